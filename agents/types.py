@@ -1,0 +1,89 @@
+"""The domain of rollouts: completions, turns and trajectories, down to the token.
+
+Shapes in comments: `P` prompt tokens, `C` tokens of one completion, `L` tokens of a whole trajectory.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from envs.types import Item
+
+
+class FinishReason(StrEnum):
+    """Why the sampler stopped one completion."""
+
+    STOP = "stop"  # a stop token was sampled; it is the completion's last token
+    LENGTH = "length"  # max_tokens, or the model's context length, was reached
+
+
+class StopReason(StrEnum):
+    """Why an episode ended."""
+
+    TERMINATED = "terminated"  # the environment says that the problem has ended
+    TRUNCATED = "truncated"  # the environment's own limit
+    MAX_TURNS = "max_turns"  # the horizon
+    MAX_CONTEXT = "max_context"  # no room for another turn within the context length
+    ERROR = "error"  # an EpisodeFault; never trained on
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingParams:
+    """How one completion is sampled."""
+
+    max_tokens: int
+    temperature: float = 1.0
+    """0 is greedy. Log-probs are those of the tempered, unfiltered distribution."""
+    top_p: float = 1.0
+    top_k: int = 0
+    """0 keeps all."""
+    stop_token_ids: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Completion:
+    """What the policy sampled, exactly."""
+
+    token_ids: list[int]  # [C], the stop token included when one was sampled
+    logprobs: list[float]  # [C], natural log
+    finish_reason: FinishReason
+    policy_version: int
+    """Global step of the weights that sampled it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Turn:
+    """One interaction: the policy's completion and the environment's answer to it."""
+
+    completion: Completion
+    text: str
+    """The completion decoded, for reading and parsing only; it is never encoded again."""
+    action: str
+    """What the parser found in `text` and the environment was given."""
+    observation: str
+    reward: float
+    observation_ids: list[int]
+    """Tokens that the renderer put after the completion; empty after the last turn."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trajectory:
+    """What one episode leaves. Tokens of the prompt and of observations are never the policy's."""
+
+    item: Item
+    chain: int
+    """Index within the item's group."""
+    prompt_ids: list[int]  # [P]
+    turns: list[Turn]
+    stop_reason: StopReason
+    reward: float
+    """Sum of the turns' rewards; 0.0 where `stop_reason` is `ERROR`, and never used then."""
+    success: bool
+    seconds: float
+    attempts: int = 1
+    """1 + number of retries."""
+    error: str | None = None
+    """`<error class>: <text>` of the fault, where `stop_reason` is `ERROR`."""
+    metrics: Mapping[str, Any] = field(default_factory=dict)
+    """Further per-episode numbers, e.g. `{"parse_failures": 1}`."""

@@ -1,0 +1,43 @@
+"""Every error that Wingspan raises on purpose, and what each one means for a run.
+
+    WingspanError              a user can act on the message: value, place, remedy
+    ├── ConfigError            wrong input, found before anything expensive starts
+    ├── MissingDependency      something is not installed or not downloaded; names the command
+    └── EpisodeFault           an episode ended for a reason that is not the policy's
+        ├── EnvCrashed         the environment raised or died
+        ├── EpisodeTimeout     the episode's or one step's time limit passed
+        └── SamplerFailed      no completion could be had
+
+A `ConfigError` or `MissingDependency` ends the command with one line and a non-zero exit. An
+`EpisodeFault` is data: the episode is retried on a fresh environment, then dropped with its cause
+counted. It never becomes a reward. A malformed *action* is no error at all: it is part of play,
+and an observation says so.
+"""
+
+
+class WingspanError(Exception):
+    """Base of all; its text is one line that names the value, the place and the remedy."""
+
+
+class ConfigError(WingspanError):
+    """A value that a user gave cannot be used."""
+
+
+class MissingDependency(WingspanError):
+    """A package, program or data set is absent; the text names the command that fetches it."""
+
+
+class EpisodeFault(WingspanError):
+    """An episode could not be played to its end, through no fault of the policy."""
+
+
+class EnvCrashed(EpisodeFault):
+    """The environment raised an exception or its process died."""
+
+
+class EpisodeTimeout(EpisodeFault):
+    """The episode, or one step of it, took longer than its limit in seconds."""
+
+
+class SamplerFailed(EpisodeFault):
+    """The sampler raised instead of answering with a completion."""

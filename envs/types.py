@@ -1,0 +1,44 @@
+"""What passes between an environment and whoever plays it: text and numbers, no tokens, no model."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+Role = Literal["system", "user", "assistant"]
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """One problem of an environment: all that `Environment.reset` needs to build it again."""
+
+    item_id: str
+    """`<env>_<index>`, numbered as AgentGym numbers them, e.g. `textcraft_12`."""
+    env: str
+    """Name in `envs/registry.py`."""
+    seed: int = 0
+    """The item's own randomness: the same item and seed give the same opening observation."""
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+    """Facts for metrics, never shown to the policy, e.g. `{"depth": 2}`. JSON values only."""
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One message of a conversation, as a chat template takes it."""
+
+    role: Role
+    content: str
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """What an environment answers to one action."""
+
+    observation: str
+    reward: float = 0.0
+    """Reward of this step alone."""
+    terminated: bool = False
+    """The problem itself has ended (solved, lost)."""
+    truncated: bool = False
+    """The environment stopped for a reason outside the problem (its own step limit)."""
+    success: bool = False
+    """The problem is solved; told apart from the reward, which may be partial."""

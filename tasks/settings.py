@@ -1,0 +1,214 @@
+"""The parameters of a pipeline: what `pipelines.yaml` may say, checked before anything starts.
+
+Every parameter is declared once here and given once in `pipelines.yaml`, under `pipelines.<name>`.
+A value is refused with its place (`pipelines.textcraft-cpu.rollout.group_size`) and a remedy.
+"""
+
+import difflib
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from envs.errors import ConfigError
+
+PIPELINES_FILE = Path("pipelines.yaml")
+
+Positive = Annotated[int, Field(ge=1)]
+Seconds = Annotated[float, Field(gt=0)]
+Algorithm = Literal["grpo"]
+
+
+class Section(BaseModel):
+    """A block of parameters: unknown keys are errors, values never change after loading."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class DataSettings(Section):
+    """Which items are trained and tested on."""
+
+    env: str
+    """Name in `envs/registry.py`."""
+    split_seed: int = 0
+    """Chooses the held-out items; the same seed gives the same split for ever."""
+
+
+class WarmupSettings(Section):
+    """Supervised warm-up on the environment's scripted expert."""
+
+    demonstrations: Positive
+    noise: Annotated[float, Field(ge=0, lt=1)]
+    """Probability that an action of a demonstration is replaced by a plausible useless one."""
+    steps: Positive
+    batch_size: Positive
+    lr: Annotated[float, Field(gt=0)]
+
+
+class RolloutSettings(Section):
+    """How episodes are played, in training."""
+
+    items_per_step: Positive
+    group_size: Annotated[int, Field(ge=2)]
+    """Chains per item; their rewards are compared with each other."""
+    temperature: Annotated[float, Field(gt=0)] = 1.0
+    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    top_k: Annotated[int, Field(ge=0)] = 0
+    max_tokens_per_turn: Positive
+    context_length: Positive
+    """Tokens of a whole episode, prompt included."""
+    episode_timeout_s: Seconds
+    step_timeout_s: Seconds
+    max_attempts: Positive = 3
+    """Tries of an episode that fails for a reason other than the policy's, the first included."""
+    max_live_envs: Positive
+
+
+class TrainSettings(Section):
+    """What verl's trainer is told."""
+
+    algorithm: Algorithm
+    steps: Positive
+    steps_per_round: Positive
+    """A round ends with a checkpoint, a quick evaluation and an MLflow run of its own."""
+    save_every: Positive
+    """Steps between checkpoints within a round."""
+    lr: Annotated[float, Field(gt=0)]
+    clip_ratio: Annotated[float, Field(gt=0, lt=1)] = 0.2
+    mini_batches: Positive
+    """Optimizer steps per training step and epoch."""
+    epochs: Positive = 1
+    """Passes over each step's trajectories."""
+    kl_loss_coef: Annotated[float, Field(ge=0)] = 0.0
+    """Weight of the low-variance KL to the warm-up policy; 0 loads no reference model."""
+    micro_batch_tokens: Positive
+    """Padded tokens of one forward and backward pass."""
+
+
+class HorizonSettings(Section):
+    """Interaction turns allowed at each training step, by AgentGym-RL's keys."""
+
+    type: Literal["fixed", "scaling_inter_stepwise"]
+    rounds: Annotated[list[Positive], Field(min_length=1)]
+    """Turns per stage; AgentGym-RL calls turns "rounds"."""
+    steps_scaling_inter: Positive | None = None
+    """Training steps per stage; only for `scaling_inter_stepwise`."""
+
+    @model_validator(mode="after")
+    def _stages_fit_type(self) -> "HorizonSettings":
+        if any(b < a for a, b in zip(self.rounds, self.rounds[1:], strict=False)):
+            raise ValueError(f"rounds {self.rounds} must not fall: a stage never shortens the horizon")
+        if self.type == "fixed" and (len(self.rounds) != 1 or self.steps_scaling_inter is not None):
+            raise ValueError(
+                "a fixed horizon takes one value in rounds and no steps_scaling_inter; "
+                "use type: scaling_inter_stepwise for stages"
+            )
+        if self.type == "scaling_inter_stepwise" and self.steps_scaling_inter is None:
+            raise ValueError("scaling_inter_stepwise needs steps_scaling_inter: training steps per stage")
+        return self
+
+
+class EvaluateSettings(Section):
+    """The final evaluation on the test split, and the quick one after each round."""
+
+    max_turns: Positive
+    samples_per_item: Positive
+    """Chains per item at the training temperature; a greedy one is played beside them."""
+    quick_items: Positive
+    """Test items of the evaluation after each round, one sampled chain each."""
+
+
+class BackendSettings(Section):
+    """Where the model runs. Everything else is the same on a laptop and on a cluster."""
+
+    device: Literal["cpu", "cuda"]
+    rollout: Literal["cpu", "vllm"]
+    workers: Positive = 1
+    """Training processes (FSDP ranks); on GPUs one per GPU."""
+    tensor_parallel: Positive = 1
+    gpu_memory_utilization: Annotated[float, Field(gt=0, lt=1)] = 0.6
+    max_sequences: Positive = 256
+    """Episodes that one sampler decodes side by side."""
+
+
+class Pipeline(Section):
+    """One pipeline of `pipelines.yaml`, complete."""
+
+    seed: int = 0
+    model: str
+    """Folder of a model in Hugging Face format, or a name on a model hub."""
+    data: DataSettings
+    warmup: WarmupSettings | None
+    """None starts RL from `model` itself."""
+    rollout: RolloutSettings
+    train: TrainSettings
+    horizon: HorizonSettings
+    evaluate: EvaluateSettings
+    backend: BackendSettings
+
+
+def load_pipeline(
+    name: str, *, overrides: dict[str, Any] | None = None, file: Path = PIPELINES_FILE
+) -> Pipeline:
+    """The pipeline `name`, with `overrides` by dotted key (`{"train.lr": 1e-3}`) applied.
+
+    Raises `ConfigError` for a missing or malformed file, an unknown name, key or value.
+    """
+    try:
+        document = yaml.safe_load(file.read_text())
+    except FileNotFoundError:
+        raise ConfigError(f"no {file} here; run from the project's folder") from None
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{file} is not YAML: {' '.join(str(error).split())}") from None
+    known = document.get("pipelines") or {} if isinstance(document, dict) else {}
+    if name not in known:
+        raise ConfigError(
+            f"unknown pipeline {name!r}{did_you_mean(name, known)}; {file} has: {', '.join(known) or 'none'}"
+        )
+    values = known[name]
+    for key, value in (overrides or {}).items():
+        _set_dotted(values, key, value)
+    try:
+        return Pipeline.model_validate(values)
+    except ValidationError as error:
+        raise ConfigError(_one_line(error, place=f"pipelines.{name}", file=file)) from None
+
+
+def did_you_mean(word: str, known: Any) -> str:
+    """`; did you mean 'x'?` for the nearest of `known`, or nothing."""
+    near = difflib.get_close_matches(word, list(known), n=1)
+    return f"; did you mean {near[0]!r}?" if near else ""
+
+
+def _set_dotted(values: dict[str, Any], key: str, value: Any) -> None:
+    *parents, last = key.split(".")
+    for parent in parents:
+        values = values.setdefault(parent, {})
+        if not isinstance(values, dict):
+            raise ConfigError(f"cannot set {key!r}: {parent!r} is not a block of parameters")
+    values[last] = value
+
+
+def _one_line(error: ValidationError, *, place: str, file: Path) -> str:
+    first, *rest = error.errors()
+    where = ".".join([place, *map(str, first["loc"])])
+    what = first["msg"].removeprefix("Value error, ")
+    if first["type"] == "extra_forbidden":
+        what = f"unknown key{did_you_mean(str(first['loc'][-1]), _keys_at(first['loc']))}"
+    elif first["type"] == "missing":
+        what = "this key is missing"
+    elif first["type"] != "value_error":
+        what += f", but it is {first['input']!r}"
+    more = f" (and {len(rest)} more)" if rest else ""
+    return f"{file}: {where}: {what}{more}"
+
+
+def _keys_at(location: tuple[int | str, ...]) -> list[str]:
+    """The keys that the block at `location` (without its last part) may have."""
+    model: Any = Pipeline
+    for part in location[:-1]:
+        annotation = model.model_fields[part].annotation
+        options = [annotation, *getattr(annotation, "__args__", ())]
+        model = next(o for o in options if isinstance(o, type) and issubclass(o, BaseModel))
+    return list(model.model_fields)
