@@ -1,10 +1,9 @@
 """The one interface that every environment has. Asynchronous, because some live in other
 processes or behind HTTP; an in-process one simply never suspends, which costs microseconds."""
 
-from collections.abc import Sequence
 from typing import Protocol
 
-from envs.types import Item, Message, StepResult
+from envs.types import Item, StepResult
 
 
 class Environment(Protocol):
@@ -14,8 +13,8 @@ class Environment(Protocol):
     that the instance itself is broken: it is closed and replaced, and the episode is retried.
     """
 
-    async def reset(self, item: Item) -> Sequence[Message]:
-        """Start `item`; return the opening messages (instructions and first observation)."""
+    async def reset(self, item: Item) -> str:
+        """Start `item`; return the first observation."""
         ...
 
     async def step(self, action: str) -> StepResult:

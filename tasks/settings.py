@@ -35,6 +35,16 @@ class DataSettings(Section):
     """Chooses the held-out items; the same seed gives the same split for ever."""
 
 
+class AgentSettings(Section):
+    """How a conversation is put to the model, and an action read from its answer."""
+
+    parser: Literal["react"] = "react"
+    """`react`: `Thought: …` (optional), then `Action: …`."""
+    instructions: bool
+    """Whether the first message opens with the environment's instructions. A model that was made
+    for one environment does without: every prompt token costs time."""
+
+
 class WarmupSettings(Section):
     """Supervised warm-up on the environment's scripted expert."""
 
@@ -139,6 +149,7 @@ class Pipeline(Section):
     model: str
     """Folder of a model in Hugging Face format, or a name on a model hub."""
     data: DataSettings
+    agent: AgentSettings
     warmup: WarmupSettings | None
     """None starts RL from `model` itself."""
     rollout: RolloutSettings
