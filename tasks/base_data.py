@@ -1,0 +1,121 @@
+"""What the base model is trained on: invented games, played and recited, without end.
+
+An *episode* is an expert's game, turn by turn, now and then with a useless turn in it. A *drill*
+lists recipes once and asks for many of them, in the words of the expert's thought: the same look-up,
+ten times as often per token. Loss falls on all that follows the opening, but not on useless turns and
+not on the names that a drill asks for, which nothing could foretell.
+"""
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from envs.registry import ExpertStep
+from envs.textcraft import TextCraftEnv
+from envs.textcraft_expert import ARMFUL, Planner, command, expansion, solve
+from envs.textcraft_invented import invent
+from envs.textcraft_world import Game
+
+MAX_TURNS = 20
+MAX_TOKENS = 1000
+_DEPTHS, _DEPTH_WEIGHTS = (1, 2, 3, 4), (20, 42, 30, 8)
+
+
+@dataclass(frozen=True, slots=True)
+class Sequence:
+    """One training sequence; `targets[i]` says whether `ids[i]` is to be predicted."""
+
+    ids: list[int]  # [L]
+    targets: list[bool]  # [L]
+
+
+@dataclass(frozen=True, slots=True)
+class Encoder:
+    """Text and the chat template's special tokens as ids."""
+
+    text: Callable[[str], list[int]]
+    user: int
+    assistant: int
+    end: int
+
+
+def draw(encoder: Encoder, rng: random.Random, *, progress: float) -> Sequence:
+    """A sequence for the point `progress` (0..1) of training: drills and short lists come first."""
+    distractors = rng.randint(0, 2 + int(13 * min(1.0, progress / 0.3)))
+    while True:
+        depth = rng.choices(_DEPTHS, _DEPTH_WEIGHTS)[0]
+        game = invent(rng, depth=depth, distractors=distractors)
+        if rng.random() < max(0.15, 0.7 - 2 * progress):
+            sequence = drill(game, encoder, rng)
+        else:
+            steps = solve(game)
+            if len(steps) > MAX_TURNS:
+                continue
+            sequence = episode(game, steps, encoder, rng)
+        if len(sequence.ids) <= MAX_TOKENS:
+            return sequence
+
+
+def episode(
+    game: Game, steps: "list[ExpertStep] | tuple[ExpertStep, ...]", encoder: Encoder, rng: random.Random
+) -> Sequence:
+    """An expert's game; in every third, some turns are preceded by a useless one."""
+    env = TextCraftEnv()
+    ids = [encoder.user, *encoder.text(env.start(game)), encoder.end, encoder.assistant]
+    targets = [False] * len(ids)
+    noise = 0.12 if rng.random() < 0.33 else 0.0
+
+    def turn(step: ExpertStep, *, useful: bool) -> bool:
+        words = [*encoder.text(f"Thought: {step.thought}\nAction: {step.action}"), encoder.end]
+        result = env.act(step.action)
+        ids.extend(words)
+        targets.extend([useful] * len(words))
+        if not result.terminated:
+            answer = [encoder.user, *encoder.text(result.observation), encoder.end, encoder.assistant]
+            ids.extend(answer)
+            targets.extend([False, *[True] * (len(answer) - 2), False])
+        return result.terminated
+
+    for step in steps:
+        if noise and rng.random() < noise:
+            turn(_useless(game, rng), useful=False)
+        if turn(step, useful=True):
+            break
+    return Sequence(ids, targets)
+
+
+def drill(game: Game, encoder: Encoder, rng: random.Random) -> Sequence:
+    """Recipes, then for many names how each is made (`x 2 using …`) or that it is taken (`get`)."""
+    planner = Planner(game)
+    ids = [encoder.user, *encoder.text(game.opening), encoder.end, encoder.assistant, *encoder.text("Thought:")]
+    targets = [False] * len(ids)
+    asked = list(planner.lines)
+    raw = {i for lines in planner.lines.values() for line in lines for _, i in line.inputs} - set(asked)
+    asked += rng.sample(sorted(raw), min(len(raw), len(asked) // 2 + 1))
+    rng.shuffle(asked)
+    for name in asked[:14]:
+        if planner.concrete(name) != name:
+            continue
+        need = rng.choices((1, 2, 3, 4, 5, 6, 7, 8, 9), (38, 13, 13, 12, 3, 11, 2, 7, 3))[0]
+        question = encoder.text(f" {need} {name}")
+        if name in planner.lines:
+            line = planner.choose(name, need, ())
+            text = expansion(line, need=need, times=-(-need // line.count))
+        else:
+            text = f"{need} {name} get."
+        answer = encoder.text(text.removeprefix(f"{need} {name}"))
+        ids += question + answer
+        targets += [False] * len(question) + [True] * len(answer)
+    return Sequence(ids, targets)
+
+
+def _useless(game: Game, rng: random.Random) -> ExpertStep:
+    planner = Planner(game)
+    name = rng.choice(list(planner.lines))
+    kind = rng.random()
+    if kind < 0.5:
+        return ExpertStep(thought=f"1 {name} get", action=f"get {ARMFUL} {name}")
+    if kind < 0.75:
+        return ExpertStep(thought="x 1", action="inventory")
+    line = rng.choice(planner.lines[name])
+    return ExpertStep(thought="x 1", action=command(line).replace(line.output, line.inputs[0][1], 1))
