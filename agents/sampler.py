@@ -5,10 +5,14 @@ benchmarks and demonstrations play through it. The CPU engine is in `agents/samp
 GPUs verl's vLLM server answers the same call.
 """
 
-from collections.abc import Sequence
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import Protocol
 
-from agents.types import Completion, SamplingParams
+from agents.types import Completion, FinishReason, SamplingParams
+from envs.errors import SamplerFailed
 
 
 class Sampler(Protocol):
@@ -19,7 +23,61 @@ class Sampler(Protocol):
     ) -> Completion:
         """Continue `prompt_ids` ([P], the whole conversation so far).
 
+        The sequence is the episode's own and grows after the call: copy what you keep.
         `episode_id` is the same for all turns of an episode, so that a sampler may keep its KV
         cache between them. Raises `SamplerFailed` if it cannot answer.
         """
         ...
+
+
+Script = Callable[[str, int], str]
+"""`script(episode_id, turn)`: what to say in that turn, counted from 0."""
+
+
+class ScriptedSampler:
+    """Says what it is told to, at once or after a simulated model's time."""
+
+    def __init__(
+        self,
+        script: Sequence[str] | Script,
+        *,
+        encode: Callable[[str], Sequence[int]],
+        latency_s: float = 0.0,
+        policy_version: int = 0,
+    ) -> None:
+        """`script`: the texts of every episode's turns, in order, or a function that chooses them.
+
+        `encode` makes tokens of them, without adding any. `latency_s` passes before each answer.
+        """
+        self.policy_version = policy_version
+        self._script = script
+        self._encode = lru_cache(maxsize=4096)(encode)
+        self._latency_s = latency_s
+        self._turns_taken: Counter[str] = Counter()
+
+    async def sample(
+        self, prompt_ids: Sequence[int], *, params: SamplingParams, episode_id: str
+    ) -> Completion:
+        """The script's next text and the first stop token, cut at `max_tokens`; log-probs are 0.0."""
+        # With no latency it suspends still, as a model would, so that episodes take turns.
+        await asyncio.sleep(self._latency_s)
+        turn = self._turns_taken[episode_id]
+        self._turns_taken[episode_id] += 1
+        ids = [*self._encode(self._text(episode_id, turn)), *params.stop_token_ids[:1]]
+        stopped = bool(params.stop_token_ids) and len(ids) <= params.max_tokens
+        ids = ids[: params.max_tokens]
+        return Completion(
+            token_ids=ids,
+            logprobs=[0.0] * len(ids),
+            finish_reason=FinishReason.STOP if stopped else FinishReason.LENGTH,
+            policy_version=self.policy_version,
+        )
+
+    def _text(self, episode_id: str, turn: int) -> str:
+        if callable(self._script):
+            return self._script(episode_id, turn)
+        if turn >= len(self._script):
+            raise SamplerFailed(
+                f"{episode_id}: the script has {len(self._script)} texts; write turn {turn + 1}"
+            )
+        return self._script[turn]

@@ -2,11 +2,11 @@
 
 Its thought is a stack written out, so that each next word can be looked up in what stands before:
 
-    Thought: 1 oak sign x 1 using 6 oak planks, 1 stick. 6 oak planks x 2 using 1 oak logs. 1 oak logs get
+    Thought: 1 oak sign using 6 oak planks, 1 stick x 1. 6 oak planks using 1 oak logs x 2. 1 oak logs get
     Action: get 100 oak logs
 
-A line `6 oak planks x 2 using …` says: six are needed, so craft twice. `… get` says: no recipe makes
-it. Ingredients are handled in the order of their recipe; after the last one comes `x 2`, `x 1`, the
+A line `6 oak planks using 1 oak logs x 2` says: six are needed, so craft twice. `… get` says: no
+recipe makes it. Ingredients are handled in the order of their recipe; after the last one comes `x 2`, `x 1`, the
 crafts that are left. Raw materials are taken a hundred at a time, so that one trip is enough however
 often the recipe is repeated, and the amount needs no arithmetic.
 """
@@ -61,9 +61,7 @@ class Planner:
         book = self._game.book
         if name in self.lines or not book.is_tag(item_id(name)):
             return name
-        return next(
-            (o for o in self.lines if book.item_id_to_tag.get(item_id(o)) == item_id(name)), name
-        )
+        return next((o for o in self.lines if book.item_id_to_tag.get(item_id(o)) == item_id(name)), name)
 
     def cost(self, name: str, need: int, path: tuple[str, ...] = ()) -> int:
         """Actions that `need` of `name` take, each want served on its own."""
@@ -112,13 +110,13 @@ def solve(game: Game) -> Sequence[ExpertStep]:
 
 
 def expansion(line: Line, *, need: int, times: int) -> str:
-    """`6 oak planks x 2 using 1 oak logs.`"""
-    return f"{need} {line.output} x {times} using {_ingredients(line)}."
+    """`6 oak planks using 1 oak logs x 2.`"""
+    return f"{need} {line.output} using {_ingredients(line)} x {times}."
 
 
 def command(line: Line) -> str:
-    """`craft 4 oak planks using 1 oak logs`."""
-    return f"craft {line.count} {line.output} using {_ingredients(line)}"
+    """`craft oak planks using 1 oak logs`; the game takes the output's count from its recipe."""
+    return f"craft {line.output} using {_ingredients(line)}"
 
 
 def _ingredients(line: Line) -> str:

@@ -101,7 +101,9 @@ class _Draft:
                 continue
             self.used.add(sibling)
             own = sibling.split()[0]
-            self.add(sibling, [f"{own} {i.partition(' ')[2]}" if i.startswith(first + " ") else i for i in inputs])
+            self.add(
+                sibling, [f"{own} {i.partition(' ')[2]}" if i.startswith(first + " ") else i for i in inputs]
+            )
 
 
 def invent(rng: random.Random, *, depth: int, distractors: int) -> Game:
@@ -162,7 +164,9 @@ def _distract(draft: _Draft) -> None:
     known = [name for line in draft.lines for _, name in line.inputs] + [l.output for l in draft.lines]
     model = rng.choice(known)
     output = draft.name(suffix=model.split()[-1] if rng.random() < 0.5 else "")
-    inputs = [rng.choice(known) if rng.random() < 0.65 else draft.base() for _ in range(_pick(rng, _NUM_INPUTS))]
+    inputs = [
+        rng.choice(known) if rng.random() < 0.65 else draft.base() for _ in range(_pick(rng, _NUM_INPUTS))
+    ]
     draft.add(output, inputs)
 
 

@@ -97,9 +97,7 @@ def _micro_batches(batch: list[Sequence]) -> Iterator[list[Sequence]]:
         yield batch[start : start + size]
 
 
-def _target_logits(
-    model: "LlamaForCausalLM", batch: list[Sequence]
-) -> "tuple[torch.Tensor, torch.Tensor]":
+def _target_logits(model: "LlamaForCausalLM", batch: list[Sequence]) -> "tuple[torch.Tensor, torch.Tensor]":
     """Logits `[T, V]` at the places whose next token is a target, and those targets `[T]`."""
     import torch
 

@@ -85,9 +85,15 @@ def episode(
 
 
 def drill(game: Game, encoder: Encoder, rng: random.Random) -> Sequence:
-    """Recipes, then for many names how each is made (`x 2 using …`) or that it is taken (`get`)."""
+    """Recipes, then for many names how each is made (`using … x 2`) or that it is taken (`get`)."""
     planner = Planner(game)
-    ids = [encoder.user, *encoder.text(game.opening), encoder.end, encoder.assistant, *encoder.text("Thought:")]
+    ids = [
+        encoder.user,
+        *encoder.text(game.opening),
+        encoder.end,
+        encoder.assistant,
+        *encoder.text("Thought:"),
+    ]
     targets = [False] * len(ids)
     asked = list(planner.lines)
     raw = {i for lines in planner.lines.values() for line in lines for _, i in line.inputs} - set(asked)

@@ -27,7 +27,9 @@ _FIXED = (
     "inventory| inventory|Inventory:|Could| not| find| a| valid| recipe| for| enough| items| to| execute|"
     "You| are| carrying| anything|Wrong| item| format"
 )
-_SPLIT = r"Crafting commands:|\n\nGoal:|\ncraft|Thought:|\nAction:|Inventory:| ?[^\s,.:;\[\]()]+|\n|[,.:;\[\]()]| "
+_SPLIT = (
+    r"Crafting commands:|\n\nGoal:|\ncraft|Thought:|\nAction:|Inventory:| ?[^\s,.:;\[\]()]+|\n|[,.:;\[\]()]| "
+)
 HEAD_DIM = 32
 CONTEXT_LENGTH = 2048
 _ROPE_THETA = 1e6
@@ -127,7 +129,9 @@ def _start_as_induction(model: "LlamaForCausalLM", *, generator: "torch.Generato
         lookback.v_proj.weight[rows] = 0
         lookback.v_proj.weight[rows][:_CODE] = compress
         lookback.o_proj.weight[:, rows] = 0.005 * randn(width, HEAD_DIM)
-        lookback.o_proj.weight[slots[head], head * HEAD_DIM : head * HEAD_DIM + _CODE] = 0.1 * torch.eye(_CODE)
+        lookback.o_proj.weight[slots[head], head * HEAD_DIM : head * HEAD_DIM + _CODE] = 0.1 * torch.eye(
+            _CODE
+        )
 
     # A match head compares (this token, the ones before it) with (the ones before a key) on the
     # slowly rotating dimensions, where distance hardly matters, and copies the key's identity.

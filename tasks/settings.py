@@ -178,13 +178,7 @@ def load_pipeline(
 
     Raises `ConfigError` for a missing or malformed file, an unknown name, key or value.
     """
-    try:
-        document = yaml.safe_load(file.read_text())
-    except FileNotFoundError:
-        raise ConfigError(f"no {file} here; run from the project's folder") from None
-    except yaml.YAMLError as error:
-        raise ConfigError(f"{file} is not YAML: {' '.join(str(error).split())}") from None
-    known = document.get("pipelines") or {} if isinstance(document, dict) else {}
+    known = _read(file).get("pipelines") or {}
     if name not in known:
         raise ConfigError(
             f"unknown pipeline {name!r}{did_you_mean(name, known)}; {file} has: {', '.join(known) or 'none'}"
@@ -196,6 +190,29 @@ def load_pipeline(
         return Pipeline.model_validate(values)
     except ValidationError as error:
         raise ConfigError(_one_line(error, place=f"pipelines.{name}", file=file)) from None
+
+
+def load_base_settings(file: Path = PIPELINES_FILE) -> BaseSettings:
+    """How the shipped base model is made: the block `base` of `file`. Raises `ConfigError`."""
+    try:
+        return BaseSettings.model_validate(_read(file).get("base"))
+    except ValidationError as error:
+        raise ConfigError(_one_line(error, place="base", file=file)) from None
+
+
+def pipeline_names(file: Path = PIPELINES_FILE) -> list[str]:
+    """The pipelines that `file` has."""
+    return list(_read(file).get("pipelines") or {})
+
+
+def _read(file: Path) -> dict[str, Any]:
+    try:
+        document = yaml.safe_load(file.read_text())
+    except FileNotFoundError:
+        raise ConfigError(f"no {file} here; run from the project's folder") from None
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{file} is not YAML: {' '.join(str(error).split())}") from None
+    return document if isinstance(document, dict) else {}
 
 
 def did_you_mean(word: str, known: Any) -> str:

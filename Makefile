@@ -1,0 +1,37 @@
+# Set-up, the main job and the tests. `make run` and `make test` work on a fresh machine.
+SHELL := /bin/bash
+PIPELINE ?= textcraft-cpu
+PYTHONS := python3.11 python3.12 python3 python
+STAMP := .venv/installed
+
+.PHONY: run test install
+
+run: install
+	@.venv/bin/wingspan run $(PIPELINE)
+
+test: install
+	@.venv/bin/python -m pytest
+
+install: $(STAMP)
+
+# A name on the PATH may be a shim for a version that is not there: each candidate must really run.
+# uv does not read pip's variables, so a folder of local wheels is passed on to it.
+$(STAMP): pyproject.toml constraints.txt
+	@set -e; \
+	if [ ! -f $@ ]; then \
+	  for candidate in $(PYTHONS); do \
+	    if $$candidate -c 'import sys, ensurepip; sys.exit(not (3, 11) <= sys.version_info < (3, 13))' 2>/dev/null; \
+	    then python=$$candidate; break; fi; \
+	  done; \
+	  if [ -z "$$python" ]; then \
+	    echo "error: no Python 3.11 or 3.12 among $(PYTHONS); install one and run make again" >&2; exit 2; \
+	  fi; \
+	  echo "creating .venv with $$($$python --version)"; \
+	  $$python -m venv --clear .venv; \
+	fi; \
+	echo "installing the pinned packages (a few minutes on a first run)"; \
+	.venv/bin/python -m pip install --quiet --constraint constraints.txt uv; \
+	export UV_FIND_LINKS="$${UV_FIND_LINKS:-$${PIP_FIND_LINKS// /,}}"; \
+	.venv/bin/uv pip install --quiet --compile-bytecode --python .venv/bin/python \
+	  --constraint constraints.txt --editable '.[dev]'; \
+	touch $@

@@ -1,0 +1,126 @@
+"""Many episodes at once: every chain of every item, each on an environment of its own.
+
+Chains run side by side, as many as the pool's capacity; none waits for a sibling. An episode that
+fails through no fault of the policy is tried again on a fresh environment, then given up as a
+trajectory with `StopReason.ERROR`: data to count, never to train on.
+"""
+
+import asyncio
+import gc
+import logging
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from uuid import uuid4
+
+from agents.episode import Agent, EpisodeLimits, run_episode
+from agents.sampler import Sampler
+from agents.types import SamplingParams, StopReason, Trajectory
+from envs.errors import EpisodeFault
+from envs.pool import EnvPool
+from envs.types import Item
+
+_log = logging.getLogger(__name__)
+
+
+async def play(
+    items: Sequence[Item],
+    *,
+    chains: int,
+    pool: EnvPool,
+    sampler: Sampler,
+    agent: Agent,
+    limits: EpisodeLimits,
+    sampling: SamplingParams,
+    max_attempts: int,
+    on_trajectory: Callable[[Trajectory], None] | None = None,
+) -> list[list[Trajectory]]:
+    """Play `chains` episodes of each item; returns one group per item, in the order of `items`.
+
+    `on_trajectory` is called as each chain ends. A chain's `EpisodeFault`s stay its own; any other
+    exception (a missing package, a bug) cancels all chains and is raised. On cancellation, too,
+    every environment has gone back to the pool or been closed when this returns.
+    """
+
+    async def chain_of(item: Item, chain: int) -> Trajectory:
+        trajectory = await _play_chain(
+            item,
+            chain=chain,
+            pool=pool,
+            sampler=sampler,
+            agent=agent,
+            limits=limits,
+            sampling=sampling,
+            max_attempts=max_attempts,
+        )
+        if on_trajectory is not None:
+            on_trajectory(trajectory)
+        return trajectory
+
+    try:
+        with _heap_set_aside():
+            async with asyncio.TaskGroup() as tasks:
+                groups = [[tasks.create_task(chain_of(item, c)) for c in range(chains)] for item in items]
+    except BaseExceptionGroup as errors:
+        raise errors.exceptions[0] from None  # the first; the others are its siblings' cancellation
+    return [[task.result() for task in group] for group in groups]
+
+
+async def _play_chain(
+    item: Item,
+    *,
+    chain: int,
+    pool: EnvPool,
+    sampler: Sampler,
+    agent: Agent,
+    limits: EpisodeLimits,
+    sampling: SamplingParams,
+    max_attempts: int,
+) -> Trajectory:
+    started = time.perf_counter()
+    cause = "never tried"
+    for attempt in range(1, max_attempts + 1):
+        try:
+            async with pool.lease(fresh=attempt > 1) as env:
+                trajectory = await run_episode(
+                    env,
+                    item,
+                    chain=chain,
+                    sampler=sampler,
+                    agent=agent,
+                    limits=limits,
+                    sampling=sampling,
+                    # A sampler keeps a KV cache by this name: no two attempts may share one.
+                    episode_id=f"{item.item_id}/{chain}/{uuid4().hex}",
+                )
+        except EpisodeFault as fault:
+            cause = f"{type(fault).__name__}: {fault}"
+            _log.warning("attempt %d of %d, chain %d: %s", attempt, max_attempts, chain, cause)
+        else:
+            return trajectory if attempt == 1 else replace(trajectory, attempts=attempt)
+    return Trajectory(
+        item=item,
+        chain=chain,
+        prompt_ids=[],
+        turns=[],
+        stop_reason=StopReason.ERROR,
+        reward=0.0,
+        success=False,
+        seconds=time.perf_counter() - started,
+        attempts=max_attempts,
+        error=cause,
+    )
+
+
+@contextmanager
+def _heap_set_aside() -> Iterator[None]:
+    """Keep the garbage collector to what is made inside.
+
+    One full collection walks all of torch and its friends: 150 ms and more in which no episode moves.
+    """
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()

@@ -1,0 +1,159 @@
+"""Which episode holds which slot of the CPU cache, which prompts are stored, and who loses them.
+
+An episode enters when its first request is placed and stays, so that its next turn finds its keys
+and values; nobody says when it has ended, so the one silent for longest makes room. Owns the tokens
+that are cached; knows nothing of requests, sampling or time (a clock of steps is passed in).
+"""
+
+from dataclasses import dataclass
+
+from agents.kv_cpu import Prefix, Slots, bytes_per_token
+from agents.llama_cpu import ModelShape
+from envs.errors import ConfigError
+
+GRACE_STEPS = 32
+"""An episode that has been silent for fewer steps keeps its slot while others are active."""
+IDLE_SHARE = 0.25
+"""Share of idle slots, up to the last active one, above which active episodes move to the front."""
+
+
+@dataclass(slots=True, eq=False)
+class Resident:
+    """An episode that holds a slot."""
+
+    episode_id: str
+    slot: int
+    prefix: Prefix
+    tokens: list[int]
+    cached: int
+    """The first `cached` of `tokens` have keys and values; the rest is to be fed."""
+    active: bool = True
+    """Whether it is to be advanced; else it waits for its next turn."""
+    last_used: int = 0
+
+
+class Residents:
+    """All episodes in the cache."""
+
+    def __init__(
+        self, shape: ModelShape, *, context_length: int, max_sequences: int, cache_gb: float
+    ) -> None:
+        """See `CpuEngine`. Raises `ConfigError` if not one episode fits."""
+        half = cache_gb * 1e9 / 2
+        per_slot = bytes_per_token(shape) * context_length
+        count = min(max_sequences, int(half / per_slot))
+        if count < 1:
+            raise ConfigError(
+                f"cache_gb {cache_gb} and max_sequences {max_sequences} leave room for no episode: one of "
+                f"{context_length} tokens takes {2 * per_slot / 1e9:.3g} GB; raise one, "
+                "or lower rollout.context_length"
+            )
+        self.slots = Slots(shape, count=count, columns=context_length + 1)
+        self.evicted = 0
+        self._prefix_tokens = int(half / bytes_per_token(shape))
+        self._at: list[Resident | None] = [None] * count
+        self._by_episode: dict[str, Resident] = {}
+        self._prefixes: dict[tuple[int, ...], Prefix] = {}
+
+    def clear(self) -> None:
+        """Forget every episode and prompt."""
+        self._at = [None] * len(self._at)
+        self._by_episode.clear()
+        self._prefixes.clear()
+
+    def at(self, slot: int) -> Resident:
+        """Who holds `slot`."""
+        resident = self._at[slot]
+        assert resident is not None
+        return resident
+
+    def rest(self, episode_id: str) -> None:
+        """Do not advance the episode any further, until it is placed again."""
+        if resident := self._by_episode.get(episode_id):
+            resident.active = False
+
+    def resume(self, episode_id: str, prompt: list[int]) -> Resident | None:
+        """Go on with an episode from what is cached of `prompt`; None if nothing of use is."""
+        resident = self._by_episode.get(episode_id)
+        if resident is None:
+            return None
+        known = resident.tokens[: resident.cached]
+        same = len(known)
+        if prompt[:same] != known:
+            same = next(i for i, token in enumerate(known) if i == len(prompt) or prompt[i] != token)
+        same = min(same, len(prompt) - 1)  # the last token is fed, to have its logits
+        if same < len(resident.prefix):
+            self._drop(resident)
+            return None
+        resident.tokens, resident.cached, resident.active = list(prompt), same, True
+        return resident
+
+    def enter(self, episode_id: str, prompt: list[int], *, clock: int) -> Resident | None:
+        """Give a new episode a slot and its prefix, which may have to be filled; None if all are held."""
+        slot = self._free_slot(clock)
+        if slot is None:
+            return None
+        prefix = self._prefix_of(prompt)
+        prefix.users += 1
+        resident = Resident(episode_id, slot, prefix, list(prompt), len(prefix))
+        self._by_episode[episode_id] = self._at[slot] = resident
+        return resident
+
+    def forget_unused_prefixes(self) -> None:
+        """Drop prompts without an episode, oldest first, until they are within their share of memory."""
+        excess = sum(map(len, self._prefixes)) - self._prefix_tokens
+        for prefix in sorted(self._prefixes.values(), key=lambda prefix: prefix.last_used):
+            if excess <= 0:
+                return
+            if not prefix.users:
+                del self._prefixes[prefix.tokens]
+                excess -= len(prefix)
+
+    def active(self) -> list[Resident]:
+        """Those to be advanced, in slots as far to the front as pays: attention reads all up to the last."""
+        active = [resident for resident in self._at if resident and resident.active]
+        reach = active[-1].slot + 1 if active else 0
+        if len(active) >= (1 - IDLE_SHARE) * reach:
+            return active
+        movers = [resident.slot for resident in active if resident.slot >= len(active)]
+        held = {resident.slot for resident in active}
+        holes = [slot for slot in range(len(active)) if slot not in held]
+        moved = [self._at[slot] for slot in (*movers, *holes)]
+        longest = max(len(r.tokens) - len(r.prefix) for r in moved if r)
+        self.slots.move(movers + holes, holes + movers, columns=longest + 1)
+        for resident, slot in zip(moved, (*holes, *movers), strict=True):
+            self._at[slot] = resident
+            if resident:
+                resident.slot = slot
+        return active
+
+    def _prefix_of(self, prompt: list[int]) -> Prefix:
+        """The longest stored prefix with at least half of `prompt`, or a new one.
+
+        The prompt's last token is left out: each episode feeds it, to have its logits.
+        """
+        for length in sorted({len(prefix) for prefix in self._prefixes}, reverse=True):
+            if len(prompt) / 2 <= length < len(prompt) and tuple(prompt[:length]) in self._prefixes:
+                return self._prefixes[tuple(prompt[:length])]
+        prefix = Prefix(tuple(prompt[:-1]))
+        self._prefixes[prefix.tokens] = prefix
+        return prefix
+
+    def _free_slot(self, clock: int) -> int | None:
+        if len(self._by_episode) < len(self._at):
+            return self._at.index(None)
+        idle = [resident for resident in self._at if resident and not resident.active]
+        if not idle:
+            return None
+        oldest = min(idle, key=lambda resident: resident.last_used)
+        # an episode whose environment is at work will be back: rather wait than compute it again
+        if len(idle) < len(self._at) and clock - oldest.last_used < GRACE_STEPS:
+            return None
+        self._drop(oldest)
+        self.evicted += 1
+        return oldest.slot
+
+    def _drop(self, resident: Resident) -> None:
+        resident.prefix.users -= 1
+        del self._by_episode[resident.episode_id]
+        self._at[resident.slot] = None

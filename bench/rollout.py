@@ -1,0 +1,169 @@
+"""What the rollout core costs by itself: a scripted policy plays TextCraft, in process.
+
+    python -m bench.rollout --chains 512 --turns 10 --latency 0
+
+Prints one JSON object:
+
+- `cpu_ms_per_step`: CPU time of the whole process from the start to the end of play, resets and
+  prompts included, per environment step
+- `episodes_per_s`
+- `loop_lag_ms`: the longest time for which the event loop left another task waiting
+- `wall_s`: from the start of play to the end of its last chain
+- `ideal_s`: turns times latency, what the simulated model alone would take
+- `peak_mb`: most memory that the process ever had, imports included
+
+The recipe book is loaded before the clock starts, as it is once per process. Without latency, a few
+chains are over in a moment: play is then repeated on other items, caches as they are, until about
+`MIN_STEPS` steps are measured, and `wall_s` is the mean.
+"""
+
+import argparse
+import asyncio
+import json
+import resource
+import time
+import zlib
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+
+from agents.episode import Agent, EpisodeLimits
+from agents.group import play
+from agents.parser import react
+from agents.renderer import Renderer
+from agents.sampler import ScriptedSampler
+from agents.types import SamplingParams, StopReason, Trajectory
+from envs.pool import EnvPool
+from envs.registry import get_env
+from tasks.base_model import make_tokenizer
+
+GROUP_SIZE = 8
+MIN_STEPS = 2000
+HEARTBEAT_S = 0.002
+MATERIALS = ("oak log", "cobblestone", "string")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result:
+    """One measurement; the docstring of this file says what its fields are."""
+
+    chains: int
+    turns: int
+    latency_s: float
+    cpu_ms_per_step: float
+    episodes_per_s: float
+    loop_lag_ms: float
+    wall_s: float
+    ideal_s: float
+    peak_mb: float
+
+
+def measure(*, chains: int, turns: int, latency_s: float) -> Result:
+    """Play `chains` episodes of `turns` turns at once, in groups of `GROUP_SIZE` where that divides."""
+    spec = get_env("textcraft")
+    train = spec.split(0).train
+    group_size = GROUP_SIZE if chains % GROUP_SIZE == 0 else 1
+    num_items = chains // group_size
+    repeats = 1 if latency_s else max(1, MIN_STEPS // (chains * turns))
+    batches = [[train[(r * num_items + i) % len(train)] for i in range(num_items)] for r in range(repeats)]
+
+    tokenizer = make_tokenizer()
+    sampler = ScriptedSampler(
+        useless_action,
+        encode=lambda text: tokenizer.backend_tokenizer.encode(text, add_special_tokens=False).ids,
+        latency_s=latency_s,
+    )
+    agent = Agent(renderer=Renderer(tokenizer), parse=react, instructions=None)
+    limits = EpisodeLimits(
+        max_turns=turns,
+        max_tokens_per_turn=128,
+        context_length=1_000_000,
+        episode_timeout_s=600,
+        step_timeout_s=5,
+    )
+
+    async def play_all() -> tuple[float, float, float]:
+        pool = EnvPool(spec.make, capacity=chains)
+        await spec.make().reset(train[-1])
+        heart = Heartbeat()
+        beating = asyncio.create_task(heart.beat())
+        await asyncio.sleep(10 * HEARTBEAT_S)
+        heart.longest_s = 0.0
+        cpu, wall = time.process_time(), time.perf_counter()
+        for items in batches:
+            groups = await play(
+                items,
+                chains=group_size,
+                pool=pool,
+                sampler=sampler,
+                agent=agent,
+                limits=limits,
+                sampling=SamplingParams(max_tokens=limits.max_tokens_per_turn),
+                max_attempts=1,
+            )
+            check(groups, turns=turns)
+        cpu, wall = time.process_time() - cpu, time.perf_counter() - wall
+        await asyncio.sleep(2 * HEARTBEAT_S)  # a stall at the very end is seen too
+        longest_s = heart.longest_s
+        beating.cancel()
+        await pool.close()
+        return cpu, wall, longest_s
+
+    cpu_s, wall_s, lag_s = asyncio.run(play_all())
+    return Result(
+        chains=chains,
+        turns=turns,
+        latency_s=latency_s,
+        cpu_ms_per_step=round(1e3 * cpu_s / (chains * turns * repeats), 4),
+        episodes_per_s=round(chains * repeats / wall_s, 1),
+        loop_lag_ms=round(1e3 * lag_s, 1),
+        wall_s=round(wall_s / repeats, 4),
+        ideal_s=turns * latency_s,
+        peak_mb=round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024, 1),
+    )
+
+
+class Heartbeat:
+    """Asks for the event loop all the time; the longest gap between two turns is the lag, or up to
+    `HEARTBEAT_S` more than it."""
+
+    def __init__(self) -> None:
+        self.longest_s = 0.0
+
+    async def beat(self) -> None:
+        while True:
+            last = time.perf_counter()
+            await asyncio.sleep(HEARTBEAT_S)
+            self.longest_s = max(self.longest_s, time.perf_counter() - last)
+
+
+def useless_action(episode_id: str, turn: int) -> str:
+    """A valid action that ends nothing; inventories, and so the answers, differ between episodes."""
+    number = zlib.crc32(f"{episode_id}/{turn}".encode()) % 64
+    if number % 4 == 0:
+        return "Thought: what do I have by now?\nAction: inventory"
+    material = MATERIALS[number % len(MATERIALS)]
+    return f"Thought: I need more of this to go on.\nAction: get {1 + number} {material}"
+
+
+def check(groups: Sequence[Sequence[Trajectory]], *, turns: int) -> None:
+    """A figure counts only where every episode was played in full."""
+    for trajectory in (trajectory for group in groups for trajectory in group):
+        if trajectory.stop_reason is not StopReason.MAX_TURNS or len(trajectory.turns) != turns:
+            raise RuntimeError(
+                f"{trajectory.item.item_id} ended early: {trajectory.stop_reason} {trajectory.error}"
+            )
+
+
+def main() -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(description="CPU cost of the rollout core, without a model")
+    parser.add_argument("--chains", type=int, default=512, help="episodes played at once")
+    parser.add_argument("--turns", type=int, default=10)
+    parser.add_argument("--latency", type=float, default=0.0, help="seconds that the simulated model takes")
+    arguments = parser.parse_args()
+    result = measure(chains=arguments.chains, turns=arguments.turns, latency_s=arguments.latency)
+    print(json.dumps(asdict(result)))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,143 @@
+"""The command line, `wingspan`. Parses, calls, and turns errors that a user can mend into one line.
+
+Nothing heavy is imported before a command needs it: `wingspan --help` answers within a second.
+"""
+
+import errno
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+import yaml
+
+from envs.errors import ConfigError, WingspanError
+
+app = typer.Typer(
+    help="Train LLM agents by multi-turn reinforcement learning, as a pipeline.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+PipelineName = Annotated[str, typer.Argument(metavar="PIPELINE", help="A pipeline of pipelines.yaml.")]
+
+
+@app.command()
+def run(
+    pipeline: PipelineName,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="Override a parameter, e.g. --set train.lr=1e-3."),
+    ] = None,
+    workspace: Annotated[
+        Path | None, typer.Option(help="Folder of the run.", show_default="runs/PIPELINE")
+    ] = None,
+) -> None:
+    """Run a pipeline from its data to its report; the same command again goes on where it stopped."""
+    from flows.plan import make_plan
+    from flows.prefect_runs import check_server, configure_prefect
+    from tasks.tracking import check_tracking
+
+    overrides = parse_settings(settings or [])
+    check_server()
+    check_tracking()
+    place = make_plan(pipeline, overrides=overrides, workspace=workspace).workspace
+    configure_prefect()
+    from flows.train_agent import train_agent
+
+    evaluation = train_agent(pipeline, overrides, str(workspace) if workspace else None)
+    before, after = (evaluation[policy]["sampled"].get("success") for policy in ("before", "after"))
+    typer.echo(f"success on the test split: {_share(before)} before, {_share(after)} after")
+    typer.echo(f"report: {place / 'report' / 'index.html'}")
+
+
+@app.command()
+def stage(
+    name: Annotated[str, typer.Argument(help="A stage of dvc.yaml.")],
+    pipeline: PipelineName,
+) -> None:
+    """Run one stage in the pipeline's own workspace; this is what `dvc repro` calls."""
+    from flows.plan import locked, make_plan
+    from flows.stages import STAGES, call_stage, claim_checkpoints, timed
+    from tasks.settings import did_you_mean
+
+    if name not in STAGES:
+        raise ConfigError(
+            f"unknown stage {name!r}{did_you_mean(name, STAGES)}; there are: {', '.join(STAGES)}"
+        )
+    plan = make_plan(pipeline, overrides={}, workspace=None)
+    with locked(plan.workspace):
+        resumed = name == "train" and claim_checkpoints(plan.stages["train"])
+        with timed(name, workspace=plan.workspace, resumed=resumed):
+            call_stage(name, pipeline=plan.pipeline, workspace=plan.workspace)
+
+
+@app.command()
+def pipelines() -> None:
+    """List the pipelines of pipelines.yaml."""
+    from tasks.settings import load_pipeline, pipeline_names
+
+    for name in pipeline_names():
+        pipeline = load_pipeline(name)
+        typer.echo(
+            f"{name:24} {pipeline.data.env}, {pipeline.model}, {pipeline.train.steps} steps of "
+            f"{pipeline.train.algorithm}, on {pipeline.backend.device}"
+        )
+
+
+def parse_settings(settings: list[str]) -> dict[str, Any]:
+    """`["train.lr=1e-3"]` → `{"train.lr": 0.001}`; values are YAML. Raises `ConfigError`."""
+    overrides = {}
+    for text in settings:
+        key, equals, value = text.partition("=")
+        if not key or not equals:
+            raise ConfigError(f"--set {text!r} is not KEY=VALUE, e.g. --set train.lr=1e-3")
+        try:
+            overrides[key] = yaml.safe_load(value)
+        except yaml.YAMLError:
+            raise ConfigError(f"--set {text!r}: the value is not YAML; quote it") from None
+    return overrides
+
+
+def one_line(error: BaseException) -> str | None:
+    """What to tell the user about `error`, or None if it is no error of theirs."""
+    if isinstance(error, WingspanError):
+        return " ".join(str(error).split())
+    cause: BaseException | None = error
+    while cause is not None:
+        full = getattr(cause, "errno", None) in (errno.ENOSPC, errno.EDQUOT)
+        # Processes of Ray, SQLite and torch tell of it by text alone.
+        if full or any(sign in str(cause) for sign in ("No space left on device", "disk is full")):
+            at = getattr(cause, "filename", None)
+            where = f" at {at}" if at else ""
+            return f"the disk is full{where}; free some space and run the same command: finished work is kept"
+        cause = cause.__cause__ or cause.__context__
+    return None
+
+
+def main() -> None:
+    """Entry point of `wingspan`."""
+    try:
+        app(standalone_mode=False)
+    except typer.Exit as done:
+        sys.exit(done.exit_code)
+    except (KeyboardInterrupt, typer.Abort):
+        print("stopped; the same command goes on from here", file=sys.stderr)
+        sys.exit(130)
+    except Exception as error:
+        line = _usage(error) or one_line(error)
+        if line is None:
+            raise
+        print(f"error: {line}", file=sys.stderr)
+        sys.exit(2)
+
+
+def _usage(error: Exception) -> str | None:
+    """A mistake in the command line itself, which typer's own parser reports."""
+    format_message = getattr(error, "format_message", None)
+    return None if format_message is None else f"{format_message()}; see wingspan --help"
+
+
+def _share(success: float | None) -> str:
+    return "unknown" if success is None else f"{success:.2f}"

@@ -1,0 +1,182 @@
+"""What a stage depends on and leaves, read from `dvc.yaml`, its only declaration.
+
+A stage's *key* is the hash of what DVC hashes: the contents of its dependencies and the values of its
+parameters. Its *receipt* is the hash of each output. Files and folders are hashed as DVC hashes them,
+so that keys, receipts and `dvc.lock` speak of the same things. Leaves out: running anything, and DVC
+itself, whose import costs seconds.
+"""
+
+import hashlib
+import json
+import os
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from fnmatch import fnmatch
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from envs.errors import ConfigError
+from tasks.settings import PIPELINES_FILE, Pipeline
+
+STAGES_FILE = Path("dvc.yaml")
+IGNORE_FILE = Path(".dvcignore")
+RUNS = Path("runs")
+CODE = ("envs", "agents", "tasks", "flows")
+"""The packages: a dependency in one of them is code, not data."""
+
+Receipt = dict[str, str]
+"""Output path, relative to the workspace → its MD5 as in `dvc.lock`."""
+
+_EXPRESSION = re.compile(r"\$\{([^}]+)\}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stage:
+    """One stage of one pipeline in one workspace."""
+
+    name: str
+    workspace: Path
+    deps: tuple[Path, ...]
+    params: Mapping[str, Any]
+    """By dotted key within the pipeline, e.g. `{"train": {"lr": 3e-4, …}, "seed": 0}`."""
+    outs: tuple[Path, ...]
+
+
+def default_workspace(name: str) -> Path:
+    """The workspace of a pipeline whose parameters are those of `pipelines.yaml`; DVC's own."""
+    return RUNS / name
+
+
+def declared_stages(name: str, *, pipeline: Pipeline, workspace: Path) -> dict[str, Stage]:
+    """The stages of pipeline `name`, as `dvc.yaml` declares them, in its order.
+
+    Paths under `runs/<name>` become paths under `workspace`. A pipeline without a warm-up has no
+    such stage, and training reads the model itself. Raises `ConfigError` for a missing `dvc.yaml`.
+    """
+    try:
+        declarations = yaml.safe_load(STAGES_FILE.read_text())["stages"]
+    except FileNotFoundError:
+        raise ConfigError(f"no {STAGES_FILE} here; run from the project's folder") from None
+    values = pipeline.model_dump(mode="json")
+    home = default_workspace(name)
+
+    def placed(template: Any) -> Path:
+        declared = next(iter(template)) if isinstance(template, dict) else template
+        path = Path(_interpolated(declared, key=name, item=values))
+        return workspace / path.relative_to(home) if path.is_relative_to(home) else path
+
+    stages = {}
+    for stage_name, declaration in declarations.items():
+        if "do" not in declaration:
+            continue  # not a pipeline's: the base model
+        body = declaration["do"]
+        prefix = f"pipelines.{name}"
+        keys = [
+            _interpolated(dotted, key=name, item=values).removeprefix(prefix).removeprefix(".")
+            for block in body["params"]
+            for dotted in block[str(PIPELINES_FILE)]
+        ]
+        stages[stage_name] = Stage(
+            name=stage_name,
+            workspace=workspace,
+            deps=tuple(placed(dep) for dep in body["deps"]),
+            params={dotted: _lookup(values, dotted) for dotted in keys},
+            outs=tuple(placed(out) for out in body["outs"]),
+        )
+    return stages if pipeline.warmup is not None else _without_warmup(stages, model=pipeline.model)
+
+
+def stage_key(stage: Stage, *, code: bool = True) -> str:
+    """Hash of the contents of `stage`'s dependencies and of its parameters.
+
+    `code=False` leaves the project's own code out: what a checkpoint belongs to. Raises `ConfigError`
+    for a dependency that is not there.
+    """
+    deps = {
+        str(dep.relative_to(stage.workspace) if dep.is_relative_to(stage.workspace) else dep): _input_md5(dep)
+        for dep in stage.deps
+        if code or dep.parts[0] not in CODE
+    }
+    facts = json.dumps([stage.name, deps, stage.params], sort_keys=True)
+    return hashlib.md5(facts.encode(), usedforsecurity=False).hexdigest()
+
+
+def receipt(stage: Stage) -> Receipt:
+    """Hash of each output of a `stage` that has run. Raises `FileNotFoundError` if it left one out."""
+    return {str(out.relative_to(stage.workspace)): path_md5(out) for out in stage.outs}
+
+
+def holds(stage: Stage, expected: Receipt) -> bool:
+    """Whether the outputs of `stage` are there and are those of the receipt `expected`."""
+    return all(out.exists() for out in stage.outs) and receipt(stage) == expected
+
+
+def path_md5(path: Path) -> str:
+    """The MD5 of a file or folder as DVC writes it in `dvc.lock`."""
+    if path.is_file():
+        status = path.stat()
+        return _file_md5(path, status.st_size, status.st_mtime_ns)
+    entries = [
+        {"md5": path_md5(file), "relpath": file.relative_to(path).as_posix()} for file in _files_of(path)
+    ]
+    entries.sort(key=lambda entry: entry["relpath"])
+    listing = json.dumps(entries, sort_keys=True)
+    return hashlib.md5(listing.encode(), usedforsecurity=False).hexdigest() + ".dir"
+
+
+def _input_md5(path: Path) -> str:
+    if path.exists():
+        return path_md5(path)
+    if path.parts[0] in (*CODE, str(RUNS)) or path.is_absolute() or path.suffix:
+        raise ConfigError(f"{path} is not there, and a stage reads it; run the stage that writes it first")
+    return f"hub:{path}"  # a model on a hub: its name and revision are all that there is to hash
+
+
+@cache
+def _file_md5(path: Path, size: int, mtime_ns: int) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
+
+
+def _files_of(folder: Path) -> Iterator[Path]:
+    ignored = _ignored_names()
+
+    def kept(names: list[str]) -> list[str]:
+        return [name for name in names if not any(fnmatch(name, rule) for rule in ignored)]
+
+    for root, folders, files in os.walk(folder):
+        folders[:] = kept(folders)  # in place: os.walk goes down what is left
+        yield from (Path(root, name) for name in kept(files))
+
+
+def _ignored_names() -> list[str]:
+    lines = IGNORE_FILE.read_text().splitlines() if IGNORE_FILE.exists() else []
+    return [line.strip() for line in lines if line.strip() and not line.startswith("#")]
+
+
+def _interpolated(template: str, *, key: str, item: Mapping[str, Any]) -> str:
+    def value_of(match: re.Match[str]) -> str:
+        expression = match[1]
+        return key if expression == "key" else str(_lookup(item, expression.removeprefix("item.")))
+
+    return _EXPRESSION.sub(value_of, template)
+
+
+def _lookup(values: Mapping[str, Any], dotted: str) -> Any:
+    found: Any = values
+    for part in dotted.split(".") if dotted else ():
+        found = found[part]
+    return found
+
+
+def _without_warmup(stages: dict[str, Stage], *, model: str) -> dict[str, Stage]:
+    (dropped,) = stages["warmup"].outs
+    return {
+        name: replace(stage, deps=tuple(Path(model) if dep == dropped else dep for dep in stage.deps))
+        for name, stage in stages.items()
+        if name != "warmup"
+    }

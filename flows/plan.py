@@ -1,0 +1,136 @@
+"""What one run will do, checked before anything expensive starts, and the lock on its workspace."""
+
+import errno
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from envs.errors import ConfigError
+from envs.registry import get_env
+from flows.lineage import Stage, declared_stages, default_workspace
+from tasks.items import read_items
+from tasks.settings import Pipeline, load_pipeline
+
+SPARE_BYTES = 500_000_000
+"""Disk that a run needs beside its checkpoints: logs, trajectories, Ray's and MLflow's own files."""
+COPIES = 12
+"""Times the model's size that a run may leave: checkpoints with optimizer state, exports, DVC's cache."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """One pipeline, with all parameters, in one workspace."""
+
+    name: str
+    pipeline: Pipeline
+    workspace: Path
+    stages: Mapping[str, Stage]
+    tracked: bool
+    """Whether the workspace is the one that DVC tracks, with the parameters of `pipelines.yaml`."""
+
+
+def make_plan(name: str, *, overrides: Mapping[str, Any], workspace: Path | None) -> Plan:
+    """Load and check pipeline `name` with `overrides` by dotted key.
+
+    Raises `ConfigError` for anything that would stop the run later and can be seen now.
+    """
+    pipeline = load_pipeline(name, overrides=dict(overrides))
+    home = default_workspace(name)
+    place = workspace or (_workspace_of(home, overrides) if overrides else home)
+    if place == home and overrides:
+        raise ConfigError(
+            f"{home} belongs to the parameters of pipelines.yaml, but {_spelled(overrides)} was set; "
+            "leave --workspace out, or choose another folder"
+        )
+    get_env(pipeline.data.env)
+    _check_model(pipeline)
+    _check_items(place, pipeline)
+    _check_disk(place, pipeline)
+    return Plan(
+        name=name,
+        pipeline=pipeline,
+        workspace=place,
+        stages=declared_stages(name, pipeline=pipeline, workspace=place),
+        tracked=place == home,
+    )
+
+
+@contextmanager
+def locked(workspace: Path) -> Iterator[None]:
+    """Hold `workspace`; the system lets go of it however this process ends.
+
+    Raises `ConfigError` if another live process holds it.
+    """
+    workspace.mkdir(parents=True, exist_ok=True)
+    with (workspace / "lock").open("a+") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            if error.errno not in (errno.EACCES, errno.EAGAIN):
+                raise
+            file.seek(0)
+            raise ConfigError(
+                f"{workspace} is in use by process {file.read().strip() or 'unknown'}; wait for it, stop it, "
+                "or give another --workspace"
+            ) from None
+        file.truncate(0)
+        file.write(str(os.getpid()))
+        file.flush()
+        yield
+
+
+def _workspace_of(home: Path, overrides: Mapping[str, Any]) -> Path:
+    told = json.dumps(dict(overrides), sort_keys=True)
+    return home.with_name(f"{home.name}-{hashlib.md5(told.encode(), usedforsecurity=False).hexdigest()[:8]}")
+
+
+def _spelled(overrides: Mapping[str, Any]) -> str:
+    return ", ".join(f"{key}={value}" for key, value in overrides.items())
+
+
+def _check_model(pipeline: Pipeline) -> None:
+    """A folder must hold a model; anything else must be a name that the model hub can answer for."""
+    folder = Path(pipeline.model)
+    if folder.is_dir():
+        if not (folder / "config.json").exists():
+            raise ConfigError(f"model {pipeline.model!r} is a folder without config.json; give a saved model")
+        return
+    remedy = "give a folder in Hugging Face format, or a name on a model hub that this machine can reach"
+    if pipeline.backend.device == "cpu" or folder.is_absolute() or len(folder.parts) != 2:
+        raise ConfigError(f"model {pipeline.model!r}: there is no such folder; {remedy}")
+    from huggingface_hub import HfApi, try_to_load_from_cache
+
+    if isinstance(try_to_load_from_cache(pipeline.model, "config.json"), str):
+        return
+    try:
+        HfApi().model_info(pipeline.model, timeout=10)
+    except Exception as error:  # whatever the hub's client raises, the model cannot be had
+        raise ConfigError(
+            f"model {pipeline.model!r} is neither a folder nor on the hub ({type(error).__name__}); {remedy}"
+        ) from None
+
+
+def _check_items(workspace: Path, pipeline: Pipeline) -> None:
+    """Items that are there already, by hand or from an earlier run, must be this environment's."""
+    for file in (workspace / "data" / "train.jsonl", workspace / "data" / "test.jsonl"):
+        if file.exists():
+            read_items(file, env=pipeline.data.env)
+
+
+def _check_disk(workspace: Path, pipeline: Pipeline) -> None:
+    model = Path(pipeline.model)
+    size = sum(file.stat().st_size for file in model.rglob("*") if file.is_file()) if model.is_dir() else 0
+    needed = SPARE_BYTES + COPIES * size
+    place = next(parent for parent in (workspace, *workspace.absolute().parents) if parent.exists())
+    free = shutil.disk_usage(place).free
+    if free < needed:
+        raise ConfigError(
+            f"{free / 1e6:.0f} MB are free at {place}, and this run may need {needed / 1e6:.0f} MB; free some"
+        )

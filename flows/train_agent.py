@@ -1,0 +1,167 @@
+"""The flow: prepare → provision → warm-up → rounds of training → evaluate → report, then the records.
+
+Each stage is a Prefect task run, cached on the hash of its inputs (`flows/lineage.py`); its cached
+value is a receipt of what it wrote, which must still hold. Each round of training is a task run of its
+own within that of `train`. What a stage does is in `tasks/`; what is recorded in MLflow, in
+`tasks/tracking.py`.
+"""
+
+import json
+import time
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import psutil
+from prefect import Task, flow
+from prefect.cache_policies import NO_CACHE, CacheKeyFnPolicy
+from prefect.runtime import flow_run
+
+from envs.registry import get_env
+from flows.lineage import Receipt, Stage, holds, path_md5, receipt, stage_key
+from flows.plan import Plan, locked, make_plan
+from flows.prefect_runs import check_server, take_over
+from flows.progress import Display, StageState
+from flows.stages import call_stage, claim_checkpoints, read_timing, timed, write_timing
+from flows.versioning import commit_to_dvc
+from tasks.provenance import provenance
+from tasks.tracking import Tracker, check_tracking, is_recorded
+
+LOCK_FILE = Path("dvc.lock")
+
+
+@flow(name="train-agent", flow_run_name="{pipeline}")
+def train_agent(
+    pipeline: str, overrides: dict[str, Any] | None = None, workspace: str | None = None
+) -> dict[str, Any]:
+    """Run `pipeline` of `pipelines.yaml`, or what is left of it, in its workspace.
+
+    `overrides`: parameters by dotted key, e.g. `{"train.lr": 1e-3}`; they get a workspace of their
+    own unless `workspace` names one. Returns `evaluation.json`. Raises `WingspanError` for whatever a
+    user can mend; running the same again goes on where this one stopped.
+    """
+    check_server()
+    check_tracking()
+    plan = make_plan(pipeline, overrides=overrides or {}, workspace=Path(workspace) if workspace else None)
+    with locked(plan.workspace):
+        take_over(plan.workspace, flow_run_id=flow_run.id)
+        train = plan.pipeline.train
+        with Display(
+            f"{plan.name} in {plan.workspace}",
+            stages=list(plan.stages),
+            steps=train.steps,
+            steps_per_round=train.steps_per_round,
+        ) as display:
+            return _Run(plan, display=display).execute()
+
+
+class _Run:
+    """One execution of a plan, and those who are told how it goes."""
+
+    def __init__(self, plan: Plan, *, display: Display) -> None:
+        self._plan = plan
+        self._display = display
+        self._closing = ExitStack()
+        self._tracker: Tracker | None = None
+        self._keys: dict[str, str] = {}
+        self._worked_s = 0.0
+
+    def execute(self) -> dict[str, Any]:
+        plan = self._plan
+        with self._closing:
+            for stage in plan.stages.values():
+                self._run_stage(stage)
+            # With every stage from the cache there is nothing to tell, unless a run was killed
+            # between its last stage and here.
+            if self._tracker is not None or not is_recorded(plan.workspace, pipeline=plan.pipeline):
+                self._record()
+        evaluation: dict[str, Any] = json.loads((plan.workspace / "evaluation.json").read_text())
+        return evaluation
+
+    def _run_stage(self, stage: Stage) -> None:
+        """Run `stage`, unless it ran before on the same inputs and what it wrote is still there."""
+        key = self._keys[stage.name] = stage_key(stage)
+
+        place = str(stage.workspace.resolve()).replace("/", "-")
+
+        def work() -> Receipt:
+            self._work(stage)
+            return receipt(stage)
+
+        run = Task(
+            work,
+            name=stage.name,
+            persist_result=True,
+            result_serializer="json",
+            cache_policy=CacheKeyFnPolicy(cache_key_fn=lambda _context, _inputs: f"wingspan{place}-{key}"),
+        )
+        state = run(return_state=True)
+        found = state.result()
+        if state.name == "Cached":
+            if holds(stage, found):
+                self._display.stage(stage.name, StageState.CACHED)
+            else:  # what it wrote was deleted or changed since
+                run.with_options(refresh_cache=True)()
+
+    def _work(self, stage: Stage) -> None:
+        plan, display = self._plan, self._display
+        self._opened_tracker()
+        display.stage(stage.name, StageState.RUNNING)
+        started = time.perf_counter()
+        try:
+            if stage.name == "train":
+                with timed(stage.name, workspace=plan.workspace, resumed=claim_checkpoints(stage)):
+                    self._train()
+            else:
+                with timed(stage.name, workspace=plan.workspace):
+                    call_stage(stage.name, pipeline=plan.pipeline, workspace=plan.workspace)
+        finally:
+            self._worked_s += time.perf_counter() - started
+        display.stage(stage.name, StageState.DONE)
+        self._tell_data_hashes(stage)
+
+    def _train(self) -> None:
+        """The rounds that are left, on one trainer that stays up; each a task run and an MLflow run."""
+        from tasks.train import TrainSession
+        from tasks.trainer import StepRecord
+
+        def show(record: StepRecord) -> None:
+            self._display.step({"step": record.step, **record.metrics})
+
+        with TrainSession(self._plan.pipeline, self._plan.workspace, on_step=show) as session:
+            for index in range(session.rounds):
+                Task(session.run_round, name=f"round {index + 1}", cache_policy=NO_CACHE)(index)
+                self._opened_tracker().sync_training()
+            session.export()
+
+    def _opened_tracker(self) -> Tracker:
+        if self._tracker is None:
+            plan = self._plan
+            tracker = Tracker(plan.name, pipeline=plan.pipeline, workspace=plan.workspace)
+            self._tracker = self._closing.enter_context(tracker)
+            facts = provenance(env_packages=get_env(plan.pipeline.data.env).packages)
+            tracker.tag({**facts, "seed": str(plan.pipeline.seed), "prefect.flow_run": str(flow_run.id)})
+        return self._tracker
+
+    def _tell_data_hashes(self, stage: Stage) -> None:
+        if stage.name == "prepare":
+            self._opened_tracker().tag({f"md5.{name}": md5 for name, md5 in receipt(stage).items()})
+
+    def _record(self) -> None:
+        """Tell DVC and MLflow, side by side, of a run whose stages are all finished."""
+        plan, tracker = self._plan, self._opened_tracker()
+        if plan.tracked:
+            # What changed while the run went on is not what its outputs were made from.
+            same = [name for name, stage in plan.stages.items() if stage_key(stage) == self._keys[name]]
+            commit_to_dvc(same, pipeline=plan.name)
+            if LOCK_FILE.exists():
+                tracker.tag({"md5.dvc.lock": path_md5(LOCK_FILE)})
+        self._write_totals()
+        tracker.finish()
+
+    def _write_totals(self) -> None:
+        """Seconds since this process began, and how many of them no stage was at work."""
+        wall_s = time.time() - psutil.Process().create_time()
+        timing = read_timing(self._plan.workspace)
+        timing["run"] = {"wall": round(wall_s, 3), "orchestration": round(wall_s - self._worked_s, 3)}
+        write_timing(self._plan.workspace, timing)

@@ -1,0 +1,145 @@
+"""Demonstrations: an environment's scripted expert, played on training items, as tokens and masks.
+
+With noise, some turns are preceded by a useless one: the expert's words with an action out of another
+item's solution. The environment answers, and the expert goes on where it was. The useless turn is
+seen but not trained on: what is learnt is to go on, not to err.
+"""
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
+
+from agents.renderer import Renderer
+from envs.base import Environment
+from envs.errors import ConfigError
+from envs.registry import EnvSpec, ExpertStep
+from envs.types import Item, Message
+from tasks.settings import Pipeline
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+ATTEMPTS = 8
+"""Tries of one demonstration: a useless action may spoil the game, or make it too long."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Demonstration:
+    """One expert game, packed as a trajectory is."""
+
+    item_id: str
+    prompt_ids: list[int]  # [P]
+    response_ids: list[int]  # [R], ends with the last action's end-of-turn token
+    mask: list[int]  # [R], 1 where the expert speaks to be imitated
+    turns: int
+
+
+async def demonstrate(
+    spec: EnvSpec, items: Sequence[Item], *, pipeline: Pipeline, tokenizer: "PreTrainedTokenizerBase"
+) -> list[Demonstration]:
+    """`warmup.demonstrations` games over `items`, each item about equally often; seeded.
+
+    Raises `ConfigError` if the expert solves none of them within the context length.
+    """
+    assert pipeline.warmup is not None
+    renderer = Renderer(tokenizer)
+    rng = random.Random(f"demonstrations/{pipeline.seed}")
+    order = list(items)
+    useless = sorted({step.action for item in items for step in spec.expert(item)})
+    instructions = spec.instructions if pipeline.agent.instructions else None
+    env = spec.make()
+    games: list[Demonstration] = []
+    try:
+        while len(games) < pipeline.warmup.demonstrations:
+            rng.shuffle(order)
+            before = len(games)
+            for item in order:
+                for attempt in range(ATTEMPTS):
+                    noise = pipeline.warmup.noise if attempt < ATTEMPTS - 1 else 0.0
+                    script = _script(spec.expert(item), useless=useless, noise=noise, rng=rng)
+                    game = await _play(
+                        env,
+                        item,
+                        script,
+                        renderer=renderer,
+                        encode=partial(tokenizer.encode, add_special_tokens=False),
+                        instructions=instructions,
+                    )
+                    if game and _length(game) <= pipeline.rollout.context_length:
+                        games.append(game)
+                        break
+            if len(games) == before:
+                raise ConfigError(
+                    f"the expert of {spec.name!r} solves no training item within rollout.context_length "
+                    f"{pipeline.rollout.context_length}; raise it"
+                )
+    finally:
+        await env.close()
+    return games[: pipeline.warmup.demonstrations]
+
+
+@dataclass(frozen=True, slots=True)
+class _Line:
+    step: ExpertStep
+    useful: bool
+
+
+def _script(
+    steps: Sequence[ExpertStep], *, useless: Sequence[str], noise: float, rng: random.Random
+) -> list[_Line]:
+    lines = []
+    for step in steps:
+        if rng.random() < noise:
+            lines.append(_Line(ExpertStep(thought=step.thought, action=rng.choice(useless)), useful=False))
+        lines.append(_Line(step, useful=True))
+    return lines
+
+
+async def _play(
+    env: Environment,
+    item: Item,
+    script: Sequence[_Line],
+    *,
+    renderer: Renderer,
+    encode: Callable[[str], list[int]],
+    instructions: str | None,
+) -> Demonstration | None:
+    """The game of `script`, or None if it was not solved by its last line, and only then."""
+    opening = await env.reset(item)
+    if instructions is not None:
+        opening = f"{instructions}\n\n{opening}"
+    ids: list[int] = []
+    mask: list[int] = []
+    for index, line in enumerate(script):
+        spoken = [*encode(spoken_text(line.step)), renderer.stop_token_ids[0]]
+        ids += spoken
+        mask += [int(line.useful)] * len(spoken)
+        result = await env.step(line.step.action)
+        last = index == len(script) - 1
+        if (result.terminated or result.truncated) != last:
+            return None
+        if last:
+            if not result.success:
+                return None
+        else:
+            seen = renderer.observation_ids(result.observation, closed=True)
+            ids += seen
+            mask += [0] * len(seen)
+    return Demonstration(
+        item_id=item.item_id,
+        prompt_ids=renderer.prompt_ids([Message("user", opening)]),
+        response_ids=ids,
+        mask=mask,
+        turns=len(script),
+    )
+
+
+def spoken_text(step: ExpertStep) -> str:
+    """What the expert says, in the `react` format."""
+    return f"Thought: {step.thought}\nAction: {step.action}" if step.thought else f"Action: {step.action}"
+
+
+def _length(game: Demonstration) -> int:
+    return len(game.prompt_ids) + len(game.response_ids)

@@ -1,0 +1,31 @@
+"""What a run's results came from, besides its parameters: the code's commit and the versions."""
+
+import platform
+import subprocess
+from collections.abc import Sequence
+from importlib.metadata import PackageNotFoundError, version
+
+PACKAGES = ("torch", "verl", "ray", "transformers", "prefect", "mlflow", "dvc")
+
+
+def provenance(*, env_packages: Sequence[str]) -> dict[str, str]:
+    """Git commit, whether files differ from it, and versions; without git, only the versions."""
+    facts = {"python": platform.python_version()}
+    for package in (*PACKAGES, *env_packages):
+        try:
+            facts[f"version.{package}"] = version(package)
+        except PackageNotFoundError:
+            continue  # e.g. verl on a machine that only evaluates
+    commit = _git("rev-parse", "HEAD")
+    if commit is not None:
+        facts["git.commit"] = commit
+        facts["git.dirty"] = str(bool(_git("status", "--porcelain"))).lower()
+    return facts
+
+
+def _git(*arguments: str) -> str | None:
+    try:
+        answer = subprocess.run(["git", *arguments], capture_output=True, text=True, check=True, timeout=30)
+    except (FileNotFoundError, subprocess.CalledProcessError, subprocess.TimeoutExpired):
+        return None
+    return answer.stdout.strip()

@@ -1,0 +1,291 @@
+"""The train stage: rounds of training steps, each with a checkpoint and a quick evaluation at its end.
+
+Owns the files under `train/` and `policy/`, the Ray session, and what happens when the training
+process dies: a new one goes on from the last checkpoint, and steps after it are done again, counted
+once. The steps themselves are `tasks/trainer.py`'s.
+"""
+
+import json
+import os
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from agents.types import Trajectory
+from envs.errors import ConfigError, WingspanError
+from envs.types import Item
+from tasks import checkpoints
+from tasks.items import read_items
+from tasks.policies import copy_policy
+from tasks.settings import Pipeline
+from tasks.trainer import StepRecord, Trainer, environment_of
+from tasks.trajectories import summarise, write_trajectories
+from tasks.verl_config import check_pipeline
+
+MAX_RESTARTS = 3
+"""Times in a row that the training process may die without a step in between."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoundResult:
+    """One finished round, as in `train/rounds/NN.json`."""
+
+    index: int
+    """From 0."""
+    first_step: int
+    last_step: int
+    evaluation: dict[str, float]
+    """`summarise` of the quick evaluation: test items, one chain each, at the training temperature."""
+    seconds: float
+    """Wall time, start-up included; of the last attempt, where one was interrupted."""
+
+
+def train(
+    pipeline: Pipeline,
+    workspace: Path,
+    *,
+    on_step: Callable[[StepRecord], None] | None = None,
+    on_round: Callable[[RoundResult], None] | None = None,
+) -> list[RoundResult]:
+    """Train all rounds and write the final policy to `workspace/policy`; finished rounds are not repeated."""
+    results = []
+    with TrainSession(pipeline, workspace, on_step=on_step) as session:
+        for index in range(session.rounds):
+            results.append(session.run_round(index))
+            if on_round is not None:
+                on_round(results[-1])
+        session.export()
+    return results
+
+
+class TrainSession:
+    """The training process and its files, for the length of a `with`; nothing starts before it is needed.
+
+    Uses the Ray cluster that this process is connected to, else that of `RAY_ADDRESS`, else a local
+    one of its own.
+    """
+
+    def __init__(
+        self, pipeline: Pipeline, workspace: Path, *, on_step: Callable[[StepRecord], None] | None = None
+    ) -> None:
+        """Raises `ConfigError` for settings or files that training cannot start from."""
+        check_pipeline(pipeline)
+        self.rounds = -(-pipeline.train.steps // pipeline.train.steps_per_round)
+        self._pipeline = pipeline
+        self._workspace = workspace.resolve()
+        self._folder = self._workspace / "train"
+        self._checkpoints = self._folder / "checkpoints"
+        self._on_step = on_step
+        self._actor: Any = None
+        self._owns_ray = False
+        self._step = 0
+        self._restarts = 0
+
+    def __enter__(self) -> "TrainSession":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def run_round(self, index: int) -> RoundResult:
+        """Train the round's remaining steps and evaluate; a finished round is only read.
+
+        Raises `WingspanError` if an earlier round is missing, or the process dies again and again.
+        """
+        path = self._round_file(index)
+        if path.exists():
+            return RoundResult(**json.loads(path.read_text()))
+        settings = self._pipeline.train
+        first = index * settings.steps_per_round + 1
+        last = min(first + settings.steps_per_round - 1, settings.steps)
+        started = time.perf_counter()
+        evaluation = self._restarting(lambda: self._train_and_evaluate(first, last))
+        result = RoundResult(
+            index=index,
+            first_step=first,
+            last_step=last,
+            evaluation=evaluation,
+            seconds=time.perf_counter() - started,
+        )
+        _write_atomically(path, json.dumps(asdict(result), indent=1))
+        return result
+
+    def play(
+        self, items: Sequence[Item], *, max_turns: int, chains: int, temperature: float | None = None
+    ) -> list[list[Trajectory]]:
+        """Groups of `items`, with the policy as trained so far; `temperature` 0 is greedy."""
+        groups: list[list[Trajectory]] = self._restarting(
+            lambda: self._call("play", items, max_turns=max_turns, chains=chains, temperature=temperature)
+        )
+        return groups
+
+    def export(self) -> Path:
+        """Write the last checkpoint's policy to `workspace/policy`: Hugging Face format, with its tokenizer."""
+        steps = checkpoints.complete_steps(self._checkpoints)
+        if not steps:
+            raise WingspanError(f"no whole checkpoint in {self._checkpoints}: train a round first")
+        target = self._workspace / "policy"
+        copy_policy(checkpoints.policy_folder(self._checkpoints, step=steps[-1]), target)
+        return target
+
+    def close(self) -> None:
+        """End the training process, and the Ray session if it is this one's."""
+        import ray
+
+        if self._actor is not None:
+            self._end_actor(graceful=True)
+        if self._owns_ray:
+            ray.shutdown()
+            self._owns_ray = False
+
+    def _train_and_evaluate(self, first: int, last: int) -> dict[str, float]:
+        self._ensure_started()
+        if self._step < first - 1:
+            raise WingspanError(
+                f"{self._checkpoints} ends at step {self._step}, but the round needs step {first - 1}; "
+                f"delete {self._folder} to train from the start"
+            )
+        while self._step < last:
+            step = self._step + 1
+            save = step == last or step % self._pipeline.train.save_every == 0
+            record: StepRecord = self._call("run_step", save=save)
+            self._step = record.step
+            self._restarts = 0
+            self._write_step(record)
+            if self._on_step is not None:
+                self._on_step(record)
+        settings = self._pipeline.evaluate
+        groups = self._call("play", self._quick_items(), max_turns=settings.max_turns, chains=1)
+        return summarise([t for group in groups for t in group])
+
+    def _quick_items(self) -> list[Item]:
+        items = read_items(self._workspace / "data" / "test.jsonl", env=self._pipeline.data.env)
+        count = min(self._pipeline.evaluate.quick_items, len(items))
+        return [items[i * len(items) // count] for i in range(count)]  # spread: test items lie by depth
+
+    def _restarting(self, work: Callable[[], Any]) -> Any:
+        """`work`, again with a new training process each time that it dies."""
+        from ray.exceptions import RayActorError
+
+        from tasks.errors import SamplerDied
+
+        while True:
+            try:
+                self._ensure_started()
+                return work()
+            except (RayActorError, SamplerDied) as error:
+                self._end_actor(graceful=False)
+                self._restarts += 1
+                if self._restarts > MAX_RESTARTS:
+                    raise WingspanError(
+                        f"the training process died {self._restarts} times in a row at step "
+                        f"{self._step + 1}: {type(error).__name__}; see Ray's logs"
+                    ) from error
+
+    def _ensure_started(self) -> None:
+        if self._actor is not None:
+            return
+        import ray
+
+        self._owns_ray |= connect_ray(self._pipeline)
+        model = self._workspace / "warmup" if self._pipeline.warmup else self._pipeline.model
+        self._actor = (
+            ray.remote(Trainer)
+            .options(num_cpus=0, runtime_env={"env_vars": environment_of(self._pipeline)})
+            .remote(
+                self._pipeline,
+                model=str(model),
+                items=str(self._workspace / "data" / "train.jsonl"),
+                checkpoints=str(self._checkpoints),
+            )
+        )
+        self._step = self._call("start")
+        _drop_steps_after(self._folder / "metrics.jsonl", self._step)
+
+    def _call(self, method: str, *args: Any, **kwargs: Any) -> Any:
+        import ray
+        from ray.exceptions import RayTaskError
+
+        try:
+            return ray.get(getattr(self._actor, method).remote(*args, **kwargs))
+        except RayTaskError as error:
+            # Ray's text is a remote traceback; an error of ours is one line that says what to do.
+            if isinstance(error.cause, WingspanError):
+                raise error.cause from error
+            raise
+
+    def _end_actor(self, *, graceful: bool) -> None:
+        import ray
+
+        if graceful:
+            with suppress(Exception):  # it is killed next, whatever state it is in
+                ray.get(self._actor.stop.remote(), timeout=10)
+        ray.kill(self._actor)
+        self._actor = None
+
+    def _write_step(self, record: StepRecord) -> None:
+        folder = self._folder / "trajectories"
+        write_trajectories(folder / f"step_{record.step:04d}.jsonl", record.trajectories)
+        with (self._folder / "metrics.jsonl").open("a") as file:
+            file.write(json.dumps({"step": record.step, **record.metrics}) + "\n")
+
+    def _round_file(self, index: int) -> Path:
+        return self._folder / "rounds" / f"{index:02d}.json"
+
+
+def connect_ray(pipeline: Pipeline) -> bool:
+    """Connect this process to Ray where it is not yet; True if that started or joined a session.
+
+    Raises `ConfigError` if the cluster has fewer GPUs than `backend.workers`. On a CPU they are
+    logical: verl counts its workers by them.
+    """
+    import ray
+
+    workers = pipeline.backend.workers
+    connected = not ray.is_initialized()
+    if connected:
+        address = os.environ.get("RAY_ADDRESS")
+        logical = {"num_gpus": workers, "num_cpus": 16} if pipeline.backend.device == "cpu" else {}
+        os.environ["RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"] = "0"
+        ray.init(
+            address=address or "local",
+            include_dashboard=None if address else False,
+            log_to_driver=False,
+            **({} if address else logical),
+        )
+    available = int(ray.cluster_resources().get("GPU", 0))
+    if available < workers:
+        if connected:
+            ray.shutdown()
+        raise ConfigError(
+            f"backend.workers is {workers}, but the Ray cluster has {available} GPUs; lower it, or start Ray "
+            f"with --num-gpus={workers} (on a CPU they are logical)"
+        )
+    return connected
+
+
+def _drop_steps_after(path: Path, step: int) -> None:
+    """Cut a metrics file to the steps that the checkpoint knows; a torn last line goes, too."""
+    if not path.exists():
+        return
+    kept = []
+    for line in path.read_text().splitlines():
+        try:
+            if json.loads(line)["step"] <= step:
+                kept.append(line + "\n")
+        except json.JSONDecodeError:
+            continue
+    _write_atomically(path, "".join(kept))
+
+
+def _write_atomically(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    fresh = path.with_suffix(path.suffix + ".new")
+    fresh.write_text(text)
+    os.replace(fresh, path)

@@ -1,0 +1,157 @@
+"""The training process: a Ray actor that holds verl's trainer, sampler and environments between calls.
+
+Owns the order of a start-up and the names of the numbers of a step. What a round is, and what to do
+when this process dies, is `tasks/train.py`'s.
+"""
+
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from agents.types import Trajectory
+from envs.types import Item
+from tasks import checkpoints
+from tasks.settings import Pipeline
+from tasks.trajectories import sampled_tokens, summarise
+
+SAMPLED_ITEMS = 2
+"""Groups whose trajectories are kept of every step, to look at."""
+
+_VERL_METRICS = {
+    "loss": "actor/pg_loss",
+    "grad_norm": "actor/grad_norm",
+    "kl": "actor/ppo_kl",
+    "kl_reference": "actor/kl_loss",
+    "clip_fraction": "actor/pg_clipfrac",
+    "lr": "actor/lr",
+}
+_PHASES = {
+    "update": ("old_log_prob", "ref", "adv", "update_actor"),
+    "weight_sync": ("update_weights",),
+    "checkpoint": ("save_checkpoint",),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepRecord:
+    """One training step, to be written down."""
+
+    step: int
+    metrics: dict[str, float]
+    """`summarise`'s keys; `informative_groups` (share), `trained` (episodes), `entropy` (mean negative
+    log-prob of the sampled tokens: unbiased, at the training temperature), `loss`, `grad_norm`, `kl` (to
+    the policy that sampled), `kl_reference`, `clip_fraction`, `lr`; `tokens_per_s` of the rollout;
+    `horizon`, `policy_version`; `seconds` and `seconds_<phase>`."""
+    trajectories: list[Trajectory]
+    """The groups of the step's first items."""
+    saved: bool
+    """A whole checkpoint of this step is on disk."""
+
+
+class Trainer:
+    """Runs as a Ray actor; `start` first."""
+
+    def __init__(self, pipeline: Pipeline, *, model: str, items: str, checkpoints: str) -> None:
+        """`model`: the policy to start from where there is no checkpoint; `items`: the training items."""
+        self._pipeline = pipeline
+        self._model = model
+        self._items = Path(items)
+        self._checkpoints = Path(checkpoints)
+
+    def start(self) -> int:
+        """Start verl's processes and load the last whole checkpoint; returns its step, 0 for none."""
+        from tasks.verl_config import verl_config
+
+        checkpoints.repair(self._checkpoints)
+        config = verl_config(
+            self._pipeline, model=self._model, items=self._items, checkpoints=self._checkpoints
+        )
+        import transfer_queue as tq
+
+        # Its processes start while this one imports verl's trainer.
+        queue = threading.Thread(target=tq.init, args=(config.transfer_queue,))
+        queue.start()
+        from verl.trainer.ppo.v1 import PPOTrainer  # noqa: F401
+        from verl.utils.config import validate_config
+
+        from tasks.verl_rollout import RolloutManager
+        from tasks.verl_trainer import StepTrainer
+
+        use_reference = self._pipeline.train.kl_loss_coef > 0
+        validate_config(config, use_reference_policy=use_reference, use_critic=False)
+        queue.join()
+        self._trainer = StepTrainer(config, self._pipeline)
+        self._trainer.init()
+        self._manager = RolloutManager.create(config, self._trainer.get_llm_client())
+        self._trainer.attach(self._manager)
+        return int(self._trainer.global_steps)
+
+    def run_step(self, *, save: bool) -> StepRecord:
+        """The next training step, with a checkpoint at its end if `save`."""
+        import time
+
+        started = time.perf_counter()
+        verl_metrics, verl_seconds = self._trainer.run_step(save=save)
+        step = int(self._trainer.global_steps)
+        if save:
+            checkpoints.mark_complete(self._checkpoints, step=step)
+        rollout = self._manager.last
+        assert rollout is not None
+        played = [t for group in rollout.groups for t in group]
+        tokens = sum(map(sampled_tokens, played))
+        logprobs = [x for t in played for turn in t.turns for x in turn.completion.logprobs]
+        metrics = summarise(played) | {
+            "informative_groups": rollout.informative / len(rollout.groups),
+            "trained": rollout.put,
+            "entropy": -sum(logprobs) / len(logprobs),
+            "tokens_per_s": tokens / rollout.seconds,
+            "horizon": rollout.max_turns,
+            "policy_version": step - 1,
+            "seconds": time.perf_counter() - started,
+            "seconds_rollout": rollout.seconds,
+        }
+        metrics |= {
+            name: float(verl_metrics[key]) for name, key in _VERL_METRICS.items() if key in verl_metrics
+        }
+        for phase, parts in _PHASES.items():
+            metrics[f"seconds_{phase}"] = sum(verl_seconds.get(part, 0.0) for part in parts)
+        shown = [t for group in rollout.groups[:SAMPLED_ITEMS] for t in group]
+        return StepRecord(step=step, metrics=metrics, trajectories=shown, saved=save)
+
+    def play(
+        self, items: Sequence[Item], *, max_turns: int, chains: int, temperature: float | None = None
+    ) -> list[list[Trajectory]]:
+        """Groups of `items` with the policy as it is, nothing trained; `temperature` 0 is greedy."""
+        return self._manager.play(items, max_turns=max_turns, chains=chains, temperature=temperature)
+
+    def stop(self) -> None:
+        """End the environments and TransferQueue; the rest ends with this process."""
+        import transfer_queue as tq
+
+        self._manager.close()
+        tq.close()
+
+
+def environment_of(pipeline: Pipeline) -> dict[str, str]:
+    """Environment variables of the training process and of all that it starts."""
+    import os
+
+    from tasks import verl_cpu
+
+    root = str(Path(__file__).parents[1])
+    variables = {
+        "PYTHONPATH": os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH", "")])),
+        "TRANSFER_QUEUE_ENABLE": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+        "VERL_LOGGING_LEVEL": "WARN",
+    }
+    if pipeline.backend.device == "cpu":
+        # Ray sets OMP_NUM_THREADS itself in every worker: what a user set must travel by another name.
+        threads = {"WINGSPAN_THREADS": t for t in [os.environ.get("OMP_NUM_THREADS")] if t}
+        return variables | verl_cpu.PLUGIN_ENV | threads
+    from verl.trainer.constants_ppo import get_ppo_ray_runtime_env
+
+    for_gpus: dict[str, Any] = get_ppo_ray_runtime_env()["env_vars"]
+    return variables | {name: str(value) for name, value in for_gpus.items()}

@@ -1,0 +1,89 @@
+"""Trajectories as files and as numbers: JSON lines for reading and traces, summaries for metrics."""
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from agents.types import Completion, FinishReason, StopReason, Trajectory, Turn
+from envs.types import Item
+
+
+def write_trajectories(path: Path, trajectories: Iterable[Trajectory]) -> None:
+    """Write one trajectory a line to `path`, replacing it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(json.dumps(trajectory_to_dict(t)) + "\n" for t in trajectories))
+
+
+def read_trajectories(path: Path) -> list[Trajectory]:
+    """The trajectories of `path`, in order."""
+    return [trajectory_from_dict(json.loads(line)) for line in path.read_text().splitlines()]
+
+
+def trajectory_to_dict(trajectory: Trajectory) -> dict[str, Any]:
+    """A trajectory as JSON values; `trajectory_from_dict` gives it back."""
+    values = asdict(trajectory)
+    values["item"]["metadata"] = dict(trajectory.item.metadata)
+    values["metrics"] = dict(trajectory.metrics)
+    return values
+
+
+def trajectory_from_dict(values: dict[str, Any]) -> Trajectory:
+    """The trajectory that `trajectory_to_dict` wrote."""
+    turns = []
+    for turn in values["turns"]:
+        completion = turn["completion"]
+        finish_reason = FinishReason(completion["finish_reason"])
+        turns.append(
+            Turn(**{**turn, "completion": Completion(**{**completion, "finish_reason": finish_reason})})
+        )
+    return Trajectory(
+        **{
+            **values,
+            "item": Item(**values["item"]),
+            "turns": turns,
+            "stop_reason": StopReason(values["stop_reason"]),
+        }
+    )
+
+
+def summarise(trajectories: Sequence[Trajectory]) -> dict[str, float]:
+    """Means over the episodes that count, and counts of those that do not.
+
+    Keys: `episodes`, `reward`, `success`, `success_depth_<d>` (where items have a depth), `turns`,
+    `tokens` (sampled, in all), `parse_failures` (mean), `stop_<reason>` (a count each),
+    `dropped` and `dropped_<ErrorClass>` (counts). Means are left out where no episode counts.
+    """
+    counted = [t for t in trajectories if t.stop_reason is not StopReason.ERROR]
+    summary: dict[str, float] = {
+        "episodes": len(counted),
+        "dropped": len(trajectories) - len(counted),
+        **{f"stop_{reason}": 0 for reason in StopReason if reason is not StopReason.ERROR},
+    }
+    stops = Counter(t.stop_reason for t in counted)
+    summary |= {f"stop_{reason}": count for reason, count in stops.items()}
+    failed = (t for t in trajectories if t.stop_reason is StopReason.ERROR)
+    causes = Counter((t.error or "unknown").partition(":")[0] for t in failed)
+    summary |= {f"dropped_{cause}": count for cause, count in causes.items()}
+    if not counted:
+        return summary
+    by_depth: dict[Any, list[bool]] = {}
+    for trajectory in counted:
+        if "depth" in trajectory.item.metadata:
+            by_depth.setdefault(trajectory.item.metadata["depth"], []).append(trajectory.success)
+    return summary | {
+        "reward": fmean(t.reward for t in counted),
+        "success": fmean(t.success for t in counted),
+        **{f"success_depth_{depth}": fmean(found) for depth, found in sorted(by_depth.items())},
+        "turns": fmean(len(t.turns) for t in counted),
+        "tokens": sum(sampled_tokens(t) for t in counted),
+        "parse_failures": fmean(t.metrics.get("parse_failures", 0) for t in counted),
+    }
+
+
+def sampled_tokens(trajectory: Trajectory) -> int:
+    """Tokens that the policy sampled."""
+    return sum(len(turn.completion.token_ids) for turn in trajectory.turns)

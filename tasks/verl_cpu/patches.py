@@ -1,0 +1,63 @@
+"""The places where verl 0.9.1 takes a GPU for granted and offers no hook, replaced one by one.
+
+Only `plugin.py` calls `apply`, and only where `VERL_PLATFORM=cpu`.
+"""
+
+import os
+from datetime import timedelta
+from typing import Any
+
+import torch
+import verl.utils.distributed as verl_distributed
+import verl.utils.fsdp_utils as verl_fsdp
+import verl.utils.model as verl_model
+
+
+def apply() -> None:
+    """Replace them all, in this process."""
+    verl_distributed.initialize_global_process_group = init_process_group
+    verl_distributed.initialize_global_process_group_ray = init_process_group_ray
+    verl_model.load_valuehead_model = load_valuehead_model
+    verl_fsdp.CPUOffloadPolicy = UnpinnedOffloadPolicy
+
+
+def init_process_group(timeout_second: int = 36000) -> tuple[int, int, int]:
+    """As verl's, over gloo alone: torch refuses its `cpu:gloo,cpu:gloo`. (local rank, rank, size)."""
+    init_process_group_ray(timeout_second)
+    return int(os.environ["LOCAL_RANK"]), int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+
+
+def init_process_group_ray(timeout_second: int | None = None, backend: str | None = None) -> None:
+    """As verl's, over gloo alone."""
+    if torch.distributed.is_initialized():
+        return
+    torch.distributed.init_process_group(
+        backend="gloo",
+        rank=int(os.environ.get("RANK", "0")),
+        world_size=int(os.environ.get("WORLD_SIZE", "1")),
+        timeout=timedelta(seconds=timeout_second) if timeout_second is not None else None,
+        init_method=os.environ.get("DIST_INIT_METHOD"),
+    )
+
+
+def load_valuehead_model(
+    local_path: str, torch_dtype: torch.dtype, model_config: Any, trust_remote_code: bool
+) -> torch.nn.Module:
+    """As verl's, which insists on flash-attention."""
+    from transformers import AutoModelForTokenClassification
+
+    model: torch.nn.Module = AutoModelForTokenClassification.from_pretrained(
+        local_path,
+        dtype=torch_dtype,
+        config=model_config,
+        attn_implementation="sdpa",
+        trust_remote_code=trust_remote_code,
+    )
+    return model
+
+
+class UnpinnedOffloadPolicy(verl_fsdp.CPUOffloadPolicy):  # type: ignore[misc, name-defined]
+    """verl asks for pinned memory, which a machine without an accelerator does not have."""
+
+    def __init__(self, pin_memory: bool = False) -> None:
+        super().__init__(pin_memory=False)

@@ -1,0 +1,128 @@
+"""The CPU as one of verl's platforms: which names and numbers verl is told. No behaviour of its own."""
+
+import types
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import psutil
+import torch
+from verl.plugin.platform.platform_base import PlatformBase
+
+
+class _CpuDevice(types.ModuleType):
+    """What verl calls on `torch.cuda`, answered for the CPU; all else is `torch.cpu`'s."""
+
+    def __init__(self) -> None:
+        super().__init__("wingspan_cpu_device")
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(torch.cpu, name)
+
+    def is_available(self) -> bool:
+        # "Is there an accelerator": verl frees caches and reads device memory where there is one.
+        return False
+
+    def device_count(self) -> int:
+        return 1
+
+    def set_device(self, index: int) -> None: ...
+
+    def empty_cache(self) -> None: ...
+
+    def ipc_collect(self) -> None: ...
+
+    def synchronize(self, *device: Any) -> None: ...
+
+    def manual_seed(self, seed: int) -> None:
+        torch.manual_seed(seed)
+
+    manual_seed_all = manual_seed
+
+    def memory_allocated(self, *device: Any) -> int:
+        return int(psutil.Process().memory_info().rss)
+
+    memory_reserved = max_memory_allocated = max_memory_reserved = memory_allocated
+
+    def reset_peak_memory_stats(self, *device: Any) -> None: ...
+
+    def mem_get_info(self, *device: Any) -> tuple[int, int]:
+        memory = psutil.virtual_memory()
+        return memory.available, memory.total
+
+    def get_device_name(self, *device: Any) -> str:
+        return "CPU"
+
+    def get_rng_state(self, *device: Any) -> torch.Tensor:
+        return torch.get_rng_state()
+
+    def set_rng_state(self, state: torch.Tensor, *device: Any) -> None:
+        torch.set_rng_state(state)
+
+
+_DEVICE = _CpuDevice()
+
+
+class PlatformCpu(PlatformBase):
+    """A CPU seen by verl; registered only where `VERL_PLATFORM=cpu` asks for it."""
+
+    device_name = "cpu"
+    vendor_name = "generic"
+    device_module = _DEVICE
+
+    def is_available(self) -> bool:
+        return True
+
+    def is_platform_available(self, use_smi_check: bool = False) -> bool:
+        # Never found by probing: in a GPU cluster every CPU-only process would match.
+        return False
+
+    def current_device(self) -> str:
+        return "cpu"
+
+    def device_count(self) -> int:
+        return 1
+
+    def set_device(self, device_index: int) -> None: ...
+
+    def synchronize(self, device_index: int | None = None) -> None: ...
+
+    def manual_seed(self, seed: int) -> None:
+        torch.manual_seed(seed)
+
+    def manual_seed_all(self, seed: int) -> None:
+        torch.manual_seed(seed)
+
+    def set_allocator_settings(self, settings: str) -> None: ...
+
+    def empty_cache(self) -> None: ...
+
+    def get_device_capability(self, device_index: int = 0) -> tuple[None, None]:
+        return None, None
+
+    def communication_backend_name(self) -> str:
+        return "gloo"
+
+    def visible_devices_envvar(self) -> str:
+        return "CUDA_VISIBLE_DEVICES"
+
+    @contextmanager
+    def nvtx_range(self, msg: str) -> Iterator[None]:
+        yield
+
+    def profiler_start(self) -> None: ...
+
+    def profiler_stop(self) -> None: ...
+
+    def ray_resource_name(self) -> str:
+        # verl's resource pool counts GPUs and NPUs only: Ray is told of logical GPUs, one a worker.
+        return "GPU"
+
+    def ray_noset_envvars(self) -> list[str]:
+        return []
+
+    def is_ipc_supported(self) -> bool:
+        return False
+
+    def cudart(self) -> None:
+        return None

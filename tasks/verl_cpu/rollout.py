@@ -1,0 +1,149 @@
+"""verl's rollout backend `cpu`: the CPU sampler's actor, its replica, and the way weights reach it.
+
+verl asks a load balancer for a server at every turn; with sessions that stick, one process that
+plays all episodes can choose by itself, which saves an actor and two calls a turn.
+"""
+
+import asyncio
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import ray
+import torch
+from verl.workers.rollout import base as verl_rollout
+from verl.workers.rollout.base import BaseRollout
+from verl.workers.rollout.llm_server import LLMServerClient, LLMServerManager
+from verl.workers.rollout.replica import RolloutReplica, RolloutReplicaRegistry, TokenOutput
+
+from agents.types import SamplingParams
+
+BACKEND = "cpu"
+
+
+def register() -> None:
+    """Make `rollout.name=cpu` known to verl."""
+    verl_rollout._ROLLOUT_REGISTRY[(BACKEND, "async")] = f"{__name__}.CpuRollout"
+    RolloutReplicaRegistry.register(BACKEND, lambda: CpuReplica)
+    LLMServerManager._init_global_load_balancer = _init_load_balancer
+    LLMServerManager.get_client = _get_client
+
+
+def _actor_name(replica_rank: int) -> str:
+    return f"wingspan_cpu_sampler_{replica_rank}"
+
+
+class CpuReplica(RolloutReplica):  # type: ignore[misc]
+    """One `CpuSampler` actor. It has no device memory to give back, so it never sleeps."""
+
+    async def launch_servers(self) -> None:
+        """Start the actor."""
+        from agents.sampler_cpu import CpuSampler
+
+        name = _actor_name(self.replica_rank)
+        sampler = (
+            ray.remote(CpuSampler)
+            .options(name=name, max_concurrency=self.max_concurrency, num_cpus=0)
+            .remote(
+                self.model_config["path"],
+                max_sequences=self.config.max_num_seqs,
+                context_length=self.config.max_model_len,
+                seed=self.config.seed + self.replica_rank,
+            )
+        )
+        self.servers = [sampler]
+        self._server_handle = sampler
+        self._server_address = name
+
+    async def wake_up(self) -> None: ...
+
+    async def sleep(self) -> None: ...
+
+    async def clear_kv_cache(self) -> None: ...
+
+    async def start_profile(self, **options: Any) -> None: ...
+
+    async def stop_profile(self) -> None: ...
+
+
+class CpuRollout(BaseRollout):  # type: ignore[misc]
+    """Lives in every training process; sends the policy's weights to the sampler."""
+
+    async def resume(self, tags: list[str]) -> None:
+        """Nothing: the sampler never released anything."""
+
+    async def release(self) -> None:
+        """Nothing: see `resume`."""
+
+    async def update_weights(
+        self,
+        weights: Iterator[tuple[str, torch.Tensor]],
+        wire_format: str = "named_tensors",
+        global_steps: int | None = None,
+        **_: Any,
+    ) -> None:
+        """Send full weights as those of policy version `global_steps`."""
+        if wire_format != "named_tensors":
+            raise NotImplementedError(f"the CPU sampler takes named_tensors, not {wire_format!r}")
+        # Every rank must drain the iterator: gathering a sharded tensor is a collective.
+        state = {name: tensor.detach().to("cpu", copy=True) for name, tensor in weights}
+        rank = int(os.environ["RANK"])
+        replica, shard = divmod(rank, self.config.tensor_model_parallel_size * self.config.data_parallel_size)
+        if shard == 0:
+            sampler = ray.get_actor(_actor_name(replica))
+            await sampler.load_weights.remote(state, policy_version=global_steps or 0)
+
+
+class CpuServerClient(LLMServerClient):  # type: ignore[misc]
+    """Asks the samplers directly; an episode's turns go to the same one, for its KV cache."""
+
+    def __init__(self, config: Any, servers: list[Any]) -> None:
+        super().__init__(config)
+        self._servers = servers
+        self._server_of: dict[str, int] = {}
+        self._episodes = 0
+
+    async def generate(
+        self, request_id: str, *, prompt_ids: list[int], sampling_params: dict[str, Any], **_: Any
+    ) -> TokenOutput:
+        """As verl's; `request_id` is the episode's."""
+        if request_id not in self._server_of:
+            self._server_of[request_id] = self._episodes % len(self._servers)
+            self._episodes += 1
+        answer = self._servers[self._server_of[request_id]].sample.remote(
+            prompt_ids,
+            params=SamplingParams(
+                max_tokens=sampling_params["max_tokens"],
+                temperature=sampling_params["temperature"],
+                top_p=sampling_params["top_p"],
+                top_k=max(0, sampling_params["top_k"]),
+                stop_token_ids=tuple(sampling_params["stop_token_ids"]),
+            ),
+            episode_id=request_id,
+        )
+        try:
+            completion = await answer
+        except asyncio.CancelledError:
+            ray.cancel(answer)  # else it would be sampled to its end for nobody
+            raise
+        return TokenOutput(
+            token_ids=completion.token_ids,
+            log_probs=completion.logprobs,
+            stop_reason="completed",
+            extra_fields={"global_steps": completion.policy_version},
+        )
+
+
+_verl_init_load_balancer = LLMServerManager._init_global_load_balancer
+_verl_get_client = LLMServerManager.get_client
+
+
+async def _init_load_balancer(self: LLMServerManager) -> None:
+    if self.rollout_config.name != BACKEND:
+        await _verl_init_load_balancer(self)
+
+
+def _get_client(self: LLMServerManager, client_cls: type | None = None, **kwargs: Any) -> LLMServerClient:
+    if self.rollout_config.name != BACKEND:
+        return _verl_get_client(self, client_cls, **kwargs)
+    return CpuServerClient(self.config, self.server_handles)

@@ -1,0 +1,277 @@
+"""verl's rollout manager, over the project's own episodes; named in `rollout.agent.agent_loop_manager_class`.
+
+It takes the step's items from verl's dataloader, plays their groups (`agents/group.py`) through
+whatever server verl runs, and puts what can be learnt from into verl's TransferQueue. Unlike verl's
+own, it plays all episodes in one event loop and returns when the last one has ended.
+
+A failed episode is never put; a group with fewer than two others is put not at all, for a reward
+compared with nothing says nothing. Nor is a group whose rewards are all the same, where the loss is
+GRPO's alone: its advantages, and so its gradient, are zero.
+"""
+
+import asyncio
+import threading
+import time
+from collections.abc import Coroutine, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import torch
+from torch.utils.data import Dataset
+
+from agents.episode import Agent, EpisodeLimits
+from agents.group import play
+from agents.packing import pack
+from agents.parser import PARSERS
+from agents.renderer import Renderer
+from agents.schedule import horizon
+from agents.types import Completion, FinishReason, SamplingParams, StopReason, Trajectory
+from envs.errors import SamplerFailed
+from envs.pool import EnvPool
+from envs.registry import get_env
+from envs.types import Item
+from tasks.errors import NoEpisodes, SamplerDied
+from tasks.items import item_from_json, item_to_json, read_items
+from tasks.settings import Pipeline
+
+T = TypeVar("T")
+Group = list[Trajectory]
+
+
+class ItemDataset(Dataset[dict[str, Any]]):
+    """An item file, as verl's `data.custom_cls`; rows carry the item's own line."""
+
+    def __init__(self, data_files: str, **_: Any) -> None:
+        from pathlib import Path
+
+        self._items = read_items(Path(data_files))
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        # verl counts prompts by `raw_prompt`; what an item's prompt is, its environment says.
+        return {"raw_prompt": index, "item": item_to_json(self._items[index])}
+
+
+class VerlSampler:
+    """A `Sampler` over verl's client of its generation servers."""
+
+    def __init__(self, client: Any) -> None:
+        self._client = client
+
+    async def sample(
+        self, prompt_ids: Sequence[int], *, params: SamplingParams, episode_id: str
+    ) -> Completion:
+        """One completion; raises `SamplerDied` if the server has, which no retry can mend."""
+        from ray.exceptions import RayActorError
+
+        try:
+            output = await self._client.generate(
+                episode_id,
+                prompt_ids=list(prompt_ids),
+                sampling_params={
+                    "max_tokens": params.max_tokens,
+                    "temperature": params.temperature,
+                    "top_p": params.top_p,
+                    "top_k": params.top_k or -1,
+                    "stop_token_ids": list(params.stop_token_ids),
+                    "repetition_penalty": 1.0,
+                    "logprobs": True,
+                },
+            )
+        except RayActorError as error:
+            raise SamplerDied(f"the sampler died: {type(error).__name__}") from error
+        if not output.token_ids or output.log_probs is None:
+            raise SamplerFailed(f"{episode_id}: no tokens came back ({output.stop_reason})")
+        ids = list(output.token_ids)
+        return Completion(
+            token_ids=ids,
+            logprobs=list(output.log_probs),
+            finish_reason=FinishReason.STOP if ids[-1] in params.stop_token_ids else FinishReason.LENGTH,
+            policy_version=output.extra_fields["global_steps"],
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepRollout:
+    """What was played for one training step."""
+
+    groups: list[Group]
+    max_turns: int
+    seconds: float
+    put: int
+    """Trajectories that were handed to the trainer."""
+    informative: int
+    """Groups with rewards that differ."""
+
+
+class RolloutManager:
+    """Plays episodes for verl's trainer, in the trainer's process."""
+
+    def __init__(self, pipeline: Pipeline, *, client: Any, tokenizer: Any) -> None:
+        spec = get_env(pipeline.data.env)
+        self._pipeline = pipeline
+        self._sampler = VerlSampler(client)
+        self._agent = Agent(
+            renderer=Renderer(tokenizer),
+            parse=PARSERS[pipeline.agent.parser],
+            instructions=spec.instructions if pipeline.agent.instructions else None,
+        )
+        self._loop = asyncio.new_event_loop()
+        threading.Thread(target=self._loop.run_forever, name="rollout", daemon=True).start()
+        self._pool = EnvPool(spec.make, capacity=pipeline.rollout.max_live_envs)
+        self.last: StepRollout | None = None
+
+    @classmethod
+    def create(
+        cls,
+        config: Any,
+        llm_client: Any,
+        teacher_client: Any = None,
+        reward_loop_worker_handles: Any = None,
+    ) -> "RolloutManager":
+        """verl's way to make one; `config.wingspan.pipeline` is the pipeline."""
+        from omegaconf import OmegaConf
+        from transformers import AutoTokenizer
+
+        pipeline = Pipeline.model_validate(OmegaConf.to_container(config.wingspan.pipeline, resolve=True))
+        tokenizer = AutoTokenizer.from_pretrained(config.actor_rollout_ref.model.path)
+        return cls(pipeline, client=llm_client, tokenizer=tokenizer)
+
+    def generate_sequences(self, prompts: Any) -> None:
+        """Play a step's groups and put them into TransferQueue; returns when all is there.
+
+        `prompts`: verl's batch, with `uid` and `item` a row and one `global_steps`.
+        Raises `NoEpisodes` if every episode failed, `SamplerDied` if the sampler is gone.
+        """
+        import transfer_queue as tq
+
+        step = int(prompts["global_steps"])
+        uids = [str(uid) for uid in prompts["uid"]]
+        items = [item_from_json(str(line), place="train items") for line in prompts["item"]]
+        schedule = self._pipeline.horizon
+        max_turns = horizon(step, rounds=schedule.rounds, steps_scaling_inter=schedule.steps_scaling_inter)
+        started = time.perf_counter()
+        groups = self.play(items, max_turns=max_turns, chains=self._pipeline.rollout.group_size)
+        seconds = time.perf_counter() - started
+        if not any(_is_usable(t) for group in groups for t in group):
+            raise NoEpisodes(f"step {step}: every episode failed; the first: {groups[0][0].error}")
+        chosen = [trainable(group, skip_equal=self._pipeline.train.kl_loss_coef == 0.0) for group in groups]
+        rows = [(uid, t) for uid, group in zip(uids, chosen, strict=True) for t in group]
+        if rows:
+            tq.kv_batch_put(
+                keys=[f"{uid}_{t.chain}_0" for uid, t in rows],
+                fields=fields_of(rows),
+                tags=[_tag(t, step=step) for _, t in rows],
+                partition_id="train",
+            )
+        tq.kv_batch_put(keys=uids, partition_id="train", tags=[{"status": "finished"} for _ in uids])
+        self.last = StepRollout(
+            groups=groups,
+            max_turns=max_turns,
+            seconds=seconds,
+            put=len(rows),
+            informative=sum(is_informative(group) for group in groups),
+        )
+
+    def play(
+        self, items: Sequence[Item], *, max_turns: int, chains: int, temperature: float | None = None
+    ) -> list[Group]:
+        """One group per item, in order; `temperature` None is the training temperature, 0 greedy."""
+        rollout = self._pipeline.rollout
+        return self._run(
+            play(
+                items,
+                chains=chains,
+                pool=self._pool,
+                sampler=self._sampler,
+                agent=self._agent,
+                limits=EpisodeLimits(
+                    max_turns=max_turns,
+                    max_tokens_per_turn=rollout.max_tokens_per_turn,
+                    context_length=rollout.context_length,
+                    episode_timeout_s=rollout.episode_timeout_s,
+                    step_timeout_s=rollout.step_timeout_s,
+                ),
+                sampling=SamplingParams(
+                    max_tokens=rollout.max_tokens_per_turn,
+                    temperature=rollout.temperature if temperature is None else temperature,
+                    top_p=rollout.top_p,
+                    top_k=rollout.top_k,
+                ),
+                max_attempts=rollout.max_attempts,
+            )
+        )
+
+    def close(self) -> None:
+        """Close the environments and end the event loop."""
+        self._run(self._pool.close())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+
+    def _run(self, work: Coroutine[Any, Any, T]) -> T:
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+
+
+def trainable(group: Group, *, skip_equal: bool) -> Group:
+    """The episodes of a group that are trained on; `skip_equal` leaves out groups of equal rewards."""
+    usable = [t for t in group if _is_usable(t)]
+    if len(usable) < 2 or (skip_equal and not is_informative(group)):
+        return []
+    return usable
+
+
+def is_informative(group: Group) -> bool:
+    """Whether its usable episodes' rewards differ, so that GRPO learns from it."""
+    return len({t.reward for t in group if _is_usable(t)}) > 1
+
+
+def _is_usable(trajectory: Trajectory) -> bool:
+    # An episode may end for want of room before the first turn: it holds nothing of the policy's.
+    return trajectory.stop_reason is not StopReason.ERROR and bool(trajectory.turns)
+
+
+def fields_of(rows: Sequence[tuple[str, Trajectory]]) -> Any:
+    """Trajectories with their groups' uids as verl's agent loop lays them out: nested, [rows, tokens]."""
+    from tensordict import NonTensorStack, TensorDict
+
+    packed = [pack(trajectory) for _, trajectory in rows]
+
+    def nested(values: Sequence[Sequence[float]], dtype: torch.dtype) -> torch.Tensor:
+        return torch.nested.as_nested_tensor(
+            [torch.tensor(v, dtype=dtype) for v in values], layout=torch.jagged
+        )
+
+    masks = nested([p.response_mask for p in packed], torch.int64)
+    sequences = [p.prompt_ids + p.response_ids for p in packed]
+    return TensorDict(
+        {
+            "prompts": nested([p.prompt_ids for p in packed], torch.int64),
+            "responses": nested([p.response_ids for p in packed], torch.int64),
+            "input_ids": nested(sequences, torch.int64),
+            "position_ids": nested([range(len(s)) for s in sequences], torch.int64),
+            "response_mask": masks,
+            "loss_mask": masks,
+            "rm_scores": nested([p.rewards for p in packed], torch.float32),
+            "rollout_log_probs": nested([p.logprobs for p in packed], torch.float32),
+            "uid": NonTensorStack(*[uid for uid, _ in rows]),
+            "num_turns": NonTensorStack(*[len(t.turns) for _, t in rows]),
+            "extra_fields": NonTensorStack(
+                *[{"policy_versions": [turn.completion.policy_version for turn in t.turns]} for _, t in rows]
+            ),
+        },
+        batch_size=[len(rows)],
+    )
+
+
+def _tag(trajectory: Trajectory, *, step: int) -> dict[str, Any]:
+    packed = pack(trajectory)
+    return {
+        "status": "success",
+        "prompt_len": len(packed.prompt_ids),
+        "response_len": len(packed.response_ids),
+        "seq_len": len(packed.prompt_ids) + len(packed.response_ids),
+        "global_steps": step,
+        "min_global_steps": min(packed.policy_versions),
+        "max_global_steps": max(packed.policy_versions),
+    }

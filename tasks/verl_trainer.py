@@ -1,0 +1,83 @@
+"""verl's synchronous trainer, one training step a call.
+
+What it changes of verl's own: a step's trajectories are cut into a fixed number of mini-batches,
+however many there are (verl would fill up with padding), and a step with none to learn from is
+passed over. The loss is divided by the episodes that were *played*: those left out have gradient 0.
+"""
+
+from typing import Any
+
+import transfer_queue as tq
+from transfer_queue import KVBatchMeta
+from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
+from verl.utils.debug import marked_timer
+from verl.utils.metric import reduce_metrics
+from verl.utils.py_functional import rename_dict
+from verl.utils.skip import SkipManager
+
+from tasks.settings import Pipeline
+from tasks.verl_rollout import RolloutManager
+
+
+class StepTrainer(PPOTrainerSync):  # type: ignore[misc]
+    """`init()`, `attach()`, then `run_step()` again and again; `global_steps` counts finished steps."""
+
+    def __init__(self, config: Any, pipeline: Pipeline) -> None:
+        super().__init__(config)
+        self._pipeline = pipeline
+        self.curr_step_profile = False
+
+    def attach(self, manager: RolloutManager) -> None:
+        """Play episodes through `manager`; needed before the first step."""
+        self.agent_loop_manager = manager
+        SkipManager.init(self.config)
+
+    def run_step(self, *, save: bool) -> tuple[dict[str, float], dict[str, float]]:
+        """Rollout, update, checkpoint if `save`, new weights to the sampler: (metrics, seconds), verl's names."""
+        self.global_steps += 1
+        SkipManager.set_step(self.global_steps)
+        metrics: dict[str, float] = {}
+        self.timing_raw: dict[str, float] = {}
+        batch = self.step(metrics, self.timing_raw)
+        if save:
+            with marked_timer("save_checkpoint", self.timing_raw):
+                self._save_checkpoint()
+        self.on_step_end()
+        if batch.keys:
+            tq.kv_clear(keys=batch.keys, partition_id=batch.partition_id)
+        return metrics, self.timing_raw
+
+    def _step_once(
+        self, metrics: dict[str, Any], timing_raw: dict[str, float], sample_batch_size: int
+    ) -> Any:
+        if self.agent_loop_manager.last.put == 0:
+            self._forget_prompts()
+            return KVBatchMeta(partition_id="train", keys=[], tags=[])
+        return super()._step_once(metrics, timing_raw, sample_batch_size)
+
+    def _forget_prompts(self) -> None:
+        keys = list((tq.kv_list("train") or {}).get("train", {}))
+        if keys:
+            tq.kv_clear(keys=keys, partition_id="train")
+
+    def _get_required_batch_multiple(self, dp_size: int) -> int:
+        return dp_size * self._pipeline.train.mini_batches
+
+    def _update_actor(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
+        train, rollout = self._pipeline.train, self._pipeline.rollout
+        batch.extra_info.update(
+            {
+                "calculate_entropy": False,
+                "distillation_use_topk": False,
+                "distillation_only": False,
+                "global_batch_size": rollout.items_per_step * rollout.group_size / train.mini_batches,
+                "mini_batch_size": len(batch.keys) // train.mini_batches,
+                "epochs": train.epochs,
+                "seed": self._pipeline.seed + self.global_steps,
+                "dataloader_kwargs": {"shuffle": False},
+                "temperature": rollout.temperature,
+            }
+        )
+        output = rename_dict(self.actor_rollout_wg.update_actor(batch)["metrics"], "actor/")
+        metrics.update(reduce_metrics(output))
+        return batch

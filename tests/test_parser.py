@@ -1,0 +1,48 @@
+"""What counts as an action in what a policy wrote."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agents.parser import PARSERS, react
+
+
+@pytest.mark.parametrize(
+    ("text", "action", "thought"),
+    [
+        ("Action: get 1 oak log", "get 1 oak log", ""),
+        ("Thought: I need wood.\nAction: get 1 oak log", "get 1 oak log", "I need wood."),
+        ("Thought:\nI need wood.\n\nAction:\nget 1 oak log\n", "get 1 oak log", "I need wood."),
+        ("Thought: wood. Action: get 1 oak log", "get 1 oak log", "wood."),
+        ("I need wood.\nAction:   get 1 oak log  \nand that is it", "get 1 oak log", "I need wood."),
+        ("Thought: a\nb\nAction: inventory", "inventory", "a\nb"),
+    ],
+)
+def test_react_reads(text: str, action: str, thought: str) -> None:
+    parsed = react(text)
+    assert (parsed.action, parsed.thought, parsed.failed) == (action, thought, False)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "get 1 oak log",
+        "Thought: only thinking",
+        "Action:",
+        "Action:  \n  \n",
+        "Action: get 1 oak log\nObservation: Got 1 oak log\nAction: inventory",
+    ],
+)
+def test_text_without_one_action_is_passed_on_as_it_is(text: str) -> None:
+    parsed = react(text)
+    assert (parsed.action, parsed.failed) == (text, True)
+
+
+@given(st.text(alphabet=st.sampled_from("Action:Thought \n\tx")) | st.text())
+def test_every_parser_is_total(text: str) -> None:
+    for parse in PARSERS.values():
+        parsed = parse(text)
+        assert parsed.action in text
+        assert parsed.action or parsed.failed
+        assert parsed.action == text or not parsed.failed
