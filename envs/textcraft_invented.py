@@ -18,6 +18,7 @@ from envs.textcraft_world import Game, InventedBook, book, item_id, plain, recip
 _INPUT_COUNTS = ((1, 2, 3, 4, 5, 6, 7, 8, 9), (38, 13, 13, 12, 3, 11, 2, 7, 3))
 _OUTPUT_COUNTS = ((1, 2, 3, 4, 6, 8, 16), (55, 5, 10, 13, 6, 10, 1))
 _NUM_INPUTS = ((1, 2, 3, 4), (46, 42, 10, 2))
+_NEAR_SHAPES = ((0, 1, 2, 3), (40, 15, 30, 15))
 _NAME_WORDS = ((1, 2, 3, 4), (22, 55, 18, 5))
 
 
@@ -56,6 +57,21 @@ class _Draft:
                 self.used.add(candidate)
                 return candidate
 
+    def near(self, model: str) -> str:
+        """A new name that looks like `model`, as products look like what they are made of.
+
+        `smooth sandstone` → `smooth sandstone slab`, `cut smooth sandstone`, `smooth quartz`, `red sandstone`.
+        """
+        parts, word = model.split(), self._word()
+        shapes = [[*parts, word], [word, *parts], [*parts[:-1], word], [word, *parts[1:]]]
+        candidate = shapes[_pick(self.rng, _NEAR_SHAPES)]
+        text = " ".join(candidate)
+        repeats = len(set(candidate)) < len(candidate)
+        if repeats or len(candidate) > 5 or text in self.used | _real_names():
+            return self.name()
+        self.used.add(text)
+        return text
+
     def _word(self) -> str:
         return self.rng.choice(self.pool) if self.rng.random() < 0.65 else self.rng.choice(words())
 
@@ -63,17 +79,17 @@ class _Draft:
         """A raw material, often one that is used already."""
         if self.bases and self.rng.random() < 0.45:
             return self.rng.choice(self.bases)
-        near = self.rng.choice(self.bases).split()[-1] if self.bases and self.rng.random() < 0.3 else ""
-        self.bases.append(self.name(suffix=near))
+        similar = self.bases and self.rng.random() < 0.3
+        self.bases.append(self.near(self.rng.choice(self.bases)) if similar else self.name())
         return self.bases[-1]
 
-    def add(self, output: str, inputs: list[str], *, counts: list[int] | None = None) -> str:
-        """List a recipe; returns `output`."""
+    def add(self, output: str, inputs: list[str]) -> None:
+        """List a recipe, unless `output` has one of the same ingredients."""
         unique = list(dict.fromkeys(inputs))
-        counts = counts or [_pick(self.rng, _INPUT_COUNTS) for _ in unique]
-        paired = tuple(zip(counts, unique, strict=True))
+        if any(line.output == output and {i for _, i in line.inputs} == set(unique) for line in self.lines):
+            return
+        paired = tuple((_pick(self.rng, _INPUT_COUNTS), name) for name in unique)
         self.lines.append(Line(count=_pick(self.rng, _OUTPUT_COUNTS), output=output, inputs=paired))
-        return output
 
     def group(self) -> str:
         """A group such as `planks`, with 2–8 members that each have a recipe; returns its name."""
@@ -84,7 +100,8 @@ class _Draft:
         for _ in range(self.rng.randint(2, 8)):
             member = self.name(suffix=tag)
             raw = f"{member.rsplit(' ', 1)[0]} {source}"
-            raw = raw if raw not in self.used | _real_names() and self.rng.random() < 0.85 else self.base()
+            fresh = raw not in self.used | _real_names() and source not in member.split()
+            raw = raw if fresh and self.rng.random() < 0.85 else self.base()
             self.used.add(raw)
             self.lines.append(Line(count=count, output=member, inputs=((amount, raw),)))
             self.tags[member] = tag
@@ -141,18 +158,11 @@ def _make(draft: _Draft, depth: int, tag: str | None, made: list[str]) -> str:
             inputs.append(rng.choice(reuse) if reuse and rng.random() < 0.4 else shallow)
         else:
             inputs.append(draft.base())
-    # a recipe may take its ingredient's name over, as `red bed using 3 red wool` does
-    suffix = rng.choice(draft.pool)
-    output = draft.name(suffix=suffix if rng.random() < 0.4 else "")
-    if rng.random() < 0.3 and " " in inputs[0]:
-        echo = f"{inputs[0].split()[0]} {suffix}"
-        if echo not in draft.used | _real_names() and inputs[0].split()[0] != suffix:
-            draft.used.add(echo)
-            output = echo
+    output = draft.near(inputs[0]) if rng.random() < 0.45 else draft.name()
     draft.add(output, inputs)
     if rng.random() < 0.35:
         draft.family(output, inputs)
-    if rng.random() < 0.12:
+    if rng.random() < 0.18:
         draft.add(output, [draft.base() for _ in range(_pick(rng, _NUM_INPUTS))])
     made.append(output)
     return output
@@ -162,11 +172,12 @@ def _distract(draft: _Draft) -> None:
     """A recipe that leads nowhere, but shares ingredients or words with one that matters."""
     rng = draft.rng
     known = [name for line in draft.lines for _, name in line.inputs] + [l.output for l in draft.lines]
-    model = rng.choice(known)
-    output = draft.name(suffix=model.split()[-1] if rng.random() < 0.5 else "")
-    inputs = [
-        rng.choice(known) if rng.random() < 0.65 else draft.base() for _ in range(_pick(rng, _NUM_INPUTS))
-    ]
+    num_inputs = _pick(rng, _NUM_INPUTS)
+    if rng.random() < 0.1:  # one more way to make something; of raw materials, lest it need itself
+        draft.add(rng.choice(draft.lines).output, [draft.base() for _ in range(num_inputs)])
+        return
+    output = draft.near(rng.choice(known)) if rng.random() < 0.6 else draft.name()
+    inputs = [rng.choice(known) if rng.random() < 0.65 else draft.base() for _ in range(num_inputs)]
     draft.add(output, inputs)
 
 
