@@ -7,9 +7,10 @@ two completions: they are cut, once, out of a rendered conversation of sentinel 
          └────────── before ──────────┘    └──────────────── after ──────────────┘
 """
 
+import copy
 import re
-from collections.abc import Sequence
-from functools import lru_cache
+from collections.abc import Callable, Sequence
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING
 
 from envs.errors import ConfigError
@@ -32,6 +33,7 @@ class Renderer:
     def __init__(self, tokenizer: "PreTrainedTokenizerBase") -> None:
         """Raises `ConfigError` for a template that is missing, drops messages or has no end of turn."""
         self._tokenizer = tokenizer
+        self._encode, self._decode = _codec(tokenizer)
         control = {t.content for t in tokenizer.added_tokens_decoder.values() if t.special}
         control |= set(tokenizer.all_special_tokens)
         longest_first = sorted(control, key=len, reverse=True)
@@ -69,9 +71,7 @@ class Renderer:
 
     def decode(self, ids: list[int]) -> str:
         """Sampled tokens as text, without control tokens: to read and parse, never to encode."""
-        text = self._tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
-        assert isinstance(text, str)
-        return text
+        return self._decode(ids)
 
     def _encode_prompt(self, messages: tuple[Message, ...]) -> tuple[int, ...]:
         turns = [(m.role, self._clean(m.content)) for m in messages]
@@ -124,11 +124,26 @@ class Renderer:
         assert isinstance(text, str)
         return text
 
-    def _encode(self, text: str) -> list[int]:
-        # The template has written bos and the like itself.
-        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False)
-        return ids
-
     def _unusable(self, why: str) -> ConfigError:
         name = self._tokenizer.name_or_path or type(self._tokenizer).__name__
         return ConfigError(f"the chat template of {name!r} {why}; use a model with a multi-turn template")
+
+
+def _codec(
+    tokenizer: "PreTrainedTokenizerBase",
+) -> tuple[Callable[[str], list[int]], Callable[[list[int]], str]]:
+    """Encoding that adds no tokens (the template has written them), decoding that skips control tokens."""
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is None:  # a tokenizer in plain Python
+        return (
+            partial(tokenizer.encode, add_special_tokens=False),
+            partial(tokenizer.decode, skip_special_tokens=True, clean_up_tokenization_spaces=False),
+        )
+    # Half the time of the methods around it; a copy, for padding and truncation are state in there.
+    backend = copy.deepcopy(backend)
+    backend.no_padding()
+    backend.no_truncation()
+    return (
+        lambda text: backend.encode(text, add_special_tokens=False).ids,
+        partial(backend.decode, skip_special_tokens=True),
+    )

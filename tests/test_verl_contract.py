@@ -145,7 +145,6 @@ def test_shipped_pipelines_make_configurations_that_verl_accepts(verl: ModuleTyp
     validate_config(config, use_reference_policy=with_reference, use_critic=False)
     rollout = omega_conf_to_dataclass(config.actor_rollout_ref.rollout)
     actor = omega_conf_to_dataclass(config.actor_rollout_ref.actor)
-    omega_conf_to_dataclass(config.actor_rollout_ref.ref)
     omega_conf_to_dataclass(config.algorithm)
     assert rollout.name == pipeline.backend.rollout
     assert rollout.max_model_len == pipeline.rollout.context_length

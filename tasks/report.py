@@ -1,0 +1,213 @@
+"""Stage `report`: one page that says what a run has done, and the plots on it as files.
+
+Owns what is told and in which words. Reading the workspace is `tasks/results.py`'s, the pictures are
+`tasks/plots.py`'s, the layout is `tasks/report_pages/`'s. The page needs no network and no script; text
+of environments and policies is escaped. The same workspace gives the same page, but for the commit and
+the versions of the code that makes it.
+"""
+
+import hashlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from agents.parser import PARSERS
+from agents.schedule import horizon
+from envs.registry import get_env
+from tasks import report_plots
+from tasks.intervals import gain_interval, wilson
+from tasks.plots import Plot
+from tasks.provenance import provenance
+from tasks.report_reading import choose_pairs
+from tasks.results import (
+    MODES,
+    Results,
+    dropped,
+    environment_steps,
+    groupings,
+    phases,
+    read_results,
+    stages_of,
+)
+from tasks.settings import Pipeline
+
+PAGES = Path(__file__).parent / "report_pages"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """A success rate before and after training, on the test split."""
+
+    before: float
+    after: float
+    items: int
+    before_interval: tuple[float, float]
+    after_interval: tuple[float, float]
+    gain_interval: tuple[float, float]
+
+    @property
+    def gain(self) -> float:
+        """After minus before."""
+        return self.after - self.before
+
+
+def report(pipeline: Pipeline, workspace: Path) -> Path:
+    """Write `report/index.html` and its plots (`*.svg`, `*.png`) from what `workspace` holds by now.
+
+    What is missing is named on the page. Returns the page's path.
+    """
+    results = read_results(workspace)
+    planned = [
+        horizon(step, rounds=pipeline.horizon.rounds, steps_scaling_inter=pipeline.horizon.steps_scaling_inter)
+        for step in range(1, pipeline.train.steps + 1)
+    ]
+    stages = stages_of(planned)
+    found = groupings(results)
+    plots = report_plots.all_plots(results, stages=stages, groupings=found)
+    page = render_page(
+        "report.html",
+        name=workspace.resolve().name,
+        pipeline=pipeline,
+        results=results,
+        stages=stages,
+        modes=MODES,
+        changes={mode: change_of(results, mode=mode) for mode in MODES},
+        groupings=found,
+        pairs=choose_pairs(results, parse=PARSERS[pipeline.agent.parser]),
+        plots={plot.name: plot for plot in plots},
+        missing=missing_parts(results, pipeline=pipeline),
+        totals=totals(results),
+        dropped=dropped_by_place(results),
+        phases=phase_table(results),
+        parameters=pipeline.model_dump(mode="json"),
+        lineage=lineage(workspace, pipeline=pipeline),
+    )
+    return write_page(workspace / "report", page=page, plots=plots)
+
+
+def change_of(results: Results, *, mode: str) -> Change | None:
+    """The headline of one mode; None before both policies were evaluated."""
+    before, after = (results.rate(policy, mode) for policy in ("before", "after"))
+    if before is None or after is None:
+        return None
+    items = len(results.items())
+    return Change(
+        before=before,
+        after=after,
+        items=items,
+        before_interval=wilson(before, n=items),
+        after_interval=wilson(after, n=items),
+        gain_interval=gain_interval(before, after, n=items),
+    )
+
+
+def missing_parts(results: Results, *, pipeline: Pipeline) -> list[str]:
+    """What the page cannot tell yet, in sentences."""
+    done, due = len(results.steps), pipeline.train.steps
+    parts = {
+        "This pipeline has no warm-up: “before” is the model it starts from.": pipeline.warmup is None,
+        "Training has not begun: no train/metrics.jsonl.": done == 0,
+        f"Training is at step {done} of {due}.": 0 < done < due,
+        "No round has ended yet: there is no quick evaluation.": done > 0 and not results.rounds,
+        "The final evaluation is missing: no evaluation.json.": not results.evaluation,
+        "No trajectories to read: no evaluation_trajectories.jsonl.": not results.played,
+        "How long the stages took was not recorded: no timing.json.": not results.seconds,
+        "No receipt of the environments: no provision.json.": not results.provision,
+    }
+    return [text for text, holds in parts.items() if holds]
+
+
+def totals(results: Results) -> dict[str, float]:
+    """What training played and took, in all; empty before its first step."""
+    if not results.steps:
+        return {}
+    played = {key: sum(step.get(key, 0.0) for step in results.steps) for key in ("episodes", "tokens", "seconds")}
+    return played | {
+        "steps": len(results.steps),
+        "turns": environment_steps(results)[-1],
+        "informative": fmean(step["informative_groups"] for step in results.steps),
+        "tokens_per_s": played["tokens"] / (sum(step["seconds_rollout"] for step in results.steps) or 1.0),
+    }
+
+
+def dropped_by_place(results: Results) -> dict[str, tuple[int, dict[str, int]]]:
+    """Where episodes were played → (how many counted or dropped, dropped by cause)."""
+    places = {
+        "training": results.steps,
+        "quick evaluations": [done.evaluation for done in results.rounds],
+        "final evaluation": [summary for modes in results.evaluation.values() for summary in modes.values()],
+    }
+    return {
+        place: (int(sum(s["episodes"] + s["dropped"] for s in summaries)), dropped(summaries))
+        for place, summaries in places.items()
+        if summaries
+    }
+
+
+def phase_table(results: Results) -> list[tuple[str, float, float]]:
+    """(phase, seconds in all, share) within training steps, then what the train stage does outside them."""
+    rows = [(name, sum(seconds)) for name, seconds in phases(results).items() if sum(seconds) > 0]
+    if rows and "train" in results.seconds:
+        outside = results.seconds["train"] - sum(step["seconds"] for step in results.steps)
+        rows.append(("start-up and quick evaluations", max(0.0, outside)))
+    whole = sum(seconds for _, seconds in rows) or 1.0
+    return [(name.replace("_", " "), seconds, seconds / whole) for name, seconds in rows]
+
+
+def lineage(workspace: Path, *, pipeline: Pipeline) -> dict[str, str]:
+    """What the results came from: data by MD5 (as in `dvc.lock`), code and versions by now."""
+    facts = {
+        f"md5 of {name}": hashlib.md5((workspace / name).read_bytes(), usedforsecurity=False).hexdigest()
+        for name in ("data/train.jsonl", "data/test.jsonl", "policy/model.safetensors")
+        if (workspace / name).exists()
+    }
+    return provenance(env_packages=get_env(pipeline.data.env).packages) | facts
+
+
+def render_page(template: str, **facts: Any) -> str:
+    """A template of `report_pages/` with `facts`; everything but the plots is escaped."""
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+    environment = Environment(
+        loader=FileSystemLoader(PAGES),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters.update(FILTERS)
+    return environment.get_template(template).render(**facts)
+
+
+def write_page(folder: Path, *, page: str, plots: list[Plot]) -> Path:
+    """Write `index.html` and the plots into `folder`; plots of an earlier page go."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for old in [*folder.glob("*.svg"), *folder.glob("*.png")]:
+        old.unlink()
+    for plot in plots:
+        (folder / f"{plot.name}.svg").write_text(plot.svg)
+        (folder / f"{plot.name}.png").write_bytes(plot.png)
+    path = folder / "index.html"
+    path.write_text(page)
+    return path
+
+
+def duration(seconds: float) -> str:
+    """`8.4 s`, `4 min 12 s`, `2 h 05 min`."""
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes} min {rest:02d} s"
+    return f"{minutes // 60} h {minutes % 60:02d} min"
+
+
+FILTERS: Mapping[str, Callable[..., str]] = {
+    "percent": lambda rate: "–" if rate is None else f"{100 * rate:.1f}%",
+    "points": lambda gain: "–" if gain is None else f"{100 * gain:+.1f}".replace("-", "−"),
+    "count": lambda number: f"{number:,.0f}",
+    "duration": duration,
+}
+"""Numbers as the pages write them."""

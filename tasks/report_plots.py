@@ -1,0 +1,125 @@
+"""Which plots a report has, and what each says in words for those who do not see it."""
+
+from collections.abc import Sequence
+
+from tasks import plots
+from tasks.plots import Plot
+from tasks.results import Grouping, Results, phases
+
+Stages = Sequence[tuple[int, int, int]]
+STOPS = {
+    "stop_terminated": "ended by the environment",
+    "stop_max_turns": "horizon",
+    "stop_max_context": "context full",
+    "stop_truncated": "environment's limit",
+}
+
+
+def all_plots(results: Results, *, stages: Stages, groupings: Sequence[Grouping]) -> list[Plot]:
+    """The plots that `results` has the numbers for."""
+    drawn = []
+    if results.steps or results.evaluation:
+        drawn += [
+            _success(results, stages=stages, name="success", width=10.4, height=3.7),
+            _success(results, stages=stages, name="success_narrow", width=4.6, height=3.4),
+        ]
+    drawn += [_by_group(grouping) for grouping in groupings]
+    if results.steps:
+        drawn += _dynamics(results, stages=stages)
+    return drawn
+
+
+def _success(results: Results, *, stages: Stages, name: str, width: float, height: float) -> Plot:
+    quick = [
+        (float(done.last_step), done.evaluation["success"], int(done.evaluation["episodes"]))
+        for done in results.rounds
+        if "success" in done.evaluation
+    ]
+    told = "; ".join(f"step {step:.0f}: {rate:.0%}" for step, rate, _ in quick)
+    turns = ", then ".join(f"{turns} turns from step {first}" for first, _, turns in stages)
+    return plots.draw(
+        name,
+        plots.success_over_steps(
+            training=_series(results, "success"),
+            quick=quick,
+            before=results.rate("before", "sampled"),
+            after=results.rate("after", "sampled"),
+            stages=stages,
+            narrow=width < 6,
+        ),
+        alt=f"Success against training steps. Horizon: {turns}. Quick evaluations: {told or 'none'}.",
+        width=width,
+        height=height,
+    )
+
+
+def _by_group(grouping: Grouping) -> Plot:
+    rates = {
+        policy: [group.rates[policy, "sampled"] for group in grouping.groups] for policy in ("before", "after")
+    }
+    return plots.draw(
+        grouping.plot_name,
+        plots.paired_bars(
+            labels=[f"{grouping.key} {group.value}\n{group.items} items" for group in grouping.groups],
+            before=rates["before"],
+            after=rates["after"],
+            items=[group.items for group in grouping.groups],
+        ),
+        alt=f"Success by {grouping.key}, before and after training; the table has the numbers.",
+        width=5.2,
+        height=3.0,
+    )
+
+
+def _dynamics(results: Results, *, stages: Stages) -> list[Plot]:
+    steps = [int(step["step"]) for step in results.steps]
+    ends = {
+        name: [step.get(key, 0.0) / max(1.0, step["episodes"]) for step in results.steps]
+        for key, name in STOPS.items()
+    }
+    lines = {
+        "turns": ("turns per episode", "Mean turns per training episode, under the horizon."),
+        "informative_groups": ("informative groups", "Share of groups whose rewards differ."),
+        "entropy": ("entropy (nats per token)", "Entropy of the policy's tokens."),
+    }
+    drawn = [
+        plots.draw(
+            key,
+            plots.line_over_steps(
+                _series(results, key),
+                label=label,
+                stages=stages,
+                percent=key == "informative_groups",
+                ceiling=key == "turns",
+            ),
+            alt=alt,
+        )
+        for key, (label, alt) in lines.items()
+        if _series(results, key)
+    ]
+    return [
+        *drawn,
+        plots.draw(
+            "stop_reasons",
+            plots.stacked_over_steps(
+                {name: shares for name, shares in ends.items() if any(shares)},
+                steps=steps,
+                label="episodes",
+                percent=True,
+            ),
+            alt="How training episodes ended, as shares, over steps.",
+        ),
+        plots.draw(
+            "seconds",
+            plots.stacked_over_steps(
+                {name.replace("_", " "): parts for name, parts in phases(results).items() if sum(parts) > 0},
+                steps=steps,
+                label="seconds per step",
+            ),
+            alt="Seconds of each training step by phase; the table has the sums.",
+        ),
+    ]
+
+
+def _series(results: Results, key: str) -> list[tuple[float, float]]:
+    return [(step["step"], step[key]) for step in results.steps if key in step]

@@ -1,0 +1,179 @@
+"""The command line from outside: what a user types, sees and gets as exit status."""
+
+import errno
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from envs.errors import ConfigError
+from flows.cli import one_line, parse_settings
+from flows.plan import locked, make_plan
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    for file in ("dvc.yaml", "pipelines.yaml", ".dvcignore", "constraints.txt"):
+        shutil.copy(ROOT / file, tmp_path / file)
+    for package in ("envs", "agents", "tasks", "flows"):
+        (tmp_path / package).symlink_to(ROOT / package)
+    model = tmp_path / "models" / "textcraft-base"
+    model.mkdir(parents=True)
+    (model / "config.json").write_text("{}")
+    return tmp_path
+
+
+def wingspan(*arguments: str, cwd: Path, **variables: str) -> subprocess.CompletedProcess[str]:
+    code = "import sys; sys.argv[0] = 'wingspan'; from flows.cli import main; main()"
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), **variables}
+    return subprocess.run(
+        [sys.executable, "-c", code, *arguments],
+        cwd=cwd,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+
+
+def the_error(done: subprocess.CompletedProcess[str]) -> str:
+    """Its one line, after checking that it is one and that the status says so."""
+    assert done.returncode == 2, done.stderr
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("error: ")
+    return line
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["run", "textcraft-cpy"], ["'textcraft-cpy'", "did you mean 'textcraft-cpu'", "pipelines.yaml"]),
+        (["run", "textcraft-cpu", "--set", "data.env=textcarft"], ["'textcarft'", "'textcraft'", "registry"]),
+        (["run", "textcraft-cpu", "--set", "train.algorithm=grop"], ["train.algorithm", "'grop'", "grpo"]),
+        (["run", "textcraft-cpu", "--set", "train.stpes=3"], ["train.stpes", "did you mean 'steps'"]),
+        (["run", "textcraft-cpu", "--set", "model=models/none"], ["'models/none'", "no such folder"]),
+        (["run", "textcraft-cpu", "--set", "horizon.rounds=[8,4]"], ["horizon", "[8, 4]", "must not fall"]),
+        (["run", "textcraft-cpu", "--set", "horizon.rounds=[]"], ["horizon.rounds", "at least 1"]),
+        (["run", "textcraft-cpu", "--set", "train.lr"], ["'train.lr'", "KEY=VALUE"]),
+        (["run", "textcraft-cpu", "--set", "seed=[1"], ["'seed=[1'", "YAML"]),
+        (["run", "textcraft-cpu", "--set", "seed=1", "--workspace", "runs/textcraft-cpu"], ["seed=1", "--work"]),
+        (["stage", "trian", "textcraft-cpu"], ["'trian'", "did you mean 'train'"]),
+        (["stage", "train", "textcraft-cpu"], ["runs/textcraft-cpu/warmup", "not there"]),
+        (["stage", "evaluate", "textcraft-cpu"], ["runs/textcraft-cpu/data/test.jsonl", "prepare"]),
+        (["run"], ["PIPELINE", "--help"]),
+    ],
+)
+def test_a_mistake_is_one_line_that_names_it(project: Path, arguments: list[str], said: list[str]) -> None:
+    line = the_error(wingspan(*arguments, cwd=project))
+    assert all(part in line for part in said), line
+    assert not (project / "mlflow.db").exists()
+
+
+@pytest.mark.parametrize(
+    ("variable", "value"),
+    [("PREFECT_API_URL", "http://127.0.0.1:9/api"), ("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")],
+)
+def test_a_server_that_does_not_answer_is_named_before_anything_starts(
+    project: Path, variable: str, value: str
+) -> None:
+    line = the_error(wingspan("run", "textcraft-cpu", cwd=project, **{variable: value}))
+    assert f"{variable}={value}" in line
+    assert not (project / "runs").exists()
+
+
+def test_outside_a_project_the_missing_file_is_named(tmp_path: Path) -> None:
+    assert "no pipelines.yaml here" in the_error(wingspan("run", "textcraft-cpu", cwd=tmp_path))
+
+
+def test_items_of_another_environment_in_the_workspace_are_refused(project: Path) -> None:
+    data = project / "runs" / "textcraft-cpu" / "data"
+    data.mkdir(parents=True)
+    (data / "train.jsonl").write_text('{"item_id": "babyai_3", "env": "babyai"}\n')
+    line = the_error(wingspan("run", "textcraft-cpu", cwd=project))
+    assert "'babyai_3'" in line
+    assert "train.jsonl:1" in line
+
+
+def test_a_stage_runs_from_the_command_line(project: Path) -> None:
+    done = wingspan("stage", "prepare", "textcraft-cpu", cwd=project)
+    assert done.returncode == 0, done.stderr
+    data = project / "runs" / "textcraft-cpu" / "data"
+    assert len((data / "test.jsonl").read_text().splitlines()) == 100
+
+
+def test_pipelines_are_listed(project: Path) -> None:
+    names = yaml.safe_load((ROOT / "pipelines.yaml").read_text())["pipelines"]
+    listed = wingspan("pipelines", cwd=project).stdout.splitlines()
+    assert [line.split()[0] for line in listed] == list(names)
+
+
+def test_help_imports_nothing_heavy(project: Path) -> None:
+    code = (
+        "import sys; from typer.testing import CliRunner; from flows.cli import app\n"
+        "assert CliRunner().invoke(app, ['--help']).exit_code == 0\n"
+        "print(sorted({'torch', 'verl', 'ray', 'mlflow', 'prefect', 'dvc'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_a_workspace_in_use_is_refused_and_free_again_after_a_kill(tmp_path: Path) -> None:
+    code = (
+        "import sys, time; from pathlib import Path; from flows.plan import locked\n"
+        "with locked(Path(sys.argv[1])): print('held', flush=True); time.sleep(600)"
+    )
+    holder = subprocess.Popen(
+        [sys.executable, "-c", code, str(tmp_path)], cwd=ROOT, stdout=subprocess.PIPE, text=True
+    )
+    assert holder.stdout is not None
+    assert holder.stdout.readline() == "held\n"
+    with pytest.raises(ConfigError, match=f"in use by process {holder.pid}"), locked(tmp_path):
+        pass
+    holder.kill()
+    holder.wait()
+    with locked(tmp_path):
+        assert (tmp_path / "lock").read_text() == str(os.getpid())
+
+
+def test_a_nearly_full_disk_is_found_before_the_start(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(project)
+    usage = shutil.disk_usage(project)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=1_000_000))
+    with pytest.raises(ConfigError, match=r"1 MB are free at .* may need 500 MB"):
+        make_plan("textcraft-cpu", overrides={}, workspace=None)
+
+
+def test_overrides_have_a_workspace_of_their_own(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(project)
+    plain = make_plan("textcraft-cpu", overrides={}, workspace=None)
+    places = [
+        make_plan("textcraft-cpu", overrides=overrides, workspace=None).workspace
+        for overrides in ({"seed": 1, "train.lr": 0.1}, {"train.lr": 0.1, "seed": 1}, {"seed": 2})
+    ]
+    assert plain.tracked
+    assert places[0] == places[1]
+    assert len({plain.workspace, *places}) == 3
+
+
+def test_a_disk_that_fills_up_is_one_line_wherever_it_is_noticed() -> None:
+    direct = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "runs/x/policy")
+    assert "runs/x/policy" in (one_line(direct) or "")
+    try:
+        try:
+            raise RuntimeError("PytorchStreamWriter failed: No space left on device")
+        except RuntimeError as inner:
+            raise ValueError("the worker died") from inner
+    except ValueError as wrapped:
+        assert "disk is full" in (one_line(wrapped) or "")
+    assert one_line(ValueError("a bug")) is None
+
+
+def test_settings_are_yaml_values() -> None:
+    told = parse_settings(["train.lr=1e-3", "horizon.rounds=[2, 4]", "warmup=null", "model=a=b"])
+    assert told == {"train.lr": 0.001, "horizon.rounds": [2, 4], "warmup": None, "model": "a=b"}

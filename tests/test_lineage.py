@@ -1,0 +1,148 @@
+"""Keys and receipts must say what DVC says, and change with exactly what a stage depends on."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import yaml
+
+from envs.errors import ConfigError
+from flows.lineage import Stage, declared_stages, holds, path_md5, receipt, stage_key
+from flows.stages import STAGES, claim_checkpoints
+from tasks.settings import Pipeline, load_pipeline
+
+ROOT = Path(__file__).parents[1]
+NAME = "textcraft-cpu"
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A project with the real declarations, and a small file wherever a stage reads or writes one."""
+    for file in ("dvc.yaml", "pipelines.yaml", ".dvcignore"):
+        shutil.copy(ROOT / file, tmp_path / file)
+    monkeypatch.chdir(tmp_path)
+    for stage in declared_stages(NAME, pipeline=load_pipeline(NAME), workspace=Path("runs") / NAME).values():
+        for path in (*stage.deps, *stage.outs):
+            if path.suffix:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_text(f"{path}\n")
+            else:
+                (path / "nested").mkdir(parents=True, exist_ok=True)
+                (path / "nested" / "b.bin").write_bytes(b"\r\n\x00" * 99)
+                (path / "a.txt").write_text(f"{path}\n")
+    return tmp_path
+
+
+def keys(pipeline: Pipeline | None = None, *, code: bool = True) -> dict[str, str]:
+    pipeline = pipeline or load_pipeline(NAME)
+    stages = declared_stages(NAME, pipeline=pipeline, workspace=Path("runs") / NAME)
+    return {name: stage_key(stage, code=code) for name, stage in stages.items()}
+
+
+def changed(before: dict[str, str], after: dict[str, str]) -> set[str]:
+    return {name for name in before if before[name] != after[name]}
+
+
+def test_hashes_are_those_that_dvc_writes(project: Path) -> None:
+    from dvc.repo import Repo
+
+    with Repo.init(no_scm=True) as repo:
+        for name in STAGES:
+            repo.commit(f"{name}@{NAME}", force=True)
+    lock = yaml.safe_load(Path("dvc.lock").read_text())["stages"]
+    stages = declared_stages(NAME, pipeline=load_pipeline(NAME), workspace=Path("runs") / NAME)
+    assert set(stages) == set(STAGES)
+    for name, stage in stages.items():
+        recorded = lock[f"{name}@{NAME}"]
+        assert {str(p): path_md5(p) for p in stage.deps} == {d["path"]: d["md5"] for d in recorded["deps"]}
+        assert {str(p): path_md5(p) for p in stage.outs} == {d["path"]: d["md5"] for d in recorded["outs"]}
+        prefix = f"pipelines.{NAME}"
+        told = {key.removeprefix(prefix).lstrip(".") for key in recorded["params"]["pipelines.yaml"]}
+        assert told == set(stage.params)
+
+
+def test_caches_of_python_are_no_input(project: Path) -> None:
+    before = keys()
+    cache = Path("envs/__pycache__")
+    cache.mkdir()
+    (cache / "x.pyc").write_bytes(b"1")
+    assert keys() == before
+
+
+@pytest.mark.parametrize(
+    ("override", "touched"),
+    [
+        ({"data.split_seed": 7}, {"prepare", "provision", "warmup", "train", "evaluate", "report"}),
+        ({"warmup.lr": 1.0e-4}, {"warmup", "report"}),
+        ({"train.lr": 1.0e-4}, {"train", "report"}),
+        ({"horizon.rounds": [4, 8]}, {"train", "report"}),
+        ({"evaluate.samples_per_item": 2}, {"evaluate", "report"}),
+        ({"evaluate.quick_items": 2}, {"train", "evaluate", "report"}),
+        ({"seed": 3}, {"warmup", "train", "evaluate", "report"}),
+    ],
+)
+def test_a_parameter_changes_the_keys_of_the_stages_that_obey_it(
+    project: Path, override: dict[str, object], touched: set[str]
+) -> None:
+    assert changed(keys(), keys(load_pipeline(NAME, overrides=override))) == touched
+
+
+def test_contents_and_not_times_change_keys(project: Path) -> None:
+    before = keys()
+    data = Path("runs", NAME, "data", "train.jsonl")
+    data.write_text(data.read_text())
+    assert keys() == before
+    data.write_text("other\n")
+    assert changed(before, keys()) == {"provision", "warmup", "train"}
+
+
+def test_another_workspace_has_its_own_paths_and_the_same_keys(project: Path) -> None:
+    other = Path("runs") / f"{NAME}-other"
+    shutil.copytree(Path("runs") / NAME, other)
+    pipeline = load_pipeline(NAME)
+    stages = declared_stages(NAME, pipeline=pipeline, workspace=other)
+    for name, stage in stages.items():
+        assert all(out.is_relative_to(other) for out in stage.outs)
+        assert stage_key(stage) == keys()[name]
+
+
+def test_a_receipt_holds_until_an_output_is_altered_or_gone(project: Path) -> None:
+    stage = declared_stages(NAME, pipeline=load_pipeline(NAME), workspace=Path("runs") / NAME)["train"]
+    found = json.loads(json.dumps(receipt(stage)))
+    assert holds(stage, found)
+    policy = Path("runs", NAME, "policy")
+    (policy / "a.txt").write_text("altered")
+    assert not holds(stage, found)
+    shutil.rmtree(policy)
+    assert not holds(stage, found)
+
+
+def test_a_missing_input_is_named(project: Path) -> None:
+    Path("runs", NAME, "data", "test.jsonl").unlink()
+    with pytest.raises(ConfigError, match=rf"runs/{NAME}/data/test.jsonl"):
+        keys()
+
+
+def test_without_a_warmup_training_reads_the_model(project: Path) -> None:
+    pipeline = load_pipeline(NAME, overrides={"warmup": None})
+    stages = declared_stages(NAME, pipeline=pipeline, workspace=Path("runs") / NAME)
+    assert "warmup" not in stages
+    assert Path(pipeline.model) in stages["train"].deps
+
+
+def test_checkpoints_stay_for_the_same_training_and_go_for_any_other(project: Path) -> None:
+    def train_stage(overrides: dict[str, object] | None = None) -> Stage:
+        pipeline = load_pipeline(NAME, overrides=overrides)
+        return declared_stages(NAME, pipeline=pipeline, workspace=Path("runs") / NAME)["train"]
+
+    checkpoint = Path("runs", NAME, "train", "checkpoints", "global_step_4")
+    assert not claim_checkpoints(train_stage())  # nobody knows whose these were
+    checkpoint.mkdir(parents=True)
+    assert claim_checkpoints(train_stage())
+    Path("tasks/train.py").write_text("mended\n")
+    assert claim_checkpoints(train_stage())
+    assert checkpoint.exists()
+    assert not claim_checkpoints(train_stage({"train.lr": 1.0}))
+    assert not checkpoint.exists()
+    assert not Path("runs", NAME, "policy").exists()

@@ -1,0 +1,99 @@
+"""Two rounds of real verl on the CPU, with a kill -9 in the second: what is on disk afterwards."""
+
+import json
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tasks import checkpoints
+from tasks.items import write_items
+from tasks.train import TrainSession
+from tasks.trainer import StepRecord
+from tasks.trajectories import read_trajectories
+from tests.tiny_model import save_tiny_model
+from tests.verl_toy import register, toy_items, toy_pipeline
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[None]:
+    """A local Ray whose workers know the toy environment."""
+    import ray
+
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
+    os.environ["RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"] = "0"
+    register()
+    ray.init(
+        address="local",
+        include_dashboard=False,
+        num_cpus=16,
+        num_gpus=1,
+        log_to_driver=False,
+        runtime_env={"worker_process_setup_hook": "tests.verl_toy.register"},
+    )
+    yield
+    ray.shutdown()
+
+
+def test_training_survives_kill_9_and_counts_every_step_once(cluster: None, tmp_path: Path) -> None:
+    from transformers import AutoModelForCausalLM
+
+    model = save_tiny_model(tmp_path / "model")
+    write_items(tmp_path / "data" / "train.jsonl", toy_items(12))
+    write_items(tmp_path / "data" / "test.jsonl", toy_items(4, first=100))
+    pipeline = toy_pipeline(model)
+    folder = tmp_path / "train"
+    seen: list[int] = []
+
+    def on_step(record: StepRecord) -> None:
+        seen.append(record.step)
+        if seen == [1, 2, 3]:  # step 3 is in no checkpoint
+            (folder / "checkpoints" / "global_step_3").mkdir()  # as if it died while writing one
+            (folder / "checkpoints" / "latest_checkpointed_iteration.txt").write_text("")
+            os.kill(pid_of_trainer(), signal.SIGKILL)
+
+    with TrainSession(pipeline, tmp_path, on_step=on_step) as session:
+        first = session.run_round(0)
+        assert checkpoints.complete_steps(folder / "checkpoints") == [2]
+        second = session.run_round(1)
+        groups = session.play(toy_items(2, first=200), max_turns=4, chains=2, temperature=0.0)
+        policy = session.export()
+
+    assert seen == [1, 2, 3, 3, 4]
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines] == [1, 2, 3, 4]
+    assert [line["policy_version"] for line in lines] == [0, 1, 2, 3]
+    assert all(line["episodes"] == 16 and line["horizon"] == 4 for line in lines)
+    assert (first.first_step, first.last_step) == (1, 2)
+    assert (second.first_step, second.last_step) == (3, 4)
+    assert second.evaluation["episodes"] == 4
+    assert checkpoints.complete_steps(folder / "checkpoints") == [2, 4]
+
+    # Every turn carries the version that sampled it, the one before its step.
+    for step in (1, 2, 3, 4):
+        trajectories = read_trajectories(folder / "trajectories" / f"step_{step:04d}.jsonl")
+        assert {turn.completion.policy_version for t in trajectories for turn in t.turns} == {step - 1}
+
+    # No item comes twice within the first 12 of an epoch, the killed process notwithstanding.
+    shown = [t.item.item_id for s in (1, 2, 3) for t in read_trajectories(folder / "trajectories" / f"step_{s:04d}.jsonl")]
+    assert len(set(shown)) == 3 * 2
+
+    before, after = (AutoModelForCausalLM.from_pretrained(p).state_dict() for p in (model, policy))
+    assert any((after[name] != before[name]).any() for name in before)
+    assert all(groups[i][0].turns == groups[i][1].turns for i in range(2)), "greedy chains are the same"
+
+    # Finished rounds are read: with Ray's address gone, starting anything would fail.
+    with TrainSession(pipeline, tmp_path) as session:
+        assert session.run_round(0) == first
+        assert session.run_round(1) == second
+
+
+def pid_of_trainer() -> int:
+    from ray.util.state import list_actors
+
+    [actor] = [a for a in list_actors(filters=[("class_name", "=", "Trainer"), ("state", "=", "ALIVE")])]
+    return int(actor.pid)
