@@ -20,4 +20,5 @@ def keep_freed_memory() -> bool:
     if not hasattr(libc, "mallopt"):
         return False
     settings = ((_MMAP_THRESHOLD, _MMAP_LIMIT), (_TRIM_THRESHOLD, _KEEP), (_TOP_PAD, 64 << 20))
-    return all([libc.mallopt(name, value) == 1 for name, value in settings])
+    accepted = [libc.mallopt(name, value) == 1 for name, value in settings]
+    return all(accepted)

@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
+from agents.heap import keep_freed_memory
 from agents.types import Completion, SamplingParams
 from envs.errors import SamplerFailed, WingspanError
 
@@ -53,6 +54,7 @@ class CpuSampler:
         from agents.llama_cpu import read_checkpoint
 
         torch.set_num_threads(threads)
+        keep_freed_memory()
         shape, weights = read_checkpoint(Path(model))
         self._engine = CpuEngine(
             shape,

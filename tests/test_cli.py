@@ -62,7 +62,10 @@ def the_error(done: subprocess.CompletedProcess[str]) -> str:
         (["run", "textcraft-cpu", "--set", "horizon.rounds=[]"], ["horizon.rounds", "at least 1"]),
         (["run", "textcraft-cpu", "--set", "train.lr"], ["'train.lr'", "KEY=VALUE"]),
         (["run", "textcraft-cpu", "--set", "seed=[1"], ["'seed=[1'", "YAML"]),
-        (["run", "textcraft-cpu", "--set", "seed=1", "--workspace", "runs/textcraft-cpu"], ["seed=1", "--work"]),
+        (
+            ["run", "textcraft-cpu", "--set", "seed=1", "--workspace", "runs/textcraft-cpu"],
+            ["seed=1", "--work"],
+        ),
         (["stage", "trian", "textcraft-cpu"], ["'trian'", "did you mean 'train'"]),
         (["stage", "train", "textcraft-cpu"], ["runs/textcraft-cpu/warmup", "not there"]),
         (["stage", "evaluate", "textcraft-cpu"], ["runs/textcraft-cpu/data/test.jsonl", "prepare"]),

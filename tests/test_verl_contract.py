@@ -122,7 +122,9 @@ def test_verl_writes_its_tracker_after_the_checkpoint(verl: ModuleType) -> None:
     from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 
     source = inspect.getsource(PPOTrainer._save_checkpoint)
-    assert source.index("actor_rollout_wg.save_checkpoint") < source.index("latest_checkpointed_iteration.txt")
+    assert source.index("actor_rollout_wg.save_checkpoint") < source.index(
+        "latest_checkpointed_iteration.txt"
+    )
 
 
 def test_another_version_of_verl_is_refused(verl: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -134,7 +136,9 @@ def test_another_version_of_verl_is_refused(verl: ModuleType, monkeypatch: pytes
 
 
 @pytest.mark.parametrize("name", ["textcraft-cpu", "textcraft-qwen2.5-3b"])
-def test_shipped_pipelines_make_configurations_that_verl_accepts(verl: ModuleType, name: str, tmp_path: Any) -> None:
+def test_shipped_pipelines_make_configurations_that_verl_accepts(
+    verl: ModuleType, name: str, tmp_path: Any
+) -> None:
     from verl.utils.config import omega_conf_to_dataclass, validate_config
 
     pipeline = load_pipeline(name)

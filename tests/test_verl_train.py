@@ -24,7 +24,9 @@ def cluster() -> Iterator[None]:
     """A local Ray whose workers know the toy environment."""
     import ray
 
-    os.environ["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
+    os.environ["PYTHONPATH"] = os.pathsep.join(
+        [str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")]
+    )
     os.environ["RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"] = "0"
     register()
     ray.init(
@@ -79,7 +81,11 @@ def test_training_survives_kill_9_and_counts_every_step_once(cluster: None, tmp_
         assert {turn.completion.policy_version for t in trajectories for turn in t.turns} == {step - 1}
 
     # No item comes twice within the first 12 of an epoch, the killed process notwithstanding.
-    shown = [t.item.item_id for s in (1, 2, 3) for t in read_trajectories(folder / "trajectories" / f"step_{s:04d}.jsonl")]
+    shown = [
+        t.item.item_id
+        for s in (1, 2, 3)
+        for t in read_trajectories(folder / "trajectories" / f"step_{s:04d}.jsonl")
+    ]
     assert len(set(shown)) == 3 * 2
 
     before, after = (AutoModelForCausalLM.from_pretrained(p).state_dict() for p in (model, policy))
@@ -93,7 +99,8 @@ def test_training_survives_kill_9_and_counts_every_step_once(cluster: None, tmp_
 
 
 def pid_of_trainer() -> int:
-    from ray.util.state import list_actors
+    import psutil
 
-    [actor] = [a for a in list_actors(filters=[("class_name", "=", "Trainer"), ("state", "=", "ALIVE")])]
-    return int(actor.pid)
+    children = psutil.Process().children(recursive=True)
+    [trainer] = [p for p in children if p.cmdline()[:1] and p.cmdline()[0].startswith("ray::Trainer")]
+    return int(trainer.pid)

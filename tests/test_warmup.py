@@ -27,7 +27,12 @@ def adder(item: Item) -> list[ExpertStep]:
 
 
 SPEC = EnvSpec(
-    name="toy", make=ToyEnv, split=lambda _: None, expert=adder, instructions="Play.", packages=()  # type: ignore[arg-type, return-value]
+    name="toy",
+    make=ToyEnv,
+    split=lambda _: None,
+    expert=adder,
+    instructions="Play.",
+    packages=(),  # type: ignore[arg-type, return-value]
 )
 
 
@@ -63,9 +68,7 @@ def test_useless_turns_are_seen_but_not_imitated() -> None:
     assert max(game.turns for game in games) > 3, "no useless turn in any game"
     for game in games:
         seen = toy_tokenizer().decode(game.response_ids)
-        imitated = toy_tokenizer().decode(
-            [i for i, m in zip(game.response_ids, game.mask, strict=True) if m]
-        )
+        imitated = toy_tokenizer().decode([i for i, m in zip(game.response_ids, game.mask, strict=True) if m])
         assert imitated.count("Action:") == 3
         assert imitated.count("Action: add 1") == 2
         assert seen.count("Action:") == game.turns
@@ -119,7 +122,9 @@ def test_the_loss_falls_and_the_policy_is_a_model_like_the_one_it_came_from(tmp_
 
     # The first loss is that of the untrained model on the first batch's 4 equal games: by hand.
     game = asyncio.run(
-        demonstrate(_parity(), toy_items(1), pipeline=toy_pipeline(model, warmup=SETTINGS), tokenizer=toy_tokenizer())
+        demonstrate(
+            _parity(), toy_items(1), pipeline=toy_pipeline(model, warmup=SETTINGS), tokenizer=toy_tokenizer()
+        )
     )[0]
     assert steps[0]["tokens"] == 4 * sum(game.mask)
     losses = [loss_of(AutoModelForCausalLM.from_pretrained(path), game) for path in (model, folder)]

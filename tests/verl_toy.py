@@ -33,7 +33,11 @@ def _split(seed: int) -> Split:
 
 
 def _expert(item: Item) -> Sequence[ExpertStep]:
-    return [ExpertStep(thought="", action="one"), ExpertStep(thought="two", action="two"), ExpertStep(thought="", action="even")]
+    return [
+        ExpertStep(thought="", action="one"),
+        ExpertStep(thought="two", action="two"),
+        ExpertStep(thought="", action="even"),
+    ]
 
 
 SPEC = EnvSpec(
