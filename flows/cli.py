@@ -4,6 +4,7 @@ Nothing heavy is imported before a command needs it: `wingspan --help` answers w
 """
 
 import errno
+import json
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -12,6 +13,9 @@ import typer
 import yaml
 
 from envs.errors import ConfigError, WingspanError
+
+BASE_MODEL = Path("models/textcraft-base")
+"""As in dvc.yaml, stage `base`."""
 
 app = typer.Typer(
     help="Train LLM agents by multi-turn reinforcement learning, as a pipeline.",
@@ -67,10 +71,21 @@ def stage(
             f"unknown stage {name!r}{did_you_mean(name, STAGES)}; there are: {', '.join(STAGES)}"
         )
     plan = make_plan(pipeline, overrides={}, workspace=None)
+    if name not in plan.stages:
+        raise ConfigError(f"{pipeline} has no stage {name!r}; it has: {', '.join(plan.stages)}")
     with locked(plan.workspace):
         resumed = name == "train" and claim_checkpoints(plan.stages["train"])
         with timed(name, workspace=plan.workspace, resumed=resumed):
             call_stage(name, pipeline=plan.pipeline, workspace=plan.workspace)
+
+
+@app.command()
+def base() -> None:
+    """Make the base model that the CPU pipeline starts from again; takes an hour or more."""
+    from tasks.base import base as make_base
+    from tasks.settings import load_base_settings
+
+    make_base(load_base_settings(), BASE_MODEL)
 
 
 @app.command()
@@ -93,11 +108,19 @@ def parse_settings(settings: list[str]) -> dict[str, Any]:
         key, equals, value = text.partition("=")
         if not key or not equals:
             raise ConfigError(f"--set {text!r} is not KEY=VALUE, e.g. --set train.lr=1e-3")
-        try:
-            overrides[key] = yaml.safe_load(value)
-        except yaml.YAMLError:
-            raise ConfigError(f"--set {text!r}: the value is not YAML; quote it") from None
+        overrides[key] = _value(value, place=f"--set {text!r}")
     return overrides
+
+
+def _value(text: str, *, place: str) -> Any:
+    try:
+        return json.loads(text)  # the same but for numbers like 1e-3, which are text to YAML 1.1
+    except json.JSONDecodeError:
+        pass
+    try:
+        return yaml.safe_load(text)
+    except yaml.YAMLError:
+        raise ConfigError(f"{place}: the value is not YAML; quote it") from None
 
 
 def one_line(error: BaseException) -> str | None:

@@ -13,7 +13,7 @@ from tasks.files import write_atomically
 
 if TYPE_CHECKING:
     from prefect.client.orchestration import SyncPrefectClient
-    from prefect.states import State
+    from prefect.client.schemas.objects import State
 
 RECORD = "prefect.json"
 """In the workspace: which Prefect flow run worked in it last."""

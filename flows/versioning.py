@@ -12,10 +12,10 @@ def commit_to_dvc(stages: Sequence[str], *, pipeline: str) -> None:
     A pipeline that `dvc.yaml` does not list, or a folder that is no DVC repository, has nothing to
     record. Raises `WingspanError` if DVC cannot do it; the outputs themselves are not touched.
     """
-    logging.getLogger("dvc").setLevel(logging.ERROR)
     from dvc.exceptions import DvcException, NotDvcRepoError
     from dvc.repo import Repo
 
+    logging.getLogger("dvc").setLevel(logging.ERROR)  # after its import, which sets it
     try:
         repo = Repo(".")
     except NotDvcRepoError:
@@ -24,9 +24,8 @@ def commit_to_dvc(stages: Sequence[str], *, pipeline: str) -> None:
         known = {stage.addressing for stage in repo.index.stages}
         targets = [address for stage in stages if (address := f"{stage}@{pipeline}") in known]
         try:
-            with repo.lock:
-                for target in targets:
-                    repo.commit(target, force=True)
+            for target in targets:
+                repo.commit(target, force=True)
         except DvcException as error:
             raise WingspanError(
                 f"DVC did not record this run ({' '.join(str(error).split())}); mend that, then `dvc commit`"

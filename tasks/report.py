@@ -7,23 +7,24 @@ the versions of the code that makes it.
 """
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from statistics import fmean
-from typing import Any
 
 from agents.parser import PARSERS
 from agents.schedule import horizon
 from envs.registry import get_env
 from tasks import report_plots
 from tasks.intervals import gain_interval, wilson
-from tasks.plots import Plot
+from tasks.pages import duration, render_page, write_page
 from tasks.provenance import provenance
 from tasks.report_reading import choose_pairs
 from tasks.results import (
     MODES,
     Results,
+    Summary,
     dropped,
     environment_steps,
     groupings,
@@ -32,8 +33,6 @@ from tasks.results import (
     stages_of,
 )
 from tasks.settings import Pipeline
-
-PAGES = Path(__file__).parent / "report_pages"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,8 +58,9 @@ def report(pipeline: Pipeline, workspace: Path) -> Path:
     What is missing is named on the page. Returns the page's path.
     """
     results = read_results(workspace)
+    schedule = pipeline.horizon
     planned = [
-        horizon(step, rounds=pipeline.horizon.rounds, steps_scaling_inter=pipeline.horizon.steps_scaling_inter)
+        horizon(step, rounds=schedule.rounds, steps_scaling_inter=schedule.steps_scaling_inter)
         for step in range(1, pipeline.train.steps + 1)
     ]
     stages = stages_of(planned)
@@ -75,14 +75,18 @@ def report(pipeline: Pipeline, workspace: Path) -> Path:
         modes=MODES,
         changes={mode: change_of(results, mode=mode) for mode in MODES},
         groupings=found,
-        pairs=choose_pairs(results, parse=PARSERS[pipeline.agent.parser]),
+        pairs=choose_pairs(
+            results,
+            parse=PARSERS[pipeline.agent.parser],
+            decode=decoder(workspace / "policy" / "tokenizer.json"),
+        ),
         plots={plot.name: plot for plot in plots},
         missing=missing_parts(results, pipeline=pipeline),
         totals=totals(results),
         dropped=dropped_by_place(results),
         phases=phase_table(results),
         parameters=pipeline.model_dump(mode="json"),
-        lineage=lineage(workspace, pipeline=pipeline),
+        lineage=lineage(results, workspace, pipeline=pipeline),
     )
     return write_page(workspace / "report", page=page, plots=plots)
 
@@ -123,7 +127,9 @@ def totals(results: Results) -> dict[str, float]:
     """What training played and took, in all; empty before its first step."""
     if not results.steps:
         return {}
-    played = {key: sum(step.get(key, 0.0) for step in results.steps) for key in ("episodes", "tokens", "seconds")}
+    played = {
+        key: sum(step.get(key, 0.0) for step in results.steps) for key in ("episodes", "tokens", "seconds")
+    }
     return played | {
         "steps": len(results.steps),
         "turns": environment_steps(results)[-1],
@@ -134,8 +140,8 @@ def totals(results: Results) -> dict[str, float]:
 
 def dropped_by_place(results: Results) -> dict[str, tuple[int, dict[str, int]]]:
     """Where episodes were played → (how many counted or dropped, dropped by cause)."""
-    places = {
-        "training": results.steps,
+    places: dict[str, list[Summary]] = {
+        "training": [*results.steps],
         "quick evaluations": [done.evaluation for done in results.rounds],
         "final evaluation": [summary for modes in results.evaluation.values() for summary in modes.values()],
     }
@@ -156,58 +162,31 @@ def phase_table(results: Results) -> list[tuple[str, float, float]]:
     return [(name.replace("_", " "), seconds, seconds / whole) for name, seconds in rows]
 
 
-def lineage(workspace: Path, *, pipeline: Pipeline) -> dict[str, str]:
-    """What the results came from: data by MD5 (as in `dvc.lock`), code and versions by now."""
-    facts = {
-        f"md5 of {name}": hashlib.md5((workspace / name).read_bytes(), usedforsecurity=False).hexdigest()
-        for name in ("data/train.jsonl", "data/test.jsonl", "policy/model.safetensors")
-        if (workspace / name).exists()
+def decoder(tokenizer: Path) -> Callable[[list[int]], str | None]:
+    """Tokens to text, special ones included; to None where there is no such `tokenizer` file."""
+    if not tokenizer.exists():
+        return lambda _: None
+    from tokenizers import Tokenizer
+
+    return partial(Tokenizer.from_file(str(tokenizer)).decode, skip_special_tokens=False)
+
+
+def lineage(results: Results, workspace: Path, *, pipeline: Pipeline) -> dict[str, str]:
+    """What the results came from: files by MD5 (data as in `dvc.lock`), code and versions by now."""
+    facts = provenance(env_packages=get_env(pipeline.data.env).packages)
+    told = {}
+    if "git.commit" in facts:
+        told["commit"] = facts["git.commit"] + (" and changes" if facts["git.dirty"] == "true" else "")
+    for name in ("data/train.jsonl", "data/test.jsonl", "policy/model.safetensors"):
+        if (workspace / name).exists():
+            told[name] = hashlib.md5((workspace / name).read_bytes(), usedforsecurity=False).hexdigest()
+    versions = {"python": facts["python"]} | {
+        key.removeprefix("version."): value for key, value in facts.items() if key.startswith("version.")
     }
-    return provenance(env_packages=get_env(pipeline.data.env).packages) | facts
-
-
-def render_page(template: str, **facts: Any) -> str:
-    """A template of `report_pages/` with `facts`; everything but the plots is escaped."""
-    from jinja2 import Environment, FileSystemLoader, StrictUndefined
-
-    environment = Environment(
-        loader=FileSystemLoader(PAGES),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters.update(FILTERS)
-    return environment.get_template(template).render(**facts)
-
-
-def write_page(folder: Path, *, page: str, plots: list[Plot]) -> Path:
-    """Write `index.html` and the plots into `folder`; plots of an earlier page go."""
-    folder.mkdir(parents=True, exist_ok=True)
-    for old in [*folder.glob("*.svg"), *folder.glob("*.png")]:
-        old.unlink()
-    for plot in plots:
-        (folder / f"{plot.name}.svg").write_text(plot.svg)
-        (folder / f"{plot.name}.png").write_bytes(plot.png)
-    path = folder / "index.html"
-    path.write_text(page)
-    return path
-
-
-def duration(seconds: float) -> str:
-    """`8.4 s`, `4 min 12 s`, `2 h 05 min`."""
-    if seconds < 60:
-        return f"{seconds:.1f} s"
-    minutes, rest = divmod(round(seconds), 60)
-    if minutes < 60:
-        return f"{minutes} min {rest:02d} s"
-    return f"{minutes // 60} h {minutes % 60:02d} min"
-
-
-FILTERS: Mapping[str, Callable[..., str]] = {
-    "percent": lambda rate: "–" if rate is None else f"{100 * rate:.1f}%",
-    "points": lambda gain: "–" if gain is None else f"{100 * gain:+.1f}".replace("-", "−"),
-    "count": lambda number: f"{number:,.0f}",
-    "duration": duration,
-}
-"""Numbers as the pages write them."""
+    told["versions"] = ", ".join(f"{name} {number}" for name, number in versions.items())
+    if results.provision:
+        told["environments"] = (
+            f"{results.provision['capacity']} at once; the expert solved "
+            f"{results.provision['episodes']} items in {duration(results.provision['seconds'])}"
+        )
+    return told

@@ -2,11 +2,12 @@
 
 from collections.abc import Sequence
 
-from tasks import plots
-from tasks.plots import Plot
-from tasks.results import Grouping, Results, phases
+from tasks import paint
+from tasks.pages import percent
+from tasks.paint import Stages
+from tasks.plots import Plot, draw
+from tasks.results import POLICIES, Grouping, Results, phases
 
-Stages = Sequence[tuple[int, int, int]]
 STOPS = {
     "stop_terminated": "ended by the environment",
     "stop_max_turns": "horizon",
@@ -20,7 +21,7 @@ def all_plots(results: Results, *, stages: Stages, groupings: Sequence[Grouping]
     drawn = []
     if results.steps or results.evaluation:
         drawn += [
-            _success(results, stages=stages, name="success", width=10.4, height=3.7),
+            _success(results, stages=stages, name="success", width=11.0, height=3.8),
             _success(results, stages=stages, name="success_narrow", width=4.6, height=3.4),
         ]
     drawn += [_by_group(grouping) for grouping in groupings]
@@ -37,9 +38,9 @@ def _success(results: Results, *, stages: Stages, name: str, width: float, heigh
     ]
     told = "; ".join(f"step {step:.0f}: {rate:.0%}" for step, rate, _ in quick)
     turns = ", then ".join(f"{turns} turns from step {first}" for first, _, turns in stages)
-    return plots.draw(
+    return draw(
         name,
-        plots.success_over_steps(
+        paint.success_over_steps(
             training=_series(results, "success"),
             quick=quick,
             before=results.rate("before", "sampled"),
@@ -54,20 +55,23 @@ def _success(results: Results, *, stages: Stages, name: str, width: float, heigh
 
 
 def _by_group(grouping: Grouping) -> Plot:
-    rates = {
-        policy: [group.rates[policy, "sampled"] for group in grouping.groups] for policy in ("before", "after")
-    }
-    return plots.draw(
+    rates = {policy: [group.rates[policy, "sampled"] for group in grouping.groups] for policy in POLICIES}
+    return draw(
         grouping.plot_name,
-        plots.paired_bars(
-            labels=[f"{grouping.key} {group.value}\n{group.items} items" for group in grouping.groups],
+        paint.paired_bars(
+            labels=[
+                f"{grouping.key} {group.value}\n"
+                f"{percent(was, digits=0)} → {percent(now, digits=0)}\n"
+                f"{group.items} items"
+                for group, was, now in zip(grouping.groups, rates["before"], rates["after"], strict=True)
+            ],
             before=rates["before"],
             after=rates["after"],
             items=[group.items for group in grouping.groups],
         ),
         alt=f"Success by {grouping.key}, before and after training; the table has the numbers.",
-        width=5.2,
-        height=3.0,
+        width=5.0,
+        height=3.1,
     )
 
 
@@ -83,9 +87,9 @@ def _dynamics(results: Results, *, stages: Stages) -> list[Plot]:
         "entropy": ("entropy (nats per token)", "Entropy of the policy's tokens."),
     }
     drawn = [
-        plots.draw(
+        draw(
             key,
-            plots.line_over_steps(
+            paint.line_over_steps(
                 _series(results, key),
                 label=label,
                 stages=stages,
@@ -99,9 +103,9 @@ def _dynamics(results: Results, *, stages: Stages) -> list[Plot]:
     ]
     return [
         *drawn,
-        plots.draw(
+        draw(
             "stop_reasons",
-            plots.stacked_over_steps(
+            paint.stacked_over_steps(
                 {name: shares for name, shares in ends.items() if any(shares)},
                 steps=steps,
                 label="episodes",
@@ -109,9 +113,9 @@ def _dynamics(results: Results, *, stages: Stages) -> list[Plot]:
             ),
             alt="How training episodes ended, as shares, over steps.",
         ),
-        plots.draw(
+        draw(
             "seconds",
-            plots.stacked_over_steps(
+            paint.stacked_over_steps(
                 {name.replace("_", " "): parts for name, parts in phases(results).items() if sum(parts) > 0},
                 steps=steps,
                 label="seconds per step",

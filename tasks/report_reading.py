@@ -65,12 +65,12 @@ class Pair:
     item: Item
     verdict: Verdict
     opening: str | None
-    """The first message, where the trajectory kept it."""
+    """What the policy was told, the chat template's own tokens included; None without its tokenizer."""
     before: ReadEpisode | None
     after: ReadEpisode
 
 
-def choose_pairs(results: Results, *, parse: Parser) -> list[Pair]:
+def choose_pairs(results: Results, *, parse: Parser, decode: Callable[[list[int]], str | None]) -> list[Pair]:
     """At most `PAIRS` items with their sampled trajectories, the most telling first.
 
     Of each verdict, items of different kinds (the first metadata key that tells kinds apart, such as
@@ -97,7 +97,7 @@ def choose_pairs(results: Results, *, parse: Parser) -> list[Pair]:
                 Pair(
                     item=then.item,
                     verdict=verdict,
-                    opening=then.metrics.get("opening"),
+                    opening=decode(then.prompt_ids),
                     before=read_episode(first, parse=parse) if first else None,
                     after=read_episode(then, parse=parse),
                 )

@@ -38,8 +38,6 @@ class Results:
     """Policy → mode → summary, as in `evaluation.json`; empty before the evaluation."""
     played: list[Trajectory]
     """The first trajectory of every test item, policy and mode; `metrics` say which."""
-    warmup: list[dict[str, float]]
-    """`warmup/metrics.jsonl`: one step of supervised training each."""
     seconds: Mapping[str, float]
     """By stage, over all attempts; the report's own are left out, for it is still being made."""
     provision: Mapping[str, Any]
@@ -96,7 +94,6 @@ def read_results(workspace: Path) -> Results:
         rounds=[RoundResult(**_json(path)) for path in rounds],
         evaluation=_json(workspace / "evaluation.json"),
         played=read_trajectories(evaluated) if evaluated.exists() else [],
-        warmup=_lines(workspace / "warmup" / "metrics.jsonl"),
         seconds={stage: s for stage, s in timing.items() if stage != "report"},
         provision=_json(workspace / "provision.json"),
     )

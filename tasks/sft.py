@@ -123,7 +123,9 @@ def _train_batch(worker: Any, request: SftRequest, rows: list[int]) -> dict[str,
             "input_ids": nested(ids),
             "position_ids": nested([list(range(n)) for n in lengths]),
             "prompts": nested(prompts),
-            "loss_mask": nested([[0] * len(p) + request.masks[i] for p, i in zip(prompts, rows, strict=True)]),
+            "loss_mask": nested(
+                [[0] * len(p) + request.masks[i] for p, i in zip(prompts, rows, strict=True)]
+            ),
         },
         batch_size=len(rows),
     )

@@ -26,6 +26,8 @@ from tasks.trainer import StepRecord, Trainer, environment_of
 from tasks.trajectories import summarise, write_trajectories
 from tasks.verl_config import check_pipeline
 
+RAY_ATTEMPTS = 3
+"""On a busy machine Ray may give up its own start."""
 MAX_RESTARTS = 3
 """Times in a row that the training process may die without a step in between."""
 
@@ -81,6 +83,7 @@ class TrainSession:
         self._checkpoints = self._folder / "checkpoints"
         self._on_step = on_step
         self._actor: Any = None
+        self._started = False
         self._owns_ray = False
         self._step = 0
         self._restarts = 0
@@ -92,6 +95,15 @@ class TrainSession:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+    def prestart(self) -> None:
+        """Begin what a start-up can do without the policy, and do not wait for it.
+
+        Its imports take longer than anything else in it: call this before the warm-up, which
+        leaves a core idle.
+        """
+        if self._actor is None and not all(self._round_file(i).exists() for i in range(self.rounds)):
+            self._launch()
 
     def run_round(self, index: int) -> RoundResult:
         """Train the round's remaining steps and evaluate; a finished round is only read.
@@ -126,7 +138,7 @@ class TrainSession:
         return groups
 
     def export(self) -> Path:
-        """Write the last checkpoint's policy to `workspace/policy`: Hugging Face format, with its tokenizer."""
+        """Write the last checkpoint's policy, with its tokenizer, to `workspace/policy`; returns that."""
         steps = checkpoints.complete_steps(self._checkpoints)
         if not steps:
             raise WingspanError(f"no whole checkpoint in {self._checkpoints}: train a round first")
@@ -139,7 +151,7 @@ class TrainSession:
         import ray
 
         if self._actor is not None:
-            self._end_actor(graceful=True)
+            self._end_actor(graceful=self._started)
         if self._owns_ray:
             ray.shutdown()
             self._owns_ray = False
@@ -189,8 +201,29 @@ class TrainSession:
                     ) from error
 
     def _ensure_started(self) -> None:
-        if self._actor is not None:
+        if self._started:
             return
+        self._check_files()
+        if self._actor is None:
+            self._launch()
+        self._get(self._preparing)
+        self._step = self._call("start")
+        self._started = True
+        _drop_steps_after(self._folder / "metrics.jsonl", self._step)
+
+    def _check_files(self) -> None:
+        items = self._workspace / "data" / "train.jsonl"
+        count = len(read_items(items, env=self._pipeline.data.env))
+        wanted = self._pipeline.rollout.items_per_step
+        if count < wanted:
+            raise ConfigError(
+                f"rollout.items_per_step {wanted} is more than the {count} items of {items}; lower it"
+            )
+        warmed = self._workspace / "warmup"
+        if self._pipeline.warmup and not (warmed / "config.json").exists():
+            raise ConfigError(f"no policy in {warmed}; run the warm-up stage first")
+
+    def _launch(self) -> None:
         import ray
 
         self._owns_ray |= connect_ray(self._pipeline)
@@ -205,20 +238,26 @@ class TrainSession:
                 checkpoints=str(self._checkpoints),
             )
         )
-        self._step = self._call("start")
-        _drop_steps_after(self._folder / "metrics.jsonl", self._step)
+        self._preparing = self._actor.prepare.remote()
 
     def _call(self, method: str, *args: Any, **kwargs: Any) -> Any:
+        return self._get(getattr(self._actor, method).remote(*args, **kwargs))
+
+    def _get(self, answer: Any) -> Any:
         import ray
-        from ray.exceptions import RayTaskError
+        from ray.exceptions import RayActorError, RayTaskError
 
         try:
-            return ray.get(getattr(self._actor, method).remote(*args, **kwargs))
+            return ray.get(answer)
         except RayTaskError as error:
-            # Ray's text is a remote traceback; an error of ours is one line that says what to do.
-            if isinstance(error.cause, WingspanError):
-                raise error.cause from error
-            raise
+            # Its text is a remote traceback, of one process within another: what counts is the first cause.
+            cause: BaseException = error
+            while isinstance(cause, RayTaskError):
+                cause = cause.cause
+            if isinstance(cause, WingspanError | RayActorError):
+                raise cause from error
+            what = " ".join(f"{type(cause).__name__}: {cause}".split())[:300]
+            raise WingspanError(f"training failed after step {self._step}: {what}") from error
 
     def _end_actor(self, *, graceful: bool) -> None:
         import ray
@@ -228,6 +267,7 @@ class TrainSession:
                 ray.get(self._actor.stop.remote(), timeout=10)
         ray.kill(self._actor)
         self._actor = None
+        self._started = False
 
     def _write_step(self, record: StepRecord) -> None:
         folder = self._folder / "trajectories"
@@ -250,15 +290,14 @@ def connect_ray(pipeline: Pipeline) -> bool:
     workers = pipeline.backend.workers
     connected = not ray.is_initialized()
     if connected:
-        address = os.environ.get("RAY_ADDRESS")
-        logical = {"num_gpus": workers, "num_cpus": 16} if pipeline.backend.device == "cpu" else {}
+        # Else Ray hides all GPUs from the trainer, which claims none itself.
         os.environ["RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"] = "0"
-        ray.init(
-            address=address or "local",
-            include_dashboard=None if address else False,
-            log_to_driver=False,
-            **({} if address else logical),
-        )
+        address = os.environ.get("RAY_ADDRESS")
+        if address:
+            ray.init(address=address, log_to_driver=False)
+        else:
+            logical = {"num_gpus": workers, "num_cpus": 16} if pipeline.backend.device == "cpu" else {}
+            _start_local_ray(**logical)
     available = int(ray.cluster_resources().get("GPU", 0))
     if available < workers:
         if connected:
@@ -268,6 +307,18 @@ def connect_ray(pipeline: Pipeline) -> bool:
             f"with --num-gpus={workers} (on a CPU they are logical)"
         )
     return connected
+
+
+def _start_local_ray(**resources: int) -> None:
+    import ray
+
+    for attempt in range(RAY_ATTEMPTS):
+        try:
+            ray.init(address="local", include_dashboard=False, log_to_driver=False, **resources)
+            return
+        except Exception as error:  # Ray says no more than this when 30 s, a constant, have passed
+            if "timed out" not in str(error) or attempt == RAY_ATTEMPTS - 1:
+                raise WingspanError(f"Ray did not start: {' '.join(str(error).split())[:200]}") from error
 
 
 def _drop_steps_after(path: Path, step: int) -> None:

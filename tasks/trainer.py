@@ -4,7 +4,9 @@ Owns the order of a start-up and the names of the numbers of a step. What a roun
 when this process dies, is `tasks/train.py`'s.
 """
 
+import os
 import threading
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +17,7 @@ from envs.types import Item
 from tasks import checkpoints
 from tasks.settings import Pipeline
 from tasks.trajectories import sampled_tokens, summarise
+from tasks.verl_cpu import PLUGIN_ENV
 
 SAMPLED_ITEMS = 2
 """Groups whose trajectories are kept of every step, to look at."""
@@ -51,7 +54,7 @@ class StepRecord:
 
 
 class Trainer:
-    """Runs as a Ray actor; `start` first."""
+    """Runs as a Ray actor; `prepare`, then `start` first."""
 
     def __init__(self, pipeline: Pipeline, *, model: str, items: str, checkpoints: str) -> None:
         """`model`: the policy to start from where there is no checkpoint; `items`: the training items."""
@@ -60,38 +63,44 @@ class Trainer:
         self._items = Path(items)
         self._checkpoints = Path(checkpoints)
 
-    def start(self) -> int:
-        """Start verl's processes and load the last whole checkpoint; returns its step, 0 for none."""
-        from tasks.verl_config import verl_config
-
-        checkpoints.repair(self._checkpoints)
-        config = verl_config(
-            self._pipeline, model=self._model, items=self._items, checkpoints=self._checkpoints
-        )
+    def prepare(self) -> None:
+        """The part of a start-up that needs no model: imports, and TransferQueue's processes."""
         import transfer_queue as tq
 
+        from tasks.verl_config import verl_config
+
+        self._config = verl_config(
+            self._pipeline, model=self._model, items=self._items, checkpoints=self._checkpoints
+        )
         # Its processes start while this one imports verl's trainer.
-        queue = threading.Thread(target=tq.init, args=(config.transfer_queue,))
+        queue = threading.Thread(target=tq.init, args=(self._config.transfer_queue,))
         queue.start()
-        from verl.trainer.ppo.v1 import PPOTrainer  # noqa: F401
+        import tasks.verl_rollout
+        import tasks.verl_trainer  # noqa: F401
+
+        queue.join()
+
+    def start(self) -> int:
+        """Start verl's processes and load the last whole checkpoint; returns its step, 0 for none.
+
+        After `prepare`. From here on the model and the item file must be there.
+        """
         from verl.utils.config import validate_config
 
         from tasks.verl_rollout import RolloutManager
         from tasks.verl_trainer import StepTrainer
 
+        checkpoints.repair(self._checkpoints)
         use_reference = self._pipeline.train.kl_loss_coef > 0
-        validate_config(config, use_reference_policy=use_reference, use_critic=False)
-        queue.join()
-        self._trainer = StepTrainer(config, self._pipeline)
+        validate_config(self._config, use_reference_policy=use_reference, use_critic=False)
+        self._trainer = StepTrainer(self._config, self._pipeline)
         self._trainer.init()
-        self._manager = RolloutManager.create(config, self._trainer.get_llm_client())
+        self._manager = RolloutManager.create(self._config, self._trainer.get_llm_client())
         self._trainer.attach(self._manager)
         return int(self._trainer.global_steps)
 
     def run_step(self, *, save: bool) -> StepRecord:
         """The next training step, with a checkpoint at its end if `save`."""
-        import time
-
         started = time.perf_counter()
         verl_metrics, verl_seconds = self._trainer.run_step(save=save)
         step = int(self._trainer.global_steps)
@@ -136,10 +145,6 @@ class Trainer:
 
 def environment_of(pipeline: Pipeline) -> dict[str, str]:
     """Environment variables of the training process and of all that it starts."""
-    import os
-
-    from tasks import verl_cpu
-
     root = str(Path(__file__).parents[1])
     variables = {
         "PYTHONPATH": os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH", "")])),
@@ -149,8 +154,8 @@ def environment_of(pipeline: Pipeline) -> dict[str, str]:
     }
     if pipeline.backend.device == "cpu":
         # Ray sets OMP_NUM_THREADS itself in every worker: what a user set must travel by another name.
-        threads = {"WINGSPAN_THREADS": t for t in [os.environ.get("OMP_NUM_THREADS")] if t}
-        return variables | verl_cpu.PLUGIN_ENV | threads
+        threads = os.environ.get("OMP_NUM_THREADS")
+        return variables | PLUGIN_ENV | ({"WINGSPAN_THREADS": threads} if threads else {})
     from verl.trainer.constants_ppo import get_ppo_ray_runtime_env
 
     for_gpus: dict[str, Any] = get_ppo_ray_runtime_env()["env_vars"]

@@ -33,7 +33,7 @@ class StepTrainer(PPOTrainerSync):  # type: ignore[misc]
         SkipManager.init(self.config)
 
     def run_step(self, *, save: bool) -> tuple[dict[str, float], dict[str, float]]:
-        """Rollout, update, checkpoint if `save`, new weights to the sampler: (metrics, seconds), verl's names."""
+        """Rollout, update, checkpoint if `save`, weights to the sampler: (metrics, seconds) by verl's names."""
         self.global_steps += 1
         SkipManager.set_step(self.global_steps)
         metrics: dict[str, float] = {}
@@ -50,7 +50,8 @@ class StepTrainer(PPOTrainerSync):  # type: ignore[misc]
     def _step_once(
         self, metrics: dict[str, Any], timing_raw: dict[str, float], sample_batch_size: int
     ) -> Any:
-        if self.agent_loop_manager.last.put == 0:
+        rollout = self.agent_loop_manager.last
+        if rollout is not None and rollout.put == 0:
             self._forget_prompts()
             return KVBatchMeta(partition_id="train", keys=[], tags=[])
         return super()._step_once(metrics, timing_raw, sample_batch_size)

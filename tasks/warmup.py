@@ -104,6 +104,6 @@ def _tokenizer(model: str) -> "PreTrainedTokenizerBase":
     from transformers import AutoTokenizer
 
     try:
-        return AutoTokenizer.from_pretrained(model)  # type: ignore[no-any-return]
+        return AutoTokenizer.from_pretrained(model)
     except (OSError, ValueError) as error:
         raise ConfigError(f"model {model!r} cannot be loaded: {' '.join(str(error).split())[:200]}") from None

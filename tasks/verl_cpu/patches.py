@@ -56,7 +56,7 @@ def load_valuehead_model(
     return model
 
 
-class UnpinnedOffloadPolicy(verl_fsdp.CPUOffloadPolicy):  # type: ignore[misc, name-defined]
+class UnpinnedOffloadPolicy(verl_fsdp.CPUOffloadPolicy):  # type: ignore[misc]
     """verl asks for pinned memory, which a machine without an accelerator does not have."""
 
     def __init__(self, pin_memory: bool = False) -> None:

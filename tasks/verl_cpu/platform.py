@@ -63,7 +63,7 @@ class _CpuDevice(types.ModuleType):
 _DEVICE = _CpuDevice()
 
 
-class PlatformCpu(PlatformBase):
+class PlatformCpu(PlatformBase):  # type: ignore[misc]
     """A CPU seen by verl; registered only where `VERL_PLATFORM=cpu` asks for it."""
 
     device_name = "cpu"

@@ -1,0 +1,79 @@
+"""What a training session does without starting anything: refusals, and finished rounds."""
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+
+from envs.errors import ConfigError, WingspanError
+from tasks.items import write_items
+from tasks.train import RoundResult, TrainSession, _drop_steps_after
+from tasks.verl_config import check_pipeline
+from tests.verl_toy import toy_items, toy_pipeline
+
+WARMUP = {"demonstrations": 1, "noise": 0.0, "steps": 1, "batch_size": 1, "lr": 1e-3}
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        ({"backend": {"device": "cpu", "rollout": "vllm"}}, "use cpu with cpu"),
+        ({"train__micro_batch_tokens": 100}, "train.micro_batch_tokens 100"),
+        ({"train__mini_batches": 5}, "train.mini_batches 5"),
+        ({"backend": {"device": "cuda", "rollout": "vllm", "workers": 3, "tensor_parallel": 2}}, "workers 3"),
+        ({"backend": {"device": "cuda", "rollout": "vllm"}, "rollout__top_p": 0.9}, "top_p 0.9"),
+    ],
+)
+def test_settings_that_contradict_each_other_are_refused(overrides: dict[str, object], said: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        check_pipeline(toy_pipeline(Path("m"), **overrides))
+    assert said in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_finished_rounds_are_read_and_nothing_starts(tmp_path: Path) -> None:
+    done = RoundResult(index=0, first_step=1, last_step=2, evaluation={"success": 0.5}, seconds=1.0)
+    path = tmp_path / "train" / "rounds" / "00.json"
+    path.parent.mkdir(parents=True)
+    path.write_text(json.dumps(asdict(done)))
+    with TrainSession(toy_pipeline(Path("m")), tmp_path) as session:
+        assert session.rounds == 2
+        assert session.run_round(0) == done
+
+
+def test_the_last_round_is_as_long_as_the_steps_that_are_left(tmp_path: Path) -> None:
+    with TrainSession(toy_pipeline(Path("m"), train__steps=5), tmp_path) as session:
+        assert session.rounds == 3
+
+
+def test_metrics_are_cut_to_the_steps_of_the_checkpoint(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    lines = [json.dumps({"step": step, "loss": 0.5}) + "\n" for step in (1, 2, 3, 4)]
+    path.write_text("".join(lines) + '{"step": 5, "lo')
+    _drop_steps_after(path, 3)
+    assert path.read_text() == "".join(lines[:3])
+    _drop_steps_after(path, 0)
+    assert path.read_text() == ""
+    _drop_steps_after(tmp_path / "absent.jsonl", 3)
+
+
+def test_an_export_without_a_checkpoint_is_refused(tmp_path: Path) -> None:
+    with (
+        TrainSession(toy_pipeline(Path("m")), tmp_path) as session,
+        pytest.raises(WingspanError, match="no whole"),
+    ):
+        session.export()
+
+
+def test_missing_files_are_named_before_anything_is_started(tmp_path: Path) -> None:
+    session = TrainSession(toy_pipeline(Path("m")), tmp_path)
+    with pytest.raises(ConfigError, match="prepare"):
+        session._check_files()
+    write_items(tmp_path / "data" / "train.jsonl", toy_items(3))
+    with pytest.raises(ConfigError, match="items_per_step 4 is more than the 3 items"):
+        session._check_files()
+    write_items(tmp_path / "data" / "train.jsonl", toy_items(4))
+    session._check_files()
+    with pytest.raises(ConfigError, match="warm-up"):
+        TrainSession(toy_pipeline(Path("m"), warmup=WARMUP), tmp_path)._check_files()
