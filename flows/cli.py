@@ -39,7 +39,7 @@ def run(
     ] = None,
 ) -> None:
     """Run a pipeline from its data to its report; the same command again goes on where it stopped."""
-    from flows.plan import make_plan
+    from flows.plan import locked, make_plan
     from flows.prefect_runs import check_server, configure_prefect
     from tasks.tracking import check_tracking
 
@@ -47,6 +47,8 @@ def run(
     check_server()
     check_tracking()
     place = make_plan(pipeline, overrides=overrides, workspace=workspace).workspace
+    with locked(place):
+        pass  # seconds before the flow takes it: tell at once if another run has it
     configure_prefect()
     from flows.train_agent import train_agent
 
@@ -63,7 +65,7 @@ def stage(
 ) -> None:
     """Run one stage in the pipeline's own workspace; this is what `dvc repro` calls."""
     from flows.plan import locked, make_plan
-    from flows.stages import STAGES, call_stage, claim_checkpoints, timed
+    from flows.stages import STAGES, call_stage, make_display, running
     from tasks.settings import did_you_mean
 
     if name not in STAGES:
@@ -73,10 +75,12 @@ def stage(
     plan = make_plan(pipeline, overrides={}, workspace=None)
     if name not in plan.stages:
         raise ConfigError(f"{pipeline} has no stage {name!r}; it has: {', '.join(plan.stages)}")
-    with locked(plan.workspace):
-        resumed = name == "train" and claim_checkpoints(plan.stages["train"])
-        with timed(name, workspace=plan.workspace, resumed=resumed):
-            call_stage(name, pipeline=plan.pipeline, workspace=plan.workspace)
+    with (
+        locked(plan.workspace),
+        make_display(pipeline, pipeline=plan.pipeline, stages=[name], workspace=plan.workspace) as display,
+        running(plan.stages[name], display=display),
+    ):
+        call_stage(name, pipeline=plan.pipeline, workspace=plan.workspace, display=display)
 
 
 @app.command()

@@ -49,6 +49,8 @@ def make_plan(name: str, *, overrides: Mapping[str, Any], workspace: Path | None
             f"{home} belongs to the parameters of pipelines.yaml, but {_spelled(overrides)} was set; "
             "leave --workspace out, or choose another folder"
         )
+    if place.exists() and not place.is_dir():
+        raise ConfigError(f"workspace {place} is a file; give a folder, or a name that is free")
     get_env(pipeline.data.env)
     _check_model(pipeline)
     _check_items(place, pipeline)

@@ -19,8 +19,8 @@ RECORD = "prefect.json"
 """In the workspace: which Prefect flow run worked in it last."""
 
 _DEFAULTS = {
-    # The ephemeral server takes 10 to 40 s to start, depending on what else the machine does.
-    "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": "120",
+    # The temporary server starts in 10 to 40 s, and in minutes on a machine that is busy with more.
+    "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": "300",
     "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
     "PREFECT_LOGGING_LEVEL": "CRITICAL",  # the display and the one-line errors are ours
     "PREFECT_CLI_PROMPT": "false",

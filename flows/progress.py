@@ -5,11 +5,11 @@ it prints one plain line per event.
 """
 
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from enum import StrEnum
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -37,11 +37,24 @@ _MARKS = {
 }
 
 
+_SHOWN = {
+    "loss": "loss {:.3f}",
+    "horizon": "horizon {:.0f}",
+    "success": "success {:.2f}",
+    "tokens_per_s": "{:,.0f} tokens/s",
+}
+"""What is shown of a step, where it is there."""
+
+
 @dataclass(slots=True)
 class _Row:
     state: StageState = StageState.WAITING
     started: float = 0.0
     seconds: float = 0.0
+    values: Mapping[str, float] = field(default_factory=dict)
+    """Of the last step."""
+    first_step: tuple[int, float] | None = None
+    """The first step that was seen, and when: a resumed run begins anywhere."""
 
 
 class Display:
@@ -52,19 +65,17 @@ class Display:
         title: str,
         *,
         stages: Sequence[str],
-        steps: int,
+        steps: Mapping[str, int],
         steps_per_round: int,
         console: Console | None = None,
     ) -> None:
-        """`steps`: all that training will take."""
+        """`steps`: by stage, all that a stage which counts them will take."""
         self._title = title
         self._rows = {stage: _Row() for stage in stages}
         self._steps = steps
         self._steps_per_round = steps_per_round
         self._console = console or Console()
         self._started = time.perf_counter()
-        self._training: dict[str, Any] = {}
-        self._first_step: tuple[int, float] | None = None
         self._live = Live(get_renderable=self._render, console=self._console, refresh_per_second=4)
         self._plain = not self._console.is_terminal
 
@@ -95,40 +106,42 @@ class Display:
             took = f" in {_clock(row.seconds)}" if state in (StageState.DONE, StageState.FAILED) else ""
             self.note(f"{name}: {state}{took}")
 
-    def step(self, values: dict[str, Any]) -> None:
-        """A training step has ended; `values` is its line of `train/metrics.jsonl`."""
-        step = int(values["step"])
-        if self._first_step is None:
-            self._first_step = (step, time.perf_counter())
-        self._training = values
+    def step(self, stage: str, values: Mapping[str, float]) -> None:
+        """A step of `stage` has ended; `values` are its numbers, `step` (from 1) among them."""
+        row = self._rows[stage]
+        if row.first_step is None:
+            row.first_step = (int(values["step"]), time.perf_counter())
+        row.values = values
         if self._plain:
-            self.note(f"train: {self._describe_step()}")
+            self.note(f"{stage}: {self._describe_step(stage)}")
 
     def note(self, text: str) -> None:
         """A line that stays on the screen."""
         self._console.print(text, markup=False, highlight=False, soft_wrap=True)
 
-    def _describe_step(self) -> str:
-        values = self._training
-        step, per_round = int(values["step"]), self._steps_per_round
+    def _describe_step(self, stage: str) -> str:
+        values, per_round, steps = self._rows[stage].values, self._steps_per_round, self._steps[stage]
+        step = int(values["step"])
+        left = self._seconds_left(stage)
         facts = [
-            f"round {(step - 1) // per_round + 1}/{-(-self._steps // per_round)}",
-            f"step {step}/{self._steps}",
-            f"horizon {values['horizon']:.0f}" if "horizon" in values else "",
-            f"success {values['success']:.2f}" if "success" in values else "",
-            f"{values['tokens_per_s']:,.0f} tokens/s" if "tokens_per_s" in values else "",
-            f"{_clock(left)} left" if (left := self._seconds_left()) is not None else "",
+            f"round {(step - 1) // per_round + 1}/{-(-steps // per_round)}" if stage == "train" else "",
+            f"step {step}/{steps}",
+            *(spelled.format(values[name]) for name, spelled in _SHOWN.items() if name in values),
+            f"{_clock(left)} left" if left is not None else "",
         ]
         return "  ".join(fact for fact in facts if fact)
 
-    def _seconds_left(self) -> float | None:
-        if self._first_step is None:
+    def _seconds_left(self, stage: str) -> float | None:
+        row = self._rows[stage]
+        if row.first_step is None:
             return None
-        first, at = self._first_step
-        done = int(self._training["step"]) - first
-        if done < 1:
-            return None
-        return (time.perf_counter() - at) / done * (self._steps - first - done)
+        first, at = row.first_step
+        step = int(row.values["step"])
+        return (
+            (time.perf_counter() - at) / (step - first) * (self._steps[stage] - step)
+            if step > first
+            else None
+        )
 
     def _render(self) -> RenderableType:
         table = Table.grid(padding=(0, 2))
@@ -136,23 +149,20 @@ class Display:
         table.add_column()
         table.add_column(justify="right")
         table.add_column()
+        title = Text(f"{self._title}  {_clock(time.perf_counter() - self._started)}", style="bold")
+        bar: RenderableType = ""
         for name, row in self._rows.items():
             running = row.state is StageState.RUNNING
             seconds = time.perf_counter() - row.started if running else row.seconds
             mark = Spinner("dots", style="yellow") if running else _MARKS[row.state]
-            told = self._describe_step() if name == "train" and self._training else ""
+            told = self._describe_step(name) if row.values else ""
             if row.state is StageState.CACHED:
                 told = "nothing changed"
             took = _clock(seconds) if seconds else ""
             table.add_row(mark, name, took, told, style="" if running else "dim")
-        parts: list[RenderableType] = [
-            Text(f"{self._title}  {_clock(time.perf_counter() - self._started)}", style="bold"),
-            table,
-        ]
-        if self._rows.get("train", _Row()).state is StageState.RUNNING:
-            done = int(self._training.get("step", 0))
-            parts.append(ProgressBar(total=self._steps, completed=done, width=60))
-        return Group(*parts)
+            if running and name in self._steps:
+                bar = ProgressBar(total=self._steps[name], completed=row.values.get("step", 0), width=60)
+        return Group(title, table, bar)
 
 
 def _clock(seconds: float) -> str:

@@ -7,14 +7,19 @@ flow and `wingspan stage` (which `dvc repro` calls), come through here.
 import json
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from flows.lineage import Stage, stage_key
+from flows.progress import Display, StageState
 from tasks.files import write_atomically
 from tasks.settings import Pipeline
+
+if TYPE_CHECKING:
+    from tasks.trainer import StepRecord
 
 STAGES = ("prepare", "provision", "warmup", "train", "evaluate", "report")
 """Stage `x` is the function `x(pipeline, workspace)` of `tasks/x.py`; imported when it runs."""
@@ -23,13 +28,44 @@ TIMING = "timing.json"
 """In the workspace: `{"stages": {name: seconds}}`, over all attempts since the stage last began anew."""
 
 
-def call_stage(name: str, *, pipeline: Pipeline, workspace: Path) -> None:
-    """Run the body of stage `name`."""
-    import_module(f"tasks.{name}").__dict__[name](pipeline, workspace)
+def call_stage(name: str, *, pipeline: Pipeline, workspace: Path, display: Display) -> None:
+    """Run the body of stage `name`, its steps shown on `display`."""
+    body = import_module(f"tasks.{name}").__dict__[name]
+    if name == "train":
+        body(pipeline, workspace, on_step=lambda record: show_training(record, display=display))
+    elif name == "warmup":
+        body(pipeline, workspace, on_step=lambda values: display.step(name, values))
+    else:
+        body(pipeline, workspace)
+
+
+def show_training(record: "StepRecord", *, display: Display) -> None:
+    """Show one training step."""
+    display.step("train", {"step": record.step, **record.metrics})
+
+
+def make_display(name: str, *, pipeline: Pipeline, stages: Sequence[str], workspace: Path) -> Display:
+    """A display of `stages` of pipeline `name`."""
+    steps = {"train": pipeline.train.steps}
+    if pipeline.warmup is not None:
+        steps["warmup"] = pipeline.warmup.steps
+    return Display(
+        f"{name} in {workspace}", stages=stages, steps=steps, steps_per_round=pipeline.train.steps_per_round
+    )
 
 
 @contextmanager
-def timed(stage: str, *, workspace: Path, resumed: bool = False) -> Iterator[None]:
+def running(stage: Stage, *, display: Display) -> Iterator[None]:
+    """Around the body of `stage`: on its own checkpoints, timed and shown."""
+    resumed = stage.name == "train" and claim_checkpoints(stage)
+    display.stage(stage.name, StageState.RUNNING)
+    with _timed(stage.name, workspace=stage.workspace, resumed=resumed):
+        yield
+    display.stage(stage.name, StageState.DONE)
+
+
+@contextmanager
+def _timed(stage: str, *, workspace: Path, resumed: bool) -> Iterator[None]:
     """Add the seconds of this block to the workspace's `timing.json`, also where it fails."""
     started = time.perf_counter()
     try:

@@ -9,6 +9,7 @@ own within that of `train`. What a stage does is in `tasks/`; what is recorded i
 import json
 import time
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +18,13 @@ from prefect import Task, flow
 from prefect.cache_policies import NO_CACHE, CacheKeyFnPolicy
 from prefect.runtime import flow_run
 
+from envs.errors import WingspanError
 from envs.registry import get_env
 from flows.lineage import Receipt, Stage, holds, path_md5, receipt, stage_key
 from flows.plan import Plan, locked, make_plan
 from flows.prefect_runs import check_server, take_over
 from flows.progress import Display, StageState
-from flows.stages import call_stage, claim_checkpoints, read_timing, timed, write_timing
+from flows.stages import call_stage, make_display, read_timing, running, show_training, write_timing
 from flows.versioning import commit_to_dvc
 from tasks.provenance import provenance
 from tasks.tracking import Tracker, check_tracking, is_recorded
@@ -45,12 +47,8 @@ def train_agent(
     plan = make_plan(pipeline, overrides=overrides or {}, workspace=Path(workspace) if workspace else None)
     with locked(plan.workspace):
         take_over(plan.workspace, flow_run_id=flow_run.id)
-        train = plan.pipeline.train
-        with Display(
-            f"{plan.name} in {plan.workspace}",
-            stages=list(plan.stages),
-            steps=train.steps,
-            steps_per_round=train.steps_per_round,
+        with make_display(
+            plan.name, pipeline=plan.pipeline, stages=list(plan.stages), workspace=plan.workspace
         ) as display:
             return _Run(plan, display=display).execute()
 
@@ -73,15 +71,18 @@ class _Run:
                 self._run_stage(stage)
             # With every stage from the cache there is nothing to tell, unless a run was killed
             # between its last stage and here.
-            if self._tracker is not None or not is_recorded(plan.workspace, pipeline=plan.pipeline):
-                self._record()
+            to_record = self._tracker is not None or not is_recorded(plan.workspace, pipeline=plan.pipeline)
+            dvc_failure = self._record() if to_record else None
+        if to_record:
+            self._write_totals()
+        if dvc_failure is not None:
+            raise dvc_failure
         evaluation: dict[str, Any] = json.loads((plan.workspace / "evaluation.json").read_text())
         return evaluation
 
     def _run_stage(self, stage: Stage) -> None:
         """Run `stage`, unless it ran before on the same inputs and what it wrote is still there."""
         key = self._keys[stage.name] = stage_key(stage)
-
         place = str(stage.workspace.resolve()).replace("/", "-")
 
         def work() -> Receipt:
@@ -106,28 +107,21 @@ class _Run:
     def _work(self, stage: Stage) -> None:
         plan, display = self._plan, self._display
         self._opened_tracker()
-        display.stage(stage.name, StageState.RUNNING)
         started = time.perf_counter()
         try:
-            if stage.name == "train":
-                with timed(stage.name, workspace=plan.workspace, resumed=claim_checkpoints(stage)):
+            with running(stage, display=display):
+                if stage.name == "train":
                     self._train()
-            else:
-                with timed(stage.name, workspace=plan.workspace):
-                    call_stage(stage.name, pipeline=plan.pipeline, workspace=plan.workspace)
+                else:
+                    call_stage(stage.name, pipeline=plan.pipeline, workspace=plan.workspace, display=display)
         finally:
             self._worked_s += time.perf_counter() - started
-        display.stage(stage.name, StageState.DONE)
-        self._tell_data_hashes(stage)
 
     def _train(self) -> None:
         """The rounds that are left, on one trainer that stays up; each a task run and an MLflow run."""
         from tasks.train import TrainSession
-        from tasks.trainer import StepRecord
 
-        def show(record: StepRecord) -> None:
-            self._display.step({"step": record.step, **record.metrics})
-
+        show = partial(show_training, display=self._display)
         with TrainSession(self._plan.pipeline, self._plan.workspace, on_step=show) as session:
             for index in range(session.rounds):
                 Task(session.run_round, name=f"round {index + 1}", cache_policy=NO_CACHE)(index)
@@ -143,24 +137,29 @@ class _Run:
             tracker.tag({**facts, "seed": str(plan.pipeline.seed), "prefect.flow_run": str(flow_run.id)})
         return self._tracker
 
-    def _tell_data_hashes(self, stage: Stage) -> None:
-        if stage.name == "prepare":
-            self._opened_tracker().tag({f"md5.{name}": md5 for name, md5 in receipt(stage).items()})
+    def _record(self) -> WingspanError | None:
+        """Tell MLflow and DVC, side by side, of a run whose stages are all finished.
 
-    def _record(self) -> None:
-        """Tell DVC and MLflow, side by side, of a run whose stages are all finished."""
+        What DVC could not do is returned: MLflow's record shall not suffer from it.
+        """
         plan, tracker = self._plan, self._opened_tracker()
-        if plan.tracked:
-            # What changed while the run went on is not what its outputs were made from.
-            same = [name for name, stage in plan.stages.items() if stage_key(stage) == self._keys[name]]
-            commit_to_dvc(same, pipeline=plan.name)
-            if LOCK_FILE.exists():
-                tracker.tag({"md5.dvc.lock": path_md5(LOCK_FILE)})
-        self._write_totals()
+        for stage in plan.stages.values():
+            tracker.tag({f"md5.{name}": md5 for name, md5 in receipt(stage).items()})
         tracker.finish()
+        if not plan.tracked:
+            return None
+        # What changed while the run went on is not what its outputs were made from.
+        same = [name for name, stage in plan.stages.items() if stage_key(stage) == self._keys[name]]
+        try:
+            commit_to_dvc(same, pipeline=plan.name)
+        except WingspanError as error:
+            return error
+        if LOCK_FILE.exists():
+            tracker.tag({"md5.dvc.lock": path_md5(LOCK_FILE)})
+        return None
 
     def _write_totals(self) -> None:
-        """Seconds since this process began, and how many of them no stage was at work."""
+        """Seconds since this process began, and those of them in which no stage was at work."""
         wall_s = time.time() - psutil.Process().create_time()
         timing = read_timing(self._plan.workspace)
         timing["run"] = {"wall": round(wall_s, 3), "orchestration": round(wall_s - self._worked_s, 3)}

@@ -202,11 +202,13 @@ def runs_over_environment_steps(
 def stacked_over_steps(
     series: Mapping[str, Sequence[float]], *, steps: Sequence[int], label: str, percent: bool = False
 ) -> Painter:
-    """Parts of a whole at each of `steps`, as stacked bars."""
+    """Parts of a whole at each of `steps`, as stacked bars; a part that is always 0 is left out."""
 
     def paint(axes: "Axes") -> None:
         floor = [0.0] * len(steps)
         for index, (name, values) in enumerate(series.items()):
+            if not any(values):
+                continue  # a part keeps its colour whichever others there are
             axes.bar(
                 steps,
                 values,
@@ -227,7 +229,7 @@ def stacked_over_steps(
         axes.legend(
             loc="lower left",
             bbox_to_anchor=(-0.02, 1.0),
-            ncols=len(series),
+            ncols=len(PARTS),
             handlelength=0.8,
         )
 

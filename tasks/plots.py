@@ -110,6 +110,7 @@ def draw(
         paint(figure.subplots())
         svg, png = io.StringIO(), io.BytesIO()
         figure.savefig(svg, format="svg", metadata={"Date": None, "Creator": None})
+        figure.set_layout_engine("none")  # it stays as it was laid out
         figure.savefig(png, format="png", dpi=150, metadata={"Software": None})
     return Plot(name=name, alt=alt, svg=svg.getvalue(), png=png.getvalue())
 

@@ -60,7 +60,7 @@ def _by_group(grouping: Grouping) -> Plot:
         grouping.plot_name,
         paint.paired_bars(
             labels=[
-                f"{grouping.key} {group.value}\n"
+                shorten(f"{grouping.key} {group.value}") + "\n"
                 f"{percent(was, digits=0)} → {percent(now, digits=0)}\n"
                 f"{group.items} items"
                 for group, was, now in zip(grouping.groups, rates["before"], rates["after"], strict=True)
@@ -106,7 +106,7 @@ def _dynamics(results: Results, *, stages: Stages) -> list[Plot]:
         draw(
             "stop_reasons",
             paint.stacked_over_steps(
-                {name: shares for name, shares in ends.items() if any(shares)},
+                ends,
                 steps=steps,
                 label="episodes",
                 percent=True,
@@ -116,13 +116,18 @@ def _dynamics(results: Results, *, stages: Stages) -> list[Plot]:
         draw(
             "seconds",
             paint.stacked_over_steps(
-                {name.replace("_", " "): parts for name, parts in phases(results).items() if sum(parts) > 0},
+                {name.replace("_", " "): parts for name, parts in phases(results).items()},
                 steps=steps,
                 label="seconds per step",
             ),
             alt="Seconds of each training step by phase; the table has the sums.",
         ),
     ]
+
+
+def shorten(label: str, *, characters: int = 18) -> str:
+    """A label that leaves room for the plot."""
+    return label if len(label) <= characters else label[: characters - 1] + "…"
 
 
 def _series(results: Results, key: str) -> list[tuple[float, float]]:

@@ -4,6 +4,7 @@ Owns reading and adding up. Parts that no stage has written yet are empty or Non
 half a run is still worth reading; how they look is `tasks/report.py`'s.
 """
 
+import hashlib
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -80,8 +81,10 @@ class Grouping:
 
     @property
     def plot_name(self) -> str:
-        """Name of its plot's files."""
-        return "by_" + re.sub(r"\W+", "_", self.key)
+        """Name of its plot's files; environments may call their metadata anything."""
+        if re.fullmatch(r"\w{1,40}", self.key, flags=re.ASCII):
+            return f"by_{self.key}"
+        return f"by_{hashlib.md5(self.key.encode(), usedforsecurity=False).hexdigest()[:8]}"
 
 
 def read_results(workspace: Path) -> Results:

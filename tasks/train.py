@@ -26,7 +26,7 @@ from tasks.trainer import StepRecord, Trainer, environment_of
 from tasks.trajectories import summarise, write_trajectories
 from tasks.verl_config import check_pipeline
 
-RAY_ATTEMPTS = 3
+RAY_ATTEMPTS = 5
 """On a busy machine Ray may give up its own start."""
 MAX_RESTARTS = 3
 """Times in a row that the training process may die without a step in between."""
@@ -148,13 +148,9 @@ class TrainSession:
 
     def close(self) -> None:
         """End the training process, and the Ray session if it is this one's."""
-        import ray
-
         if self._actor is not None:
             self._end_actor(graceful=self._started)
-        if self._owns_ray:
-            ray.shutdown()
-            self._owns_ray = False
+        self._end_ray()
 
     def _train_and_evaluate(self, first: int, last: int) -> dict[str, float]:
         self._ensure_started()
@@ -193,6 +189,8 @@ class TrainSession:
                 return work()
             except (RayActorError, SamplerDied) as error:
                 self._end_actor(graceful=False)
+                # Ray keeps a dead trainer's placement group until the whole session has ended.
+                self._end_ray()
                 self._restarts += 1
                 if self._restarts > MAX_RESTARTS:
                     raise WingspanError(
@@ -206,7 +204,6 @@ class TrainSession:
         self._check_files()
         if self._actor is None:
             self._launch()
-        self._get(self._preparing)
         self._step = self._call("start")
         self._started = True
         _drop_steps_after(self._folder / "metrics.jsonl", self._step)
@@ -238,7 +235,7 @@ class TrainSession:
                 checkpoints=str(self._checkpoints),
             )
         )
-        self._preparing = self._actor.prepare.remote()
+        self._actor.prepare.remote()  # nobody waits: if it fails, `start` does it again, and says so
 
     def _call(self, method: str, *args: Any, **kwargs: Any) -> Any:
         return self._get(getattr(self._actor, method).remote(*args, **kwargs))
@@ -269,6 +266,13 @@ class TrainSession:
         self._actor = None
         self._started = False
 
+    def _end_ray(self) -> None:
+        import ray
+
+        if self._owns_ray:
+            ray.shutdown()
+            self._owns_ray = False
+
     def _write_step(self, record: StepRecord) -> None:
         folder = self._folder / "trajectories"
         write_trajectories(folder / f"step_{record.step:04d}.jsonl", record.trajectories)
@@ -297,7 +301,7 @@ def connect_ray(pipeline: Pipeline) -> bool:
             ray.init(address=address, log_to_driver=False)
         else:
             logical = {"num_gpus": workers, "num_cpus": 16} if pipeline.backend.device == "cpu" else {}
-            _start_local_ray(**logical)
+            start_local_ray(**logical)
     available = int(ray.cluster_resources().get("GPU", 0))
     if available < workers:
         if connected:
@@ -309,16 +313,28 @@ def connect_ray(pipeline: Pipeline) -> bool:
     return connected
 
 
-def _start_local_ray(**resources: int) -> None:
+def start_local_ray(**options: Any) -> None:
+    """A Ray cluster of this machine's own, with `ray.init`'s `options`; ends with this process.
+
+    Raises `WingspanError` if it does not come up.
+    """
+    import psutil
     import ray
 
-    for attempt in range(RAY_ATTEMPTS):
+    # Ray would start idle workers ahead; ours have environments of their own and cannot use them.
+    os.environ.setdefault("RAY_prestart_worker_first_driver", "0")
+    for attempt in range(1, RAY_ATTEMPTS + 1):
+        others = psutil.Process().children(recursive=True)
         try:
-            ray.init(address="local", include_dashboard=False, log_to_driver=False, **resources)
+            ray.init(address="local", include_dashboard=False, log_to_driver=False, **options)
             return
         except Exception as error:  # Ray says no more than this when 30 s, a constant, have passed
-            if "timed out" not in str(error) or attempt == RAY_ATTEMPTS - 1:
+            if "timed out" not in str(error) or attempt == RAY_ATTEMPTS:
                 raise WingspanError(f"Ray did not start: {' '.join(str(error).split())[:200]}") from error
+            for left in psutil.Process().children(recursive=True):  # Ray forgets them
+                if left not in others:
+                    with suppress(psutil.NoSuchProcess):
+                        left.kill()
 
 
 def _drop_steps_after(path: Path, step: int) -> None:

@@ -5,9 +5,9 @@ when this process dies, is `tasks/train.py`'s.
 """
 
 import os
-import threading
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -54,7 +54,7 @@ class StepRecord:
 
 
 class Trainer:
-    """Runs as a Ray actor; `prepare`, then `start` first."""
+    """Runs as a Ray actor; `start` first."""
 
     def __init__(self, pipeline: Pipeline, *, model: str, items: str, checkpoints: str) -> None:
         """`model`: the policy to start from where there is no checkpoint; `items`: the training items."""
@@ -62,6 +62,7 @@ class Trainer:
         self._model = model
         self._items = Path(items)
         self._checkpoints = Path(checkpoints)
+        self._config: Any = None
 
     def prepare(self) -> None:
         """The part of a start-up that needs no model: imports, and TransferQueue's processes."""
@@ -69,22 +70,25 @@ class Trainer:
 
         from tasks.verl_config import verl_config
 
-        self._config = verl_config(
+        config = verl_config(
             self._pipeline, model=self._model, items=self._items, checkpoints=self._checkpoints
         )
-        # Its processes start while this one imports verl's trainer.
-        queue = threading.Thread(target=tq.init, args=(self._config.transfer_queue,))
-        queue.start()
-        import tasks.verl_rollout
-        import tasks.verl_trainer  # noqa: F401
+        with ThreadPoolExecutor(1) as side:
+            # Its processes start while this one imports verl's trainer.
+            queue = side.submit(tq.init, config.transfer_queue)
+            import tasks.verl_rollout
+            import tasks.verl_trainer  # noqa: F401
 
-        queue.join()
+            queue.result()
+        self._config = config
 
     def start(self) -> int:
         """Start verl's processes and load the last whole checkpoint; returns its step, 0 for none.
 
-        After `prepare`. From here on the model and the item file must be there.
+        Does what `prepare` did not do yet. From here on the model and the item file must be there.
         """
+        if self._config is None:
+            self.prepare()
         from verl.utils.config import validate_config
 
         from tasks.verl_rollout import RolloutManager

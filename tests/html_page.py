@@ -51,6 +51,7 @@ class Page(html.parser.HTMLParser):
     def handle_endtag(self, tag: str) -> None:
         assert self._open, f"</{tag}> closes nothing"
         assert self._open.pop() == tag, self.getpos()
+        self.text += " " if tag in ("dt", "td", "th") else ""
 
     def handle_data(self, data: str) -> None:
         if "style" in self._open:

@@ -30,12 +30,13 @@ def test_table_by_hand(runs: list[Path], tmp_path: Path) -> None:
     page = Page(compare(runs, tmp_path / "out"))
     times = "\N{MULTIPLICATION SIGN}"
     stepwise, fixed = f"5 {times} 2, 9 {times} 2", f"9 {times} 4"
+    depths, median = ("depth 1", "depth 2"), "median of 3"
     expected = [
-        ["run", f"turns {times} steps", "env steps", "time", "before", "after", "points", "greedy", "depth 1", "depth 2"],
+        ["run", f"turns {times} steps", "env steps", "time", "before", "after", "points", "greedy", *depths],
         ["step-seed0", stepwise, "28", "30.0 s", "25.0%", "50.0%", "+25.0", "75.0%", "75.0%", "25.0%"],
         ["step-seed1", stepwise, "28", "31.0 s", "25.0%", "87.5%", "+62.5", "75.0%", "100.0%", "75.0%"],
         ["step-seed2", stepwise, "28", "32.0 s", "25.0%", "62.5%", "+37.5", "75.0%", "100.0%", "25.0%"],
-        ["step, median of 3", stepwise, "28", "31.0 s", "25.0%", "62.5%", "+37.5", "75.0%", "100.0%", "25.0%"],
+        [f"step, {median}", stepwise, "28", "31.0 s", "25.0%", "62.5%", "+37.5", "75.0%", "100.0%", "25.0%"],
         ["fixed-9", fixed, "52", "30.0 s", "25.0%", "50.0%", "+25.0", "75.0%", "75.0%", "25.0%"],
     ]  # fmt: skip
     assert page.tables == [expected]

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from agents.parser import react
 from tasks.intervals import gain_interval, wilson
 from tasks.report import report
 from tasks.report_reading import Verdict, choose_pairs
@@ -99,18 +100,14 @@ def test_dropped_episodes_and_time(page: Page) -> None:
 
 def test_totals_of_training(page: Page) -> None:
     told = re.sub(r"\s+", " ", page.text)
-    # 28 turns of 3 tokens; rollouts took 4 × 2 s.
+    # 28 turns of 3 tokens; rollouts took 4 times 2 s.
     for fact in ("episodes 8", "environment steps 28", "sampled tokens 84", "time in steps 16.0 s"):
         assert fact in told
     assert "tokens/s in rollouts 10 " in told
 
 
 def test_pairs_are_of_one_item_and_show_every_turn(workspace: Path, page: Page) -> None:
-    pairs = choose_pairs(
-        read_results(workspace),
-        parse=lambda text: pytest.importorskip("agents.parser").react(text),
-        decode=str,
-    )
+    pairs = choose_pairs(read_results(workspace), parse=react, decode=str)
     found = {pair.item.item_id: pair for pair in pairs}
     assert {item_id: pair.verdict for item_id, pair in found.items()} == {
         "toy_0": Verdict.SOLVED,
@@ -132,7 +129,7 @@ def test_an_item_with_a_dropped_episode_is_not_shown(tmp_path: Path) -> None:
     lines = file.read_text().splitlines()
     lines[0] = lines[0].replace('"max_turns"', '"error"')
     file.write_text("\n".join(lines))
-    pairs = choose_pairs(read_results(tmp_path), parse=_parse, decode=str)
+    pairs = choose_pairs(read_results(tmp_path), parse=react, decode=str)
     assert sorted(pair.item.item_id for pair in pairs) == ["toy_1", "toy_2", "toy_3"]
 
 
@@ -230,9 +227,3 @@ def test_without_a_warm_up_before_is_the_model(tmp_path: Path) -> None:
 
 def test_a_finished_run_lacks_nothing(page: Page) -> None:
     assert "missing" not in page.text
-
-
-def _parse(text: str):
-    from agents.parser import react
-
-    return react(text)
