@@ -105,6 +105,17 @@ def pipelines() -> None:
         )
 
 
+@app.command()
+def compare(
+    workspaces: Annotated[list[Path], typer.Argument(metavar="WORKSPACE…", help="Folders of finished runs.")],
+    out: Annotated[Path, typer.Option(help="Folder of the comparison.")] = Path("runs/comparison"),
+) -> None:
+    """Put finished runs side by side: one table, one plot; `<name>-seed<k>` are seeds of one setting."""
+    from tasks.compare import compare as compare_runs
+
+    typer.echo(f"comparison: {compare_runs(workspaces, out)}")
+
+
 def parse_settings(settings: list[str]) -> dict[str, Any]:
     """`["train.lr=1e-3"]` → `{"train.lr": 0.001}`; values are YAML. Raises `ConfigError`."""
     overrides = {}

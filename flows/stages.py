@@ -25,7 +25,8 @@ STAGES = ("prepare", "provision", "warmup", "train", "evaluate", "report")
 """Stage `x` is the function `x(pipeline, workspace)` of `tasks/x.py`; imported when it runs."""
 
 TIMING = "timing.json"
-"""In the workspace: `{"stages": {name: seconds}}`, over all attempts since the stage last began anew."""
+"""In the workspace: `{"stages": {name: seconds}, "run": {"wall", "orchestration"}}`. A stage's seconds
+add up over the attempts since it last began anew, but for attempts that were killed."""
 
 
 def call_stage(name: str, *, pipeline: Pipeline, workspace: Path, display: Display) -> None:

@@ -40,8 +40,8 @@ def evaluate(pipeline: Pipeline, workspace: Path) -> None:
     """Write `evaluation.json` and `evaluation_trajectories.jsonl`.
 
     The first: `{"before" | "after": {"sampled" | "greedy": <tasks.trajectories.summarise>}}`. The
-    second: of every item, policy and mode the first trajectory, whose `metrics` say which they were
-    and how the conversation opened. Raises `ConfigError` where a policy is missing.
+    second: of every item, policy and mode the first trajectory, whose `metrics` say which they were.
+    Policy versions are training steps: 0 before, the last one after. Raises `ConfigError` where a policy is missing.
     """
     items = read_items(workspace / "data" / "test.jsonl", env=pipeline.data.env)
     start = workspace / "warmup" if pipeline.warmup else pipeline.model
@@ -56,13 +56,18 @@ def evaluate(pipeline: Pipeline, workspace: Path) -> None:
                 chains = pipeline.evaluate.samples_per_item if mode == "sampled" else 1
                 groups = play(items, chains=chains, temperature=temperature)
                 summaries[policy][mode] = summarise([t for group in groups for t in group])
-                kept += [_labelled(group[0], policy=policy, mode=mode) for group in groups]
+                version = pipeline.train.steps if policy == "after" else 0
+                kept += [_labelled(group[0], policy=policy, mode=mode, version=version) for group in groups]
     write_trajectories(workspace / "evaluation_trajectories.jsonl", kept)
     write_atomically(workspace / "evaluation.json", json.dumps(summaries, indent=2) + "\n")
 
 
-def _labelled(trajectory: Trajectory, *, policy: str, mode: str) -> Trajectory:
-    return replace(trajectory, metrics={**trajectory.metrics, "policy": policy, "mode": mode})
+def _labelled(trajectory: Trajectory, *, policy: str, mode: str, version: int) -> Trajectory:
+    # A sampler that was started with a policy's files counts its versions from there.
+    turns = [
+        replace(turn, completion=replace(turn.completion, policy_version=version)) for turn in trajectory.turns
+    ]
+    return replace(trajectory, turns=turns, metrics={**trajectory.metrics, "policy": policy, "mode": mode})
 
 
 @contextmanager
