@@ -93,7 +93,7 @@ class Slots:
         """Copy slots `sources` onto `targets` at once (so that they may be swapped)."""
         view = self._cache[..., :columns, :]
         for layer in view:
-            layer.index_copy_(1, torch.tensor(targets), layer.index_select(1, torch.tensor(sources)))
+            layer[:, targets] = layer[:, sources]
 
     def layer(self, index: int) -> torch.Tensor:
         """[2, count, K, columns, D]: keys, values."""
@@ -162,7 +162,7 @@ class SlotAttention:
         self._chunk_grid = grid
         real = firsts + steps < ends
         self._chunk_tokens, self._chunk_cells = grid[real], real.flatten().nonzero()[:, 0]
-        self._chunk_slots = self._at_slot[firsts[:, 0]]
+        self._chunk_slots = self._at_slot[firsts[:, 0]].tolist()
         columns = self._at_column[grid]
         self._chunk_columns = int(columns.max()) + 1
         keys = torch.arange(self._chunk_columns)
@@ -232,7 +232,8 @@ class SlotAttention:
         heads, dim = q.shape[1:]
         kv_heads = self._shape.num_kv_heads
         rows, width = self._chunk_grid.shape
-        keys, values = cache[:, :, :, : self._chunk_columns].index_select(1, self._chunk_slots)
+        # index_select would first copy the whole layer, whose columns are cut here, to make it contiguous
+        keys, values = torch.stack([cache[:, s, :, : self._chunk_columns] for s in self._chunk_slots], dim=1)
         queries = q[self._chunk_grid].unflatten(2, (kv_heads, -1)).transpose(1, 2)
         own, own_weight = _flash(
             queries.reshape(rows, kv_heads, -1, dim), keys, values, attn_mask=self._chunk_mask, scale=1.0

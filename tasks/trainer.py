@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from agents import heap
 from agents.types import Trajectory
 from envs.types import Item
 from tasks import checkpoints
@@ -159,7 +160,7 @@ def environment_of(pipeline: Pipeline) -> dict[str, str]:
     if pipeline.backend.device == "cpu":
         # Ray sets OMP_NUM_THREADS itself in every worker: what a user set must travel by another name.
         threads = os.environ.get("OMP_NUM_THREADS")
-        return variables | PLUGIN_ENV | ({"WINGSPAN_THREADS": threads} if threads else {})
+        return variables | PLUGIN_ENV | heap.ENVIRONMENT | ({"WINGSPAN_THREADS": threads} if threads else {})
     from verl.trainer.constants_ppo import get_ppo_ray_runtime_env
 
     for_gpus: dict[str, Any] = get_ppo_ray_runtime_env()["env_vars"]
