@@ -92,7 +92,7 @@ def _readable(observation: str) -> str:
 
 def make_item(index: int, *, seed: int = 0) -> Item:
     """The item `textcraft_<index>`."""
-    goal, depth = goals()[index % len(goals())]
+    _, depth = goals()[index % len(goals())]
     return Item(item_id=f"textcraft_{index}", env="textcraft", seed=seed, metadata={"depth": depth})
 
 

@@ -2,13 +2,13 @@
 
 Its thought is a stack written out, so that each next word can be looked up in what stands before:
 
-    Thought: 1 oak sign using 6 oak planks, 1 stick x 1. 6 oak planks using 1 oak logs x 2. 1 oak logs get
+    Thought: 1 oak door using 6 oak planks x 1. 6 oak planks using 1 oak logs x 2. 1 oak logs get
     Action: get 100 oak logs
 
 A line `6 oak planks using 1 oak logs x 2` says: six are needed, so craft twice. `… get` says: no
-recipe makes it. Ingredients are handled in the order of their recipe; after the last one comes `x 2`, `x 1`, the
-crafts that are left. Raw materials are taken a hundred at a time, so that one trip is enough however
-often the recipe is repeated, and the amount needs no arithmetic.
+recipe makes it. Ingredients are handled in the order of their recipe; after the last one comes
+`x 2`, `x 1`, the crafts that are left. Raw materials are taken a hundred at a time, so that one trip
+is enough however often the recipe is repeated, and the amount needs no arithmetic.
 """
 
 import re

@@ -60,7 +60,8 @@ class _Draft:
     def near(self, model: str) -> str:
         """A new name that looks like `model`, as products look like what they are made of.
 
-        `smooth sandstone` → `smooth sandstone slab`, `cut smooth sandstone`, `smooth quartz`, `red sandstone`.
+        `smooth sandstone` → `smooth sandstone slab`, `cut smooth sandstone`, `smooth quartz`,
+        `red sandstone`.
         """
         parts, word = model.split(), self._word()
         shapes = [[*parts, word], [word, *parts], [*parts[:-1], word], [word, *parts[1:]]]
@@ -92,7 +93,7 @@ class _Draft:
         self.lines.append(Line(count=_pick(self.rng, _OUTPUT_COUNTS), output=output, inputs=paired))
 
     def group(self) -> str:
-        """A group such as `planks`, with 2–8 members that each have a recipe; returns its name."""
+        """A group such as `planks`, with 2 to 8 members that each have a recipe; returns its name."""
         tag = self.rng.choice([w for w in words() if w not in self.used])
         self.used.add(tag)
         source = self.rng.choice(self.pool)
@@ -171,7 +172,7 @@ def _make(draft: _Draft, depth: int, tag: str | None, made: list[str]) -> str:
 def _distract(draft: _Draft) -> None:
     """A recipe that leads nowhere, but shares ingredients or words with one that matters."""
     rng = draft.rng
-    known = [name for line in draft.lines for _, name in line.inputs] + [l.output for l in draft.lines]
+    known = [name for line in draft.lines for _, name in line.inputs] + [line.output for line in draft.lines]
     num_inputs = _pick(rng, _NUM_INPUTS)
     if rng.random() < 0.1:  # one more way to make something; of raw materials, lest it need itself
         draft.add(rng.choice(draft.lines).output, [draft.base() for _ in range(num_inputs)])

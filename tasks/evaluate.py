@@ -41,7 +41,8 @@ def evaluate(pipeline: Pipeline, workspace: Path) -> None:
 
     The first: `{"before" | "after": {"sampled" | "greedy": <tasks.trajectories.summarise>}}`. The
     second: of every item, policy and mode the first trajectory, whose `metrics` say which they were.
-    Policy versions are training steps: 0 before, the last one after. Raises `ConfigError` where a policy is missing.
+    Policy versions are training steps: 0 before, the last one after. Raises `ConfigError` where a
+    policy is missing.
     """
     items = read_items(workspace / "data" / "test.jsonl", env=pipeline.data.env)
     start = workspace / "warmup" if pipeline.warmup else pipeline.model
@@ -65,7 +66,8 @@ def evaluate(pipeline: Pipeline, workspace: Path) -> None:
 def _labelled(trajectory: Trajectory, *, policy: str, mode: str, version: int) -> Trajectory:
     # A sampler that was started with a policy's files counts its versions from there.
     turns = [
-        replace(turn, completion=replace(turn.completion, policy_version=version)) for turn in trajectory.turns
+        replace(turn, completion=replace(turn.completion, policy_version=version))
+        for turn in trajectory.turns
     ]
     return replace(trajectory, turns=turns, metrics={**trajectory.metrics, "policy": policy, "mode": mode})
 

@@ -46,4 +46,5 @@ def orthogonal(matrix: torch.Tensor) -> torch.Tensor:
     for _ in range(_ITERATIONS):
         gram = x @ x.T
         x = a * x + (b * gram + c * gram @ gram) @ x
-    return x if matrix.shape[0] <= matrix.shape[1] else x.T
+    result: torch.Tensor = x if matrix.shape[0] <= matrix.shape[1] else x.T
+    return result
