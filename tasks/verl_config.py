@@ -161,6 +161,6 @@ def check_pipeline(pipeline: Pipeline) -> None:
         )
     if backend.rollout == "vllm" and (rollout.top_p < 1.0 or rollout.top_k > 0):
         raise ConfigError(
-            f"rollout.top_p {rollout.top_p} and rollout.top_k {rollout.top_k} cannot be trained with on vLLM: "
-            "its log-probs are those of the filtered distribution; set top_p: 1.0 and top_k: 0"
+            f"rollout.top_p {rollout.top_p} and rollout.top_k {rollout.top_k} cannot be trained with on "
+            "vLLM: its log-probs are those of the filtered distribution; set top_p: 1.0 and top_k: 0"
         )

@@ -33,7 +33,10 @@ class StepTrainer(PPOTrainerSync):  # type: ignore[misc]
         SkipManager.init(self.config)
 
     def run_step(self, *, save: bool) -> tuple[dict[str, float], dict[str, float]]:
-        """Rollout, update, checkpoint if `save`, weights to the sampler: (metrics, seconds) by verl's names."""
+        """Rollout, update, checkpoint if `save`, weights to the sampler.
+
+        Returns (metrics, seconds), by verl's names.
+        """
         self.global_steps += 1
         SkipManager.set_step(self.global_steps)
         metrics: dict[str, float] = {}
