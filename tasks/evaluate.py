@@ -148,7 +148,7 @@ def _servers(pipeline: Pipeline, *, model: str, workspace: Path) -> Iterator[Pla
     """Play with the generation servers that training would use, on a training process of its own."""
     import ray
 
-    from tasks.train import connect_ray
+    from tasks.ray_session import connect_ray
     from tasks.trainer import Trainer, environment_of
 
     owns_ray = connect_ray(pipeline)

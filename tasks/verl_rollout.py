@@ -2,11 +2,8 @@
 
 It takes the step's items from verl's dataloader, plays their groups (`agents/group.py`) through
 whatever server verl runs, and puts what can be learnt from into verl's TransferQueue. Unlike verl's
-own, it plays all episodes in one event loop and returns when the last one has ended.
-
-A failed episode is never put; a group with fewer than two others is put not at all, for a reward
-compared with nothing says nothing. Nor is a group whose rewards are all the same, where the loss is
-GRPO's alone: its advantages, and so its gradient, are zero.
+own, it plays all episodes in one event loop and returns when the last one has ended. What becomes a row
+for the trainer is `tasks/verl_rows.py`'s.
 """
 
 import asyncio
@@ -16,16 +13,14 @@ from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-import torch
 from torch.utils.data import Dataset
 
 from agents.episode import Agent, EpisodeLimits
 from agents.group import play
-from agents.packing import pack
 from agents.parser import PARSERS
 from agents.renderer import Renderer
 from agents.schedule import horizon
-from agents.types import Completion, FinishReason, SamplingParams, StopReason, Trajectory
+from agents.types import Completion, FinishReason, SamplingParams
 from envs.errors import SamplerFailed
 from envs.pool import EnvPool
 from envs.registry import get_env
@@ -33,9 +28,9 @@ from envs.types import Item
 from tasks.errors import NoEpisodes, SamplerDied
 from tasks.items import item_from_json, item_to_json, read_items
 from tasks.settings import Pipeline
+from tasks.verl_rows import Group, fields_of, is_informative, is_usable, tag_of, trainable
 
 T = TypeVar("T")
-Group = list[Trajectory]
 
 
 class ItemDataset(Dataset[dict[str, Any]]):
@@ -155,7 +150,7 @@ class RolloutManager:
         started = time.perf_counter()
         groups = self.play(items, max_turns=max_turns, chains=self._pipeline.rollout.group_size)
         seconds = time.perf_counter() - started
-        if not any(_is_usable(t) for group in groups for t in group):
+        if not any(is_usable(t) for group in groups for t in group):
             raise NoEpisodes(f"step {step}: every episode failed; the first: {groups[0][0].error}")
         chosen = [trainable(group, skip_equal=self._pipeline.train.kl_loss_coef == 0.0) for group in groups]
         rows = [(uid, t) for uid, group in zip(uids, chosen, strict=True) for t in group]
@@ -163,7 +158,7 @@ class RolloutManager:
             tq.kv_batch_put(
                 keys=[f"{uid}_{t.chain}_0" for uid, t in rows],
                 fields=fields_of(rows),
-                tags=[_tag(t, step=step) for _, t in rows],
+                tags=[tag_of(t, step=step) for _, t in rows],
                 partition_id="train",
             )
         tq.kv_batch_put(keys=uids, partition_id="train", tags=[{"status": "finished"} for _ in uids])
@@ -211,67 +206,3 @@ class RolloutManager:
 
     def _run(self, work: Coroutine[Any, Any, T]) -> T:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
-
-
-def trainable(group: Group, *, skip_equal: bool) -> Group:
-    """The episodes of a group that are trained on; `skip_equal` leaves out groups of equal rewards."""
-    usable = [t for t in group if _is_usable(t)]
-    if len(usable) < 2 or (skip_equal and not is_informative(group)):
-        return []
-    return usable
-
-
-def is_informative(group: Group) -> bool:
-    """Whether its usable episodes' rewards differ, so that GRPO learns from it."""
-    return len({t.reward for t in group if _is_usable(t)}) > 1
-
-
-def _is_usable(trajectory: Trajectory) -> bool:
-    # An episode may end for want of room before the first turn: it holds nothing of the policy's.
-    return trajectory.stop_reason is not StopReason.ERROR and bool(trajectory.turns)
-
-
-def fields_of(rows: Sequence[tuple[str, Trajectory]]) -> Any:
-    """Trajectories with their groups' uids as verl's agent loop lays them out: nested, [rows, tokens]."""
-    from tensordict import NonTensorStack, TensorDict
-
-    packed = [pack(trajectory) for _, trajectory in rows]
-
-    def nested(values: Sequence[Sequence[float]], dtype: torch.dtype) -> torch.Tensor:
-        return torch.nested.as_nested_tensor(
-            [torch.tensor(v, dtype=dtype) for v in values], layout=torch.jagged
-        )
-
-    masks = nested([p.response_mask for p in packed], torch.int64)
-    sequences = [p.prompt_ids + p.response_ids for p in packed]
-    return TensorDict(
-        {
-            "prompts": nested([p.prompt_ids for p in packed], torch.int64),
-            "responses": nested([p.response_ids for p in packed], torch.int64),
-            "input_ids": nested(sequences, torch.int64),
-            "position_ids": nested([range(len(s)) for s in sequences], torch.int64),
-            "response_mask": masks,
-            "loss_mask": masks,
-            "rm_scores": nested([p.rewards for p in packed], torch.float32),
-            "rollout_log_probs": nested([p.logprobs for p in packed], torch.float32),
-            "uid": NonTensorStack(*[uid for uid, _ in rows]),
-            "num_turns": NonTensorStack(*[len(t.turns) for _, t in rows]),
-            "extra_fields": NonTensorStack(
-                *[{"policy_versions": [turn.completion.policy_version for turn in t.turns]} for _, t in rows]
-            ),
-        },
-        batch_size=[len(rows)],
-    )
-
-
-def _tag(trajectory: Trajectory, *, step: int) -> dict[str, Any]:
-    packed = pack(trajectory)
-    return {
-        "status": "success",
-        "prompt_len": len(packed.prompt_ids),
-        "response_len": len(packed.response_ids),
-        "seq_len": len(packed.prompt_ids) + len(packed.response_ids),
-        "global_steps": step,
-        "min_global_steps": min(packed.policy_versions),
-        "max_global_steps": max(packed.policy_versions),
-    }

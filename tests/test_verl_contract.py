@@ -178,7 +178,7 @@ def test_grpo_advantages_by_hand(verl: ModuleType) -> None:
     from verl import DataProto
     from verl.trainer.ppo.v1.utils import compute_advantage_for_multi_trajectories
 
-    from tasks.verl_rollout import fields_of
+    from tasks.verl_rows import fields_of
 
     rewards = {"a": [1.0, 0.0, 0.0, 1.0], "b": [1.0, 0.25]}
     rows = [(uid, trajectory(r, chain=i)) for uid, group in rewards.items() for i, r in enumerate(group)]

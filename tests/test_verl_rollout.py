@@ -10,7 +10,8 @@ from agents.types import Completion, FinishReason, SamplingParams, StopReason, T
 from envs.errors import SamplerFailed
 from envs.types import Item
 from tasks.errors import SamplerDied
-from tasks.verl_rollout import ItemDataset, VerlSampler, fields_of, is_informative, trainable
+from tasks.verl_rollout import ItemDataset, VerlSampler
+from tasks.verl_rows import fields_of, is_informative, trainable
 
 
 def trajectory(

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tasks import checkpoints, train
+from tasks import checkpoints, ray_session
 from tasks.items import write_items
 from tasks.train import TrainSession
 from tasks.trainer import StepRecord
@@ -26,7 +26,9 @@ def toy_in_ray(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([root, os.environ.get("PYTHONPATH", "")]))
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     hook = {"worker_process_setup_hook": "tests.verl_toy.register"}
-    monkeypatch.setattr(train, "start_local_ray", partial(train.start_local_ray, runtime_env=hook))
+    monkeypatch.setattr(
+        ray_session, "start_local_ray", partial(ray_session.start_local_ray, runtime_env=hook)
+    )
     register()
 
 

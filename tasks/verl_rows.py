@@ -1,0 +1,82 @@
+"""A step's episodes as rows of verl's TransferQueue: which are trained on, and how they are laid out.
+
+A failed episode is never a row. Nor is any of a group with fewer than two others, for a reward compared
+with nothing says nothing; nor, where the loss is GRPO's alone, of a group whose rewards are all the
+same: its advantages, and so its gradient, are zero.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from agents.packing import pack
+from agents.types import StopReason, Trajectory
+
+Group = list[Trajectory]
+
+
+def trainable(group: Group, *, skip_equal: bool) -> Group:
+    """The episodes of a group that are trained on; `skip_equal` leaves out groups of equal rewards."""
+    usable = [t for t in group if is_usable(t)]
+    if len(usable) < 2 or (skip_equal and not is_informative(group)):
+        return []
+    return usable
+
+
+def is_informative(group: Group) -> bool:
+    """Whether its usable episodes' rewards differ, so that GRPO learns from it."""
+    return len({t.reward for t in group if is_usable(t)}) > 1
+
+
+def is_usable(trajectory: Trajectory) -> bool:
+    """Whether it was played to an end and holds anything of the policy's."""
+    # An episode may end for want of room before the first turn: it holds nothing of the policy's.
+    return trajectory.stop_reason is not StopReason.ERROR and bool(trajectory.turns)
+
+
+def fields_of(rows: Sequence[tuple[str, Trajectory]]) -> Any:
+    """Trajectories with their groups' uids as verl's agent loop lays them out: nested, [rows, tokens]."""
+    from tensordict import NonTensorStack, TensorDict
+
+    packed = [pack(trajectory) for _, trajectory in rows]
+
+    def nested(values: Sequence[Sequence[float]], dtype: torch.dtype) -> torch.Tensor:
+        return torch.nested.as_nested_tensor(
+            [torch.tensor(v, dtype=dtype) for v in values], layout=torch.jagged
+        )
+
+    masks = nested([p.response_mask for p in packed], torch.int64)
+    sequences = [p.prompt_ids + p.response_ids for p in packed]
+    return TensorDict(
+        {
+            "prompts": nested([p.prompt_ids for p in packed], torch.int64),
+            "responses": nested([p.response_ids for p in packed], torch.int64),
+            "input_ids": nested(sequences, torch.int64),
+            "position_ids": nested([range(len(s)) for s in sequences], torch.int64),
+            "response_mask": masks,
+            "loss_mask": masks,
+            "rm_scores": nested([p.rewards for p in packed], torch.float32),
+            "rollout_log_probs": nested([p.logprobs for p in packed], torch.float32),
+            "uid": NonTensorStack(*[uid for uid, _ in rows]),
+            "num_turns": NonTensorStack(*[len(t.turns) for _, t in rows]),
+            "extra_fields": NonTensorStack(
+                *[{"policy_versions": [turn.completion.policy_version for turn in t.turns]} for _, t in rows]
+            ),
+        },
+        batch_size=[len(rows)],
+    )
+
+
+def tag_of(trajectory: Trajectory, *, step: int) -> dict[str, Any]:
+    """What verl wants to know of a row without reading it; policy versions are its global steps."""
+    packed = pack(trajectory)
+    return {
+        "status": "success",
+        "prompt_len": len(packed.prompt_ids),
+        "response_len": len(packed.response_ids),
+        "seq_len": len(packed.prompt_ids) + len(packed.response_ids),
+        "global_steps": step,
+        "min_global_steps": min(packed.policy_versions),
+        "max_global_steps": max(packed.policy_versions),
+    }
