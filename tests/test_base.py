@@ -59,7 +59,7 @@ def test_the_start_point_copies_what_followed_before(tokenizer):
     ids = torch.cat([half, half], dim=1)
     with torch.inference_mode():
         said = model(ids).logits[:, 40:-1].argmax(-1)
-    assert (said == ids[:, 41:]).float().mean() > 0.15
+    assert (said == ids[:, 41:]).float().mean() > 0.5
 
 
 def test_orthogonal_brings_singular_values_near_one():

@@ -94,7 +94,7 @@ def test_contents_and_not_times_change_keys(project: Path) -> None:
     data.write_text(data.read_text())
     assert keys() == before
     data.write_text("other\n")
-    assert changed(before, keys()) == {"provision", "warmup", "train"}
+    assert changed(before, keys()) == {"provision", "warmup", "train", "report"}
 
 
 def test_another_workspace_has_its_own_paths_and_the_same_keys(project: Path) -> None:
