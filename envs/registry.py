@@ -54,6 +54,6 @@ def get_env(name: str) -> EnvSpec:
     if name not in _MODULES:
         near = difflib.get_close_matches(name, _MODULES, n=1)
         hint = f"; did you mean {near[0]!r}?" if near else ""
-        raise ConfigError(f"unknown env {name!r}{hint} envs/registry.py has: {', '.join(_MODULES)}")
+        raise ConfigError(f"unknown env {name!r}{hint or ';'} envs/registry.py has: {', '.join(_MODULES)}")
     spec: EnvSpec = import_module(_MODULES[name]).SPEC
     return spec
