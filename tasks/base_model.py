@@ -152,17 +152,14 @@ def _start_as_induction(model: "LlamaForCausalLM", *, generator: "torch.Generato
         match.q_proj.weight[rows] = query
         match.k_proj.weight[rows] = key
         match.v_proj.weight[rows] = value
-        match.o_proj.weight[:, rows] = 0.6 * value.T
+        match.o_proj.weight[:, rows] = 0.3 * value.T
 
-    # What the circuit does not use starts quiet: at full strength it drowns the copied identity, and
-    # an untrained model then repeats 1% of a repeated text instead of 75%.
-    unused = slice(len(_LOOKBACK) * HEAD_DIM, None)
-    lookback.o_proj.weight[:, unused] *= 0.05
-    match.o_proj.weight[:, unused] *= 0.05
+    # What the circuit does not use starts quiet, so that it does not drown the copied identity.
+    lookback.o_proj.weight[:, len(_LOOKBACK) * HEAD_DIM :] *= 0.2
     for index, layer in enumerate(model.model.layers):
-        layer.mlp.down_proj.weight *= 0.03
+        layer.mlp.down_proj.weight *= 0.3
         if index > 1:
-            layer.self_attn.o_proj.weight *= 0.03
+            layer.self_attn.o_proj.weight *= 0.3
 
 
 def _attend_back(
