@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from uuid import uuid4
+from functools import partial
 
 from agents.episode import Agent, EpisodeLimits, run_episode
 from agents.sampler import Sampler
@@ -27,6 +27,7 @@ _log = logging.getLogger(__name__)
 async def play(
     items: Sequence[Item],
     *,
+    name: str,
     chains: int,
     pool: EnvPool,
     sampler: Sampler,
@@ -38,22 +39,26 @@ async def play(
 ) -> list[list[Trajectory]]:
     """Play `chains` episodes of each item; returns one group per item, in the order of `items`.
 
+    `name` is this play's own among all that use `sampler`. Episodes are called
+    `<name>/<place in items>/<chain>/<attempt>`, by which a sampler keeps their caches and seeds their
+    draws: the same names give the same draws, in another play they must differ.
     `on_trajectory` is called as each chain ends. A chain's `EpisodeFault`s stay its own; any other
     exception (a missing package, a bug) cancels all chains and is raised. On cancellation, too,
     every environment has gone back to the pool or been closed when this returns.
     """
 
-    async def chain_of(item: Item, chain: int) -> Trajectory:
-        trajectory = await _play_chain(
-            item,
-            chain=chain,
-            pool=pool,
-            sampler=sampler,
-            agent=agent,
-            limits=limits,
-            sampling=sampling,
-            max_attempts=max_attempts,
-        )
+    play_chain = partial(
+        _play_chain,
+        pool=pool,
+        sampler=sampler,
+        agent=agent,
+        limits=limits,
+        sampling=sampling,
+        max_attempts=max_attempts,
+    )
+
+    async def chain_of(place: int, item: Item, chain: int) -> Trajectory:
+        trajectory = await play_chain(item, chain=chain, name=f"{name}/{place}/{chain}")
         if on_trajectory is not None:
             on_trajectory(trajectory)
         return trajectory
@@ -61,7 +66,10 @@ async def play(
     try:
         with _heap_set_aside():
             async with asyncio.TaskGroup() as tasks:
-                groups = [[tasks.create_task(chain_of(item, c)) for c in range(chains)] for item in items]
+                groups = [
+                    [tasks.create_task(chain_of(place, item, chain)) for chain in range(chains)]
+                    for place, item in enumerate(items)
+                ]
     except BaseExceptionGroup as errors:
         raise errors.exceptions[0] from None  # the first; the others are its siblings' cancellation
     return [[task.result() for task in group] for group in groups]
@@ -71,6 +79,7 @@ async def _play_chain(
     item: Item,
     *,
     chain: int,
+    name: str,
     pool: EnvPool,
     sampler: Sampler,
     agent: Agent,
@@ -91,8 +100,7 @@ async def _play_chain(
                     agent=agent,
                     limits=limits,
                     sampling=sampling,
-                    # A sampler keeps a KV cache by this name: no two attempts may share one.
-                    episode_id=f"{item.item_id}/{chain}/{uuid4().hex}",
+                    episode_id=f"{name}/{attempt}",  # a cache of its own for every attempt
                 )
         except EpisodeFault as fault:
             cause = f"{type(fault).__name__}: {fault}"

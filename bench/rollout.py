@@ -89,9 +89,10 @@ def measure(*, chains: int, turns: int, latency_s: float) -> Result:
         await asyncio.sleep(10 * HEARTBEAT_S)
         heart.longest_s = 0.0
         cpu, wall = time.process_time(), time.perf_counter()
-        for items in batches:
+        for index, items in enumerate(batches):
             groups = await play(
                 items,
+                name=f"batch {index}",
                 chains=group_size,
                 pool=pool,
                 sampler=sampler,

@@ -11,7 +11,7 @@ import time
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import psutil
 from prefect import Task, flow
@@ -28,6 +28,9 @@ from flows.stages import call_stage, make_display, read_timing, running, show_tr
 from flows.versioning import commit_to_dvc
 from tasks.provenance import provenance
 from tasks.tracking import Tracker, check_tracking, is_recorded
+
+if TYPE_CHECKING:
+    from tasks.train import TrainSession
 
 LOCK_FILE = Path("dvc.lock")
 
@@ -61,6 +64,7 @@ class _Run:
         self._display = display
         self._closing = ExitStack()
         self._tracker: Tracker | None = None
+        self._session: TrainSession | None = None
         self._keys: dict[str, str] = {}
         self._worked_s = 0.0
 
@@ -113,20 +117,29 @@ class _Run:
                 if stage.name == "train":
                     self._train()
                 else:
+                    if stage.name == "warmup":
+                        self._opened_session().prestart()
                     call_stage(stage.name, pipeline=plan.pipeline, workspace=plan.workspace, display=display)
         finally:
             self._worked_s += time.perf_counter() - started
 
     def _train(self) -> None:
         """The rounds that are left, on one trainer that stays up; each a task run and an MLflow run."""
-        from tasks.train import TrainSession
+        session = self._opened_session()
+        for index in range(session.rounds):
+            Task(session.run_round, name=f"round {index + 1}", cache_policy=NO_CACHE)(index)
+            self._opened_tracker().sync_training()
+        session.export()
+        session.close()
 
-        show = partial(show_training, display=self._display)
-        with TrainSession(self._plan.pipeline, self._plan.workspace, on_step=show) as session:
-            for index in range(session.rounds):
-                Task(session.run_round, name=f"round {index + 1}", cache_policy=NO_CACHE)(index)
-                self._opened_tracker().sync_training()
-            session.export()
+    def _opened_session(self) -> "TrainSession":
+        if self._session is None:
+            from tasks.train import TrainSession
+
+            show = partial(show_training, display=self._display)
+            session = TrainSession(self._plan.pipeline, self._plan.workspace, on_step=show)
+            self._session = self._closing.enter_context(session)
+        return self._session
 
     def _opened_tracker(self) -> Tracker:
         if self._tracker is None:

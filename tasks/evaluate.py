@@ -1,21 +1,25 @@
 """Stage `evaluate`: the test split, played by the policy before and after training.
 
 Each plays every test item `samples_per_item` times at the training temperature and once greedily, with
-the same limits. On a CPU the sampler runs in this process; elsewhere verl's generation servers are
-brought up with the policy as their model, and nothing is trained.
+the same limits. On a CPU both policies play side by side, each with a sampler in a process of its own;
+elsewhere verl's generation servers are brought up with one after the other, and nothing is trained.
 """
 
 import asyncio
 import json
 import tempfile
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import partial
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, Protocol
 
 from agents.types import Trajectory
-from envs.errors import ConfigError
+from envs.errors import ConfigError, WingspanError
 from envs.types import Item
 from tasks.files import write_atomically
 from tasks.items import read_items
@@ -30,9 +34,9 @@ class Play(Protocol):
     """Plays groups with one policy."""
 
     def __call__(
-        self, items: Sequence[Item], *, chains: int, temperature: float | None
+        self, items: Sequence[Item], *, name: str, chains: int, temperature: float | None
     ) -> list[list[Trajectory]]:
-        """One group of `chains` trajectories per item, in order."""
+        """`Player.play` with the evaluation's horizon."""
         ...
 
 
@@ -44,23 +48,56 @@ def evaluate(pipeline: Pipeline, workspace: Path) -> None:
     Policy versions are training steps: 0 before, the last one after. Raises `ConfigError` where a
     policy is missing.
     """
-    items = read_items(workspace / "data" / "test.jsonl", env=pipeline.data.env)
     start = workspace / "warmup" if pipeline.warmup else pipeline.model
-    summaries: dict[str, dict[str, dict[str, float]]] = {}
-    kept: list[Trajectory] = []
-    for policy, model in {"before": start, "after": workspace / "policy"}.items():
-        if isinstance(model, Path) and not (model / "config.json").exists():
-            raise ConfigError(f"no model in {model}; run the stage that writes it, warmup or train, first")
-        summaries[policy] = {}
-        with _player(pipeline, model=str(model), workspace=workspace) as play:
-            for mode, temperature in MODES.items():
-                chains = pipeline.evaluate.samples_per_item if mode == "sampled" else 1
-                groups = play(items, chains=chains, temperature=temperature)
-                summaries[policy][mode] = summarise([t for group in groups for t in group])
-                version = pipeline.train.steps if policy == "after" else 0
-                kept += [_labelled(group[0], policy=policy, mode=mode, version=version) for group in groups]
-    write_trajectories(workspace / "evaluation_trajectories.jsonl", kept)
+    policies = {
+        "before": _Policy(name="before", model=start, version=0),
+        "after": _Policy(name="after", model=workspace / "policy", version=pipeline.train.steps),
+    }
+    for policy in policies.values():
+        if isinstance(policy.model, Path) and not (policy.model / "config.json").exists():
+            raise ConfigError(
+                f"no model in {policy.model}; run the stage that writes it, warmup or train, first"
+            )
+    work = partial(_evaluate_policy, pipeline, workspace)
+    if pipeline.backend.rollout == "cpu":
+        # One core each; of a fresh interpreter, for a fork of torch's threads would hang.
+        with ProcessPoolExecutor(len(policies), mp_context=get_context("spawn")) as processes:
+            try:
+                results = list(processes.map(work, policies.values()))
+            except BrokenProcessPool as error:
+                raise WingspanError(
+                    f"evaluation: a process died, for want of memory perhaps: {error}"
+                ) from None
+    else:
+        results = [work(policy) for policy in policies.values()]
+    summaries = {name: found for name, (found, _) in zip(policies, results, strict=True)}
+    write_trajectories(workspace / "evaluation_trajectories.jsonl", [t for _, kept in results for t in kept])
     write_atomically(workspace / "evaluation.json", json.dumps(summaries, indent=2) + "\n")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Policy:
+    name: str
+    model: Path | str
+    version: int
+
+
+def _evaluate_policy(
+    pipeline: Pipeline, workspace: Path, policy: _Policy
+) -> tuple[dict[str, dict[str, float]], list[Trajectory]]:
+    """Summaries by mode, and the trajectories to keep."""
+    items = read_items(workspace / "data" / "test.jsonl", env=pipeline.data.env)
+    summaries: dict[str, dict[str, float]] = {}
+    kept: list[Trajectory] = []
+    with _player(pipeline, model=str(policy.model), workspace=workspace) as play:
+        for mode, temperature in MODES.items():
+            chains = pipeline.evaluate.samples_per_item if mode == "sampled" else 1
+            groups = play(items, name=mode, chains=chains, temperature=temperature)
+            summaries[mode] = summarise([t for group in groups for t in group])
+            kept += [
+                _labelled(group[0], policy=policy.name, mode=mode, version=policy.version) for group in groups
+            ]
+    return summaries, kept
 
 
 def _labelled(trajectory: Trajectory, *, policy: str, mode: str, version: int) -> Trajectory:
@@ -84,58 +121,28 @@ def _sampler(pipeline: Pipeline, *, model: str, workspace: Path) -> Iterator[Pla
     """Play with the CPU sampler, in this process."""
     from transformers import AutoTokenizer
 
-    from agents.episode import Agent, EpisodeLimits
-    from agents.group import play as play_groups
-    from agents.parser import PARSERS
-    from agents.renderer import Renderer
     from agents.sampler_cpu import CpuSampler
-    from agents.types import SamplingParams
-    from envs.pool import EnvPool
-    from envs.registry import get_env
+    from tasks.player import Player
 
-    spec, rollout = get_env(pipeline.data.env), pipeline.rollout
-    agent = Agent(
-        renderer=Renderer(AutoTokenizer.from_pretrained(model)),
-        parse=PARSERS[pipeline.agent.parser],
-        instructions=spec.instructions if pipeline.agent.instructions else None,
-    )
+    tokenizer = AutoTokenizer.from_pretrained(model)
     sampler = CpuSampler(
         model,
-        context_length=rollout.context_length,
+        context_length=pipeline.rollout.context_length,
         max_sequences=pipeline.backend.max_sequences,
         seed=pipeline.seed,
     )
-    limits = EpisodeLimits(
-        max_turns=pipeline.evaluate.max_turns,
-        max_tokens_per_turn=rollout.max_tokens_per_turn,
-        context_length=rollout.context_length,
-        episode_timeout_s=rollout.episode_timeout_s,
-        step_timeout_s=rollout.step_timeout_s,
-    )
 
-    async def gather(items: Sequence[Item], chains: int, temperature: float) -> list[list[Trajectory]]:
-        pool = EnvPool(spec.make, capacity=rollout.max_live_envs)
+    async def gather(items: Sequence[Item], **how: Any) -> list[list[Trajectory]]:
+        player = Player(pipeline, sampler=sampler, tokenizer=tokenizer)
         try:
-            return await play_groups(
-                items,
-                chains=chains,
-                pool=pool,
-                sampler=sampler,
-                agent=agent,
-                limits=limits,
-                sampling=SamplingParams(
-                    max_tokens=rollout.max_tokens_per_turn,
-                    temperature=temperature,
-                    top_p=rollout.top_p,
-                    top_k=rollout.top_k,
-                ),
-                max_attempts=rollout.max_attempts,
-            )
+            return await player.play(items, max_turns=pipeline.evaluate.max_turns, **how)
         finally:
-            await pool.close()
+            await player.close()
 
-    def play(items: Sequence[Item], *, chains: int, temperature: float | None) -> list[list[Trajectory]]:
-        return asyncio.run(gather(items, chains, rollout.temperature if temperature is None else temperature))
+    def play(
+        items: Sequence[Item], *, name: str, chains: int, temperature: float | None
+    ) -> list[list[Trajectory]]:
+        return asyncio.run(gather(items, name=name, chains=chains, temperature=temperature))
 
     try:
         yield play
@@ -164,9 +171,13 @@ def _servers(pipeline: Pipeline, *, model: str, workspace: Path) -> Iterator[Pla
             )
         )
 
-        def play(items: Sequence[Item], *, chains: int, temperature: float | None) -> list[list[Trajectory]]:
+        def play(
+            items: Sequence[Item], *, name: str, chains: int, temperature: float | None
+        ) -> list[list[Trajectory]]:
             turns = pipeline.evaluate.max_turns
-            groups = trainer.play.remote(items, max_turns=turns, chains=chains, temperature=temperature)
+            groups = trainer.play.remote(
+                items, name=name, max_turns=turns, chains=chains, temperature=temperature
+            )
             found: list[list[Trajectory]] = ray.get(groups)
             return found
 

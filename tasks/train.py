@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -128,12 +129,17 @@ class TrainSession:
         return result
 
     def play(
-        self, items: Sequence[Item], *, max_turns: int, chains: int, temperature: float | None = None
+        self,
+        items: Sequence[Item],
+        *,
+        name: str,
+        max_turns: int,
+        chains: int,
+        temperature: float | None = None,
     ) -> list[list[Trajectory]]:
-        """Groups of `items`, with the policy as trained so far; `temperature` 0 is greedy."""
-        groups: list[list[Trajectory]] = self._restarting(
-            lambda: self._call("play", items, max_turns=max_turns, chains=chains, temperature=temperature)
-        )
+        """`tasks.player.Player.play` with the policy as trained so far."""
+        play = partial(self._call, "play", name=name, max_turns=max_turns, chains=chains)
+        groups: list[list[Trajectory]] = self._restarting(lambda: play(items, temperature=temperature))
         return groups
 
     def export(self) -> Path:
@@ -168,7 +174,9 @@ class TrainSession:
             if self._on_step is not None:
                 self._on_step(record)
         settings = self._pipeline.evaluate
-        groups = self._call("play", self._quick_items(), max_turns=settings.max_turns, chains=1)
+        groups = self._call(
+            "play", self._quick_items(), name=f"after {last}", max_turns=settings.max_turns, chains=1
+        )
         return summarise([t for group in groups for t in group])
 
     def _quick_items(self) -> list[Item]:

@@ -135,10 +135,18 @@ class Trainer:
         return StepRecord(step=step, metrics=metrics, trajectories=shown, saved=save)
 
     def play(
-        self, items: Sequence[Item], *, max_turns: int, chains: int, temperature: float | None = None
+        self,
+        items: Sequence[Item],
+        *,
+        name: str,
+        max_turns: int,
+        chains: int,
+        temperature: float | None = None,
     ) -> list[list[Trajectory]]:
-        """Groups of `items` with the policy as it is, nothing trained; `temperature` 0 is greedy."""
-        return self._manager.play(items, max_turns=max_turns, chains=chains, temperature=temperature)
+        """`tasks.player.Player.play` with the policy as it is; nothing is trained."""
+        return self._manager.play(
+            items, name=name, max_turns=max_turns, chains=chains, temperature=temperature
+        )
 
     def stop(self) -> None:
         """End the environments and TransferQueue; the rest ends with this process."""

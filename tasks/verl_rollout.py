@@ -1,6 +1,6 @@
 """verl's rollout manager, over the project's own episodes; named in `rollout.agent.agent_loop_manager_class`.
 
-It takes the step's items from verl's dataloader, plays their groups (`agents/group.py`) through
+It takes the step's items from verl's dataloader, plays their groups (`tasks/player.py`) through
 whatever server verl runs, and puts what can be learnt from into verl's TransferQueue. Unlike verl's
 own, it plays all episodes in one event loop and returns when the last one has ended. What becomes a row
 for the trainer is `tasks/verl_rows.py`'s.
@@ -15,18 +15,13 @@ from typing import Any, TypeVar
 
 from torch.utils.data import Dataset
 
-from agents.episode import Agent, EpisodeLimits
-from agents.group import play
-from agents.parser import PARSERS
-from agents.renderer import Renderer
 from agents.schedule import horizon
 from agents.types import Completion, FinishReason, SamplingParams
 from envs.errors import SamplerFailed
-from envs.pool import EnvPool
-from envs.registry import get_env
 from envs.types import Item
 from tasks.errors import NoEpisodes, SamplerDied
 from tasks.items import item_from_json, item_to_json, read_items
+from tasks.player import Player
 from tasks.settings import Pipeline
 from tasks.verl_rows import Group, fields_of, is_informative, is_usable, tag_of, trainable
 
@@ -105,17 +100,10 @@ class RolloutManager:
     """Plays episodes for verl's trainer, in the trainer's process."""
 
     def __init__(self, pipeline: Pipeline, *, client: Any, tokenizer: Any) -> None:
-        spec = get_env(pipeline.data.env)
         self._pipeline = pipeline
-        self._sampler = VerlSampler(client)
-        self._agent = Agent(
-            renderer=Renderer(tokenizer),
-            parse=PARSERS[pipeline.agent.parser],
-            instructions=spec.instructions if pipeline.agent.instructions else None,
-        )
+        self._player = Player(pipeline, sampler=VerlSampler(client), tokenizer=tokenizer)
         self._loop = asyncio.new_event_loop()
         threading.Thread(target=self._loop.run_forever, name="rollout", daemon=True).start()
-        self._pool = EnvPool(spec.make, capacity=pipeline.rollout.max_live_envs)
         self.last: StepRollout | None = None
 
     @classmethod
@@ -148,7 +136,9 @@ class RolloutManager:
         schedule = self._pipeline.horizon
         max_turns = horizon(step, rounds=schedule.rounds, steps_scaling_inter=schedule.steps_scaling_inter)
         started = time.perf_counter()
-        groups = self.play(items, max_turns=max_turns, chains=self._pipeline.rollout.group_size)
+        groups = self.play(
+            items, name=f"train {step}", max_turns=max_turns, chains=self._pipeline.rollout.group_size
+        )
         seconds = time.perf_counter() - started
         if not any(is_usable(t) for group in groups for t in group):
             raise NoEpisodes(f"step {step}: every episode failed; the first: {groups[0][0].error}")
@@ -171,37 +161,22 @@ class RolloutManager:
         )
 
     def play(
-        self, items: Sequence[Item], *, max_turns: int, chains: int, temperature: float | None = None
+        self,
+        items: Sequence[Item],
+        *,
+        name: str,
+        max_turns: int,
+        chains: int,
+        temperature: float | None = None,
     ) -> list[Group]:
-        """One group per item, in order; `temperature` None is the training temperature, 0 greedy."""
-        rollout = self._pipeline.rollout
+        """`Player.play`, for callers that wait."""
         return self._run(
-            play(
-                items,
-                chains=chains,
-                pool=self._pool,
-                sampler=self._sampler,
-                agent=self._agent,
-                limits=EpisodeLimits(
-                    max_turns=max_turns,
-                    max_tokens_per_turn=rollout.max_tokens_per_turn,
-                    context_length=rollout.context_length,
-                    episode_timeout_s=rollout.episode_timeout_s,
-                    step_timeout_s=rollout.step_timeout_s,
-                ),
-                sampling=SamplingParams(
-                    max_tokens=rollout.max_tokens_per_turn,
-                    temperature=rollout.temperature if temperature is None else temperature,
-                    top_p=rollout.top_p,
-                    top_k=rollout.top_k,
-                ),
-                max_attempts=rollout.max_attempts,
-            )
+            self._player.play(items, name=name, max_turns=max_turns, chains=chains, temperature=temperature)
         )
 
     def close(self) -> None:
         """Close the environments and end the event loop."""
-        self._run(self._pool.close())
+        self._run(self._player.close())
         self._loop.call_soon_threadsafe(self._loop.stop)
 
     def _run(self, work: Coroutine[Any, Any, T]) -> T:

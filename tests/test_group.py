@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -40,8 +41,12 @@ class Makes:
         return self.made[-1]
 
 
+PLAYS = itertools.count()
+
+
 async def played(pool: EnvPool, items: Sequence[Item], **changes: Any) -> list[list[Trajectory]]:
     arguments: dict[str, Any] = {
+        "name": f"play {next(PLAYS)}",
         "chains": 4,
         "sampler": ScriptedSampler(TEXTS, encode=encode),
         "agent": Agent(renderer=Renderer(toy_tokenizer()), parse=react, instructions=None),

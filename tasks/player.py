@@ -1,0 +1,74 @@
+"""Plays a pipeline's environment with some sampler: the one place where its settings become an episode's."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from agents.episode import Agent, EpisodeLimits
+from agents.group import play
+from agents.parser import PARSERS
+from agents.renderer import Renderer
+from agents.sampler import Sampler
+from agents.types import SamplingParams, Trajectory
+from envs.pool import EnvPool
+from envs.registry import get_env
+from envs.types import Item
+from tasks.settings import Pipeline
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+
+class Player:
+    """Episodes of `pipeline`, in whichever event loop awaits them; one loop only."""
+
+    def __init__(self, pipeline: Pipeline, *, sampler: Sampler, tokenizer: "PreTrainedTokenizerBase") -> None:
+        spec = get_env(pipeline.data.env)
+        self._rollout = pipeline.rollout
+        self._sampler = sampler
+        self._agent = Agent(
+            renderer=Renderer(tokenizer),
+            parse=PARSERS[pipeline.agent.parser],
+            instructions=spec.instructions if pipeline.agent.instructions else None,
+        )
+        self._pool = EnvPool(spec.make, capacity=pipeline.rollout.max_live_envs)
+
+    async def play(
+        self,
+        items: Sequence[Item],
+        *,
+        name: str,
+        max_turns: int,
+        chains: int,
+        temperature: float | None = None,
+    ) -> list[list[Trajectory]]:
+        """One group per item, in order; `temperature` None is the training temperature, 0 greedy.
+
+        `name` is this play's own: the sampler's draws depend on it (`agents/group.py`).
+        """
+        rollout = self._rollout
+        return await play(
+            items,
+            name=name,
+            chains=chains,
+            pool=self._pool,
+            sampler=self._sampler,
+            agent=self._agent,
+            limits=EpisodeLimits(
+                max_turns=max_turns,
+                max_tokens_per_turn=rollout.max_tokens_per_turn,
+                context_length=rollout.context_length,
+                episode_timeout_s=rollout.episode_timeout_s,
+                step_timeout_s=rollout.step_timeout_s,
+            ),
+            sampling=SamplingParams(
+                max_tokens=rollout.max_tokens_per_turn,
+                temperature=rollout.temperature if temperature is None else temperature,
+                top_p=rollout.top_p,
+                top_k=rollout.top_k,
+            ),
+            max_attempts=rollout.max_attempts,
+        )
+
+    async def close(self) -> None:
+        """Close the environments."""
+        await self._pool.close()
