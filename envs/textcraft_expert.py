@@ -2,17 +2,18 @@
 
 Its thought is a stack written out, so that each next word can be looked up in what stands before:
 
-    Thought: 1 oak door using 6 oak planks x 1. 6 oak planks using 1 oak logs x 2. 1 oak logs get
+    Thought: 1 oak door by 3 oak door using 6 oak planks x 1. 6 oak planks by 4 oak planks using 1 oak
+             logs x 2. 2 oak logs get
     Action: get 100 oak logs
 
-A line `6 oak planks using 1 oak logs x 2` says: six are needed, so craft twice. `… get` says: no
-recipe makes it. Ingredients are handled in the order of their recipe; after the last one comes
-`x 2`, `x 1`, the crafts that are left. Raw materials are taken a hundred at a time, so that one trip
-is enough however often the recipe is repeated, and the amount needs no arithmetic.
+A line `6 oak planks by 4 oak planks using 1 oak logs x 2` says: six are needed; a recipe, said as the
+opening has it, makes four; so craft twice. `… get` says: no recipe makes it. Ingredients are handled in
+the order of their recipe; after the last one comes `x 2`, `x 1`, the crafts that are left. Raw materials
+are taken a hundred at a time, so that one trip is enough however often the recipe is repeated.
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 
@@ -71,11 +72,11 @@ class Planner:
             return 1
         return min(self._line_cost(line, need, (*path, name)) for line in self.lines[name])
 
-    def choose(self, name: str, need: int, path: tuple[str, ...]) -> Line:
-        """The cheapest recipe for `need` of `name`, its tags made concrete."""
+    def choose(self, name: str, need: int, path: tuple[str, ...]) -> tuple[Line, Line]:
+        """The cheapest recipe for `need` of `name`: as it is printed, and with its groups made concrete."""
         line = min(self.lines[name], key=lambda line: self._line_cost(line, need, (*path, name)))
         inputs = tuple((n, self.concrete(i)) for n, i in line.inputs)
-        return Line(count=line.count, output=line.output, inputs=inputs)
+        return line, Line(count=line.count, output=line.output, inputs=inputs)
 
     def _line_cost(self, line: Line, need: int, path: tuple[str, ...]) -> int:
         times = -(-need // line.count)
@@ -84,34 +85,65 @@ class Planner:
 
 def solve(game: Game) -> Sequence[ExpertStep]:
     """The expert's turns for `game`, the goal crafted by the last one."""
-    planner = Planner(game)
-    steps: list[ExpertStep] = []
-    pending: list[str] = []  # lines of the thought that the next action closes
+    return [turn.step for turn in play(game, slips=lambda: False)]
 
-    def act(note: str, action: str) -> None:
-        steps.append(ExpertStep(thought=" ".join([*pending, note]), action=action))
+
+@dataclass(frozen=True, slots=True)
+class PlayedTurn:
+    """A turn, and whether it is one to imitate."""
+
+    step: ExpertStep
+    right: bool
+
+
+def play(game: Game, *, slips: Callable[[], bool]) -> list[PlayedTurn]:
+    """The expert's turns, with a mistake wherever `slips()` says so, and its mending.
+
+    The mistakes: to take what must be crafted, or a group; to craft before all ingredients are there. Each
+    is refused by the game, and mended by saying the refused item's line again and starting it anew.
+    """
+    planner = Planner(game)
+    turns: list[PlayedTurn] = []
+    pending: list[str] = []  # lines of the thought that the next action closes
+    owned: set[str] = set()
+
+    def act(note: str, action: str, *, right: bool = True) -> None:
+        step = ExpertStep(thought=" ".join([*pending, note]), action=action)
+        turns.append(PlayedTurn(step, right=right))
         pending.clear()
 
     def make(name: str, need: int, path: tuple[str, ...]) -> None:
-        line = planner.choose(name, need, path)
+        if slips():
+            act(f"{need} {name} get", f"get {ARMFUL} {name}", right=False)
+        printed, line = planner.choose(name, need, path)
         times = -(-need // line.count)
+        groups = [(n, i) for (n, i), (_, j) in zip(printed.inputs, line.inputs, strict=True) if i != j]
+        if groups and slips():
+            count, group = groups[0]
+            said = expansion(printed, need=need, times=times)
+            act(f"{said} {times * count} {group} get", f"get {ARMFUL} {group}", right=False)
         pending.append(expansion(line, need=need, times=times))
         for count, ingredient in line.inputs:
+            if ingredient not in owned and slips():
+                act(f"x {times}", command(line), right=False)
+                make(name, need, path)
+                return
             if ingredient in planner.lines:
                 make(ingredient, times * count, (*path, name))
             else:
                 amount = max(ARMFUL, times * count)
-                act(f"{count} {ingredient} get", f"get {amount} {ingredient}")
+                act(f"{times * count} {ingredient} get", f"get {amount} {ingredient}")
+            owned.add(ingredient)
         for left in range(times, 0, -1):
             act(f"x {left}", command(line))
 
     make(plain(game.goal), 1, ())
-    return steps
+    return turns
 
 
 def expansion(line: Line, *, need: int, times: int) -> str:
-    """`6 oak planks using 1 oak logs x 2.`"""
-    return f"{need} {line.output} using {_ingredients(line)} x {times}."
+    """`6 oak planks by 4 oak planks using 1 oak logs x 2.`"""
+    return f"{need} {line.output} by {line.count} {line.output} using {_ingredients(line)} x {times}."
 
 
 def command(line: Line) -> str:

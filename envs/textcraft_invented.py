@@ -76,6 +76,14 @@ class _Draft:
     def _word(self) -> str:
         return self.rng.choice(self.pool) if self.rng.random() < 0.65 else self.rng.choice(words())
 
+    def starting(self, word: str) -> str:
+        """A new name whose first word is `word`, as in `red dye`."""
+        name = f"{word} {self._word()}"
+        if name in self.used | _real_names() or word == name.split()[1]:
+            return self.name()
+        self.used.add(name)
+        return name
+
     def base(self) -> str:
         """A raw material, often one that is used already."""
         if self.bases and self.rng.random() < 0.45:
@@ -109,16 +117,19 @@ class _Draft:
         return tag
 
     def family(self, output: str, inputs: list[str]) -> None:
-        """Siblings of `output` as distractors: another first word, the same shape of recipe."""
+        """Siblings of `output` as distractors: another first word, the same shape of recipe.
+
+        `red bed using red wool, planks` → `blue bed using blue wool, planks`.
+        """
         first, _, rest = output.partition(" ")
         if not rest:
             return
-        for _ in range(self.rng.randint(1, 4)):
-            sibling = f"{self._word()} {rest}"
+        for _ in range(self.rng.randint(1, 6)):
+            own = self._word()
+            sibling = f"{own} {rest}"
             if sibling in self.used | _real_names() or len(set(sibling.split())) < len(sibling.split()):
                 continue
             self.used.add(sibling)
-            own = sibling.split()[0]
             self.add(
                 sibling, [f"{own} {i.partition(' ')[2]}" if i.startswith(first + " ") else i for i in inputs]
             )
@@ -127,7 +138,7 @@ class _Draft:
 def invent(rng: random.Random, *, depth: int, distractors: int) -> Game:
     """A game whose goal is `depth` crafts deep, with about `distractors` useless recipes."""
     draft = _Draft(rng=rng, pool=rng.sample(words(), rng.randint(8, 24)))
-    tag = draft.group() if depth > 1 and rng.random() < 0.25 else None
+    tag = draft.group() if depth > 1 and rng.random() < 0.4 else None
     made: list[str] = []
     goal = _make(draft, depth, tag, made)
     useful = len(draft.lines)
@@ -143,25 +154,34 @@ def invent(rng: random.Random, *, depth: int, distractors: int) -> Game:
     return Game(book=InventedBook(recipes), goal=item_id(goal), recipes=tuple(lines))
 
 
-def _make(draft: _Draft, depth: int, tag: str | None, made: list[str]) -> str:
-    """A new item `depth` crafts deep; returns its name."""
+def _make(draft: _Draft, depth: int, tag: str | None, made: list[str], first: str | None = None) -> str:
+    """A new item `depth` crafts deep, its first word `first` if there is one; returns its name.
+
+    Half of the items share their first word, a colour or a material, with some ingredients.
+    """
     rng = draft.rng
+    if first is None and rng.random() < 0.5:
+        first = rng.choice(draft.pool)
     num_inputs = _pick(rng, _NUM_INPUTS)
     deep = rng.randrange(num_inputs)
     inputs: list[str] = []
     for position in range(num_inputs):
+        shared = first if rng.random() < 0.6 else None
         if position == deep and depth > 1:
             group = tag if tag and depth == 2 and rng.random() < 0.8 else None
-            inputs.append(group or _make(draft, depth - 1, tag, made))
+            inputs.append(group or _make(draft, depth - 1, tag, made, shared))
         elif depth > 1 and rng.random() < 0.15:
             reuse = [m for m in made if m not in inputs]
-            shallow = _make(draft, rng.randint(1, depth - 1), tag, made)
+            shallow = _make(draft, rng.randint(1, depth - 1), tag, made, shared)
             inputs.append(rng.choice(reuse) if reuse and rng.random() < 0.4 else shallow)
         else:
-            inputs.append(draft.base())
-    output = draft.near(inputs[0]) if rng.random() < 0.45 else draft.name()
+            inputs.append(draft.starting(shared) if shared else draft.base())
+    if first is not None:
+        output = draft.starting(first)
+    else:
+        output = draft.near(inputs[0]) if rng.random() < 0.7 else draft.name()
     draft.add(output, inputs)
-    if rng.random() < 0.35:
+    if rng.random() < 0.5:
         draft.family(output, inputs)
     if rng.random() < 0.18:
         draft.add(output, [draft.base() for _ in range(_pick(rng, _NUM_INPUTS))])

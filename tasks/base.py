@@ -37,9 +37,7 @@ def base(settings: BaseSettings, folder: Path) -> None:
     torch.set_num_threads(1)
     keep_freed_memory()
     tokenizer = make_tokenizer()
-    model = make_model(
-        vocab_size=len(tokenizer), layers=settings.layers, width=settings.width, seed=settings.seed
-    )
+    model = make_model(tokenizer, layers=settings.layers, width=settings.width, seed=settings.seed)
     encoder = make_encoder(tokenizer)
     held_out = random.Random(f"held out/{settings.seed}")
     tests = [draw(encoder, held_out, progress=1.0) for _ in range(96)]

@@ -1,22 +1,22 @@
 """What the base model is trained on: invented games, played and recited, without end.
 
-An *episode* is an expert's game, turn by turn, now and then with a useless turn in it. A *drill*
-lists recipes once and asks for many of them, in the words of the expert's thought: the same look-up,
-ten times as often per token. Loss falls on all that follows the opening, but not on useless turns and
-not on the names that a drill asks for, which nothing could foretell.
+An *episode* is an expert's game, turn by turn, in every second one with mistakes that it mends. A
+*drill* lists recipes once and asks for many of them, in the words of the expert's thought: the same
+look-up, ten times as often per token. Loss falls on all that follows the opening, but not on mistakes
+and not on the names that a drill asks for, which nothing could foretell.
 """
 
 import random
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from envs.registry import ExpertStep
 from envs.textcraft import TextCraftEnv
-from envs.textcraft_expert import ARMFUL, Planner, command, expansion, solve
+from envs.textcraft_expert import ARMFUL, Planner, command, expansion, play
 from envs.textcraft_invented import invent
 from envs.textcraft_world import Game
 
-MAX_TURNS = 20
+MAX_TURNS = 24
 MAX_TOKENS = 1000
 _DEPTHS, _DEPTH_WEIGHTS = (1, 2, 3, 4), (20, 42, 30, 8)
 
@@ -45,39 +45,38 @@ def draw(encoder: Encoder, rng: random.Random, *, progress: float) -> Sequence:
     while True:
         depth = rng.choices(_DEPTHS, _DEPTH_WEIGHTS)[0]
         game = invent(rng, depth=depth, distractors=distractors)
-        if rng.random() < max(0.15, 0.7 - 2 * progress):
-            sequence = drill(game, encoder, rng)
-        else:
-            steps = solve(game)
-            if len(steps) > MAX_TURNS:
-                continue
-            sequence = episode(game, steps, encoder, rng)
-        if len(sequence.ids) <= MAX_TOKENS:
+        drilled = rng.random() < max(0.15, 0.7 - 2 * progress)
+        sequence = (drill if drilled else episode)(game, encoder, rng)
+        if sequence is not None and len(sequence.ids) <= MAX_TOKENS:
             return sequence
 
 
-def episode(game: Game, steps: Iterable[ExpertStep], encoder: Encoder, rng: random.Random) -> Sequence:
-    """An expert's game; in every third, some turns are preceded by a useless one."""
+def episode(game: Game, encoder: Encoder, rng: random.Random) -> Sequence | None:
+    """An expert's game, in every second one with mistakes; None if it is too long."""
+    slip = 0.12 if rng.random() < 0.5 else 0.0
+    noise = 0.1 if slip and rng.random() < 0.5 else 0.0
+    turns = play(game, slips=lambda: rng.random() < slip)
+    if len(turns) > MAX_TURNS:
+        return None
     env = TextCraftEnv()
     ids = [encoder.user, *encoder.text(env.start(game)), encoder.end, encoder.assistant]
     targets = [False] * len(ids)
-    noise = 0.12 if rng.random() < 0.33 else 0.0
 
-    def turn(step: ExpertStep, *, useful: bool) -> bool:
+    def turn(step: ExpertStep, *, right: bool) -> bool:
         words = [*encoder.text(f"Thought: {step.thought}\nAction: {step.action}"), encoder.end]
         result = env.act(step.action)
         ids.extend(words)
-        targets.extend([useful] * len(words))
+        targets.extend([right] * len(words))
         if not result.terminated:
             answer = [encoder.user, *encoder.text(result.observation), encoder.end, encoder.assistant]
             ids.extend(answer)
             targets.extend([False, *[True] * (len(answer) - 2), False])
         return result.terminated
 
-    for step in steps:
+    for played in turns:
         if noise and rng.random() < noise:
-            turn(_useless(game, rng), useful=False)
-        if turn(step, useful=True):
+            turn(_useless(game, rng), right=False)
+        if turn(played.step, right=played.right):
             break
     return Sequence(ids, targets)
 
@@ -103,7 +102,7 @@ def drill(game: Game, encoder: Encoder, rng: random.Random) -> Sequence:
         need = rng.choices((1, 2, 3, 4, 5, 6, 7, 8, 9), (38, 13, 13, 12, 3, 11, 2, 7, 3))[0]
         question = encoder.text(f" {need} {name}")
         if name in planner.lines:
-            line = planner.choose(name, need, ())
+            _, line = planner.choose(name, need, ())
             text = expansion(line, need=need, times=-(-need // line.count))
         else:
             text = f"{need} {name} get."

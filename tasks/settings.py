@@ -92,6 +92,9 @@ class TrainSettings(Section):
     """Passes over each step's trajectories."""
     kl_loss_coef: Annotated[float, Field(ge=0)] = 0.0
     """Weight of the low-variance KL to the warm-up policy; 0 loads no reference model."""
+    entropy_coef: Annotated[float, Field(ge=0)] = 0.0
+    """Weight of the policy's entropy (nats, mean over tokens), which is then kept up: without it, a policy
+    may grow certain of what it says before it has found what is right."""
     micro_batch_tokens: Positive
     """Padded tokens of one forward and backward pass."""
 

@@ -89,6 +89,7 @@ def _common(pipeline: Pipeline, *, model: str, items: str, checkpoints: str) -> 
         f"{actor}.use_kl_loss": train.kl_loss_coef > 0,
         f"{actor}.kl_loss_coef": train.kl_loss_coef,
         f"{actor}.kl_loss_type": "low_var_kl",
+        f"{actor}.entropy_coeff": train.entropy_coef,
         f"{actor}.data_loader_seed": pipeline.seed,
         f"{actor}.fsdp_config.seed": pipeline.seed,
         f"{sampler}.name": backend.rollout,

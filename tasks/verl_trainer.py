@@ -71,7 +71,7 @@ class StepTrainer(PPOTrainerSync):  # type: ignore[misc]
         train, rollout = self._pipeline.train, self._pipeline.rollout
         batch.extra_info.update(
             {
-                "calculate_entropy": False,
+                "calculate_entropy": train.entropy_coef > 0,
                 "distillation_use_topk": False,
                 "distillation_only": False,
                 "global_batch_size": rollout.items_per_step * rollout.group_size / train.mini_batches,

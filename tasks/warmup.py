@@ -77,7 +77,8 @@ def _run(
         with (Path(folder) / "log").open("w+") as log:
             process = subprocess.Popen(
                 [sys.executable, "-m", "tasks.sft", str(path)],
-                env={**os.environ, **environment},
+                # One thread: training starts up beside it, and threads that spin stop each other.
+                env={**os.environ, **environment, "WINGSPAN_THREADS": "1"},
                 stdout=subprocess.PIPE,
                 stderr=log,
                 text=True,

@@ -51,7 +51,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "pipelines.yaml").write_text(yaml.safe_dump(document))
     tokenizer = make_tokenizer()
     tokenizer.save_pretrained(folder / "models" / "textcraft-base")
-    model = make_model(vocab_size=len(tokenizer), layers=2, width=128, seed=0)
+    model = make_model(tokenizer, layers=2, width=128, seed=0)
     model.save_pretrained(folder / "models" / "textcraft-base")
     subprocess.run(["git", "init", "--quiet", "."], cwd=folder, check=True)
     # The command that dvc.yaml names, for whichever interpreter runs the tests.

