@@ -48,6 +48,7 @@ def evaluate(pipeline: Pipeline, workspace: Path) -> None:
     Policy versions are training steps: 0 before, the last one after. Raises `ConfigError` where a
     policy is missing.
     """
+    items = read_items(workspace / "data" / "test.jsonl", env=pipeline.data.env)
     start = workspace / "warmup" if pipeline.warmup else pipeline.model
     policies = {
         "before": _Policy(name="before", model=start, version=0),
@@ -58,7 +59,7 @@ def evaluate(pipeline: Pipeline, workspace: Path) -> None:
             raise ConfigError(
                 f"no model in {policy.model}; run the stage that writes it, warmup or train, first"
             )
-    work = partial(_evaluate_policy, pipeline, workspace)
+    work = partial(_evaluate_policy, pipeline, workspace, items)
     if pipeline.backend.rollout == "cpu":
         # One core each; of a fresh interpreter, for a fork of torch's threads would hang.
         with ProcessPoolExecutor(len(policies), mp_context=get_context("spawn")) as processes:
@@ -83,10 +84,9 @@ class _Policy:
 
 
 def _evaluate_policy(
-    pipeline: Pipeline, workspace: Path, policy: _Policy
+    pipeline: Pipeline, workspace: Path, items: Sequence[Item], policy: _Policy
 ) -> tuple[dict[str, dict[str, float]], list[Trajectory]]:
     """Summaries by mode, and the trajectories to keep."""
-    items = read_items(workspace / "data" / "test.jsonl", env=pipeline.data.env)
     summaries: dict[str, dict[str, float]] = {}
     kept: list[Trajectory] = []
     with _player(pipeline, model=str(policy.model), workspace=workspace) as play:
