@@ -1,6 +1,6 @@
 """Stage `evaluate`: the test split, played by the policy before and after training.
 
-Each plays every test item `samples_per_item` times at the training temperature and once greedily, with
+Each plays every test item `samples_per_item` times at `evaluate.temperature` and once greedily, with
 the same limits. On a CPU both policies play side by side, each with a sampler in a process of its own;
 elsewhere verl's generation servers are brought up with one after the other, and nothing is trained.
 """
@@ -26,15 +26,12 @@ from tasks.items import read_items
 from tasks.settings import Pipeline
 from tasks.trajectories import summarise, write_trajectories
 
-MODES = {"sampled": None, "greedy": 0.0}
-"""How the policy plays → temperature; None is the training temperature."""
-
 
 class Play(Protocol):
     """Plays groups with one policy."""
 
     def __call__(
-        self, items: Sequence[Item], *, name: str, chains: int, temperature: float | None
+        self, items: Sequence[Item], *, name: str, chains: int, temperature: float
     ) -> list[list[Trajectory]]:
         """`Player.play` with the evaluation's horizon."""
         ...
@@ -90,7 +87,7 @@ def _evaluate_policy(
     summaries: dict[str, dict[str, float]] = {}
     kept: list[Trajectory] = []
     with _player(pipeline, model=str(policy.model), workspace=workspace) as play:
-        for mode, temperature in MODES.items():
+        for mode, temperature in {"sampled": pipeline.evaluate.temperature, "greedy": 0.0}.items():
             chains = pipeline.evaluate.samples_per_item if mode == "sampled" else 1
             groups = play(items, name=mode, chains=chains, temperature=temperature)
             summaries[mode] = summarise([t for group in groups for t in group])
@@ -139,9 +136,7 @@ def _sampler(pipeline: Pipeline, *, model: str, workspace: Path) -> Iterator[Pla
         finally:
             await player.close()
 
-    def play(
-        items: Sequence[Item], *, name: str, chains: int, temperature: float | None
-    ) -> list[list[Trajectory]]:
+    def play(items: Sequence[Item], *, name: str, chains: int, temperature: float) -> list[list[Trajectory]]:
         return asyncio.run(gather(items, name=name, chains=chains, temperature=temperature))
 
     try:
@@ -172,7 +167,7 @@ def _servers(pipeline: Pipeline, *, model: str, workspace: Path) -> Iterator[Pla
         )
 
         def play(
-            items: Sequence[Item], *, name: str, chains: int, temperature: float | None
+            items: Sequence[Item], *, name: str, chains: int, temperature: float
         ) -> list[list[Trajectory]]:
             turns = pipeline.evaluate.max_turns
             groups = trainer.play.remote(

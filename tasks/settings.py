@@ -127,7 +127,9 @@ class EvaluateSettings(Section):
 
     max_turns: Positive
     samples_per_item: Positive
-    """Chains per item at the training temperature; a greedy one is played beside them."""
+    """Chains per item at `temperature`; a greedy one is played beside them."""
+    temperature: Annotated[float, Field(gt=0)] = 1.0
+    """Of the sampled chains; `rollout.temperature` is training's own."""
     quick_items: Positive
     """Test items of the evaluation after each round, one sampled chain each."""
 

@@ -41,7 +41,7 @@ class RoundResult:
     first_step: int
     last_step: int
     evaluation: dict[str, float]
-    """`summarise` of the quick evaluation: test items, one chain each, at the training temperature."""
+    """`summarise` of the quick evaluation: test items, one chain each, at `evaluate.temperature`."""
     seconds: float
     """Wall time, start-up included; of the last attempt, where one was interrupted."""
 
@@ -175,7 +175,12 @@ class TrainSession:
                 self._on_step(record)
         settings = self._pipeline.evaluate
         groups = self._call(
-            "play", self._quick_items(), name=f"after {last}", max_turns=settings.max_turns, chains=1
+            "play",
+            self._quick_items(),
+            name=f"after {last}",
+            max_turns=settings.max_turns,
+            chains=1,
+            temperature=settings.temperature,
         )
         return summarise([t for group in groups for t in group])
 
