@@ -114,11 +114,11 @@ class _Run:
         started = time.perf_counter()
         try:
             with running(stage, display=display):
+                if stage.name == "warmup":
+                    self._opened_session().prestart()
                 if stage.name == "train":
                     self._train()
                 else:
-                    if stage.name == "warmup":
-                        self._opened_session().prestart()
                     call_stage(stage.name, pipeline=plan.pipeline, workspace=plan.workspace, display=display)
         finally:
             self._worked_s += time.perf_counter() - started

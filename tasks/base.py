@@ -8,9 +8,10 @@ circuit several times faster than AdamW; embeddings and norms by AdamW.
 
 import json
 import random
+import tempfile
 import time
-from collections.abc import Iterator
 from functools import lru_cache
+from itertools import cycle
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,45 +28,84 @@ _WARMUP_STEPS = 30
 _DECAY_SHARE = 0.45
 """Share of the tokens over which the learning rate falls to zero, linearly."""
 _MICRO_BATCHES = 8
-_REPORT_EVERY = 50
+_REPORT_EVERY = 200
 
 
 def base(settings: BaseSettings, folder: Path) -> None:
-    """Train a base model and save it to `folder`, with `metrics.jsonl` (one line per 50 steps)."""
+    """Train a base model and save it to `folder`, with `metrics.jsonl` (a line every 200 steps)."""
+    from torch.multiprocessing.spawn import spawn
+
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory() as meeting:
+        spawn(_train, (settings, folder, f"file://{meeting}/store"), nprocs=settings.processes)
+
+
+def _train(rank: int, settings: BaseSettings, folder: Path, meeting: str) -> None:
+    """The whole training, as one of `settings.processes` that each compute a share of every batch."""
     import torch
+    import torch.distributed as dist
 
     torch.set_num_threads(1)
     keep_freed_memory()
+    dist.init_process_group("gloo", init_method=meeting, rank=rank, world_size=settings.processes)
     tokenizer = make_tokenizer()
     model = make_model(tokenizer, layers=settings.layers, width=settings.width, seed=settings.seed)
-    encoder = make_encoder(tokenizer)
-    held_out = random.Random(f"held out/{settings.seed}")
-    tests = [draw(encoder, held_out, progress=1.0) for _ in range(96)]
+    log = None
+    if rank == 0:
+        tokenizer.save_pretrained(folder)
+        log = _Log(folder, make_encoder(tokenizer), seed=settings.seed)
+    for number in range(len(settings.cycles)):
+        train_cycle(model, settings, number=number, encoder=make_encoder(tokenizer), log=log)
+    dist.destroy_process_group()
+
+
+def train_cycle(
+    model: "LlamaForCausalLM", settings: BaseSettings, *, number: int, encoder: Encoder, log: "_Log | None"
+) -> None:
+    """Train for `settings.cycles[number]` tokens with fresh optimizers: the rate rises again
+    (Loshchilov & Hutter 2017, "SGDR"). The curriculum belongs to the first cycle."""
     optimizers = _optimizers(model, settings)
-    rng = random.Random(settings.seed)
-    folder.mkdir(parents=True, exist_ok=True)
-    tokenizer.save_pretrained(folder)
-    seen, step, started, losses = 0, 0, time.monotonic(), []
-    with (folder / "metrics.jsonl").open("w") as log:
-        while seen < settings.tokens:
-            progress = seen / settings.tokens
-            batch = _batch(encoder, rng, progress=progress, tokens=settings.batch_tokens)
-            _set_lr(optimizers, step=step, progress=progress)
-            losses.append(_update(model, optimizers, batch))
-            seen += sum(len(sequence.ids) for sequence in batch)
-            step += 1
-            if step % _REPORT_EVERY == 0 or seen >= settings.tokens:
-                line = {
-                    "step": step,
-                    "tokens": seen,
-                    "seconds": round(time.monotonic() - started, 1),
-                    "loss": round(sum(losses) / len(losses), 4),
-                    **_accuracy(model, tests, end=encoder.end),
-                }
-                losses.clear()
-                log.write(json.dumps(line) + "\n")
-                log.flush()
-                model.save_pretrained(folder)
+    # Every process draws the same batches, and then computes its share of them.
+    rng = random.Random(f"{settings.seed}/{number}" if number else settings.seed)
+    tokens, seen, step = settings.cycles[number], 0, 0
+    while seen < tokens:
+        progress = seen / tokens
+        batch = _batch(encoder, rng, progress=1.0 if number else progress, tokens=settings.batch_tokens)
+        _set_lr(optimizers, step=step, progress=progress)
+        loss = _update(model, optimizers, batch)
+        seen += sum(len(sequence.ids) for sequence in batch)
+        step += 1
+        if log is not None:
+            log.losses.append(loss)
+            if step % _REPORT_EVERY == 0 or seen >= tokens:
+                log.write(model, cycle=number, step=step, tokens=seen)
+
+
+class _Log:
+    """What the first process leaves: `metrics.jsonl`, and the model as it stands."""
+
+    def __init__(self, folder: Path, encoder: Encoder, *, seed: int) -> None:
+        held_out = random.Random(f"held out/{seed}")
+        self.losses: list[float] = []
+        self._tests = [draw(encoder, held_out, progress=1.0) for _ in range(96)]
+        self._end = encoder.end
+        self._folder = folder
+        self._started = time.monotonic()
+        (folder / "metrics.jsonl").write_text("")
+
+    def write(self, model: "LlamaForCausalLM", *, cycle: int, step: int, tokens: int) -> None:
+        line = {
+            "cycle": cycle,
+            "step": step,
+            "tokens": tokens,
+            "seconds": round(time.monotonic() - self._started, 1),
+            "loss": round(sum(self.losses) / len(self.losses), 4),
+            **_accuracy(model, self._tests, end=self._end),
+        }
+        self.losses.clear()
+        with (self._folder / "metrics.jsonl").open("a") as log:
+            log.write(json.dumps(line) + "\n")
+        model.save_pretrained(self._folder)
 
 
 def make_encoder(tokenizer: "PreTrainedTokenizerFast") -> Encoder:
@@ -88,11 +128,13 @@ def _batch(encoder: Encoder, rng: random.Random, *, progress: float, tokens: int
     return sorted(batch, key=lambda sequence: len(sequence.ids))
 
 
-def _micro_batches(batch: list[Sequence]) -> Iterator[list[Sequence]]:
-    """Neighbours in length together, so that little is padding."""
+def _share(batch: list[Sequence], *, process: int, processes: int) -> list[list[Sequence]]:
+    """The micro-batches of `batch` that are this process's to compute: neighbours in length together, so
+    that little is padding, dealt to and fro, so that no process has all the longer ones."""
     size = -(-len(batch) // _MICRO_BATCHES)
-    for start in range(0, len(batch), size):
-        yield batch[start : start + size]
+    micro_batches = [batch[start : start + size] for start in range(0, len(batch), size)]
+    dealt = cycle([*range(processes), *reversed(range(processes))])
+    return [micro for micro, owner in zip(micro_batches, dealt, strict=False) if owner == process]
 
 
 def _target_logits(model: "LlamaForCausalLM", batch: list[Sequence]) -> "tuple[torch.Tensor, torch.Tensor]":
@@ -111,21 +153,29 @@ def _target_logits(model: "LlamaForCausalLM", batch: list[Sequence]) -> "tuple[t
 
 
 def _update(model: "LlamaForCausalLM", optimizers: list[Any], batch: list[Sequence]) -> float:
+    """One optimizer step on `batch`, all processes together; returns the mean loss of its targets."""
     import torch
+    import torch.distributed as dist
     from torch.nn.functional import cross_entropy
 
     total = sum(sum(sequence.targets) for sequence in batch)
-    loss_sum = 0.0
-    for micro in _micro_batches(batch):
+    loss_sum = torch.zeros(1)
+    for micro in _share(batch, process=dist.get_rank(), processes=dist.get_world_size()):
         logits, targets = _target_logits(model, micro)
         loss = cross_entropy(logits, targets, reduction="sum") / total
         loss.backward()
-        loss_sum += loss.item()
+        loss_sum += loss.detach()
+    gradients = [p.grad for p in model.parameters() if p.grad is not None]
+    summed = torch.cat([loss_sum, *(gradient.flatten() for gradient in gradients)])
+    dist.all_reduce(summed)
+    loss_sum, *parts = summed.split([1, *(gradient.numel() for gradient in gradients)])
+    for gradient, part in zip(gradients, parts, strict=True):
+        gradient.copy_(part.view_as(gradient))
     torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
     for optimizer in optimizers:
         optimizer.step()
         optimizer.zero_grad()
-    return loss_sum
+    return float(loss_sum)
 
 
 def _optimizers(model: "LlamaForCausalLM", settings: BaseSettings) -> list[Any]:

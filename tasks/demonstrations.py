@@ -1,8 +1,8 @@
 """Demonstrations: an environment's scripted expert, played on training items, as tokens and masks.
 
-With noise, some turns are preceded by a useless one: the expert's words with an action out of another
-item's solution. The environment answers, and the expert goes on where it was. The useless turn is
-seen but not trained on: what is learnt is to go on, not to err.
+With noise, some turns are preceded by a careless one: an action out of another item's solution, without a
+thought. The environment answers, and the expert goes on where it was. Unless `warmup.imitate_noise` says
+otherwise, the careless turn is seen but not trained on: what is learnt is to go on, not to err.
 """
 
 import random
@@ -66,6 +66,7 @@ async def demonstrate(
                         renderer=renderer,
                         encode=partial(tokenizer.encode, add_special_tokens=False),
                         instructions=instructions,
+                        imitate_noise=pipeline.warmup.imitate_noise,
                     )
                     if game and _length(game) <= pipeline.rollout.context_length:
                         games.append(game)
@@ -82,7 +83,8 @@ async def demonstrate(
 
 @dataclass(frozen=True, slots=True)
 class _Line:
-    step: ExpertStep
+    said: str
+    action: str
     useful: bool
 
 
@@ -92,8 +94,11 @@ def _script(
     lines = []
     for step in steps:
         if rng.random() < noise:
-            lines.append(_Line(ExpertStep(thought=step.thought, action=rng.choice(useless)), useful=False))
-        lines.append(_Line(step, useful=True))
+            action = rng.choice(useless)
+            # The form of the expert's own turns, with the thought left out.
+            thoughtless = f"Thought:\nAction: {action}" if step.thought else f"Action: {action}"
+            lines.append(_Line(thoughtless, action, useful=False))
+        lines.append(_Line(spoken_text(step), step.action, useful=True))
     return lines
 
 
@@ -105,6 +110,7 @@ async def _play(
     renderer: Renderer,
     encode: Callable[[str], list[int]],
     instructions: str | None,
+    imitate_noise: bool,
 ) -> Demonstration | None:
     """The game of `script`, or None if it was not solved by its last line, and only then."""
     opening = await env.reset(item)
@@ -113,10 +119,10 @@ async def _play(
     ids: list[int] = []
     mask: list[int] = []
     for index, line in enumerate(script):
-        spoken = [*encode(spoken_text(line.step)), renderer.stop_token_ids[0]]
+        spoken = [*encode(line.said), renderer.stop_token_ids[0]]
         ids += spoken
-        mask += [int(line.useful)] * len(spoken)
-        result = await env.step(line.step.action)
+        mask += [int(line.useful or imitate_noise)] * len(spoken)
+        result = await env.step(line.action)
         last = index == len(script) - 1
         if (result.terminated or result.truncated) != last:
             return None

@@ -8,7 +8,7 @@ elsewhere verl's generation servers are brought up with one after the other, and
 import asyncio
 import json
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
@@ -16,25 +16,18 @@ from dataclasses import dataclass, replace
 from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any, Protocol
 
 from agents.types import Trajectory
 from envs.errors import ConfigError, WingspanError
 from envs.types import Item
 from tasks.files import write_atomically
 from tasks.items import read_items
+from tasks.player import Play, Player
 from tasks.settings import Pipeline
 from tasks.trajectories import summarise, write_trajectories
 
-
-class Play(Protocol):
-    """Plays groups with one policy."""
-
-    def __call__(
-        self, items: Sequence[Item], *, name: str, chains: int, temperature: float
-    ) -> list[list[Trajectory]]:
-        """`Player.play` with the evaluation's horizon."""
-        ...
+Playing = Callable[[Sequence[Item], Play], list[list[Trajectory]]]
+"""`Player.play` with one policy, for callers that wait."""
 
 
 def evaluate(pipeline: Pipeline, workspace: Path) -> None:
@@ -47,11 +40,11 @@ def evaluate(pipeline: Pipeline, workspace: Path) -> None:
     """
     items = read_items(workspace / "data" / "test.jsonl", env=pipeline.data.env)
     start = workspace / "warmup" if pipeline.warmup else pipeline.model
-    policies = {
-        "before": _Policy(name="before", model=start, version=0),
-        "after": _Policy(name="after", model=workspace / "policy", version=pipeline.train.steps),
-    }
-    for policy in policies.values():
+    policies = (
+        _Policy(name="before", model=start, version=0),
+        _Policy(name="after", model=workspace / "policy", version=pipeline.train.steps),
+    )
+    for policy in policies:
         if isinstance(policy.model, Path) and not (policy.model / "config.json").exists():
             raise ConfigError(
                 f"no model in {policy.model}; run the stage that writes it, warmup or train, first"
@@ -61,14 +54,14 @@ def evaluate(pipeline: Pipeline, workspace: Path) -> None:
         # One core each; of a fresh interpreter, for a fork of torch's threads would hang.
         with ProcessPoolExecutor(len(policies), mp_context=get_context("spawn")) as processes:
             try:
-                results = list(processes.map(work, policies.values()))
+                results = list(processes.map(work, policies))
             except BrokenProcessPool as error:
                 raise WingspanError(
                     f"evaluation: a process died, for want of memory perhaps: {error}"
                 ) from None
     else:
-        results = [work(policy) for policy in policies.values()]
-    summaries = {name: found for name, (found, _) in zip(policies, results, strict=True)}
+        results = [work(policy) for policy in policies]
+    summaries = {policy.name: found for policy, (found, _) in zip(policies, results, strict=True)}
     write_trajectories(workspace / "evaluation_trajectories.jsonl", [t for _, kept in results for t in kept])
     write_atomically(workspace / "evaluation.json", json.dumps(summaries, indent=2) + "\n")
 
@@ -84,12 +77,14 @@ def _evaluate_policy(
     pipeline: Pipeline, workspace: Path, items: Sequence[Item], policy: _Policy
 ) -> tuple[dict[str, dict[str, float]], list[Trajectory]]:
     """Summaries by mode, and the trajectories to keep."""
+    settings = pipeline.evaluate
     summaries: dict[str, dict[str, float]] = {}
     kept: list[Trajectory] = []
     with _player(pipeline, model=str(policy.model), workspace=workspace) as play:
-        for mode, temperature in {"sampled": pipeline.evaluate.temperature, "greedy": 0.0}.items():
-            chains = pipeline.evaluate.samples_per_item if mode == "sampled" else 1
-            groups = play(items, name=mode, chains=chains, temperature=temperature)
+        for mode, temperature in {"sampled": settings.temperature, "greedy": 0.0}.items():
+            chains = settings.samples_per_item if mode == "sampled" else 1
+            how = Play(name=mode, max_turns=settings.max_turns, chains=chains, temperature=temperature)
+            groups = play(items, how)
             summaries[mode] = summarise([t for group in groups for t in group])
             kept += [
                 _labelled(group[0], policy=policy.name, mode=mode, version=policy.version) for group in groups
@@ -107,19 +102,18 @@ def _labelled(trajectory: Trajectory, *, policy: str, mode: str, version: int) -
 
 
 @contextmanager
-def _player(pipeline: Pipeline, *, model: str, workspace: Path) -> Iterator[Play]:
+def _player(pipeline: Pipeline, *, model: str, workspace: Path) -> Iterator[Playing]:
     on_servers = pipeline.backend.rollout == "vllm"
     with (_servers if on_servers else _sampler)(pipeline, model=model, workspace=workspace) as play:
         yield play
 
 
 @contextmanager
-def _sampler(pipeline: Pipeline, *, model: str, workspace: Path) -> Iterator[Play]:
+def _sampler(pipeline: Pipeline, *, model: str, workspace: Path) -> Iterator[Playing]:
     """Play with the CPU sampler, in this process."""
     from transformers import AutoTokenizer
 
     from agents.sampler_cpu import CpuSampler
-    from tasks.player import Player
 
     tokenizer = AutoTokenizer.from_pretrained(model)
     sampler = CpuSampler(
@@ -129,51 +123,38 @@ def _sampler(pipeline: Pipeline, *, model: str, workspace: Path) -> Iterator[Pla
         seed=pipeline.seed,
     )
 
-    async def gather(items: Sequence[Item], **how: Any) -> list[list[Trajectory]]:
+    async def gather(items: Sequence[Item], how: Play) -> list[list[Trajectory]]:
         player = Player(pipeline, sampler=sampler, tokenizer=tokenizer)
         try:
-            return await player.play(items, max_turns=pipeline.evaluate.max_turns, **how)
+            return await player.play(items, how)
         finally:
             await player.close()
 
-    def play(items: Sequence[Item], *, name: str, chains: int, temperature: float) -> list[list[Trajectory]]:
-        return asyncio.run(gather(items, name=name, chains=chains, temperature=temperature))
-
     try:
-        yield play
+        yield lambda items, how: asyncio.run(gather(items, how))
     finally:
         sampler.close()
 
 
 @contextmanager
-def _servers(pipeline: Pipeline, *, model: str, workspace: Path) -> Iterator[Play]:
+def _servers(pipeline: Pipeline, *, model: str, workspace: Path) -> Iterator[Playing]:
     """Play with the generation servers that training would use, on a training process of its own."""
     import ray
 
     from tasks.ray_session import connect_ray
-    from tasks.trainer import Trainer, environment_of
+    from tasks.trainer import launch
 
     owns_ray = connect_ray(pipeline)
     with tempfile.TemporaryDirectory() as no_checkpoints:
-        trainer: Any = (
-            ray.remote(Trainer)
-            .options(num_cpus=0, runtime_env={"env_vars": environment_of(pipeline)})
-            .remote(
-                pipeline,
-                model=model,
-                items=str((workspace / "data" / "train.jsonl").resolve()),
-                checkpoints=no_checkpoints,
-            )
+        trainer = launch(
+            pipeline,
+            model=model,
+            items=(workspace / "data" / "train.jsonl").resolve(),
+            checkpoints=Path(no_checkpoints),
         )
 
-        def play(
-            items: Sequence[Item], *, name: str, chains: int, temperature: float
-        ) -> list[list[Trajectory]]:
-            turns = pipeline.evaluate.max_turns
-            groups = trainer.play.remote(
-                items, name=name, max_turns=turns, chains=chains, temperature=temperature
-            )
-            found: list[list[Trajectory]] = ray.get(groups)
+        def play(items: Sequence[Item], how: Play) -> list[list[Trajectory]]:
+            found: list[list[Trajectory]] = ray.get(trainer.play.remote(items, how))
             return found
 
         try:

@@ -1,10 +1,11 @@
 """Plays a pipeline's environment with some sampler: the one place where its settings become an episode's."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from agents import group
 from agents.episode import Agent, EpisodeLimits
-from agents.group import play
 from agents.parser import PARSERS
 from agents.renderer import Renderer
 from agents.sampler import Sampler
@@ -16,6 +17,19 @@ from tasks.settings import Pipeline
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Play:
+    """How some items are played once; it goes unchanged to whoever holds the sampler."""
+
+    name: str
+    """This play's own: the sampler's draws depend on it (`agents/group.py`)."""
+    max_turns: int
+    chains: int
+    """Episodes per item."""
+    temperature: float
+    """0 is greedy."""
 
 
 class Player:
@@ -32,29 +46,18 @@ class Player:
         )
         self._pool = EnvPool(spec.make, capacity=pipeline.rollout.max_live_envs)
 
-    async def play(
-        self,
-        items: Sequence[Item],
-        *,
-        name: str,
-        max_turns: int,
-        chains: int,
-        temperature: float | None = None,
-    ) -> list[list[Trajectory]]:
-        """One group per item, in order; `temperature` None is the training temperature, 0 greedy.
-
-        `name` is this play's own: the sampler's draws depend on it (`agents/group.py`).
-        """
+    async def play(self, items: Sequence[Item], play: Play) -> list[list[Trajectory]]:
+        """One group per item, in order."""
         rollout = self._rollout
-        return await play(
+        return await group.play(
             items,
-            name=name,
-            chains=chains,
+            name=play.name,
+            chains=play.chains,
             pool=self._pool,
             sampler=self._sampler,
             agent=self._agent,
             limits=EpisodeLimits(
-                max_turns=max_turns,
+                max_turns=play.max_turns,
                 max_tokens_per_turn=rollout.max_tokens_per_turn,
                 context_length=rollout.context_length,
                 episode_timeout_s=rollout.episode_timeout_s,
@@ -62,7 +65,7 @@ class Player:
             ),
             sampling=SamplingParams(
                 max_tokens=rollout.max_tokens_per_turn,
-                temperature=rollout.temperature if temperature is None else temperature,
+                temperature=play.temperature,
                 top_p=rollout.top_p,
                 top_k=rollout.top_k,
             ),

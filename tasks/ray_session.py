@@ -1,5 +1,6 @@
 """This process's connection to Ray: the cluster that there is, or a local one of its own."""
 
+import logging
 import os
 from contextlib import suppress
 from typing import Any
@@ -54,7 +55,13 @@ def start_local_ray(**options: Any) -> None:
     for attempt in range(1, ATTEMPTS + 1):
         others = psutil.Process().children(recursive=True)
         try:
-            ray.init(address="local", include_dashboard=False, log_to_driver=False, **options)
+            ray.init(
+                address="local",
+                include_dashboard=False,
+                log_to_driver=False,
+                logging_level=logging.ERROR,  # its notes on a start would stand in the progress display
+                **options,
+            )
             return
         except Exception as error:  # Ray says no more than this when 30 s, a constant, have passed
             if "timed out" not in str(error) or attempt == ATTEMPTS:

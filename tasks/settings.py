@@ -50,7 +50,10 @@ class WarmupSettings(Section):
 
     demonstrations: Positive
     noise: Annotated[float, Field(ge=0, lt=1)]
-    """Probability that an action of a demonstration is replaced by a plausible useless one."""
+    """Probability that a turn of a demonstration is preceded by a careless, useless one."""
+    imitate_noise: bool = False
+    """Whether the careless turns are imitated, too. The policy then starts as one who has learnt from
+    players of mixed skill, and RL has the rest to do; else it learns only to go on after them."""
     steps: Positive
     batch_size: Positive
     lr: Annotated[float, Field(gt=0)]
@@ -145,13 +148,18 @@ class BackendSettings(Section):
     gpu_memory_utilization: Annotated[float, Field(gt=0, lt=1)] = 0.6
     max_sequences: Positive = 256
     """Episodes that one sampler decodes side by side."""
+    samplers: Positive = 1
+    """CPU samplers for each training process, a core each; while they decode, training waits."""
 
 
 class BaseSettings(Section):
     """How the shipped base model was made (`tasks/base.py`)."""
 
     seed: int
-    tokens: Positive
+    cycles: Annotated[list[Positive], Field(min_length=1)]
+    """Tokens of each cycle of the learning rate."""
+    processes: Positive
+    """That share the work, one core each; they change its speed, not its result."""
     layers: Positive
     width: Annotated[int, Field(ge=128, multiple_of=32)]
     batch_tokens: Positive

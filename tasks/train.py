@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
-from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -21,10 +20,11 @@ from envs.errors import ConfigError, WingspanError
 from envs.types import Item
 from tasks import checkpoints
 from tasks.items import read_items
+from tasks.player import Play
 from tasks.policies import copy_policy
 from tasks.ray_session import connect_ray
 from tasks.settings import Pipeline
-from tasks.trainer import StepRecord, Trainer, environment_of
+from tasks.trainer import StepRecord, launch
 from tasks.trajectories import summarise, write_trajectories
 from tasks.verl_config import check_pipeline
 
@@ -128,18 +128,9 @@ class TrainSession:
         _write_atomically(path, json.dumps(asdict(result), indent=1))
         return result
 
-    def play(
-        self,
-        items: Sequence[Item],
-        *,
-        name: str,
-        max_turns: int,
-        chains: int,
-        temperature: float | None = None,
-    ) -> list[list[Trajectory]]:
-        """`tasks.player.Player.play` with the policy as trained so far."""
-        play = partial(self._call, "play", name=name, max_turns=max_turns, chains=chains)
-        groups: list[list[Trajectory]] = self._restarting(lambda: play(items, temperature=temperature))
+    def play(self, items: Sequence[Item], play: Play) -> list[list[Trajectory]]:
+        """`Player.play` with the policy as trained so far."""
+        groups: list[list[Trajectory]] = self._restarting(lambda: self._call("play", items, play))
         return groups
 
     def export(self) -> Path:
@@ -174,14 +165,10 @@ class TrainSession:
             if self._on_step is not None:
                 self._on_step(record)
         settings = self._pipeline.evaluate
-        groups = self._call(
-            "play",
-            self._quick_items(),
-            name=f"after {last}",
-            max_turns=settings.max_turns,
-            chains=1,
-            temperature=settings.temperature,
+        play = Play(
+            name=f"after {last}", max_turns=settings.max_turns, chains=1, temperature=settings.temperature
         )
+        groups = self._call("play", self._quick_items(), play)
         return summarise([t for group in groups for t in group])
 
     def _quick_items(self) -> list[Item]:
@@ -233,19 +220,13 @@ class TrainSession:
             raise ConfigError(f"no policy in {warmed}; run the warm-up stage first")
 
     def _launch(self) -> None:
-        import ray
-
         self._owns_ray |= connect_ray(self._pipeline)
         model = self._workspace / "warmup" if self._pipeline.warmup else self._pipeline.model
-        self._actor = (
-            ray.remote(Trainer)
-            .options(num_cpus=0, runtime_env={"env_vars": environment_of(self._pipeline)})
-            .remote(
-                self._pipeline,
-                model=str(model),
-                items=str(self._workspace / "data" / "train.jsonl"),
-                checkpoints=str(self._checkpoints),
-            )
+        self._actor = launch(
+            self._pipeline,
+            model=str(model),
+            items=self._workspace / "data" / "train.jsonl",
+            checkpoints=self._checkpoints,
         )
         self._actor.prepare.remote()  # nobody waits: if it fails, `start` does it again, and says so
 

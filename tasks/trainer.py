@@ -16,6 +16,7 @@ from agents import heap
 from agents.types import Trajectory
 from envs.types import Item
 from tasks import checkpoints
+from tasks.player import Play
 from tasks.settings import Pipeline
 from tasks.trajectories import sampled_tokens, summarise
 from tasks.verl_cpu import PLUGIN_ENV
@@ -134,19 +135,9 @@ class Trainer:
         shown = [t for group in rollout.groups[:SAMPLED_ITEMS] for t in group]
         return StepRecord(step=step, metrics=metrics, trajectories=shown, saved=save)
 
-    def play(
-        self,
-        items: Sequence[Item],
-        *,
-        name: str,
-        max_turns: int,
-        chains: int,
-        temperature: float | None = None,
-    ) -> list[list[Trajectory]]:
-        """`tasks.player.Player.play` with the policy as it is; nothing is trained."""
-        return self._manager.play(
-            items, name=name, max_turns=max_turns, chains=chains, temperature=temperature
-        )
+    def play(self, items: Sequence[Item], play: Play) -> list[list[Trajectory]]:
+        """`Player.play` with the policy as it is; nothing is trained."""
+        return self._manager.play(items, play)
 
     def stop(self) -> None:
         """End the environments and TransferQueue; the rest ends with this process."""
@@ -154,6 +145,17 @@ class Trainer:
 
         self._manager.close()
         tq.close()
+
+
+def launch(pipeline: Pipeline, *, model: str, items: Path, checkpoints: Path) -> Any:
+    """A `Trainer` as an actor of the Ray session that this process is connected to; arguments as its own."""
+    import ray
+
+    return (
+        ray.remote(Trainer)
+        .options(num_cpus=0, runtime_env={"env_vars": environment_of(pipeline)})
+        .remote(pipeline, model=model, items=str(items), checkpoints=str(checkpoints))
+    )
 
 
 def environment_of(pipeline: Pipeline) -> dict[str, str]:

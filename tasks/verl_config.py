@@ -116,6 +116,7 @@ def _cpu(pipeline: Pipeline) -> dict[str, Any]:
         "algorithm.rollout_correction.bypass_mode": True,
         "actor_rollout_ref.actor.use_torch_compile": False,
         "actor_rollout_ref.rollout.dtype": "float32",
+        "actor_rollout_ref.rollout.engine_kwargs.cpu": {"samplers": pipeline.backend.samplers},
     }
     for role in ("actor", "ref"):
         options[f"actor_rollout_ref.{role}.fsdp_config.use_torch_compile"] = False
@@ -159,6 +160,10 @@ def check_pipeline(pipeline: Pipeline) -> None:
         raise ConfigError(
             f"backend.workers {backend.workers} is no multiple of backend.tensor_parallel "
             f"{backend.tensor_parallel}"
+        )
+    if backend.rollout == "vllm" and backend.samplers > 1:
+        raise ConfigError(
+            f"backend.samplers {backend.samplers} is for rollout: cpu; on GPUs raise backend.workers"
         )
     if backend.rollout == "vllm" and (rollout.top_p < 1.0 or rollout.top_k > 0):
         raise ConfigError(

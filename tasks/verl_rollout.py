@@ -21,7 +21,7 @@ from envs.errors import SamplerFailed
 from envs.types import Item
 from tasks.errors import NoEpisodes, SamplerDied
 from tasks.items import item_from_json, item_to_json, read_items
-from tasks.player import Player
+from tasks.player import Play, Player
 from tasks.settings import Pipeline
 from tasks.verl_rows import Group, fields_of, is_informative, is_usable, tag_of, trainable
 
@@ -136,9 +136,14 @@ class RolloutManager:
         schedule = self._pipeline.horizon
         max_turns = horizon(step, rounds=schedule.rounds, steps_scaling_inter=schedule.steps_scaling_inter)
         started = time.perf_counter()
-        groups = self.play(
-            items, name=f"train {step}", max_turns=max_turns, chains=self._pipeline.rollout.group_size
+        rollout = self._pipeline.rollout
+        play = Play(
+            name=f"train {step}",
+            max_turns=max_turns,
+            chains=rollout.group_size,
+            temperature=rollout.temperature,
         )
+        groups = self.play(items, play)
         seconds = time.perf_counter() - started
         if not any(is_usable(t) for group in groups for t in group):
             raise NoEpisodes(f"step {step}: every episode failed; the first: {groups[0][0].error}")
@@ -160,19 +165,9 @@ class RolloutManager:
             informative=sum(is_informative(group) for group in groups),
         )
 
-    def play(
-        self,
-        items: Sequence[Item],
-        *,
-        name: str,
-        max_turns: int,
-        chains: int,
-        temperature: float | None = None,
-    ) -> list[Group]:
+    def play(self, items: Sequence[Item], play: Play) -> list[Group]:
         """`Player.play`, for callers that wait."""
-        return self._run(
-            self._player.play(items, name=name, max_turns=max_turns, chains=chains, temperature=temperature)
-        )
+        return self._run(self._player.play(items, play))
 
     def close(self) -> None:
         """Close the environments and end the event loop."""

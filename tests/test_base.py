@@ -83,11 +83,19 @@ def test_orthogonal_brings_singular_values_near_one():
 
 def test_a_short_run_learns_and_leaves_a_model_that_loads(tmp_path):
     settings = BaseSettings(
-        seed=0, tokens=40_000, layers=2, width=128, batch_tokens=2000, muon_lr=0.02, adamw_lr=3e-3
+        seed=0,
+        cycles=[20_000, 20_000],
+        processes=2,
+        layers=2,
+        width=128,
+        batch_tokens=2000,
+        muon_lr=0.02,
+        adamw_lr=3e-3,
     )
     base(settings, tmp_path)
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
-    assert lines[-1]["tokens"] >= 40_000
+    assert [line["cycle"] for line in lines] == [0, 1]
+    assert lines[-1]["tokens"] >= 20_000
     assert lines[-1]["token_accuracy"] > 0.2  # the most frequent token alone: about 0.1
     model = AutoModelForCausalLM.from_pretrained(tmp_path)
     assert model.config.eos_token_id == AutoTokenizer.from_pretrained(tmp_path).eos_token_id

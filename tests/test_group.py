@@ -4,6 +4,7 @@ import asyncio
 import gc
 import itertools
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,6 +20,7 @@ from envs.base import Environment
 from envs.errors import MissingDependency
 from envs.pool import EnvPool
 from envs.types import Item, StepResult
+from tests.tiny_model import save_tiny_model
 from tests.toy import ToyEnv, toy_item, toy_tokenizer
 
 TEXTS = ["Action: add 1", "Action: add 1", "Action: add 1"]
@@ -161,6 +163,32 @@ def test_no_two_attempts_share_an_episode_id() -> None:
     asyncio.run(main())
     turns_of = {episode_id: sampler.calls.count(episode_id) for episode_id in sampler.calls}
     assert sorted(turns_of.values()) == [1] * 4 + [3] * 8
+
+
+def test_plays_of_one_name_draw_alike_and_others_do_not(tmp_path: Path) -> None:
+    """With a real sampler at temperature 1, whichever order the episodes are served in."""
+    from agents.sampler_cpu import CpuSampler
+
+    model = save_tiny_model(tmp_path)
+    items = [toy_item(i, target=9) for i in range(3)]
+
+    def words(name: str, *, capacity: int) -> list[list[int]]:
+        sampler = CpuSampler(model, context_length=400)
+
+        async def main() -> list[list[Trajectory]]:
+            return await played(EnvPool(ToyEnv, capacity=capacity), items, name=name, sampler=sampler)
+
+        try:
+            groups = asyncio.run(main())
+        finally:
+            sampler.close()
+        return [turn.completion.token_ids for group in groups for t in group for turn in t.turns]
+
+    first = words("one", capacity=12)
+    assert first == words("one", capacity=2)
+    assert first != words("other", capacity=12)
+    chains = len(first) // len(items)
+    assert first[:chains] != first[chains : 2 * chains]
 
 
 def test_no_chain_waits_for_a_sibling() -> None:

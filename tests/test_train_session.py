@@ -23,6 +23,7 @@ WARMUP = {"demonstrations": 1, "noise": 0.0, "steps": 1, "batch_size": 1, "lr": 
         ({"train__mini_batches": 5}, "train.mini_batches 5"),
         ({"backend": {"device": "cuda", "rollout": "vllm", "workers": 3, "tensor_parallel": 2}}, "workers 3"),
         ({"backend": {"device": "cuda", "rollout": "vllm"}, "rollout__top_p": 0.9}, "top_p 0.9"),
+        ({"backend": {"device": "cuda", "rollout": "vllm", "samplers": 2}}, "samplers 2"),
     ],
 )
 def test_settings_that_contradict_each_other_are_refused(overrides: dict[str, object], said: str) -> None:

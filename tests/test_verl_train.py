@@ -10,6 +10,7 @@ import pytest
 
 from tasks import checkpoints, ray_session
 from tasks.items import write_items
+from tasks.player import Play
 from tasks.train import TrainSession
 from tasks.trainer import StepRecord
 from tasks.trajectories import read_trajectories
@@ -53,7 +54,9 @@ def test_training_survives_kill_9_and_counts_every_step_once(toy_in_ray: None, t
         first = session.run_round(0)
         assert checkpoints.complete_steps(folder / "checkpoints") == [2]
         second = session.run_round(1)
-        groups = session.play(toy_items(2, first=200), name="greedy", max_turns=4, chains=2, temperature=0.0)
+        groups = session.play(
+            toy_items(2, first=200), Play(name="greedy", max_turns=4, chains=2, temperature=0.0)
+        )
         policy = session.export()
 
     assert seen == [1, 2, 3, 3, 4]

@@ -59,17 +59,19 @@ def test_a_demonstration_is_the_conversation_that_an_episode_would_see() -> None
     assert [i for i, m in zip(game.response_ids, game.mask, strict=True) if not m] == observed
 
 
-def test_useless_turns_are_seen_but_not_imitated() -> None:
+@pytest.mark.parametrize("imitate_noise", [False, True])
+def test_useless_turns_are_seen_and_imitated_only_where_asked(imitate_noise: bool) -> None:
     """A borrowed `look` does nothing; a borrowed `add 1` passes the target: that game is not taken."""
     spec = replace(SPEC, expert=lambda item: [ExpertStep(thought="", action="look"), *adder(item)])
-    noisy = toy_pipeline(Path("none"), warmup=SETTINGS | {"noise": 0.4}, rollout__context_length=500)
+    settings = SETTINGS | {"noise": 0.4, "imitate_noise": imitate_noise}
+    noisy = toy_pipeline(Path("none"), warmup=settings, rollout__context_length=500)
     items = [toy_item(i, target=2) for i in range(3)]
     games = asyncio.run(demonstrate(spec, items, pipeline=noisy, tokenizer=toy_tokenizer()))
     assert max(game.turns for game in games) > 3, "no useless turn in any game"
     for game in games:
         seen = toy_tokenizer().decode(game.response_ids)
         imitated = toy_tokenizer().decode([i for i, m in zip(game.response_ids, game.mask, strict=True) if m])
-        assert imitated.count("Action:") == 3
+        assert imitated.count("Action:") == (game.turns if imitate_noise else 3)
         assert imitated.count("Action: add 1") == 2
         assert seen.count("Action:") == game.turns
         assert seen.count("Action: look") == game.turns - 2

@@ -1,4 +1,4 @@
-"""verl's rollout backend `cpu`: the CPU sampler's actor, its replica, and the way weights reach it.
+"""verl's rollout backend `cpu`: the CPU sampler's actors, their replica, and the way weights reach it.
 
 verl asks a load balancer for a server at every turn; with sessions that stick, one process that
 plays all episodes can choose by itself, which saves an actor and two calls a turn.
@@ -29,30 +29,32 @@ def register() -> None:
     LLMServerManager.get_client = _get_client
 
 
-def _actor_name(replica_rank: int) -> str:
-    return f"wingspan_cpu_sampler_{replica_rank}"
+def _samplers(replica_rank: int, config: Any) -> list[str]:
+    """Names of a replica's sampler actors."""
+    count = config.engine_kwargs[BACKEND]["samplers"]
+    return [f"wingspan_cpu_sampler_{replica_rank}_{index}" for index in range(count)]
 
 
 class CpuReplica(RolloutReplica):  # type: ignore[misc]
-    """One `CpuSampler` actor. It has no device memory to give back, so it never sleeps."""
+    """`CpuSampler` actors, a core each. They have no device memory to give back, so they never sleep."""
 
     async def launch_servers(self) -> None:
-        """Start the actor."""
+        """Start the actors."""
         from agents.sampler_cpu import CpuSampler
 
-        name = _actor_name(self.replica_rank)
-        sampler = (
-            ray.remote(CpuSampler)
-            .options(name=name, max_concurrency=self.max_concurrency, num_cpus=0)
-            .remote(
-                self.model_config["path"],
-                max_sequences=self.config.max_num_seqs,
-                context_length=self.config.max_model_len,
-                seed=self.config.seed + self.replica_rank,
+        for name in _samplers(self.replica_rank, self.config):
+            sampler = (
+                ray.remote(CpuSampler)
+                .options(name=name, max_concurrency=self.max_concurrency, num_cpus=0)
+                .remote(
+                    self.model_config["path"],
+                    max_sequences=self.config.max_num_seqs,
+                    context_length=self.config.max_model_len,
+                    seed=self.config.seed,
+                )
             )
-        )
-        self.servers = [sampler]
-        self._server_handle = sampler
+            self.servers.append(sampler)
+        self._server_handle = self.servers[0]
         self._server_address = name
 
     async def wake_up(self) -> None: ...
@@ -67,10 +69,10 @@ class CpuReplica(RolloutReplica):  # type: ignore[misc]
 
 
 class CpuRollout(BaseRollout):  # type: ignore[misc]
-    """Lives in every training process; sends the policy's weights to the sampler."""
+    """Lives in every training process; sends the policy's weights to the samplers."""
 
     async def resume(self, tags: list[str]) -> None:
-        """Nothing: the sampler never released anything."""
+        """Nothing: the samplers never released anything."""
 
     async def release(self) -> None:
         """Nothing: see `resume`."""
@@ -90,26 +92,31 @@ class CpuRollout(BaseRollout):  # type: ignore[misc]
         rank = int(os.environ["RANK"])
         replica, shard = divmod(rank, self.config.tensor_model_parallel_size * self.config.data_parallel_size)
         if shard == 0:
-            sampler = ray.get_actor(_actor_name(replica))
-            await sampler.load_weights.remote(state, policy_version=global_steps or 0)
+            weights_of_step = ray.put(state)  # once, however many read it
+            loads = [
+                ray.get_actor(name).load_weights.remote(weights_of_step, policy_version=global_steps or 0)
+                for name in _samplers(replica, self.config)
+            ]
+            await asyncio.gather(*loads)
 
 
 class CpuServerClient(LLMServerClient):  # type: ignore[misc]
-    """Asks the samplers directly; an episode's turns go to the same one, for its KV cache."""
+    """Asks the samplers directly. All turns of an episode go to one of them, for its KV cache, and all
+    episodes that open alike, since it computes their prompt once."""
 
     def __init__(self, config: Any, servers: list[Any]) -> None:
         super().__init__(config)
         self._servers = servers
         self._server_of: dict[str, int] = {}
-        self._episodes = 0
+        self._server_of_opening: dict[tuple[int, ...], int] = {}
 
     async def generate(
         self, request_id: str, *, prompt_ids: list[int], sampling_params: dict[str, Any], **_: Any
     ) -> TokenOutput:
         """As verl's; `request_id` is the episode's."""
         if request_id not in self._server_of:
-            self._server_of[request_id] = self._episodes % len(self._servers)
-            self._episodes += 1
+            known = self._server_of_opening
+            self._server_of[request_id] = known.setdefault(tuple(prompt_ids), len(known) % len(self._servers))
         answer = self._servers[self._server_of[request_id]].sample.remote(
             prompt_ids,
             params=SamplingParams(
@@ -146,4 +153,5 @@ async def _init_load_balancer(self: LLMServerManager) -> None:
 def _get_client(self: LLMServerManager, client_cls: type | None = None, **kwargs: Any) -> LLMServerClient:
     if self.rollout_config.name != BACKEND:
         return _verl_get_client(self, client_cls, **kwargs)
-    return CpuServerClient(self.config, self.server_handles)
+    samplers = [sampler for replica in self.rollout_replicas for sampler in replica.servers]
+    return CpuServerClient(self.config, samplers)
