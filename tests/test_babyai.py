@@ -14,8 +14,8 @@ from envs.types import StepResult
 AHEAD = ((1, 0), (0, 1), (-1, 0), (0, -1))
 """minigrid's directions."""
 BOT_FAILS = {"PutNextS7N4Carrying-v0", "KeyInBox-v0", "OpenDoorsOrderN4Debug-v0"}
-"""The bot gives up on the first two, as its docstring says. In the third, "open A, then B" fails minigrid's own
-check: opening A is taken for opening B wrongly."""
+"""The bot gives up on the first two, as its docstring says. In the third, "open A, then B" cannot pass
+minigrid's own check: opening A is taken for opening a wrong B."""
 
 
 def absolute(level, cell):
