@@ -104,7 +104,11 @@ class Jvm:
         port, self._process = launch_gateway(
             classpath=JAR_PATH, javaopts=[*JVM_OPTIONS, f"-Xmx{heap}"], die_on_exit=True, return_proc=True
         )
-        self._gateway = JavaGateway(gateway_parameters=GatewayParameters(port=port))
+        # Without memory management: its messages from finalizers would be logged long after the JVM has gone.
+        # What the simulator returns but for texts and numbers is a list of actions now and then.
+        self._gateway = JavaGateway(
+            gateway_parameters=GatewayParameters(port=port, enable_memory_management=False)
+        )
         self._simulator: Any = self._gateway.jvm.scienceworld.runtime.pythonapi.PythonInterface()
 
     @property
