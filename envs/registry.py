@@ -37,14 +37,14 @@ class EnvSpec:
     split: Callable[[int], Split]
     """`split(seed)`: train and test items, the same for the same seed on every machine."""
     expert: Callable[[Item], Sequence[ExpertStep]]
-    """A solution of an item of the train split, for demonstrations and health checks."""
+    """A solution of an item, for demonstrations and health checks; empty where none is known."""
     instructions: str
     """How to play, for a model that was not made for this environment."""
     packages: tuple[str, ...]
     """Distributions whose versions a run records."""
 
 
-_MODULES = {"textcraft": "envs.textcraft"}
+_MODULES = {"babyai": "envs.babyai", "sciworld": "envs.sciworld", "textcraft": "envs.textcraft"}
 """Environment name → module with a `SPEC`; imported on first use, so that an environment whose
 package is missing does not stop the others."""
 

@@ -1,0 +1,166 @@
+"""Python in a sandbox, run by run: what is said is executed, what it prints comes back.
+
+One interpreter process lives behind the walls of `envs/sandbox.py` and keeps its variables from run to
+run. A run that takes too long or too much memory ends with its process; the next one begins afresh, and
+is told so. The process speaks one JSON line a run over pipes that the code which it runs cannot see by
+name; code that finds them can only spoil its own answer.
+"""
+
+import asyncio
+import json
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from envs.errors import EnvCrashed, MissingDependency
+from envs.sandbox import Backend, Limits
+
+PYTHON = "/usr/bin/python3"
+START_TIMEOUT_S = 30.0
+WATCH_S = 0.1
+"""Between two looks at the memory of all processes."""
+MAX_REPLY = 4 << 20
+
+_KERNEL = (Path(__file__).parent / "interpreter_kernel.py").read_text()
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """What one run said."""
+
+    output: str
+    """Both streams, in order; cut in the middle where it is too long."""
+    ended: str | None
+    """Why the interpreter ended with this run; None if it lives."""
+
+
+class Interpreter:
+    """One interpreter; `run` one code after the other."""
+
+    def __init__(
+        self,
+        backend: Backend,
+        *,
+        limits: Limits,
+        run_timeout_s: float = 10.0,
+        output_chars: int = 4000,
+    ) -> None:
+        """Starts nothing yet."""
+        self._backend = backend
+        self._limits = limits
+        self._timeout_s = run_timeout_s
+        self._output_chars = output_chars
+        self._process: asyncio.subprocess.Process | None = None
+
+    async def run(self, code: str) -> Run:
+        """Execute `code`, as at a prompt: the value of a last expression is printed, too.
+
+        Raises `MissingDependency` where the backend does not work, `EnvCrashed` if no interpreter starts.
+        """
+        process = await self._started()
+        request = json.dumps({"code": code, "output_chars": self._output_chars})
+        watch = asyncio.create_task(self._over_memory(process.pid))
+        answer = asyncio.create_task(self._exchange(process, request))
+        try:
+            done, _ = await asyncio.wait(
+                {watch, answer}, timeout=self._timeout_s, return_when=asyncio.FIRST_COMPLETED
+            )
+            if answer in done and (output := answer.result()) is not None:
+                return Run(output, ended=None)
+            if watch in done:
+                reason = f"it took more than {self._limits.memory_mb} MB of memory"
+            elif answer in done:
+                reason = "its process died"
+            else:
+                reason = f"it took longer than {self._timeout_s:g} s"
+            await self.close()
+            return Run("", ended=reason)
+        except BaseException:
+            await self.close()
+            raise
+        finally:
+            watch.cancel()
+            answer.cancel()
+
+    async def close(self) -> None:
+        """End the interpreter, whatever it does. Idempotent; `run` starts another."""
+        process, self._process = self._process, None
+        if process is None:
+            return
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        await process.wait()
+
+    async def _started(self) -> asyncio.subprocess.Process:
+        if self._process is not None and self._process.returncode is None:
+            return self._process
+        missing = await asyncio.to_thread(self._backend.missing)
+        if missing is not None:
+            raise MissingDependency(
+                f"no sandbox for code: {self._backend.name} does not work here; {missing}"
+            )
+        self._process = await asyncio.create_subprocess_exec(
+            *self._backend.command([PYTHON, "-I", "-c", _KERNEL], self._limits),
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.DEVNULL,
+            env={},
+            start_new_session=True,
+            limit=MAX_REPLY,
+        )
+        assert self._process.stdout is not None
+        try:
+            async with asyncio.timeout(START_TIMEOUT_S):
+                hello = await self._process.stdout.readline()
+        except TimeoutError:
+            hello = b""
+        if hello != b"ready\n":
+            await self.close()
+            raise EnvCrashed(f"the sandboxed interpreter did not start within {START_TIMEOUT_S:g} s")
+        return self._process
+
+    async def _exchange(self, process: asyncio.subprocess.Process, request: str) -> str | None:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        try:
+            process.stdin.write(request.encode() + b"\n")
+            await process.stdin.drain()
+            answer = json.loads(await process.stdout.readline())
+            return str(answer["output"])
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
+
+    async def _over_memory(self, pid: int) -> None:
+        """Returns when all processes of the sandbox together hold more than they may."""
+        most = self._limits.memory_mb << 20
+        # What forks share is counted once for each by the first measure, which is quick.
+        while _memory(pid, exact=False) <= most or _memory(pid, exact=True) <= most:
+            await asyncio.sleep(WATCH_S)
+
+
+def _memory(pid: int, *, exact: bool) -> int:
+    """Bytes of all processes, and of the files in memory that they hold open without a name."""
+    total = 0
+    unnamed: dict[int, int] = {}
+    for process in _family(pid):
+        with suppress(psutil.Error):
+            total += process.memory_full_info().pss if exact else process.memory_info().rss
+        with suppress(OSError):
+            for handle in Path(f"/proc/{process.pid}/fd").iterdir():
+                with suppress(OSError):
+                    if handle.readlink().name.startswith("memfd:"):
+                        found = handle.stat()
+                        unnamed[found.st_ino] = found.st_blocks * 512
+    return total + sum(unnamed.values())
+
+
+def _family(pid: int) -> Iterator[psutil.Process]:
+    with suppress(psutil.Error):
+        parent = psutil.Process(pid)
+        yield parent
+        yield from parent.children(recursive=True)

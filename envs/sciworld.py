@@ -1,0 +1,246 @@
+"""ScienceWorld: experiments of elementary-school science in a simulated house, by text commands.
+
+The simulator is the `scienceworld` package's own (Wang et al. 2022, ScienceWorld, arXiv 2203.07540), a
+Java program; each live instance is a JVM of its own, spoken to by py4j from a thread of its own. Of the
+package's Python wrapper only the program is used: its `step` asks for ten more things than a policy is told
+and takes nine times as long. Item `sciworld_N` is numbered as in AgentGym: the variations of 23 tasks, one
+task after the other (it leaves out the tasks 5-1, 5-2, 9-1 to 9-3, 10-1 and 10-2).
+
+The score goes from 0 to 1 as parts of the task are done; to focus on a wrong thing ends the task with a
+score of -1, which counts as 0 here. A step's reward is the score that it brought. Success is a score of 1.
+"""
+
+import asyncio
+import atexit
+import random
+import shutil
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, TypeVar
+
+from envs.errors import MissingDependency
+from envs.registry import EnvSpec, ExpertStep, Split
+from envs.types import Item, StepResult
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """One of AgentGym's tasks; variations `0..train` are for training, from `test` on for tests."""
+
+    number: str
+    name: str
+    variations: int
+    train: int
+    test: int
+
+
+TASKS = (
+    Task("1-1", "boil", 30, 14, 21),
+    Task("1-2", "melt", 30, 14, 21),
+    Task("1-3", "freeze", 30, 14, 21),
+    Task("1-4", "change-the-state-of-matter-of", 30, 14, 21),
+    Task("2-1", "use-thermometer", 540, 270, 405),
+    Task("2-2", "measure-melting-point-known-substance", 436, 218, 327),
+    Task("2-3", "measure-melting-point-unknown-substance", 300, 150, 225),
+    Task("3-1", "power-component", 20, 10, 15),
+    Task("3-2", "power-component-renewable-vs-nonrenewable-energy", 20, 10, 15),
+    Task("3-3", "test-conductivity", 900, 450, 675),
+    Task("3-4", "test-conductivity-of-unknown-substances", 600, 300, 450),
+    Task("4-1", "find-living-thing", 300, 150, 225),
+    Task("4-2", "find-non-living-thing", 300, 150, 225),
+    Task("4-3", "find-plant", 300, 150, 225),
+    Task("4-4", "find-animal", 300, 150, 225),
+    Task("6-1", "chemistry-mix", 32, 16, 24),
+    Task("6-2", "chemistry-mix-paint-secondary-color", 36, 18, 27),
+    Task("6-3", "chemistry-mix-paint-tertiary-color", 36, 18, 27),
+    Task("7-1", "lifespan-longest-lived", 125, 62, 93),
+    Task("7-2", "lifespan-shortest-lived", 125, 62, 93),
+    Task("7-3", "lifespan-longest-lived-then-shortest-lived", 125, 62, 93),
+    Task("8-1", "identify-life-stages-1", 14, 6, 9),
+    Task("8-2", "identify-life-stages-2", 10, 4, 6),
+)
+"""In the package's order; the variations between `train` and `test` are its development set."""
+
+TEST_ITEMS, TRAIN_ITEMS = 200, 2120
+"""As many as in AgentGym-RL's SciWorld; which ones it chose is not in its code."""
+
+JVM_OPTIONS = ("-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Xss512k")
+HEAP, SOLVER_HEAP = "192m", "2g"
+"""Without a cap the heap of one JVM was seen at 1.08 GB; with this one a JVM takes about 160 MB. The search
+for a gold path keeps whole sets of ways through the house."""
+
+INSTRUCTIONS = """\
+You carry out an experiment in a simulated house. Every round you are told what happened, and you \
+answer with your thought and one action. Actions: open OBJ, close OBJ, activate OBJ, deactivate OBJ, \
+connect OBJ to OBJ, disconnect OBJ, use OBJ [on OBJ], look around, look at OBJ, look in OBJ, read OBJ, \
+move OBJ to OBJ, pick up OBJ, put down OBJ, pour OBJ into OBJ, dunk OBJ into OBJ, mix OBJ, go to LOC, \
+eat OBJ, flush OBJ, focus on OBJ (only on what the task asks for: a wrong one ends it), wait, wait1, \
+examine OBJ, task, inventory. Where a name is ambiguous you are asked to choose by a number. Answer in \
+this form:
+Thought: your reasoning
+Action: your next action"""
+
+
+class Jvm:
+    """One simulator process; every method blocks, and one thread at a time may call."""
+
+    def __init__(self, *, heap: str = HEAP) -> None:
+        """Start it; raises `MissingDependency` without Java or the package."""
+        try:
+            from py4j.java_gateway import GatewayParameters, JavaGateway, launch_gateway
+            from scienceworld.constants import JAR_PATH
+        except ImportError as error:
+            raise MissingDependency(
+                f"environment 'sciworld' needs {error.name}; pip install scienceworld==1.2.3"
+            ) from None
+        if shutil.which("java") is None:
+            raise MissingDependency("environment 'sciworld' needs Java; apt-get install default-jre-headless")
+        # With die_on_exit it ends when this process does, however that ends.
+        port, self._process = launch_gateway(
+            classpath=JAR_PATH, javaopts=[*JVM_OPTIONS, f"-Xmx{heap}"], die_on_exit=True, return_proc=True
+        )
+        # Without memory management: its messages from finalizers would be logged long after the JVM has gone.
+        # What the simulator returns but for texts and numbers is a list of actions now and then.
+        self._gateway = JavaGateway(
+            gateway_parameters=GatewayParameters(port=port, enable_memory_management=False)
+        )
+        self._simulator: Any = self._gateway.jvm.scienceworld.runtime.pythonapi.PythonInterface()
+
+    @property
+    def pid(self) -> int:
+        """Of the Java process."""
+        return int(self._process.pid)
+
+    def load(self, task: str, variation: int, *, solve: bool = False) -> str:
+        """Start a variation; returns the task's description. `solve`: have the gold path ready, too."""
+        self._simulator.load(task, variation, "", solve)
+        self._simulator.reset()
+        return str(self._simulator.getTaskDescription())
+
+    def gold_path(self) -> list[str]:
+        """Actions that the simulator's own solver takes in what was loaded with `solve`."""
+        return [str(action) for action in self._simulator.getGoldActionSequence()]
+
+    def step(self, action: str) -> tuple[str, float, bool]:
+        """(observation, score in [-1, 1], whether the task has ended)"""
+        observation = str(self._simulator.step(action))
+        return observation, float(self._simulator.getScore()), bool(self._simulator.getCompleted())
+
+    def close(self) -> None:
+        """End the process. Idempotent."""
+        self._process.kill()
+        self._process.wait()
+        with suppress(Exception):
+            self._gateway.close()
+
+
+class SciWorldEnv:
+    """One live instance; its JVM starts with the first `reset`."""
+
+    def __init__(self) -> None:
+        self._jvm: Jvm | None = None
+        self._thread: ThreadPoolExecutor | None = None
+        self._score = 0.0
+
+    async def reset(self, item: Item) -> str:
+        """Start `item`; returns the task and what is seen."""
+        task, variation = place_of(_index_of(item))
+        self._score = 0.0
+
+        def start() -> str:
+            if self._jvm is None:
+                self._jvm = Jvm()
+            described = self._jvm.load(task.name, variation)
+            return f"{described}\n{self._jvm.step('look around')[0]}"
+
+        return await self._in_thread(start)
+
+    async def step(self, action: str) -> StepResult:
+        """Apply one command."""
+        jvm = self._jvm
+        if jvm is None:
+            raise RuntimeError("step before reset")
+        command = " ".join(action.split())[:200]
+        observation, score, ended = await self._in_thread(lambda: jvm.step(command))
+        score = max(0.0, score)
+        gained, self._score = score - self._score, score
+        return StepResult(observation, gained, terminated=ended, success=ended and score >= 1.0)
+
+    async def close(self) -> None:
+        """End the JVM."""
+        jvm, self._jvm = self._jvm, None
+        thread, self._thread = self._thread, None
+        if jvm is not None:
+            await asyncio.to_thread(jvm.close)
+        if thread is not None:
+            thread.shutdown(wait=False)
+
+    async def _in_thread(self, work: Callable[[], T]) -> T:
+        if self._thread is None:
+            self._thread = ThreadPoolExecutor(1, thread_name_prefix="sciworld")
+        return await asyncio.get_running_loop().run_in_executor(self._thread, work)
+
+
+def place_of(index: int) -> tuple[Task, int]:
+    """AgentGym's item `index` → (task, variation)."""
+    rest = index
+    for task in TASKS:
+        if rest < task.variations:
+            return task, rest
+        rest -= task.variations
+    raise IndexError(f"sciworld has {index - rest} items; there is no {index}")
+
+
+def make_item(index: int) -> Item:
+    """The item `sciworld_<index>`."""
+    task, _ = place_of(index)
+    return Item(item_id=f"sciworld_{index}", env="sciworld", metadata={"task": task.number})
+
+
+def split(seed: int) -> Split:
+    """2,120 training items of the package's training variations, 200 test items of its test variations,
+    each task with its share of them, rounded."""
+    rng = random.Random(f"sciworld/split/{seed}")
+    first, train, test = 0, list[int](), list[int]()
+    for task in TASKS:
+        train += range(first, first + task.train)
+        test += range(first + task.test, first + task.variations)
+        first += task.variations
+    return Split(
+        train=[make_item(i) for i in sorted(rng.sample(train, min(len(train), TRAIN_ITEMS)))],
+        test=[make_item(i) for i in sorted(rng.sample(test, TEST_ITEMS))],
+    )
+
+
+@cache
+def _solver() -> Jvm:
+    jvm = Jvm(heap=SOLVER_HEAP)
+    atexit.register(jvm.close)
+    return jvm
+
+
+def expert(item: Item) -> Sequence[ExpertStep]:
+    """The simulator's own gold path."""
+    task, variation = place_of(_index_of(item))
+    jvm = _solver()
+    jvm.load(task.name, variation, solve=True)
+    return [ExpertStep(thought="", action=action) for action in jvm.gold_path()]
+
+
+def _index_of(item: Item) -> int:
+    return int(item.item_id.rpartition("_")[2])
+
+
+SPEC = EnvSpec(
+    name="sciworld",
+    make=SciWorldEnv,
+    split=split,
+    expert=expert,
+    instructions=INSTRUCTIONS,
+    packages=("scienceworld",),
+)
