@@ -56,9 +56,10 @@ async def demonstrate(
             rng.shuffle(order)
             before = len(games)
             for item in order:
-                for attempt in range(ATTEMPTS):
+                solution = spec.expert(item)
+                for attempt in range(ATTEMPTS if solution else 0):
                     noise = pipeline.warmup.noise if attempt < ATTEMPTS - 1 else 0.0
-                    script = _script(spec.expert(item), useless=useless, noise=noise, rng=rng)
+                    script = _script(solution, useless=useless, noise=noise, rng=rng)
                     game = await _play(
                         env,
                         item,

@@ -33,12 +33,14 @@ def provision(pipeline: Pipeline, workspace: Path) -> None:
     items = _spread(read_items(workspace / "data" / "train.jsonl", env=spec.name), EPISODES)
     started = time.perf_counter()
     turns = asyncio.run(_prove(spec, items=items, pipeline=pipeline))
+    if not any(turns):
+        raise EnvCrashed(f"the expert of {spec.name!r} knows no solution of {len(items)} training items")
     receipt = {
         "env": spec.name,
         "packages": {name: version(name) for name in spec.packages},
         "python": platform.python_version(),
         "capacity": pipeline.rollout.max_live_envs,
-        "episodes": len(items),
+        "episodes": sum(count > 0 for count in turns),
         "turns": sum(turns),
         "seconds": round(time.perf_counter() - started, 3),
     }
@@ -52,7 +54,7 @@ def _spread(items: Sequence[Item], count: int) -> list[Item]:
 
 
 async def _prove(spec: EnvSpec, *, items: Sequence[Item], pipeline: Pipeline) -> list[int]:
-    """Play every item at once; returns the turns that each took."""
+    """Play every item at once; returns the turns that each took, 0 where the expert knows no solution."""
     pool = EnvPool(spec.make, capacity=pipeline.rollout.max_live_envs)
     try:
         return await asyncio.gather(*(_solve(spec, item, pool=pool, pipeline=pipeline) for item in items))
@@ -62,6 +64,8 @@ async def _prove(spec: EnvSpec, *, items: Sequence[Item], pipeline: Pipeline) ->
 
 async def _solve(spec: EnvSpec, item: Item, *, pool: EnvPool, pipeline: Pipeline) -> int:
     solution = spec.expert(item)
+    if not solution:
+        return 0
     limit_s = pipeline.rollout.episode_timeout_s
     try:
         async with pool.lease(timeout_s=limit_s) as env, asyncio.timeout(limit_s):
