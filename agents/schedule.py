@@ -1,4 +1,4 @@
-"""The horizon: how many turns an episode may have at a training step, by AgentGym-RL's keys.
+"""What changes from one training step to the next: the horizon, by AgentGym-RL's keys, and the temperature.
 
 Pure in the global step, so that a resumed run is at the stage where it was.
 """
@@ -24,3 +24,10 @@ def horizon(step: int, *, rounds: Sequence[int], steps_scaling_inter: int | None
     if steps_scaling_inter < 1:
         raise ValueError(f"steps_scaling_inter {steps_scaling_inter}: a stage lasts at least one step")
     return rounds[min((step - 1) // steps_scaling_inter, len(rounds) - 1)]
+
+
+def annealed(step: int, *, first: float, last: float, steps: int) -> float:
+    """`first` at global `step` 1, `last` from step `steps` on, and the straight line between them."""
+    if step < 1:
+        raise ValueError(f"step {step}: global steps are counted from 1")
+    return first + (last - first) * min(1.0, (step - 1) / max(1, steps - 1))

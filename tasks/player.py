@@ -9,6 +9,7 @@ from agents.episode import Agent, EpisodeLimits
 from agents.parser import PARSERS
 from agents.renderer import Renderer
 from agents.sampler import Sampler
+from agents.schedule import annealed, horizon
 from agents.types import SamplingParams, Trajectory
 from envs.pool import EnvPool
 from envs.registry import get_env
@@ -30,6 +31,18 @@ class Play:
     """Episodes per item."""
     temperature: float
     """0 is greedy."""
+
+
+def training_play(pipeline: Pipeline, *, step: int) -> Play:
+    """How the items of training step `step` (from 1) are played."""
+    rollout, schedule = pipeline.rollout, pipeline.horizon
+    last = rollout.temperature if rollout.final_temperature is None else rollout.final_temperature
+    return Play(
+        name=f"train {step}",
+        max_turns=horizon(step, rounds=schedule.rounds, steps_scaling_inter=schedule.steps_scaling_inter),
+        chains=rollout.group_size,
+        temperature=annealed(step, first=rollout.temperature, last=last, steps=pipeline.train.steps),
+    )
 
 
 class Player:

@@ -66,6 +66,9 @@ class RolloutSettings(Section):
     group_size: Annotated[int, Field(ge=2)]
     """Chains per item; their rewards are compared with each other."""
     temperature: Annotated[float, Field(gt=0)] = 1.0
+    """At the first training step."""
+    final_temperature: Annotated[float, Field(gt=0)] | None = None
+    """At the last one, reached in equal parts; None keeps `temperature`."""
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
     top_k: Annotated[int, Field(ge=0)] = 0
     max_tokens_per_turn: Positive

@@ -48,7 +48,7 @@ class StepRecord:
     """`summarise`'s keys; `informative_groups` (share), `trained` (episodes), `entropy` (mean negative
     log-prob of the sampled tokens: unbiased, at the training temperature), `loss`, `grad_norm`, `kl` (to
     the policy that sampled), `kl_reference`, `clip_fraction`, `lr`; `tokens_per_s` of the rollout;
-    `horizon`, `policy_version`; `seconds` and `seconds_<phase>`."""
+    `horizon`, `temperature`, `policy_version`; `seconds` and `seconds_<phase>`."""
     trajectories: list[Trajectory]
     """The groups of the step's first items."""
     saved: bool
@@ -122,7 +122,8 @@ class Trainer:
             "trained": rollout.put,
             "entropy": -sum(logprobs) / len(logprobs),
             "tokens_per_s": tokens / rollout.seconds,
-            "horizon": rollout.max_turns,
+            "horizon": rollout.play.max_turns,
+            "temperature": rollout.play.temperature,
             "policy_version": step - 1,
             "seconds": time.perf_counter() - started,
             "seconds_rollout": rollout.seconds,

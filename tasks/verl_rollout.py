@@ -15,13 +15,12 @@ from typing import Any, TypeVar
 
 from torch.utils.data import Dataset
 
-from agents.schedule import horizon
 from agents.types import Completion, FinishReason, SamplingParams
 from envs.errors import SamplerFailed
 from envs.types import Item
 from tasks.errors import NoEpisodes, SamplerDied
 from tasks.items import item_from_json, item_to_json, read_items
-from tasks.player import Play, Player
+from tasks.player import Play, Player, training_play
 from tasks.settings import Pipeline
 from tasks.verl_rows import Group, fields_of, is_informative, is_usable, tag_of, trainable
 
@@ -88,7 +87,7 @@ class StepRollout:
     """What was played for one training step."""
 
     groups: list[Group]
-    max_turns: int
+    play: Play
     seconds: float
     put: int
     """Trajectories that were handed to the trainer."""
@@ -133,16 +132,8 @@ class RolloutManager:
         step = int(prompts["global_steps"])
         uids = [str(uid) for uid in prompts["uid"]]
         items = [item_from_json(str(line), place="train items") for line in prompts["item"]]
-        schedule = self._pipeline.horizon
-        max_turns = horizon(step, rounds=schedule.rounds, steps_scaling_inter=schedule.steps_scaling_inter)
         started = time.perf_counter()
-        rollout = self._pipeline.rollout
-        play = Play(
-            name=f"train {step}",
-            max_turns=max_turns,
-            chains=rollout.group_size,
-            temperature=rollout.temperature,
-        )
+        play = training_play(self._pipeline, step=step)
         groups = self.play(items, play)
         seconds = time.perf_counter() - started
         if not any(is_usable(t) for group in groups for t in group):
@@ -159,7 +150,7 @@ class RolloutManager:
         tq.kv_batch_put(keys=uids, partition_id="train", tags=[{"status": "finished"} for _ in uids])
         self.last = StepRollout(
             groups=groups,
-            max_turns=max_turns,
+            play=play,
             seconds=seconds,
             put=len(rows),
             informative=sum(is_informative(group) for group in groups),

@@ -15,6 +15,7 @@ from verl.utils.metric import reduce_metrics
 from verl.utils.py_functional import rename_dict
 from verl.utils.skip import SkipManager
 
+from tasks.player import training_play
 from tasks.settings import Pipeline
 from tasks.verl_rollout import RolloutManager
 
@@ -39,6 +40,9 @@ class StepTrainer(PPOTrainerSync):  # type: ignore[misc]
         """
         self.global_steps += 1
         SkipManager.set_step(self.global_steps)
+        # Log-probs are those of the distribution that was sampled from.
+        rollout = self.config.actor_rollout_ref.rollout
+        rollout.temperature = training_play(self._pipeline, step=self.global_steps).temperature
         metrics: dict[str, float] = {}
         self.timing_raw: dict[str, float] = {}
         batch = self.step(metrics, self.timing_raw)
@@ -79,7 +83,7 @@ class StepTrainer(PPOTrainerSync):  # type: ignore[misc]
                 "epochs": train.epochs,
                 "seed": self._pipeline.seed + self.global_steps,
                 "dataloader_kwargs": {"shuffle": False},
-                "temperature": rollout.temperature,
+                "temperature": self.config.actor_rollout_ref.rollout.temperature,
             }
         )
         output = rename_dict(self.actor_rollout_wg.update_actor(batch)["metrics"], "actor/")

@@ -2,7 +2,7 @@
 
 import pytest
 
-from agents.schedule import horizon
+from agents.schedule import annealed, horizon
 
 STAGES = [10, 20, 30]
 
@@ -51,3 +51,14 @@ def test_fixed_never_changes(step: int) -> None:
 def test_what_is_no_schedule_is_refused(step: int, rounds: list[int], inter: int | None, named: str) -> None:
     with pytest.raises(ValueError, match=named):
         horizon(step, rounds=rounds, steps_scaling_inter=inter)
+
+
+@pytest.mark.parametrize(("step", "expected"), [(1, 1.3), (2, 1.2), (3, 1.1), (4, 1.0), (5, 1.0), (100, 1.0)])
+def test_annealing_is_a_straight_line_and_then_constant(step: int, expected: float) -> None:
+    assert annealed(step, first=1.3, last=1.0, steps=4) == pytest.approx(expected)
+
+
+def test_annealing_over_one_step_is_where_it_begins() -> None:
+    assert annealed(1, first=1.3, last=1.0, steps=1) == 1.3
+    with pytest.raises(ValueError, match="step 0"):
+        annealed(0, first=1.0, last=1.0, steps=4)

@@ -70,6 +70,8 @@ def toy_pipeline(model: Path, **overrides: Any) -> Pipeline:
         "rollout": {
             "items_per_step": 4,
             "group_size": 4,
+            "temperature": 1.3,
+            "final_temperature": 1.0,
             "max_tokens_per_turn": 8,
             "context_length": 160,
             "episode_timeout_s": 60,
