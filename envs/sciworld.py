@@ -127,9 +127,10 @@ class Jvm:
         return [str(action) for action in self._simulator.getGoldActionSequence()]
 
     def step(self, action: str) -> tuple[str, float, bool]:
-        """(observation, score in [-1, 1], whether the task has ended)"""
+        """(observation, score in [-1, 1], whether the task has ended: done, or lost by a score below 0)"""
         observation = str(self._simulator.step(action))
-        return observation, float(self._simulator.getScore()), bool(self._simulator.getCompleted())
+        score = float(self._simulator.getScore())
+        return observation, score, score < 0 or bool(self._simulator.getCompleted())
 
     def close(self) -> None:
         """End the process. Idempotent."""
