@@ -68,15 +68,15 @@ def test_the_split_keeps_the_packages_training_and_test_variations_apart():
 
 
 @needs_java
-@pytest.mark.parametrize("number", ["1-2", "2-1", "3-1", "4-2", "6-2", "7-1", "8-2"])
+@pytest.mark.parametrize("number", ["1-2", "4-2", "6-2", "7-1", "8-2"])
 def test_gold_paths_reach_full_marks(number):
-    """Five variations of a task of every topic; all 23 tasks and 115 items: `python -m bench.sciworld`."""
+    """Some variations of tasks whose gold path is found in a second or two."""
     first = first_of(number)
 
     async def main() -> None:
         env = SciWorldEnv()
         try:
-            for index in range(first, first + 4):
+            for index in range(first, first + 2):
                 opening = await env.reset(make_item(index))
                 assert opening.startswith("Your task is to")
                 rewards = []
