@@ -88,7 +88,7 @@ class BabyAIEnv:
 
     async def reset(self, item: Item) -> str:
         """Start `item`; returns the mission, what is seen, and the actions."""
-        return self.start(_index_of(item))
+        return self.start(item.index)
 
     def start(self, index: int) -> str:
         """`reset`, for callers that are not asynchronous."""
@@ -154,10 +154,6 @@ def level_of(index: int) -> "MiniGridEnv":
 def _say_nothing(*_: object) -> None: ...
 
 
-def _index_of(item: Item) -> int:
-    return int(item.item_id.rpartition("_")[2])
-
-
 def make_item(index: int) -> Item:
     """The item `babyai_<index>`."""
     return Item(
@@ -183,7 +179,7 @@ def split(seed: int) -> Split:
 
 def expert(item: Item) -> Sequence[ExpertStep]:
     """What minigrid's bot does, in commands; empty where it knows no solution (`envs/babyai_expert.py`)."""
-    return [ExpertStep(thought="", action=said) for said in solve(partial(level_of, _index_of(item)))]
+    return [ExpertStep(thought="", action=said) for said in solve(partial(level_of, item.index))]
 
 
 SPEC = EnvSpec(

@@ -14,6 +14,7 @@ import asyncio
 import atexit
 import random
 import shutil
+import tempfile
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -100,9 +101,15 @@ class Jvm:
             ) from None
         if shutil.which("java") is None:
             raise MissingDependency("environment 'sciworld' needs Java; apt-get install default-jre-headless")
+        # The simulator writes a table of its objects into the folder that it is started in.
+        self._folder = tempfile.TemporaryDirectory()
         # With die_on_exit it ends when this process does, however that ends.
         port, self._process = launch_gateway(
-            classpath=JAR_PATH, javaopts=[*JVM_OPTIONS, f"-Xmx{heap}"], die_on_exit=True, return_proc=True
+            classpath=JAR_PATH,
+            javaopts=[*JVM_OPTIONS, f"-Xmx{heap}"],
+            die_on_exit=True,
+            return_proc=True,
+            cwd=self._folder.name,
         )
         # Without memory management: its messages from finalizers would be logged long after the JVM has gone.
         # What the simulator returns but for texts and numbers is a list of actions now and then.
@@ -138,6 +145,7 @@ class Jvm:
         self._process.wait()
         with suppress(Exception):
             self._gateway.close()
+        self._folder.cleanup()
 
 
 class SciWorldEnv:
@@ -150,7 +158,7 @@ class SciWorldEnv:
 
     async def reset(self, item: Item) -> str:
         """Start `item`; returns the task and what is seen."""
-        task, variation = place_of(_index_of(item))
+        task, variation = place_of(item.index)
         self._score = 0.0
 
         def start() -> str:
@@ -227,14 +235,10 @@ def _solver() -> Jvm:
 
 def expert(item: Item) -> Sequence[ExpertStep]:
     """The simulator's own gold path."""
-    task, variation = place_of(_index_of(item))
+    task, variation = place_of(item.index)
     jvm = _solver()
     jvm.load(task.name, variation, solve=True)
     return [ExpertStep(thought="", action=action) for action in jvm.gold_path()]
-
-
-def _index_of(item: Item) -> int:
-    return int(item.item_id.rpartition("_")[2])
 
 
 SPEC = EnvSpec(

@@ -51,7 +51,7 @@ class TextCraftEnv:
 
     async def reset(self, item: Item) -> str:
         """Start `item`; returns the recipes and the goal."""
-        return self.start(game(int(item.item_id.rpartition("_")[2]), item.seed))
+        return self.start(game(item.index, item.seed))
 
     def start(self, problem: Game) -> str:
         """Start any game, an invented one too."""
@@ -113,7 +113,7 @@ def split(seed: int) -> Split:
 
 def expert(item: Item) -> Sequence[ExpertStep]:
     """A solution that the prompt alone allows (`envs/textcraft_expert.py`)."""
-    return solve(game(int(item.item_id.rpartition("_")[2]), item.seed))
+    return solve(game(item.index, item.seed))
 
 
 SPEC = EnvSpec(

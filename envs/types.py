@@ -20,6 +20,11 @@ class Item:
     metadata: Mapping[str, Any] = field(default_factory=dict)
     """Facts for metrics, never shown to the policy, e.g. `{"depth": 2}`. JSON values only."""
 
+    @property
+    def index(self) -> int:
+        """The number in `item_id`."""
+        return int(self.item_id.rpartition("_")[2])
+
 
 @dataclass(frozen=True, slots=True)
 class Message:
