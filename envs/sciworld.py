@@ -212,8 +212,8 @@ def make_item(index: int) -> Item:
 
 
 def split(seed: int) -> Split:
-    """2,120 training items of the package's training variations, 200 test items of its test variations,
-    each task with its share of them, rounded."""
+    """2,120 training items drawn from the package's training variations of all tasks, 200 test items from its
+    test variations."""
     rng = random.Random(f"sciworld/split/{seed}")
     first, train, test = 0, list[int](), list[int]()
     for task in TASKS:
