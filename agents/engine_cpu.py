@@ -168,7 +168,7 @@ class CpuEngine:
         started = time.perf_counter()
         self._clock += 1
         self._admit()
-        active = self._residents.active()
+        active = self._residents.active(clock=self._clock)
         finished = self._advance(active) if active else []
         self._count(seconds=time.perf_counter() - started)
         return finished

@@ -4,6 +4,9 @@ A sequence's cache is two parts. Its *prefix* (the first prompt) is stored once 
 episode that opens with it; what follows is the episode's own and lies in a *slot* of one fixed
 array. Decoding is bound by memory: a group of 8 reads its prompt once per step, not 8 times.
 
+Slots are best held in falling order of length: they are read in runs of about equal length, each as
+far as its longest, so a few long episodes do not make all others as dear as themselves.
+
 Attention over both parts is exact. The prefix yields an output and the log of its total weight,
 which then stand in the softmax over the slot as one more key: column 0 of a slot is that stand-in,
 so token j after the prefix lies in column j + 1.
@@ -21,6 +24,8 @@ import torch
 from agents.llama_cpu import ModelShape
 
 BYTES_PER_NUMBER = 4
+RUN_COLUMNS = 128
+"""Slots whose lengths differ by less are read together; a run costs about as much as 20,000 numbers read."""
 _flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 
 
@@ -52,6 +57,17 @@ class Segment:
     start: int
     """Position of the first token in the sequence."""
     tokens: Sequence[int]
+
+
+def runs(columns: Sequence[int]) -> list[tuple[int, int, int]]:
+    """Slots 0.. that hold so many `columns` each, as runs (first, end, columns to read).
+
+    A slot is read as far as the longest one behind it, or a little further.
+    """
+    reach = list(itertools.accumulate(reversed(columns), max))[::-1]
+    groups = itertools.groupby(range(len(reach)), key=lambda slot: reach[slot] // RUN_COLUMNS)
+    spans = [(next(group), sum(1 for _ in group)) for _, group in groups]
+    return [(first, first + 1 + more, reach[first]) for first, more in spans]
 
 
 class PromptAttention:
@@ -103,8 +119,8 @@ class Slots:
 class SlotAttention:
     """Attention of segments of any length over their prefix and their slot; writes the slots.
 
-    Segments of one token (decoding) go through one batched product over slots 0 to the highest in
-    use; longer ones are gathered, since they are few.
+    Segments of one token (decoding) go through a batched product for each of the `runs` of slots 0 to
+    the highest in use; longer ones are gathered, since they are few.
     """
 
     def __init__(self, segments: Sequence[Segment], *, slots: Slots, shape: ModelShape) -> None:
@@ -140,15 +156,17 @@ class SlotAttention:
     def _plan_decoding(self, indices: list[int], at_slot: list[int], at_column: list[int]) -> None:
         slots = [at_slot[i] for i in indices]
         self._reach = max(slots, default=-1) + 1  # slots looked at
-        self._columns = max((at_column[i] for i in indices), default=0) + 1
         token_of_slot, column_of_slot = [0] * self._reach, [0] * self._reach
         slot_of_token = [0] * len(at_slot)
         for index, slot in zip(indices, slots, strict=True):
             token_of_slot[slot], column_of_slot[slot], slot_of_token[index] = index, at_column[index], slot
         self._in_order = token_of_slot == list(range(len(at_slot)))
         self._token_of_slot, self._slot_of_token = torch.tensor(token_of_slot), torch.tensor(slot_of_token)
-        beyond = torch.arange(self._columns) > torch.tensor(column_of_slot)[:, None]
-        self._decode_mask = torch.zeros(beyond.shape).masked_fill_(beyond, -torch.inf)[:, None]
+        self._decode_runs = []
+        for first, end, columns in runs([column + 1 for column in column_of_slot]):
+            beyond = torch.arange(columns) > torch.tensor(column_of_slot[first:end])[:, None]
+            mask = torch.zeros(beyond.shape).masked_fill_(beyond, -torch.inf)[:, None]
+            self._decode_runs.append((slice(first, end), columns, mask))
 
     def _plan_chunks(self, spans: list[tuple[int, int]]) -> None:
         self._chunks = bool(spans)
@@ -210,15 +228,18 @@ class SlotAttention:
         self, cache: torch.Tensor, q: torch.Tensor, prefix: torch.Tensor, weight: torch.Tensor
     ) -> torch.Tensor:
         """[S, H * D] for the slots 0..S; `q`, `prefix`: [S, H, D]; `weight`: [S, H]."""
-        reach, heads, dim = q.shape
-        keys, values = cache[:, :reach, :, : self._columns].flatten(1, 2)  # [S * K, columns, D]
-        queries = q.reshape(keys.shape[0], -1, dim)
-        scores = torch.bmm(queries, keys.transpose(1, 2)).view(reach, heads, self._columns)
-        scores.add_(self._decode_mask)
-        scores[:, :, 0] = weight
-        shares = torch.softmax(scores, dim=-1).view(*queries.shape[:2], -1)
-        # column 0 of the values stays zero, so the prefix's part comes from here alone
-        return torch.baddbmm(prefix.reshape(queries.shape) * shares[..., :1], shares, values).view(reach, -1)
+        outputs = []
+        for run, columns, mask in self._decode_runs:
+            keys, values = cache[:, run, :, :columns].flatten(1, 2)  # [R * K, columns, D]
+            queries = q[run].reshape(keys.shape[0], -1, q.shape[2])
+            scores = torch.bmm(queries, keys.transpose(1, 2)).view(-1, q.shape[1], columns)
+            scores.add_(mask)
+            scores[:, :, 0] = weight[run]
+            shares = torch.softmax(scores, dim=-1).view(*queries.shape[:2], -1)
+            # column 0 of the values stays zero, so the prefix's part comes from here alone
+            of_prefix = prefix[run].reshape(queries.shape) * shares[..., :1]
+            outputs.append(torch.baddbmm(of_prefix, shares, values).view(mask.shape[0], -1))
+        return torch.cat(outputs)
 
     def _with_chunks(
         self,

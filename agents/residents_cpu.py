@@ -7,14 +7,16 @@ that are cached; knows nothing of requests, sampling or time (a clock of steps i
 
 from dataclasses import dataclass
 
-from agents.kv_cpu import Prefix, Slots, bytes_per_token
+from agents.kv_cpu import RUN_COLUMNS, Prefix, Slots, bytes_per_token, runs
 from agents.llama_cpu import ModelShape
 from envs.errors import ConfigError
 
 GRACE_STEPS = 32
 """An episode that has been silent for fewer steps keeps its slot while others are active."""
-IDLE_SHARE = 0.25
-"""Share of idle slots, up to the last active one, above which active episodes move to the front."""
+BRIEF_STEPS = 8
+"""An episode that has been silent for fewer steps is about to go on: it keeps its place in the order."""
+WASTE = 1.5
+"""Slots are put in order again when attention reads more than so many times what it needs."""
 
 
 @dataclass(slots=True, eq=False)
@@ -30,6 +32,11 @@ class Resident:
     active: bool = True
     """Whether it is to be advanced; else it waits for its next turn."""
     last_used: int = 0
+
+    @property
+    def columns(self) -> int:
+        """Columns of its slot that are in use once `tokens` are fed."""
+        return len(self.tokens) - len(self.prefix) + 1
 
 
 class Residents:
@@ -109,23 +116,48 @@ class Residents:
                 del self._prefixes[prefix.tokens]
                 excess -= len(prefix)
 
-    def active(self) -> list[Resident]:
-        """Those to be advanced, in slots as far to the front as pays: attention reads all up to the last."""
+    def active(self, *, clock: int) -> list[Resident]:
+        """Those to be advanced, in slots that are in order as far as that pays (see `kv_cpu.runs`)."""
         active = [resident for resident in self._at if resident and resident.active]
-        reach = active[-1].slot + 1 if active else 0
-        if len(active) >= (1 - IDLE_SHARE) * reach:
-            return active
-        movers = [resident.slot for resident in active if resident.slot >= len(active)]
-        held = {resident.slot for resident in active}
-        holes = [slot for slot in range(len(active)) if slot not in held]
-        moved = [self._at[slot] for slot in (*movers, *holes)]
-        longest = max(len(r.tokens) - len(r.prefix) for r in moved if r)
-        self.slots.move(movers + holes, holes + movers, columns=longest + 1)
-        for resident, slot in zip(moved, (*holes, *movers), strict=True):
-            self._at[slot] = resident
-            if resident:
-                resident.slot = slot
+        if not active:
+            return []
+        columns = [r.columns if r and r.active else 0 for r in self._at[: active[-1].slot + 1]]
+        read = sum((end - first) * width for first, end, width in runs(columns))
+        if read > WASTE * sum(columns) + RUN_COLUMNS:
+            self._put_in_order([r for r in self._at if r and (r.active or clock - r.last_used < BRIEF_STEPS)])
         return active
+
+    def _put_in_order(self, residents: list[Resident]) -> None:
+        """Give `residents` the first slots, the longest first; as few as possible move, by `RUN_COLUMNS`."""
+        by_length: dict[int, list[Resident]] = {}
+        for resident in residents:
+            by_length.setdefault(resident.columns // RUN_COLUMNS, []).append(resident)
+        movers: list[Resident] = []
+        targets: list[int] = []
+        first = 0
+        for length in sorted(by_length, reverse=True):
+            group = by_length[length]
+            slots = range(first, first + len(group))
+            kept = {resident.slot for resident in group if resident.slot in slots}
+            movers += [resident for resident in group if resident.slot not in kept]
+            targets += [slot for slot in slots if slot not in kept]
+            first = slots.stop
+        if not movers:
+            return
+        sources = [resident.slot for resident in movers]
+        # who is in the way takes what became free
+        left, right = set(sources) - set(targets), set(targets) - set(sources)
+        moves = list(zip(sources, targets, strict=True)) + list(zip(sorted(right), sorted(left), strict=True))
+        moved = [self._at[source] for source, _ in moves]
+        self.slots.move(
+            [source for source, _ in moves],
+            [target for _, target in moves],
+            columns=max(r.columns for r in moved if r),
+        )
+        for resident, (_, target) in zip(moved, moves, strict=True):
+            self._at[target] = resident
+            if resident:
+                resident.slot = target
 
     def _prefix_of(self, prompt: list[int]) -> Prefix:
         """The longest stored prefix with at least half of `prompt`, or a new one.

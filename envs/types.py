@@ -18,7 +18,8 @@ class Item:
     seed: int = 0
     """The item's own randomness: the same item and seed give the same opening observation."""
     metadata: Mapping[str, Any] = field(default_factory=dict)
-    """Facts for metrics, never shown to the policy, e.g. `{"depth": 2}`. JSON values only."""
+    """Facts by which success is told apart, e.g. `{"depth": 2}`: numbers or text, each of few values, never
+    shown to the policy."""
 
     @property
     def index(self) -> int:

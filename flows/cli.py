@@ -100,7 +100,7 @@ def pipelines() -> None:
     for name in pipeline_names():
         pipeline = load_pipeline(name)
         typer.echo(
-            f"{name:24} {pipeline.data.env}, {pipeline.model}, {pipeline.train.steps} steps of "
+            f"{name:24} {' + '.join(pipeline.data.envs)}, {pipeline.model}, {pipeline.train.steps} steps of "
             f"{pipeline.train.algorithm}, on {pipeline.backend.device}"
         )
 

@@ -51,7 +51,8 @@ def make_plan(name: str, *, overrides: Mapping[str, Any], workspace: Path | None
         )
     if place.exists() and not place.is_dir():
         raise ConfigError(f"workspace {place} is a file; give a folder, or a name that is free")
-    get_env(pipeline.data.env)
+    for env in pipeline.data.envs:
+        get_env(env)
     _check_model(pipeline)
     _check_items(place, pipeline)
     _check_disk(place, pipeline)
@@ -120,10 +121,10 @@ def _check_model(pipeline: Pipeline) -> None:
 
 
 def _check_items(workspace: Path, pipeline: Pipeline) -> None:
-    """Items that are there already, by hand or from an earlier run, must be this environment's."""
+    """Items that are there already, by hand or from an earlier run, must be of this pipeline's parts."""
     for file in (workspace / "data" / "train.jsonl", workspace / "data" / "test.jsonl"):
         if file.exists():
-            read_items(file, env=pipeline.data.env)
+            read_items(file, data=pipeline.data)
 
 
 def _check_disk(workspace: Path, pipeline: Pipeline) -> None:

@@ -19,7 +19,6 @@ from prefect.cache_policies import NO_CACHE, CacheKeyFnPolicy
 from prefect.runtime import flow_run
 
 from envs.errors import WingspanError
-from envs.registry import get_env
 from flows.lineage import Receipt, Stage, holds, path_md5, receipt, stage_key
 from flows.plan import Plan, locked, make_plan
 from flows.prefect_runs import check_server, take_over
@@ -146,7 +145,7 @@ class _Run:
             plan = self._plan
             tracker = Tracker(plan.name, pipeline=plan.pipeline, workspace=plan.workspace)
             self._tracker = self._closing.enter_context(tracker)
-            facts = provenance(env_packages=get_env(plan.pipeline.data.env).packages)
+            facts = provenance(envs=plan.pipeline.data.envs)
             tracker.tag({**facts, "seed": str(plan.pipeline.seed), "prefect.flow_run": str(flow_run.id)})
         return self._tracker
 

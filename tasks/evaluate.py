@@ -22,6 +22,7 @@ from envs.errors import ConfigError, WingspanError
 from envs.types import Item
 from tasks.files import write_atomically
 from tasks.items import read_items
+from tasks.mixture import evaluation_turns
 from tasks.player import Play, Player
 from tasks.settings import Pipeline
 from tasks.trajectories import summarise, write_trajectories
@@ -38,7 +39,7 @@ def evaluate(pipeline: Pipeline, workspace: Path) -> None:
     Policy versions are training steps: 0 before, the last one after. Raises `ConfigError` where a
     policy is missing.
     """
-    items = read_items(workspace / "data" / "test.jsonl", env=pipeline.data.env)
+    items = read_items(workspace / "data" / "test.jsonl", data=pipeline.data)
     start = workspace / "warmup" if pipeline.warmup else pipeline.model
     policies = (
         _Policy(name="before", model=start, version=0),
@@ -77,13 +78,13 @@ def _evaluate_policy(
     pipeline: Pipeline, workspace: Path, items: Sequence[Item], policy: _Policy
 ) -> tuple[dict[str, dict[str, float]], list[Trajectory]]:
     """Summaries by mode, and the trajectories to keep."""
-    settings = pipeline.evaluate
+    settings, turns = pipeline.evaluate, evaluation_turns(pipeline)
     summaries: dict[str, dict[str, float]] = {}
     kept: list[Trajectory] = []
     with _player(pipeline, model=str(policy.model), workspace=workspace) as play:
         for mode, temperature in {"sampled": settings.temperature, "greedy": 0.0}.items():
             chains = settings.samples_per_item if mode == "sampled" else 1
-            how = Play(name=mode, max_turns=settings.max_turns, chains=chains, temperature=temperature)
+            how = Play(name=mode, max_turns=turns, chains=chains, temperature=temperature)
             groups = play(items, how)
             summaries[mode] = summarise([t for group in groups for t in group])
             kept += [

@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from envs.errors import ConfigError
 from envs.types import Item
+from tasks.settings import DataSettings
 
 
 class _Line(BaseModel):
@@ -27,11 +28,11 @@ def write_items(path: Path, items: Iterable[Item]) -> None:
     path.write_text("".join(item_to_json(item) + "\n" for item in items))
 
 
-def read_items(path: Path, *, env: str | None = None) -> list[Item]:
+def read_items(path: Path, *, data: DataSettings | None = None) -> list[Item]:
     """The items of `path`, in order.
 
-    Raises `ConfigError` for a missing or empty file, a malformed line, or (where `env` is given) an
-    item of another environment.
+    Raises `ConfigError` for a missing or empty file, a malformed line, or (where `data` is given) an
+    item that belongs to none of its parts.
     """
     try:
         lines = path.read_text().splitlines()
@@ -40,10 +41,10 @@ def read_items(path: Path, *, env: str | None = None) -> list[Item]:
     items = []
     for number, line in enumerate(lines, start=1):
         item = item_from_json(line, place=f"{path}:{number}")
-        if env is not None and item.env != env:
+        if data is not None and data.part_of(item) is None:
             raise ConfigError(
-                f"{path}:{number}: item {item.item_id!r} is of environment {item.env!r}, but data.env is "
-                f"{env!r}; run the prepare stage again"
+                f"{path}:{number}: item {item.item_id!r} of environment {item.env!r} is in none of data.parts "
+                f"({', '.join(data.parts)}); run the prepare stage again"
             )
         items.append(item)
     if not items:

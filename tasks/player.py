@@ -1,6 +1,6 @@
 """Plays a pipeline's environment with some sampler: the one place where its settings become an episode's."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -9,11 +9,12 @@ from agents.episode import Agent, EpisodeLimits
 from agents.parser import PARSERS
 from agents.renderer import Renderer
 from agents.sampler import Sampler
-from agents.schedule import annealed, horizon
+from agents.schedule import annealed
 from agents.types import SamplingParams, Trajectory
 from envs.pool import EnvPool
 from envs.registry import get_env
 from envs.types import Item
+from tasks.mixture import training_turns
 from tasks.settings import Pipeline
 
 if TYPE_CHECKING:
@@ -26,7 +27,8 @@ class Play:
 
     name: str
     """This play's own: the sampler's draws depend on it (`agents/group.py`)."""
-    max_turns: int
+    max_turns: Mapping[str, int]
+    """Of an episode, by part of the pipeline's data."""
     chains: int
     """Episodes per item."""
     temperature: float
@@ -35,11 +37,11 @@ class Play:
 
 def training_play(pipeline: Pipeline, *, step: int) -> Play:
     """How the items of training step `step` (from 1) are played."""
-    rollout, schedule = pipeline.rollout, pipeline.horizon
+    rollout = pipeline.rollout
     last = rollout.temperature if rollout.final_temperature is None else rollout.final_temperature
     return Play(
         name=f"train {step}",
-        max_turns=horizon(step, rounds=schedule.rounds, steps_scaling_inter=schedule.steps_scaling_inter),
+        max_turns=training_turns(pipeline, step=step),
         chains=rollout.group_size,
         temperature=annealed(step, first=rollout.temperature, last=last, steps=pipeline.train.steps),
     )

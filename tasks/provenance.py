@@ -5,13 +5,16 @@ import subprocess
 from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 
+from envs.registry import get_env
+
 PACKAGES = ("torch", "verl", "ray", "transformers", "prefect", "mlflow", "dvc")
 
 
-def provenance(*, env_packages: Sequence[str]) -> dict[str, str]:
-    """Git commit, whether files differ from it, and versions; without git, only the versions."""
+def provenance(*, envs: Sequence[str]) -> dict[str, str]:
+    """Git commit, whether files differ from it, and versions, also of what `envs` are made of."""
     facts = {"python": platform.python_version()}
-    for package in (*PACKAGES, *env_packages):
+    packages = dict.fromkeys(package for env in envs for package in get_env(env).packages)
+    for package in (*PACKAGES, *packages):
         try:
             facts[f"version.{package}"] = version(package)
         except PackageNotFoundError:

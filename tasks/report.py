@@ -14,8 +14,6 @@ from pathlib import Path
 from statistics import fmean
 
 from agents.parser import PARSERS
-from agents.schedule import horizon
-from envs.registry import get_env
 from tasks import report_plots
 from tasks.intervals import gain_interval, wilson
 from tasks.pages import duration, render_page, write_page
@@ -32,6 +30,7 @@ from tasks.results import (
     read_results,
     stages_of,
 )
+from tasks.mixture import training_turns
 from tasks.settings import Pipeline
 
 
@@ -58,12 +57,8 @@ def report(pipeline: Pipeline, workspace: Path) -> Path:
     What is missing is named on the page. Returns the page's path.
     """
     results = read_results(workspace)
-    schedule = pipeline.horizon
-    planned = [
-        horizon(step, rounds=schedule.rounds, steps_scaling_inter=schedule.steps_scaling_inter)
-        for step in range(1, pipeline.train.steps + 1)
-    ]
-    stages = stages_of(planned)
+    planned = (training_turns(pipeline, step=step) for step in range(1, pipeline.train.steps + 1))
+    stages = stages_of([max(turns.values()) for turns in planned])
     found = groupings(results)
     plots = report_plots.all_plots(results, stages=stages, groupings=found)
     page = render_page(
@@ -173,7 +168,7 @@ def decoder(tokenizer: Path) -> Callable[[list[int]], str | None]:
 
 def lineage(results: Results, workspace: Path, *, pipeline: Pipeline) -> dict[str, str]:
     """What the results came from: files by MD5 (data as in `dvc.lock`), code and versions by now."""
-    facts = provenance(env_packages=get_env(pipeline.data.env).packages)
+    facts = provenance(envs=pipeline.data.envs)
     told = {}
     if "git.commit" in facts:
         told["commit"] = facts["git.commit"] + (" and changes" if facts["git.dirty"] == "true" else "")

@@ -6,12 +6,13 @@ A value is refused with its place (`pipelines.textcraft-cpu.rollout.group_size`)
 
 import difflib
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args, get_origin
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from envs.errors import ConfigError
+from envs.types import Item
 
 PIPELINES_FILE = Path("pipelines.yaml")
 
@@ -24,15 +25,6 @@ class Section(BaseModel):
     """A block of parameters: unknown keys are errors, values never change after loading."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class DataSettings(Section):
-    """Which items are trained and tested on."""
-
-    env: str
-    """Name in `envs/registry.py`."""
-    split_seed: int = 0
-    """Chooses the held-out items; the same seed gives the same split for ever."""
 
 
 class AgentSettings(Section):
@@ -126,6 +118,54 @@ class HorizonSettings(Section):
         if self.type == "scaling_inter_stepwise" and self.steps_scaling_inter is None:
             raise ValueError("scaling_inter_stepwise needs steps_scaling_inter: training steps per stage")
         return self
+
+
+class PartSettings(Section):
+    """Items of one environment, how much of the training they get, and how long they may be played."""
+
+    env: str
+    """Name in `envs/registry.py`; the part's own name, where it is left out."""
+    where: dict[str, Annotated[list[str | int | float], Field(min_length=1)]] = {}
+    """Metadata key → the values that are wanted, e.g. `{depth: [1, 2]}`; other items are left out."""
+    weight: Annotated[float, Field(gt=0)] = 1.0
+    """Share of the training's draws, as compared with the other parts' weights."""
+    horizon: HorizonSettings | None = None
+    """In the place of the pipeline's."""
+    max_turns: Positive | None = None
+    """In the place of `evaluate.max_turns`."""
+
+    def has(self, item: Item) -> bool:
+        """Whether `item` is one of these."""
+        return item.env == self.env and all(
+            item.metadata.get(key) in wanted for key, wanted in self.where.items()
+        )
+
+
+class DataSettings(Section):
+    """Which items are trained and tested on: a mixture of parts, of one or several environments."""
+
+    parts: Annotated[dict[str, PartSettings], Field(min_length=1)]
+    split_seed: int = 0
+    """Chooses the held-out items; the same seed gives the same split for ever."""
+
+    @field_validator("parts", mode="before")
+    @classmethod
+    def _named_after_their_env(cls, parts: Any) -> Any:
+        if not isinstance(parts, dict):
+            return parts
+        return {
+            name: {"env": name} | (part or {}) if part is None or isinstance(part, dict) else part
+            for name, part in parts.items()
+        }
+
+    @property
+    def envs(self) -> list[str]:
+        """The environments, in the order of the parts."""
+        return list(dict.fromkeys(part.env for part in self.parts.values()))
+
+    def part_of(self, item: Item) -> str | None:
+        """Name of the part that `item` belongs to; None if it is in none."""
+        return next((name for name, part in self.parts.items() if part.has(item)), None)
 
 
 class EvaluateSettings(Section):
@@ -263,8 +303,13 @@ def _one_line(error: ValidationError, *, place: str, file: Path) -> str:
 def _keys_at(location: tuple[int | str, ...]) -> list[str]:
     """The keys that the block at `location` (without its last part) may have."""
     model: Any = Pipeline
+    in_dict = False
     for part in location[:-1]:
+        if in_dict:  # `part` is a name that the user chose
+            in_dict = False
+            continue
         annotation = model.model_fields[part].annotation
-        options = [annotation, *getattr(annotation, "__args__", ())]
+        in_dict = get_origin(annotation) is dict
+        options = [annotation, *get_args(annotation)]
         model = next(o for o in options if isinstance(o, type) and issubclass(o, BaseModel))
     return list(model.model_fields)

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
+from itertools import islice
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -19,7 +20,8 @@ from agents.types import Trajectory
 from envs.errors import ConfigError, WingspanError
 from envs.types import Item
 from tasks import checkpoints
-from tasks.items import read_items
+from tasks.items import read_items, write_items
+from tasks.mixture import evaluation_turns, training_draws
 from tasks.player import Play
 from tasks.policies import copy_policy
 from tasks.ray_session import connect_ray
@@ -166,13 +168,16 @@ class TrainSession:
                 self._on_step(record)
         settings = self._pipeline.evaluate
         play = Play(
-            name=f"after {last}", max_turns=settings.max_turns, chains=1, temperature=settings.temperature
+            name=f"after {last}",
+            max_turns=evaluation_turns(self._pipeline),
+            chains=1,
+            temperature=settings.temperature,
         )
         groups = self._call("play", self._quick_items(), play)
         return summarise([t for group in groups for t in group])
 
     def _quick_items(self) -> list[Item]:
-        items = read_items(self._workspace / "data" / "test.jsonl", env=self._pipeline.data.env)
+        items = read_items(self._workspace / "data" / "test.jsonl", data=self._pipeline.data)
         count = min(self._pipeline.evaluate.quick_items, len(items))
         return [items[i * len(items) // count] for i in range(count)]  # spread: test items lie by depth
 
@@ -208,13 +213,6 @@ class TrainSession:
         _drop_steps_after(self._folder / "metrics.jsonl", self._step)
 
     def _check_files(self) -> None:
-        items = self._workspace / "data" / "train.jsonl"
-        count = len(read_items(items, env=self._pipeline.data.env))
-        wanted = self._pipeline.rollout.items_per_step
-        if count < wanted:
-            raise ConfigError(
-                f"rollout.items_per_step {wanted} is more than the {count} items of {items}; lower it"
-            )
         warmed = self._workspace / "warmup"
         if self._pipeline.warmup and not (warmed / "config.json").exists():
             raise ConfigError(f"no policy in {warmed}; run the warm-up stage first")
@@ -223,12 +221,19 @@ class TrainSession:
         self._owns_ray |= connect_ray(self._pipeline)
         model = self._workspace / "warmup" if self._pipeline.warmup else self._pipeline.model
         self._actor = launch(
-            self._pipeline,
-            model=str(model),
-            items=self._workspace / "data" / "train.jsonl",
-            checkpoints=self._checkpoints,
+            self._pipeline, model=str(model), items=self._write_draws(), checkpoints=self._checkpoints
         )
         self._actor.prepare.remote()  # nobody waits: if it fails, `start` does it again, and says so
+
+    def _write_draws(self) -> Path:
+        """The items in the order in which training plays them, `rollout.items_per_step` a step."""
+        train, seed = self._pipeline.train, self._pipeline.seed
+        items = read_items(self._workspace / "data" / "train.jsonl", data=self._pipeline.data)
+        count = train.steps * self._pipeline.rollout.items_per_step
+        draws = islice(training_draws(items, self._pipeline.data, seed=seed), count)
+        path = self._folder / "items.jsonl"
+        write_items(path, draws)
+        return path
 
     def _call(self, method: str, *args: Any, **kwargs: Any) -> Any:
         return self._get(getattr(self._actor, method).remote(*args, **kwargs))

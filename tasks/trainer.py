@@ -6,7 +6,7 @@ when this process dies, is `tasks/train.py`'s.
 
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -48,7 +48,7 @@ class StepRecord:
     """`summarise`'s keys; `informative_groups` (share), `trained` (episodes), `entropy` (mean negative
     log-prob of the sampled tokens: unbiased, at the training temperature), `loss`, `grad_norm`, `kl` (to
     the policy that sampled), `kl_reference`, `clip_fraction`, `lr`; `tokens_per_s` of the rollout;
-    `horizon`, `temperature`, `policy_version`; `seconds` and `seconds_<phase>`."""
+    `horizon` (the longest, and `horizon_<part>` where there are several), `temperature`, `policy_version`; `seconds` and `seconds_<phase>`."""
     trajectories: list[Trajectory]
     """The groups of the step's first items."""
     saved: bool
@@ -122,7 +122,7 @@ class Trainer:
             "trained": rollout.put,
             "entropy": -sum(logprobs) / len(logprobs),
             "tokens_per_s": tokens / rollout.seconds,
-            "horizon": rollout.play.max_turns,
+            **_horizons(rollout.play.max_turns),
             "temperature": rollout.play.temperature,
             "policy_version": step - 1,
             "seconds": time.perf_counter() - started,
@@ -146,6 +146,11 @@ class Trainer:
 
         self._manager.close()
         tq.close()
+
+
+def _horizons(turns: Mapping[str, int]) -> dict[str, int]:
+    by_part = {f"horizon_{name}": count for name, count in turns.items()} if len(turns) > 1 else {}
+    return {"horizon": max(turns.values()), **by_part}
 
 
 def launch(pipeline: Pipeline, *, model: str, items: Path, checkpoints: Path) -> Any:

@@ -12,6 +12,10 @@ from agents.types import Completion, FinishReason, StopReason, Trajectory, Turn
 from envs.types import Item
 
 
+MAX_KINDS = 40
+"""An item's metadata with more values than this tells items apart, not kinds of items."""
+
+
 def write_trajectories(path: Path, trajectories: Iterable[Trajectory]) -> None:
     """Write one trajectory a line to `path`, replacing it."""
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -53,8 +57,9 @@ def trajectory_from_dict(values: dict[str, Any]) -> Trajectory:
 def summarise(trajectories: Sequence[Trajectory]) -> dict[str, float]:
     """Means over the episodes that count, and counts of those that do not.
 
-    Keys: `episodes`, `reward`, `success`, `success_depth_<d>` (where items have a depth), `turns`,
-    `tokens` (sampled, in all), `parse_failures` (mean), `stop_<reason>` (a count each),
+    Keys: `episodes`, `reward`, `success`, `success_<key>_<value>` by each metadata key that tells kinds of
+    items apart, by environment where there are several (`success_env_<name>`, `reward_env_…`, `turns_env_…`),
+    `turns`, `tokens` (sampled, in all), `parse_failures` (mean), `stop_<reason>` (a count each),
     `dropped` and `dropped_<ErrorClass>` (counts). Means are left out where no episode counts.
     """
     counted = [t for t in trajectories if t.stop_reason is not StopReason.ERROR]
@@ -70,18 +75,44 @@ def summarise(trajectories: Sequence[Trajectory]) -> dict[str, float]:
     summary |= {f"dropped_{cause}": count for cause, count in causes.items()}
     if not counted:
         return summary
-    by_depth: dict[Any, list[bool]] = {}
-    for trajectory in counted:
-        if "depth" in trajectory.item.metadata:
-            by_depth.setdefault(trajectory.item.metadata["depth"], []).append(trajectory.success)
     return summary | {
-        "reward": fmean(t.reward for t in counted),
-        "success": fmean(t.success for t in counted),
-        **{f"success_depth_{depth}": fmean(found) for depth, found in sorted(by_depth.items())},
-        "turns": fmean(len(t.turns) for t in counted),
+        **_means(counted),
+        **_by_metadata(counted),
+        **_by_env(counted),
         "tokens": sum(sampled_tokens(t) for t in counted),
         "parse_failures": fmean(t.metrics.get("parse_failures", 0) for t in counted),
     }
+
+
+def _means(trajectories: Sequence[Trajectory], *, suffix: str = "") -> dict[str, float]:
+    return {
+        f"reward{suffix}": fmean(t.reward for t in trajectories),
+        f"success{suffix}": fmean(t.success for t in trajectories),
+        f"turns{suffix}": fmean(len(t.turns) for t in trajectories),
+    }
+
+
+def _by_metadata(trajectories: Sequence[Trajectory]) -> dict[str, float]:
+    found: dict[str, dict[Any, list[bool]]] = {}
+    for trajectory in trajectories:
+        for key, value in trajectory.item.metadata.items():
+            if isinstance(value, str | int | float):
+                found.setdefault(key, {}).setdefault(value, []).append(trajectory.success)
+    return {
+        f"success_{key}_{value}": fmean(groups[value])
+        for key, groups in sorted(found.items())
+        if len(groups) <= MAX_KINDS
+        for value in sorted(groups, key=lambda value: (isinstance(value, str), value))
+    }
+
+
+def _by_env(trajectories: Sequence[Trajectory]) -> dict[str, float]:
+    found: dict[str, list[Trajectory]] = {}
+    for trajectory in trajectories:
+        found.setdefault(trajectory.item.env, []).append(trajectory)
+    if len(found) == 1:
+        return {}
+    return {k: v for env, own in found.items() for k, v in _means(own, suffix=f"_env_{env}").items()}
 
 
 def sampled_tokens(trajectory: Trajectory) -> int:

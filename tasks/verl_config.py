@@ -63,8 +63,7 @@ def _common(pipeline: Pipeline, *, model: str, items: str, checkpoints: str) -> 
         "data.val_files": items,  # verl wants some; evaluation is ours
         "data.custom_cls.path": "pkg://tasks.verl_rollout",
         "data.custom_cls.name": "ItemDataset",
-        "data.shuffle": True,
-        "data.seed": pipeline.seed,
+        "data.shuffle": False,  # `tasks/mixture.py` has chosen the order
         "data.train_batch_size": rollout.items_per_step,
         "data.dataloader_num_workers": 0,
         "data.max_prompt_length": rollout.context_length,

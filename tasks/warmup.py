@@ -38,7 +38,7 @@ def warmup(
     settings = pipeline.warmup
     if settings is None:
         raise ConfigError("this pipeline has no warm-up (warmup: null); RL starts from `model` itself")
-    items = read_items(workspace / "data" / "train.jsonl", env=pipeline.data.env)
+    items = read_items(workspace / "data" / "train.jsonl", data=pipeline.data)
     games = asyncio.run(
         demonstrate(
             get_env(pipeline.data.env), items, pipeline=pipeline, tokenizer=_tokenizer(pipeline.model)
