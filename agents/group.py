@@ -1,6 +1,6 @@
 """Many episodes at once: every chain of every item, each on an environment of its own.
 
-Chains run side by side, as many as the pool's capacity; none waits for a sibling. An episode that
+Chains run side by side, as many as the environments' capacity; none waits for a sibling. An episode that
 fails through no fault of the policy is tried again on a fresh environment, then given up as a
 trajectory with `StopReason.ERROR`: data to count, never to train on.
 """
@@ -18,7 +18,7 @@ from agents.episode import Agent, EpisodeLimits, run_episode
 from agents.sampler import Sampler
 from agents.types import SamplingParams, StopReason, Trajectory
 from envs.errors import EpisodeFault
-from envs.pool import EnvPool
+from envs.manager import EnvManager
 from envs.types import Item
 
 _log = logging.getLogger(__name__)
@@ -29,7 +29,7 @@ async def play(
     *,
     name: str,
     chains: int,
-    pool: EnvPool,
+    envs: EnvManager,
     sampler: Sampler,
     agent: Agent,
     limits: EpisodeLimits,
@@ -44,12 +44,12 @@ async def play(
     draws: the same names give the same draws, in another play they must differ.
     `on_trajectory` is called as each chain ends. A chain's `EpisodeFault`s stay its own; any other
     exception (a missing package, a bug) cancels all chains and is raised. On cancellation, too,
-    every environment has gone back to the pool or been closed when this returns.
+    every environment has gone back or been closed when this returns.
     """
 
     play_chain = partial(
         _play_chain,
-        pool=pool,
+        envs=envs,
         sampler=sampler,
         agent=agent,
         limits=limits,
@@ -80,7 +80,7 @@ async def _play_chain(
     *,
     chain: int,
     name: str,
-    pool: EnvPool,
+    envs: EnvManager,
     sampler: Sampler,
     agent: Agent,
     limits: EpisodeLimits,
@@ -91,7 +91,7 @@ async def _play_chain(
     cause = "never tried"
     for attempt in range(1, max_attempts + 1):
         try:
-            async with pool.lease(fresh=attempt > 1) as env:
+            async with envs.lease(item.env, fresh=attempt > 1) as env:
                 trajectory = await run_episode(
                     env,
                     item,

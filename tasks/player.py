@@ -11,9 +11,10 @@ from agents.renderer import Renderer
 from agents.sampler import Sampler
 from agents.schedule import annealed, horizon
 from agents.types import SamplingParams, Trajectory
-from envs.pool import EnvPool
+from envs.manager import EnvManager
 from envs.registry import get_env
 from envs.types import Item
+from tasks.ray_envs import over_cluster
 from tasks.settings import Pipeline
 
 if TYPE_CHECKING:
@@ -57,7 +58,7 @@ class Player:
             parse=PARSERS[pipeline.agent.parser],
             instructions=spec.instructions if pipeline.agent.instructions else None,
         )
-        self._pool = EnvPool(spec.make, capacity=pipeline.rollout.max_live_envs)
+        self._envs = EnvManager([spec], capacity=pipeline.rollout.max_live_envs, spread=over_cluster())
 
     async def play(self, items: Sequence[Item], play: Play) -> list[list[Trajectory]]:
         """One group per item, in order."""
@@ -66,7 +67,7 @@ class Player:
             items,
             name=play.name,
             chains=play.chains,
-            pool=self._pool,
+            envs=self._envs,
             sampler=self._sampler,
             agent=self._agent,
             limits=EpisodeLimits(
@@ -87,4 +88,4 @@ class Player:
 
     async def close(self) -> None:
         """Close the environments."""
-        await self._pool.close()
+        await self._envs.close()

@@ -13,7 +13,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from envs.errors import EnvCrashed, EpisodeTimeout, WingspanError
-from envs.pool import EnvPool
+from envs.manager import EnvManager
 from envs.registry import EnvSpec, get_env
 from envs.types import Item
 from tasks.files import write_atomically
@@ -55,20 +55,20 @@ def _spread(items: Sequence[Item], count: int) -> list[Item]:
 
 async def _prove(spec: EnvSpec, *, items: Sequence[Item], pipeline: Pipeline) -> list[int]:
     """Play every item at once; returns the turns that each took, 0 where the expert knows no solution."""
-    pool = EnvPool(spec.make, capacity=pipeline.rollout.max_live_envs)
+    envs = EnvManager([spec], capacity=pipeline.rollout.max_live_envs)
     try:
-        return await asyncio.gather(*(_solve(spec, item, pool=pool, pipeline=pipeline) for item in items))
+        return await asyncio.gather(*(_solve(spec, item, envs=envs, pipeline=pipeline) for item in items))
     finally:
-        await pool.close()
+        await envs.close()
 
 
-async def _solve(spec: EnvSpec, item: Item, *, pool: EnvPool, pipeline: Pipeline) -> int:
+async def _solve(spec: EnvSpec, item: Item, *, envs: EnvManager, pipeline: Pipeline) -> int:
     solution = spec.expert(item)
     if not solution:
         return 0
     limit_s = pipeline.rollout.episode_timeout_s
     try:
-        async with pool.lease(timeout_s=limit_s) as env, asyncio.timeout(limit_s):
+        async with envs.lease(item.env, timeout_s=limit_s) as env, asyncio.timeout(limit_s):
             await env.reset(item)
             results = [await env.step(step.action) for step in solution]
     except TimeoutError:
