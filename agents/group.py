@@ -1,6 +1,6 @@
 """Many episodes at once: every chain of every item, each on an environment of its own.
 
-Chains run side by side, as many as the pool's capacity; none waits for a sibling. An episode that
+Chains run side by side, as many as the environments' capacity; none waits for a sibling. An episode that
 fails through no fault of the policy is tried again on a fresh environment, then given up as a
 trajectory with `StopReason.ERROR`: data to count, never to train on.
 """
@@ -18,7 +18,7 @@ from agents.episode import Agent, EpisodeLimits, run_episode
 from agents.sampler import Sampler
 from agents.types import SamplingParams, StopReason, Trajectory
 from envs.errors import EpisodeFault
-from envs.pool import EnvPool
+from envs.manager import EnvManager
 from envs.types import Item
 
 _log = logging.getLogger(__name__)
@@ -29,36 +29,37 @@ async def play(
     *,
     name: str,
     chains: int,
-    pool: EnvPool,
+    envs: EnvManager,
     sampler: Sampler,
-    agent: Agent,
-    limits: EpisodeLimits,
+    rules_of: Callable[[Item], tuple[Agent, EpisodeLimits]],
     sampling: SamplingParams,
     max_attempts: int,
     on_trajectory: Callable[[Trajectory], None] | None = None,
 ) -> list[list[Trajectory]]:
     """Play `chains` episodes of each item; returns one group per item, in the order of `items`.
 
-    `name` is this play's own among all that use `sampler`. Episodes are called
+    `rules_of` says of an item by which agent, and how long, it is played: items may be of several
+    environments. `name` is this play's own among all that use `sampler`. Episodes are called
     `<name>/<place in items>/<chain>/<attempt>`, by which a sampler keeps their caches and seeds their
     draws: the same names give the same draws, in another play they must differ.
     `on_trajectory` is called as each chain ends. A chain's `EpisodeFault`s stay its own; any other
     exception (a missing package, a bug) cancels all chains and is raised. On cancellation, too,
-    every environment has gone back to the pool or been closed when this returns.
+    every environment has gone back or been closed when this returns.
     """
 
     play_chain = partial(
         _play_chain,
-        pool=pool,
+        envs=envs,
         sampler=sampler,
-        agent=agent,
-        limits=limits,
         sampling=sampling,
         max_attempts=max_attempts,
     )
 
     async def chain_of(place: int, item: Item, chain: int) -> Trajectory:
-        trajectory = await play_chain(item, chain=chain, name=f"{name}/{place}/{chain}")
+        agent, limits = rules_of(item)
+        trajectory = await play_chain(
+            item, chain=chain, name=f"{name}/{place}/{chain}", agent=agent, limits=limits
+        )
         if on_trajectory is not None:
             on_trajectory(trajectory)
         return trajectory
@@ -80,7 +81,7 @@ async def _play_chain(
     *,
     chain: int,
     name: str,
-    pool: EnvPool,
+    envs: EnvManager,
     sampler: Sampler,
     agent: Agent,
     limits: EpisodeLimits,
@@ -91,7 +92,7 @@ async def _play_chain(
     cause = "never tried"
     for attempt in range(1, max_attempts + 1):
         try:
-            async with pool.lease(fresh=attempt > 1) as env:
+            async with envs.lease(item.env, fresh=attempt > 1) as env:
                 trajectory = await run_episode(
                     env,
                     item,

@@ -154,10 +154,10 @@ class Residents:
             [target for _, target in moves],
             columns=max(r.columns for r in moved if r),
         )
-        for resident, (_, target) in zip(moved, moves, strict=True):
-            self._at[target] = resident
-            if resident:
-                resident.slot = target
+        for who, (_, target) in zip(moved, moves, strict=True):
+            self._at[target] = who
+            if who:
+                who.slot = target
 
     def _prefix_of(self, prompt: list[int]) -> Prefix:
         """The longest stored prefix with at least half of `prompt`, or a new one.

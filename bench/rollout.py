@@ -32,7 +32,7 @@ from agents.parser import react
 from agents.renderer import Renderer
 from agents.sampler import ScriptedSampler
 from agents.types import SamplingParams, StopReason, Trajectory
-from envs.pool import EnvPool
+from envs.manager import EnvManager
 from envs.registry import get_env
 from tasks.base_model import make_tokenizer
 
@@ -82,7 +82,7 @@ def measure(*, chains: int, turns: int, latency_s: float) -> Result:
     )
 
     async def play_all() -> tuple[float, float, float]:
-        pool = EnvPool(spec.make, capacity=chains)
+        envs = EnvManager([spec], capacity=chains)
         await spec.make().reset(train[-1])
         heart = Heartbeat()
         beating = asyncio.create_task(heart.beat())
@@ -94,10 +94,9 @@ def measure(*, chains: int, turns: int, latency_s: float) -> Result:
                 items,
                 name=f"batch {index}",
                 chains=group_size,
-                pool=pool,
+                envs=envs,
                 sampler=sampler,
-                agent=agent,
-                limits=limits,
+                rules_of=lambda _: (agent, limits),
                 sampling=SamplingParams(max_tokens=limits.max_tokens_per_turn),
                 max_attempts=1,
             )
@@ -106,7 +105,7 @@ def measure(*, chains: int, turns: int, latency_s: float) -> Result:
         await asyncio.sleep(2 * HEARTBEAT_S)  # a stall at the very end is seen too
         longest_s = heart.longest_s
         beating.cancel()
-        await pool.close()
+        await envs.close()
         return cpu, wall, longest_s
 
     cpu_s, wall_s, lag_s = asyncio.run(play_all())

@@ -103,7 +103,7 @@ class BabyAIEnv:
         """`step`, for callers that are not asynchronous."""
         level = self._level
         if level is None:
-            raise RuntimeError("step before reset")
+            raise RuntimeError("step before reset, or after the end")
         words = " ".join(action.lower().split())
         moves = commands(look(level)).get(words.replace("pickup ", "pick up "))
         if moves is None:

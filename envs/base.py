@@ -1,7 +1,7 @@
 """The one interface that every environment has. Asynchronous, because some live in other
 processes or behind HTTP; an in-process one simply never suspends, which costs microseconds."""
 
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from envs.types import Item, StepResult
 
@@ -18,9 +18,23 @@ class Environment(Protocol):
         ...
 
     async def step(self, action: str) -> StepResult:
-        """Apply one action of the current episode."""
+        """Apply one action of the current episode; `RuntimeError` before a reset and after the end."""
         ...
 
     async def close(self) -> None:
         """Free all resources. Idempotent."""
+        ...
+
+
+@runtime_checkable
+class HasProcess(Protocol):
+    """What an environment has besides, if its instance is a process of its own."""
+
+    @property
+    def alive(self) -> bool:
+        """False once the process has died; found out at once, without asking the process."""
+        ...
+
+    async def prepare(self) -> None:
+        """Start the process ahead of the first `reset`, which else does it."""
         ...

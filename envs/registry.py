@@ -4,10 +4,16 @@ import difflib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib import import_module
+from typing import Literal
 
 from envs.base import Environment
 from envs.errors import ConfigError
 from envs.types import Item
+
+Isolation = Literal["none", "own", "process"]
+"""What an instance is: a plain object of this process, which shares its thread; one that runs a process of
+its own (`envs/base.py`, `HasProcess`); or one to which a process must be given (`envs/processes.py`): what
+blocks, leaks, crashes, or has state that instances would share."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +48,11 @@ class EnvSpec:
     """How to play, for a model that was not made for this environment."""
     packages: tuple[str, ...]
     """Distributions whose versions a run records."""
+    isolation: Isolation = "none"
+    max_episodes: int | None = None
+    """Of one instance before it is replaced, where it leaks; None is for ever."""
+    preload: tuple[str, ...] = ()
+    """Modules that are imported once for all instances where each has a process."""
 
 
 _MODULES = {"babyai": "envs.babyai", "sciworld": "envs.sciworld", "textcraft": "envs.textcraft"}

@@ -123,6 +123,11 @@ class Jvm:
         """Of the Java process."""
         return int(self._process.pid)
 
+    @property
+    def alive(self) -> bool:
+        """False once the process has ended."""
+        return self._process.poll() is None
+
     def load(self, task: str, variation: int, *, solve: bool = False) -> str:
         """Start a variation; returns the task's description. `solve`: have the gold path ready, too."""
         self._simulator.load(task, variation, "", solve)
@@ -155,39 +160,62 @@ class SciWorldEnv:
         self._jvm: Jvm | None = None
         self._thread: ThreadPoolExecutor | None = None
         self._score = 0.0
+        self._is_playing = False
+
+    @property
+    def alive(self) -> bool:
+        """See `envs/base.py`, `HasProcess`."""
+        return self._jvm is None or self._jvm.alive
+
+    async def prepare(self) -> None:
+        """See `envs/base.py`, `HasProcess`."""
+        await self._in_thread(self._started)
 
     async def reset(self, item: Item) -> str:
         """Start `item`; returns the task and what is seen."""
         task, variation = place_of(item.index)
-        self._score = 0.0
+        self._score, self._is_playing = 0.0, True
 
         def start() -> str:
-            if self._jvm is None:
-                self._jvm = Jvm()
-            described = self._jvm.load(task.name, variation)
-            return f"{described}\n{self._jvm.step('look around')[0]}"
+            jvm = self._started()
+            described = jvm.load(task.name, variation)
+            return f"{described}\n{jvm.step('look around')[0]}"
 
         return await self._in_thread(start)
 
     async def step(self, action: str) -> StepResult:
         """Apply one command."""
         jvm = self._jvm
-        if jvm is None:
-            raise RuntimeError("step before reset")
+        if jvm is None or not self._is_playing:
+            raise RuntimeError("step before reset, or after the end")
         command = " ".join(action.split())[:200]
         observation, score, ended = await self._in_thread(lambda: jvm.step(command))
+        self._is_playing = not ended
         score = max(0.0, score)
         gained, self._score = score - self._score, score
         return StepResult(observation, gained, terminated=ended, success=ended and score >= 1.0)
 
     async def close(self) -> None:
         """End the JVM."""
-        jvm, self._jvm = self._jvm, None
         thread, self._thread = self._thread, None
+        if thread is None:
+            return
+        if self._jvm is not None:
+            await asyncio.to_thread(self._jvm.close)  # a step that hangs ends with it
+        await asyncio.get_running_loop().run_in_executor(
+            thread, self._end
+        )  # one that was still starting, too
+        thread.shutdown(wait=False)
+
+    def _end(self) -> None:
+        jvm, self._jvm = self._jvm, None
         if jvm is not None:
-            await asyncio.to_thread(jvm.close)
-        if thread is not None:
-            thread.shutdown(wait=False)
+            jvm.close()
+
+    def _started(self) -> Jvm:
+        if self._jvm is None:
+            self._jvm = Jvm()
+        return self._jvm
 
     async def _in_thread(self, work: Callable[[], T]) -> T:
         if self._thread is None:
@@ -248,4 +276,5 @@ SPEC = EnvSpec(
     expert=expert,
     instructions=INSTRUCTIONS,
     packages=("scienceworld",),
+    isolation="own",
 )

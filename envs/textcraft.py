@@ -68,11 +68,13 @@ class TextCraftEnv:
     def act(self, action: str) -> StepResult:
         """`step`, for callers that are not asynchronous."""
         if self._game is None:
-            raise RuntimeError("step before reset")
+            raise RuntimeError("step before reset, or after the end")
         command = action.strip()
         if len(command) > MAX_ACTION_LENGTH or "\n" in command:
             return StepResult(f"Could not execute {command[:40]!r}: one short line is expected")
         observation, reward, terminated, _, _ = self._game.step(command)
+        if terminated:
+            self._game = None
         return StepResult(
             _readable(observation), float(reward), terminated=terminated, success=bool(terminated)
         )

@@ -1,4 +1,4 @@
-"""Demonstrations: an environment's scripted expert, played on training items, as tokens and masks.
+"""Demonstrations: environments' scripted experts, played on training items, as tokens and masks.
 
 With noise, some turns are preceded by a careless one: an action out of another item's solution, without a
 thought. The environment answers, and the expert goes on where it was. Unless `warmup.imitate_noise` says
@@ -14,13 +14,16 @@ from typing import TYPE_CHECKING
 from agents.renderer import Renderer
 from envs.base import Environment
 from envs.errors import ConfigError
-from envs.registry import EnvSpec, ExpertStep
+from envs.registry import EnvSpec, ExpertStep, get_env
 from envs.types import Item, Message
+from tasks.mixture import training_draws
 from tasks.settings import Pipeline
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+USELESS_FROM = 32
+"""Items whose solutions' actions are the careless ones; an expert may need seconds for an item."""
 ATTEMPTS = 8
 """Tries of one demonstration: a useless action may spoil the game, or make it too long."""
 
@@ -37,49 +40,72 @@ class Demonstration:
 
 
 async def demonstrate(
-    spec: EnvSpec, items: Sequence[Item], *, pipeline: Pipeline, tokenizer: "PreTrainedTokenizerBase"
+    items: Sequence[Item], *, pipeline: Pipeline, tokenizer: "PreTrainedTokenizerBase"
 ) -> list[Demonstration]:
-    """`warmup.demonstrations` games over `items`, each item about equally often; seeded.
+    """`warmup.demonstrations` games over `items`, drawn as training draws them; seeded.
 
-    Raises `ConfigError` if the expert solves none of them within the context length.
+    Raises `ConfigError` if the experts solve none of them within the context length.
     """
-    assert pipeline.warmup is not None
+    settings = pipeline.warmup
+    assert settings is not None
+    seed = f"demonstrations/{pipeline.seed}"
+    rng = random.Random(seed)
+    draws = training_draws(items, pipeline.data, seed=seed)
+    specs = {env: get_env(env) for env in pipeline.data.envs}
+    stages = {env: _Stage(spec, items, rng=rng, noise=settings.noise) for env, spec in specs.items()}
     renderer = Renderer(tokenizer)
-    rng = random.Random(f"demonstrations/{pipeline.seed}")
-    order = list(items)
-    useless = sorted({step.action for item in items for step in spec.expert(item)})
-    instructions = spec.instructions if pipeline.agent.instructions else None
-    env = spec.make()
     games: list[Demonstration] = []
+    failures = 0
     try:
-        while len(games) < pipeline.warmup.demonstrations:
-            rng.shuffle(order)
-            before = len(games)
-            for item in order:
-                solution = spec.expert(item)
-                for attempt in range(ATTEMPTS if solution else 0):
-                    noise = pipeline.warmup.noise if attempt < ATTEMPTS - 1 else 0.0
-                    script = _script(solution, useless=useless, noise=noise, rng=rng)
-                    game = await _play(
-                        env,
-                        item,
-                        script,
-                        renderer=renderer,
-                        encode=partial(tokenizer.encode, add_special_tokens=False),
-                        instructions=instructions,
-                        imitate_noise=pipeline.warmup.imitate_noise,
-                    )
-                    if game and _length(game) <= pipeline.rollout.context_length:
-                        games.append(game)
-                        break
-            if len(games) == before:
+        while len(games) < settings.demonstrations:
+            item = next(draws)
+            stage = stages[item.env]
+            spec = specs[item.env]
+            solution = stage.solution(item)
+            game = None
+            for attempt in range(ATTEMPTS if solution else 0):
+                noise = settings.noise if attempt < ATTEMPTS - 1 else 0.0
+                game = await _play(
+                    stage.env,
+                    item,
+                    _script(solution, useless=stage.useless, noise=noise, rng=rng),
+                    renderer=renderer,
+                    encode=partial(tokenizer.encode, add_special_tokens=False),
+                    instructions=spec.instructions if pipeline.agent.instructions else None,
+                    imitate_noise=settings.imitate_noise,
+                )
+                if game and _length(game) <= pipeline.rollout.context_length:
+                    games.append(game)
+                    break
+            else:
+                failures += 1
+            if failures > len(items) and not games:
                 raise ConfigError(
-                    f"the expert of {spec.name!r} solves no training item within rollout.context_length "
+                    f"the experts of {', '.join(specs)} solve no training item within rollout.context_length "
                     f"{pipeline.rollout.context_length}; raise it"
                 )
     finally:
-        await env.close()
-    return games[: pipeline.warmup.demonstrations]
+        for stage in stages.values():
+            await stage.env.close()
+    return games
+
+
+class _Stage:
+    """Where demonstrations of one environment are played."""
+
+    def __init__(self, spec: EnvSpec, items: Sequence[Item], *, rng: random.Random, noise: float) -> None:
+        self.env = spec.make()
+        self._spec = spec
+        self._solutions: dict[str, Sequence[ExpertStep]] = {}
+        own = [item for item in items if item.env == spec.name]
+        others = rng.sample(own, min(USELESS_FROM, len(own))) if noise else []
+        self.useless = sorted({step.action for item in others for step in self.solution(item)})
+
+    def solution(self, item: Item) -> Sequence[ExpertStep]:
+        """The expert's; some take seconds to find, so they are kept."""
+        if item.item_id not in self._solutions:
+            self._solutions[item.item_id] = self._spec.expert(item)
+        return self._solutions[item.item_id]
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,8 +43,8 @@ def read_items(path: Path, *, data: DataSettings | None = None) -> list[Item]:
         item = item_from_json(line, place=f"{path}:{number}")
         if data is not None and data.part_of(item) is None:
             raise ConfigError(
-                f"{path}:{number}: item {item.item_id!r} of environment {item.env!r} is in none of data.parts "
-                f"({', '.join(data.parts)}); run the prepare stage again"
+                f"{path}:{number}: item {item.item_id!r} of environment {item.env!r} is in none of "
+                f"data.parts ({', '.join(data.parts)}); run the prepare stage again"
             )
         items.append(item)
     if not items:

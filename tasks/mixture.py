@@ -34,14 +34,14 @@ def split(data: DataSettings) -> Split:
             for item in own:
                 if data.part_of(item) != name:
                     raise ConfigError(
-                        f"item {item.item_id} is in data.parts.{data.part_of(item)} and in data.parts.{name}; "
-                        "let their `where` exclude each other"
+                        f"item {item.item_id} is in data.parts.{data.part_of(item)} and in "
+                        f"data.parts.{name}; let their `where` exclude each other"
                     )
             chosen += own
     return Split(train=train, test=test)
 
 
-def training_draws(items: Sequence[Item], data: DataSettings, *, seed: int) -> Iterator[Item]:
+def training_draws(items: Sequence[Item], data: DataSettings, *, seed: int | str) -> Iterator[Item]:
     """The items that training plays, in order, without an end.
 
     Parts take turns so that at every moment each has had its share, to within one item; within a part each
@@ -74,9 +74,7 @@ def training_turns(pipeline: Pipeline, *, step: int) -> dict[str, int]:
 
 def evaluation_turns(pipeline: Pipeline) -> dict[str, int]:
     """Turns that an episode of each part may have in evaluation."""
-    return {
-        name: part.max_turns or pipeline.evaluate.max_turns for name, part in pipeline.data.parts.items()
-    }
+    return {name: part.max_turns or pipeline.evaluate.max_turns for name, part in pipeline.data.parts.items()}
 
 
 def _shuffled(items: Sequence[Item], *, seed: str) -> Iterator[Item]:

@@ -1,4 +1,4 @@
-"""Plays a pipeline's environment with some sampler: the one place where its settings become an episode's."""
+"""Plays a pipeline's environments with some sampler: the one place where its settings become an episode's."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -11,10 +11,11 @@ from agents.renderer import Renderer
 from agents.sampler import Sampler
 from agents.schedule import annealed
 from agents.types import SamplingParams, Trajectory
-from envs.pool import EnvPool
+from envs.manager import EnvManager
 from envs.registry import get_env
 from envs.types import Item
 from tasks.mixture import training_turns
+from tasks.ray_envs import over_cluster
 from tasks.settings import Pipeline
 
 if TYPE_CHECKING:
@@ -51,33 +52,47 @@ class Player:
     """Episodes of `pipeline`, in whichever event loop awaits them; one loop only."""
 
     def __init__(self, pipeline: Pipeline, *, sampler: Sampler, tokenizer: "PreTrainedTokenizerBase") -> None:
-        spec = get_env(pipeline.data.env)
+        specs = [get_env(name) for name in pipeline.data.envs]
+        self._data = pipeline.data
         self._rollout = pipeline.rollout
         self._sampler = sampler
-        self._agent = Agent(
-            renderer=Renderer(tokenizer),
-            parse=PARSERS[pipeline.agent.parser],
-            instructions=spec.instructions if pipeline.agent.instructions else None,
-        )
-        self._pool = EnvPool(spec.make, capacity=pipeline.rollout.max_live_envs)
+        renderer = Renderer(tokenizer)
+        self._agents = {
+            spec.name: Agent(
+                renderer=renderer,
+                parse=PARSERS[pipeline.agent.parser],
+                instructions=spec.instructions if pipeline.agent.instructions else None,
+            )
+            for spec in specs
+        }
+        self._envs = EnvManager(specs, capacity=pipeline.rollout.max_live_envs, spread=over_cluster())
 
     async def play(self, items: Sequence[Item], play: Play) -> list[list[Trajectory]]:
         """One group per item, in order."""
         rollout = self._rollout
-        return await group.play(
-            items,
-            name=play.name,
-            chains=play.chains,
-            pool=self._pool,
-            sampler=self._sampler,
-            agent=self._agent,
-            limits=EpisodeLimits(
-                max_turns=play.max_turns,
+        limits = {
+            part: EpisodeLimits(
+                max_turns=max_turns,
                 max_tokens_per_turn=rollout.max_tokens_per_turn,
                 context_length=rollout.context_length,
                 episode_timeout_s=rollout.episode_timeout_s,
                 step_timeout_s=rollout.step_timeout_s,
-            ),
+            )
+            for part, max_turns in play.max_turns.items()
+        }
+
+        def rules_of(item: Item) -> tuple[Agent, EpisodeLimits]:
+            part = self._data.part_of(item)
+            assert part is not None  # files of items are checked when they are read
+            return self._agents[item.env], limits[part]
+
+        return await group.play(
+            items,
+            name=play.name,
+            chains=play.chains,
+            envs=self._envs,
+            sampler=self._sampler,
+            rules_of=rules_of,
             sampling=SamplingParams(
                 max_tokens=rollout.max_tokens_per_turn,
                 temperature=play.temperature,
@@ -89,4 +104,4 @@ class Player:
 
     async def close(self) -> None:
         """Close the environments."""
-        await self._pool.close()
+        await self._envs.close()

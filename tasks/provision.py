@@ -8,69 +8,99 @@ import asyncio
 import json
 import platform
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 
 from envs.errors import EnvCrashed, EpisodeTimeout, WingspanError
-from envs.pool import EnvPool
-from envs.registry import EnvSpec, get_env
+from envs.manager import EnvManager
+from envs.registry import EnvSpec, ExpertStep, get_env
 from envs.types import Item
 from tasks.files import write_atomically
 from tasks.items import read_items
 from tasks.settings import Pipeline
 
 EPISODES = 64
-"""Expert episodes of the proof; more than any sensible number of live environments on a laptop."""
+"""Most expert episodes of each environment; more than any sensible number of live ones on a laptop."""
+SOLVING_S = 20.0
+"""Most seconds that an expert is given to find solutions; the first may take longer."""
 
 
 def provision(pipeline: Pipeline, workspace: Path) -> None:
-    """Play expert episodes on a full pool; write `provision.json`.
+    """Play expert episodes of every environment at once; write `provision.json`.
 
     Raises `EnvCrashed` or `EpisodeTimeout` if an episode does not end in success.
     """
-    spec = get_env(pipeline.data.env)
-    items = _spread(read_items(workspace / "data" / "train.jsonl", env=spec.name), EPISODES)
+    items = read_items(workspace / "data" / "train.jsonl", data=pipeline.data)
     started = time.perf_counter()
-    turns = asyncio.run(_prove(spec, items=items, pipeline=pipeline))
-    if not any(turns):
-        raise EnvCrashed(f"the expert of {spec.name!r} knows no solution of {len(items)} training items")
+    proofs = {env: _solutions(get_env(env), items) for env in pipeline.data.envs}
+    turns, steps = asyncio.run(_prove(proofs, pipeline=pipeline))
     receipt = {
-        "env": spec.name,
-        "packages": {name: version(name) for name in spec.packages},
         "python": platform.python_version(),
         "capacity": pipeline.rollout.max_live_envs,
-        "episodes": sum(count > 0 for count in turns),
-        "turns": sum(turns),
+        "episodes": sum(map(len, turns.values())),
+        "turns": sum(map(sum, turns.values())),
         "seconds": round(time.perf_counter() - started, 3),
+        "envs": {
+            env: {
+                "packages": {name: version(name) for name in get_env(env).packages},
+                "episodes": len(turns[env]),
+                "turns": sum(turns[env]),
+                "seconds_per_step": round(steps[env], 6),
+            }
+            for env in proofs
+        },
     }
     write_atomically(workspace / "provision.json", json.dumps(receipt, indent=2) + "\n")
 
 
-def _spread(items: Sequence[Item], count: int) -> list[Item]:
-    """At most `count` of `items`, evenly from first to last."""
-    step = max(1, len(items) // count)
-    return list(items[::step][:count])
+@dataclass(frozen=True, slots=True)
+class _Proof:
+    item: Item
+    solution: Sequence[ExpertStep]
 
 
-async def _prove(spec: EnvSpec, *, items: Sequence[Item], pipeline: Pipeline) -> list[int]:
-    """Play every item at once; returns the turns that each took, 0 where the expert knows no solution."""
-    pool = EnvPool(spec.make, capacity=pipeline.rollout.max_live_envs)
+def _solutions(spec: EnvSpec, items: Sequence[Item]) -> list[_Proof]:
+    """Solved items of `spec`, from all over `items`, as many as the limits allow."""
+    own = [item for item in items if item.env == spec.name]
+    until = time.perf_counter() + SOLVING_S
+    found: list[_Proof] = []
+    for item in own[:: max(1, len(own) // EPISODES)][:EPISODES]:
+        if found and time.perf_counter() > until:
+            break
+        solution = spec.expert(item)
+        if solution:
+            found.append(_Proof(item, solution))
+    if not found:
+        raise EnvCrashed(f"the expert of {spec.name!r} knows no solution of {len(own)} training items")
+    return found
+
+
+async def _prove(
+    proofs: Mapping[str, Sequence[_Proof]], *, pipeline: Pipeline
+) -> tuple[dict[str, list[int]], dict[str, float]]:
+    """Play every solution at once; returns each one's turns and the mean seconds of a step, by env."""
+    specs = [get_env(env) for env in proofs]
+    envs = EnvManager(specs, capacity=pipeline.rollout.max_live_envs)
     try:
-        return await asyncio.gather(*(_solve(spec, item, pool=pool, pipeline=pipeline) for item in items))
+        played = [
+            asyncio.gather(*(_solve(proof, envs=envs, pipeline=pipeline) for proof in own))
+            for own in proofs.values()
+        ]
+        turns = dict(zip(proofs, await asyncio.gather(*played), strict=True))
+        return turns, {env: metrics.step.mean for env, metrics in envs.metrics.items()}
     finally:
-        await pool.close()
+        await envs.close()
 
 
-async def _solve(spec: EnvSpec, item: Item, *, pool: EnvPool, pipeline: Pipeline) -> int:
-    solution = spec.expert(item)
-    if not solution:
-        return 0
+async def _solve(proof: _Proof, *, envs: EnvManager, pipeline: Pipeline) -> int:
+    item = proof.item
     limit_s = pipeline.rollout.episode_timeout_s
     try:
-        async with pool.lease(timeout_s=limit_s) as env, asyncio.timeout(limit_s):
+        async with envs.lease(item.env, timeout_s=limit_s) as env, asyncio.timeout(limit_s):
             await env.reset(item)
-            results = [await env.step(step.action) for step in solution]
+            results = [await env.step(step.action) for step in proof.solution]
     except TimeoutError:
         raise EpisodeTimeout(
             f"the expert's episode of {item.item_id} took longer than {limit_s:g} s; the environment hangs, "
@@ -81,8 +111,9 @@ async def _solve(spec: EnvSpec, item: Item, *, pool: EnvPool, pipeline: Pipeline
     except Exception as error:  # what a broken environment raises may be anything
         raise EnvCrashed(f"{item.item_id}: the environment raised {type(error).__name__}: {error}") from error
     if not results[-1].success:
+        packages = ", ".join(get_env(item.env).packages)
         raise EnvCrashed(
             f"the expert's solution of {item.item_id} does not solve it (last observation: "
-            f"{results[-1].observation[:80]!r}); is another version of {', '.join(spec.packages)} installed?"
+            f"{results[-1].observation[:80]!r}); is another version of {packages} installed?"
         )
     return len(results)

@@ -16,6 +16,7 @@ from statistics import fmean
 from agents.parser import PARSERS
 from tasks import report_plots
 from tasks.intervals import gain_interval, wilson
+from tasks.mixture import training_turns
 from tasks.pages import duration, render_page, write_page
 from tasks.provenance import provenance
 from tasks.report_reading import choose_pairs
@@ -30,7 +31,6 @@ from tasks.results import (
     read_results,
     stages_of,
 )
-from tasks.mixture import training_turns
 from tasks.settings import Pipeline
 
 

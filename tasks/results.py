@@ -11,10 +11,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
-from agents.types import StopReason, Trajectory
+from agents.types import Trajectory
 from envs.types import Item
 from tasks.train import RoundResult
 from tasks.trajectories import read_trajectories
@@ -76,8 +75,6 @@ class Grouping:
 
     key: str
     groups: list[Group]
-    all_samples: bool
-    """Rates are over every sample; otherwise over the first sample of each item, which is kept."""
 
     @property
     def plot_name(self) -> str:
@@ -161,31 +158,21 @@ def phases(results: Results) -> dict[str, list[float]]:
 
 
 def _grouping(results: Results, *, key: str, values: Sequence[Any]) -> Grouping:
-    exact = all(
-        f"success_{key}_{value}" in results.evaluation.get(policy, {}).get(mode, {})
+    told = {
+        (policy, mode): results.evaluation.get(policy, {}).get(mode, {})
         for policy in POLICIES
         for mode in MODES
-        for value in values
-    )
-    pairs = [(policy, mode) for policy in POLICIES for mode in MODES]
-
-    def rate(pair: tuple[str, str], value: Any) -> float | None:
-        policy, mode = pair
-        if exact:
-            return results.evaluation[policy][mode][f"success_{key}_{value}"]
-        seen = [
-            t.success
-            for t in results.find(policy, mode).values()
-            if t.item.metadata.get(key) == value and t.stop_reason is not StopReason.ERROR
-        ]
-        return fmean(seen) if seen else None
-
+    }
     sizes = [item.metadata.get(key) for item in results.items()]
     groups = [
-        Group(value=value, items=sizes.count(value), rates={pair: rate(pair, value) for pair in pairs})
+        Group(
+            value=value,
+            items=sizes.count(value),
+            rates={pair: summary.get(f"success_{key}_{value}") for pair, summary in told.items()},
+        )
         for value in values
     ]
-    return Grouping(key=key, groups=groups, all_samples=exact)
+    return Grouping(key=key, groups=groups)
 
 
 def _json(path: Path) -> dict[str, Any]:

@@ -218,11 +218,10 @@ class TrainSession:
             raise ConfigError(f"no policy in {warmed}; run the warm-up stage first")
 
     def _launch(self) -> None:
+        items = self._write_draws()
         self._owns_ray |= connect_ray(self._pipeline)
         model = self._workspace / "warmup" if self._pipeline.warmup else self._pipeline.model
-        self._actor = launch(
-            self._pipeline, model=str(model), items=self._write_draws(), checkpoints=self._checkpoints
-        )
+        self._actor = launch(self._pipeline, model=str(model), items=items, checkpoints=self._checkpoints)
         self._actor.prepare.remote()  # nobody waits: if it fails, `start` does it again, and says so
 
     def _write_draws(self) -> Path:

@@ -48,7 +48,8 @@ class StepRecord:
     """`summarise`'s keys; `informative_groups` (share), `trained` (episodes), `entropy` (mean negative
     log-prob of the sampled tokens: unbiased, at the training temperature), `loss`, `grad_norm`, `kl` (to
     the policy that sampled), `kl_reference`, `clip_fraction`, `lr`; `tokens_per_s` of the rollout;
-    `horizon` (the longest, and `horizon_<part>` where there are several), `temperature`, `policy_version`; `seconds` and `seconds_<phase>`."""
+    `horizon` (the longest; where there are several, also
+    `horizon_<part>`), `temperature`, `policy_version`; `seconds` and `seconds_<phase>`."""
     trajectories: list[Trajectory]
     """The groups of the step's first items."""
     saved: bool

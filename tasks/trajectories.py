@@ -11,7 +11,6 @@ from typing import Any
 from agents.types import Completion, FinishReason, StopReason, Trajectory, Turn
 from envs.types import Item
 
-
 MAX_KINDS = 40
 """An item's metadata with more values than this tells items apart, not kinds of items."""
 

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from envs.errors import ConfigError, WingspanError
-from envs.registry import get_env
 from tasks.demonstrations import demonstrate
 from tasks.items import read_items
 from tasks.settings import Pipeline
@@ -39,11 +38,7 @@ def warmup(
     if settings is None:
         raise ConfigError("this pipeline has no warm-up (warmup: null); RL starts from `model` itself")
     items = read_items(workspace / "data" / "train.jsonl", data=pipeline.data)
-    games = asyncio.run(
-        demonstrate(
-            get_env(pipeline.data.env), items, pipeline=pipeline, tokenizer=_tokenizer(pipeline.model)
-        )
-    )
+    games = asyncio.run(demonstrate(items, pipeline=pipeline, tokenizer=_tokenizer(pipeline.model)))
     target = workspace.resolve() / "warmup"
     request = SftRequest(
         model=pipeline.model,

@@ -54,7 +54,14 @@ def the_error(done: subprocess.CompletedProcess[str]) -> str:
     ("arguments", "said"),
     [
         (["run", "textcraft-cpy"], ["'textcraft-cpy'", "did you mean 'textcraft-cpu'", "pipelines.yaml"]),
-        (["run", "textcraft-cpu", "--set", "data.env=textcarft"], ["'textcarft'", "'textcraft'", "registry"]),
+        (
+            ["run", "textcraft-cpu", "--set", "data.parts={textcarft: }"],
+            ["'textcarft'", "'textcraft'", "registry"],
+        ),
+        (
+            ["run", "textcraft-cpu", "--set", "data.parts.textcraft.wieght=2"],
+            ["data.parts.textcraft.wieght", "did you mean 'weight'"],
+        ),
         (["run", "textcraft-cpu", "--set", "train.algorithm=grop"], ["train.algorithm", "'grop'", "grpo"]),
         (["run", "textcraft-cpu", "--set", "train.stpes=3"], ["train.stpes", "did you mean 'steps'"]),
         (["run", "textcraft-cpu", "--set", "model=models/none"], ["'models/none'", "no such folder"]),

@@ -18,10 +18,10 @@ from agents.sampler import ScriptedSampler
 from agents.types import Completion, SamplingParams, StopReason, Trajectory
 from envs.base import Environment
 from envs.errors import MissingDependency
-from envs.pool import EnvPool
+from envs.manager import EnvManager
 from envs.types import Item, StepResult
 from tests.tiny_model import save_tiny_model
-from tests.toy import ToyEnv, toy_item, toy_tokenizer
+from tests.toy import ToyEnv, toy_item, toy_tokenizer, toys
 
 TEXTS = ["Action: add 1", "Action: add 1", "Action: add 1"]
 
@@ -44,21 +44,22 @@ class Makes:
 
 
 PLAYS = itertools.count()
+AGENT = Agent(renderer=Renderer(toy_tokenizer()), parse=react, instructions=None)
+LIMITS = EpisodeLimits(
+    max_turns=5, max_tokens_per_turn=40, context_length=400, episode_timeout_s=5, step_timeout_s=5
+)
 
 
-async def played(pool: EnvPool, items: Sequence[Item], **changes: Any) -> list[list[Trajectory]]:
+async def played(envs: EnvManager, items: Sequence[Item], **changes: Any) -> list[list[Trajectory]]:
     arguments: dict[str, Any] = {
         "name": f"play {next(PLAYS)}",
         "chains": 4,
         "sampler": ScriptedSampler(TEXTS, encode=encode),
-        "agent": Agent(renderer=Renderer(toy_tokenizer()), parse=react, instructions=None),
-        "limits": EpisodeLimits(
-            max_turns=5, max_tokens_per_turn=40, context_length=400, episode_timeout_s=5, step_timeout_s=5
-        ),
+        "rules_of": lambda _: (AGENT, LIMITS),
         "sampling": SamplingParams(max_tokens=40),
         "max_attempts": 3,
     }
-    return await play(items, pool=pool, **(arguments | changes))
+    return await play(items, envs=envs, **(arguments | changes))
 
 
 def test_groups_come_in_the_order_of_their_items() -> None:
@@ -66,7 +67,7 @@ def test_groups_come_in_the_order_of_their_items() -> None:
     seen: list[Trajectory] = []
 
     async def main() -> list[list[Trajectory]]:
-        return await played(EnvPool(ToyEnv, capacity=3), items, on_trajectory=seen.append, max_attempts=1)
+        return await played(toys(ToyEnv, capacity=3), items, on_trajectory=seen.append, max_attempts=1)
 
     groups = asyncio.run(main())
     assert [[(t.item.item_id, t.chain) for t in group] for group in groups] == [
@@ -86,7 +87,7 @@ def test_a_fault_is_retried_on_another_environment() -> None:
     make = Makes(ToyEnv(crash_at=2))
 
     async def main() -> list[list[Trajectory]]:
-        return await played(EnvPool(make, capacity=4), [toy_item()])
+        return await played(toys(make, capacity=4), [toy_item()])
 
     [group] = asyncio.run(main())
     assert sorted(t.attempts for t in group) == [1, 1, 1, 2]
@@ -101,11 +102,11 @@ def test_a_retry_takes_no_warm_instance() -> None:
     make = Makes(*stale)
 
     async def main() -> list[list[Trajectory]]:
-        pool = EnvPool(make, capacity=2)
-        await played(pool, [toy_item()], chains=2)
+        envs = toys(make, capacity=2)
+        await played(envs, [toy_item()], chains=2)
         for env in stale:
             env.crash_at = 1
-        return await played(pool, [toy_item()], chains=2, max_attempts=2)
+        return await played(envs, [toy_item()], chains=2, max_attempts=2)
 
     [group] = asyncio.run(main())
     assert [(t.attempts, t.stop_reason) for t in group] == [(2, StopReason.TERMINATED)] * 2
@@ -119,9 +120,9 @@ def test_after_its_last_attempt_a_chain_is_data_with_its_cause() -> None:
             return await super().reset(item)
 
     async def main() -> list[list[Trajectory]]:
-        pool = EnvPool(Broken, capacity=8)
-        groups = await played(pool, [toy_item(0), toy_item(1)])
-        assert pool.metrics.replaced == 4 * 3
+        envs = toys(Broken, capacity=8)
+        groups = await played(envs, [toy_item(0), toy_item(1)])
+        assert envs.metrics["toy"].replaced == 4 * 3
         return groups
 
     good, bad = asyncio.run(main())
@@ -155,9 +156,9 @@ def test_no_two_attempts_share_an_episode_id() -> None:
     sampler = Recorder(fail_first=4)
 
     async def main() -> None:
-        pool = EnvPool(ToyEnv, capacity=4)
+        envs = toys(ToyEnv, capacity=4)
         for _ in range(2):  # the same items again, as in the next step
-            groups = await played(pool, [toy_item()], sampler=sampler)
+            groups = await played(envs, [toy_item()], sampler=sampler)
             assert {t.stop_reason for t in groups[0]} == {StopReason.TERMINATED}
 
     asyncio.run(main())
@@ -176,7 +177,7 @@ def test_plays_of_one_name_draw_alike_and_others_do_not(tmp_path: Path) -> None:
         sampler = CpuSampler(model, context_length=400)
 
         async def main() -> list[list[Trajectory]]:
-            return await played(EnvPool(ToyEnv, capacity=capacity), items, name=name, sampler=sampler)
+            return await played(toys(ToyEnv, capacity=capacity), items, name=name, sampler=sampler)
 
         try:
             groups = asyncio.run(main())
@@ -207,28 +208,28 @@ def test_no_chain_waits_for_a_sibling() -> None:
             released.set()
 
     make = Makes(Gated(hang_at=1))
-    [group] = asyncio.run(played(EnvPool(make, capacity=4), [toy_item()], on_trajectory=note))
+    [group] = asyncio.run(played(toys(make, capacity=4), [toy_item()], on_trajectory=note))
     assert done == [1, 2, 3, 0]
     assert [t.success for t in group] == [True] * 4
 
 
-def test_cancelling_leaves_the_pool_usable() -> None:
+def test_cancelling_leaves_the_environments_usable() -> None:
     make = Makes()
 
     async def main() -> None:
-        pool = EnvPool(make, capacity=3)
+        envs = toys(make, capacity=3)
         slow = ScriptedSampler(TEXTS, encode=encode, latency_s=30)
-        task = asyncio.create_task(played(pool, [toy_item(i) for i in range(4)], sampler=slow))
+        task = asyncio.create_task(played(envs, [toy_item(i) for i in range(4)], sampler=slow))
         await asyncio.sleep(0.05)
-        assert pool.metrics.waiting == 13
+        assert envs.metrics["toy"].waiting == 13
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
         assert len(asyncio.all_tasks()) <= 1 + 3  # this one, and environments that are being closed
-        [group] = await played(pool, [toy_item()], chains=3)
+        [group] = await played(envs, [toy_item()], chains=3)
         assert all(t.success for t in group)
         assert [env.closed for env in make.made] == [True] * 3 + [False] * 3
-        metrics = pool.metrics
+        metrics = envs.metrics["toy"]
         assert (metrics.live, metrics.idle, metrics.waiting) == (3, 3, 0)
 
     asyncio.run(main())
@@ -240,12 +241,12 @@ def test_what_is_no_fault_of_an_episode_ends_the_play() -> None:
             raise MissingDependency("install java")
 
     async def main() -> None:
-        pool = EnvPool(Unplugged, capacity=2)
+        envs = toys(Unplugged, capacity=2)
         with pytest.raises(MissingDependency, match="install java"):
-            await played(pool, [toy_item(i) for i in range(3)])
-        assert pool.metrics.waiting == 0
-        await pool.close()
-        assert pool.metrics.live == 0
+            await played(envs, [toy_item(i) for i in range(3)])
+        assert envs.metrics["toy"].waiting == 0
+        await envs.close()
+        assert envs.metrics["toy"].live == 0
 
     asyncio.run(main())
 
@@ -255,7 +256,7 @@ def test_the_collector_leaves_what_was_there_before_alone() -> None:
     before = gc.get_freeze_count()
     asyncio.run(
         played(
-            EnvPool(ToyEnv, capacity=4),
+            toys(ToyEnv, capacity=4),
             [toy_item()],
             on_trajectory=lambda _: frozen.append(gc.get_freeze_count()),
         )
@@ -265,4 +266,4 @@ def test_the_collector_leaves_what_was_there_before_alone() -> None:
 
 
 def test_nothing_to_play() -> None:
-    assert asyncio.run(played(EnvPool(ToyEnv, capacity=1), [])) == []
+    assert asyncio.run(played(toys(ToyEnv, capacity=1), [])) == []

@@ -9,6 +9,7 @@ from agents.types import Completion, FinishReason, StopReason, Trajectory, Turn
 from envs.errors import ConfigError
 from envs.types import Item
 from tasks.items import read_items, write_items
+from tasks.settings import DataSettings
 from tasks.trajectories import read_trajectories, summarise, write_trajectories
 
 ITEMS = [
@@ -38,9 +39,12 @@ def make(item: Item, *, reward: float, turns: int = 1, error: str | None = None)
     )
 
 
+DATA = DataSettings.model_validate({"parts": {"textcraft": {}}})
+
+
 def test_items_come_back_and_the_same_items_are_the_same_bytes(tmp_path: Path) -> None:
     write_items(tmp_path / "data" / "a.jsonl", ITEMS)
-    assert read_items(tmp_path / "data" / "a.jsonl", env="textcraft") == ITEMS
+    assert read_items(tmp_path / "data" / "a.jsonl", data=DATA) == ITEMS
     write_items(tmp_path / "b.jsonl", read_items(tmp_path / "data" / "a.jsonl"))
     assert (tmp_path / "b.jsonl").read_bytes() == (tmp_path / "data" / "a.jsonl").read_bytes()
 
@@ -59,7 +63,7 @@ def test_a_bad_item_file_is_refused_with_its_place(tmp_path: Path, text: str, sa
     path = tmp_path / "items.jsonl"
     path.write_text(text)
     with pytest.raises(ConfigError) as error:
-        read_items(path, env="textcraft")
+        read_items(path, data=DATA)
     assert said in str(error.value)
     assert str(path) in str(error.value)
 

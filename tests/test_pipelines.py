@@ -23,7 +23,8 @@ NAMES = pipeline_names(ROOT / "pipelines.yaml")
 def test_every_pipeline_is_valid_and_its_stages_resolve(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
     pipeline = load_pipeline(name)
-    get_env(pipeline.data.env)
+    for env in pipeline.data.envs:
+        get_env(env)
     stages = declared_stages(name, pipeline=pipeline, workspace=default_workspace(name))
     expected = STAGES if pipeline.warmup else tuple(stage for stage in STAGES if stage != "warmup")
     assert tuple(stages) == expected

@@ -1,22 +1,29 @@
 """The environment pool: its cap, its queue, what it keeps and what it throws away."""
 
 import asyncio
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import pytest
 
 from envs.errors import EnvCrashed, EpisodeTimeout, MissingDependency
-from envs.pool import EnvPool, PoolMetrics
+from envs.pool import EnvPool
+from envs.types import StepResult
 from tests.toy import ToyEnv, toy_item
 
 
 class Factory:
     """Makes toy environments and remembers them."""
 
-    def __init__(self) -> None:
-        self.made: list[ToyEnv] = []
+    def __init__(self, make: Callable[[], Any] = ToyEnv) -> None:
+        self.made: list[Any] = []
+        self._make = make
 
     def __call__(self) -> ToyEnv:
-        self.made.append(ToyEnv())
+        self.made.append(self._make())
         return self.made[-1]
 
 
@@ -42,7 +49,9 @@ def test_never_more_than_its_capacity() -> None:
         assert most_lent == 3
         assert len(make.made) == 3
         assert sum(env.resets for env in make.made) == 20
-        assert pool.metrics == PoolMetrics(live=3, idle=3, waiting=0, created=3, replaced=0)
+        metrics = pool.metrics
+        assert (metrics.live, metrics.idle, metrics.waiting) == (3, 3, 0)
+        assert (metrics.created, metrics.replaced, metrics.recycled) == (3, 0, 0)
 
     asyncio.run(main())
 
@@ -67,7 +76,7 @@ def test_waiting_ends_at_the_timeout_and_says_why() -> None:
     async def main() -> None:
         pool = EnvPool(Factory(), capacity=2)
         async with pool.lease(), pool.lease():
-            with pytest.raises(EpisodeTimeout, match=r"pool's 2.*max_live_envs") as raised:
+            with pytest.raises(EpisodeTimeout, match=r"2 of the pool's 2 .*max_live_envs") as raised:
                 async with pool.lease(timeout_s=0.02):
                     pass
             assert "0.02 s" in str(raised.value)
@@ -267,6 +276,99 @@ def test_a_pool_outlives_an_event_loop_that_was_cut_short() -> None:
     asyncio.run(cut_short())
     asyncio.run(in_full())
     assert (pool.metrics.live, pool.metrics.idle, pool.metrics.waiting) == (2, 2, 0)
+
+
+@dataclass
+class Mortal(ToyEnv):
+    """A toy that says whether it lives, and notes that it was prepared."""
+
+    alive: bool = True
+    prepared: int = 0
+
+    async def prepare(self) -> None:
+        self.prepared += 1
+        await asyncio.sleep(0)
+        if not self.alive:
+            raise OSError("stillborn")
+
+
+def test_a_dead_instance_is_replaced_and_not_lent() -> None:
+    async def main() -> None:
+        make = Factory(Mortal)
+        pool = EnvPool(make, capacity=2)
+        async with pool.lease(), pool.lease():
+            pass
+        for env in make.made:
+            env.alive = False
+        async with pool.lease(timeout_s=1) as env:
+            assert await env.reset(toy_item()) == "Goal: reach 3."
+            assert [dead.resets for dead in make.made] == [0, 0, 1]
+            assert [dead.closed for dead in make.made].count(True) == 1  # the other one when it is its turn
+            assert (pool.metrics.live, pool.metrics.replaced) == (2, 1)
+
+    asyncio.run(main())
+
+
+def test_an_instance_is_recycled_after_its_last_episode() -> None:
+    async def main() -> None:
+        make = Factory()
+        pool = EnvPool(make, capacity=1, max_episodes=3)
+        for _ in range(7):
+            async with pool.lease(timeout_s=1) as env:
+                await env.reset(toy_item())
+        assert [env.resets for env in make.made] == [3, 3, 1]
+        assert [env.closed for env in make.made] == [True, True, False]
+        assert (pool.metrics.recycled, pool.metrics.replaced) == (2, 0)
+
+    asyncio.run(main())
+
+
+def test_warm_instances_are_ready_and_within_the_cap() -> None:
+    async def main() -> None:
+        make = Factory(Mortal)
+        pool = EnvPool(make, capacity=3)
+        await pool.warm_up(2)
+        await pool.warm_up(9)
+        assert [env.prepared for env in make.made] == [1, 1, 1]
+        assert (pool.metrics.live, pool.metrics.idle) == (3, 3)
+        async with pool.lease():
+            assert pool.metrics.created == 3
+
+    asyncio.run(main())
+
+
+def test_what_cannot_be_made_ready_is_said_and_holds_no_slot() -> None:
+    async def main() -> None:
+        make = Factory(partial(Mortal, alive=False))
+        pool = EnvPool(make, capacity=2)
+        with pytest.raises(OSError, match="stillborn"):
+            await pool.warm_up(2)
+        await pool.close()
+        assert pool.metrics.live == 0
+        assert all(env.closed for env in make.made)
+
+    asyncio.run(main())
+
+
+def test_resets_and_steps_are_timed_whether_they_end_well_or_not() -> None:
+    class Slow(ToyEnv):
+        async def step(self, action: str) -> StepResult:
+            await asyncio.sleep(0.02 if action == "add 2" else 0)
+            return await super().step(action)
+
+    async def main() -> None:
+        pool = EnvPool(partial(Slow, crash_at=3), capacity=1)
+        with suppress(KeyError):
+            async with pool.lease() as env:
+                await env.reset(toy_item(target=9))
+                for action in ("add 1", "add 2", "add 1"):
+                    await env.step(action)
+        assert (pool.metrics.reset.count, pool.metrics.step.count) == (1, 3)
+        assert pool.metrics.step.longest >= 0.02
+        assert pool.metrics.step.mean >= 0.02 / 3
+        assert 0 < pool.metrics.reset.longest < pool.metrics.step.longest
+
+    asyncio.run(main())
 
 
 def test_a_pool_holds_something() -> None:

@@ -44,7 +44,7 @@ class _Toy:
 
 @pytest.fixture
 def pipeline() -> Pipeline:
-    return load_pipeline("textcraft-cpu", overrides={"data.env": "toy"}, file=PIPELINES)
+    return load_pipeline("textcraft-cpu", overrides={"data.parts": {"toy": None}}, file=PIPELINES)
 
 
 def use(toy: _Toy, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -57,7 +57,7 @@ def test_textcraft_is_prepared_with_no_goal_in_both_splits_and_the_same_bytes_ag
     for folder in ("a", "b"):
         prepare(pipeline, tmp_path / folder)
     files = ("data/train.jsonl", "data/test.jsonl")
-    train, test = (read_items(tmp_path / "a" / file, env="textcraft") for file in files)
+    train, test = (read_items(tmp_path / "a" / file, data=pipeline.data) for file in files)
     assert (len(train), len(test)) == (374, 100)
     assert not {item.item_id for item in train} & {item.item_id for item in test}
     for file in files:
@@ -74,7 +74,7 @@ def test_provision_plays_the_expert_and_leaves_a_receipt(
     receipt = json.loads((tmp_path / "provision.json").read_text())
     assert receipt["episodes"] == 40
     assert receipt["turns"] == 80
-    assert receipt["packages"] == {"pytest": pytest.__version__}
+    assert receipt["envs"]["toy"]["packages"] == {"pytest": pytest.__version__}
     assert toy.lived
     assert all(env.closed for env in toy.lived)
 
@@ -111,5 +111,5 @@ def test_items_of_another_environment_are_refused(
 ) -> None:
     use(_Toy(), monkeypatch)
     prepare(load_pipeline("textcraft-cpu", file=PIPELINES), tmp_path)
-    with pytest.raises(ConfigError, match=r"textcraft_\d+.*'toy'"):
+    with pytest.raises(ConfigError, match=r"textcraft_\d+.*none of data\.parts \(toy\)"):
         provision(pipeline, tmp_path)

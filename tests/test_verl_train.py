@@ -55,7 +55,7 @@ def test_training_survives_kill_9_and_counts_every_step_once(toy_in_ray: None, t
         assert checkpoints.complete_steps(folder / "checkpoints") == [2]
         second = session.run_round(1)
         groups = session.play(
-            toy_items(2, first=200), Play(name="greedy", max_turns=4, chains=2, temperature=0.0)
+            toy_items(2, first=200), Play(name="greedy", max_turns={"parity": 4}, chains=2, temperature=0.0)
         )
         policy = session.export()
 

@@ -1,12 +1,14 @@
 """Demonstrations by hand, and one supervised training run through verl's engine."""
 
 import asyncio
+import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from agents.renderer import Renderer
+from envs import registry
 from envs.errors import ConfigError
 from envs.registry import EnvSpec, ExpertStep
 from envs.types import Item
@@ -19,6 +21,9 @@ from tests.toy import ToyEnv, toy_item, toy_tokenizer
 from tests.verl_toy import register, toy_items, toy_pipeline
 
 SETTINGS = {"demonstrations": 6, "noise": 0.0, "steps": 12, "batch_size": 4, "lr": 1e-2}
+
+
+TOY_DATA = {"parts": {"toy": {}}}
 
 
 def adder(item: Item) -> list[ExpertStep]:
@@ -36,12 +41,17 @@ SPEC = EnvSpec(
 )
 
 
+@pytest.fixture(autouse=True)
+def _toy_is_registered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(registry._MODULES, "toy", __name__)
+
+
 def play(pipeline: Pipeline, items: list[Item]) -> list[Demonstration]:
-    return asyncio.run(demonstrate(SPEC, items, pipeline=pipeline, tokenizer=toy_tokenizer()))
+    return asyncio.run(demonstrate(items, pipeline=pipeline, tokenizer=toy_tokenizer()))
 
 
 def pipeline(**warmup: float) -> Pipeline:
-    return toy_pipeline(Path("none"), warmup=SETTINGS | warmup)
+    return toy_pipeline(Path("none"), warmup=SETTINGS | warmup, data=TOY_DATA)
 
 
 def test_a_demonstration_is_the_conversation_that_an_episode_would_see() -> None:
@@ -60,13 +70,16 @@ def test_a_demonstration_is_the_conversation_that_an_episode_would_see() -> None
 
 
 @pytest.mark.parametrize("imitate_noise", [False, True])
-def test_useless_turns_are_seen_and_imitated_only_where_asked(imitate_noise: bool) -> None:
+def test_useless_turns_are_seen_and_imitated_only_where_asked(
+    imitate_noise: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A borrowed `look` does nothing; a borrowed `add 1` passes the target: that game is not taken."""
     spec = replace(SPEC, expert=lambda item: [ExpertStep(thought="", action="look"), *adder(item)])
+    monkeypatch.setattr(sys.modules[__name__], "SPEC", spec)
     settings = SETTINGS | {"noise": 0.4, "imitate_noise": imitate_noise}
-    noisy = toy_pipeline(Path("none"), warmup=settings, rollout__context_length=500)
+    noisy = toy_pipeline(Path("none"), warmup=settings, data=TOY_DATA, rollout__context_length=500)
     items = [toy_item(i, target=2) for i in range(3)]
-    games = asyncio.run(demonstrate(spec, items, pipeline=noisy, tokenizer=toy_tokenizer()))
+    games = play(noisy, items)
     assert max(game.turns for game in games) > 3, "no useless turn in any game"
     for game in games:
         seen = toy_tokenizer().decode(game.response_ids)
@@ -78,7 +91,7 @@ def test_useless_turns_are_seen_and_imitated_only_where_asked(imitate_noise: boo
 
 
 def test_instructions_open_the_prompt_where_the_pipeline_says_so() -> None:
-    with_them = toy_pipeline(Path("none"), warmup=SETTINGS, agent={"instructions": True})
+    with_them = toy_pipeline(Path("none"), warmup=SETTINGS, data=TOY_DATA, agent={"instructions": True})
     [game, *_] = play(with_them, [toy_item(0)])
     assert "user\nPlay.\n\nGoal: reach 3." in toy_tokenizer().decode(game.prompt_ids)
 
@@ -86,7 +99,7 @@ def test_instructions_open_the_prompt_where_the_pipeline_says_so() -> None:
 def test_the_same_seed_gives_the_same_demonstrations_and_another_one_others() -> None:
     items = [toy_item(i, target=3 + i) for i in range(4)]
     assert play(pipeline(noise=0.3), items) == play(pipeline(noise=0.3), items)
-    other = toy_pipeline(Path("none"), warmup=SETTINGS | {"noise": 0.3}, seed=1)
+    other = toy_pipeline(Path("none"), warmup=SETTINGS | {"noise": 0.3}, data=TOY_DATA, seed=1)
     assert play(other, items) != play(pipeline(noise=0.3), items)
 
 
@@ -124,9 +137,7 @@ def test_the_loss_falls_and_the_policy_is_a_model_like_the_one_it_came_from(tmp_
 
     # The first loss is that of the untrained model on the first batch's 4 equal games: by hand.
     game = asyncio.run(
-        demonstrate(
-            _parity(), toy_items(1), pipeline=toy_pipeline(model, warmup=SETTINGS), tokenizer=toy_tokenizer()
-        )
+        demonstrate(toy_items(1), pipeline=toy_pipeline(model, warmup=SETTINGS), tokenizer=toy_tokenizer())
     )[0]
     assert steps[0]["tokens"] == 4 * sum(game.mask)
     losses = [loss_of(AutoModelForCausalLM.from_pretrained(path), game) for path in (model, folder)]
@@ -138,12 +149,6 @@ def test_the_loss_falls_and_the_policy_is_a_model_like_the_one_it_came_from(tmp_
     assert {t.dtype for t in after.values()} == {torch.float32}
     assert AutoTokenizer.from_pretrained(folder).get_vocab() == toy_tokenizer().get_vocab()
     assert AutoTokenizer.from_pretrained(folder).chat_template == toy_tokenizer().chat_template
-
-
-def _parity() -> EnvSpec:
-    from tests.verl_toy import SPEC
-
-    return SPEC
 
 
 def loss_of(model, game: Demonstration) -> float:  # type: ignore[no-untyped-def]

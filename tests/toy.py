@@ -5,10 +5,14 @@ script of them, so that a test says which instance breaks, where and how.
 """
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
+from envs.base import Environment
+from envs.manager import EnvManager
+from envs.registry import EnvSpec, ExpertStep, Split
 from envs.types import Item, StepResult
 
 if TYPE_CHECKING:
@@ -119,3 +123,21 @@ class ToyEnv:
             raise KeyError("the toy broke")
         if self._steps == self.hang_at:
             await asyncio.Event().wait()
+
+
+def toy_spec(make: Callable[[], Environment] = ToyEnv, **changes: Any) -> EnvSpec:
+    """The toy as the registry would have it."""
+    facts: dict[str, Any] = {
+        "name": "toy",
+        "make": make,
+        "split": lambda seed: Split(train=[toy_item(i) for i in range(8)], test=[toy_item(8)]),
+        "expert": lambda item: [ExpertStep("", "add 1")] * item.metadata["target"],
+        "instructions": "",
+        "packages": (),
+    }
+    return EnvSpec(**(facts | changes))
+
+
+def toys(make: Callable[[], Environment] = ToyEnv, *, capacity: int) -> EnvManager:
+    """Toy environments only."""
+    return EnvManager([toy_spec(make)], capacity=capacity)

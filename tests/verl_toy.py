@@ -64,7 +64,7 @@ def toy_pipeline(model: Path, **overrides: Any) -> Pipeline:
     """A pipeline of seconds; `overrides` by dotted key."""
     values: dict[str, Any] = {
         "model": str(model),
-        "data": {"env": "parity"},
+        "data": {"parts": {"parity": {}}},
         "agent": {"instructions": False},
         "warmup": None,
         "rollout": {

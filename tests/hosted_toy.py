@@ -1,0 +1,61 @@
+"""Environments that misbehave in a process of their own, each in its way, as their action says."""
+
+import asyncio
+import os
+import subprocess
+import sys
+import time
+
+from envs.errors import MissingDependency
+from envs.types import Item, StepResult
+
+
+class Rogue:
+    """Does to its process what the action says; answers with its own process id."""
+
+    def __init__(self) -> None:
+        self._is_playing = False
+
+    async def reset(self, item: Item) -> str:
+        self._is_playing = True
+        return f"{item.item_id} {item.seed} {dict(item.metadata)}"
+
+    async def step(self, action: str) -> StepResult:
+        if not self._is_playing:
+            raise RuntimeError("step before reset, or after the end")
+        verb, _, rest = action.partition(" ")
+        if verb == "raise":
+            raise KeyError(rest)
+        if verb == "miss":
+            raise MissingDependency(rest)
+        if verb == "exit":
+            os._exit(int(rest))
+        if verb == "hang":
+            time.sleep(600)
+        if verb == "spawn":  # a program that would outlive us
+            return StepResult(
+                str(subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"]).pid)
+            )
+        if verb == "repeat":
+            return StepResult("ab\n" * int(rest))
+        print("environments may print")
+        return StepResult(
+            str(os.getpid()) if action == "pid" else action,
+            reward=0.25,
+            terminated=action == "end",
+            truncated=action == "cut",
+            success=action == "end",
+        )
+
+    async def close(self) -> None:
+        await asyncio.sleep(0)
+
+
+def unplugged() -> Rogue:
+    """Something that this environment needs is missing."""
+    raise MissingDependency("install java")
+
+
+def broken() -> Rogue:
+    """Cannot be made."""
+    raise OSError("no such port")
