@@ -48,8 +48,8 @@ class StepRecord:
     """`summarise`'s keys; `informative_groups` (share), `trained` (episodes), `entropy` (mean negative
     log-prob of the sampled tokens: unbiased, at the training temperature), `loss`, `grad_norm`, `kl` (to
     the policy that sampled), `kl_reference`, `clip_fraction`, `lr`; `tokens_per_s` of the rollout;
-    `horizon` (the longest; where there are several, also
-    `horizon_<part>`), `temperature`, `policy_version`; `seconds` and `seconds_<phase>`."""
+    `horizon` (the longest; where parts have
+    their own, also `horizon_<part>`), `temperature`, `policy_version`; `seconds` and `seconds_<phase>`."""
     trajectories: list[Trajectory]
     """The groups of the step's first items."""
     saved: bool
@@ -123,7 +123,7 @@ class Trainer:
             "trained": rollout.put,
             "entropy": -sum(logprobs) / len(logprobs),
             "tokens_per_s": tokens / rollout.seconds,
-            **_horizons(rollout.play.max_turns),
+            **self._horizons(rollout.play.max_turns),
             "temperature": rollout.play.temperature,
             "policy_version": step - 1,
             "seconds": time.perf_counter() - started,
@@ -137,6 +137,11 @@ class Trainer:
         shown = [t for group in rollout.groups[:SAMPLED_ITEMS] for t in group]
         return StepRecord(step=step, metrics=metrics, trajectories=shown, saved=save)
 
+    def _horizons(self, turns: Mapping[str, int]) -> dict[str, int]:
+        differ = any(part.horizon for part in self._pipeline.data.parts.values())
+        by_part = {f"horizon_{name}": count for name, count in turns.items()} if differ else {}
+        return {"horizon": max(turns.values()), **by_part}
+
     def play(self, items: Sequence[Item], play: Play) -> list[list[Trajectory]]:
         """`Player.play` with the policy as it is; nothing is trained."""
         return self._manager.play(items, play)
@@ -147,11 +152,6 @@ class Trainer:
 
         self._manager.close()
         tq.close()
-
-
-def _horizons(turns: Mapping[str, int]) -> dict[str, int]:
-    by_part = {f"horizon_{name}": count for name, count in turns.items()} if len(turns) > 1 else {}
-    return {"horizon": max(turns.values()), **by_part}
 
 
 def launch(pipeline: Pipeline, *, model: str, items: Path, checkpoints: Path) -> Any:
