@@ -76,7 +76,8 @@ async def _cycle(make: Callable[[], Environment], items: Sequence[Item], *, time
         env = make()
         await env.reset(items[turn % len(items)])
         for action in TURNS:
-            await env.step(action)
+            if (await env.step(action)).terminated:
+                break
         await env.close()
 
 

@@ -39,7 +39,6 @@ from envs.registry import EnvSpec, get_env
 from envs.types import Item
 from tasks.base_model import make_tokenizer
 
-CHAINS, CAPACITY = 8, 8
 IDLE_ACTION = "look around"
 
 
@@ -96,8 +95,8 @@ class Killer:
         return False
 
 
-def measure(env: str, items: Sequence[Item], *, kills: int) -> Outcome:
-    """Play `items` undisturbed, then with `kills`."""
+def measure(env: str, items: Sequence[Item], *, kills: int, chains: int = 8, capacity: int = 8) -> Outcome:
+    """Play `chains` of each item undisturbed, then with `kills`, on `capacity` instances."""
     spec = get_env(env)
     if spec.isolation == "none":
         spec = replace(spec, isolation="process")
@@ -125,17 +124,17 @@ def measure(env: str, items: Sequence[Item], *, kills: int) -> Outcome:
         episode_timeout_s=600,
         step_timeout_s=60,
     )
-    calls = sum(CHAINS // 2 * (len(solution) + turns) for solution in solutions)
+    calls = sum(chains // 2 * (len(solution) + turns) for solution in solutions)
     killer = Killer(sampler(), kills=kills, calls=calls)
 
     async def played(sampler: Killer | ScriptedSampler) -> tuple[list[Trajectory], float]:
         ended: list[Trajectory] = []
-        envs = EnvManager([spec], capacity=CAPACITY)
+        envs = EnvManager([spec], capacity=capacity)
         started = time.perf_counter()
         await play(
             items,
             name="play",
-            chains=CHAINS,
+            chains=chains,
             envs=envs,
             sampler=sampler,
             agent=agent,
