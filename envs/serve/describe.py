@@ -104,10 +104,9 @@ def describe(env: str, gym: agentgym.AgentGym, *, guarded: bool) -> dict[str, An
         _Route(method="get", path="/health", says="OpenEnv: it answers", returns=(openenv.Health,)),
         _Route(method="get", path="/openapi.json", says="This document"),
     ]
-    models: set[type[BaseModel]] = {
-        model for route in routes for model in (*route.body, *route.returns) if _is_model(model)
-    }
-    _, schemas = models_json_schema([(model, "validation") for model in (*models, Error)], ref_template=_REF)
+    kinds: set[Any] = {kind for route in routes for kind in (*route.body, *route.returns)}
+    models: list[type[BaseModel]] = [Error, *(kind for kind in kinds if _is_model(kind))]
+    _, schemas = models_json_schema([(model, "validation") for model in models], ref_template=_REF)
     paths: dict[str, dict[str, Any]] = {}
     for route in routes:
         paths.setdefault(route.path, {})[route.method] = _operation(route, guarded=guarded)
