@@ -84,13 +84,13 @@ class AgentGymLink:
         stepped = await self._post("/step", {"id": self._session_id, "action": action})
         dialect = dialect_of(self._env)
         done = bool(self._field(stepped, "done"))
-        # `score` is the episode's so far and may fall below 0 (ScienceWorld, lost); `reward` is the step's.
-        before = self._score
         gained = self._field(stepped, "reward") / dialect.points
-        self._score = max(0.0, stepped["score"] / dialect.points) if "score" in stepped else before + gained
+        if stepped.get("score", 0) < 0:
+            gained = -self._score  # ScienceWorld, lost: nothing is left, and no less
+        self._score += gained
         return StepResult(
             self._field(stepped, "observation"),
-            self._score - before,
+            gained,
             terminated=done,
             success=done and self._score > dialect.success_above,
         )

@@ -1,12 +1,16 @@
-"""Servers for tests: the real command in a process of its own, on a port of its own."""
+"""Servers for tests, on ports of their own: the command in a process, or the same server in this one."""
 
 import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
+
+from envs.registry import EnvSpec
+from envs.serve.app import EnvServer
+from envs.serve.sessions import Limits
 
 ROOT = Path(__file__).parents[1]
 
@@ -42,3 +46,13 @@ def served(name: str, *options: str) -> Iterator[Served]:
         yield server
     finally:
         server.stop()
+
+
+@asynccontextmanager
+async def listening(
+    spec: EnvSpec, *, limits: Limits | None = None, tokens: tuple[str, ...] = (), port: int = 0
+) -> AsyncIterator[str]:
+    """A server in this event loop: its URL."""
+    server = EnvServer(spec, limits=limits or Limits(), tokens=tokens)
+    async with server.listening("127.0.0.1", port) as bound:
+        yield f"http://127.0.0.1:{bound}"

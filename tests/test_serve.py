@@ -1,22 +1,24 @@
 """The server from outside, by plain HTTP: AgentGym's protocol, refusals, limits, the end."""
 
+import asyncio
 import base64
 import itertools
 import re
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from typing import Any
 
 import httpx
 import pytest
 
+from envs.registry import get_env
 from envs.serve.ids import MAX_ID, Ids
+from envs.serve.sessions import Limits
 from envs.textcraft_expert import solve
 from envs.textcraft_world import game
-from tests.serving import ROOT, Served, served
+from tests.serving import ROOT, Served, listening, served
 
 
 @pytest.fixture(scope="module")
@@ -68,22 +70,25 @@ AGENTGYM: dict[str, list[tuple[str, Any, Any]]] = {
 
 @pytest.mark.parametrize("env", AGENTGYM)
 def test_what_agentgyms_clients_send_is_answered_with_what_they_read(env: str) -> None:
-    with served(env) as server, httpx.Client(base_url=server.url) as http:
-        session_id = None
-        for path, body, keys in AGENTGYM[env]:
-            if session_id is not None:
-                body = {**body, "id": session_id}
-            response = http.post(path) if body is None else http.post(path, json=body)
-            assert response.status_code == 200, response.text
-            content = response.json()
-            if keys is None:
-                assert content is True
-                continue
-            assert set(keys.split()) <= set(content)
-            assert isinstance(content.get("observation", ""), str)
-            assert isinstance(content.get("done", False), bool)
-            session_id = content.get("id", session_id)
-        assert isinstance(session_id, int)
+    async def main() -> None:
+        async with listening(get_env(env)) as url, httpx.AsyncClient(base_url=url) as http:
+            session_id = None
+            for path, body, keys in AGENTGYM[env]:
+                if session_id is not None:
+                    body = {**body, "id": session_id}
+                response = await (http.post(path) if body is None else http.post(path, json=body))
+                assert response.status_code == 200, response.text
+                content = response.json()
+                if keys is None:
+                    assert content is True
+                    continue
+                assert set(keys.split()) <= set(content)
+                assert isinstance(content.get("observation", ""), str)
+                assert isinstance(content.get("done", False), bool)
+                session_id = content.get("id", session_id)
+            assert isinstance(session_id, int)
+
+    asyncio.run(main())
 
 
 def test_an_episode_by_agentgyms_protocol_is_the_games(http: httpx.Client) -> None:
@@ -189,44 +194,51 @@ def test_metrics_count_what_was_done(http: httpx.Client) -> None:
 
 
 def test_sessions_are_capped_and_expire() -> None:
-    with (
-        served("textcraft", "--max-sessions", "3", "--idle-s", "0.4") as server,
-        httpx.Client(base_url=server.url) as http,
-    ):
-        first = [created(http) for _ in range(3)]
-        refused = http.post("/create", json={})
-        assert refused.status_code == 429
-        assert "--max-sessions" in refused.json()["detail"]
-        assert int(refused.headers["Retry-After"]) >= 1
-        deadline = time.monotonic() + 30
-        while live(http) and time.monotonic() < deadline:
-            time.sleep(0.05)
-        assert live(http) == 0
-        assert 'wingspan_sessions_ended_total{cause="idle",env="textcraft"} 3.0' in http.get("/metrics").text
-        for session_id in first:
-            gone = http.post("/step", json={"id": session_id, "action": "inventory"})
-            assert gone.status_code == 410
-        assert created(http) not in first
+    async def main() -> None:
+        limits = Limits(max_sessions=3, idle_s=0.3)
+        async with (
+            listening(get_env("textcraft"), limits=limits) as url,
+            httpx.AsyncClient(base_url=url) as http,
+        ):
+            first = [(await http.post("/create", json={})).json()["id"] for _ in range(3)]
+            refused = await http.post("/create", json={})
+            assert refused.status_code == 429
+            assert "--max-sessions" in refused.json()["detail"]
+            assert int(refused.headers["Retry-After"]) >= 1
+            metrics = ""
+            while 'wingspan_sessions_live{env="textcraft"} 0.0' not in metrics:
+                await asyncio.sleep(0.05)
+                metrics = (await http.get("/metrics")).text
+            assert 'wingspan_sessions_ended_total{cause="idle",env="textcraft"} 3.0' in metrics
+            for session_id in first:
+                gone = await http.post("/step", json={"id": session_id, "action": "inventory"})
+                assert gone.status_code == 410
+            assert (await http.post("/create", json={})).json()["id"] not in first
+
+    asyncio.run(main())
 
 
 def test_a_token_opens_the_server_and_only_its_own_sessions() -> None:
-    with (
-        served("textcraft", "--token", "one", "--token", "two") as server,
-        httpx.Client(base_url=server.url) as http,
-    ):
-        assert http.get("/health").json() == {"status": "healthy"}
-        refused = http.post("/create", json={})
-        assert refused.status_code == 401
-        assert "Bearer" in refused.json()["detail"]
-        assert http.get("/metrics", headers={"Authorization": "Bearer three"}).status_code == 401
-        assert http.get("/metrics", headers={"Authorization": "Basic %%"}).status_code == 401
-        one = {"Authorization": "Bearer one"}
-        # a token in the URL, as AgentGym's clients can have it
-        two = {"Authorization": "Basic " + base64.b64encode(b"any:two").decode()}
-        session_id = http.post("/create", json={}, headers=one).json()["id"]
-        step = {"id": session_id, "action": "inventory"}
-        assert http.post("/step", json=step, headers=two).status_code == 404
-        assert http.post("/step", json=step, headers=one).status_code == 200
+    async def main() -> None:
+        async with (
+            listening(get_env("textcraft"), tokens=("one", "two")) as url,
+            httpx.AsyncClient(base_url=url) as http,
+        ):
+            assert (await http.get("/health")).json() == {"status": "healthy"}
+            refused = await http.post("/create", json={})
+            assert refused.status_code == 401
+            assert "Bearer" in refused.json()["detail"]
+            for wrong in ("Bearer three", "Basic %%", "Bearer", "one"):
+                assert (await http.get("/metrics", headers={"Authorization": wrong})).status_code == 401
+            one = {"Authorization": "Bearer one"}
+            # a token in the URL, as AgentGym's clients can have it
+            two = {"Authorization": "Basic " + base64.b64encode(b"any:two").decode()}
+            session_id = (await http.post("/create", json={}, headers=one)).json()["id"]
+            step = {"id": session_id, "action": "inventory"}
+            assert (await http.post("/step", json=step, headers=two)).status_code == 404
+            assert (await http.post("/step", json=step, headers=one)).status_code == 200
+
+    asyncio.run(main())
 
 
 def test_a_taken_port_is_one_line(textcraft: Served) -> None:

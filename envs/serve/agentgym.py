@@ -208,4 +208,4 @@ class AgentGym:
         )
 
     def _in_points(self, reward: float) -> float:
-        return round(self._points * reward, 6)
+        return reward if self._points == 1 else round(self._points * reward, 6)
