@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, TypeVar
 
-from envs.errors import MissingDependency
+from envs.errors import ConfigError, MissingDependency
 from envs.registry import EnvSpec, ExpertStep, Split
 from envs.types import Item, StepResult
 
@@ -230,7 +230,7 @@ def place_of(index: int) -> tuple[Task, int]:
         if rest < task.variations:
             return task, rest
         rest -= task.variations
-    raise IndexError(f"sciworld has {index - rest} items; there is no {index}")
+    raise ConfigError(f"sciworld has {index - rest} items; there is no 'sciworld_{index}'")
 
 
 def make_item(index: int) -> Item:

@@ -116,6 +116,37 @@ def compare(
     typer.echo(f"comparison: {compare_runs(workspaces, out)}")
 
 
+@app.command()
+def serve_env(
+    name: Annotated[str, typer.Argument(help="An environment of envs/registry.py.")],
+    host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 is all.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = 8000,
+    token: Annotated[
+        list[str] | None,
+        typer.Option(envvar="WINGSPAN_TOKEN", help="Ask for it; again for more users, each with its own."),
+    ] = None,
+    max_sessions: Annotated[int, typer.Option(min=1, help="Live instances.")] = 1024,
+    idle_s: Annotated[float, typer.Option(min=0.1, help="Close what is unused for so many seconds.")] = 1800,
+    step_timeout_s: Annotated[float, typer.Option(min=0.1, help="Of one step or reset.")] = 300,
+    max_body_bytes: Annotated[int, typer.Option(min=1024, help="Of one request.")] = 1 << 20,
+) -> None:
+    """Serve an environment over HTTP, by AgentGym's protocol and OpenEnv's, until Ctrl-C."""
+    import asyncio
+
+    from envs.registry import get_env
+    from envs.serve.app import serve
+    from envs.serve.sessions import Limits
+
+    limits = Limits(
+        max_sessions=max_sessions,
+        idle_s=idle_s,
+        step_timeout_s=step_timeout_s,
+        max_body_bytes=max_body_bytes,
+    )
+    tokens = [part for part in token or [] if part]
+    asyncio.run(serve(get_env(name), host=host, port=port, limits=limits, tokens=tokens, say=typer.echo))
+
+
 def parse_settings(settings: list[str]) -> dict[str, Any]:
     """`["train.lr=1e-3"]` → `{"train.lr": 0.001}`; values are YAML. Raises `ConfigError`."""
     overrides = {}

@@ -8,7 +8,7 @@ import signal
 import psutil
 import pytest
 
-from envs.errors import MissingDependency
+from envs.errors import ConfigError, MissingDependency
 from envs.sciworld import TASKS, Jvm, SciWorldEnv, expert, make_item, place_of, split
 
 needs_java = pytest.mark.skipif(shutil.which("java") is None, reason="apt-get install default-jre-headless")
@@ -50,7 +50,7 @@ def test_items_are_numbered_task_by_task():
     assert (place_of(30)[0].name, place_of(30)[1]) == ("melt", 0)
     last = sum(task.variations for task in TASKS) - 1
     assert (place_of(last)[0].name, place_of(last)[1]) == ("identify-life-stages-2", 9)
-    with pytest.raises(IndexError, match=str(last + 1)):
+    with pytest.raises(ConfigError, match=str(last + 1)):
         place_of(last + 1)
 
 

@@ -1,0 +1,271 @@
+"""The two protocols from the client's side: one link is one session on one server.
+
+A link says what happened in three ways: `Unreachable` (the server), `Gone` (the session), `Full` (no room);
+an environment that broke there is an `EnvCrashed`, a request that no server will take a `ConfigError`.
+"""
+
+import asyncio
+import json
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any, NoReturn, Protocol
+
+import aiohttp
+
+from envs.agentgym import dialect_of
+from envs.errors import ConfigError, EnvCrashed
+from envs.types import Item, StepResult
+
+CONNECT_TIMEOUT_S = 10.0
+CLOSE_TIMEOUT_S = 3.0
+"""To say good-bye; a server that does not hear it closes the session when it is idle."""
+
+MAX_MESSAGE_BYTES = 16 << 20
+
+
+class Unreachable(Exception):
+    """The server did not answer, or not as one that works."""
+
+
+class Full(Exception):
+    """The server has no room for another session."""
+
+
+class Gone(Exception):
+    """The server does not know the session any more."""
+
+
+class Link(Protocol):
+    """One session."""
+
+    async def reset(self, item: Item) -> str:
+        """Start an episode, in a new session at the first call; returns the first observation."""
+        ...
+
+    async def step(self, action: str) -> StepResult:
+        """One action."""
+        ...
+
+    async def close(self) -> None:
+        """End the session; never raises."""
+        ...
+
+
+class AgentGymLink:
+    """AgentGym's protocol, as its clients speak it: to our servers and to its own."""
+
+    def __init__(self, url: str, token: str | None, timeout_s: float) -> None:
+        self._url = url
+        self._headers = _headers(token)
+        self._timeout_s = timeout_s
+        self._http: aiohttp.ClientSession | None = None
+        self._session_id: int | None = None
+        self._env = ""
+        self._score = 0.0
+
+    async def reset(self, item: Item) -> str:
+        """See `Link`."""
+        if self._http is None:
+            self._http = _client(self._headers, self._timeout_s)
+        self._env = item.env
+        if self._session_id is None:
+            created = await self._post("/create", {})
+            if not isinstance(created, dict) or not isinstance(created.get("id"), int):
+                raise ConfigError(f"{self._url}/create answers no id: it is no AgentGym server of {item.env}")
+            self._session_id = created["id"]
+        opened = await self._post("/reset", {"id": self._session_id, "data_idx": item.index})
+        self._score = 0.0
+        # SciWorld's client puts the two together like this.
+        parts = [self._field(opened, "task_description")] if "task_description" in opened else []
+        return "\n".join([*parts, self._field(opened, "observation")])
+
+    async def step(self, action: str) -> StepResult:
+        """See `Link`."""
+        stepped = await self._post("/step", {"id": self._session_id, "action": action})
+        dialect = dialect_of(self._env)
+        done = bool(self._field(stepped, "done"))
+        gained = self._field(stepped, "reward") / dialect.points
+        if stepped.get("score", 0) < 0:
+            gained = -self._score  # ScienceWorld, lost: nothing is left, and no less
+        self._score += gained
+        return StepResult(
+            self._field(stepped, "observation"),
+            gained,
+            terminated=done,
+            success=done and self._score > dialect.success_above,
+        )
+
+    async def close(self) -> None:
+        """See `Link`."""
+        http, self._http = self._http, None
+        if http is None:
+            return
+        with suppress(aiohttp.ClientError, TimeoutError):
+            if self._session_id is not None:
+                async with asyncio.timeout(CLOSE_TIMEOUT_S):
+                    await http.post(f"{self._url}/close", json={"id": self._session_id})
+        await http.close()
+
+    async def _post(self, path: str, body: dict[str, Any]) -> Any:
+        assert self._http is not None
+        try:
+            async with self._http.post(f"{self._url}{path}", json=body) as response:
+                raw = await response.read()
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            raise Unreachable(f"{path}: {_described(error)}") from error
+        if response.status != 200:
+            _refused(response.status, _detail(raw), url=f"{self._url}{path}", creates=path == "/create")
+        try:
+            content = json.loads(raw)
+        except ValueError:
+            raise ConfigError(f"{self._url}{path} answers no JSON: it is no environment server") from None
+        if isinstance(content, dict) and "error" in content:
+            # AgentGym's own servers say so of whatever went wrong.
+            raise EnvCrashed(f"{self._url}{path}: {content['error']}")
+        return content
+
+    def _field(self, content: Mapping[str, Any], name: str) -> Any:
+        try:
+            return content[name]
+        except (KeyError, TypeError):
+            raise ConfigError(
+                f"{self._url} answers without {name!r}: it is no AgentGym server of {self._env}"
+            ) from None
+
+
+class OpenEnvLink:
+    """OpenEnv's WebSocket, with texts as `envs/serve/openenv.py` has them."""
+
+    def __init__(self, url: str, token: str | None, timeout_s: float) -> None:
+        self._url = f"{url}/ws"
+        self._headers = _headers(token)
+        self._timeout_s = timeout_s
+        self._http: aiohttp.ClientSession | None = None
+        self._socket: aiohttp.ClientWebSocketResponse | None = None
+
+    async def reset(self, item: Item) -> str:
+        """See `Link`."""
+        if self._socket is None:
+            await self._connect()
+        wanted = {"item_id": item.item_id, "seed": item.seed, "metadata": dict(item.metadata)}
+        return self._observed(await self._ask("reset", wanted)).observation
+
+    async def step(self, action: str) -> StepResult:
+        """See `Link`."""
+        return self._observed(await self._ask("step", {"text": action}))
+
+    async def close(self) -> None:
+        """See `Link`."""
+        http, self._http = self._http, None
+        socket, self._socket = self._socket, None
+        with suppress(aiohttp.ClientError, TimeoutError, ConnectionError):
+            if socket is not None:
+                async with asyncio.timeout(CLOSE_TIMEOUT_S):
+                    await socket.close()
+        if http is not None:
+            await http.close()
+
+    async def _connect(self) -> None:
+        if self._http is None:
+            self._http = _client(self._headers, self._timeout_s)
+        try:
+            async with asyncio.timeout(CONNECT_TIMEOUT_S):
+                self._socket = await self._http.ws_connect(self._url, max_msg_size=MAX_MESSAGE_BYTES)
+        except aiohttp.WSServerHandshakeError as error:
+            _refused(error.status, error.message, url=self._url, creates=True)
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            raise Unreachable(_described(error)) from error
+
+    async def _ask(self, kind: str, data: dict[str, Any]) -> Any:
+        socket = self._socket
+        if socket is None:
+            raise RuntimeError("step before reset")
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                await socket.send_str(json.dumps({"type": kind, "data": data}))
+                message = await socket.receive()
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            raise Unreachable(f"{kind}: {_described(error)}") from error
+        if message.type is not aiohttp.WSMsgType.TEXT:
+            if socket.close_code in (aiohttp.WSCloseCode.GOING_AWAY, aiohttp.WSCloseCode.OK):
+                raise Gone("the server closed the session")
+            raise Unreachable(f"{kind}: the connection was lost")
+        try:
+            answered = json.loads(message.data)
+            said, content = answered["type"], answered["data"]
+        except (ValueError, KeyError, TypeError):
+            raise ConfigError(f"{self._url} answers {message.data[:60]!r}: it is no OpenEnv server") from None
+        if said == "error":
+            self._failed(content)
+        return content
+
+    def _failed(self, told: Mapping[str, Any]) -> NoReturn:
+        said = told.get("message", "no reason given")
+        match told.get("code"):
+            case "CAPACITY_REACHED":
+                raise Full(said)
+            case "VALIDATION_ERROR" | "UNKNOWN_TYPE" | "INVALID_JSON":
+                raise ConfigError(f"{self._url}: {said}")
+            case _:
+                raise EnvCrashed(f"{self._url}: {said}")
+
+    def _observed(self, data: Mapping[str, Any]) -> StepResult:
+        seen = data["observation"]
+        if "text" not in seen:
+            raise ConfigError(f"{self._url} answers {sorted(seen)} where 'text' is expected: not our server")
+        return StepResult(
+            seen["text"],
+            data["reward"] or 0.0,
+            terminated=seen["terminated"],
+            truncated=seen["truncated"],
+            success=seen["success"],
+        )
+
+
+def _client(headers: Mapping[str, str], timeout_s: float) -> aiohttp.ClientSession:
+    """For one session: one connection, kept."""
+    return aiohttp.ClientSession(
+        connector=aiohttp.TCPConnector(limit=1),
+        cookie_jar=aiohttp.DummyCookieJar(),
+        headers=headers,
+        timeout=aiohttp.ClientTimeout(total=timeout_s, sock_connect=CONNECT_TIMEOUT_S),
+    )
+
+
+def _headers(token: str | None) -> dict[str, str]:
+    return {} if token is None else {"Authorization": f"Bearer {token}"}
+
+
+def _refused(status: int, detail: str, *, url: str, creates: bool) -> NoReturn:
+    """Raise what a status other than 200 means."""
+    if status in (401, 403):
+        raise ConfigError(
+            f"{url} answers {status}: {detail}; give the token that the server was started with"
+        )
+    if status == 429:
+        raise Full(detail)
+    if status in (404, 410) and not creates:
+        raise Gone(detail)
+    if status in (502, 503) or (creates and status >= 500):
+        raise Unreachable(f"{status}: {detail}")
+    if status >= 500:
+        raise EnvCrashed(f"{url} answers {status}: {detail}")
+    raise ConfigError(f"{url} answers {status}: {detail}; is it an environment server, and `protocol` right?")
+
+
+def _detail(raw: bytes) -> str:
+    """What an error answer says, on one line."""
+    said = raw[:2000].decode(errors="replace")
+    with suppress(ValueError):
+        content = json.loads(raw)
+        if isinstance(content, dict):
+            said = (
+                json.dumps(content["detail"])
+                if isinstance(content.get("detail"), list)
+                else str(content.get("detail", content))
+            )
+    return " ".join(said.split())[:300]
+
+
+def _described(error: BaseException) -> str:
+    return " ".join(f"{type(error).__name__} {error}".split())

@@ -1,0 +1,226 @@
+"""Sessions: one live environment each, for whoever opened it, until it is closed, idle too long, or broken.
+
+Owns ids, owners, the cap, idle expiry and the rule that a session does one thing at a time. Knows nothing
+of HTTP but the status that says what went wrong.
+"""
+
+import asyncio
+import logging
+import time
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import TypeVar
+
+from envs.base import Environment
+from envs.errors import ConfigError
+from envs.registry import EnvSpec
+from envs.serve.ids import Ids
+from envs.serve.metrics import Metrics
+from envs.types import Item, StepResult
+
+T = TypeVar("T")
+
+CLOSE_TIMEOUT_S = 10.0
+"""What an environment may take to close before it is abandoned."""
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What a server allows."""
+
+    max_sessions: int = 1024
+    """Live instances, those that are being closed included."""
+    idle_s: float = 1800.0
+    """Without a request for so long a session is closed."""
+    step_timeout_s: float = 300.0
+    """For one step or reset; a session that takes longer is closed."""
+    max_body_bytes: int = 1 << 20
+    """Of a request or a WebSocket message."""
+
+
+class Refused(Exception):
+    """A request that is not carried out, and the HTTP status that says why."""
+
+    def __init__(self, status: int, detail: object, *, retry_after_s: int | None = None) -> None:
+        """`detail`: one line, or a list of fields that are wrong, as FastAPI has them."""
+        super().__init__(detail)
+        self.status = status
+        self.detail = detail
+        self.retry_after_s = retry_after_s
+
+
+class Cause(StrEnum):
+    """Why a session ended."""
+
+    CLOSED = "closed"
+    IDLE = "idle"
+    CRASHED = "crashed"
+    TIMEOUT = "timeout"
+    SHUTDOWN = "shutdown"
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Session:
+    """One live instance and where its episode stands."""
+
+    session_id: int
+    owner: str
+    """Only requests of the same owner find it."""
+    env: Environment
+    item: Item | None = None
+    """What is played; None before the first reset."""
+    episode_id: str | None = None
+    """What the client calls the episode."""
+    steps: int = 0
+    observation: str = ""
+    reward: float = 0.0
+    """Of the last step."""
+    score: float = 0.0
+    """Of the episode so far."""
+    done: bool = False
+    used_at: float = field(default_factory=time.monotonic)
+    busy: bool = False
+    ended: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+class Sessions:
+    """All sessions of one environment on one server."""
+
+    def __init__(self, spec: EnvSpec, limits: Limits) -> None:
+        self.spec = spec
+        self.limits = limits
+        self.metrics = Metrics(spec.name, live=lambda: self.live, capacity=limits.max_sessions)
+        self._ids = Ids()
+        self._open: OrderedDict[int, Session] = OrderedDict()  # longest unused first
+        self._closing = 0
+        self._draining = False
+
+    @property
+    def live(self) -> int:
+        """Instances that hold resources."""
+        return len(self._open) + self._closing
+
+    def open(self, owner: str) -> Session:
+        """A new session with an environment of its own."""
+        if self._draining:
+            raise Refused(503, "the server is shutting down")
+        if self.live >= self.limits.max_sessions:
+            raise Refused(
+                429,
+                f"all {self.limits.max_sessions} instances are in use; close some, or serve with a larger "
+                "--max-sessions",
+                retry_after_s=1,
+            )
+        try:
+            env = self.spec.make()
+        except Exception as error:
+            raise Refused(500, f"cannot make an environment: {described(error)}") from error
+        session = Session(session_id=self._ids.new(), owner=owner, env=env)
+        self._open[session.session_id] = session
+        self.metrics.opened.inc()
+        return session
+
+    def find(self, session_id: int, owner: str) -> Session:
+        """The session called so; it is never another owner's."""
+        session = self._open.get(session_id)
+        if session is not None and session.owner == owner:
+            return session
+        if session is None and self._ids.was_given(session_id):
+            raise Refused(
+                410,
+                f"session {session_id} is over: it was closed, lost to a crash, or unused for "
+                f"{self.limits.idle_s:g} s; create another",
+            )
+        raise Refused(404, f"there is no session {session_id}; create one")
+
+    async def reset(self, session: Session, item: Item) -> str:
+        """Start an episode; returns the first observation."""
+        with self.metrics.reset_s.time():
+            observation = await self._do(session, lambda: session.env.reset(item), self.limits.step_timeout_s)
+        session.item = item
+        session.steps, session.reward, session.score, session.done = 0, 0.0, 0.0, False
+        session.observation = observation
+        return observation
+
+    async def step(self, session: Session, action: str, *, timeout_s: float | None = None) -> StepResult:
+        """One action, in the server's time limit or the smaller `timeout_s`."""
+        if session.item is None or session.done:
+            state = "has not begun" if session.item is None else "has ended"
+            raise Refused(409, f"the episode of session {session.session_id} {state}; reset it")
+        limit_s = min(timeout_s or self.limits.step_timeout_s, self.limits.step_timeout_s)
+        with self.metrics.step_s.time():
+            result = await self._do(session, lambda: session.env.step(action), limit_s)
+        session.steps += 1
+        session.observation, session.reward = result.observation, result.reward
+        session.score += result.reward
+        session.done = result.terminated or result.truncated
+        return result
+
+    async def close(self, session: Session, cause: Cause = Cause.CLOSED) -> None:
+        """End a session and free what it holds; to end it again does nothing."""
+        if self._open.pop(session.session_id, None) is None:
+            return
+        self._closing += 1
+        self.metrics.ended(cause)
+        session.ended.set()
+        try:
+            async with asyncio.timeout(CLOSE_TIMEOUT_S):
+                await session.env.close()
+        except Exception as error:
+            _log.warning("closing session %d failed: %s", session.session_id, described(error))
+        finally:
+            self._closing -= 1
+
+    async def expire_forever(self) -> None:
+        """Close sessions that nobody uses, until cancelled."""
+        while True:
+            await asyncio.sleep(min(5.0, self.limits.idle_s / 4))
+            before = time.monotonic() - self.limits.idle_s
+            stale = []
+            for session in self._open.values():
+                if session.used_at > before:
+                    break
+                if not session.busy:
+                    stale.append(session)
+            await asyncio.gather(*(self.close(session, Cause.IDLE) for session in stale))
+
+    async def drain(self, *, grace_s: float) -> None:
+        """Open no more; let steps finish within `grace_s` seconds; close every session."""
+        self._draining = True
+        with suppress(TimeoutError):
+            async with asyncio.timeout(grace_s):
+                while any(session.busy for session in self._open.values()):
+                    await asyncio.sleep(0.02)
+        await asyncio.gather(*(self.close(session, Cause.SHUTDOWN) for session in list(self._open.values())))
+
+    async def _do(self, session: Session, work: Callable[[], Awaitable[T]], limit_s: float) -> T:
+        """Make a call of the session's environment; one that fails takes its session along."""
+        if session.busy:
+            raise Refused(409, f"session {session.session_id} is busy: one request at a time")
+        session.busy = True
+        try:
+            async with asyncio.timeout(limit_s) as limit:
+                return await work()
+        except ConfigError as error:
+            raise Refused(422, str(error)) from error
+        except Exception as error:
+            if limit.expired() and isinstance(error, TimeoutError):
+                await self.close(session, Cause.TIMEOUT)
+                raise Refused(504, f"the environment took longer than {limit_s:g} s; it was closed") from None
+            await self.close(session, Cause.CRASHED)
+            raise Refused(500, f"the environment raised {described(error)}; it was closed") from error
+        finally:
+            session.busy = False
+            session.used_at = time.monotonic()
+            if session.session_id in self._open:
+                self._open.move_to_end(session.session_id)
+
+
+def described(error: Exception) -> str:
+    """`KeyError: 'x'`, on one line."""
+    return " ".join(f"{type(error).__name__}: {error}".split())
