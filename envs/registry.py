@@ -45,7 +45,11 @@ class EnvSpec:
     """Distributions whose versions a run records."""
 
 
-_MODULES = {"babyai": "envs.babyai", "sciworld": "envs.sciworld", "textcraft": "envs.textcraft"}
+_MODULES = {
+    "babyai": "envs.babyai",
+    "sciworld": "envs.sciworld",
+    "textcraft": "envs.textcraft",
+}
 """Environment name → module with a `SPEC`; imported on first use, so that an environment whose
 package is missing does not stop the others."""
 

@@ -27,9 +27,7 @@ def parse(argument: str, *, family: str) -> tuple[str, dict[str, Any]]:
     for option in query.split("&") if query else ():
         key, equals, value = option.partition("=")
         if not key or not equals:
-            raise ConfigError(
-                f"env {f'{family}:{argument}'!r}: option {option!r} is not of the form key=value"
-            )
+            raise ConfigError(f"env {f'{family}:{argument}'!r}: option {option!r} is not key=value")
         options[unquote(key)] = _value(unquote(value))
     return target, options
 

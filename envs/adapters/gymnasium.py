@@ -191,7 +191,7 @@ def _make(target: str, options: Mapping[str, Any]) -> Any:
 
 def _view(env: Any, *, rendered: bool) -> Callable[[Any, Any], str]:
     if rendered and not isinstance(env.observation_space, gymnasium.spaces.Text):
-        return lambda live, _: without_colours(str(live.render())).rstrip()
+        return lambda live, _: without_colours(str(live.render())).strip("\n")
     tell = observation_text(env.observation_space)
     return lambda _, observation: tell(observation)
 

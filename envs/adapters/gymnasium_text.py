@@ -20,7 +20,7 @@ MAX_NUMBERS = 64
 COLOURS = ("gray", "red", "green", "yellow", "blue", "magenta", "cyan", "white", "crimson")
 """By gymnasium's colour numbers, from 30 for letters and 40 for their background."""
 
-_COLOURED = re.compile(r"\x1b\[([\d;]+)m(.*?)\x1b\[0m", re.DOTALL)
+_ESCAPE = re.compile(r"\x1b\[([\d;]*)m")
 
 
 class NoTextForm(ValueError):
@@ -69,13 +69,17 @@ def action_text(space: Any, *, names: Sequence[str] = ()) -> ActionText:
 
 def without_colours(rendered: str) -> str:
     """Terminal colours as words, for they say where things are: `<red>S</red>`."""
+    open_names: list[str] = []
 
     def in_words(found: re.Match[str]) -> str:
         codes = [int(code) for code in found[1].split(";") if code]
+        if codes in ([], [0]):
+            return f"</{open_names.pop()}>" if open_names else ""
         name = next((COLOURS[c % 10] for c in codes if 30 <= c < 50 and c % 10 < len(COLOURS)), "bold")
-        return f"<{name}>{found[2]}</{name}>"
+        open_names.append(name)
+        return f"<{name}>"
 
-    return _COLOURED.sub(in_words, rendered)
+    return _ESCAPE.sub(in_words, rendered)
 
 
 def _choice(space: Any, names: Sequence[str]) -> ActionText:

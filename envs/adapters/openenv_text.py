@@ -1,4 +1,4 @@
-"""OpenEnv's messages as text: observations are fields, actions are read by the JSON schema of their fields."""
+"""OpenEnv's messages as text: observations are fields, actions are read by the JSON schema of theirs."""
 
 import json
 from collections.abc import Mapping

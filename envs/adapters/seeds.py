@@ -42,26 +42,20 @@ class OwnRandom:
     """
 
     def __init__(self, seed: int) -> None:
-        self._own = (random.Random(seed).getstate(), np.random.RandomState(seed).get_state())
-        self._others: tuple[Any, Any] | None = None
+        self._python = random.Random(seed).getstate()
+        self._numpy: Any = np.random.MT19937(seed)
+        self._others: tuple[tuple[Any, ...], Any] | None = None
 
     def __enter__(self) -> None:
-        self._others = _states()
-        _set_states(self._own)
+        self._others = random.getstate(), np.random.get_bit_generator()
+        random.setstate(self._python)
+        np.random.set_bit_generator(self._numpy)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         assert self._others is not None
-        self._own = _states()
-        _set_states(self._others)
-
-
-def _states() -> tuple[Any, Any]:
-    return random.getstate(), np.random.get_state()
-
-
-def _set_states(states: tuple[Any, Any]) -> None:
-    python, numpy = states
-    random.setstate(python)
-    np.random.set_state(numpy)
+        self._python = random.getstate()
+        python, numpy = self._others
+        random.setstate(python)
+        np.random.set_bit_generator(numpy)

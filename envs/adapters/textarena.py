@@ -7,13 +7,17 @@ was not cut short by an invalid move. A game's own limit of turns is one of its 
 
 The seeds of training and test differ; what a game makes of them may not: TowerOfHanoi has one problem.
 
+Some games take long to make a problem, which holds up this process's other episodes: Sokoban-v0 0.3 s,
+RushHour-v0 a second, Sudoku-v0-hard eight, Sokoban-v0-medium half a minute. The others take milliseconds.
+
 Games for several players are refused, for no opponent that the package has plays all of them; so are the
 two whose game master is a language model behind a paid service. Games with words need data of nltk.
 """
 
 import importlib
+import io
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from functools import cache, partial
 from typing import Any
 
@@ -25,37 +29,35 @@ from envs.types import Item, StepResult
 
 FAMILY = "textarena"
 
-GAMES = frozenset(
-    [
-        "Bandit",
-        "Blackjack",
-        "Countdown",
-        "Crosswords",
-        "Cryptarithm",
-        "FifteenPuzzle",
-        "FrozenLake",
-        "Game2048",
-        "GuessTheNumber",
-        "Hangman",
-        "Klondike",
-        "LightsOut",
-        "LogicPuzzle",
-        "Mastermind",
-        "Minesweeper",
-        "PegJump",
-        "RushHour",
-        "Secretary",
-        "Set",
-        "Slitherlink",
-        "Sokoban",
-        "Sudoku",
-        "ThreeCardMonte",
-        "TowerOfHanoi",
-        "UltimateTexasHoldem",
-        "WordLadder",
-        "WordSearch",
-        "Wordle",
-    ]
+GAMES = (
+    "Bandit",
+    "Blackjack",
+    "Countdown",
+    "Crosswords",
+    "Cryptarithm",
+    "FifteenPuzzle",
+    "FrozenLake",
+    "Game2048",
+    "GuessTheNumber",
+    "Hangman",
+    "Klondike",
+    "LightsOut",
+    "LogicPuzzle",
+    "Mastermind",
+    "Minesweeper",
+    "PegJump",
+    "RushHour",
+    "Secretary",
+    "Set",
+    "Slitherlink",
+    "Sokoban",
+    "Sudoku",
+    "ThreeCardMonte",
+    "TowerOfHanoi",
+    "UltimateTexasHoldem",
+    "WordLadder",
+    "WordSearch",
+    "Wordle",
 )
 """Modules of the games for one player that need nobody else."""
 
@@ -90,7 +92,7 @@ class TextArenaEnv:
             self._game = wrapper(self._game)
         self._seen = ""
         self._random = OwnRandom(item.seed)
-        with self._random:
+        with self._random, _silence():
             self._game.reset(num_players=1, seed=item.seed)
         return self._news()
 
@@ -100,16 +102,18 @@ class TextArenaEnv:
             raise RuntimeError("step before reset")
         if len(action) > MAX_ACTION_LENGTH:
             return StepResult(f"A move has at most {MAX_ACTION_LENGTH} characters.")
-        with self._random:
+        with self._random, _silence():
             done, _ = self._game.step(action)
         if not done:
             return StepResult(self._news())
         rewards, facts = self._rules.close()
         self._game = None
-        reward = float(rewards[0])
+        reward, reason = rewards[0], facts[0].get("reason")
+        if isinstance(reward, str):  # four games mix up the two when an invalid move ends them
+            reward, reason = 0.0, reward
         return StepResult(
-            str(facts[0].get("reason") or "The game is over."),
-            reward,
+            str(reason or "The game is over."),
+            float(reward),
             terminated=True,
             success=reward >= 1 and not facts[0]["invalid_move"],
         )
@@ -120,11 +124,11 @@ class TextArenaEnv:
 
     def _news(self) -> str:
         """What has not been told: the package's default view begins with all that was said before."""
-        with self._random:
+        with self._random, _silence():
             _, view = self._game.get_observation()
-        news = view.removeprefix(self._seen)
+        news: str = view.removeprefix(self._seen) or view
         self._seen = view
-        return (news or view).strip()
+        return news.strip()
 
 
 @cache
@@ -154,7 +158,7 @@ def _registered(name: str) -> Any:
     if not _playable(entries[target]):
         raise ConfigError(
             f"env {name!r} is refused: it is for several players or needs a paid service; "
-            f"the games for one player are {', '.join(sorted(GAMES))}"
+            f"the games for one player are {', '.join(GAMES)}"
         )
     return entries[target]
 
@@ -169,7 +173,7 @@ def _make(name: str) -> Any:
     target, options = parse(name.removeprefix(f"{FAMILY}:"), family=FAMILY)
     package = importlib.import_module("textarena")
     try:
-        with _no_downloads(), OwnRandom(0):
+        with _no_downloads(), _silence(), OwnRandom(0):
             game = package.make(target, **options)
     except LookupError as error:
         if "nltk" not in str(error).lower():
@@ -177,6 +181,8 @@ def _make(name: str) -> Any:
         raise MissingDependency(
             f"env {name!r} needs words; python -m nltk.downloader {' '.join(NLTK_DATA)}"
         ) from None
+    except SyntaxError as error:
+        raise ConfigError(f"env {name!r}: this Python cannot read the game ({error}); use 3.12") from None
     except TypeError as error:
         raise ConfigError(f"env {name!r}: the game refuses its options: {error}") from None
     while isinstance(game, package.Wrapper):
@@ -184,10 +190,15 @@ def _make(name: str) -> Any:
     return game
 
 
+def _silence() -> redirect_stdout[io.StringIO]:
+    """Some games print what they do."""
+    return redirect_stdout(io.StringIO())
+
+
 @contextmanager
 def _no_downloads() -> Iterator[None]:
     """Games fetch their words when they are imported, each time; here a person does it once, knowingly."""
-    nltk = importlib.import_module("nltk")
+    nltk: Any = importlib.import_module("nltk")
     download, nltk.download = nltk.download, lambda *_, **__: False
     try:
         yield
