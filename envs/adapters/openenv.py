@@ -9,6 +9,7 @@ Rewards and the end are the server's. Success is what its observation or metadat
 `is_success`; where they do not, an end with a reward of at least 1. `truncated` in the metadata is heeded.
 """
 
+import asyncio
 import json
 from collections.abc import Mapping
 from contextlib import suppress
@@ -18,7 +19,7 @@ from urllib.parse import urlsplit
 
 import httpx
 from websockets.asyncio.client import ClientConnection, connect
-from websockets.exceptions import WebSocketException
+from websockets.exceptions import ConnectionClosed, WebSocketException
 
 from envs.adapters.openenv_text import ActionForm, observation_text
 from envs.adapters.seeds import no_expert, seeded_split
@@ -28,6 +29,8 @@ from envs.types import Item, StepResult
 
 FAMILY = "openenv"
 CONNECT_TIMEOUT_S = 10.0
+GOODBYE_S = 2.0
+"""For the server to end a session that is left."""
 MAX_MESSAGE = 16 << 20
 """Bytes of one answer."""
 
@@ -83,8 +86,11 @@ class OpenEnvEnv:
         """End the session."""
         socket, self._socket, self._over = self._socket, None, True
         if socket is not None:
-            with suppress(WebSocketException):
-                await socket.send('{"type": "close"}')
+            # The server hangs up once the session is freed, and another one may begin.
+            with suppress(WebSocketException, TimeoutError):
+                async with asyncio.timeout(GOODBYE_S):
+                    await socket.send('{"type": "close"}')
+                    await socket.wait_closed()
             await socket.close()
 
     async def _schema(self) -> dict[str, Any]:
@@ -108,7 +114,8 @@ class OpenEnvEnv:
         """The server's answer; `{"refused": why}` where it says that the action is none."""
         assert self._socket is not None
         try:
-            await self._socket.send(json.dumps({"type": kind, "data": data}))
+            with suppress(ConnectionClosed):  # its last words, if any, are still to be read
+                await self._socket.send(json.dumps({"type": kind, "data": data}))
             answer = json.loads(await self._socket.recv())
             body: dict[str, Any] = answer["data"]
         except (OSError, WebSocketException, ValueError, KeyError, TypeError) as error:

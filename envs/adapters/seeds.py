@@ -13,6 +13,9 @@ from envs.types import Item
 TRAIN_ITEMS, TEST_ITEMS = 1000, 100
 """Of an environment that makes its problems from seeds: as many as one likes, so a round number of each."""
 
+_NUMPY: Any = np.random
+"""Its stubs leave out what swaps the global generator."""
+
 
 def seeded_item(name: str, index: int, *, metadata: Mapping[str, Any] | None = None) -> Item:
     """The item `<name>_<index>`, whose problem comes from seed `index`."""
@@ -47,9 +50,9 @@ class OwnRandom:
         self._others: tuple[tuple[Any, ...], Any] | None = None
 
     def __enter__(self) -> None:
-        self._others = random.getstate(), np.random.get_bit_generator()
+        self._others = random.getstate(), _NUMPY.get_bit_generator()
         random.setstate(self._python)
-        np.random.set_bit_generator(self._numpy)
+        _NUMPY.set_bit_generator(self._numpy)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -58,4 +61,4 @@ class OwnRandom:
         self._python = random.getstate()
         python, numpy = self._others
         random.setstate(python)
-        np.random.set_bit_generator(numpy)
+        _NUMPY.set_bit_generator(numpy)
