@@ -10,8 +10,8 @@ The seeds of training and test differ; what a game makes of them may not: TowerO
 Some games take long to make a problem, which holds up this process's other episodes: Sokoban-v0 0.3 s,
 RushHour-v0 a second, Sudoku-v0-hard eight, Sokoban-v0-medium half a minute. The others take milliseconds.
 
-Games for several players are refused, for no opponent that the package has plays all of them; so are the
-two whose game master is a language model behind a paid service. Games with words need data of nltk.
+Games for several players are refused: no opponent that the package has can play them all. Games with words
+need data of nltk.
 """
 
 import importlib
@@ -40,7 +40,6 @@ GAMES = (
     "Game2048",
     "GuessTheNumber",
     "Hangman",
-    "Klondike",
     "LightsOut",
     "LogicPuzzle",
     "Mastermind",
@@ -59,7 +58,8 @@ GAMES = (
     "WordSearch",
     "Wordle",
 )
-"""Modules of the games for one player that need nobody else."""
+"""Modules of the games for one player. Left out: GuessWho and TwentyQuestions, whose game master is a
+language model behind a paid service, and Klondike, whose module has an error of syntax."""
 
 MAX_ACTION_LENGTH = 2000
 NLTK_DATA = ("words", "averaged_perceptron_tagger_eng")
@@ -157,8 +157,7 @@ def _registered(name: str) -> Any:
         )
     if not _playable(entries[target]):
         raise ConfigError(
-            f"env {name!r} is refused: it is for several players or needs a paid service; "
-            f"the games for one player are {', '.join(GAMES)}"
+            f"env {name!r} is refused; the games that one player can play here are {', '.join(GAMES)}"
         )
     return entries[target]
 
@@ -182,7 +181,7 @@ def _make(name: str) -> Any:
             f"env {name!r} needs words; python -m nltk.downloader {' '.join(NLTK_DATA)}"
         ) from None
     except SyntaxError as error:
-        raise ConfigError(f"env {name!r}: this Python cannot read the game ({error}); use 3.12") from None
+        raise ConfigError(f"env {name!r}: the game is written for Python 3.12 ({error})") from None
     except TypeError as error:
         raise ConfigError(f"env {name!r}: the game refuses its options: {error}") from None
     while isinstance(game, package.Wrapper):
