@@ -16,7 +16,7 @@ install: $(STAMP)
 
 # A name on the PATH may be a shim for a version that is not there: each candidate must really run.
 # uv does not read pip's variables, so a folder of local wheels is passed on to it.
-$(STAMP): pyproject.toml constraints.txt
+$(STAMP): pyproject.toml constraints.txt overrides.txt
 	@set -e; \
 	if [ ! -f $@ ]; then \
 	  for candidate in $(PYTHONS); do \
@@ -33,5 +33,5 @@ $(STAMP): pyproject.toml constraints.txt
 	.venv/bin/python -m pip install --quiet --constraint constraints.txt uv; \
 	export UV_FIND_LINKS="$${UV_FIND_LINKS:-$${PIP_FIND_LINKS// /,}}"; \
 	.venv/bin/uv pip install --quiet --compile-bytecode --python .venv/bin/python \
-	  --constraint constraints.txt --editable '.[dev]'; \
+	  --constraint constraints.txt --overrides overrides.txt --editable '.[dev]'; \
 	touch $@

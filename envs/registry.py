@@ -1,4 +1,5 @@
-"""Which environments there are: one visible dict. To add one, write its file and a line here."""
+"""Which environments there are: one visible dict, and one of families, whose environments are named
+`family:argument`. To add one, write its file and a line here (docs/new-environment.md)."""
 
 import difflib
 from collections.abc import Callable, Sequence
@@ -55,21 +56,39 @@ class EnvSpec:
     """Modules that are imported once for all instances where each has a process."""
 
 
-_MODULES = {"babyai": "envs.babyai", "sciworld": "envs.sciworld", "textcraft": "envs.textcraft"}
+_MODULES = {
+    "babyai": "envs.babyai",
+    "sciworld": "envs.sciworld",
+    "textcraft": "envs.textcraft",
+}
 """Environment name → module with a `SPEC`; imported on first use, so that an environment whose
 package is missing does not stop the others."""
 
 
+_FAMILIES = {
+    "gymnasium": "envs.adapters.gymnasium",
+    "openenv": "envs.adapters.openenv",
+    "reasoning-gym": "envs.adapters.reasoning_gym",
+    "textarena": "envs.adapters.textarena",
+}
+"""Name before the colon → module with `spec(argument) -> EnvSpec`, for packages of many environments."""
+
+
 def env_names() -> list[str]:
-    """All environments there are, whether or not they can be played here."""
+    """All environments with a name of their own, whether or not they can be played here."""
     return list(_MODULES)
 
 
 def get_env(name: str) -> EnvSpec:
-    """The environment called `name`; raises `ConfigError` if there is none."""
-    if name not in _MODULES:
-        near = difflib.get_close_matches(name, _MODULES, n=1)
-        hint = f"; did you mean {near[0]!r}?" if near else ""
-        raise ConfigError(f"unknown env {name!r}{hint or ';'} envs/registry.py has: {', '.join(_MODULES)}")
-    spec: EnvSpec = import_module(_MODULES[name]).SPEC
+    """The environment called `name`; raises `ConfigError` if there is none, `MissingDependency` if its
+    package is not installed."""
+    family, colon, argument = name.partition(":")
+    known = _FAMILIES if colon else _MODULES
+    if family not in known:
+        near = difflib.get_close_matches(family, known, n=1)
+        hint = f"; did you mean {near[0] + colon + argument!r}?" if near else ""
+        have = ", ".join([*_MODULES, *(f"{one}:…" for one in _FAMILIES)])
+        raise ConfigError(f"unknown env {name!r}{hint or ';'} envs/registry.py has: {have}")
+    module = import_module(known[family])
+    spec: EnvSpec = module.spec(argument) if colon else module.SPEC
     return spec

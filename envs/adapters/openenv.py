@@ -1,0 +1,160 @@
+"""OpenEnv: environments behind a server that speaks OpenEnv's protocol, spoken to from here asynchronously.
+
+`openenv:http://host:8000` is the server's address. Each live instance is a session of its own over the
+WebSocket `/ws` (messages `reset` and `step`, one answer each); `/schema` says what an action is made of. The
+`openenv` package is not needed, which would install a web interface and clients of paid services, too.
+
+Item `openenv:<address>_<N>` is a reset with seed `N`; whether the server heeds the seed is its affair.
+Rewards and the end are the server's. Success is what its observation or metadata call `success` or
+`is_success`; where they do not, an end with a reward of at least 1. `truncated` in the metadata is heeded.
+"""
+
+import asyncio
+import json
+from collections.abc import Mapping
+from contextlib import suppress
+from functools import partial
+from typing import Any
+from urllib.parse import urlsplit
+
+import httpx
+from websockets.asyncio.client import ClientConnection, connect
+from websockets.exceptions import ConnectionClosed, WebSocketException
+
+from envs.adapters.openenv_text import ActionForm, observation_text
+from envs.adapters.seeds import no_expert, seeded_split
+from envs.errors import ConfigError, EnvCrashed
+from envs.registry import EnvSpec
+from envs.types import Item, StepResult
+
+FAMILY = "openenv"
+CONNECT_TIMEOUT_S = 10.0
+GOODBYE_S = 2.0
+"""For the server to end a session that is left."""
+MAX_MESSAGE = 16 << 20
+"""Bytes of one answer."""
+
+INSTRUCTIONS = """\
+You act in an environment. The first message ends with the form of an action. Every round you are told what \
+happened, and you answer with your thought and one action, on one line. Answer in this form:
+Thought: your reasoning
+Action: your next action"""
+
+
+class OpenEnvEnv:
+    """One session on the server; begins with the first `reset`."""
+
+    def __init__(self, address: str) -> None:
+        self._address = address
+        self._socket: ClientConnection | None = None
+        self._form = ActionForm({})
+        self._over = True
+
+    async def reset(self, item: Item) -> str:
+        """Start `item`; returns the observation and the form of an action."""
+        if self._socket is None:
+            self._form = ActionForm(await self._schema())
+            self._socket = await self._connect()
+        answer = await self._ask("reset", {"seed": item.seed})
+        self._over = False
+        return f"{observation_text(_observation(answer))}\nAction: {self._form.described}"
+
+    async def step(self, action: str) -> StepResult:
+        """Send one action; what is none, by its form or to the server, is answered and changes nothing."""
+        if self._over:
+            raise RuntimeError("step before reset")
+        fields = self._form.read(action)
+        if fields is None:
+            return StepResult(f"{action.strip()[:60]!r} is no action. Action: {self._form.described}")
+        answer = await self._ask("step", fields)
+        if "refused" in answer:
+            return StepResult(f"{answer['refused']} Action: {self._form.described}")
+        observation = _observation(answer)
+        told = {**observation, **(observation.get("metadata") or {}), **(answer.get("metadata") or {})}
+        reward, self._over = float(answer.get("reward") or 0.0), bool(answer.get("done"))
+        success = told.get("success", told.get("is_success"))
+        truncated = self._over and told.get("truncated") is True
+        return StepResult(
+            observation_text(observation),
+            reward,
+            terminated=self._over and not truncated,
+            truncated=truncated,
+            success=self._over and (reward >= 1 if success is None else bool(success)),
+        )
+
+    async def close(self) -> None:
+        """End the session."""
+        socket, self._socket, self._over = self._socket, None, True
+        if socket is not None:
+            # The server hangs up once the session is freed, and another one may begin.
+            with suppress(WebSocketException, TimeoutError):
+                async with asyncio.timeout(GOODBYE_S):
+                    await socket.send('{"type": "close"}')
+                    await socket.wait_closed()
+            await socket.close()
+
+    async def _schema(self) -> dict[str, Any]:
+        url = f"{self._address}/schema"
+        try:
+            async with httpx.AsyncClient(timeout=CONNECT_TIMEOUT_S) as client:
+                answer = await client.get(url)
+            schema: dict[str, Any] = answer.raise_for_status().json()["action"]
+        except (httpx.HTTPError, ValueError, KeyError, TypeError) as error:
+            raise self._failed(f"GET {url}", error) from error
+        return schema
+
+    async def _connect(self) -> ClientConnection:
+        url = f"ws{self._address.removeprefix('http')}/ws"
+        try:
+            return await connect(url, open_timeout=CONNECT_TIMEOUT_S, max_size=MAX_MESSAGE)
+        except (OSError, TimeoutError, WebSocketException) as error:
+            raise self._failed(f"connecting to {url}", error) from error
+
+    async def _ask(self, kind: str, data: Mapping[str, Any]) -> dict[str, Any]:
+        """The server's answer; `{"refused": why}` where it says that the action is none."""
+        assert self._socket is not None
+        try:
+            with suppress(ConnectionClosed):  # its last words, if any, are still to be read
+                await self._socket.send(json.dumps({"type": kind, "data": data}))
+            answer = json.loads(await self._socket.recv())
+            body: dict[str, Any] = answer["data"]
+        except (OSError, WebSocketException, ValueError, KeyError, TypeError) as error:
+            raise self._failed(kind, error) from error
+        if answer["type"] != "error":
+            return body
+        if kind == "step" and body.get("code") == "VALIDATION_ERROR":
+            return {"refused": _complaint(body.get("errors") or [])}
+        raise EnvCrashed(f"{self._address}: {kind}: {body.get('code')}: {_one_line(body.get('message'))}")
+
+    def _failed(self, what: str, error: Exception) -> EnvCrashed:
+        return EnvCrashed(f"{self._address}: {what}: {type(error).__name__}: {_one_line(error)}")
+
+
+def spec(argument: str) -> EnvSpec:
+    """The environment `openenv:<argument>`; the server is not asked for anything yet."""
+    name = f"{FAMILY}:{argument}"
+    parts = urlsplit(argument)
+    if parts.scheme not in ("http", "https") or not parts.hostname or parts.query:
+        raise ConfigError(f"env {name!r}: give the server's address, such as openenv:http://127.0.0.1:8000")
+    return EnvSpec(
+        name=name,
+        make=partial(OpenEnvEnv, argument.rstrip("/")),
+        split=partial(seeded_split, name),
+        expert=no_expert,
+        instructions=INSTRUCTIONS,
+        packages=("websockets",),
+    )
+
+
+def _observation(answer: Mapping[str, Any]) -> dict[str, Any]:
+    observation = answer.get("observation")
+    return observation if isinstance(observation, dict) else {"observation": observation}
+
+
+def _complaint(errors: list[dict[str, Any]]) -> str:
+    said = [f"{'.'.join(map(str, error.get('loc', ())))}: {error.get('msg')}" for error in errors]
+    return f"The environment refuses this action ({'; '.join(said)[:300]})."
+
+
+def _one_line(text: object) -> str:
+    return " ".join(str(text).split())[:300]

@@ -1,0 +1,64 @@
+"""Problems numbered by seed, and generators of random numbers that are an episode's own."""
+
+import random
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+
+from envs.registry import ExpertStep, Split
+from envs.types import Item
+
+TRAIN_ITEMS, TEST_ITEMS = 1000, 100
+"""Of an environment that makes its problems from seeds: as many as one likes, so a round number of each."""
+
+_NUMPY: Any = np.random
+"""Its stubs leave out what swaps the global generator."""
+
+
+def seeded_item(name: str, index: int, *, metadata: Mapping[str, Any] | None = None) -> Item:
+    """The item `<name>_<index>`, whose problem comes from seed `index`."""
+    return Item(item_id=f"{name}_{index}", env=name, seed=index, metadata=metadata or {})
+
+
+def seeded_split(name: str, split_seed: int) -> Split:
+    """1,000 training and 100 test items out of the seeds from 0 to 1,099; no seed is in both."""
+    indices = list(range(TRAIN_ITEMS + TEST_ITEMS))
+    random.Random(f"{name}/split/{split_seed}").shuffle(indices)
+    return Split(
+        train=[seeded_item(name, i) for i in sorted(indices[TEST_ITEMS:])],
+        test=[seeded_item(name, i) for i in sorted(indices[:TEST_ITEMS])],
+    )
+
+
+def no_expert(item: Item) -> Sequence[ExpertStep]:
+    """For an environment of which no solutions are known."""
+    return ()
+
+
+class OwnRandom:
+    """The global generators of `random` and numpy, as one episode sees them.
+
+    Packages that draw from the global generators would otherwise draw from each other's: while the block
+    lasts, these are the episode's, and after it what they were. The block must not await.
+    """
+
+    def __init__(self, seed: int) -> None:
+        self._python = random.Random(seed).getstate()
+        self._numpy: Any = np.random.MT19937(seed)
+        self._others: tuple[tuple[Any, ...], Any] | None = None
+
+    def __enter__(self) -> None:
+        self._others = random.getstate(), _NUMPY.get_bit_generator()
+        random.setstate(self._python)
+        _NUMPY.set_bit_generator(self._numpy)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        assert self._others is not None
+        self._python = random.getstate()
+        python, numpy = self._others
+        random.setstate(python)
+        _NUMPY.set_bit_generator(numpy)

@@ -1,0 +1,177 @@
+"""Gymnasium's own environments in words, against gymnasium itself."""
+
+import asyncio
+from collections import deque
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium import spaces
+
+from envs.adapters.gymnasium_text import NoTextForm, action_text, observation_text, without_colours
+from envs.adapters.seeds import seeded_item
+from envs.errors import ConfigError, MissingDependency
+from envs.registry import EnvSpec, get_env
+from envs.types import StepResult
+
+SEEDS = range(5)
+
+
+def play(spec: EnvSpec, actions: list[str], *, seed: int = 0) -> tuple[str, list[StepResult]]:
+    async def episode() -> tuple[str, list[StepResult]]:
+        env = spec.make()
+        opening = await env.reset(seeded_item(spec.name, seed))
+        results: list[StepResult] = []
+        for action in actions:
+            if not (results and results[-1].terminated):
+                results.append(await env.step(action))
+        await env.close()
+        return opening, results
+
+    return asyncio.run(episode())
+
+
+def shortest(table: Any, start: int) -> list[int]:
+    """Actions from `start` to a rewarded end, by the environment's own table of transitions."""
+    ways = {start: list[int]()}
+    queue = deque([start])
+    while queue:
+        state = queue.popleft()
+        for action, ((_, after, reward, ended),) in table[state].items():
+            if ended and reward > 0:
+                return [*ways[state], action]
+            if not ended and after not in ways:
+                ways[after] = [*ways[state], action]
+                queue.append(after)
+    raise AssertionError("no way leads to a reward")
+
+
+@pytest.mark.parametrize(
+    ("name", "maker", "names"),
+    [
+        ("gymnasium:FrozenLake-v1?is_slippery=false&map_name=8x8", {"map_name": "8x8"}, "left down right up"),
+        ("gymnasium:Taxi-v4", {}, "south north east west pickup dropoff"),
+    ],
+)
+def test_the_shortest_way_is_a_success_with_the_packages_own_rewards(
+    name: str, maker: dict[str, Any], names: str
+) -> None:
+    spec = get_env(name)
+    target = name.partition(":")[2].partition("?")[0]
+    own = gymnasium.make(target, **maker, **({"is_slippery": False} if maker else {}))
+    for seed in SEEDS:
+        state, _ = own.reset(seed=seed)
+        way = shortest(own.unwrapped.P, int(state))
+        rewards = [float(own.step(action)[1]) for action in way]
+        _, results = play(spec, [names.split()[action] for action in way], seed=seed)
+        assert [result.reward for result in results] == rewards
+        assert [result.success for result in results] == [False] * (len(way) - 1) + [True]
+        assert results[-1].terminated
+
+
+def test_blackjack_is_seen_in_numbers_and_only_a_win_is_a_success() -> None:
+    spec = get_env("gymnasium:Blackjack-v1")
+    own = gymnasium.make("Blackjack-v1")
+    outcomes = set()
+    for seed in range(20):
+        seen, _ = own.reset(seed=seed)
+        _, reward, terminated, _, _ = own.step(0)
+        opening, (result,) = play(spec, ["stick"], seed=seed)
+        assert opening == str(tuple(map(int, seen)))
+        assert (result.reward, result.terminated) == (float(reward), terminated)
+        assert result.success == (float(reward) > 0)
+        outcomes.add(float(reward))
+    assert outcomes >= {-1.0, 1.0}
+
+
+def test_a_walk_over_the_cliff_and_a_fallen_pole() -> None:
+    _, walked = play(get_env("gymnasium:CliffWalking-v1"), ["up", *["right"] * 11, "down"])
+    assert [result.success for result in walked] == [False] * 12 + [True]
+    assert sum(result.reward for result in walked) == -13
+    # Every step of CartPole is rewarded, the last one too: success is its registered threshold.
+    pole = get_env("gymnasium:CartPole-v1")
+    _, fallen = play(pole, ["1"] * 20)
+    assert (fallen[-1].terminated, fallen[-1].reward, fallen[-1].success) == (True, 1.0, False)
+
+
+def test_what_is_no_action_is_answered_and_changes_nothing() -> None:
+    spec = get_env("gymnasium:FrozenLake-v1?is_slippery=false")
+    _, results = play(spec, ["fly", "", "7", "DOWN", "1"])
+    assert results[0].observation == "'fly' is no action. Actions: left, down, right, up."
+    assert [result.observation.startswith("  (Down)") for result in results] == [False] * 3 + [True] * 2
+    assert "where you are is <red>" in spec.instructions
+    assert results[4].observation == "  (Down)\nSFFF\nFHFH\n<red>F</red>FFH\nHFFG"
+
+
+class Spelling(gymnasium.Env[str, str]):
+    """Text in, text out: a user's own environment."""
+
+    observation_space = spaces.Text(100)
+    action_space = spaces.Text(10)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[str, dict[str, Any]]:
+        super().reset(seed=seed)
+        self.word = str(self.np_random.choice(["one", "two", "three"]))
+        return f"Spell {self.word} backwards", {}
+
+    def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
+        right = action == self.word[::-1]
+        return "done", 0.25, True, False, {"is_success": right}
+
+
+class Picture(gymnasium.Env[Any, Any]):
+    observation_space = spaces.Box(0, 255, (96, 96, 3), np.uint8)
+    action_space = spaces.Discrete(2)
+
+
+class Graph(gymnasium.Env[Any, Any]):
+    observation_space = spaces.Discrete(2)
+    action_space = spaces.Graph(spaces.Discrete(2), None)
+
+
+@pytest.fixture(autouse=True)
+def own_environments(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gymnasium.envs.registration, "registry", dict(gymnasium.registry))
+    for made in (Spelling, Picture, Graph):
+        gymnasium.register(f"Test{made.__name__}-v0", entry_point=made)
+
+
+def test_a_users_own_environment_of_texts_says_itself_what_success_is() -> None:
+    spec = get_env("gymnasium:TestSpelling-v0")
+    opening, _ = play(spec, [], seed=3)
+    word = opening.split()[1]
+    assert play(spec, [word[::-1]], seed=3)[1] == [StepResult("done", 0.25, terminated=True, success=True)]
+    assert play(spec, [word], seed=3)[1] == [StepResult("done", 0.25, terminated=True)]
+
+
+def test_what_cannot_be_played_is_refused_by_name() -> None:
+    for name, error, said in [
+        ("TestPicture-v0", ConfigError, "observation space Box.* has no text form"),
+        ("TestGraph-v0", ConfigError, "action space Graph.* has no text form"),
+        ("FrozenLak-v1", ConfigError, "did you mean 'gymnasium:FrozenLake-v1'"),
+        ("FrozenLake-v1?slippery=false", ConfigError, "unexpected keyword argument 'slippery'"),
+        ("FrozenLake-v1?is_slippery", ConfigError, "option 'is_slippery' is not key=value"),
+        ("FrozenLake-v1?success=luck", ConfigError, "success='luck' is none of"),
+        ("no_such_module:X-v0", MissingDependency, "no_such_module"),
+    ]:
+        with pytest.raises(error, match=said):
+            get_env(f"gymnasium:{name}")
+
+
+def test_spaces_as_text() -> None:
+    seen = spaces.Dict(
+        {"at": spaces.Box(-1, 1, (2,)), "carries": spaces.MultiBinary(2), "told": spaces.Text(9)}
+    )
+    value = {"at": np.array([0.5, -0.123456]), "carries": np.array([0, 1]), "told": "hi"}
+    assert observation_text(seen)(value) == "at: [0.5, -0.1235]\ncarries: [0, 1]\ntold: hi"
+    pushed = action_text(spaces.Box(-1, 1, (2,), np.float32))
+    assert pushed.read("0.5, -1").tolist() == [0.5, -1.0]
+    assert [pushed.read(said) for said in ("0.5", "2 0", "nan 0", "left")] == [None] * 4
+    chosen = action_text(spaces.MultiDiscrete([2, 3]))
+    assert chosen.read("(1, 2)").tolist() == [1, 2]
+    assert [chosen.read(said) for said in ("1 3", "0.5 0")] == [None, None]
+    assert action_text(spaces.Discrete(2, start=3)).read("4") == 4
+    with pytest.raises(NoTextForm):
+        observation_text(spaces.Sequence(spaces.Discrete(2)))
+    assert without_colours("a\x1b[35m\x1b[43mB\x1b[0m\x1b[0mc") == "a<magenta><yellow>B</yellow></magenta>c"
