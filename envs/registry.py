@@ -1,12 +1,14 @@
 """Which environments there are: one visible dict. To add one, write its file and a line here."""
 
 import difflib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
 
 from envs.base import Environment
 from envs.errors import ConfigError
+from envs.requirements import Package, Requirement, require
 from envs.types import Item
 
 
@@ -29,7 +31,8 @@ class ExpertStep:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EnvSpec:
-    """All that the rest of Wingspan knows of one environment."""
+    """All that the rest of Wingspan knows of one environment. Its module can be imported, and its spec
+    had, without anything that it needs."""
 
     name: str
     make: Callable[[], Environment]
@@ -41,12 +44,39 @@ class EnvSpec:
     instructions: str
     """How to play, for a model that was not made for this environment."""
     packages: tuple[str, ...]
-    """Distributions whose versions a run records."""
+    """Distributions that it needs and whose versions a run records."""
+    requirements: tuple[Requirement, ...] = ()
+    """What it needs beside its packages: programs, data."""
+    source: str = ""
+    """One line: where its items and their data come from."""
+
+    @property
+    def needs(self) -> tuple[Requirement, ...]:
+        """Packages and all else."""
+        return (*map(Package, self.packages), *self.requirements)
+
+    def check(self) -> None:
+        """Raise `MissingDependency`, naming the command, if something that it needs is not here."""
+        require(f"environment {self.name!r}", self.needs)
+
+    @contextmanager
+    def using(self) -> Iterator[None]:
+        """Within, what fails because something is missing is a `MissingDependency`; costs microseconds."""
+        try:
+            yield
+        except Exception:
+            self.check()
+            raise
 
 
 _MODULES = {"babyai": "envs.babyai", "sciworld": "envs.sciworld", "textcraft": "envs.textcraft"}
 """Environment name → module with a `SPEC`; imported on first use, so that an environment whose
 package is missing does not stop the others."""
+
+
+def env_names() -> list[str]:
+    """All environments' names."""
+    return list(_MODULES)
 
 
 def get_env(name: str) -> EnvSpec:
