@@ -11,20 +11,18 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from envs.requirements import PROBE_TIMEOUT_S, Program, failure
+from envs.seccomp import narrowed_file
 from envs.walls import ENVIRONMENT, NOBODY, Limits, holes, limited
 
 IMAGE = "python:3.11-slim"
 """Debian with Python; another one, with `env`, `timeout` and `prlimit`, may be named in `IMAGE_VARIABLE`."""
 IMAGE_VARIABLE = "WINGSPAN_SANDBOX_IMAGE"
 LIFE_S = 3600
+PROCESSES = 4096
 _CLIENT = ("PATH", "HOME", "XDG_RUNTIME_DIR", "DOCKER_HOST", "DOCKER_CONTEXT", "CONTAINER_HOST")
 """What the client needs to find its daemon or its storage."""
-_OWN_OPTIONS = {
-    # Else podman passes the machine's proxies on, writes /etc/hosts, and adds writable folders of no size;
-    # and it would raise limits, which takes a privilege that even root may lack.
-    "podman": ("--http-proxy=false", "--no-hosts", "--read-only-tmpfs=false", "--ulimit=host"),
-    "docker": (),
-}
+_SECCOMP = Path("/usr/share/containers/seccomp.json")
+"""Where podman's packages put its filter of system calls."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +48,8 @@ class Containers:
             return remedy
         if (said := failure([self.name, "info"])) is not None:
             return f"make `{self.name} info` work ({said})"
+        if self.name == "podman" and not _SECCOMP.exists():
+            return f"put podman's filter of system calls at {_SECCOMP}"
         if failure([self.name, "image", "inspect", _image()]) is not None:
             return f"{self.name} pull {_image()}"
         said = holes(self)
@@ -75,6 +75,9 @@ class Containers:
             "--cap-drop=ALL",
             "--security-opt=no-new-privileges",
             f"--pids-limit={limits.processes}",
+            # Of all containers together. Podman's own choice is higher, which even root may not allow.
+            f"--ulimit=nproc={PROCESSES}:{PROCESSES}",
+            f"--ulimit=nofile={limits.open_files}:{limits.open_files}",
             f"--memory={memory_mb}m",
             f"--memory-swap={memory_mb}m",
             f"--shm-size={limits.shm_mb}m",
@@ -82,8 +85,9 @@ class Containers:
             *("--tmpfs", f"/work:{folder}"),
             *("--tmpfs", f"/tmp:{folder}"),
             *("--tmpfs", "/sys:ro,size=4k"),
+            *("--tmpfs", "/sys/fs/cgroup:ro,size=4k"),
             "--workdir=/work",
-            *_OWN_OPTIONS[self.name],
+            *(_podman_options() if self.name == "podman" else []),
             # The first process sees nothing of what the image or the client's settings put there.
             "--entrypoint=/usr/bin/env",
             _image(),
@@ -109,6 +113,16 @@ class Containers:
     def end(self, label: str) -> list[str]:
         """See `Backend`."""
         return [self.name, "kill", label]
+
+
+def _podman_options() -> list[str]:
+    """Else it passes the machine's proxies on, writes /etc/hosts, and adds writable folders of no size."""
+    return [
+        "--http-proxy=false",
+        "--no-hosts",
+        "--read-only-tmpfs=false",
+        f"--security-opt=seccomp={narrowed_file(_SECCOMP)}",
+    ]
 
 
 def _image() -> str:

@@ -33,7 +33,8 @@ class Enroot:
     def environment(self) -> Mapping[str, str]:
         """See `Backend`: neither the system's nor the user's mounts and hooks."""
         own = {f"ENROOT_{kind}_PATH": str(_CONFIGURATION) for kind in ("SYSCONF", "CONFIG")}
-        return {name: os.environ[name] for name in _CLIENT if name in os.environ} | own
+        client = {name: os.environ[name] for name in _CLIENT if name in os.environ}
+        return {**client, **own, "ENROOT_LOGIN_SHELL": "no"}
 
     def missing(self) -> str | None:
         """See `Backend`."""

@@ -33,7 +33,7 @@ def holes(asked: dict[str, Any]) -> list[str]:
         "it may gain privileges": facts["NoNewPrivs"].strip() != "1",
         "it has a network": any(name != "lo" for _, name in socket.if_nameindex()),
         "it sees the machine's devices": bool(set(os.listdir("/dev")) - _DEVICES),
-        "it sees /sys": bool(_entries("/sys")),
+        "it sees /sys": any(files for _, _, files in os.walk("/sys")),
         "it sees the environment": any(_seen(pid) - set(asked["environment"]) - _ADDED for pid in _pids()),
         "a process's memory has no end": _rlimit(resource.RLIMIT_AS) > limits["memory_mb"] << 20,
         "a file's size has no end": _rlimit(resource.RLIMIT_FSIZE) > limits["disk_mb"] << 20,
@@ -60,12 +60,6 @@ def _seen(pid: str) -> set[str]:
         told = Path("/proc", pid, "environ").read_bytes()
         return {entry.split(b"=")[0].decode(errors="replace") for entry in told.split(b"\0") if entry}
     return set()
-
-
-def _entries(folder: str) -> list[str]:
-    with suppress(OSError):
-        return os.listdir(folder)
-    return []
 
 
 def _rlimit(kind: int) -> float:
