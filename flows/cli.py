@@ -196,9 +196,7 @@ def one_line(error: BaseException) -> str | None:
 def main() -> None:
     """Entry point of `wingspan`."""
     try:
-        app(standalone_mode=False)
-    except typer.Exit as done:
-        sys.exit(done.exit_code)
+        sys.exit(app(standalone_mode=False))  # typer.Exit comes back as its status, a command as None
     except (KeyboardInterrupt, typer.Abort):
         print("stopped; the same command goes on from here", file=sys.stderr)
         sys.exit(130)

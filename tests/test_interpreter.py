@@ -5,8 +5,10 @@ All of it on every backend that works on this machine; without any, nothing can 
 
 import asyncio
 import os
+import signal
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -90,6 +92,16 @@ def test_what_ends_the_interpreter_is_said_and_the_next_run_begins_afresh(sandbo
     [_, ended, fresh] = runs(sandbox, "x = 1", code, "'x' in globals()", timeout_s=1)
     assert reason in ended.ended
     assert fresh == Run("False\n", ended=None)
+
+
+def test_cpu_time_is_counted_run_by_run(sandbox):
+    """A session may take more in all than a run may; a run that spins, in children too, ends."""
+    limits = Limits(memory_mb=256, cpu_s=0.6)
+    work = "import time\nuntil = time.process_time() + 0.25\nwhile time.process_time() < until: pass"
+    spin = "import os\nif os.fork() == 0:\n    while True: pass\nos.wait()"
+    *worked, spun = runs(sandbox, *[work] * 4, spin, limits=limits, timeout_s=60)
+    assert [run.ended for run in worked] == [None] * 4
+    assert spun.ended == "it took more than 0.6 s of CPU time"
 
 
 def test_endless_output_is_cut_in_the_middle(sandbox):
@@ -245,19 +257,32 @@ def test_a_child_that_hides_from_its_parent_dies_with_the_sandbox(sandbox):
 
 
 def test_the_sandbox_dies_with_its_user(sandbox):
-    """Killed without a chance to clean up."""
+    """Killed without a chance to clean up; a container only once its program reads on."""
     marker = "32" + str(os.getpid())
-    code = f"import os; os.execv('/usr/bin/sleep', ['sleep', '{marker}'])"
+    code = "1" if sandbox.end("") else f"import os; os.execv('/usr/bin/sleep', ['sleep', '{marker}'])"
     program = (
-        "import asyncio, os, signal, threading\n"
-        "from envs.interpreter import Interpreter\nfrom envs.sandbox import Bubblewrap, Limits\n"
-        "threading.Timer(3, lambda: os.kill(os.getpid(), 9)).start()\n"
-        f"asyncio.run(Interpreter(Bubblewrap(), limits=Limits(), run_timeout_s=60).run({code!r}))"
+        "import asyncio, os\n"
+        "from envs.interpreter import Interpreter\nfrom envs.sandbox import BACKENDS\n"
+        "from envs.walls import Limits\n"
+        "async def main():\n"
+        f"    interpreter = Interpreter(BACKENDS[{sandbox.name!r}], limits=Limits(), run_timeout_s=60)\n"
+        "    await interpreter.run('1')\n"
+        "    asyncio.get_running_loop().call_later(1, os.kill, os.getpid(), 9)\n"
+        f"    await interpreter.run({code!r})\n"
+        "    await asyncio.sleep(60)\n"
+        "asyncio.run(main())"
     )
     root = Path(__file__).parents[1]
-    subprocess.run(["python", "-c", program], cwd=root, env={**os.environ, "PYTHONPATH": str(root)})
-    time.sleep(0.5)
-    assert not subprocess.run(["pgrep", "-f", f"sleep {marker}"], capture_output=True).stdout
+    user = subprocess.Popen([sys.executable, "-c", program], cwd=root)
+    assert user.wait(timeout=60) == -signal.SIGKILL
+    if sandbox.end(""):
+        seek = [sandbox.name, "ps", "--quiet", f"--filter=name=wingspan-{user.pid}-"]
+    else:
+        seek = ["pgrep", "-f", f"sleep {marker}"]
+    deadline = time.monotonic() + 30
+    while subprocess.run(seek, capture_output=True).stdout:
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
 
 
 def test_a_forged_answer_spoils_only_the_forgers_own_run(sandbox):
