@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from envs.requirements import BUBBLEWRAP, UTIL_LINUX
+from envs.requirements import BUBBLEWRAP, UTIL_LINUX, UserNamespaces
 from envs.walls import ENVIRONMENT, NOBODY, Limits, holes, limited
 
 
@@ -29,11 +29,11 @@ class Bubblewrap:
 
     def missing(self) -> str | None:
         """See `Backend`."""
-        for program in (BUBBLEWRAP, UTIL_LINUX):
-            if (remedy := program.missing()) is not None:
+        for need in (BUBBLEWRAP, UTIL_LINUX, UserNamespaces()):
+            if (remedy := need.missing()) is not None:
                 return remedy
         said = holes(self)
-        return None if said is None else f"let bubblewrap make user namespaces ({said})"
+        return None if said is None else f"its walls do not stand here ({said})"
 
     def command(self, program: Sequence[str], limits: Limits, *, label: str) -> list[str]:
         """See `Backend`."""

@@ -53,7 +53,7 @@ class Containers:
         if failure([self.name, "image", "inspect", _image()]) is not None:
             return f"{self.name} pull {_image()}"
         said = holes(self)
-        return None if said is None else f"its containers are no sandbox here ({said})"
+        return None if said is None else f"its walls do not stand here ({said})"
 
     def command(self, program: Sequence[str], limits: Limits, *, label: str) -> list[str]:
         """See `Backend`."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from envs.containers import IMAGE, LIFE_S
-from envs.requirements import UTIL_LINUX, failure
+from envs.requirements import UTIL_LINUX, UserNamespaces, failure
 from envs.walls import ENVIRONMENT, Limits, holes, limited
 
 CONTAINER = "wingspan-python"
@@ -40,14 +40,15 @@ class Enroot:
         """See `Backend`."""
         if (said := failure(["enroot", "version"])) is not None:
             return f"{INSTALL} ({said})"
-        if (remedy := UTIL_LINUX.missing()) is not None:
-            return remedy
+        for need in (UTIL_LINUX, UserNamespaces()):
+            if (remedy := need.missing()) is not None:
+                return remedy
         if os.geteuid() == 0:
             return "start the run as a user other than root"
         if failure(["sh", "-c", f"enroot list | grep -qx {CONTAINER}"]) is not None:
             return MAKE
         said = holes(self)
-        return None if said is None else f"its containers are no sandbox here ({said})"
+        return None if said is None else f"its walls do not stand here ({said})"
 
     def command(self, program: Sequence[str], limits: Limits, *, label: str) -> list[str]:
         """See `Backend`."""

@@ -18,8 +18,8 @@ from pathlib import Path
 
 import psutil
 
-from envs.errors import EnvCrashed, MissingDependency
-from envs.walls import Backend, Limits
+from envs.errors import EnvCrashed
+from envs.walls import Backend, Limits, check
 
 START_TIMEOUT_S = 30.0
 WATCH_S = 0.1
@@ -94,6 +94,8 @@ class Interpreter:
         process, self._process = self._process, None
         if process is None:
             return
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
         if end := self._backend.end(self._label):
             ending = await asyncio.create_subprocess_exec(
                 *end,
@@ -103,18 +105,12 @@ class Interpreter:
                 env=dict(self._backend.environment),
             )
             await ending.wait()
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
         await process.wait()
 
     async def _started(self) -> asyncio.subprocess.Process:
         if self._process is not None and self._process.returncode is None:
             return self._process
-        missing = await asyncio.to_thread(self._backend.missing)
-        if missing is not None:
-            raise MissingDependency(
-                f"no sandbox for code: {self._backend.name} does not work here; {missing}"
-            )
+        await asyncio.to_thread(check, self._backend)
         self._label = f"wingspan-{os.getpid()}-{secrets.token_hex(4)}"
         program = [self._backend.python, "-I", "-c", _KERNEL]
         self._process = await asyncio.create_subprocess_exec(

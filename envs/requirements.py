@@ -11,6 +11,7 @@ import subprocess
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, requires, version
+from pathlib import Path
 from typing import Protocol
 
 from envs.errors import MissingDependency
@@ -75,6 +76,21 @@ class Program:
         return None if said is None else f"{install_command(self.packages)} ({path} does not run: {said})"
 
 
+@dataclass(frozen=True, slots=True)
+class UserNamespaces:
+    """What sandboxes are made of where we are not root; the system may forbid them."""
+
+    name: str = "user namespaces"
+
+    def missing(self) -> str | None:
+        """See `Requirement`."""
+        said = failure(["unshare", "--user", "true"])
+        if said is None:
+            return None
+        remedies = [remedy for file, closed, remedy in _NAMESPACE_SETTINGS if _reads(file, closed)]
+        return " and ".join(remedies) or f"have the machine allow user namespaces ({said})"
+
+
 JAVA = Program(
     "Java",
     ("java", "-version"),
@@ -99,6 +115,17 @@ PODMAN = Program("podman", ("podman", "--version"), {"apt-get": "podman", "dnf":
 DOCKER = Program(
     "docker", ("docker", "--version"), {"apt-get": "docker.io", "dnf": "moby-engine", "brew": "--cask docker"}
 )
+
+_NAMESPACE_SETTINGS = (
+    ("/proc/sys/user/max_user_namespaces", "0", "sysctl -w user.max_user_namespaces=15000"),
+    ("/proc/sys/kernel/unprivileged_userns_clone", "0", "sysctl -w kernel.unprivileged_userns_clone=1"),
+    (
+        "/proc/sys/kernel/apparmor_restrict_unprivileged_userns",
+        "1",
+        "sysctl -w kernel.apparmor_restrict_unprivileged_userns=0",
+    ),
+)
+"""File, the text in it that forbids user namespaces, the command that allows them."""
 
 _INSTALL = {
     "conda": "conda install -c conda-forge",
@@ -145,3 +172,10 @@ def _declared() -> list[str]:
         return requires(APPLICATION) or []
     except PackageNotFoundError:
         return []
+
+
+def _reads(file: str, text: str) -> bool:
+    try:
+        return Path(file).read_text().strip() == text
+    except OSError:
+        return False

@@ -14,6 +14,8 @@ from functools import cache
 from pathlib import Path
 from typing import Protocol
 
+from envs.errors import MissingDependency
+
 NOBODY = 65534
 PROBE_TIMEOUT_S = 60.0
 ENVIRONMENT = {"PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": "/work", "LANG": "C.UTF-8"}
@@ -88,6 +90,16 @@ def limited(program: Sequence[str], limits: Limits) -> list[str]:
 
 
 @cache
+def check(backend: Backend) -> None:
+    """Raise `MissingDependency` if `backend` does not work here; that it does is found out once."""
+    remedy = backend.missing()
+    if remedy is not None:
+        raise MissingDependency(
+            f"no sandbox for code, and it never runs without one: {backend.name} does not work here; {remedy}"
+        )
+
+
+@cache
 def holes(backend: Backend) -> str | None:
     """Try the backend's walls from inside; None if all stand, else what is wrong, in a few words."""
     limits = Limits()
@@ -108,7 +120,11 @@ def holes(backend: Backend) -> str | None:
             timeout=PROBE_TIMEOUT_S,
         )
         found = json.loads(done.stdout)
-    except (OSError, subprocess.TimeoutExpired) as error:
+    except subprocess.TimeoutExpired:
+        if end := backend.end(label):
+            subprocess.run(end, env=dict(backend.environment), capture_output=True)
+        return f"it does not answer within {PROBE_TIMEOUT_S:g} s"
+    except OSError as error:
         return f"{type(error).__name__}: {error}"
     except ValueError:
         return " ".join(done.stderr.split())[:200] or f"it ended with status {done.returncode}"

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 from envs.errors import WingspanError
 from envs.registry import env_names, get_env
-from envs.requirements import APPLICATION, PROBE_TIMEOUT_S, Package, Requirement, failure
+from envs.requirements import APPLICATION, PROBE_TIMEOUT_S, Package, Requirement, UserNamespaces
 from envs.sandbox import BACKENDS
 
 if TYPE_CHECKING:
@@ -30,18 +30,6 @@ COLUMNS = ("state", "what", "found", "for", "remedy")
 CONSTRAINTS = Path("constraints.txt")
 MEMORY_GB = 7.0
 """A CPU run's; a machine sold with 8 GB has a little less."""
-
-
-_NAMESPACE_SETTINGS = (
-    ("/proc/sys/user/max_user_namespaces", "0", "sysctl -w user.max_user_namespaces=15000"),
-    ("/proc/sys/kernel/unprivileged_userns_clone", "0", "sysctl -w kernel.unprivileged_userns_clone=1"),
-    (
-        "/proc/sys/kernel/apparmor_restrict_unprivileged_userns",
-        "1",
-        "sysctl -w kernel.apparmor_restrict_unprivileged_userns=0",
-    ),
-)
-"""File, the text that forbids them, the command that allows them."""
 
 
 class State(StrEnum):
@@ -80,7 +68,6 @@ def examine(name: str) -> list[Finding]:
     return [
         *findings,
         *_environments(pipeline),
-        _user_namespaces(),
         *_sandboxes(),
         _gpus(pipeline),
         _vllm(pipeline),
@@ -157,14 +144,9 @@ def _environments(pipeline: "Pipeline") -> Iterator[Finding]:
         yield _finding(need.name, need.missing(), purpose, needed=pipeline.data.env in names)
 
 
-def _user_namespaces() -> Finding:
-    said = failure(["unshare", "--user", "true"])
-    remedies = [remedy for file, closed, remedy in _NAMESPACE_SETTINGS if _reads(file, closed)]
-    remedy = None if said is None else " and ".join(remedies) or f"have the machine allow them ({said})"
-    return _finding("user namespaces", remedy, "bubblewrap, rootless podman, enroot", needed=False)
-
-
 def _sandboxes() -> Iterator[Finding]:
+    namespaces = UserNamespaces()
+    yield _finding(namespaces.name, namespaces.missing(), "bubblewrap, enroot, rootless podman", needed=False)
     for backend in BACKENDS.values():
         yield _finding(backend.name, backend.missing(), "a sandbox for code", needed=False)
 
@@ -248,10 +230,3 @@ def _finding(what: str, remedy: str | None, purpose: str, *, needed: bool) -> Fi
     if remedy is None:
         return Finding(what, State.OK, "works", purpose)
     return Finding(what, State.MISSING if needed else State.NOT_NEEDED, "", purpose, remedy)
-
-
-def _reads(file: str, text: str) -> bool:
-    try:
-        return Path(file).read_text().strip() == text
-    except OSError:
-        return False

@@ -3,6 +3,7 @@
 What the walls hold back is tests/test_interpreter.py's.
 """
 
+import asyncio
 import json
 import shlex
 from collections.abc import Sequence
@@ -16,6 +17,7 @@ from envs.bubblewrap import Bubblewrap
 from envs.containers import Containers
 from envs.enroot import Enroot
 from envs.errors import ConfigError, MissingDependency
+from envs.interpreter import Interpreter
 from envs.requirements import DOCKER, PODMAN
 from envs.sandbox import BACKENDS, Sandbox, choose_backend
 from envs.seccomp import narrowed
@@ -66,6 +68,15 @@ def test_a_hole_in_the_walls_is_found(weak: Weak, found: str | None) -> None:
     said = holes(weak)
     assert said == found if found is None else found in str(said)
     assert (weak.missing() is None) == (found is None)
+
+
+@needs_bubblewrap
+def test_behind_walls_with_a_hole_nothing_runs() -> None:
+    async def main() -> None:
+        await Interpreter(Weak(more=("--share-net",)), limits=LIMITS).run("1")
+
+    with pytest.raises(MissingDependency, match=r"never runs without one.*machine's net namespace"):
+        asyncio.run(main())
 
 
 def test_a_named_sandbox_is_taken_or_refused(monkeypatch: pytest.MonkeyPatch) -> None:
