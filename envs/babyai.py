@@ -13,8 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from envs.babyai_expert import solve
-from envs.babyai_view import commands, describe, look
-from envs.errors import MissingDependency
+from envs.babyai_view import Move, commands, describe, look
 from envs.registry import EnvSpec, ExpertStep, Split
 from envs.types import Item, StepResult
 
@@ -85,6 +84,8 @@ class BabyAIEnv:
 
     def __init__(self) -> None:
         self._level: MiniGridEnv | None = None
+        self._offered: dict[str, list[Move]] = {}
+        self._seen = ""
 
     async def reset(self, item: Item) -> str:
         """Start `item`; returns the mission, what is seen, and the actions."""
@@ -93,7 +94,8 @@ class BabyAIEnv:
     def start(self, index: int) -> str:
         """`reset`, for callers that are not asynchronous."""
         self._level = level_of(index)
-        return f"Your mission: {self._level.mission}\n{self._told()}"
+        self._look(self._level)
+        return f"Your mission: {self._level.mission}\n{self._seen}"
 
     async def step(self, action: str) -> StepResult:
         """Carry out one of the actions that were offered; another one is answered and changes nothing."""
@@ -105,9 +107,9 @@ class BabyAIEnv:
         if level is None:
             raise RuntimeError("step before reset, or after the end")
         words = " ".join(action.lower().split())
-        moves = commands(look(level)).get(words.replace("pickup ", "pick up "))
+        moves = self._offered.get(words.replace("pickup ", "pick up "))
         if moves is None:
-            return StepResult(f"{action.strip()[:60]!r} is no action now.\n{self._told()}")
+            return StepResult(f"{action.strip()[:60]!r} is no action now.\n{self._seen}")
         for move in moves:
             _, reward, terminated, truncated, _ = level.step(move)
             if terminated or truncated:
@@ -120,29 +122,26 @@ class BabyAIEnv:
                     truncated=truncated and not terminated,
                     success=success,
                 )
-        return StepResult(self._told())
+        self._look(level)
+        return StepResult(self._seen)
 
     async def close(self) -> None:
         """Forget the level."""
         self._level = None
 
-    def _told(self) -> str:
-        assert self._level is not None
-        view = look(self._level)
-        return f"{describe(view)}\nActions: {', '.join(commands(view))}"
+    def _look(self, level: "MiniGridEnv") -> None:
+        view = look(level)
+        self._offered = commands(view)
+        self._seen = f"{describe(view)}\nActions: {', '.join(self._offered)}"
 
 
 def level_of(index: int) -> "MiniGridEnv":
     """minigrid's environment of item `index`, just reset; raises `MissingDependency` without minigrid."""
     os.environ.setdefault("PYGAME_HIDE_SUPPORT_PROMPT", "1")
-    try:
+    with SPEC.using():
         import gymnasium
         import minigrid  # noqa: F401 - registers the levels
         from minigrid.envs.babyai.core import roomgrid_level
-    except ImportError as error:
-        raise MissingDependency(
-            f"environment 'babyai' needs {error.name}; pip install minigrid==3.2.0"
-        ) from None
     roomgrid_level.print = _say_nothing  # it prints every draft of a level that it rejects
     level: MiniGridEnv = gymnasium.make(
         f"BabyAI-{LEVELS[index % len(LEVELS)]}", disable_env_checker=True
@@ -190,4 +189,5 @@ SPEC = EnvSpec(
     instructions=INSTRUCTIONS,
     packages=("minigrid", "gymnasium"),
     preload=("minigrid",),
+    source="the minigrid package: its levels, generated from the item's number; nothing to download",
 )

@@ -1,29 +1,29 @@
 """Python in a sandbox, run by run: what is said is executed, what it prints comes back.
 
-One interpreter process lives behind the walls of `envs/sandbox.py` and keeps its variables from run to
-run. A run that takes too long or too much memory ends with its process; the next one begins afresh, and
-is told so. The process speaks one JSON line a run over pipes that the code which it runs cannot see by
-name; code that finds them can only spoil its own answer.
+One interpreter process lives behind the walls of a sandbox (`envs/sandbox.py`) and keeps its variables from
+run to run. A run that takes too long, or too much memory or CPU time, ends with its process; the next one
+begins afresh, and is told so. The process speaks one JSON line a run over pipes that the code which it runs
+cannot see by name; code that finds them can only spoil its own answer.
 """
 
 import asyncio
 import json
 import os
+import secrets
 import signal
-from collections.abc import Iterator
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 
-from envs.errors import EnvCrashed, MissingDependency
-from envs.sandbox import Backend, Limits
+from envs.errors import EnvCrashed
+from envs.walls import Backend, Limits, check
 
-PYTHON = "/usr/bin/python3"
 START_TIMEOUT_S = 30.0
 WATCH_S = 0.1
-"""Between two looks at the memory of all processes."""
+"""Between two looks at the memory and CPU time of all processes."""
 MAX_REPLY = 4 << 20
 
 _KERNEL = (Path(__file__).parent / "interpreter_kernel.py").read_text()
@@ -56,6 +56,8 @@ class Interpreter:
         self._timeout_s = run_timeout_s
         self._output_chars = output_chars
         self._process: asyncio.subprocess.Process | None = None
+        self._label = ""
+        self._first: int | None = None
 
     async def run(self, code: str) -> Run:
         """Execute `code`, as at a prompt: the value of a last expression is printed, too.
@@ -64,7 +66,7 @@ class Interpreter:
         """
         process = await self._started()
         request = json.dumps({"code": code, "output_chars": self._output_chars})
-        watch = asyncio.create_task(self._over_memory(process.pid))
+        watch = asyncio.create_task(self._over_limits())
         answer = asyncio.create_task(self._exchange(process, request))
         try:
             done, _ = await asyncio.wait(
@@ -73,7 +75,7 @@ class Interpreter:
             if answer in done and (output := answer.result()) is not None:
                 return Run(output, ended=None)
             if watch in done:
-                reason = f"it took more than {self._limits.memory_mb} MB of memory"
+                reason = f"it took more than {watch.result()}"
             elif answer in done:
                 reason = "its process died"
             else:
@@ -94,22 +96,29 @@ class Interpreter:
             return
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
+        if end := self._backend.end(self._label):
+            ending = await asyncio.create_subprocess_exec(
+                *end,
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=asyncio.subprocess.DEVNULL,
+                stderr=asyncio.subprocess.DEVNULL,
+                env=dict(self._backend.environment),
+            )
+            await ending.wait()
         await process.wait()
 
     async def _started(self) -> asyncio.subprocess.Process:
         if self._process is not None and self._process.returncode is None:
             return self._process
-        missing = await asyncio.to_thread(self._backend.missing)
-        if missing is not None:
-            raise MissingDependency(
-                f"no sandbox for code: {self._backend.name} does not work here; {missing}"
-            )
+        await asyncio.to_thread(check, self._backend)
+        self._label = f"wingspan-{os.getpid()}-{secrets.token_hex(4)}"
+        program = [self._backend.python, "-I", "-c", _KERNEL]
         self._process = await asyncio.create_subprocess_exec(
-            *self._backend.command([PYTHON, "-I", "-c", _KERNEL], self._limits),
+            *self._backend.command(program, self._limits, label=self._label),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.DEVNULL,
-            env={},
+            env=dict(self._backend.environment),
             start_new_session=True,
             limit=MAX_REPLY,
         )
@@ -122,6 +131,9 @@ class Interpreter:
         if hello != b"ready\n":
             await self.close()
             raise EnvCrashed(f"the sandboxed interpreter did not start within {START_TIMEOUT_S:g} s")
+        self._first = await asyncio.to_thread(
+            self._backend.first_process, self._process.pid, label=self._label
+        )
         return self._process
 
     async def _exchange(self, process: asyncio.subprocess.Process, request: str) -> str | None:
@@ -135,19 +147,30 @@ class Interpreter:
         except (OSError, ValueError, KeyError, TypeError):
             return None
 
-    async def _over_memory(self, pid: int) -> None:
-        """Returns when all processes of the sandbox together hold more than they may."""
+    async def _over_limits(self) -> str:
+        """Returns when all processes of the sandbox together took more than they may, and of what."""
+        first = self._first
+        while first is None:  # they run where nobody can look; their memory is their container's affair
+            await asyncio.sleep(self._timeout_s)
         most = self._limits.memory_mb << 20
-        # What forks share is counted once for each by the first measure, which is quick.
-        while _memory(pid, exact=False) <= most or _memory(pid, exact=True) <= most:
+        before_s: float | None = None
+        while True:
+            family = _family(first)
+            # What forks share is counted once for each by the first measure, which is quick.
+            if _memory(family, exact=False) > most and _memory(family, exact=True) > most:
+                return f"{self._limits.memory_mb} MB of memory"
+            taken_s = _cpu_s(family)
+            before_s = taken_s if before_s is None else before_s
+            if taken_s - before_s > self._limits.cpu_s:
+                return f"{self._limits.cpu_s:g} s of CPU time"
             await asyncio.sleep(WATCH_S)
 
 
-def _memory(pid: int, *, exact: bool) -> int:
+def _memory(family: Sequence[psutil.Process], *, exact: bool) -> int:
     """Bytes of all processes, and of the files in memory that they hold open without a name."""
     total = 0
     unnamed: dict[int, int] = {}
-    for process in _family(pid):
+    for process in family:
         with suppress(psutil.Error):
             total += process.memory_full_info().pss if exact else process.memory_info().rss
         with suppress(OSError):
@@ -159,8 +182,17 @@ def _memory(pid: int, *, exact: bool) -> int:
     return total + sum(unnamed.values())
 
 
-def _family(pid: int) -> Iterator[psutil.Process]:
+def _cpu_s(family: Sequence[psutil.Process]) -> float:
+    """CPU seconds of all processes, in their lives, and of their children that have ended."""
+    total = 0.0
+    for process in family:
+        with suppress(psutil.Error):
+            total += sum(process.cpu_times()[:4])  # user and system, its own and its children's
+    return total
+
+
+def _family(pid: int) -> list[psutil.Process]:
     with suppress(psutil.Error):
         parent = psutil.Process(pid)
-        yield parent
-        yield from parent.children(recursive=True)
+        return [parent, *parent.children(recursive=True)]
+    return []

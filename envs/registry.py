@@ -2,13 +2,15 @@
 `family:argument`. To add one, write its file and a line here (docs/new-environment.md)."""
 
 import difflib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Literal
 
 from envs.base import Environment
 from envs.errors import ConfigError
+from envs.requirements import Package, Requirement, require
 from envs.types import Item
 
 Isolation = Literal["none", "own", "process"]
@@ -36,7 +38,8 @@ class ExpertStep:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EnvSpec:
-    """All that the rest of Wingspan knows of one environment."""
+    """All that the rest of Wingspan knows of one environment. Its module can be imported, and its spec
+    had, without anything that it needs."""
 
     name: str
     make: Callable[[], Environment]
@@ -48,12 +51,34 @@ class EnvSpec:
     instructions: str
     """How to play, for a model that was not made for this environment."""
     packages: tuple[str, ...]
-    """Distributions whose versions a run records."""
+    """Distributions that it needs and whose versions a run records."""
+    requirements: tuple[Requirement, ...] = ()
+    """What it needs beside its packages: programs, data."""
+    source: str = ""
+    """One line: where its items and their data come from."""
     isolation: Isolation = "none"
     max_episodes: int | None = None
     """Of one instance before it is replaced, where it leaks; None is for ever."""
     preload: tuple[str, ...] = ()
     """Modules that are imported once for all instances where each has a process."""
+
+    @property
+    def needs(self) -> tuple[Requirement, ...]:
+        """Packages and all else."""
+        return (*map(Package, self.packages), *self.requirements)
+
+    def check(self) -> None:
+        """Raise `MissingDependency`, naming the command, if something that it needs is not here."""
+        require(f"environment {self.name!r}", self.needs)
+
+    @contextmanager
+    def using(self) -> Iterator[None]:
+        """Within, what fails because something is missing is a `MissingDependency`; costs microseconds."""
+        try:
+            yield
+        except Exception:
+            self.check()
+            raise
 
 
 _MODULES = {

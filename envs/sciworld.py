@@ -13,7 +13,6 @@ score of -1, which counts as 0 here. A step's reward is the score that it brough
 import asyncio
 import atexit
 import random
-import shutil
 import tempfile
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -22,8 +21,9 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, TypeVar
 
-from envs.errors import ConfigError, MissingDependency
+from envs.errors import ConfigError
 from envs.registry import EnvSpec, ExpertStep, Split
+from envs.requirements import JAVA
 from envs.types import Item, StepResult
 
 T = TypeVar("T")
@@ -92,25 +92,20 @@ class Jvm:
 
     def __init__(self, *, heap: str = HEAP) -> None:
         """Start it; raises `MissingDependency` without Java or the package."""
-        try:
-            from py4j.java_gateway import GatewayParameters, JavaGateway, launch_gateway
-            from scienceworld.constants import JAR_PATH
-        except ImportError as error:
-            raise MissingDependency(
-                f"environment 'sciworld' needs {error.name}; pip install scienceworld==1.2.3"
-            ) from None
-        if shutil.which("java") is None:
-            raise MissingDependency("environment 'sciworld' needs Java; apt-get install default-jre-headless")
         # The simulator writes a table of its objects into the folder that it is started in.
         self._folder = tempfile.TemporaryDirectory()
-        # With die_on_exit it ends when this process does, however that ends.
-        port, self._process = launch_gateway(
-            classpath=JAR_PATH,
-            javaopts=[*JVM_OPTIONS, f"-Xmx{heap}"],
-            die_on_exit=True,
-            return_proc=True,
-            cwd=self._folder.name,
-        )
+        with SPEC.using():
+            from py4j.java_gateway import GatewayParameters, JavaGateway, launch_gateway
+            from scienceworld.constants import JAR_PATH
+
+            # With die_on_exit it ends when this process does, however that ends.
+            port, self._process = launch_gateway(
+                classpath=JAR_PATH,
+                javaopts=[*JVM_OPTIONS, f"-Xmx{heap}"],
+                die_on_exit=True,
+                return_proc=True,
+                cwd=self._folder.name,
+            )
         # Without memory management: its messages from finalizers would be logged long after the JVM has gone.
         # What the simulator returns but for texts and numbers is a list of actions now and then.
         self._gateway = JavaGateway(
@@ -277,4 +272,6 @@ SPEC = EnvSpec(
     instructions=INSTRUCTIONS,
     packages=("scienceworld",),
     isolation="own",
+    requirements=(JAVA,),
+    source="the scienceworld package: its simulator, tasks and variations; nothing to download",
 )

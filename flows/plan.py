@@ -39,7 +39,8 @@ class Plan:
 def make_plan(name: str, *, overrides: Mapping[str, Any], workspace: Path | None) -> Plan:
     """Load and check pipeline `name` with `overrides` by dotted key.
 
-    Raises `ConfigError` for anything that would stop the run later and can be seen now.
+    Raises `ConfigError` for anything that would stop the run later and can be seen now, and
+    `MissingDependency` for what its environment needs and this machine has not.
     """
     pipeline = load_pipeline(name, overrides=dict(overrides))
     home = default_workspace(name)
@@ -52,10 +53,10 @@ def make_plan(name: str, *, overrides: Mapping[str, Any], workspace: Path | None
     if place.exists() and not place.is_dir():
         raise ConfigError(f"workspace {place} is a file; give a folder, or a name that is free")
     for env in pipeline.data.envs:
-        get_env(env)
-    _check_model(pipeline)
+        get_env(env).check()
+    check_model(pipeline)
     _check_items(place, pipeline)
-    _check_disk(place, pipeline)
+    check_disk(place, pipeline)
     return Plan(
         name=name,
         pipeline=pipeline,
@@ -98,8 +99,8 @@ def _spelled(overrides: Mapping[str, Any]) -> str:
     return ", ".join(f"{key}={value}" for key, value in overrides.items())
 
 
-def _check_model(pipeline: Pipeline) -> None:
-    """A folder must hold a model; anything else must be a name that the model hub can answer for."""
+def check_model(pipeline: Pipeline) -> None:
+    """Raise `ConfigError` unless it is a folder that holds a model, or a name that the model hub knows."""
     folder = Path(pipeline.model)
     if folder.is_dir():
         if not (folder / "config.json").exists():
@@ -127,7 +128,8 @@ def _check_items(workspace: Path, pipeline: Pipeline) -> None:
             read_items(file, data=pipeline.data)
 
 
-def _check_disk(workspace: Path, pipeline: Pipeline) -> None:
+def check_disk(workspace: Path, pipeline: Pipeline) -> None:
+    """Raise `ConfigError` if the disk of `workspace` is too full for a whole run."""
     model = Path(pipeline.model)
     size = sum(file.stat().st_size for file in model.rglob("*") if file.is_file()) if model.is_dir() else 0
     needed = SPARE_BYTES + COPIES * size

@@ -2,16 +2,16 @@
 
 import asyncio
 import os
-import shutil
 import signal
 
 import psutil
 import pytest
 
 from envs.errors import ConfigError, MissingDependency
+from envs.requirements import JAVA
 from envs.sciworld import TASKS, Jvm, SciWorldEnv, expert, make_item, place_of, split
 
-needs_java = pytest.mark.skipif(shutil.which("java") is None, reason="apt-get install default-jre-headless")
+needs_java = pytest.mark.skipif(JAVA.missing() is not None, reason=str(JAVA.missing()))
 
 
 def first_of(number: str) -> int:
@@ -131,7 +131,7 @@ def test_a_killed_jvm_is_a_fault_and_close_leaves_no_process():
     asyncio.run(main())
 
 
-def test_without_java_the_remedy_is_named(monkeypatch):
-    monkeypatch.setattr(shutil, "which", lambda _: None)
+def test_without_java_the_remedy_is_named(monkeypatch, tmp_path):
+    monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(MissingDependency, match="apt-get install default-jre-headless"):
         Jvm()

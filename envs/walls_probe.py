@@ -1,0 +1,102 @@
+"""The program that tries the walls of a sandbox from inside; it needs nothing but the standard library.
+
+Its argument is what to hold the sandbox to, as JSON; it prints a JSON list of the holes that it found.
+"""
+
+import ctypes
+import json
+import os
+import resource
+import signal
+import socket
+import sys
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+_DEVICES = {
+    "console", "core", "fd", "full", "mqueue", "null", "ptmx", "pts", "random", "shm", "stderr", "stdin",
+    "stdout", "tty", "urandom", "zero",
+}  # fmt: skip
+_ADDED = {"LC_CTYPE", "PWD", "OLDPWD", "SHLVL", "_"}
+"""Variables that Python or a shell set for themselves."""
+_CLONE_NEWUSER = 0x10000000
+
+
+def holes(asked: dict[str, Any]) -> list[str]:
+    """What is not as it must be, in a few words each."""
+    limits, status = asked["limits"], Path("/proc/self/status").read_text()
+    facts = dict(line.split(":", 1) for line in status.splitlines())
+    found = {
+        "it runs as root": 0 in (*os.getresuid(), *os.getresgid()),
+        "it has privileges": int(facts["CapEff"], 16) | int(facts["CapPrm"], 16) != 0,
+        "it may gain privileges": facts["NoNewPrivs"].strip() != "1",
+        "it has a network": any(name != "lo" for _, name in socket.if_nameindex()),
+        "it sees the machine's devices": bool(set(os.listdir("/dev")) - _DEVICES),
+        "it sees /sys": any(files for _, _, files in os.walk("/sys")),
+        "it sees the environment": any(_seen(pid) - set(asked["environment"]) - _ADDED for pid in _pids()),
+        "a process's memory has no end": _rlimit(resource.RLIMIT_AS) > limits["memory_mb"] << 20,
+        "a file's size has no end": _rlimit(resource.RLIMIT_FSIZE) > limits["disk_mb"] << 20,
+    }
+    for kind, theirs in asked["namespaces"].items():
+        found[f"it shares the machine's {kind} namespace"] = os.readlink(f"/proc/self/ns/{kind}") == theirs
+    for folder in ("/", "/usr", "/dev"):
+        found[f"it can write to {folder}"] = _can_write(folder)
+    sizes = {"/work": limits["disk_mb"], "/tmp": limits["disk_mb"], "/dev/shm": limits["shm_mb"]}
+    for folder, most in sizes.items():
+        found[f"{folder} has no end"] = _can_write(folder) and _size(folder) > most << 20
+    found["the number of processes has no end"] = _more_processes_than(limits["processes"])
+    found["it can make user namespaces"] = ctypes.CDLL(None).unshare(_CLONE_NEWUSER) == 0
+    return [hole for hole, open_ in found.items() if open_]
+
+
+def _pids() -> list[str]:
+    return [name for name in os.listdir("/proc") if name.isdigit()]
+
+
+def _seen(pid: str) -> set[str]:
+    """Names of the variables that process `pid` was started with."""
+    with suppress(OSError):
+        told = Path("/proc", pid, "environ").read_bytes()
+        return {entry.split(b"=")[0].decode(errors="replace") for entry in told.split(b"\0") if entry}
+    return set()
+
+
+def _rlimit(kind: int) -> float:
+    hard = resource.getrlimit(kind)[1]
+    return float("inf") if hard == resource.RLIM_INFINITY else hard
+
+
+def _can_write(folder: str) -> bool:
+    file = Path(folder, ".wingspan-probe")
+    with suppress(OSError):
+        file.write_text("")
+        file.unlink()
+        return True
+    return False
+
+
+def _size(folder: str) -> int:
+    about = os.statvfs(folder)
+    return about.f_blocks * about.f_frsize
+
+
+def _more_processes_than(most: int) -> bool:
+    children: list[int] = []
+    try:
+        for _ in range(most + 1):
+            child = os.fork()
+            if child == 0:
+                signal.pause()
+            children.append(child)
+    except OSError:
+        return False
+    finally:
+        for child in children:
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+    return True
+
+
+if __name__ == "__main__":
+    print(json.dumps(holes(json.loads(sys.argv[1]))))

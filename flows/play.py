@@ -1,0 +1,151 @@
+"""`wingspan play`: a person, or lines of a pipe, in the place of the policy."""
+
+import asyncio
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import NoReturn
+
+from rich.console import Console
+
+from envs.base import Environment
+from envs.errors import ConfigError, EnvCrashed, WingspanError
+from envs.registry import EnvSpec, ExpertStep, get_env
+from envs.types import Item, StepResult
+
+PROMPT = "> "
+HELP = "?: this help   expert: what the scripted expert would do   Ctrl-D: leave   all else is an action"
+
+
+def play(name: str, asked: str, *, seed: int | None, console: Console) -> None:
+    """Play item `asked` (an index or an item id) of environment `name` to its end, or to that of the input.
+
+    Raises `ConfigError` for an unknown environment or item, `MissingDependency` for what it needs,
+    `EnvCrashed` if it breaks.
+    """
+    spec = get_env(name)
+    spec.check()
+    item = find_item(spec, asked, seed=seed)
+    with asyncio.Runner() as runner:
+        env = spec.make()
+        try:
+            _Session(spec, item, env=env, runner=runner, console=console).play()
+        except KeyboardInterrupt:
+            console.print()
+        finally:
+            runner.run(env.close())
+
+
+def find_item(spec: EnvSpec, asked: str, *, seed: int | None) -> Item:
+    """The item that `asked` names, with `seed` in place of its own if one is given. Raises `ConfigError`."""
+    index = asked.removeprefix(f"{spec.name}_")
+    if not (index.isascii() and index.isdigit()):
+        raise ConfigError(
+            f"{asked!r} is no item of {spec.name}; give its number, or its id, e.g. {spec.name}_0"
+        )
+    item = Item(item_id=f"{spec.name}_{int(index)}", env=spec.name)
+    split = spec.split(0)
+    item = next((known for known in (*split.train, *split.test) if known.item_id == item.item_id), item)
+    return item if seed is None else replace(item, seed=seed)
+
+
+def followed(solution: Sequence[ExpertStep], actions: Sequence[str]) -> int:
+    """How many steps of `solution`, from the first, are among `actions` in this order."""
+    done = 0
+    for action in actions:
+        done += done < len(solution) and action.split() == solution[done].action.split()
+    return done
+
+
+class _Session:
+    """One episode of one person."""
+
+    def __init__(
+        self, spec: EnvSpec, item: Item, *, env: Environment, runner: asyncio.Runner, console: Console
+    ) -> None:
+        self._spec = spec
+        self._item = item
+        self._env = env
+        self._runner = runner
+        self._console = console
+        self._solution: Sequence[ExpertStep] | None = None
+        self._actions: list[str] = []
+        self._reward = 0.0
+
+    def play(self) -> None:
+        self._say(f"{self._item.item_id}, seed {self._item.seed}. {HELP}\n", style="dim")
+        try:
+            self._say(self._runner.run(self._env.reset(self._item)))
+        except IndexError as error:
+            raise ConfigError(f"{self._item.item_id}: {error}") from None
+        except Exception as error:
+            self._crashed(error)
+        for line in self._lines():
+            said = line.strip()
+            if said == "?":
+                self._say(f"{HELP}\n\n{self._spec.instructions}", style="dim")
+            elif said == "expert":
+                self._say(self._hint(), style="dim")
+            elif said and self._acted(said):
+                return
+
+    def _acted(self, action: str) -> bool:
+        """Carry `action` out; returns whether the episode has ended."""
+        try:
+            result = self._runner.run(self._env.step(action))
+        except Exception as error:
+            self._crashed(error)
+        self._actions.append(action)
+        self._reward += result.reward
+        self._say(result.observation)
+        if result.terminated or result.truncated:
+            self._say(self._outcome(result), style="bold")
+            return True
+        if result.reward:
+            self._say(f"reward {result.reward:+g}, {self._reward:g} in all", style="dim")
+        return False
+
+    def _outcome(self, result: StepResult) -> str:
+        how = "solved" if result.success else "out of steps" if result.truncated else "not solved"
+        turns = len(self._actions)
+        return f"{how}: reward {self._reward:g} in {turns} turn{'s' if turns != 1 else ''}"
+
+    def _hint(self) -> str:
+        if self._solution is None:
+            self._solution = self._spec.expert(self._item)
+        solution = self._solution
+        if not solution:
+            return "no solution of this item is known"
+        done = followed(solution, self._actions)
+        if done == len(solution):
+            return "the expert's solution ends here"
+        strayed = len(self._actions) > done
+        warning = " (you have gone ways of your own, too: it may be too late)" if strayed else ""
+        thought = f"{solution[done].thought}\n" if solution[done].thought else ""
+        return f"{thought}expert: {solution[done].action}{warning}"
+
+    def _lines(self) -> Iterator[str]:
+        """What is typed; without a terminal the lines are shown as if they were."""
+        if not sys.stdin.isatty():
+            for line in sys.stdin:
+                self._say(f"{PROMPT}{line.rstrip()}")
+                yield line
+            return
+        import readline  # noqa: F401 - gives `input` a history and keys to edit with
+
+        while True:
+            try:
+                yield input(PROMPT)
+            except EOFError:
+                self._say("")
+                return
+
+    def _say(self, text: str, *, style: str | None = None) -> None:
+        self._console.print(text, style=style, markup=False, highlight=False, soft_wrap=True)
+
+    def _crashed(self, error: Exception) -> NoReturn:
+        if isinstance(error, WingspanError):
+            raise error
+        raise EnvCrashed(
+            f"{self._item.item_id}: the environment raised {type(error).__name__}: {error}"
+        ) from error

@@ -1,0 +1,23 @@
+"""Rows of text, as a table on a terminal and as plain lines where there is none."""
+
+from collections.abc import Sequence
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+
+def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, console: Console) -> None:
+    """Print `rows`, one cell per column. Plain lines have no heads and are never wrapped or cut."""
+    if not console.is_terminal:
+        widths = [max(len(cell) for cell in cells) for cells in zip(*rows, strict=True)]
+        for row in rows:
+            line = "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))
+            console.print(line.rstrip(), markup=False, highlight=False, soft_wrap=True)
+        return
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for column in columns:
+        table.add_column(column, overflow="fold")
+    for row in rows:
+        table.add_row(*map(Text, row))
+    console.print(table)
