@@ -83,6 +83,7 @@ class TrainSession:
         self._workspace = workspace.resolve()
         self._folder = self._workspace / "train"
         self._checkpoints = self._folder / "checkpoints"
+        self._items = self._folder / "items.jsonl"
         self._on_step = on_step
         self._actor: Any = None
         self._started = False
@@ -205,34 +206,33 @@ class TrainSession:
     def _ensure_started(self) -> None:
         if self._started:
             return
-        self._check_files()
+        self._check_policy()
+        self._write_draws()
         if self._actor is None:
             self._launch()
         self._step = self._call("start")
         self._started = True
         _drop_steps_after(self._folder / "metrics.jsonl", self._step)
 
-    def _check_files(self) -> None:
+    def _check_policy(self) -> None:
         warmed = self._workspace / "warmup"
         if self._pipeline.warmup and not (warmed / "config.json").exists():
             raise ConfigError(f"no policy in {warmed}; run the warm-up stage first")
 
     def _launch(self) -> None:
-        items = self._write_draws()
         self._owns_ray |= connect_ray(self._pipeline)
         model = self._workspace / "warmup" if self._pipeline.warmup else self._pipeline.model
-        self._actor = launch(self._pipeline, model=str(model), items=items, checkpoints=self._checkpoints)
+        self._actor = launch(
+            self._pipeline, model=str(model), items=self._items, checkpoints=self._checkpoints
+        )
         self._actor.prepare.remote()  # nobody waits: if it fails, `start` does it again, and says so
 
-    def _write_draws(self) -> Path:
+    def _write_draws(self) -> None:
         """The items in the order in which training plays them, `rollout.items_per_step` a step."""
         train, seed = self._pipeline.train, self._pipeline.seed
         items = read_items(self._workspace / "data" / "train.jsonl", data=self._pipeline.data)
         count = train.steps * self._pipeline.rollout.items_per_step
-        draws = islice(training_draws(items, self._pipeline.data, seed=seed), count)
-        path = self._folder / "items.jsonl"
-        write_items(path, draws)
-        return path
+        write_items(self._items, islice(training_draws(items, self._pipeline.data, seed=seed), count))
 
     def _call(self, method: str, *args: Any, **kwargs: Any) -> Any:
         return self._get(getattr(self._actor, method).remote(*args, **kwargs))
