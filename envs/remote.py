@@ -9,12 +9,13 @@ import asyncio
 import logging
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 from urllib.parse import urlsplit
 
 from envs.base import Environment
 from envs.errors import ConfigError, EnvCrashed
+from envs.registry import EnvSpec
 from envs.remote_links import AgentGymLink, Full, Gone, Link, OpenEnvLink, Unreachable
 from envs.types import Item, StepResult
 
@@ -143,6 +144,11 @@ class Servers:
 
     def _told(self) -> str:
         return "; ".join(f"{server.url} {server.said or 'is full'}" for server in self._servers)
+
+
+def on_servers(spec: EnvSpec, servers: Servers) -> EnvSpec:
+    """`spec`, with its instances on `servers`: they need nothing of this machine."""
+    return replace(spec, make=servers.make, isolation="none", preload=(), max_episodes=None, requirements=())
 
 
 class Seat:

@@ -141,7 +141,9 @@ def _environments(pipeline: "Pipeline") -> Iterator[Finding]:
                 used.setdefault(need, []).append(name)
     for need, names in used.items():
         purpose = f"environment {', '.join(names)}"
-        yield _finding(need.name, need.missing(), purpose, needed=pipeline.data.env in names)
+        yield _finding(
+            need.name, need.missing(), purpose, needed=not set(pipeline.data.envs).isdisjoint(names)
+        )
 
 
 def _sandboxes() -> Iterator[Finding]:

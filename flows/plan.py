@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from envs.errors import ConfigError
-from envs.registry import get_env
 from flows.lineage import Stage, declared_stages, default_workspace
+from tasks.environments import check_environments
 from tasks.items import read_items
 from tasks.settings import Pipeline, load_pipeline
 
@@ -52,8 +52,7 @@ def make_plan(name: str, *, overrides: Mapping[str, Any], workspace: Path | None
         )
     if place.exists() and not place.is_dir():
         raise ConfigError(f"workspace {place} is a file; give a folder, or a name that is free")
-    for env in pipeline.data.envs:
-        get_env(env).check()
+    check_environments(pipeline)
     check_model(pipeline)
     _check_items(place, pipeline)
     check_disk(place, pipeline)

@@ -12,8 +12,8 @@ from agents.sampler import Sampler
 from agents.schedule import annealed
 from agents.types import SamplingParams, Trajectory
 from envs.manager import EnvManager
-from envs.registry import get_env
 from envs.types import Item
+from tasks.environments import environments
 from tasks.mixture import training_turns
 from tasks.ray_envs import over_cluster
 from tasks.settings import Pipeline
@@ -52,7 +52,7 @@ class Player:
     """Episodes of `pipeline`, in whichever event loop awaits them; one loop only."""
 
     def __init__(self, pipeline: Pipeline, *, sampler: Sampler, tokenizer: "PreTrainedTokenizerBase") -> None:
-        specs = [get_env(name) for name in pipeline.data.envs]
+        specs = environments(pipeline)
         self._data = pipeline.data
         self._rollout = pipeline.rollout
         self._sampler = sampler

@@ -17,6 +17,7 @@ from envs.errors import EnvCrashed, EpisodeTimeout, WingspanError
 from envs.manager import EnvManager
 from envs.registry import EnvSpec, ExpertStep, get_env
 from envs.types import Item
+from tasks.environments import environments
 from tasks.files import write_atomically
 from tasks.items import read_items
 from tasks.settings import Pipeline
@@ -81,8 +82,7 @@ async def _prove(
     proofs: Mapping[str, Sequence[_Proof]], *, pipeline: Pipeline
 ) -> tuple[dict[str, list[int]], dict[str, float]]:
     """Play every solution at once; returns each one's turns and the mean seconds of a step, by env."""
-    specs = [get_env(env) for env in proofs]
-    envs = EnvManager(specs, capacity=pipeline.rollout.max_live_envs)
+    envs = EnvManager(environments(pipeline), capacity=pipeline.rollout.max_live_envs)
     try:
         played = [
             asyncio.gather(*(_solve(proof, envs=envs, pipeline=pipeline) for proof in own))

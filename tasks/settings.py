@@ -168,6 +168,16 @@ class DataSettings(Section):
         return next((name for name, part in self.parts.items() if part.has(item)), None)
 
 
+class ServerSettings(Section):
+    """Where the instances of an environment live, if not on this machine (docs/serving.md)."""
+
+    urls: Annotated[list[str], Field(min_length=1)]
+    """The least busy one gets the next episode; one that is dead is left out."""
+    protocol: Literal["openenv", "agentgym"] = "openenv"
+    token_from: str | None = None
+    """Name of the environment variable that holds the servers' token; a token itself is in no file."""
+
+
 class EvaluateSettings(Section):
     """The final evaluation on the test split, and the quick one after each round."""
 
@@ -220,6 +230,8 @@ class Pipeline(Section):
     agent: AgentSettings
     warmup: WarmupSettings | None
     """None starts RL from `model` itself."""
+    servers: dict[str, ServerSettings] = {}
+    """By environment; those that are not named here live on this machine."""
     rollout: RolloutSettings
     train: TrainSettings
     horizon: HorizonSettings

@@ -83,7 +83,7 @@ def test_the_split_is_that_of_the_parts_together() -> None:
 @pytest.mark.parametrize(
     ("data", "said"),
     [
-        (parts(here={"where": {"level": [7]}}), r"data\.parts\.here has no training items.*'level': \[7\].*'level': 0"),
+        (parts(here={"where": {"level": [7]}}), r"here has no training items.*'level': \[7\].*'level': 0"),
         (parts(here={}, again={"env": "here"}), r"here_0 is in data\.parts\.here and in data\.parts\.again"),
         (parts(nowhere={}), r"unknown env 'nowhere'"),
     ],

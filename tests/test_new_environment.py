@@ -18,7 +18,7 @@ from tasks.prepare import prepare
 from tasks.provision import provision
 from tasks.settings import load_pipeline
 
-pipeline = load_pipeline("textcraft-cpu", overrides={"data.env": "guess"}, file=Path("pipelines.yaml"))
+pipeline = load_pipeline("textcraft-cpu", overrides={"data.parts": {"guess": {}}}, file=Path("pipelines.yaml"))
 prepare(pipeline, Path("run"))
 provision(pipeline, Path("run"))
 """
@@ -57,9 +57,9 @@ def test_the_tutorial_adds_an_environment_that_a_pipeline_can_play(tmp_path: Pat
         for name in ("train.jsonl", "test.jsonl")
     ]
     assert [len(of_one) for of_one in items] == [80, 20]
-    assert sorted(sum(items, [])) == sorted(f"guess_{index}" for index in range(100))
+    assert sorted(items[0] + items[1]) == sorted(f"guess_{index}" for index in range(100))
     receipt = json.loads((tmp_path / "run" / "provision.json").read_text())
-    assert (receipt["env"], receipt["episodes"]) == ("guess", 64)
+    assert receipt["envs"]["guess"]["episodes"] == 64
 
 
 def test_the_tutorials_code_is_written_as_ours_is(tmp_path: Path) -> None:

@@ -15,9 +15,9 @@ from agents.renderer import Renderer
 from agents.sampler import ScriptedSampler
 from agents.types import SamplingParams, StopReason, Trajectory
 from envs.errors import ConfigError, EnvCrashed
-from envs.pool import EnvPool
+from envs.manager import EnvManager
 from envs.registry import get_env
-from envs.remote import Servers, WireProtocol
+from envs.remote import Servers, WireProtocol, on_servers
 from envs.serve.sessions import Limits
 from envs.textcraft import make_item
 from envs.types import Item
@@ -39,7 +39,7 @@ def encode(text: str) -> list[int]:
 
 
 async def played(
-    pool: EnvPool,
+    envs: EnvManager,
     items: Sequence[Item],
     *,
     chains: int = 2,
@@ -54,20 +54,21 @@ async def played(
         on_turn(episode_id, turn)
         return texts[int(episode_id.split("/")[1])][turn]
 
+    agent = Agent(renderer=Renderer(toy_tokenizer()), parse=react, instructions=None)
+    limits = EpisodeLimits(
+        max_turns=60,
+        max_tokens_per_turn=300,
+        context_length=100_000,
+        episode_timeout_s=60,
+        step_timeout_s=20,
+    )
     return await play(
         items,
         name=f"play {next(PLAYS)}",
         chains=chains,
-        pool=pool,
+        envs=envs,
         sampler=ScriptedSampler(script, encode=encode, latency_s=latency_s),
-        agent=Agent(renderer=Renderer(toy_tokenizer()), parse=react, instructions=None),
-        limits=EpisodeLimits(
-            max_turns=60,
-            max_tokens_per_turn=300,
-            context_length=100_000,
-            episode_timeout_s=60,
-            step_timeout_s=20,
-        ),
+        rules_of=lambda _: (agent, limits),
         sampling=SamplingParams(max_tokens=300),
         max_attempts=3,
     )
@@ -91,7 +92,8 @@ def test_a_remote_episode_is_the_local_one(env: str, places: Sequence[int], prot
     async def main() -> None:
         async with listening(spec) as url:
             servers = Servers([url], protocol=protocol)
-            remote, local = EnvPool(servers.make, capacity=4), EnvPool(spec.make, capacity=4)
+            remote = EnvManager([on_servers(spec, servers)], capacity=4)
+            local = EnvManager([spec], capacity=4)
             there, here = await played(remote, items), await played(local, items)
             assert essence(there) == essence(here)
             assert all(trajectory.success for group in here for trajectory in group)
@@ -116,8 +118,8 @@ def test_a_killed_servers_episodes_are_played_elsewhere(protocol: WireProtocol, 
 
     async def main() -> None:
         servers = Servers([doomed.url, textcraft.url], protocol=protocol)
-        pool = EnvPool(servers.make, capacity=16)
-        groups = await played(pool, items, chains=4, latency_s=0.01, on_turn=kill_when_all_are_playing)
+        envs = EnvManager([on_servers(get_env("textcraft"), servers)], capacity=16)
+        groups = await played(envs, items, chains=4, latency_s=0.01, on_turn=kill_when_all_are_playing)
         assert [(t.item, t.chain) for group in groups for t in group] == [
             (item, chain) for item in items for chain in range(4)
         ]
@@ -126,7 +128,7 @@ def test_a_killed_servers_episodes_are_played_elsewhere(protocol: WireProtocol, 
         }
         assert max(t.attempts for group in groups for t in group) > 1
         assert servers.live[doomed.url] == 0
-        await pool.close()
+        await envs.close()
 
     try:
         asyncio.run(main())

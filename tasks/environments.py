@@ -1,0 +1,43 @@
+"""A pipeline's environments, as it wants them: on this machine, or on servers."""
+
+import os
+
+from envs.errors import ConfigError
+from envs.registry import EnvSpec, get_env
+from envs.remote import Servers, on_servers
+from tasks.settings import Pipeline
+
+
+def environments(pipeline: Pipeline) -> list[EnvSpec]:
+    """What the pipeline's episodes are played on.
+
+    Raises `ConfigError` for unknown names, a URL that is none, or a token that is not there.
+    """
+    unused = pipeline.servers.keys() - set(pipeline.data.envs)
+    if unused:
+        raise ConfigError(
+            f"servers.{min(unused)}: this pipeline plays {', '.join(pipeline.data.envs)}; take it out, "
+            "or correct it"
+        )
+    return [_environment(name, pipeline=pipeline) for name in pipeline.data.envs]
+
+
+def check_environments(pipeline: Pipeline) -> None:
+    """Raise `MissingDependency` for what is missing here, too."""
+    for spec in environments(pipeline):
+        spec.check()
+
+
+def _environment(name: str, *, pipeline: Pipeline) -> EnvSpec:
+    spec, settings = get_env(name), pipeline.servers.get(name)
+    if settings is None:
+        return spec
+    token = None
+    if settings.token_from is not None:
+        token = os.environ.get(settings.token_from)
+        if not token:
+            raise ConfigError(
+                f"servers.{name}.token_from: the environment variable {settings.token_from} is not set; "
+                "export it"
+            )
+    return on_servers(spec, Servers(settings.urls, protocol=settings.protocol, token=token))
