@@ -18,7 +18,8 @@ from tasks.prepare import prepare
 from tasks.provision import provision
 from tasks.settings import load_pipeline
 
-pipeline = load_pipeline("textcraft-cpu", overrides={"data.parts": {"guess": {}}}, file=Path("pipelines.yaml"))
+parts = {"data.parts": {"guess": {}}}
+pipeline = load_pipeline("textcraft-cpu", overrides=parts, file=Path("pipelines.yaml"))
 prepare(pipeline, Path("run"))
 provision(pipeline, Path("run"))
 """
