@@ -31,7 +31,10 @@ $(STAMP): pyproject.toml constraints.txt overrides.txt
 	fi; \
 	echo "installing the pinned packages (a few minutes on a first run)"; \
 	.venv/bin/python -m pip install --quiet --constraint constraints.txt uv; \
+	headers="$$(.venv/bin/python -c 'import sysconfig; print(sysconfig.get_path("include"))')"; \
+	if command -v cc >/dev/null && [ -f "$$headers/Python.h" ]; then extras=dev,adapters; else extras=dev; \
+	  echo "no C compiler, or no headers of Python: reasoning-gym, which needs them, is left out"; fi; \
 	export UV_FIND_LINKS="$${UV_FIND_LINKS:-$${PIP_FIND_LINKS// /,}}"; \
 	.venv/bin/uv pip install --quiet --compile-bytecode --python .venv/bin/python \
-	  --constraint constraints.txt --overrides overrides.txt --editable '.[dev]'; \
+	  --constraint constraints.txt --overrides overrides.txt --editable ".[$$extras]"; \
 	touch $@

@@ -58,7 +58,7 @@ def test_the_tutorial_adds_an_environment_that_a_pipeline_can_play(tmp_path: Pat
         for name in ("train.jsonl", "test.jsonl")
     ]
     assert [len(of_one) for of_one in items] == [80, 20]
-    assert sorted(items[0] + items[1]) == sorted(f"guess_{index}" for index in range(100))
+    assert sorted([*items[0], *items[1]]) == sorted(f"guess_{index}" for index in range(100))
     receipt = json.loads((tmp_path / "run" / "provision.json").read_text())
     assert receipt["envs"]["guess"]["episodes"] == 64
 

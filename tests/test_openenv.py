@@ -1,6 +1,7 @@
 """OpenEnv's environments over the network, on the `openenv` package's own server."""
 
 import asyncio
+import json
 import subprocess
 import sys
 import time
@@ -10,6 +11,8 @@ from pathlib import Path
 import httpx
 import pytest
 from openenv.core.generic_client import GenericEnvClient
+from websockets.asyncio.server import ServerConnection, serve
+from websockets.http11 import Request, Response
 
 from envs.adapters.openenv_text import ActionForm, observation_text
 from envs.adapters.seeds import seeded_item
@@ -138,6 +141,33 @@ def test_faults_of_server_and_environment_are_no_rewards(address: str) -> None:
             await waiting.close()
 
     asyncio.run(one_too_many())
+
+
+def test_a_server_that_has_hung_up_is_called_again_by_the_next_episode() -> None:
+    calls = []
+
+    def schema(connection: ServerConnection, request: Request) -> Response | None:
+        if request.path != "/schema":
+            return None
+        return connection.respond(200, '{"action": {"properties": {"move": {"type": "string"}}}}')
+
+    async def one_answer(connection: ServerConnection) -> None:
+        calls.append(json.loads(await connection.recv()))
+        await connection.send('{"type": "observation", "data": {"observation": {"text": "hello"}}}')
+
+    async def play() -> None:
+        async with serve(one_answer, "127.0.0.1", 0, process_request=schema) as server:
+            port = next(iter(server.sockets)).getsockname()[1]
+            address = f"http://127.0.0.1:{port}"
+            env = get_env(f"openenv:{address}").make()
+            assert await env.reset(_item(address, 1)) == "hello\nAction: move, string"
+            with pytest.raises(EnvCrashed, match="step: ConnectionClosed"):
+                await env.step("on")
+            assert (await env.reset(_item(address, 2))).startswith("hello")
+            await env.close()
+
+    asyncio.run(play())
+    assert calls == [{"type": "reset", "data": {"seed": seed}} for seed in (1, 2)]
 
 
 def test_the_shipped_environment_says_what_the_packages_own_client_is_told(address: str) -> None:

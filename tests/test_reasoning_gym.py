@@ -12,6 +12,8 @@ from envs.registry import get_env
 from envs.types import Item, StepResult
 from tasks.items import item_from_json, item_to_json
 
+pytest.importorskip("reasoning_gym", reason="needs a C compiler: pip install reasoning-gym==0.1.25")
+
 EVALUATED = ("binary_matrix", "countdown", "n_queens", "puzzle24", "spiral_matrix", "string_insertion")
 
 

@@ -20,6 +20,7 @@ from urllib.parse import urlsplit
 import httpx
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, WebSocketException
+from websockets.protocol import State
 
 from envs.adapters.openenv_text import ActionForm, observation_text
 from envs.adapters.seeds import no_expert, seeded_split
@@ -52,7 +53,7 @@ class OpenEnvEnv:
 
     async def reset(self, item: Item) -> str:
         """Start `item`; returns the observation and the form of an action."""
-        if self._socket is None:
+        if self._socket is None or self._socket.state is not State.OPEN:  # hung up on since the last episode
             self._form = ActionForm(await self._schema())
             self._socket = await self._connect()
         answer = await self._ask("reset", {"seed": item.seed})
