@@ -86,7 +86,7 @@ class AgentGymLink:
         done = bool(self._field(stepped, "done"))
         gained = self._field(stepped, "reward") / dialect.points
         if stepped.get("score", 0) < 0:
-            gained = -self._score  # ScienceWorld, lost: nothing is left, and no less
+            gained = 0.0 - self._score  # ScienceWorld, lost: nothing is left, and no less
         self._score += gained
         return StepResult(
             self._field(stepped, "observation"),

@@ -4,21 +4,22 @@ import asyncio
 import base64
 import itertools
 import re
+import shutil
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from typing import Any
 
 import httpx
+import psutil
 import pytest
 
+from envs.errors import ConfigError
 from envs.registry import get_env
 from envs.serve.ids import MAX_ID, Ids
 from envs.serve.sessions import Limits
 from envs.textcraft_expert import solve
 from envs.textcraft_world import game
-from tests.serving import ROOT, Served, listening, served
+from tests.serving import Served, listening, served
 
 
 @pytest.fixture(scope="module")
@@ -241,28 +242,22 @@ def test_a_token_opens_the_server_and_only_its_own_sessions() -> None:
     asyncio.run(main())
 
 
-def test_a_taken_port_is_one_line(textcraft: Served) -> None:
-    port = textcraft.url.rpartition(":")[2]
-    code = "import sys; sys.argv[0] = 'wingspan'; from flows.cli import main; main()"
-    done = subprocess.run(
-        [sys.executable, "-c", code, "serve-env", "textcraft", "--port", port],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
-    assert done.returncode == 2
-    (line,) = done.stderr.splitlines()
-    assert line.startswith(f"error: cannot listen on 127.0.0.1:{port}")
-    assert "--port" in line
+def test_a_taken_port_is_named(textcraft: Served) -> None:
+    port = int(textcraft.url.rpartition(":")[2])
+
+    async def main() -> None:
+        async with listening(get_env("textcraft"), port=port):
+            pass
+
+    with pytest.raises(ConfigError, match=f"cannot listen on 127.0.0.1:{port}: .*in use.*--port"):
+        asyncio.run(main())
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_ends_it_cleanly(number: signal.Signals) -> None:
+def test_an_interrupt_ends_it_cleanly() -> None:
     server = Served("textcraft")
     with httpx.Client(base_url=server.url) as http:
         created(http)
-        server.process.send_signal(number)
+        server.process.send_signal(signal.SIGINT)
         _, said = server.process.communicate(timeout=30)
     assert server.process.returncode == 0
     assert said == ""
@@ -277,3 +272,24 @@ def test_ids_come_once_in_no_order_and_are_known_again() -> None:
     rising = sum(a < b for a, b in itertools.pairwise(given))
     assert 2200 < rising < 2800
     assert not Ids().was_given(given[0])
+
+
+@pytest.mark.skipif(shutil.which("java") is None, reason="apt-get install default-jre-headless")
+def test_no_jvm_outlives_its_server() -> None:
+    server = Served("sciworld")
+    with httpx.Client(base_url=server.url, timeout=60) as http:
+        session_id = http.post("/create").json()["id"]
+        opened = http.post("/reset", json={"id": session_id, "data_idx": 0}).json()
+        assert opened["task_name"] == "boil"
+        assert opened["task_description"].startswith("Your task is to boil water.")
+        assert opened["observation"].startswith("This room is called")
+        looked = http.post("/step", json={"id": session_id, "action": "look around"}).json()
+        assert set(looked) == {"observation", "reward", "score", "done"}
+        lost = http.post("/reset", json={"id": session_id, "data_idx": 10**6})
+        assert lost.status_code == 422
+        assert "sciworld_1000000" in lost.json()["detail"]
+        jvms = [child for child in psutil.Process(server.process.pid).children() if child.name() == "java"]
+        assert len(jvms) == 1
+        server.stop()
+    assert server.process.returncode == 0
+    assert not jvms[0].is_running()

@@ -41,6 +41,7 @@ class Metrics:
         self._answers = Counter(
             "wingspan_answers", "Answers so far, by path and status", ["path", "status"], registry=registry
         )
+        self._by_answer: dict[tuple[str, int], Counter] = {}  # looking labels up takes longer than to count
         self._env = env
         self._registry = registry
 
@@ -50,7 +51,10 @@ class Metrics:
 
     def answered(self, path: str, status: int) -> None:
         """Count an answer; `path` is a route's, not a request's."""
-        self._answers.labels(path, status).inc()
+        key = (path, status)
+        if key not in self._by_answer:
+            self._by_answer[key] = self._answers.labels(path, status)
+        self._by_answer[key].inc()
 
     def text(self) -> bytes:
         """All of them, in Prometheus' format."""
