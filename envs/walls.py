@@ -8,7 +8,7 @@ a backend through whose walls anything leads is refused like one that is not ins
 import json
 import os
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
@@ -39,7 +39,7 @@ class Limits:
     open_files: int = 128
 
 
-class Backend(Protocol):
+class Backend(Hashable, Protocol):
     """One way to put a program behind walls. A label names a sandbox among all on this machine."""
 
     @property
