@@ -189,4 +189,5 @@ SPEC = EnvSpec(
     expert=expert,
     instructions=INSTRUCTIONS,
     packages=("minigrid", "gymnasium"),
+    preload=("minigrid",),
 )

@@ -18,7 +18,10 @@ class Environment(Protocol):
         ...
 
     async def step(self, action: str) -> StepResult:
-        """Apply one action of the current episode; `RuntimeError` before a reset and after the end."""
+        """Apply one action of the current episode: any text that UTF-8 can encode.
+
+        Raises `RuntimeError` before a reset and after the end.
+        """
         ...
 
     async def close(self) -> None:

@@ -60,6 +60,11 @@ _MODULES = {"babyai": "envs.babyai", "sciworld": "envs.sciworld", "textcraft": "
 package is missing does not stop the others."""
 
 
+def env_names() -> list[str]:
+    """All environments there are, whether or not they can be played here."""
+    return list(_MODULES)
+
+
 def get_env(name: str) -> EnvSpec:
     """The environment called `name`; raises `ConfigError` if there is none."""
     if name not in _MODULES:

@@ -1,0 +1,107 @@
+"""What environments leave behind: an instance is made, played for some turns and closed, over and over.
+
+    python -m bench.conformance textcraft --cycles 1000 --hosted
+
+Prints one JSON object:
+
+- `seconds_per_cycle`
+- `processes`, `handles`: how many more there are after the cycles than before, this process's children and
+  open files (`--hosted`: with each instance in a process of its own)
+- `memory_growth`: share by which this process and its children have grown; memory that they share counts
+  once
+
+The first cycles, which fill the caches of items and modules, count as "before".
+"""
+
+import argparse
+import asyncio
+import json
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+
+import psutil
+
+from envs.base import Environment
+from envs.hosted import HostedEnv
+from envs.processes import ProcessHost
+from envs.registry import get_env
+from envs.types import Item
+
+ITEMS, WARM_UP = 8, 10
+TURNS = ("look around", "inventory", "turn left")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Left:
+    """What there is more of after some cycles; the docstring of this file says what each is."""
+
+    env: str
+    hosted: bool
+    cycles: int
+    seconds_per_cycle: float
+    processes: int
+    handles: int
+    memory_growth: float
+
+
+async def measure(env: str, *, cycles: int, hosted: bool, warm_up: int = WARM_UP) -> Left:
+    """Run the cycles on an environment of the registry."""
+    spec = get_env(env)
+    items = spec.split(0).train[:ITEMS]
+    host = ProcessHost(spec.make, preload=spec.preload) if hosted else None
+    make = spec.make if host is None else partial(HostedEnv, host)
+    await _cycle(make, items, times=warm_up)
+    processes, handles, memory = await asyncio.to_thread(_held)
+    started = time.perf_counter()
+    await _cycle(make, items, times=cycles)
+    seconds = time.perf_counter() - started
+    processes_after, handles_after, memory_after = await asyncio.to_thread(_held)
+    if host is not None:
+        await host.close()
+    return Left(
+        env=env,
+        hosted=hosted,
+        cycles=cycles,
+        seconds_per_cycle=round(seconds / cycles, 5),
+        processes=processes_after - processes,
+        handles=handles_after - handles,
+        memory_growth=round(memory_after / memory - 1, 4),
+    )
+
+
+async def _cycle(make: Callable[[], Environment], items: Sequence[Item], *, times: int) -> None:
+    for turn in range(times):
+        env = make()
+        await env.reset(items[turn % len(items)])
+        for action in TURNS:
+            if (await env.step(action)).terminated:
+                break
+        await env.close()
+
+
+def _held() -> tuple[int, int, int]:
+    """(processes, open files, bytes) of this process and its descendants."""
+    this = psutil.Process()
+    family = [this, *this.children(recursive=True)]
+    return (
+        len(family),
+        sum(process.num_fds() for process in family),
+        sum(process.memory_full_info().pss for process in family),
+    )
+
+
+def main() -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(description="Processes, files and memory that environments leave behind")
+    parser.add_argument("env", help="name in envs/registry.py")
+    parser.add_argument("--cycles", type=int, default=1000)
+    parser.add_argument("--hosted", action="store_true", help="each instance in a process of its own")
+    arguments = parser.parse_args()
+    left = asyncio.run(measure(arguments.env, cycles=arguments.cycles, hosted=arguments.hosted))
+    print(json.dumps(asdict(left)))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,199 @@
+"""What `kill -9` does to a rollout: environment processes die while their episodes are played.
+
+    python -m bench.kill textcraft --kills 50
+    python -m bench.kill sciworld --kills 50
+
+A scripted sampler plays items twice, undisturbed and with kills among its turns, each of a process chosen
+at random: TextCraft's and BabyAI's instances are given a process each, ScienceWorld's JVMs are its own.
+Half of the chains solve their item, half give up before the end. Prints one JSON object:
+
+- `kills`: processes killed
+- `episodes`, `solved`: of the undisturbed play
+- `same`: whether the disturbed play left each trajectory exactly once, with the very same observations,
+  rewards and end as the undisturbed one
+- `retried`: episodes that took more than one attempt
+- `undisturbed_s`, `disturbed_s`
+"""
+
+import argparse
+import asyncio
+import json
+import os
+import random
+import signal
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
+
+import psutil
+
+from agents.episode import Agent, EpisodeLimits
+from agents.group import play
+from agents.parser import react
+from agents.renderer import Renderer
+from agents.sampler import ScriptedSampler
+from agents.types import Completion, SamplingParams, StopReason, Trajectory
+from envs.manager import EnvManager
+from envs.registry import EnvSpec, get_env
+from envs.types import Item
+from tasks.base_model import make_tokenizer
+
+IDLE_ACTION = "look around"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """One measurement; the docstring of this file says what its fields are."""
+
+    env: str
+    kills: int
+    episodes: int
+    solved: int
+    same: bool
+    retried: int
+    undisturbed_s: float
+    disturbed_s: float
+
+
+class Killer:
+    """A sampler that kills a process of an environment now and then, before it answers."""
+
+    def __init__(self, script: ScriptedSampler, *, kills: int, calls: int) -> None:
+        """`calls`: how often it will be asked at least; the kills are spread over them."""
+        self._script = script
+        self._due = [calls * (kill + 1) // (kills + 2) for kill in range(kills)]
+        self._calls = 0
+        self._chance = random.Random(0)
+        self._spared = set(psutil.Process().children(recursive=True))
+        self.killed = 0
+
+    async def sample(
+        self, prompt_ids: Sequence[int], *, params: SamplingParams, episode_id: str
+    ) -> Completion:
+        self._calls += 1
+        if self._due and self._calls >= self._due[0] and self._kill():
+            del self._due[0]
+        return await self._script.sample(prompt_ids, params=params, episode_id=episode_id)
+
+    def _kill(self) -> bool:
+        this = psutil.Process()
+        victims = []
+        for process in this.children(recursive=True):
+            with suppress(psutil.NoSuchProcess):
+                # What we started ourselves is a JVM, or the process that workers are forked from.
+                is_worker = process.ppid() != this.pid or process.name() == "java"
+                if is_worker and process not in self._spared and process.status() != psutil.STATUS_ZOMBIE:
+                    victims.append(process)
+        if not victims:
+            return False
+        victim = self._chance.choice(victims)
+        with suppress(ProcessLookupError):
+            os.kill(victim.pid, signal.SIGKILL)
+            self.killed += 1
+            return True
+        return False
+
+
+def measure(env: str, items: Sequence[Item], *, kills: int, chains: int = 8, capacity: int = 8) -> Outcome:
+    """Play `chains` of each item undisturbed, then with `kills`, on `capacity` instances."""
+    spec = get_env(env)
+    if spec.isolation == "none":
+        spec = replace(spec, isolation="process")
+    solutions = [[f"Action: {step.action}" for step in spec.expert(item)] for item in items]
+    turns = max(map(len, solutions))
+
+    def say(episode_id: str, turn: int) -> str:
+        _, place, chain, _ = episode_id.split("/")
+        actions = solutions[int(place)]
+        actions = actions if int(chain) % 2 == 0 else actions[: len(actions) // 2]
+        return actions[turn] if turn < len(actions) else f"Action: {IDLE_ACTION}"
+
+    tokenizer = make_tokenizer()
+
+    def sampler() -> ScriptedSampler:
+        return ScriptedSampler(
+            say, encode=lambda text: tokenizer.backend_tokenizer.encode(text, add_special_tokens=False).ids
+        )
+
+    agent = Agent(renderer=Renderer(tokenizer), parse=react, instructions=None)
+    limits = EpisodeLimits(
+        max_turns=turns,
+        max_tokens_per_turn=128,
+        context_length=1_000_000,
+        episode_timeout_s=600,
+        step_timeout_s=60,
+    )
+    calls = sum(chains // 2 * (len(solution) + turns) for solution in solutions)
+    killer = Killer(sampler(), kills=kills, calls=calls)
+
+    async def played(sampler: Killer | ScriptedSampler) -> tuple[list[Trajectory], float]:
+        ended: list[Trajectory] = []
+        envs = EnvManager([spec], capacity=capacity)
+        started = time.perf_counter()
+        await play(
+            items,
+            name="play",
+            chains=chains,
+            envs=envs,
+            sampler=sampler,
+            agent=agent,
+            limits=limits,
+            sampling=SamplingParams(max_tokens=limits.max_tokens_per_turn),
+            max_attempts=kills + 1,
+            on_trajectory=ended.append,
+        )
+        seconds = time.perf_counter() - started
+        await envs.close()
+        return sorted(ended, key=lambda t: (t.item.item_id, t.chain)), seconds
+
+    undisturbed, undisturbed_s = asyncio.run(played(sampler()))
+    disturbed, disturbed_s = asyncio.run(played(killer))
+    return Outcome(
+        env=env,
+        kills=killer.killed,
+        episodes=len(undisturbed),
+        solved=sum(trajectory.success for trajectory in undisturbed),
+        same=list(map(told, disturbed)) == list(map(told, undisturbed)),
+        retried=sum(trajectory.attempts > 1 for trajectory in disturbed),
+        undisturbed_s=round(undisturbed_s, 2),
+        disturbed_s=round(disturbed_s, 2),
+    )
+
+
+def told(trajectory: Trajectory) -> tuple[str, int, StopReason, float, bool, list[tuple[str, str, float]]]:
+    """All of a trajectory that its environment decides."""
+    return (
+        trajectory.item.item_id,
+        trajectory.chain,
+        trajectory.stop_reason,
+        trajectory.reward,
+        trajectory.success,
+        [(turn.action, turn.observation, turn.reward) for turn in trajectory.turns],
+    )
+
+
+def some_items(spec: EnvSpec, count: int) -> list[Item]:
+    """The first training items whose solution is known."""
+    found: list[Item] = []
+    for item in spec.split(0).train:
+        if len(found) == count:
+            break
+        if spec.expert(item):
+            found.append(item)
+    return found
+
+
+def main() -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(description="Rollouts whose environments are killed")
+    parser.add_argument("env", help="name in envs/registry.py")
+    parser.add_argument("--kills", type=int, default=50)
+    parser.add_argument("--items", type=int, default=16)
+    arguments = parser.parse_args()
+    items = some_items(get_env(arguments.env), arguments.items)
+    print(json.dumps(asdict(measure(arguments.env, items, kills=arguments.kills))))
+
+
+if __name__ == "__main__":
+    main()

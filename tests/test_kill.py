@@ -1,0 +1,26 @@
+"""Environment processes are killed while episodes are played: no trajectory is lost, doubled or made up."""
+
+import shutil
+
+import pytest
+
+from bench.kill import measure
+from envs.registry import get_env
+from envs.types import Item
+
+
+def test_killed_processes_cost_attempts_and_nothing_else() -> None:
+    outcome = measure("textcraft", get_env("textcraft").split(0).train[:4], kills=6)
+    assert outcome.kills == 6
+    assert (outcome.episodes, outcome.solved) == (32, 16)
+    assert outcome.same
+    assert outcome.retried >= 1
+
+
+@pytest.mark.skipif(shutil.which("java") is None, reason="apt-get install default-jre-headless")
+def test_killed_jvms_cost_attempts_and_nothing_else() -> None:
+    items = [Item(item_id="sciworld_4240", env="sciworld")]
+    outcome = measure("sciworld", items, kills=2, chains=4, capacity=2)
+    assert outcome.kills == 2
+    assert (outcome.episodes, outcome.solved) == (4, 2)
+    assert outcome.same
