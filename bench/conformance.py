@@ -15,6 +15,7 @@ The first cycles, which fill the caches of items and modules, count as "before".
 
 import argparse
 import asyncio
+import gc
 import json
 import time
 from collections.abc import Callable, Sequence
@@ -83,6 +84,7 @@ async def _cycle(make: Callable[[], Environment], items: Sequence[Item], *, time
 
 def _held() -> tuple[int, int, int]:
     """(processes, open files, bytes) of this process and its descendants."""
+    gc.collect()  # what it has yet to free is not left behind
     this = psutil.Process()
     family = [this, *this.children(recursive=True)]
     return (

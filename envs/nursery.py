@@ -183,6 +183,7 @@ def _start_anew(setup: Setup, connection: int) -> int:
         command(connection, alone=True),
         os.environ,
         file_actions=[(os.POSIX_SPAWN_DUP2, reading, 0)],
+        setpgroup=0,
     )
     os.close(reading)
     with suppress(BrokenPipeError), os.fdopen(writing, "wb") as stdin:
