@@ -37,7 +37,7 @@ from envs.registry import get_env
 from envs.remote import Servers, WireProtocol
 
 STEPS_PER_EPISODE = 25
-IDLE_S = 20.0
+IDLE_S = 45.0
 """Long enough to open all sessions of a round before the first expires."""
 
 ACTIONS = ("inventory", "get 2 oak logs", "get 1 cobblestone", "craft 4 oak planks using 1 oak logs")

@@ -169,7 +169,7 @@ class OpenEnvLink:
         if self._http is None:
             self._http = _client(self._headers, self._timeout_s)
         try:
-            async with asyncio.timeout(CONNECT_TIMEOUT_S):
+            async with asyncio.timeout(min(CONNECT_TIMEOUT_S, self._timeout_s)):
                 self._socket = await self._http.ws_connect(self._url, max_msg_size=MAX_MESSAGE_BYTES)
         except aiohttp.WSServerHandshakeError as error:
             _refused(error.status, error.message, url=self._url, creates=True)
@@ -184,12 +184,13 @@ class OpenEnvLink:
             async with asyncio.timeout(self._timeout_s):
                 await socket.send_str(json.dumps({"type": kind, "data": data}))
                 message = await socket.receive()
-        except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            raise Unreachable(f"{kind}: {_described(error)}") from error
+        except TimeoutError as error:
+            raise Unreachable(f"{kind}: no answer within {self._timeout_s:g} s") from error
+        except (aiohttp.ClientError, OSError) as error:
+            # Idle too long, or the server has died: the next connection tells.
+            raise Gone(f"{kind}: {_described(error)}") from error
         if message.type is not aiohttp.WSMsgType.TEXT:
-            if socket.close_code in (aiohttp.WSCloseCode.GOING_AWAY, aiohttp.WSCloseCode.OK):
-                raise Gone("the server closed the session")
-            raise Unreachable(f"{kind}: the connection was lost")
+            raise Gone(f"{kind}: the server closed the connection")
         try:
             answered = json.loads(message.data)
             said, content = answered["type"], answered["data"]

@@ -35,8 +35,12 @@ class Served:
         self.url = url.group()
 
     def stop(self) -> None:
+        """Idempotent."""
         self.process.terminate()
-        self.process.communicate(timeout=30)
+        self.process.wait(timeout=30)
+        for pipe in (self.process.stdout, self.process.stderr):
+            if pipe is not None:
+                pipe.close()
 
 
 @contextmanager

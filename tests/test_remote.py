@@ -219,6 +219,42 @@ def test_a_session_that_expired_between_episodes_costs_nothing(protocol: WirePro
 
 
 @pytest.mark.parametrize("protocol", ["openenv", "agentgym"])
+def test_a_server_that_was_restarted_between_episodes_is_not_left_out(
+    protocol: WireProtocol, caplog: pytest.LogCaptureFixture
+) -> None:
+    spec = get_env("textcraft")
+
+    async def main() -> None:
+        async with listening(spec) as url:
+            env = Servers([url], protocol=protocol).make()
+            opening = await env.reset(make_item(1))
+        async with listening(spec, port=int(url.rpartition(":")[2])):
+            assert await env.reset(make_item(1)) == opening
+            assert (await env.step("inventory")).observation.startswith("Inventory")
+            await env.close()
+
+    asyncio.run(main())
+    assert not caplog.records
+
+
+@pytest.mark.parametrize("protocol", ["openenv", "agentgym"])
+def test_a_server_that_never_answers_is_left_out(protocol: WireProtocol) -> None:
+    async def main() -> None:
+        hung = await asyncio.start_server(lambda reader, writer: None, "127.0.0.1", 0)
+        silent = f"http://127.0.0.1:{hung.sockets[0].getsockname()[1]}"
+        async with hung, listening(get_env("textcraft")) as url:
+            servers = Servers([silent, url], protocol=protocol, request_timeout_s=0.5)
+            envs = [servers.make() for _ in range(2)]
+            for env in envs:
+                await env.reset(make_item(1))
+            assert servers.live == {silent: 0, url: 2}
+            for env in envs:
+                await env.close()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("protocol", ["openenv", "agentgym"])
 def test_what_no_retry_mends_is_said_in_one_line(protocol: WireProtocol, textcraft: Served) -> None:
     async def main() -> None:
         lost = Servers([f"{textcraft.url}/nowhere"], protocol=protocol).make()

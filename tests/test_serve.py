@@ -254,8 +254,7 @@ def test_a_taken_port_is_named(textcraft: Served) -> None:
 
 
 def test_an_interrupt_ends_it_cleanly() -> None:
-    server = Served("textcraft")
-    with httpx.Client(base_url=server.url) as http:
+    with served("textcraft") as server, httpx.Client(base_url=server.url) as http:
         created(http)
         server.process.send_signal(signal.SIGINT)
         _, said = server.process.communicate(timeout=30)
@@ -276,8 +275,7 @@ def test_ids_come_once_in_no_order_and_are_known_again() -> None:
 
 @pytest.mark.skipif(shutil.which("java") is None, reason="apt-get install default-jre-headless")
 def test_no_jvm_outlives_its_server() -> None:
-    server = Served("sciworld")
-    with httpx.Client(base_url=server.url, timeout=60) as http:
+    with served("sciworld") as server, httpx.Client(base_url=server.url, timeout=60) as http:
         session_id = http.post("/create").json()["id"]
         opened = http.post("/reset", json={"id": session_id, "data_idx": 0}).json()
         assert opened["task_name"] == "boil"

@@ -40,7 +40,7 @@ def created(url: str) -> int:
 def send_anything(operation: Any, mode: GenerationMode, live: int) -> None:
     """What is well-formed is sent to the session `live`, so that it gets through to the environment."""
 
-    @settings(max_examples=20, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+    @settings(max_examples=12, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
     @given(operation.as_strategy(generation_mode=mode))
     def sends(case: schemathesis.Case) -> None:
         if mode is GenerationMode.POSITIVE and isinstance(case.body, dict) and "id" in case.body:

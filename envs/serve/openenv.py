@@ -5,6 +5,7 @@ here `POST /reset` answers with a `session_id` in `metadata`, by which the other
 """
 
 import asyncio
+import logging
 import random
 from contextlib import suppress
 
@@ -31,6 +32,9 @@ from envs.types import Item, StepResult
 
 _CODES = {422: "VALIDATION_ERROR", 429: "CAPACITY_REACHED", 503: "CAPACITY_REACHED", 409: "SESSION_ERROR"}
 """Status → OpenEnv's word for it; all others are EXECUTION_ERROR."""
+
+
+_log = logging.getLogger(__name__)
 
 
 class OpenEnv:
@@ -175,6 +179,9 @@ class _Talk:
             answered = await self._protocol.said(self._session, message)
         except Refused as refused:
             answered = _error(refused)
+        except Exception as error:
+            _log.exception("message %s", message.type)
+            answered = _error(Refused(500, f"the server failed: {type(error).__name__}"))
         await _send(self._socket, answered)
 
     async def _close_with_session(self) -> None:
