@@ -81,11 +81,18 @@ class EnvManager:
         return self._pools[env]
 
     def _maker(self, spec: EnvSpec, spread: Callable[[EnvSpec], Host] | None) -> Callable[[], Environment]:
-        if spec.isolation == "none" or (spec.isolation == "own" and spread is None):
+        host = host_of(spec, spread=spread)
+        if host is None:
             return spec.make
-        host = ProcessHost(spec.make, preload=spec.preload) if spread is None else spread(spec)
         self._hosts.append(host)
         return partial(HostedEnv, host)
+
+
+def host_of(spec: EnvSpec, *, spread: Callable[[EnvSpec], Host] | None = None) -> Host | None:
+    """Where instances of `spec` are to live, each in a `HostedEnv`; None for this very process."""
+    if spec.isolation == "none" or (spec.isolation == "own" and spread is None):
+        return None
+    return ProcessHost(spec.make, preload=spec.preload) if spread is None else spread(spec)
 
 
 class Shares:

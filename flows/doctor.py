@@ -135,7 +135,7 @@ def _environments(pipeline: "Pipeline") -> Iterator[Finding]:
     """What environments need beside the packages of every run."""
     used: dict[Requirement, list[str]] = {}
     core = _core_packages()
-    for name in env_names():
+    for name in dict.fromkeys([*env_names(), *pipeline.data.envs]):
         for need in get_env(name).needs:
             if need.name not in core:
                 used.setdefault(need, []).append(name)

@@ -82,7 +82,7 @@ async def demonstrate(
             if failures > len(items) and not games:
                 raise ConfigError(
                     f"the experts of {', '.join(specs)} solve no training item within rollout.context_length "
-                    f"{pipeline.rollout.context_length}; raise it"
+                    f"{pipeline.rollout.context_length}; raise it; without an expert, warmup: null"
                 )
     finally:
         for stage in stages.values():

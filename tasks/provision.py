@@ -1,7 +1,8 @@
 """Stage `provision`: bring the environments up, prove that they work, record what they are.
 
 The scripted expert plays training items on the pool that training will use, all at once. Anything
-but a solved item is a fault of the environment, found here and not an hour into training.
+but a solved item is a fault of the environment, found here and not an hour into training. Where an
+environment has no expert, items are begun and one action is answered.
 """
 
 import asyncio
@@ -25,7 +26,9 @@ from tasks.settings import Pipeline
 EPISODES = 64
 """Most expert episodes of each environment; more than any sensible number of live ones on a laptop."""
 SOLVING_S = 20.0
-"""Most seconds that an expert is given to find solutions; the first may take longer."""
+"""Most seconds in which an expert begins to look for another solution."""
+TRIAL = "look"
+"""The one action where no solution is known; whatever it is taken for, it must be answered."""
 
 
 def provision(pipeline: Pipeline, workspace: Path) -> None:
@@ -35,18 +38,20 @@ def provision(pipeline: Pipeline, workspace: Path) -> None:
     """
     items = read_items(workspace / "data" / "train.jsonl", data=pipeline.data)
     started = time.perf_counter()
-    proofs = {env: _solutions(get_env(env), items) for env in pipeline.data.envs}
+    proofs = {env: _proofs(get_env(env), items) for env in pipeline.data.envs}
     turns, steps = asyncio.run(_prove(proofs, pipeline=pipeline))
     receipt = {
         "python": platform.python_version(),
         "capacity": pipeline.rollout.max_live_envs,
         "episodes": sum(map(len, turns.values())),
+        "solved": sum(bool(proof.solution) for own in proofs.values() for proof in own),
         "turns": sum(map(sum, turns.values())),
         "seconds": round(time.perf_counter() - started, 3),
         "envs": {
             env: {
                 "packages": {name: version(name) for name in get_env(env).packages},
                 "episodes": len(turns[env]),
+                "solved": sum(bool(proof.solution) for proof in proofs[env]),
                 "turns": sum(turns[env]),
                 "seconds_per_step": round(steps[env], 6),
             }
@@ -60,22 +65,21 @@ def provision(pipeline: Pipeline, workspace: Path) -> None:
 class _Proof:
     item: Item
     solution: Sequence[ExpertStep]
+    """Empty where none is known: then one action is tried."""
 
 
-def _solutions(spec: EnvSpec, items: Sequence[Item]) -> list[_Proof]:
-    """Solved items of `spec`, from all over `items`, as many as the limits allow."""
+def _proofs(spec: EnvSpec, items: Sequence[Item]) -> list[_Proof]:
+    """Items from all over `items`, with solutions; items alone if none is known in the time that there is."""
     own = [item for item in items if item.env == spec.name]
     until = time.perf_counter() + SOLVING_S
     found: list[_Proof] = []
     for item in own[:: max(1, len(own) // EPISODES)][:EPISODES]:
-        if found and time.perf_counter() > until:
+        if time.perf_counter() > until:
             break
         solution = spec.expert(item)
         if solution:
             found.append(_Proof(item, solution))
-    if not found:
-        raise EnvCrashed(f"the expert of {spec.name!r} knows no solution of {len(own)} training items")
-    return found
+    return found or [_Proof(item, ()) for item in own[:EPISODES]]
 
 
 async def _prove(
@@ -100,7 +104,8 @@ async def _solve(proof: _Proof, *, envs: EnvManager, pipeline: Pipeline) -> int:
     try:
         async with envs.lease(item.env, timeout_s=limit_s) as env, asyncio.timeout(limit_s):
             await env.reset(item)
-            results = [await env.step(step.action) for step in proof.solution]
+            actions = [step.action for step in proof.solution] or [TRIAL]
+            results = [await env.step(action) for action in actions]
     except TimeoutError:
         raise EpisodeTimeout(
             f"the expert's episode of {item.item_id} took longer than {limit_s:g} s; the environment hangs, "
@@ -110,7 +115,7 @@ async def _solve(proof: _Proof, *, envs: EnvManager, pipeline: Pipeline) -> int:
         raise
     except Exception as error:  # what a broken environment raises may be anything
         raise EnvCrashed(f"{item.item_id}: the environment raised {type(error).__name__}: {error}") from error
-    if not results[-1].success:
+    if proof.solution and not results[-1].success:
         packages = ", ".join(get_env(item.env).packages)
         raise EnvCrashed(
             f"the expert's solution of {item.item_id} does not solve it (last observation: "

@@ -180,8 +180,9 @@ def lineage(results: Results, workspace: Path, *, pipeline: Pipeline) -> dict[st
     }
     told["versions"] = ", ".join(f"{name} {number}" for name, number in versions.items())
     if results.provision:
+        receipt = results.provision
         told["environments"] = (
-            f"{results.provision['capacity']} at once; the expert solved "
-            f"{results.provision['episodes']} items in {duration(results.provision['seconds'])}"
+            f"{receipt['capacity']} at once; of {receipt['episodes']} items the experts solved "
+            f"{receipt['solved']} in {duration(receipt['seconds'])}"
         )
     return told

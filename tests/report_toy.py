@@ -140,5 +140,5 @@ def write_workspace(workspace: Path, *, seconds: float = 26.0, **evaluation: Any
     write_evaluation(workspace, **evaluation)
     stages = {"prepare": 1.0, "train": seconds, "evaluate": 3.0, "report": 100.0}
     (workspace / "timing.json").write_text(json.dumps({"stages": stages}))
-    receipt = {"capacity": 8, "episodes": 64, "turns": 300, "seconds": 1.5}
+    receipt = {"capacity": 8, "episodes": 64, "solved": 64, "turns": 300, "seconds": 1.5}
     (workspace / "provision.json").write_text(json.dumps(receipt))

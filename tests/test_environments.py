@@ -35,9 +35,9 @@ def test_the_experts_episodes_are_played_on_the_server(
         ask = Request(f"{server.url}/metrics", headers={"Authorization": "Bearer secret"})
         with urlopen(ask) as metrics:
             told = metrics.read().decode()
-    ended = re.search(r'wingspan_sessions_ended_total\{.*"closed"\} (\S+)', told)
-    assert ended is not None, told
-    assert float(ended.group(1)) == 64
+    stepped = re.search(r'wingspan_environment_seconds_count\{[^}]*"step"[^}]*\} (\S+)', told)
+    assert stepped is not None, told
+    assert float(stepped.group(1)) == here["turns"]
 
 
 @pytest.mark.parametrize(

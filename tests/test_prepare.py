@@ -74,6 +74,7 @@ def test_provision_plays_the_expert_and_leaves_a_receipt(
     receipt = json.loads((tmp_path / "provision.json").read_text())
     assert receipt["episodes"] == 40
     assert receipt["turns"] == 80
+    assert receipt["solved"] == 40
     assert receipt["envs"]["toy"]["packages"] == {"pytest": pytest.__version__}
     assert toy.lived
     assert all(env.closed for env in toy.lived)
@@ -104,6 +105,18 @@ def test_a_hung_environment_is_found_out(
     rollout = pipeline.rollout.model_copy(update={"episode_timeout_s": 0.2})
     with pytest.raises(EpisodeTimeout, match=r"toy_0 took longer than 0\.2 s"):
         provision(pipeline.model_copy(update={"rollout": rollout}), tmp_path)
+
+
+def test_without_an_expert_items_are_begun(
+    tmp_path: Path, pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    toy = _Toy(solution=())
+    use(toy, monkeypatch)
+    prepare(pipeline, tmp_path)
+    provision(pipeline, tmp_path)
+    receipt = json.loads((tmp_path / "provision.json").read_text())
+    assert (receipt["episodes"], receipt["solved"], receipt["turns"]) == (40, 0, 40)
+    assert sum(env.resets for env in toy.lived) == 40
 
 
 def test_items_of_another_environment_are_refused(

@@ -150,6 +150,7 @@ def spec(argument: str) -> EnvSpec:
         expert=no_expert,
         instructions=_setup(argument).instructions,
         packages=("gymnasium",),
+        source="the gymnasium package, or the one that registers it: episodes made from seeds",
     )
 
 

@@ -144,6 +144,7 @@ def spec(argument: str) -> EnvSpec:
         expert=no_expert,
         instructions=INSTRUCTIONS,
         packages=("websockets",),
+        source=f"the server at {argument}: episodes by seed",
     )
 
 

@@ -28,6 +28,8 @@ from envs.registry import EnvSpec, ExpertStep, Split
 from envs.types import Item, StepResult
 
 FAMILY = "reasoning-gym"
+SLOW = ("futoshiki", "knight_swap", "puzzle24", "zebra_puzzles")
+"""Data sets whose questions take tenths of a second and more: they would hold up others in one process."""
 TRAIN_ITEMS, TEST_ITEMS = 500, 100
 """At most: questions that are asked twice are left out."""
 MAX_ANSWER_LENGTH = 10_000
@@ -95,6 +97,9 @@ def spec(argument: str) -> EnvSpec:
         expert=partial(expert, name),
         instructions=INSTRUCTIONS,
         packages=("reasoning-gym",),
+        source="the reasoning-gym package: questions made from seeds; nothing to download",
+        isolation="process" if argument.partition("?")[0] in SLOW else "none",
+        preload=("reasoning_gym",),
     )
 
 

@@ -28,6 +28,8 @@ from envs.registry import EnvSpec
 from envs.types import Item, StepResult
 
 FAMILY = "textarena"
+SLOW = ("RushHour", "Sokoban", "Sudoku")
+"""Games whose making takes tenths of a second and more: they would hold up all that play in one process."""
 
 GAMES = (
     "Bandit",
@@ -143,6 +145,9 @@ def spec(argument: str) -> EnvSpec:
         expert=no_expert,
         instructions=INSTRUCTIONS,
         packages=("textarena",),
+        source="the textarena package: games made from seeds; nothing to download",
+        isolation="process" if argument.startswith(SLOW) else "none",
+        preload=("textarena",),
     )
 
 

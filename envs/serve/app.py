@@ -171,6 +171,7 @@ async def serve(
     """
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))  # a connection is a file
+    spec.check()
     env = spec.make()
     try:
         await env.reset(spec.split(0).train[0])

@@ -16,6 +16,8 @@ from typing import TypeVar
 
 from envs.base import Environment
 from envs.errors import ConfigError
+from envs.hosted import HostedEnv
+from envs.manager import host_of
 from envs.registry import EnvSpec
 from envs.serve.ids import Ids
 from envs.serve.metrics import Metrics
@@ -99,6 +101,7 @@ class Sessions:
         self._open: OrderedDict[int, Session] = OrderedDict()  # longest unused first
         self._closing = 0
         self._draining = False
+        self._host = host_of(spec)
 
     @property
     def live(self) -> int:
@@ -117,7 +120,7 @@ class Sessions:
                 retry_after_s=1,
             )
         try:
-            env = self.spec.make()
+            env = self.spec.make() if self._host is None else HostedEnv(self._host)
         except Exception as error:
             raise Refused(500, f"cannot make an environment: {described(error)}") from error
         session = Session(session_id=self._ids.new(), owner=owner, env=env)
@@ -197,6 +200,8 @@ class Sessions:
                 while any(session.busy for session in self._open.values()):
                     await asyncio.sleep(0.02)
         await asyncio.gather(*(self.close(session, Cause.SHUTDOWN) for session in list(self._open.values())))
+        if self._host is not None:
+            await self._host.close()
 
     async def _do(self, session: Session, work: Callable[[], Awaitable[T]], limit_s: float) -> T:
         """Make a call of the session's environment; one that fails takes its session along."""
