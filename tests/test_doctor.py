@@ -176,7 +176,9 @@ def test_what_cannot_be_played_is_one_line() -> None:
         ("babby", "1", ConfigError, "did you mean 'babyai'"),
     ]
     if JAVA.missing() is None:
-        cases.append(("sciworld", "99999", ConfigError, "sciworld has 4639 items; there is no 'sciworld_99999'"))
+        cases.append(
+            ("sciworld", "99999", ConfigError, "sciworld has 4639 items; there is no 'sciworld_99999'")
+        )
     for name, item, kind, said in cases:
         error = call("play", name, "--", item).exception
         assert isinstance(error, kind)
