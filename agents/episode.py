@@ -15,7 +15,7 @@ from agents.renderer import Renderer
 from agents.sampler import Sampler
 from agents.types import Completion, SamplingParams, StopReason, Trajectory, Turn
 from envs.base import Environment
-from envs.errors import EnvCrashed, EpisodeTimeout, SamplerFailed, WingspanError
+from envs.errors import EnvCrashed, EpisodeTimeout, SamplerFailed, WingspanError, described
 from envs.types import Item, Message, StepResult
 
 MIN_COMPLETION = 8
@@ -180,7 +180,7 @@ class _Episode:
         except WingspanError:
             raise
         except Exception as error:
-            raise SamplerFailed(f"{self._item.item_id}: the sampler raised {_described(error)}") from error
+            raise SamplerFailed(f"{self._item.item_id}: the sampler raised {described(error)}") from error
         sampled = len(completion.token_ids)
         if not 0 < sampled <= params.max_tokens or sampled != len(completion.logprobs):
             raise SamplerFailed(
@@ -205,7 +205,7 @@ class _Episode:
     def _env_failed(self, where: str, error: Exception) -> NoReturn:
         if isinstance(error, WingspanError):
             raise error
-        raise EnvCrashed(f"{self._item.item_id}: {where} raised {_described(error)}") from error
+        raise EnvCrashed(f"{self._item.item_id}: {where} raised {described(error)}") from error
 
     def _stop_reason(self, result: StepResult) -> StopReason | None:
         if result.terminated:
@@ -220,8 +220,3 @@ class _Episode:
 def _is_past(deadline: asyncio.Timeout) -> bool:
     at = deadline.when()
     return at is not None and asyncio.get_running_loop().time() >= at
-
-
-def _described(error: Exception) -> str:
-    """`KeyError: 'x'`, on one line."""
-    return " ".join(f"{type(error).__name__}: {error}".split())

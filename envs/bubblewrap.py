@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from envs.requirements import BUBBLEWRAP, UTIL_LINUX, UserNamespaces
-from envs.walls import ENVIRONMENT, NOBODY, Limits, holes, limited
+from envs.walls import ENVIRONMENT, NOBODY, Limits, fallen, limited
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,8 +32,7 @@ class Bubblewrap:
         for need in (BUBBLEWRAP, UTIL_LINUX, UserNamespaces()):
             if (remedy := need.missing()) is not None:
                 return remedy
-        said = holes(self)
-        return None if said is None else f"its walls do not stand here ({said})"
+        return fallen(self)
 
     def command(self, program: Sequence[str], limits: Limits, *, label: str) -> list[str]:
         """See `Backend`."""

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from envs.requirements import PROBE_TIMEOUT_S, Program, failure
 from envs.seccomp import narrowed_file
-from envs.walls import ENVIRONMENT, NOBODY, Limits, holes, limited
+from envs.walls import ENVIRONMENT, NOBODY, Limits, fallen, limited
 
 IMAGE = "python:3.11-slim"
 """Debian with Python; another one, with `env`, `timeout` and `prlimit`, may be named in `IMAGE_VARIABLE`."""
@@ -52,8 +52,7 @@ class Containers:
             return f"put podman's filter of system calls at {_SECCOMP}"
         if failure([self.name, "image", "inspect", _image()]) is not None:
             return f"{self.name} pull {_image()}"
-        said = holes(self)
-        return None if said is None else f"its walls do not stand here ({said})"
+        return fallen(self)
 
     def command(self, program: Sequence[str], limits: Limits, *, label: str) -> list[str]:
         """See `Backend`."""

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from envs.containers import IMAGE, LIFE_S
 from envs.requirements import UTIL_LINUX, UserNamespaces, failure
-from envs.walls import ENVIRONMENT, Limits, holes, limited
+from envs.walls import ENVIRONMENT, Limits, fallen, limited
 
 CONTAINER = "wingspan-python"
 INSTALL = "see github.com/NVIDIA/enroot/blob/master/doc/installation.md"
@@ -47,8 +47,7 @@ class Enroot:
             return "start the run as a user other than root"
         if failure(["sh", "-c", f"enroot list | grep -qx {CONTAINER}"]) is not None:
             return MAKE
-        said = holes(self)
-        return None if said is None else f"its walls do not stand here ({said})"
+        return fallen(self)
 
     def command(self, program: Sequence[str], limits: Limits, *, label: str) -> list[str]:
         """See `Backend`."""

@@ -41,3 +41,8 @@ class EpisodeTimeout(EpisodeFault):
 
 class SamplerFailed(EpisodeFault):
     """The sampler raised instead of answering with a completion."""
+
+
+def described(error: BaseException) -> str:
+    """`KeyError: 'x'`, on one line."""
+    return " ".join(f"{type(error).__name__}: {error}".split())

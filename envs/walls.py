@@ -99,6 +99,12 @@ def check(backend: Backend) -> None:
         )
 
 
+def fallen(backend: Backend) -> str | None:
+    """What `Backend.missing` says of one that is installed: None if its walls stand."""
+    said = holes(backend)
+    return None if said is None else f"its walls do not stand here ({said})"
+
+
 @cache
 def holes(backend: Backend) -> str | None:
     """Try the backend's walls from inside; None if all stand, else what is wrong, in a few words."""

@@ -13,9 +13,13 @@ import typer
 import yaml
 
 from envs.errors import ConfigError, WingspanError
+from envs.serve.limits import Limits
 
 BASE_MODEL = Path("models/textcraft-base")
 """As in dvc.yaml, stage `base`."""
+
+_SERVED = Limits()
+"""What `serve-env` allows where nothing else is said."""
 
 app = typer.Typer(
     help="Train LLM agents by multi-turn reinforcement learning, as a pipeline.",
@@ -164,17 +168,16 @@ def serve_env(
         list[str] | None,
         typer.Option(envvar="WINGSPAN_TOKEN", help="Ask for it; again for more users, each with its own."),
     ] = None,
-    max_sessions: Annotated[int, typer.Option(min=1, help="Live instances.")] = 1024,
-    idle_s: Annotated[float, typer.Option(min=0.1, help="Close what is unused for so many seconds.")] = 1800,
-    step_timeout_s: Annotated[float, typer.Option(min=0.1, help="Of one step or reset.")] = 300,
-    max_body_bytes: Annotated[int, typer.Option(min=1024, help="Of one request.")] = 1 << 20,
+    max_sessions: Annotated[int, typer.Option(min=1, help="Live instances.")] = _SERVED.max_sessions,
+    idle_s: Annotated[float, typer.Option(min=0.1, help="Close what is unused for so many seconds.")] = _SERVED.idle_s,
+    step_timeout_s: Annotated[float, typer.Option(min=0.1, help="Of one step or reset.")] = _SERVED.step_timeout_s,
+    max_body_bytes: Annotated[int, typer.Option(min=1024, help="Of one request.")] = _SERVED.max_body_bytes,
 ) -> None:
     """Serve an environment over HTTP, by AgentGym's protocol and OpenEnv's, until Ctrl-C."""
     import asyncio
 
     from envs.registry import get_env
     from envs.serve.app import serve
-    from envs.serve.sessions import Limits
 
     limits = Limits(
         max_sessions=max_sessions,

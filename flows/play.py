@@ -76,8 +76,6 @@ class _Session:
         self._say(f"{self._item.item_id}, seed {self._item.seed}. {HELP}\n", style="dim")
         try:
             self._say(self._runner.run(self._env.reset(self._item)))
-        except IndexError as error:
-            raise ConfigError(f"{self._item.item_id}: {error}") from None
         except Exception as error:
             self._crashed(error)
         for line in self._lines():

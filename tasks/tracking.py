@@ -19,7 +19,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 from urllib.parse import urlsplit
 
-from envs.errors import ConfigError, WingspanError
+from envs.errors import ConfigError, WingspanError, described
 from tasks.files import write_atomically
 from tasks.settings import Pipeline
 from tasks.trajectories import read_trajectories
@@ -36,6 +36,8 @@ MAX_BATCH = 1000
 """Metrics per call, MLflow's own limit."""
 TRACES = 10
 """Trajectories of the final evaluation that are kept as traces."""
+MAX_TOLD = 300
+"""Characters of a server's complaint."""
 
 _log = logging.getLogger(__name__)
 
@@ -101,7 +103,7 @@ class Tracker:
         self._thread.shutdown(wait=True)
         if self._failure is not None and error is None:
             raise WingspanError(
-                f"the MLflow record at {tracking_uri()} is incomplete ({_described(self._failure)}); all "
+                f"the MLflow record at {tracking_uri()} is incomplete ({described(self._failure)[:MAX_TOLD]}); all "
                 f"results are in {self._workspace}: mend the cause and run the same command to complete it"
             ) from self._failure
 
@@ -113,7 +115,7 @@ class Tracker:
                 write(*self._run)
             except Exception as error:  # a record that fails must not stop what it records
                 self._failure = error
-                _log.warning("MLflow: %s", _described(error))
+                _log.warning("MLflow: %s", described(error)[:MAX_TOLD])
 
         self._thread.submit(job)
 
@@ -328,7 +330,3 @@ def _register(client: "MlflowClient", run_id: str, *, name: str, policy: Path) -
         client.create_registered_model(name)
     client.log_artifacts(run_id, str(policy), "policy")
     client.create_model_version(name, source=f"runs:/{run_id}/policy", run_id=run_id)
-
-
-def _described(error: Exception) -> str:
-    return " ".join(f"{type(error).__name__}: {error}".split())[:300]

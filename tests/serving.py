@@ -10,7 +10,7 @@ from pathlib import Path
 
 from envs.registry import EnvSpec
 from envs.serve.app import EnvServer
-from envs.serve.sessions import Limits
+from envs.serve.limits import Limits
 
 ROOT = Path(__file__).parents[1]
 

@@ -6,7 +6,7 @@ import pytest
 from openenv.core.generic_client import GenericEnvClient
 
 from envs.registry import get_env
-from envs.serve.sessions import Limits
+from envs.serve.limits import Limits
 from envs.textcraft_expert import solve
 from envs.textcraft_world import game
 from tests.serving import listening

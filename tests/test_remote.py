@@ -18,7 +18,7 @@ from envs.errors import ConfigError, EnvCrashed
 from envs.manager import EnvManager
 from envs.registry import get_env
 from envs.remote import Servers, WireProtocol, on_servers
-from envs.serve.sessions import Limits
+from envs.serve.limits import Limits
 from envs.textcraft import make_item
 from envs.types import Item
 from tests.serving import Served, listening, served

@@ -16,7 +16,7 @@ import pytest
 from envs.errors import ConfigError
 from envs.registry import get_env
 from envs.serve.ids import MAX_ID, Ids
-from envs.serve.sessions import Limits
+from envs.serve.limits import Limits
 from envs.textcraft_expert import solve
 from envs.textcraft_world import game
 from tests.serving import Served, listening, served

@@ -11,7 +11,7 @@ from aiohttp import ClientSession
 from envs.errors import EnvCrashed
 from envs.registry import EnvSpec, Split
 from envs.remote import Servers
-from envs.serve.sessions import Limits
+from envs.serve.limits import Limits
 from envs.types import Item, StepResult
 from tests.serving import listening
 from tests.toy import ToyEnv, toy_item

@@ -21,7 +21,8 @@ from envs.registry import EnvSpec
 from envs.serve.agentgym import AgentGym
 from envs.serve.describe import describe
 from envs.serve.openenv import OpenEnv
-from envs.serve.sessions import Limits, Refused, Sessions
+from envs.serve.limits import Limits
+from envs.serve.sessions import Refused, Sessions
 from envs.serve.wire import OWNER, answer, body_of
 
 GRACE_S = 10.0

@@ -15,11 +15,12 @@ from enum import StrEnum
 from typing import TypeVar
 
 from envs.base import Environment
-from envs.errors import ConfigError
+from envs.errors import ConfigError, described
 from envs.hosted import HostedEnv
 from envs.manager import host_of
 from envs.registry import EnvSpec
 from envs.serve.ids import Ids
+from envs.serve.limits import Limits
 from envs.serve.metrics import Metrics
 from envs.types import Item, StepResult
 
@@ -29,20 +30,6 @@ CLOSE_TIMEOUT_S = 10.0
 """What an environment may take to close before it is abandoned."""
 
 _log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
-    """What a server allows."""
-
-    max_sessions: int = 1024
-    """Live instances, those that are being closed included."""
-    idle_s: float = 1800.0
-    """Without a request for so long a session is closed."""
-    step_timeout_s: float = 300.0
-    """For one step or reset; a session that takes longer is closed."""
-    max_body_bytes: int = 1 << 20
-    """Of a request or a WebSocket message."""
 
 
 class Refused(Exception):
@@ -224,8 +211,3 @@ class Sessions:
             session.used_at = time.monotonic()
             if session.session_id in self._open:
                 self._open.move_to_end(session.session_id)
-
-
-def described(error: Exception) -> str:
-    """`KeyError: 'x'`, on one line."""
-    return " ".join(f"{type(error).__name__}: {error}".split())

@@ -1,0 +1,17 @@
+"""What a server of environments allows; apart from the rest, since the command line shows it and is to start quickly."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What a server allows."""
+
+    max_sessions: int = 1024
+    """Live instances, those that are being closed included."""
+    idle_s: float = 1800.0
+    """Without a request for so long a session is closed."""
+    step_timeout_s: float = 300.0
+    """For one step or reset; a session that takes longer is closed."""
+    max_body_bytes: int = 1 << 20
+    """Of a request or a WebSocket message."""
