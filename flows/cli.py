@@ -169,8 +169,10 @@ def serve_env(
         typer.Option(envvar="WINGSPAN_TOKEN", help="Ask for it; again for more users, each with its own."),
     ] = None,
     max_sessions: Annotated[int, typer.Option(min=1, help="Live instances.")] = _SERVED.max_sessions,
-    idle_s: Annotated[float, typer.Option(min=0.1, help="Close what is unused for so many seconds.")] = _SERVED.idle_s,
-    step_timeout_s: Annotated[float, typer.Option(min=0.1, help="Of one step or reset.")] = _SERVED.step_timeout_s,
+    idle_s: Annotated[float, typer.Option(min=0.1, help="Close what so long is unused.")] = _SERVED.idle_s,
+    step_timeout_s: Annotated[
+        float, typer.Option(min=0.1, help="Of one step or reset.")
+    ] = _SERVED.step_timeout_s,
     max_body_bytes: Annotated[int, typer.Option(min=1024, help="Of one request.")] = _SERVED.max_body_bytes,
 ) -> None:
     """Serve an environment over HTTP, by AgentGym's protocol and OpenEnv's, until Ctrl-C."""

@@ -20,8 +20,8 @@ from envs.errors import ConfigError
 from envs.registry import EnvSpec
 from envs.serve.agentgym import AgentGym
 from envs.serve.describe import describe
-from envs.serve.openenv import OpenEnv
 from envs.serve.limits import Limits
+from envs.serve.openenv import OpenEnv
 from envs.serve.sessions import Refused, Sessions
 from envs.serve.wire import OWNER, answer, body_of
 

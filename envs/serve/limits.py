@@ -1,4 +1,4 @@
-"""What a server of environments allows; apart from the rest, since the command line shows it and is to start quickly."""
+"""What a server of environments allows. Apart from the rest: the command line shows it, and starts fast."""
 
 from dataclasses import dataclass
 
