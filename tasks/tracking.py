@@ -104,7 +104,8 @@ class Tracker:
         if self._failure is not None and error is None:
             raise WingspanError(
                 f"the MLflow record at {tracking_uri()} is incomplete "
-                f"({described(self._failure)[:MAX_TOLD]}); all results are in {self._workspace}: mend the cause and run the same command to complete it"
+                f"({described(self._failure)[:MAX_TOLD]}); all results are in {self._workspace}: "
+                "mend the cause and run the same command to complete it"
             ) from self._failure
 
     def _later(self, write: Callable[["MlflowClient", str], None]) -> None:
