@@ -9,8 +9,9 @@ STAMP := .venv/installed
 run: install
 	@.venv/bin/wingspan run $(PIPELINE)
 
+# Two workers, each with whole files: those that start Ray and verl leave a core idle most of the time.
 test: install
-	@.venv/bin/python -m pytest
+	@.venv/bin/python -m pytest --numprocesses 2 --dist loadfile
 
 install: $(STAMP)
 

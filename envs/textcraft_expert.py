@@ -64,6 +64,11 @@ class Planner:
             return name
         return next((o for o in self.lines if book.item_id_to_tag.get(item_id(o)) == item_id(name)), name)
 
+    def can_be_taken(self, name: str) -> bool:
+        """Whether `get` gives it: an item that no recipe makes, listed or not."""
+        book, item = self._game.book, item_id(name)
+        return bool(book.is_valid_item(item) and not book.is_craftable(item) and not book.is_tag(item))
+
     def cost(self, name: str, need: int, path: tuple[str, ...] = ()) -> int:
         """Actions that `need` of `name` take, each want served on its own."""
         if name in path:
@@ -85,7 +90,7 @@ class Planner:
 
 def solve(game: Game) -> Sequence[ExpertStep]:
     """The expert's turns for `game`, the goal crafted by the last one."""
-    return [turn.step for turn in play(game, slips=lambda: False)]
+    return [turn.step for turn in play(game)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,46 +101,92 @@ class PlayedTurn:
     right: bool
 
 
-def play(game: Game, *, slips: Callable[[], bool]) -> list[PlayedTurn]:
-    """The expert's turns, with a mistake wherever `slips()` says so, and its mending.
+@dataclass(frozen=True, slots=True)
+class Mistakes:
+    """When a player errs; by default never."""
 
-    The mistakes: to take what must be crafted, or a group; to craft before all ingredients are there. Each
-    is refused by the game, and mended by saying the refused item's line again and starting it anew.
+    slips: Callable[[], bool] = lambda: False
+    """Whether to take what must be crafted, or a group, or to craft before all ingredients are there."""
+    misreads: Callable[[Line], Line | None] = lambda line: None
+    """A recipe as it is read: with one wrong ingredient or count; None if it is read right."""
+    insists: Callable[[], bool] = lambda: False
+    """Whether to do once more what was refused because of a misreading."""
+
+
+NO_MISTAKES = Mistakes()
+
+
+def play(game: Game, mistakes: Mistakes = NO_MISTAKES) -> list[PlayedTurn]:
+    """The expert's turns, with mistakes and their mending.
+
+    Each mistake is refused by the game sooner or later, and mended by saying the line of the item that it
+    is about again and starting it anew. What follows from a misread recipe is not to be imitated, either.
     """
     planner = Planner(game)
     turns: list[PlayedTurn] = []
     pending: list[str] = []  # lines of the thought that the next action closes
+    misread = False  # whether one of them is
     owned: set[str] = set()
 
     def act(note: str, action: str, *, right: bool = True) -> None:
+        nonlocal misread
         step = ExpertStep(thought=" ".join([*pending, note]), action=action)
-        turns.append(PlayedTurn(step, right=right))
+        turns.append(PlayedTurn(step, right=right and not misread))
         pending.clear()
+        misread = False
+
+    def insist(note: str, action: str) -> None:
+        act(note, action, right=False)
+        while mistakes.insists():
+            act(note, action, right=False)
 
     def make(name: str, need: int, path: tuple[str, ...]) -> None:
-        if slips():
+        nonlocal misread
+        if mistakes.slips():
             act(f"{need} {name} get", f"get {ARMFUL} {name}", right=False)
         printed, line = planner.choose(name, need, path)
         times = -(-need // line.count)
+        wrong = mistakes.misreads(line)
+        if wrong is not None:
+            pending.append(expansion(wrong, need=need, times=times))
+            misread = True
+            follow(wrong, times, (*path, name))
+            make(name, need, path)
+            return
         groups = [(n, i) for (n, i), (_, j) in zip(printed.inputs, line.inputs, strict=True) if i != j]
-        if groups and slips():
+        if groups and mistakes.slips():
             count, group = groups[0]
             said = expansion(printed, need=need, times=times)
             act(f"{said} {times * count} {group} get", f"get {ARMFUL} {group}", right=False)
         pending.append(expansion(line, need=need, times=times))
         for count, ingredient in line.inputs:
-            if ingredient not in owned and slips():
+            if ingredient not in owned and mistakes.slips():
                 act(f"x {times}", command(line), right=False)
                 make(name, need, path)
                 return
-            if ingredient in planner.lines:
-                make(ingredient, times * count, (*path, name))
-            else:
-                amount = max(ARMFUL, times * count)
-                act(f"{times * count} {ingredient} get", f"get {amount} {ingredient}")
+            obtain(ingredient, times * count, (*path, name))
             owned.add(ingredient)
         for left in range(times, 0, -1):
             act(f"x {left}", command(line))
+
+    def obtain(name: str, need: int, path: tuple[str, ...]) -> None:
+        if name in planner.lines:
+            make(name, need, path)
+        else:
+            act(f"{need} {name} get", f"get {max(ARMFUL, need)} {name}")
+
+    def follow(wrong: Line, times: int, path: tuple[str, ...]) -> None:
+        """Do what a misread recipe says, until the game refuses."""
+        for count, ingredient in wrong.inputs:
+            need = times * count
+            can_be_made = ingredient in planner.lines and planner.cost(ingredient, need, path) < _TOO_LONG
+            if can_be_made or planner.can_be_taken(ingredient):
+                obtain(ingredient, need, path)
+                owned.add(ingredient)
+            else:
+                insist(f"{need} {ingredient} get", f"get {max(ARMFUL, need)} {ingredient}")
+                return
+        insist(f"x {times}", command(wrong))
 
     make(plain(game.goal), 1, ())
     return turns

@@ -10,8 +10,9 @@ import json
 import random
 import tempfile
 import time
-from functools import lru_cache
-from itertools import cycle
+from collections.abc import Callable
+from functools import lru_cache, partial
+from itertools import cycle as endlessly
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -62,22 +63,23 @@ def _train(rank: int, settings: BaseSettings, folder: Path, meeting: str) -> Non
 def train_cycle(
     model: "LlamaForCausalLM", settings: BaseSettings, *, number: int, encoder: Encoder, log: "_Log | None"
 ) -> None:
-    """Train for `settings.cycles[number]` tokens with fresh optimizers: the rate rises again
+    """Train through `settings.cycles[number]` with fresh optimizers: the rate rises again
     (Loshchilov & Hutter 2017, "SGDR"). The curriculum belongs to the first cycle."""
     optimizers = _optimizers(model, settings)
     # Every process draws the same batches, and then computes its share of them.
     rng = random.Random(f"{settings.seed}/{number}" if number else settings.seed)
-    tokens, seen, step = settings.cycles[number], 0, 0
-    while seen < tokens:
-        progress = seen / tokens
-        batch = _batch(encoder, rng, progress=1.0 if number else progress, tokens=settings.batch_tokens)
+    cycle, seen, step = settings.cycles[number], 0, 0
+    while seen < cycle.tokens:
+        progress = seen / cycle.tokens
+        draws = partial(draw, encoder, rng, progress=1.0 if number else progress, misreads=cycle.misreads)
+        batch = _batch(draws, tokens=settings.batch_tokens)
         _set_lr(optimizers, step=step, progress=progress)
         loss = _update(model, optimizers, batch)
         seen += sum(len(sequence.ids) for sequence in batch)
         step += 1
         if log is not None:
             log.losses.append(loss)
-            if step % _REPORT_EVERY == 0 or seen >= tokens:
+            if step % _REPORT_EVERY == 0 or seen >= cycle.tokens:
                 log.write(model, cycle=number, step=step, tokens=seen)
 
 
@@ -121,10 +123,10 @@ def make_encoder(tokenizer: "PreTrainedTokenizerFast") -> Encoder:
     return Encoder(text=encode, user=user, assistant=assistant, end=end)
 
 
-def _batch(encoder: Encoder, rng: random.Random, *, progress: float, tokens: int) -> list[Sequence]:
+def _batch(draws: Callable[[], Sequence], *, tokens: int) -> list[Sequence]:
     batch: list[Sequence] = []
     while sum(len(sequence.ids) for sequence in batch) < tokens:
-        batch.append(draw(encoder, rng, progress=progress))
+        batch.append(draws())
     return sorted(batch, key=lambda sequence: len(sequence.ids))
 
 
@@ -133,7 +135,7 @@ def _share(batch: list[Sequence], *, process: int, processes: int) -> list[list[
     that little is padding, dealt to and fro, so that no process has all the longer ones."""
     size = -(-len(batch) // _MICRO_BATCHES)
     micro_batches = [batch[start : start + size] for start in range(0, len(batch), size)]
-    dealt = cycle([*range(processes), *reversed(range(processes))])
+    dealt = endlessly([*range(processes), *reversed(range(processes))])
     return [micro for micro, owner in zip(micro_batches, dealt, strict=False) if owner == process]
 
 

