@@ -1,0 +1,33 @@
+"""The tool by which an agent acts in the environment of its episode."""
+
+from agents.tools.calling import Tool
+from agents.tools.tool import tool
+from envs.base import Environment
+from envs.errors import EnvCrashed, WingspanError, described
+from envs.types import StepResult
+
+
+def act(*, description: str | None = None) -> Tool:
+    """A tool `act` that steps the environment and answers its `StepResult`.
+
+    `description` tells which actions there are. The observation is whole, and the time is whoever's calls it:
+    a step that is ended leaves its environment broken. An environment that raises is no play: `EnvCrashed`.
+    """
+
+    async def act(action: str, env: Environment) -> StepResult:
+        """Act in the environment.
+
+        Args:
+            action: One action, in the environment's own words.
+        """
+        try:
+            return await env.step(action)
+        except WingspanError:
+            raise
+        except Exception as error:
+            raise EnvCrashed(f"act: step raised {described(error)}") from error
+
+    made = tool(stateful=True, timeout_s=None, max_length=None)(act)
+    if description is not None:
+        made.description = description
+    return made

@@ -1,0 +1,194 @@
+"""One tool, and the call of it.
+
+Owns the boundary between a tool and an episode: whatever a tool does, it ends in a `ToolResult`, within its
+time. Two things pass through: being cancelled, and `WingspanError`, for a failure of the infrastructure must
+never look like play. Making tools is `tool.py`'s, which of them an episode has `toolbox.py`'s.
+"""
+
+import asyncio
+import copy
+import functools
+import inspect
+import re
+import time
+import types
+import weakref
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+
+from agents.tools.faults import infrastructure_fault, text_of
+from agents.tools.outcome import SHORTEST, Outcome, cut, read_outcome
+from agents.tools.signature import ArgumentsRefused, read_signature
+from agents.tools.threads import in_thread
+from agents.tools.types import ToolError, ToolResult, ToolStatus
+from envs.base import Environment
+from envs.errors import ConfigError, WingspanError
+
+TIMEOUT_S = 60.0
+MAX_LENGTH = 2048
+END_S = 1.0
+"""What a call that ran out of time has to clean up, before it is left behind."""
+_NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")  # what the servers of models take
+
+
+class Tool:
+    """A function for agents, with its limits. Called as an object it is the function itself."""
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        *,
+        name: str | None = None,
+        description: str | None = None,
+        timeout_s: float | None = TIMEOUT_S,
+        max_length: int | None = MAX_LENGTH,
+        max_concurrency: int | None = None,
+        finish: bool = False,
+        stateful: bool = False,
+    ) -> None:
+        """See `tool`."""
+        self.name = name or str(getattr(function, "__name__", type(function).__name__))
+        if not _NAME.fullmatch(self.name):
+            raise ConfigError(f"tool {self.name!r}: a name is 1 to 64 of a-z A-Z 0-9 _ -; give it name=")
+        if timeout_s is not None and not timeout_s > 0:
+            raise ConfigError(f"tool {self.name!r}: timeout_s {timeout_s} is no time; None is without limit")
+        if max_length is not None and max_length < SHORTEST:
+            raise ConfigError(f"tool {self.name!r}: max_length {max_length} is less than {SHORTEST}")
+        if max_concurrency is not None and max_concurrency < 1:
+            raise ConfigError(f"tool {self.name!r}: max_concurrency {max_concurrency} lets no call through")
+        if inspect.isasyncgenfunction(function) or inspect.isgeneratorfunction(function):
+            raise ConfigError(f"tool {self.name!r} is a generator; return the whole answer")
+        # A method of a class that is being made: the instance comes later, see `__get__`.
+        self._unbound = (
+            inspect.isfunction(function) and next(iter(inspect.signature(function).parameters), "") == "self"
+        )
+        self._signature = read_signature(function, tool=self.name, stateful=stateful, method=self._unbound)
+        self.description = self._signature.description if description is None else description
+        self.timeout_s = timeout_s
+        self.max_length = max_length
+        self.max_concurrency = max_concurrency
+        self.finish = finish
+        self.stateful = stateful
+        self._function = function
+        # One for each event loop, which a semaphore cannot leave; shared by all instances of a class.
+        self._places: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore]
+        self._places = weakref.WeakKeyDictionary()
+
+    @property
+    def schema(self) -> dict[str, Any]:
+        """As function calling takes it (OpenAI's form)."""
+        about = {"name": self.name, "description": self.description}
+        return {"type": "function", "function": {**about, "parameters": copy.deepcopy(self.parameters)}}
+
+    @property
+    def parameters(self) -> Mapping[str, Any]:
+        """JSON schema of the arguments, an object."""
+        return self._signature.schema
+
+    async def call(self, arguments: Mapping[str, Any], *, env: Environment | None = None) -> ToolResult:
+        """Run the tool on what an agent gave it. `env`: the episode's own, for stateful tools.
+
+        Raises `WingspanError`s of the tool, and `ConfigError` for a stateful tool without an environment.
+        """
+        started = time.perf_counter()
+        status, outcome = await self._answer(arguments, env)
+        step = outcome.step
+        ends = self.finish or (step is not None and (step.terminated or step.truncated))
+        return ToolResult(
+            observation=outcome.observation,
+            status=status,
+            finished=status is ToolStatus.OK and ends,
+            images=outcome.images,
+            metrics=outcome.metrics,
+            step=step,
+            seconds=time.perf_counter() - started,
+        )
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """The function, as it was written."""
+        return self._function(*args, **kwargs)
+
+    def __get__(self, instance: object | None, owner: type | None = None) -> "Tool":
+        """A method's tool, of `instance`."""
+        if instance is None or not self._unbound:
+            return self
+        bound = copy.copy(self)
+        bound._function = types.MethodType(self._function, instance)
+        bound._unbound = False
+        return bound
+
+    def __repr__(self) -> str:
+        return f"<Tool {self.name}>"
+
+    async def _answer(self, arguments: Any, env: Environment | None) -> tuple[ToolStatus, Outcome]:
+        if self._unbound:
+            raise ConfigError(f"tool {self.name!r} is a method; call it of an instance, see tools_of")
+        try:
+            values = self._signature.values(arguments)
+        except ArgumentsRefused as error:
+            return self._told(ToolStatus.BAD_ARGUMENTS, f"{self.name} was not run: {error}")
+        if self._signature.env is not None:
+            if env is not None:
+                values[self._signature.env] = env
+            elif self._signature.env_required:
+                raise ConfigError(f"tool {self.name!r} is stateful and was called without an environment")
+        if self.max_concurrency is None:
+            return await self._run(values)
+        loop = asyncio.get_running_loop()
+        async with self._places.setdefault(loop, asyncio.Semaphore(self.max_concurrency)):
+            return await self._run(values)
+
+    async def _run(self, values: dict[str, Any]) -> tuple[ToolStatus, Outcome]:
+        work = asyncio.create_task(self._work(values), name=f"tool {self.name}")
+        try:
+            await asyncio.wait({work}, timeout=self.timeout_s)
+            in_time = work.done()
+        finally:  # out of time, or cancelled
+            await _end(work)
+        if not in_time:
+            return self._told(
+                ToolStatus.TIMED_OUT, f"{self.name} took longer than {self.timeout_s:g} s and was ended"
+            )
+        try:
+            return ToolStatus.OK, cut(work.result(), max_length=self.max_length)
+        except WingspanError:
+            raise
+        except ToolError as error:
+            return self._told(ToolStatus.RAISED, text_of(error))
+        except Exception as error:
+            return self._told(
+                ToolStatus.RAISED, f"{self.name} failed: {type(error).__name__}: {text_of(error)}"
+            )
+
+    async def _work(self, values: dict[str, Any]) -> Outcome:
+        try:
+            if _is_async(self._function):
+                return read_outcome(await self._function(**values))
+            found = await in_thread(functools.partial(_called, self._function, values), name=self.name)
+            return found if isinstance(found, Outcome) else read_outcome(await found)
+        except SystemExit as error:  # a program's way to end; this one goes on
+            raise ToolError(f"{self.name} failed: it tried to exit with status {error.code}") from None
+        except BaseExceptionGroup as error:
+            raise infrastructure_fault(error) or error from None
+
+    def _told(self, status: ToolStatus, text: str) -> tuple[ToolStatus, Outcome]:
+        return status, cut(read_outcome(text), max_length=self.max_length)
+
+
+def _is_async(function: Callable[..., Any]) -> bool:
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)
+
+
+def _called(function: Callable[..., Any], values: dict[str, Any]) -> Outcome | Awaitable[Any]:
+    """In a thread; a value is read there, too, for it may be large."""
+    value = function(**values)
+    return value if inspect.isawaitable(value) else read_outcome(value)
+
+
+async def _end(work: asyncio.Task[Any]) -> None:
+    """Cancel what still runs; what does not let itself be cancelled is left behind."""
+    if not work.done():
+        work.cancel()
+        await asyncio.wait({work}, timeout=END_S)
+    if work.done() and not work.cancelled():
+        work.exception()  # else the loop would complain that nobody asked

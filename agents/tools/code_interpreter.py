@@ -1,0 +1,59 @@
+"""Python for an agent, in a sandbox: by itself, or in the episode's, where variables and files stay."""
+
+from agents.tools.calling import Tool
+from agents.tools.sandboxed import text_of, workspace_of
+from agents.tools.tool import tool
+from agents.tools.types import ToolError
+from envs.base import Environment
+from envs.interpreter import Interpreter
+from envs.sandbox import choose_backend
+from envs.walls import Backend, Limits
+
+MAX_LENGTH = 4096
+MAX_CONCURRENCY = 32
+"""Sandboxes at once in this process, each of up to `Limits.memory_mb`."""
+
+
+def code_interpreter(
+    *, backend: Backend | None = None, limits: Limits | None = None, run_timeout_s: float = 10.0
+) -> Tool:
+    """A tool `code_interpreter` that runs each code in a sandbox of its own, and needs no environment.
+
+    `backend`: else the one that this machine has. Raises `MissingDependency` where there is none.
+    """
+    walls = backend or choose_backend()
+
+    # The sandbox keeps the time: what hangs is ended by it, and starting is no part of a run.
+    @tool(timeout_s=None, max_length=MAX_LENGTH, max_concurrency=MAX_CONCURRENCY)
+    async def code_interpreter(code: str) -> str:
+        """Run Python code and see what it prints, and the value of its last expression.
+
+        Each code starts afresh: nothing is left of earlier ones. There is no network.
+
+        Args:
+            code: Python, as in a file.
+        """
+        interpreter = Interpreter(
+            walls, limits=limits or Limits(), run_timeout_s=run_timeout_s, output_chars=MAX_LENGTH
+        )
+        try:
+            run = await interpreter.run(code)
+        finally:
+            await interpreter.close()
+        if run.ended is not None:
+            raise ToolError(f"{run.output}[the code was ended: {run.ended}]")
+        return run.output or "(no output)"
+
+    return code_interpreter
+
+
+@tool(stateful=True, timeout_s=None, max_length=MAX_LENGTH)
+async def code_session(code: str, env: Environment) -> str:
+    """Run Python code and see what it prints, and the value of its last expression.
+
+    Variables and files stay from code to code. There is no network.
+
+    Args:
+        code: Python, as at a prompt.
+    """
+    return text_of(await workspace_of(env).python(code))

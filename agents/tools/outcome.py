@@ -1,0 +1,97 @@
+"""What a tool's function returned, read as an answer to the agent."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from pydantic_core import to_json
+
+from agents.tools.types import Image
+from envs.types import StepResult
+
+SHORTEST = 100
+"""Characters: the least limit of an observation, which has to hold the words on what is left out."""
+_MAGIC = {
+    b"\x89PNG\r\n\x1a\n": "image/png",
+    b"\xff\xd8\xff": "image/jpeg",
+    b"GIF8": "image/gif",
+    b"RIFF": "image/webp",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """See `ToolResult`, which has the same fields."""
+
+    observation: str
+    images: tuple[Image, ...] = ()
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    step: StepResult | None = None
+
+
+def read_outcome(value: Any) -> Outcome:
+    """Text as it is, a `StepResult`, a mapping with `observation`, or any other value as JSON.
+
+    Of such a mapping `image` and `images` are pictures (`Image`, or bytes of a kind that is recognised), all
+    else must be numbers. Raises `TypeError` or `ValueError` for what is none of these.
+    """
+    if isinstance(value, str):
+        return Outcome(observation=_encodable(value))
+    if value is None:
+        return Outcome(observation="(no output)")
+    if isinstance(value, StepResult):
+        return Outcome(observation=_encodable(value.observation), step=value)
+    if isinstance(value, Mapping) and "observation" in value:
+        rest = {str(name): found for name, found in value.items()}
+        observation = read_outcome(rest.pop("observation")).observation
+        pictures = [rest.pop("image")] if rest.get("image") is not None else []
+        pictures += rest.pop("images", None) or ()
+        rest.pop("image", None)
+        return Outcome(observation=observation, images=tuple(_images(pictures)), metrics=_metrics(rest))
+    return Outcome(observation=to_json(value, fallback=str, inf_nan_mode="constants").decode())
+
+
+def cut(outcome: Outcome, *, max_length: int | None) -> Outcome:
+    """`outcome` with an observation of `max_length` characters at most, shortened in the middle."""
+    text = outcome.observation
+    return outcome if max_length is None else replace(outcome, observation=shortened(text, most=max_length))
+
+
+def shortened(text: str, *, most: int) -> str:
+    """Beginning and end of what is longer than `most` characters, and how much lay between."""
+    if len(text) <= most:
+        return text
+    notice = f"\n... {len(text)} characters, of which the middle is left out ...\n"
+    kept = most - len(notice)
+    head = kept - kept // 2
+    return text[:head] + notice + text[len(text) - kept // 2 :]
+
+
+def _images(values: Iterable[Any]) -> Iterable[Image]:
+    for value in values:
+        if isinstance(value, Image):
+            yield value
+            continue
+        if not isinstance(value, bytes):
+            raise TypeError(f"an image is {type(value).__name__}; return bytes or agents.tools.types.Image")
+        kinds = [kind for magic, kind in _MAGIC.items() if value.startswith(magic)]
+        if not kinds:
+            raise ValueError(
+                f"an image begins with {value[:8]!r}, which is no kind known here; return "
+                "agents.tools.types.Image with its media type"
+            )
+        yield Image(value, kinds[0])
+
+
+def _metrics(values: Mapping[str, Any]) -> dict[str, float]:
+    for name, value in values.items():
+        if not isinstance(value, int | float):
+            raise TypeError(
+                f"the metric {name!r} is {type(value).__name__}, not a number; what the agent is to read "
+                "belongs into 'observation'"
+            )
+    return {name: float(value) for name, value in values.items()}
+
+
+def _encodable(text: str) -> str:
+    return text.encode("utf-8", "replace").decode("utf-8")

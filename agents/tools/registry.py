@@ -1,0 +1,46 @@
+"""Every prebuilt tool, by the name that a pipeline gives."""
+
+from collections.abc import Callable, Iterable
+from difflib import get_close_matches
+from functools import partial
+
+from agents.tools import files
+from agents.tools.act import act
+from agents.tools.answer import answer
+from agents.tools.calculator import calculator
+from agents.tools.calling import Tool
+from agents.tools.code_interpreter import code_interpreter, code_session
+from agents.tools.sandboxed import walled
+from agents.tools.shell import shell
+from agents.tools.toolbox import Toolbox
+from envs.errors import ConfigError
+
+PREBUILT: dict[str, Callable[[], Tool]] = {
+    "act": act,
+    "answer": lambda: answer,
+    "calculator": lambda: calculator,
+    "code_interpreter": code_interpreter,
+    "code_session": partial(walled, code_session),
+    "shell": partial(walled, shell),
+    "read_file": partial(walled, files.read_file),
+    "create_file": partial(walled, files.create_file),
+    "edit_file": partial(walled, files.edit_file),
+    "undo_edit": partial(walled, files.undo_edit),
+    "list_files": partial(walled, files.list_files),
+    "grep": partial(walled, files.grep),
+}
+
+
+def toolbox(names: Iterable[str]) -> Toolbox:
+    """The prebuilt tools of these names.
+
+    Raises `ConfigError` for an unknown or repeated name, `MissingDependency` where one needs a sandbox and
+    this machine has none.
+    """
+    chosen = list(names)
+    for name in chosen:
+        if name not in PREBUILT:
+            near = get_close_matches(name, PREBUILT, n=1)
+            meant = f"; did you mean {near[0]!r}?" if near else "; there are: " + ", ".join(PREBUILT)
+            raise ConfigError(f"unknown tool {name!r}{meant} See agents/tools/registry.py")
+    return Toolbox(PREBUILT[name]() for name in chosen)

@@ -1,0 +1,33 @@
+"""What the tools that work in an episode's sandbox share."""
+
+from agents.tools.calling import Tool
+from agents.tools.types import ToolError
+from envs.base import Environment
+from envs.errors import ConfigError
+from envs.sandbox import choose_backend
+from envs.workspace import HasWorkspace, Reply, Workspace
+
+
+def walled(tool: Tool) -> Tool:
+    """`tool`, if this machine has a sandbox for it; else raises `MissingDependency`, which says how to get one.
+
+    Called where tools are chosen, so that a run without a sandbox ends before it begins.
+    """
+    choose_backend()
+    return tool
+
+
+def workspace_of(env: Environment) -> Workspace:
+    """The environment's. Raises `ConfigError` for one that has none."""
+    if not isinstance(env, HasWorkspace):
+        raise ConfigError(
+            f"{type(env).__name__} has no workspace for tools; put envs.workspace.WithWorkspace around it"
+        )
+    return env.workspace
+
+
+def text_of(reply: Reply) -> str:
+    """Raises `ToolError` for what failed."""
+    if reply.failed:
+        raise ToolError(reply.text)
+    return reply.text or "(no output)"

@@ -1,0 +1,15 @@
+"""The tool that runs commands in the episode's sandbox."""
+
+from agents.tools.sandboxed import text_of, workspace_of
+from agents.tools.tool import tool
+from envs.base import Environment
+
+
+@tool(stateful=True, timeout_s=None, max_length=8192)  # the sandbox keeps the time
+async def shell(command: str, env: Environment) -> str:
+    """Run a shell command in /work. There is no network. Files stay; variables and the folder do not.
+
+    Args:
+        command: For sh, e.g. "python3 solve.py | head".
+    """
+    return text_of(await workspace_of(env).shell(command))

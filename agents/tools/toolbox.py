@@ -1,0 +1,81 @@
+"""The tools that an episode has, by name, and what became of their calls."""
+
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from difflib import get_close_matches
+from typing import Any
+
+from agents.tools.calling import Tool
+from agents.tools.tool import tools_of
+from agents.tools.types import ToolResult, ToolStatus, ToolUsage
+from envs.base import Environment
+from envs.errors import ConfigError
+
+_SHOWN = 80
+"""Characters of an unknown name that are told."""
+
+
+class Toolbox:
+    """Tools by name. An episode has one of its own, for the counts."""
+
+    def __init__(self, tools: Iterable[object]) -> None:
+        """`tools`, and objects whose tools are meant; see `tools_of`.
+
+        Raises `ConfigError` for two of one name.
+        """
+        self.tools: dict[str, Tool] = {}
+        for found in (one for holder in tools for one in tools_of(holder)):
+            if found.name in self.tools:
+                raise ConfigError(f"two tools are called {found.name!r}; give one of them another name=")
+            self.tools[found.name] = found
+        self._usage = dict.fromkeys(self.tools, ToolUsage())
+        self._unknown_calls = 0
+
+    def fresh(self) -> "Toolbox":
+        """The same tools, nothing counted yet: for one more episode."""
+        return Toolbox(self.tools.values())
+
+    @property
+    def schemas(self) -> list[dict[str, Any]]:
+        """Of all tools, as function calling takes them."""
+        return [tool.schema for tool in self.tools.values()]
+
+    @property
+    def usage(self) -> dict[str, ToolUsage]:
+        """Of each tool, by name."""
+        return dict(self._usage)
+
+    @property
+    def unknown_calls(self) -> int:
+        """Calls of names that no tool has."""
+        return self._unknown_calls
+
+    async def call(
+        self, name: str, arguments: Mapping[str, Any], *, env: Environment | None = None
+    ) -> ToolResult:
+        """`Tool.call` of the tool `name`; an unknown name is answered with those that there are."""
+        if name not in self.tools:
+            self._unknown_calls += 1
+            return ToolResult(observation=self._unknown(name), status=ToolStatus.UNKNOWN_TOOL)
+        started = time.perf_counter()
+        failed = True
+        try:
+            result = await self.tools[name].call(arguments, env=env)
+            failed = result.status is not ToolStatus.OK
+            return result
+        finally:
+            before = self._usage[name]
+            self._usage[name] = replace(
+                before,
+                calls=before.calls + 1,
+                failures=before.failures + failed,
+                seconds=before.seconds + time.perf_counter() - started,
+            )
+
+    def _unknown(self, name: str) -> str:
+        shown = repr(name if len(name) <= _SHOWN else f"{name[:_SHOWN]}...")
+        near = get_close_matches(name.lower()[:_SHOWN], self.tools, n=1)
+        meant = f"; did you mean {near[0]!r}?" if near else "."
+        there = f"The tools are: {', '.join(self.tools)}" if self.tools else "There are no tools"
+        return f"there is no tool {shown}{meant} {there}"

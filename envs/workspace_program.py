@@ -1,0 +1,255 @@
+"""The program by which a `Workspace` works inside its sandbox; it imports nothing but the standard library.
+
+Reads one request from standard input. `shell`: a command, whose output is its own. Everything else: work on
+files, answered as `{"text"}` or `{"error"}`. Paths are the sandbox's, relative ones those of its `/work`.
+"""
+
+import contextlib
+import hashlib
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+ROOT = Path("/work")
+HISTORY = Path("/tmp/.history")
+MAX_FILE = 8 << 20
+MAX_MATCHES = 100
+MAX_ENTRIES = 300
+MAX_LINE = 500
+MAX_CHARS = 15_000
+"""Of an answer; as JSON up to twelve times as many, which a run of the interpreter may print."""
+
+
+class Refused(Exception):
+    """The text is for the agent."""
+
+
+def where(path: str | Path) -> Path:
+    """`path` in the sandbox."""
+    return ROOT / path
+
+
+def text_of(path: str | Path) -> str:
+    """The text of a file, with its line ends as they are."""
+    file = where(path)
+    if not file.exists():
+        near = [p.name for p in file.parent.glob("*") if p.is_file()][:20] if file.parent.is_dir() else []
+        beside = f"; beside it are: {', '.join(sorted(near))}" if near else ""
+        raise Refused(f"there is no file {path}{beside}")
+    if not file.is_file():
+        raise Refused(f"{path} is a folder; list it" if file.is_dir() else f"{path} is no regular file")
+    if file.stat().st_size > MAX_FILE:
+        raise Refused(f"{path} has {file.stat().st_size} bytes; files up to {MAX_FILE} are read")
+    try:
+        return file.read_bytes().decode()
+    except UnicodeDecodeError:
+        raise Refused(f"{path} is no text in UTF-8") from None
+
+
+def versions(path: str) -> tuple[Path, int]:
+    """The folder with what a file was before each edit, and how many there are."""
+    folder = HISTORY / hashlib.sha256(os.fsencode(os.path.realpath(where(path)))).hexdigest()
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder, len(list(folder.iterdir()))
+
+
+def write(path: str, text: str) -> None:
+    """Replace a file, at once and whole; its last version is kept."""
+    file = where(path)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    folder, count = versions(path)
+    new = file.with_name(f".{file.name[:200]}.new")
+    kept = folder / f"{count:06}{'' if file.exists() else '.none'}"
+    try:
+        new.write_bytes(text.encode())
+        if file.exists():
+            shutil.copyfile(file, kept)
+            shutil.copymode(file, new)
+        else:
+            kept.touch()
+        os.replace(new, os.path.realpath(file))
+    except BaseException:
+        with contextlib.suppress(OSError):
+            new.unlink()
+        with contextlib.suppress(OSError):
+            kept.unlink()
+        raise
+
+
+def line_of(text: str, at: int) -> int:
+    """The number of the line at a place."""
+    return text.count("\n", 0, at) + 1
+
+
+def read(path: str, first: int, last: int | None) -> str:
+    """Lines with their numbers."""
+    lines = text_of(path).split("\n")
+    if lines[-1] == "":
+        lines.pop()
+    if not lines:
+        return f"{path} is empty"
+    if first > len(lines):
+        raise Refused(f"{path} has {len(lines)} lines")
+    end = len(lines) if last is None else min(last, len(lines))
+    shown, size = [], 0
+    for number in range(first, end + 1):
+        line = lines[number - 1].rstrip("\r")
+        shown.append(f"{number:6}\t{line[:MAX_LINE]}{'...' if len(line) > MAX_LINE else ''}")
+        size += len(shown[-1]) + 1
+        if size > MAX_CHARS:
+            shown.pop()
+            end = number - 1
+            break
+    left = len(lines) - end
+    return "\n".join(shown) + (f"\n({left} more lines, from {end + 1})" if left else "")
+
+
+def create(path: str, text: str, overwrite: bool) -> str:
+    """A new file."""
+    if where(path).is_dir():
+        raise Refused(f"{path} is a folder")
+    if where(path).exists() and not overwrite:
+        raise Refused(f"{path} exists; edit it, or say overwrite")
+    write(path, text)
+    return f"{path} is written, {len(text)} characters"
+
+
+def edit(path: str, old: str, new: str) -> str:
+    """Replace what is there exactly once."""
+    text = text_of(path)
+    if not old:
+        raise Refused("the text to be replaced is empty")
+    at = text.find(old)
+    if at < 0:
+        raise Refused(f"{path} does not hold this text; it must be the same to the last space")
+    places = [at]
+    while (at := text.find(old, at + 1)) >= 0 and len(places) < 10:
+        places.append(at)
+    if len(places) > 1:
+        lines = ", ".join(str(line_of(text, place)) for place in places)
+        raise Refused(
+            f"{path} holds this text more than once, at lines {lines}; give more of what surrounds it"
+        )
+    write(path, text[: places[0]] + new + text[places[0] + len(old) :])
+    return f"{path} is edited at line {line_of(text, places[0])}"
+
+
+def undo(path: str) -> str:
+    """Take the last edit or creation back."""
+    folder, count = versions(path)
+    if not count:
+        raise Refused(f"nothing was changed in {path}")
+    kept = sorted(folder.iterdir())[-1]
+    if kept.suffix == ".none":
+        where(path).unlink(missing_ok=True)
+    else:
+        shutil.copyfile(kept, where(path))
+    kept.unlink()
+    return f"the last change of {path} is undone" + ("; there is no such file now" if kept.suffix else "")
+
+
+def files_under(path: str) -> Iterator[Path]:
+    """All regular files, in order; hidden folders are left out."""
+    if where(path).is_file():
+        yield where(path)
+        return
+    for folder, folders, names in os.walk(where(path)):
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        yield from (p for name in sorted(names) if (p := Path(folder, name)).is_file())
+
+
+def shown(path: Path) -> str:
+    """As it is told."""
+    return str(path.relative_to(ROOT)) if path.is_relative_to(ROOT) else str(path)
+
+
+def entries(path: str) -> str:
+    """A folder, two levels deep."""
+    top = where(path)
+    if not top.is_dir():
+        raise Refused(f"there is no folder {path}")
+    found = []
+    for entry in sorted(top.iterdir()):
+        found.append(entry)
+        if entry.is_dir() and not entry.is_symlink() and not entry.name.startswith("."):
+            with contextlib.suppress(OSError):
+                found += sorted(entry.iterdir())
+    lines = [shown(p) + ("/" if p.is_dir() else f"  {p.lstat().st_size} bytes") for p in found[:MAX_ENTRIES]]
+    if len(found) > MAX_ENTRIES:
+        lines.append(f"({len(found) - MAX_ENTRIES} more)")
+    return "\n".join(lines) or f"{path} is empty"
+
+
+def grep(pattern: str, path: str) -> str:
+    """Lines that a regular expression finds."""
+    if not where(path).exists():
+        raise Refused(f"there is no {path}")
+    try:
+        sought = re.compile(pattern)
+    except re.error as error:
+        raise Refused(f"{pattern[:80]!r} is no regular expression: {error}") from None
+    found = []
+    for file in files_under(path):
+        try:
+            lines = text_of(file).split("\n")
+        except (Refused, OSError):
+            continue
+        for number, line in enumerate(lines, 1):
+            if sought.search(line):
+                if len(found) == MAX_MATCHES:
+                    return "\n".join([*found, f"(there are more than {MAX_MATCHES})"])
+                found.append(f"{shown(file)}:{number}: {line[:MAX_LINE].rstrip()}")
+    return "\n".join(found) or "nothing is found"
+
+
+def shell(command: str, seconds: float) -> None:
+    """Run a command; its output is this program's."""
+    child = subprocess.Popen(
+        ["/bin/sh", "-c", command], stdin=subprocess.DEVNULL, cwd=ROOT, start_new_session=True
+    )
+    try:
+        status = child.wait(seconds)
+    except subprocess.TimeoutExpired:
+        os.killpg(child.pid, signal.SIGKILL)
+        child.wait()
+        print(f"\n[ended: it took longer than {seconds:g} s]")
+        return
+    if status:
+        print(f"\n[exit status {status}]")
+
+
+WORK: dict[str, Callable[..., str]] = {
+    "read": read,
+    "create": create,
+    "edit": edit,
+    "undo": undo,
+    "list": entries,
+    "grep": grep,
+}
+
+
+def main() -> None:
+    """Answer one request."""
+    request = json.load(sys.stdin)
+    work, seconds = request.pop("work"), request.pop("seconds")
+    if work == "shell":
+        shell(request["command"], seconds)
+        return
+    signal.setitimer(signal.ITIMER_REAL, seconds)  # ends this process, even within a regular expression
+    try:
+        answer = {"text": WORK[work](**request)[:MAX_CHARS]}
+    except Refused as error:
+        answer = {"error": str(error)[:MAX_CHARS]}
+    except (OSError, ValueError) as error:
+        answer = {"error": f"{request['path'][:MAX_LINE]}: {getattr(error, 'strerror', None) or error}"}
+    print(json.dumps(answer))
+
+
+if __name__ == "__main__":
+    main()
