@@ -59,18 +59,20 @@ class Interpreter:
         self._label = ""
         self._first: int | None = None
 
-    async def run(self, code: str) -> Run:
+    async def run(self, code: str, *, timeout_s: float | None = None) -> Run:
         """Execute `code`, as at a prompt: the value of a last expression is printed, too.
 
+        `timeout_s`: another time for this run.
         Raises `MissingDependency` where the backend does not work, `EnvCrashed` if no interpreter starts.
         """
         process = await self._started()
+        limit_s = self._timeout_s if timeout_s is None else timeout_s
         request = json.dumps({"code": code, "output_chars": self._output_chars})
         watch = asyncio.create_task(self._over_limits())
         answer = asyncio.create_task(self._exchange(process, request))
         try:
             done, _ = await asyncio.wait(
-                {watch, answer}, timeout=self._timeout_s, return_when=asyncio.FIRST_COMPLETED
+                {watch, answer}, timeout=limit_s, return_when=asyncio.FIRST_COMPLETED
             )
             if answer in done and (output := answer.result()) is not None:
                 return Run(output, ended=None)
@@ -79,7 +81,7 @@ class Interpreter:
             elif answer in done:
                 reason = "its process died"
             else:
-                reason = f"it took longer than {self._timeout_s:g} s"
+                reason = f"it took longer than {limit_s:g} s"
             await self.close()
             return Run("", ended=reason)
         except BaseException:

@@ -1,8 +1,8 @@
 """A sandbox to work in: files, a shell and Python, which see each other's work.
 
 Owns what is done by asking the interpreter of `envs/interpreter.py`; no program ever runs outside its walls.
-Files live as long as that interpreter, and everything is gone when it ends. Work on files and in the shell has
-a time of its own, shorter than the interpreter's, so that what hangs there takes nothing else along.
+Files live as long as that interpreter, and everything is gone when it ends. Commands and work on files keep
+their time themselves, inside, so that what hangs there takes nothing else along.
 """
 
 import asyncio
@@ -19,10 +19,10 @@ from envs.walls import Backend, Limits
 
 OUTPUT_CHARS = 200_000
 """Of one run; callers cut further."""
-SHARE = 0.8
-"""Of the interpreter's time, for a command or work on files."""
+GRACE_S = 10.0
+"""What a command or work on files, ended by itself, has to say so before the whole sandbox is ended."""
 
-_PROGRAM = (Path(__file__).parent / "workspace_program.py").read_text()
+_FILES, _SHELL = ((Path(__file__).parent / f"workspace_{name}.py").read_text() for name in ("files", "shell"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,29 +40,26 @@ class Workspace:
     def __init__(
         self, *, backend: Backend | None = None, limits: Limits | None = None, run_timeout_s: float = 30.0
     ) -> None:
-        """`backend`: else the one that this machine has. Raises `MissingDependency` where there is none."""
-        self._seconds = SHARE * run_timeout_s
+        """`backend`: else the one that this machine has, which takes programs to find out; `run_timeout_s`:
+        of one piece of work.
+
+        Raises `MissingDependency` where there is no sandbox.
+        """
+        self._seconds = run_timeout_s
         self._interpreter = Interpreter(
             backend or choose_backend(),
             limits=limits or Limits(),
-            run_timeout_s=run_timeout_s,
             output_chars=OUTPUT_CHARS,
         )
         self._turn = asyncio.Lock()
 
     async def python(self, code: str) -> Reply:
         """Execute `code`; variables live on. Raises as `Interpreter.run` does."""
-        async with self._turn:
-            run = await self._interpreter.run(code)
-        if run.ended is None:
-            return Reply(run.output)
-        return Reply(
-            f"{run.output}[the sandbox was ended: {run.ended}; its variables and files are gone]", True
-        )
+        return await self._run(code, timeout_s=self._seconds)
 
     async def shell(self, command: str) -> Reply:
         """Run `command` by `sh` in `/work`; both streams, and its exit status if it is not 0."""
-        return await self._do("shell", command=command)
+        return await self._do(_SHELL, command=command)
 
     async def read(self, path: str, *, first: int = 1, last: int | None = None) -> Reply:
         """The lines from `first` to `last`, numbered from 1."""
@@ -92,23 +89,32 @@ class Workspace:
         """End the sandbox; what comes next begins in an empty one. Idempotent."""
         await self._interpreter.close()
 
-    async def _do(self, work: str, **request: Any) -> Reply:
-        asked = json.dumps({"work": work, "seconds": self._seconds, **request})
+    async def _do(self, program: str, **request: Any) -> Reply:
+        asked = json.dumps({"seconds": self._seconds, **request})
         # One expression, so that it leaves no name among the variables of the agent's own code.
-        return await self.python(
-            f'__import__("subprocess").run([__import__("sys").executable, "-I", "-c", {_PROGRAM!r}], '
+        code = (
+            f'__import__("subprocess").run([__import__("sys").executable, "-I", "-c", {program!r}], '
             f'input={asked!r}, text=True, cwd="/work") and None'
         )
+        return await self._run(code, timeout_s=self._seconds + GRACE_S)
+
+    async def _run(self, code: str, *, timeout_s: float) -> Reply:
+        async with self._turn:
+            run = await self._interpreter.run(code, timeout_s=timeout_s)
+        if run.ended is None:
+            return Reply(run.output)
+        return Reply(f"[the sandbox was ended: {run.ended}; its variables and files are gone]", failed=True)
 
     async def _file(self, work: str, **request: Any) -> Reply:
-        reply = await self._do(work, **request)
+        reply = await self._do(_FILES, work=work, **request)
         if reply.failed:
             return reply
         try:
             answer = json.loads(reply.text)
-            return Reply(answer["error"], True) if "error" in answer else Reply(answer["text"])
+            failed = "error" in answer
+            return Reply(str(answer["error" if failed else "text"]), failed=failed)
         except (ValueError, KeyError, TypeError):
-            return Reply(f"it took longer than {self._seconds:g} s, or more memory than there is", True)
+            return Reply(f"it took longer than {self._seconds:g} s, or too much memory", failed=True)
 
 
 @runtime_checkable

@@ -22,7 +22,7 @@ from agents.tools.signature import ArgumentsRefused, read_signature
 from agents.tools.threads import in_thread
 from agents.tools.types import ToolError, ToolResult, ToolStatus
 from envs.base import Environment
-from envs.errors import ConfigError, WingspanError
+from envs.errors import ConfigError
 
 TIMEOUT_S = 60.0
 MAX_LENGTH = 2048
@@ -127,6 +127,8 @@ class Tool:
             values = self._signature.values(arguments)
         except ArgumentsRefused as error:
             return self._told(ToolStatus.BAD_ARGUMENTS, f"{self.name} was not run: {error}")
+        except Exception as error:  # a parameter's type may have validators of its own
+            return self._raised(error)
         if self._signature.env is not None:
             if env is not None:
                 values[self._signature.env] = env
@@ -151,14 +153,8 @@ class Tool:
             )
         try:
             return ToolStatus.OK, cut(work.result(), max_length=self.max_length)
-        except WingspanError:
-            raise
-        except ToolError as error:
-            return self._told(ToolStatus.RAISED, text_of(error))
         except Exception as error:
-            return self._told(
-                ToolStatus.RAISED, f"{self.name} failed: {type(error).__name__}: {text_of(error)}"
-            )
+            return self._raised(error)
 
     async def _work(self, values: dict[str, Any]) -> Outcome:
         try:
@@ -168,8 +164,13 @@ class Tool:
             return found if isinstance(found, Outcome) else read_outcome(await found)
         except SystemExit as error:  # a program's way to end; this one goes on
             raise ToolError(f"{self.name} failed: it tried to exit with status {error.code}") from None
-        except BaseExceptionGroup as error:
-            raise infrastructure_fault(error) or error from None
+
+    def _raised(self, error: Exception) -> tuple[ToolStatus, Outcome]:
+        if fault := infrastructure_fault(error):
+            raise fault
+        if isinstance(error, ToolError):
+            return self._told(ToolStatus.RAISED, text_of(error))
+        return self._told(ToolStatus.RAISED, f"{self.name} failed: {type(error).__name__}: {text_of(error)}")
 
     def _told(self, status: ToolStatus, text: str) -> tuple[ToolStatus, Outcome]:
         return status, cut(read_outcome(text), max_length=self.max_length)

@@ -46,7 +46,7 @@ async def edit_file(path: str, old: str, new: str, env: Environment) -> str:
 
     Args:
         path: Of the file; relative to /work.
-        old: What is to be replaced, to the last space, without line numbers. The file must hold it exactly once.
+        old: What is to be replaced, to the last space, without line numbers. The file must hold it only once.
         new: What stands there afterwards.
     """
     return text_of(await workspace_of(env).edit(path, old=old, new=new))

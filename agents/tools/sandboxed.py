@@ -9,7 +9,7 @@ from envs.workspace import HasWorkspace, Reply, Workspace
 
 
 def walled(tool: Tool) -> Tool:
-    """`tool`, if this machine has a sandbox for it; else raises `MissingDependency`, which says how to get one.
+    """`tool`, if this machine has a sandbox for it; else raises `MissingDependency`, which says what to do.
 
     Called where tools are chosen, so that a run without a sandbox ends before it begins.
     """

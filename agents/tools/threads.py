@@ -50,7 +50,10 @@ async def in_thread(function: Callable[[], T], *, name: str) -> T:
             loop.call_soon_threadsafe(tell, outcome)
 
     thread = threading.Thread(target=work, name=f"tool {name}", daemon=True)
-    thread.start()
+    try:
+        thread.start()
+    except RuntimeError as error:
+        raise WingspanError(f"no thread for tool {name!r} ({error}); raise the limit, see ulimit -u") from None
     try:
         value, error = await answer
     except asyncio.CancelledError:
