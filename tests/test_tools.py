@@ -9,9 +9,9 @@ import time
 from typing import Annotated, Any, Literal
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
-from pydantic import BaseModel, Field
+from pydantic import AfterValidator, BaseModel, Field
 
 from agents.tools.calling import Tool
 from agents.tools.threads import in_thread
@@ -116,6 +116,7 @@ def test_arguments_become_values_of_the_declared_types():
     assert result.status is ToolStatus.OK
 
 
+@settings(deadline=None)
 @given(st.integers(-(10**12), 10**12), st.booleans(), st.floats(allow_nan=False, allow_infinity=False))
 def test_what_a_model_quotes_is_what_it_would_be_unquoted(whole: int, flag: bool, real: float):
     @tool
@@ -155,6 +156,7 @@ JSON = st.recursive(
 )
 
 
+@settings(deadline=None)
 @given(st.dictionaries(st.sampled_from(["start", "places", "speed", "unit", "mode"]) | st.text(), JSON))
 def test_no_arguments_are_a_crash(arguments: dict[str, Any]):
     result = called(ride, arguments)
@@ -469,6 +471,7 @@ def test_being_cancelled_passes_through(asynchronous: bool):
         called(cancels)
 
 
+@settings(deadline=None)
 @given(st.integers(100, 300), st.text(max_size=500), st.integers(1, 200))
 def test_a_flood_is_cut_and_it_says_so(most: int, text: str, times: int):
     whole = text.encode("utf-8", "replace").decode() * times
@@ -633,3 +636,15 @@ def test_a_name_that_pydantic_keeps_for_itself_is_as_good_as_any():
 
     given = {"schema": 1, "model_config": "2", "copy": 3}
     assert called(odd, given).observation == '[1,2,3,"prod"]'
+
+
+def test_a_validator_that_breaks_is_a_fault_of_the_tool():
+    def broken(value: str) -> str:
+        raise KeyError(value)
+
+    @tool
+    def picky(word: Annotated[str, AfterValidator(broken)]) -> str:
+        return word
+
+    result = called(picky, {"word": "x"})
+    assert (result.status, result.observation) == (ToolStatus.RAISED, "picky failed: KeyError: 'x'")

@@ -9,7 +9,7 @@ from fractions import Fraction
 from typing import Any
 
 import pytest
-from hypothesis import assume, given
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from agents.tools.arithmetic import MAX_CHARS, evaluate, told
@@ -41,6 +41,7 @@ def python(text: str) -> Any:
     return eval(re.sub(r"[0-9.]+", r"Fraction('\g<0>')", text), {"Fraction": Fraction})
 
 
+@settings(deadline=None)
 @given(TEXT)
 def test_it_computes_what_pythons_fractions_compute(text: str):
     assume(len(text) <= MAX_CHARS)
@@ -56,12 +57,14 @@ def test_it_computes_what_pythons_fractions_compute(text: str):
     assert float(told(value)) == float(expected)
 
 
+@settings(deadline=None)
 @given(st.text() | st.text("0123456789.+-*/%^!(), episqrtlogmx_", max_size=60))
 def test_no_text_is_a_crash(text: str):
     with contextlib.suppress(ArithmeticRefused):
         told(evaluate(text))
 
 
+@settings(deadline=None)
 @given(st.decimals(-1000, 1000, places=4), st.integers(0, 3))
 def test_round_goes_as_at_school(value: Decimal, places: int):
     expected = value.quantize(Decimal(1).scaleb(-places), ROUND_HALF_UP)

@@ -52,8 +52,8 @@ async def in_thread(function: Callable[[], T], *, name: str) -> T:
     thread = threading.Thread(target=work, name=f"tool {name}", daemon=True)
     try:
         thread.start()
-    except RuntimeError as error:
-        raise WingspanError(f"no thread for tool {name!r} ({error}); raise the limit, see ulimit -u") from None
+    except RuntimeError as refused:
+        raise WingspanError(f"no thread for tool {name!r} ({refused}); raise ulimit -u") from None
     try:
         value, error = await answer
     except asyncio.CancelledError:
