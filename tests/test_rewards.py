@@ -2,17 +2,20 @@
 
 import asyncio
 import math
+import re
 import threading
 import time
 from fractions import Fraction
+from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agents.rewards import REWARDS, RewardInput, RewardResult, get_reward, reward, weighted, with_rewards
 from agents.rewards.environment import environment, environment_success
+from agents.rewards.types import ALWAYS
 from agents.types import StopReason
 from envs.errors import ConfigError, EnvCrashed, EpisodeFault, MissingDependency, RewardFailed
 from envs.requirements import Package
@@ -309,6 +312,7 @@ def test_the_environments_rewards_stay_where_they_were():
     assert scored(environment_success, RewardInput.of(before)).reward == 1.0
 
 
+@settings(deadline=None)
 @given(
     per_turn=st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=12),
     outcome=st.floats(-1e6, 1e6),
@@ -327,6 +331,7 @@ def test_sums_agree_and_turns_keep_their_order(per_turn, outcome, knows_turns):
     assert before.reward == 9.0 * len(per_turn)  # as it was
 
 
+@settings(deadline=None)
 @given(turns=st.integers(1, 5), more=st.integers(1, 3))
 def test_rewards_of_another_number_of_turns_are_refused(turns, more):
     with pytest.raises(ValueError, match=f"{turns + more} turn_rewards for {turns} turns"):
@@ -337,3 +342,13 @@ def test_prebuilt_rewards_are_called_as_they_are_listed():
     assert all(name == one.name == get_reward(name).name for name, one in REWARDS.items())
     with pytest.raises(ConfigError, match="did you mean 'qa_f1'"):
         get_reward("qa-f1")
+
+
+def test_the_table_of_the_documentation_lists_all_of_them():
+    page = (Path(__file__).parents[1] / "docs" / "rewards.md").read_text()
+    prebuilt = page.partition("## Prebuilt")[2]
+    listed = re.findall(r"^\| `(\w+)` \| ([^|]*)\|", prebuilt, re.MULTILINE)
+    assert [name for name, _ in listed] == list(REWARDS)
+    for name, fields in listed:
+        required = {one for one, needed in REWARDS[name].parameters.items() if needed}
+        assert required - set(ALWAYS) == set(re.findall(r"`(\w+)`", fields.partition("optional")[0]))

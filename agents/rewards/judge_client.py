@@ -128,7 +128,7 @@ class JudgeClient:
                 answer = await http.post(url, json=self._endpoint.body(prompt), headers=self._headers())
         except TimeoutError:
             raise TryAgain(f"{url}: no reply within {self._endpoint.request_timeout_s:g} s") from None
-        except httpx.TransportError as error:
+        except httpx.RequestError as error:
             raise TryAgain(f"{url}: {described(error)}") from error
         if answer.status_code != 200:
             self._refused(url, answer)
