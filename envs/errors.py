@@ -3,12 +3,14 @@
     WingspanError              a user can act on the message: value, place, remedy
     ├── ConfigError            wrong input, found before anything expensive starts
     ├── MissingDependency      something is not installed or not downloaded; names the command
+    ├── BudgetSpent            what a user allowed to be spent is spent; the run ends, and can go on
     └── EpisodeFault           an episode ended for a reason that is not the policy's
         ├── EnvCrashed         the environment raised or died
         ├── EpisodeTimeout     the episode's or one step's time limit passed
-        └── SamplerFailed      no completion could be had
+        ├── SamplerFailed      no completion could be had
+        └── RewardFailed       no reward could be had for an episode that was played to its end
 
-A `ConfigError` or `MissingDependency` ends the command with one line and a non-zero exit. An
+A `ConfigError`, `MissingDependency` or `BudgetSpent` ends the command with one line and a non-zero exit. An
 `EpisodeFault` is data: the episode is retried on a fresh environment, then dropped with its cause
 counted. It never becomes a reward. A malformed *action* is no error at all: it is part of play,
 and an observation says so.
@@ -27,6 +29,10 @@ class MissingDependency(WingspanError):
     """A package, program or data set is absent; the text names the command that fetches it."""
 
 
+class BudgetSpent(WingspanError):
+    """A limit that a user set to what may be spent is reached; the text names it."""
+
+
 class EpisodeFault(WingspanError):
     """An episode could not be played to its end, through no fault of the policy."""
 
@@ -41,6 +47,10 @@ class EpisodeTimeout(EpisodeFault):
 
 class SamplerFailed(EpisodeFault):
     """The sampler raised instead of answering with a completion."""
+
+
+class RewardFailed(EpisodeFault):
+    """A reward raised, took longer than its limit in seconds, or gave a value that is none."""
 
 
 def described(error: BaseException) -> str:

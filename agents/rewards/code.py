@@ -1,0 +1,166 @@
+"""A reward for programs: the data's tests, run against the answer's code in the sandbox and nowhere else.
+
+Two kinds of tests. *Assertions* run beside the code, in one interpreter: code that sets out to cheat can
+reach them (an object that equals everything). *Input and output* cannot be cheated so: each test is a process
+of its own, and what it should print is compared outside and never enters the sandbox.
+"""
+
+import asyncio
+import json
+import os
+import re
+import secrets
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from agents.rewards.function import reward
+from agents.rewards.text import verdict
+from agents.rewards.threads import Gate
+from envs.interpreter import Interpreter
+from envs.sandbox import Sandbox, choose_backend
+from envs.walls import Backend, Limits
+
+TEST_TIMEOUT_S = 10.0
+"""Seconds of one test."""
+TOTAL_TIMEOUT_S = 60.0
+"""Seconds of all tests of one answer; those that are left then have failed, for its code is slow."""
+OUTPUT_CHARS = 200_000
+"""Of one test; a program that prints more has failed it."""
+LIMITS = Limits()
+
+_FENCE = re.compile(r"```[ \t]*(?:python3?|py)?[ \t]*\r?\n(.*?)(?:\r?\n)?```", re.DOTALL | re.IGNORECASE)
+_GATE = Gate(os.cpu_count() or 1)
+
+_FEED = """
+import json, subprocess, sys
+try:
+    _done = subprocess.run([sys.executable, "-I", "-c", {code!r}], input={given!r}, capture_output=True,
+                           text=True, errors="replace", timeout={timeout_s!r})
+    _said = [_done.returncode, _done.stdout]
+except subprocess.TimeoutExpired:
+    _said = [None, ""]
+print(json.dumps(_said))
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class InputOutput:
+    """A test of a whole program."""
+
+    given: str
+    """Its standard input."""
+    expected: str
+    """Its standard output, but for white space at the ends of lines and of the whole."""
+
+
+Test = str | InputOutput
+"""A string is code that raises where the test fails."""
+
+
+def code_of(response: str) -> str | None:
+    """The last Python code block (three backquotes) of `response`; None where there is none."""
+    found = _FENCE.findall(response)
+    return found[-1] if found else None
+
+
+def read_tests(tests: object, *, entry_point: str | None = None) -> list[Test]:
+    """The tests in a data set's field.
+
+    Code, or a list of it (MBPP's `test_list`); with an `entry_point`, code that defines `check(candidate)`
+    (HumanEval's `test`); a list of `{"input", "output"}`; or `{"inputs": […], "outputs": […]}` (APPS,
+    TACO). Raises `ValueError` for anything else, and for no test at all.
+    """
+    if isinstance(tests, str):
+        tests = [tests if entry_point is None else f"{tests}\ncheck({entry_point})"]
+    if isinstance(tests, dict) and {"inputs", "outputs"} <= tests.keys():
+        given, expected = tests["inputs"], tests["outputs"]
+        if len(given) != len(expected):
+            raise ValueError(
+                f"`tests` has {len(given)} inputs and {len(expected)} outputs; give one for each"
+            )
+        tests = [{"input": one, "output": other} for one, other in zip(given, expected, strict=True)]
+    if not isinstance(tests, Sequence) or not tests:
+        raise ValueError(f"`tests` is {repr(tests)[:80]}; give code, a list of it, or inputs and outputs")
+    return [_read_test(test) for test in tests]
+
+
+def _read_test(test: Any) -> Test:
+    if isinstance(test, str):
+        return test
+    if isinstance(test, dict) and isinstance(test.get("input"), str) and isinstance(test.get("output"), str):
+        return InputOutput(test["input"], test["output"])
+    raise ValueError(f"one of `tests` is {repr(test)[:80]}; give code, or texts as `input` and `output`")
+
+
+async def passed(code: str, tests: Sequence[Test], *, backend: Backend, limits: Limits = LIMITS) -> int:
+    """How many of `tests` the program passes; after one that ends the interpreter no other is tried.
+
+    Raises `MissingDependency` where the backend does not work, `EnvCrashed` if no interpreter starts.
+    """
+    interpreter = Interpreter(
+        backend, limits=limits, run_timeout_s=TEST_TIMEOUT_S + 1.0, output_chars=OUTPUT_CHARS
+    )
+    until = time.monotonic() + TOTAL_TIMEOUT_S
+    count = 0
+    try:
+        if any(isinstance(test, str) for test in tests) and (await interpreter.run(code)).ended is not None:
+            return 0
+        for test in tests:
+            if time.monotonic() > until:
+                break
+            outcome = await _passes(interpreter, code, test)
+            if outcome is None:
+                break
+            count += outcome
+    finally:
+        await interpreter.close()
+    return count
+
+
+async def _passes(interpreter: Interpreter, code: str, test: Test) -> bool | None:
+    """None if the interpreter ended."""
+    if isinstance(test, str):
+        word = secrets.token_hex(16)  # made after the code has run, which cannot print it ahead
+        run = await interpreter.run(f"{test}\nprint({word!r})")
+        return None if run.ended is not None else run.output.rstrip().endswith(word)
+    run = await interpreter.run(_FEED.format(code=code, given=test.given, timeout_s=TEST_TIMEOUT_S))
+    if run.ended is not None:
+        return None
+    try:
+        status, output = json.loads(run.output)
+    except ValueError:
+        return False  # too much of it, or the process could not be started within the limits
+    if status is None:
+        return None
+    return bool(status == 0 and _lines(output) == _lines(test.expected))
+
+
+def _lines(text: str) -> list[str]:
+    return [line.rstrip() for line in text.strip().splitlines()]
+
+
+@cache
+def _backend() -> Backend:
+    return choose_backend()
+
+
+@reward(needs=(Sandbox(),), timeout_s=None)
+async def code_tests(
+    final_response: str, tests: object, entry_point: str | None = None
+) -> dict[str, float | bool]:
+    """1 if the code in the response passes all tests, else 0; metrics `passed`, in [0, 1], and `code`.
+
+    The code is the last code block; `tests` and `entry_point` are as `read_tests` takes them. Each answer
+    has `TOTAL_TIMEOUT_S`; as many run at a time as there are cores.
+    """
+    wanted = read_tests(tests, entry_point=entry_point)
+    code = code_of(final_response)
+    if code is None:
+        return verdict(False, passed=0.0, code=0.0)
+    async with _GATE:
+        backend = await asyncio.to_thread(_backend)
+        count = await passed(code, wanted, backend=backend)
+    return verdict(count == len(wanted), passed=count / len(wanted), code=1.0)

@@ -1,0 +1,76 @@
+"""Rewards for the form of a text, and what others need of it: thought and answer in tags, use of tools."""
+
+import re
+
+from agents.rewards.function import reward
+from agents.types import Trajectory
+
+_THOUGHT = re.compile(r"\A\s*(?:<think>)?((?:(?!</?think>).)*)</think>((?:(?!</?think>).)*)\Z", re.DOTALL)
+_ANSWER = re.compile(r"<answer>((?:(?!</?answer>).)*)</answer>", re.DOTALL)
+
+
+def after_thinking(text: str) -> str | None:
+    """What follows the thought in `<think>…</think>answer`, stripped; None for any other form.
+
+    Both parts hold something, each tag comes once, and nothing precedes it. The opening tag may be missing:
+    some chat templates put it into the prompt.
+    """
+    found = _THOUGHT.match(text)
+    if found is None or not found[1].strip():
+        return None
+    return found[2].strip() or None
+
+
+def tagged_answer(text: str) -> str | None:
+    """What stands in the last `<answer>…</answer>`, stripped; None where there is none, or nothing in it."""
+    found = _ANSWER.findall(text)
+    return (found[-1].strip() or None) if found else None
+
+
+def well_formed_answer(text: str) -> str | None:
+    """The answer of `<think>…</think><answer>…</answer>` and nothing else; None for any other form.
+
+    The form of DeepSeek-R1-Zero (arXiv 2501.12948, table 1).
+    """
+    rest = after_thinking(text)
+    found = _ANSWER.fullmatch(rest) if rest is not None else None
+    return (found[1].strip() or None) if found else None
+
+
+def tool_calls(trajectory: Trajectory) -> int:
+    """How many answers of tools the policy saw.
+
+    `metrics["tool_calls"]` where the episode counted them (a number, or one by tool); else the turns
+    before the last, for in an agent with tools a turn that is not the last is a call.
+    """
+    counted = trajectory.metrics.get("tool_calls")
+    if isinstance(counted, dict):
+        return int(sum(counted.values()))
+    return int(counted) if counted is not None else max(0, len(trajectory.turns) - 1)
+
+
+@reward
+def think_format(final_response: str) -> float:
+    """1 for `<think>…</think>` and an answer after it, else 0."""
+    return float(after_thinking(final_response) is not None)
+
+
+@reward
+def answer_format(final_response: str) -> float:
+    """1 where the text ends with its one `<answer>…</answer>`, else 0."""
+    found = _ANSWER.findall(final_response)
+    ends = final_response.rstrip().endswith("</answer>")
+    return float(ends and len(found) == 1 and bool(found[0].strip()))
+
+
+@reward
+def think_answer_format(final_response: str) -> float:
+    """1 for `<think>…</think><answer>…</answer>` and nothing else, else 0."""
+    return float(well_formed_answer(final_response) is not None)
+
+
+@reward
+def tool_use(trajectory: Trajectory) -> dict[str, float]:
+    """1 where the policy saw an answer of a tool, else 0; metric `calls`."""
+    calls = tool_calls(trajectory)
+    return {"reward": float(calls > 0), "calls": calls}

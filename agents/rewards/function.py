@@ -1,0 +1,152 @@
+"""`@reward`: a function becomes a reward. Its parameters say by their names what it is given.
+
+    @reward
+    def exact(final_response: str, answer: str) -> float:
+        return float(final_response == answer)
+
+What a value means is `types.py`'s; several rewards in one are `weighted.py`'s.
+"""
+
+import difflib
+import inspect
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, overload
+
+from agents.rewards.threads import TooSlow, in_thread, time_limit
+from agents.rewards.types import ALWAYS, RewardInput, RewardResult, read_result
+from agents.types import StopReason
+from envs.errors import ConfigError, EpisodeFault, RewardFailed, WingspanError, described
+from envs.requirements import Requirement, require
+
+TIMEOUT_S = 30.0
+RETRIES = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FunctionReward:
+    """A function as a reward. Called like the function it is the function."""
+
+    name: str
+    function: Callable[..., Any]
+    parameters: Mapping[str, bool]
+    """Name → whether it must be filled."""
+    timeout_s: float | None = TIMEOUT_S
+    """Of one call; None is for ever."""
+    retries: int = RETRIES
+    """Further calls after one that fails."""
+    needs: tuple[Requirement, ...] = ()
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """The function's own value, unchecked."""
+        return self.function(*args, **kwargs)
+
+    def check(self, available: Collection[str]) -> None:
+        """See `Reward`. Also raises `ConfigError` for data that hides one of the given names."""
+        hidden = sorted(set(ALWAYS).intersection(available))
+        if hidden:
+            raise ConfigError(
+                f"the data has a field {hidden[0]!r}, which is the name of something every reward may ask "
+                "for; rename the field"
+            )
+        self._require({*ALWAYS, *available})
+        require(f"reward {self.name!r}", self.needs)
+
+    async def score(self, given: RewardInput) -> RewardResult:
+        """See `Reward`. A parameter that this item does not fill is a `ConfigError`, as in `check`."""
+        trajectory = given.trajectory
+        where = f"{trajectory.item.item_id}, chain {trajectory.chain}"
+        if trajectory.stop_reason is StopReason.ERROR:
+            raise ValueError(f"{where}: a failed episode has no reward ({trajectory.error}); drop it")
+        arguments = given.arguments(self.parameters)
+        self._require(arguments)
+        cause: Exception | None = None
+        for _ in range(self.retries + 1):
+            try:
+                return read_result(await self._call(arguments), turns=len(trajectory.turns))
+            except Exception as error:
+                if isinstance(error, WingspanError) and not isinstance(error, EpisodeFault):
+                    raise  # the user's to mend; another call would say the same
+                cause = error
+        said = str(cause) if isinstance(cause, TooSlow) else described(cause or RuntimeError())
+        raise RewardFailed(
+            f"{where}: reward {self.name!r} failed at each of {self.retries + 1} calls, the last: {said}"
+        ) from cause
+
+    async def _call(self, arguments: Mapping[str, Any]) -> object:
+        if not inspect.iscoroutinefunction(self.function):
+            return await in_thread(lambda: self.function(**arguments), timeout_s=self.timeout_s)
+        async with time_limit(self.timeout_s):
+            return await self.function(**arguments)
+
+    def _require(self, available: Collection[str]) -> None:
+        for name, needed in self.parameters.items():
+            if needed and name not in available:
+                near = difflib.get_close_matches(name, sorted(available), n=1)
+                hint = f"did you mean {near[0]!r}? " if near else ""
+                there = ", ".join(sorted({*ALWAYS, *available}))
+                raise ConfigError(
+                    f"reward {self.name!r} takes {name!r}, which nothing fills; {hint}There is: {there}. "
+                    "Name the parameter so, rename the data's field, or give the parameter a default"
+                )
+
+
+@overload
+def reward(function: Callable[..., Any], /) -> FunctionReward: ...
+
+
+@overload
+def reward(
+    *,
+    name: str | None = None,
+    timeout_s: float | None = TIMEOUT_S,
+    retries: int = RETRIES,
+    needs: Sequence[Requirement] = (),
+) -> Callable[[Callable[..., Any]], FunctionReward]: ...
+
+
+def reward(
+    function: Callable[..., Any] | None = None,
+    /,
+    *,
+    name: str | None = None,
+    timeout_s: float | None = TIMEOUT_S,
+    retries: int = RETRIES,
+    needs: Sequence[Requirement] = (),
+) -> FunctionReward | Callable[[Callable[..., Any]], FunctionReward]:
+    """Make a function, or an async function, a reward; bare or with options.
+
+    `name`: the function's by default. `timeout_s`: seconds of one call, None for ever. `retries`: further
+    calls after one that raises, is too slow or returns no reward. `needs`: what must be installed. The
+    function returns a number, or a dict with `reward` and what `read_result` says; one that is not async
+    runs in a thread. Raises `ConfigError` for options or a signature that cannot be.
+    """
+    if timeout_s is not None and not timeout_s > 0:
+        raise ConfigError(f"timeout_s={timeout_s} of a reward; give seconds above 0, or None")
+    if retries < 0:
+        raise ConfigError(f"retries={retries} of a reward; give 0 or more")
+
+    def made(function: Callable[..., Any]) -> FunctionReward:
+        called = name or function.__name__
+        return FunctionReward(
+            name=called,
+            function=function,
+            parameters=_parameters(function, called),
+            timeout_s=timeout_s,
+            retries=retries,
+            needs=tuple(needs),
+        )
+
+    return made if function is None else made(function)
+
+
+def _parameters(function: Callable[..., Any], name: str) -> dict[str, bool]:
+    by_name = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    found = inspect.signature(function).parameters.values()
+    for parameter in found:
+        if parameter.kind not in by_name:
+            raise ConfigError(
+                f"reward {name!r} takes {parameter}, which has no name to be filled by; name each parameter, "
+                "or take `fields` for all of the data"
+            )
+    return {parameter.name: parameter.default is inspect.Parameter.empty for parameter in found}

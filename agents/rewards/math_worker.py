@@ -1,0 +1,60 @@
+"""The program that compares mathematics, in a process of its own; see `math_process.py`.
+
+Reads `{"gold": [...], "response", "cpu_s"}` a line and answers `{"correct", "found"}`, or `{"unreadable"}`
+with the accepted answer that is no mathematics. A comparison that takes more CPU time than it may ends the
+process, by the kernel's hand: sympy can spend hours within one operation that nothing else interrupts.
+"""
+
+import json
+import logging
+import os
+import resource
+import signal
+import sys
+from typing import Any
+
+MEMORY_BYTES = 2 << 30
+
+
+def main() -> None:
+    """Serve until the requests end."""
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)  # what libraries print is no answer
+    try:
+        import math_verify
+    except Exception as error:
+        print(json.dumps({"failed": f"{type(error).__name__}: {error}"}), file=answers, flush=True)
+        return
+    logging.disable()
+    print(json.dumps({"ready": True}), file=answers, flush=True)
+    for line in sys.stdin:
+        request = json.loads(line)
+        signal.setitimer(signal.ITIMER_PROF, request["cpu_s"])  # SIGPROF, if it comes, is the end
+        answer = compare(math_verify, request["gold"], request["response"])
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        print(json.dumps(answer), file=answers, flush=True)
+
+
+def compare(math_verify: Any, gold: list[str], response: str) -> dict[str, object]:
+    """Whether the response's answer equals one of `gold`."""
+    # Its own limits are alarms, which this process' timer replaces.
+    answers = math_verify.parse(response, parsing_timeout=None)
+    for one in gold:
+        accepted = math_verify.parse(as_latex(one), parsing_timeout=None)
+        if not accepted:
+            return {"unreadable": one}
+        if answers and math_verify.verify(accepted, answers, timeout_seconds=None):
+            return {"correct": True, "found": True}
+    return {"correct": False, "found": bool(answers)}
+
+
+def as_latex(gold: str) -> str:
+    """An accepted answer as mathematics, which is otherwise only looked for between dollars."""
+    marked = any(mark in gold for mark in ("$", "\\boxed", "\\(", "\\["))
+    return gold if marked else f"${gold}$"
+
+
+if __name__ == "__main__":
+    main()

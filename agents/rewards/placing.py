@@ -1,0 +1,41 @@
+"""Where a reward lands: on the turns that earned it, the outcome on the last. Pure; how rewards of turns
+reach tokens is the packing's."""
+
+from dataclasses import replace
+
+from agents.rewards.types import RewardResult
+from agents.types import StopReason, Trajectory
+
+PREFIX = "reward/"
+"""Before the names of a reward's metrics among a trajectory's."""
+
+
+def with_rewards(trajectory: Trajectory, result: RewardResult) -> Trajectory:
+    """`trajectory` with the rewards of `result` in place of those that it had.
+
+    A turn's reward is its entry of `turn_rewards`, else 0; the last turn's is that and the outcome. The
+    trajectory's reward is their sum. What the environment gave is gone; a reward that builds upon it
+    includes `environment`. Raises `ValueError` for a failed episode, for one with no turn to carry a
+    reward, and where `turn_rewards` are not as many as the turns.
+    """
+    where = f"{trajectory.item.item_id}, chain {trajectory.chain}"
+    if trajectory.stop_reason is StopReason.ERROR:
+        raise ValueError(
+            f"{where}: a failed episode has no reward ({trajectory.error}); drop it and count it"
+        )
+    if not trajectory.turns:
+        raise ValueError(f"{where}: no turn can carry the reward; leave this trajectory at 0")
+    placed = [0.0] * len(trajectory.turns) if result.turn_rewards is None else list(result.turn_rewards)
+    if len(placed) != len(trajectory.turns):
+        raise ValueError(f"{where}: {len(placed)} turn_rewards for {len(trajectory.turns)} turns")
+    placed[-1] += result.reward
+    return replace(
+        trajectory,
+        turns=[replace(turn, reward=reward) for turn, reward in zip(trajectory.turns, placed, strict=True)],
+        reward=sum(placed),
+        success=trajectory.success if result.success is None else result.success,
+        metrics={
+            **trajectory.metrics,
+            **{f"{PREFIX}{name}": value for name, value in result.metrics.items()},
+        },
+    )

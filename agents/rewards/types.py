@@ -1,0 +1,165 @@
+"""What a reward is given, what it answers, and the one interface that all have. How functions become rewards
+is `function.py`'s; how an answer reaches the turns is `placing.py`'s."""
+
+import math
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from numbers import Real
+from typing import Any, Protocol
+
+from agents.types import Trajectory
+from envs.base import Environment
+from envs.types import Item
+
+ALWAYS = ("final_response", "trajectory", "transcript", "item", "fields")
+"""Names that every reward may ask for; `env` where there is one, and the item's own besides."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RewardInput:
+    """All that a reward may look at. A name is looked up here, then in `fields`, then in `item.metadata`."""
+
+    final_response: str
+    """The policy's last text."""
+    trajectory: Trajectory
+    fields: Mapping[str, Any] = field(default_factory=dict)
+    """The free columns of a user's data set, e.g. `{"answer": "42"}`: of any type and size, never shown to
+    the policy. They are not `item.metadata`, which holds few values, by which success is told apart."""
+    env: Environment | None = None
+    """The episode's own, at its end; not yet lent to another."""
+
+    @classmethod
+    def of(
+        cls,
+        trajectory: Trajectory,
+        *,
+        fields: Mapping[str, Any] | None = None,
+        env: Environment | None = None,
+    ) -> "RewardInput":
+        """With the text of the last turn as the final response; `""` where there is no turn."""
+        last = trajectory.turns[-1].text if trajectory.turns else ""
+        return cls(final_response=last, trajectory=trajectory, fields=fields or {}, env=env)
+
+    @property
+    def item(self) -> Item:
+        """The trajectory's."""
+        return self.trajectory.item
+
+    @property
+    def transcript(self) -> str:
+        """All turns as text: what the policy wrote, and what it was answered."""
+        told = []
+        for turn in self.trajectory.turns:
+            told.append(f"Assistant: {turn.text}")
+            told.append(f"Observation: {turn.observation}")
+        return "\n".join(told)
+
+    @property
+    def free_names(self) -> frozenset[str]:
+        """What `Reward.check` is to be asked with for an item like this one."""
+        named = {*self.fields, *self.item.metadata}
+        return frozenset(named if self.env is None else {*named, "env"})
+
+    def arguments(self, names: Collection[str]) -> dict[str, Any]:
+        """The values of those of `names` that there are."""
+        free = {**self.item.metadata, **self.fields}
+        if self.env is not None:
+            free["env"] = self.env
+        return {
+            name: getattr(self, name) if name in ALWAYS else free[name]
+            for name in names
+            if name in ALWAYS or name in free
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RewardResult:
+    """What a reward found: all numbers are finite."""
+
+    reward: float
+    """Of the episode as a whole, beside `turn_rewards`."""
+    turn_rewards: tuple[float, ...] | None = None
+    """One for each turn of the trajectory, in order; None where the reward knows only the outcome."""
+    success: bool | None = None
+    """Whether the problem is solved; None leaves what the environment said."""
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    """Further numbers, to be recorded."""
+
+    @property
+    def total(self) -> float:
+        """The outcome's and all turns' rewards together."""
+        return self.reward + sum(self.turn_rewards or ())
+
+
+class Reward(Protocol):
+    """Judges trajectories. Any number of episodes may ask at the same time."""
+
+    @property
+    def name(self) -> str:
+        """As users call it."""
+        ...
+
+    def check(self, available: Collection[str]) -> None:
+        """Find out, before anything expensive starts, whether it can be computed.
+
+        `available`: `RewardInput.free_names` of the data. Raises `ConfigError` for a parameter that
+        nothing fills, `MissingDependency` for what is not installed.
+        """
+        ...
+
+    async def score(self, given: RewardInput) -> RewardResult:
+        """Judge one episode that was played to its end.
+
+        Raises `RewardFailed` where no reward could be had; it is never a reward of 0. `ValueError` for a
+        failed episode, which has none.
+        """
+        ...
+
+
+def read_result(value: object, *, turns: int) -> RewardResult:
+    """What a reward function returned, checked: a number, or a mapping with `reward`.
+
+    `turns`: of the trajectory. In a mapping, `turn_rewards` is one number a turn, `success` a bool, and
+    every other entry a metric. Raises `ValueError` for anything else, NaN and infinities included.
+    """
+    if not isinstance(value, Mapping):
+        return RewardResult(reward=_number(value, "the reward"))
+    if "reward" not in value:
+        raise ValueError(f"a mapping with {sorted(map(str, value))} and no 'reward'; add it")
+    per_turn = value.get("turn_rewards")
+    if per_turn is not None:
+        if not isinstance(per_turn, list | tuple):
+            raise ValueError(f"turn_rewards is {_shown(per_turn)}; return a list with one number a turn")
+        if len(per_turn) != turns:
+            raise ValueError(f"{len(per_turn)} turn_rewards for {turns} turns; return one for each turn")
+        per_turn = tuple(_number(one, f"turn_rewards[{i}]") for i, one in enumerate(per_turn))
+    success = value.get("success")
+    if success is not None and not isinstance(success, bool):
+        raise ValueError(f"success is {_shown(success)}; return True or False")
+    metrics = {
+        str(name): _number(number, f"metric {name!r}")
+        for name, number in value.items()
+        if name not in ("reward", "turn_rewards", "success")
+    }
+    return RewardResult(
+        reward=_number(value["reward"], "the reward"),
+        turn_rewards=per_turn,
+        success=success,
+        metrics=metrics,
+    )
+
+
+def _number(value: object, what: str) -> float:
+    try:
+        number = float(value) if isinstance(value, Real) else None
+    except OverflowError:
+        number = math.inf
+    if number is None:
+        raise ValueError(f"{what} is {_shown(value)}; return a number")
+    if not math.isfinite(number):
+        raise ValueError(f"{what} is {number}; return a finite number")
+    return number
+
+
+def _shown(value: object) -> str:
+    return f"a {type(value).__name__}, {repr(value)[:80]}"
