@@ -12,8 +12,8 @@ PLAIN_INPUT = "input"
 """The argument that an input which is no JSON object becomes; `fitting.py` gives it the parameter's name."""
 
 EXPECTED = (
-    "Write Thought: ..., then Action: TOOL, then Action Input: with a JSON object of its arguments, and stop; "
-    "or Final Answer: ... when you are done."
+    "Write Thought: ..., then Action: TOOL, then Action Input: with a JSON object of its arguments, "
+    "and stop; or Final Answer: ... when you are done."
 )
 
 _MARKS = marks(r"^[ \t]*(?P<label>Thought|Action Input|Action|Observation|Final Answer)[ \t]*:", re.MULTILINE)

@@ -16,6 +16,13 @@ from agents.calls import ParsedTurn, ToolCall, TurnParser
 
 MAX_CHARS = 1 << 19
 """Longer completions (some 130,000 tokens) are refused unread."""
+MAX_MARKS = 1024
+"""Openings of calls in one completion; an error of the JSON decoder costs as much as the text before it."""
+
+
+class _TooManyMarks(Exception):
+    """Caught by `bounded`."""
+
 
 UNCLOSED = "Your thinking has no end: close it with </think> before you act."
 
@@ -79,7 +86,7 @@ def scan(
     """
     thoughts: list[str] = []
     pieces: list[tuple[str, str | T | None]] = []  # what stands there, and as what; None is a thought
-    closed, at = True, 0
+    closed, at, marks_read = True, 0, 0
     while match := marks.search(text, at):
         if match.start() > at:
             prose = text[at : match.start()]
@@ -95,6 +102,9 @@ def scan(
             pieces.append((text[match.end() : end], None))
             at = min(end + len(_CLOSE), len(text))
         else:
+            if marks_read == MAX_MARKS:
+                raise _TooManyMarks
+            marks_read += 1
             item, at = read(text, match)
             assert at >= match.end()
             pieces.append((text[match.start() : at], item))
@@ -159,7 +169,7 @@ def plain_answer(scanned: Scan[Found], *, expected: str) -> ParsedTurn:
 
 
 def bounded(parse: TurnParser) -> TurnParser:
-    """`parse`, for any text: an overlong one is refused, a lone surrogate becomes U+FFFD, for it fits no file."""
+    """`parse`, for any text: what is too long is refused, a lone surrogate becomes U+FFFD."""
 
     @wraps(parse)
     def read(text: str) -> ParsedTurn:
@@ -167,6 +177,10 @@ def bounded(parse: TurnParser) -> TurnParser:
             return ParsedTurn(
                 thought="", problem=f"Your turn has {len(text)} characters; write at most {MAX_CHARS}."
             )
-        return parse(text if text.isascii() else _SURROGATE.sub("\ufffd", text))
+        try:
+            return parse(text if text.isascii() else _SURROGATE.sub("\ufffd", text))
+        except _TooManyMarks:
+            problem = f"Your turn begins more than {MAX_MARKS} calls or blocks; write one at a time."
+            return ParsedTurn(thought="", problem=problem)
 
     return read
