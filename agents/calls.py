@@ -14,7 +14,7 @@ class ToolCall:
 
     name: str
     arguments: Mapping[str, Any]
-    """JSON values at most 64 deep; every number finite, every text free of lone surrogates."""
+    """JSON values, at most 64 deep; every number finite, every text free of lone surrogates."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,23 +10,18 @@ from dataclasses import replace
 from typing import Any
 
 from agents.calls import ParsedTurn, TurnParser
-from agents.formats.code_block import code
+from agents.formats import code_block, hermes, json_calls, qwen3, react, searchr1
 from agents.formats.fitting import fitted
-from agents.formats.hermes import hermes
-from agents.formats.json_calls import json, llama3
-from agents.formats.qwen3 import qwen3
-from agents.formats.react import react
-from agents.formats.searchr1 import searchr1
 from envs.errors import ConfigError
 
 FORMATS: dict[str, TurnParser] = {
-    "react": react,
-    "hermes": hermes,
-    "qwen3": qwen3,
-    "llama3": llama3,
-    "json": json,
-    "code": code,
-    "searchr1": searchr1,
+    "react": react.react,
+    "hermes": hermes.hermes,
+    "qwen3": qwen3.qwen3,
+    "llama3": json_calls.llama3,
+    "json": json_calls.json,
+    "code": code_block.code,
+    "searchr1": searchr1.searchr1,
 }
 
 NATIVE = ("hermes", "qwen3", "llama3")

@@ -8,7 +8,7 @@ import re
 from agents.calls import ParsedTurn, ToolCall
 from agents.formats.hermes import CLOSED, OPENED, closed, read_json
 from agents.formats.json_values import MAX_NAME, skip_space
-from agents.formats.scan import Ends, Found, bounded, give_up, marks, plain_answer, scan, turn_of
+from agents.formats.scan import Ends, Found, bounded, marks, plain_answer, scan, turn_of
 
 EXPECTED = (
     "Write each call as <tool_call>\n<function=NAME>\n<parameter=KEY>\nVALUE\n</parameter>\n</function>\n"
@@ -57,9 +57,9 @@ def _read_functions(text: str, position: int, ends: Ends) -> tuple[Found, int]:
         arguments: dict[str, str] = {}
         while parameter := _PARAMETER.match(text, position):
             end = ends.after(parameter.end())
-            if end is None:
+            if end is None:  # whatever follows may be part of the value
                 why = f"a <parameter=…> is not followed by </parameter> and then </function>. {EXPECTED}"
-                return Found(problem=f"A call cannot be read: {why}"), give_up(text, parameter.end())
+                return Found(problem=f"A call cannot be read: {why}"), len(text)
             value = text[parameter.end() : end.start()]
             arguments[parameter[1]] = value.removeprefix("\n").removesuffix("\n")
             position = end.end()

@@ -16,7 +16,10 @@ EXPECTED = (
     "and stop; or Final Answer: ... when you are done."
 )
 
-_MARKS = marks(r"^[ \t]*(?P<label>Thought|Action Input|Action|Observation|Final Answer)[ \t]*:", re.MULTILINE)
+_MARKS = marks(
+    r"(?:^|(?<=</think>))[ \t]*(?P<label>Thought|Action Input|Action|Observation|Final Answer)[ \t]*:",
+    re.MULTILINE,
+)
 _OBJECT = re.compile(r"\s*(?:```(?:json)?\s*)?(?=\{)")
 
 

@@ -26,8 +26,9 @@ def searchr1(text: str) -> ParsedTurn:
     def read(text: str, match: re.Match[str]) -> tuple[Found, int]:
         tag = match["tag"]
         end = ends[tag].after(match.end())
-        if end is None:
-            return Found(problem=f"<{tag}> is not closed by </{tag}>. {EXPECTED}"), give_up(text, match.end())
+        thought_end = give_up(text, match.end())
+        if end is None or thought_end < end.start():  # a thought may speak of the tags
+            return Found(problem=f"<{tag}> is not closed by </{tag}>. {EXPECTED}"), thought_end
         content = text[match.end() : end.start()].strip()
         if not content:
             return Found(problem=f"<{tag}> is empty. {EXPECTED}"), end.end()
