@@ -10,8 +10,8 @@ TOOL, ARGUMENT = "code_interpreter", "code"
 
 EXPECTED = "Write one ```python block, closed by ``` on a line of its own, or answer without code."
 
-_MARKS = marks(r"(?:^|(?<=</think>))[ ]{0,3}```+[ \t]*(?P<language>[\w+.-]*)[^`\n]*$", re.MULTILINE)
-_END = re.compile(r"^[ ]{0,3}```+[ \t]*$", re.MULTILINE)
+_MARKS = marks(r"(?:^|(?<=</think>))[ ]{0,3}`{3,}+[ \t]*+(?P<language>[\w+.-]*+)[^`\n]*+$", re.MULTILINE)
+_END = re.compile(r"^[ ]{0,3}`{3,}+[ \t]*+$", re.MULTILINE)
 _PYTHON = frozenset({"python", "py", "python3"})
 
 

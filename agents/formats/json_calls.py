@@ -24,7 +24,7 @@ LLAMA3_EXPECTED = (
 _TAG = "<|python_tag|>"
 _TAGGED = Found()
 # Only what may hold a call: prose is full of other brackets.
-_MARKS = marks(r'\{\s*"|\[\s*\{|<\|python_tag\|>')
+_MARKS = marks(r'\{\s*+"|\[\s*+\{|<\|python_tag\|>')
 _LIKE_A_CALL = re.compile(r'\[?\s*\{\s*"(?:name|function|type|arguments|parameters|answer)"')
 _SEPARATOR = re.compile(r"\s*;\s*")
 _END_OF_THOUGHT = re.compile("</think>")

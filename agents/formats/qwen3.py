@@ -16,6 +16,7 @@ EXPECTED = (
 )
 
 _MARKS = marks(r"</?tool_call>|</?(?:function|parameter)(?=[=>])")
+_MARK = "<function"
 _FUNCTION = re.compile(rf"<function=([^<>\s]{{1,{MAX_NAME}}})>\s*")
 _FUNCTION_END = re.compile(r"</function>\s*")
 _PARAMETER = re.compile(rf"<parameter=([^<>\s]{{1,{MAX_NAME}}})>")
@@ -40,7 +41,7 @@ def qwen3(text: str) -> ParsedTurn:
             position = skip_space(text, position)
             if text.startswith("{", position):
                 return read_json(text, position, expected=EXPECTED)
-        elif match[0] == "<function":
+        elif match[0] == _MARK:
             position = match.start()
         else:
             return Found(problem=f"Your turn has {match[0]} outside of a call. {EXPECTED}"), position
@@ -70,9 +71,9 @@ def _read_functions(text: str, position: int, ends: Ends) -> tuple[Found, int]:
         position = function_end.end()
         calls.append(ToolCall(function[1], arguments))
     if not calls:
-        # Past the mark that was found, so that the walk goes on.
-        at = max(position, position + len("<function") if text.startswith("<function", position) else 0)
-        return Found(problem=f"{OPENED} is not followed by <function=NAME>. {EXPECTED}"), at
+        # Past a mark that begins no function, so that the walk goes on.
+        position += len(_MARK) if text.startswith(_MARK, position) else 0
+        return Found(problem=f"{OPENED} is not followed by <function=NAME>. {EXPECTED}"), position
     if text.startswith(OPENED, position):
         return Found(calls=tuple(calls)), position  # its closing tag is missing, and the next call begins
     if not text.startswith(CLOSED, position) and position < len(text):
