@@ -1,0 +1,41 @@
+"""What a turn of an agent that uses tools says: calls, an answer, or neither. The types alone.
+
+How each format is read is `agents/formats/`'s, what a call does is the tools'.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """One call as the policy wrote it: neither that the tool exists nor its arguments are checked."""
+
+    name: str
+    arguments: Mapping[str, Any]
+    """JSON values, at most 64 deep; every number finite, every text free of lone surrogates."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParsedTurn:
+    """What a parser made of one completion: exactly one of `calls`, `answer` and `problem`.
+
+    A turn of which one call cannot be read has a `problem` and no calls: half a plan is not carried out.
+    """
+
+    thought: str
+    """Think-blocks and whatever else was written beside the calls or the answer, for reading only."""
+    calls: tuple[ToolCall, ...] = ()
+    """In the order in which they were written."""
+    answer: str | None = None
+    """The final answer; never empty."""
+    problem: str | None = None
+    """To the agent, as its observation: what is wrong with the turn's format and what is expected."""
+
+    def __post_init__(self) -> None:
+        assert (bool(self.calls), self.answer is not None, self.problem is not None).count(True) == 1
+
+
+TurnParser = Callable[[str], ParsedTurn]
+"""Total: no text makes it raise, and its work is linear in the text's length."""

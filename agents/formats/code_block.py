@@ -1,0 +1,45 @@
+"""Code as action: the turn's one ```python block is run, and a turn without one is the answer."""
+
+import re
+
+from agents.calls import ParsedTurn, ToolCall
+from agents.formats.scan import Ends, Found, bounded, give_up, marks, plain_answer, scan, turn_of
+
+TOOL, ARGUMENT = "code_interpreter", "code"
+"""The one tool that the format can call, and its one argument."""
+
+EXPECTED = "Write one ```python block, closed by ``` on a line of its own, or answer without code."
+
+_MARKS = marks(r"(?:^|(?<=</think>))[ ]{0,3}`{3,}+[ \t]*+(?P<language>[\w+.-]*+)[^`\n]*+$", re.MULTILINE)
+_END = re.compile(r"^[ ]{0,3}`{3,}+[ \t]*+$", re.MULTILINE)
+_PYTHON = frozenset({"python", "py", "python3"})
+
+
+@bounded
+def code(text: str) -> ParsedTurn:
+    """The one ```python block of a turn, as `code_interpreter(code=…)`; blocks of other languages are prose.
+
+    Source: AgentFly's code agent; fences are CommonMark's. Two python blocks are refused: the second was
+    written without having seen what the first prints.
+    """
+    ends = Ends(_END, text)
+
+    def read(text: str, match: re.Match[str]) -> tuple[Found | str, int]:
+        python = match["language"].lower() in _PYTHON
+        end = ends.after(match.end())
+        if end is None:
+            if python:
+                return Found(problem=f"Your code has no end. {EXPECTED}"), give_up(text, match.end())
+            return match[0], match.end()
+        if not python:
+            return text[match.start() : end.end()], end.end()
+        source = text[match.end() : end.start()].removeprefix("\n").removesuffix("\n")
+        if not source.strip():
+            return Found(problem=f"Your block of code is empty. {EXPECTED}"), end.end()
+        return Found(calls=(ToolCall(TOOL, {ARGUMENT: source}),)), end.end()
+
+    scanned = scan(text, marks=_MARKS, read=read)
+    items = scanned.items
+    if len(items) > 1:
+        items = [Found(problem=f"Your turn has {len(items)} blocks of code; one a turn. {EXPECTED}")]
+    return turn_of(items, thought=scanned.thought, otherwise=plain_answer(scanned, expected=EXPECTED))

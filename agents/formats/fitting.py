@@ -1,0 +1,67 @@
+"""Gives arguments that were written as text the types of a tool's schema.
+
+Only for formats that write values without types. What does not fit is left as it is: to say so is the
+tool's own check.
+"""
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from agents.calls import ToolCall
+from agents.formats.json_values import MAX_DIGITS, Value, decode_at
+from agents.formats.react import PLAIN_INPUT
+
+_INTEGER = re.compile(rf"[+-]?[0-9]{{1,{MAX_DIGITS}}}")
+_NULL = ("null", "None")
+_JSON_TYPES: dict[str, type | tuple[type, ...]] = {"number": (int, float), "object": dict, "array": list}
+_MISSING = object()
+
+
+def fitted(call: ToolCall, parameters: Mapping[str, Any]) -> ToolCall:
+    """`call`, its text values as the JSON schema `parameters` has them.
+
+    A plain input (`react.py`) goes to the only parameter, or to the only one that is required. A number,
+    boolean, null, array or object is read where the schema has that type; a text may be meant wherever the
+    schema allows one. Source: Qwen3-Coder's own tool parser, which converts by the schema, too; Python's
+    `True` and `None` are what its chat template writes.
+    """
+    properties = parameters.get("properties", {})
+    arguments = dict(call.arguments)
+    if arguments.keys() == {PLAIN_INPUT} and PLAIN_INPUT not in properties:
+        names = list(properties) if len(properties) == 1 else list(parameters.get("required", ()))
+        if len(names) == 1:
+            arguments = {names[0]: arguments[PLAIN_INPUT]}
+    for name, value in arguments.items():
+        if isinstance(value, str) and isinstance(properties.get(name), Mapping):
+            arguments[name] = _fit(value, _types(properties[name]))
+    return ToolCall(call.name, arguments)
+
+
+def _types(schema: Mapping[str, Any]) -> set[str]:
+    named = schema.get("type", [])
+    types = {named} if isinstance(named, str) else set(named)
+    for key in ("anyOf", "oneOf"):
+        for choice in schema.get(key, []):
+            types |= _types(choice)
+    return types
+
+
+def _fit(text: str, types: set[str]) -> Any:
+    stripped = text.strip()
+    if "null" in types and stripped in _NULL:
+        return None
+    if not types or "string" in types:
+        return text
+    if "boolean" in types and stripped.lower() in ("true", "false"):
+        return stripped.lower() == "true"
+    if "integer" in types and _INTEGER.fullmatch(stripped):
+        return int(stripped)
+    value = _decoded(stripped)
+    fits = (kind in types and isinstance(value, known) for kind, known in _JSON_TYPES.items())
+    return value if any(fits) and not isinstance(value, bool) else text
+
+
+def _decoded(text: str) -> Any:
+    decoded = decode_at(text, 0)
+    return decoded.value if isinstance(decoded, Value) and decoded.end == len(text) else _MISSING

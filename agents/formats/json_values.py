@@ -1,0 +1,146 @@
+"""JSON as policies write it: a value at a place in a text, and a call out of such a value.
+
+Never raises, and leaves nothing behind that a file, a wire or a recursive function would choke on. Where
+JSON is looked for is each format's own.
+"""
+
+import json
+import math
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from agents.calls import ToolCall
+
+MAX_DEPTH = 64
+MAX_DIGITS = 1000
+"""Of a whole number; Python itself refuses over 4,300."""
+MAX_NAME = 256
+"""Characters."""
+
+_REFUSED = object()
+
+
+def _int(digits: str) -> object:
+    return int(digits) if len(digits) <= MAX_DIGITS else _REFUSED
+
+
+def _float(digits: str) -> object:
+    number = float(digits)
+    return number if math.isfinite(number) else _REFUSED
+
+
+# Line ends within strings are let through: policies that write code as an argument forget to escape them.
+_DECODER = json.JSONDecoder(
+    parse_int=_int, parse_float=_float, parse_constant=lambda _: _REFUSED, strict=False
+)
+_SPACE = re.compile(r"\s*")
+_STRING_OR_BRACKET = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\\?\Z)|[][{}]', re.DOTALL)
+_SURROGATE = re.compile("[\ud800-\udfff]")
+_ESCAPED_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
+
+
+@dataclass(frozen=True, slots=True)
+class Broken:
+    """No JSON value stands there."""
+
+    why: str
+    """Fits after "its JSON "."""
+    at: int
+    """Where it breaks off; reading may go on from here."""
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """A JSON value that stands there."""
+
+    value: Any
+    end: int
+
+
+def skip_space(text: str, position: int) -> int:
+    """The first place from `position` on that is no white space."""
+    match = _SPACE.match(text, position)
+    assert match
+    return match.end()
+
+
+def decode_at(text: str, position: int) -> Value | Broken:
+    """The JSON value that begins exactly at `position`.
+
+    NaN, infinities, numbers out of range and values nested deeper than `MAX_DEPTH` are refused.
+    """
+    try:
+        value, end = _DECODER.raw_decode(text, position)
+    except json.JSONDecodeError as error:
+        at = max(error.pos, position)
+        return Broken(f"breaks off after {at - position} characters: {error.msg}", at)
+    except RecursionError:
+        return Broken(f"is nested more than {MAX_DEPTH} deep", len(text))
+    if fault := _fault(value, 1):
+        return Broken(fault, end)
+    if _ESCAPED_SURROGATE.search(text, position, end):
+        value = _without_surrogates(value)
+    return Value(value, end)
+
+
+def _fault(value: Any, depth: int) -> str | None:
+    if isinstance(value, dict | list):
+        if depth > MAX_DEPTH:
+            return f"is nested more than {MAX_DEPTH} deep"
+        for inner in value.values() if isinstance(value, dict) else value:
+            if fault := _fault(inner, depth + 1):
+                return fault
+        return None
+    return "has a number that is not finite or too long" if value is _REFUSED else None
+
+
+def _without_surrogates(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {_SURROGATE.sub("\ufffd", k): _without_surrogates(v) for k, v in value.items()}
+    if isinstance(value, list):
+        return [_without_surrogates(inner) for inner in value]
+    return _SURROGATE.sub("\ufffd", value) if isinstance(value, str) else value
+
+
+def broken_end(text: str, position: int, *, limit: int) -> int:
+    """Past the brackets that open at `position`, whatever is wrong within: its parts are no values.
+
+    `limit` where no bracket closes them before that.
+    """
+    depth = 0
+    for match in _STRING_OR_BRACKET.finditer(text, position, limit):
+        if match[0] in "{[":
+            depth += 1
+        elif match[0] in "}]":
+            depth -= 1
+            if depth == 0:
+                return match.end()
+    return limit
+
+
+def call_of(value: Any) -> ToolCall | str | None:
+    """A call, why it is a bad one (fits after "its "), or None for a value that is none at all.
+
+    A call is an object with a `name` and `arguments` (OpenAI, Hermes, Qwen) or `parameters` (Llama),
+    bare or as OpenAI's `{"type": "function", "function": …}`; OpenAI writes the arguments as a string.
+    """
+    if isinstance(value, dict) and isinstance(value.get("function"), dict):
+        value = value["function"]
+    if not isinstance(value, dict) or "name" not in value:
+        return None
+    key = next((key for key in ("arguments", "parameters") if key in value), None)
+    if key is None:
+        return None
+    name, arguments = value["name"], value[key]
+    if not isinstance(name, str) or not 0 < len(name.strip()) <= MAX_NAME:
+        return f'"name" must be a text of 1 to {MAX_NAME} characters'
+    if isinstance(arguments, str):
+        text = arguments.strip() or "{}"
+        inner = decode_at(text, 0)
+        arguments = inner.value if isinstance(inner, Value) and inner.end == len(text) else text
+    if arguments is None:
+        arguments = {}
+    if not isinstance(arguments, dict):
+        return f'"{key}" must be a JSON object'
+    return ToolCall(name.strip(), arguments)
