@@ -46,6 +46,9 @@ class WarmupSettings(Section):
     imitate_noise: bool = False
     """Whether the careless turns are imitated, too. The policy then starts as one who has learnt from
     players of mixed skill, and RL has the rest to do; else it learns only to go on after them."""
+    new_words: Annotated[int, Field(ge=0)] = 0
+    """How many words of the demonstrations, of those that `model` spells, get a token each: for a small
+    model that was made for another environment."""
     steps: Positive
     batch_size: Positive
     lr: Annotated[float, Field(gt=0)]

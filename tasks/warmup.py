@@ -10,16 +10,18 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from envs.errors import ConfigError, WingspanError
-from tasks.demonstrations import demonstrate
+from envs.types import Item
+from tasks.demonstrations import Demonstration, demonstrate
 from tasks.items import read_items
 from tasks.settings import Pipeline
 from tasks.sft import SftRequest
 from tasks.trainer import environment_of
+from tasks.vocabulary import add_words, spelt_words
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -38,24 +40,42 @@ def warmup(
     if settings is None:
         raise ConfigError("this pipeline has no warm-up (warmup: null); RL starts from `model` itself")
     items = read_items(workspace / "data" / "train.jsonl", data=pipeline.data)
-    games = asyncio.run(demonstrate(items, pipeline=pipeline, tokenizer=_tokenizer(pipeline.model)))
     target = workspace.resolve() / "warmup"
-    request = SftRequest(
-        model=pipeline.model,
-        output=str(target),
-        device=pipeline.backend.device,
-        seed=pipeline.seed,
-        steps=settings.steps,
-        batch_size=settings.batch_size,
-        lr=settings.lr,
-        micro_batch_tokens=pipeline.train.micro_batch_tokens,
-        prompts=[game.prompt_ids for game in games],
-        responses=[game.response_ids for game in games],
-        masks=[game.mask for game in games],
-    )
-    lines = _run(request, environment=environment_of(pipeline), on_step=on_step)
+    with tempfile.TemporaryDirectory() as folder:
+        model, games = _start(pipeline, items, folder=Path(folder))
+        request = SftRequest(
+            model=model,
+            output=str(target),
+            device=pipeline.backend.device,
+            seed=pipeline.seed,
+            steps=settings.steps,
+            batch_size=settings.batch_size,
+            lr=settings.lr,
+            micro_batch_tokens=pipeline.train.micro_batch_tokens,
+            prompts=[game.prompt_ids for game in games],
+            responses=[game.response_ids for game in games],
+            masks=[game.mask for game in games],
+        )
+        lines = _run(request, environment=environment_of(pipeline), on_step=on_step)
     (target / "metrics.jsonl").write_text("".join(line + "\n" for line in lines))
     return target
+
+
+def _start(pipeline: Pipeline, items: Sequence[Item], *, folder: Path) -> tuple[str, list[Demonstration]]:
+    """The model to begin with, in `folder` if it gets new words, and the demonstrations in its tokens."""
+
+    def played(model: str) -> tuple["PreTrainedTokenizerBase", list[Demonstration]]:
+        tokenizer = _tokenizer(model)
+        return tokenizer, asyncio.run(demonstrate(items, pipeline=pipeline, tokenizer=tokenizer))
+
+    assert pipeline.warmup is not None
+    tokenizer, games = played(pipeline.model)
+    if not pipeline.warmup.new_words:
+        return pipeline.model, games
+    conversations = (game.prompt_ids + game.response_ids for game in games)
+    words = spelt_words(tokenizer, conversations, at_most=pipeline.warmup.new_words)
+    add_words(pipeline.model, words, folder, seed=pipeline.seed)
+    return str(folder), played(str(folder))[1]
 
 
 def _run(
