@@ -43,6 +43,8 @@ class _Draft:
     lines: list[Line] = field(default_factory=list)
     tags: dict[str, str] = field(default_factory=dict)
     """Output name → group."""
+    alike: float = 0.0
+    """Share of the families whose recipes differ in one word alone, as in the real book."""
     used: set[str] = field(default_factory=set)
     bases: list[str] = field(default_factory=list)
 
@@ -124,20 +126,31 @@ class _Draft:
         first, _, rest = output.partition(" ")
         if not rest:
             return
-        for _ in range(self.rng.randint(1, 6)):
+        model = self.lines[-1]
+        alike = bool(self.alike) and model.output == output and self.rng.random() < self.alike
+        for _ in range(self.rng.randint(2, 12) if alike else self.rng.randint(1, 6)):
             own = self._word()
             sibling = f"{own} {rest}"
             if sibling in self.used | _real_names() or len(set(sibling.split())) < len(sibling.split()):
                 continue
             self.used.add(sibling)
-            self.add(
-                sibling, [f"{own} {i.partition(' ')[2]}" if i.startswith(first + " ") else i for i in inputs]
-            )
+
+            def renamed(name: str, own: str = own) -> str:
+                return f"{own} {name.partition(' ')[2]}" if name.startswith(first + " ") else name
+
+            if alike:
+                theirs = tuple((count, renamed(name)) for count, name in model.inputs)
+                self.lines.append(Line(count=model.count, output=sibling, inputs=theirs))
+            else:
+                self.add(sibling, [renamed(name) for name in inputs])
 
 
-def invent(rng: random.Random, *, depth: int, distractors: int) -> Game:
-    """A game whose goal is `depth` crafts deep, with about `distractors` useless recipes."""
-    draft = _Draft(rng=rng, pool=rng.sample(words(), rng.randint(8, 24)))
+def invent(rng: random.Random, *, depth: int, distractors: int, alike: float = 0.0) -> Game:
+    """A game whose goal is `depth` crafts deep, with about `distractors` useless recipes.
+
+    `alike` is the share of the families whose recipes differ in one word alone.
+    """
+    draft = _Draft(rng=rng, pool=rng.sample(words(), rng.randint(8, 24)), alike=alike)
     tag = draft.group() if depth > 1 and rng.random() < 0.4 else None
     made: list[str] = []
     goal = _make(draft, depth, tag, made)
@@ -152,6 +165,27 @@ def invent(rng: random.Random, *, depth: int, distractors: int) -> Game:
     ]
     lines = dict.fromkeys(r.recipe_str for r in recipes)
     return Game(book=InventedBook(recipes), goal=item_id(goal), recipes=tuple(lines))
+
+
+def invent_families(rng: random.Random) -> Game:
+    """A game of one or two families and nothing else: recipes that are told apart by one word alone.
+
+    `8 red glass using 8 glass, 1 red dye`: which dye it is, no word near it says.
+    """
+    draft = _Draft(rng=rng, pool=rng.sample(words(), rng.randint(8, 24)), alike=1.0)
+    for _ in range(rng.randint(1, 2)):
+        first = rng.choice(draft.pool)
+        inputs = [
+            draft.starting(first) if rng.random() < 0.4 else draft.base() for _ in range(rng.randint(0, 2))
+        ]
+        inputs.insert(rng.randint(0, len(inputs)), draft.starting(first))
+        output = draft.starting(first)
+        draft.add(output, inputs)
+        draft.family(output, inputs)
+    goal = draft.lines[0].output
+    rng.shuffle(draft.lines)
+    recipes = [recipe(line.output, line.count, line.inputs) for line in draft.lines]
+    return Game(book=InventedBook(recipes), goal=item_id(goal), recipes=tuple(r.recipe_str for r in recipes))
 
 
 def _make(draft: _Draft, depth: int, tag: str | None, made: list[str], first: str | None = None) -> str:

@@ -65,13 +65,20 @@ def train_cycle(
 ) -> None:
     """Train through `settings.cycles[number]` with fresh optimizers: the rate rises again
     (Loshchilov & Hutter 2017, "SGDR"). The curriculum belongs to the first cycle."""
-    optimizers = _optimizers(model, settings)
+    cycle, seen, step = settings.cycles[number], 0, 0
+    optimizers = _optimizers(model, settings, rate=cycle.rate)
     # Every process draws the same batches, and then computes its share of them.
     rng = random.Random(f"{settings.seed}/{number}" if number else settings.seed)
-    cycle, seen, step = settings.cycles[number], 0, 0
     while seen < cycle.tokens:
         progress = seen / cycle.tokens
-        draws = partial(draw, encoder, rng, progress=1.0 if number else progress, misreads=cycle.misreads)
+        draws = partial(
+            draw,
+            encoder,
+            rng,
+            progress=1.0 if number else progress,
+            misreads=cycle.misreads,
+            families=cycle.families,
+        )
         batch = _batch(draws, tokens=settings.batch_tokens)
         _set_lr(optimizers, step=step, progress=progress)
         loss = _update(model, optimizers, batch)
@@ -180,7 +187,7 @@ def _update(model: "LlamaForCausalLM", optimizers: list[Any], batch: list[Sequen
     return float(loss_sum)
 
 
-def _optimizers(model: "LlamaForCausalLM", settings: BaseSettings) -> list[Any]:
+def _optimizers(model: "LlamaForCausalLM", settings: BaseSettings, *, rate: float) -> list[Any]:
     import torch
 
     from tasks.muon import Muon
@@ -194,8 +201,10 @@ def _optimizers(model: "LlamaForCausalLM", settings: BaseSettings) -> list[Any]:
     matrices = [p for name, p in named if by_muon(name, p)]
     others = [p for name, p in named if not by_muon(name, p)]
     optimizers: list[Any] = [
-        Muon(matrices, lr=settings.muon_lr, momentum=0.95, weight_decay=0.01),
-        torch.optim.AdamW(others, lr=settings.adamw_lr, betas=(0.9, 0.95), weight_decay=0.0, fused=True),
+        Muon(matrices, lr=rate * settings.muon_lr, momentum=0.95, weight_decay=0.01),
+        torch.optim.AdamW(
+            others, lr=rate * settings.adamw_lr, betas=(0.9, 0.95), weight_decay=0.0, fused=True
+        ),
     ]
     for optimizer in optimizers:
         for group in optimizer.param_groups:

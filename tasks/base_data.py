@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from envs.registry import ExpertStep
 from envs.textcraft import TextCraftEnv
 from envs.textcraft_expert import ARMFUL, Line, Mistakes, Planner, command, expansion, parse, play
-from envs.textcraft_invented import invent, words
+from envs.textcraft_invented import invent, invent_families, words
 from envs.textcraft_world import Game
 
 MAX_TURNS = 24
@@ -22,6 +22,8 @@ _MISREAD = 0.25
 """Share of the recipes that are read wrong, in a game where any is."""
 _INSISTENCE = 0.4
 """How often what is refused is tried once more: a policy that repeats itself must learn to stop."""
+_ALIKE = 0.8
+"""Share of the families whose recipes differ in one word alone, where families are drilled."""
 _DEPTHS, _DEPTH_WEIGHTS = (1, 2, 3, 4), (20, 42, 30, 8)
 
 
@@ -43,15 +45,22 @@ class Encoder:
     end: int
 
 
-def draw(encoder: Encoder, rng: random.Random, *, progress: float, misreads: float = 0.0) -> Sequence:
+def draw(
+    encoder: Encoder, rng: random.Random, *, progress: float, misreads: float = 0.0, families: float = 0.0
+) -> Sequence:
     """A sequence for the point `progress` (0..1) of training: drills and short lists come first.
 
-    `misreads` is the share of the games in which the expert reads recipes wrong, too.
+    `misreads` is the share of the games in which the expert reads recipes wrong, too; `families` that of the
+    drills of nothing but families.
     """
     distractors = rng.randint(0, 2 + int(13 * min(1.0, progress / 0.3)))
+    if families and rng.random() < families:
+        family = drill(invent_families(rng), encoder, rng)
+        if len(family.ids) <= MAX_TOKENS:
+            return family
     while True:
         depth = rng.choices(_DEPTHS, _DEPTH_WEIGHTS)[0]
-        game = invent(rng, depth=depth, distractors=distractors)
+        game = invent(rng, depth=depth, distractors=distractors, alike=_ALIKE if families else 0.0)
         drilled = rng.random() < max(0.15, 0.7 - 2 * progress)
         if drilled:
             sequence: Sequence | None = drill(game, encoder, rng)

