@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import AfterValidator, BaseModel, Field
 
+from agents.threads import in_thread
 from agents.tools.calling import Tool
-from agents.tools.threads import in_thread
 from agents.tools.tool import tool, tools_of
 from agents.tools.types import Image, ToolError, ToolResult, ToolStatus
 from envs.base import Environment
@@ -418,7 +418,7 @@ def test_a_tool_that_will_not_be_ended_is_left_behind():
 
 def test_too_many_hanging_threads_are_said_to_the_user(monkeypatch: pytest.MonkeyPatch):
     over = threading.Event()
-    monkeypatch.setattr("agents.tools.threads.MAX_LEFT_BEHIND", 2)
+    monkeypatch.setattr("agents.threads.MAX_LEFT_BEHIND", 2)
 
     async def main() -> None:
         for _ in range(2):

@@ -17,8 +17,8 @@ from functools import cache
 from typing import Any
 
 from agents.rewards.function import reward
+from agents.rewards.limits import Gate
 from agents.rewards.text import verdict
-from agents.rewards.threads import Gate
 from envs.interpreter import Interpreter
 from envs.sandbox import Sandbox, choose_backend
 from envs.walls import Backend, Limits

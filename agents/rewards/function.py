@@ -11,16 +11,20 @@ import difflib
 import inspect
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, overload
 
-from agents.rewards.threads import TooSlow, in_thread, time_limit
+from agents.rewards.limits import Gate, TooSlow, time_limit
 from agents.rewards.types import ALWAYS, RewardInput, RewardResult, read_result
+from agents.threads import in_thread
 from agents.types import StopReason
 from envs.errors import ConfigError, EpisodeFault, RewardFailed, WingspanError, described
 from envs.requirements import Requirement, require
 
 TIMEOUT_S = 30.0
 RETRIES = 2
+_BLOCKING = Gate(16)
+"""Calls in threads at a time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,10 +78,14 @@ class FunctionReward:
         ) from cause
 
     async def _call(self, arguments: Mapping[str, Any]) -> object:
-        if not inspect.iscoroutinefunction(self.function):
-            return await in_thread(lambda: self.function(**arguments), timeout_s=self.timeout_s)
-        async with time_limit(self.timeout_s):
-            return await self.function(**arguments)
+        if inspect.iscoroutinefunction(self.function):
+            async with time_limit(self.timeout_s):
+                return await self.function(**arguments)
+        async with _BLOCKING, time_limit(self.timeout_s):
+            try:
+                return await in_thread(partial(self.function, **arguments), name=f"reward {self.name!r}")
+            except SystemExit as error:  # the function's end, not this program's
+                raise RuntimeError(f"it raised {described(error)}") from error
 
     def _require(self, available: Collection[str]) -> None:
         for name, needed in self.parameters.items():

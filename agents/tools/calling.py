@@ -16,10 +16,10 @@ import weakref
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
+from agents.threads import in_thread
 from agents.tools.faults import infrastructure_fault, text_of
 from agents.tools.outcome import SHORTEST, Outcome, cut, read_outcome
 from agents.tools.signature import ArgumentsRefused, read_signature
-from agents.tools.threads import in_thread
 from agents.tools.types import ToolError, ToolResult, ToolStatus
 from envs.base import Environment
 from envs.errors import ConfigError
@@ -160,7 +160,9 @@ class Tool:
         try:
             if _is_async(self._function):
                 return read_outcome(await self._function(**values))
-            found = await in_thread(functools.partial(_called, self._function, values), name=self.name)
+            found = await in_thread(
+                functools.partial(_called, self._function, values), name=f"tool {self.name!r}"
+            )
             return found if isinstance(found, Outcome) else read_outcome(await found)
         except SystemExit as error:  # a program's way to end; this one goes on
             raise ToolError(f"{self.name} failed: it tried to exit with status {error.code}") from None

@@ -23,13 +23,14 @@ T = TypeVar("T")
 async def in_thread(function: Callable[[], T], *, name: str) -> T:
     """What `function` returns or raises. Cancelled, it leaves the thread behind, to end when it may.
 
-    Raises `WingspanError` if more than `MAX_LEFT_BEHIND` hang.
+    `name` is the caller's, for errors and debuggers. Raises `WingspanError` if more than
+    `MAX_LEFT_BEHIND` hang.
     """
     _left_behind.difference_update([thread for thread in _left_behind if not thread.is_alive()])
     if len(_left_behind) >= MAX_LEFT_BEHIND:
         raise WingspanError(
-            f"{len(_left_behind)} threads of tools hang, the last caller is {name!r}; make the tool that "
-            "hangs asynchronous, or give it a time limit of its own"
+            f"{len(_left_behind)} threads hang, and {name} asks for one more; make the function that hangs "
+            "asynchronous, or give it a time limit of its own"
         )
     loop = asyncio.get_running_loop()
     # Not the future's own exception, which may not be a StopIteration.
@@ -49,11 +50,11 @@ async def in_thread(function: Callable[[], T], *, name: str) -> T:
         with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits
             loop.call_soon_threadsafe(tell, outcome)
 
-    thread = threading.Thread(target=work, name=f"tool {name}", daemon=True)
+    thread = threading.Thread(target=work, name=name, daemon=True)
     try:
         thread.start()
     except RuntimeError as refused:
-        raise WingspanError(f"no thread for tool {name!r} ({refused}); raise ulimit -u") from None
+        raise WingspanError(f"no thread for {name} ({refused}); raise ulimit -u") from None
     try:
         value, error = await answer
     except asyncio.CancelledError:
