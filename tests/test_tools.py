@@ -424,7 +424,7 @@ def test_too_many_hanging_threads_are_said_to_the_user(monkeypatch: pytest.Monke
         for _ in range(2):
             with pytest.raises(TimeoutError):
                 await asyncio.wait_for(in_thread(lambda: over.wait(60), name="slow"), 0.05)
-        with pytest.raises(WingspanError, match="2 threads of tools hang"):
+        with pytest.raises(WingspanError, match="2 threads hang"):
             await in_thread(lambda: 1, name="quick")
         over.set()
         await asyncio.sleep(0.2)
