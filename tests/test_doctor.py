@@ -4,6 +4,7 @@ import importlib.metadata
 import os
 import pty
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -205,6 +206,13 @@ def test_the_next_hint_is_the_first_step_not_taken() -> None:
     assert followed(solution, ["a", "b c", "a", "a"]) == 3
 
 
+def _at_a_terminal() -> None:
+    """In a child: standard input is its controlling terminal, whose keys are not ignored (xdist's workers
+    ignore Ctrl-C, and what they start would, too)."""
+    os.close(os.open(os.ttyname(0), os.O_RDWR))
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 @pytest.mark.parametrize("key", [b"\x03", b"\x04"], ids=["Ctrl-C", "Ctrl-D"])
 def test_in_a_terminal_a_key_leaves(key: bytes) -> None:
     ours, theirs = pty.openpty()
@@ -216,7 +224,7 @@ def test_in_a_terminal_a_key_leaves(key: bytes) -> None:
         stdout=theirs,
         stderr=theirs,
         start_new_session=True,
-        preexec_fn=lambda: os.close(os.open(os.ttyname(0), os.O_RDWR)),  # its controlling terminal
+        preexec_fn=_at_a_terminal,
     )
     os.close(theirs)
     # The key is for the prompt that comes after the answer.
