@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
+from agents.gate import Gate
 from agents.rewards.function import reward
-from agents.rewards.limits import Gate
 from agents.rewards.text import verdict
 from envs.interpreter import Interpreter
 from envs.sandbox import Sandbox, choose_backend

@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, overload
 
-from agents.rewards.limits import Gate, TooSlow, time_limit
+from agents.gate import Gate
+from agents.rewards.limits import TooSlow, time_limit
 from agents.rewards.types import ALWAYS, RewardInput, RewardResult, read_result
 from agents.threads import in_thread
 from agents.types import StopReason

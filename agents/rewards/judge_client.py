@@ -15,8 +15,8 @@ from typing import Any
 
 import httpx
 
+from agents.gate import Gate
 from agents.rewards.judge_store import Budget, Pace
-from agents.rewards.limits import Gate
 from envs.errors import ConfigError, described
 
 _LATER = (408, 409, 429)

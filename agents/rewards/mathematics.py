@@ -12,13 +12,14 @@ from agents.rewards.formats import after_thinking, tool_calls
 from agents.rewards.function import reward
 from agents.rewards.math_process import NEEDS, MathProcesses, Verdict
 from agents.rewards.text import references
+from agents.rewards.text import verdict as verdict_of
 from agents.types import Trajectory
 
 Answer = str | float | Sequence[str]
 Value = dict[str, float | bool]
 
 WRONG_BY_TOOL = 0.1
-"""Of `math_with_tool`, where a tool was used to no avail; AgentFly's value."""
+"""Of `math_equal_with_tool`, where a tool was used to no avail; AgentFly's value."""
 TIMEOUT_S = 120.0
 """Seconds of one reward, waiting for a free process included."""
 
@@ -33,13 +34,8 @@ def _compared(response: str | None, answer: Answer) -> Verdict:
 
 
 def _value(verdict: Verdict, **metrics: float) -> Value:
-    return {
-        "reward": float(verdict.correct),
-        "success": verdict.correct,
-        "found": float(verdict.found),
-        "undecided": float(not verdict.decided),
-        **metrics,
-    }
+    found, undecided = float(verdict.found), float(not verdict.decided)
+    return verdict_of(verdict.correct, found=found, undecided=undecided, **metrics)
 
 
 @reward(needs=NEEDS, timeout_s=TIMEOUT_S)

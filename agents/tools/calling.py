@@ -12,10 +12,10 @@ import inspect
 import re
 import time
 import types
-import weakref
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
+from agents.gate import Gate
 from agents.threads import in_thread
 from agents.tools.faults import infrastructure_fault, text_of
 from agents.tools.outcome import SHORTEST, Outcome, cut, read_outcome
@@ -70,9 +70,8 @@ class Tool:
         self.finish = finish
         self.stateful = stateful
         self._function = function
-        # One for each event loop, which a semaphore cannot leave; shared by all instances of a class.
-        self._places: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore]
-        self._places = weakref.WeakKeyDictionary()
+        # Shared by all instances of a class.
+        self._gate = None if max_concurrency is None else Gate(max_concurrency)
 
     @property
     def schema(self) -> dict[str, Any]:
@@ -134,10 +133,9 @@ class Tool:
                 values[self._signature.env] = env
             elif self._signature.env_required:
                 raise ConfigError(f"tool {self.name!r} is stateful and was called without an environment")
-        if self.max_concurrency is None:
+        if self._gate is None:
             return await self._run(values)
-        loop = asyncio.get_running_loop()
-        async with self._places.setdefault(loop, asyncio.Semaphore(self.max_concurrency)):
+        async with self._gate:
             return await self._run(values)
 
     async def _run(self, values: dict[str, Any]) -> tuple[ToolStatus, Outcome]:
