@@ -1,4 +1,4 @@
-"""What a turn of an agent that uses tools says: calls, an answer, or neither. The types alone.
+"""What a turn of an agent says: an action, calls of tools, an answer, or neither. The types alone.
 
 How each format is read is `agents/formats/`'s, what a call does is the tools'.
 """
@@ -19,13 +19,15 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParsedTurn:
-    """What a parser made of one completion: exactly one of `calls`, `answer` and `problem`.
+    """What a parser made of one completion: exactly one of `action`, `calls`, `answer` and `problem`.
 
     A turn of which one call cannot be read has a `problem` and no calls: half a plan is not carried out.
     """
 
     thought: str
     """Think-blocks and whatever else was written beside the calls or the answer, for reading only."""
+    action: str | None = None
+    """For the environment, in its own words."""
     calls: tuple[ToolCall, ...] = ()
     """In the order in which they were written."""
     answer: str | None = None
@@ -33,8 +35,17 @@ class ParsedTurn:
     problem: str | None = None
     """To the agent, as its observation: what is wrong with the turn's format and what is expected."""
 
+    unread: bool = False
+    """The text holds no action, or several; `action` is the whole text, which the environment answers."""
+
     def __post_init__(self) -> None:
-        assert (bool(self.calls), self.answer is not None, self.problem is not None).count(True) == 1
+        said = (self.action is not None, bool(self.calls), self.answer is not None, self.problem is not None)
+        assert said.count(True) == 1
+
+    @property
+    def failed(self) -> bool:
+        """Whether the text is not in the format."""
+        return self.unread or self.problem is not None
 
 
 TurnParser = Callable[[str], ParsedTurn]

@@ -1,21 +1,28 @@
 """One episode: an environment, an item and a sampler become a `Trajectory`.
 
-A turn is: sample a completion on the whole history → decode and parse it → step the environment →
-append the observation's tokens. Token in, token out: the history is what was sampled, never a
-decoded and encoded copy. Retries and concurrency are `agents/group.py`'s.
+A turn is: sample a completion on the context → decode and parse it → carry it out → append the reply's
+tokens. Token in, token out: the context is made of what was sampled, never of a decoded and encoded copy.
+What a turn does is `agents/hands.py`'s, what the context holds `agents/context.py`'s, retries and
+concurrency `agents/group.py`'s.
 """
 
 import asyncio
 import time
-from dataclasses import dataclass, replace
-from typing import NoReturn
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 
-from agents.parser import Parser
+from agents.agent import Agent
+from agents.calls import ParsedTurn
+from agents.context import Context, ContextPolicy
+from agents.hands import Hands, Outcome, said
 from agents.renderer import Renderer
+from agents.rewards.placing import with_rewards
+from agents.rewards.types import Reward, RewardInput
 from agents.sampler import Sampler
+from agents.tools.toolbox import Toolbox
 from agents.types import Completion, SamplingParams, StopReason, Trajectory, Turn
 from envs.base import Environment
-from envs.errors import EnvCrashed, EpisodeTimeout, SamplerFailed, WingspanError, described
+from envs.errors import EpisodeTimeout, SamplerFailed, WingspanError, described
 from envs.types import Item, Message, StepResult
 
 MIN_COMPLETION = 8
@@ -37,13 +44,17 @@ class EpisodeLimits:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Agent:
-    """How a conversation is put to the model, and an action read from its answer."""
+class Rules:
+    """How an item is played."""
 
+    agent: Agent
     renderer: Renderer
-    parse: Parser
-    instructions: str | None
-    """Opens the first message, before the first observation; None for a model that knows the game."""
+    limits: EpisodeLimits
+    tools: Toolbox | None = None
+    """Every episode has them with counts of its own."""
+    reward: Reward | None = None
+    """Judges the whole episode in the place of the environment; None leaves it to that."""
+    context: ContextPolicy = field(default_factory=ContextPolicy)
 
 
 async def run_episode(
@@ -52,34 +63,32 @@ async def run_episode(
     *,
     chain: int,
     sampler: Sampler,
-    agent: Agent,
-    limits: EpisodeLimits,
+    rules: Rules,
     sampling: SamplingParams,
     episode_id: str,
 ) -> Trajectory:
     """Play `item` on `env` to its end.
 
     Of `sampling`, `max_tokens` is set here for each turn: the smaller of `max_tokens_per_turn` and
-    the room left; `stop_token_ids`, where empty, are the chat template's. A completion in which no
-    action is found is given to the environment as it is, and counted in `metrics["parse_failures"]`.
-    A prompt that leaves no room for a completion ends at once, `MAX_CONTEXT` with no turns.
+    the room left; `stop_token_ids`, where empty, are the chat template's. Turns that are not in the agent's
+    format are counted in `metrics["parse_failures"]`; the tools' metrics are `Hands.metrics`.
+    A prompt that leaves no room for a completion ends at once, `MAX_CONTEXT` with no turns and reward 0.
 
-    Raises `EnvCrashed`, `EpisodeTimeout` or `SamplerFailed`: the episode is then void, and `env`
-    is not to be used again. Other `WingspanError`s of the environment pass through.
+    Raises `EnvCrashed`, `EpisodeTimeout`, `SamplerFailed` or `RewardFailed`: the episode is then void, and
+    `env` is not to be used again. Other `WingspanError`s of the environment pass through.
     """
-    episode = _Episode(
-        env, item, sampler=sampler, agent=agent, limits=limits, sampling=sampling, episode_id=episode_id
-    )
+    episode = _Episode(env, item, sampler=sampler, rules=rules, sampling=sampling, episode_id=episode_id)
+    limit_s = rules.limits.episode_timeout_s
     started = time.perf_counter()
     try:
-        async with asyncio.timeout(limits.episode_timeout_s) as deadline:
+        async with asyncio.timeout(limit_s) as deadline:
             stop_reason = await episode.play(deadline)
     except TimeoutError:
         raise EpisodeTimeout(
-            f"{item.item_id}: the episode took longer than {limits.episode_timeout_s:g} s, at turn "
+            f"{item.item_id}: the episode took longer than {limit_s:g} s, at turn "
             f"{len(episode.turns) + 1}; raise rollout.episode_timeout_s"
         ) from None
-    return Trajectory(
+    trajectory = Trajectory(
         item=item,
         chain=chain,
         prompt_ids=episode.prompt_ids,
@@ -88,8 +97,14 @@ async def run_episode(
         reward=sum(turn.reward for turn in episode.turns),
         success=episode.success,
         seconds=time.perf_counter() - started,
-        metrics={"parse_failures": episode.parse_failures},
+        metrics=episode.metrics,
     )
+    if rules.reward is None or not trajectory.turns:
+        return trajectory
+    given = RewardInput(
+        final_response=episode.final_response, trajectory=trajectory, fields=item.fields, env=env
+    )
+    return with_rewards(trajectory, await rules.reward.score(given))
 
 
 class _Episode:
@@ -101,82 +116,133 @@ class _Episode:
         item: Item,
         *,
         sampler: Sampler,
-        agent: Agent,
-        limits: EpisodeLimits,
+        rules: Rules,
         sampling: SamplingParams,
         episode_id: str,
     ) -> None:
-        self._env = env
+        limits = rules.limits
         self._item = item
         self._sampler = sampler
-        self._agent = agent
+        self._agent = rules.agent
+        self._renderer = rules.renderer
+        self._policy = rules.context
         self._limits = limits
         self._episode_id = episode_id
+        self._hands = Hands(
+            env,
+            item,
+            tools=None if rules.tools is None else rules.tools.fresh(),
+            step_timeout_s=limits.step_timeout_s,
+        )
         self._params = replace(
             sampling,
             max_tokens=limits.max_tokens_per_turn,
-            stop_token_ids=sampling.stop_token_ids or agent.renderer.stop_token_ids,
+            stop_token_ids=sampling.stop_token_ids or rules.renderer.stop_token_ids,
         )
-        self._least_room = min(MIN_COMPLETION, limits.max_tokens_per_turn)
         self.prompt_ids: list[int] = []
         self.turns: list[Turn] = []
         self.success = False
-        self.parse_failures = 0
+        self.final_response = ""
+        self._acted = 0
+        self._parse_failures = 0
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """Of the episode so far."""
+        segments = 1 + sum(turn.prompt_ids is not None for turn in self.turns)
+        return {"parse_failures": self._parse_failures, "segments": segments, **self._hands.metrics}
 
     async def play(self, deadline: asyncio.Timeout) -> StopReason:
-        renderer, limits = self._agent.renderer, self._limits
-        self.prompt_ids = await self._open()
-        history = self.prompt_ids.copy()  # one list for the whole episode, extended in place
-        if len(history) + self._least_room > limits.context_length:
+        opening = self._agent.render(self._item, await self._hands.reset())
+        context = Context(
+            opening,
+            renderer=self._renderer,
+            policy=self._policy,
+            context_length=self._limits.context_length,
+            least_room=min(MIN_COMPLETION, self._limits.max_tokens_per_turn),
+        )
+        self.prompt_ids = context.ids.copy()
+        if context.is_full:
             return StopReason.MAX_CONTEXT
         while True:
-            completion = await self._complete(history)
-            history += completion.token_ids
-            text = renderer.decode(completion.token_ids)
+            completion = await self._complete(context)
+            text = self._renderer.decode(completion.token_ids)
             parsed = self._agent.parse(text)
-            self.parse_failures += parsed.failed
-            result = await self._step(parsed.action)
+            self._parse_failures += parsed.failed
+            self.final_response = text if parsed.answer is None else parsed.answer
+            outcome = await self._hands.carry_out(parsed)
             if _is_past(deadline):
                 raise TimeoutError  # neither side suspends, so the loop never got to say it
-            self.success |= result.success
-
-            stop_reason = self._stop_reason(result)
-            observation_ids: list[int] = []
-            if stop_reason is None:
-                closed = completion.token_ids[-1] in renderer.stop_token_ids
-                observation_ids = renderer.observation_ids(result.observation, closed=closed)
-                if len(history) + len(observation_ids) + self._least_room > limits.context_length:
-                    stop_reason, observation_ids = StopReason.MAX_CONTEXT, []
-            history += observation_ids
-            self.turns.append(
-                Turn(
-                    completion=completion,
-                    text=text,
-                    action=parsed.action,
-                    observation=result.observation,
-                    reward=result.reward,
-                    observation_ids=observation_ids,
-                )
+            self._acted += 1
+            self.success |= outcome.step.success
+            turn = Turn(
+                completion=completion,
+                text=text,
+                thought=parsed.thought,
+                action=said(parsed),
+                failed=parsed.failed,
+                observation=outcome.step.observation,
+                reward=outcome.step.reward,
+                observation_ids=[],
+                prompt_ids=context.segment_prompt,
             )
+            stop_reason = self._stop_reason(outcome.step) or await self._go_on(context, turn, parsed, outcome)
             if stop_reason is not None:
+                self.turns.append(turn)
                 return stop_reason
 
-    async def _open(self) -> list[int]:
-        try:
-            observation = await self._env.reset(self._item)
-        except Exception as error:
-            self._env_failed("reset", error)
-        instructions = self._agent.instructions
-        opening = observation if instructions is None else f"{instructions}\n\n{observation}"
-        return self._agent.renderer.prompt_ids([Message("user", opening)])
+    async def _go_on(
+        self, context: Context, turn: Turn, parsed: ParsedTurn, outcome: Outcome
+    ) -> StopReason | None:
+        """Make `context` the next turn's and keep `turn`, or say why there is no next one."""
+        messages = self._agent.reply(parsed, outcome.observations)
+        turns_left = self._limits.max_turns - self._acted
+        reply_ids = context.reply_ids(turn.completion, messages, turns_left=turns_left)
+        if context.is_to_fold(turn.completion, reply_ids):
+            return await self._fold(context, turn, messages, turns_left=turns_left)
+        answered = replace(turn, observation_ids=reply_ids)
+        if not context.go_on(turn.completion, reply_ids) and not (
+            self._policy.when_full == "drop" and context.drop([*self.turns, answered])
+        ):
+            return StopReason.MAX_CONTEXT
+        self.turns.append(answered)
+        return None
 
-    async def _complete(self, history: list[int]) -> Completion:
+    async def _fold(
+        self, context: Context, turn: Turn, messages: Sequence[Message], *, turns_left: int
+    ) -> StopReason | None:
+        """Ask for a summary and go on with it: a turn of its own, but none of the horizon's."""
+        reply_ids = context.ask_to_fold(
+            turn.completion,
+            messages,
+            turns_left=turns_left,
+            summary_tokens=self._limits.max_tokens_per_turn,
+        )
+        if reply_ids is None:
+            return StopReason.MAX_CONTEXT
+        self.turns.append(replace(turn, observation_ids=reply_ids))
+        prompt_ids = context.segment_prompt
+        completion = await self._complete(context)
+        text = self._renderer.decode(completion.token_ids)
+        self.turns.append(
+            Turn(
+                completion=completion,
+                text=text,
+                action="",
+                observation="",
+                reward=0.0,
+                observation_ids=[],
+                prompt_ids=prompt_ids,
+            )
+        )
+        return None if context.fold(text) else StopReason.MAX_CONTEXT
+
+    async def _complete(self, context: Context) -> Completion:
         params = self._params
-        room = self._limits.context_length - len(history)
-        if room < params.max_tokens:
-            params = replace(params, max_tokens=room)
+        if context.room < params.max_tokens:
+            params = replace(params, max_tokens=context.room)
         try:
-            completion = await self._sampler.sample(history, params=params, episode_id=self._episode_id)
+            completion = await self._sampler.sample(context.ids, params=params, episode_id=self._episode_id)
         except WingspanError:
             raise
         except Exception as error:
@@ -189,30 +255,12 @@ class _Episode:
             )
         return completion
 
-    async def _step(self, action: str) -> StepResult:
-        limit_s = self._limits.step_timeout_s
-        try:
-            async with asyncio.timeout(limit_s) as limit:
-                return await self._env.step(action)
-        except Exception as error:
-            if limit.expired() and isinstance(error, TimeoutError):
-                raise EpisodeTimeout(
-                    f"{self._item.item_id}: step {len(self.turns) + 1} took longer than {limit_s:g} s; "
-                    "raise rollout.step_timeout_s"
-                ) from None
-            self._env_failed("step", error)
-
-    def _env_failed(self, where: str, error: Exception) -> NoReturn:
-        if isinstance(error, WingspanError):
-            raise error
-        raise EnvCrashed(f"{self._item.item_id}: {where} raised {described(error)}") from error
-
     def _stop_reason(self, result: StepResult) -> StopReason | None:
         if result.terminated:
             return StopReason.TERMINATED
         if result.truncated:
             return StopReason.TRUNCATED
-        if len(self.turns) + 1 == self._limits.max_turns:
+        if self._acted == self._limits.max_turns:
             return StopReason.MAX_TURNS
         return None
 

@@ -14,10 +14,10 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 
-from agents.episode import Agent, EpisodeLimits, run_episode
+from agents.episode import Rules, run_episode
 from agents.sampler import Sampler
 from agents.types import SamplingParams, StopReason, Trajectory
-from envs.errors import EpisodeFault
+from envs.errors import EpisodeFault, RewardFailed
 from envs.manager import EnvManager
 from envs.types import Item
 
@@ -31,15 +31,15 @@ async def play(
     chains: int,
     envs: EnvManager,
     sampler: Sampler,
-    rules_of: Callable[[Item], tuple[Agent, EpisodeLimits]],
+    rules_of: Callable[[Item], Rules],
     sampling: SamplingParams,
     max_attempts: int,
     on_trajectory: Callable[[Trajectory], None] | None = None,
 ) -> list[list[Trajectory]]:
     """Play `chains` episodes of each item; returns one group per item, in the order of `items`.
 
-    `rules_of` says of an item by which agent, and how long, it is played: items may be of several
-    environments. `name` is this play's own among all that use `sampler`. Episodes are called
+    `rules_of` says how an item is played: items may be of several environments.
+    `name` is this play's own among all that use `sampler`. Episodes are called
     `<name>/<place in items>/<chain>/<attempt>`, by which a sampler keeps their caches and seeds their
     draws: the same names give the same draws, in another play they must differ.
     `on_trajectory` is called as each chain ends. A chain's `EpisodeFault`s stay its own; any other
@@ -56,10 +56,7 @@ async def play(
     )
 
     async def chain_of(place: int, item: Item, chain: int) -> Trajectory:
-        agent, limits = rules_of(item)
-        trajectory = await play_chain(
-            item, chain=chain, name=f"{name}/{place}/{chain}", agent=agent, limits=limits
-        )
+        trajectory = await play_chain(item, chain=chain, name=f"{name}/{place}/{chain}", rules=rules_of(item))
         if on_trajectory is not None:
             on_trajectory(trajectory)
         return trajectory
@@ -83,13 +80,12 @@ async def _play_chain(
     name: str,
     envs: EnvManager,
     sampler: Sampler,
-    agent: Agent,
-    limits: EpisodeLimits,
+    rules: Rules,
     sampling: SamplingParams,
     max_attempts: int,
 ) -> Trajectory:
     started = time.perf_counter()
-    cause = "never tried"
+    cause, attempts = "never tried", max_attempts
     for attempt in range(1, max_attempts + 1):
         try:
             async with envs.lease(item.env, fresh=attempt > 1) as env:
@@ -98,11 +94,14 @@ async def _play_chain(
                     item,
                     chain=chain,
                     sampler=sampler,
-                    agent=agent,
-                    limits=limits,
+                    rules=rules,
                     sampling=sampling,
                     episode_id=f"{name}/{attempt}",  # a cache of its own for every attempt
                 )
+        except RewardFailed as fault:  # the reward has tried again itself; the episode is not played anew
+            cause, attempts = f"{type(fault).__name__}: {fault}", attempt
+            _log.warning("chain %d: %s", chain, cause)
+            break
         except EpisodeFault as fault:
             cause = f"{type(fault).__name__}: {fault}"
             _log.warning("attempt %d of %d, chain %d: %s", attempt, max_attempts, chain, cause)
@@ -117,7 +116,7 @@ async def _play_chain(
         reward=0.0,
         success=False,
         seconds=time.perf_counter() - started,
-        attempts=max_attempts,
+        attempts=attempts,
         error=cause,
     )
 

@@ -1,27 +1,29 @@
-"""Text to tokens, for what the environment says; nothing that the policy sampled is encoded again.
+"""Text to tokens, for what is said to the policy; nothing that it sampled is encoded again.
 
 A chat template renders whole conversations as text. An episode needs only the tokens *between*
-two completions: they are cut, once, out of a rendered conversation of sentinel words.
+two completions: what frames them is cut, once for each sequence of roles, out of a rendered conversation
+of sentinel words.
 
     … A0 <|im_end|>\\n<|im_start|>user\\n U1 <|im_end|>\\n<|im_start|>assistant\\n
-         └────────── before ──────────┘    └──────────────── after ──────────────┘
+         └─────────────────────────────┘    └─────────────────────────────────────┘
 """
 
 import copy
+import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache, partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from envs.errors import ConfigError
-from envs.types import Message
+from envs.types import Message, Role
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-_SYSTEM, _USER, _ASSISTANT, _NEXT = "Wspan0system", "Wspan1user", "Wspan2assistant", "Wspan3next"
+_SYSTEM, _USER, _ASSISTANT, _REPLY = "Wspan0system", "Wspan1user", "Wspan2assistant", "Wspan3reply"
 _PROMPTS_CACHED = 1024  # chains of one item start with the same prompt
-_OBSERVATIONS_CACHED = 8192  # siblings meet the same answers
+_REPLIES_CACHED = 8192  # siblings meet the same answers
 
 
 class Renderer:
@@ -39,53 +41,66 @@ class Renderer:
         longest_first = sorted(control, key=len, reverse=True)
         self._control = re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
         self._system_role = self._takes_system()
-        # Templates write spaces and newlines of their own round a message, but no tabs.
-        padded = f"\t{_NEXT}\t"
-        rendered = self._render([("user", _USER), ("assistant", _ASSISTANT), ("user", padded)])
-        self._trims = padded not in rendered
-        try:
-            before_next, self._after = rendered.split(_NEXT if self._trims else padded)
-            _, self._before = before_next.split(_ASSISTANT)
-        except ValueError:
-            raise self._unusable("does not show every message exactly once") from None
+        self._frame = lru_cache(maxsize=64)(self._cut_frame)
         self._end_of_turn = self._find_end_of_turn()
         eos = tokenizer.eos_token_id
         others = () if eos is None or eos == self._end_of_turn else (eos,)
         self.stop_token_ids = (self._end_of_turn, *others)
         self._prompt = lru_cache(_PROMPTS_CACHED)(self._encode_prompt)
-        self._observation = lru_cache(_OBSERVATIONS_CACHED)(self._encode_observation)
+        self._reply = lru_cache(_REPLIES_CACHED)(self._encode_reply)
 
-    def prompt_ids(self, messages: Sequence[Message]) -> list[int]:
-        """The conversation up to where the policy speaks ([P]).
+    def prompt_ids(
+        self, messages: Sequence[Message], *, tools: Sequence[Mapping[str, Any]] = ()
+    ) -> list[int]:
+        """The conversation up to where the policy speaks ([P]), with JSON schemas of tools.
 
-        A template without a system role gets the system message at the head of the next one.
+        A template without a system role gets the system message at the head of the next one. Raises
+        `ConfigError` for roles or tools that the template refuses; `native_tools.check_native` finds the
+        templates that pass over tools in silence.
         """
-        return list(self._prompt(tuple(messages)))
+        return list(self._prompt(tuple(messages), json.dumps(list(tools)) if tools else ""))
 
-    def observation_ids(self, text: str, *, closed: bool) -> list[int]:
-        """Tokens between a completion and the next one: end of turn, `text` as user, prompt to speak.
+    def reply_ids(self, messages: Sequence[Message], *, closed: bool) -> list[int]:
+        """Tokens between a completion and the next one: end of turn, `messages`, prompt to speak.
 
-        `closed`: the completion ended with a stop token, so none is added here.
+        `closed`: the completion ended with a stop token, so none is added here. Raises `ConfigError` for
+        roles that the template refuses at this place.
         """
-        return list(self._observation(text, closed))
+        return list(self._reply(tuple(messages), closed))
 
     def decode(self, ids: list[int]) -> str:
         """Sampled tokens as text, without control tokens: to read and parse, never to encode."""
         return self._decode(ids)
 
-    def _encode_prompt(self, messages: tuple[Message, ...]) -> tuple[int, ...]:
+    def _encode_prompt(self, messages: tuple[Message, ...], tools: str) -> tuple[int, ...]:
         turns = [(m.role, self._clean(m.content)) for m in messages]
         if not self._system_role and len(turns) > 1 and turns[0][0] == "system":
             (_, system), (role, content), *rest = turns
             turns = [(role, f"{system}\n\n{content}"), *rest]
-        return tuple(self._encode(self._render(turns)))
+        return tuple(self._encode(self._render(turns, tools=json.loads(tools) if tools else None)))
 
-    def _encode_observation(self, text: str, closed: bool) -> tuple[int, ...]:
-        text = self._clean(text)
+    def _encode_reply(self, messages: tuple[Message, ...], closed: bool) -> tuple[int, ...]:
+        (first, *gaps), trims = self._frame(tuple(message.role for message in messages))
+        said = (self._clean(message.content) for message in messages)
+        texts = (text.strip() for text in said) if trims else said
         # Encoded from the end of turn on, even where it is cut off again: some control tokens take
         # in the white space that follows them.
-        ids = self._encode(self._before + (text.strip() if self._trims else text) + self._after)
+        ids = self._encode(first + "".join(text + gap for text, gap in zip(texts, gaps, strict=True)))
         return tuple(ids[ids.index(self._end_of_turn) + 1 :] if closed else ids)
+
+    def _cut_frame(self, roles: tuple[Role, ...]) -> tuple[list[str], bool]:
+        """What the template writes around messages of these roles after a completion: one piece before each
+        message, and one after the last, up to where the policy speaks; and whether it trims what they say."""
+        words = [f"{_REPLY}{number:04d}" for number in range(len(roles))]
+        # Templates write spaces and newlines of their own round a message, but no tabs.
+        padded = [f"\t{word}\t" for word in words]
+        for marks, trims in ((padded, False), (words, True)):
+            turns = [("user", _USER), ("assistant", _ASSISTANT), *zip(roles, marks, strict=True)]
+            head, *rest = self._render(turns).split(_ASSISTANT)
+            pieces = re.split("|".join(map(re.escape, marks)), rest[0]) if len(rest) == 1 else []
+            if len(pieces) == len(roles) + 1 and _USER in head:
+                return pieces, trims
+        raise self._unusable(f"does not show every message of {'/'.join(roles)} exactly once")
 
     def _clean(self, text: str) -> str:
         # Control tokens spelled out in an environment's text would forge turns. A space, not
@@ -93,7 +108,7 @@ class Renderer:
         return self._control.sub(" ", text)
 
     def _find_end_of_turn(self) -> int:
-        ids = self._encode(self._before)
+        ids = self._encode(self._frame(("user",))[0][0])
         if self._tokenizer.eos_token_id in ids:
             return int(self._tokenizer.eos_token_id)
         special = set(self._tokenizer.all_special_ids)
@@ -110,15 +125,15 @@ class Renderer:
             self._render([("user", _USER)])  # raises if the template is the trouble, not the role
             return False
 
-    def _render(self, turns: Sequence[tuple[str, str]]) -> str:
+    def _render(self, turns: Sequence[tuple[str, str]], *, tools: list[dict[str, Any]] | None = None) -> str:
         from jinja2 import TemplateError
 
         conversation = [{"role": role, "content": content} for role, content in turns]
         try:
             text = self._tokenizer.apply_chat_template(
-                conversation, tokenize=False, add_generation_prompt=True
+                conversation, tools=tools, tokenize=False, add_generation_prompt=True
             )
-        except (TemplateError, ValueError) as error:
+        except (TemplateError, ValueError, TypeError) as error:
             roles = "/".join(role for role, _ in turns)
             raise self._unusable(f"refuses {roles}: {' '.join(str(error).split())[:200]}") from None
         assert isinstance(text, str)

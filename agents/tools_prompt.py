@@ -10,13 +10,13 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
-from agents.formats import FORMATS, NATIVE, code_block, function_of, searchr1
+from agents.formats import ACTIONS, FORMATS, NATIVE, code_block, function_of, searchr1
 from envs.errors import ConfigError
 
 PLACE = "{{tools}}"
 """Where a prompt file has the tools' descriptions."""
 
-DESCRIBED = tuple(name for name in FORMATS if name not in NATIVE)
+DESCRIBED = tuple(name for name in FORMATS if name not in (*ACTIONS, *NATIVE))
 """Formats that have a prompt file."""
 
 _ONE_TOOL = {

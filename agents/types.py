@@ -60,11 +60,17 @@ class Turn:
     text: str
     """The completion decoded, for reading and parsing only; it is never encoded again."""
     action: str
-    """What the parser found in `text` and the environment was given."""
+    """What the parser found in `text`: what the environment was given, the calls, or the answer; empty where
+    it found nothing, and in a summary."""
     observation: str
     reward: float
     observation_ids: list[int]
     """Tokens that the renderer put after the completion; empty after the last turn."""
+    thought: str = ""
+    failed: bool = False
+    """Whether `text` was not in the agent's format."""
+    prompt_ids: list[int] | None = None
+    """Where the turn begins a new segment: all that it was sampled on. None: all that came before."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

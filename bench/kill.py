@@ -28,9 +28,9 @@ from dataclasses import asdict, dataclass, replace
 
 import psutil
 
-from agents.episode import Agent, EpisodeLimits
+from agents.agent import FormatAgent
+from agents.episode import EpisodeLimits, Rules
 from agents.group import play
-from agents.parser import react
 from agents.renderer import Renderer
 from agents.sampler import ScriptedSampler
 from agents.types import Completion, SamplingParams, StopReason, Trajectory
@@ -116,7 +116,6 @@ def measure(env: str, items: Sequence[Item], *, kills: int, chains: int = 8, cap
             say, encode=lambda text: tokenizer.backend_tokenizer.encode(text, add_special_tokens=False).ids
         )
 
-    agent = Agent(renderer=Renderer(tokenizer), parse=react, instructions=None)
     limits = EpisodeLimits(
         max_turns=turns,
         max_tokens_per_turn=128,
@@ -124,6 +123,7 @@ def measure(env: str, items: Sequence[Item], *, kills: int, chains: int = 8, cap
         episode_timeout_s=600,
         step_timeout_s=60,
     )
+    rules = Rules(agent=FormatAgent("action"), renderer=Renderer(tokenizer), limits=limits)
     calls = sum(chains // 2 * (len(solution) + turns) for solution in solutions)
     killer = Killer(sampler(), kills=kills, calls=calls)
 
@@ -137,7 +137,7 @@ def measure(env: str, items: Sequence[Item], *, kills: int, chains: int = 8, cap
             chains=chains,
             envs=envs,
             sampler=sampler,
-            rules_of=lambda _: (agent, limits),
+            rules_of=lambda _: rules,
             sampling=SamplingParams(max_tokens=limits.max_tokens_per_turn),
             max_attempts=kills + 1,
             on_trajectory=ended.append,

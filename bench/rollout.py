@@ -26,9 +26,9 @@ import zlib
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
-from agents.episode import Agent, EpisodeLimits
+from agents.agent import FormatAgent
+from agents.episode import EpisodeLimits, Rules
 from agents.group import play
-from agents.parser import react
 from agents.renderer import Renderer
 from agents.sampler import ScriptedSampler
 from agents.types import SamplingParams, StopReason, Trajectory
@@ -72,7 +72,6 @@ def measure(*, chains: int, turns: int, latency_s: float) -> Result:
         encode=lambda text: tokenizer.backend_tokenizer.encode(text, add_special_tokens=False).ids,
         latency_s=latency_s,
     )
-    agent = Agent(renderer=Renderer(tokenizer), parse=react, instructions=None)
     limits = EpisodeLimits(
         max_turns=turns,
         max_tokens_per_turn=128,
@@ -80,6 +79,7 @@ def measure(*, chains: int, turns: int, latency_s: float) -> Result:
         episode_timeout_s=600,
         step_timeout_s=5,
     )
+    rules = Rules(agent=FormatAgent("action"), renderer=Renderer(tokenizer), limits=limits)
 
     async def play_all() -> tuple[float, float, float]:
         envs = EnvManager([spec], capacity=chains)
@@ -96,7 +96,7 @@ def measure(*, chains: int, turns: int, latency_s: float) -> Result:
                 chains=group_size,
                 envs=envs,
                 sampler=sampler,
-                rules_of=lambda _: (agent, limits),
+                rules_of=lambda _: rules,
                 sampling=SamplingParams(max_tokens=limits.max_tokens_per_turn),
                 max_attempts=1,
             )

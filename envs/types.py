@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-Role = Literal["system", "user", "assistant"]
+Role = Literal["system", "user", "assistant", "tool"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +20,9 @@ class Item:
     metadata: Mapping[str, Any] = field(default_factory=dict)
     """Facts by which success is told apart, e.g. `{"depth": 2}`: numbers or text, each of few values, never
     shown to the policy."""
+    fields: Mapping[str, Any] = field(default_factory=dict)
+    """The free columns of a row of data, e.g. `{"answer": "42"}`: JSON values of any size, for rewards; what
+    the policy is shown of them, its environment says."""
 
     @property
     def index(self) -> int:

@@ -157,7 +157,7 @@ async def _play(
             if not result.success:
                 return None
         else:
-            seen = renderer.observation_ids(result.observation, closed=True)
+            seen = renderer.reply_ids([Message("user", result.observation)], closed=True)
             ids += seen
             mask += [0] * len(seen)
     return Demonstration(
@@ -170,7 +170,7 @@ async def _play(
 
 
 def spoken_text(step: ExpertStep) -> str:
-    """What the expert says, in the `react` format."""
+    """What the expert says, in the `action` format."""
     return f"Thought: {step.thought}\nAction: {step.action}" if step.thought else f"Action: {step.action}"
 
 

@@ -20,6 +20,7 @@ class _Line(BaseModel):
     env: str
     seed: int = 0
     metadata: dict[str, Any] = {}
+    fields: dict[str, Any] = {}
 
 
 def write_items(path: Path, items: Iterable[Item]) -> None:
@@ -54,7 +55,10 @@ def read_items(path: Path, *, data: DataSettings | None = None) -> list[Item]:
 
 def item_to_json(item: Item) -> str:
     """One line of an item file."""
-    return json.dumps({**asdict(item), "metadata": dict(item.metadata)}, sort_keys=True)
+    values = {**asdict(item), "metadata": dict(item.metadata)}
+    if not item.fields:
+        del values["fields"]
+    return json.dumps(values, sort_keys=True)
 
 
 def item_from_json(line: str, *, place: str) -> Item:
@@ -65,4 +69,4 @@ def item_from_json(line: str, *, place: str) -> Item:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"]))
         raise ConfigError(f"{place}: not an item: {where + ': ' if where else ''}{first['msg']}") from None
-    return Item(item_id=fields.item_id, env=fields.env, seed=fields.seed, metadata=fields.metadata)
+    return Item(**dict(fields))

@@ -1,12 +1,11 @@
 """Plays a pipeline's environments with some sampler: the one place where its settings become an episode's."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from agents import group
-from agents.episode import Agent, EpisodeLimits
-from agents.parser import PARSERS
+from agents.episode import Rules
 from agents.renderer import Renderer
 from agents.sampler import Sampler
 from agents.schedule import annealed
@@ -16,6 +15,7 @@ from envs.types import Item
 from tasks.environments import environments
 from tasks.mixture import training_turns
 from tasks.ray_envs import over_cluster
+from tasks.rules import rules_for
 from tasks.settings import Pipeline
 
 if TYPE_CHECKING:
@@ -57,34 +57,20 @@ class Player:
         self._rollout = pipeline.rollout
         self._sampler = sampler
         renderer = Renderer(tokenizer)
-        self._agents = {
-            spec.name: Agent(
-                renderer=renderer,
-                parse=PARSERS[pipeline.agent.parser],
-                instructions=spec.instructions if pipeline.agent.instructions else None,
-            )
-            for spec in specs
+        self._rules = {
+            spec.name: rules_for(spec, pipeline, tokenizer=tokenizer, renderer=renderer) for spec in specs
         }
         self._envs = EnvManager(specs, capacity=pipeline.rollout.max_live_envs, spread=over_cluster())
 
     async def play(self, items: Sequence[Item], play: Play) -> list[list[Trajectory]]:
         """One group per item, in order."""
         rollout = self._rollout
-        limits = {
-            part: EpisodeLimits(
-                max_turns=max_turns,
-                max_tokens_per_turn=rollout.max_tokens_per_turn,
-                context_length=rollout.context_length,
-                episode_timeout_s=rollout.episode_timeout_s,
-                step_timeout_s=rollout.step_timeout_s,
-            )
-            for part, max_turns in play.max_turns.items()
-        }
 
-        def rules_of(item: Item) -> tuple[Agent, EpisodeLimits]:
+        def rules_of(item: Item) -> Rules:
             part = self._data.part_of(item)
             assert part is not None  # files of items are checked when they are read
-            return self._agents[item.env], limits[part]
+            rules = self._rules[item.env]
+            return replace(rules, limits=replace(rules.limits, max_turns=play.max_turns[part]))
 
         return await group.play(
             items,

@@ -13,7 +13,6 @@ from functools import partial
 from pathlib import Path
 from statistics import fmean
 
-from agents.parser import PARSERS
 from tasks import report_plots
 from tasks.intervals import gain_interval, wilson
 from tasks.mixture import training_turns
@@ -72,7 +71,6 @@ def report(pipeline: Pipeline, workspace: Path) -> Path:
         groupings=found,
         pairs=choose_pairs(
             results,
-            parse=PARSERS[pipeline.agent.parser],
             decode=decoder(workspace / "policy" / "tokenizer.json"),
         ),
         plots={plot.name: plot for plot in plots},

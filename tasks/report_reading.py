@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from enum import StrEnum
 from statistics import fmean
 
-from agents.parser import Parser
 from agents.types import FinishReason, StopReason, Trajectory
 from envs.types import Item
 from tasks.results import Results
@@ -70,7 +69,7 @@ class Pair:
     after: ReadEpisode
 
 
-def choose_pairs(results: Results, *, parse: Parser, decode: Callable[[list[int]], str | None]) -> list[Pair]:
+def choose_pairs(results: Results, *, decode: Callable[[list[int]], str | None]) -> list[Pair]:
     """At most `PAIRS` items with their sampled trajectories, the most telling first.
 
     Of each verdict, items of different kinds (the first metadata key that tells kinds apart, such as
@@ -98,31 +97,29 @@ def choose_pairs(results: Results, *, parse: Parser, decode: Callable[[list[int]
                     item=then.item,
                     verdict=verdict,
                     opening=decode(then.prompt_ids),
-                    before=read_episode(first, parse=parse) if first else None,
-                    after=read_episode(then, parse=parse),
+                    before=read_episode(first) if first else None,
+                    after=read_episode(then),
                 )
             )
     return sorted(chosen, key=lambda pair: list(Verdict).index(pair.verdict))
 
 
-def read_episode(trajectory: Trajectory, *, parse: Parser) -> ReadEpisode:
-    """A trajectory as it is read, its thoughts parsed out of the completions."""
-    turns = []
-    for turn in trajectory.turns:
-        parsed = parse(turn.text)
-        turns.append(
-            ReadTurn(
-                thought=parsed.thought,
-                action=turn.action,
-                parsed=not parsed.failed,
-                cut=turn.completion.finish_reason is FinishReason.LENGTH,
-                observation=turn.observation,
-                reward=turn.reward,
-                tokens=len(turn.completion.token_ids),
-                mean_logprob=fmean(turn.completion.logprobs),
-                policy_version=turn.completion.policy_version,
-            )
+def read_episode(trajectory: Trajectory) -> ReadEpisode:
+    """A trajectory as it is read."""
+    turns = [
+        ReadTurn(
+            thought=turn.thought,
+            action=turn.action,
+            parsed=not turn.failed,
+            cut=turn.completion.finish_reason is FinishReason.LENGTH,
+            observation=turn.observation,
+            reward=turn.reward,
+            tokens=len(turn.completion.token_ids),
+            mean_logprob=fmean(turn.completion.logprobs),
+            policy_version=turn.completion.policy_version,
         )
+        for turn in trajectory.turns
+    ]
     return ReadEpisode(
         success=trajectory.success,
         stop_reason=trajectory.stop_reason.replace("_", " "),

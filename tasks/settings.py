@@ -27,14 +27,33 @@ class Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-class AgentSettings(Section):
-    """How a conversation is put to the model, and an action read from its answer."""
+class ContextSettings(Section):
+    """What the policy sees of its own past (`agents/context.py`)."""
 
-    parser: Literal["react"] = "react"
-    """`react`: `Thought: …` (optional), then `Action: …`."""
+    when_full: Literal["stop", "fold", "drop"] = "stop"
+    fold_at: Annotated[float, Field(gt=0, lt=1)] = 0.75
+    keep_thoughts: bool = True
+    max_observation: Annotated[int, Field(ge=100)] | None = None
+    show_budget: bool = False
+
+
+class AgentSettings(Section):
+    """How a conversation is put to the model, what its answers mean, and what judges them."""
+
+    format: str = "action"
+    """One of `agents/formats` (`action`: `Thought: …`, optional, then `Action: …`), or an `Agent` of your
+    own, `module:Class`, which is made with the JSON schemas of the tools."""
     instructions: bool
-    """Whether the first message opens with the environment's instructions. A model that was made
+    """Whether the conversation opens with the environment's instructions. A model that was made
     for one environment does without: every prompt token costs time."""
+    prompt: Path | None = None
+    """A file with what the model is told before all else."""
+    tools: list[str] = []
+    """Prebuilt tools by name, and others as `module:name`."""
+    reward: str | Annotated[dict[str, float], Field(min_length=1)] | None = None
+    """What judges an episode: a prebuilt reward, or one as `module:name`, or several with weights. None is
+    the environment's own."""
+    context: ContextSettings = ContextSettings()
 
 
 class WarmupSettings(Section):

@@ -58,8 +58,9 @@ def summarise(trajectories: Sequence[Trajectory]) -> dict[str, float]:
 
     Keys: `episodes`, `reward`, `success`, `success_<key>_<value>` by each metadata key that tells kinds of
     items apart, by environment where there are several (`success_env_<name>`, `reward_env_…`, `turns_env_…`),
-    `turns`, `tokens` (sampled, in all), `parse_failures` (mean), `stop_<reason>` (a count each),
-    `dropped` and `dropped_<ErrorClass>` (counts). Means are left out where no episode counts.
+    `turns`, `tokens` (sampled, in all), `tokens_per_turn`, each of the episodes' own metrics (mean over those
+    that have it, e.g. `parse_failures`, `tool_calls/search`), `stop_<reason>` (a count each), `dropped` and
+    `dropped_<ErrorClass>` (counts). Means are left out where no episode counts.
     """
     counted = [t for t in trajectories if t.stop_reason is not StopReason.ERROR]
     summary: dict[str, float] = {
@@ -78,8 +79,9 @@ def summarise(trajectories: Sequence[Trajectory]) -> dict[str, float]:
         **_means(counted),
         **_by_metadata(counted),
         **_by_env(counted),
-        "tokens": sum(sampled_tokens(t) for t in counted),
-        "parse_failures": fmean(t.metrics.get("parse_failures", 0) for t in counted),
+        **_own_metrics(counted),
+        "tokens": (tokens := sum(sampled_tokens(t) for t in counted)),
+        "tokens_per_turn": tokens / max(1, sum(len(t.turns) for t in counted)),
     }
 
 
@@ -89,6 +91,15 @@ def _means(trajectories: Sequence[Trajectory], *, suffix: str = "") -> dict[str,
         f"success{suffix}": fmean(t.success for t in trajectories),
         f"turns{suffix}": fmean(len(t.turns) for t in trajectories),
     }
+
+
+def _own_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
+    found: dict[str, list[float]] = {}
+    for trajectory in trajectories:
+        for name, value in trajectory.metrics.items():
+            if isinstance(value, int | float):
+                found.setdefault(name, []).append(value)
+    return {name: fmean(values) for name, values in sorted(found.items())}
 
 
 def _by_metadata(trajectories: Sequence[Trajectory]) -> dict[str, float]:

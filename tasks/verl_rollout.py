@@ -22,7 +22,7 @@ from tasks.errors import NoEpisodes, SamplerDied
 from tasks.items import item_from_json, item_to_json, read_items
 from tasks.player import Play, Player, training_play
 from tasks.settings import Pipeline
-from tasks.verl_rows import Group, fields_of, is_informative, is_usable, tag_of, trainable
+from tasks.verl_rows import Group, fields_of, is_informative, is_usable, rows_of, tag_of, trainable
 
 T = TypeVar("T")
 
@@ -139,12 +139,12 @@ class RolloutManager:
         if not any(is_usable(t) for group in groups for t in group):
             raise NoEpisodes(f"step {step}: every episode failed; the first: {groups[0][0].error}")
         chosen = [trainable(group, skip_equal=self._pipeline.train.kl_loss_coef == 0.0) for group in groups]
-        rows = [(uid, t) for uid, group in zip(uids, chosen, strict=True) for t in group]
+        rows = [row for uid, group in zip(uids, chosen, strict=True) for row in rows_of(uid, group)]
         if rows:
             tq.kv_batch_put(
-                keys=[f"{uid}_{t.chain}_0" for uid, t in rows],
+                keys=[row.key for row in rows],
                 fields=fields_of(rows),
-                tags=[tag_of(t, step=step) for _, t in rows],
+                tags=[tag_of(row, step=step) for row in rows],
                 partition_id="train",
             )
         tq.kv_batch_put(keys=uids, partition_id="train", tags=[{"status": "finished"} for _ in uids])

@@ -6,11 +6,12 @@ same: its advantages, and so its gradient, are zero.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from agents.packing import pack
+from agents.packing import PackedSegment, pack
 from agents.types import StopReason, Trajectory
 
 Group = list[Trajectory]
@@ -35,11 +36,37 @@ def is_usable(trajectory: Trajectory) -> bool:
     return trajectory.stop_reason is not StopReason.ERROR and bool(trajectory.turns)
 
 
-def fields_of(rows: Sequence[tuple[str, Trajectory]]) -> Any:
-    """Trajectories with their groups' uids as verl's agent loop lays them out: nested, [rows, tokens]."""
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One segment of a trajectory, as verl keeps it."""
+
+    uid: str
+    """Of the group."""
+    trajectory: Trajectory
+    number: int
+    """Of the segment."""
+    packed: PackedSegment
+
+    @property
+    def key(self) -> str:
+        """By which verl knows which segments are one episode's, and which is its last."""
+        return f"{self.uid}_{self.trajectory.chain}_{self.number}"
+
+
+def rows_of(uid: str, group: Group) -> list[Row]:
+    """The rows of a group's episodes."""
+    return [
+        Row(uid, trajectory, number, packed)
+        for trajectory in group
+        for number, packed in enumerate(pack(trajectory))
+    ]
+
+
+def fields_of(rows: Sequence[Row]) -> Any:
+    """Rows as verl's agent loop lays them out: nested, [rows, tokens]."""
     from tensordict import NonTensorStack, TensorDict
 
-    packed = [pack(trajectory) for _, trajectory in rows]
+    packed = [row.packed for row in rows]
 
     def nested(values: Sequence[Sequence[float]], dtype: torch.dtype) -> torch.Tensor:
         return torch.nested.as_nested_tensor(
@@ -58,19 +85,19 @@ def fields_of(rows: Sequence[tuple[str, Trajectory]]) -> Any:
             "loss_mask": masks,
             "rm_scores": nested([p.rewards for p in packed], torch.float32),
             "rollout_log_probs": nested([p.logprobs for p in packed], torch.float32),
-            "uid": NonTensorStack(*[uid for uid, _ in rows]),
-            "num_turns": NonTensorStack(*[len(t.turns) for _, t in rows]),
+            "uid": NonTensorStack(*[row.uid for row in rows]),
+            "num_turns": NonTensorStack(*[len(row.trajectory.turns) for row in rows]),
             "extra_fields": NonTensorStack(
-                *[{"policy_versions": [turn.completion.policy_version for turn in t.turns]} for _, t in rows]
+                *[{"policy_versions": sorted(set(p.policy_versions))} for p in packed]
             ),
         },
         batch_size=[len(rows)],
     )
 
 
-def tag_of(trajectory: Trajectory, *, step: int) -> dict[str, Any]:
+def tag_of(row: Row, *, step: int) -> dict[str, Any]:
     """What verl wants to know of a row without reading it; policy versions are its global steps."""
-    packed = pack(trajectory)
+    packed = row.packed
     return {
         "status": "success",
         "prompt_len": len(packed.prompt_ids),

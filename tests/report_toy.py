@@ -60,6 +60,7 @@ def played(
     turn = Turn(
         completion=completion,
         text=f"Thought: wood first\nAction: {action}",
+        thought="wood first",
         action=action,
         observation="Got 1 log",
         reward=0.0,

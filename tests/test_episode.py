@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import pytest
 
-from agents.episode import MIN_COMPLETION, Agent, EpisodeLimits, run_episode
+from agents.agent import FormatAgent
+from agents.episode import MIN_COMPLETION, EpisodeLimits, Rules, run_episode
 from agents.packing import pack
-from agents.parser import react
 from agents.renderer import Renderer
 from agents.sampler import Sampler, ScriptedSampler
 from agents.types import Completion, FinishReason, SamplingParams, StopReason, Trajectory
@@ -33,8 +33,12 @@ def says(*texts: str) -> ScriptedSampler:
     return ScriptedSampler(texts, encode=encode, policy_version=3)
 
 
-def an_agent(*, instructions: str | None = None, template: str = CHATML) -> Agent:
-    return Agent(renderer=Renderer(toy_tokenizer(template)), parse=react, instructions=instructions)
+def some_rules(*, instructions: str = "", template: str = CHATML) -> Rules:
+    return Rules(
+        agent=FormatAgent("action", instructions=instructions),
+        renderer=Renderer(toy_tokenizer(template)),
+        limits=LIMITS,
+    )
 
 
 def play_one(
@@ -43,7 +47,7 @@ def play_one(
     env: Environment | None = None,
     limits: EpisodeLimits = LIMITS,
     item: Item | None = None,
-    agent: Agent | None = None,
+    rules: Rules | None = None,
     stop_token_ids: tuple[int, ...] = (),
 ) -> Trajectory:
     return asyncio.run(
@@ -52,8 +56,7 @@ def play_one(
             item or toy_item(),
             chain=0,
             sampler=sampler,
-            agent=agent or an_agent(),
-            limits=limits,
+            rules=replace(rules or some_rules(), limits=limits),
             sampling=SamplingParams(max_tokens=1, stop_token_ids=stop_token_ids),
             episode_id="e",
         )
@@ -71,14 +74,14 @@ def test_a_whole_episode_by_hand() -> None:
     assert toy_tokenizer().decode(played.prompt_ids) == (
         "<|im_start|>user\nGoal: reach 3.<|im_end|>\n<|im_start|>assistant\n"
     )
-    assert toy_tokenizer().decode(pack(played).response_ids) == (
+    assert toy_tokenizer().decode(pack(played)[0].response_ids) == (
         "Action: add 1<|im_end|>\n<|im_start|>user\nThe total is 1.<|im_end|>\n<|im_start|>assistant\n"
         "Thought: two more\nAction: add 2<|im_end|>"
     )
 
 
 def test_instructions_open_the_first_message() -> None:
-    played = play_one(says("Action: add 3"), agent=an_agent(instructions="Play."))
+    played = play_one(says("Action: add 3"), rules=some_rules(instructions="Play."))
     assert "user\nPlay.\n\nGoal: reach 3.<|im_end|>" in toy_tokenizer().decode(played.prompt_ids)
 
 
@@ -125,7 +128,7 @@ def test_an_episode_never_outgrows_its_context(context_length: int) -> None:
     played = play_one(says(*["Thought: the total is now\nAction: add 0"] * 50), limits=limits)
     assert played.stop_reason is StopReason.MAX_CONTEXT
     if played.turns:
-        packed = pack(played)
+        [packed] = pack(played)
         assert len(packed.prompt_ids) + len(packed.response_ids) <= context_length
 
 
@@ -141,7 +144,7 @@ def test_what_is_no_action_goes_to_the_environment_and_is_counted() -> None:
         "Could not execute I add 3",
         "Could not execute Action: add 1\nAction: add 2",
     ]
-    assert played.metrics == {"parse_failures": 2}
+    assert played.metrics == {"parse_failures": 2, "segments": 1}
     assert played.success
 
 
@@ -180,7 +183,7 @@ def test_trained_tokens_are_the_sampled_ones(template: str, stops: bool) -> None
     stop = renderer.stop_token_ids[0]
     sampler = RandomSampler(len(tokenizer), stop=stop if stops else None)
     limits = replace(LIMITS, max_turns=60, context_length=100_000)
-    played = play_one(sampler, limits=limits, agent=an_agent(template=template))
+    played = play_one(sampler, limits=limits, rules=some_rules(template=template))
 
     drifted = [
         answer
@@ -189,7 +192,7 @@ def test_trained_tokens_are_the_sampled_ones(template: str, stops: bool) -> None
     ]
     assert len(drifted) > 30  # otherwise the rest would show nothing
 
-    packed = pack(played)
+    [packed] = pack(played)
     masked = [
         (token, logprob, version)
         for token, mask, logprob, version in zip(

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from agents.episode import Agent, EpisodeLimits
+from agents.agent import FormatAgent
+from agents.episode import EpisodeLimits, Rules
 from agents.group import play
 from agents.packing import pack
-from agents.parser import react
 from agents.renderer import Renderer
 from agents.sampler import ScriptedSampler
 from agents.types import Completion, SamplingParams, StopReason, Trajectory
@@ -44,10 +44,10 @@ class Makes:
 
 
 PLAYS = itertools.count()
-AGENT = Agent(renderer=Renderer(toy_tokenizer()), parse=react, instructions=None)
 LIMITS = EpisodeLimits(
     max_turns=5, max_tokens_per_turn=40, context_length=400, episode_timeout_s=5, step_timeout_s=5
 )
+RULES = Rules(agent=FormatAgent("action"), renderer=Renderer(toy_tokenizer()), limits=LIMITS)
 
 
 async def played(envs: EnvManager, items: Sequence[Item], **changes: Any) -> list[list[Trajectory]]:
@@ -55,7 +55,7 @@ async def played(envs: EnvManager, items: Sequence[Item], **changes: Any) -> lis
         "name": f"play {next(PLAYS)}",
         "chains": 4,
         "sampler": ScriptedSampler(TEXTS, encode=encode),
-        "rules_of": lambda _: (AGENT, LIMITS),
+        "rules_of": lambda _: RULES,
         "sampling": SamplingParams(max_tokens=40),
         "max_attempts": 3,
     }

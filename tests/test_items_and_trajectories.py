@@ -105,6 +105,7 @@ def test_summary_by_hand() -> None:
             "success_depth_2": 0.0,
             "turns": 3.0,
             "tokens": 27,
+            "tokens_per_turn": 3.0,
             "parse_failures": 3.0,
         }
     )

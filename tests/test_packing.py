@@ -1,6 +1,7 @@
 """Packing: one reference by hand, and the properties that keep training honest."""
 
 import math
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -12,7 +13,13 @@ from tests.toy import toy_item
 
 
 def a_turn(
-    sampled: list[int], observed: list[int], *, logprobs: list[float] | None = None, version: int = 0
+    sampled: list[int],
+    observed: list[int],
+    *,
+    logprobs: list[float] | None = None,
+    version: int = 0,
+    reward: float = 0.0,
+    prompt: list[int] | None = None,
 ) -> Turn:
     completion = Completion(
         token_ids=sampled,
@@ -21,12 +28,18 @@ def a_turn(
         policy_version=version,
     )
     return Turn(
-        completion=completion, text="", action="", observation="", reward=0.0, observation_ids=observed
+        completion=completion,
+        text="",
+        action="",
+        observation="",
+        reward=reward,
+        observation_ids=observed,
+        prompt_ids=prompt,
     )
 
 
 def a_trajectory(
-    turns: list[Turn], *, prompt: list[int], reward: float = 1.0, stop: StopReason = StopReason.MAX_TURNS
+    turns: list[Turn], *, prompt: list[int], stop: StopReason = StopReason.MAX_TURNS
 ) -> Trajectory:
     return Trajectory(
         item=toy_item(7),
@@ -34,7 +47,7 @@ def a_trajectory(
         prompt_ids=prompt,
         turns=turns,
         stop_reason=stop,
-        reward=reward,
+        reward=sum(turn.reward for turn in turns),
         success=False,
         seconds=0.0,
         error="EnvCrashed: it broke" if stop is StopReason.ERROR else None,
@@ -43,17 +56,34 @@ def a_trajectory(
 
 def test_by_hand() -> None:
     turns = [
-        a_turn([11, 12, 13], [21, 22], logprobs=[-0.1, -0.2, -0.3], version=4),
+        a_turn([11, 12, 13], [21, 22], logprobs=[-0.1, -0.2, -0.3], version=4, reward=0.25),
         a_turn([14], [23], logprobs=[-0.4], version=4),
-        a_turn([15, 16], [24, 25], logprobs=[-0.5, -0.6], version=5),  # its observation trails
+        a_turn([15, 16], [24, 25], logprobs=[-0.5, -0.6], version=5, reward=0.75),  # its observation trails
     ]
-    packed = pack(a_trajectory(turns, prompt=[1, 2], reward=0.75))
+    [packed] = pack(a_trajectory(turns, prompt=[1, 2]))
     assert packed.prompt_ids == [1, 2]
     assert packed.response_ids == [11, 12, 13, 21, 22, 14, 23, 15, 16]
     assert packed.response_mask == [1, 1, 1, 0, 0, 1, 0, 1, 1]
     assert packed.logprobs == [-0.1, -0.2, -0.3, 0, 0, -0.4, 0, -0.5, -0.6]
-    assert packed.rewards == [0, 0, 0, 0, 0, 0, 0, 0, 0.75]
+    assert packed.rewards == [0, 0, 0.25, 0, 0, 0, 0, 0, 0.75]
     assert packed.policy_versions == [4, 4, 4, 4, 4, 4, 4, 5, 5]
+
+
+def test_segments_by_hand() -> None:
+    """The last one's rewards are the episode's: from them comes the one advantage of all."""
+    turns = [
+        a_turn([11, 12], [21], reward=0.25),
+        a_turn([13], [22]),
+        a_turn([14, 15], [], prompt=[1, 9], version=1),
+        a_turn([16], [23], prompt=[1, 8, 7], reward=0.5),
+        a_turn([17], [24], reward=0.125),
+    ]
+    first, second, third = pack(a_trajectory(turns, prompt=[1, 2]))
+    assert [s.prompt_ids for s in (first, second, third)] == [[1, 2], [1, 9], [1, 8, 7]]
+    assert [s.response_ids for s in (first, second, third)] == [[11, 12, 21, 13], [14, 15], [16, 23, 17]]
+    assert [s.response_mask for s in (first, second, third)] == [[1, 1, 0, 1], [1, 1], [1, 0, 1]]
+    assert [s.rewards for s in (first, second, third)] == [[0, 0, 0, 0], [0, 0], [0.5, 0, 0.375]]
+    assert second.policy_versions == [1, 1]
 
 
 def test_packing_leaves_the_trajectory_as_it_was() -> None:
@@ -98,7 +128,8 @@ def test_only_sampled_tokens_train(
         a_turn(sampled, observed, logprobs=[i / 7 for i in sampled], version=version)
         for sampled, observed, version in steps
     ]
-    packed = pack(a_trajectory(turns, prompt=prompt, reward=reward))
+    turns[-1] = replace(turns[-1], reward=reward)
+    [packed] = pack(a_trajectory(turns, prompt=prompt))
 
     length = len(packed.response_ids)
     per_token = (packed.response_mask, packed.logprobs, packed.rewards, packed.policy_versions)

@@ -8,9 +8,9 @@ from contextlib import AsyncExitStack
 import pytest
 from aiohttp import web
 
-from agents.episode import Agent, EpisodeLimits
+from agents.agent import FormatAgent
+from agents.episode import EpisodeLimits, Rules
 from agents.group import play
-from agents.parser import react
 from agents.renderer import Renderer
 from agents.sampler import ScriptedSampler
 from agents.types import SamplingParams, StopReason, Trajectory
@@ -54,7 +54,6 @@ async def played(
         on_turn(episode_id, turn)
         return texts[int(episode_id.split("/")[1])][turn]
 
-    agent = Agent(renderer=Renderer(toy_tokenizer()), parse=react, instructions=None)
     limits = EpisodeLimits(
         max_turns=60,
         max_tokens_per_turn=300,
@@ -62,13 +61,14 @@ async def played(
         episode_timeout_s=60,
         step_timeout_s=20,
     )
+    rules = Rules(agent=FormatAgent("action"), renderer=Renderer(toy_tokenizer()), limits=limits)
     return await play(
         items,
         name=f"play {next(PLAYS)}",
         chains=chains,
         envs=envs,
         sampler=ScriptedSampler(script, encode=encode, latency_s=latency_s),
-        rules_of=lambda _: (agent, limits),
+        rules_of=lambda _: rules,
         sampling=SamplingParams(max_tokens=300),
         max_attempts=3,
     )

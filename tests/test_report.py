@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from agents.parser import react
 from tasks.intervals import gain_interval, wilson
 from tasks.report import report
 from tasks.report_reading import Verdict, choose_pairs
@@ -106,7 +105,7 @@ def test_totals_of_training(page: Page) -> None:
 
 
 def test_pairs_are_of_one_item_and_show_every_turn(workspace: Path, page: Page) -> None:
-    pairs = choose_pairs(read_results(workspace), parse=react, decode=str)
+    pairs = choose_pairs(read_results(workspace), decode=str)
     found = {pair.item.item_id: pair for pair in pairs}
     assert {item_id: pair.verdict for item_id, pair in found.items()} == {
         "toy_0": Verdict.SOLVED,
@@ -128,7 +127,7 @@ def test_an_item_with_a_dropped_episode_is_not_shown(tmp_path: Path) -> None:
     lines = file.read_text().splitlines()
     lines[0] = lines[0].replace('"max_turns"', '"error"')
     file.write_text("\n".join(lines))
-    pairs = choose_pairs(read_results(tmp_path), parse=react, decode=str)
+    pairs = choose_pairs(read_results(tmp_path), decode=str)
     assert sorted(pair.item.item_id for pair in pairs) == ["toy_1", "toy_2", "toy_3"]
 
 

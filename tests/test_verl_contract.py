@@ -178,15 +178,19 @@ def test_grpo_advantages_by_hand(verl: ModuleType) -> None:
     from verl import DataProto
     from verl.trainer.ppo.v1.utils import compute_advantage_for_multi_trajectories
 
-    from tasks.verl_rows import fields_of
+    from tasks.verl_rows import fields_of, rows_of
 
     rewards = {"a": [1.0, 0.0, 0.0, 1.0], "b": [1.0, 0.25]}
-    rows = [(uid, trajectory(r, chain=i)) for uid, group in rewards.items() for i, r in enumerate(group)]
+    rows = [
+        row
+        for uid, group in rewards.items()
+        for row in rows_of(uid, [trajectory(r, chain=i) for i, r in enumerate(group)])
+    ]
     fields = fields_of(rows)
     data = DataProto(batch=fields.select("response_mask", "rm_scores").to_padded_tensor())
     data.batch["token_level_rewards"] = data.batch["rm_scores"]
-    data.non_tensor_batch["uid"] = np.array([uid for uid, _ in rows], dtype=object)
-    keys = [f"{uid}_{t.chain}_0" for uid, t in rows]
+    data.non_tensor_batch["uid"] = np.array([row.uid for row in rows], dtype=object)
+    keys = [row.key for row in rows]
     advantages = compute_advantage_for_multi_trajectories(data, batch_keys=keys, adv_estimator="grpo").batch[
         "advantages"
     ]

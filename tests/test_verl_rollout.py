@@ -11,7 +11,7 @@ from envs.errors import SamplerFailed
 from envs.types import Item
 from tasks.errors import SamplerDied
 from tasks.verl_rollout import ItemDataset, VerlSampler
-from tasks.verl_rows import fields_of, is_informative, trainable
+from tasks.verl_rows import fields_of, is_informative, rows_of, trainable
 
 
 def trajectory(
@@ -73,7 +73,7 @@ def test_a_failed_episode_does_not_make_a_group_informative() -> None:
 
 
 def test_rows_carry_exactly_what_was_sampled() -> None:
-    fields = fields_of([("a", WON), ("b", trajectory(1.0, turns=1))])
+    fields = fields_of([*rows_of("a", [WON]), *rows_of("b", [trajectory(1.0, turns=1)])])
     long, short = fields[0], fields[1]
     assert long["prompts"].tolist() == [1, 2, 3]
     assert long["responses"].tolist() == [4, 5, 6, 4, 5]  # no observation at the end

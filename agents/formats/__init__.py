@@ -1,7 +1,6 @@
-"""The formats in which a policy calls tools, by name. One file each; all are total (`agents/calls.py`).
+"""The formats in which a policy acts and calls tools, by name; all are total (`agents/calls.py`).
 
-The one-line actions of environments that know no tools are `agents/parser.py`'s. What each format tells
-the model about the tools is `agents/tools_prompt.py`'s and `agents/native_tools.py`'s.
+What each format tells the model about the tools is `agents/tools_prompt.py`'s and `agents/native_tools.py`'s.
 """
 
 import difflib
@@ -10,11 +9,13 @@ from dataclasses import replace
 from typing import Any
 
 from agents.calls import ParsedTurn, TurnParser
-from agents.formats import code_block, hermes, json_calls, qwen3, react, searchr1
+from agents.formats import action, code_block, hermes, json_calls, qwen3, react, searchr1
 from agents.formats.fitting import fitted
 from envs.errors import ConfigError
 
 FORMATS: dict[str, TurnParser] = {
+    "action": action.action,
+    "raw": action.raw,
     "react": react.react,
     "hermes": hermes.hermes,
     "qwen3": qwen3.qwen3,
@@ -23,6 +24,9 @@ FORMATS: dict[str, TurnParser] = {
     "code": code_block.code,
     "searchr1": searchr1.searchr1,
 }
+
+ACTIONS = ("action", "raw")
+"""Formats that call no tools: a turn is an action in the environment's own words."""
 
 NATIVE = ("hermes", "qwen3", "llama3")
 """Formats of which the model's chat template describes the tools."""
@@ -45,13 +49,16 @@ def turn_parser(format: str, schemas: Sequence[Mapping[str, Any]]) -> TurnParser
     """The parser of `format` for these tools: arguments written as text get their schema's types.
 
     `schemas` are JSON schemas of functions, as `tokenizer.apply_chat_template(tools=…)` takes them.
-    Raises `ConfigError` for an unknown format.
+    Raises `ConfigError` for an unknown format, and for tools in a format that calls none.
     """
     if format not in FORMATS:
         near = difflib.get_close_matches(format, FORMATS, n=1)
         hint = f"did you mean {near[0]!r}? " if near else ""
         raise ConfigError(f"unknown format of calls {format!r}; {hint}Known: {', '.join(FORMATS)}")
     parse = FORMATS[format]
+    if format in ACTIONS and schemas:
+        names = ", ".join(function_of(schema)["name"] for schema in schemas)
+        raise ConfigError(f"format {format!r} calls no tools, got {names}; use another format, or no tools")
     if format not in _WITHOUT_TYPES:
         return parse
     functions = [function_of(schema) for schema in schemas]

@@ -31,16 +31,19 @@ PREBUILT: dict[str, Callable[[], Tool]] = {
 }
 
 
-def toolbox(names: Iterable[str]) -> Toolbox:
-    """The prebuilt tools of these names.
+def prebuilt(name: str) -> Tool:
+    """The prebuilt tool of this name.
 
-    Raises `ConfigError` for an unknown or repeated name, `MissingDependency` where one needs a sandbox and
-    this machine has none.
+    Raises `ConfigError` for an unknown one, `MissingDependency` where it needs a sandbox and this machine has
+    none.
     """
-    chosen = list(names)
-    for name in chosen:
-        if name not in PREBUILT:
-            near = get_close_matches(name, PREBUILT, n=1)
-            meant = f"; did you mean {near[0]!r}?" if near else "; there are: " + ", ".join(PREBUILT)
-            raise ConfigError(f"unknown tool {name!r}{meant} See agents/tools/registry.py")
-    return Toolbox(PREBUILT[name]() for name in chosen)
+    if name not in PREBUILT:
+        near = get_close_matches(name, PREBUILT, n=1)
+        meant = f"; did you mean {near[0]!r}?" if near else "; there are: " + ", ".join(PREBUILT)
+        raise ConfigError(f"unknown tool {name!r}{meant} See agents/tools/registry.py")
+    return PREBUILT[name]()
+
+
+def toolbox(names: Iterable[str]) -> Toolbox:
+    """The prebuilt tools of these names; raises as `prebuilt`, and `ConfigError` for a name given twice."""
+    return Toolbox(prebuilt(name) for name in names)

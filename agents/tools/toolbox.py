@@ -73,6 +73,14 @@ class Toolbox:
                 seconds=before.seconds + time.perf_counter() - started,
             )
 
+    def is_stateful(self, name: str) -> bool:
+        """Whether a call works on the episode's environment, and so has its place among others."""
+        return name in self.tools and self.tools[name].stateful
+
+    def keeps_time(self, name: str) -> bool:
+        """Whether a call ends by itself; the others are for the caller to end."""
+        return name not in self.tools or self.tools[name].timeout_s is not None
+
     def _unknown(self, name: str) -> str:
         shown = repr(name if len(name) <= _SHOWN else f"{name[:_SHOWN]}...")
         near = get_close_matches(name.lower()[:_SHOWN], self.tools, n=1)

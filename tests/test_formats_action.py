@@ -4,11 +4,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agents.parser import PARSERS, react
+from agents.formats import ACTIONS, FORMATS
+from agents.formats.action import action, raw
 
 
 @pytest.mark.parametrize(
-    ("text", "action", "thought"),
+    ("text", "expected", "thought"),
     [
         ("Action: get 1 oak log", "get 1 oak log", ""),
         ("Thought: I need wood.\nAction: get 1 oak log", "get 1 oak log", "I need wood."),
@@ -18,9 +19,9 @@ from agents.parser import PARSERS, react
         ("Thought: a\nb\nAction: inventory", "inventory", "a\nb"),
     ],
 )
-def test_react_reads(text: str, action: str, thought: str) -> None:
-    parsed = react(text)
-    assert (parsed.action, parsed.thought, parsed.failed) == (action, thought, False)
+def test_an_action_is_read(text: str, expected: str, thought: str) -> None:
+    parsed = action(text)
+    assert (parsed.action, parsed.thought, parsed.failed) == (expected, thought, False)
 
 
 @pytest.mark.parametrize(
@@ -35,14 +36,18 @@ def test_react_reads(text: str, action: str, thought: str) -> None:
     ],
 )
 def test_text_without_one_action_is_passed_on_as_it_is(text: str) -> None:
-    parsed = react(text)
+    parsed = action(text)
     assert (parsed.action, parsed.failed) == (text, True)
 
 
 @given(st.text(alphabet=st.sampled_from("Action:Thought \n\tx")) | st.text())
 def test_every_parser_is_total(text: str) -> None:
-    for parse in PARSERS.values():
+    for parse in (FORMATS[name] for name in ACTIONS):
         parsed = parse(text)
+        assert parsed.action is not None
         assert parsed.action in text
-        assert parsed.action or parsed.failed
         assert parsed.action == text or not parsed.failed
+
+
+def test_raw_text_is_the_action() -> None:
+    assert raw(" go north\n").action == "go north"

@@ -1,0 +1,83 @@
+"""What stands between a model and its task: how a task is put to it, and what its answers mean.
+
+An agent owns the conversation's form and nothing else. It runs the same in a script, in evaluation and in
+training, for it never sees a token: those are the renderer's, and what calls do is the tools'.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from agents.calls import ParsedTurn
+from agents.formats import ACTIONS, NATIVE, turn_parser
+from agents.tools_prompt import tools_prompt
+from envs.types import Item, Message
+
+Schema = Mapping[str, Any]
+"""JSON schema of a tool, as `tokenizer.apply_chat_template(tools=…)` takes it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Opening:
+    """The conversation before the model's first turn."""
+
+    messages: Sequence[Message]
+    tools: Sequence[Schema] = ()
+    """For the chat template to describe; empty where the messages do, or where there are none."""
+
+
+class Agent(ABC):
+    """To write one of your own, say how a task is put and how an answer is read."""
+
+    @abstractmethod
+    def render(self, item: Item, observation: str) -> Opening:
+        """The opening of `item`'s episode; `observation` is the environment's first."""
+
+    @abstractmethod
+    def parse(self, text: str) -> ParsedTurn:
+        """What the model's `text` says. Total: every text is an action, calls, an answer or a problem."""
+
+    def reply(self, turn: ParsedTurn, observations: Sequence[str]) -> Sequence[Message]:
+        """The messages that follow `turn`. `observations`: what the environment said, or each call's tool,
+        or the turn's `problem`."""
+        return [Message("user", "\n\n".join(observations))]
+
+
+class FormatAgent(Agent):
+    """An agent that writes in one of `agents/formats`."""
+
+    def __init__(self, format: str, *, schemas: Sequence[Schema] = (), instructions: str = "") -> None:
+        """`schemas` of its tools; `instructions` come before all else, as the system message where the
+        format has tools, else at the head of the first one.
+
+        Raises `ConfigError` for an unknown format, and for tools that it cannot call or describe.
+        """
+        self.format = format
+        self._read = turn_parser(format, schemas)
+        self._native = format in NATIVE
+        self._acts = format in ACTIONS
+        self._tools = tuple(schemas) if self._native else ()
+        described = "" if self._native or self._acts else tools_prompt(format, schemas)
+        self._system = "\n\n".join(filter(None, [instructions, described]))
+
+    def parse(self, text: str) -> ParsedTurn:
+        """See `Agent`."""
+        return self._read(text)
+
+    def render(self, item: Item, observation: str) -> Opening:
+        """See `Agent`. An item's own `messages` come before its last one, which is the observation."""
+        earlier = [Message(m["role"], m["content"]) for m in item.fields.get("messages", [])[:-1]]
+        if not self._system:
+            return Opening([*earlier, Message("user", observation)], self._tools)
+        if self._acts:
+            return Opening([*earlier, Message("user", f"{self._system}\n\n{observation}")])
+        return Opening([Message("system", self._system), *earlier, Message("user", observation)], self._tools)
+
+    def reply(self, turn: ParsedTurn, observations: Sequence[str]) -> Sequence[Message]:
+        """See `Agent`; as `agents/prompts` say that results come back."""
+        if self._native and turn.calls:
+            return [Message("tool", observation) for observation in observations]
+        if self.format == "react":
+            return [Message("user", "\n".join(f"Observation: {one}" for one in observations))]
+        return super().reply(turn, observations)

@@ -1,0 +1,148 @@
+"""Carries out what a parsed turn says: steps the environment, calls tools, or ends the episode.
+
+A failure that is not the policy's passes through as an `EpisodeFault`; everything else is an observation.
+"""
+
+import asyncio
+import json
+from collections.abc import Coroutine, Sequence
+from dataclasses import dataclass
+from typing import Any, NoReturn, TypeVar
+
+from agents.calls import ParsedTurn, ToolCall
+from agents.tools.toolbox import Toolbox
+from agents.tools.types import ToolResult
+from envs.base import Environment
+from envs.errors import EnvCrashed, EpisodeTimeout, WingspanError, described
+from envs.types import Item, StepResult
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What came of one turn."""
+
+    observations: Sequence[str]
+    """The environment's answer, or one for each call that was carried out, or the turn's problem; none
+    after an answer."""
+    step: StepResult
+    """All steps of the environment in this turn as one; its observation is for reading."""
+
+
+class Hands:
+    """An episode's means to act: its environment, and its tools."""
+
+    def __init__(self, env: Environment, item: Item, *, tools: Toolbox | None, step_timeout_s: float) -> None:
+        """`step_timeout_s` is for one step of the environment, and for tools without a limit of their own."""
+        self._env = env
+        self._item = item
+        self._tools = tools
+        self._timeout_s = step_timeout_s
+        self._turns = 0
+
+    async def reset(self) -> str:
+        """The environment's first observation; it has the whole episode's time."""
+        try:
+            return await self._env.reset(self._item)
+        except Exception as error:
+            self._env_failed("reset", error)
+
+    async def carry_out(self, turn: ParsedTurn) -> Outcome:
+        """Raises `EnvCrashed`, `EpisodeTimeout`, and `WingspanError`s of the environment and the tools."""
+        self._turns += 1
+        if turn.action is not None:
+            step = await self._in_time(self._step(turn.action))
+            return Outcome((step.observation,), step)
+        if turn.calls:
+            return await self._call(turn.calls)
+        if turn.answer is not None:
+            return Outcome((), StepResult(observation="", terminated=True))
+        assert turn.problem is not None
+        return Outcome((turn.problem,), StepResult(observation=turn.problem))
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """`tool_calls/<name>`, `tool_failures/<name>` and `tool_seconds/<name>` of each tool, and
+        `unknown_tools`; nothing where there are no tools."""
+        if self._tools is None:
+            return {}
+        metrics: dict[str, float] = {"unknown_tools": self._tools.unknown_calls}
+        for name, usage in self._tools.usage.items():
+            metrics[f"tool_calls/{name}"] = usage.calls
+            metrics[f"tool_failures/{name}"] = usage.failures
+            metrics[f"tool_seconds/{name}"] = usage.seconds
+        return metrics
+
+    async def _step(self, action: str) -> StepResult:
+        try:
+            return await self._env.step(action)
+        except TimeoutError:
+            raise  # `_in_time` says whose it is
+        except Exception as error:
+            self._env_failed("step", error)
+
+    async def _call(self, calls: Sequence[ToolCall]) -> Outcome:
+        tools = self._tools
+        if tools is None:
+            tools = self._tools = Toolbox([])  # its answers are the ones for names that nothing has
+        results: list[ToolResult] = []
+        if len(calls) > 1 and not any(tools.is_stateful(call.name) for call in calls):
+            results += await _side_by_side([self._one(tools, call) for call in calls])
+        else:
+            for call in calls:
+                results.append(await self._one(tools, call))
+                if results[-1].finished:
+                    break
+        steps = [result.step for result in results if result.step is not None]
+        observations = [result.observation for result in results]
+        return Outcome(
+            observations,
+            StepResult(
+                observation="\n".join(observations),
+                reward=sum(step.reward for step in steps),
+                terminated=any(result.finished for result in results)
+                and not any(step.truncated for step in steps),
+                truncated=any(step.truncated for step in steps),
+                success=any(step.success for step in steps),
+            ),
+        )
+
+    async def _one(self, tools: Toolbox, call: ToolCall) -> ToolResult:
+        calling = tools.call(call.name, call.arguments, env=self._env)
+        return await (calling if tools.keeps_time(call.name) else self._in_time(calling))
+
+    async def _in_time(self, work: Coroutine[Any, Any, T]) -> T:
+        try:
+            async with asyncio.timeout(self._timeout_s) as limit:
+                return await work
+        except TimeoutError as error:
+            if limit.expired():
+                raise EpisodeTimeout(
+                    f"{self._item.item_id}: step {self._turns} took longer than {self._timeout_s:g} s; "
+                    "raise rollout.step_timeout_s"
+                ) from None
+            self._env_failed("step", error)
+
+    def _env_failed(self, where: str, error: Exception) -> NoReturn:
+        if isinstance(error, WingspanError):
+            raise error
+        raise EnvCrashed(f"{self._item.item_id}: {where} raised {described(error)}") from error
+
+
+def said(turn: ParsedTurn) -> str:
+    """What the turn does, in one line a call, for reading: `calculator({"expression": "6*7"})`."""
+    if turn.action is not None:
+        return turn.action
+    if turn.answer is not None:
+        return turn.answer
+    return "\n".join(f"{call.name}({json.dumps(call.arguments, ensure_ascii=False)})" for call in turn.calls)
+
+
+async def _side_by_side(work: list[Coroutine[Any, Any, ToolResult]]) -> list[ToolResult]:
+    try:
+        async with asyncio.TaskGroup() as tasks:
+            running = [tasks.create_task(one) for one in work]
+    except BaseExceptionGroup as errors:
+        raise errors.exceptions[0] from None  # the first; the others are cancelled by it
+    return [task.result() for task in running]

@@ -1,0 +1,134 @@
+"""How the items of an environment are played: a pipeline's agent block, made into `Rules`."""
+
+import importlib
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from agents.agent import Agent, FormatAgent
+from agents.context import ContextPolicy
+from agents.episode import EpisodeLimits, Rules
+from agents.formats import NATIVE
+from agents.native_tools import check_native
+from agents.renderer import Renderer
+from agents.rewards import Reward, get_reward, weighted
+from agents.tools.registry import prebuilt
+from agents.tools.toolbox import Toolbox
+from envs.errors import ConfigError, described
+from envs.registry import EnvSpec
+from tasks.settings import AgentSettings, Pipeline
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+
+def rules_for(
+    spec: EnvSpec,
+    pipeline: Pipeline,
+    *,
+    tokenizer: "PreTrainedTokenizerBase",
+    renderer: Renderer,
+) -> Rules:
+    """How items of `spec` are played by `pipeline`'s agent in evaluation; training has other horizons.
+
+    Raises `ConfigError` for names that there are not, tools that the format cannot call, a chat template
+    that does not show them; `MissingDependency` for what is not installed.
+    """
+    agent = pipeline.agent
+    tools = toolbox_of(agent)
+    if agent.format in NATIVE and tools is not None:
+        check_native(tokenizer, agent.format)
+    context, rollout = agent.context, pipeline.rollout
+    return Rules(
+        agent=agent_of(agent, spec, tools),
+        renderer=renderer,
+        limits=EpisodeLimits(
+            max_turns=pipeline.evaluate.max_turns,
+            max_tokens_per_turn=rollout.max_tokens_per_turn,
+            context_length=rollout.context_length,
+            episode_timeout_s=rollout.episode_timeout_s,
+            step_timeout_s=rollout.step_timeout_s,
+        ),
+        tools=tools,
+        reward=reward_of(agent),
+        context=ContextPolicy(
+            when_full=context.when_full,
+            fold_at=context.fold_at,
+            keep_thoughts=context.keep_thoughts,
+            max_observation=context.max_observation,
+            show_budget=context.show_budget,
+        ),
+    )
+
+
+def agent_of(settings: AgentSettings, spec: EnvSpec, tools: Toolbox | None) -> Agent:
+    """The agent of `settings`, with what it is told about `spec`. Raises `ConfigError`."""
+    schemas = [] if tools is None else tools.schemas
+    if ":" in settings.format:
+        made = load(settings.format, key="agent.format")(schemas)
+        if not isinstance(made, Agent):
+            raise ConfigError(
+                f"agent.format {settings.format!r} makes a {type(made).__name__}; make it a class of "
+                "agents.agent.Agent"
+            )
+        return made
+    words = [_prompt(settings.prompt), spec.instructions if settings.instructions else ""]
+    return FormatAgent(settings.format, schemas=schemas, instructions="\n\n".join(filter(None, words)))
+
+
+def toolbox_of(settings: AgentSettings) -> Toolbox | None:
+    """The tools of `settings`; None where there are none. Raises `ConfigError`, `MissingDependency`."""
+    if not settings.tools:
+        return None
+    return Toolbox(
+        load(name, key="agent.tools") if ":" in name else prebuilt(name) for name in settings.tools
+    )
+
+
+def reward_of(settings: AgentSettings) -> Reward | None:
+    """What judges the episodes; None is the environment. Raises `ConfigError`."""
+    if settings.reward is None:
+        return None
+    if isinstance(settings.reward, str):
+        return _reward(settings.reward)
+    rewards = {name: _reward(name) for name in settings.reward}
+    return weighted(settings.reward, rewards=rewards)
+
+
+def load(name: str, *, key: str) -> Any:
+    """What `module:attribute` names, from the folder of the project or whatever is installed.
+
+    `key` of pipelines.yaml is named in the `ConfigError` for a module that cannot be imported or has no such
+    attribute.
+    """
+    module_name, _, attribute = name.partition(":")
+    if (
+        os.getcwd() not in sys.path
+    ):  # a program that is installed does not look into the folder it is called in
+        sys.path.insert(0, os.getcwd())
+    try:
+        module = importlib.import_module(module_name)
+    except Exception as error:
+        raise ConfigError(f"{key}: {name!r} cannot be imported: {described(error)}") from error
+    if not hasattr(module, attribute):
+        raise ConfigError(f"{key}: {module.__file__} has no {attribute!r}; write MODULE:NAME")
+    return getattr(module, attribute)
+
+
+def _reward(name: str) -> Reward:
+    if ":" not in name:
+        return get_reward(name)
+    reward: Reward = load(name, key="agent.reward")
+    if not callable(getattr(reward, "score", None)):
+        raise ConfigError(f"agent.reward: {name!r} is no reward; decorate it with @reward")
+    return reward
+
+
+def _prompt(path: Path | None) -> str:
+    if path is None:
+        return ""
+    try:
+        return path.read_text(encoding="utf-8").strip()
+    except OSError as error:
+        raise ConfigError(f"agent.prompt: cannot read {path}: {described(error)}") from None
