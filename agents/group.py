@@ -15,8 +15,8 @@ from dataclasses import replace
 from functools import partial
 
 from agents.episode import Rules, run_episode
-from agents.sampler import Sampler
-from agents.types import SamplingParams, StopReason, Trajectory
+from agents.speaker import Speakers
+from agents.types import StopReason, Trajectory
 from envs.errors import EpisodeFault, RewardFailed
 from envs.manager import EnvManager
 from envs.types import Item
@@ -30,16 +30,15 @@ async def play(
     name: str,
     chains: int,
     envs: EnvManager,
-    sampler: Sampler,
+    speakers: Speakers,
     rules_of: Callable[[Item], Rules],
-    sampling: SamplingParams,
     max_attempts: int,
     on_trajectory: Callable[[Trajectory], None] | None = None,
 ) -> list[list[Trajectory]]:
     """Play `chains` episodes of each item; returns one group per item, in the order of `items`.
 
     `rules_of` says how an item is played: items may be of several environments.
-    `name` is this play's own among all that use `sampler`. Episodes are called
+    `name` is this play's own among all of the same model. Episodes are called
     `<name>/<place in items>/<chain>/<attempt>`, by which a sampler keeps their caches and seeds their
     draws: the same names give the same draws, in another play they must differ.
     `on_trajectory` is called as each chain ends. A chain's `EpisodeFault`s stay its own; any other
@@ -50,8 +49,7 @@ async def play(
     play_chain = partial(
         _play_chain,
         envs=envs,
-        sampler=sampler,
-        sampling=sampling,
+        speakers=speakers,
         max_attempts=max_attempts,
     )
 
@@ -79,9 +77,8 @@ async def _play_chain(
     chain: int,
     name: str,
     envs: EnvManager,
-    sampler: Sampler,
+    speakers: Speakers,
     rules: Rules,
-    sampling: SamplingParams,
     max_attempts: int,
 ) -> Trajectory:
     started = time.perf_counter()
@@ -93,10 +90,12 @@ async def _play_chain(
                     env,
                     item,
                     chain=chain,
-                    sampler=sampler,
+                    speaker=speakers.speaker(
+                        f"{name}/{attempt}",  # a cache of its own for every attempt
+                        where=item.item_id,
+                        limits=rules.limits,
+                    ),
                     rules=rules,
-                    sampling=sampling,
-                    episode_id=f"{name}/{attempt}",  # a cache of its own for every attempt
                 )
         except RewardFailed as fault:  # the reward has tried again itself; the episode is not played anew
             cause, attempts = f"{type(fault).__name__}: {fault}", attempt

@@ -29,10 +29,12 @@ from dataclasses import asdict, dataclass, replace
 import psutil
 
 from agents.agent import FormatAgent
-from agents.episode import EpisodeLimits, Rules
+from agents.episode import Rules
 from agents.group import play
+from agents.limits import EpisodeLimits
 from agents.renderer import Renderer
 from agents.sampler import ScriptedSampler
+from agents.speaker import TokenSpeakers
 from agents.types import Completion, SamplingParams, StopReason, Trajectory
 from envs.manager import EnvManager
 from envs.registry import EnvSpec, get_env
@@ -123,7 +125,8 @@ def measure(env: str, items: Sequence[Item], *, kills: int, chains: int = 8, cap
         episode_timeout_s=600,
         step_timeout_s=60,
     )
-    rules = Rules(agent=FormatAgent("action"), renderer=Renderer(tokenizer), limits=limits)
+    rules = Rules(agent=FormatAgent("action"), limits=limits)
+    renderer = Renderer(tokenizer)
     calls = sum(chains // 2 * (len(solution) + turns) for solution in solutions)
     killer = Killer(sampler(), kills=kills, calls=calls)
 
@@ -136,9 +139,12 @@ def measure(env: str, items: Sequence[Item], *, kills: int, chains: int = 8, cap
             name="play",
             chains=chains,
             envs=envs,
-            sampler=sampler,
+            speakers=TokenSpeakers(
+                sampler=sampler,
+                renderer=renderer,
+                sampling=SamplingParams(max_tokens=limits.max_tokens_per_turn),
+            ),
             rules_of=lambda _: rules,
-            sampling=SamplingParams(max_tokens=limits.max_tokens_per_turn),
             max_attempts=kills + 1,
             on_trajectory=ended.append,
         )

@@ -27,10 +27,12 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
 from agents.agent import FormatAgent
-from agents.episode import EpisodeLimits, Rules
+from agents.episode import Rules
 from agents.group import play
+from agents.limits import EpisodeLimits
 from agents.renderer import Renderer
 from agents.sampler import ScriptedSampler
+from agents.speaker import TokenSpeakers
 from agents.types import SamplingParams, StopReason, Trajectory
 from envs.manager import EnvManager
 from envs.registry import get_env
@@ -79,7 +81,8 @@ def measure(*, chains: int, turns: int, latency_s: float) -> Result:
         episode_timeout_s=600,
         step_timeout_s=5,
     )
-    rules = Rules(agent=FormatAgent("action"), renderer=Renderer(tokenizer), limits=limits)
+    rules = Rules(agent=FormatAgent("action"), limits=limits)
+    renderer = Renderer(tokenizer)
 
     async def play_all() -> tuple[float, float, float]:
         envs = EnvManager([spec], capacity=chains)
@@ -95,9 +98,12 @@ def measure(*, chains: int, turns: int, latency_s: float) -> Result:
                 name=f"batch {index}",
                 chains=group_size,
                 envs=envs,
-                sampler=sampler,
+                speakers=TokenSpeakers(
+                    sampler=sampler,
+                    renderer=renderer,
+                    sampling=SamplingParams(max_tokens=limits.max_tokens_per_turn),
+                ),
                 rules_of=lambda _: rules,
-                sampling=SamplingParams(max_tokens=limits.max_tokens_per_turn),
                 max_attempts=1,
             )
             check(groups, turns=turns)

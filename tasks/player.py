@@ -5,10 +5,12 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from agents import group
+from agents.context import ContextPolicy
 from agents.episode import Rules
 from agents.renderer import Renderer
 from agents.sampler import Sampler
 from agents.schedule import annealed
+from agents.speaker import TokenSpeakers
 from agents.types import SamplingParams, Trajectory
 from envs.manager import EnvManager
 from envs.types import Item
@@ -56,10 +58,9 @@ class Player:
         self._data = pipeline.data
         self._rollout = pipeline.rollout
         self._sampler = sampler
-        renderer = Renderer(tokenizer)
-        self._rules = {
-            spec.name: rules_for(spec, pipeline, tokenizer=tokenizer, renderer=renderer) for spec in specs
-        }
+        self._renderer = Renderer(tokenizer)
+        self._context = ContextPolicy(**dict(pipeline.agent.context))
+        self._rules = {spec.name: rules_for(spec, pipeline, tokenizer=tokenizer) for spec in specs}
         self._envs = EnvManager(specs, capacity=pipeline.rollout.max_live_envs, spread=over_cluster())
 
     async def play(self, items: Sequence[Item], play: Play) -> list[list[Trajectory]]:
@@ -77,14 +78,18 @@ class Player:
             name=play.name,
             chains=play.chains,
             envs=self._envs,
-            sampler=self._sampler,
-            rules_of=rules_of,
-            sampling=SamplingParams(
-                max_tokens=rollout.max_tokens_per_turn,
-                temperature=play.temperature,
-                top_p=rollout.top_p,
-                top_k=rollout.top_k,
+            speakers=TokenSpeakers(
+                sampler=self._sampler,
+                renderer=self._renderer,
+                sampling=SamplingParams(
+                    max_tokens=rollout.max_tokens_per_turn,
+                    temperature=play.temperature,
+                    top_p=rollout.top_p,
+                    top_k=rollout.top_k,
+                ),
+                context=self._context,
             ),
+            rules_of=rules_of,
             max_attempts=rollout.max_attempts,
         )
 

@@ -7,11 +7,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from agents.agent import Agent, FormatAgent
-from agents.context import ContextPolicy
-from agents.episode import EpisodeLimits, Rules
+from agents.episode import Rules
 from agents.formats import NATIVE
+from agents.limits import EpisodeLimits
 from agents.native_tools import check_native
-from agents.renderer import Renderer
 from agents.rewards import Reward, get_reward, weighted
 from agents.tools.registry import prebuilt
 from agents.tools.toolbox import Toolbox
@@ -23,13 +22,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 
-def rules_for(
-    spec: EnvSpec,
-    pipeline: Pipeline,
-    *,
-    tokenizer: "PreTrainedTokenizerBase",
-    renderer: Renderer,
-) -> Rules:
+def rules_for(spec: EnvSpec, pipeline: Pipeline, *, tokenizer: "PreTrainedTokenizerBase") -> Rules:
     """How items of `spec` are played by `pipeline`'s agent in evaluation; training has other horizons.
 
     Raises `ConfigError` for names that there are not, tools that the format cannot call, a chat template
@@ -39,10 +32,9 @@ def rules_for(
     tools = toolbox_of(agent)
     if agent.format in NATIVE and tools is not None:
         check_native(tokenizer, agent.format)
-    context, rollout = agent.context, pipeline.rollout
+    rollout = pipeline.rollout
     return Rules(
         agent=agent_of(agent, spec, tools),
-        renderer=renderer,
         limits=EpisodeLimits(
             max_turns=pipeline.evaluate.max_turns,
             max_tokens_per_turn=rollout.max_tokens_per_turn,
@@ -52,13 +44,6 @@ def rules_for(
         ),
         tools=tools,
         reward=reward_of(agent),
-        context=ContextPolicy(
-            when_full=context.when_full,
-            fold_at=context.fold_at,
-            keep_thoughts=context.keep_thoughts,
-            max_observation=context.max_observation,
-            show_budget=context.show_budget,
-        ),
     )
 
 

@@ -7,11 +7,13 @@ from dataclasses import replace
 
 import pytest
 
-from agents.agent import FormatAgent
-from agents.episode import MIN_COMPLETION, EpisodeLimits, Rules, run_episode
+from agents.agent import Agent, FormatAgent
+from agents.episode import Rules, run_episode
+from agents.limits import MIN_COMPLETION, EpisodeLimits
 from agents.packing import pack
 from agents.renderer import Renderer
 from agents.sampler import Sampler, ScriptedSampler
+from agents.speaker import TokenSpeakers
 from agents.types import Completion, FinishReason, SamplingParams, StopReason, Trajectory
 from envs.base import Environment
 from envs.errors import EnvCrashed, EpisodeTimeout, MissingDependency, SamplerFailed
@@ -33,21 +35,14 @@ def says(*texts: str) -> ScriptedSampler:
     return ScriptedSampler(texts, encode=encode, policy_version=3)
 
 
-def some_rules(*, instructions: str = "", template: str = CHATML) -> Rules:
-    return Rules(
-        agent=FormatAgent("action", instructions=instructions),
-        renderer=Renderer(toy_tokenizer(template)),
-        limits=LIMITS,
-    )
-
-
 def play_one(
     sampler: Sampler,
     *,
     env: Environment | None = None,
     limits: EpisodeLimits = LIMITS,
     item: Item | None = None,
-    rules: Rules | None = None,
+    agent: Agent | None = None,
+    template: str = CHATML,
     stop_token_ids: tuple[int, ...] = (),
 ) -> Trajectory:
     return asyncio.run(
@@ -55,10 +50,12 @@ def play_one(
             env or ToyEnv(),
             item or toy_item(),
             chain=0,
-            sampler=sampler,
-            rules=replace(rules or some_rules(), limits=limits),
-            sampling=SamplingParams(max_tokens=1, stop_token_ids=stop_token_ids),
-            episode_id="e",
+            speaker=TokenSpeakers(
+                sampler=sampler,
+                renderer=Renderer(toy_tokenizer(template)),
+                sampling=SamplingParams(max_tokens=1, stop_token_ids=stop_token_ids),
+            ).speaker("e", where="toy_0", limits=limits),
+            rules=Rules(agent=agent or FormatAgent("action"), limits=limits),
         )
     )
 
@@ -81,7 +78,7 @@ def test_a_whole_episode_by_hand() -> None:
 
 
 def test_instructions_open_the_first_message() -> None:
-    played = play_one(says("Action: add 3"), rules=some_rules(instructions="Play."))
+    played = play_one(says("Action: add 3"), agent=FormatAgent("action", instructions="Play."))
     assert "user\nPlay.\n\nGoal: reach 3.<|im_end|>" in toy_tokenizer().decode(played.prompt_ids)
 
 
@@ -183,7 +180,7 @@ def test_trained_tokens_are_the_sampled_ones(template: str, stops: bool) -> None
     stop = renderer.stop_token_ids[0]
     sampler = RandomSampler(len(tokenizer), stop=stop if stops else None)
     limits = replace(LIMITS, max_turns=60, context_length=100_000)
-    played = play_one(sampler, limits=limits, rules=some_rules(template=template))
+    played = play_one(sampler, limits=limits, template=template)
 
     drifted = [
         answer

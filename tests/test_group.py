@@ -10,11 +10,13 @@ from typing import Any
 import pytest
 
 from agents.agent import FormatAgent
-from agents.episode import EpisodeLimits, Rules
+from agents.episode import Rules
 from agents.group import play
+from agents.limits import EpisodeLimits
 from agents.packing import pack
 from agents.renderer import Renderer
-from agents.sampler import ScriptedSampler
+from agents.sampler import Sampler, ScriptedSampler
+from agents.speaker import TokenSpeakers
 from agents.types import Completion, SamplingParams, StopReason, Trajectory
 from envs.base import Environment
 from envs.errors import MissingDependency
@@ -47,19 +49,24 @@ PLAYS = itertools.count()
 LIMITS = EpisodeLimits(
     max_turns=5, max_tokens_per_turn=40, context_length=400, episode_timeout_s=5, step_timeout_s=5
 )
-RULES = Rules(agent=FormatAgent("action"), renderer=Renderer(toy_tokenizer()), limits=LIMITS)
+RULES = Rules(agent=FormatAgent("action"), limits=LIMITS)
 
 
-async def played(envs: EnvManager, items: Sequence[Item], **changes: Any) -> list[list[Trajectory]]:
+async def played(
+    envs: EnvManager, items: Sequence[Item], *, sampler: Sampler | None = None, **changes: Any
+) -> list[list[Trajectory]]:
     arguments: dict[str, Any] = {
         "name": f"play {next(PLAYS)}",
         "chains": 4,
-        "sampler": ScriptedSampler(TEXTS, encode=encode),
         "rules_of": lambda _: RULES,
-        "sampling": SamplingParams(max_tokens=40),
         "max_attempts": 3,
     }
-    return await play(items, envs=envs, **(arguments | changes))
+    speakers = TokenSpeakers(
+        sampler=sampler or ScriptedSampler(TEXTS, encode=encode),
+        renderer=Renderer(toy_tokenizer()),
+        sampling=SamplingParams(max_tokens=40),
+    )
+    return await play(items, envs=envs, speakers=speakers, **(arguments | changes))
 
 
 def test_groups_come_in_the_order_of_their_items() -> None:

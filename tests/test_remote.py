@@ -9,10 +9,12 @@ import pytest
 from aiohttp import web
 
 from agents.agent import FormatAgent
-from agents.episode import EpisodeLimits, Rules
+from agents.episode import Rules
 from agents.group import play
+from agents.limits import EpisodeLimits
 from agents.renderer import Renderer
 from agents.sampler import ScriptedSampler
+from agents.speaker import TokenSpeakers
 from agents.types import SamplingParams, StopReason, Trajectory
 from envs.errors import ConfigError, EnvCrashed
 from envs.manager import EnvManager
@@ -61,15 +63,18 @@ async def played(
         episode_timeout_s=60,
         step_timeout_s=20,
     )
-    rules = Rules(agent=FormatAgent("action"), renderer=Renderer(toy_tokenizer()), limits=limits)
+    rules = Rules(agent=FormatAgent("action"), limits=limits)
     return await play(
         items,
         name=f"play {next(PLAYS)}",
         chains=chains,
         envs=envs,
-        sampler=ScriptedSampler(script, encode=encode, latency_s=latency_s),
+        speakers=TokenSpeakers(
+            sampler=ScriptedSampler(script, encode=encode, latency_s=latency_s),
+            renderer=Renderer(toy_tokenizer()),
+            sampling=SamplingParams(max_tokens=300),
+        ),
         rules_of=lambda _: rules,
-        sampling=SamplingParams(max_tokens=300),
         max_attempts=3,
     )
 

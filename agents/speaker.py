@@ -1,0 +1,186 @@
+"""The model's side of one episode: it is shown an opening, speaks, and hears what came of it.
+
+Owns the conversation's state. `TokenSpeaker` keeps it as tokens, so that what was sampled can be trained on
+as it was sampled; `agents/speaker_chat.py` keeps it as messages, for servers that tell no tokens.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from agents.agent import Opening
+from agents.calls import ParsedTurn
+from agents.context import Context, ContextPolicy
+from agents.limits import MIN_COMPLETION, EpisodeLimits
+from agents.renderer import Renderer
+from agents.sampler import Sampler
+from agents.types import Completion, SamplingParams, Turn
+from envs.errors import SamplerFailed, WingspanError, described
+from envs.types import Message
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spoken:
+    """What the model said in one turn."""
+
+    text: str
+    completion: Completion
+    prompt_ids: list[int] | None = None
+    """Where the turn begins a segment; see `Turn`."""
+    parsed: ParsedTurn | None = None
+    """Where a server has read the calls itself; else the agent reads `text`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Heard:
+    """How the conversation goes on after a turn."""
+
+    turns: Sequence[Turn]
+    """The turn as it is to be kept, and after it a summary where one was asked for."""
+    goes_on: bool
+    """False where there is no room for another turn."""
+
+
+class Speaker(Protocol):
+    """The model in one episode."""
+
+    @property
+    def prompt_ids(self) -> list[int]:
+        """The opening as tokens ([P]); empty where none are known."""
+        ...
+
+    def open(self, opening: Opening) -> bool:
+        """Show the opening; False where it leaves no room for a turn."""
+        ...
+
+    async def speak(self) -> Spoken:
+        """The next turn. Raises `SamplerFailed` if there is none to be had."""
+        ...
+
+    async def hear(
+        self, turn: Turn, messages: Sequence[Message], *, earlier: Sequence[Turn], turns_left: int
+    ) -> Heard:
+        """Tell what came of `turn`, the last that was spoken; `earlier` are those before it."""
+        ...
+
+
+class Speakers(Protocol):
+    """Makes the speakers of many episodes, of one model."""
+
+    def speaker(self, episode_id: str, *, where: str, limits: EpisodeLimits) -> Speaker:
+        """For one episode; `where` names it in errors."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenSpeakers:
+    """Speakers by tokens: all that is trained on comes from these."""
+
+    sampler: Sampler
+    renderer: Renderer
+    sampling: SamplingParams
+    """`max_tokens` is set for each turn; `stop_token_ids`, where empty, are the chat template's."""
+    context: ContextPolicy = ContextPolicy()  # noqa: RUF009  # it is frozen
+
+    def speaker(self, episode_id: str, *, where: str, limits: EpisodeLimits) -> "TokenSpeaker":
+        """See `Speakers`."""
+        return TokenSpeaker(self, episode_id, where=where, limits=limits)
+
+
+class TokenSpeaker:
+    """See `Speaker`. Token in, token out: the context is made of what was sampled, never of a decoded and
+    encoded copy. A completion has at most `max_tokens_per_turn` tokens and the room that is left."""
+
+    def __init__(self, model: TokenSpeakers, episode_id: str, *, where: str, limits: EpisodeLimits) -> None:
+        self._sampler = model.sampler
+        self._renderer = model.renderer
+        self._policy = model.context
+        self._episode_id = episode_id
+        self._where = where
+        self._limits = limits
+        self._params = replace(
+            model.sampling,
+            max_tokens=limits.max_tokens_per_turn,
+            stop_token_ids=model.sampling.stop_token_ids or model.renderer.stop_token_ids,
+        )
+        self._context: Context | None = None
+        self.prompt_ids: list[int] = []
+
+    def open(self, opening: Opening) -> bool:
+        """See `Speaker`."""
+        self._context = Context(
+            opening,
+            renderer=self._renderer,
+            policy=self._policy,
+            context_length=self._limits.context_length,
+            least_room=min(MIN_COMPLETION, self._limits.max_tokens_per_turn),
+        )
+        self.prompt_ids = self._context.ids.copy()
+        return not self._context.is_full
+
+    async def speak(self) -> Spoken:
+        """See `Speaker`."""
+        context, params = self._opened, self._params
+        if context.room < params.max_tokens:
+            params = replace(params, max_tokens=context.room)
+        try:
+            completion = await self._sampler.sample(context.ids, params=params, episode_id=self._episode_id)
+        except WingspanError:
+            raise
+        except Exception as error:
+            raise SamplerFailed(f"{self._where}: the sampler raised {described(error)}") from error
+        sampled = len(completion.token_ids)
+        if not 0 < sampled <= params.max_tokens or sampled != len(completion.logprobs):
+            raise SamplerFailed(
+                f"{self._where}: the sampler answered {sampled} tokens and "
+                f"{len(completion.logprobs)} log-probs where 1 to {params.max_tokens} of each were due"
+            )
+        return Spoken(
+            text=self._renderer.decode(completion.token_ids),
+            completion=completion,
+            prompt_ids=context.segment_prompt,
+        )
+
+    async def hear(
+        self, turn: Turn, messages: Sequence[Message], *, earlier: Sequence[Turn], turns_left: int
+    ) -> Heard:
+        """See `Speaker`."""
+        context = self._opened
+        reply_ids = context.reply_ids(turn.completion, messages, turns_left=turns_left)
+        if context.is_to_fold(turn.completion, reply_ids):
+            return await self._fold(turn, messages, turns_left=turns_left)
+        answered = replace(turn, observation_ids=reply_ids)
+        if context.go_on(turn.completion, reply_ids):
+            return Heard([answered], goes_on=True)
+        if self._policy.when_full == "drop" and context.drop([*earlier, answered]):
+            return Heard([answered], goes_on=True)
+        return Heard([turn], goes_on=False)
+
+    async def _fold(self, turn: Turn, messages: Sequence[Message], *, turns_left: int) -> Heard:
+        """Ask for a summary and go on with it: a turn of its own, but none of the horizon's."""
+        context = self._opened
+        reply_ids = context.ask_to_fold(
+            turn.completion,
+            messages,
+            turns_left=turns_left,
+            summary_tokens=self._limits.max_tokens_per_turn,
+        )
+        if reply_ids is None:
+            return Heard([turn], goes_on=False)
+        spoken = await self.speak()
+        summary = Turn(
+            completion=spoken.completion,
+            text=spoken.text,
+            action="",
+            observation="",
+            reward=0.0,
+            observation_ids=[],
+            prompt_ids=spoken.prompt_ids,
+        )
+        return Heard([replace(turn, observation_ids=reply_ids), summary], goes_on=context.fold(spoken.text))
+
+    @property
+    def _opened(self) -> Context:
+        if self._context is None:
+            raise RuntimeError("open the conversation first")
+        return self._context
