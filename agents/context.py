@@ -78,7 +78,7 @@ class Context:
         closed = completion.token_ids[-1] in self._renderer.stop_token_ids
         policy = self._policy
         if policy.max_observation is not None:
-            messages = [Message(m.role, _cut(m.content, policy.max_observation)) for m in messages]
+            messages = [Message(m.role, shortened(m.content, policy.max_observation)) for m in messages]
         if policy.show_budget:
             left = self.room - len(completion.token_ids)
             *others, last = messages
@@ -160,7 +160,8 @@ class Context:
         return sampled[low:]
 
 
-def _cut(text: str, most: int) -> str:
+def shortened(text: str, most: int) -> str:
+    """`text` with `most` of its characters, those of both ends, and a note of how many are left out."""
     if len(text) <= most:
         return text
     head, tail = most - most // 2, most // 2

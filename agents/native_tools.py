@@ -1,17 +1,15 @@
-"""Tells a model which tools there are by its own chat template, and checks that the template does.
+"""Whether a model's own chat template tells it of tools, and writes calls as they are read.
 
 Some templates ignore `tools=` without a word, and the model then never learns of them; others write calls
 in another format than the one that is read. Both are found with sentinel words before anything is sampled.
 Prompts in plain text are `agents/tools_prompt.py`'s.
 """
 
-from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from agents.calls import ToolCall
 from agents.formats import FORMATS, NATIVE
 from envs.errors import ConfigError
-from envs.types import Message
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -32,19 +30,6 @@ _SCHEMA: dict[str, Any] = {
     },
 }
 _REMEDY = "use a model whose template has tools, or a format that describes them in words, such as 'json'"
-
-
-def render_with_tools(
-    tokenizer: "PreTrainedTokenizerBase",
-    messages: Sequence[Message],
-    schemas: Sequence[Mapping[str, Any]],
-) -> str:
-    """The conversation up to where the policy speaks, as text, with the tools where the template has them.
-
-    Raises `ConfigError` where the template refuses the conversation or the tools.
-    """
-    conversation = [{"role": message.role, "content": message.content} for message in messages]
-    return _render(tokenizer, conversation, tools=[dict(schema) for schema in schemas], opened=True)
 
 
 def check_native(tokenizer: "PreTrainedTokenizerBase", format: str) -> None:

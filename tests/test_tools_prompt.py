@@ -1,18 +1,19 @@
 """Tools described in words and by chat templates; a template that ignores them is refused."""
 
-import copy
 from typing import Any
 
 import pytest
 
 from agents.calls import ToolCall
 from agents.formats import FORMATS, NATIVE
-from agents.native_tools import check_native, render_with_tools
+from agents.native_tools import check_native
+from agents.renderer import Renderer
 from agents.tools_prompt import DESCRIBED, PLACE, tools_prompt
 from envs.errors import ConfigError
 from envs.types import Message
 from tests.format_writers import ARGUMENTS
-from tests.toy import CHATML, toy_tokenizer
+from tests.tool_templates import END, MESSAGE, TEMPLATES, TOOLS_OF_JSON, with_template
+from tests.toy import CHATML
 
 
 def schema(name: str, *arguments: str, description: str = "Does it.") -> dict[str, Any]:
@@ -69,46 +70,11 @@ def test_tools_that_a_format_cannot_call_are_refused(
         tools_prompt(format, schemas)
 
 
-TOOLS_OF_JSON = (
-    "{% if tools %}<|im_start|>system\nTools:{% for t in tools %}\n{{ t | tojson }}{% endfor %}"
-    '\nWrite <tool_call>{"name": ...}</tool_call>.<|im_end|>\n{% endif %}'
-)
-MESSAGE = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}"
-END = "<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-TEMPLATES = {
-    "hermes": TOOLS_OF_JSON
-    + MESSAGE
-    + "{% for c in m.tool_calls %}\n<tool_call>\n"
-    + '{"name": "{{ c.function.name }}", "arguments": {{ c.function.arguments | tojson }}}'
-    + "\n</tool_call>{% endfor %}"
-    + END,
-    "qwen3": TOOLS_OF_JSON
-    + MESSAGE
-    + "{% for c in m.tool_calls %}\n<tool_call>\n<function={{ c.function.name }}>\n"
-    + "{% for k, v in c.function.arguments.items() %}<parameter={{ k }}>\n"
-    + "{{ v | tojson if v is mapping or (v is sequence and v is not string) else v }}"
-    + "\n</parameter>\n{% endfor %}"
-    + "</function>\n</tool_call>{% endfor %}"
-    + END,
-    "llama3": TOOLS_OF_JSON
-    + MESSAGE
-    + '{% for c in m.tool_calls %}{"name": "{{ c.function.name }}", '
-    + '"parameters": {{ c.function.arguments | tojson }}}{% endfor %}'
-    + END,
-}
-
-
-def with_template(template: str) -> Any:
-    tokenizer = copy.deepcopy(toy_tokenizer(CHATML))
-    tokenizer.chat_template = template
-    return tokenizer
-
-
 @pytest.mark.parametrize("format", NATIVE)
 def test_a_template_that_shows_tools_and_writes_the_format_is_accepted(format: str) -> None:
     tokenizer = with_template(TEMPLATES[format])
     check_native(tokenizer, format)
-    text = render_with_tools(tokenizer, [Message("user", "Goal.")], [SEARCH])
+    text = tokenizer.decode(Renderer(tokenizer).prompt_ids([Message("user", "Goal.")], tools=[SEARCH]))
     assert '"name": "search"' in text
     assert text.endswith("Goal.<|im_end|>\n<|im_start|>assistant\n")
 
