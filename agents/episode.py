@@ -131,17 +131,17 @@ class _Episode:
                 observation_ids=[],
                 prompt_ids=spoken.prompt_ids,
             )
+            self.turns.append(turn)
             stop_reason = self._stop_reason(outcome.step)
             if stop_reason is not None:
-                self.turns.append(turn)
                 return stop_reason
             heard = await self._speaker.hear(
-                turn,
+                self.turns,
                 self._agent.reply(parsed, outcome.observations),
-                earlier=self.turns,
                 turns_left=self._max_turns - self._acted,
             )
-            self.turns += heard.turns
+            if heard.summary is not None:
+                self.turns.append(heard.summary)
             if not heard.goes_on:
                 return StopReason.MAX_CONTEXT
 

@@ -35,10 +35,10 @@ class Spoken:
 class Heard:
     """How the conversation goes on after a turn."""
 
-    turns: Sequence[Turn]
-    """The turn as it is to be kept, and after it a summary where one was asked for."""
     goes_on: bool
     """False where there is no room for another turn."""
+    summary: Turn | None = None
+    """What the policy was asked for in between."""
 
 
 class Speaker(Protocol):
@@ -57,10 +57,9 @@ class Speaker(Protocol):
         """The next turn. Raises `SamplerFailed` if there is none to be had."""
         ...
 
-    async def hear(
-        self, turn: Turn, messages: Sequence[Message], *, earlier: Sequence[Turn], turns_left: int
-    ) -> Heard:
-        """Tell what came of `turn`, the last that was spoken; `earlier` are those before it."""
+    async def hear(self, turns: Sequence[Turn], messages: Sequence[Message], *, turns_left: int) -> Heard:
+        """Tell what came of the last of `turns`, and put the reply's tokens, where it goes on, into its
+        `observation_ids`."""
         ...
 
 
@@ -141,20 +140,19 @@ class TokenSpeaker:
             prompt_ids=context.segment_prompt,
         )
 
-    async def hear(
-        self, turn: Turn, messages: Sequence[Message], *, earlier: Sequence[Turn], turns_left: int
-    ) -> Heard:
+    async def hear(self, turns: Sequence[Turn], messages: Sequence[Message], *, turns_left: int) -> Heard:
         """See `Speaker`."""
-        context = self._opened
+        context, turn = self._opened, turns[-1]
         reply_ids = context.reply_ids(turn.completion, messages, turns_left=turns_left)
         if context.is_to_fold(turn.completion, reply_ids):
             return await self._fold(turn, messages, turns_left=turns_left)
-        answered = replace(turn, observation_ids=reply_ids)
+        turn.observation_ids.extend(reply_ids)
         if context.go_on(turn.completion, reply_ids):
-            return Heard([answered], goes_on=True)
-        if self._policy.when_full == "drop" and context.drop([*earlier, answered]):
-            return Heard([answered], goes_on=True)
-        return Heard([turn], goes_on=False)
+            return Heard(goes_on=True)
+        if self._policy.when_full == "drop" and context.drop(turns):
+            return Heard(goes_on=True)
+        turn.observation_ids.clear()
+        return Heard(goes_on=False)
 
     async def _fold(self, turn: Turn, messages: Sequence[Message], *, turns_left: int) -> Heard:
         """Ask for a summary and go on with it: a turn of its own, but none of the horizon's."""
@@ -166,7 +164,8 @@ class TokenSpeaker:
             summary_tokens=self._limits.max_tokens_per_turn,
         )
         if reply_ids is None:
-            return Heard([turn], goes_on=False)
+            return Heard(goes_on=False)
+        turn.observation_ids.extend(reply_ids)
         spoken = await self.speak()
         summary = Turn(
             completion=spoken.completion,
@@ -177,7 +176,7 @@ class TokenSpeaker:
             observation_ids=[],
             prompt_ids=spoken.prompt_ids,
         )
-        return Heard([replace(turn, observation_ids=reply_ids), summary], goes_on=context.fold(spoken.text))
+        return Heard(goes_on=context.fold(spoken.text), summary=summary)
 
     @property
     def _opened(self) -> Context:

@@ -1,6 +1,9 @@
 """What the rollout core costs by itself: a scripted policy plays TextCraft, in process.
 
     python -m bench.rollout --chains 512 --turns 10 --latency 0
+    python -m bench.rollout --chains 512 --turns 10 --agent react
+
+With `--agent react` it calls one trivial tool a turn instead of acting in the environment.
 
 Prints one JSON object:
 
@@ -33,6 +36,8 @@ from agents.limits import EpisodeLimits
 from agents.renderer import Renderer
 from agents.sampler import ScriptedSampler
 from agents.speaker import TokenSpeakers
+from agents.tools.tool import tool
+from agents.tools.toolbox import Toolbox
 from agents.types import SamplingParams, StopReason, Trajectory
 from envs.manager import EnvManager
 from envs.registry import get_env
@@ -48,6 +53,7 @@ MATERIALS = ("oak log", "cobblestone", "string")
 class Result:
     """One measurement; the docstring of this file says what its fields are."""
 
+    agent: str
     chains: int
     turns: int
     latency_s: float
@@ -59,7 +65,7 @@ class Result:
     peak_mb: float
 
 
-def measure(*, chains: int, turns: int, latency_s: float) -> Result:
+def measure(*, agent: str, chains: int, turns: int, latency_s: float) -> Result:
     """Play `chains` episodes of `turns` turns at once, in groups of `GROUP_SIZE` where that divides."""
     spec = get_env("textcraft")
     train = spec.split(0).train
@@ -70,7 +76,7 @@ def measure(*, chains: int, turns: int, latency_s: float) -> Result:
 
     tokenizer = make_tokenizer()
     sampler = ScriptedSampler(
-        useless_action,
+        SCRIPTS[agent],
         encode=lambda text: tokenizer.backend_tokenizer.encode(text, add_special_tokens=False).ids,
         latency_s=latency_s,
     )
@@ -81,7 +87,10 @@ def measure(*, chains: int, turns: int, latency_s: float) -> Result:
         episode_timeout_s=600,
         step_timeout_s=5,
     )
-    rules = Rules(agent=FormatAgent("action"), limits=limits)
+    tools = Toolbox([look]) if agent == "react" else None
+    rules = Rules(
+        agent=FormatAgent(agent, schemas=tools.schemas if tools else ()), limits=limits, tools=tools
+    )
     renderer = Renderer(tokenizer)
 
     async def play_all() -> tuple[float, float, float]:
@@ -116,6 +125,7 @@ def measure(*, chains: int, turns: int, latency_s: float) -> Result:
 
     cpu_s, wall_s, lag_s = asyncio.run(play_all())
     return Result(
+        agent=agent,
         chains=chains,
         turns=turns,
         latency_s=latency_s,
@@ -151,6 +161,29 @@ def useless_action(episode_id: str, turn: int) -> str:
     return f"Thought: I need more of this to go on.\nAction: get {1 + number} {material}"
 
 
+@tool
+async def look(place: str, count: int = 1) -> str:
+    """Look somewhere.
+
+    Args:
+        place: Where.
+        count: How often.
+    """
+    return f"At {place} there is nothing, {count} times."
+
+
+def useless_call(episode_id: str, turn: int) -> str:
+    """A call of the trivial tool."""
+    number = zlib.crc32(f"{episode_id}/{turn}".encode()) % 64
+    return (
+        "Thought: I do not know yet where it is.\nAction: look\n"
+        f'Action Input: {{"place": "mile {number}", "count": {number % 4}}}'
+    )
+
+
+SCRIPTS = {"action": useless_action, "react": useless_call}
+
+
 def check(groups: Sequence[Sequence[Trajectory]], *, turns: int) -> None:
     """A figure counts only where every episode was played in full."""
     for trajectory in (trajectory for group in groups for trajectory in group):
@@ -165,9 +198,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="CPU cost of the rollout core, without a model")
     parser.add_argument("--chains", type=int, default=512, help="episodes played at once")
     parser.add_argument("--turns", type=int, default=10)
+    parser.add_argument("--agent", choices=SCRIPTS, default="action")
     parser.add_argument("--latency", type=float, default=0.0, help="seconds that the simulated model takes")
     arguments = parser.parse_args()
-    result = measure(chains=arguments.chains, turns=arguments.turns, latency_s=arguments.latency)
+    result = measure(
+        agent=arguments.agent, chains=arguments.chains, turns=arguments.turns, latency_s=arguments.latency
+    )
     print(json.dumps(asdict(result)))
 
 

@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
 from difflib import get_close_matches
 from typing import Any
 
@@ -29,7 +28,7 @@ class Toolbox:
             if found.name in self.tools:
                 raise ConfigError(f"two tools are called {found.name!r}; give one of them another name=")
             self.tools[found.name] = found
-        self._usage = dict.fromkeys(self.tools, ToolUsage())
+        self._usage = {name: ToolUsage() for name in self.tools}
         self._unknown_calls = 0
 
     def fresh(self) -> "Toolbox":
@@ -65,13 +64,10 @@ class Toolbox:
             failed = result.status is not ToolStatus.OK
             return result
         finally:
-            before = self._usage[name]
-            self._usage[name] = replace(
-                before,
-                calls=before.calls + 1,
-                failures=before.failures + failed,
-                seconds=before.seconds + time.perf_counter() - started,
-            )
+            usage = self._usage[name]
+            usage.calls += 1
+            usage.failures += failed
+            usage.seconds += time.perf_counter() - started
 
     def is_stateful(self, name: str) -> bool:
         """Whether a call works on the episode's environment, and so has its place among others."""

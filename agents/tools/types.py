@@ -53,7 +53,7 @@ class ToolResult:
     """From the call to its answer; waiting for a place among `max_concurrency` included."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class ToolUsage:
     """What became of the calls of one tool."""
 
