@@ -1,6 +1,9 @@
-"""Writing files so that a reader, or a run that is killed, never sees half of one."""
+"""Files that several processes, or a run that is killed, may meet in."""
 
+import fcntl
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 
@@ -16,3 +19,11 @@ def write_atomically(path: Path, text: str) -> None:
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+@contextmanager
+def one_at_a_time(path: Path) -> Iterator[None]:
+    """Wait until no other process is within the same `path`, a file that is made for this and stays."""
+    with path.open("a") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)  # the system lets go of it however this process ends
+        yield

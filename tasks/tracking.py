@@ -14,13 +14,14 @@ import socket
 import time
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 from urllib.parse import urlsplit
 
 from envs.errors import ConfigError, WingspanError, described
-from tasks.files import write_atomically
+from tasks.files import one_at_a_time, write_atomically
 from tasks.settings import Pipeline
 from tasks.trajectories import read_trajectories
 
@@ -128,7 +129,9 @@ class Tracker:
         logging.getLogger("mlflow").setLevel(logging.WARNING)
         logging.getLogger("alembic").setLevel(logging.WARNING)
         mlflow.set_tracking_uri(tracking_uri())
-        client = mlflow.MlflowClient()
+        with _alone():
+            client = mlflow.MlflowClient()
+            client.search_experiments(max_results=1)
         run_id = unfinished_run(self._workspace, pipeline=self._pipeline)
         if run_id is None or not _exists(client, run_id):
             run_id = self._start(client)
@@ -191,6 +194,12 @@ class Tracker:
         client.set_terminated(run_id, status="FINISHED")
         _remember(workspace, pipeline=self._pipeline, run_id=run_id, finished=True)
         self._failure = None  # whatever was missing is there now
+
+
+def _alone() -> AbstractContextManager[None]:
+    """Two first runs at once would both create the tables of a database file."""
+    file = tracking_uri().removeprefix("sqlite:///")
+    return nullcontext() if file == tracking_uri() else one_at_a_time(Path(f"{file}.lock"))
 
 
 def unfinished_run(workspace: Path, *, pipeline: Pipeline) -> str | None:

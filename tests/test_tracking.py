@@ -1,6 +1,9 @@
 """MLflow's record of a run, read back from a real SQLite store."""
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -211,3 +214,26 @@ def test_a_server_that_does_not_answer_is_named(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
     with pytest.raises(ConfigError, match=r"MLFLOW_TRACKING_URI=http://127\.0\.0\.1:9 .*mlflow\.db"):
         check_tracking()
+
+
+def test_two_first_runs_at_once_make_one_database(tmp_path: Path) -> None:
+    code = (
+        "import sys; from pathlib import Path; from tasks.settings import load_pipeline; "
+        "from tasks.tracking import Tracker\n"
+        f"pipeline = load_pipeline('textcraft-cpu', file=Path({str(PIPELINES)!r}))\n"
+        "with Tracker('x', pipeline=pipeline, workspace=Path(sys.argv[1])): pass\n"
+    )
+    environment = os.environ | {"MLFLOW_TRACKING_URI": f"sqlite:///{tmp_path}/mlflow.db"}
+    both = [
+        subprocess.Popen(
+            [sys.executable, "-c", code, str(tmp_path / name)],
+            cwd=tmp_path,
+            env=environment | {"PYTHONPATH": str(PIPELINES.parent)},
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for name in "ab"
+    ]
+    told = [process.communicate()[1] for process in both]
+    assert [process.returncode for process in both] == [0, 0], told
+    assert not any("MLflow:" in text for text in told), told
