@@ -39,7 +39,8 @@ def test_training_survives_kill_9_and_counts_every_step_once(toy_in_ray: None, t
     model = save_tiny_model(tmp_path / "model")
     write_items(tmp_path / "data" / "train.jsonl", toy_items(12))
     write_items(tmp_path / "data" / "test.jsonl", toy_items(4, first=100))
-    pipeline = toy_pipeline(model)
+    # So little room that most episodes are of two segments, two rows for the trainer.
+    pipeline = toy_pipeline(model, agent__context={"when_full": "drop"}, rollout__context_length=136)
     folder = tmp_path / "train"
     seen: list[int] = []
 
@@ -64,6 +65,7 @@ def test_training_survives_kill_9_and_counts_every_step_once(toy_in_ray: None, t
     assert [line["step"] for line in lines] == [1, 2, 3, 4]
     assert [line["policy_version"] for line in lines] == [0, 1, 2, 3]
     assert all(line["episodes"] == 16 and line["horizon"] == 4 for line in lines)
+    assert all(line["segments"] > 1 for line in lines)
     assert [round(line["temperature"], 6) for line in lines] == [1.3, 1.2, 1.1, 1.0]
     assert (first.first_step, first.last_step) == (1, 2)
     assert (second.first_step, second.last_step) == (3, 4)

@@ -8,11 +8,11 @@ from envs.registry import EnvSpec, ExpertStep, Split
 from envs.types import Item, StepResult
 from tasks.settings import Pipeline
 
-TURNS = 3
+TURNS = 4
 
 
 class ParityEnv:
-    """Three turns; reward 1 if what was said in all of them has an even number of characters."""
+    """Four turns; reward 1 if what was said in all of them has an even number of characters."""
 
     async def reset(self, item: Item) -> str:
         self._said, self._turns = "", 0
@@ -37,6 +37,7 @@ def _expert(item: Item) -> Sequence[ExpertStep]:
         ExpertStep(thought="", action="one"),
         ExpertStep(thought="two", action="two"),
         ExpertStep(thought="", action="even"),
+        ExpertStep(thought="", action="done"),
     ]
 
 
