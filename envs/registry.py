@@ -36,6 +36,11 @@ class ExpertStep:
     action: str
 
 
+def no_expert(item: Item) -> Sequence[ExpertStep]:
+    """For an environment of which no solutions are known."""
+    return ()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EnvSpec:
     """All that the rest of Wingspan knows of one environment. Its module can be imported, and its spec
@@ -45,9 +50,11 @@ class EnvSpec:
     make: Callable[[], Environment]
     """A new instance; cheap, for `reset` does the work."""
     split: Callable[[int], Split]
-    """`split(seed)`: train and test items, the same for the same seed on every machine."""
+    """`split(seed)`: train and test items, the same for the same seed on every machine. Raises `ConfigError`
+    where there are none (`own_items`)."""
     expert: Callable[[Item], Sequence[ExpertStep]]
-    """A solution of an item, for demonstrations and health checks; empty where none is known."""
+    """A solution of an item, for demonstrations and health checks; empty where none is known, `no_expert`
+    where none ever is."""
     instructions: str
     """How to play, for a model that was not made for this environment."""
     packages: tuple[str, ...]
@@ -61,11 +68,20 @@ class EnvSpec:
     """Of one instance before it is replaced, where it leaks; None is for ever."""
     preload: tuple[str, ...] = ()
     """Modules that are imported once for all instances where each has a process."""
+    own_items: bool = True
+    """Whether it brings its items; else they are a user's data (docs/data.md), in `Item.fields`."""
+    own_rewards: bool = True
+    """Whether its steps are rewarded; else a pipeline must name a reward."""
 
     @property
     def needs(self) -> tuple[Requirement, ...]:
         """Packages and all else."""
         return (*map(Package, self.packages), *self.requirements)
+
+    @property
+    def has_expert(self) -> bool:
+        """Whether solutions of its items may be known."""
+        return self.expert is not no_expert
 
     def check(self) -> None:
         """Raise `MissingDependency`, naming the command, if something that it needs is not here."""
@@ -83,8 +99,10 @@ class EnvSpec:
 
 _MODULES = {
     "babyai": "envs.babyai",
+    "question": "envs.question",
     "sciworld": "envs.sciworld",
     "textcraft": "envs.textcraft",
+    "workspace": "envs.question_workspace",
 }
 """Environment name → module with a `SPEC`; imported on first use, so that an environment whose
 package is missing does not stop the others."""

@@ -12,7 +12,8 @@ class Item:
     """One problem of an environment: all that `Environment.reset` needs to build it again."""
 
     item_id: str
-    """`<env>_<index>`, numbered as AgentGym numbers them, e.g. `textcraft_12`."""
+    """`<env>_<index>`, numbered as AgentGym numbers them, e.g. `textcraft_12`; of a user's row
+    `<part>_<row>`."""
     env: str
     """Name in `envs/registry.py`."""
     seed: int = 0
@@ -23,6 +24,8 @@ class Item:
     fields: Mapping[str, Any] = field(default_factory=dict)
     """The free columns of a row of data, e.g. `{"answer": "42"}`: JSON values of any size, for rewards; what
     the policy is shown of them, its environment says."""
+    part: str = ""
+    """Of a user's data: the name of the part of the pipeline's data that the row was given for."""
 
     @property
     def index(self) -> int:

@@ -182,6 +182,8 @@ def _settings(name: str, pipeline: "Pipeline") -> Iterator[Finding]:
     from flows.lineage import default_workspace
     from flows.plan import check_disk, check_model
     from flows.prefect_runs import check_server
+    from tasks.data_files import check_data
+    from tasks.rules import check_agent
     from tasks.tracking import check_tracking, tracking_uri
     from tasks.verl_config import check_pipeline
 
@@ -189,6 +191,8 @@ def _settings(name: str, pipeline: "Pipeline") -> Iterator[Finding]:
     server = os.environ.get("PREFECT_API_URL") or "a temporary server"
     checks: list[tuple[str, str, str, Callable[[], None]]] = [
         ("settings", "they agree", f"pipeline {name}", lambda: check_pipeline(pipeline)),
+        ("data", ", ".join(pipeline.data.parts), f"pipeline {name}", lambda: check_data(pipeline.data)),
+        ("agent", pipeline.agent.format, f"pipeline {name}", lambda: check_agent(pipeline)),
         ("model", pipeline.model, f"pipeline {name}", lambda: check_model(pipeline)),
         (
             "disk",

@@ -17,7 +17,9 @@ def _row(spec: EnvSpec) -> Sequence[str]:
     lacks = [(need, remedy) for need in spec.needs if (remedy := need.missing()) is not None]
     state = "; ".join(f"missing {need.name}: {remedy}" for need, remedy in lacks) or "installed"
     items = "unknown"
-    if not any(isinstance(need, Package) for need, _ in lacks):  # programs are needed to play only
+    if not spec.own_items:
+        items = "your data"
+    elif not any(isinstance(need, Package) for need, _ in lacks):  # programs are needed to play only
         split = spec.split(0)
         items = f"{len(split.train)} train, {len(split.test)} test"
     return (spec.name, state, items, spec.source)

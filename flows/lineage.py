@@ -20,6 +20,7 @@ from typing import Any
 import yaml
 
 from envs.errors import ConfigError
+from tasks.data_sources import FOLDER as DATA
 from tasks.settings import PIPELINES_FILE, Pipeline
 
 STAGES_FILE = Path("dvc.yaml")
@@ -131,7 +132,7 @@ def path_md5(path: Path) -> str:
 def _input_md5(path: Path) -> str:
     if path.exists():
         return path_md5(path)
-    if path.parts[0] in (*CODE, str(RUNS)) or path.is_absolute() or path.suffix:
+    if path.parts[0] in (*CODE, DATA, str(RUNS)) or path.is_absolute() or path.suffix:
         raise ConfigError(f"{path} is not there, and a stage reads it; run the stage that writes it first")
     return f"hub:{path}"  # a model on a hub: its name and revision are all that there is to hash
 

@@ -14,8 +14,10 @@ from typing import Any
 
 from envs.errors import ConfigError
 from flows.lineage import Stage, declared_stages, default_workspace
+from tasks.data_files import check_data
 from tasks.environments import check_environments
 from tasks.items import read_items
+from tasks.rules import check_agent
 from tasks.settings import Pipeline, load_pipeline
 
 SPARE_BYTES = 500_000_000
@@ -53,6 +55,8 @@ def make_plan(name: str, *, overrides: Mapping[str, Any], workspace: Path | None
     if place.exists() and not place.is_dir():
         raise ConfigError(f"workspace {place} is a file; give a folder, or a name that is free")
     check_environments(pipeline)
+    check_data(pipeline.data)
+    check_agent(pipeline)
     check_model(pipeline)
     _check_items(place, pipeline)
     check_disk(place, pipeline)

@@ -11,12 +11,14 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
+from agents.agent import Agent
 from agents.renderer import Renderer
 from envs.base import Environment
 from envs.errors import ConfigError
 from envs.registry import EnvSpec, ExpertStep, get_env
 from envs.types import Item, Message
 from tasks.mixture import training_draws
+from tasks.rules import agent_of
 from tasks.settings import Pipeline
 
 if TYPE_CHECKING:
@@ -52,6 +54,7 @@ async def demonstrate(
     rng = random.Random(seed)
     draws = training_draws(items, pipeline.data, seed=seed)
     specs = {env: get_env(env) for env in pipeline.data.envs}
+    agents = {env: agent_of(pipeline.agent, spec, None) for env, spec in specs.items()}
     stages = {env: _Stage(spec, items, rng=rng, noise=settings.noise) for env, spec in specs.items()}
     renderer = Renderer(tokenizer)
     games: list[Demonstration] = []
@@ -60,7 +63,6 @@ async def demonstrate(
         while len(games) < settings.demonstrations:
             item = next(draws)
             stage = stages[item.env]
-            spec = specs[item.env]
             solution = stage.solution(item)
             game = None
             for attempt in range(ATTEMPTS if solution else 0):
@@ -71,7 +73,7 @@ async def demonstrate(
                     _script(solution, useless=stage.useless, noise=noise, rng=rng),
                     renderer=renderer,
                     encode=partial(tokenizer.encode, add_special_tokens=False),
-                    instructions=spec.instructions if pipeline.agent.instructions else None,
+                    agent=agents[item.env],
                     imitate_noise=settings.imitate_noise,
                 )
                 if game and _length(game) <= pipeline.rollout.context_length:
@@ -136,13 +138,11 @@ async def _play(
     *,
     renderer: Renderer,
     encode: Callable[[str], list[int]],
-    instructions: str | None,
+    agent: Agent,
     imitate_noise: bool,
 ) -> Demonstration | None:
     """The game of `script`, or None if it was not solved by its last line, and only then."""
-    opening = await env.reset(item)
-    if instructions is not None:
-        opening = f"{instructions}\n\n{opening}"
+    opening = agent.render(item, await env.reset(item))
     ids: list[int] = []
     mask: list[int] = []
     for index, line in enumerate(script):
@@ -162,7 +162,7 @@ async def _play(
             mask += [0] * len(seen)
     return Demonstration(
         item_id=item.item_id,
-        prompt_ids=renderer.prompt_ids([Message("user", opening)]),
+        prompt_ids=renderer.prompt_ids(opening.messages),
         response_ids=ids,
         mask=mask,
         turns=len(script),

@@ -21,6 +21,7 @@ class _Line(BaseModel):
     seed: int = 0
     metadata: dict[str, Any] = {}
     fields: dict[str, Any] = {}
+    part: str = ""
 
 
 def write_items(path: Path, items: Iterable[Item]) -> None:
@@ -56,8 +57,9 @@ def read_items(path: Path, *, data: DataSettings | None = None) -> list[Item]:
 def item_to_json(item: Item) -> str:
     """One line of an item file."""
     values = {**asdict(item), "metadata": dict(item.metadata)}
-    if not item.fields:
-        del values["fields"]
+    for name in ("fields", "part"):  # most items have none
+        if not values[name]:
+            del values[name]
     return json.dumps(values, sort_keys=True)
 
 

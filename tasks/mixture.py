@@ -1,6 +1,7 @@
 """The items of a pipeline: which it has, in which order training draws them, how long each may be played.
 
 A pipeline's data are parts (`tasks.settings.PartSettings`), each of one environment; an item belongs to one.
+Those of a user's files are read by `tasks/data_files.py`.
 """
 
 import random
@@ -11,31 +12,38 @@ from agents.schedule import horizon
 from envs.errors import ConfigError
 from envs.registry import Split, get_env
 from envs.types import Item
+from tasks.data_files import check_data, read_parts
 from tasks.settings import DataSettings, Pipeline
 
 
 def split(data: DataSettings) -> Split:
     """Training and test items of all parts, part by part.
 
-    Raises `ConfigError` for a part without items, and for an item that two parts claim.
+    Raises `ConfigError` for a part without items, for an item that two parts claim, and for files that are
+    no data.
     """
-    splits = {env: get_env(env).split(data.split_seed) for env in data.envs}
+    check_data(data)
+    read = read_parts(data)
+    envs = {part.env for name, part in data.parts.items() if name not in read}
+    splits = {env: get_env(env).split(data.split_seed) for env in envs}
+    owners: dict[str, str] = {}
     train: list[Item] = []
     test: list[Item] = []
     for name, part in data.parts.items():
-        found = splits[part.env]
+        found = read[name] if name in read else splits[part.env]
         for side, items, chosen in (("training", found.train, train), ("test", found.test, test)):
             own = [item for item in items if part.has(item)]
             if not own:
                 raise ConfigError(
-                    f"data.parts.{name} has no {side} items: where {part.where} leaves none of {part.env}'s "
+                    f"data.parts.{name} has no {side} items: where {part.where} leaves none of its "
                     f"{len(items)}; their metadata is like {dict(items[0].metadata)}"
                 )
             for item in own:
-                if data.part_of(item) != name:
+                owner = owners.setdefault(item.item_id, name)
+                if owner != name:
                     raise ConfigError(
-                        f"item {item.item_id} is in data.parts.{data.part_of(item)} and in "
-                        f"data.parts.{name}; let their `where` exclude each other"
+                        f"item {item.item_id} is in data.parts.{owner} and in data.parts.{name}; let their "
+                        "`where`, or their files, exclude each other"
                     )
             chosen += own
     return Split(train=train, test=test)

@@ -2,7 +2,8 @@
 
 The scripted expert plays training items on the pool that training will use, all at once. Anything
 but a solved item is a fault of the environment, found here and not an hour into training. Where an
-environment has no expert, items are begun and one action is answered.
+environment has no expert, items are begun and one action is answered. Sandboxes are started, too, and the
+items are shown to the reward, which says what it lacks.
 """
 
 import asyncio
@@ -18,9 +19,11 @@ from envs.errors import EnvCrashed, EpisodeTimeout, WingspanError
 from envs.manager import EnvManager
 from envs.registry import EnvSpec, ExpertStep, get_env
 from envs.types import Item
+from envs.workspace import HasWorkspace
 from tasks.environments import environments
 from tasks.files import write_atomically
 from tasks.items import read_items
+from tasks.rules import check_reward
 from tasks.settings import Pipeline
 
 EPISODES = 64
@@ -34,9 +37,13 @@ TRIAL = "look"
 def provision(pipeline: Pipeline, workspace: Path) -> None:
     """Play expert episodes of every environment at once; write `provision.json`.
 
-    Raises `EnvCrashed` or `EpisodeTimeout` if an episode does not end in success.
+    Raises `EnvCrashed` or `EpisodeTimeout` if an episode does not end in success, `ConfigError` for an item
+    that does not fill the reward's parameters.
     """
-    items = read_items(workspace / "data" / "train.jsonl", data=pipeline.data)
+    items, held_out = (
+        read_items(workspace / "data" / file, data=pipeline.data) for file in ("train.jsonl", "test.jsonl")
+    )
+    check_reward(pipeline.agent, (*items, *held_out))
     started = time.perf_counter()
     proofs = {env: _proofs(get_env(env), items) for env in pipeline.data.envs}
     turns, steps = asyncio.run(_prove(proofs, pipeline=pipeline))
@@ -104,6 +111,8 @@ async def _solve(proof: _Proof, *, envs: EnvManager, pipeline: Pipeline) -> int:
     try:
         async with envs.lease(item.env, timeout_s=limit_s) as env, asyncio.timeout(limit_s):
             await env.reset(item)
+            if isinstance(env, HasWorkspace):
+                await _try_sandbox(env, item)
             actions = [step.action for step in proof.solution] or [TRIAL]
             results = [await env.step(action) for action in actions]
     except TimeoutError:
@@ -122,3 +131,9 @@ async def _solve(proof: _Proof, *, envs: EnvManager, pipeline: Pipeline) -> int:
             f"{results[-1].observation[:80]!r}); is another version of {packages} installed?"
         )
     return len(results)
+
+
+async def _try_sandbox(env: HasWorkspace, item: Item) -> None:
+    reply = await env.workspace.shell("echo works")
+    if reply.failed or reply.text.strip() != "works":
+        raise EnvCrashed(f"{item.item_id}: the sandbox does not run commands: {reply.text[:80]!r}")

@@ -3,6 +3,7 @@
 import importlib
 import os
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,11 +16,15 @@ from agents.rewards import Reward, get_reward, weighted
 from agents.tools.registry import prebuilt
 from agents.tools.toolbox import Toolbox
 from envs.errors import ConfigError, described
-from envs.registry import EnvSpec
+from envs.registry import EnvSpec, get_env
+from envs.types import Item
 from tasks.settings import AgentSettings, Pipeline
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+DEMONSTRATED = "action"
+"""The format of `tasks/demonstrations.py`."""
 
 
 def rules_for(spec: EnvSpec, pipeline: Pipeline, *, tokenizer: "PreTrainedTokenizerBase") -> Rules:
@@ -45,6 +50,52 @@ def rules_for(spec: EnvSpec, pipeline: Pipeline, *, tokenizer: "PreTrainedTokeni
         tools=tools,
         reward=reward_of(agent),
     )
+
+
+def check_agent(pipeline: Pipeline) -> None:
+    """Find out, before anything starts, whether `pipeline`'s agent can be made.
+
+    Raises `ConfigError` for names that there are not, tools that the format cannot call, an environment whose
+    episodes nothing would judge, and a warm-up without an expert or in another format than its own;
+    `MissingDependency` for what is not installed.
+    """
+    agent = pipeline.agent
+    tools = toolbox_of(agent)
+    specs = [get_env(name) for name in pipeline.data.envs]
+    for spec in specs:
+        agent_of(agent, spec, tools)
+        if agent.reward is None and not spec.own_rewards:
+            raise ConfigError(
+                f"agent.reward: environment {spec.name!r} gives no rewards; name one (docs/rewards.md)"
+            )
+    reward_of(agent)
+    if pipeline.warmup is None:
+        return
+    if agent.format != DEMONSTRATED:
+        raise ConfigError(
+            f"warmup: demonstrations are written in format {DEMONSTRATED!r}, and agent.format is "
+            f"{agent.format!r}; set warmup: null"
+        )
+    if not any(spec.has_expert for spec in specs):
+        raise ConfigError(
+            f"warmup: {', '.join(pipeline.data.envs)} has no expert to make demonstrations; set warmup: null"
+        )
+
+
+def check_reward(settings: AgentSettings, items: Iterable[Item]) -> None:
+    """Find out whether `items` give the reward all that it asks for.
+
+    Raises `ConfigError`, naming an item, and `MissingDependency`.
+    """
+    reward = reward_of(settings)
+    if reward is None:
+        return
+    kinds = {frozenset({"env", *item.metadata, *item.fields}): item for item in items}
+    for names, item in kinds.items():
+        try:
+            reward.check(names)
+        except ConfigError as error:
+            raise ConfigError(f"{item.item_id}: {error}") from None
 
 
 def agent_of(settings: AgentSettings, spec: EnvSpec, tools: Toolbox | None) -> Agent:
@@ -105,7 +156,7 @@ def _reward(name: str) -> Reward:
     if ":" not in name:
         return get_reward(name)
     reward: Reward = load(name, key="agent.reward")
-    if not callable(getattr(reward, "score", None)):
+    if not all(callable(getattr(reward, method, None)) for method in ("score", "check")):
         raise ConfigError(f"agent.reward: {name!r} is no reward; decorate it with @reward")
     return reward
 

@@ -9,15 +9,25 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 
 from envs.errors import ConfigError
 from envs.types import Item
+from tasks.data_sources import checked_source
 
 PIPELINES_FILE = Path("pipelines.yaml")
 
 Positive = Annotated[int, Field(ge=1)]
 Seconds = Annotated[float, Field(gt=0)]
+Source = Annotated[str, AfterValidator(checked_source)]
 Algorithm = Literal["grpo"]
 
 
@@ -147,6 +157,11 @@ class PartSettings(Section):
 
     env: str
     """Name in `envs/registry.py`; the part's own name, where it is left out."""
+    train: Source | None = None
+    """Your data, in the place of the environment's own items (docs/data.md): a JSON, JSONL or Parquet file
+    below `data/`, or `hf://NAME[@CONFIG]#SPLIT`."""
+    test: Source | None = None
+    """The same for the held-out items."""
     where: dict[str, Annotated[list[str | int | float], Field(min_length=1)]] = {}
     """Metadata key → the values that are wanted, e.g. `{depth: [1, 2]}`; other items are left out."""
     weight: Annotated[float, Field(gt=0)] = 1.0
@@ -155,6 +170,13 @@ class PartSettings(Section):
     """In the place of the pipeline's."""
     max_turns: Positive | None = None
     """In the place of `evaluate.max_turns`."""
+
+    @model_validator(mode="after")
+    def _both_or_none(self) -> "PartSettings":
+        if (self.train is None) != (self.test is None):
+            missing = "test" if self.test is None else "train"
+            raise ValueError(f"{missing} is missing; give train and test, or neither")
+        return self
 
     def has(self, item: Item) -> bool:
         """Whether `item` is one of these."""
@@ -186,8 +208,16 @@ class DataSettings(Section):
         return list(dict.fromkeys(part.env for part in self.parts.values()))
 
     def part_of(self, item: Item) -> str | None:
-        """Name of the part that `item` belongs to; None if it is in none."""
-        return next((name for name, part in self.parts.items() if part.has(item)), None)
+        """Name of the part that `item` belongs to; None if it is in none.
+
+        Items of a user's data know it themselves; environments' own are told apart by `where`.
+        """
+        if item.part:
+            part = self.parts.get(item.part)
+            return item.part if part is not None and part.train is not None and part.has(item) else None
+        return next(
+            (name for name, part in self.parts.items() if part.train is None and part.has(item)), None
+        )
 
 
 class ServerSettings(Section):

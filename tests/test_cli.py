@@ -21,6 +21,7 @@ ROOT = Path(__file__).parents[1]
 def project(tmp_path: Path) -> Path:
     for file in ("dvc.yaml", "pipelines.yaml", ".dvcignore", "constraints.txt"):
         shutil.copy(ROOT / file, tmp_path / file)
+    (tmp_path / "data").mkdir()
     for package in ("envs", "agents", "tasks", "flows"):
         (tmp_path / package).symlink_to(ROOT / package)
     model = tmp_path / "models" / "textcraft-base"

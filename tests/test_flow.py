@@ -41,7 +41,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("project")
     for name in ("dvc.yaml", ".dvcignore", "constraints.txt"):
         shutil.copy(ROOT / name, folder / name)
-    for name in ("envs", "agents", "tasks", "flows", ".dvc"):
+    for name in ("data", "envs", "agents", "tasks", "flows", ".dvc"):
         shutil.copytree(
             ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__", "cache", "tmp")
         )

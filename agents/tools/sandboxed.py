@@ -21,7 +21,8 @@ def workspace_of(env: Environment) -> Workspace:
     """The environment's. Raises `ConfigError` for one that has none."""
     if not isinstance(env, HasWorkspace):
         raise ConfigError(
-            f"{type(env).__name__} has no workspace for tools; put envs.workspace.WithWorkspace around it"
+            f"{type(env).__name__} has no workspace for tools; put envs.workspace.WithWorkspace around it, "
+            "or ask questions in env: workspace"
         )
     return env.workspace
 

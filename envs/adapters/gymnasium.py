@@ -30,9 +30,9 @@ from envs.adapters.gymnasium_text import (
     observation_text,
     without_colours,
 )
-from envs.adapters.seeds import no_expert, seeded_split
+from envs.adapters.seeds import seeded_split
 from envs.errors import ConfigError, MissingDependency
-from envs.registry import EnvSpec
+from envs.registry import EnvSpec, no_expert
 from envs.types import Item, StepResult
 
 FAMILY = "gymnasium"

@@ -23,9 +23,9 @@ from websockets.exceptions import ConnectionClosed, WebSocketException
 from websockets.protocol import State
 
 from envs.adapters.openenv_text import ActionForm, observation_text
-from envs.adapters.seeds import no_expert, seeded_split
+from envs.adapters.seeds import seeded_split
 from envs.errors import ConfigError, EnvCrashed
-from envs.registry import EnvSpec
+from envs.registry import EnvSpec, no_expert
 from envs.types import Item, StepResult
 
 FAMILY = "openenv"

@@ -1,13 +1,13 @@
 """Problems numbered by seed, and generators of random numbers that are an episode's own."""
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from types import TracebackType
 from typing import Any
 
 import numpy as np
 
-from envs.registry import ExpertStep, Split
+from envs.registry import Split
 from envs.types import Item
 
 TRAIN_ITEMS, TEST_ITEMS = 1000, 100
@@ -30,11 +30,6 @@ def seeded_split(name: str, split_seed: int) -> Split:
         train=[seeded_item(name, i) for i in sorted(indices[TEST_ITEMS:])],
         test=[seeded_item(name, i) for i in sorted(indices[:TEST_ITEMS])],
     )
-
-
-def no_expert(item: Item) -> Sequence[ExpertStep]:
-    """For an environment of which no solutions are known."""
-    return ()
 
 
 class OwnRandom:

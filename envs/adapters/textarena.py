@@ -22,9 +22,9 @@ from functools import cache, partial
 from typing import Any
 
 from envs.adapters.arguments import load, parse, unknown
-from envs.adapters.seeds import OwnRandom, no_expert, seeded_split
+from envs.adapters.seeds import OwnRandom, seeded_split
 from envs.errors import ConfigError, MissingDependency
-from envs.registry import EnvSpec
+from envs.registry import EnvSpec, no_expert
 from envs.types import Item, StepResult
 
 FAMILY = "textarena"

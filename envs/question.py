@@ -1,0 +1,58 @@
+"""Questions out of a user's data: one observation, the question; one action, the answer.
+
+It brings no items (docs/data.md) and judges nothing: whether an answer is right is a reward's affair.
+"""
+
+from envs.errors import ConfigError
+from envs.registry import EnvSpec, Split, no_expert
+from envs.types import Item, StepResult
+
+INSTRUCTIONS = "You are asked one question. Answer it."
+SOURCE = "your data (docs/data.md)"
+
+
+class QuestionEnv:
+    """One question at a time."""
+
+    def __init__(self) -> None:
+        self._asked = False
+
+    async def reset(self, item: Item) -> str:
+        """The item's `question`, or the last of its `messages`."""
+        question = (
+            item.fields["question"] if "question" in item.fields else item.fields["messages"][-1]["content"]
+        )
+        self._asked = True
+        return str(question)
+
+    async def step(self, action: str) -> StepResult:
+        """Any action is the answer, and ends the episode."""
+        if not self._asked:
+            raise RuntimeError("step before reset, or after the end")
+        self._asked = False
+        return StepResult("", terminated=True)
+
+    async def close(self) -> None:
+        """Forget the question."""
+        self._asked = False
+
+
+def no_items(seed: int) -> Split:
+    """See `EnvSpec.split`. Raises `ConfigError`."""
+    raise ConfigError(
+        "this environment has no items of its own; give a part of a pipeline's data `train` and `test` "
+        "(docs/data.md)"
+    )
+
+
+SPEC = EnvSpec(
+    name="question",
+    make=QuestionEnv,
+    split=no_items,
+    expert=no_expert,
+    instructions=INSTRUCTIONS,
+    packages=(),
+    source=SOURCE,
+    own_items=False,
+    own_rewards=False,
+)

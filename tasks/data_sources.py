@@ -1,0 +1,172 @@
+"""Where a user's rows come from: files below `data/`, and Hugging Face's datasets by name.
+
+Owns the forms and their reading. What a row must be is `data_files.py`'s.
+"""
+
+import json
+import math
+import posixpath
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+
+from envs.errors import ConfigError, described
+
+FOLDER = "data"
+"""Of the project; DVC's dependency (dvc.yaml)."""
+HUB = "hf://"
+
+_HUB_FORM = re.compile(r"hf://(?P<name>[^@#]+)(?:@(?P<config>[^@#]+))?#(?P<split>[^@#]+)")
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One row, as it was found."""
+
+    place: str
+    """For messages: `data/math/train.jsonl, row 3 (line 4)`."""
+    number: int
+    """In its source, from 0."""
+    value: Any
+    """Of JSON's types, but for what Parquet and Hugging Face have besides."""
+
+
+def checked_source(source: str) -> str:
+    """`source`, if it has one of the forms; raises `ValueError`, for pydantic."""
+    if source.startswith(HUB):
+        if not _HUB_FORM.fullmatch(source):
+            raise ValueError(f"{source!r} is not {HUB}NAME#SPLIT or {HUB}NAME@CONFIG#SPLIT")
+        return source
+    normal = posixpath.normpath(source)
+    if not normal.startswith(f"{FOLDER}/"):
+        raise ValueError(
+            f"{source!r} is not below {FOLDER}/, where DVC sees it; put the file there, or give "
+            f"{HUB}NAME#SPLIT"
+        )
+    ending = posixpath.splitext(normal)[1]
+    if ending not in _READERS:
+        raise ValueError(f"{source!r} ends with {ending or 'nothing'!r}; give one of {', '.join(_READERS)}")
+    return normal
+
+
+def check_there(source: str, *, key: str) -> None:
+    """Raise `ConfigError`, naming the `key` of pipelines.yaml, for a file that is not there."""
+    if not source.startswith(HUB) and not Path(source).is_file():
+        raise ConfigError(f"{key}: there is no file {source}; correct the path, or fetch it with dvc pull")
+
+
+def read_rows(source: str) -> list[Row]:
+    """All rows of a source that `checked_source` has passed; at least one.
+
+    Raises `ConfigError` for what cannot be read, with the line where there is one.
+    """
+    if source.startswith(HUB):
+        rows = _read_hub(source)
+    else:
+        rows = _READERS[posixpath.splitext(source)[1]](Path(source))
+    if not rows:
+        raise ConfigError(f"{source} has no rows; give at least one")
+    return rows
+
+
+def foreign(value: object) -> str | None:
+    """What in `value` JSON has no form for, in a few words; None if all of it is a JSON value."""
+    match value:
+        case None | bool() | int():
+            return None
+        case float():
+            return None if math.isfinite(value) else f"the number {value}"
+        case str():
+            return None if _encodes(value) else "text with half a surrogate pair"
+        case list():
+            return next((found for one in value if (found := foreign(one))), None)
+        case dict():
+            if any(not isinstance(key, str) for key in value):
+                return "an object whose keys are no texts"
+            return next((found for one in (*value, *value.values()) if (found := foreign(one))), None)
+    return f"a {type(value).__name__}"
+
+
+def _encodes(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _read_json(path: Path) -> list[Row]:
+    found = _parsed(_text(path), path=path)
+    if not isinstance(found, list):
+        raise ConfigError(f"{path} holds a {type(found).__name__}; give a list of rows, or JSONL")
+    return _numbered(found, source=str(path))
+
+
+def _read_jsonl(path: Path) -> list[Row]:
+    # Not `splitlines`: a JSON text may hold other line ends than this one.
+    lines = [(n, line) for n, line in enumerate(_text(path).split("\n"), start=1) if line.strip()]
+    return [
+        Row(f"{path}, row {number} (line {line_number})", number, _parsed(line, path=path, line=line_number))
+        for number, (line_number, line) in enumerate(lines)
+    ]
+
+
+def _read_parquet(path: Path) -> list[Row]:
+    import pandas
+
+    try:
+        # Arrow's types: whole numbers stay whole and lists stay lists where values are missing.
+        frame = pandas.read_parquet(path, dtype_backend="pyarrow")
+        found = frame.to_dict("records")
+    except Exception as error:  # of pandas, of pyarrow, or of the disk
+        raise ConfigError(f"{path} cannot be read as Parquet: {described(error)}") from None
+    return _numbered(found, source=str(path))
+
+
+def _read_hub(source: str) -> list[Row]:
+    form = _HUB_FORM.fullmatch(source)
+    assert form is not None
+    import datasets
+
+    try:
+        found = list(datasets.load_dataset(form["name"], form["config"], split=form["split"]))
+    except Exception as error:  # of the package, of the network, or of the decoding of a column
+        raise ConfigError(
+            f"{source} cannot be had: {described(error)}; correct the name, the config or the split, or put "
+            f"the rows in a file below {FOLDER}/"
+        ) from None
+    return _numbered(found, source=source)
+
+
+_READERS: Mapping[str, Callable[[Path], list[Row]]] = {
+    ".json": _read_json,
+    ".jsonl": _read_jsonl,
+    ".parquet": _read_parquet,
+}
+
+
+def _numbered(values: Sequence[Any], *, source: str) -> list[Row]:
+    return [Row(f"{source}, row {number}", number, value) for number, value in enumerate(values)]
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} cannot be read as UTF-8: {described(error)}") from None
+
+
+def _parsed(text: str, *, path: Path, line: int = 1) -> Any:
+    def refuse(word: str) -> NoReturn:
+        raise ConfigError(f"{path}, from line {line} on, holds {word}, which JSON has not; write null")
+
+    try:
+        return json.loads(text, parse_constant=refuse)
+    except json.JSONDecodeError as error:
+        raise ConfigError(
+            f"{path}, line {line + error.lineno - 1}: malformed JSON: {error.msg} (column {error.colno})"
+        ) from None
+    except (RecursionError, ValueError) as error:  # nested too deeply; a number of thousands of digits
+        raise ConfigError(f"{path}, from line {line} on, cannot be read: {described(error)}") from None
