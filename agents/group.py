@@ -46,9 +46,9 @@ async def play(
     `<name>/<place in items>/<chain>/<attempt>`, by which a sampler keeps their caches and seeds their
     draws: the same names give the same draws, in another play they must differ.
     `on_turn` is called as each turn is carried out, `on_trajectory` as each chain ends. A chain's
-    `EpisodeFault`s stay its own; any other
-    exception (a missing package, a bug) cancels all chains and is raised. On cancellation, too,
-    every environment has gone back or been closed when this returns.
+    `EpisodeFault`s stay its own; any other exception (a missing package, a bug) cancels all chains
+    and is raised. On cancellation, too, every environment has gone back or been closed when this
+    returns.
     """
 
     play_chain = partial(

@@ -89,6 +89,8 @@ _MODULES = {
 """Environment name → module with a `SPEC`; imported on first use, so that an environment whose
 package is missing does not stop the others."""
 
+_OF_DATA = {"question": "envs.question"}
+"""The same for environments without items of their own: those are rows of a user's data."""
 
 _FAMILIES = {
     "gymnasium": "envs.adapters.gymnasium",
@@ -100,7 +102,7 @@ _FAMILIES = {
 
 
 def env_names() -> list[str]:
-    """All environments with a name of their own, whether or not they can be played here."""
+    """All environments with a name and items of their own, whether or not they can be played here."""
     return list(_MODULES)
 
 
@@ -108,11 +110,11 @@ def get_env(name: str) -> EnvSpec:
     """The environment called `name`; raises `ConfigError` if there is none, `MissingDependency` if its
     package is not installed."""
     family, colon, argument = name.partition(":")
-    known = _FAMILIES if colon else _MODULES
+    known = _FAMILIES if colon else _MODULES | _OF_DATA
     if family not in known:
         near = difflib.get_close_matches(family, known, n=1)
         hint = f"; did you mean {near[0] + colon + argument!r}?" if near else ""
-        have = ", ".join([*_MODULES, *(f"{one}:…" for one in _FAMILIES)])
+        have = ", ".join([*_MODULES, *_OF_DATA, *(f"{one}:…" for one in _FAMILIES)])
         raise ConfigError(f"unknown env {name!r}{hint or ';'} envs/registry.py has: {have}")
     module = import_module(known[family])
     spec: EnvSpec = module.spec(argument) if colon else module.SPEC
