@@ -4,16 +4,15 @@ Nothing heavy is imported before a command needs it: `wingspan --help` answers w
 """
 
 import errno
-import json
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
-import yaml
 
 from envs.errors import ConfigError, WingspanError
 from envs.serve.limits import Limits
+from flows.overrides import parse_settings
 
 BASE_MODEL = Path("models/textcraft-base")
 """As in dvc.yaml, stage `base`."""
@@ -237,28 +236,6 @@ def serve_env(
     )
     tokens = [part for part in token or [] if part]
     asyncio.run(serve(get_env(name), host=host, port=port, limits=limits, tokens=tokens, say=typer.echo))
-
-
-def parse_settings(settings: list[str]) -> dict[str, Any]:
-    """`["train.lr=1e-3"]` → `{"train.lr": 0.001}`; values are YAML. Raises `ConfigError`."""
-    overrides = {}
-    for text in settings:
-        key, equals, value = text.partition("=")
-        if not key or not equals:
-            raise ConfigError(f"--set {text!r} is not KEY=VALUE, e.g. --set train.lr=1e-3")
-        overrides[key] = _value(value, place=f"--set {text!r}")
-    return overrides
-
-
-def _value(text: str, *, place: str) -> Any:
-    try:
-        return json.loads(text)  # the same but for numbers like 1e-3, which are text to YAML 1.1
-    except json.JSONDecodeError:
-        pass
-    try:
-        return yaml.safe_load(text)
-    except yaml.YAMLError:
-        raise ConfigError(f"{place}: the value is not YAML; quote it") from None
 
 
 def one_line(error: BaseException) -> str | None:

@@ -1,4 +1,4 @@
-"""Agents without training: from a script and from the command line, by an endpoint's model and a local one."""
+"""Agents without training: from a script and from the command line, by an endpoint or a local model."""
 
 import json
 import os
@@ -172,6 +172,8 @@ def _from_the_checkout(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_command_shows_turns_and_sums_up(tmp_path: Path) -> None:
     out = tmp_path / "new" / "out.jsonl"
+    out.parent.mkdir()
+    out.write_text("an earlier play\n")
     with chat_server(
         in_turn(says("Thought: what have I?\nAction: inventory"), says("I [bold]give up"))
     ) as server:
