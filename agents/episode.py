@@ -7,6 +7,7 @@ What a turn does is `agents/hands.py`'s, what the model sees `agents/speaker.py`
 
 import asyncio
 import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from agents.agent import Agent
@@ -41,8 +42,9 @@ async def run_episode(
     chain: int,
     speaker: Speaker,
     rules: Rules,
+    on_turn: Callable[[Sequence[Turn]], None] | None = None,
 ) -> Trajectory:
-    """Play `item` on `env` to its end.
+    """Play `item` on `env` to its end; `on_turn` is told all turns so far as each is carried out.
 
     Turns that are not in the agent's format are counted in `metrics["parse_failures"]`, segments in
     `metrics["segments"]`; the tools' metrics are `Hands.metrics`. A prompt that leaves no room for a
@@ -51,7 +53,7 @@ async def run_episode(
     Raises `EnvCrashed`, `EpisodeTimeout`, `SamplerFailed` or `RewardFailed`: the episode is then void, and
     `env` is not to be used again. Other `WingspanError`s of the environment pass through.
     """
-    episode = _Episode(env, item, speaker=speaker, rules=rules)
+    episode = _Episode(env, item, speaker=speaker, rules=rules, on_turn=on_turn)
     limit_s = rules.limits.episode_timeout_s
     started = time.perf_counter()
     try:
@@ -84,9 +86,18 @@ async def run_episode(
 class _Episode:
     """The state of one episode while it is played."""
 
-    def __init__(self, env: Environment, item: Item, *, speaker: Speaker, rules: Rules) -> None:
+    def __init__(
+        self,
+        env: Environment,
+        item: Item,
+        *,
+        speaker: Speaker,
+        rules: Rules,
+        on_turn: Callable[[Sequence[Turn]], None] | None,
+    ) -> None:
         self._item = item
         self._speaker = speaker
+        self._on_turn = on_turn
         self._agent = rules.agent
         self._max_turns = rules.limits.max_turns
         self._hands = Hands(
@@ -112,6 +123,8 @@ class _Episode:
             return StopReason.MAX_CONTEXT
         while True:
             spoken = await self._speaker.speak()
+            if spoken is None:
+                return StopReason.MAX_CONTEXT
             parsed = spoken.parsed or self._agent.parse(spoken.text)
             self._parse_failures += parsed.failed
             self.final_response = spoken.text if parsed.answer is None else parsed.answer
@@ -123,7 +136,7 @@ class _Episode:
             turn = Turn(
                 completion=spoken.completion,
                 text=spoken.text,
-                thought=parsed.thought,
+                thought="\n".join(filter(None, (spoken.thought, parsed.thought))),
                 action=said(parsed),
                 failed=parsed.failed,
                 observation=outcome.step.observation,
@@ -132,6 +145,8 @@ class _Episode:
                 prompt_ids=spoken.prompt_ids,
             )
             self.turns.append(turn)
+            if self._on_turn is not None:
+                self._on_turn(self.turns)
             stop_reason = self._stop_reason(outcome.step)
             if stop_reason is not None:
                 return stop_reason

@@ -1,6 +1,8 @@
-"""A limit on what runs at the same time, whichever event loop it runs in."""
+"""Limits on what runs at the same time and how soon after another, whichever event loop it runs in."""
 
 import asyncio
+import threading
+import time
 import weakref
 
 
@@ -17,3 +19,20 @@ class Gate:
 
     async def __aexit__(self, *_: object) -> None:
         self._by_loop[asyncio.get_running_loop()].release()
+
+
+class Pace:
+    """Spreads requests evenly: `per_s` of them a second, None as they come; whatever thread asks."""
+
+    def __init__(self, per_s: float | None) -> None:
+        self._gap_s = 0.0 if per_s is None else 1.0 / per_s
+        self._next = 0.0
+        self._lock = threading.Lock()
+
+    def wait_s(self) -> float:
+        """Take the next turn: seconds until it comes."""
+        with self._lock:
+            now = time.monotonic()
+            at = max(now, self._next)
+            self._next = at + self._gap_s
+            return at - now

@@ -16,12 +16,15 @@ from functools import partial
 
 from agents.episode import Rules, run_episode
 from agents.speaker import Speakers
-from agents.types import StopReason, Trajectory
+from agents.types import StopReason, Trajectory, Turn
 from envs.errors import EpisodeFault, RewardFailed
 from envs.manager import EnvManager
 from envs.types import Item
 
 _log = logging.getLogger(__name__)
+
+OnTurn = Callable[[Item, int, Sequence[Turn]], None]
+"""Called with an item, the chain and all its turns so far; a chain that is tried again begins anew."""
 
 
 async def play(
@@ -33,6 +36,7 @@ async def play(
     speakers: Speakers,
     rules_of: Callable[[Item], Rules],
     max_attempts: int,
+    on_turn: OnTurn | None = None,
     on_trajectory: Callable[[Trajectory], None] | None = None,
 ) -> list[list[Trajectory]]:
     """Play `chains` episodes of each item; returns one group per item, in the order of `items`.
@@ -41,9 +45,10 @@ async def play(
     `name` is this play's own among all of the same model. Episodes are called
     `<name>/<place in items>/<chain>/<attempt>`, by which a sampler keeps their caches and seeds their
     draws: the same names give the same draws, in another play they must differ.
-    `on_trajectory` is called as each chain ends. A chain's `EpisodeFault`s stay its own; any other
-    exception (a missing package, a bug) cancels all chains and is raised. On cancellation, too,
-    every environment has gone back or been closed when this returns.
+    `on_turn` is called as each turn is carried out, `on_trajectory` as each chain ends. A chain's
+    `EpisodeFault`s stay its own; any other exception (a missing package, a bug) cancels all chains
+    and is raised. On cancellation, too, every environment has gone back or been closed when this
+    returns.
     """
 
     play_chain = partial(
@@ -51,6 +56,7 @@ async def play(
         envs=envs,
         speakers=speakers,
         max_attempts=max_attempts,
+        on_turn=on_turn,
     )
 
     async def chain_of(place: int, item: Item, chain: int) -> Trajectory:
@@ -80,6 +86,7 @@ async def _play_chain(
     speakers: Speakers,
     rules: Rules,
     max_attempts: int,
+    on_turn: OnTurn | None,
 ) -> Trajectory:
     started = time.perf_counter()
     cause, attempts = "never tried", max_attempts
@@ -96,6 +103,7 @@ async def _play_chain(
                         limits=rules.limits,
                     ),
                     rules=rules,
+                    on_turn=None if on_turn is None else partial(on_turn, item, chain),
                 )
         except RewardFailed as fault:  # the reward has tried again itself; the episode is not played anew
             cause, attempts = f"{type(fault).__name__}: {fault}", attempt

@@ -29,6 +29,8 @@ class Spoken:
     """Where the turn begins a segment; see `Turn`."""
     parsed: ParsedTurn | None = None
     """Where a server has read the calls itself; else the agent reads `text`."""
+    thought: str = ""
+    """What a server tells apart from `text` as the model's reasoning."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,8 +55,9 @@ class Speaker(Protocol):
         """Show the opening; False where it leaves no room for a turn."""
         ...
 
-    async def speak(self) -> Spoken:
-        """The next turn. Raises `SamplerFailed` if there is none to be had."""
+    async def speak(self) -> Spoken | None:
+        """The next turn; None where there is no room for it after all. Raises `SamplerFailed` if there is
+        none to be had."""
         ...
 
     async def hear(self, turns: Sequence[Turn], messages: Sequence[Message], *, turns_left: int) -> Heard:

@@ -4,16 +4,15 @@ Nothing heavy is imported before a command needs it: `wingspan --help` answers w
 """
 
 import errno
-import json
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
-import yaml
 
 from envs.errors import ConfigError, WingspanError
 from envs.serve.limits import Limits
+from flows.overrides import parse_settings
 
 BASE_MODEL = Path("models/textcraft-base")
 """As in dvc.yaml, stage `base`."""
@@ -149,6 +148,54 @@ def play(
 
 
 @app.command()
+def rollout(
+    pipeline: PipelineName,
+    split: Annotated[str, typer.Option(help="test or train.")] = "test",
+    items: Annotated[
+        int | None, typer.Option(min=1, help="The first of the split.", show_default="all")
+    ] = None,
+    num_chains: Annotated[int, typer.Option(min=1, help="Episodes of each item.")] = 1,
+    max_turns: Annotated[
+        int | None, typer.Option(min=1, help="Of an episode.", show_default="evaluate.max_turns")
+    ] = None,
+    temperature: Annotated[
+        float | None, typer.Option(min=0.0, help="0 is greedy.", show_default="evaluate.temperature")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="File for the trajectories, one a line, as JSON.")] = None,
+    endpoint: Annotated[
+        str | None, typer.Option(metavar="URL", help="OpenAI-compatible, e.g. http://127.0.0.1:8000/v1.")
+    ] = None,
+    model: Annotated[str | None, typer.Option(metavar="NAME", help="Which of the endpoint's.")] = None,
+    api_key_from: Annotated[
+        str | None, typer.Option(metavar="ENVVAR", help="The environment variable with the endpoint's key.")
+    ] = None,
+    policy: Annotated[
+        Path | None, typer.Option(help="Folder of a model, for the CPU.", show_default="the pipeline's model")
+    ] = None,
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="As for run.")
+    ] = None,
+) -> None:
+    """Play a pipeline's items without training, by an endpoint's model or a local one, and show every turn.
+
+    Status 1 if no episode could be played to its end.
+    """
+    from rich.console import Console
+
+    from flows.rollout import Rollout, model_of
+    from flows.rollout import rollout as play_items
+    from tasks.settings import load_pipeline
+
+    chosen = load_pipeline(pipeline, overrides=parse_settings(settings or []))
+    asked = Rollout(
+        split=split, items=items, chains=num_chains, max_turns=max_turns, temperature=temperature, out=out
+    )
+    player = model_of(chosen, endpoint=endpoint, model=model, api_key_from=api_key_from, policy=policy)
+    if not play_items(chosen, player, asked, console=Console()):
+        raise typer.Exit(1)
+
+
+@app.command()
 def compare(
     workspaces: Annotated[list[Path], typer.Argument(metavar="WORKSPACE…", help="Folders of finished runs.")],
     out: Annotated[Path, typer.Option(help="Folder of the comparison.")] = Path("runs/comparison"),
@@ -189,28 +236,6 @@ def serve_env(
     )
     tokens = [part for part in token or [] if part]
     asyncio.run(serve(get_env(name), host=host, port=port, limits=limits, tokens=tokens, say=typer.echo))
-
-
-def parse_settings(settings: list[str]) -> dict[str, Any]:
-    """`["train.lr=1e-3"]` → `{"train.lr": 0.001}`; values are YAML. Raises `ConfigError`."""
-    overrides = {}
-    for text in settings:
-        key, equals, value = text.partition("=")
-        if not key or not equals:
-            raise ConfigError(f"--set {text!r} is not KEY=VALUE, e.g. --set train.lr=1e-3")
-        overrides[key] = _value(value, place=f"--set {text!r}")
-    return overrides
-
-
-def _value(text: str, *, place: str) -> Any:
-    try:
-        return json.loads(text)  # the same but for numbers like 1e-3, which are text to YAML 1.1
-    except json.JSONDecodeError:
-        pass
-    try:
-        return yaml.safe_load(text)
-    except yaml.YAMLError:
-        raise ConfigError(f"{place}: the value is not YAML; quote it") from None
 
 
 def one_line(error: BaseException) -> str | None:

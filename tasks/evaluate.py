@@ -17,6 +17,7 @@ from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 
+from agents.local import LocalModel
 from agents.types import Trajectory
 from envs.errors import ConfigError, WingspanError
 from envs.types import Item
@@ -112,29 +113,17 @@ def _player(pipeline: Pipeline, *, model: str, workspace: Path) -> Iterator[Play
 @contextmanager
 def _sampler(pipeline: Pipeline, *, model: str, workspace: Path) -> Iterator[Playing]:
     """Play with the CPU sampler, in this process."""
-    from transformers import AutoTokenizer
+    local = LocalModel(Path(model), seed=pipeline.seed, max_sequences=pipeline.backend.max_sequences)
+    with local.loaded(context_length=pipeline.rollout.context_length) as (sampler, tokenizer):
 
-    from agents.sampler_cpu import CpuSampler
+        async def gather(items: Sequence[Item], how: Play) -> list[list[Trajectory]]:
+            player = Player(pipeline, sampler=sampler, tokenizer=tokenizer)
+            try:
+                return await player.play(items, how)
+            finally:
+                await player.close()
 
-    tokenizer = AutoTokenizer.from_pretrained(model)
-    sampler = CpuSampler(
-        model,
-        context_length=pipeline.rollout.context_length,
-        max_sequences=pipeline.backend.max_sequences,
-        seed=pipeline.seed,
-    )
-
-    async def gather(items: Sequence[Item], how: Play) -> list[list[Trajectory]]:
-        player = Player(pipeline, sampler=sampler, tokenizer=tokenizer)
-        try:
-            return await player.play(items, how)
-        finally:
-            await player.close()
-
-    try:
         yield lambda items, how: asyncio.run(gather(items, how))
-    finally:
-        sampler.close()
 
 
 @contextmanager

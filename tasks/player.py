@@ -1,24 +1,30 @@
 """Plays a pipeline's environments with some sampler: the one place where its settings become an episode's."""
 
-from collections.abc import Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from agents import group
 from agents.context import ContextPolicy
+from agents.endpoint import ChatClient
 from agents.episode import Rules
+from agents.group import OnTurn
 from agents.renderer import Renderer
+from agents.rewards.types import free_names
 from agents.sampler import Sampler
 from agents.schedule import annealed
-from agents.speaker import TokenSpeakers
+from agents.speaker import Speakers, TokenSpeakers
+from agents.speaker_chat import ChatSpeakers
 from agents.types import SamplingParams, Trajectory
+from envs.errors import ConfigError
 from envs.manager import EnvManager
 from envs.types import Item
 from tasks.environments import environments
 from tasks.mixture import training_turns
 from tasks.ray_envs import over_cluster
 from tasks.rules import rules_for
-from tasks.settings import Pipeline
+from tasks.settings import ContextSettings, Pipeline
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -50,21 +56,37 @@ def training_play(pipeline: Pipeline, *, step: int) -> Play:
     )
 
 
-class Player:
+class PipelinePlayer(ABC):
     """Episodes of `pipeline`, in whichever event loop awaits them; one loop only."""
 
-    def __init__(self, pipeline: Pipeline, *, sampler: Sampler, tokenizer: "PreTrainedTokenizerBase") -> None:
+    def __init__(self, pipeline: Pipeline, *, tokenizer: "PreTrainedTokenizerBase | None") -> None:
+        """`tokenizer`: see `rules_for`."""
         specs = environments(pipeline)
         self._data = pipeline.data
         self._rollout = pipeline.rollout
-        self._sampler = sampler
-        self._renderer = Renderer(tokenizer)
-        self._context = ContextPolicy(**dict(pipeline.agent.context))
         self._rules = {spec.name: rules_for(spec, pipeline, tokenizer=tokenizer) for spec in specs}
         self._envs = EnvManager(specs, capacity=pipeline.rollout.max_live_envs, spread=over_cluster())
 
-    async def play(self, items: Sequence[Item], play: Play) -> list[list[Trajectory]]:
-        """One group per item, in order."""
+    def check(self, items: Sequence[Item]) -> None:
+        """Raise `ConfigError` or `MissingDependency` for rewards that cannot be computed for `items`."""
+        for env, rules in self._rules.items():
+            if rules.reward is not None:
+                for names in free_names(item for item in items if item.env == env):
+                    rules.reward.check(names)
+
+    @abstractmethod
+    def _speakers(self, sampling: SamplingParams) -> Speakers:
+        """Of the model that plays."""
+
+    async def play(
+        self,
+        items: Sequence[Item],
+        play: Play,
+        *,
+        on_turn: OnTurn | None = None,
+        on_trajectory: Callable[[Trajectory], None] | None = None,
+    ) -> list[list[Trajectory]]:
+        """One group per item, in order; the callbacks are those of `agents.group.play`."""
         rollout = self._rollout
 
         def rules_of(item: Item) -> Rules:
@@ -78,21 +100,53 @@ class Player:
             name=play.name,
             chains=play.chains,
             envs=self._envs,
-            speakers=TokenSpeakers(
-                sampler=self._sampler,
-                renderer=self._renderer,
-                sampling=SamplingParams(
+            speakers=self._speakers(
+                SamplingParams(
                     max_tokens=rollout.max_tokens_per_turn,
                     temperature=play.temperature,
                     top_p=rollout.top_p,
                     top_k=rollout.top_k,
-                ),
-                context=self._context,
+                )
             ),
             rules_of=rules_of,
             max_attempts=rollout.max_attempts,
+            on_turn=on_turn,
+            on_trajectory=on_trajectory,
         )
 
     async def close(self) -> None:
         """Close the environments."""
         await self._envs.close()
+
+
+class Player(PipelinePlayer):
+    """With a sampler, by tokens: all that is trained on is played so."""
+
+    def __init__(self, pipeline: Pipeline, *, sampler: Sampler, tokenizer: "PreTrainedTokenizerBase") -> None:
+        super().__init__(pipeline, tokenizer=tokenizer)
+        self._sampler = sampler
+        self._renderer = Renderer(tokenizer)
+        self._context = ContextPolicy(**dict(pipeline.agent.context))
+
+    def _speakers(self, sampling: SamplingParams) -> TokenSpeakers:
+        return TokenSpeakers(
+            sampler=self._sampler, renderer=self._renderer, sampling=sampling, context=self._context
+        )
+
+
+class ChatPlayer(PipelinePlayer):
+    """With the model of an endpoint, by messages."""
+
+    def __init__(self, pipeline: Pipeline, *, client: ChatClient) -> None:
+        """Raises `ConfigError` for a context policy, which needs the tokens."""
+        for key, value in pipeline.agent.context:
+            if value != ContextSettings.model_fields[key].default:
+                raise ConfigError(
+                    f"agent.context.{key}={value}: what an endpoint's model sees is the whole conversation; "
+                    "leave agent.context out"
+                )
+        super().__init__(pipeline, tokenizer=None)
+        self._client = client
+
+    def _speakers(self, sampling: SamplingParams) -> ChatSpeakers:
+        return ChatSpeakers(client=self._client, sampling=sampling)

@@ -27,15 +27,16 @@ DEMONSTRATED = "action"
 """The format of `tasks/demonstrations.py`."""
 
 
-def rules_for(spec: EnvSpec, pipeline: Pipeline, *, tokenizer: "PreTrainedTokenizerBase") -> Rules:
+def rules_for(spec: EnvSpec, pipeline: Pipeline, *, tokenizer: "PreTrainedTokenizerBase | None") -> Rules:
     """How items of `spec` are played by `pipeline`'s agent in evaluation; training has other horizons.
 
+    `tokenizer` is None where the model is behind an endpoint, which has the chat template.
     Raises `ConfigError` for names that there are not, tools that the format cannot call, a chat template
     that does not show them; `MissingDependency` for what is not installed.
     """
     agent = pipeline.agent
     tools = toolbox_of(agent)
-    if agent.format in NATIVE and tools is not None:
+    if agent.format in NATIVE and tools is not None and tokenizer is not None:
         check_native(tokenizer, agent.format)
     rollout = pipeline.rollout
     return Rules(

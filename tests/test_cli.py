@@ -11,7 +11,8 @@ import pytest
 import yaml
 
 from envs.errors import ConfigError
-from flows.cli import one_line, parse_settings
+from flows.cli import one_line
+from flows.overrides import parse_settings
 from flows.plan import locked, make_plan
 
 ROOT = Path(__file__).parents[1]

@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 from aiohttp import web
 
+from agents.endpoint import TryAgain
+from agents.gate import Pace
 from agents.rewards import Endpoint, llm_judge, weighted
 from agents.rewards.judge import PROMPT, read_score
-from agents.rewards.judge_client import TryAgain
-from agents.rewards.judge_store import MemoryCache, Pace
+from agents.rewards.judge_store import MemoryCache
 from envs.errors import BudgetSpent, ConfigError, RewardFailed
 from tests.reward_toy import judged
 

@@ -1,6 +1,6 @@
 """A language model as judge: a prompt made of the episode's names, a reply, a score read from its last line.
 
-How the model is reached is `judge_client.py`'s; what is remembered and may be spent `judge_store.py`'s.
+How the model is reached is `agents/endpoint.py`'s; what is remembered and may be spent `judge_store.py`'s.
 """
 
 import hashlib
@@ -11,8 +11,8 @@ import string
 from collections.abc import Collection
 from typing import Any
 
+from agents.endpoint import ChatClient, Endpoint, Reply, TryAgain
 from agents.rewards.function import FunctionReward
-from agents.rewards.judge_client import Endpoint, JudgeClient, TryAgain
 from agents.rewards.judge_store import Budget, Cache, MemoryCache
 from agents.rewards.types import RewardInput, RewardResult
 from envs.errors import ConfigError
@@ -47,6 +47,8 @@ class LLMJudge:
         prompt: str,
         lowest: float,
         highest: float,
+        temperature: float,
+        reply_tokens: int,
         budget: Budget,
         cache: Cache,
     ) -> None:
@@ -58,7 +60,8 @@ class LLMJudge:
         self._lowest = lowest
         self._highest = highest
         self._cache = cache
-        self._client = JudgeClient(endpoint, budget=budget)
+        self._sampling = {"temperature": temperature, "max_tokens": reply_tokens}
+        self._client = ChatClient(endpoint, before_request=budget.take_request)
         named = template_names(prompt) - set(_OURS)
         self._reward = FunctionReward(
             name=name,
@@ -71,7 +74,7 @@ class LLMJudge:
     def check(self, available: Collection[str]) -> None:
         """See `Reward`; the names are those in the prompt. Asks the endpoint nothing."""
         self._reward.check(available)
-        self._client.check()
+        self._endpoint.headers()
 
     async def score(self, given: RewardInput) -> RewardResult:
         """See `Reward`. Raises `BudgetSpent`, and `ConfigError` where the endpoint refuses key or model."""
@@ -79,17 +82,27 @@ class LLMJudge:
 
     async def _judged(self, **values: Any) -> dict[str, float]:
         prompt = self._prompt.format(**values, lowest=f"{self._lowest:g}", highest=f"{self._highest:g}")
-        request = json.dumps([self._endpoint.url, self._endpoint.body(prompt)], sort_keys=True)
+        asked = {"messages": [{"role": "user", "content": prompt}], **self._sampling}
+        request = json.dumps([self._endpoint.url, self._endpoint.body(asked)], sort_keys=True)
         key = hashlib.sha256(request.encode()).hexdigest()
         reply = await self._cache.get(key)
         cached = reply is not None
         if reply is None:
-            reply = await self._client.ask(prompt, accept=self._read)
+            reply = await self._client.ask(asked, read=self._paid)
         score = self._read(reply)
         if not cached:
             await self._cache.put(key, reply)  # only what could be read
         scaled = (score - self._lowest) / (self._highest - self._lowest)
         return {"reward": scaled, "score": score, "cached": float(cached)}
+
+    def _paid(self, reply: Reply) -> str:
+        """The text of a reply, once it is counted and a score can be read from it."""
+        text = reply.message.get("content")
+        if not isinstance(text, str):
+            raise TryAgain(f"the reply's content is a {type(text).__name__}, not text")
+        self.budget.add_tokens(reply.total_tokens)
+        self._read(text)
+        return text
 
     def _read(self, reply: str) -> float:
         score = read_score(reply)
@@ -105,6 +118,8 @@ def llm_judge(
     prompt: str = PROMPT,
     lowest: float = 0.0,
     highest: float = 10.0,
+    temperature: float = 0.0,
+    reply_tokens: int = 1024,
     max_requests: int | None = None,
     max_tokens: int | None = None,
     cache: Cache | None = None,
@@ -112,19 +127,23 @@ def llm_judge(
     """A reward in [0, 1] by the model at `endpoint`; metrics `score`, as it was given, and `cached`.
 
     `prompt` names in braces what it is filled with: names that any reward may ask for, or of the data,
-    and `{lowest}` and `{highest}`, the range of scores. The model must end its reply with a line
-    `Score: 7`, and nothing else on it. `max_requests` and `max_tokens` limit what this process may
-    spend in all; beyond, scoring raises `BudgetSpent`. `cache` is in memory by default.
+    and `{lowest}` and `{highest}`, the range of scores. The model must end its reply, of `reply_tokens` at
+    most, with a line `Score: 7`, and nothing else on it. `max_requests` and `max_tokens` limit what this
+    process may spend in all; beyond, scoring raises `BudgetSpent`. `cache` is in memory by default.
     Raises `ConfigError` for a prompt or range that cannot be.
     """
     if not (math.isfinite(lowest) and math.isfinite(highest) and lowest < highest):
         raise ConfigError(f"judge {name!r}: scores from {lowest} to {highest}; give a lowest below a highest")
+    if not reply_tokens > 0:
+        raise ConfigError(f"judge {name!r}: reply_tokens={reply_tokens}; give a number above 0")
     return LLMJudge(
         name=name,
         endpoint=endpoint,
         prompt=prompt,
         lowest=lowest,
         highest=highest,
+        temperature=temperature,
+        reply_tokens=reply_tokens,
         budget=Budget(max_requests=max_requests, max_tokens=max_tokens),
         cache=cache if cache is not None else MemoryCache(),
     )

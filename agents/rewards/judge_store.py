@@ -1,7 +1,5 @@
 """What an LLM judge keeps: replies that it has had, and what it may still spend."""
 
-import threading
-import time
 from collections import OrderedDict
 from typing import Protocol
 
@@ -75,20 +73,3 @@ class Budget:
                 "the judge reports no usage.total_tokens; limit max_requests instead of max_tokens"
             )
         self.tokens += reported or 0
-
-
-class Pace:
-    """Spreads requests evenly: `per_s` of them a second, None as they come; whatever thread asks."""
-
-    def __init__(self, per_s: float | None) -> None:
-        self._gap_s = 0.0 if per_s is None else 1.0 / per_s
-        self._next = 0.0
-        self._lock = threading.Lock()
-
-    def wait_s(self) -> float:
-        """Take the next turn: seconds until it comes."""
-        with self._lock:
-            now = time.monotonic()
-            at = max(now, self._next)
-            self._next = at + self._gap_s
-            return at - now

@@ -2,7 +2,7 @@
 is `function.py`'s; how an answer reaches the turns is `placing.py`'s."""
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from numbers import Real
 from typing import Any, Protocol
@@ -89,6 +89,11 @@ class RewardResult:
     def total(self) -> float:
         """The outcome's and all turns' rewards together."""
         return self.reward + sum(self.turn_rewards or ())
+
+
+def free_names(items: Iterable[Item]) -> Iterator[frozenset[str]]:
+    """What `Reward.check` is to be asked with before `items` are played, each set of names once."""
+    return iter({frozenset({*item.fields, *item.metadata, "env"}) for item in items})
 
 
 class Reward(Protocol):

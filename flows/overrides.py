@@ -1,0 +1,30 @@
+"""Parameters as a command line gives them: `--set train.lr=1e-3`."""
+
+import json
+from typing import Any
+
+import yaml
+
+from envs.errors import ConfigError
+
+
+def parse_settings(settings: list[str]) -> dict[str, Any]:
+    """`["train.lr=1e-3"]` → `{"train.lr": 0.001}`; values are YAML. Raises `ConfigError`."""
+    overrides = {}
+    for text in settings:
+        key, equals, value = text.partition("=")
+        if not key or not equals:
+            raise ConfigError(f"--set {text!r} is not KEY=VALUE, e.g. --set train.lr=1e-3")
+        overrides[key] = _value(value, place=f"--set {text!r}")
+    return overrides
+
+
+def _value(text: str, *, place: str) -> Any:
+    try:
+        return json.loads(text)  # the same but for numbers like 1e-3, which are text to YAML 1.1
+    except json.JSONDecodeError:
+        pass
+    try:
+        return yaml.safe_load(text)
+    except yaml.YAMLError:
+        raise ConfigError(f"{place}: the value is not YAML; quote it") from None
