@@ -18,12 +18,10 @@ class QuestionEnv:
         self._asked = False
 
     async def reset(self, item: Item) -> str:
-        """The item's `question`, or the last of its `messages`."""
-        question = (
-            item.fields["question"] if "question" in item.fields else item.fields["messages"][-1]["content"]
-        )
+        """The item's `question`, or the last of its `messages`; raises `ConfigError` if it has neither."""
+        question = _question_of(item)
         self._asked = True
-        return str(question)
+        return question
 
     async def step(self, action: str) -> StepResult:
         """Any action is the answer, and ends the episode."""
@@ -35,6 +33,17 @@ class QuestionEnv:
     async def close(self) -> None:
         """Forget the question."""
         self._asked = False
+
+
+def _question_of(item: Item) -> str:
+    if "question" in item.fields:
+        return str(item.fields["question"])
+    if item.fields.get("messages"):
+        return str(item.fields["messages"][-1]["content"])
+    raise ConfigError(
+        f"{item.item_id} asks nothing: its fields are {', '.join(item.fields) or 'none'}; give it a "
+        "'question', or 'messages' of which the last is the question"
+    )
 
 
 def no_items(seed: int) -> Split:
