@@ -66,13 +66,17 @@ class FormatAgent(Agent):
         return self._read(text)
 
     def render(self, item: Item, observation: str) -> Opening:
-        """See `Agent`. An item's own `messages` come before its last one, which is the observation."""
+        """See `Agent`. An item's own `messages` come before its last one, which is the observation; its
+        system message comes after this agent's words, in one with them."""
         earlier = [Message(m["role"], m["content"]) for m in item.fields.get("messages", [])[:-1]]
         if not self._system:
             return Opening([*earlier, Message("user", observation)], self._tools)
         if self._acts:
             return Opening([*earlier, Message("user", f"{self._system}\n\n{observation}")])
-        return Opening([Message("system", self._system), *earlier, Message("user", observation)], self._tools)
+        system = self._system
+        if earlier and earlier[0].role == "system":
+            system = f"{system}\n\n{earlier.pop(0).content}"
+        return Opening([Message("system", system), *earlier, Message("user", observation)], self._tools)
 
     def reply(self, turn: ParsedTurn, observations: Sequence[str]) -> Sequence[Message]:
         """See `Agent`; as `agents/prompts` say that results come back."""
