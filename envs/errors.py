@@ -8,7 +8,8 @@
         ├── EnvCrashed         the environment raised or died
         ├── EpisodeTimeout     the episode's or one step's time limit passed
         ├── SamplerFailed      no completion could be had
-        └── RewardFailed       no reward could be had for an episode that was played to its end
+        ├── RewardFailed       no reward could be had for an episode that was played to its end
+        └── ProgramFailed      an agent that is written elsewhere raised, or returned no reward
 
 A `ConfigError`, `MissingDependency` or `BudgetSpent` ends the command with one line and a non-zero exit. An
 `EpisodeFault` is data: the episode is retried on a fresh environment, then dropped with its cause
@@ -51,6 +52,10 @@ class SamplerFailed(EpisodeFault):
 
 class RewardFailed(EpisodeFault):
     """A reward raised, took longer than its limit in seconds, or gave a value that is none."""
+
+
+class ProgramFailed(EpisodeFault):
+    """An agent's program (`tasks/programs.py`) raised, or returned what is no reward."""
 
 
 def described(error: BaseException) -> str:

@@ -10,6 +10,7 @@ from typing import Annotated
 
 import typer
 
+from agents.gateway.limits import Limits as GatewayLimits
 from envs.errors import ConfigError, WingspanError
 from envs.serve.limits import Limits
 from flows.overrides import parse_settings
@@ -19,6 +20,8 @@ BASE_MODEL = Path("models/textcraft-base")
 
 _SERVED = Limits()
 """What `serve-env` allows where nothing else is said."""
+_SPOKEN_TO = GatewayLimits()
+"""What `serve-policy` allows where nothing else is said."""
 
 app = typer.Typer(
     help="Train LLM agents by multi-turn reinforcement learning, as a pipeline.",
@@ -236,6 +239,54 @@ def serve_env(
     )
     tokens = [part for part in token or [] if part]
     asyncio.run(serve(get_env(name), host=host, port=port, limits=limits, tokens=tokens, say=typer.echo))
+
+
+@app.command()
+def serve_policy(
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="A policy in Hugging Face format.")],
+    host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 is all.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = 8001,
+    model: Annotated[str, typer.Option(help="What requests call it.")] = "policy",
+    temperature: Annotated[float, typer.Option(min=0, max=2, help="Where a request says none.")] = 1.0,
+    top_p: Annotated[float, typer.Option(min=0.01, max=1, help="Where a request says none.")] = 1.0,
+    max_tokens: Annotated[int, typer.Option(min=1, help="Of an answer whose request says nothing.")] = 512,
+    context_length: Annotated[
+        int | None, typer.Option(min=1, help="Tokens of prompt and answer.", show_default="the model's")
+    ] = None,
+    threads: Annotated[int, typer.Option(min=1, help="Of torch.")] = 1,
+    token: Annotated[str | None, typer.Option(envvar="WINGSPAN_TOKEN", help="Ask for it.")] = None,
+    max_sessions: Annotated[int, typer.Option(min=1, help="Live sessions.")] = _SPOKEN_TO.max_sessions,
+    idle_s: Annotated[
+        float, typer.Option(min=0.1, help="Forget sessions so long unused.")
+    ] = _SPOKEN_TO.idle_s,
+    max_turns: Annotated[int, typer.Option(min=1, help="Of one session.")] = _SPOKEN_TO.max_turns,
+    max_body_bytes: Annotated[
+        int, typer.Option(min=1024, help="Of one request.")
+    ] = _SPOKEN_TO.max_body_bytes,
+) -> None:
+    """Serve a policy over HTTP, by OpenAI's protocol, until Ctrl-C; sessions keep what was sampled."""
+    import asyncio
+
+    from agents.types import SamplingParams
+    from flows.serve_policy import serve_policy as serve
+
+    limits = GatewayLimits(
+        max_sessions=max_sessions, idle_s=idle_s, max_turns=max_turns, max_body_bytes=max_body_bytes
+    )
+    asyncio.run(
+        serve(
+            folder,
+            host=host,
+            port=port,
+            model=model,
+            sampling=SamplingParams(max_tokens=max_tokens, temperature=temperature, top_p=top_p),
+            context_length=context_length,
+            threads=threads,
+            limits=limits,
+            token=token or None,
+            say=typer.echo,
+        )
+    )
 
 
 def one_line(error: BaseException) -> str | None:

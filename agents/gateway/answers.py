@@ -1,0 +1,91 @@
+"""Completions in OpenAI's form: in one piece, or as server-sent events."""
+
+import json
+import secrets
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from agents.gateway.policy import Answer
+from agents.gateway.rendering import arguments_of
+from agents.types import FinishReason
+
+
+def completion(answer: Answer, *, model: str) -> dict[str, Any]:
+    """The body of a `chat.completion`."""
+    message: dict[str, Any] = {"role": "assistant", "content": _content(answer), "refusal": None}
+    if answer.reading.calls:
+        message["tool_calls"] = _calls(answer)
+    choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": _finish_reason(answer)}
+    return {**_head(model, "chat.completion"), "choices": [choice], "usage": _usage(answer)}
+
+
+def events(answer: Answer, *, model: str, include_usage: bool) -> Iterator[str]:
+    """The same as a stream. Samplers answer whole completions, so that all of it comes at once."""
+    head = _head(model, "chat.completion.chunk")
+
+    def event(delta: dict[str, Any], finish_reason: str | None = None) -> str:
+        choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish_reason}
+        more = {"usage": None} if include_usage else {}
+        return _event({**head, "choices": [choice], **more})
+
+    yield event({"role": "assistant", "content": "" if answer.reading.content else None})
+    if answer.reading.content:
+        yield event({"content": answer.reading.content})
+    for index, call in enumerate(_calls(answer)):
+        yield event({"tool_calls": [{"index": index, **call}]})
+    yield event({}, _finish_reason(answer))
+    if include_usage:
+        yield _event({**head, "choices": [], "usage": _usage(answer)})
+    yield "data: [DONE]\n\n"
+
+
+def models(model: str, *, since: int) -> dict[str, Any]:
+    """The body of `GET /v1/models`; `since`: Unix time of the start, in seconds."""
+    one = {"id": model, "object": "model", "created": since, "owned_by": "wingspan"}
+    return {"object": "list", "data": [one]}
+
+
+def _head(model: str, kind: str) -> dict[str, Any]:
+    return {
+        "id": f"chatcmpl-{secrets.token_hex(12)}",
+        "object": kind,
+        "created": int(time.time()),
+        "model": model,
+    }
+
+
+def _content(answer: Answer) -> str | None:
+    """Null beside calls that stand alone, as OpenAI has it."""
+    reading = answer.reading
+    return None if reading.calls and not reading.content else reading.content
+
+
+def _calls(answer: Answer) -> list[dict[str, Any]]:
+    return [
+        {
+            "id": f"call_{secrets.token_hex(12)}",
+            "type": "function",
+            "function": {"name": call.name, "arguments": arguments_of(call)},
+        }
+        for call in answer.reading.calls
+    ]
+
+
+def _finish_reason(answer: Answer) -> str:
+    if answer.completion.finish_reason is FinishReason.LENGTH:
+        return "length"
+    return "tool_calls" if answer.reading.calls else "stop"
+
+
+def _usage(answer: Answer) -> dict[str, int]:
+    sampled = len(answer.completion.token_ids)
+    return {
+        "prompt_tokens": answer.prompt_tokens,
+        "completion_tokens": sampled,
+        "total_tokens": answer.prompt_tokens + sampled,
+    }
+
+
+def _event(value: dict[str, Any]) -> str:
+    return f"data: {json.dumps(value)}\n\n"

@@ -1,0 +1,129 @@
+"""The gateway as a program has it: it listens, and opens sessions for agents that are written elsewhere."""
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
+from typing import TYPE_CHECKING, Any
+
+import uvicorn
+from starlette.applications import Starlette
+
+from agents.gateway.app import make_app
+from agents.gateway.limits import Limits
+from agents.gateway.policy import Policy
+from agents.gateway.refused import Refused
+from agents.gateway.sessions import Session, Sessions
+from agents.sampler import Sampler
+from agents.types import SamplingParams
+from envs.errors import ConfigError
+from envs.types import Item
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+GRACE_S = 10
+"""What requests under way may take when the gateway is stopped."""
+
+
+class Gateway:
+    """One policy, spoken to as OpenAI's models are."""
+
+    def __init__(
+        self,
+        sampler: Sampler,
+        tokenizer: "PreTrainedTokenizerBase",
+        *,
+        sampling: SamplingParams,
+        context_length: int,
+        model: str = "policy",
+        limits: Limits = Limits(),  # noqa: B008  # it is frozen
+        token: str | None = None,
+    ) -> None:
+        """`sampling` holds where a request says nothing. `model`: the name that requests give. `token`: asked
+        of all requests but a session's own; None: open to all.
+
+        Raises `ConfigError` for a chat template that cannot be used.
+        """
+        policy = Policy(sampler, tokenizer, name=model, sampling=sampling, context_length=context_length)
+        self.model = model
+        self.sessions = Sessions(policy, limits)
+        self.app: Starlette = make_app(policy, self.sessions, limits=limits, token=token)
+        self._url: str | None = None
+
+    @asynccontextmanager
+    async def listening(self, host: str = "127.0.0.1", port: int = 0) -> AsyncIterator[str]:
+        """Serve in this event loop while inside; gives the URL. Port 0 takes a free one.
+
+        Raises `ConfigError` where the address cannot be had. On leaving, requests under way may finish.
+        """
+        server = _Server(
+            uvicorn.Config(
+                self.app,
+                log_config=None,
+                access_log=False,
+                lifespan="off",
+                timeout_graceful_shutdown=GRACE_S,
+            )
+        )
+        listener = _listener(host, port)
+        serving = asyncio.create_task(server.serve(sockets=[listener]))
+        self._url = f"http://{host}:{listener.getsockname()[1]}"
+        try:
+            while not server.started:
+                await asyncio.sleep(0.005)
+            yield self._url
+        finally:
+            self._url = None
+            server.should_exit = True
+            await serving
+
+    @asynccontextmanager
+    async def session(
+        self,
+        item: Item,
+        *,
+        chain: int = 0,
+        name: str | None = None,
+        max_turns: int | None = None,
+        metadata: Mapping[str, Any] | None = None,
+    ) -> AsyncIterator[Session]:
+        """An episode of `item`, for a program at its `base_url`; its `trajectory` can be had afterwards, too.
+
+        `name` is the sampler's key and seed: the same names give the same draws. Raises `ConfigError` where
+        the gateway does not listen or has too many sessions.
+        """
+        if self._url is None:
+            raise ConfigError("the gateway does not listen yet; open sessions within `gateway.listening()`")
+        try:
+            session = self.sessions.open(
+                item,
+                url=self._url,
+                chain=chain,
+                name=name,
+                max_turns=max_turns,
+                expires=False,
+                metadata=metadata,
+            )
+        except Refused as refused:
+            raise ConfigError(refused.message) from None
+        try:
+            yield session
+        finally:
+            self.sessions.end(session)
+
+
+class _Server(uvicorn.Server):
+    """uvicorn's, which leaves the process's signals to whoever owns the process."""
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+def _listener(host: str, port: int) -> socket.socket:
+    try:
+        return socket.create_server((host, port), backlog=1024)
+    except OSError as error:
+        why = f"cannot listen on {host}:{port}: {error.strerror or error}"
+        raise ConfigError(f"{why}; choose another with --host or --port") from None

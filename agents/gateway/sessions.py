@@ -1,0 +1,205 @@
+"""Sessions: one episode each, from when it is opened until it is ended or forgotten.
+
+Owns ids, the cap, idle expiry, and what becomes of requests under way when their session ends.
+"""
+
+import asyncio
+import secrets
+import time
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from agents.gateway.limits import Limits
+from agents.gateway.policy import Answer, Policy
+from agents.gateway.recording import Recording
+from agents.gateway.refused import CONTEXT_FULL, NO_TURNS_LEFT, Refused
+from agents.gateway.requests import ChatRequest
+from agents.types import StopReason, Trajectory
+from envs.errors import EpisodeFault, SamplerFailed, described
+from envs.types import Item
+
+PREFIX = "session-"
+"""Of every session's id, by which an API key is known to name one."""
+
+
+class Session:
+    """One episode of somebody's program."""
+
+    def __init__(
+        self,
+        policy: Policy,
+        item: Item,
+        *,
+        url: str,
+        chain: int,
+        name: str | None,
+        max_turns: int,
+        expires: bool,
+        metadata: Mapping[str, Any],
+    ) -> None:
+        """`name`: the sampler's seed and key; else the id, which is drawn. The rest: see `Sessions.open`."""
+        self.session_id = PREFIX + secrets.token_urlsafe(16)
+        self.base_url = f"{url}/sessions/{self.session_id}/v1"
+        """As OpenAI's clients take it."""
+        self.used_at = time.monotonic()
+        self.expires = expires
+        self.fault: EpisodeFault | None = None
+        """Why the last request got no answer, where that is neither the program's nor the policy's fault."""
+        self._policy = policy
+        self._item = item
+        self._chain = chain
+        self._max_turns = max_turns
+        self._metadata = metadata
+        self._recording = Recording(name or self.session_id, policy.rendering)
+        self._running: set[asyncio.Task[Answer]] = set()
+        self._stop_reason = StopReason.TERMINATED
+
+    @property
+    def api_key(self) -> str:
+        """By which the gateway's common URL knows the session, too."""
+        return self.session_id
+
+    @property
+    def busy(self) -> bool:
+        """Whether a request is under way."""
+        return bool(self._running)
+
+    @property
+    def turns(self) -> int:
+        """Completions so far."""
+        return self._recording.turns
+
+    @property
+    def stop_reason(self) -> StopReason:
+        """Why there are no more turns: the last request found no room, or no turn left; else `TERMINATED`,
+        the program's own end."""
+        return self._stop_reason
+
+    def answer(self, chat: ChatRequest) -> "asyncio.Task[Answer]":
+        """The session's next turn, which ends with the session. Raises as `Policy.answer`."""
+        task = asyncio.create_task(self._answer(chat))
+        self._running.add(task)
+        task.add_done_callback(self._done)
+        return task
+
+    def trajectory(
+        self,
+        *,
+        reward: float = 0.0,
+        success: bool = False,
+        turn_rewards: Sequence[float] | None = None,
+        metrics: Mapping[str, float] | None = None,
+    ) -> Trajectory:
+        """What was sampled so far, to be trained on. `turn_rewards`: one a turn, in the order of the
+        answers, beside `reward`. Raises `ValueError` where they are not as many as the turns."""
+        return self._recording.trajectory(
+            self._item,
+            chain=self._chain,
+            reward=reward,
+            success=success,
+            turn_rewards=turn_rewards,
+            stop_reason=self._stop_reason,
+            metrics={**self._metadata, **(metrics or {})},
+        )
+
+    def end(self) -> None:
+        """Nothing is recorded from here on; requests under way are broken off."""
+        for task in self._running:
+            task.cancel()
+
+    def _done(self, task: "asyncio.Task[Answer]") -> None:
+        self._running.discard(task)
+        self.used_at = time.monotonic()
+
+    async def _answer(self, chat: ChatRequest) -> Answer:
+        if self.turns + len(self._running) > self._max_turns:
+            self._stop_reason = StopReason.MAX_TURNS
+            why = f"this session has had its {self._max_turns} turns; end it"
+            raise Refused(400, why, code=NO_TURNS_LEFT)
+        try:
+            answer = await self._policy.answer(chat, self._recording)
+        except Refused as refused:
+            if refused.code == CONTEXT_FULL:
+                self._stop_reason = StopReason.MAX_CONTEXT
+            raise
+        except EpisodeFault as fault:
+            self.fault = fault
+            raise
+        except Exception as error:
+            self.fault = SamplerFailed(f"the gateway raised {described(error)}")
+            raise
+        self._stop_reason = StopReason.TERMINATED
+        self.fault = None
+        return answer
+
+
+class Sessions:
+    """The live sessions of one gateway."""
+
+    def __init__(self, policy: Policy, limits: Limits) -> None:
+        self._policy = policy
+        self._limits = limits
+        self._open: OrderedDict[str, Session] = OrderedDict()
+
+    @property
+    def live(self) -> int:
+        """How many there are."""
+        self._forget_idle()
+        return len(self._open)
+
+    def open(
+        self,
+        item: Item,
+        *,
+        url: str,
+        chain: int = 0,
+        name: str | None = None,
+        max_turns: int | None = None,
+        expires: bool,
+        metadata: Mapping[str, Any] | None = None,
+    ) -> Session:
+        """A new session below `url`, the gateway's own, of at most `max_turns`.
+
+        `metadata` goes to the trajectory's metrics. One that `expires` is forgotten when it is idle too long.
+        Raises `Refused` where there are too many.
+        """
+        if self.live >= self._limits.max_sessions:
+            why = f"all {self._limits.max_sessions} sessions are in use"
+            raise Refused(429, f"{why}; end some, or serve with a larger --max-sessions")
+        session = Session(
+            self._policy,
+            item,
+            url=url,
+            chain=chain,
+            name=name,
+            max_turns=max_turns or self._limits.max_turns,
+            expires=expires,
+            metadata=metadata or {},
+        )
+        self._open[session.session_id] = session
+        return session
+
+    def find(self, session_id: str) -> Session:
+        """The session called so, which counts as its use. Raises `Refused` 404."""
+        self._forget_idle()
+        session = self._open.get(session_id)
+        if session is None:
+            why = f"it was ended, or unused for {self._limits.idle_s:g} s"
+            raise Refused(
+                404, f"there is no session {session_id!r}: {why}; open another", code="session_not_found"
+            )
+        session.used_at = time.monotonic()
+        self._open.move_to_end(session_id)
+        return session
+
+    def end(self, session: Session) -> None:
+        """Forget a session; to end it again does nothing."""
+        session.end()
+        self._open.pop(session.session_id, None)
+
+    def _forget_idle(self) -> None:
+        before = time.monotonic() - self._limits.idle_s
+        idle = [s for s in self._open.values() if s.expires and not s.busy and s.used_at < before]
+        for session in idle:
+            self.end(session)
