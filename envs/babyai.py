@@ -185,6 +185,7 @@ SPEC = EnvSpec(
     name="babyai",
     make=BabyAIEnv,
     split=split,
+    item_of=make_item,
     expert=expert,
     instructions=INSTRUCTIONS,
     packages=("minigrid", "gymnasium"),

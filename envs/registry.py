@@ -59,6 +59,9 @@ class EnvSpec:
     """How to play, for a model that was not made for this environment."""
     packages: tuple[str, ...]
     """Distributions that it needs and whose versions a run records."""
+    item_of: Callable[[int], Item] | None = None
+    """The item of a number, as AgentGym numbers them, be it in the split or not; raises `ConfigError` where
+    there is none. None: only those of the split are known."""
     requirements: tuple[Requirement, ...] = ()
     """What it needs beside its packages: programs, data."""
     source: str = ""

@@ -268,6 +268,7 @@ SPEC = EnvSpec(
     name="sciworld",
     make=SciWorldEnv,
     split=split,
+    item_of=make_item,
     expert=expert,
     instructions=INSTRUCTIONS,
     packages=("scienceworld",),

@@ -135,6 +135,7 @@ SPEC = EnvSpec(
     name="textcraft",
     make=TextCraftEnv,
     split=split,
+    item_of=make_item,
     expert=expert,
     instructions=INSTRUCTIONS,
     packages=("textcraft",),

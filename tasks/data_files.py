@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any, get_args
 
 from envs.errors import ConfigError
-from envs.registry import Split, get_env
+from envs.registry import EnvSpec, Split, get_env
 from envs.types import Item, Role
 from tasks.data_sources import Row, check_there, foreign, read_rows
 from tasks.settings import DataSettings, did_you_mean
@@ -70,7 +70,7 @@ def _items(source: str, *, part: str, data: DataSettings, prefix: str) -> list[t
     """Each with the place of its row."""
     spec = get_env(data.parts[part].env)
     known: dict[str, Item] = {}
-    if spec.own_items:
+    if spec.own_items and spec.item_of is None:
         split = spec.split(data.split_seed)
         known = {item.item_id: item for item in (*split.train, *split.test)}
     places: dict[str, str] = {}
@@ -80,7 +80,7 @@ def _items(source: str, *, part: str, data: DataSettings, prefix: str) -> list[t
         if (kind == "item_id") != spec.own_items:
             raise ConfigError(f"{row.place}: {_misplaced(kind, env=spec.name)}")
         if kind == "item_id":
-            item = _known(columns.pop("item_id"), known, place=row.place, env=spec.name)
+            item = _known(columns.pop("item_id"), known, place=row.place, spec=spec)
         else:
             item = Item(item_id=f"{prefix}_{row.number}", env=spec.name)
         earlier = places.setdefault(item.item_id, row.place)
@@ -143,10 +143,17 @@ def _check_text(value: object, *, place: str) -> None:
         raise ConfigError(f"{place} is {_shown(value)}; give text")
 
 
-def _known(item_id: str, known: Mapping[str, Item], *, place: str, env: str) -> Item:
+def _known(item_id: str, known: Mapping[str, Item], *, place: str, spec: EnvSpec) -> Item:
+    if spec.item_of is not None:
+        env, _, number = item_id.rpartition("_")
+        if env != spec.name or not number.isdecimal():
+            raise ConfigError(
+                f"{place}: item_id {item_id!r} is none of {spec.name}; write {spec.name}_NUMBER"
+            )
+        return spec.item_of(int(number))
     if item_id not in known:
         raise ConfigError(
-            f"{place}: item_id {item_id!r} is none of the {len(known)} items of {env}"
+            f"{place}: item_id {item_id!r} is none of the {len(known)} items of {spec.name}"
             f"{did_you_mean(item_id, known)}"
         )
     return known[item_id]
