@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from agents.packing import pack
 from tests.gateway_toy import ITEM, RandomSampler, ask, client_of, make_gateway, told, trained
+from tests.toy import toy_tokenizer
 
 MOVES = st.lists(
     st.tuples(
@@ -23,6 +24,12 @@ MOVES = st.lists(
 
 def user(text: str) -> dict[str, Any]:
     return {"role": "user", "content": text}
+
+
+def rendered(messages: list[Any]) -> str:
+    """The conversation as the chat template has it."""
+    turns = [f"<|im_start|>{one['role']}\n{one['content'] or ''}<|im_end|>\n" for one in messages]
+    return "".join(turns) + "<|im_start|>assistant\n"
 
 
 def moved(talk: list[Any], move: str, where: int) -> list[Any]:
@@ -52,12 +59,14 @@ def test_trained_tokens_are_the_sampled_ones_each_once(moves: list[tuple[str, in
         session = gateway.sessions.open(ITEM, url="http://gateway", expires=False)
         transport = httpx.AsyncClient(transport=httpx.ASGITransport(gateway.app))
         talks: list[list[Any]] = [[user("start 0")], [user("start 1")]]
+        requests = [rendered(talk) for talk in talks]
         async with client_of(session.base_url, http_client=transport) as client:
             for number, talk in enumerate(talks):
                 talks[number] = [*talk, told(await ask(client, talk))]
             for move, which, where in moves:
                 number = which % len(talks)
                 asked = moved(talks[number], move, where)
+                requests.append(rendered(asked))
                 answered = [*asked, told(await ask(client, asked))]
                 if move in ("fork", "drop", "edit"):
                     talks.append(answered)
@@ -65,6 +74,7 @@ def test_trained_tokens_are_the_sampled_ones_each_once(moves: list[tuple[str, in
                     talks[number] = answered
         trajectory = session.trajectory(reward=1.0)
         assert sorted(trained(trajectory)) == sorted(sampler.sampled)
+        assert [toy_tokenizer().decode(prompt) for prompt, _ in sampler.sampled] == requests
         packed = pack(trajectory)
         assert sum(sum(segment.rewards) for segment in packed[-1:]) == 1.0
         assert trajectory.turns[-1].completion.token_ids == sampler.sampled[-1][1]
