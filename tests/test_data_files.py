@@ -180,7 +180,7 @@ def test_a_column_that_json_has_no_form_for_is_named(column: list[object], said:
 @pytest.mark.parametrize(
     ("train", "said"),
     [
-        ([{"item_id": "textcrft_9"}], r"row 0: item_id 'textcrft_9' is none of textcraft; write textcraft_NUMBER"),
+        ([{"item_id": "textcrft_9"}], r"row 0: item_id 'textcrft_9' is none of textcraft; write textcraft_N"),
         ([{"item_id": "textcraft_0"}, {"item_id": "textcraft_0"}], r"row 1 and .*row 0 are both textcraft_0"),
         ([{"question": "a"}], r"question, but environment 'textcraft' has items of its own; give item_id"),
     ],
