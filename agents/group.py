@@ -5,20 +5,21 @@ fails through no fault of the policy is tried again on a fresh environment, then
 trajectory with `StopReason.ERROR`: data to count, never to train on.
 """
 
-import asyncio
 import gc
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 from agents.episode import Rules, run_episode
 from agents.speaker import Speakers
 from agents.types import StopReason, Trajectory, Turn
 from envs.errors import EpisodeFault, RewardFailed
 from envs.manager import EnvManager
+from envs.together import together
 from envs.types import Item
 
 _log = logging.getLogger(__name__)
@@ -65,16 +66,37 @@ async def play(
             on_trajectory(trajectory)
         return trajectory
 
-    try:
-        with _heap_set_aside():
-            async with asyncio.TaskGroup() as tasks:
-                groups = [
-                    [tasks.create_task(chain_of(place, item, chain)) for chain in range(chains)]
-                    for place, item in enumerate(items)
-                ]
-    except BaseExceptionGroup as errors:
-        raise errors.exceptions[0] from None  # the first; the others are its siblings' cancellation
-    return [[task.result() for task in group] for group in groups]
+    with _heap_set_aside():
+        return await in_groups(items, chains=chains, chain_of=chain_of)
+
+
+async def in_groups(
+    items: Sequence[Item],
+    *,
+    chains: int,
+    chain_of: Callable[[int, Item, int], Coroutine[Any, Any, Trajectory]],
+) -> list[list[Trajectory]]:
+    """`chain_of(place, item, chain)` for every chain of every item at once; one group per item, in order."""
+    ended = await together(
+        chain_of(place, item, chain) for place, item in enumerate(items) for chain in range(chains)
+    )
+    return [ended[place * chains : (place + 1) * chains] for place in range(len(items))]
+
+
+def given_up(item: Item, *, chain: int, cause: str, attempts: int, seconds: float) -> Trajectory:
+    """What is left of an episode that failed at its last attempt: data to count."""
+    return Trajectory(
+        item=item,
+        chain=chain,
+        prompt_ids=[],
+        turns=[],
+        stop_reason=StopReason.ERROR,
+        reward=0.0,
+        success=False,
+        seconds=seconds,
+        attempts=attempts,
+        error=cause,
+    )
 
 
 async def _play_chain(
@@ -114,18 +136,7 @@ async def _play_chain(
             _log.warning("attempt %d of %d, chain %d: %s", attempt, max_attempts, chain, cause)
         else:
             return trajectory if attempt == 1 else replace(trajectory, attempts=attempt)
-    return Trajectory(
-        item=item,
-        chain=chain,
-        prompt_ids=[],
-        turns=[],
-        stop_reason=StopReason.ERROR,
-        reward=0.0,
-        success=False,
-        seconds=time.perf_counter() - started,
-        attempts=attempts,
-        error=cause,
-    )
+    return given_up(item, chain=chain, cause=cause, attempts=attempts, seconds=time.perf_counter() - started)
 
 
 @contextmanager

@@ -14,6 +14,7 @@ from agents.tools.toolbox import Toolbox
 from agents.tools.types import ToolResult
 from envs.base import Environment
 from envs.errors import EnvCrashed, EpisodeTimeout, WingspanError, described
+from envs.together import together
 from envs.types import Item, StepResult
 
 T = TypeVar("T")
@@ -88,7 +89,7 @@ class Hands:
             tools = self._tools = Toolbox([])  # its answers are the ones for names that nothing has
         results: list[ToolResult] = []
         if len(calls) > 1 and not any(tools.is_stateful(call.name) for call in calls):
-            results += await _side_by_side([self._one(tools, call) for call in calls])
+            results += await together(self._one(tools, call) for call in calls)
         else:
             for call in calls:
                 results.append(await self._one(tools, call))
@@ -137,12 +138,3 @@ def said(turn: ParsedTurn) -> str:
     if turn.answer is not None:
         return turn.answer
     return "\n".join(f"{call.name}({json.dumps(call.arguments, ensure_ascii=False)})" for call in turn.calls)
-
-
-async def _side_by_side(work: list[Coroutine[Any, Any, ToolResult]]) -> list[ToolResult]:
-    try:
-        async with asyncio.TaskGroup() as tasks:
-            running = [tasks.create_task(one) for one in work]
-    except BaseExceptionGroup as errors:
-        raise errors.exceptions[0] from None  # the first; the others are cancelled by it
-    return [task.result() for task in running]

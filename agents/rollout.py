@@ -22,7 +22,7 @@ from agents.local import LocalModel
 from agents.native_tools import check_native
 from agents.renderer import Renderer
 from agents.rewards import Reward, get_reward
-from agents.rewards.types import free_names
+from agents.rewards.types import check_items
 from agents.speaker import Speakers, TokenSpeakers
 from agents.speaker_chat import ChatSpeakers
 from agents.tools.registry import prebuilt
@@ -90,8 +90,7 @@ def rollout(
         reward=get_reward(reward) if isinstance(reward, str) else reward,
     )
     if rules.reward is not None:
-        for names in free_names(played):
-            rules.reward.check(names)
+        check_items(rules.reward, played)
     sampling = SamplingParams(
         max_tokens=max_tokens_per_turn, temperature=temperature, top_p=top_p, top_k=top_k
     )

@@ -12,7 +12,7 @@ from functools import lru_cache
 from typing import Protocol
 
 from agents.types import Completion, FinishReason, SamplingParams
-from envs.errors import SamplerFailed
+from envs.errors import SamplerFailed, WingspanError, described
 
 
 class Sampler(Protocol):
@@ -28,6 +28,28 @@ class Sampler(Protocol):
         cache between them. Raises `SamplerFailed` if it cannot answer.
         """
         ...
+
+
+async def checked_sample(
+    sampler: Sampler, prompt_ids: Sequence[int], *, params: SamplingParams, episode_id: str, where: str
+) -> Completion:
+    """`sampler.sample`, whose failures and answers that cannot be are `SamplerFailed`, told with `where`.
+
+    `WingspanError`s of the sampler pass through.
+    """
+    try:
+        completion = await sampler.sample(prompt_ids, params=params, episode_id=episode_id)
+    except WingspanError:
+        raise
+    except Exception as error:
+        raise SamplerFailed(f"{where}: the sampler raised {described(error)}") from error
+    sampled = len(completion.token_ids)
+    if not 0 < sampled <= params.max_tokens or sampled != len(completion.logprobs):
+        raise SamplerFailed(
+            f"{where}: the sampler answered {sampled} tokens and "
+            f"{len(completion.logprobs)} log-probs where 1 to {params.max_tokens} of each were due"
+        )
+    return completion
 
 
 Script = Callable[[str, int], str]

@@ -13,9 +13,8 @@ from agents.calls import ParsedTurn
 from agents.context import Context, ContextPolicy
 from agents.limits import MIN_COMPLETION, EpisodeLimits
 from agents.renderer import Renderer
-from agents.sampler import Sampler
+from agents.sampler import Sampler, checked_sample
 from agents.types import Completion, SamplingParams, Turn
-from envs.errors import SamplerFailed, WingspanError, described
 from envs.types import Message
 
 
@@ -125,18 +124,9 @@ class TokenSpeaker:
         context, params = self._opened, self._params
         if context.room < params.max_tokens:
             params = replace(params, max_tokens=context.room)
-        try:
-            completion = await self._sampler.sample(context.ids, params=params, episode_id=self._episode_id)
-        except WingspanError:
-            raise
-        except Exception as error:
-            raise SamplerFailed(f"{self._where}: the sampler raised {described(error)}") from error
-        sampled = len(completion.token_ids)
-        if not 0 < sampled <= params.max_tokens or sampled != len(completion.logprobs):
-            raise SamplerFailed(
-                f"{self._where}: the sampler answered {sampled} tokens and "
-                f"{len(completion.logprobs)} log-probs where 1 to {params.max_tokens} of each were due"
-            )
+        completion = await checked_sample(
+            self._sampler, context.ids, params=params, episode_id=self._episode_id, where=self._where
+        )
         return Spoken(
             text=self._renderer.decode(completion.token_ids),
             completion=completion,

@@ -15,6 +15,7 @@ from envs.base import Environment
 from envs.errors import EnvCrashed, EpisodeTimeout, WingspanError
 from envs.instance import Instance
 from envs.metrics import Clock, PoolMetrics
+from envs.together import together
 
 CLOSE_TIMEOUT_S = 10.0
 """What a broken instance may take to close before it is abandoned."""
@@ -96,13 +97,9 @@ class EnvPool:
 
     async def warm_up(self, count: int) -> None:
         """Have `count` instances ready, at most the capacity; raises what one of them raises."""
-        try:
-            async with asyncio.TaskGroup() as tasks:
-                for _ in range(min(count, self.capacity) - self.live):
-                    self._taken += 1
-                    tasks.create_task(self._prepare())
-        except BaseExceptionGroup as errors:
-            raise errors.exceptions[0] from None  # the first; the others are its siblings' cancellation
+        missing = max(0, min(count, self.capacity) - self.live)
+        self._taken += missing
+        await together(self._prepare() for _ in range(missing))
 
     @property
     def live(self) -> int:

@@ -11,7 +11,7 @@ from agents.endpoint import ChatClient
 from agents.episode import Rules
 from agents.group import OnTurn
 from agents.renderer import Renderer
-from agents.rewards.types import free_names
+from agents.rewards.types import check_items
 from agents.sampler import Sampler
 from agents.schedule import annealed
 from agents.speaker import Speakers, TokenSpeakers
@@ -71,8 +71,7 @@ class PipelinePlayer(ABC):
         """Raise `ConfigError` or `MissingDependency` for rewards that cannot be computed for `items`."""
         for env, rules in self._rules.items():
             if rules.reward is not None:
-                for names in free_names(item for item in items if item.env == env):
-                    rules.reward.check(names)
+                check_items(rules.reward, (item for item in items if item.env == env))
 
     @abstractmethod
     def _speakers(self, sampling: SamplingParams) -> Speakers:

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 from agents.gateway.gateway import Gateway
 from agents.gateway.sessions import Session
+from agents.group import given_up, in_groups
 from agents.rewards.placing import PREFIX
 from agents.rewards.types import read_result
 from agents.types import StopReason, Trajectory
@@ -77,28 +78,11 @@ async def play_program(
                 _log.warning("attempt %d of %d, chain %d: %s", attempt, max_attempts, chain, cause)
             else:
                 return replace(trajectory, attempts=attempt)
-        return Trajectory(
-            item=item,
-            chain=chain,
-            prompt_ids=[],
-            turns=[],
-            stop_reason=StopReason.ERROR,
-            reward=0.0,
-            success=False,
-            seconds=time.perf_counter() - started,
-            attempts=max_attempts,
-            error=cause,
+        return given_up(
+            item, chain=chain, cause=cause, attempts=max_attempts, seconds=time.perf_counter() - started
         )
 
-    try:
-        async with asyncio.TaskGroup() as tasks:
-            groups = [
-                [tasks.create_task(chain_of(place, item, chain)) for chain in range(chains)]
-                for place, item in enumerate(items)
-            ]
-    except BaseExceptionGroup as errors:
-        raise errors.exceptions[0] from None  # the first; the others are its siblings' cancellation
-    return [[task.result() for task in group] for group in groups]
+    return await in_groups(items, chains=chains, chain_of=chain_of)
 
 
 async def _play(program: AgentProgram, item: Item, *, session: Session, timeout_s: float) -> Trajectory:

@@ -13,6 +13,7 @@ from agents.formats import NATIVE
 from agents.limits import EpisodeLimits
 from agents.native_tools import check_native
 from agents.rewards import Reward, get_reward, weighted
+from agents.rewards.types import check_items
 from agents.tools.registry import prebuilt
 from agents.tools.toolbox import Toolbox
 from envs.errors import ConfigError, described
@@ -89,14 +90,8 @@ def check_reward(settings: AgentSettings, items: Iterable[Item]) -> None:
     Raises `ConfigError`, naming an item, and `MissingDependency`.
     """
     reward = reward_of(settings)
-    if reward is None:
-        return
-    kinds = {frozenset({"env", *item.metadata, *item.fields}): item for item in items}
-    for names, item in kinds.items():
-        try:
-            reward.check(names)
-        except ConfigError as error:
-            raise ConfigError(f"{item.item_id}: {error}") from None
+    if reward is not None:
+        check_items(reward, items)
 
 
 def agent_of(settings: AgentSettings, spec: EnvSpec, tools: Toolbox | None) -> Agent:
@@ -140,9 +135,8 @@ def load(name: str, *, key: str) -> Any:
     attribute.
     """
     module_name, _, attribute = name.partition(":")
-    if (
-        os.getcwd() not in sys.path
-    ):  # a program that is installed does not look into the folder it is called in
+    # A program that is installed does not look into the folder it is called in.
+    if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
     try:
         module = importlib.import_module(module_name)

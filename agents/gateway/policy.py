@@ -8,9 +8,9 @@ from agents.gateway.refused import CONTEXT_FULL, Refused
 from agents.gateway.rendering import Reading, Rendering
 from agents.gateway.requests import ChatRequest
 from agents.limits import MIN_COMPLETION
-from agents.sampler import Sampler
+from agents.sampler import Sampler, checked_sample
 from agents.types import Completion, SamplingParams
-from envs.errors import ConfigError, SamplerFailed, WingspanError, described
+from envs.errors import ConfigError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -86,17 +86,12 @@ class Policy:
             )
         params = replace(params, max_tokens=min(params.max_tokens, room))
         try:
-            completion = await self._sampler.sample(asked.ids, params=params, episode_id=asked.cache_name)
+            return await checked_sample(
+                self._sampler,
+                asked.ids,
+                params=params,
+                episode_id=asked.cache_name,
+                where=asked.cache_name,
+            )
         except ConfigError as error:
             raise Refused(400, str(error)) from error
-        except WingspanError:
-            raise
-        except Exception as error:
-            raise SamplerFailed(f"{asked.cache_name}: the sampler raised {described(error)}") from error
-        sampled = len(completion.token_ids)
-        if not 0 < sampled <= params.max_tokens or sampled != len(completion.logprobs):
-            raise SamplerFailed(
-                f"{asked.cache_name}: the sampler answered {sampled} tokens and "
-                f"{len(completion.logprobs)} log-probs where 1 to {params.max_tokens} of each were due"
-            )
-        return completion

@@ -2,13 +2,14 @@
 is `function.py`'s; how an answer reaches the turns is `placing.py`'s."""
 
 import math
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from numbers import Real
 from typing import Any, Protocol
 
 from agents.types import Trajectory
 from envs.base import Environment
+from envs.errors import ConfigError
 from envs.types import Item
 
 ALWAYS = ("final_response", "trajectory", "transcript", "item", "fields")
@@ -91,11 +92,6 @@ class RewardResult:
         return self.reward + sum(self.turn_rewards or ())
 
 
-def free_names(items: Iterable[Item]) -> Iterator[frozenset[str]]:
-    """What `Reward.check` is to be asked with before `items` are played, each set of names once."""
-    return iter({frozenset({*item.fields, *item.metadata, "env"}) for item in items})
-
-
 class Reward(Protocol):
     """Judges trajectories. Any number of episodes may ask at the same time."""
 
@@ -119,6 +115,19 @@ class Reward(Protocol):
         failed episode, which has none.
         """
         ...
+
+
+def check_items(reward: Reward, items: Iterable[Item]) -> None:
+    """Find out, before they are played, whether `items` give `reward` all that it asks for.
+
+    Raises `ConfigError`, naming an item, and `MissingDependency`.
+    """
+    kinds = {frozenset({"env", *item.metadata, *item.fields}): item for item in items}
+    for names, item in kinds.items():
+        try:
+            reward.check(names)
+        except ConfigError as error:
+            raise ConfigError(f"{item.item_id}: {error}") from None
 
 
 def read_result(value: object, *, turns: int) -> RewardResult:

@@ -1,12 +1,12 @@
 """Several rewards as one: a weighted sum, in which each part's own value stays to be seen."""
 
-import asyncio
 import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from agents.rewards.types import Reward, RewardInput, RewardResult
 from envs.errors import ConfigError
+from envs.together import together
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,12 +34,7 @@ class Weighted:
 
     async def score(self, given: RewardInput) -> RewardResult:
         """See `Reward`. What one part raises ends the others."""
-        try:
-            async with asyncio.TaskGroup() as tasks:
-                scoring = [tasks.create_task(part.reward.score(given)) for part in self.parts]
-        except BaseExceptionGroup as errors:
-            raise errors.exceptions[0] from None  # the first; the others are cancelled by it
-        results = [task.result() for task in scoring]
+        results = await together(part.reward.score(given) for part in self.parts)
         metrics: dict[str, float] = {}
         per_turn: list[float] | None = None
         for part, result in zip(self.parts, results, strict=True):
