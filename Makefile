@@ -11,7 +11,7 @@ run: install
 
 # Two workers, each with whole files: those that start Ray and verl leave a core idle most of the time.
 test: install
-	@.venv/bin/python -m pytest --numprocesses 2 --dist loadfile
+	@.venv/bin/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
 install: $(STAMP)
 

@@ -6,13 +6,13 @@ training, for it never sees a token: those are the renderer's, and what calls do
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from agents.calls import ParsedTurn
 from agents.formats import ACTIONS, NATIVE, turn_parser
 from agents.tools_prompt import tools_prompt
-from envs.types import Item, Message
+from envs.types import Image, Item, Message
 
 Schema = Mapping[str, Any]
 """JSON schema of a tool, as `tokenizer.apply_chat_template(tools=…)` takes it."""
@@ -28,7 +28,10 @@ class Opening:
 
 
 class Agent(ABC):
-    """To write one of your own, say how a task is put and how an answer is read."""
+    """To write one of your own, say how a task is put and how an answer is read.
+
+    Pictures are no part of that: `with_images` puts those of an observation to the message that tells it.
+    """
 
     @abstractmethod
     def render(self, item: Item, observation: str) -> Opening:
@@ -42,6 +45,20 @@ class Agent(ABC):
         """The messages that follow `turn`. `observations`: what the environment said, or each call's tool,
         or the turn's `problem`."""
         return [Message("user", "\n\n".join(observations))]
+
+
+def with_images(messages: Sequence[Message], images: Sequence[tuple[Image, ...]]) -> Sequence[Message]:
+    """`messages` with the pictures of the observations that they tell: each with its own's where there is a
+    message for each observation, else the last one with all of them."""
+    if not any(images):
+        return messages
+    if len(images) != len(messages):
+        everything = tuple(image for own in images for image in own)
+        images = [*[()] * (len(messages) - 1), everything]
+    return [
+        replace(message, images=(*message.images, *own))
+        for message, own in zip(messages, images, strict=True)
+    ]
 
 
 class FormatAgent(Agent):

@@ -6,13 +6,13 @@ the policy's own words are the tokens that it sampled, in a prompt as well.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from agents.agent import Opening
-from agents.renderer import Renderer
+from agents.renderer import Renderer, images_of
 from agents.types import Completion, Turn
-from envs.types import Message
+from envs.types import Image, Message
 
 FOLD_REQUEST = (
     "The conversation is about to be cut. Write down all that is needed to go on: the task, what has been "
@@ -59,9 +59,16 @@ class Context:
         self._length = context_length
         self._least_room = least_room
         self._opening_ids = renderer.prompt_ids(opening.messages, tools=opening.tools)
+        self._begun_ids = self._opening_ids  # the opening, or what took its place in the last fold
+        self._begun_images = images_of(opening.messages)
+        self._told = 0  # turns since then
         self.ids = self._opening_ids.copy()  # extended in place where nothing is left out
+        self.images = self._begun_images.copy()
+        """Those that `ids` show, in their order."""
         self.segment_prompt: list[int] | None = None
         """Where the next turn begins a new segment, its prompt."""
+        self.segment_images: list[Image] = []
+        """Those that `segment_prompt` shows."""
 
     @property
     def room(self) -> int:
@@ -75,31 +82,44 @@ class Context:
 
     def reply_ids(self, completion: Completion, messages: Sequence[Message], *, turns_left: int) -> list[int]:
         """`messages` as tokens, as the policy will see them after `completion`."""
+        return self._told_ids(completion, self._shortened(messages), turns_left=turns_left)
+
+    def _shortened(self, messages: Sequence[Message]) -> Sequence[Message]:
+        most = self._policy.max_observation
+        if most is None:
+            return messages
+        return [replace(m, content=shortened(m.content, most)) for m in messages]
+
+    def _told_ids(self, completion: Completion, messages: Sequence[Message], *, turns_left: int) -> list[int]:
         closed = completion.token_ids[-1] in self._renderer.stop_token_ids
-        policy = self._policy
-        if policy.max_observation is not None:
-            messages = [Message(m.role, shortened(m.content, policy.max_observation)) for m in messages]
-        if policy.show_budget:
+        if self._policy.show_budget:
             left = self.room - len(completion.token_ids)
             *others, last = messages
             said = f"{last.content}\n\n[left: about {max(0, left)} tokens, {turns_left} turns]"
-            messages = [*others, Message(last.role, said)]
+            messages = [*others, replace(last, content=said)]
         return self._renderer.reply_ids(messages, closed=closed)
 
-    def go_on(self, completion: Completion, reply_ids: Sequence[int]) -> bool:
+    def go_on(self, completion: Completion, reply_ids: Sequence[int], images: Sequence[Image]) -> bool:
         """Put a turn behind the context; False, and nothing is put, where no room would be left."""
-        return self._put(completion, reply_ids, room=self._least_room)
+        return self._put(completion, reply_ids, images, room=self._least_room)
 
     def drop(self, turns: Sequence[Turn]) -> bool:
-        """Begin a segment with the opening and as many of the last `turns` as leave half of the context
-        free; False where not even the last one does."""
+        """Begin a segment with the opening, the last summary and as many of the last `turns` since then as
+        leave half of the context free; False where not even the last one does."""
         kept: list[int] = []
-        for turn in reversed(turns):
+        images: list[Image] = []
+        count = 0
+        for turn in reversed(turns[-1 - self._told :]):
             told = [*self._kept(turn.completion.token_ids), *turn.observation_ids]
-            if len(self._opening_ids) + len(told) + len(kept) > self._length // 2:
+            if len(self._begun_ids) + len(told) + len(kept) > self._length // 2:
                 break
             kept = told + kept
-        return bool(kept) and self._begin(self._opening_ids + kept)
+            images = turn.images + images
+            count += 1
+        if not kept or not self._begin(self._begun_ids + kept, self._begun_images + images):
+            return False
+        self._told = count
+        return True
 
     def is_to_fold(self, completion: Completion, reply_ids: Sequence[int]) -> bool:
         """Whether the turn is to be followed by a summary."""
@@ -113,35 +133,46 @@ class Context:
     ) -> list[int] | None:
         """Put the turn behind the context with the wish for a summary; its reply's tokens, or None, with
         nothing put, where that finds no room."""
+        messages = self._shortened(messages)
         if messages and messages[-1].role == "user":
-            last = Message("user", f"{messages[-1].content}\n\n{FOLD_REQUEST}")
+            last = replace(messages[-1], content=f"{messages[-1].content}\n\n{FOLD_REQUEST}")
             messages = [*messages[:-1], last]
         else:
             messages = [*messages, Message("user", FOLD_REQUEST)]
-        reply_ids = self.reply_ids(completion, messages, turns_left=turns_left)
-        return reply_ids if self._put(completion, reply_ids, room=summary_tokens) else None
+        reply_ids = self._told_ids(completion, messages, turns_left=turns_left)
+        put = self._put(completion, reply_ids, images_of(messages), room=summary_tokens)
+        return reply_ids if put else None
 
-    def fold(self, summary: str) -> bool:
-        """Begin a segment with the opening and the policy's `summary`; False where that is too long."""
-        *others, last = self._opening.messages
-        said = f"{last.content}\n\n{FOLDED}\n{summary.strip()}"
-        messages = [*others, Message(last.role, said)]
-        return self._begin(self._renderer.prompt_ids(messages, tools=self._opening.tools))
+    def fold(self, summary: str, images: Sequence[Image] = ()) -> bool:
+        """Begin a segment with the opening, the policy's `summary` and what else it is to see; False, and
+        nothing is begun, where that is too long."""
+        messages = folded(self._opening.messages, summary, images)
+        prompt = self._renderer.prompt_ids(messages, tools=self._opening.tools)
+        if not self._begin(prompt, images_of(messages)):
+            return False
+        self._begun_ids, self._begun_images, self._told = prompt.copy(), images_of(messages), 0
+        return True
 
-    def _begin(self, prompt: list[int]) -> bool:
+    def _begin(self, prompt: list[int], images: list[Image]) -> bool:
         if len(prompt) > self._length // 2:  # the next segment would be over as soon as it has begun
             return False
         self.ids, self.segment_prompt = prompt, prompt.copy()
+        self.images, self.segment_images = images, images.copy()
         return True
 
-    def _put(self, completion: Completion, reply_ids: Sequence[int], *, room: int) -> bool:
+    def _put(
+        self, completion: Completion, reply_ids: Sequence[int], images: Sequence[Image], *, room: int
+    ) -> bool:
         kept = self._kept(completion.token_ids)
         if len(self.ids) + len(kept) + len(reply_ids) + room > self._length:
             return False
         self.ids += kept
         self.ids += reply_ids
+        self.images += images
+        self._told += 1
         whole = len(kept) == len(completion.token_ids)
         self.segment_prompt = None if whole else self.ids.copy()
+        self.segment_images = [] if whole else self.images.copy()
         return True
 
     def _kept(self, sampled: list[int]) -> list[int]:
@@ -158,6 +189,13 @@ class Context:
             else:
                 low = middle + 1
         return sampled[low:]
+
+
+def folded(opening: Sequence[Message], summary: str, images: Sequence[Image] = ()) -> list[Message]:
+    """The opening, and at its end the `summary` of what followed, with `images` that are still to be seen."""
+    *others, last = opening
+    said = f"{last.content}\n\n{FOLDED}\n{summary.strip()}"
+    return [*others, replace(last, content=said, images=(*last.images, *images))]
 
 
 def shortened(text: str, most: int) -> str:

@@ -27,6 +27,7 @@ _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 # "maximum context length" (OpenAI, vLLM), "the model's context length" (SGLang), "exceeds the available
 # context size" (llama.cpp), "context_length_exceeded" and "context window" (OpenAI, and others after it)
 _TOO_LONG = re.compile(r"context[ _](?:length|size|window)", re.IGNORECASE)
+_VERSION = re.compile(r"policy_version=(\d{1,18})")  # `agents/gateway/answers.py`
 
 T = TypeVar("T")
 
@@ -111,6 +112,8 @@ class Reply:
     finish_reason: str | None
     total_tokens: int | None
     """Of prompt and completion; None where the endpoint does not tell."""
+    policy_version: int
+    """Global step of the weights, which our own gateway tells; 0 for all others."""
 
 
 class ChatClient:
@@ -215,10 +218,12 @@ def _reply(url: str, text: str) -> Reply:
     usage = decoded.value.get("usage")
     total = usage.get("total_tokens") if isinstance(usage, dict) else None
     finish = choice.get("finish_reason")
+    version = _VERSION.fullmatch(str(decoded.value.get("system_fingerprint")))
     return Reply(
         message=message,
         finish_reason=finish if isinstance(finish, str) else None,
         total_tokens=total if isinstance(total, int) else None,
+        policy_version=int(version[1]) if version else 0,
     )
 
 

@@ -8,9 +8,9 @@ What a turn does is `agents/hands.py`'s, what the model sees `agents/speaker.py`
 import asyncio
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from agents.agent import Agent
+from agents.agent import Agent, with_images
 from agents.hands import Hands, said
 from agents.limits import EpisodeLimits
 from agents.rewards.placing import with_rewards
@@ -68,6 +68,7 @@ async def run_episode(
         item=item,
         chain=chain,
         prompt_ids=speaker.prompt_ids,
+        prompt_images=speaker.prompt_images,
         turns=episode.turns,
         stop_reason=stop_reason,
         reward=sum(turn.reward for turn in episode.turns),
@@ -119,7 +120,9 @@ class _Episode:
         return {"parse_failures": self._parse_failures, "segments": segments, **self._hands.metrics}
 
     async def play(self, deadline: asyncio.Timeout) -> StopReason:
-        if not self._speaker.open(self._agent.render(self._item, await self._hands.reset())):
+        seen = await self._hands.reset()
+        opening = self._agent.render(self._item, seen.text)
+        if not self._speaker.open(replace(opening, messages=with_images(opening.messages, [seen.images]))):
             return StopReason.MAX_CONTEXT
         while True:
             spoken = await self._speaker.speak()
@@ -127,22 +130,28 @@ class _Episode:
                 return StopReason.MAX_CONTEXT
             parsed = spoken.parsed or self._agent.parse(spoken.text)
             self._parse_failures += parsed.failed
-            self.final_response = spoken.text if parsed.answer is None else parsed.answer
             outcome = await self._hands.carry_out(parsed)
             if _is_past(deadline):
                 raise TimeoutError  # neither side suspends, so the loop never got to say it
+            answer = outcome.answer if parsed.calls else parsed.answer
+            self.final_response = spoken.text if answer is None else answer
             self._acted += 1
             self.success |= outcome.step.success
+            cut = outcome.summary is not None and self._speaker.go_on_with(
+                outcome.summary, outcome.step.images
+            )
             turn = Turn(
                 completion=spoken.completion,
                 text=spoken.text,
                 thought="\n".join(filter(None, (spoken.thought, parsed.thought))),
                 action=said(parsed),
                 failed=parsed.failed,
-                observation=outcome.step.observation,
+                observation="" if cut else outcome.step.observation,
                 reward=outcome.step.reward,
                 observation_ids=[],
                 prompt_ids=spoken.prompt_ids,
+                prompt_images=spoken.prompt_images,
+                images=[] if cut else list(outcome.step.images),
             )
             self.turns.append(turn)
             if self._on_turn is not None:
@@ -150,9 +159,11 @@ class _Episode:
             stop_reason = self._stop_reason(outcome.step)
             if stop_reason is not None:
                 return stop_reason
+            if cut:
+                continue
             heard = await self._speaker.hear(
                 self.turns,
-                self._agent.reply(parsed, outcome.observations),
+                with_images(self._agent.reply(parsed, outcome.observations), outcome.images),
                 turns_left=self._max_turns - self._acted,
             )
             if heard.summary is not None:

@@ -66,8 +66,7 @@ async def play(
             on_trajectory(trajectory)
         return trajectory
 
-    with _heap_set_aside():
-        return await in_groups(items, chains=chains, chain_of=chain_of)
+    return await in_groups(items, chains=chains, chain_of=chain_of)
 
 
 async def in_groups(
@@ -77,9 +76,10 @@ async def in_groups(
     chain_of: Callable[[int, Item, int], Coroutine[Any, Any, Trajectory]],
 ) -> list[list[Trajectory]]:
     """`chain_of(place, item, chain)` for every chain of every item at once; one group per item, in order."""
-    ended = await together(
-        chain_of(place, item, chain) for place, item in enumerate(items) for chain in range(chains)
-    )
+    with _heap_set_aside():
+        ended = await together(
+            chain_of(place, item, chain) for place, item in enumerate(items) for chain in range(chains)
+        )
     return [ended[place * chains : (place + 1) * chains] for place in range(len(items))]
 
 

@@ -11,13 +11,16 @@ from typing import Any, NoReturn, TypeVar
 
 from agents.calls import ParsedTurn, ToolCall
 from agents.tools.toolbox import Toolbox
-from agents.tools.types import ToolResult
+from agents.tools.types import ToolResult, ToolStatus
 from envs.base import Environment
 from envs.errors import EnvCrashed, EpisodeTimeout, WingspanError, described
+from envs.instance import Instance
 from envs.together import together
-from envs.types import Item, StepResult
+from envs.types import Image, Item, Observation, StepResult
 
 T = TypeVar("T")
+
+_written = json.JSONEncoder(ensure_ascii=False).encode
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +31,14 @@ class Outcome:
     """The environment's answer, or one for each call that was carried out, or the turn's problem; none
     after an answer."""
     step: StepResult
-    """All steps of the environment in this turn as one; its observation is for reading."""
+    """All steps of the environment in this turn as one; its observation and images are for reading."""
+    images: Sequence[tuple[Image, ...]] = ()
+    """Of each observation; empty where none has any."""
+    summary: str | None = None
+    """What the agent wants to go on with in the place of all that followed the opening."""
+    answer: str | None = None
+    """What a tool that ends the episode was given or found: the agent's answer. Empty for other calls, which
+    are none."""
 
 
 class Hands:
@@ -42,10 +52,10 @@ class Hands:
         self._timeout_s = step_timeout_s
         self._turns = 0
 
-    async def reset(self) -> str:
+    async def reset(self) -> Observation:
         """The environment's first observation; it has the whole episode's time."""
         try:
-            return await self._env.reset(self._item)
+            return Observation.of(await self._env.reset(self._item))
         except Exception as error:
             self._env_failed("reset", error)
 
@@ -54,7 +64,7 @@ class Hands:
         self._turns += 1
         if turn.action is not None:
             step = await self._in_time(self._step(turn.action))
-            return Outcome((step.observation,), step)
+            return Outcome((step.observation,), step, (step.images,))
         if turn.calls:
             return await self._call(turn.calls)
         if turn.answer is not None:
@@ -64,8 +74,8 @@ class Hands:
 
     @property
     def metrics(self) -> dict[str, float]:
-        """`tool_calls/<name>`, `tool_failures/<name>` and `tool_seconds/<name>` of each tool, and
-        `unknown_tools`; nothing where there are no tools."""
+        """`tool_calls/<name>`, `tool_failures/<name>` and `tool_seconds/<name>` of each tool, sums of what it
+        measured itself (`tool_metrics/<name>/<metric>`), and `unknown_tools`; nothing without tools."""
         if self._tools is None:
             return {}
         metrics: dict[str, float] = {"unknown_tools": self._tools.unknown_calls}
@@ -73,6 +83,7 @@ class Hands:
             metrics[f"tool_calls/{name}"] = usage.calls
             metrics[f"tool_failures/{name}"] = usage.failures
             metrics[f"tool_seconds/{name}"] = usage.seconds
+            metrics |= {f"tool_metrics/{name}/{key}": value for key, value in usage.metrics.items()}
         return metrics
 
     async def _step(self, action: str) -> StepResult:
@@ -106,12 +117,21 @@ class Hands:
                 and not any(step.truncated for step in steps),
                 truncated=any(step.truncated for step in steps),
                 success=any(step.success for step in steps),
+                images=tuple(image for result in results for image in result.images),
             ),
+            [result.images for result in results],
+            summary=_summary(results),
+            answer=next((result.observation for result in results if result.finished), ""),
         )
 
     async def _one(self, tools: Toolbox, call: ToolCall) -> ToolResult:
         calling = tools.call(call.name, call.arguments, env=self._env)
-        return await (calling if tools.keeps_time(call.name) else self._in_time(calling))
+        result = await (calling if tools.keeps_time(call.name) else self._in_time(calling))
+        out_of_time = result.status is ToolStatus.TIMED_OUT and tools.is_stateful(call.name)
+        if out_of_time and isinstance(self._env, Instance):
+            # The tool may be at work on it still: this episode goes on, but no other shall have it.
+            self._env.spoiled = True
+        return result
 
     async def _in_time(self, work: Coroutine[Any, Any, T]) -> T:
         try:
@@ -131,10 +151,18 @@ class Hands:
         raise EnvCrashed(f"{self._item.item_id}: {where} raised {described(error)}") from error
 
 
+def _summary(results: Sequence[ToolResult]) -> str | None:
+    """The last summary of a turn, and what its other calls answered, for that would be lost."""
+    found = [result.summary for result in results if result.summary is not None]
+    if not found:
+        return None
+    return "\n\n".join([found[-1], *(result.observation for result in results if result.summary is None)])
+
+
 def said(turn: ParsedTurn) -> str:
     """What the turn does, in one line a call, for reading: `calculator({"expression": "6*7"})`."""
     if turn.action is not None:
         return turn.action
     if turn.answer is not None:
         return turn.answer
-    return "\n".join(f"{call.name}({json.dumps(call.arguments, ensure_ascii=False)})" for call in turn.calls)
+    return "\n".join(f"{call.name}({_written(call.arguments)})" for call in turn.calls)

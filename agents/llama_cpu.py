@@ -18,6 +18,9 @@ from envs.errors import ConfigError
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
+MODEL_TYPES = ("llama", "qwen2")
+"""Architectures that are known here, as config.json calls them."""
+
 Attend = Callable[[int, torch.Tensor], torch.Tensor]
 """(layer, qkv [N, H + 2K, D], rotated, queries scaled) -> [N, H * D]."""
 
@@ -80,7 +83,7 @@ def model_shape(config: "PretrainedConfig", *, place: str) -> ModelShape:
     rope: Mapping[str, Any] = getattr(config, "rope_parameters", None) or {}
     layer_types = getattr(config, "layer_types", None) or ()
     expected: dict[str, tuple[Any, tuple[Any, ...]]] = {
-        "model_type": (config.model_type, ("llama", "qwen2")),
+        "model_type": (config.model_type, MODEL_TYPES),
         "hidden_act": (getattr(config, "hidden_act", "silu"), ("silu",)),
         "attention_bias": (getattr(config, "attention_bias", False), (False,)),
         "mlp_bias": (getattr(config, "mlp_bias", False), (False,)),

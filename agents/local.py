@@ -6,12 +6,24 @@ from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from agents.pictures import load_processor
 from envs.errors import ConfigError, described
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
+    from transformers import PreTrainedTokenizerBase, ProcessorMixin
 
     from agents.sampler_cpu import CpuSampler
+    from agents.sampler_transformers import TransformersSampler
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """A model that is ready to play."""
+
+    sampler: "CpuSampler | TransformersSampler"
+    tokenizer: "PreTrainedTokenizerBase"
+    processor: "ProcessorMixin | None"
+    """Of a model that sees."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +35,7 @@ class LocalModel:
     seed: int = 0
     """Of its draws."""
     max_sequences: int = 256
-    """Episodes that it decodes side by side."""
+    """Episodes that it decodes side by side; one, where the CPU engine does not know the architecture."""
 
     def check(self) -> None:
         """Raise `ConfigError` unless the folder holds a model."""
@@ -34,12 +46,14 @@ class LocalModel:
             )
 
     @contextmanager
-    def loaded(self, *, context_length: int) -> Iterator[tuple["CpuSampler", "PreTrainedTokenizerBase"]]:
-        """Its sampler and tokenizer, within. Raises `ConfigError` for a model that cannot be loaded."""
+    def loaded(self, *, context_length: int) -> Iterator[Loaded]:
+        """It, within. A model whose architecture the CPU engine does not know is sampled by transformers.
+
+        Raises `ConfigError` for a model that cannot be loaded, `MissingDependency` for what its processor
+        needs.
+        """
         self.check()
         from transformers import AutoTokenizer
-
-        from agents.sampler_cpu import CpuSampler
 
         try:
             tokenizer = AutoTokenizer.from_pretrained(str(self.folder))
@@ -47,10 +61,24 @@ class LocalModel:
             raise ConfigError(
                 f"{self.folder} has no tokenizer ({described(error)[:200]}); save it beside the model"
             ) from error
-        sampler = CpuSampler(
-            self.folder, context_length=context_length, max_sequences=self.max_sequences, seed=self.seed
-        )
+        processor = load_processor(self.folder)
+        sampler = self._sampler(processor, context_length=context_length)
         try:
-            yield sampler, tokenizer
+            yield Loaded(sampler, tokenizer, processor)
         finally:
             sampler.close()
+
+    def _sampler(
+        self, processor: "ProcessorMixin | None", *, context_length: int
+    ) -> "CpuSampler | TransformersSampler":
+        from transformers import AutoConfig
+
+        from agents.llama_cpu import MODEL_TYPES
+        from agents.sampler_cpu import CpuSampler
+        from agents.sampler_transformers import TransformersSampler
+
+        if AutoConfig.from_pretrained(str(self.folder)).model_type in MODEL_TYPES:
+            return CpuSampler(
+                self.folder, context_length=context_length, max_sequences=self.max_sequences, seed=self.seed
+            )
+        return TransformersSampler(self.folder, processor, context_length=context_length, seed=self.seed)

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from agents.types import StopReason, Trajectory, Turn
+from envs.types import Image
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,6 +23,8 @@ class PackedSegment:
     logprobs: list[float]  # [R], 0.0 where the mask is 0
     rewards: list[float]  # [R], each turn's reward on its last sampled token, 0.0 elsewhere
     policy_versions: list[int]  # [R], of the turn that the token belongs to
+    images: list[Image]
+    """All that prompt and response show, in their order; their tokens are the environment's."""
 
 
 def pack(trajectory: Trajectory) -> list[PackedSegment]:
@@ -38,22 +41,24 @@ def pack(trajectory: Trajectory) -> list[PackedSegment]:
         raise ValueError(f"{where}: a failed episode never trains ({trajectory.error}); drop it and count it")
     if not trajectory.turns or not trajectory.turns[-1].completion.token_ids:
         raise ValueError(f"{where}: no sampled token can carry the reward; drop it and count it")
-    segments: list[tuple[list[int], list[Turn]]] = [(trajectory.prompt_ids, [])]
+    segments: list[tuple[list[int], tuple[Image, ...], list[Turn]]] = [
+        (trajectory.prompt_ids, trajectory.prompt_images, [])
+    ]
     for index, turn in enumerate(trajectory.turns):
         sampled, logprobs = len(turn.completion.token_ids), len(turn.completion.logprobs)
         if sampled != logprobs or not sampled:
             raise ValueError(f"{where}, turn {index}: {sampled} tokens, {logprobs} log-probs")
         if turn.prompt_ids is not None:
-            segments.append((turn.prompt_ids, []))
-        segments[-1][1].append(turn)
-    packed = [_pack(prompt, turns) for prompt, turns in segments if turns]
+            segments.append((turn.prompt_ids, turn.prompt_images, []))
+        segments[-1][2].append(turn)
+    packed = [_pack(prompt, images, turns) for prompt, images, turns in segments if turns]
     packed[-1].rewards[-1] += sum(sum(segment.rewards) for segment in packed[:-1])
     for segment in packed[:-1]:
         segment.rewards[:] = [0.0] * len(segment.rewards)
     return packed
 
 
-def _pack(prompt_ids: list[int], turns: Sequence[Turn]) -> PackedSegment:
+def _pack(prompt_ids: list[int], prompt_images: tuple[Image, ...], turns: Sequence[Turn]) -> PackedSegment:
     ids: list[int] = []
     mask: list[int] = []
     logprobs: list[float] = []
@@ -80,4 +85,5 @@ def _pack(prompt_ids: list[int], turns: Sequence[Turn]) -> PackedSegment:
         logprobs=logprobs,
         rewards=rewards,
         policy_versions=versions,
+        images=[*prompt_images, *(image for turn in turns[:-1] for image in turn.images)],
     )

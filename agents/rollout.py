@@ -99,7 +99,7 @@ def rollout(
     async def gather() -> list[list[Trajectory]]:
         if isinstance(model, Endpoint):
             await ChatClient(model).check()
-        envs = EnvManager(specs, capacity=max_live_envs)
+        envs = EnvManager(specs, capacity=max_live_envs, total=max(max_live_envs, len(specs)))
         try:
             return await play(
                 played,
@@ -160,7 +160,8 @@ def _speakers(
     if isinstance(model, Endpoint):
         yield ChatSpeakers(client=ChatClient(model), sampling=sampling)
         return
-    with model.loaded(context_length=context_length) as (sampler, tokenizer):
+    with model.loaded(context_length=context_length) as loaded:
         if format in NATIVE:
-            check_native(tokenizer, format)
-        yield TokenSpeakers(sampler=sampler, renderer=Renderer(tokenizer), sampling=sampling)
+            check_native(loaded.tokenizer, format)
+        renderer = Renderer(loaded.tokenizer, loaded.processor)
+        yield TokenSpeakers(sampler=loaded.sampler, renderer=renderer, sampling=sampling)

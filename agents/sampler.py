@@ -13,17 +13,23 @@ from typing import Protocol
 
 from agents.types import Completion, FinishReason, SamplingParams
 from envs.errors import SamplerFailed, WingspanError, described
+from envs.types import Image
 
 
 class Sampler(Protocol):
     """Anything that continues a sequence of tokens."""
 
     async def sample(
-        self, prompt_ids: Sequence[int], *, params: SamplingParams, episode_id: str
+        self,
+        prompt_ids: Sequence[int],
+        *,
+        images: Sequence[Image] = (),
+        params: SamplingParams,
+        episode_id: str,
     ) -> Completion:
-        """Continue `prompt_ids` ([P], the whole conversation so far).
+        """Continue `prompt_ids` ([P], the whole conversation so far), which show `images` in their order.
 
-        The sequence is the episode's own and grows after the call: copy what you keep.
+        The sequences are the episode's own and grow after the call: copy what you keep.
         `episode_id` is the same for all turns of an episode, so that a sampler may keep its KV
         cache between them. Raises `SamplerFailed` if it cannot answer.
         """
@@ -31,14 +37,20 @@ class Sampler(Protocol):
 
 
 async def checked_sample(
-    sampler: Sampler, prompt_ids: Sequence[int], *, params: SamplingParams, episode_id: str, where: str
+    sampler: Sampler,
+    prompt_ids: Sequence[int],
+    *,
+    images: Sequence[Image] = (),
+    params: SamplingParams,
+    episode_id: str,
+    where: str,
 ) -> Completion:
     """`sampler.sample`, whose failures and answers that cannot be are `SamplerFailed`, told with `where`.
 
     `WingspanError`s of the sampler pass through.
     """
     try:
-        completion = await sampler.sample(prompt_ids, params=params, episode_id=episode_id)
+        completion = await sampler.sample(prompt_ids, images=images, params=params, episode_id=episode_id)
     except WingspanError:
         raise
     except Exception as error:
@@ -78,7 +90,12 @@ class ScriptedSampler:
         self._turns_taken: Counter[str] = Counter()
 
     async def sample(
-        self, prompt_ids: Sequence[int], *, params: SamplingParams, episode_id: str
+        self,
+        prompt_ids: Sequence[int],
+        *,
+        images: Sequence[Image] = (),
+        params: SamplingParams,
+        episode_id: str,
     ) -> Completion:
         """The script's next text and the first stop token, cut at `max_tokens`; log-probs are 0.0."""
         # With no latency it suspends still, as a model would, so that episodes take turns.

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, TypeVar
 
 from agents.heap import keep_freed_memory
 from agents.types import Completion, SamplingParams
-from envs.errors import SamplerFailed, WingspanError
+from envs.errors import ConfigError, SamplerFailed, WingspanError
+from envs.types import Image
 
 if TYPE_CHECKING:
     import torch
@@ -72,7 +73,12 @@ class CpuSampler:
         self._thread.start()
 
     async def sample(
-        self, prompt_ids: Sequence[int], *, params: SamplingParams, episode_id: str
+        self,
+        prompt_ids: Sequence[int],
+        *,
+        images: Sequence[Image] = (),
+        params: SamplingParams,
+        episode_id: str,
     ) -> Completion:
         """Continue `prompt_ids` ([P], the whole conversation); see `agents.sampler.Sampler`.
 
@@ -81,6 +87,11 @@ class CpuSampler:
         """
         from agents.engine_cpu import Request
 
+        if images:
+            raise ConfigError(
+                f"{episode_id}: {len(images)} pictures, but the CPU engine reads text only; use a "
+                "vision-language model on vLLM, or leave the pictures out"
+            )
         request = Request(
             request_id=next(self._ids), episode_id=episode_id, prompt_ids=list(prompt_ids), params=params
         )

@@ -11,11 +11,13 @@ from typing import Protocol
 from agents.agent import Opening
 from agents.calls import ParsedTurn
 from agents.context import Context, ContextPolicy
+from agents.formats.scan import split_thinking
 from agents.limits import MIN_COMPLETION, EpisodeLimits
-from agents.renderer import Renderer
+from agents.renderer import Renderer, images_of
 from agents.sampler import Sampler, checked_sample
 from agents.types import Completion, SamplingParams, Turn
-from envs.types import Message
+from envs.errors import SamplerFailed
+from envs.types import Image, Message
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,6 +28,7 @@ class Spoken:
     completion: Completion
     prompt_ids: list[int] | None = None
     """Where the turn begins a segment; see `Turn`."""
+    prompt_images: tuple[Image, ...] = ()
     parsed: ParsedTurn | None = None
     """Where a server has read the calls itself; else the agent reads `text`."""
     thought: str = ""
@@ -50,6 +53,11 @@ class Speaker(Protocol):
         """The opening as tokens ([P]); empty where none are known."""
         ...
 
+    @property
+    def prompt_images(self) -> tuple[Image, ...]:
+        """The opening's pictures."""
+        ...
+
     def open(self, opening: Opening) -> bool:
         """Show the opening; False where it leaves no room for a turn."""
         ...
@@ -61,7 +69,12 @@ class Speaker(Protocol):
 
     async def hear(self, turns: Sequence[Turn], messages: Sequence[Message], *, turns_left: int) -> Heard:
         """Tell what came of the last of `turns`, and put the reply's tokens, where it goes on, into its
-        `observation_ids`."""
+        `observation_ids`, the reply's pictures into its `images`."""
+        ...
+
+    def go_on_with(self, summary: str, images: Sequence[Image]) -> bool:
+        """Instead of `hear`: forget all but the opening, and go on with `summary` and the turn's `images`;
+        False, and nothing is forgotten, where that is too long."""
         ...
 
 
@@ -106,6 +119,7 @@ class TokenSpeaker:
         )
         self._context: Context | None = None
         self.prompt_ids: list[int] = []
+        self.prompt_images: tuple[Image, ...] = ()
 
     def open(self, opening: Opening) -> bool:
         """See `Speaker`."""
@@ -117,20 +131,30 @@ class TokenSpeaker:
             least_room=min(MIN_COMPLETION, self._limits.max_tokens_per_turn),
         )
         self.prompt_ids = self._context.ids.copy()
+        self.prompt_images = tuple(self._context.images)
         return not self._context.is_full
 
     async def speak(self) -> Spoken:
         """See `Speaker`."""
-        context, params = self._opened, self._params
+        context, params, renderer = self._opened, self._params, self._renderer
         if context.room < params.max_tokens:
             params = replace(params, max_tokens=context.room)
         completion = await checked_sample(
-            self._sampler, context.ids, params=params, episode_id=self._episode_id, where=self._where
+            self._sampler,
+            context.ids,
+            images=context.images,
+            params=params,
+            episode_id=self._episode_id,
+            where=self._where,
         )
+        if not renderer.placeholder_ids.isdisjoint(completion.token_ids):
+            # Whoever counts pictures by these tokens, the trainer too, would see one that there is not.
+            raise SamplerFailed(f"{self._where}: the sampler answered a token that stands for a picture")
         return Spoken(
-            text=self._renderer.decode(completion.token_ids),
+            text=renderer.decode(completion.token_ids),
             completion=completion,
             prompt_ids=context.segment_prompt,
+            prompt_images=tuple(context.segment_images),
         )
 
     async def hear(self, turns: Sequence[Turn], messages: Sequence[Message], *, turns_left: int) -> Heard:
@@ -140,12 +164,17 @@ class TokenSpeaker:
         if context.is_to_fold(turn.completion, reply_ids):
             return await self._fold(turn, messages, turns_left=turns_left)
         turn.observation_ids.extend(reply_ids)
-        if context.go_on(turn.completion, reply_ids):
+        turn.images[:] = images_of(messages)
+        if context.go_on(turn.completion, reply_ids, turn.images):
             return Heard(goes_on=True)
         if self._policy.when_full == "drop" and context.drop(turns):
             return Heard(goes_on=True)
         turn.observation_ids.clear()
         return Heard(goes_on=False)
+
+    def go_on_with(self, summary: str, images: Sequence[Image]) -> bool:
+        """See `Speaker`."""
+        return self._opened.fold(summary, images)
 
     async def _fold(self, turn: Turn, messages: Sequence[Message], *, turns_left: int) -> Heard:
         """Ask for a summary and go on with it: a turn of its own, but none of the horizon's."""
@@ -159,6 +188,7 @@ class TokenSpeaker:
         if reply_ids is None:
             return Heard(goes_on=False)
         turn.observation_ids.extend(reply_ids)
+        turn.images[:] = images_of(messages)
         spoken = await self.speak()
         summary = Turn(
             completion=spoken.completion,
@@ -168,8 +198,10 @@ class TokenSpeaker:
             reward=0.0,
             observation_ids=[],
             prompt_ids=spoken.prompt_ids,
+            prompt_images=spoken.prompt_images,
         )
-        return Heard(goes_on=context.fold(spoken.text), summary=summary)
+        kept = spoken.text if self._policy.keep_thoughts else split_thinking(spoken.text)[1]
+        return Heard(goes_on=context.fold(kept), summary=summary)
 
     @property
     def _opened(self) -> Context:

@@ -12,15 +12,19 @@ from typing import Any
 
 from agents.agent import Opening
 from agents.calls import ParsedTurn, ToolCall
+from agents.context import folded
 from agents.endpoint import ChatClient, ContextFull, EndpointFailed, Reply, TryAgain
 from agents.formats.json_values import call_of
 from agents.formats.scan import split_thinking
 from agents.limits import MIN_COMPLETION, EpisodeLimits
+from agents.renderer import images_of
 from agents.speaker import Heard, Spoken
 from agents.types import Completion, FinishReason, SamplingParams, Turn
 from envs.errors import ConfigError, SamplerFailed
-from envs.types import Message
+from envs.images import data_uri
+from envs.types import Image, Message
 
+OF_TOOLS = "Pictures from the tools, in the order of their answers:"
 _EXPECTED = "Call a tool with its arguments as one JSON object, or answer in plain text."
 
 
@@ -51,13 +55,16 @@ class ChatSpeaker:
     """
 
     prompt_ids: list[int]
+    prompt_images: tuple[Image, ...]
 
     def __init__(self, model: ChatSpeakers, *, where: str, limits: EpisodeLimits) -> None:
         self.prompt_ids = []
+        self.prompt_images = ()
         self._client = model.client
         self._sampling = model.sampling
         self._where = where
         self._limits = limits
+        self._opening: Sequence[Message] = ()
         self._messages: list[dict[str, Any]] = []
         self._tools: list[dict[str, Any]] = []
         self._used = 0  # tokens of the conversation up to the last completion
@@ -65,7 +72,9 @@ class ChatSpeaker:
 
     def open(self, opening: Opening) -> bool:
         """See `Speaker`; how long the opening is only the endpoint can tell."""
-        self._messages = [_said(message) for message in opening.messages]
+        self._opening = opening.messages
+        self._messages = _said(opening.messages)
+        self.prompt_images = tuple(images_of(opening.messages))
         self._tools = [dict(schema) for schema in opening.tools]
         return True
 
@@ -88,7 +97,8 @@ class ChatSpeaker:
 
     async def hear(self, turns: Sequence[Turn], messages: Sequence[Message], *, turns_left: int) -> Heard:
         """See `Speaker`."""
-        replies = [_said(message) for message in messages]
+        replies = _said(messages)
+        turns[-1].images[:] = images_of(messages)
         if self._call_ids:
             told = [reply for reply in replies if reply["role"] == "tool"]
             if len(told) != len(self._call_ids):
@@ -101,6 +111,13 @@ class ChatSpeaker:
             self._call_ids = []
         self._messages += replies
         return Heard(goes_on=self._room >= min(MIN_COMPLETION, self._limits.max_tokens_per_turn))
+
+    def go_on_with(self, summary: str, images: Sequence[Image]) -> bool:
+        """See `Speaker`; how long it is only the endpoint can tell."""
+        self._messages = _said(folded(self._opening, summary, images))
+        self._call_ids = []
+        self._used = 0
+        return True
 
     @property
     def _room(self) -> int:
@@ -133,7 +150,7 @@ class ChatSpeaker:
                 token_ids=[],
                 logprobs=[],
                 finish_reason=FinishReason.LENGTH if cut else FinishReason.STOP,
-                policy_version=0,
+                policy_version=reply.policy_version,
             ),
         )
 
@@ -180,5 +197,26 @@ def _written(call: Mapping[str, Any]) -> str:
     return f"{function.get('name')}({function.get('arguments')})"
 
 
-def _said(message: Message) -> dict[str, Any]:
-    return {"role": message.role, "content": message.content}
+def _said(messages: Sequence[Message]) -> list[dict[str, Any]]:
+    """As the protocol has them. A tool's message can only be text in it: its pictures follow behind all of
+    `messages`, in one of the user's."""
+    said: list[dict[str, Any]] = []
+    of_tools: list[Image] = []
+    for message in messages:
+        if message.images and message.role != "tool":
+            content: str | list[dict[str, Any]] = [*map(_shown, message.images), _text(message.content)]
+        else:
+            content = message.content
+            of_tools += message.images
+        said.append({"role": message.role, "content": content})
+    if of_tools:
+        said.append({"role": "user", "content": [_text(OF_TOOLS), *map(_shown, of_tools)]})
+    return said
+
+
+def _shown(image: Image) -> dict[str, Any]:
+    return {"type": "image_url", "image_url": {"url": data_uri(image)}}
+
+
+def _text(text: str) -> dict[str, Any]:
+    return {"type": "text", "text": text}

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from envs.types import Item
+from envs.types import Image, Item
 
 
 class FinishReason(StrEnum):
@@ -71,6 +71,10 @@ class Turn:
     """Whether `text` was not in the agent's format."""
     prompt_ids: list[int] | None = None
     """Where the turn begins a new segment: all that it was sampled on. None: all that came before."""
+    prompt_images: tuple[Image, ...] = ()
+    """Those that `prompt_ids` show, in their order."""
+    images: list[Image] = field(default_factory=list)
+    """Of the observation; where there are `observation_ids`, those that they show, in their order."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,3 +97,5 @@ class Trajectory:
     """`<error class>: <text>` of the fault, where `stop_reason` is `ERROR`."""
     metrics: Mapping[str, Any] = field(default_factory=dict)
     """Further per-episode numbers, e.g. `{"parse_failures": 1}`."""
+    prompt_images: tuple[Image, ...] = ()
+    """Those that `prompt_ids` show, in their order."""

@@ -2,9 +2,11 @@
 
     python -m bench.kill textcraft --kills 50
     python -m bench.kill sciworld --kills 50
+    python -m bench.kill textcraft --kills 50 --servers 2
 
 A scripted sampler plays items twice, undisturbed and with kills among its turns, each of a process chosen
-at random: TextCraft's and BabyAI's instances are given a process each, ScienceWorld's JVMs are its own.
+at random: TextCraft's and BabyAI's instances are given a process each, ScienceWorld's JVMs are its own. With
+`--servers` the instances live on so many HTTP servers, and these are killed, and started again at once.
 Half of the chains solve their item, half give up before the end. Prints one JSON object:
 
 - `kills`: processes killed
@@ -21,10 +23,15 @@ import json
 import os
 import random
 import signal
+import socket
+import subprocess
+import sys
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
+from urllib.request import urlopen
 
 import psutil
 
@@ -38,7 +45,8 @@ from agents.speaker import TokenSpeakers
 from agents.types import Completion, SamplingParams, StopReason, Trajectory
 from envs.manager import EnvManager
 from envs.registry import EnvSpec, get_env
-from envs.types import Item
+from envs.remote import Servers, on_servers
+from envs.types import Image, Item
 from tasks.base_model import make_tokenizer
 
 IDLE_ACTION = "look around"
@@ -59,26 +67,43 @@ class Outcome:
 
 
 class Killer:
-    """A sampler that kills a process of an environment now and then, before it answers."""
+    """A sampler that kills something of an environment's now and then, before it answers."""
 
-    def __init__(self, script: ScriptedSampler, *, kills: int, calls: int) -> None:
-        """`calls`: how often it will be asked at least; the kills are spread over them."""
+    def __init__(
+        self, script: ScriptedSampler, *, kills: int, calls: int, kill: Callable[[random.Random], bool]
+    ) -> None:
+        """`calls`: how often it will be asked at least; the kills are spread over them. `kill` says whether
+        there was anything to kill."""
         self._script = script
         self._due = [calls * (kill + 1) // (kills + 2) for kill in range(kills)]
         self._calls = 0
         self._chance = random.Random(0)
-        self._spared = set(psutil.Process().children(recursive=True))
+        self._kill = kill
         self.killed = 0
 
     async def sample(
-        self, prompt_ids: Sequence[int], *, params: SamplingParams, episode_id: str
+        self,
+        prompt_ids: Sequence[int],
+        *,
+        images: Sequence[Image] = (),
+        params: SamplingParams,
+        episode_id: str,
     ) -> Completion:
         self._calls += 1
-        if self._due and self._calls >= self._due[0] and self._kill():
+        if self._due and self._calls >= self._due[0] and self._kill(self._chance):
             del self._due[0]
-        return await self._script.sample(prompt_ids, params=params, episode_id=episode_id)
+            self.killed += 1
+        return await self._script.sample(prompt_ids, images=images, params=params, episode_id=episode_id)
 
-    def _kill(self) -> bool:
+
+class Processes:
+    """The processes that environments have here."""
+
+    def __init__(self) -> None:
+        self._spared = set(psutil.Process().children(recursive=True))
+
+    def kill(self, chance: random.Random) -> bool:
+        """End one of them."""
         this = psutil.Process()
         victims = []
         for process in this.children(recursive=True):
@@ -89,18 +114,84 @@ class Killer:
                     victims.append(process)
         if not victims:
             return False
-        victim = self._chance.choice(victims)
         with suppress(ProcessLookupError):
-            os.kill(victim.pid, signal.SIGKILL)
-            self.killed += 1
+            os.kill(chance.choice(victims).pid, signal.SIGKILL)
             return True
         return False
 
 
-def measure(env: str, items: Sequence[Item], *, kills: int, chains: int = 8, capacity: int = 8) -> Outcome:
-    """Play `chains` of each item undisturbed, then with `kills`, on `capacity` instances."""
+class Fleet:
+    """HTTP servers of one environment, each a process, that are started again when they are killed."""
+
+    def __init__(self, env: str, count: int) -> None:
+        """Start them; returns when all answer."""
+        self._env = env
+        self._ports = [_free_port() for _ in range(count)]
+        self._running = {port: self._start(port) for port in self._ports}
+        for port in self._ports:
+            self._await(port)
+        self._ready = set(self._ports)
+
+    @property
+    def urls(self) -> list[str]:
+        return [f"http://127.0.0.1:{port}" for port in self._ports]
+
+    def kill(self, chance: random.Random) -> bool:
+        """End one that answers, and start it again."""
+        if not self._ready:
+            return False
+        port = chance.choice(sorted(self._ready))
+        self._ready.discard(port)
+        self._running[port].kill()
+        self._running[port].wait()
+        threading.Thread(target=self._again, args=(port,), daemon=True).start()
+        return True
+
+    def close(self) -> None:
+        for process in self._running.values():
+            process.kill()
+
+    def _again(self, port: int) -> None:
+        self._running[port] = self._start(port)
+        self._await(port)
+        self._ready.add(port)
+
+    def _start(self, port: int) -> "subprocess.Popen[bytes]":
+        code = "from flows.cli import main; main()"
+        return subprocess.Popen(
+            [sys.executable, "-c", code, "serve-env", self._env, "--port", str(port)],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+
+    def _await(self, port: int) -> None:
+        for _ in range(600):
+            with suppress(OSError), urlopen(f"http://127.0.0.1:{port}/health", timeout=5):
+                return
+            time.sleep(0.05)
+        raise RuntimeError(f"the server on port {port} does not answer")
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def measure(
+    env: str,
+    items: Sequence[Item],
+    *,
+    kills: int,
+    chains: int = 8,
+    capacity: int = 8,
+    fleet: Fleet | None = None,
+) -> Outcome:
+    """Play `chains` of each item undisturbed, then with `kills`, on instances here or on `fleet`."""
     spec = get_env(env)
-    if spec.isolation == "none":
+    if fleet is not None:
+        spec = on_servers(spec, Servers(fleet.urls))
+    elif spec.isolation == "none":
         spec = replace(spec, isolation="process")
     solutions = [[f"Action: {step.action}" for step in spec.expert(item)] for item in items]
     turns = max(map(len, solutions))
@@ -128,7 +219,8 @@ def measure(env: str, items: Sequence[Item], *, kills: int, chains: int = 8, cap
     rules = Rules(agent=FormatAgent("action"), limits=limits)
     renderer = Renderer(tokenizer)
     calls = sum(chains // 2 * (len(solution) + turns) for solution in solutions)
-    killer = Killer(sampler(), kills=kills, calls=calls)
+    kill = Processes().kill if fleet is None else fleet.kill
+    killer = Killer(sampler(), kills=kills, calls=calls, kill=kill)
 
     async def played(sampler: Killer | ScriptedSampler) -> tuple[list[Trajectory], float]:
         ended: list[Trajectory] = []
@@ -195,9 +287,15 @@ def main() -> None:
     parser.add_argument("env", help="name in envs/registry.py")
     parser.add_argument("--kills", type=int, default=50)
     parser.add_argument("--items", type=int, default=16)
+    parser.add_argument("--servers", type=int, default=0, help="that the instances live on; 0: none")
     arguments = parser.parse_args()
     items = some_items(get_env(arguments.env), arguments.items)
-    print(json.dumps(asdict(measure(arguments.env, items, kills=arguments.kills))))
+    fleet = Fleet(arguments.env, arguments.servers) if arguments.servers else None
+    try:
+        print(json.dumps(asdict(measure(arguments.env, items, kills=arguments.kills, fleet=fleet))))
+    finally:
+        if fleet is not None:
+            fleet.close()
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@ processes or behind HTTP; an in-process one simply never suspends, which costs m
 
 from typing import Protocol, runtime_checkable
 
-from envs.types import Item, StepResult
+from envs.types import Item, Observation, StepResult
 
 
 class Environment(Protocol):
@@ -13,8 +13,8 @@ class Environment(Protocol):
     that the instance itself is broken: it is closed and replaced, and the episode is retried.
     """
 
-    async def reset(self, item: Item) -> str:
-        """Start `item`; return the first observation."""
+    async def reset(self, item: Item) -> str | Observation:
+        """Start `item`; return the first observation, as text where there are no pictures."""
         ...
 
     async def step(self, action: str) -> StepResult:

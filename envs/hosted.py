@@ -12,7 +12,8 @@ from typing import Any, Protocol
 
 from envs import errors
 from envs.errors import EnvCrashed, WingspanError
-from envs.types import Item, StepResult
+from envs.images import read_image
+from envs.types import Item, Observation, StepResult
 
 GRACE_S = 5.0
 """What an instance may take to close by itself before its process is killed."""
@@ -75,16 +76,17 @@ class HostedEnv:
         """See `HasProcess`."""
         await self._call("prepare", None)
 
-    async def reset(self, item: Item) -> str:
+    async def reset(self, item: Item) -> str | Observation:
         """Start `item`."""
         self._item_id = item.item_id
-        return str(await self._call("reset", asdict(item)))
+        seen = _with_images(await self._call("reset", asdict(item)))
+        return Observation(**seen) if seen["images"] else str(seen["text"])
 
     async def step(self, action: str) -> StepResult:
         """Apply one action."""
         if self._channel is None:
             raise RuntimeError("step before reset, or after the end")
-        return StepResult(**await self._call("step", action))
+        return StepResult(**_with_images(await self._call("step", action)))
 
     async def close(self) -> None:
         """End the worker: by its own means if it listens, by force in any case."""
@@ -114,6 +116,10 @@ class HostedEnv:
         if "error" in answer:
             raise raised(answer, place=f"{self._item_id}: {method}")
         return answer["value"]
+
+
+def _with_images(values: dict[str, Any]) -> dict[str, Any]:
+    return {**values, "images": tuple(read_image(uri) for uri in values["images"])}
 
 
 def raised(answer: dict[str, Any], *, place: str) -> WingspanError:

@@ -38,7 +38,8 @@ class EnvManager:
         self._hosts: list[Host] = []
         kinds = {spec.name: spec for spec in specs}
         capacities = capacity if isinstance(capacity, Mapping) else dict.fromkeys(kinds, capacity)
-        shares = None if total is None else Shares(total, {name: capacities[name] for name in kinds})
+        caps = {name: capacities[name] for name in kinds}
+        shares = None if total is None or total >= sum(caps.values()) else Shares(total, caps)
         for name, spec in kinds.items():
             pool = EnvPool(
                 self._maker(spec, spread),

@@ -49,8 +49,8 @@ class PoolMetrics:
     created: int
     """Instances made so far."""
     replaced: int
-    """Instances closed so far because a lease ended in an exception or asked for a fresh one, or because
-    they had died."""
+    """Instances closed so far because a lease ended in an exception or asked for a fresh one, because they
+    had died, or because a tool that ran out of time may still be at work on them."""
     recycled: int
     """Healthy instances closed so far: after `max_episodes`, or to make room for another kind."""
     reset: Seconds

@@ -99,7 +99,18 @@ class EnvPool:
         """Have `count` instances ready, at most the capacity; raises what one of them raises."""
         missing = max(0, min(count, self.capacity) - self.live)
         self._taken += missing
-        await together(self._prepare() for _ in range(missing))
+        begun = 0
+
+        async def prepare() -> None:
+            nonlocal begun
+            begun += 1
+            await self._prepare()
+
+        try:
+            await together(prepare() for _ in range(missing))
+        finally:  # after a failure, some of the others never got to begin
+            for _ in range(missing - begun):
+                self._free_slot()
 
     @property
     def live(self) -> int:
@@ -153,10 +164,12 @@ class EnvPool:
         """Close idle instances, now, and lent ones as they come back; turn waiting callers away."""
         self._closed = True
         for waiter in self._waiting:
-            waiter.set_exception(_pool_closed())
+            if not waiter.done():  # a cancelled one has not come round to leave the queue
+                waiter.set_exception(_pool_closed())
         self._waiting.clear()
         idle, self._idle = self._idle, []
         await asyncio.gather(*map(_close, idle), *self._closing)
+        await asyncio.sleep(0)  # slots come free by callbacks, which a task that was done already still owes
 
     async def _wait_for_slot(self, timeout_s: float | None) -> Instance | None:
         if self._closed:
@@ -226,6 +239,9 @@ class EnvPool:
 
     def _take_back(self, instance: Instance) -> None:
         if self._closed:
+            self._discard(instance)
+        elif instance.spoiled:
+            self._replaced += 1
             self._discard(instance)
         elif self._max_episodes is not None and instance.episodes >= self._max_episodes:
             self._recycled += 1

@@ -4,8 +4,9 @@ It brings no items (docs/data.md) and judges nothing: whether an answer is right
 """
 
 from envs.errors import ConfigError
+from envs.images import item_images
 from envs.registry import EnvSpec, Split, no_expert
-from envs.types import Item, StepResult
+from envs.types import Item, Observation, StepResult
 
 INSTRUCTIONS = "You are asked one question. Answer it."
 SOURCE = "your data (docs/data.md)"
@@ -17,11 +18,14 @@ class QuestionEnv:
     def __init__(self) -> None:
         self._asked = False
 
-    async def reset(self, item: Item) -> str:
-        """The item's `question`, or the last of its `messages`; raises `ConfigError` if it has neither."""
-        question = _question_of(item)
+    async def reset(self, item: Item) -> str | Observation:
+        """The item's `question`, or the last of its `messages`, with its `image` or `images`.
+
+        Raises `ConfigError` if it has neither question nor messages, or a picture that cannot be read.
+        """
+        question, images = _question_of(item), item_images(item)
         self._asked = True
-        return question
+        return Observation(question, images) if images else question
 
     async def step(self, action: str) -> StepResult:
         """Any action is the answer, and ends the episode."""

@@ -6,7 +6,7 @@ from functools import cache
 from envs.question import SPEC as QUESTION
 from envs.question import QuestionEnv
 from envs.sandbox import Sandbox, choose_backend
-from envs.workspace import WithWorkspace, Workspace
+from envs.workspace import WithWorkspace, Workspace, files_of
 
 _backend = cache(choose_backend)  # asking takes programs, and every instance is made on the event loop
 
@@ -16,4 +16,4 @@ def make() -> WithWorkspace:
     return WithWorkspace(QuestionEnv(), Workspace(backend=_backend()))
 
 
-SPEC = replace(QUESTION, name="workspace", make=make, requirements=(Sandbox(),))
+SPEC = replace(QUESTION, name="workspace", make=make, requirements=(Sandbox(),), check_fields=files_of)

@@ -2,11 +2,11 @@
 `family:argument`. To add one, write its file and a line here (docs/new-environment.md)."""
 
 import difflib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
-from typing import Literal
+from typing import Any, Literal
 
 from envs.base import Environment
 from envs.errors import ConfigError
@@ -39,6 +39,10 @@ class ExpertStep:
 def no_expert(item: Item) -> Sequence[ExpertStep]:
     """For an environment of which no solutions are known."""
     return ()
+
+
+def any_fields(fields: Mapping[str, Any]) -> None:
+    """For an environment that is given no more of a row than its text."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,6 +79,9 @@ class EnvSpec:
     """Whether it brings its items; else they are a user's data (docs/data.md), in `Item.fields`."""
     own_rewards: bool = True
     """Whether its steps are rewarded; else a pipeline must name a reward."""
+    check_fields: Callable[[Mapping[str, Any]], object] = any_fields
+    """Held against a row of a user's data before anything starts; raises `ConfigError` for what `reset` would
+    refuse."""
 
     @property
     def needs(self) -> tuple[Requirement, ...]:

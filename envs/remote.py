@@ -179,6 +179,11 @@ class Seat:
         assert self._link is not None
         try:
             return await self._link.step(action)
+        except asyncio.CancelledError:
+            # Whoever plays has his own limit for a step, or ends the play: in both cases nobody knows whether
+            # this server answers at all, and others are asked before it.
+            self._server.failed(Unreachable("a step was given up before it was answered"))
+            raise
         except Unreachable as lost:
             self._server.failed(lost)
             raise EnvCrashed(f"{self._server.url}: {lost}") from lost

@@ -70,7 +70,11 @@ TASKS = (
 TEST_ITEMS, TRAIN_ITEMS = 200, 2120
 """As many as in AgentGym-RL's SciWorld; which ones it chose is not in its code."""
 
-JVM_OPTIONS = ("-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Xss512k")
+_SAME_EVERY_TIME = ("-XX:+IgnoreUnrecognizedVMOptions", "-XX:+UnlockExperimentalVMOptions", "-XX:hashCode=2")
+"""The simulator walks over sets of its objects, in the order of hash codes that Java makes up anew each time:
+which of two things warms the other first, which container a gold path opens. With one code for all objects
+that order is the one in which they were made."""
+JVM_OPTIONS = ("-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Xss512k", *_SAME_EVERY_TIME)
 HEAP, SOLVER_HEAP = "192m", "2g"
 """Without a cap the heap of one JVM was seen at 1.08 GB; with this one a JVM takes about 160 MB. The search
 for a gold path keeps whole sets of ways through the house."""

@@ -1,4 +1,4 @@
-"""What passes between an environment and whoever plays it: text and numbers, no tokens, no model."""
+"""What passes between an environment and whoever plays it: text, pictures, numbers; no tokens, no model."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -34,11 +34,35 @@ class Item:
 
 
 @dataclass(frozen=True, slots=True)
+class Image:
+    """A picture, as a file's bytes."""
+
+    data: bytes
+    media_type: str
+    """As HTTP names it, e.g. `image/png`."""
+
+
+@dataclass(frozen=True, slots=True)
 class Message:
     """One message of a conversation, as a chat template takes it."""
 
     role: Role
     content: str
+    images: tuple[Image, ...] = ()
+    """Shown before the content."""
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """An environment's first observation, where that is more than text."""
+
+    text: str
+    images: tuple[Image, ...] = ()
+
+    @classmethod
+    def of(cls, seen: "str | Observation") -> "Observation":
+        """What `Environment.reset` returned, in the one form."""
+        return cls(seen) if isinstance(seen, str) else seen
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,3 +78,5 @@ class StepResult:
     """The environment stopped for a reason outside the problem (its own step limit)."""
     success: bool = False
     """The problem is solved; told apart from the reward, which may be partial."""
+    images: tuple[Image, ...] = ()
+    """Shown with the observation."""

@@ -1,19 +1,20 @@
 """The inside of a hosted environment: requests come in, the environment acts, answers go out.
 
 A request is `[method, argument]`, an answer `{"value": …}` or `{"error": <class>, "text": <message>}`, in
-JSON: whoever reads an answer runs nothing of the worker's making. Over a socket each is one line, and one
-request is under way at a time.
+JSON: whoever reads an answer runs nothing of the worker's making; pictures are data URIs. Over a socket each
+is one line, and one request is under way at a time.
 """
 
 import asyncio
 import json
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import Any
 
 from envs.base import Environment, HasProcess
-from envs.types import Item
+from envs.images import data_uri
+from envs.types import Image, Item, Observation, StepResult
 
 CHUNK = 1 << 16
 """Bytes read at a time."""
@@ -34,9 +35,9 @@ class Worker:
             if self._env is None:
                 self._env = self._make()
             if method == "reset":
-                return {"value": await self._env.reset(Item(**argument))}
+                return {"value": _opened(Observation.of(await self._env.reset(Item(**argument))))}
             if method == "step":
-                return {"value": asdict(await self._env.step(argument))}
+                return {"value": _stepped(await self._env.step(argument))}
             if method == "close":
                 await self._env.close()
             elif isinstance(self._env, HasProcess):
@@ -44,6 +45,18 @@ class Worker:
             return {"value": None}
         except Exception as error:
             return {"error": type(error).__name__, "text": str(error)}
+
+
+def _opened(seen: Observation) -> dict[str, Any]:
+    return _told(asdict(seen), seen.images)
+
+
+def _stepped(result: StepResult) -> dict[str, Any]:
+    return _told(asdict(result), result.images)
+
+
+def _told(values: dict[str, Any], images: Sequence[Image]) -> dict[str, Any]:
+    return {**values, "images": [data_uri(image) for image in images]}
 
 
 async def serve(worker: Worker, connection: socket.socket) -> None:

@@ -7,14 +7,17 @@ their time themselves, inside, so that what hangs there takes nothing else along
 
 import asyncio
 import json
+import secrets
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 from envs.base import Environment
+from envs.errors import ConfigError
 from envs.interpreter import Interpreter
 from envs.sandbox import choose_backend
-from envs.types import Item, StepResult
+from envs.types import Item, Observation, StepResult
 from envs.walls import Backend, Limits
 
 OUTPUT_CHARS = 200_000
@@ -85,6 +88,17 @@ class Workspace:
         """Lines under `path` in which the regular expression is found."""
         return await self._file("grep", pattern=pattern, path=path)
 
+    async def put(self, files: Mapping[str, str]) -> Reply:
+        """Write files (path in `/work` → text), whatever is there; that is not to be undone."""
+        return await self._file("put", files=dict(files))
+
+    async def succeeds(self, command: str) -> bool:
+        """Whether `command`, run as `shell` does, ends in time with status 0. What it prints is not kept, and
+        cannot say so: the word for success is a new one each time, and no command is told."""
+        word = secrets.token_hex(16)
+        reply = await self._do(_SHELL, command=command, word=word)
+        return not reply.failed and reply.text.strip() == word
+
     async def close(self) -> None:
         """End the sandbox; what comes next begins in an empty one. Idempotent."""
         await self._interpreter.close()
@@ -117,28 +131,49 @@ class Workspace:
             return Reply(f"it took longer than {self._seconds:g} s, or too much memory", failed=True)
 
 
+def files_of(fields: Mapping[str, Any], *, name: str = "files") -> dict[str, str]:
+    """The field `name` of a row as files; one whose text is null is left out, as Parquet writes those that
+    another row has. Raises `ConfigError` for what are no files."""
+    files = fields.get(name) or {}
+    if not isinstance(files, Mapping):
+        raise ConfigError(f"{name} is a {type(files).__name__}; give an object of path → text")
+    found = {str(path): text for path, text in files.items() if text is not None}
+    for path, text in found.items():
+        if not isinstance(text, str):
+            raise ConfigError(f"{name}: {path!r} is a {type(text).__name__}; give its text")
+        if Path(path).is_absolute() or ".." in Path(path).parts or path in ("", "."):
+            raise ConfigError(f"{name}: {path!r} is no path in /work; give a relative one without ..")
+    return found
+
+
 @runtime_checkable
 class HasWorkspace(Protocol):
     """What an environment has besides, if its episodes have a sandbox."""
 
     @property
     def workspace(self) -> Workspace:
-        """Empty when an episode begins."""
+        """Holds the item's files, and nothing else, when an episode begins."""
         ...
 
 
 class WithWorkspace:
-    """Any environment, with a workspace that each episode finds empty."""
+    """Any environment, with a workspace that holds nothing when an episode begins but the files of its item's
+    field `files` (path in `/work` → text)."""
 
     def __init__(self, env: Environment, workspace: Workspace) -> None:
         """Both are closed with it."""
         self._env = env
         self.workspace = workspace
 
-    async def reset(self, item: Item) -> str:
-        """See `Environment`."""
+    async def reset(self, item: Item) -> str | Observation:
+        """See `Environment`. Raises `ConfigError` for files that cannot be written."""
         await self.workspace.close()
-        return await self._env.reset(item)
+        observation = await self._env.reset(item)
+        if files := files_of(item.fields):
+            reply = await self.workspace.put(files)
+            if reply.failed:
+                raise ConfigError(f"{item.item_id}: its files cannot be written: {reply.text}")
+        return observation
 
     async def step(self, action: str) -> StepResult:
         """See `Environment`."""

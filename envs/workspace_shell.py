@@ -13,17 +13,27 @@ import sys
 def main() -> None:
     """Run one command."""
     request = json.load(sys.stdin)
+    word = request.get("word")  # to be said, and nothing else, if the command succeeds
+    output = None if word is None else subprocess.DEVNULL
     child = subprocess.Popen(
-        ["/bin/sh", "-c", request["command"]], stdin=subprocess.DEVNULL, cwd="/work", start_new_session=True
+        ["/bin/sh", "-c", request["command"]],
+        stdin=subprocess.DEVNULL,
+        stdout=output,
+        stderr=output,
+        cwd="/work",
+        start_new_session=True,
     )
     try:
         status = child.wait(request["seconds"])
     except subprocess.TimeoutExpired:
         os.killpg(child.pid, signal.SIGKILL)
         child.wait()
-        print(f"\n[ended: it took longer than {request['seconds']:g} s]")
+        if word is None:
+            print(f"\n[ended: it took longer than {request['seconds']:g} s]")
         return
-    if status:
+    if word is not None:
+        print("" if status else word)
+    elif status:
         print(f"\n[exit status {status}]")
 
 

@@ -43,13 +43,25 @@ def run(
     workspace: Annotated[
         Path | None, typer.Option(help="Folder of the run.", show_default="runs/PIPELINE")
     ] = None,
+    serve_policy: Annotated[
+        str | None,
+        typer.Option(
+            metavar="[HOST:]PORT",
+            help="Serve the policy by OpenAI's protocol while it is trained; asks for $WINGSPAN_TOKEN, "
+            "if that is set.",
+            show_default="not served",
+        ),
+    ] = None,
 ) -> None:
     """Run a pipeline from its data to its report; the same command again goes on where it stopped."""
-    from flows.plan import locked, make_plan
+    from flows.plan import checked_address, locked, make_plan
     from flows.prefect_runs import check_server, configure_prefect
     from tasks.tracking import check_tracking
 
     overrides = parse_settings(settings or [])
+    if serve_policy is not None:
+        url = checked_address(serve_policy).url
+        typer.echo(f"while it is trained, the policy answers at {url}; its model is called 'policy'")
     check_server()
     check_tracking()
     place = make_plan(pipeline, overrides=overrides, workspace=workspace).workspace
@@ -58,7 +70,7 @@ def run(
     configure_prefect()
     from flows.train_agent import train_agent
 
-    evaluation = train_agent(pipeline, overrides, str(workspace) if workspace else None)
+    evaluation = train_agent(pipeline, overrides, str(workspace) if workspace else None, serve_policy)
     before, after = (evaluation[policy]["sampled"].get("success") for policy in ("before", "after"))
     typer.echo(f"success on the test split: {_share(before)} before, {_share(after)} after")
     typer.echo(f"report: {place / 'report' / 'index.html'}")
@@ -72,7 +84,7 @@ def stage(
     """Run one stage in the pipeline's own workspace; this is what `dvc repro` calls."""
     from flows.plan import locked, make_plan
     from flows.stages import STAGES, call_stage, make_display, running
-    from tasks.settings import did_you_mean
+    from tasks.pipelines import did_you_mean
 
     if name not in STAGES:
         raise ConfigError(
@@ -93,7 +105,7 @@ def stage(
 def base() -> None:
     """Make the base model that the CPU pipeline starts from again; takes an hour or more."""
     from tasks.base import base as make_base
-    from tasks.settings import load_base_settings
+    from tasks.pipelines import load_base_settings
 
     make_base(load_base_settings(), BASE_MODEL)
 
@@ -101,7 +113,7 @@ def base() -> None:
 @app.command()
 def pipelines() -> None:
     """List the pipelines of pipelines.yaml."""
-    from tasks.settings import load_pipeline, pipeline_names
+    from tasks.pipelines import load_pipeline, pipeline_names
 
     for name in pipeline_names():
         pipeline = load_pipeline(name)
@@ -181,20 +193,24 @@ def rollout(
 ) -> None:
     """Play a pipeline's items without training, by an endpoint's model or a local one, and show every turn.
 
-    Status 1 if no episode could be played to its end.
+    Status 1 if no episode could be played to its end, 130 after Ctrl-C.
     """
     from rich.console import Console
 
     from flows.rollout import Rollout, model_of
     from flows.rollout import rollout as play_items
-    from tasks.settings import load_pipeline
+    from tasks.pipelines import load_pipeline
 
     chosen = load_pipeline(pipeline, overrides=parse_settings(settings or []))
     asked = Rollout(
         split=split, items=items, chains=num_chains, max_turns=max_turns, temperature=temperature, out=out
     )
     player = model_of(chosen, endpoint=endpoint, model=model, api_key_from=api_key_from, policy=policy)
-    if not play_items(chosen, player, asked, console=Console()):
+    try:
+        any_counts = play_items(chosen, player, asked, console=Console())
+    except KeyboardInterrupt:  # the summary has said it
+        raise typer.Exit(130) from None
+    if not any_counts:
         raise typer.Exit(1)
 
 

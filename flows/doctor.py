@@ -60,7 +60,7 @@ def examine(name: str) -> list[Finding]:
     """All findings for the pipeline `name`; raises `ConfigError` if there is none of that name."""
     findings = [_python(), *_packages()]
     try:
-        from tasks.settings import load_pipeline
+        from tasks.pipelines import load_pipeline
 
         pipeline = load_pipeline(name)
     except ImportError:
@@ -133,17 +133,18 @@ def _strays() -> str:
 
 def _environments(pipeline: "Pipeline") -> Iterator[Finding]:
     """What environments need beside the packages of every run."""
+    from tasks.environments import needed_here
+
     used: dict[Requirement, list[str]] = {}
     core = _core_packages()
+    here = needed_here(pipeline)
     for name in dict.fromkeys([*env_names(), *pipeline.data.envs]):
         for need in get_env(name).needs:
             if need.name not in core:
                 used.setdefault(need, []).append(name)
     for need, names in used.items():
         purpose = f"environment {', '.join(names)}"
-        yield _finding(
-            need.name, need.missing(), purpose, needed=not set(pipeline.data.envs).isdisjoint(names)
-        )
+        yield _finding(need.name, need.missing(), purpose, needed=need.name in here)
 
 
 def _sandboxes() -> Iterator[Finding]:
@@ -189,10 +190,11 @@ def _settings(name: str, pipeline: "Pipeline") -> Iterator[Finding]:
 
     free = f"{shutil.disk_usage(Path()).free / 1e9:.0f} GB free"
     server = os.environ.get("PREFECT_API_URL") or "a temporary server"
+    agent = pipeline.agent.program or pipeline.agent.format
     checks: list[tuple[str, str, str, Callable[[], None]]] = [
         ("settings", "they agree", f"pipeline {name}", lambda: check_pipeline(pipeline)),
         ("data", ", ".join(pipeline.data.parts), f"pipeline {name}", lambda: check_data(pipeline.data)),
-        ("agent", pipeline.agent.format, f"pipeline {name}", lambda: check_agent(pipeline)),
+        ("agent", agent, f"pipeline {name}", lambda: check_agent(pipeline)),
         ("model", pipeline.model, f"pipeline {name}", lambda: check_model(pipeline)),
         (
             "disk",

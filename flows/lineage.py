@@ -2,15 +2,17 @@
 
 A stage's *key* is the hash of what DVC hashes: the contents of its dependencies and the values of its
 parameters. Its *receipt* is the hash of each output. Files and folders are hashed as DVC hashes them,
-so that keys, receipts and `dvc.lock` speak of the same things. Leaves out: running anything, and DVC
-itself, whose import costs seconds.
+so that keys, receipts and `dvc.lock` speak of the same things. Beside what is declared there, a stage that
+obeys the agent's settings depends on the files they name: a prompt, and code of the user's own. DVC cannot
+know these unless they lie in `agents`. Leaves out: running anything, and DVC itself, whose import costs
+seconds.
 """
 
 import hashlib
 import json
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from fnmatch import fnmatch
 from functools import cache
@@ -21,7 +23,9 @@ import yaml
 
 from envs.errors import ConfigError
 from tasks.data_sources import FOLDER as DATA
-from tasks.settings import PIPELINES_FILE, Pipeline
+from tasks.own_code import own_code
+from tasks.pipelines import PIPELINES_FILE
+from tasks.settings import AgentSettings, Pipeline
 
 STAGES_FILE = Path("dvc.yaml")
 IGNORE_FILE = Path(".dvcignore")
@@ -45,6 +49,8 @@ class Stage:
     params: Mapping[str, Any]
     """By dotted key within the pipeline, e.g. `{"train": {"lr": 3e-4, …}, "seed": 0}`."""
     outs: tuple[Path, ...]
+    own_code: tuple[Path, ...] = ()
+    """Those of `deps` that are a user's code, outside of the packages."""
 
 
 def default_workspace(name: str) -> Path:
@@ -88,19 +94,20 @@ def declared_stages(name: str, *, pipeline: Pipeline, workspace: Path) -> dict[s
             params={dotted: _lookup(values, dotted) for dotted in keys},
             outs=tuple(placed(out) for out in body["outs"]),
         )
+    stages = {name: _with_own_files(stage, pipeline.agent) for name, stage in stages.items()}
     return stages if pipeline.warmup is not None else _without_warmup(stages, model=pipeline.model)
 
 
 def stage_key(stage: Stage, *, code: bool = True) -> str:
     """Hash of the contents of `stage`'s dependencies and of its parameters.
 
-    `code=False` leaves the project's own code out: what a checkpoint belongs to. Raises `ConfigError`
-    for a dependency that is not there.
+    `code=False` leaves the project's and the user's code out: what a checkpoint belongs to. Raises
+    `ConfigError` for a dependency that is not there.
     """
     deps = {
         str(dep.relative_to(stage.workspace) if dep.is_relative_to(stage.workspace) else dep): _input_md5(dep)
         for dep in stage.deps
-        if code or dep.parts[0] not in CODE
+        if code or not (dep.parts[0] in CODE or dep in stage.own_code)
     }
     facts = json.dumps([stage.name, deps, stage.params], sort_keys=True)
     return hashlib.md5(facts.encode(), usedforsecurity=False).hexdigest()
@@ -172,6 +179,19 @@ def _lookup(values: Mapping[str, Any], dotted: str) -> Any:
     for part in dotted.split(".") if dotted else ():
         found = found[part]
     return found
+
+
+def _with_own_files(stage: Stage, agent: AgentSettings) -> Stage:
+    if "agent" not in stage.params:
+        return stage
+    declared = [dep.resolve() for dep in stage.deps]
+
+    def undeclared(paths: Iterable[Path]) -> tuple[Path, ...]:
+        return tuple(p for p in paths if not any(p.resolve().is_relative_to(dep) for dep in declared))
+
+    code = undeclared(own_code(agent))
+    prompt = undeclared([agent.prompt] if agent.prompt is not None else [])
+    return replace(stage, deps=stage.deps + code + prompt, own_code=code)
 
 
 def _without_warmup(stages: dict[str, Stage], *, model: str) -> dict[str, Stage]:

@@ -10,15 +10,19 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from envs.errors import ConfigError
 from flows.lineage import Stage, declared_stages, default_workspace
 from tasks.data_files import check_data
 from tasks.environments import check_environments
 from tasks.items import read_items
+from tasks.pipelines import load_pipeline
 from tasks.rules import check_agent
-from tasks.settings import Pipeline, load_pipeline
+from tasks.settings import Pipeline
+
+if TYPE_CHECKING:
+    from tasks.served_policy import ServedAt
 
 SPARE_BYTES = 500_000_000
 """Disk that a run needs beside its checkpoints: logs, trajectories, Ray's and MLflow's own files."""
@@ -67,6 +71,15 @@ def make_plan(name: str, *, overrides: Mapping[str, Any], workspace: Path | None
         stages=declared_stages(name, pipeline=pipeline, workspace=place),
         tracked=place == home,
     )
+
+
+def checked_address(text: str) -> "ServedAt":
+    """`PORT` or `HOST:PORT`, where the policy is to be served. Raises `ConfigError` if it is not free."""
+    from tasks.served_policy import ServedAt
+
+    at = ServedAt.read(text)
+    at.check()
+    return at
 
 
 @contextmanager

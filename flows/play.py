@@ -11,7 +11,7 @@ from rich.console import Console
 from envs.base import Environment
 from envs.errors import ConfigError, EnvCrashed, WingspanError
 from envs.registry import EnvSpec, ExpertStep, get_env
-from envs.types import Item, StepResult
+from envs.types import Image, Item, Observation, StepResult
 
 PROMPT = "> "
 HELP = "?: this help   expert: what the scripted expert would do   Ctrl-D: leave   all else is an action"
@@ -75,9 +75,10 @@ class _Session:
     def play(self) -> None:
         self._say(f"{self._item.item_id}, seed {self._item.seed}. {HELP}\n", style="dim")
         try:
-            self._say(self._runner.run(self._env.reset(self._item)))
+            seen = Observation.of(self._runner.run(self._env.reset(self._item)))
         except Exception as error:
             self._crashed(error)
+        self._show(seen.text, seen.images)
         for line in self._lines():
             said = line.strip()
             if said == "?":
@@ -95,13 +96,18 @@ class _Session:
             self._crashed(error)
         self._actions.append(action)
         self._reward += result.reward
-        self._say(result.observation)
+        self._show(result.observation, result.images)
         if result.terminated or result.truncated:
             self._say(self._outcome(result), style="bold")
             return True
         if result.reward:
             self._say(f"reward {result.reward:+g}, {self._reward:g} in all", style="dim")
         return False
+
+    def _show(self, text: str, images: Sequence[Image]) -> None:
+        for image in images:
+            self._say(f"[a picture, {image.media_type}]", style="dim")
+        self._say(text)
 
     def _outcome(self, result: StepResult) -> str:
         how = "solved" if result.success else "out of steps" if result.truncated else "not solved"

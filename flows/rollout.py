@@ -19,8 +19,10 @@ from flows.tables import print_table
 from flows.turns import TurnPrinter
 from tasks.environments import check_environments
 from tasks.mixture import evaluation_turns, split
-from tasks.player import ChatPlayer, PipelinePlayer, Play, Player
-from tasks.settings import Pipeline, did_you_mean
+from tasks.pipelines import did_you_mean
+from tasks.player import ChatPlayer, PipelinePlayer, Play
+from tasks.program_player import player_of
+from tasks.settings import Pipeline
 from tasks.trajectories import summarise, trajectory_to_dict
 
 SPLITS = ("test", "train")
@@ -71,7 +73,8 @@ def model_of(
 def rollout(pipeline: Pipeline, model: Endpoint | LocalModel, asked: Rollout, *, console: Console) -> bool:
     """Play, and show every turn; returns whether any episode counts.
 
-    Trajectories are written as they end. Ctrl-C ends the play, and what has ended until then is summed up.
+    Trajectories are written as they end. Ctrl-C ends the play, and what has ended until then is summed up
+    before it is raised.
     Raises `ConfigError` and `MissingDependency` before anything is played.
     """
     items = _items(pipeline, asked)
@@ -104,15 +107,19 @@ def rollout(pipeline: Pipeline, model: Endpoint | LocalModel, asked: Rollout, *,
         finally:
             await player.close()
 
+    stopped = False
     with _opened(asked.out) as out, _player(pipeline, model) as make:
         try:
             asyncio.run(gather(make, out))
         except KeyboardInterrupt:
+            stopped = True
             printer.note("stopped; what follows is of the episodes that have ended")
     if ended:
         print_table(("", ""), summary_rows(summarise(ended)), console=console)
     if asked.out is not None:
         printer.note(f"trajectories: {asked.out}")
+    if stopped:
+        raise KeyboardInterrupt
     return any(trajectory.stop_reason is not StopReason.ERROR for trajectory in ended)
 
 
@@ -143,8 +150,10 @@ def _player(pipeline: Pipeline, model: Endpoint | LocalModel) -> Iterator[Callab
     if isinstance(model, Endpoint):
         yield lambda: ChatPlayer(pipeline, client=ChatClient(model))
         return
-    with model.loaded(context_length=pipeline.rollout.context_length) as (sampler, tokenizer):
-        yield lambda: Player(pipeline, sampler=sampler, tokenizer=tokenizer)
+    with model.loaded(context_length=pipeline.rollout.context_length) as loaded:
+        yield lambda: player_of(
+            pipeline, sampler=loaded.sampler, tokenizer=loaded.tokenizer, processor=loaded.processor
+        )
 
 
 def _opened(out: Path | None) -> "nullcontext[None] | TextIO":

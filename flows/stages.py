@@ -27,6 +27,8 @@ STAGES = ("prepare", "provision", "warmup", "train", "evaluate", "report")
 TIMING = "timing.json"
 """In the workspace: `{"stages": {name: seconds}, "run": {"wall", "orchestration"}}`. A stage's seconds
 add up over the attempts since it last began anew, but for attempts that were killed."""
+FINISHED = Path("train", "finished")
+"""In the workspace: the key of the training that has come to its end there."""
 
 
 def call_stage(name: str, *, pipeline: Pipeline, workspace: Path, display: Display) -> None:
@@ -58,10 +60,14 @@ def make_display(name: str, *, pipeline: Pipeline, stages: Sequence[str], worksp
 @contextmanager
 def running(stage: Stage, *, display: Display) -> Iterator[None]:
     """Around the body of `stage`: on its own checkpoints, timed and shown."""
-    resumed = stage.name == "train" and claim_checkpoints(stage)
+    trains = stage.name == "train"
+    key = stage_key(stage) if trains else ""
+    resumed = trains and claim_checkpoints(stage)
     display.stage(stage.name, StageState.RUNNING)
     with _timed(stage.name, workspace=stage.workspace, resumed=resumed):
         yield
+    if trains:
+        write_atomically(stage.workspace / FINISHED, key)
     display.stage(stage.name, StageState.DONE)
 
 
@@ -94,13 +100,15 @@ def write_timing(workspace: Path, timing: dict[str, dict[str, float]]) -> None:
 def claim_checkpoints(train: Stage) -> bool:
     """Make `train/` the training's own: keep what was made from the same inputs, clear all else.
 
-    Code is not among these inputs, so that training that a bug has stopped goes on after the mend.
+    Code is not among these inputs, so that training that a bug has stopped goes on after the mend. Of one
+    that came to its end it is: there is nothing to go on with, and other code would not have made it.
     Returns whether something to go on from was kept.
     """
     folder = train.workspace / "train"
-    owner = folder / "key"
+    owner, finished = folder / "key", train.workspace / FINISHED
     key = stage_key(train, code=False)
-    if owner.exists() and owner.read_text() == key:
+    ours = owner.exists() and owner.read_text() == key
+    if ours and (not finished.exists() or finished.read_text() == stage_key(train)):
         return True
     shutil.rmtree(folder, ignore_errors=True)
     shutil.rmtree(train.workspace / "policy", ignore_errors=True)

@@ -20,7 +20,7 @@ from prefect.runtime import flow_run
 
 from envs.errors import WingspanError
 from flows.lineage import Receipt, Stage, holds, path_md5, receipt, stage_key
-from flows.plan import Plan, locked, make_plan
+from flows.plan import Plan, checked_address, locked, make_plan
 from flows.prefect_runs import check_server, take_over
 from flows.progress import Display, StageState
 from flows.stages import call_stage, make_display, read_timing, running, show_training, write_timing
@@ -29,6 +29,7 @@ from tasks.provenance import provenance
 from tasks.tracking import Tracker, check_tracking, is_recorded
 
 if TYPE_CHECKING:
+    from tasks.served_policy import ServedAt
     from tasks.train import TrainSession
 
 LOCK_FILE = Path("dvc.lock")
@@ -36,14 +37,19 @@ LOCK_FILE = Path("dvc.lock")
 
 @flow(name="train-agent", flow_run_name="{pipeline}")
 def train_agent(
-    pipeline: str, overrides: dict[str, Any] | None = None, workspace: str | None = None
+    pipeline: str,
+    overrides: dict[str, Any] | None = None,
+    workspace: str | None = None,
+    serve_policy: str | None = None,
 ) -> dict[str, Any]:
     """Run `pipeline` of `pipelines.yaml`, or what is left of it, in its workspace.
 
     `overrides`: parameters by dotted key, e.g. `{"train.lr": 1e-3}`; they get a workspace of their
-    own unless `workspace` names one. Returns `evaluation.json`. Raises `WingspanError` for whatever a
+    own unless `workspace` names one. `serve_policy`: `PORT` or `HOST:PORT`, where the policy answers by
+    OpenAI's protocol while it is trained. Returns `evaluation.json`. Raises `WingspanError` for whatever a
     user can mend; running the same again goes on where this one stopped.
     """
+    serve = None if serve_policy is None else checked_address(serve_policy)
     check_server()
     check_tracking()
     plan = make_plan(pipeline, overrides=overrides or {}, workspace=Path(workspace) if workspace else None)
@@ -52,14 +58,15 @@ def train_agent(
         with make_display(
             plan.name, pipeline=plan.pipeline, stages=list(plan.stages), workspace=plan.workspace
         ) as display:
-            return _Run(plan, display=display).execute()
+            return _Run(plan, display=display, serve=serve).execute()
 
 
 class _Run:
     """One execution of a plan, and those who are told how it goes."""
 
-    def __init__(self, plan: Plan, *, display: Display) -> None:
+    def __init__(self, plan: Plan, *, display: Display, serve: "ServedAt | None") -> None:
         self._plan = plan
+        self._serve = serve
         self._display = display
         self._closing = ExitStack()
         self._tracker: Tracker | None = None
@@ -136,7 +143,7 @@ class _Run:
             from tasks.train import TrainSession
 
             show = partial(show_training, display=self._display)
-            session = TrainSession(self._plan.pipeline, self._plan.workspace, on_step=show)
+            session = TrainSession(self._plan.pipeline, self._plan.workspace, on_step=show, serve=self._serve)
             self._session = self._closing.enter_context(session)
         return self._session
 

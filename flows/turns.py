@@ -7,7 +7,7 @@ from rich.console import Console
 from agents.types import StopReason, Trajectory, Turn
 from envs.types import Item
 
-_STYLES = {"thought": "dim", "action": "bold", "said": "bold red", "observation": "green"}
+_STYLES = {"thought": "dim", "action": "bold", "said": "bold red", "images": "green", "observation": "green"}
 
 
 class TurnPrinter:
@@ -25,6 +25,7 @@ class TurnPrinter:
             "thought": turn.thought,
             # a turn that is not in the format has no action; it is shown whole
             "said" if turn.failed else "action": turn.text if turn.failed else turn.action,
+            "images": ", ".join(image.media_type for image in turn.images),
             "observation": turn.observation,
         }
         for label, text in facts.items():

@@ -5,16 +5,23 @@ has. What is wrong is a `ConfigError` that names the row and the field. Leaves o
 (`data_sources.py`), and what a pipeline makes of its parts (`mixture.py`).
 """
 
+import io
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, get_args
 
+import PIL.Image
+
+from agents.pictures import check_picture
 from envs.errors import ConfigError
+from envs.images import FIELDS, data_uri, image_sources, read_image, recognised
 from envs.registry import EnvSpec, Split, get_env
-from envs.types import Item, Role
+from envs.types import Image, Item, Role
 from tasks.data_sources import Row, check_there, foreign, read_rows
-from tasks.settings import DataSettings, did_you_mean
+from tasks.pipelines import did_you_mean
+from tasks.settings import DataSettings
 
 KINDS = ("question", "messages", "item_id")
 """A row has exactly one of these columns."""
@@ -76,13 +83,14 @@ def _items(source: str, *, part: str, data: DataSettings, prefix: str) -> list[t
     places: dict[str, str] = {}
     items = []
     for row in read_rows(source):
-        kind, columns = _checked(row)
+        kind, columns = _checked(row, folder=Path(source).parent)
         if (kind == "item_id") != spec.own_items:
             raise ConfigError(f"{row.place}: {_misplaced(kind, env=spec.name)}")
         if kind == "item_id":
             item = _known(columns.pop("item_id"), known, place=row.place, spec=spec)
         else:
             item = Item(item_id=f"{prefix}_{row.number}", env=spec.name)
+            _check_fields(columns, spec=spec, place=row.place)
         earlier = places.setdefault(item.item_id, row.place)
         if earlier != row.place:
             raise ConfigError(f"{row.place} and {earlier} are both {item.item_id}; take one out")
@@ -91,11 +99,13 @@ def _items(source: str, *, part: str, data: DataSettings, prefix: str) -> list[t
     return items
 
 
-def _checked(row: Row) -> tuple[str, dict[str, Any]]:
-    """What kind of row it is, and its columns without those of the other kinds."""
+def _checked(row: Row, *, folder: Path) -> tuple[str, dict[str, Any]]:
+    """What kind of row it is, and its columns without those of the other kinds; `folder` is the file's."""
     if not isinstance(row.value, dict):
         raise ConfigError(f"{row.place} is {_shown(row.value)}; give an object with one of {_listed(KINDS)}")
     columns: dict[str, Any] = row.value
+    if columns.get("item_id") is None:  # else these columns are as free as any other
+        columns = _with_pictures(columns, folder=folder, place=row.place)
     for column, value in columns.items():
         if (found := foreign(value)) is not None:
             raise ConfigError(
@@ -112,6 +122,13 @@ def _checked(row: Row) -> tuple[str, dict[str, Any]]:
     else:
         _check_text(columns[kind], place=f"{row.place}: {kind}")
     return kind, {name: value for name, value in columns.items() if name not in KINDS or name == kind}
+
+
+def _check_fields(columns: Mapping[str, Any], *, spec: EnvSpec, place: str) -> None:
+    try:
+        spec.check_fields(columns)
+    except ConfigError as error:
+        raise ConfigError(f"{place}: {error}") from None
 
 
 def _check_messages(messages: object, *, place: str) -> None:
@@ -136,6 +153,47 @@ def _check_messages(messages: object, *, place: str) -> None:
             f"{place}: messages ends with one of role {messages[-1]['role']!r}; the last one is the user's, "
             "which is to be answered"
         )
+
+
+def _with_pictures(columns: Mapping[str, Any], *, folder: Path, place: str) -> dict[str, Any]:
+    """`columns` with pictures in the place of files' names: items are whole, and change when a file does."""
+    one, several = FIELDS
+    found = {**columns}
+    if found.get(one) is not None:
+        found[one] = _picture(found[one], folder=folder, place=f"{place}: {one}")
+    if found.get(several) is not None:
+        if not isinstance(found[several], list):
+            raise ConfigError(f"{place}: {several} is {_shown(found[several])}; give a list of pictures")
+        found[several] = [
+            _picture(source, folder=folder, place=f"{place}: {several}[{number}]")
+            for number, source in enumerate(found[several])
+        ]
+    return found
+
+
+def _picture(source: object, *, folder: Path, place: str) -> str:
+    try:
+        match source:
+            case str():
+                image = read_image(source, folder=folder)
+            case {"bytes": bytes(data)}:  # of Parquet, as Hugging Face writes it
+                image = recognised(data)
+            case PIL.Image.Image():  # of Hugging Face's datasets
+                image = Image(_png(source), "image/png")
+            case _:
+                raise ConfigError(
+                    f"{place} is {_shown(source)}; give a file's path, or data:MEDIA_TYPE;base64,…"
+                )
+        check_picture(image)
+    except ValueError as error:
+        raise ConfigError(f"{place}: {error}") from None
+    return data_uri(image)
+
+
+def _png(image: PIL.Image.Image) -> bytes:
+    file = io.BytesIO()
+    image.convert("RGB").save(file, "PNG")
+    return file.getvalue()
 
 
 def _check_text(value: object, *, place: str) -> None:
@@ -185,7 +243,8 @@ def _content(item: Item) -> str:
         messages = item.fields["messages"]
     else:
         return item.item_id
-    return json.dumps([[message["role"], message["content"].strip()] for message in messages])
+    said = [[message["role"], message["content"].strip()] for message in messages]
+    return json.dumps([said, image_sources(item)])
 
 
 def _listed(names: Sequence[str] | Mapping[str, Any]) -> str:

@@ -16,7 +16,7 @@ from agents.renderer import Renderer
 from envs.base import Environment
 from envs.errors import ConfigError
 from envs.registry import EnvSpec, ExpertStep, get_env
-from envs.types import Item, Message
+from envs.types import Image, Item, Message, Observation
 from tasks.mixture import training_draws
 from tasks.rules import agent_of
 from tasks.settings import Pipeline
@@ -142,7 +142,9 @@ async def _play(
     imitate_noise: bool,
 ) -> Demonstration | None:
     """The game of `script`, or None if it was not solved by its last line, and only then."""
-    opening = agent.render(item, await env.reset(item))
+    seen = Observation.of(await env.reset(item))
+    _check_text(item, seen.images)
+    opening = agent.render(item, seen.text)
     ids: list[int] = []
     mask: list[int] = []
     for index, line in enumerate(script):
@@ -150,6 +152,7 @@ async def _play(
         ids += spoken
         mask += [int(line.useful or imitate_noise)] * len(spoken)
         result = await env.step(line.action)
+        _check_text(item, result.images)
         last = index == len(script) - 1
         if (result.terminated or result.truncated) != last:
             return None
@@ -157,9 +160,9 @@ async def _play(
             if not result.success:
                 return None
         else:
-            seen = renderer.reply_ids([Message("user", result.observation)], closed=True)
-            ids += seen
-            mask += [0] * len(seen)
+            reply_ids = renderer.reply_ids([Message("user", result.observation)], closed=True)
+            ids += reply_ids
+            mask += [0] * len(reply_ids)
     return Demonstration(
         item_id=item.item_id,
         prompt_ids=renderer.prompt_ids(opening.messages),
@@ -167,6 +170,13 @@ async def _play(
         mask=mask,
         turns=len(script),
     )
+
+
+def _check_text(item: Item, images: Sequence[Image]) -> None:
+    if images:
+        raise ConfigError(
+            f"warmup: {item.item_id} shows pictures, and demonstrations are text; set warmup: null"
+        )
 
 
 def spoken_text(step: ExpertStep) -> str:

@@ -23,9 +23,29 @@ def environments(pipeline: Pipeline) -> list[EnvSpec]:
 
 
 def check_environments(pipeline: Pipeline) -> None:
-    """Raise `MissingDependency` for what is missing here, too."""
+    """Raise `MissingDependency` for what is missing here, `ConfigError` for too few places, too."""
+    if pipeline.rollout.max_live_envs < len(pipeline.data.envs):
+        raise ConfigError(
+            f"rollout.max_live_envs is {pipeline.rollout.max_live_envs}, and {len(pipeline.data.envs)} "
+            f"environments are played ({', '.join(pipeline.data.envs)}); give one for each at least"
+        )
     for spec in environments(pipeline):
-        spec.check()
+        (get_env(spec.name) if _is_played_here(spec, pipeline) else spec).check()
+
+
+def needed_here(pipeline: Pipeline) -> set[str]:
+    """Names of all that `check_environments` asks for on this machine; servers' URLs are not looked at."""
+    names: set[str] = set()
+    for spec in map(get_env, pipeline.data.envs):
+        names |= set(spec.packages)  # items are made of them, wherever these are played
+        if _is_played_here(spec, pipeline):
+            names |= {need.name for need in spec.needs}
+    return names
+
+
+def _is_played_here(spec: EnvSpec, pipeline: Pipeline) -> bool:
+    """Demonstrations are, whoever serves the episodes."""
+    return spec.name not in pipeline.servers or (pipeline.warmup is not None and spec.has_expert)
 
 
 def _environment(name: str, *, pipeline: Pipeline) -> EnvSpec:

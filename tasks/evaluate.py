@@ -24,12 +24,13 @@ from envs.types import Item
 from tasks.files import write_atomically
 from tasks.items import read_items
 from tasks.mixture import evaluation_turns
-from tasks.player import Play, Player
+from tasks.player import Play
+from tasks.program_player import player_of
 from tasks.settings import Pipeline
 from tasks.trajectories import summarise, write_trajectories
 
 Playing = Callable[[Sequence[Item], Play], list[list[Trajectory]]]
-"""`Player.play` with one policy, for callers that wait."""
+"""`PipelinePlayer.play` with one policy, for callers that wait."""
 
 
 def evaluate(pipeline: Pipeline, workspace: Path) -> None:
@@ -114,10 +115,12 @@ def _player(pipeline: Pipeline, *, model: str, workspace: Path) -> Iterator[Play
 def _sampler(pipeline: Pipeline, *, model: str, workspace: Path) -> Iterator[Playing]:
     """Play with the CPU sampler, in this process."""
     local = LocalModel(Path(model), seed=pipeline.seed, max_sequences=pipeline.backend.max_sequences)
-    with local.loaded(context_length=pipeline.rollout.context_length) as (sampler, tokenizer):
+    with local.loaded(context_length=pipeline.rollout.context_length) as loaded:
 
         async def gather(items: Sequence[Item], how: Play) -> list[list[Trajectory]]:
-            player = Player(pipeline, sampler=sampler, tokenizer=tokenizer)
+            player = player_of(
+                pipeline, sampler=loaded.sampler, tokenizer=loaded.tokenizer, processor=loaded.processor
+            )
             try:
                 return await player.play(items, how)
             finally:

@@ -34,9 +34,10 @@ def split(data: DataSettings) -> Split:
         for side, items, chosen in (("training", found.train, train), ("test", found.test, test)):
             own = [item for item in items if part.has(item)]
             if not own:
+                like = f"; their metadata is like {dict(items[0].metadata)}" if items else ""
                 raise ConfigError(
                     f"data.parts.{name} has no {side} items: where {part.where} leaves none of its "
-                    f"{len(items)}; their metadata is like {dict(items[0].metadata)}"
+                    f"{len(items)}{like}"
                 )
             for item in own:
                 owner = owners.setdefault(item.item_id, name)

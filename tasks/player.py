@@ -1,4 +1,7 @@
-"""Plays a pipeline's environments with some sampler: the one place where its settings become an episode's."""
+"""Plays a pipeline's items by its agent: the one place where its settings become an episode's.
+
+Where the pipeline names a program, it is played by `tasks/program_player.py`.
+"""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -19,15 +22,16 @@ from agents.speaker_chat import ChatSpeakers
 from agents.types import SamplingParams, Trajectory
 from envs.errors import ConfigError
 from envs.manager import EnvManager
+from envs.metrics import PoolMetrics
 from envs.types import Item
 from tasks.environments import environments
 from tasks.mixture import training_turns
 from tasks.ray_envs import over_cluster
-from tasks.rules import rules_for
+from tasks.rules import check_sight, rules_for
 from tasks.settings import ContextSettings, Pipeline
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
+    from transformers import PreTrainedTokenizerBase, ProcessorMixin
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,19 +60,65 @@ def training_play(pipeline: Pipeline, *, step: int) -> Play:
     )
 
 
+def sampling_of(pipeline: Pipeline, *, temperature: float) -> SamplingParams:
+    """How the model speaks, a turn."""
+    rollout = pipeline.rollout
+    return SamplingParams(
+        max_tokens=rollout.max_tokens_per_turn,
+        temperature=temperature,
+        top_p=rollout.top_p,
+        top_k=rollout.top_k,
+    )
+
+
+def max_turns_of(item: Item, pipeline: Pipeline, play: Play) -> int:
+    """Turns that an episode of `item` may have in `play`."""
+    part = pipeline.data.part_of(item)
+    assert part is not None  # files of items are checked when they are read
+    return play.max_turns[part]
+
+
 class PipelinePlayer(ABC):
-    """Episodes of `pipeline`, in whichever event loop awaits them; one loop only."""
+    """Plays items of a pipeline, in whichever event loop awaits it; one loop only."""
+
+    @abstractmethod
+    def check(self, items: Sequence[Item]) -> None:
+        """Raise `ConfigError` or `MissingDependency` for rewards that cannot be computed for `items`."""
+
+    @abstractmethod
+    async def play(
+        self,
+        items: Sequence[Item],
+        play: Play,
+        *,
+        on_turn: OnTurn | None = None,
+        on_trajectory: Callable[[Trajectory], None] | None = None,
+    ) -> list[list[Trajectory]]:
+        """One group per item, in order; the callbacks are those of `agents.group.play`."""
+
+    @property
+    @abstractmethod
+    def environments(self) -> Mapping[str, PoolMetrics]:
+        """By name, what their pools have counted so far."""
+
+    @abstractmethod
+    async def close(self) -> None:
+        """Give back what it holds."""
+
+
+class AgentPlayer(PipelinePlayer):
+    """By the pipeline's own agent, in its environments."""
 
     def __init__(self, pipeline: Pipeline, *, tokenizer: "PreTrainedTokenizerBase | None") -> None:
         """`tokenizer`: see `rules_for`."""
         specs = environments(pipeline)
-        self._data = pipeline.data
-        self._rollout = pipeline.rollout
+        self._pipeline = pipeline
         self._rules = {spec.name: rules_for(spec, pipeline, tokenizer=tokenizer) for spec in specs}
-        self._envs = EnvManager(specs, capacity=pipeline.rollout.max_live_envs, spread=over_cluster())
+        most = pipeline.rollout.max_live_envs
+        self._envs = EnvManager(specs, capacity=most, total=most, spread=over_cluster())
 
     def check(self, items: Sequence[Item]) -> None:
-        """Raise `ConfigError` or `MissingDependency` for rewards that cannot be computed for `items`."""
+        """See `PipelinePlayer`."""
         for env, rules in self._rules.items():
             if rules.reward is not None:
                 check_items(rules.reward, (item for item in items if item.env == env))
@@ -85,47 +135,57 @@ class PipelinePlayer(ABC):
         on_turn: OnTurn | None = None,
         on_trajectory: Callable[[Trajectory], None] | None = None,
     ) -> list[list[Trajectory]]:
-        """One group per item, in order; the callbacks are those of `agents.group.play`."""
-        rollout = self._rollout
+        """See `PipelinePlayer`."""
 
         def rules_of(item: Item) -> Rules:
-            part = self._data.part_of(item)
-            assert part is not None  # files of items are checked when they are read
             rules = self._rules[item.env]
-            return replace(rules, limits=replace(rules.limits, max_turns=play.max_turns[part]))
+            turns = max_turns_of(item, self._pipeline, play)
+            return replace(rules, limits=replace(rules.limits, max_turns=turns))
 
         return await group.play(
             items,
             name=play.name,
             chains=play.chains,
             envs=self._envs,
-            speakers=self._speakers(
-                SamplingParams(
-                    max_tokens=rollout.max_tokens_per_turn,
-                    temperature=play.temperature,
-                    top_p=rollout.top_p,
-                    top_k=rollout.top_k,
-                )
-            ),
+            speakers=self._speakers(sampling_of(self._pipeline, temperature=play.temperature)),
             rules_of=rules_of,
-            max_attempts=rollout.max_attempts,
+            max_attempts=self._pipeline.rollout.max_attempts,
             on_turn=on_turn,
             on_trajectory=on_trajectory,
         )
+
+    @property
+    def environments(self) -> Mapping[str, PoolMetrics]:
+        """See `PipelinePlayer`."""
+        return self._envs.metrics
 
     async def close(self) -> None:
         """Close the environments."""
         await self._envs.close()
 
 
-class Player(PipelinePlayer):
+class Player(AgentPlayer):
     """With a sampler, by tokens: all that is trained on is played so."""
 
-    def __init__(self, pipeline: Pipeline, *, sampler: Sampler, tokenizer: "PreTrainedTokenizerBase") -> None:
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        *,
+        sampler: Sampler,
+        tokenizer: "PreTrainedTokenizerBase",
+        processor: "ProcessorMixin | None" = None,
+    ) -> None:
+        """`processor`: of a model that sees."""
         super().__init__(pipeline, tokenizer=tokenizer)
         self._sampler = sampler
-        self._renderer = Renderer(tokenizer)
+        self._renderer = Renderer(tokenizer, processor)
+        self._sees = processor is not None
         self._context = ContextPolicy(**dict(pipeline.agent.context))
+
+    def check(self, items: Sequence[Item]) -> None:
+        """See `PipelinePlayer`; raises `ConfigError` for pictures, too, where the model reads text only."""
+        super().check(items)
+        check_sight(items, sees=self._sees)
 
     def _speakers(self, sampling: SamplingParams) -> TokenSpeakers:
         return TokenSpeakers(
@@ -133,11 +193,16 @@ class Player(PipelinePlayer):
         )
 
 
-class ChatPlayer(PipelinePlayer):
+class ChatPlayer(AgentPlayer):
     """With the model of an endpoint, by messages."""
 
     def __init__(self, pipeline: Pipeline, *, client: ChatClient) -> None:
-        """Raises `ConfigError` for a context policy, which needs the tokens."""
+        """Raises `ConfigError` for a program and for a context policy, which need the tokens."""
+        if pipeline.agent.program is not None:
+            raise ConfigError(
+                f"agent.program {pipeline.agent.program!r} plays through the gateway, in front of a policy "
+                "whose tokens are known; give --policy FOLDER in the place of --endpoint"
+            )
         for key, value in pipeline.agent.context:
             if value != ContextSettings.model_fields[key].default:
                 raise ConfigError(

@@ -14,7 +14,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
+from agents.pictures import sees
 from envs.errors import EnvCrashed, EpisodeTimeout, WingspanError
 from envs.manager import EnvManager
 from envs.registry import EnvSpec, ExpertStep, get_env
@@ -23,7 +25,8 @@ from envs.workspace import HasWorkspace
 from tasks.environments import environments
 from tasks.files import write_atomically
 from tasks.items import read_items
-from tasks.rules import check_reward
+from tasks.ray_envs import over_cluster
+from tasks.rules import check_reward, check_sight
 from tasks.settings import Pipeline
 
 EPISODES = 64
@@ -44,6 +47,7 @@ def provision(pipeline: Pipeline, workspace: Path) -> None:
         read_items(workspace / "data" / file, data=pipeline.data) for file in ("train.jsonl", "test.jsonl")
     )
     check_reward(pipeline.agent, (*items, *held_out))
+    check_sight((*items, *held_out), sees=sees(pipeline.model) is not False)
     started = time.perf_counter()
     proofs = {env: _proofs(get_env(env), items) for env in pipeline.data.envs}
     turns, steps = asyncio.run(_prove(proofs, pipeline=pipeline))
@@ -56,7 +60,7 @@ def provision(pipeline: Pipeline, workspace: Path) -> None:
         "seconds": round(time.perf_counter() - started, 3),
         "envs": {
             env: {
-                "packages": {name: version(name) for name in get_env(env).packages},
+                **_where(env, pipeline=pipeline),
                 "episodes": len(turns[env]),
                 "solved": sum(bool(proof.solution) for proof in proofs[env]),
                 "turns": sum(turns[env]),
@@ -66,6 +70,13 @@ def provision(pipeline: Pipeline, workspace: Path) -> None:
         },
     }
     write_atomically(workspace / "provision.json", json.dumps(receipt, indent=2) + "\n")
+
+
+def _where(env: str, *, pipeline: Pipeline) -> dict[str, Any]:
+    """What it is: packages of this machine, or servers, which do not tell theirs."""
+    if env in pipeline.servers:
+        return {"servers": list(pipeline.servers[env].urls)}
+    return {"packages": {name: version(name) for name in get_env(env).packages}}
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +91,9 @@ def _proofs(spec: EnvSpec, items: Sequence[Item]) -> list[_Proof]:
     own = [item for item in items if item.env == spec.name]
     until = time.perf_counter() + SOLVING_S
     found: list[_Proof] = []
-    for item in own[:: max(1, len(own) // EPISODES)][:EPISODES]:
+    # An environment on servers may lack here what its expert needs.
+    solvable = own if all(need.missing() is None for need in spec.needs) else []
+    for item in solvable[:: max(1, len(own) // EPISODES)][:EPISODES]:
         if time.perf_counter() > until:
             break
         solution = spec.expert(item)
@@ -93,7 +106,8 @@ async def _prove(
     proofs: Mapping[str, Sequence[_Proof]], *, pipeline: Pipeline
 ) -> tuple[dict[str, list[int]], dict[str, float]]:
     """Play every solution at once; returns each one's turns and the mean seconds of a step, by env."""
-    envs = EnvManager(environments(pipeline), capacity=pipeline.rollout.max_live_envs)
+    most = pipeline.rollout.max_live_envs
+    envs = EnvManager(environments(pipeline), capacity=most, total=most, spread=over_cluster())
     try:
         played = [
             asyncio.gather(*(_solve(proof, envs=envs, pipeline=pipeline) for proof in own))

@@ -1,11 +1,9 @@
 """How the items of an environment are played: a pipeline's agent block, made into `Rules`."""
 
-import importlib
-import os
-import sys
+import inspect
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, cast
 
 from agents.agent import Agent, FormatAgent
 from agents.episode import Rules
@@ -17,15 +15,21 @@ from agents.rewards.types import check_items
 from agents.tools.registry import prebuilt
 from agents.tools.toolbox import Toolbox
 from envs.errors import ConfigError, described
+from envs.images import image_sources
 from envs.registry import EnvSpec, get_env
 from envs.types import Item
+from tasks.own_code import load, reward_names
 from tasks.settings import AgentSettings, Pipeline
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+    from tasks.programs import AgentProgram
+
 DEMONSTRATED = "action"
 """The format of `tasks/demonstrations.py`."""
+ENVIRONMENTS_OWN = frozenset({"environment", "environment_success"})
+"""Rewards that say what an environment said."""
 
 
 def rules_for(spec: EnvSpec, pipeline: Pipeline, *, tokenizer: "PreTrainedTokenizerBase | None") -> Rules:
@@ -58,21 +62,33 @@ def check_agent(pipeline: Pipeline) -> None:
     """Find out, before anything starts, whether `pipeline`'s agent can be made.
 
     Raises `ConfigError` for names that there are not, tools that the format cannot call, an environment whose
-    episodes nothing would judge, and a warm-up without an expert or in another format than its own;
-    `MissingDependency` for what is not installed.
+    episodes nothing would judge, settings that a program has no use for, and a warm-up without an expert, in
+    another format than its own or of a program; `MissingDependency` for what is not installed.
     """
     agent = pipeline.agent
-    tools = toolbox_of(agent)
     specs = [get_env(name) for name in pipeline.data.envs]
-    for spec in specs:
-        agent_of(agent, spec, tools)
-        if agent.reward is None and not spec.own_rewards:
-            raise ConfigError(
-                f"agent.reward: environment {spec.name!r} gives no rewards; name one (docs/rewards.md)"
-            )
     reward_of(agent)
+    if agent.program is not None:
+        program_of(agent)
+        for env in pipeline.servers:
+            raise ConfigError(
+                f"servers.{env}: agent.program {agent.program!r} is lent no environments; take it out"
+            )
+    else:
+        tools = toolbox_of(agent)
+        for spec in specs:
+            agent_of(agent, spec, tools)
+            if agent.reward is None and not spec.own_rewards:
+                raise ConfigError(
+                    f"agent.reward: environment {spec.name!r} gives no rewards; name one (docs/rewards.md)"
+                )
     if pipeline.warmup is None:
         return
+    if agent.program is not None:
+        raise ConfigError(
+            f"warmup: demonstrations are written in format {DEMONSTRATED!r}, and what agent.program "
+            f"{agent.program!r} tells the model is its own; set warmup: null"
+        )
     if agent.format != DEMONSTRATED:
         raise ConfigError(
             f"warmup: demonstrations are written in format {DEMONSTRATED!r}, and agent.format is "
@@ -91,13 +107,64 @@ def check_reward(settings: AgentSettings, items: Iterable[Item]) -> None:
     """
     reward = reward_of(settings)
     if reward is not None:
-        check_items(reward, items)
+        check_items(reward, items, with_env=settings.program is None)
+
+
+def program_of(settings: AgentSettings) -> "AgentProgram":
+    """The program of `settings`, which name one.
+
+    Raises `ConfigError` for one that cannot be called as programs are, and for settings beside it that would
+    say nothing.
+    """
+    name = settings.program
+    assert name is not None
+    alone = AgentSettings.model_validate({"program": name, "reward": settings.reward})
+    for key, value in settings:
+        if value != getattr(alone, key):
+            raise ConfigError(
+                f"agent.{key}: agent.program {name!r} puts the task to the model itself, and is told nothing "
+                "of this; leave it out"
+            )
+    gives_none = sorted(ENVIRONMENTS_OWN.intersection(reward_names(settings)))
+    if gives_none:
+        raise ConfigError(
+            f"agent.reward: {gives_none[0]!r} is what an environment gave, and the episodes of agent.program "
+            f"{name!r} have none; have the program return the reward, or name another"
+        )
+    if ":" not in name:
+        raise ConfigError(f"agent.program: {name!r} is no MODULE:NAME, e.g. agents.custom.mine:play")
+    program = load(name, key="agent.program")
+    if inspect.isclass(program) or not callable(program):
+        raise ConfigError(f"agent.program: {name!r} is a {type(program).__name__}; name a function")
+    try:
+        inspect.signature(program).bind("base_url", "api_key", "item")
+    except (TypeError, ValueError) as error:
+        raise ConfigError(
+            f"agent.program: {name!r} cannot be called ({error}); have it take (base_url, api_key, item)"
+        ) from None
+    return cast("AgentProgram", program)
+
+
+def check_sight(items: Iterable[Item], *, sees: bool) -> None:
+    """Raise `ConfigError`, naming an item, for questions with pictures to a model that reads text only."""
+    item = next((item for item in items if image_sources(item)), None)
+    if item is not None and not sees:
+        raise ConfigError(
+            f"{item.item_id} shows pictures, and the model reads text only; use a vision-language model, or "
+            "leave out the column image or images"
+        )
 
 
 def agent_of(settings: AgentSettings, spec: EnvSpec, tools: Toolbox | None) -> Agent:
     """The agent of `settings`, with what it is told about `spec`. Raises `ConfigError`."""
     schemas = [] if tools is None else tools.schemas
     if ":" in settings.format:
+        for key in ("prompt", "instructions"):
+            if getattr(settings, key):
+                raise ConfigError(
+                    f"agent.{key}: agent.format {settings.format!r} words what the model is told itself; "
+                    "leave it out"
+                )
         made = load(settings.format, key="agent.format")(schemas)
         if not isinstance(made, Agent):
             raise ConfigError(
@@ -124,27 +191,7 @@ def reward_of(settings: AgentSettings) -> Reward | None:
         return None
     if isinstance(settings.reward, str):
         return _reward(settings.reward)
-    rewards = {name: _reward(name) for name in settings.reward}
-    return weighted(settings.reward, rewards=rewards)
-
-
-def load(name: str, *, key: str) -> Any:
-    """What `module:attribute` names, from the folder of the project or whatever is installed.
-
-    `key` of pipelines.yaml is named in the `ConfigError` for a module that cannot be imported or has no such
-    attribute.
-    """
-    module_name, _, attribute = name.partition(":")
-    # A program that is installed does not look into the folder it is called in.
-    if os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())
-    try:
-        module = importlib.import_module(module_name)
-    except Exception as error:
-        raise ConfigError(f"{key}: {name!r} cannot be imported: {described(error)}") from error
-    if not hasattr(module, attribute):
-        raise ConfigError(f"{key}: {module.__file__} has no {attribute!r}; write MODULE:NAME")
-    return getattr(module, attribute)
+    return weighted(settings.reward, rewards={name: _reward(name) for name in settings.reward})
 
 
 def _reward(name: str) -> Reward:

@@ -4,26 +4,20 @@ Every parameter is declared once here and given once in `pipelines.yaml`, under 
 A value is refused with its place (`pipelines.textcraft-cpu.rollout.group_size`) and a remedy.
 """
 
-import difflib
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args, get_origin
+from typing import Annotated, Any, Literal
 
-import yaml
 from pydantic import (
     AfterValidator,
     BaseModel,
     ConfigDict,
     Field,
-    ValidationError,
     field_validator,
     model_validator,
 )
 
-from envs.errors import ConfigError
 from envs.types import Item
 from tasks.data_sources import checked_source
-
-PIPELINES_FILE = Path("pipelines.yaml")
 
 Positive = Annotated[int, Field(ge=1)]
 Seconds = Annotated[float, Field(gt=0)]
@@ -50,6 +44,9 @@ class ContextSettings(Section):
 class AgentSettings(Section):
     """How a conversation is put to the model, what its answers mean, and what judges them."""
 
+    program: str | None = None
+    """Somebody's agent, `module:name`, which speaks to the policy by OpenAI's protocol (docs/gateway.md). It
+    puts the task to the model itself: of all else here it goes with `reward` alone."""
     format: str = "action"
     """One of `agents/formats` (`action`: `Thought: …`, optional, then `Action: …`), or an `Agent` of your
     own, `module:Class`, which is made with the JSON schemas of the tools."""
@@ -62,8 +59,15 @@ class AgentSettings(Section):
     """Prebuilt tools by name, and others as `module:name`."""
     reward: str | Annotated[dict[str, float], Field(min_length=1)] | None = None
     """What judges an episode: a prebuilt reward, or one as `module:name`, or several with weights. None is
-    the environment's own."""
+    the environment's own, or the program's. Beside a program it judges where that returns None."""
     context: ContextSettings = ContextSettings()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _programs_instruct_themselves(cls, values: Any) -> Any:
+        if isinstance(values, dict) and values.get("program") is not None:
+            return {"instructions": False} | values
+        return values
 
 
 class WarmupSettings(Section):
@@ -103,6 +107,7 @@ class RolloutSettings(Section):
     max_attempts: Positive = 3
     """Tries of an episode that fails for a reason other than the policy's, the first included."""
     max_live_envs: Positive
+    """Episodes at once: environments, or programs."""
 
 
 class TrainSettings(Section):
@@ -301,91 +306,3 @@ class Pipeline(Section):
     horizon: HorizonSettings
     evaluate: EvaluateSettings
     backend: BackendSettings
-
-
-def load_pipeline(
-    name: str, *, overrides: dict[str, Any] | None = None, file: Path = PIPELINES_FILE
-) -> Pipeline:
-    """The pipeline `name`, with `overrides` by dotted key (`{"train.lr": 1e-3}`) applied.
-
-    Raises `ConfigError` for a missing or malformed file, an unknown name, key or value.
-    """
-    known = _read(file).get("pipelines") or {}
-    if name not in known:
-        raise ConfigError(
-            f"unknown pipeline {name!r}{did_you_mean(name, known)}; {file} has: {', '.join(known) or 'none'}"
-        )
-    values = known[name]
-    for key, value in (overrides or {}).items():
-        _set_dotted(values, key, value)
-    try:
-        return Pipeline.model_validate(values)
-    except ValidationError as error:
-        raise ConfigError(_one_line(error, place=f"pipelines.{name}", file=file)) from None
-
-
-def load_base_settings(file: Path = PIPELINES_FILE) -> BaseSettings:
-    """How the shipped base model is made: the block `base` of `file`. Raises `ConfigError`."""
-    try:
-        return BaseSettings.model_validate(_read(file).get("base"))
-    except ValidationError as error:
-        raise ConfigError(_one_line(error, place="base", file=file)) from None
-
-
-def pipeline_names(file: Path = PIPELINES_FILE) -> list[str]:
-    """The pipelines that `file` has."""
-    return list(_read(file).get("pipelines") or {})
-
-
-def _read(file: Path) -> dict[str, Any]:
-    try:
-        document = yaml.safe_load(file.read_text())
-    except FileNotFoundError:
-        raise ConfigError(f"no {file} here; run from the project's folder") from None
-    except yaml.YAMLError as error:
-        raise ConfigError(f"{file} is not YAML: {' '.join(str(error).split())}") from None
-    return document if isinstance(document, dict) else {}
-
-
-def did_you_mean(word: str, known: Any) -> str:
-    """`; did you mean 'x'?` for the nearest of `known`, or nothing."""
-    near = difflib.get_close_matches(word, list(known), n=1)
-    return f"; did you mean {near[0]!r}?" if near else ""
-
-
-def _set_dotted(values: dict[str, Any], key: str, value: Any) -> None:
-    *parents, last = key.split(".")
-    for parent in parents:
-        values = values.setdefault(parent, {})
-        if not isinstance(values, dict):
-            raise ConfigError(f"cannot set {key!r}: {parent!r} is not a block of parameters")
-    values[last] = value
-
-
-def _one_line(error: ValidationError, *, place: str, file: Path) -> str:
-    first, *rest = error.errors()
-    where = ".".join([place, *map(str, first["loc"])])
-    what = first["msg"].removeprefix("Value error, ")
-    if first["type"] == "extra_forbidden":
-        what = f"unknown key{did_you_mean(str(first['loc'][-1]), _keys_at(first['loc']))}"
-    elif first["type"] == "missing":
-        what = "this key is missing"
-    elif first["type"] != "value_error":
-        what += f", but it is {first['input']!r}"
-    more = f" (and {len(rest)} more)" if rest else ""
-    return f"{file}: {where}: {what}{more}"
-
-
-def _keys_at(location: tuple[int | str, ...]) -> list[str]:
-    """The keys that the block at `location` (without its last part) may have."""
-    model: Any = Pipeline
-    in_dict = False
-    for part in location[:-1]:
-        if in_dict:  # `part` is a name that the user chose
-            in_dict = False
-            continue
-        annotation = model.model_fields[part].annotation
-        in_dict = get_origin(annotation) is dict
-        options = [annotation, *get_args(annotation)]
-        model = next(o for o in options if isinstance(o, type) and issubclass(o, BaseModel))
-    return list(model.model_fields)

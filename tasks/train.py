@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from agents.types import Trajectory
 from envs.errors import ConfigError, WingspanError
@@ -29,6 +29,9 @@ from tasks.settings import Pipeline
 from tasks.trainer import StepRecord, launch
 from tasks.trajectories import summarise, write_trajectories
 from tasks.verl_config import check_pipeline
+
+if TYPE_CHECKING:
+    from tasks.served_policy import ServedAt
 
 MAX_RESTARTS = 3
 """Times in a row that the training process may die without a step in between."""
@@ -74,9 +77,17 @@ class TrainSession:
     """
 
     def __init__(
-        self, pipeline: Pipeline, workspace: Path, *, on_step: Callable[[StepRecord], None] | None = None
+        self,
+        pipeline: Pipeline,
+        workspace: Path,
+        *,
+        on_step: Callable[[StepRecord], None] | None = None,
+        serve: "ServedAt | None" = None,
     ) -> None:
-        """Raises `ConfigError` for settings or files that training cannot start from."""
+        """`serve`: where the policy is served while the training process is up.
+
+        Raises `ConfigError` for settings or files that training cannot start from.
+        """
         check_pipeline(pipeline)
         self.rounds = -(-pipeline.train.steps // pipeline.train.steps_per_round)
         self._pipeline = pipeline
@@ -85,6 +96,7 @@ class TrainSession:
         self._checkpoints = self._folder / "checkpoints"
         self._items = self._folder / "items.jsonl"
         self._on_step = on_step
+        self._serve = serve
         self._actor: Any = None
         self._started = False
         self._owns_ray = False
@@ -132,7 +144,7 @@ class TrainSession:
         return result
 
     def play(self, items: Sequence[Item], play: Play) -> list[list[Trajectory]]:
-        """`Player.play` with the policy as trained so far."""
+        """`PipelinePlayer.play` with the policy as trained so far."""
         groups: list[list[Trajectory]] = self._restarting(lambda: self._call("play", items, play))
         return groups
 
@@ -208,6 +220,7 @@ class TrainSession:
             return
         self._check_policy()
         self._write_draws()
+        self._write_prompt()
         if self._actor is None:
             self._launch()
         self._step = self._call("start")
@@ -223,7 +236,11 @@ class TrainSession:
         self._owns_ray |= connect_ray(self._pipeline)
         model = self._workspace / "warmup" if self._pipeline.warmup else self._pipeline.model
         self._actor = launch(
-            self._pipeline, model=str(model), items=self._items, checkpoints=self._checkpoints
+            self._pipeline,
+            model=str(model),
+            items=self._items,
+            checkpoints=self._checkpoints,
+            serve=self._serve,
         )
         self._actor.prepare.remote()  # nobody waits: if it fails, `start` does it again, and says so
 
@@ -233,6 +250,12 @@ class TrainSession:
         items = read_items(self._workspace / "data" / "train.jsonl", data=self._pipeline.data)
         count = train.steps * self._pipeline.rollout.items_per_step
         write_items(self._items, islice(training_draws(items, self._pipeline.data, seed=seed), count))
+
+    def _write_prompt(self) -> None:
+        """What the agent is told before all else, to be kept with what it was trained to do with it."""
+        prompt = self._pipeline.agent.prompt
+        if prompt is not None:
+            _write_atomically(self._folder / "prompt.md", prompt.read_text(encoding="utf-8"))
 
     def _call(self, method: str, *args: Any, **kwargs: Any) -> Any:
         return self._get(getattr(self._actor, method).remote(*args, **kwargs))

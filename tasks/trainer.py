@@ -10,16 +10,20 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from agents import heap
 from agents.types import Trajectory
+from envs.metrics import PoolMetrics
 from envs.types import Item
 from tasks import checkpoints
 from tasks.player import Play
 from tasks.settings import Pipeline
 from tasks.trajectories import sampled_tokens, summarise
 from tasks.verl_cpu import PLUGIN_ENV
+
+if TYPE_CHECKING:
+    from tasks.served_policy import ServedAt
 
 SAMPLED_ITEMS = 2
 """Groups whose trajectories are kept of every step, to look at."""
@@ -59,12 +63,22 @@ class StepRecord:
 class Trainer:
     """Runs as a Ray actor; `start` first."""
 
-    def __init__(self, pipeline: Pipeline, *, model: str, items: str, checkpoints: str) -> None:
-        """`model`: the policy to start from where there is no checkpoint; `items`: the training items."""
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        *,
+        model: str,
+        items: str,
+        checkpoints: str,
+        serve: "ServedAt | None" = None,
+    ) -> None:
+        """`model`: the policy to start from where there is no checkpoint; `items`: the training items;
+        `serve`: where the policy is served to others while it is trained."""
         self._pipeline = pipeline
         self._model = model
         self._items = Path(items)
         self._checkpoints = Path(checkpoints)
+        self._serve = serve
         self._config: Any = None
 
     def prepare(self) -> None:
@@ -104,12 +118,15 @@ class Trainer:
         self._trainer.init()
         self._manager = RolloutManager.create(self._config, self._trainer.get_llm_client())
         self._trainer.attach(self._manager)
+        if self._serve is not None:
+            self._manager.serve(self._serve)
         return int(self._trainer.global_steps)
 
     def run_step(self, *, save: bool) -> StepRecord:
         """The next training step, with a checkpoint at its end if `save`."""
         started = time.perf_counter()
         verl_metrics, verl_seconds = self._trainer.run_step(save=save)
+        self._manager.on_new_weights()
         step = int(self._trainer.global_steps)
         if save:
             checkpoints.mark_complete(self._checkpoints, step=step)
@@ -124,6 +141,7 @@ class Trainer:
             "entropy": -sum(logprobs) / len(logprobs),
             "tokens_per_s": tokens / rollout.seconds,
             **self._horizons(rollout.play.max_turns),
+            **_environments(rollout.environments),
             "temperature": rollout.play.temperature,
             "policy_version": step - 1,
             "seconds": time.perf_counter() - started,
@@ -143,7 +161,7 @@ class Trainer:
         return {"horizon": max(turns.values()), **by_part}
 
     def play(self, items: Sequence[Item], play: Play) -> list[list[Trajectory]]:
-        """`Player.play` with the policy as it is; nothing is trained."""
+        """`PipelinePlayer.play` with the policy as it is; nothing is trained."""
         return self._manager.play(items, play)
 
     def stop(self) -> None:
@@ -154,14 +172,29 @@ class Trainer:
         tq.close()
 
 
-def launch(pipeline: Pipeline, *, model: str, items: Path, checkpoints: Path) -> Any:
+def _environments(pools: Mapping[str, PoolMetrics]) -> dict[str, float]:
+    return {
+        f"{what}/{name}": value
+        for name, pool in pools.items()
+        for what, value in (
+            ("envs_live", pool.live),
+            ("envs_created", pool.created),
+            ("envs_replaced", pool.replaced),
+            ("env_step_seconds", pool.step.mean),
+        )
+    }
+
+
+def launch(
+    pipeline: Pipeline, *, model: str, items: Path, checkpoints: Path, serve: "ServedAt | None" = None
+) -> Any:
     """A `Trainer` as an actor of the Ray session that this process is connected to; arguments as its own."""
     import ray
 
     return (
         ray.remote(Trainer)
         .options(num_cpus=0, runtime_env={"env_vars": environment_of(pipeline)})
-        .remote(pipeline, model=model, items=str(items), checkpoints=str(checkpoints))
+        .remote(pipeline, model=model, items=str(items), checkpoints=str(checkpoints), serve=serve)
     )
 
 

@@ -1,16 +1,21 @@
-"""Trajectories as files and as numbers: JSON lines for reading and traces, summaries for metrics."""
+"""Trajectories as files and as numbers: JSON lines for reading and traces, summaries for metrics.
+
+Pictures are data URIs in the lines, so that a file of trajectories is whole.
+"""
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 from agents.types import Completion, FinishReason, StopReason, Trajectory, Turn
-from envs.types import Item
+from envs.images import data_uri, read_image
+from envs.types import Image, Item
 
+_PICTURES = ("prompt_images", "images")
 MAX_KINDS = 40
 """An item's metadata with more values than this tells items apart, not kinds of items."""
 
@@ -31,6 +36,10 @@ def trajectory_to_dict(trajectory: Trajectory) -> dict[str, Any]:
     values = asdict(trajectory)
     values["item"]["metadata"] = dict(trajectory.item.metadata)
     values["metrics"] = dict(trajectory.metrics)
+    for told in (values, *values["turns"]):
+        for name in _PICTURES:
+            if images := told.pop(name, None):  # most have none
+                told[name] = [data_uri(Image(**image)) for image in images]
     return values
 
 
@@ -41,16 +50,28 @@ def trajectory_from_dict(values: dict[str, Any]) -> Trajectory:
         completion = turn["completion"]
         finish_reason = FinishReason(completion["finish_reason"])
         turns.append(
-            Turn(**{**turn, "completion": Completion(**{**completion, "finish_reason": finish_reason})})
+            Turn(
+                **{
+                    **turn,
+                    "completion": Completion(**{**completion, "finish_reason": finish_reason}),
+                    "images": _read_images(turn, "images"),
+                    "prompt_images": tuple(_read_images(turn, "prompt_images")),
+                }
+            )
         )
     return Trajectory(
         **{
             **values,
             "item": Item(**values["item"]),
             "turns": turns,
+            "prompt_images": tuple(_read_images(values, "prompt_images")),
             "stop_reason": StopReason(values["stop_reason"]),
         }
     )
+
+
+def _read_images(values: Mapping[str, Any], name: str) -> list[Image]:
+    return [read_image(uri) for uri in values.get(name, [])]
 
 
 def summarise(trajectories: Sequence[Trajectory]) -> dict[str, float]:

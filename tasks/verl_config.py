@@ -6,6 +6,7 @@ What a laptop and a cluster do differently is `_cpu` and `_cuda`; all else is th
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from agents.pictures import sees
 from envs.errors import ConfigError, MissingDependency
 from tasks.settings import Pipeline
 
@@ -144,6 +145,11 @@ def check_pipeline(pipeline: Pipeline) -> None:
         raise ConfigError(
             f"backend.rollout {backend.rollout!r} does not run on backend.device {backend.device!r}; "
             "use cpu with cpu, vllm with cuda"
+        )
+    if backend.device == "cpu" and sees(pipeline.model):
+        raise ConfigError(
+            f"backend.device cpu: {pipeline.model} is a vision-language model, and the CPU backend trains "
+            "text only; use device: cuda with rollout: vllm"
         )
     if train.micro_batch_tokens < rollout.context_length:
         raise ConfigError(

@@ -1,28 +1,33 @@
 """verl's rollout manager, over the project's own episodes; named in `rollout.agent.agent_loop_manager_class`.
 
-It takes the step's items from verl's dataloader, plays their groups (`tasks/player.py`) through
-whatever server verl runs, and puts what can be learnt from into verl's TransferQueue. Unlike verl's
-own, it plays all episodes in one event loop and returns when the last one has ended. What becomes a row
-for the trainer is `tasks/verl_rows.py`'s.
+It takes the step's items from verl's dataloader, plays their groups (`tasks/player.py`, or by a program
+`tasks/program_player.py`) through whatever server verl runs, and puts what can be learnt from into verl's
+TransferQueue. Unlike verl's own, it plays all episodes in one event loop and returns when the last one has
+ended. What becomes a row for the trainer is `tasks/verl_rows.py`'s.
 """
 
 import asyncio
 import threading
 import time
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from torch.utils.data import Dataset
 
+from agents.pictures import opened
 from agents.types import Completion, FinishReason, SamplingParams
 from envs.errors import SamplerFailed
-from envs.types import Item
+from envs.metrics import PoolMetrics
+from envs.types import Image, Item
 from tasks.errors import NoEpisodes, SamplerDied
 from tasks.items import item_from_json, item_to_json, read_items
-from tasks.player import Play, Player, training_play
+from tasks.player import Play, training_play
+from tasks.program_player import player_of
+from tasks.served_policy import ServedAt, ServedPolicy
 from tasks.settings import Pipeline
 from tasks.verl_rows import Group, fields_of, is_informative, is_usable, rows_of, tag_of, trainable
+from tasks.verl_vision import verl_processor
 
 T = TypeVar("T")
 
@@ -50,7 +55,12 @@ class VerlSampler:
         self._client = client
 
     async def sample(
-        self, prompt_ids: Sequence[int], *, params: SamplingParams, episode_id: str
+        self,
+        prompt_ids: Sequence[int],
+        *,
+        images: Sequence[Image] = (),
+        params: SamplingParams,
+        episode_id: str,
     ) -> Completion:
         """One completion; raises `SamplerDied` if the server has, which no retry can mend."""
         from ray.exceptions import RayActorError
@@ -58,7 +68,9 @@ class VerlSampler:
         try:
             output = await self._client.generate(
                 episode_id,
+                # As the model sees them; verl's server folds what stands for a picture into one token again.
                 prompt_ids=list(prompt_ids),
+                image_data=[opened(image) for image in images] or None,
                 sampling_params={
                     "max_tokens": params.max_tokens,
                     "temperature": params.temperature,
@@ -93,14 +105,21 @@ class StepRollout:
     """Trajectories that were handed to the trainer."""
     informative: int
     """Groups with rewards that differ."""
+    environments: Mapping[str, PoolMetrics]
+    """By name, at the end of the play."""
 
 
 class RolloutManager:
     """Plays episodes for verl's trainer, in the trainer's process."""
 
-    def __init__(self, pipeline: Pipeline, *, client: Any, tokenizer: Any) -> None:
+    def __init__(self, pipeline: Pipeline, *, client: Any, tokenizer: Any, processor: Any = None) -> None:
+        """`processor`: of a model that sees; see `verl_processor`."""
         self._pipeline = pipeline
-        self._player = Player(pipeline, sampler=VerlSampler(client), tokenizer=tokenizer)
+        self._sampler = VerlSampler(client)
+        self._tokenizer = tokenizer
+        self._processor = processor
+        self._player = player_of(pipeline, sampler=self._sampler, tokenizer=tokenizer, processor=processor)
+        self._served: ServedPolicy | None = None
         self._loop = asyncio.new_event_loop()
         threading.Thread(target=self._loop.run_forever, name="rollout", daemon=True).start()
         self.last: StepRollout | None = None
@@ -118,8 +137,9 @@ class RolloutManager:
         from transformers import AutoTokenizer
 
         pipeline = Pipeline.model_validate(OmegaConf.to_container(config.wingspan.pipeline, resolve=True))
-        tokenizer = AutoTokenizer.from_pretrained(config.actor_rollout_ref.model.path)
-        return cls(pipeline, client=llm_client, tokenizer=tokenizer)
+        model = config.actor_rollout_ref.model.path
+        tokenizer = AutoTokenizer.from_pretrained(model)
+        return cls(pipeline, client=llm_client, tokenizer=tokenizer, processor=verl_processor(model))
 
     def generate_sequences(self, prompts: Any) -> None:
         """Play a step's groups and put them into TransferQueue; returns when all is there.
@@ -136,6 +156,8 @@ class RolloutManager:
         play = training_play(self._pipeline, step=step)
         groups = self.play(items, play)
         seconds = time.perf_counter() - started
+        if self._served is not None:  # the trainer goes on with the sampler asleep
+            self._run(self._served.pause())
         if not any(is_usable(t) for group in groups for t in group):
             raise NoEpisodes(f"step {step}: every episode failed; the first: {groups[0][0].error}")
         chosen = [trainable(group, skip_equal=self._pipeline.train.kl_loss_coef == 0.0) for group in groups]
@@ -143,7 +165,7 @@ class RolloutManager:
         if rows:
             tq.kv_batch_put(
                 keys=[row.key for row in rows],
-                fields=fields_of(rows),
+                fields=fields_of(rows, self._processor),
                 tags=[tag_of(row, step=step) for row in rows],
                 partition_id="train",
             )
@@ -154,14 +176,31 @@ class RolloutManager:
             seconds=seconds,
             put=len(rows),
             informative=sum(is_informative(group) for group in groups),
+            environments=self._player.environments,
         )
 
     def play(self, items: Sequence[Item], play: Play) -> list[Group]:
-        """`Player.play`, for callers that wait."""
+        """`PipelinePlayer.play`, for callers that wait."""
         return self._run(self._player.play(items, play))
+
+    def serve(self, at: ServedAt) -> None:
+        """Serve the policy to others, too, but for the time from a step's last episode to `on_new_weights`.
+
+        Raises `ConfigError` where that address cannot be had.
+        """
+        served = ServedPolicy(self._pipeline, sampler=self._sampler, tokenizer=self._tokenizer, at=at)
+        self._run(served.start())
+        self._served = served
+
+    def on_new_weights(self) -> None:
+        """To be called when a step has ended and the sampler has its weights."""
+        if self._served is not None:
+            self._run(self._served.resume())
 
     def close(self) -> None:
         """Close the environments and end the event loop."""
+        if self._served is not None:
+            self._run(self._served.close())
         self._run(self._player.close())
         self._loop.call_soon_threadsafe(self._loop.stop)
 

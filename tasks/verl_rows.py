@@ -13,6 +13,7 @@ import torch
 
 from agents.packing import PackedSegment, pack
 from agents.types import StopReason, Trajectory
+from tasks.verl_vision import side_by_side, vision_of
 
 Group = list[Trajectory]
 
@@ -62,8 +63,12 @@ def rows_of(uid: str, group: Group) -> list[Row]:
     ]
 
 
-def fields_of(rows: Sequence[Row]) -> Any:
-    """Rows as verl's agent loop lays them out: nested, [rows, tokens]."""
+def fields_of(rows: Sequence[Row], processor: Any = None) -> Any:
+    """Rows as verl's agent loop lays them out: nested, [rows, tokens].
+
+    `processor`: as verl loads it, of a model that sees; then there are `multi_modal_inputs`, and positions
+    are [rows, 4, tokens] where the model's are. Raises `ConfigError` for pictures that it cannot train on.
+    """
     from tensordict import NonTensorStack, TensorDict
 
     packed = [row.packed for row in rows]
@@ -75,12 +80,15 @@ def fields_of(rows: Sequence[Row]) -> Any:
 
     masks = nested([p.response_mask for p in packed], torch.int64)
     sequences = [p.prompt_ids + p.response_ids for p in packed]
+    seen = [vision_of(s, p.images, processor) for s, p in zip(sequences, packed, strict=True)]
+    sight = {} if processor is None else {"multi_modal_inputs": NonTensorStack(*[one.inputs for one in seen])}
     return TensorDict(
         {
             "prompts": nested([p.prompt_ids for p in packed], torch.int64),
             "responses": nested([p.response_ids for p in packed], torch.int64),
             "input_ids": nested(sequences, torch.int64),
-            "position_ids": nested([range(len(s)) for s in sequences], torch.int64),
+            "position_ids": side_by_side([one.position_ids for one in seen]),
+            **sight,
             "response_mask": masks,
             "loss_mask": masks,
             "rm_scores": nested([p.rewards for p in packed], torch.float32),

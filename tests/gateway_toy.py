@@ -14,7 +14,7 @@ from agents.gateway.limits import Limits
 from agents.packing import pack
 from agents.sampler import Sampler, Script, ScriptedSampler
 from agents.types import Completion, FinishReason, SamplingParams, Trajectory
-from envs.types import Item
+from envs.types import Image, Item
 from tests.test_tools_prompt import TEMPLATES
 from tests.toy import toy_tokenizer
 
@@ -88,11 +88,16 @@ class Gated(ScriptedSampler):
         self.opened = asyncio.Event()
 
     async def sample(
-        self, prompt_ids: Sequence[int], *, params: SamplingParams, episode_id: str
+        self,
+        prompt_ids: Sequence[int],
+        *,
+        images: Sequence[Image] = (),
+        params: SamplingParams,
+        episode_id: str,
     ) -> Completion:
         self.asked.set()
         await self.opened.wait()
-        return await super().sample(prompt_ids, params=params, episode_id=episode_id)
+        return await super().sample(prompt_ids, images=images, params=params, episode_id=episode_id)
 
 
 class RandomSampler:
@@ -105,7 +110,12 @@ class RandomSampler:
         self._words = [i for i in range(len(toy_tokenizer())) if i not in toy_tokenizer().all_special_ids]
 
     async def sample(
-        self, prompt_ids: Sequence[int], *, params: SamplingParams, episode_id: str
+        self,
+        prompt_ids: Sequence[int],
+        *,
+        images: Sequence[Image] = (),
+        params: SamplingParams,
+        episode_id: str,
     ) -> Completion:
         ids = self._random.choices(self._words, k=self._random.randint(1, 4))
         stopped = self._random.random() < 0.7

@@ -13,7 +13,8 @@ from typing import Any
 from agents.types import Completion, FinishReason, StopReason, Trajectory, Turn
 from envs.types import Item
 from tasks.items import write_items
-from tasks.settings import Pipeline, load_pipeline
+from tasks.pipelines import load_pipeline
+from tasks.settings import Pipeline
 from tasks.train import RoundResult
 from tasks.trajectories import summarise, write_trajectories
 

@@ -8,7 +8,7 @@ import pytest
 
 from agents.agent import Agent, FormatAgent, Opening
 from agents.calls import ParsedTurn, ToolCall
-from agents.episode import Rules, run_episode
+from agents.episode import Rules
 from agents.formats import NATIVE
 from agents.group import play
 from agents.limits import EpisodeLimits
@@ -28,16 +28,12 @@ from envs.manager import EnvManager
 from envs.types import Item, Message
 from tests.tool_templates import TEMPLATES, with_template
 from tests.toy import CHATML, ToyEnv, toy_item, toy_tokenizer, toys
+from tests.toy_episode import encode, play_toy
 
 LIMITS = EpisodeLimits(
     max_turns=4, max_tokens_per_turn=400, context_length=20_000, episode_timeout_s=5, step_timeout_s=0.3
 )
 ITEM = Item(item_id="toy_0", env="toy", metadata={"target": 3}, fields={"answer": "42"})
-
-
-def encode(text: str) -> list[int]:
-    ids: list[int] = toy_tokenizer().encode(text, add_special_tokens=False)
-    return ids
 
 
 def played(
@@ -49,14 +45,18 @@ def played(
     item: Item = ITEM,
     tokenizer: Any = None,
 ) -> Trajectory:
-    speakers = TokenSpeakers(
-        sampler=ScriptedSampler(texts, encode=encode),
-        renderer=Renderer(tokenizer or toy_tokenizer()),
-        sampling=SamplingParams(max_tokens=1),
+    return asyncio.run(
+        play_toy(
+            ScriptedSampler(texts, encode=encode),
+            agent=agent,
+            limits=LIMITS,
+            tools=tools,
+            reward=reward,
+            env=env,
+            item=item,
+            tokenizer=tokenizer,
+        )
     )
-    speaker = speakers.speaker("e", where=item.item_id, limits=LIMITS)
-    rules = Rules(agent=agent, limits=LIMITS, tools=tools, reward=reward)
-    return asyncio.run(run_episode(env or ToyEnv(), item, chain=0, speaker=speaker, rules=rules))
 
 
 @reward
@@ -130,6 +130,7 @@ def test_native_calls_are_answered_by_the_template_s_own_role(format: str) -> No
         tokenizer=tokenizer,
     )
     assert trajectory.stop_reason is StopReason.TERMINATED
+    assert trajectory.reward == 1  # for "42": the tool's answer, not the text of its call
     assert '"name": "calculator"' in tokenizer.decode(trajectory.prompt_ids)
     [packed] = pack(trajectory)
     assert "<|im_start|>tool\n42<|im_end|>\n<|im_start|>assistant\n" in tokenizer.decode(packed.response_ids)

@@ -3,6 +3,7 @@
 import errno
 import os
 import shutil
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -79,6 +80,11 @@ def the_error(done: subprocess.CompletedProcess[str]) -> str:
         (["stage", "train", "textcraft-cpu"], ["runs/textcraft-cpu/warmup", "not there"]),
         (["stage", "evaluate", "textcraft-cpu"], ["runs/textcraft-cpu/data/test.jsonl", "prepare"]),
         (["run"], ["PIPELINE", "--help"]),
+        (["run", "textcraft-cpu", "--serve-policy", "http://x/v1"], ["'http://x/v1'", "HOST:PORT"]),
+        (
+            ["run", "textcraft-cpu", "--set", "agent={program: tests.program_toy:play}"],
+            ["warmup", "tests.program_toy:play", "warmup: null"],
+        ),
     ],
 )
 def test_a_mistake_is_one_line_that_names_it(project: Path, arguments: list[str], said: list[str]) -> None:
@@ -96,6 +102,14 @@ def test_a_server_that_does_not_answer_is_named_before_anything_starts(
 ) -> None:
     line = the_error(wingspan("run", "textcraft-cpu", cwd=project, **{variable: value}))
     assert f"{variable}={value}" in line
+    assert not (project / "runs").exists()
+
+
+def test_a_port_in_use_is_named_before_anything_starts(project: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+        line = the_error(wingspan("run", "textcraft-cpu", "--serve-policy", address, cwd=project))
+    assert f"cannot listen on {address}" in line
     assert not (project / "runs").exists()
 
 

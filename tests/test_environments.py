@@ -2,17 +2,20 @@
 
 import json
 import re
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 from urllib.request import Request, urlopen
 
 import pytest
 
-from envs.errors import ConfigError
-from tasks.environments import environments
+from envs.errors import ConfigError, MissingDependency
+from envs.textcraft import SPEC
+from tasks.environments import check_environments, environments, needed_here
+from tasks.pipelines import load_pipeline
 from tasks.prepare import prepare
 from tasks.provision import provision
-from tasks.settings import Pipeline, load_pipeline
+from tasks.settings import Pipeline
 from tests.serving import served
 
 PIPELINES = Path(__file__).parents[1] / "pipelines.yaml"
@@ -38,6 +41,40 @@ def test_the_experts_episodes_are_played_on_the_server(
     stepped = re.search(r'wingspan_environment_seconds_count\{[^}]*"step"[^}]*\} (\S+)', told)
     assert stepped is not None, told
     assert float(stepped.group(1)) == here["turns"]
+
+
+@dataclass(frozen=True)
+class Absent:
+    name: str = "a cauldron"
+
+    def missing(self) -> str | None:
+        return "fetch one"
+
+
+def test_what_is_played_on_servers_needs_nothing_here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """But for the warm-up, whose demonstrations are played here."""
+    with served("textcraft") as server:
+        monkeypatch.setattr("envs.textcraft.SPEC", replace(SPEC, requirements=(Absent(),)))
+        pipeline = on(textcraft={"urls": [server.url]})
+        with pytest.raises(MissingDependency, match="a cauldron; fetch one"):
+            check_environments(pipeline)
+        assert needed_here(pipeline) == {"textcraft", "a cauldron"}
+        pipeline = pipeline.model_copy(update={"warmup": None})
+        check_environments(pipeline)
+        assert needed_here(pipeline) == {"textcraft"}
+        prepare(pipeline, tmp_path)
+        provision(pipeline, tmp_path)
+        told = json.loads((tmp_path / "provision.json").read_text())
+        assert told["solved"] == 0  # one action of each item is tried
+        assert told["envs"]["textcraft"]["servers"] == [server.url]
+
+
+def test_there_is_a_place_for_each_environment() -> None:
+    both = load_pipeline("textcraft-babyai-cpu", overrides={"rollout.max_live_envs": 1}, file=PIPELINES)
+    with pytest.raises(ConfigError, match=r"max_live_envs is 1, and 2 environments .*\(textcraft, babyai\)"):
+        check_environments(both)
 
 
 @pytest.mark.parametrize(

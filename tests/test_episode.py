@@ -17,7 +17,7 @@ from agents.speaker import TokenSpeakers
 from agents.types import Completion, FinishReason, SamplingParams, StopReason, Trajectory
 from envs.base import Environment
 from envs.errors import EnvCrashed, EpisodeTimeout, MissingDependency, SamplerFailed
-from envs.types import Item, StepResult
+from envs.types import Image, Item, StepResult
 from tests.toy import CHATML, PIPES, ToyEnv, token_id, toy_item, toy_tokenizer
 
 LIMITS = EpisodeLimits(
@@ -156,7 +156,12 @@ class RandomSampler:
         self.prompts: list[list[int]] = []
 
     async def sample(
-        self, prompt_ids: Sequence[int], *, params: SamplingParams, episode_id: str
+        self,
+        prompt_ids: Sequence[int],
+        *,
+        images: Sequence[Image] = (),
+        params: SamplingParams,
+        episode_id: str,
     ) -> Completion:
         self.prompts.append(list(prompt_ids))
         ids = [self.rng.randrange(10, self.vocabulary) for _ in range(self.rng.randint(1, 12))]
@@ -227,7 +232,12 @@ class Faulty:
         self.answer = answer
 
     async def sample(
-        self, prompt_ids: Sequence[int], *, params: SamplingParams, episode_id: str
+        self,
+        prompt_ids: Sequence[int],
+        *,
+        images: Sequence[Image] = (),
+        params: SamplingParams,
+        episode_id: str,
     ) -> Completion:
         if isinstance(self.answer, Exception):
             raise self.answer

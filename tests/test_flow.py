@@ -21,6 +21,7 @@ from typing import Any
 import pytest
 import yaml
 
+pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[1]
 NAME = "textcraft-cpu"
 STEPS, STEPS_PER_ROUND = 6, 2

@@ -21,7 +21,7 @@ from agents.types import Completion, SamplingParams, StopReason, Trajectory
 from envs.base import Environment
 from envs.errors import MissingDependency
 from envs.manager import EnvManager
-from envs.types import Item, StepResult
+from envs.types import Image, Item, StepResult
 from tests.tiny_model import save_tiny_model
 from tests.toy import ToyEnv, toy_item, toy_tokenizer, toys
 
@@ -151,12 +151,17 @@ class Recorder:
         self.fail_first = fail_first
 
     async def sample(
-        self, prompt_ids: Sequence[int], *, params: SamplingParams, episode_id: str
+        self,
+        prompt_ids: Sequence[int],
+        *,
+        images: Sequence[Image] = (),
+        params: SamplingParams,
+        episode_id: str,
     ) -> Completion:
         self.calls.append(episode_id)
         if len(self.calls) <= self.fail_first:
             raise ConnectionError("not yet")
-        return await self.inner.sample(prompt_ids, params=params, episode_id=episode_id)
+        return await self.inner.sample(prompt_ids, images=images, params=params, episode_id=episode_id)
 
 
 def test_no_two_attempts_share_an_episode_id() -> None:

@@ -3,14 +3,16 @@
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 
 from envs.errors import ConfigError
 from flows.lineage import Stage, declared_stages, holds, path_md5, receipt, stage_key
-from flows.stages import STAGES, claim_checkpoints
-from tasks.settings import Pipeline, load_pipeline
+from flows.stages import FINISHED, STAGES, claim_checkpoints
+from tasks.pipelines import load_pipeline
+from tasks.settings import Pipeline
 
 ROOT = Path(__file__).parents[1]
 NAME = "textcraft-cpu"
@@ -131,6 +133,64 @@ def test_without_a_warmup_training_reads_the_model(project: Path) -> None:
     assert Path(pipeline.model) in stages["train"].deps
 
 
+AGENT_STAGES = {"provision", "warmup", "train", "evaluate"}
+
+
+@pytest.mark.parametrize(
+    "agent",
+    [
+        {"program": "mine.play:play"},
+        {"format": "mine.play:Agent"},
+        {"tools": ["calculator", "mine.play:look"]},
+        {"reward": "mine.play:right"},
+        {"reward": {"string_equal": 1.0, "mine.play:right": 0.5}},
+    ],
+)
+def test_a_users_own_code_is_an_input_of_the_stages_that_run_it(project: Path, agent: dict[str, Any]) -> None:
+    Path("mine").mkdir()
+    Path("mine/play.py").write_text("from mine import words\n")
+    Path("mine/words.py").write_text("HELLO = 'hello'\n")
+    pipeline = load_pipeline(NAME, overrides={"agent": {"instructions": False, **agent}})
+    before, of_checkpoints = keys(pipeline), keys(pipeline, code=False)
+    Path("mine/words.py").write_text("HELLO = 'hi'\n")
+    assert changed(before, keys(pipeline)) == AGENT_STAGES
+    assert keys(pipeline, code=False) == of_checkpoints  # training goes on after a mend
+
+
+def test_a_module_that_is_one_file_is_an_input_too(project: Path) -> None:
+    Path("one_file_of_mine.py").write_text("")
+    pipeline = load_pipeline(NAME, overrides={"agent.tools": ["one_file_of_mine:look"]})
+    before = keys(pipeline)
+    Path("another_file_of_mine.py").write_text("")
+    assert keys(pipeline) == before
+    Path("one_file_of_mine.py").write_text("look = None\n")
+    assert changed(before, keys(pipeline)) == AGENT_STAGES
+
+
+def test_code_in_a_package_that_a_stage_declares_is_no_other_input(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(ROOT)
+    pipeline = load_pipeline(NAME, overrides={"agent.tools": ["agents.custom.mine:look"]})
+    stages = declared_stages(NAME, pipeline=pipeline, workspace=Path("runs") / NAME)
+    assert {path for stage in stages.values() for path in stage.own_code} == set()
+
+
+def test_the_text_of_a_prompt_is_an_input_and_training_begins_anew_with_another(project: Path) -> None:
+    Path("brief.md").write_text("Be brief.\n")
+    pipeline = load_pipeline(NAME, overrides={"agent.prompt": "brief.md"})
+    before, of_checkpoints = keys(pipeline), keys(pipeline, code=False)
+    Path("brief.md").write_text("Be long.\n")
+    assert changed(before, keys(pipeline)) == AGENT_STAGES
+    assert changed(of_checkpoints, keys(pipeline, code=False)) == AGENT_STAGES
+
+
+def test_own_code_that_is_not_there_is_named(project: Path) -> None:
+    pipeline = load_pipeline(NAME, overrides={"agent.tools": ["nowhere_at_all.x:look"]})
+    with pytest.raises(ConfigError, match=r"'nowhere_at_all.x:look': there is no module 'nowhere_at_all'"):
+        keys(pipeline)
+
+
 def test_checkpoints_stay_for_the_same_training_and_go_for_any_other(project: Path) -> None:
     def train_stage(overrides: dict[str, object] | None = None) -> Stage:
         pipeline = load_pipeline(NAME, overrides=overrides)
@@ -143,6 +203,12 @@ def test_checkpoints_stay_for_the_same_training_and_go_for_any_other(project: Pa
     Path("tasks/train.py").write_text("mended\n")
     assert claim_checkpoints(train_stage())
     assert checkpoint.exists()
+    Path("runs", NAME, FINISHED).write_text(stage_key(train_stage()))
+    assert claim_checkpoints(train_stage())  # to write again what was lost of it
+    Path("tasks/train.py").write_text("better\n")
+    assert not claim_checkpoints(train_stage())
+    checkpoint.mkdir(parents=True)
+    assert claim_checkpoints(train_stage())
     assert not claim_checkpoints(train_stage({"train.lr": 1.0}))
     assert not checkpoint.exists()
     assert not Path("runs", NAME, "policy").exists()

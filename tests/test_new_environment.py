@@ -16,7 +16,7 @@ PREPARE = """
 from pathlib import Path
 from tasks.prepare import prepare
 from tasks.provision import provision
-from tasks.settings import load_pipeline
+from tasks.pipelines import load_pipeline
 
 parts = {"data.parts": {"guess": {}}}
 pipeline = load_pipeline("textcraft-cpu", overrides=parts, file=Path("pipelines.yaml"))

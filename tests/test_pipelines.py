@@ -12,7 +12,7 @@ import yaml
 from envs.registry import get_env
 from flows.lineage import declared_stages, default_workspace
 from flows.stages import STAGES
-from tasks.settings import load_pipeline, pipeline_names
+from tasks.pipelines import load_pipeline, pipeline_names
 
 ROOT = Path(__file__).parents[1]
 DOCUMENT = yaml.safe_load((ROOT / "pipelines.yaml").read_text())

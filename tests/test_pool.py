@@ -257,6 +257,25 @@ def test_closing_the_pool() -> None:
     asyncio.run(main())
 
 
+def test_closing_turns_the_others_away_though_one_has_just_been_cancelled() -> None:
+    async def main() -> None:
+        pool = EnvPool(ToyEnv, capacity=1)
+
+        async def user() -> None:
+            async with pool.lease():
+                pass
+
+        async with pool.lease():
+            waiting = [asyncio.create_task(user()) for _ in range(3)]
+            await asyncio.sleep(0)
+            waiting[0].cancel()
+            await pool.close()
+            ended = await asyncio.gather(*waiting, return_exceptions=True)
+        assert [type(error) for error in ended] == [asyncio.CancelledError, RuntimeError, RuntimeError]
+
+    asyncio.run(main())
+
+
 def test_a_pool_outlives_an_event_loop_that_was_cut_short() -> None:
     pool = EnvPool(Factory(), capacity=2)
 
@@ -367,6 +386,18 @@ def test_resets_and_steps_are_timed_whether_they_end_well_or_not() -> None:
         assert pool.metrics.step.longest >= 0.02
         assert pool.metrics.step.mean >= 0.02 / 3
         assert 0 < pool.metrics.reset.longest < pool.metrics.step.longest
+
+    asyncio.run(main())
+
+
+def test_what_an_environment_has_besides_is_had_through_the_lease() -> None:
+    async def main() -> None:
+        pool = EnvPool(ToyEnv, capacity=1)
+        async with pool.lease() as env:
+            await env.reset(toy_item())
+            assert getattr(env, "max_steps") == 100  # noqa: B009  # `Environment` does not know it
+            with pytest.raises(AttributeError, match="ToyEnv"):
+                getattr(env, "min_steps")  # noqa: B009
 
     asyncio.run(main())
 

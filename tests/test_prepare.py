@@ -12,9 +12,10 @@ from envs.errors import ConfigError, EnvCrashed, EpisodeTimeout
 from envs.registry import EnvSpec, ExpertStep, Split
 from envs.types import Item
 from tasks.items import read_items
+from tasks.pipelines import load_pipeline
 from tasks.prepare import prepare
 from tasks.provision import provision
-from tasks.settings import Pipeline, load_pipeline
+from tasks.settings import Pipeline
 from tests.toy import ToyEnv, toy_item
 
 PIPELINES = Path(__file__).parents[1] / "pipelines.yaml"

@@ -1,16 +1,22 @@
 """Somebody's agents as rollouts: groups, retries, faults, horizons."""
 
 import asyncio
+import sys
+import threading
 from collections import Counter
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
+import openai
 import pytest
 
 from agents.packing import pack
+from agents.rewards import reward
 from agents.types import StopReason, Trajectory
 from envs.errors import ConfigError
 from envs.types import Item
+from tasks.errors import SamplerDied
 from tasks.programs import AgentProgram, play_program
 from tests.gateway_toy import QUESTION, ask, client_of, make_gateway, scripted, told
 from tests.toy import toy_item
@@ -91,7 +97,10 @@ def test_a_program_that_takes_too_long_is_an_error() -> None:
 
     ((trajectory,),) = played(program, chains=1, timeout_s=0.1, max_attempts=3)
     assert (trajectory.stop_reason, trajectory.attempts) == (StopReason.ERROR, 3)
-    assert trajectory.error == "EpisodeTimeout: toy_0: the program took longer than 0.1 s; raise timeout_s"
+    assert (
+        trajectory.error
+        == "EpisodeTimeout: toy_0: the program took longer than 0.1 s; raise rollout.episode_timeout_s"
+    )
 
 
 def test_an_answer_that_the_sampler_failed_to_give_is_no_bad_play() -> None:
@@ -110,7 +119,10 @@ def test_an_answer_that_the_sampler_failed_to_give_is_no_bad_play() -> None:
 
 @pytest.mark.parametrize(
     ("options", "reason", "turns"),
-    [({"max_turns": 3}, StopReason.MAX_TURNS, 3), ({"context_length": 80}, StopReason.MAX_CONTEXT, 2)],
+    [
+        ({"max_turns_of": lambda _: 3}, StopReason.MAX_TURNS, 3),
+        ({"context_length": 80}, StopReason.MAX_CONTEXT, 2),
+    ],
 )
 def test_out_of_turns_or_of_context_a_program_may_raise(
     options: dict[str, Any], reason: StopReason, turns: int
@@ -131,3 +143,101 @@ def test_a_mistake_in_the_set_up_ends_the_play() -> None:
 
     with pytest.raises(ConfigError, match="no such tool"):
         played(program)
+
+
+def test_a_dead_sampler_ends_the_play_whatever_the_program_makes_of_it() -> None:
+    def dead(name: str, turn: int) -> str:
+        raise SamplerDied("the sampler died")
+
+    async def program(base_url: str, api_key: str, item: Item) -> float:
+        with suppress(openai.InternalServerError):
+            await talk(base_url, 1)
+        return 1.0
+
+    with pytest.raises(SamplerDied):
+        played(program, script=dead)
+
+
+def test_a_program_that_is_not_async_has_a_thread_for_each_episode() -> None:
+    together = threading.Barrier(3, timeout=100)
+
+    def program(base_url: str, api_key: str, item: Item) -> float:
+        together.wait()  # all three are here at once
+        with openai.OpenAI(base_url=base_url, api_key=api_key, max_retries=0) as client:
+            message: Any = QUESTION
+            client.chat.completions.create(model="policy", messages=[message])
+        return item.index
+
+    groups = played(program, items=3, chains=1)
+    assert [(t.reward, len(t.turns), t.attempts) for (t,) in groups] == [(i, 1, 1) for i in range(3)]
+
+
+@pytest.mark.parametrize("blocks", [True, False])
+def test_a_program_that_ends_the_interpreter_ends_its_episode_alone(blocks: bool) -> None:
+    async def asynchronous(base_url: str, api_key: str, item: Item) -> float:
+        sys.exit(3)
+
+    def synchronous(base_url: str, api_key: str, item: Item) -> float:
+        sys.exit(3)
+
+    ((trajectory,),) = played(synchronous if blocks else asynchronous, chains=1)
+    assert trajectory.error == "ProgramFailed: toy_0: the program: RuntimeError: it raised SystemExit: 3"
+
+
+@reward
+def last_digit(final_response: str, item: Item, fields: dict[str, Any]) -> dict[str, Any]:
+    assert fields == item.fields
+    return {"reward": int(final_response[-1]), "success": True, "length": len(final_response)}
+
+
+def test_where_a_program_returns_none_the_reward_judges() -> None:
+    async def program(base_url: str, api_key: str, item: Item) -> float | None:
+        await talk(base_url, 3)
+        return 9.0 if item.index else None
+
+    groups = played(program, items=2, reward=last_digit)
+    for trajectory in groups[0]:
+        assert (trajectory.reward, trajectory.success) == (2, True)  # "Action: add 2"
+        assert [turn.reward for turn in trajectory.turns] == [0, 0, 2]
+        assert trajectory.metrics["reward/length"] == len("Action: add 2")
+    assert [(t.reward, t.success) for t in groups[1]] == [(9, False)] * 2
+
+    ((judged, _),) = played(program, reward=last_digit, max_turns_of=lambda _: 2)
+    assert (judged.reward, judged.stop_reason) == (1, StopReason.MAX_TURNS)  # it raised for want of turns
+
+    ((none, _),) = played(program)
+    assert (none.error or "").endswith("have it return the reward, or name one as agent.reward")
+
+
+def test_a_reward_that_fails_drops_the_episode_and_plays_it_no_more() -> None:
+    episodes = []
+
+    @reward(retries=0)
+    def broken() -> float:
+        raise KeyError("a bug")
+
+    async def program(base_url: str, api_key: str, item: Item) -> None:
+        episodes.append(await talk(base_url, 1))
+
+    ((trajectory,),) = played(program, chains=1, reward=broken, max_attempts=3)
+    assert (trajectory.stop_reason, trajectory.attempts, len(episodes)) == (StopReason.ERROR, 1, 1)
+    assert (trajectory.error or "").startswith("RewardFailed: ")
+
+
+def test_turns_and_episodes_are_told_when_they_have_ended() -> None:
+    async def program(base_url: str, api_key: str, item: Item) -> float:
+        await talk(base_url, 2)
+        return 1.0
+
+    turns: list[tuple[str, int, str, str]] = []
+    ended: list[Trajectory] = []
+    groups = played(
+        program,
+        chains=1,
+        on_turn=lambda item, chain, so_far: turns.append(
+            (item.item_id, len(so_far), so_far[-1].text, so_far[-1].observation)
+        ),
+        on_trajectory=ended.append,
+    )
+    assert turns == [("toy_0", 1, "Action: add 0", "Goal: reach 3."), ("toy_0", 2, "Action: add 1", "")]
+    assert [ended] == groups

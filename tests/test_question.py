@@ -156,6 +156,8 @@ WARMUP = {"demonstrations": 1, "noise": 0, "steps": 1, "batch_size": 1, "lr": 1e
         ({"tools": ["calculater"]}, {}, "unknown tool 'calculater'; did you mean 'calculator'"),
         ({"tools": ["calculator"], "format": "action"}, {}, "format 'action' calls no tools"),
         ({"format": "jsn"}, {}, "unknown format"),
+        ({"format": "a:B", "prompt": "data/x.md"}, {}, r"agent\.prompt: agent\.format 'a:B' words what"),
+        ({"format": "a:B", "instructions": True}, {}, r"agent\.instructions: agent\.format 'a:B' words"),
         ({"reward": "string_equl"}, {}, "unknown reward"),
         ({"reward": f"{__name__}:WARMUP"}, {}, "is no reward; decorate it"),
         ({"reward": None}, {}, r"agent\.reward: environment 'question' gives no rewards; name one"),

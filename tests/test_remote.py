@@ -4,6 +4,7 @@ import asyncio
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AsyncExitStack
+from dataclasses import replace
 
 import pytest
 from aiohttp import web
@@ -22,7 +23,7 @@ from envs.registry import get_env
 from envs.remote import Servers, WireProtocol, on_servers
 from envs.serve.limits import Limits
 from envs.textcraft import make_item
-from envs.types import Item
+from envs.types import Item, StepResult
 from tests.serving import Served, listening, served
 from tests.toy import toy_tokenizer
 
@@ -255,6 +256,38 @@ def test_a_server_that_never_answers_is_left_out(protocol: WireProtocol) -> None
             assert servers.live == {silent: 0, url: 2}
             for env in envs:
                 await env.close()
+
+    asyncio.run(main())
+
+
+def test_a_server_whose_steps_hang_gets_no_new_episodes() -> None:
+    """Whoever plays gives a step up long before `request_timeout_s`."""
+
+    class Hangs:
+        async def reset(self, item: Item) -> str:
+            return "begun"
+
+        async def step(self, action: str) -> StepResult:
+            await asyncio.sleep(60)
+            raise AssertionError
+
+        async def close(self) -> None: ...
+
+    async def main() -> None:
+        textcraft = get_env("textcraft")
+        async with (
+            listening(replace(textcraft, make=Hangs)) as silent,
+            listening(textcraft) as url,
+        ):
+            servers = Servers([silent, url], protocol="openenv")
+            first = servers.make()
+            assert await first.reset(make_item(1)) == "begun"
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(first.step("inventory"), 0.2)
+            await first.close()
+            second = servers.make()
+            assert await second.reset(make_item(1)) != "begun"
+            await second.close()
 
     asyncio.run(main())
 

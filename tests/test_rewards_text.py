@@ -88,15 +88,18 @@ def test_searchr1_takes_the_last_answer_whatever_is_around_it():
 def test_without_a_tool_an_answer_is_worth_nothing(name):
     assert value_of(name, "Broncos", answer="Broncos").reward == 0.0
     assert value_of(name, "search", "Broncos", answer="Broncos").reward == 1.0
-    assert value_of(name, "hm", "Broncos", answer="Broncos", metrics={"tool_calls": 0}).reward == 0.0
+    none = {"tool_calls/search": 0, "tool_failures/search": 0}
+    assert value_of(name, "hm", "Broncos", answer="Broncos", metrics=none).reward == 0.0
 
 
 def test_tool_calls():
     assert tool_calls(played()) == 0
     assert tool_calls(played("a")) == 0
     assert tool_calls(played("a", "b", "c")) == 2
-    assert tool_calls(played("a", metrics={"tool_calls": 3})) == 3
-    assert tool_calls(played("a", metrics={"tool_calls": {"search": 2, "python": 1}})) == 3
+    two = {"tool_calls/search": 3, "tool_failures/search": 1}
+    two |= {"tool_calls/answer": 1, "tool_failures/answer": 0}
+    assert tool_calls(played("a", metrics=two)) == 2
+    assert tool_calls(played("a", "b", metrics={"tool_calls/x": 0, "tool_failures/x": 0})) == 0
     assert value_of("tool_use", "a", "b").metrics == {"calls": 1.0}
 
 

@@ -2,8 +2,12 @@
 
 import json
 import os
+import re
+import signal
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -277,6 +281,34 @@ def test_a_mistake_of_the_command_is_named(arguments: list[str], said: str) -> N
     done = wingspan(*arguments)
     assert isinstance(done.exception, ConfigError), done.output
     assert said in str(done.exception)
+
+
+def test_what_has_ended_is_summed_up_after_ctrl_c() -> None:
+    over = threading.Event()
+    command = ["rollout", "textcraft-cpu", "--items", "8", "--max-turns", "1"]
+    command += ["--set", "rollout.max_live_envs=1"]
+
+    def script(body: Any) -> Any:
+        if len(server.asked) > 3:
+            over.wait(60)
+        return says("Action: inventory")
+
+    with chat_server(script) as server:
+        process = subprocess.Popen(
+            [sys.executable, "-c", "from flows.cli import main; main()", *command, *at(server)],
+            cwd=ROOT,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            stdout=subprocess.PIPE,
+            text=True,
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler) and None,
+        )
+        while len(server.asked) < 4:
+            time.sleep(0.05)
+        process.send_signal(signal.SIGINT)
+        told, _ = process.communicate(timeout=60)
+        over.set()
+    assert process.returncode == 130
+    assert re.search(r"episodes +3\b", told)
 
 
 def test_the_command_as_users_type_it() -> None:

@@ -95,6 +95,33 @@ def test_gold_paths_reach_full_marks(number):
 
 
 @needs_java
+def test_the_same_item_is_the_same_whatever_was_played_before():
+    """Java's own order of objects differs from game to game: here in the container that the path opens."""
+    item, other = make_item(35), make_item(34)
+
+    async def played(*items):
+        env = SciWorldEnv()
+        try:
+            for one in items:
+                seen = [await env.reset(one)]
+                for step in path:
+                    result = await env.step(step.action)
+                    seen.append((result.observation, result.reward))
+                    if result.terminated:
+                        break
+            return seen
+        finally:
+            await env.close()
+
+    path = expert(item)
+    expert(other)
+    assert expert(item) == path
+    first = asyncio.run(played(item))
+    assert asyncio.run(played(other, other, item)) == first
+    assert asyncio.run(played(item, item)) == first
+
+
+@needs_java
 def test_a_wrong_focus_ends_the_task_without_a_score():
     async def main() -> None:
         env = SciWorldEnv()

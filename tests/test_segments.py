@@ -11,23 +11,17 @@ from hypothesis import strategies as st
 
 from agents.agent import FormatAgent
 from agents.context import FOLD_REQUEST, FOLDED, ContextPolicy, shortened
-from agents.episode import Rules, run_episode
 from agents.limits import EpisodeLimits
 from agents.packing import pack
-from agents.renderer import Renderer
 from agents.sampler import Sampler, ScriptedSampler
-from agents.speaker import TokenSpeakers
 from agents.types import Completion, FinishReason, SamplingParams, StopReason, Trajectory
-from tests.toy import CHATML, ToyEnv, toy_item, toy_tokenizer
+from envs.types import Image
+from tests.toy import CHATML, toy_tokenizer
+from tests.toy_episode import encode, play_toy
 
 LIMITS = EpisodeLimits(
     max_turns=12, max_tokens_per_turn=60, context_length=330, episode_timeout_s=5, step_timeout_s=5
 )
-
-
-def encode(text: str) -> list[int]:
-    ids: list[int] = toy_tokenizer().encode(text, add_special_tokens=False)
-    return ids
 
 
 class Recorder:
@@ -39,10 +33,15 @@ class Recorder:
         self.sampled: list[list[int]] = []
 
     async def sample(
-        self, prompt_ids: Sequence[int], *, params: SamplingParams, episode_id: str
+        self,
+        prompt_ids: Sequence[int],
+        *,
+        images: Sequence[Image] = (),
+        params: SamplingParams,
+        episode_id: str,
     ) -> Completion:
         self.shown.append(list(prompt_ids))
-        completion = await self.inner.sample(prompt_ids, params=params, episode_id=episode_id)
+        completion = await self.inner.sample(prompt_ids, images=images, params=params, episode_id=episode_id)
         self.sampled.append(completion.token_ids)
         return completion
 
@@ -54,7 +53,12 @@ class RandomWords:
         self._rng = random.Random(seed)
 
     async def sample(
-        self, prompt_ids: Sequence[int], *, params: SamplingParams, episode_id: str
+        self,
+        prompt_ids: Sequence[int],
+        *,
+        images: Sequence[Image] = (),
+        params: SamplingParams,
+        episode_id: str,
     ) -> Completion:
         rng = self._rng
         thought = "total " * rng.randint(0, 9)
@@ -70,15 +74,7 @@ class RandomWords:
 
 
 def played(sampler: Sampler, policy: ContextPolicy, *, limits: EpisodeLimits = LIMITS) -> Trajectory:
-    speakers = TokenSpeakers(
-        sampler=sampler,
-        renderer=Renderer(toy_tokenizer()),
-        sampling=SamplingParams(max_tokens=1),
-        context=policy,
-    )
-    speaker = speakers.speaker("e", where="toy_0", limits=limits)
-    rules = Rules(agent=FormatAgent("action"), limits=limits)
-    return asyncio.run(run_episode(ToyEnv(), toy_item(), chain=0, speaker=speaker, rules=rules))
+    return asyncio.run(play_toy(sampler, agent=FormatAgent("action"), limits=limits, context=policy))
 
 
 @settings(deadline=None, max_examples=60)
@@ -141,6 +137,20 @@ def test_folding_by_hand() -> None:
     first, second = pack(trajectory)
     assert sum(first.rewards) == 0
     assert second.rewards[-1] == 1  # from which the one advantage of both is computed
+
+
+@pytest.mark.parametrize("keep_thoughts", [True, False])
+def test_a_fold_is_asked_for_whole_and_leaves_thoughts_out_if_they_are_not_kept(keep_thoughts: bool) -> None:
+    long = "Thought: the total is now, the total is now, the total is now\nAction: add 1"
+    summary = "<think>the total is, I think, 2</think>The total is 2. Add 1."
+    sampler = Recorder(ScriptedSampler([long, long, summary, "Action: add 1"], encode=encode))
+    limits = replace(LIMITS, context_length=600)
+    policy = ContextPolicy(when_full="fold", fold_at=0.18, max_observation=4, keep_thoughts=keep_thoughts)
+    assert played(sampler, policy, limits=limits).success
+    decode = toy_tokenizer().decode
+    assert f"\n\n{FOLD_REQUEST}<|im_end|>" in decode(sampler.shown[2])
+    assert ("I think" in decode(sampler.shown[3])) == keep_thoughts
+    assert "\nThe total is 2. Add 1.<" in decode(sampler.shown[3]) or keep_thoughts
 
 
 def test_dropping_keeps_the_opening_and_the_latest_turns() -> None:

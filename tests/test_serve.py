@@ -229,7 +229,7 @@ def test_a_token_opens_the_server_and_only_its_own_sessions() -> None:
             refused = await http.post("/create", json={})
             assert refused.status_code == 401
             assert "Bearer" in refused.json()["detail"]
-            for wrong in ("Bearer three", "Basic %%", "Bearer", "one"):
+            for wrong in ("Bearer three", "Basic %%", "Bearer", "one", b"Bearer \xff"):
                 assert (await http.get("/metrics", headers={"Authorization": wrong})).status_code == 401
             one = {"Authorization": "Bearer one"}
             # a token in the URL, as AgentGym's clients can have it

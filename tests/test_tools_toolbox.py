@@ -11,7 +11,7 @@ from agents.tools.answer import answer
 from agents.tools.calculator import calculator
 from agents.tools.tool import tool
 from agents.tools.toolbox import Toolbox
-from agents.tools.types import ToolResult, ToolStatus
+from agents.tools.types import ToolResult, ToolStatus, ToolUsage
 from envs.errors import ConfigError, EnvCrashed
 from tests.toy import ToyEnv, toy_item
 
@@ -52,7 +52,7 @@ def test_calls_go_by_name_and_are_counted():
     assert counts == {"calculator": (1, 0), "look_up": (2, 1), "lend": (1, 1), "answer": (1, 0)}
     assert box.usage["calculator"].seconds > 0
     assert [schema["function"]["name"] for schema in box.schemas] == list(box.tools)
-    assert {astuple(usage) for usage in box.fresh().usage.values()} == {(0, 0, 0.0)}
+    assert all(usage == ToolUsage() for usage in box.fresh().usage.values())
 
 
 def test_an_unknown_name_is_answered_with_those_that_there_are():

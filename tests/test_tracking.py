@@ -12,7 +12,8 @@ import pytest
 from agents.types import Completion, FinishReason, StopReason, Trajectory, Turn
 from envs.errors import ConfigError, WingspanError
 from envs.types import Item
-from tasks.settings import Pipeline, load_pipeline
+from tasks.pipelines import load_pipeline
+from tasks.settings import Pipeline
 from tasks.tracking import Tracker, check_tracking, is_recorded
 from tasks.trajectories import write_trajectories
 
@@ -121,6 +122,7 @@ def test_a_whole_run_is_recorded(workspace: Path, pipeline: Pipeline) -> None:
             write_round(workspace, index, steps=steps)
             tracker.sync_training()
         write_results(workspace)
+        (workspace / "train" / "prompt.md").write_text("Be brief.\n")
         tracker.finish()
     parent, rounds = runs_of(workspace)
     assert parent.info.status == "FINISHED"
@@ -141,6 +143,8 @@ def test_a_whole_run_is_recorded(workspace: Path, pipeline: Pipeline) -> None:
 
     page = mlflow.artifacts.download_artifacts(run_id=parent.info.run_id, artifact_path="report/index.html")
     assert Path(page).read_text() == "<p>a report</p>"
+    prompt = mlflow.artifacts.download_artifacts(run_id=parent.info.run_id, artifact_path="prompt.md")
+    assert Path(prompt).read_text() == "Be brief.\n"
     policy = Path(mlflow.artifacts.download_artifacts("models:/one/1"))
     assert json.loads((policy / "config.json").read_text()) == {"model_type": "llama"}
 
@@ -218,7 +222,7 @@ def test_a_server_that_does_not_answer_is_named(monkeypatch: pytest.MonkeyPatch)
 
 def test_two_first_runs_at_once_make_one_database(tmp_path: Path) -> None:
     code = (
-        "import sys; from pathlib import Path; from tasks.settings import load_pipeline; "
+        "import sys; from pathlib import Path; from tasks.pipelines import load_pipeline; "
         "from tasks.tracking import Tracker\n"
         f"pipeline = load_pipeline('textcraft-cpu', file=Path({str(PIPELINES)!r}))\n"
         "with Tracker('x', pipeline=pipeline, workspace=Path(sys.argv[1])): pass\n"

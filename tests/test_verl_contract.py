@@ -5,8 +5,6 @@ replace or rely on without verl promising it. A failure here after an upgrade sa
 """
 
 import inspect
-import os
-from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
 
@@ -15,22 +13,8 @@ import pytest
 from agents.types import Completion, FinishReason, StopReason, Trajectory, Turn
 from envs.errors import ConfigError
 from envs.types import Item
-from tasks.settings import load_pipeline
+from tasks.pipelines import load_pipeline
 from tasks.verl_config import verl_config
-from tasks.verl_cpu import PLUGIN_ENV
-
-
-@pytest.fixture(scope="module")
-def verl() -> Iterator[ModuleType]:
-    """verl, imported as every training process imports it: with the plugin."""
-    before = dict(os.environ)
-    os.environ |= PLUGIN_ENV
-    import verl
-    import verl.trainer.ppo.v1
-
-    yield verl
-    os.environ.clear()
-    os.environ |= before
 
 
 def parameters(function: Any) -> list[str]:

@@ -94,7 +94,7 @@ class Client:
         self.asked: tuple[Any, ...] = ()
 
     async def generate(
-        self, request_id: str, *, prompt_ids: list[int], sampling_params: dict[str, Any]
+        self, request_id: str, *, prompt_ids: list[int], sampling_params: dict[str, Any], image_data: None
     ) -> Any:
         self.asked = (request_id, prompt_ids, sampling_params)
         if isinstance(self.answer, Exception):

@@ -17,12 +17,12 @@ def completion(answer: Answer, *, model: str) -> dict[str, Any]:
     if answer.reading.calls:
         message["tool_calls"] = _calls(answer)
     choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": _finish_reason(answer)}
-    return {**_head(model, "chat.completion"), "choices": [choice], "usage": _usage(answer)}
+    return {**_head(answer, model, "chat.completion"), "choices": [choice], "usage": _usage(answer)}
 
 
 def events(answer: Answer, *, model: str, include_usage: bool) -> Iterator[str]:
     """The same as a stream. Samplers answer whole completions, so that all of it comes at once."""
-    head = _head(model, "chat.completion.chunk")
+    head = _head(answer, model, "chat.completion.chunk")
 
     def event(delta: dict[str, Any], finish_reason: str | None = None) -> str:
         choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish_reason}
@@ -46,12 +46,14 @@ def models(model: str, *, since: int) -> dict[str, Any]:
     return {"object": "list", "data": [one]}
 
 
-def _head(model: str, kind: str) -> dict[str, Any]:
+def _head(answer: Answer, model: str, kind: str) -> dict[str, Any]:
     return {
         "id": f"chatcmpl-{secrets.token_hex(12)}",
         "object": kind,
         "created": int(time.time()),
         "model": model,
+        # OpenAI's name for what the weights were: a policy that is being trained changes.
+        "system_fingerprint": f"policy_version={answer.completion.policy_version}",
     }
 
 

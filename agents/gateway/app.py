@@ -22,7 +22,7 @@ from agents.gateway.recording import Recording
 from agents.gateway.refused import Refused
 from agents.gateway.requests import ChatRequest, EndSession, OpenSession, read
 from agents.gateway.sessions import PREFIX, Session, Sessions
-from envs.errors import EpisodeFault, described
+from envs.errors import WingspanError, described
 
 Handler = Callable[[Request], Awaitable[Response]]
 
@@ -154,7 +154,7 @@ def _told(handler: Handler) -> Handler:
             return await handler(request)
         except Refused as refused:
             return _json(refused.body, status=refused.status)
-        except EpisodeFault as fault:
+        except WingspanError as fault:
             _log.warning("%s: %s", request.url.path, fault)
             return _json(Refused(500, str(fault)).body, status=500)
         except Exception as error:

@@ -66,9 +66,9 @@ class Gateway:
                 timeout_graceful_shutdown=GRACE_S,
             )
         )
-        listener = _listener(host, port)
-        serving = asyncio.create_task(server.serve(sockets=[listener]))
-        self._url = f"http://{host}:{listener.getsockname()[1]}"
+        address = listener(host, port)
+        serving = asyncio.create_task(server.serve(sockets=[address]))
+        self._url = f"http://{host}:{address.getsockname()[1]}"
         try:
             while not server.started:
                 await asyncio.sleep(0.005)
@@ -121,9 +121,10 @@ class _Server(uvicorn.Server):
         yield
 
 
-def _listener(host: str, port: int) -> socket.socket:
+def listener(host: str, port: int) -> socket.socket:
+    """A socket that listens there. Raises `ConfigError` where the address cannot be had."""
     try:
         return socket.create_server((host, port), backlog=1024)
     except OSError as error:
         why = f"cannot listen on {host}:{port}: {error.strerror or error}"
-        raise ConfigError(f"{why}; choose another with --host or --port") from None
+        raise ConfigError(f"{why}; choose another host or port") from None

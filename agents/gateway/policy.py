@@ -61,8 +61,8 @@ class Policy:
             completion = await self._sample(asked, params)
             reading = self.rendering.reading(completion.token_ids, tools=conversation.tools)
             recording.answer(asked, completion, reading)
-        default = self._sampling
-        recording.other_sampling += (params.temperature, params.top_p) != (default.temperature, default.top_p)
+        as_default = replace(params, max_tokens=self._sampling.max_tokens) == self._sampling
+        recording.other_sampling += not as_default
         return Answer(reading=reading, completion=completion, prompt_tokens=len(asked.ids))
 
     def _params(self, chat: ChatRequest) -> SamplingParams:
@@ -71,6 +71,7 @@ class Policy:
             default,
             temperature=default.temperature if chat.temperature is None else chat.temperature,
             top_p=default.top_p if chat.top_p is None else chat.top_p,
+            top_k=default.top_k if chat.top_k is None else chat.top_k,
             max_tokens=chat.wanted_tokens or default.max_tokens,
         )
 

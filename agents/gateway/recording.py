@@ -79,7 +79,7 @@ class Recording:
         self._segments = 0
         self._answers: list[_Answer] = []
         self.other_sampling = 0
-        """Completions whose request asked for another temperature or top_p than the policy's own."""
+        """Completions whose request asked for another temperature, top_p or top_k than the policy's own."""
         self._started = time.perf_counter()
 
     @property

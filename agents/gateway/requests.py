@@ -111,6 +111,8 @@ class ChatRequest(_Strict):
     parallel_tool_calls: Literal[True] = True
     temperature: float | None = Field(default=None, ge=0, le=2)
     top_p: float | None = Field(default=None, gt=0, le=1)
+    top_k: int | None = Field(default=None, ge=0)
+    """Not OpenAI's: vLLM's. 0 keeps all."""
     max_tokens: int | None = Field(default=None, ge=1)
     max_completion_tokens: int | None = Field(default=None, ge=1)
     n: Literal[1] = 1

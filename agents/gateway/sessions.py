@@ -16,7 +16,7 @@ from agents.gateway.recording import Recording
 from agents.gateway.refused import CONTEXT_FULL, NO_TURNS_LEFT, Refused
 from agents.gateway.requests import ChatRequest
 from agents.types import StopReason, Trajectory
-from envs.errors import EpisodeFault, SamplerFailed, described
+from envs.errors import SamplerFailed, WingspanError, described
 from envs.types import Item
 
 PREFIX = "session-"
@@ -44,7 +44,7 @@ class Session:
         """As OpenAI's clients take it."""
         self.used_at = time.monotonic()
         self.expires = expires
-        self.fault: EpisodeFault | None = None
+        self.fault: WingspanError | None = None
         """Why the last request got no answer, where that is neither the program's nor the policy's fault."""
         self._policy = policy
         self._item = item
@@ -123,7 +123,7 @@ class Session:
             if refused.code == CONTEXT_FULL:
                 self._stop_reason = StopReason.MAX_CONTEXT
             raise
-        except EpisodeFault as fault:
+        except WingspanError as fault:
             self.fault = fault
             raise
         except Exception as error:

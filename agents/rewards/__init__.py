@@ -27,6 +27,7 @@ from agents.rewards.qa import (
 from agents.rewards.text import number_equal, string_equal
 from agents.rewards.types import Reward, RewardInput, RewardResult
 from agents.rewards.weighted import weighted
+from agents.rewards.workspace import workspace_tests
 from envs.errors import ConfigError
 
 __all__ = [
@@ -63,6 +64,7 @@ REWARDS: dict[str, FunctionReward] = {
     "think_answer_format": think_answer_format,
     "tool_use": tool_use,
     "code_tests": code_tests,
+    "workspace_tests": workspace_tests,
 }
 """Name → reward; each is called as its key says."""
 

@@ -7,6 +7,8 @@ from agents.types import Trajectory
 
 _THOUGHT = re.compile(r"\A\s*(?:<think>)?((?:(?!</?think>).)*)</think>((?:(?!</?think>).)*)\Z", re.DOTALL)
 _ANSWER = re.compile(r"<answer>((?:(?!</?answer>).)*)</answer>", re.DOTALL)
+_NO_HELP = ("answer", "summarize")
+"""Tools that end or cut a conversation."""
 
 
 def after_thinking(text: str) -> str | None:
@@ -38,15 +40,17 @@ def well_formed_answer(text: str) -> str | None:
 
 
 def tool_calls(trajectory: Trajectory) -> int:
-    """How many answers of tools the policy saw.
+    """How many calls reached a tool and did not fail; `answer` and `summarize` are no help, and do not count.
 
-    `metrics["tool_calls"]` where the episode counted them (a number, or one by tool); else the turns
-    before the last, for in an agent with tools a turn that is not the last is a call.
+    By the episode's counts (`agents/hands.py`). A program's own tools (`tasks/programs.py`) are counted by
+    nobody: there, each turn before the last is taken for a call.
     """
-    counted = trajectory.metrics.get("tool_calls")
-    if isinstance(counted, dict):
-        return int(sum(counted.values()))
-    return int(counted) if counted is not None else max(0, len(trajectory.turns) - 1)
+    counted = trajectory.metrics
+    names = [name.partition("/")[2] for name in counted if name.startswith("tool_calls/")]
+    if not names:
+        return max(0, len(trajectory.turns) - 1)
+    helpful = [name for name in names if name not in _NO_HELP]
+    return int(sum(counted[f"tool_calls/{name}"] - counted[f"tool_failures/{name}"] for name in helpful))
 
 
 @reward
@@ -71,6 +75,6 @@ def think_answer_format(final_response: str) -> float:
 
 @reward
 def tool_use(trajectory: Trajectory) -> dict[str, float]:
-    """1 where the policy saw an answer of a tool, else 0; metric `calls`."""
+    """1 where a tool was called and did not fail, else 0; metric `calls`."""
     calls = tool_calls(trajectory)
     return {"reward": float(calls > 0), "calls": calls}

@@ -21,7 +21,8 @@ class RewardInput:
     """All that a reward may look at. A name is looked up here, then in `fields`, then in `item.metadata`."""
 
     final_response: str
-    """The policy's last text."""
+    """The policy's answer, be it in its format or by a tool that ends the episode; empty where its last turn
+    called other tools; else its last text."""
     trajectory: Trajectory
     fields: Mapping[str, Any] = field(default_factory=dict)
     """The free columns of a user's data set, e.g. `{"answer": "42"}`: of any type and size, never shown to
@@ -117,12 +118,14 @@ class Reward(Protocol):
         ...
 
 
-def check_items(reward: Reward, items: Iterable[Item]) -> None:
+def check_items(reward: Reward, items: Iterable[Item], *, with_env: bool = True) -> None:
     """Find out, before they are played, whether `items` give `reward` all that it asks for.
 
-    Raises `ConfigError`, naming an item, and `MissingDependency`.
+    `with_env`: whether their episodes have an environment. Raises `ConfigError`, naming an item, and
+    `MissingDependency`.
     """
-    kinds = {frozenset({"env", *item.metadata, *item.fields}): item for item in items}
+    always = {"env"} if with_env else set()
+    kinds = {frozenset({*always, *item.metadata, *item.fields}): item for item in items}
     for names, item in kinds.items():
         try:
             reward.check(names)

@@ -41,6 +41,7 @@ class Tool:
         name: str | None = None,
         description: str | None = None,
         timeout_s: float | None = TIMEOUT_S,
+        keeps_time: bool = False,
         max_length: int | None = MAX_LENGTH,
         max_concurrency: int | None = None,
         finish: bool = False,
@@ -50,6 +51,8 @@ class Tool:
         self.name = name or str(getattr(function, "__name__", type(function).__name__))
         if not _NAME.fullmatch(self.name):
             raise ConfigError(f"tool {self.name!r}: a name is 1 to 64 of a-z A-Z 0-9 _ -; give it name=")
+        if keeps_time and timeout_s not in (None, TIMEOUT_S):
+            raise ConfigError(f"tool {self.name!r}: timeout_s {timeout_s} and keeps_time; give one of them")
         if timeout_s is not None and not timeout_s > 0:
             raise ConfigError(f"tool {self.name!r}: timeout_s {timeout_s} is no time; None is without limit")
         if max_length is not None and max_length < SHORTEST:
@@ -64,12 +67,17 @@ class Tool:
         )
         self._signature = read_signature(function, tool=self.name, stateful=stateful, method=self._unbound)
         self.description = self._signature.description if description is None else description
-        self.timeout_s = timeout_s
+        self.timeout_s = None if keeps_time else timeout_s
+        self.keeps_time = keeps_time or timeout_s is not None
+        """Whether a call ends by itself; the others are for the caller to end."""
         self.max_length = max_length
         self.max_concurrency = max_concurrency
         self.finish = finish
         self.stateful = stateful
         self._function = function
+        self._is_async = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(
+            type(function).__call__
+        )
         # Shared by all instances of a class.
         self._gate = None if max_concurrency is None else Gate(max_concurrency)
 
@@ -99,6 +107,7 @@ class Tool:
             finished=status is ToolStatus.OK and ends,
             images=outcome.images,
             metrics=outcome.metrics,
+            summary=outcome.summary,
             step=step,
             seconds=time.perf_counter() - started,
         )
@@ -141,7 +150,9 @@ class Tool:
     async def _run(self, values: dict[str, Any]) -> tuple[ToolStatus, Outcome]:
         work = asyncio.create_task(self._work(values), name=f"tool {self.name}")
         try:
-            await asyncio.wait({work}, timeout=self.timeout_s)
+            await asyncio.sleep(0)  # enough for a tool that waits for nothing; a timer costs more than that
+            if not work.done():
+                await asyncio.wait({work}, timeout=self.timeout_s)
             in_time = work.done()
         finally:  # out of time, or cancelled
             await _end(work)
@@ -149,6 +160,8 @@ class Tool:
             return self._told(
                 ToolStatus.TIMED_OUT, f"{self.name} took longer than {self.timeout_s:g} s and was ended"
             )
+        if work.cancelled():  # not by whoever called: that would have been raised above
+            return self._told(ToolStatus.RAISED, f"{self.name} failed: it was cancelled")
         try:
             return ToolStatus.OK, cut(work.result(), max_length=self.max_length)
         except Exception as error:
@@ -156,7 +169,7 @@ class Tool:
 
     async def _work(self, values: dict[str, Any]) -> Outcome:
         try:
-            if _is_async(self._function):
+            if self._is_async:
                 return read_outcome(await self._function(**values))
             found = await in_thread(
                 functools.partial(_called, self._function, values), name=f"tool {self.name!r}"
@@ -174,10 +187,6 @@ class Tool:
 
     def _told(self, status: ToolStatus, text: str) -> tuple[ToolStatus, Outcome]:
         return status, cut(read_outcome(text), max_length=self.max_length)
-
-
-def _is_async(function: Callable[..., Any]) -> bool:
-    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)
 
 
 def _called(function: Callable[..., Any], values: dict[str, Any]) -> Outcome | Awaitable[Any]:

@@ -24,7 +24,7 @@ def code_interpreter(
     walls = backend or choose_backend()
 
     # The sandbox keeps the time: what hangs is ended by it, and starting is no part of a run.
-    @tool(timeout_s=None, max_length=MAX_LENGTH, max_concurrency=MAX_CONCURRENCY)
+    @tool(keeps_time=True, max_length=MAX_LENGTH, max_concurrency=MAX_CONCURRENCY)
     async def code_interpreter(code: str) -> str:
         """Run Python code and see what it prints, and the value of its last expression.
 
@@ -47,7 +47,7 @@ def code_interpreter(
     return code_interpreter
 
 
-@tool(stateful=True, timeout_s=None, max_length=MAX_LENGTH)
+@tool(stateful=True, keeps_time=True, max_length=MAX_LENGTH)
 async def code_session(code: str, env: Environment) -> str:
     """Run Python code and see what it prints, and the value of its last expression.
 

@@ -11,7 +11,7 @@ from envs.base import Environment
 MAX_LENGTH = 8192
 
 
-@tool(stateful=True, timeout_s=None, max_length=MAX_LENGTH)
+@tool(stateful=True, keeps_time=True, max_length=MAX_LENGTH)
 async def read_file(
     path: str,
     env: Environment,
@@ -28,7 +28,7 @@ async def read_file(
     return text_of(await workspace_of(env).read(path, first=first_line, last=last_line))
 
 
-@tool(stateful=True, timeout_s=None)
+@tool(stateful=True, keeps_time=True)
 async def create_file(path: str, text: str, env: Environment, overwrite: bool = False) -> str:
     """Write a new file, and the folders that it needs.
 
@@ -40,7 +40,7 @@ async def create_file(path: str, text: str, env: Environment, overwrite: bool = 
     return text_of(await workspace_of(env).create(path, text, overwrite=overwrite))
 
 
-@tool(stateful=True, timeout_s=None)
+@tool(stateful=True, keeps_time=True)
 async def edit_file(path: str, old: str, new: str, env: Environment) -> str:
     """Replace a piece of text in a file.
 
@@ -52,7 +52,7 @@ async def edit_file(path: str, old: str, new: str, env: Environment) -> str:
     return text_of(await workspace_of(env).edit(path, old=old, new=new))
 
 
-@tool(stateful=True, timeout_s=None)
+@tool(stateful=True, keeps_time=True)
 async def undo_edit(path: str, env: Environment) -> str:
     """Take back the last edit or creation of a file; again, the one before.
 
@@ -62,7 +62,7 @@ async def undo_edit(path: str, env: Environment) -> str:
     return text_of(await workspace_of(env).undo(path))
 
 
-@tool(stateful=True, timeout_s=None, max_length=MAX_LENGTH)
+@tool(stateful=True, keeps_time=True, max_length=MAX_LENGTH)
 async def list_files(env: Environment, path: str = ".") -> str:
     """List a folder, two levels deep.
 
@@ -72,7 +72,7 @@ async def list_files(env: Environment, path: str = ".") -> str:
     return text_of(await workspace_of(env).list(path))
 
 
-@tool(stateful=True, timeout_s=None, max_length=MAX_LENGTH)
+@tool(stateful=True, keeps_time=True, max_length=MAX_LENGTH)
 async def grep(pattern: str, env: Environment, path: str = ".") -> str:
     """Find lines in files by a regular expression.
 

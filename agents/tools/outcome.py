@@ -6,17 +6,12 @@ from typing import Any
 
 from pydantic_core import to_json
 
-from agents.tools.types import Image
-from envs.types import StepResult
+from agents.tools.types import Summary
+from envs.images import recognised
+from envs.types import Image, StepResult
 
 SHORTEST = 100
 """Characters: the least limit of an observation, which has to hold the words on what is left out."""
-_MAGIC = {
-    b"\x89PNG\r\n\x1a\n": "image/png",
-    b"\xff\xd8\xff": "image/jpeg",
-    b"GIF8": "image/gif",
-    b"RIFF": "image/webp",
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,11 +21,12 @@ class Outcome:
     observation: str
     images: tuple[Image, ...] = ()
     metrics: Mapping[str, float] = field(default_factory=dict)
+    summary: str | None = None
     step: StepResult | None = None
 
 
 def read_outcome(value: Any) -> Outcome:
-    """Text as it is, a `StepResult`, a mapping with `observation`, or any other value as JSON.
+    """Text as it is, a `StepResult`, a `Summary`, a mapping with `observation`, or any other value as JSON.
 
     Of such a mapping `image` and `images` are pictures (`Image`, or bytes of a kind that is recognised), all
     else must be numbers. Raises `TypeError` or `ValueError` for what is none of these.
@@ -40,7 +36,9 @@ def read_outcome(value: Any) -> Outcome:
     if value is None:
         return Outcome(observation="(no output)")
     if isinstance(value, StepResult):
-        return Outcome(observation=_encodable(value.observation), step=value)
+        return Outcome(observation=_encodable(value.observation), images=value.images, step=value)
+    if isinstance(value, Summary):
+        return Outcome(observation=value.too_long, summary=_encodable(value.text))
     if isinstance(value, Mapping) and "observation" in value:
         rest = {str(name): found for name, found in value.items()}
         observation = read_outcome(rest.pop("observation")).observation
@@ -54,13 +52,13 @@ def read_outcome(value: Any) -> Outcome:
 def cut(outcome: Outcome, *, max_length: int | None) -> Outcome:
     """`outcome` with an observation of `max_length` characters at most, shortened in the middle."""
     text = outcome.observation
-    return outcome if max_length is None else replace(outcome, observation=shortened(text, most=max_length))
+    if max_length is None or len(text) <= max_length:
+        return outcome
+    return replace(outcome, observation=shortened(text, most=max_length))
 
 
 def shortened(text: str, *, most: int) -> str:
     """Beginning and end of what is longer than `most` characters, and how much lay between."""
-    if len(text) <= most:
-        return text
     notice = f"\n... {len(text)} characters, of which the middle is left out ...\n"
     kept = most - len(notice)
     head = kept - kept // 2
@@ -73,14 +71,11 @@ def _images(values: Iterable[Any]) -> Iterable[Image]:
             yield value
             continue
         if not isinstance(value, bytes):
-            raise TypeError(f"an image is {type(value).__name__}; return bytes or agents.tools.types.Image")
-        kinds = [kind for magic, kind in _MAGIC.items() if value.startswith(magic)]
-        if not kinds:
-            raise ValueError(
-                f"an image begins with {value[:8]!r}, which is no kind known here; return "
-                "agents.tools.types.Image with its media type"
-            )
-        yield Image(value, kinds[0])
+            raise TypeError(f"an image is {type(value).__name__}; return bytes or envs.types.Image")
+        try:
+            yield recognised(value)
+        except ValueError as error:
+            raise ValueError(f"an image {error}; return envs.types.Image with its media type") from None
 
 
 def _metrics(values: Mapping[str, Any]) -> dict[str, float]:

@@ -12,6 +12,7 @@ from agents.tools.calling import Tool
 from agents.tools.code_interpreter import code_interpreter, code_session
 from agents.tools.sandboxed import walled
 from agents.tools.shell import shell
+from agents.tools.summarize import summarize
 from agents.tools.toolbox import Toolbox
 from envs.errors import ConfigError
 
@@ -19,6 +20,7 @@ PREBUILT: dict[str, Callable[[], Tool]] = {
     "act": act,
     "answer": lambda: answer,
     "calculator": lambda: calculator,
+    "summarize": lambda: summarize,
     "code_interpreter": code_interpreter,
     "code_session": partial(walled, code_session),
     "shell": partial(walled, shell),

@@ -5,7 +5,7 @@ from agents.tools.tool import tool
 from envs.base import Environment
 
 
-@tool(stateful=True, timeout_s=None, max_length=8192)  # the sandbox keeps the time
+@tool(stateful=True, keeps_time=True, max_length=8192)  # the sandbox keeps the time
 async def shell(command: str, env: Environment) -> str:
     """Run a shell command in /work. There is no network. Files stay; variables and the folder do not.
 

@@ -55,7 +55,7 @@ class Signature:
         except ValidationError as error:
             faults = "; ".join(_fault(dict(one)) for one in error.errors(include_url=False))
             raise ArgumentsRefused(f"{faults}. {self._taken()}") from None
-        return {self._names[field]: getattr(filled, field) for field in sorted(filled.model_fields_set)}
+        return {self._names[field]: getattr(filled, field) for field in filled.model_fields_set}
 
     def _taken(self) -> str:
         required = self.schema.get("required", ())
@@ -164,7 +164,7 @@ def _docstring(function: Callable[..., Any]) -> tuple[str, dict[str, str]]:
 def _encodable(value: Any) -> Any:
     """`value` without halves of characters, which JSON can spell and UTF-8 cannot."""
     if isinstance(value, str):
-        return value.encode("utf-8", "replace").decode("utf-8")
+        return value if value.isascii() else value.encode("utf-8", "replace").decode("utf-8")
     if isinstance(value, dict):
         return {_encodable(str(key)): _encodable(inner) for key, inner in value.items()}
     return [_encodable(inner) for inner in value] if isinstance(value, list) else value

@@ -25,6 +25,9 @@ class Options(TypedDict, total=False):
     """Of one call, in seconds, 60 if not given; None is without limit. A synchronous function that takes
     longer is left behind in its thread, for nothing can end it. A stateful tool that is ended leaves its
     environment wherever it was."""
+    keeps_time: bool
+    """It ends by itself, however long that takes, as a sandbox does: nothing else ends it but the episode's
+    end, and there is no `timeout_s`. Without either, a call has the time of an environment's step."""
     max_length: int | None
     """Of an observation, in characters, 2048 if not given and 100 at least; None is without limit."""
     max_concurrency: int | None

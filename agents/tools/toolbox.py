@@ -62,6 +62,9 @@ class Toolbox:
         try:
             result = await self.tools[name].call(arguments, env=env)
             failed = result.status is not ToolStatus.OK
+            sums = self._usage[name].metrics
+            for key, value in result.metrics.items():
+                sums[key] = sums.get(key, 0.0) + value
             return result
         finally:
             usage = self._usage[name]
@@ -75,7 +78,7 @@ class Toolbox:
 
     def keeps_time(self, name: str) -> bool:
         """Whether a call ends by itself; the others are for the caller to end."""
-        return name not in self.tools or self.tools[name].timeout_s is not None
+        return name not in self.tools or self.tools[name].keeps_time
 
     def _unknown(self, name: str) -> str:
         shown = repr(name if len(name) <= _SHOWN else f"{name[:_SHOWN]}...")

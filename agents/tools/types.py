@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from envs.types import StepResult
+from envs.types import Image, StepResult
 
 
 class ToolError(Exception):
@@ -27,12 +27,12 @@ class ToolStatus(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Image:
-    """A picture, as a file's bytes."""
+class Summary:
+    """A tool returns it to cut the conversation: nothing is left of it but the opening and this."""
 
-    data: bytes
-    media_type: str
-    """As HTTP names it, e.g. `image/png`."""
+    text: str
+    too_long: str
+    """What the agent is told where the text leaves no room to go on, and nothing is cut."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,8 +45,12 @@ class ToolResult:
     finished: bool = False
     """The episode ends with this call."""
     images: tuple[Image, ...] = ()
+    """For the agent, with the observation."""
     metrics: Mapping[str, float] = field(default_factory=dict)
     """What the tool measured besides, by its own names."""
+    summary: str | None = None
+    """What the conversation is to go on with, in the place of all that followed the opening; `observation`
+    is then for the case that it is too long."""
     step: StepResult | None = None
     """Where the call was a step of the environment: what that answered, whole, with reward and success."""
     seconds: float = 0.0
@@ -62,3 +66,5 @@ class ToolUsage:
     """Calls that ended in another status than `OK`, or in an exception."""
     seconds: float = 0.0
     """Of all calls together."""
+    metrics: dict[str, float] = field(default_factory=dict)
+    """Sums of what the tool measured, by its own names."""

@@ -124,7 +124,7 @@ class EnvServer:
             raise Refused(403, "requests from web pages (header Origin) are not served")
         if not self._tokens:
             return ""
-        sent = _token_of(request.headers.get("Authorization", "")).encode()
+        sent = _token_of(request.headers.get("Authorization", "")).encode(errors="surrogateescape")
         for token in self._tokens:
             if hmac.compare_digest(sent, token.encode()):
                 return token

@@ -8,7 +8,7 @@ import asyncio
 import logging
 import time
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -22,7 +22,7 @@ from envs.registry import EnvSpec
 from envs.serve.ids import Ids
 from envs.serve.limits import Limits
 from envs.serve.metrics import Metrics
-from envs.types import Item, StepResult
+from envs.types import Image, Item, Observation, StepResult
 
 T = TypeVar("T")
 
@@ -131,11 +131,14 @@ class Sessions:
     async def reset(self, session: Session, item: Item) -> str:
         """Start an episode; returns the first observation."""
         with self.metrics.reset_s.time():
-            observation = await self._do(session, lambda: session.env.reset(item), self.limits.step_timeout_s)
+            seen = Observation.of(
+                await self._do(session, lambda: session.env.reset(item), self.limits.step_timeout_s)
+            )
+        await self._only_text(session, seen.images)
         session.item = item
         session.steps, session.reward, session.score, session.done = 0, 0.0, 0.0, False
-        session.observation = observation
-        return observation
+        session.observation = seen.text
+        return seen.text
 
     async def step(self, session: Session, action: str, *, timeout_s: float | None = None) -> StepResult:
         """One action, in the server's time limit or the smaller `timeout_s`."""
@@ -145,6 +148,7 @@ class Sessions:
         limit_s = min(timeout_s or self.limits.step_timeout_s, self.limits.step_timeout_s)
         with self.metrics.step_s.time():
             result = await self._do(session, lambda: session.env.step(action), limit_s)
+        await self._only_text(session, result.images)
         session.steps += 1
         session.observation, session.reward = result.observation, result.reward
         session.score += result.reward
@@ -165,6 +169,14 @@ class Sessions:
             _log.warning("closing session %d failed: %s", session.session_id, described(error))
         finally:
             self._closing -= 1
+
+    async def _only_text(self, session: Session, images: Sequence[Image]) -> None:
+        """Refuse pictures, for which the protocols have no place, rather than leave them out."""
+        if images:
+            await self.close(session)
+            raise Refused(
+                501, f"{self.spec.name} answers with pictures, which are not served; play it without a server"
+            )
 
     async def expire_forever(self) -> None:
         """Close sessions that nobody uses, until cancelled."""

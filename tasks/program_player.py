@@ -1,0 +1,95 @@
+"""Plays a pipeline's items by the program that it names, through a gateway in front of the sampler."""
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING
+
+from agents.gateway.gateway import Gateway
+from agents.gateway.limits import Limits
+from agents.group import OnTurn
+from agents.rewards.types import check_items
+from agents.sampler import Sampler
+from agents.types import Trajectory
+from envs.metrics import PoolMetrics
+from envs.types import Item
+from tasks.player import PipelinePlayer, Play, Player, max_turns_of, sampling_of
+from tasks.programs import play_program
+from tasks.rules import program_of, reward_of
+from tasks.settings import Pipeline
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase, ProcessorMixin
+
+
+def player_of(
+    pipeline: Pipeline,
+    *,
+    sampler: Sampler,
+    tokenizer: "PreTrainedTokenizerBase",
+    processor: "ProcessorMixin | None",
+) -> PipelinePlayer:
+    """Whoever plays `pipeline` by tokens: its agent, or its program, which shows the model no pictures.
+
+    `processor`: of a model that sees. Raises `ConfigError`.
+    """
+    if pipeline.agent.program is not None:
+        return ProgramPlayer(pipeline, sampler=sampler, tokenizer=tokenizer)
+    return Player(pipeline, sampler=sampler, tokenizer=tokenizer, processor=processor)
+
+
+class ProgramPlayer(PipelinePlayer):
+    """By somebody's program; it is handed the items, and no environment is made for them."""
+
+    def __init__(self, pipeline: Pipeline, *, sampler: Sampler, tokenizer: "PreTrainedTokenizerBase") -> None:
+        """Raises `ConfigError` as `program_of`."""
+        self._program = program_of(pipeline.agent)
+        self._reward = reward_of(pipeline.agent)
+        self._pipeline = pipeline
+        self._sampler = sampler
+        self._tokenizer = tokenizer
+
+    def check(self, items: Sequence[Item]) -> None:
+        """See `PipelinePlayer`."""
+        if self._reward is not None:
+            check_items(self._reward, items, with_env=False)
+
+    async def play(
+        self,
+        items: Sequence[Item],
+        play: Play,
+        *,
+        on_turn: OnTurn | None = None,
+        on_trajectory: Callable[[Trajectory], None] | None = None,
+    ) -> list[list[Trajectory]]:
+        """See `PipelinePlayer`; an episode's turns are told when it has ended."""
+        rollout = self._pipeline.rollout
+        gateway = Gateway(  # a play's own: temperatures differ, and a free port costs milliseconds
+            self._sampler,
+            self._tokenizer,
+            sampling=sampling_of(self._pipeline, temperature=play.temperature),
+            context_length=rollout.context_length,
+            limits=Limits(max_sessions=rollout.max_live_envs),
+        )
+        async with gateway.listening():
+            return await play_program(
+                self._program,
+                items,
+                gateway=gateway,
+                name=play.name,
+                chains=play.chains,
+                concurrency=rollout.max_live_envs,
+                timeout_s=rollout.episode_timeout_s,
+                reward=self._reward,
+                max_turns_of=partial(max_turns_of, pipeline=self._pipeline, play=play),
+                max_attempts=rollout.max_attempts,
+                on_turn=on_turn,
+                on_trajectory=on_trajectory,
+            )
+
+    @property
+    def environments(self) -> Mapping[str, PoolMetrics]:
+        """See `PipelinePlayer`; there are none."""
+        return {}
+
+    async def close(self) -> None:
+        """See `PipelinePlayer`; there is nothing."""

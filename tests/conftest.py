@@ -1,0 +1,42 @@
+"""What all tests share: their order, and the way to import verl."""
+
+import os
+from collections.abc import Iterator
+from types import ModuleType
+
+import pytest
+
+from envs import registry
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files with whole runs come first: begun last, they would leave all cores idle but one."""
+    long = {item.path for item in items if item.get_closest_marker("slow") is not None}
+    items.sort(key=lambda item: item.path not in long)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def only_own_envs() -> Iterator[None]:
+    """An environment that a file of tests registers is gone after it: files run in any order."""
+    before = dict(registry._MODULES)
+    yield
+    registry._MODULES.clear()
+    registry._MODULES.update(before)
+
+
+@pytest.fixture(scope="module")
+def verl() -> Iterator[ModuleType]:
+    """verl, imported as every training process imports it: with the plugin.
+
+    Whoever imports it first in a process decides, so every test that imports it asks for this.
+    """
+    from tasks.verl_cpu import PLUGIN_ENV
+
+    before = dict(os.environ)
+    os.environ |= PLUGIN_ENV
+    import verl
+    import verl.trainer.ppo.v1
+
+    yield verl
+    os.environ.clear()
+    os.environ |= before
