@@ -30,6 +30,14 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
+data_app = typer.Typer(
+    help="Data sets of environments: what there is, downloads, what is made here.", no_args_is_help=True
+)
+app.add_typer(data_app, name="data")
+
+DataSetName = Annotated[
+    str, typer.Argument(metavar="NAME", help="A data set; `wingspan data list` lists them.")
+]
 PipelineName = Annotated[str, typer.Argument(metavar="PIPELINE", help="A pipeline of pipelines.yaml.")]
 
 
@@ -303,6 +311,51 @@ def serve_policy(
             say=typer.echo,
         )
     )
+
+
+@data_app.command("list")
+def list_data() -> None:
+    """List the data sets: whether they are here, what they weigh, what they are."""
+    from rich.console import Console
+
+    from flows.data import COLUMNS, data_set_rows
+    from flows.tables import print_table
+
+    print_table(COLUMNS, data_set_rows(), console=Console())
+
+
+@data_app.command("pull")
+def pull_data(name: DataSetName) -> None:
+    """Download a data set, or the rest of it; what is here and right is left alone."""
+    from envs.data_sets import get_data_set
+    from envs.downloads import pull
+    from flows.data import shown
+
+    with shown() as progress:
+        folder = pull(get_data_set(name), progress=progress)
+    typer.echo(f"{name}: {folder}")
+
+
+@data_app.command("make")
+def make_data(name: DataSetName) -> None:
+    """Make a data set that is made here, anew; a run makes it by itself where it is not there."""
+    from envs.data_sets import get_data_set
+
+    typer.echo(f"{name}: {get_data_set(name).make_again()}")
+
+
+@data_app.command("check")
+def check_data(name: DataSetName) -> None:
+    """Hold a data set that was downloaded against what was downloaded; status 1 for any difference."""
+    from envs.data_sets import get_data_set
+    from envs.downloads import faults
+
+    found = list(faults(get_data_set(name)))
+    for fault in found:
+        typer.echo(fault)
+    if found:
+        raise typer.Exit(1)
+    typer.echo(f"{name}: all as it was downloaded")
 
 
 def one_line(error: BaseException) -> str | None:

@@ -9,7 +9,7 @@ from urllib.request import urlopen
 from uuid import UUID
 
 from envs.errors import ConfigError
-from tasks.files import write_atomically
+from envs.files import write_atomically
 
 if TYPE_CHECKING:
     from prefect.client.orchestration import SyncPrefectClient

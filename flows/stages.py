@@ -13,9 +13,9 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from envs.files import write_atomically
 from flows.lineage import Stage, stage_key
 from flows.progress import Display, StageState
-from tasks.files import write_atomically
 from tasks.settings import Pipeline
 
 if TYPE_CHECKING:

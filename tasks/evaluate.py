@@ -20,8 +20,8 @@ from pathlib import Path
 from agents.local import LocalModel
 from agents.types import Trajectory
 from envs.errors import ConfigError, WingspanError
+from envs.files import write_atomically
 from envs.types import Item
-from tasks.files import write_atomically
 from tasks.items import read_items
 from tasks.mixture import evaluation_turns
 from tasks.player import Play

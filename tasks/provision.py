@@ -18,12 +18,12 @@ from typing import Any
 
 from agents.pictures import sees
 from envs.errors import EnvCrashed, EpisodeTimeout, WingspanError
+from envs.files import write_atomically
 from envs.manager import EnvManager
 from envs.registry import EnvSpec, ExpertStep, get_env
 from envs.types import Item
 from envs.workspace import HasWorkspace
 from tasks.environments import environments
-from tasks.files import write_atomically
 from tasks.items import read_items
 from tasks.ray_envs import over_cluster
 from tasks.rules import check_reward, check_sight

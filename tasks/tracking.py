@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Self
 from urllib.parse import urlsplit
 
 from envs.errors import ConfigError, WingspanError, described
-from tasks.files import one_at_a_time, write_atomically
+from envs.files import one_at_a_time, write_atomically
 from tasks.settings import Pipeline
 from tasks.trajectories import read_trajectories
 
