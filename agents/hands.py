@@ -51,6 +51,7 @@ class Hands:
         self._tools = tools
         self._timeout_s = step_timeout_s
         self._turns = 0
+        self._env_metrics: dict[str, float] = {}
 
     async def reset(self) -> Observation:
         """The environment's first observation; it has the whole episode's time."""
@@ -64,6 +65,7 @@ class Hands:
         self._turns += 1
         if turn.action is not None:
             step = await self._in_time(self._step(turn.action))
+            self._env_metrics |= step.metrics
             return Outcome((step.observation,), step, (step.images,))
         if turn.calls:
             return await self._call(turn.calls)
@@ -74,11 +76,13 @@ class Hands:
 
     @property
     def metrics(self) -> dict[str, float]:
-        """`tool_calls/<name>`, `tool_failures/<name>` and `tool_seconds/<name>` of each tool, sums of what it
-        measured itself (`tool_metrics/<name>/<metric>`), and `unknown_tools`; nothing without tools."""
+        """The environment's own (`env_metrics/<name>`) and, where there are tools, `tool_calls/<name>`,
+        `tool_failures/<name>` and `tool_seconds/<name>` of each, sums of what it measured itself
+        (`tool_metrics/<name>/<metric>`), and `unknown_tools`."""
+        metrics = {f"env_metrics/{name}": value for name, value in self._env_metrics.items()}
         if self._tools is None:
-            return {}
-        metrics: dict[str, float] = {"unknown_tools": self._tools.unknown_calls}
+            return metrics
+        metrics["unknown_tools"] = self._tools.unknown_calls
         for name, usage in self._tools.usage.items():
             metrics[f"tool_calls/{name}"] = usage.calls
             metrics[f"tool_failures/{name}"] = usage.failures
@@ -107,6 +111,8 @@ class Hands:
                 if results[-1].finished:
                     break
         steps = [result.step for result in results if result.step is not None]
+        for step in steps:
+            self._env_metrics |= step.metrics
         observations = [result.observation for result in results]
         return Outcome(
             observations,

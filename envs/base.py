@@ -1,7 +1,7 @@
 """The one interface that every environment has. Asynchronous, because some live in other
 processes or behind HTTP; an in-process one simply never suspends, which costs microseconds."""
 
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 from envs.types import Item, Observation, StepResult
 
@@ -40,4 +40,16 @@ class HasProcess(Protocol):
 
     async def prepare(self) -> None:
         """Start the process ahead of the first `reset`, which else does it."""
+        ...
+
+
+@runtime_checkable
+class Inspectable(Protocol):
+    """What an environment has besides, if more can be asked of an episode than what it shows its player."""
+
+    async def inspect(self, what: str) -> Any:
+        """A fact of the episode under way, a JSON value, e.g. `available_actions`; changes nothing.
+
+        Raises `ConfigError` for what it does not know.
+        """
         ...

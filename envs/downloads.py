@@ -1,7 +1,7 @@
 """Downloads of data sets: resumed where they stopped, held against sizes and checksums, unpacked.
 
 A file is written to `<path>.part` and gets its name when it is whole and right. Beside it lies what the
-server called this version (`<path>.part.json`), so that a download never goes on with another version's bytes.
+server called this version (`<path>.part.json`): a download never goes on with the bytes of another.
 """
 
 import gzip

@@ -88,6 +88,10 @@ class HostedEnv:
             raise RuntimeError("step before reset, or after the end")
         return StepResult(**_with_images(await self._call("step", action)))
 
+    async def inspect(self, what: str) -> Any:
+        """See `Inspectable`; raises `ConfigError`, too, where the environment is none."""
+        return await self._call("inspect", what)
+
     async def close(self) -> None:
         """End the worker: by its own means if it listens, by force in any case."""
         channel, self._channel = self._channel, None

@@ -220,6 +220,7 @@ class OpenEnvLink:
             terminated=seen["terminated"],
             truncated=seen["truncated"],
             success=seen["success"],
+            metrics=seen["metrics"],
         )
 
 

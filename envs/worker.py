@@ -12,7 +12,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from envs.base import Environment, HasProcess
+from envs.base import Environment, HasProcess, Inspectable
+from envs.errors import ConfigError
 from envs.images import data_uri
 from envs.types import Image, Item, Observation, StepResult
 
@@ -38,6 +39,10 @@ class Worker:
                 return {"value": _opened(Observation.of(await self._env.reset(Item(**argument))))}
             if method == "step":
                 return {"value": _stepped(await self._env.step(argument))}
+            if method == "inspect":
+                if not isinstance(self._env, Inspectable):
+                    raise ConfigError(f"{type(self._env).__name__} tells nothing of {argument!r}")
+                return {"value": await self._env.inspect(argument)}
             if method == "close":
                 await self._env.close()
             elif isinstance(self._env, HasProcess):

@@ -6,7 +6,7 @@ import subprocess
 import sys
 import time
 
-from envs.errors import MissingDependency
+from envs.errors import ConfigError, MissingDependency
 from envs.types import Item, StepResult
 
 
@@ -38,6 +38,8 @@ class Rogue:
             )
         if verb == "repeat":
             return StepResult("ab\n" * int(rest))
+        if verb == "measure":
+            return StepResult("", metrics={rest: 0.5})
         print("environments may print")
         return StepResult(
             str(os.getpid()) if action == "pid" else action,
@@ -46,6 +48,11 @@ class Rogue:
             truncated=action == "cut",
             success=action == "end",
         )
+
+    async def inspect(self, what: str) -> object:
+        if what != "pid":
+            raise ConfigError(f"Rogue knows no {what}")
+        return {"pid": os.getpid()}
 
     async def close(self) -> None:
         await asyncio.sleep(0)

@@ -145,6 +145,20 @@ def test_what_is_no_action_goes_to_the_environment_and_is_counted() -> None:
     assert played.success
 
 
+class Measured(ToyEnv):
+    """Tells how far it has come."""
+
+    async def step(self, action: str) -> StepResult:
+        result = await super().step(action)
+        return replace(result, metrics={"came": result.reward, action: 1.0})
+
+
+def test_the_last_of_the_environments_own_numbers_are_the_episodes() -> None:
+    played = play_one(says("Action: add 1", "Action: add 2"), env=Measured())
+    own = {name: value for name, value in played.metrics.items() if name.startswith("env_metrics/")}
+    assert own == {"env_metrics/came": 1.0, "env_metrics/add 1": 1.0, "env_metrics/add 2": 1.0}
+
+
 class RandomSampler:
     """Draws tokens at random, so that decoding and encoding them would not give them back."""
 

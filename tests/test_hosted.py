@@ -70,6 +70,10 @@ def test_what_is_said_and_raised_arrives_as_it_was(host_of: Any) -> None:
         assert await env.step("cut") == StepResult("cut", reward=0.25, truncated=True)
         assert len((await env.step("repeat 1000000")).observation) == 3_000_000
         assert int((await env.step("pid")).observation) == env.pid != os.getpid()
+        assert (await env.step("measure f1")).metrics == {"f1": 0.5}
+        assert await env.inspect("pid") == {"pid": env.pid}
+        with pytest.raises(ConfigError, match="Rogue knows no colour"):
+            await env.inspect("colour")
         with pytest.raises(EnvCrashed, match="rogue_7: step raised KeyError: 'a b'"):
             await env.step("raise a b")
         with pytest.raises(MissingDependency, match=r"^apt-get install x$"):

@@ -121,6 +121,7 @@ def test_openenvs_http_routes_keep_their_session(http: httpx.Client) -> None:
         "terminated": False,
         "truncated": False,
         "success": False,
+        "metrics": {},
     }
     assert (stepped["reward"], stepped["done"]) == (0, False)
     assert http.get("/state", params={"session_id": session_id}).json() == {

@@ -223,6 +223,7 @@ def _result(result: StepResult) -> Result:
             terminated=result.terminated,
             truncated=result.truncated,
             success=result.success,
+            metrics=dict(result.metrics),
         ),
         reward=result.reward,
         done=result.terminated or result.truncated,

@@ -23,6 +23,7 @@ class Observation(BaseModel):
     terminated: bool = False
     truncated: bool = False
     success: bool = False
+    metrics: dict[str, float] = {}
 
 
 class State(BaseModel):
