@@ -2,7 +2,7 @@
 
 One server serves one environment. `POST /create` answers `{"id": …}`; `POST /reset {id, data_idx}`,
 `POST /step {id, action}` and `POST /close {id}` act on that instance, `GET /observation?id=…` looks at it.
-What differs between environments is here and in `envs/serve/agentgym.py`.
+What differs between environments is here and in `envs/serve/agentgym/families.py`.
 """
 
 from dataclasses import dataclass

@@ -12,6 +12,7 @@ score of -1, which counts as 0 here. A step's reward is the score that it brough
 
 import asyncio
 import atexit
+import json
 import random
 import tempfile
 from collections.abc import Callable, Sequence
@@ -19,6 +20,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 from typing import Any, TypeVar
 
 from envs.errors import ConfigError
@@ -143,6 +145,34 @@ class Jvm:
         score = float(self._simulator.getScore())
         return observation, score, score < 0 or bool(self._simulator.getCompleted())
 
+    def ask(self, what: str) -> Any:
+        """What a player is not told: named and formed as AgentGym's server does."""
+        simulator = self._simulator
+        match what:
+            case "action_hint":
+                return {
+                    "possible_actions": list(map(str, simulator.getPossibleActions())),
+                    "possible_objects": list(map(str, simulator.getPossibleObjects())),
+                }
+            case "goals":
+                return {"goals": str(simulator.getGoalProgressStr())}
+            case "task_description":
+                return {"task_description": str(simulator.getTaskDescription())}
+            case "object_tree":
+                simulator.getObjectTree(self._folder.name)
+                return {"object_tree": json.loads(Path(self._folder.name, "objectTree.json").read_text())}
+            case "state":
+                return {
+                    "observation": str(simulator.freeActionLook()),
+                    "inventory": str(simulator.freeActionInventory()),
+                    "task_description": str(simulator.getTaskDescription()),
+                    "goal_progress": str(simulator.getGoalProgressStr()),
+                    "possible_actions": list(map(str, simulator.getPossibleActions()))[:10],
+                    "possible_objects": list(map(str, simulator.getPossibleObjects()))[:10],
+                    "current_moves": int(simulator.getNumMoves()),
+                }
+        raise ConfigError(f"sciworld tells nothing of {what!r}")
+
     def close(self) -> None:
         """End the process. Idempotent."""
         self._process.kill()
@@ -193,6 +223,13 @@ class SciWorldEnv:
         score = max(0.0, score)
         gained, self._score = score - self._score, score
         return StepResult(observation, gained, terminated=ended, success=ended and score >= 1.0)
+
+    async def inspect(self, what: str) -> Any:
+        """See `envs/base.py`, `Inspectable`; `Jvm.ask` has what can be asked."""
+        jvm = self._jvm
+        if jvm is None:
+            raise RuntimeError("asked before reset")
+        return await self._in_thread(lambda: jvm.ask(what))
 
     async def close(self) -> None:
         """End the JVM."""

@@ -220,6 +220,24 @@ def test_sessions_are_capped_and_expire() -> None:
     asyncio.run(main())
 
 
+def test_who_looks_on_keeps_a_session_alive() -> None:
+    async def main() -> None:
+        limits = Limits(idle_s=0.4)
+        async with (
+            listening(get_env("textcraft"), limits=limits) as url,
+            httpx.AsyncClient(base_url=url) as http,
+        ):
+            watched, stated, left = [(await http.post("/create", json={})).json()["id"] for _ in range(3)]
+            until = asyncio.get_running_loop().time() + 1.5
+            while asyncio.get_running_loop().time() < until:
+                assert (await http.get("/observation", params={"id": watched})).status_code == 200
+                assert (await http.get("/state", params={"session_id": str(stated)})).status_code == 200
+                await asyncio.sleep(0.05)
+            assert (await http.get("/observation", params={"id": left})).status_code == 410
+
+    asyncio.run(main())
+
+
 def test_a_token_opens_the_server_and_only_its_own_sessions() -> None:
     async def main() -> None:
         async with (
@@ -275,6 +293,41 @@ def test_ids_come_once_in_no_order_and_are_known_again() -> None:
 
 
 @pytest.mark.skipif(shutil.which("java") is None, reason="apt-get install default-jre-headless")
+def test_what_agentgyms_sciworld_tells_besides_is_what_the_package_says() -> None:
+    from scienceworld import ScienceWorldEnv
+
+    package = ScienceWorldEnv()
+    package.load("boil", 0)
+    package.step("look around")
+
+    async def main() -> None:
+        async with listening(get_env("sciworld")) as url, httpx.AsyncClient(base_url=url, timeout=60) as http:
+            session_id = (await http.post("/create")).json()["id"]
+            await http.post("/reset", json={"id": session_id, "data_idx": 0})
+
+            async def told(path: str) -> Any:
+                return (await http.get(path, params={"id": session_id})).raise_for_status().json()
+
+            hint = await told("/action_hint")
+            assert sorted(hint["possible_actions"]) == sorted(package.get_possible_actions())
+            assert sorted(hint["possible_objects"]) == sorted(package.get_possible_objects())
+            assert await told("/goals") == {"goals": package.get_goal_progress()}
+            assert await told("/task_description") == {"task_description": package.get_task_description()}
+            assert (await told("/object_tree"))["object_tree"].keys() == package.getObjectTree().keys()
+            state = await told("/state")
+            assert state["inventory"] == package.inventory()
+            assert state["current_moves"] == package.get_num_moves()
+            # OpenEnv's state of the same session, under its own name.
+            openenv = (await http.get("/state", params={"session_id": str(session_id)})).json()
+            assert openenv["item_id"] == "sciworld_0"
+
+    try:
+        asyncio.run(main())
+    finally:
+        package.close()
+
+
+@pytest.mark.skipif(shutil.which("java") is None, reason="apt-get install default-jre-headless")
 def test_no_jvm_outlives_its_server() -> None:
     with served("sciworld") as server, httpx.Client(base_url=server.url, timeout=60) as http:
         session_id = http.post("/create").json()["id"]
@@ -286,7 +339,12 @@ def test_no_jvm_outlives_its_server() -> None:
         assert set(looked) == {"observation", "reward", "score", "done"}
         lost = http.post("/reset", json={"id": session_id, "data_idx": 10**6})
         assert lost.status_code == 422
-        assert "sciworld_1000000" in lost.json()["detail"]
+        (fault,) = lost.json()["detail"]
+        assert fault["loc"] == ["body", "data_idx"]
+        by_name = http.post("/reset", json={"item_id": "sciworld_1000000"})
+        assert by_name.status_code == 422
+        assert by_name.json()["detail"][0]["loc"] == ["body", "item_id"]
+        assert "sciworld_1000000" in fault["msg"]
         jvms = [child for child in psutil.Process(server.process.pid).children() if child.name() == "java"]
         assert len(jvms) == 1
         server.stop()

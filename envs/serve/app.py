@@ -1,7 +1,8 @@
 """The server of one environment: both protocols on one port, who may use them, how it starts and ends.
 
-`POST /reset` and `POST /step` belong to both protocols: a body with AgentGym's `id` or `data_idx`, or whose
-action is a text, is AgentGym's; any other is OpenEnv's.
+`POST /reset` and `POST /step` belong to both protocols: a body with one of AgentGym's names in it (`id`,
+`data_idx`, …), or whose action is a text, is AgentGym's; any other is OpenEnv's. `GET /state` is told apart
+by its query.
 """
 
 import asyncio
@@ -18,7 +19,7 @@ from aiohttp import web
 
 from envs.errors import ConfigError
 from envs.registry import EnvSpec
-from envs.serve.agentgym import AgentGym
+from envs.serve.agentgym.handlers import AgentGym
 from envs.serve.describe import describe
 from envs.serve.limits import Limits
 from envs.serve.openenv import OpenEnv
@@ -53,11 +54,11 @@ class EnvServer:
         app.router.add_get("/", self._hello)
         app.router.add_post("/create", gym.create)
         app.router.add_post("/close", gym.close)
-        app.router.add_get("/observation", gym.observation)
-        app.router.add_get("/detail", gym.detail)
+        for path in gym.looks.keys() - {"/state"}:
+            app.router.add_get(path, gym.look)
         app.router.add_post("/reset", self._reset)
         app.router.add_post("/step", self._step)
-        app.router.add_get("/state", openenv.state)
+        app.router.add_get("/state", self._state)
         app.router.add_get("/schema", openenv.schema)
         app.router.add_get("/metadata", openenv.metadata)
         app.router.add_get("/health", openenv.health)
@@ -132,15 +133,20 @@ class EnvServer:
 
     async def _reset(self, request: web.Request) -> web.Response:
         body = await body_of(request)
-        if isinstance(body, dict) and ("id" in body or "data_idx" in body):
+        if self._agentgym.is_meant(body):
             return await self._agentgym.reset(request, body)
         return await self._openenv.reset(request, body)
 
     async def _step(self, request: web.Request) -> web.Response:
         body = await body_of(request)
-        if isinstance(body, dict) and ("id" in body or isinstance(body.get("action"), str)):
+        if self._agentgym.is_meant(body):
             return await self._agentgym.step(request, body)
         return await self._openenv.step(request, body)
+
+    async def _state(self, request: web.Request) -> web.Response:
+        if "/state" in self._agentgym.looks and self._agentgym.is_asked(request):
+            return await self._agentgym.look(request)
+        return await self._openenv.state(request)
 
     async def _hello(self, _: web.Request) -> web.Response:
         return answer(f"This is environment {self.sessions.spec.name}.")

@@ -6,8 +6,8 @@ from typing import Any, TypeGuard
 from pydantic import BaseModel, TypeAdapter
 from pydantic.json_schema import models_json_schema
 
-from envs.serve import agentgym
 from envs.serve import openenv_bodies as openenv
+from envs.serve.agentgym.handlers import AgentGym
 
 _REF = "#/components/schemas/{model}"
 
@@ -39,57 +39,53 @@ class _Route:
     needs_session: bool = False
 
 
-def describe(env: str, gym: agentgym.AgentGym, *, guarded: bool) -> dict[str, Any]:
+def describe(env: str, gym: AgentGym, *, guarded: bool) -> dict[str, Any]:
     """The document; `guarded`: a token is asked for."""
-    answers = gym.answers
+    family = gym.family
     routes = [
         _Route(method="get", path="/", says="Name of the environment", returns=(str,)),
         _Route(
             method="post",
             path="/create",
             says="AgentGym: make an instance",
-            body=(agentgym.Create,),
-            returns=(answers["/create"],),
+            body=(family.create,),
+            returns=(family.created_answer,),
         ),
         _Route(
             method="post",
             path="/reset",
             says="AgentGym, OpenEnv: start an episode",
-            body=(gym.reset_body, openenv.HttpReset),
-            returns=(answers["/reset"], openenv.Result),
+            body=(family.reset, openenv.HttpReset),
+            returns=(family.opened_answer, openenv.Result),
             needs_session=True,
         ),
         _Route(
             method="post",
             path="/step",
             says="AgentGym, OpenEnv: carry out an action",
-            body=(agentgym.Step, openenv.HttpStep),
-            returns=(answers["/step"], openenv.Result),
+            body=(family.step, openenv.HttpStep),
+            returns=(family.stepped_answer, openenv.Result),
             needs_session=True,
         ),
         _Route(
             method="post",
             path="/close",
             says="AgentGym: free an instance",
-            body=(agentgym.Close,),
-            returns=(bool,),
+            body=(family.of_session,),
+            returns=(type(family.closed) if not isinstance(family.closed, dict) else dict[str, str],),
             needs_session=True,
         ),
-        _Route(
-            method="get",
-            path="/observation",
-            says="AgentGym: what was last seen",
-            query=agentgym.Close,
-            returns=(answers["/observation"],),
-            needs_session=True,
-        ),
-        _Route(
-            method="get",
-            path="/detail",
-            says="AgentGym: what was last answered",
-            query=agentgym.Close,
-            returns=(answers["/reset"],),
-            needs_session=True,
+        *(
+            _Route(
+                method="get",
+                path=path,
+                says=f"AgentGym: {path.strip('/').replace('_', ' ')}",
+                query=family.of_session,
+                returns=(look.answer,),
+                needs_session=True,
+            )
+            for path, look in family.looks.items()
+            if path != "/state"
         ),
         _Route(
             method="get",

@@ -66,7 +66,7 @@ class OpenEnv:
     async def reset(self, request: web.Request, body: object) -> web.Response:
         """Start an episode, in a new session or a given one."""
         wanted = checked(HttpReset, body)
-        item = self._item(wanted)
+        item = self._item(wanted, place="body")
         if wanted.session_id is not None:
             session = self._sessions.find(int(wanted.session_id), request[OWNER])
             result = await self._reset(session, wanted, item)
@@ -90,7 +90,9 @@ class OpenEnv:
     async def state(self, request: web.Request) -> web.Response:
         """Where the episode stands."""
         wanted = checked(StateQuery, dict(request.query), place="query")
-        return answer(_state(self._sessions.find(int(wanted.session_id), request[OWNER])))
+        session = self._sessions.find(int(wanted.session_id), request[OWNER])
+        self._sessions.touch(session)
+        return answer(_state(session))
 
     async def socket(self, request: web.Request) -> web.WebSocketResponse:
         """A session for as long as the connection lasts."""
@@ -117,11 +119,12 @@ class OpenEnv:
         match message.type:
             case "reset":
                 wanted = checked(Reset, message.data, place="data")
-                result = await self._reset(session, wanted, self._item(wanted))
+                result = await self._reset(session, wanted, self._item(wanted, place="data"))
             case "step":
                 action = checked(Action, message.data, place="data")
                 result = _result(await self._sessions.step(session, action.text))
             case "state":
+                self._sessions.touch(session)
                 return {"type": "state", "data": _state(session)}
         return {"type": "observation", "data": result}
 
@@ -130,15 +133,15 @@ class OpenEnv:
         session.episode_id = wanted.episode_id
         return Result(observation=Observation(text=observation), reward=None, done=False)
 
-    def _item(self, wanted: Reset) -> Item:
+    def _item(self, wanted: Reset, *, place: str) -> Item:
         if wanted.item_id is None:
             return random.Random(wanted.seed).choice(self._train)
         name, _, index = wanted.item_id.rpartition("_")
         if name != self._spec.name or not (index.isascii() and index.isdecimal() and len(index) <= 16):
             fault = f"{wanted.item_id[:60]!r} is no item of {self._spec.name!r}, e.g. '{self._spec.name}_12'"
-            raise Refused(422, [{"loc": ["body", "item_id"], "msg": fault, "type": "value_error"}])
-        return Item(
-            item_id=wanted.item_id, env=self._spec.name, seed=wanted.seed or 0, metadata=wanted.metadata
+            raise Refused(422, [{"loc": [place, "item_id"], "msg": fault, "type": "value_error"}])
+        return self._sessions.item(
+            int(index), field=(place, "item_id"), seed=wanted.seed or 0, metadata=wanted.metadata
         )
 
 

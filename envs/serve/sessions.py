@@ -8,13 +8,13 @@ import asyncio
 import logging
 import time
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import TypeVar
+from typing import Any, TypeVar
 
-from envs.base import Environment
+from envs.base import Environment, Inspectable
 from envs.errors import ConfigError, described
 from envs.hosted import HostedEnv
 from envs.manager import host_of
@@ -128,6 +128,37 @@ class Sessions:
             )
         raise Refused(404, f"there is no session {session_id}; create one")
 
+    def item(
+        self,
+        index: int,
+        *,
+        field: tuple[str, ...],
+        seed: int = 0,
+        metadata: Mapping[str, Any] | None = None,
+    ) -> Item:
+        """The item of a number; refuses, naming the request's `field`, a number that no item has."""
+        if self.spec.item_of is None:
+            item = Item(item_id=f"{self.spec.name}_{index}", env=self.spec.name)
+        else:
+            try:
+                item = self.spec.item_of(index)
+            except ConfigError as error:
+                raise Refused(422, [{"loc": [*field], "msg": str(error), "type": "value_error"}]) from None
+        return replace(item, seed=seed or item.seed, metadata={**item.metadata, **(metadata or {})})
+
+    def touch(self, session: Session) -> None:
+        """It is in use: let it not expire."""
+        session.used_at = time.monotonic()
+        if session.session_id in self._open:
+            self._open.move_to_end(session.session_id)
+
+    async def ask(self, session: Session, what: str) -> Any:
+        """A fact of the episode under way, which its environment tells (`Inspectable`)."""
+        env = session.env
+        if not isinstance(env, Inspectable):
+            raise Refused(501, f"{self.spec.name} tells nothing of {what!r}")
+        return await self._do(session, lambda: env.inspect(what), self.limits.step_timeout_s)
+
     async def reset(self, session: Session, item: Item) -> str:
         """Start an episode; returns the first observation."""
         with self.metrics.reset_s.time():
@@ -220,6 +251,4 @@ class Sessions:
             raise Refused(500, f"the environment raised {described(error)}; it was closed") from error
         finally:
             session.busy = False
-            session.used_at = time.monotonic()
-            if session.session_id in self._open:
-                self._open.move_to_end(session.session_id)
+            self.touch(session)
