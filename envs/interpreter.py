@@ -2,8 +2,9 @@
 
 One interpreter process lives behind the walls of a sandbox (`envs/sandbox.py`) and keeps its variables from
 run to run. A run that takes too long, or too much memory or CPU time, ends with its process; the next one
-begins afresh, and is told so. The process speaks one JSON line a run over pipes that the code which it runs
-cannot see by name; code that finds them can only spoil its own answer.
+begins afresh. That a process has died in between is told at the next run, which is not begun. It speaks one
+JSON line a run over pipes that the code which it runs cannot see by name; code that finds them can only spoil
+its own answer.
 """
 
 import asyncio
@@ -65,6 +66,9 @@ class Interpreter:
         `timeout_s`: another time for this run.
         Raises `MissingDependency` where the backend does not work, `EnvCrashed` if no interpreter starts.
         """
+        if self._process is not None and self._process.returncode is not None:
+            await self.close()
+            return Run("", ended="its process had died since the last run; this one was not begun")
         process = await self._started()
         limit_s = self._timeout_s if timeout_s is None else timeout_s
         request = json.dumps({"code": code, "output_chars": self._output_chars})
@@ -110,7 +114,7 @@ class Interpreter:
         await process.wait()
 
     async def _started(self) -> asyncio.subprocess.Process:
-        if self._process is not None and self._process.returncode is None:
+        if self._process is not None:
             return self._process
         await asyncio.to_thread(check, self._backend)
         self._label = f"wingspan-{os.getpid()}-{secrets.token_hex(4)}"

@@ -132,6 +132,26 @@ def env_names() -> list[str]:
     return list(_MODULES)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Family:
+    """Environments of one package, each named `family:argument`."""
+
+    name: str
+    example: str
+    source: str
+    """One line: what it has, and where its items come from."""
+    packages: tuple[str, ...]
+
+
+def families() -> list[Family]:
+    """All families, whether or not their packages are installed."""
+    modules = {name: import_module(module) for name, module in _FAMILIES.items()}
+    return [
+        Family(name=name, example=module.EXAMPLE, source=module.SOURCE, packages=module.PACKAGES)
+        for name, module in modules.items()
+    ]
+
+
 def get_env(name: str) -> EnvSpec:
     """The environment called `name`; raises `ConfigError` if there is none, `MissingDependency` if its
     package is not installed."""

@@ -75,6 +75,17 @@ class Program:
         said = failure([path, *self.command[1:]])
         return None if said is None else f"{install_command(self.packages)} ({path} does not run: {said})"
 
+    def version(self) -> str:
+        """The first line of what it says of itself; empty where it is not here."""
+        path = shutil.which(self.command[0])
+        if path is None:
+            return ""
+        done = subprocess.run(
+            [path, *self.command[1:]], capture_output=True, text=True, timeout=PROBE_TIMEOUT_S
+        )
+        lines = (done.stdout or done.stderr).splitlines()
+        return lines[0].strip() if lines else ""
+
 
 @dataclass(frozen=True, slots=True)
 class UserNamespaces:

@@ -96,6 +96,10 @@ class PipelinePlayer(ABC):
     ) -> list[list[Trajectory]]:
         """One group per item, in order; the callbacks are those of `agents.group.play`."""
 
+    @abstractmethod
+    async def warm_up(self) -> None:
+        """Start what a step of training will want and what takes long to start."""
+
     @property
     @abstractmethod
     def environments(self) -> Mapping[str, PoolMetrics]:
@@ -114,6 +118,7 @@ class AgentPlayer(PipelinePlayer):
         specs = environments(pipeline)
         self._pipeline = pipeline
         self._rules = {spec.name: rules_for(spec, pipeline, tokenizer=tokenizer) for spec in specs}
+        self._slow_to_start = [spec.name for spec in specs if spec.isolation != "none"]
         most = pipeline.rollout.max_live_envs
         self._envs = EnvManager(specs, capacity=most, total=most, spread=over_cluster())
 
@@ -153,6 +158,13 @@ class AgentPlayer(PipelinePlayer):
             on_turn=on_turn,
             on_trajectory=on_trajectory,
         )
+
+    async def warm_up(self) -> None:
+        """See `PipelinePlayer`: instances that are processes, also in the place of those that have ended."""
+        rollout = self._pipeline.rollout
+        chains = rollout.items_per_step * rollout.group_size
+        for env in self._slow_to_start:
+            await self._envs.warm_up(env, -(-chains // len(self._rules)))
 
     @property
     def environments(self) -> Mapping[str, PoolMetrics]:

@@ -86,6 +86,9 @@ class ProgramPlayer(PipelinePlayer):
                 on_trajectory=on_trajectory,
             )
 
+    async def warm_up(self) -> None:
+        """See `PipelinePlayer`; there is nothing."""
+
     @property
     def environments(self) -> Mapping[str, PoolMetrics]:
         """See `PipelinePlayer`; there are none."""

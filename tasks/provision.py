@@ -21,6 +21,7 @@ from envs.errors import EnvCrashed, EpisodeTimeout, WingspanError
 from envs.files import write_atomically
 from envs.manager import EnvManager
 from envs.registry import EnvSpec, ExpertStep, get_env
+from envs.requirements import Program
 from envs.types import Item
 from envs.workspace import HasWorkspace
 from tasks.environments import environments
@@ -73,10 +74,12 @@ def provision(pipeline: Pipeline, workspace: Path) -> None:
 
 
 def _where(env: str, *, pipeline: Pipeline) -> dict[str, Any]:
-    """What it is: packages of this machine, or servers, which do not tell theirs."""
+    """What it is: packages and programs of this machine, or servers, which do not tell theirs."""
     if env in pipeline.servers:
         return {"servers": list(pipeline.servers[env].urls)}
-    return {"packages": {name: version(name) for name in get_env(env).packages}}
+    spec = get_env(env)
+    programs = {need.name: need.version() for need in spec.requirements if isinstance(need, Program)}
+    return {"packages": {name: version(name) for name in spec.packages}, "programs": programs}
 
 
 @dataclass(frozen=True, slots=True)

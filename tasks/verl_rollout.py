@@ -7,9 +7,11 @@ ended. What becomes a row for the trainer is `tasks/verl_rows.py`'s.
 """
 
 import asyncio
+import logging
 import threading
 import time
 from collections.abc import Coroutine, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -17,7 +19,7 @@ from torch.utils.data import Dataset
 
 from agents.pictures import opened
 from agents.types import Completion, FinishReason, SamplingParams
-from envs.errors import SamplerFailed
+from envs.errors import SamplerFailed, described
 from envs.metrics import PoolMetrics
 from envs.types import Image, Item
 from tasks.errors import NoEpisodes, SamplerDied
@@ -30,6 +32,8 @@ from tasks.verl_rows import Group, fields_of, is_informative, is_usable, rows_of
 from tasks.verl_vision import verl_processor
 
 T = TypeVar("T")
+
+_log = logging.getLogger(__name__)
 
 
 class ItemDataset(Dataset[dict[str, Any]]):
@@ -123,6 +127,7 @@ class RolloutManager:
         self._loop = asyncio.new_event_loop()
         threading.Thread(target=self._loop.run_forever, name="rollout", daemon=True).start()
         self.last: StepRollout | None = None
+        self._warming = self._warm_up()
 
     @classmethod
     def create(
@@ -178,6 +183,7 @@ class RolloutManager:
             informative=sum(is_informative(group) for group in groups),
             environments=self._player.environments,
         )
+        self._warming = self._warm_up()  # while the trainer computes
 
     def play(self, items: Sequence[Item], play: Play) -> list[Group]:
         """`PipelinePlayer.play`, for callers that wait."""
@@ -201,8 +207,20 @@ class RolloutManager:
         """Close the environments and end the event loop."""
         if self._served is not None:
             self._run(self._served.close())
+        self._warming.cancel()
         self._run(self._player.close())
         self._loop.call_soon_threadsafe(self._loop.stop)
 
+    def _warm_up(self) -> Future[None]:
+        warming = asyncio.run_coroutine_threadsafe(self._player.warm_up(), self._loop)
+        warming.add_done_callback(_log_failure)
+        return warming
+
     def _run(self, work: Coroutine[Any, Any, T]) -> T:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+
+
+def _log_failure(warming: Future[None]) -> None:
+    """It is no episode's yet: the next to need an environment meets the same failure, and counts it."""
+    if not warming.cancelled() and (error := warming.exception()) is not None:
+        _log.warning("environments cannot be started ahead: %s", described(error))

@@ -16,7 +16,7 @@ import yaml
 from typer.testing import CliRunner, Result
 
 from envs.errors import ConfigError, MissingDependency
-from envs.registry import ExpertStep, env_names, get_env
+from envs.registry import ExpertStep, env_names, families, get_env
 from envs.requirements import JAVA
 from envs.textcraft import make_item
 from flows.cli import app
@@ -56,7 +56,9 @@ def play_on(here: Path, env: str) -> None:
 def test_environments_are_listed_with_what_is_missing(no_programs: Path) -> None:
     done = call("envs")
     rows = {line.split()[0]: line for line in done.stdout.splitlines()}
-    assert list(rows) == env_names()
+    named = [f"{family.name}:…" for family in families()]
+    assert list(rows) == [*env_names(), *named, "(code"]
+    assert "e.g. reasoning-gym:leg_counting" in rows["reasoning-gym:…"]
     assert "installed" in rows["textcraft"]
     assert "374 train, 100 test" in rows["textcraft"]
     assert "missing Java: " in rows["sciworld"]

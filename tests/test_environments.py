@@ -1,5 +1,6 @@
 """Where a pipeline's environments live: on this machine, or on servers that its settings name."""
 
+import asyncio
 import json
 import re
 from dataclasses import dataclass, replace
@@ -9,14 +10,18 @@ from urllib.request import Request, urlopen
 
 import pytest
 
+from agents.sampler import ScriptedSampler
 from envs.errors import ConfigError, MissingDependency
 from envs.textcraft import SPEC
 from tasks.environments import check_environments, environments, needed_here
 from tasks.pipelines import load_pipeline
+from tasks.player import Player
 from tasks.prepare import prepare
 from tasks.provision import provision
 from tasks.settings import Pipeline
+from tests import verl_toy
 from tests.serving import served
+from tests.toy import toy_tokenizer
 
 PIPELINES = Path(__file__).parents[1] / "pipelines.yaml"
 
@@ -91,3 +96,22 @@ def test_there_is_a_place_for_each_environment() -> None:
 def test_servers_that_cannot_be(servers: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         environments(on(**servers))
+
+
+def test_what_takes_long_to_start_is_started_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(verl_toy, "SPEC", replace(verl_toy.SPEC, isolation="process"))
+    verl_toy.register()
+    few = {"rollout.items_per_step": 1, "rollout.group_size": 3, "train.mini_batches": 1}
+    pipeline = verl_toy.toy_pipeline(Path("none"), **few)
+    player = Player(pipeline, sampler=ScriptedSampler([], encode=lambda text: []), tokenizer=toy_tokenizer())
+
+    async def main() -> None:
+        try:
+            await player.warm_up()
+            await player.warm_up()
+            counted = player.environments["parity"]
+            assert (counted.idle, counted.created) == (3, 3)
+        finally:
+            await player.close()
+
+    asyncio.run(main())

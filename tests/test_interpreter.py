@@ -94,6 +94,23 @@ def test_what_ends_the_interpreter_is_said_and_the_next_run_begins_afresh(sandbo
     assert fresh == Run("False\n", ended=None)
 
 
+def test_an_interpreter_that_died_between_two_runs_says_so_and_begins_nothing(sandbox):
+    async def main() -> None:
+        interpreter = Interpreter(sandbox, limits=Limits(memory_mb=256))
+        try:
+            await interpreter.run("x = 1")
+            process = interpreter._process
+            os.killpg(process.pid, signal.SIGKILL)
+            await process.wait()
+            lost = await interpreter.run("print('begun')")
+            assert (lost.output, "died since the last run" in lost.ended) == ("", True)
+            assert (await interpreter.run("'x' in globals()")).output == "False\n"
+        finally:
+            await interpreter.close()
+
+    asyncio.run(main())
+
+
 def test_cpu_time_is_counted_run_by_run(sandbox):
     """A session may take more in all than a run may; a run that spins, in children too, ends."""
     limits = Limits(memory_mb=256, cpu_s=0.6)

@@ -20,6 +20,7 @@ from envs.serve.limits import Limits
 from envs.textcraft_expert import solve
 from envs.textcraft_world import game
 from tests.serving import Served, listening, served
+from tests.toy import ToyEnv, toy_spec
 
 
 @pytest.fixture(scope="module")
@@ -234,6 +235,25 @@ def test_who_looks_on_keeps_a_session_alive() -> None:
                 assert (await http.get("/state", params={"session_id": str(stated)})).status_code == 200
                 await asyncio.sleep(0.05)
             assert (await http.get("/observation", params={"id": left})).status_code == 410
+
+    asyncio.run(main())
+
+
+def test_an_instance_that_leaks_is_replaced_between_its_episodes() -> None:
+    made: list[ToyEnv] = []
+
+    def make() -> ToyEnv:
+        made.append(ToyEnv())
+        return made[-1]
+
+    async def main() -> None:
+        spec = toy_spec(make, max_episodes=2)
+        async with listening(spec) as url, httpx.AsyncClient(base_url=url) as http:
+            body: dict[str, Any] = {"item_id": "toy_3", "metadata": {"target": 3}}
+            body["session_id"] = (await http.post("/reset", json=body)).json()["metadata"]["session_id"]
+            for _ in range(4):
+                assert (await http.post("/reset", json=body)).status_code == 200
+            assert [(env.resets, env.closed) for env in made] == [(2, True), (2, True), (1, False)]
 
     asyncio.run(main())
 

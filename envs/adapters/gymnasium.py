@@ -36,6 +36,9 @@ from envs.registry import EnvSpec, no_expert
 from envs.types import Item, StepResult
 
 FAMILY = "gymnasium"
+EXAMPLE = "gymnasium:FrozenLake-v1?is_slippery=false"
+SOURCE = "the gymnasium package, or the one that registers it: episodes made from seeds"
+PACKAGES = ("gymnasium",)
 
 INSTRUCTIONS = """\
 You act in the environment {id}. {hint}Every round you are told what you see, and you answer with your \
@@ -149,8 +152,8 @@ def spec(argument: str) -> EnvSpec:
         split=partial(seeded_split, name),
         expert=no_expert,
         instructions=_setup(argument).instructions,
-        packages=("gymnasium",),
-        source="the gymnasium package, or the one that registers it: episodes made from seeds",
+        packages=PACKAGES,
+        source=SOURCE,
     )
 
 

@@ -29,6 +29,9 @@ from envs.registry import EnvSpec, no_expert
 from envs.types import Item, StepResult
 
 FAMILY = "openenv"
+EXAMPLE = "openenv:http://127.0.0.1:8000"
+SOURCE = "a server that speaks OpenEnv: episodes by seed"
+PACKAGES = ("websockets",)
 CONNECT_TIMEOUT_S = 10.0
 GOODBYE_S = 2.0
 """For the server to end a session that is left."""
@@ -143,7 +146,7 @@ def spec(argument: str) -> EnvSpec:
         split=partial(seeded_split, name),
         expert=no_expert,
         instructions=INSTRUCTIONS,
-        packages=("websockets",),
+        packages=PACKAGES,
         source=f"the server at {argument}: episodes by seed",
     )
 

@@ -28,6 +28,9 @@ from envs.registry import EnvSpec, ExpertStep, Split
 from envs.types import Item, StepResult
 
 FAMILY = "reasoning-gym"
+EXAMPLE = "reasoning-gym:leg_counting"
+SOURCE = "the reasoning-gym package: questions made from seeds; nothing to download"
+PACKAGES = ("reasoning-gym",)
 SLOW = ("futoshiki", "knight_swap", "puzzle24", "zebra_puzzles")
 """Data sets whose questions take tenths of a second and more: they would hold up others in one process."""
 TRAIN_ITEMS, TEST_ITEMS = 500, 100
@@ -96,8 +99,8 @@ def spec(argument: str) -> EnvSpec:
         split=partial(split, name),
         expert=partial(expert, name),
         instructions=INSTRUCTIONS,
-        packages=("reasoning-gym",),
-        source="the reasoning-gym package: questions made from seeds; nothing to download",
+        packages=PACKAGES,
+        source=SOURCE,
         isolation="process" if argument.partition("?")[0] in SLOW else "none",
         preload=("reasoning_gym",),
     )

@@ -28,6 +28,9 @@ from envs.registry import EnvSpec, no_expert
 from envs.types import Item, StepResult
 
 FAMILY = "textarena"
+EXAMPLE = "textarena:GuessTheNumber-v0"
+SOURCE = "the textarena package: games made from seeds; nothing to download"
+PACKAGES = ("textarena",)
 SLOW = ("RushHour", "Sokoban", "Sudoku")
 """Games whose making takes tenths of a second and more: they would hold up all that play in one process."""
 
@@ -144,8 +147,8 @@ def spec(argument: str) -> EnvSpec:
         split=partial(seeded_split, name),
         expert=no_expert,
         instructions=INSTRUCTIONS,
-        packages=("textarena",),
-        source="the textarena package: games made from seeds; nothing to download",
+        packages=PACKAGES,
+        source=SOURCE,
         isolation="process" if argument.startswith(SLOW) else "none",
         preload=("textarena",),
     )

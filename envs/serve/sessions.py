@@ -65,6 +65,8 @@ class Session:
     """What is played; None before the first reset."""
     episode_id: str | None = None
     """What the client calls the episode."""
+    episodes: int = 0
+    """Begun on `env`."""
     steps: int = 0
     observation: str = ""
     reward: float = 0.0
@@ -106,11 +108,7 @@ class Sessions:
                 "--max-sessions",
                 retry_after_s=1,
             )
-        try:
-            env = self.spec.make() if self._host is None else HostedEnv(self._host)
-        except Exception as error:
-            raise Refused(500, f"cannot make an environment: {described(error)}") from error
-        session = Session(session_id=self._ids.new(), owner=owner, env=env)
+        session = Session(session_id=self._ids.new(), owner=owner, env=self._make())
         self._open[session.session_id] = session
         self.metrics.opened.inc()
         return session
@@ -163,7 +161,7 @@ class Sessions:
         """Start an episode; returns the first observation."""
         with self.metrics.reset_s.time():
             seen = Observation.of(
-                await self._do(session, lambda: session.env.reset(item), self.limits.step_timeout_s)
+                await self._do(session, lambda: self._begin(session, item), self.limits.step_timeout_s)
             )
         await self._only_text(session, seen.images)
         session.item = item
@@ -194,12 +192,30 @@ class Sessions:
         self.metrics.ended(cause)
         session.ended.set()
         try:
-            async with asyncio.timeout(CLOSE_TIMEOUT_S):
-                await session.env.close()
-        except Exception as error:
-            _log.warning("closing session %d failed: %s", session.session_id, described(error))
+            await self._close(session, session.env)
         finally:
             self._closing -= 1
+
+    def _make(self) -> Environment:
+        try:
+            return self.spec.make() if self._host is None else HostedEnv(self._host)
+        except Exception as error:
+            raise Refused(500, f"cannot make an environment: {described(error)}") from error
+
+    async def _begin(self, session: Session, item: Item) -> str | Observation:
+        """Begin an episode, on a new instance where this one has had as many as it may."""
+        if session.episodes == self.spec.max_episodes:
+            worn, session.env, session.episodes = session.env, self._make(), 0
+            await self._close(session, worn)
+        session.episodes += 1
+        return await session.env.reset(item)
+
+    async def _close(self, session: Session, env: Environment) -> None:
+        try:
+            async with asyncio.timeout(CLOSE_TIMEOUT_S):
+                await env.close()
+        except Exception as error:
+            _log.warning("closing session %d failed: %s", session.session_id, described(error))
 
     async def _only_text(self, session: Session, images: Sequence[Image]) -> None:
         """Refuse pictures, for which the protocols have no place, rather than leave them out."""
