@@ -101,7 +101,7 @@ def test_servers_that_cannot_be(servers: dict[str, Any], said: str) -> None:
 def test_what_takes_long_to_start_is_started_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(verl_toy, "SPEC", replace(verl_toy.SPEC, isolation="process"))
     verl_toy.register()
-    few = {"rollout.items_per_step": 1, "rollout.group_size": 3, "train.mini_batches": 1}
+    few = {"rollout__items_per_step": 1, "rollout__group_size": 3, "train__mini_batches": 1}
     pipeline = verl_toy.toy_pipeline(Path("none"), **few)
     player = Player(pipeline, sampler=ScriptedSampler([], encode=lambda text: []), tokenizer=toy_tokenizer())
 
