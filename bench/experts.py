@@ -19,8 +19,8 @@ import time
 from collections.abc import Sequence
 
 from envs.manager import EnvManager
-from envs.registry import ExpertStep, get_env
-from envs.types import Item
+from envs.registry import EnvSpec, ExpertStep, get_env
+from envs.types import Item, Observation
 
 ROUNDING = 1e-6
 
@@ -28,14 +28,31 @@ ROUNDING = 1e-6
 async def play(envs: EnvManager, item: Item, solution: Sequence[ExpertStep]) -> tuple[bool, float, int]:
     """Success, the sum of rewards and the number of turns."""
     async with envs.lease(item.env) as env:
-        await env.reset(item)
+        seen = Observation.of(await env.reset(item)).text
         total, turns, success = 0.0, 0, False
         for step in solution:
-            result = await env.step(step.action)
+            result = await env.step(step.after(seen))
+            seen = result.observation
             total, turns, success = total + result.reward, turns + 1, success or result.success
             if result.terminated or result.truncated:
                 break
         return success, total, turns
+
+
+async def actions_of(spec: EnvSpec, item: Item) -> list[str]:
+    """The solution of `item` as texts; played on an instance of its own where it depends on what is seen."""
+    solution = spec.expert(item)
+    if all(isinstance(step.action, str) for step in solution):
+        return [step.after("") for step in solution]
+    env = spec.make()
+    try:
+        seen, actions = Observation.of(await env.reset(item)).text, list[str]()
+        for step in solution:
+            actions.append(step.after(seen))
+            seen = (await env.step(actions[-1])).observation
+        return actions
+    finally:
+        await env.close()
 
 
 async def measure(name: str, *, items: int, marks: float, live: int) -> dict[str, object]:

@@ -43,6 +43,7 @@ from agents.renderer import Renderer
 from agents.sampler import ScriptedSampler
 from agents.speaker import TokenSpeakers
 from agents.types import Completion, SamplingParams, StopReason, Trajectory
+from bench.experts import actions_of
 from envs.manager import EnvManager
 from envs.registry import EnvSpec, get_env
 from envs.remote import Servers, on_servers
@@ -193,7 +194,7 @@ def measure(
         spec = on_servers(spec, Servers(fleet.urls))
     elif spec.isolation == "none":
         spec = replace(spec, isolation="process")
-    solutions = [[f"Action: {step.action}" for step in spec.expert(item)] for item in items]
+    solutions = [[f"Action: {said}" for said in asyncio.run(actions_of(spec, item))] for item in items]
     turns = max(map(len, solutions))
 
     def say(episode_id: str, turn: int) -> str:

@@ -33,7 +33,13 @@ class ExpertStep:
 
     thought: str
     """Empty where the expert acts without one."""
-    action: str
+    action: str | Callable[[str], str]
+    """The action, or a function of the last observation that gives it: for what is only known once it is
+    seen, such as an element's number. The function raises `LookupError` where it finds nothing to act on."""
+
+    def after(self, observation: str) -> str:
+        """The action that follows `observation`, the text of the opening or of the last result."""
+        return self.action if isinstance(self.action, str) else self.action(observation)
 
 
 def no_expert(item: Item) -> Sequence[ExpertStep]:

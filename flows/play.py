@@ -3,6 +3,7 @@
 import asyncio
 import sys
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import NoReturn
 
@@ -49,11 +50,13 @@ def find_item(spec: EnvSpec, asked: str, *, seed: int | None) -> Item:
     return item if seed is None else replace(item, seed=seed)
 
 
-def followed(solution: Sequence[ExpertStep], actions: Sequence[str]) -> int:
-    """How many steps of `solution`, from the first, are among `actions` in this order."""
+def followed(solution: Sequence[ExpertStep], turns: Sequence[tuple[str, str]]) -> int:
+    """How many steps of `solution`, from the first, are in this order among `turns`: pairs of what was seen
+    and the action that followed."""
     done = 0
-    for action in actions:
-        done += done < len(solution) and action.split() == solution[done].action.split()
+    for seen, action in turns:
+        with suppress(LookupError):
+            done += done < len(solution) and action.split() == solution[done].after(seen).split()
     return done
 
 
@@ -69,7 +72,8 @@ class _Session:
         self._runner = runner
         self._console = console
         self._solution: Sequence[ExpertStep] | None = None
-        self._actions: list[str] = []
+        self._seen = ""
+        self._turns: list[tuple[str, str]] = []
         self._reward = 0.0
 
     def play(self) -> None:
@@ -94,7 +98,7 @@ class _Session:
             result = self._runner.run(self._env.step(action))
         except Exception as error:
             self._crashed(error)
-        self._actions.append(action)
+        self._turns.append((self._seen, action))
         self._reward += result.reward
         self._show(result.observation, result.images)
         if result.terminated or result.truncated:
@@ -108,10 +112,11 @@ class _Session:
         for image in images:
             self._say(f"[a picture, {image.media_type}]", style="dim")
         self._say(text)
+        self._seen = text
 
     def _outcome(self, result: StepResult) -> str:
         how = "solved" if result.success else "out of steps" if result.truncated else "not solved"
-        turns = len(self._actions)
+        turns = len(self._turns)
         return f"{how}: reward {self._reward:g} in {turns} turn{'s' if turns != 1 else ''}"
 
     def _hint(self) -> str:
@@ -120,13 +125,17 @@ class _Session:
         solution = self._solution
         if not solution:
             return "no solution of this item is known"
-        done = followed(solution, self._actions)
+        done = followed(solution, self._turns)
         if done == len(solution):
             return "the expert's solution ends here"
-        strayed = len(self._actions) > done
+        strayed = len(self._turns) > done
         warning = " (you have gone ways of your own, too: it may be too late)" if strayed else ""
         thought = f"{solution[done].thought}\n" if solution[done].thought else ""
-        return f"{thought}expert: {solution[done].action}{warning}"
+        try:
+            action = solution[done].after(self._seen)
+        except LookupError as error:
+            return f"the expert finds nothing to act on: {error}{warning}"
+        return f"{thought}expert: {action}{warning}"
 
     def _lines(self) -> Iterator[str]:
         """What is typed; without a terminal the lines are shown as if they were."""

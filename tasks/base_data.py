@@ -90,8 +90,9 @@ def episode(game: Game, encoder: Encoder, rng: random.Random, *, misreads: float
     targets = [False] * len(ids)
 
     def turn(step: ExpertStep, *, right: bool) -> bool:
-        words = [*encoder.text(f"Thought: {step.thought}\nAction: {step.action}"), encoder.end]
-        result = env.act(step.action)
+        action = step.after("")  # crafting needs no look
+        words = [*encoder.text(f"Thought: {step.thought}\nAction: {action}"), encoder.end]
+        result = env.act(action)
         ids.extend(words)
         targets.extend([right] * len(words))
         if not result.terminated:

@@ -101,7 +101,9 @@ class _Stage:
         self._solutions: dict[str, Sequence[ExpertStep]] = {}
         own = [item for item in items if item.env == spec.name]
         others = rng.sample(own, min(USELESS_FROM, len(own))) if noise else []
-        self.useless = sorted({step.action for item in others for step in self.solution(item)})
+        # An action that depends on what is seen is no action in another item.
+        said = (step.action for item in others for step in self.solution(item))
+        self.useless = sorted({action for action in said if isinstance(action, str)})
 
     def solution(self, item: Item) -> Sequence[ExpertStep]:
         """The expert's; some take seconds to find, so they are kept."""
@@ -112,9 +114,9 @@ class _Stage:
 
 @dataclass(frozen=True, slots=True)
 class _Line:
-    said: str
-    action: str
-    useful: bool
+    step: ExpertStep
+    thoughtless: str
+    """What is said where this is no line of the expert's; empty where it is."""
 
 
 def _script(
@@ -122,12 +124,12 @@ def _script(
 ) -> list[_Line]:
     lines = []
     for step in steps:
-        if rng.random() < noise:
+        if rng.random() < noise and useless:
             action = rng.choice(useless)
             # The form of the expert's own turns, with the thought left out.
             thoughtless = f"Thought:\nAction: {action}" if step.thought else f"Action: {action}"
-            lines.append(_Line(thoughtless, action, useful=False))
-        lines.append(_Line(spoken_text(step), step.action, useful=True))
+            lines.append(_Line(ExpertStep("", action), thoughtless))
+        lines.append(_Line(step, ""))
     return lines
 
 
@@ -147,11 +149,18 @@ async def _play(
     opening = agent.render(item, seen.text)
     ids: list[int] = []
     mask: list[int] = []
+    observation = seen.text
     for index, line in enumerate(script):
-        spoken = [*encode(line.said), renderer.stop_token_ids[0]]
+        try:
+            action = line.step.after(observation)
+        except LookupError:  # a careless turn has led away from what the expert knows
+            return None
+        said = line.thoughtless or spoken_text(line.step.thought, action)
+        spoken = [*encode(said), renderer.stop_token_ids[0]]
         ids += spoken
-        mask += [int(line.useful or imitate_noise)] * len(spoken)
-        result = await env.step(line.action)
+        mask += [int(not line.thoughtless or imitate_noise)] * len(spoken)
+        result = await env.step(action)
+        observation = result.observation
         _check_text(item, result.images)
         last = index == len(script) - 1
         if (result.terminated or result.truncated) != last:
@@ -179,9 +188,9 @@ def _check_text(item: Item, images: Sequence[Image]) -> None:
         )
 
 
-def spoken_text(step: ExpertStep) -> str:
+def spoken_text(thought: str, action: str) -> str:
     """What the expert says, in the `action` format."""
-    return f"Thought: {step.thought}\nAction: {step.action}" if step.thought else f"Action: {step.action}"
+    return f"Thought: {thought}\nAction: {action}" if thought else f"Action: {action}"
 
 
 def _length(game: Demonstration) -> int:

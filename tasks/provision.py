@@ -22,7 +22,7 @@ from envs.files import write_atomically
 from envs.manager import EnvManager
 from envs.registry import EnvSpec, ExpertStep, get_env
 from envs.requirements import Program
-from envs.types import Item
+from envs.types import Item, Observation, StepResult
 from envs.workspace import HasWorkspace
 from tasks.environments import environments
 from tasks.items import read_items
@@ -127,11 +127,13 @@ async def _solve(proof: _Proof, *, envs: EnvManager, pipeline: Pipeline) -> int:
     limit_s = pipeline.rollout.episode_timeout_s
     try:
         async with envs.lease(item.env, timeout_s=limit_s) as env, asyncio.timeout(limit_s):
-            await env.reset(item)
+            seen = Observation.of(await env.reset(item)).text
             if isinstance(env, HasWorkspace):
                 await _try_sandbox(env, item)
-            actions = [step.action for step in proof.solution] or [TRIAL]
-            results = [await env.step(action) for action in actions]
+            results: list[StepResult] = []
+            for step in proof.solution or [ExpertStep("", TRIAL)]:
+                results.append(await env.step(step.after(seen)))
+                seen = results[-1].observation
     except TimeoutError:
         raise EpisodeTimeout(
             f"the expert's episode of {item.item_id} took longer than {limit_s:g} s; the environment hangs, "

@@ -203,9 +203,20 @@ def test_an_item_is_the_splits_own_with_the_seed_that_was_given() -> None:
 
 def test_the_next_hint_is_the_first_step_not_taken() -> None:
     solution = [ExpertStep("", action) for action in ("a", "b  c", "a")]
-    assert followed(solution, []) == 0
-    assert followed(solution, ["x", "a", "a", "b c", "y"]) == 2
-    assert followed(solution, ["a", "b c", "a", "a"]) == 3
+
+    def after(*actions: str) -> int:
+        return followed(solution, [("", action) for action in actions])
+
+    assert after() == 0
+    assert after("x", "a", "a", "b c", "y") == 2
+    assert after("a", "b c", "a", "a") == 3
+
+
+def test_a_step_that_looks_is_followed_where_it_was_seen() -> None:
+    numbers = {"a button, 1": "click [1]", "a button, 7": "click [7]"}
+    looks = ExpertStep("", lambda seen: numbers[seen])
+    turns = [("nothing", "click [1]"), ("a button, 1", "click [7]"), ("a button, 7", "click [7]")]
+    assert followed([looks, looks], turns) == 1
 
 
 def _at_a_terminal() -> None:

@@ -17,6 +17,7 @@ from agents.renderer import Renderer
 from agents.sampler import ScriptedSampler
 from agents.speaker import TokenSpeakers
 from agents.types import SamplingParams, StopReason, Trajectory
+from bench.experts import actions_of
 from envs.errors import ConfigError, EnvCrashed
 from envs.manager import EnvManager
 from envs.registry import get_env
@@ -51,7 +52,7 @@ async def played(
 ) -> list[list[Trajectory]]:
     """The expert plays, in every chain."""
     spec = get_env(items[0].env)
-    texts = [[f"Action: {step.action}" for step in spec.expert(item)] for item in items]
+    texts = [[f"Action: {said}" for said in await actions_of(spec, item)] for item in items]
 
     def script(episode_id: str, turn: int) -> str:
         on_turn(episode_id, turn)
