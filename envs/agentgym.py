@@ -1,26 +1,71 @@
 """Facts of AgentGym's HTTP protocol that server and client share (WooooDyy/AgentGym at 3ef9235).
 
-One server serves one environment. `POST /create` answers `{"id": …}`; `POST /reset {id, data_idx}`,
-`POST /step {id, action}` and `POST /close {id}` act on that instance, `GET /observation?id=…` looks at it.
-What differs between environments is here and in `envs/serve/agentgym/families.py`.
+One server serves one environment. `POST /create` makes an instance and answers its number; `POST /reset`,
+`POST /step` and `POST /close` act on it, `GET /observation` looks at it. What names the instance and the
+item, and what an answer is called, differs between environments: here is what a client must know of it, in
+`envs/serve/agentgym/` what a server answers.
 """
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dialect:
-    """How AgentGym counts what is counted from 0 to 1 here."""
+    """One environment's words."""
 
+    session_key: str = "id"
+    """What requests call the instance."""
+    item_key: str = "data_idx"
+    """What a reset calls the item's number."""
+    create_body: Mapping[str, int] = field(default_factory=dict)
+    reset_extras: Mapping[str, str | int] = field(default_factory=dict)
+    """What else is sent with a reset."""
+    opens_with_prompt: bool = False
+    """Whether `GET /observation` has the opening, and the answer to a reset only a part of it."""
+    text_key: str = "observation"
+    """What an answer to a step calls what is seen."""
+    end_key: str = "done"
+    actions_path: str = ""
+    """Where the actions are asked for that can be taken now, if answers do not have them."""
     points: float = 1.0
     """What AgentGym gives for a reward of 1."""
     success_above: float = 0.0
     """An episode that ends with more than this share of the points is solved."""
 
 
-_DIALECTS = {"sciworld": Dialect(points=100.0, success_above=0.995)}
+_DIALECTS = {
+    "sciworld": Dialect(points=100.0, success_above=0.995),
+    "alfworld": Dialect(item_key="game", reset_extras={"world_type": "Text"}),
+    "searchqa": Dialect(session_key="env_idx", item_key="id", create_body={"id": 0}),
+    "webarena": Dialect(
+        session_key="env_idx",
+        item_key="idx",
+        reset_extras={"seed": 0},
+        opens_with_prompt=True,
+        end_key="terminated",
+    ),
+    "webshop": Dialect(
+        session_key="env_idx",
+        item_key="session_id",
+        text_key="state",
+        actions_path="/available_actions",
+        success_above=0.995,
+    ),
+}
+ACTIONS = "Available actions: "
+"""Between what is seen and the actions that there are, where a policy is shown both."""
+_STAND_INS = ("-mini", "-local")
+
+
+def family_name(env: str) -> str:
+    """AgentGym's environment that `env` is played as: a stand-in's real one, without options."""
+    name = env.partition(":")[0]
+    for ending in _STAND_INS:
+        name = name.removesuffix(ending)
+    return name
 
 
 def dialect_of(env: str) -> Dialect:
     """The dialect of an environment; for one that AgentGym does not have, the plain one."""
-    return _DIALECTS.get(env, Dialect())
+    return _DIALECTS.get(family_name(env), Dialect())

@@ -12,7 +12,7 @@ from typing import Any, NoReturn, Protocol
 
 import aiohttp
 
-from envs.agentgym import dialect_of
+from envs.agentgym import ACTIONS, dialect_of
 from envs.errors import ConfigError, EnvCrashed
 from envs.types import Item, StepResult
 
@@ -68,28 +68,34 @@ class AgentGymLink:
         if self._http is None:
             self._http = _client(self._headers, self._timeout_s)
         self._env = item.env
+        dialect = dialect_of(self._env)
         if self._session_id is None:
-            created = await self._post("/create", {})
-            if not isinstance(created, dict) or not isinstance(created.get("id"), int):
+            created = await self._post("/create", dict(dialect.create_body))
+            number = created.get(dialect.session_key) if isinstance(created, dict) else created
+            if not isinstance(number, int):
                 raise ConfigError(f"{self._url}/create answers no id: it is no AgentGym server of {item.env}")
-            self._session_id = created["id"]
-        opened = await self._post("/reset", {"id": self._session_id, "data_idx": item.index})
+            self._session_id = number
+        opened = await self._post(
+            "/reset",
+            {dialect.session_key: self._session_id, dialect.item_key: item.index, **dialect.reset_extras},
+        )
         self._score = 0.0
-        # SciWorld's client puts the two together like this.
-        parts = [self._field(opened, "task_description")] if "task_description" in opened else []
-        return "\n".join([*parts, self._field(opened, "observation")])
+        if dialect.opens_with_prompt:
+            opened = await self._get("/observation")
+        return await self._with_actions(self._opening(opened), opened)
 
     async def step(self, action: str) -> StepResult:
         """See `Link`."""
-        stepped = await self._post("/step", {"id": self._session_id, "action": action})
         dialect = dialect_of(self._env)
-        done = bool(self._field(stepped, "done"))
+        stepped = await self._post("/step", {dialect.session_key: self._session_id, "action": action})
+        done = bool(self._field(stepped, dialect.end_key))
         gained = self._field(stepped, "reward") / dialect.points
         if stepped.get("score", 0) < 0:
             gained = 0.0 - self._score  # ScienceWorld, lost: nothing is left, and no less
         self._score += gained
+        text = self._field(stepped, dialect.text_key)
         return StepResult(
-            self._field(stepped, "observation"),
+            text if done else await self._with_actions(text, stepped),
             gained,
             terminated=done,
             success=done and self._score > dialect.success_above,
@@ -103,13 +109,44 @@ class AgentGymLink:
         with suppress(aiohttp.ClientError, TimeoutError):
             if self._session_id is not None:
                 async with asyncio.timeout(CLOSE_TIMEOUT_S):
-                    await http.post(f"{self._url}/close", json={"id": self._session_id})
+                    await http.post(f"{self._url}/close", json=self._me)
         await http.close()
 
+    @property
+    def _me(self) -> dict[str, int | None]:
+        return {dialect_of(self._env).session_key: self._session_id}
+
+    def _opening(self, opened: Any) -> str:
+        """What a reset tells, in whichever form its environment has."""
+        match opened:
+            case str(text) | [str(text), *_]:
+                return text
+            case {
+                "task_description": str(task),
+                "observation": str(seen),
+            }:  # together, as SciWorld's client has them
+                return f"{task}\n{seen}"
+        return str(self._field(opened, "observation"))
+
+    async def _with_actions(self, text: str, answer: Any) -> str:
+        """What is seen, with the actions that there are, where AgentGym tells them apart."""
+        path = dialect_of(self._env).actions_path
+        if path:
+            return f"{text}\n{ACTIONS}{json.dumps(await self._get(path), ensure_ascii=False)}"
+        if isinstance(answer, dict) and "available_actions" in answer:
+            return f"{text}\n{ACTIONS}{', '.join(answer['available_actions'])}"
+        return text
+
     async def _post(self, path: str, body: dict[str, Any]) -> Any:
+        return await self._send("POST", path, json=body)
+
+    async def _get(self, path: str) -> Any:
+        return await self._send("GET", path, params=self._me)
+
+    async def _send(self, method: str, path: str, **content: Any) -> Any:
         assert self._http is not None
         try:
-            async with self._http.post(f"{self._url}{path}", json=body) as response:
+            async with self._http.request(method, f"{self._url}{path}", **content) as response:
                 raw = await response.read()
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise Unreachable(f"{path}: {_described(error)}") from error

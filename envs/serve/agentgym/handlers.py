@@ -1,11 +1,13 @@
 """Requests by AgentGym's protocol: whose session, which item, what is answered."""
 
 from collections.abc import Mapping
+from typing import Any
 
 from aiohttp import web
 
 from envs.serve.agentgym.bodies import OfSession
-from envs.serve.agentgym.families import Family, Look, family_of
+from envs.serve.agentgym.families import family_of
+from envs.serve.agentgym.family import Family, Look
 from envs.serve.sessions import Refused, Session, Sessions
 from envs.serve.wire import OWNER, answer, body_of, checked
 
@@ -44,7 +46,7 @@ class AgentGym:
 
     async def reset(self, request: web.Request, body: object) -> web.Response:
         """Start an item on an instance."""
-        wanted = checked(self.family.reset, body)
+        wanted: Any = checked(self.family.reset, body)
         session = self._find(wanted.session, request)
         name = self.family.reset.model_fields["index"].alias or "index"
         await self._sessions.reset(session, self._sessions.item(wanted.index, field=("body", name)))
@@ -52,7 +54,7 @@ class AgentGym:
 
     async def step(self, request: web.Request, body: object) -> web.Response:
         """Carry out an action."""
-        wanted = checked(self.family.step, body)
+        wanted: Any = checked(self.family.step, body)
         session = self._find(wanted.session, request)
         result = await self._sessions.step(session, wanted.action)
         return answer(await self.family.stepped(self._sessions, session, result))

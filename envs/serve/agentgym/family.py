@@ -1,0 +1,99 @@
+"""How one environment's clients are spoken to: what they send, what they are told, what they may ask."""
+
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import BaseModel
+
+from envs.serve.agentgym import bodies
+from envs.serve.sessions import Session, Sessions
+from envs.types import StepResult
+
+
+class Created(BaseModel):
+    """Answer to `POST /create`."""
+
+    id: bodies.SessionId
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """A GET request about a session whose episode has begun."""
+
+    answer: Any
+    """Type of what `read` returns."""
+    read: Callable[[Sessions, Session], Awaitable[object]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Family:
+    """One environment's clients."""
+
+    create: type[bodies.Create] = bodies.Create
+    of_session: type[bodies.OfSession] = bodies.OfSession
+    """Body of `POST /close` and query of every look."""
+    reset: type[bodies.OfSession] = bodies.Reset
+    """Has an `index`, too."""
+    step: type[bodies.OfSession] = bodies.Step
+    """Has an `action`, too."""
+    plays_at_once: bool = False
+    """Whether an instance plays an item, that of its own number, before it is reset."""
+    created: Callable[[Session], object]
+    created_answer: Any
+    opened: Callable[[Sessions, Session], Awaitable[object]]
+    opened_answer: Any
+    stepped: Callable[[Sessions, Session, StepResult], Awaitable[object]]
+    stepped_answer: Any
+    closed: object = True
+    looks: Mapping[str, Look]
+    """By path."""
+
+
+def created(session: Session) -> Created:
+    """What most clients are told of a new instance."""
+    return Created(id=session.session_id)
+
+
+def asked(what: str, answer: Any = dict[str, Any]) -> Look:
+    """A fact that the environment tells."""
+
+    async def read(sessions: Sessions, session: Session) -> object:
+        return await sessions.ask(session, what)
+
+    return Look(answer, read)
+
+
+def told(answer: Any, tell: Callable[[Session], object]) -> Look:
+    """What the session knows by itself."""
+
+    async def read(sessions: Sessions, session: Session) -> object:
+        sessions.touch(session)
+        return tell(session)
+
+    return Look(answer, read)
+
+
+def opens(tell: Callable[[Session], object]) -> Callable[[Sessions, Session], Awaitable[object]]:
+    """A reset is answered by what the session knows by itself."""
+
+    async def opened(_: Sessions, session: Session) -> object:
+        return tell(session)
+
+    return opened
+
+
+def steps(
+    tell: Callable[[Session, StepResult], object],
+) -> Callable[[Sessions, Session, StepResult], Awaitable[object]]:
+    """A step is, too."""
+
+    async def stepped(_: Sessions, session: Session, result: StepResult) -> object:
+        return tell(session, result)
+
+    return stepped
+
+
+def seen(session: Session) -> str:
+    """What the policy was shown last."""
+    return session.observation

@@ -1,0 +1,133 @@
+"""TextCraft's, BabyAI's and SciWorld's clients."""
+
+from pydantic import BaseModel
+
+from envs.agentgym import dialect_of
+from envs.sciworld import place_of
+from envs.serve.agentgym import bodies
+from envs.serve.agentgym.family import Created, Family, asked, created, opens, seen, steps, told
+from envs.serve.sessions import Session
+from envs.types import StepResult
+
+
+class Scene(BaseModel):
+    """What every answer about an episode has."""
+
+    observation: str
+    reward: float
+    done: bool
+
+
+class TextCraftCreated(Created, Scene):
+    """TextCraft's create and reset: an instance plays from the start."""
+
+
+class Scored(Scene):
+    """Answer to a step of most others."""
+
+    score: float
+
+
+class Opened(Scored):
+    """Answer to a reset of most others."""
+
+    deleted: bool = False
+
+
+class SciWorldOpened(Opened):
+    """SciWorld's: the task apart from what is seen."""
+
+    task_name: str
+    var_num: int
+    task_description: str
+
+
+def _opened(session: Session) -> Opened:
+    points = _points(session)
+    return Opened(
+        observation=session.observation,
+        reward=_in_points(session.reward, points),
+        done=session.done,
+        score=_in_points(session.score, points),
+    )
+
+
+def _stepped(session: Session, result: StepResult) -> Scored:
+    points = _points(session)
+    return Scored(
+        observation=result.observation,
+        reward=_in_points(result.reward, points),
+        done=session.done,
+        score=_in_points(session.score, points),
+    )
+
+
+def _points(session: Session) -> float:
+    assert session.item is not None
+    return dialect_of(session.item.env).points
+
+
+def _in_points(reward: float, points: float) -> float:
+    return reward if points == 1 else round(points * reward, 6)
+
+
+def _textcraft_opened(session: Session) -> TextCraftCreated:
+    return TextCraftCreated(
+        id=session.session_id, observation=session.observation, reward=session.reward, done=session.done
+    )
+
+
+def _textcraft_stepped(session: Session, result: StepResult) -> Scene:
+    return Scene(observation=result.observation, reward=result.reward, done=session.done)
+
+
+def _sciworld_opened(session: Session) -> SciWorldOpened:
+    assert session.item is not None
+    task, variation = place_of(session.item.index)
+    described, _, seen = session.observation.partition("\n")
+    return SciWorldOpened(
+        **(_opened(session).model_dump() | {"observation": seen}),
+        task_name=task.name,
+        var_num=variation,
+        task_description=described,
+    )
+
+
+PLAIN = Family(
+    created=created,
+    created_answer=Created,
+    opened=opens(_opened),
+    opened_answer=Opened,
+    stepped=steps(_stepped),
+    stepped_answer=Scored,
+    looks={"/observation": told(Opened, _opened), "/detail": told(Opened, _opened)},
+)
+TEXTCRAFT = Family(
+    create=bodies.TextCraftCreate,
+    reset=bodies.TextCraftReset,
+    plays_at_once=True,
+    created=_textcraft_opened,
+    created_answer=TextCraftCreated,
+    opened=opens(_textcraft_opened),
+    opened_answer=TextCraftCreated,
+    stepped=steps(_textcraft_stepped),
+    stepped_answer=Scene,
+    looks={"/observation": told(str, seen), "/detail": told(TextCraftCreated, _textcraft_opened)},
+)
+SCIWORLD = Family(
+    created=created,
+    created_answer=Created,
+    opened=opens(_sciworld_opened),
+    opened_answer=SciWorldOpened,
+    stepped=steps(_stepped),
+    stepped_answer=Scored,
+    looks={
+        "/observation": told(str, seen),
+        "/detail": told(SciWorldOpened, _sciworld_opened),
+        "/action_hint": asked("action_hint"),
+        "/goals": asked("goals"),
+        "/task_description": asked("task_description"),
+        "/object_tree": asked("object_tree"),
+        "/state": asked("state"),
+    },
+)
