@@ -1,8 +1,8 @@
 """BM25 over a corpus on disk, by tantivy (`docs/decisions/0003-search.md` says why by that).
 
 The index holds no text: which passages fit is tantivy's, what they say is read from the corpus. English stop
-words are left out and words are stemmed, as in the reference's index (Pyserini's defaults); k1 = 1.2 and
-b = 0.75 are tantivy's. One writing thread, and passages of one score in the corpus's order: the same query has
+words are left out and words are stemmed, as in the reference's index (Pyserini's defaults); k1 = 1.2 and b =
+0.75 are tantivy's. One writing thread, and passages of one score in the corpus's order: the same query has
 the same answer on every machine.
 """
 
@@ -42,7 +42,9 @@ class Bm25:
 
     async def version(self) -> str:
         """See `Retriever`."""
-        opened = self._opened or await asyncio.to_thread(self._open)
+        opened = self._opened
+        if opened is None:
+            opened = await asyncio.to_thread(self._open)
         return opened.version
 
     async def search(self, queries: Sequence[str], *, top_k: int) -> list[list[Passage]]:
@@ -93,7 +95,7 @@ class _Opened:
         hits = self._searcher.search(
             tantivy.Query.boolean_query(wanted), min(top_k + TIES, len(self._corpus)), count=False
         ).hits
-        numbers = self._searcher.fast_field_values(_NUMBER, [address for _, address in hits])
+        numbers: Any = self._searcher.fast_field_values(_NUMBER, [address for _, address in hits])
         scores = [float(score) for score, _ in hits]
         best = sorted(zip(scores, numbers, strict=True), key=lambda found: (-found[0], found[1]))[:top_k]
         return [Passage(*self._corpus[number], score=score) for score, number in best]

@@ -1,8 +1,8 @@
 """A corpus: one JSONL file, a passage a line, read by number.
 
-The format is wiki-18's as Search-R1 uses it: `{"id": "0", "contents": "\\"Title\\"\\nText"}`. The text stays in
-the file, which is memory-mapped: processes share it, whatever its size. Where lines begin is kept beside the
-index (`envs/retrieval/folder.py`) as one file of 64-bit integers.
+The format is wiki-18's as Search-R1 uses it: `{"id": "0", "contents": "\\"Title\\"\\nText"}`. The text stays
+in the file, which is memory-mapped: processes share it, whatever its size. Where lines begin is kept beside
+the index (`envs/retrieval/folder.py`) as one file of 64-bit integers.
 """
 
 import hashlib
@@ -88,7 +88,9 @@ def open_corpus(path: Path):  # type: ignore[no-untyped-def]  # BufferedReader, 
     try:
         return path.open("rb")
     except FileNotFoundError:
-        raise MissingDependency(f"there is no corpus {path}; correct the path, or put the file there") from None
+        raise MissingDependency(
+            f"there is no corpus {path}; correct the path, or put the file there"
+        ) from None
 
 
 def _parsed(raw: bytes, *, place: str) -> tuple[str, str]:

@@ -32,13 +32,12 @@ class Built:
     corpus_sha256: str
 
 
-def built(
-    corpus: Path, *, kind: str, facts: Mapping[str, Any], build: Callable[[Path], str]
-) -> Built:
+def built(corpus: Path, *, kind: str, facts: Mapping[str, Any], build: Callable[[Path], str]) -> Built:
     """The index `kind` of `corpus`; takes as long as `build` does where it is not there.
 
-    `facts`: what decides it beside the corpus, JSON values. `build` writes into an empty folder and returns the
-    sha256 of the corpus that it read. Raises `ConfigError` where nothing can be written beside the corpus.
+    `facts`: what decides it beside the corpus, JSON values. `build` writes into an empty folder and returns
+    the sha256 of the corpus that it read. Raises `ConfigError` where nothing can be written beside the
+    corpus.
     """
     folder = corpus.with_name(f"{corpus.name}.{kind}")
     found = _made_of(folder, _wanted(corpus, facts))
@@ -55,9 +54,7 @@ def built(
         ) from None
 
 
-def _build(
-    corpus: Path, folder: Path, *, facts: Mapping[str, Any], build: Callable[[Path], str]
-) -> Built:
+def _build(corpus: Path, folder: Path, *, facts: Mapping[str, Any], build: Callable[[Path], str]) -> Built:
     wanted, started = _wanted(corpus, facts), time.perf_counter()
     making, replaced = (folder.with_name(f".{folder.name}.{word}") for word in ("making", "replaced"))
     for old in (making, replaced):

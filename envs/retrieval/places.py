@@ -1,8 +1,9 @@
 """Which retriever searches: a server by URL, or BM25 over a corpus by path; with the cache around it.
 
-`WINGSPAN_RETRIEVER_<ENVIRONMENT>`, e.g. `WINGSPAN_RETRIEVER_SEARCHQA_MINI`, is an environment's; `WINGSPAN_RETRIEVER`
-is the tool `search`'s. Their value is the URL of a server that speaks Search-R1's protocol (`wingspan
-serve-retriever`, or theirs), or the path of a corpus. Without it an environment has its own corpus.
+`WINGSPAN_RETRIEVER_<ENVIRONMENT>`, e.g. `WINGSPAN_RETRIEVER_SEARCHQA_MINI`, is an environment's;
+`WINGSPAN_RETRIEVER` is the tool `search`'s. Their value is the URL of a server that speaks Search-R1's
+protocol (`wingspan serve-retriever`, or theirs), or the path of a corpus. Without it an environment has its
+own corpus.
 """
 
 import os
@@ -38,7 +39,8 @@ def retriever_for(env: str, *, corpus: Callable[[], Path]) -> Retriever:
 
 @cache
 def retriever_at(place: str) -> Retriever:
-    """The retriever at a URL or over a corpus, one for the whole process. Raises `ConfigError` for a wrong URL."""
+    """The retriever at a URL or over a corpus, one for the whole process. Raises `ConfigError` for a wrong
+    URL."""
     if "://" in place:
         return CachedRetriever(RemoteRetriever(checked_url(place)), shared_cache())
     return CachedRetriever(Bm25(Path(place)), shared_cache())

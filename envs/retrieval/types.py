@@ -39,7 +39,7 @@ class Retriever(Protocol):
     async def search(self, queries: Sequence[str], *, top_k: int) -> list[list[Passage]]:
         """For each query the best passages, best first, at most `top_k`; none where nothing fits.
 
-        Raises `EnvCrashed` if no answer can be had.
+        Raises `SearchFailed` if no answer can be had.
         """
         ...
 

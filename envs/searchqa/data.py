@@ -7,8 +7,8 @@ _HUB = "https://huggingface.co/datasets"
 
 SEARCHQA = DataSet(
     name="searchqa",
-    about="questions of NQ, TriviaQA, PopQA, HotpotQA, 2WikiMultihopQA, MuSiQue and Bamboogle with their answers, "
-    "as Search-R1 and AgentGym put them together; each under its own licence",
+    about="questions of NQ, TriviaQA, PopQA, HotpotQA, 2WikiMultihopQA, MuSiQue and Bamboogle with their "
+    "answers, as Search-R1 and AgentGym put them together; each under its own licence",
     holds=("train.parquet", "test.parquet"),
     files=(
         DataFile(path="train.parquet", url=f"{_HUB}/PeterJinGo/nq_hotpotqa_train/resolve/main/train.parquet"),
@@ -18,8 +18,8 @@ SEARCHQA = DataSet(
 
 WIKI_18 = DataSet(
     name="wiki-18",
-    about="Wikipedia of December 2018 in 21,015,324 passages of 100 words (14 GB unpacked), CC BY-SA; its BM25 "
-    "index is built here on first use",
+    about="Wikipedia of December 2018 in 21,015,324 passages of 100 words (14 GB unpacked), CC BY-SA; its "
+    "BM25 index is built here on first use",
     holds=("wiki-18.jsonl",),
     files=(
         DataFile(
@@ -32,8 +32,8 @@ WIKI_18 = DataSet(
 
 WIKI_18_E5 = DataSet(
     name="wiki-18-e5",
-    about="the flat faiss index of wiki-18 by intfloat/e5-base-v2 (64 GB, in two parts that are one file), for "
-    "wingspan serve-retriever --index",
+    about="the flat faiss index of wiki-18 by intfloat/e5-base-v2 (64 GB, in two parts that are one file), "
+    "for wingspan serve-retriever --index",
     holds=("part_aa", "part_ab"),
     files=tuple(
         DataFile(path=part, url=f"{_HUB}/PeterJinGo/wiki-18-e5-index/resolve/main/{part}")

@@ -1,9 +1,10 @@
 """SearchQA as Search-R1 and AgentGym play it: a question, searches, one answer.
 
-A turn is any text with `<search>query</search>` or `<answer>answer</answer>`; of several the first decides, and of
-several answers the last is scored, as in the references. A search is told as `<information>…</information>`. An
-answer ends the episode: reward 1 for exact match after SQuAD's normalisation, else 0, with `exact_match` and `f1` as
-metrics. (AgentGym lets a policy answer again after a wrong answer; Search-R1 does not, nor do we.)
+A turn is any text with `<search>query</search>` or `<answer>answer</answer>`; of several the first decides,
+and of several answers the last is scored, as in the references. A search is told as
+`<information>…</information>`. An answer ends the episode: reward 1 for exact match after SQuAD's
+normalisation, else 0, with `exact_match` and `f1` as metrics. (AgentGym lets a policy answer again after a
+wrong answer; Search-R1 does not, nor do we.)
 """
 
 from collections.abc import Callable
@@ -14,14 +15,14 @@ from envs.searchqa.scoring import compare
 from envs.types import Item, StepResult
 
 INSTRUCTIONS = """\
-You are asked a question. Reason inside <think> and </think> whenever you have learnt something new. If you lack \
-knowledge, search for it by <search>your query</search>, and stop: what was found comes between <information> and \
-</information>. You may search several times. When you know the answer, give it inside <answer> and </answer>, in a \
-few words and without an explanation, for example <answer>Beijing</answer>."""
+You are asked a question. Reason inside <think> and </think> whenever you have learnt something new. If \
+you lack knowledge, search for it by <search>your query</search>, and stop: what was found comes between \
+<information> and </information>. You may search several times. When you know the answer, give it inside \
+<answer> and </answer>, in a few words and without an explanation, for example <answer>Beijing</answer>."""
 
 INVALID = (
-    "That is no valid action. To search, write your query between <search> and </search>. To answer, write the answer "
-    "between <answer> and </answer>. Try again."
+    "That is no valid action. To search, write your query between <search> and </search>. To answer, "
+    "write the answer between <answer> and </answer>. Try again."
 )
 
 
@@ -31,7 +32,8 @@ class SearchQAEnv:
     def __init__(
         self, ask: Callable[[Item], Question], retriever: Callable[[], Retriever], *, top_k: int
     ) -> None:
-        """`ask` and `retriever` are called when they are first needed; `top_k` passages are shown a search."""
+        """`ask` and `retriever` are called when they are first needed; `top_k` passages are shown a
+        search."""
         self._ask = ask
         self._make_retriever = retriever
         self._top_k = top_k
@@ -74,8 +76,8 @@ class SearchQAEnv:
 
 
 def said(text: str) -> tuple[str, str] | None:
-    """`("search", query)` or `("answer", answer)`: what the first pair of tags is, the content of the last such
-    pair where it is an answer; None where there is neither. Linear in the text's length."""
+    """`("search", query)` or `("answer", answer)`: what the first pair of tags is, the content of the last
+    such pair where it is an answer; None where there is neither. Linear in the text's length."""
     first = {tag: found for tag in ("search", "answer") if (found := _pair(text, tag, start=0))}
     if not first:
         return None

@@ -36,8 +36,8 @@ def read_mini(path: Path) -> list[MiniQuestion]:
             found.append(MiniQuestion(**values, hops=hops))
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise ConfigError(
-                f"{path}, line {number}: expected a question with answer, kind, group, hops and thought ({error}); "
-                f"run: wingspan data make {NAME}"
+                f"{path}, line {number}: expected a question with answer, kind, group, hops and thought "
+                f"({error}); run: wingspan data make {NAME}"
             ) from None
     return found
 
@@ -107,5 +107,5 @@ SPEC = EnvSpec(
     instructions=INSTRUCTIONS,
     packages=("tantivy", "airportsdata", "countryinfo"),
     requirements=(SEARCHQA_MINI,),
-    source="made here of the packages airportsdata and countryinfo (MIT): passages, questions; nothing to download",
+    source="made here of the packages airportsdata and countryinfo (MIT); nothing to download",
 )

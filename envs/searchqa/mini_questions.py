@@ -1,9 +1,9 @@
 """The questions of `searchqa-mini`, each with the searches that find what it asks for.
 
-Every answer takes two passages or three, and follows from them alone: an airport's passage names its country, the
-country's passage the rest. A question is kept only if each of its searches, by BM25, shows the passage that it is
-for among the first two. Questions are in groups, and no two groups share a country, nor an airport: whole groups are
-held out for tests (`envs/searchqa/mini.py`).
+Every answer takes two passages or three, and follows from them alone: an airport's passage names its country,
+the country's passage the rest. A question is kept only if each of its searches, by BM25, shows the passage
+that it is for among the first two. Questions are in groups, and no two groups share a country, nor an
+airport: whole groups are held out for tests (`envs/searchqa/mini.py`).
 """
 
 import random
@@ -46,7 +46,8 @@ class MiniQuestion:
 
 
 def questions(world: World, *, shows: Callable[[str, str], bool]) -> list[MiniQuestion]:
-    """All of them, in an order that tells nothing; `shows(query, id)` says whether a search finds a passage."""
+    """All of them, in an order that tells nothing; `shows(query, id)` says whether a search finds a
+    passage."""
     rng = random.Random("searchqa-mini/questions")
     by_country = {
         country.code: [*_facts(country, world, rng=rng), *_capital_airports(country, world, rng=rng)]

@@ -106,7 +106,9 @@ def load() -> World:
         if name:
             countries[code] = Country(code, name, _facts(info))
     airports = [
-        Airport(code, row["name"].strip(), row["city"].strip(), countries[row["country"]], int(row["elevation"]))
+        Airport(
+            code, row["name"].strip(), row["city"].strip(), countries[row["country"]], int(row["elevation"])
+        )
         for code, row in sorted(table.items())
         if row["country"] in countries and _plain(row["name"]) and _plain(row["city"])
     ]

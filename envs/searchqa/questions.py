@@ -1,8 +1,8 @@
 """The real questions, as `data_sets/searchqa` has them: two Parquet files, a question a row.
 
-Rows and their order are those of Search-R1's data scripts, which AgentGym runs, too: item N of its numbering is row N
-of the test file, from 51713 on row N - 51713 of the training file. Of a row, `question`, `golden_answers` and
-`data_source` are read.
+Rows and their order are those of Search-R1's data scripts, which AgentGym runs, too: item N of its numbering
+is row N of the test file, from 51713 on row N - 51713 of the training file. Of a row, `question`,
+`golden_answers` and `data_source` are read.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -49,7 +49,8 @@ class QuestionFile:
     """One of the files; rows are made into questions when they are asked for."""
 
     def __init__(self, path: Path, *, sources: Sequence[Source]) -> None:
-        """Raises `ConfigError` for a file that is cut off, has other columns, or not the rows of `sources`."""
+        """Raises `ConfigError` for a file that is cut off, has other columns, or not the rows of
+        `sources`."""
         from pyarrow import parquet
 
         self._path = path
@@ -65,7 +66,8 @@ class QuestionFile:
             raise
         except Exception as error:  # of pyarrow, or of the disk
             raise ConfigError(
-                f"{path}: no whole Parquet file ({described(error)}); delete it and run: wingspan data pull searchqa"
+                f"{path}: no whole Parquet file ({described(error)}); delete it and run: "
+                "wingspan data pull searchqa"
             ) from None
         self._check(sources)
 
@@ -90,15 +92,17 @@ class QuestionFile:
             raise ConfigError(f"{self._path}, row {row}: expected a question, got {question!r}")
         texts = isinstance(answers, list) and all(isinstance(one, str) for one in answers)
         if not texts or not answers:
-            raise ConfigError(f"{self._path}, row {row}: expected golden_answers, a list of texts; got {answers!r}")
+            raise ConfigError(
+                f"{self._path}, row {row}: expected golden_answers, a list of texts; got {answers!r}"
+            )
         return Question(_asked(question), answers)
 
     def _check(self, sources: Sequence[Source]) -> None:
         wanted = sum(source.count for source in sources)
         if len(self) != wanted:
             raise ConfigError(
-                f"{self._path}: expected {wanted} rows, got {len(self)}; delete it and run: wingspan data pull "
-                "searchqa"
+                f"{self._path}: expected {wanted} rows, got {len(self)}; delete it and run: wingspan "
+                "data pull searchqa"
             )
         row, column = 0, self._table.column("data_source")
         for source in sources:

@@ -25,8 +25,8 @@ FIRST_TRAIN = sum(source.count for source in TEST)
 END = FIRST_TRAIN + sum(source.count for source in TRAIN)
 _RANGES = (*ranges(TEST, first=0), *ranges(TRAIN, first=FIRST_TRAIN))
 TEST_ITEMS = 400
-"""Of all tests, as many of each data set where there are as many. Which ones AgentGym-RL evaluates on is in lists
-of its own that are not in its code."""
+"""Of all tests, as many of each data set where there are as many. Which ones AgentGym-RL evaluates on is in
+lists of its own that are not in its code."""
 
 
 class Wiki18:
@@ -94,7 +94,8 @@ def split(seed: int) -> Split:
 
 
 def expert(item: Item) -> Sequence[ExpertStep]:
-    """A search for the question itself, then the first accepted answer; which passages hold it is not known."""
+    """A search for the question itself, then the first accepted answer; which passages hold it is not
+    known."""
     found = ask(item)
     return [
         ExpertStep("I look the question up.", f"<search>{found.question}</search>"),
@@ -111,5 +112,5 @@ SPEC = EnvSpec(
     instructions=INSTRUCTIONS,
     packages=("tantivy", "pyarrow"),
     requirements=(SEARCHQA, Wiki18()),
-    source="Search-R1's questions over Wikipedia of 2018: wingspan data pull searchqa, wingspan data pull wiki-18",
+    source="Search-R1's questions over Wikipedia of 2018: wingspan data pull searchqa and wiki-18",
 )
