@@ -43,7 +43,7 @@ WIKI_18_E5 = DataSet(
 
 SEARCHQA_MINI = DataSet(
     name="searchqa-mini",
-    about="7,189 passages on airports and countries and 1,408 questions that take two or three of them; made "
+    about="7,184 passages on airports and countries and 1,408 questions that take two or three of them; made "
     "here from the packages airportsdata and countryinfo (MIT)",
     holds=(CORPUS, QUESTIONS),
     make=make_mini,

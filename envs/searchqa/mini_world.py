@@ -110,7 +110,7 @@ def load() -> World:
             code, row["name"].strip(), row["city"].strip(), countries[row["country"]], int(row["elevation"])
         )
         for code, row in sorted(table.items())
-        if row["country"] in countries and _plain(row["name"]) and _plain(row["city"])
+        if row["country"] in countries and _plain(row["name"]) and _is_place(row["city"])
     ]
     return World(list(countries.values()), airports)
 
@@ -125,6 +125,11 @@ def _facts(info: Mapping[str, object]) -> dict[str, str]:
         if text:
             found[name] = text
     return found
+
+
+def _is_place(city: str) -> bool:
+    """Some rows have the airport's own name for a city; searches for any airport would find those."""
+    return bool(_plain(city)) and "airport" not in city.lower()
 
 
 def _plain(value: object) -> str:
