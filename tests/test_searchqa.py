@@ -274,7 +274,8 @@ def mini_corpus() -> dict[str, str]:
 
 
 AIRPORT = re.compile(
-    r'"(?P<name>.+)"\n(?P<code>[A-Z]{3}) is an airport of (?P<city>.+) in (?P<country>.+), (?P<feet>-?\d+) feet'
+    r'"(?P<name>.+)"\n(?P<code>[A-Z]{3}) is an airport of (?P<city>.+) in (?P<country>.+), (?P<feet>-?\d+) '
+    "feet high"
 )
 
 

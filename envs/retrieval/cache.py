@@ -30,6 +30,8 @@ OFF = "off"
 PREFIX = "wingspan:search:"
 TIMEOUT_S = 2.0
 """Of connecting, and of one command."""
+CONNECTIONS = 16
+"""Of one event loop; hundreds of episodes share them."""
 KEPT_S = 30 * 24 * 3600
 """A result is forgotten then, on a server whose bound is not ours, too."""
 RETRY_S = 5.0
@@ -87,16 +89,21 @@ class SearchCache:
             return None
 
     async def _client(self) -> "Redis":
-        from redis.asyncio import Redis
+        from redis.asyncio import BlockingConnectionPool, Redis
 
         loop = asyncio.get_running_loop()
         if loop not in self._clients:
             server = self._server
             # Starting takes some milliseconds, and waits for whoever else is starting it.
             url = server if isinstance(server, str) else await asyncio.to_thread(server.url)
-            self._clients[loop] = Redis.from_url(
-                url, socket_timeout=TIMEOUT_S, socket_connect_timeout=TIMEOUT_S
+            pool = BlockingConnectionPool.from_url(
+                url,
+                max_connections=CONNECTIONS,
+                timeout=TIMEOUT_S,
+                socket_timeout=TIMEOUT_S,
+                socket_connect_timeout=TIMEOUT_S,
             )
+            self._clients[loop] = Redis.from_pool(pool)
         return self._clients[loop]
 
     def _go_without(self, why: str) -> None:
