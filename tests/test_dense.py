@@ -1,23 +1,25 @@
 """Dense retrieval with a tiny random BERT: held against a plain comparison of all vectors in torch."""
 
 import asyncio
-import subprocess
-import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-import httpx
 import pytest
 
 from agents.encoder import TransformerEncoder
 from envs.errors import ConfigError
 from envs.retrieval.dense import INDEX, Dense
+from envs.retrieval.remote import RemoteRetriever
+from envs.retrieval.service import retriever_app
 from envs.retrieval.types import Passage
+from flows.serve_retriever import retriever_of
+from tests.http_server import serving
 from tests.test_retrieval import WORDS, ids, texts, write_corpus
 
 faiss = pytest.importorskip("faiss", reason="faiss-cpu is not installed")
-PASSAGES = texts(300, seed=3)
-QUERIES = [" ".join(text.split()[:4]) for text in PASSAGES[::30]]
+COUNT = 100
+PASSAGES = texts(COUNT, seed=3)
+QUERIES = [" ".join(text.split()[:4]) for text in PASSAGES[::10]]
 
 
 def save_tiny_bert(folder: Path) -> Path:
@@ -27,7 +29,7 @@ def save_tiny_bert(folder: Path) -> Path:
 
     folder.mkdir(parents=True)
     pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "query", "passage", ":", '"', *WORDS]
-    (folder / "vocab.txt").write_text("\n".join([*pieces, *(f"t{n}" for n in range(300))]))
+    (folder / "vocab.txt").write_text("\n".join([*pieces, *(f"t{n}" for n in range(COUNT))]))
     tokenizer = BertTokenizerFast(vocab=str(folder / "vocab.txt"))
     tokenizer.save_pretrained(folder)
     torch.manual_seed(0)
@@ -41,6 +43,18 @@ def save_tiny_bert(folder: Path) -> Path:
     )
     BertModel(config).save_pretrained(folder)
     return folder
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread() -> Iterator[None]:
+    """So small a model is none the faster for two, which wait for each other by spinning."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    faiss.omp_set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")
@@ -82,7 +96,7 @@ def test_the_nearest_by_e5s_vectors_are_found(model: Path, encoder: TransformerE
     passages = plainly(model, [f'passage: "T{n}"\n{text}' for n, text in enumerate(PASSAGES)])
     for query, own in zip(plainly(model, [f"query: {text}" for text in QUERIES]), found, strict=True):
         scores = [dot(query, passage) for passage in passages]
-        best = sorted(range(300), key=lambda n: -scores[n])[:3]
+        best = sorted(range(COUNT), key=lambda n: -scores[n])[:3]
         assert [one.score for one in own] == pytest.approx([scores[n] for n in best], abs=1e-4)
         assert own[0].contents == f'"T{ids(own)[0]}"\n{PASSAGES[int(ids(own)[0])]}'
         assert scores[int(own[0].passage_id)] == pytest.approx(max(scores), abs=1e-4)
@@ -117,7 +131,7 @@ def test_an_index_that_is_there_is_used_and_one_that_does_not_fit_is_told(
     given = Dense(corpus, encoder, index=made / INDEX)
     assert given.search_now(QUERIES, top_k=2) == expected
     other = write_corpus(tmp_path / "other.jsonl", PASSAGES[:10])
-    with pytest.raises(ConfigError, match=r"expected vectors of the 10 passages .* got 300"):
+    with pytest.raises(ConfigError, match=r"expected vectors of the 10 passages .* got 100"):
         Dense(other, encoder, index=made / INDEX).search_now(["q"], top_k=1)
     (tmp_path / "cut.faiss").write_bytes((made / INDEX).read_bytes()[:1000])
     with pytest.raises(ConfigError, match=r"cut\.faiss: no faiss index"):
@@ -140,21 +154,19 @@ def test_an_encoder_that_is_not_there_is_told(tmp_path: Path):
         TransformerEncoder(str(tmp_path / "none"))
 
 
-def test_it_is_served_from_the_command_line(model: Path, encoder: TransformerEncoder, corpus: Path):
-    command = [str(Path(sys.executable).with_name("wingspan")), "serve-retriever", str(corpus)]
-    with subprocess.Popen(
-        [*command, "--encoder", str(model), "--port", "0"], stdout=subprocess.PIPE, text=True
-    ) as server:
-        try:
-            assert server.stdout is not None
-            url = server.stdout.readline().partition(" retrieves by dense/")[0]
-            body = {"queries": QUERIES, "topk": 2, "return_scores": True}
-            answer = httpx.post(f"{url}/retrieve", json=body, timeout=60).json()["result"]
-        finally:
-            server.terminate()
-    found = [
-        [Passage(one["document"]["id"], one["document"]["contents"], one["score"]) for one in own]
-        for own in answer
-    ]
+def test_it_is_served_as_the_command_line_asks_for_it(model: Path, encoder: TransformerEncoder, corpus: Path):
+    async def main() -> list[list[Passage]]:
+        served = retriever_of(corpus, encoder=str(model), kind="flat", index=None)
+        async with serving(retriever_app(served, top_k=3)) as url:
+            client = RemoteRetriever(url)
+            assert await client.version() == await Dense(corpus, encoder).version()
+            found = await client.search(QUERIES, top_k=2)
+            await client.close()
+            return found
+
     here = Dense(corpus, encoder).search_now(QUERIES, top_k=2)
-    assert [ids(own) for own in found] == [ids(own) for own in here]
+    assert [ids(own) for own in asyncio.run(main())] == [ids(own) for own in here]
+    with pytest.raises(ConfigError, match="name its model with --encoder"):
+        retriever_of(corpus, encoder=None, kind="ivf", index=None)
+    with pytest.raises(ConfigError, match="--index: there is no file"):
+        retriever_of(corpus, encoder=str(model), kind="flat", index=corpus.with_name("none"))

@@ -160,6 +160,14 @@ def test_no_corpus_and_an_empty_one_are_told(tmp_path: Path):
         Bm25(tmp_path / "c.jsonl").search_now(["one"], top_k=1)
 
 
+def test_a_damaged_index_is_told(tmp_path: Path):
+    path = write_corpus(tmp_path / "c.jsonl", ["one"])
+    Bm25(path).search_now(["one"], top_k=1)
+    (tmp_path / "c.jsonl.bm25" / "meta.json").write_text("{")
+    with pytest.raises(ConfigError, match=r"c\.jsonl\.bm25: no whole index .* delete the folder"):
+        Bm25(path).search_now(["one"], top_k=1)
+
+
 def test_blank_lines_count_for_nothing(tmp_path: Path):
     path = write_corpus(tmp_path / "c.jsonl", ["one", "two"])
     path.write_text(path.read_text().replace("\n", "\n\n"))

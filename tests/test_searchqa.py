@@ -237,7 +237,7 @@ def test_real_items_are_played_from_files_in_upstreams_form(tmp_path: Path, monk
         assert (len(split.train), len(split.test)) == (169_615, 400)
         assert split.train[0].item_id == "searchqa_51713"
         assert {item.metadata["source"] for item in split.test} == {source.name for source in TEST}
-        assert spec.split(1).test != split.test
+        assert [item.index for item in split.test] == real.held_out(0) != real.held_out(1)
         item = spec.item_of(51713 + 79168 + 7) if spec.item_of else None
         assert item is not None
         assert item.metadata == {"source": "hotpotqa"}

@@ -13,6 +13,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from envs.errors import ConfigError
 from envs.requirements import Package, require
 from envs.retrieval.corpus import Corpus, Reader
 from envs.retrieval.folder import built
@@ -77,9 +78,15 @@ class _Opened:
         self.version = f"bm25/{FORMAT}/tantivy-{made}/{index.corpus_sha256}"
         self._corpus = Corpus(path, folder=index.folder)
         self._schema = _schema()
-        opened = tantivy.Index(self._schema, path=str(index.folder))
-        opened.reload()
-        self._searcher = opened.searcher()
+        try:
+            opened = tantivy.Index(self._schema, path=str(index.folder))
+            opened.reload()
+            self._searcher = opened.searcher()
+        except ValueError as error:  # all that tantivy raises
+            raise ConfigError(
+                f"{index.folder}: no whole index ({' '.join(str(error).split())[:120]}); delete the folder, "
+                "and it is built again"
+            ) from None
         self._analyzer = _analyzer()
 
     def search(self, query: str, *, top_k: int) -> list[Passage]:

@@ -18,7 +18,7 @@ SEARCHQA = DataSet(
 
 WIKI_18 = DataSet(
     name="wiki-18",
-    about="Wikipedia of December 2018 in 21,015,324 passages of 100 words (14 GB unpacked), CC BY-SA; its "
+    about="Wikipedia of December 2018 in 21,015,324 passages of 100 words (some 5 GB, 14 GB unpacked), CC BY-SA; its "
     "BM25 index is built here on first use",
     holds=("wiki-18.jsonl",),
     files=(

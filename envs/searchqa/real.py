@@ -82,15 +82,19 @@ def _item(index: int, question: Question) -> Item:
     return Item(item_id=f"{NAME}_{index}", env=NAME, metadata={"source": source}, fields=fields)
 
 
-def split(seed: int) -> Split:
-    """All training items of AgentGym, and 400 of its tests, the seven data sets in equal parts."""
+def held_out(seed: int) -> list[int]:
+    """Numbers of the test items of a seed, ascending."""
     rng = random.Random(f"{NAME}/split/{seed}")
     own = [rng.sample(numbers, len(numbers)) for _, numbers in ranges(TEST, first=0)]
+    each, more = divmod(TEST_ITEMS, len(TEST))
+    return sorted(index for place, one in enumerate(own) for index in one[: each + (place < more)])
+
+
+def split(seed: int) -> Split:
+    """All training items of AgentGym, and 400 of its tests, the seven data sets in equal parts."""
     with SPEC.using():
         train = [_item(FIRST_TRAIN + row, question) for row, question in enumerate(_train())]
-    each, more = divmod(TEST_ITEMS, len(TEST))
-    test = [index for place, numbers in enumerate(own) for index in numbers[: each + (place < more)]]
-    return Split(train=train, test=[make_item(index) for index in sorted(test)])
+    return Split(train=train, test=[make_item(index) for index in held_out(seed)])
 
 
 def expert(item: Item) -> Sequence[ExpertStep]:
