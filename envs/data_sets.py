@@ -145,7 +145,12 @@ class DataSet:
         return digest.hexdigest()
 
 
-_MODULES: dict[str, str] = {}
+_MODULES: dict[str, str] = {
+    "searchqa": "envs.searchqa.data",
+    "searchqa-mini": "envs.searchqa.data",
+    "wiki-18": "envs.searchqa.data",
+    "wiki-18-e5": "envs.searchqa.data",
+}
 """Data set → module with `DATA_SETS`, a tuple in which it is."""
 
 

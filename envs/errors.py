@@ -8,6 +8,7 @@
         ├── EnvCrashed         the environment raised or died
         ├── EpisodeTimeout     the episode's or one step's time limit passed
         ├── SamplerFailed      no completion could be had
+        ├── SearchFailed       a retriever or a web search gave no answer
         ├── RewardFailed       no reward could be had for an episode that was played to its end
         └── ProgramFailed      an agent that is written elsewhere raised, or returned no reward
 
@@ -48,6 +49,10 @@ class EpisodeTimeout(EpisodeFault):
 
 class SamplerFailed(EpisodeFault):
     """The sampler raised instead of answering with a completion."""
+
+
+class SearchFailed(EpisodeFault):
+    """A retriever, or an endpoint of web searches, gave no usable answer however often it was asked."""
 
 
 class RewardFailed(EpisodeFault):

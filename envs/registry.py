@@ -117,6 +117,8 @@ _MODULES = {
     "babyai": "envs.babyai",
     "question": "envs.question",
     "sciworld": "envs.sciworld",
+    "searchqa": "envs.searchqa.real",
+    "searchqa-mini": "envs.searchqa.mini",
     "textcraft": "envs.textcraft",
     "workspace": "envs.question_workspace",
 }

@@ -80,5 +80,5 @@ class StepResult:
     """The problem is solved; told apart from the reward, which may be partial."""
     images: tuple[Image, ...] = ()
     """Shown with the observation."""
-    metrics: Mapping[str, float] = field(default_factory=dict)
+    metrics: Mapping[str, float] = field(default_factory=dict, hash=False)
     """The environment's own numbers of the episode so far, e.g. `{"f1": 0.5}`; the last ones count."""

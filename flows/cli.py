@@ -313,6 +313,44 @@ def serve_policy(
     )
 
 
+@app.command()
+def serve_retriever(
+    corpus: Annotated[
+        Path, typer.Argument(metavar="CORPUS", help="JSONL, a passage a line (docs/search.md).")
+    ],
+    encoder: Annotated[
+        str | None,
+        typer.Option(metavar="MODEL", help="Retrieve by its vectors.", show_default="none: BM25"),
+    ] = None,
+    kind: Annotated[str, typer.Option(help="Of the index of vectors: flat or ivf.")] = "flat",
+    index: Annotated[
+        Path | None, typer.Option(help="A faiss index that is there, of the corpus's lines in their order.")
+    ] = None,
+    top_k: Annotated[int, typer.Option(min=1, help="Passages, where a request says nothing.")] = 3,
+    host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 is all.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = 8002,
+) -> None:
+    """Serve a corpus for searches over HTTP, by Search-R1's protocol, until Ctrl-C."""
+    import asyncio
+
+    from flows.serve_retriever import serve_retriever as serve
+
+    if kind not in ("flat", "ivf"):
+        raise ConfigError(f"--kind {kind!r}: give flat or ivf")
+    asyncio.run(
+        serve(
+            corpus,
+            encoder=encoder,
+            kind="ivf" if kind == "ivf" else "flat",
+            index=index,
+            host=host,
+            port=port,
+            top_k=top_k,
+            say=typer.echo,
+        )
+    )
+
+
 @data_app.command("list")
 def list_data() -> None:
     """List the data sets: whether they are here, what they weigh, what they are."""

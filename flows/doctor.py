@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 from envs.errors import WingspanError
 from envs.registry import env_names, get_env
 from envs.requirements import APPLICATION, PROBE_TIMEOUT_S, Package, Requirement, UserNamespaces
+from envs.retrieval.redis_server import Redis
 from envs.sandbox import BACKENDS
 
 if TYPE_CHECKING:
@@ -69,6 +70,7 @@ def examine(name: str) -> list[Finding]:
         *findings,
         *_environments(pipeline),
         *_sandboxes(),
+        _finding(Redis.name, Redis().missing(), "a cache of searches", needed=False),
         _gpus(pipeline),
         _vllm(pipeline),
         *_settings(name, pipeline),

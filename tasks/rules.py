@@ -13,6 +13,7 @@ from agents.native_tools import check_native
 from agents.rewards import Reward, get_reward, weighted
 from agents.rewards.types import check_items
 from agents.tools.registry import prebuilt
+from agents.tools.search import check_search
 from agents.tools.toolbox import Toolbox
 from envs.errors import ConfigError, described
 from envs.images import image_sources
@@ -61,9 +62,10 @@ def rules_for(spec: EnvSpec, pipeline: Pipeline, *, tokenizer: "PreTrainedTokeni
 def check_agent(pipeline: Pipeline) -> None:
     """Find out, before anything starts, whether `pipeline`'s agent can be made.
 
-    Raises `ConfigError` for names that there are not, tools that the format cannot call, an environment whose
-    episodes nothing would judge, settings that a program has no use for, and a warm-up without an expert, in
-    another format than its own or of a program; `MissingDependency` for what is not installed.
+    Raises `ConfigError` for names that there are not, tools that the format cannot call or that lack a
+    setting, an environment whose episodes nothing would judge, settings that a program has no use for, and a
+    warm-up without an expert, in another format than its own or of a program; `MissingDependency` for what is
+    not installed.
     """
     agent = pipeline.agent
     specs = [get_env(name) for name in pipeline.data.envs]
@@ -78,6 +80,8 @@ def check_agent(pipeline: Pipeline) -> None:
         tools = toolbox_of(agent)
         for spec in specs:
             agent_of(agent, spec, tools)
+            if "search" in agent.tools:
+                check_search(None if spec.name in pipeline.servers else spec.make())
             if agent.reward is None and not spec.own_rewards:
                 raise ConfigError(
                     f"agent.reward: environment {spec.name!r} gives no rewards; name one (docs/rewards.md)"

@@ -2,6 +2,7 @@
 
 import os
 import tomllib
+from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -69,7 +70,8 @@ def test_a_program_that_does_not_run_is_missing(only: Path) -> None:
 
 
 def test_packages_are_wanted_as_pyproject_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    declared = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    declared = [*project["dependencies"], *chain(*project["optional-dependencies"].values())]
     for name in env_names():
         for package in get_env(name).packages:
             assert any(line.startswith(package) for line in declared), package

@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 
 from agents.rewards import REWARDS
 from agents.rewards.formats import after_thinking, tagged_answer, tool_calls, well_formed_answer
-from agents.rewards.qa import f1, normalised
 from agents.rewards.text import last_number
 from envs.errors import RewardFailed
+from envs.searchqa.scoring import f1, normalised
 from tests.reward_toy import judged, played
 
 

@@ -277,7 +277,8 @@ def test_prebuilt_tools_are_chosen_by_name():
 
 @needs_sandbox
 @pytest.mark.parametrize("name", PREBUILT)
-def test_every_prebuilt_tool_is_told_in_full(name: str):
+def test_every_prebuilt_tool_is_told_in_full(name: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("WINGSPAN_WEB_SEARCH", "searxng+http://127.0.0.1:8888")
     tool = PREBUILT[name]()
     assert tool.name == name
     assert tool.description

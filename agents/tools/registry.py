@@ -11,6 +11,7 @@ from agents.tools.calculator import calculator
 from agents.tools.calling import Tool
 from agents.tools.code_interpreter import code_interpreter, code_session
 from agents.tools.sandboxed import walled
+from agents.tools.search import search, web_search
 from agents.tools.shell import shell
 from agents.tools.summarize import summarize
 from agents.tools.toolbox import Toolbox
@@ -21,6 +22,8 @@ PREBUILT: dict[str, Callable[[], Tool]] = {
     "answer": lambda: answer,
     "calculator": lambda: calculator,
     "summarize": lambda: summarize,
+    "search": search,
+    "web_search": web_search,
     "code_interpreter": code_interpreter,
     "code_session": partial(walled, code_session),
     "shell": partial(walled, shell),
@@ -36,8 +39,8 @@ PREBUILT: dict[str, Callable[[], Tool]] = {
 def prebuilt(name: str) -> Tool:
     """The prebuilt tool of this name.
 
-    Raises `ConfigError` for an unknown one, `MissingDependency` where it needs a sandbox and this machine has
-    none.
+    Raises `ConfigError` for an unknown one, and for settings that one lacks; `MissingDependency` where it
+    needs a sandbox and this machine has none, or a corpus that is not there.
     """
     if name not in PREBUILT:
         near = get_close_matches(name, PREBUILT, n=1)

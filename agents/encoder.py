@@ -1,0 +1,71 @@
+"""Encoders of texts by name: transformers' models, as E5 and its kin are used for retrieval.
+
+A vector is the mean of the last layer over the tokens, made of length 1. Models of the E5 family want `query:
+` and `passage: ` before their texts (Wang et al. 2022, arXiv 2212.03533), those of the BGE family a sentence
+before queries (their model cards); the reference (Search-R1's retrieval_server.py) goes by their names, as is
+done here.
+"""
+
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+from envs.errors import ConfigError
+from envs.retrieval.dense import Vectors
+
+MAX_TOKENS = 256
+"""Of a query or a passage, as in the reference; the rest is not read."""
+
+_PREFIXES = {
+    "e5": ("query: ", "passage: "),
+    "bge": ("Represent this sentence for searching relevant passages: ", ""),
+}
+
+
+class TransformerEncoder:
+    """One model, on a GPU where there is one."""
+
+    def __init__(self, model: str, *, device: str | None = None) -> None:
+        """`model`: a folder in Hugging Face format, or a name on a model hub. Raises `ConfigError`."""
+        import torch
+        from transformers import AutoModel, AutoTokenizer
+
+        try:
+            self._tokenizer = AutoTokenizer.from_pretrained(model)
+            self._model: Any = AutoModel.from_pretrained(model)
+        except (OSError, ValueError) as error:
+            raise ConfigError(
+                f"encoder {model!r} cannot be loaded: {' '.join(str(error).split())[:200]}"
+            ) from None
+        self._device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+        self._model.eval().to(self._device)
+        family = next((name for name in _PREFIXES if name in model.lower()), None)
+        self._query, self._passage = ("", "") if family is None else _PREFIXES[family]
+        self._name = f"{model}/{self._query}/{self._passage}/{MAX_TOKENS}"
+        self._turn = threading.Lock()  # a tokenizer that pads is no good for two threads
+
+    @property
+    def name(self) -> str:
+        """See `Encoder`."""
+        return self._name
+
+    def queries(self, texts: Sequence[str]) -> Vectors:
+        """See `Encoder`."""
+        return self._encode([self._query + text for text in texts])
+
+    def passages(self, texts: Sequence[str]) -> Vectors:
+        """See `Encoder`."""
+        return self._encode([self._passage + text for text in texts])
+
+    def _encode(self, texts: list[str]) -> Vectors:
+        import torch
+
+        with self._turn, torch.inference_mode():
+            tokens = self._tokenizer(
+                texts, max_length=MAX_TOKENS, padding=True, truncation=True, return_tensors="pt"
+            ).to(self._device)
+            hidden = self._model(**tokens).last_hidden_state  # [N, L, D]
+            seen = tokens["attention_mask"].unsqueeze(-1).to(hidden.dtype)  # [N, L, 1]
+            mean = (hidden * seen).sum(dim=1) / seen.sum(dim=1)
+            vectors: Vectors = torch.nn.functional.normalize(mean, dim=-1).float().cpu().numpy()
+            return vectors

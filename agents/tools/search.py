@@ -1,0 +1,99 @@
+"""Tools that search: a corpus (`search`), and the web (`web_search`). Both answer passages as Search-R1 shows
+them."""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+from agents.tools.calling import Tool
+from agents.tools.tool import tool
+from agents.tools.types import ToolError
+from agents.web_search import QueryRefused, WebSearch, web_endpoint
+from envs.base import Environment
+from envs.errors import ConfigError, MissingDependency
+from envs.retrieval.cache import CachedRetriever, shared_cache
+from envs.retrieval.places import VARIABLE, retriever_at
+from envs.retrieval.types import Retriever, information
+
+TOP_K = 3
+MAX_LENGTH = 8192
+"""Characters: three passages of 100 words have 2,000; those of other corpora may be longer."""
+
+_NOTHING = (
+    "the tool search has nothing to search: the environment has no corpus here; export "
+    f"{VARIABLE} with a corpus or the URL of a retriever (docs/search.md)"
+)
+
+
+def search_tool(retriever: Callable[[object], Retriever], *, top_k: int = TOP_K) -> Tool:
+    """A tool `search`; `retriever` is called with the episode's environment, None where there is none."""
+
+    # The retriever keeps the time, and one that does not answer voids the episode.
+    @tool(stateful=True, keeps_time=True, max_length=MAX_LENGTH)
+    async def search(query: str, env: Environment | None = None) -> str:
+        """Search a collection of texts for passages.
+
+        Args:
+            query: What to look for.
+        """
+        return await _told(retriever(env), query, top_k=top_k)
+
+    return search
+
+
+def web_search_tool(web: Retriever, *, top_k: int = TOP_K) -> Tool:
+    """A tool `web_search` over an endpoint (`agents/web_search.py`)."""
+
+    @tool(keeps_time=True, max_length=MAX_LENGTH)
+    async def web_search(query: str) -> str:
+        """Search the web; the results are titles, snippets and addresses of pages.
+
+        Args:
+            query: What to look for.
+        """
+        return await _told(web, query, top_k=top_k)
+
+    return web_search
+
+
+def search() -> Tool:
+    """The prebuilt `search`: over what `WINGSPAN_RETRIEVER` names, a server or a corpus, else over the corpus
+    of the episode's environment. Raises `ConfigError` for a wrong URL, `MissingDependency` for a corpus that
+    is not there."""
+    place = os.environ.get(VARIABLE)
+    if not place:
+        return search_tool(retriever_of)
+    if "://" not in place and not Path(place).is_file():
+        raise MissingDependency(f"{VARIABLE} is {place!r}, and there is no such corpus; correct the path")
+    named = retriever_at(place)
+    return search_tool(lambda _: named)
+
+
+def web_search() -> Tool:
+    """The prebuilt `web_search`, by the endpoint that `WINGSPAN_WEB_SEARCH` names. Raises `ConfigError`."""
+    return web_search_tool(CachedRetriever(WebSearch(web_endpoint()), shared_cache()))
+
+
+def retriever_of(env: object) -> Retriever:
+    """An environment's own. Raises `ConfigError` for one that has none."""
+    # Not by a protocol's `isinstance`: the environment is lent in a wrapper (`envs/instance.py`).
+    found: Retriever | None = getattr(env, "retriever", None)
+    if found is None:
+        raise ConfigError(_NOTHING)
+    return found
+
+
+def check_search(env: object) -> None:
+    """Find out, before anything starts, whether the prebuilt `search` has something to search in the episodes
+    of `env`, a new instance. Raises `ConfigError`."""
+    if not os.environ.get(VARIABLE) and not hasattr(type(env), "retriever"):
+        raise ConfigError(_NOTHING)
+
+
+async def _told(retriever: Retriever, query: str, *, top_k: int) -> str:
+    if not query.strip():
+        raise ToolError("the query is empty; write what to look for")
+    try:
+        return information((await retriever.search([query], top_k=top_k))[0])
+    except QueryRefused as error:
+        raise ToolError(f"the search was refused: {error}") from None

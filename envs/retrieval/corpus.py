@@ -1,0 +1,110 @@
+"""A corpus: one JSONL file, a passage a line, read by number.
+
+The format is wiki-18's as Search-R1 uses it: `{"id": "0", "contents": "\\"Title\\"\\nText"}`. The text stays
+in the file, which is memory-mapped: processes share it, whatever its size. Where lines begin is kept beside
+the index (`envs/retrieval/folder.py`) as one file of 64-bit integers.
+"""
+
+import hashlib
+import json
+import mmap
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from envs.errors import ConfigError, MissingDependency
+
+OFFSETS = "offsets.npy"
+EXPECTED = '{"id": "0", "contents": "\\"Title\\"\\nText"}'
+_SHOWN = 80
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One line of a corpus, checked."""
+
+    offset: int
+    """Bytes from the file's start."""
+    passage_id: str
+    contents: str
+
+
+class Reader:
+    """Reads a whole corpus once, front to back, and knows afterwards what it was."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._digest = hashlib.sha256()
+        self._offsets: list[int] = []
+
+    def __iter__(self) -> Iterator[Line]:
+        """Every line. Raises `ConfigError` for one that is no passage, naming file, line and the form."""
+        offset = 0
+        with open_corpus(self._path) as file:
+            for number, raw in enumerate(file, start=1):
+                self._digest.update(raw)
+                if raw.strip():
+                    self._offsets.append(offset)
+                    yield Line(offset, *_parsed(raw, place=f"{self._path}, line {number}"))
+                offset += len(raw)
+        if not self._offsets:
+            raise ConfigError(f"{self._path} holds no passages; a line each is expected: {EXPECTED}")
+
+    @property
+    def sha256(self) -> str:
+        """Of the bytes read so far."""
+        return self._digest.hexdigest()
+
+    def save_offsets(self, folder: Path) -> None:
+        """Write what `Corpus` needs."""
+        np.save(folder / OFFSETS, np.asarray(self._offsets, dtype=np.int64))
+
+
+class Corpus:
+    """Passages by number, from 0 in the order of their lines."""
+
+    def __init__(self, path: Path, *, folder: Path) -> None:
+        """`folder` holds the offsets that a `Reader` saved."""
+        self._path = path
+        self._offsets = np.load(folder / OFFSETS, mmap_mode="r")
+        with open_corpus(path) as file:
+            self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+
+    def __len__(self) -> int:
+        return len(self._offsets)
+
+    def __getitem__(self, number: int) -> tuple[str, str]:
+        """(id, contents)"""
+        start = int(self._offsets[number])
+        end = int(self._offsets[number + 1]) if number + 1 < len(self) else len(self._map)
+        raw = self._map[start:end]
+        return _parsed(raw.split(b"\n", 1)[0], place=f"{self._path}, passage {number}")
+
+
+def open_corpus(path: Path):  # type: ignore[no-untyped-def]  # BufferedReader, which mypy knows itself
+    """The file, to be read as bytes; raises `MissingDependency` where it is not there."""
+    try:
+        return path.open("rb")
+    except FileNotFoundError:
+        raise MissingDependency(
+            f"there is no corpus {path}; correct the path, or put the file there"
+        ) from None
+
+
+def _parsed(raw: bytes, *, place: str) -> tuple[str, str]:
+    try:
+        found = json.loads(raw)
+    except ValueError as error:  # of UTF-8, too
+        raise ConfigError(
+            f"{place}: not JSON ({error}); expected {EXPECTED}, got {raw[:_SHOWN]!r}. Was the file cut off?"
+        ) from None
+    if not isinstance(found, dict):
+        raise ConfigError(f"{place}: expected {EXPECTED}, got a {type(found).__name__}")
+    contents, passage_id = found.get("contents"), found.get("id")
+    if not isinstance(contents, str) or not contents.strip():
+        raise ConfigError(f"{place}: expected {EXPECTED}; 'contents' is {str(contents)[:_SHOWN]!r}")
+    if not isinstance(passage_id, str | int) or isinstance(passage_id, bool):
+        raise ConfigError(f"{place}: expected {EXPECTED}; 'id' is {str(passage_id)[:_SHOWN]!r}")
+    return str(passage_id), contents
