@@ -24,6 +24,7 @@ from envs.browser.actions import (
     Type,
 )
 from envs.browser.chromium import VIEWPORT, Chromium, first_line, origin_of
+from envs.browser.shelf import Shelf
 from envs.browser.tree import Element, Numbers, Tree, read_tree
 from envs.errors import EnvCrashed
 
@@ -46,7 +47,6 @@ _CHOOSE = """function (text) {
   const wanted = text.trim().toLowerCase(), options = [...this.options].filter(one => !one.disabled);
   const by = test => options.find(one => test(one.label.trim().toLowerCase()));
   const found = by(label => label === wanted) || by(label => label.startsWith(wanted));
-  this.focus();
   if (!found || found.selected) return;
   found.selected = true;
   for (const kind of ['input', 'change']) this.dispatchEvent(new Event(kind, {bubbles: true}));
@@ -80,13 +80,18 @@ class Session:
         origins: Sequence[str],
         urls: Sequence[str],
         storage_state: "StorageState | None" = None,
+        shelf: Shelf | None = None,
     ) -> "Session":
         """A new context with a tab for each of `urls`, the first in front; it reaches `origins` (URLs, of
-        which host and port count) and nothing else. `storage_state`: cookies and storage of a login."""
+        which host and port count), what is on the shelf, and nothing else. `storage_state`: cookies and
+        storage of a login."""
         known = sorted({origin_of(url) for url in origins})
         session = cls(await chromium.context(origins=known, storage_state=storage_state), known)
         try:
             async with session._watched():
+                if shelf is not None:
+                    # Playwright keeps something on the owner of a method, which a frozen one refuses.
+                    await session.context.route(f"{shelf.origin}/**", lambda route: shelf.serve(route))
                 for url in urls or ("about:blank",):
                     session.page = await session.context.new_page()
                     await session.page.goto(url, timeout=NAVIGATION_S * 1000)

@@ -146,13 +146,13 @@ def _said(node: Mapping[str, Any]) -> str | None:
 
 
 def _without_repetition(lines: list[str]) -> Iterator[str]:
-    """Without texts that one of the three lines before has already told."""
+    """Without texts that one of the three lines before has already told, its number apart."""
     kept: list[str] = []
     for line in lines:
         text = _STATIC.match(line)
         if text is not None:
             inner = text[1][1:-1]
-            if not inner or any(inner in before for before in kept[-3:]):
+            if not inner or any(inner in before.partition("] ")[2] for before in kept[-3:]):
                 continue
         kept.append(line)
         yield line
