@@ -187,8 +187,10 @@ def measure(
     chains: int = 8,
     capacity: int = 8,
     fleet: Fleet | None = None,
+    kill: Callable[[random.Random], bool] | None = None,
 ) -> Outcome:
-    """Play `chains` of each item undisturbed, then with `kills`, on instances here or on `fleet`."""
+    """Play `chains` of each item undisturbed, then with `kills`, on instances here or on `fleet`. `kill`: what
+    ends something, where it is not to be any process of the environment's or any server."""
     spec = get_env(env)
     if fleet is not None:
         spec = on_servers(spec, Servers(fleet.urls))
@@ -220,7 +222,7 @@ def measure(
     rules = Rules(agent=FormatAgent("action"), limits=limits)
     renderer = Renderer(tokenizer)
     calls = sum(chains // 2 * (len(solution) + turns) for solution in solutions)
-    kill = Processes().kill if fleet is None else fleet.kill
+    kill = kill or (Processes().kill if fleet is None else fleet.kill)
     killer = Killer(sampler(), kills=kills, calls=calls, kill=kill)
 
     async def played(sampler: Killer | ScriptedSampler) -> tuple[list[Trajectory], float]:

@@ -115,11 +115,13 @@ class EnvSpec:
 
 _MODULES = {
     "babyai": "envs.babyai",
+    "miniwob": "envs.miniwob.spec",
     "question": "envs.question",
     "sciworld": "envs.sciworld",
     "searchqa": "envs.searchqa.real",
     "searchqa-mini": "envs.searchqa.mini",
     "textcraft": "envs.textcraft",
+    "webarena": "envs.webarena.spec",
     "workspace": "envs.question_workspace",
 }
 """Environment name → module with a `SPEC`; imported on first use, so that an environment whose

@@ -1,0 +1,182 @@
+"""What the browser of web tasks costs, and what it survives.
+
+    python -m bench.browser --contexts 10 --episodes 200 --kills 20
+
+Plays scripted MiniWoB++ tasks. Prints one JSON object:
+
+- `start_s`: from nothing to a running Chromium
+- `base_mb`, `driver_mb`, `mb_per_context`: of Chromium without a context, of Playwright's driver, and what
+  each of `contexts` adds, shared memory counted once (PSS), each after its first page
+- `reset_ms`, `step_ms`, `step_ms_p95`: wall clock with one live instance
+- `steps_per_s`: with all contexts at once, and `step_ms_together` what one of them waits
+- `zombies`, `processes`: left after `episodes` episodes on a pool, once that is closed (`while_open`: zombies
+  that Chromium itself had not yet collected, before that)
+- `killed`: what `bench.kill` says where the browser is killed `kills` times under load
+"""
+
+import argparse
+import asyncio
+import json
+import os
+import random
+import signal
+import statistics
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import asdict
+
+import psutil
+
+from bench import kill
+from envs.browser.seats import Seat
+from envs.manager import EnvManager
+from envs.miniwob.env import MiniWobEnv
+from envs.miniwob.expert import EXPERTS
+from envs.miniwob.spec import SPEC, make_item, place_of
+from envs.types import Item, Observation
+
+SETTLED_S = 3.0
+"""After which a browser has collected its dead and freed what it can."""
+
+
+def items(count: int) -> list[Item]:
+    """Of tasks that have a script, the first `count`."""
+    scripted = (make_item(n) for n in range(100_000) if place_of(n)[0] in EXPERTS)
+    return [next(scripted) for _ in range(count)]
+
+
+async def play(env: MiniWobEnv, item: Item, steps: list[float]) -> None:
+    """One episode by its script; adds the seconds of each step."""
+    seen = await env.reset(item)
+    for step in SPEC.expert(item):
+        action = step.after(seen)
+        started = time.perf_counter()
+        result = await env.step(action)
+        steps.append(time.perf_counter() - started)
+        seen = result.observation
+        if result.terminated:
+            break
+
+
+def family() -> list[psutil.Process]:
+    """All processes that we have started, and they."""
+    return psutil.Process().children(recursive=True)
+
+
+def zombies() -> int:
+    """How many of them have ended and are not collected."""
+    return sum(one.status() == psutil.STATUS_ZOMBIE for one in family())
+
+
+def pss_mb() -> tuple[float, float]:
+    """(Chromium with what walls it in, Playwright's driver)"""
+    chromium = driver = 0
+    for one in family():
+        with suppress(psutil.NoSuchProcess, psutil.ZombieProcess):
+            if one.name().startswith("node"):
+                driver += one.memory_full_info().pss
+            else:
+                chromium += one.memory_full_info().pss
+    return chromium / 2**20, driver / 2**20
+
+
+async def cost(contexts: int) -> dict[str, float]:
+    """Seconds and megabytes; see the docstring of this file."""
+    started = time.perf_counter()
+    seat = await Seat.take()
+    start_s = time.perf_counter() - started
+    await asyncio.sleep(SETTLED_S)
+    base, _ = pss_mb()
+    envs = [MiniWobEnv() for _ in range(contexts)]
+    resets: list[float] = []
+    alone: list[float] = []
+    for item in items(12):
+        started = time.perf_counter()
+        await envs[0].reset(item)
+        resets.append(time.perf_counter() - started)
+        await play(envs[0], item, alone)
+    together: list[float] = []
+    todo = items(6 * contexts)
+    started = time.perf_counter()
+    await asyncio.gather(*(_several(env, todo[n::contexts], together) for n, env in enumerate(envs)))
+    seconds = time.perf_counter() - started
+    await asyncio.gather(*(env.reset(item) for env, item in zip(envs, todo, strict=False)))
+    await asyncio.sleep(SETTLED_S)
+    full, driver = pss_mb()
+    for env in envs:
+        await env.close()
+    await seat.leave()
+    return {
+        "contexts": contexts,
+        "start_s": round(start_s, 2),
+        "base_mb": round(base),
+        "driver_mb": round(driver),
+        "mb_per_context": round((full - base) / contexts, 1),
+        "reset_ms": round(1000 * statistics.mean(resets)),
+        "step_ms": round(1000 * statistics.mean(alone)),
+        "step_ms_p95": round(1000 * statistics.quantiles(alone, n=20)[-1]),
+        "step_ms_together": round(1000 * statistics.mean(together)),
+        "steps_per_s": round(len(together) / seconds, 1),
+    }
+
+
+async def _several(env: MiniWobEnv, todo: Sequence[Item], steps: list[float]) -> None:
+    for item in todo:
+        await play(env, item, steps)
+
+
+async def left(episodes: int, *, live: int = 8) -> dict[str, int]:
+    """What there is more of after `episodes` on a pool of `live`."""
+    before = len(family())
+    envs = EnvManager([SPEC], capacity=live)
+
+    async def episode(item: Item) -> None:
+        async with envs.lease(SPEC.name) as env:
+            seen = Observation.of(await env.reset(item)).text
+            for step in SPEC.expert(item):
+                result = await env.step(step.after(seen))
+                seen = result.observation
+                if result.terminated:
+                    break
+
+    await asyncio.gather(*map(episode, items(episodes)))
+    await asyncio.sleep(SETTLED_S)
+    open_ = zombies()
+    await envs.close()
+    return {"while_open": open_, "zombies": zombies(), "processes": len(family()) - before}
+
+
+def kill_browser(chance: random.Random) -> bool:
+    """End the main process of a running Chromium."""
+    found = []
+    for one in family():
+        with suppress(psutil.NoSuchProcess, psutil.ZombieProcess):
+            command = one.cmdline()
+            if "bwrap" not in command[:1] and any(part.startswith("--user-data-dir=") for part in command):
+                found.append(one)
+    if not found:
+        return False
+    with suppress(ProcessLookupError):
+        os.kill(chance.choice(found).pid, signal.SIGKILL)
+        return True
+    return False
+
+
+def main() -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(description="Costs of the browser that web tasks share")
+    parser.add_argument("--contexts", type=int, default=10)
+    parser.add_argument("--episodes", type=int, default=200)
+    parser.add_argument("--kills", type=int, default=20)
+    arguments = parser.parse_args()
+    told: dict[str, object] = dict(asyncio.run(cost(arguments.contexts)))
+    told |= asyncio.run(left(arguments.episodes))
+    if arguments.kills:
+        outcome = kill.measure(SPEC.name, items(16), kills=arguments.kills, kill=kill_browser)
+        told["killed"] = asdict(outcome)
+    print(json.dumps(told))
+
+
+if __name__ == "__main__":
+    main()

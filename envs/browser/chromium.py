@@ -1,0 +1,131 @@
+"""One running Chromium, which many episodes share, each in a context of its own; driven by Playwright.
+
+A Chromium is Playwright's driver (a Node process) and the browser that it started: one unit of failure. What
+a context may reach is said when it is opened, and Chromium's network service holds to it: requests to the
+named origins go out, all others are sent to a proxy that does not exist. That holds for redirects,
+WebSockets, frames and workers alike, costs no round trip, and no page can talk it out of that. The browser as
+a whole has the same proxy, so nothing of its own goes out either.
+"""
+
+import asyncio
+import os
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+from envs.browser.program import CHROMIUM, LAUNCHER, walls
+from envs.errors import EnvCrashed, MissingDependency
+
+if TYPE_CHECKING:
+    from playwright.async_api import Browser, BrowserContext, Playwright, StorageState
+
+VIEWPORT = (1280, 720)
+"""Width and height in pixels, as WebArena's."""
+NOWHERE = "http://127.0.0.1:9"
+"""The proxy that does not exist: the discard port, on which nothing listens."""
+LAUNCH_TIMEOUT_S, CLOSE_TIMEOUT_S = 60.0, 10.0
+
+FLAGS = (
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-domain-reliability",
+    "--disable-quic",
+    "--disable-sync",
+    "--no-first-run",
+    "--no-pings",
+    "--metrics-recording-only",
+    f"--proxy-server={NOWHERE}",
+    "--proxy-bypass-list=<-loopback>",
+    "--force-webrtc-ip-handling-policy=disable_non_proxied_udp",
+    "--js-flags=--max-old-space-size=256",
+)
+
+
+class Chromium:
+    """A running browser; make it by `start`."""
+
+    def __init__(self, playwright: "Playwright", browser: "Browser") -> None:
+        self._playwright = playwright
+        self._browser = browser
+
+    @classmethod
+    async def start(cls) -> "Chromium":
+        """Start the driver and the browser; 1 to 2 s. Raises `MissingDependency` or `EnvCrashed`."""
+        path = CHROMIUM.path()
+        if path is None:
+            raise MissingDependency(f"no Chromium on this machine; {CHROMIUM.missing()}")
+        from playwright.async_api import Error, async_playwright
+
+        playwright = await async_playwright().start()
+        try:
+            browser = await playwright.chromium.launch(
+                executable_path=LAUNCHER,
+                chromium_sandbox=walls().sandbox,
+                args=list(FLAGS),
+                timeout=LAUNCH_TIMEOUT_S * 1000,
+                handle_sigint=False,
+                handle_sigterm=False,
+                handle_sighup=False,
+                env={
+                    "PATH": os.environ.get("PATH", os.defpath),
+                    "WINGSPAN_CHROMIUM": str(path.resolve()),
+                    "WINGSPAN_BUBBLEWRAP": str(int(walls().bubblewrap)),
+                },
+            )
+        except BaseException as error:
+            await playwright.stop()
+            if isinstance(error, Error):
+                raise EnvCrashed(f"Chromium does not start: {first_line(error)}") from error
+            raise
+        return cls(playwright, browser)
+
+    @property
+    def alive(self) -> bool:
+        """False once the browser or its driver has ended."""
+        return self._browser.is_connected()
+
+    async def context(
+        self, *, origins: Sequence[str], storage_state: "StorageState | None" = None
+    ) -> "BrowserContext":
+        """A new context that reaches `origins` (`http://host:port`) and nothing else."""
+        from playwright.async_api import Error
+
+        width, height = VIEWPORT
+        try:
+            return await self._browser.new_context(
+                viewport={"width": width, "height": height},
+                device_scale_factor=1,
+                locale="en-US",
+                timezone_id="UTC",
+                reduced_motion="reduce",
+                permissions=[],
+                service_workers="block",
+                accept_downloads=False,
+                storage_state=storage_state,
+                proxy={"server": NOWHERE, "bypass": ",".join(map(origin_of, origins))},
+            )
+        except Error as error:
+            raise EnvCrashed(f"Chromium opens no context: {first_line(error)}") from error
+
+    async def close(self) -> None:
+        """End the browser and its driver; kills what does not end by itself."""
+        with suppress(Exception):  # a browser that has died, or hangs: its driver kills it
+            async with asyncio.timeout(CLOSE_TIMEOUT_S):
+                await self._browser.close()
+        with suppress(Exception):
+            async with asyncio.timeout(CLOSE_TIMEOUT_S):
+                await self._playwright.stop()
+
+
+def origin_of(url: str) -> str:
+    """`http://host:port`, the port written out."""
+    parts = urlsplit(url)
+    port = parts.port or {"http": 80, "https": 443}[parts.scheme]
+    host = f"[{parts.hostname}]" if ":" in (parts.hostname or "") else parts.hostname
+    return f"{parts.scheme}://{host}:{port}"
+
+
+def first_line(error: BaseException) -> str:
+    """What an error of Playwright says, without its log of calls."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
