@@ -145,7 +145,11 @@ class DataSet:
         return digest.hexdigest()
 
 
-_MODULES: dict[str, str] = {}
+_MODULES: dict[str, str] = {
+    "webshop": "envs.webshop.data",
+    "webshop-full": "envs.webshop.data",
+    "webshop-mini": "envs.webshop.data",
+}
 """Data set → module with `DATA_SETS`, a tuple in which it is."""
 
 

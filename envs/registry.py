@@ -118,6 +118,8 @@ _MODULES = {
     "question": "envs.question",
     "sciworld": "envs.sciworld",
     "textcraft": "envs.textcraft",
+    "webshop": "envs.webshop.real",
+    "webshop-mini": "envs.webshop.mini",
     "workspace": "envs.question_workspace",
 }
 """Environment name → module with a `SPEC`; imported on first use, so that an environment whose
@@ -129,6 +131,8 @@ _FAMILIES = {
     "openenv": "envs.adapters.openenv",
     "reasoning-gym": "envs.adapters.reasoning_gym",
     "textarena": "envs.adapters.textarena",
+    "webshop": "envs.webshop.real",
+    "webshop-mini": "envs.webshop.mini",
 }
 """Name before the colon → module with `spec(argument) -> EnvSpec`, for packages of many environments."""
 
