@@ -22,6 +22,8 @@ NO_ATTRIBUTES = ("DUMMY_ATTR",)
 DEFAULT_PRICE = 100.0
 """Dollars, for a product without a price."""
 LONGEST_ASIN = 10
+PATH_SIGN = "\u203a"
+"""A single angle quotation mark that points to the right."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +37,7 @@ class Product:
     query: str
     """What the crawl searched for when it found this, e.g. `women's boots`."""
     product_category: str
-    """A path, e.g. `Clothing › Women › Shoes`."""
+    """A path of categories, with `PATH_SIGN` between them."""
     description: str
     features: tuple[str, ...]
     prices: tuple[float, ...]
@@ -165,9 +167,7 @@ def _prices(pricing: str | None, entry: Entry, *, remedy: str) -> tuple[float, .
 
 def _options(raw: Mapping[str, Sequence[_Option] | None]) -> dict[str, tuple[str, ...]]:
     return {
-        intern(name.lower()): tuple(
-            intern(one.value.strip().replace("/", " | ").lower()) for one in contents
-        )
+        intern(name.lower()): tuple(intern(one.value.strip().replace("/", " | ").lower()) for one in contents)
         for name, contents in raw.items()
         if contents is not None
     }

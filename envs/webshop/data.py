@@ -1,7 +1,7 @@
 """Where the shops' files come from, and which of them make a shop.
 
-Upstream's are on Google Drive, by the ids in its `setup.sh`; those of the small shop are also in Git: the human
-instructions in upstream's repository, the other two in AgentGym's. Nobody tells sizes and checksums of the others.
+Upstream's are on Google Drive, by the ids in its `setup.sh`; those of the small shop are also in Git: the
+human instructions in upstream's repository, the other two in AgentGym's.
 """
 
 from dataclasses import dataclass

@@ -1,14 +1,14 @@
 """WebShop as an environment: one live visit, and what the environments of this package have in common.
 
-What an episode sees is a page in one view. Where actions are listed, its last line is the prefix `ACTIONS` and, as
-JSON, what AgentGym answers to `/available_actions`.
+What an episode sees is a page in one view. Where actions are listed, its last line is the prefix `ACTIONS`
+and, as JSON, what AgentGym answers to `/available_actions`.
 """
 
 import asyncio
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from envs.requirements import Package, require
@@ -24,12 +24,12 @@ ACTIONS = "Available actions: "
 PACKAGES = ("bm25s", "pystemmer", "rapidfuzz")
 
 INSTRUCTIONS = """\
-You are web shopping. An instruction tells you what to buy. Every round I will give you a page of the shop and a \
-list of the actions that it has, and you answer with your thought and one action. On any page you can search for \
-products: search[keywords], with keywords of your choice. You can click what the list has, e.g. click[Buy Now]: \
-a product's number in the results opens the product, a value of an option chooses it, "Buy Now" buys the product \
-with the options chosen and ends the round. Choose every option that the instruction asks for before you buy. What \
-is no action on the page changes nothing. Answer in this form:
+You are web shopping. An instruction tells you what to buy. Every round I will give you a page of the \
+shop, and you answer with your thought and one action. You can search for products on any page: \
+search[keywords], with keywords of your choice. You can click what can be clicked on the page, e.g. \
+click[Buy Now]: a product's number in the results opens the product, a value of an option chooses it, \
+"Buy Now" buys the product with the options chosen and is your last action. Choose every option that the \
+instruction asks for before you buy. What is no action on the page changes nothing. Answer in this form:
 Thought: your reasoning
 Action: your next action"""
 
@@ -58,7 +58,10 @@ class WebShopEnv:
         with needing_packages(self._variant.name):
             from envs.webshop.shop import loaded, shop_of
         stock = self._variant.stock
-        return self.start(loaded(stock) or await asyncio.to_thread(shop_of, stock), item.index)
+        shop = loaded(stock)
+        if shop is None:
+            shop = await asyncio.to_thread(shop_of, stock)
+        return self.start(shop, item.index)
 
     def start(self, shop: "Shop", number: int) -> str:
         """`reset`, for callers that are not asynchronous and have the shop."""
@@ -100,7 +103,13 @@ class WebShopEnv:
         page = show(session.page, View(self._variant.view), session.past)
         if not self._variant.listed:
             return page
-        return f"{page}\n{ACTIONS}{json.dumps(asdict(session.page.actions), ensure_ascii=False)}"
+        return f"{page}\n{ACTIONS}{listed(session.page.actions)}"
+
+
+def listed(actions: "AvailableActions") -> str:
+    """As AgentGym's server answers, in JSON."""
+    told = {"has_search_bar": actions.has_search_bar, "clickables": actions.clickables}
+    return json.dumps(told, ensure_ascii=False)
 
 
 @contextmanager

@@ -1,5 +1,5 @@
-"""A buyer that knows the goal and acts on what it sees: it reads the results in order, says why not, and takes the
-first product that fits.
+"""A buyer that knows the goal and acts on what it sees: it reads the results in order, says why not, and
+takes the first product that fits.
 
     Thought: waterproof wool boots in red, below 50.
     Action: search[waterproof wool boots red]

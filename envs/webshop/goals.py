@@ -1,9 +1,9 @@
 """What is to be bought: instructions with what they ask for, numbered as upstream and AgentGym number them.
 
 Human goals are the crowd's instructions, synthetic ones are put together from attributes, one for each
-combination of a product's options. Limits of price are drawn: upstream draws those of human goals, and prices
-of products that have a range, from a generator that it does not seed; here both come from generators of our own,
-so that a number means the same problem everywhere. AgentGym seeds its synthetic goals with 233: so do we.
+combination of a product's options. Limits of price are drawn: upstream draws those of human goals, and
+prices of products that have a range, from a generator that it does not seed; here both come from generators
+of our own, so that a number means the same problem everywhere. AgentGym's synthetic goals are seeded as ours.
 """
 
 import itertools
@@ -102,7 +102,7 @@ def human_goals(
 def synthetic_goals(
     told: Mapping[str, Synthetic], products: Mapping[str, Product], prices: Mapping[str, float]
 ) -> list[Goal]:
-    """One goal for each combination of options of each product that has an instruction, in AgentGym's order."""
+    """One goal for each combination of options of each product with an instruction, in AgentGym's order."""
     rng = random.Random(SEED)
     goals = []
     for asin, product in products.items():

@@ -1,4 +1,4 @@
-"""WebShop's engine and reward over a made-up shop (`mini_data.py`): what there is where nothing was downloaded.
+"""WebShop's engine and reward over a made-up shop (`mini_data.py`), for where nothing was downloaded.
 
 No product that a training goal was written for is the product of a test goal.
 """

@@ -1,9 +1,9 @@
 """Makes the files of `webshop-mini`: a made-up shop in upstream's formats, the same bytes on every machine.
 
-Products come in families of four that differ in one thing each: an attribute, the material, the values of an option, or
-the price, which is then beyond what the instruction for another of them allows. Each product has one instruction by a
-"human" and one by upstream's scheme. So that a small model can read it, the words are few (`mini_words.py`), a title
-has six at most, the last one the product's number, and prices are few.
+Products come in families of four that differ in one thing each: the price, which is then beyond what the
+instruction for the others allows, and two of an attribute, the material and the values of an option. Each has
+one instruction by a "human" and one by upstream's scheme. So that a small model can read it, words are few
+(`mini_words.py`), a title has six, the last one the product's number, and prices are few.
 """
 
 import json
@@ -13,10 +13,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from envs.webshop.catalogue import PATH_SIGN
 from envs.webshop.mini_words import BRANDS, COLOURS, DEPARTMENTS, SIZES, Department
 
 SEED = "webshop-mini/1"
-FAMILIES, VARIANTS = 250, 4
+FAMILIES = 250
 PRICES = (15, 25, 35, 45, 55)
 """Dollars."""
 DEARER = 40
@@ -67,17 +68,17 @@ def _family(rng: random.Random) -> list[Draft]:
         options={name: _values(name, rng) for name in department.options},
         price=rng.choice(PRICES),
     )
+    kept, changed = first.attributes
     others = [
-        replace(first, attributes=(first.attributes[0], _other(department.attributes, first.attributes, rng))),
+        replace(first, attributes=(kept, _other(department.attributes, (kept, changed), rng))),
         replace(first, material=_other(department.materials, (first.material,), rng)),
-        replace(first, price=first.price + DEARER),
     ]
     if first.options:
         name = rng.choice(list(first.options))
         missing = rng.choice(first.options[name])
         fewer = tuple(value for value in first.options[name] if value != missing)
         others.append(replace(first, options=first.options | {name: fewer}))
-    return [first, *rng.sample(others, VARIANTS - 1)]
+    return [first, replace(first, price=first.price + DEARER), *rng.sample(others, 2)]
 
 
 def _values(name: str, rng: random.Random) -> tuple[str, ...]:
@@ -108,7 +109,7 @@ def _item(asin: str, draft: Draft) -> dict[str, Any]:
         "availability_quantity": None,
         "availability_status": "In Stock.",
         "images": [f"https://example.org/{asin}.jpg"],
-        "product_category": f"{draft.department.path} › {draft.noun.title()}",
+        "product_category": f"{draft.department.path} {PATH_SIGN} {draft.noun.title()}",
         "average_rating": "",
         "small_description": [*draft.attributes, f"{draft.department.made} {draft.material}"],
         "total_reviews": "",
@@ -116,7 +117,13 @@ def _item(asin: str, draft: Draft) -> dict[str, Any]:
         "model": asin,
         "customization_options": {
             name.title(): [
-                {"is_selected": False, "is_available": True, "value": value, "price_string": "", "image": None}
+                {
+                    "is_selected": False,
+                    "is_available": True,
+                    "value": value,
+                    "price_string": "",
+                    "image": None,
+                }
                 for value in values
             ]
             for name, values in draft.options.items()
@@ -137,9 +144,10 @@ def _item(asin: str, draft: Draft) -> dict[str, Any]:
 def _attributes(draft: Draft) -> dict[str, Any]:
     """An entry of upstream's `items_ins_v2*.json`."""
     wanted = [*draft.attributes, draft.material]
+    said = f"{', '.join(draft.attributes)} {draft.noun} {draft.department.made} {draft.material}"
     return {
         "attributes": wanted,
-        "instruction": f"Find me {', '.join(draft.attributes)} {draft.noun} {draft.department.made} {draft.material}",
+        "instruction": f"Find me {said}",
         "instruction_attributes": wanted,
     }
 

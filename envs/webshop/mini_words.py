@@ -2,9 +2,14 @@
 
 from dataclasses import dataclass
 
-BRANDS = "tavora nordik belmara quillo zentha fernby lumora orvane pellow rudden silvano wexby".split()
-COLOURS = "red blue green black white yellow orange pink purple brown gray".split()
-SIZES = "small medium large".split()
+
+def _words(text: str) -> tuple[str, ...]:
+    return tuple(text.split())
+
+
+BRANDS = _words("tavora nordik belmara quillo zentha fernby lumora orvane pellow rudden silvano wexby")
+COLOURS = _words("red blue green black white yellow orange pink purple brown gray")
+SIZES = _words("small medium large")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,47 +33,47 @@ class Department:
 DEPARTMENTS = (
     Department(
         name="fashion",
-        path="Clothing, Shoes & Jewelry › Clothing",
-        nouns=tuple("boots gloves jacket scarf hat shirt leggings socks".split()),
+        path="Clothing, Shoes & Jewelry \u203a Clothing",
+        nouns=_words("boots gloves jacket scarf hat shirt leggings socks"),
         made="made of",
-        materials=tuple("leather wool cotton silk".split()),
-        attributes=tuple("waterproof warm soft washable stretchy breathable handmade padded".split()),
+        materials=_words("leather wool cotton silk"),
+        attributes=_words("waterproof warm soft washable stretchy breathable handmade padded"),
         options=("color", "size"),
     ),
     Department(
         name="garden",
-        path="Home & Kitchen › Furniture",
-        nouns=tuple("lamp carpet table shelf bowl clock mirror ladder".split()),
+        path="Home & Kitchen \u203a Furniture",
+        nouns=_words("lamp carpet table shelf bowl clock mirror ladder"),
         made="made of",
-        materials=tuple("oak birch bamboo glass iron copper".split()),
-        attributes=tuple("foldable sturdy modern rustic polished heavy handmade washable".split()),
+        materials=_words("oak birch bamboo glass iron copper"),
+        attributes=_words("foldable sturdy modern rustic polished heavy handmade washable"),
         options=("color",),
     ),
     Department(
         name="electronics",
-        path="Electronics › Accessories",
-        nouns=tuple("speaker camera keyboard headphones charger tripod radio projector".split()),
+        path="Electronics \u203a Accessories",
+        nouns=_words("speaker camera keyboard headphones charger tripod radio projector"),
         made="made of",
-        materials=tuple("steel carbon aluminum bamboo".split()),
-        attributes=tuple("wireless portable waterproof compact fast quiet foldable padded".split()),
+        materials=_words("steel carbon aluminum bamboo"),
+        attributes=_words("wireless portable waterproof compact fast quiet foldable padded"),
         options=("color",),
     ),
     Department(
         name="beauty",
-        path="Beauty & Personal Care › Skin Care",
-        nouns=tuple("soap shampoo lotion perfume cream candle scrub balm".split()),
+        path="Beauty & Personal Care \u203a Skin Care",
+        nouns=_words("soap shampoo lotion perfume cream candle scrub balm"),
         made="with",
-        materials=tuple("lavender lemon coconut mint vanilla honey".split()),
-        attributes=tuple("vegan organic gentle handmade soothing fresh portable thick".split()),
+        materials=_words("lavender lemon coconut mint vanilla honey"),
+        attributes=_words("vegan organic gentle handmade soothing fresh portable thick"),
         options=("size",),
     ),
     Department(
         name="grocery",
-        path="Grocery & Gourmet Food › Snacks",
-        nouns=tuple("cookies tea coffee soup bread cake juice crackers".split()),
+        path="Grocery & Gourmet Food \u203a Snacks",
+        nouns=_words("cookies tea coffee soup bread cake juice crackers"),
         made="with",
-        materials=tuple("apple cocoa lemon ginger melon pumpkin".split()),
-        attributes=tuple("organic vegan sweet salted spicy fresh roasted dried".split()),
+        materials=_words("apple cocoa lemon ginger melon pumpkin"),
+        attributes=_words("organic vegan sweet salted spicy fresh roasted dried"),
         options=(),
     ),
 )

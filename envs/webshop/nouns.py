@@ -12,11 +12,10 @@ TITLES = 1 << 14
 """Titles whose nouns are kept."""
 _WORD = re.compile(r"[^\W\d_](?:[\w.]*[^\W_])?")
 """Begins with a letter; dots within it belong to it (`d.o.n`), hyphens and slashes end it."""
-_POSSESSIVE = re.compile(r"['’]s\b")
+_POSSESSIVE = re.compile(r"['\u2019]s\b")
 _STARTS_WITH_A_DIGIT = re.compile(r"\b\d[\w.]*")
 
-FUNCTION_WORDS = frozenset(
-    """
+_FUNCTION_WORDS = """
     a an the this that these those each every all any both some no another other
     of in on at by for from with without to into onto up down out off over under through across around between
     within per as than like via and or but nor so yet plus
@@ -24,8 +23,8 @@ FUNCTION_WORDS = frozenset(
     is are was were be been being am do does did has have had can could will would may might must should shall
     not if when while because very too also only just
     one two three four five six seven eight nine ten
-    """.split()
-)
+    """
+FUNCTION_WORDS = frozenset(_FUNCTION_WORDS.split())
 
 
 @lru_cache(maxsize=TITLES)

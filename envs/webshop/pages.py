@@ -72,26 +72,15 @@ class Page:
 
     kind: PageKind
     pieces: tuple[Piece, ...]
-
-    @property
-    def actions(self) -> AvailableActions:
-        """What can be done here."""
-        named = [one.text.lower() for role in (Role.BUTTON, Role.PRODUCT) for one in self._all(role)]
-        values = [one.text for one in self._all(Role.OPTION)]
-        return AvailableActions(self.kind is PageKind.SEARCH, tuple(dict.fromkeys([*named, *values])))
-
-    @property
-    def options(self) -> Mapping[str, str]:
-        """Value → name of its option; of a value that two options have, the later one."""
-        return {one.text: one.option for one in self._all(Role.OPTION)}
-
-    def _all(self, role: Role) -> list[Piece]:
-        return [one for one in self.pieces if one.role is role]
+    actions: AvailableActions
+    """What can be done here."""
+    options: Mapping[str, str]
+    """Value → name of its option; of a value that two options have, the later one."""
 
 
 def search_page(instruction: str) -> Page:
     """Where an episode begins."""
-    return Page(
+    return _page(
         PageKind.SEARCH,
         (
             Piece("WebShop", tag="h2"),
@@ -118,7 +107,7 @@ def results_page(instruction: str, found: Sequence[Product], number: int) -> Pag
             Piece(product.title, tag="h4.product-title"),
             Piece(product.price_tag, tag="h5.product-price"),
         )
-    return Page(PageKind.RESULTS, tuple(pieces))
+    return _page(PageKind.RESULTS, pieces)
 
 
 def product_page(instruction: str, product: Product) -> Page:
@@ -136,7 +125,7 @@ def product_page(instruction: str, product: Product) -> Page:
         _button(Button.REVIEWS),
         _button(Button.BUY),
     )
-    return Page(PageKind.PRODUCT, tuple(pieces))
+    return _page(PageKind.PRODUCT, pieces)
 
 
 def detail_page(instruction: str, product: Product, which: Button) -> Page:
@@ -145,7 +134,7 @@ def detail_page(instruction: str, product: Product, which: Button) -> Page:
     gap = " " if which is Button.FEATURES else ""
     pieces = [*_head(instruction), _button(Button.BACK), _button(Button.PREVIOUS)]
     pieces += (Piece(gap + text, tag="p.product-info") for text in texts if gap + text)
-    return Page(PageKind.DETAIL, tuple(pieces))
+    return _page(PageKind.DETAIL, pieces)
 
 
 def done_page(asin: str, chosen: Mapping[str, str], reward: float) -> Page:
@@ -161,7 +150,22 @@ def done_page(asin: str, chosen: Mapping[str, str], reward: float) -> Page:
         *("category", "product category", "query", "Goal ", "None", "Reward"),
         *("Your score (min 0.0, max 1.0)", str(reward), "Reward Details ", "None"),
     )
-    return Page(PageKind.DONE, tuple(Piece(text, tag="h4") for text in texts))
+    return _page(PageKind.DONE, [Piece(text, tag="h4") for text in texts])
+
+
+def _page(kind: PageKind, pieces: Sequence[Piece]) -> Page:
+    buttons: list[str] = []
+    links: list[str] = []
+    options: dict[str, str] = {}
+    for piece in pieces:
+        if piece.role is Role.BUTTON:
+            buttons.append(piece.text.lower())
+        elif piece.role is Role.PRODUCT:
+            links.append(piece.text.lower())
+        elif piece.role is Role.OPTION:
+            options[piece.text] = piece.option
+    clickables = tuple(dict.fromkeys([*buttons, *links, *options]))
+    return Page(kind, tuple(pieces), AvailableActions(kind is PageKind.SEARCH, clickables), options)
 
 
 def _head(instruction: str) -> tuple[Piece, Piece]:

@@ -1,8 +1,8 @@
 """WebShop's own products and instructions.
 
-    webshop                    the subset of 1,000 products, its synthetic goals: what AgentGym serves
-    webshop:text_rich          the same, seen otherwise
-    webshop:text?catalogue=full&goals=human      the paper's: 1.18 million products, the crowd's instructions
+webshop                    the subset of 1,000 products, its synthetic goals: what AgentGym serves
+webshop:text_rich          the same, seen otherwise
+webshop:text?catalogue=full&goals=human      the paper's: 1.18 million products, the crowd's instructions
 """
 
 from typing import TYPE_CHECKING
@@ -27,8 +27,8 @@ def halves(shop: "Shop", seed: int) -> Halves:
     held_out = TEST_GOALS + DEV_GOALS
     if len(shop.goals) <= held_out:
         raise ConfigError(
-            f"this shop has {len(shop.goals)} goals; the first {held_out} are upstream's for tests and development, "
-            "so none is left to train on: take goals=synthetic or catalogue=full"
+            f"this shop has {len(shop.goals)} goals, and the first {held_out} are upstream's for tests and "
+            "development: none is left to train on; take goals=synthetic or catalogue=full"
         )
     return range(held_out, len(shop.goals)), range(TEST_GOALS)
 

@@ -1,7 +1,8 @@
 """What a purchase is worth: attributes, options and price that fit, times how well the type of product fits.
 
-The paper's reward as upstream computes it (`web_agent_site/engine/goal.py`), with titles' nouns found without spaCy
-(`nouns.py`) and texts compared by rapidfuzz, which scores as upstream's thefuzz does on top of Levenshtein.
+The paper's reward as upstream computes it (`web_agent_site/engine/goal.py`), with titles' nouns found without
+spaCy (`nouns.py`) and texts compared by rapidfuzz, which scores as upstream's thefuzz does on top of
+Levenshtein.
 """
 
 import re
@@ -11,7 +12,7 @@ from functools import lru_cache
 
 from rapidfuzz.fuzz import token_set_ratio
 
-from envs.webshop.catalogue import Product
+from envs.webshop.catalogue import PATH_SIGN, Product
 from envs.webshop.goals import Goal
 from envs.webshop.nouns import nouns
 
@@ -22,19 +23,20 @@ TEXTS = 1 << 16
 SAME_TITLE, OTHER_TITLE = 0.2, 0.1
 """Shares of the goal's nouns: above the first the title speaks for the type, below the second against it."""
 
-COLOURS = """
-    alabaster apricot aqua ash asphalt azure banana beige black blue blush bordeaux bronze brown burgundy camel camo
-    caramel champagne charcoal cheetah chestnut chocolate christmas coffee cognac copper coral cranberry cream crystal
-    dark denim eggplant elephant espresso fuchsia gold granite grape graphite grass gray green grey heather indigo
-    ivory ivy khaki lavender lemon leopard light lilac lime magenta maroon mauve merlot midnight mint mocha multicolor
-    mushroom mustard natural navy nude olive orange peach pewter pink plum purple rainbow red rose royal rust sand
-    sapphire seashell silver skull slate steel stone stonewash sunflower tan taupe teal tiger turquoise violet walnut
-    wheat white wine yellow
-    """.split()
-"""The names that upstream reduces an option to, the first that it contains (`web_agent_site/engine/normalize.py`)."""
+_COLOURS = """
+    alabaster apricot aqua ash asphalt azure banana beige black blue blush bordeaux bronze brown burgundy
+    camel camo caramel champagne charcoal cheetah chestnut chocolate christmas coffee cognac copper coral
+    cranberry cream crystal dark denim eggplant elephant espresso fuchsia gold granite grape graphite
+    grass gray green grey heather indigo ivory ivy khaki lavender lemon leopard light lilac lime magenta
+    maroon mauve merlot midnight mint mocha multicolor mushroom mustard natural navy nude olive orange
+    peach pewter pink plum purple rainbow red rose royal rust sand sapphire seashell silver skull slate
+    steel stone stonewash sunflower tan taupe teal tiger turquoise violet walnut wheat white wine yellow
+    """
+COLOURS = tuple(_COLOURS.split())
+"""What upstream reduces an option to: the first that it contains (`web_agent_site/engine/normalize.py`)."""
 
 _NO_WORD = re.compile(r"\W")
-_BEYOND_ASCII = {code: None for code in range(128, 256)}
+_BEYOND_ASCII = dict.fromkeys(range(128, 256))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +58,7 @@ class Score:
 
 
 def score_of(product: Product, goal: Goal, *, price: float, chosen: Iterable[str]) -> Score:
-    """What it is worth to buy `product` for `price` dollars with the options `chosen`, when asked for `goal`."""
+    """What it is worth to buy `product` for `price` dollars with `chosen` options, when asked for `goal`."""
     title_score = _title_score(product.title, goal.title)
     query_match = product.query == goal.query
     category_match = len(_categories(product) & _categories(goal)) >= 2
@@ -105,7 +107,7 @@ def _colour_of(value: str) -> str:
 
 
 def _wanted(option: tuple[str, str]) -> str:
-    """What upstream compares: of a named option, a colour only where that is all that its value or name is."""
+    """What upstream compares: of a named option, a colour only where that is all of its value or name."""
     name, value = option
     if not name:
         return _colour_of(value)
@@ -126,5 +128,4 @@ def _type_factor(title_score: float, *, matches: bool) -> float:
 
 
 def _categories(of: Product | Goal) -> frozenset[str]:
-    return frozenset(part.strip() for part in of.product_category.split("›"))
-
+    return frozenset(part.strip() for part in of.product_category.split(PATH_SIGN))

@@ -1,8 +1,9 @@
 """The shop's search engine: BM25 over titles, descriptions, first features and options, as upstream's.
 
-Upstream asks Lucene by pyserini 0.17, whose defaults are `K1`, `B` and Lucene's English analyzer: words by the
-rules of Unicode, lower case, no possessive, no stop word, Porter's stems. bm25s computes Lucene's formula; Lucene itself
-rounds the length of a document to a byte, so that close scores may come in another order.
+Upstream asks Lucene by pyserini 0.17, whose defaults are `K1`, `B` and Lucene's English analyzer: words by
+the rules of Unicode, lower case, no possessive, no stop word, Porter's stems. bm25s computes Lucene's
+formula; Lucene itself rounds the length of a document to a byte, so that close scores may come in another
+order.
 """
 
 import re
@@ -17,18 +18,19 @@ from envs.webshop.catalogue import Product
 
 K1, B = 0.9, 0.4
 """pyserini's defaults."""
-STOP_WORDS = frozenset(
+_STOP_WORDS = """
+    a an and are as at be but by for if in into is it no not of on or such that the their then there
+    these they this to was will with
     """
-    a an and are as at be but by for if in into is it no not of on or such that the their then there these they this
-    to was will with
-    """.split()
-)
+STOP_WORDS = frozenset(_STOP_WORDS.split())
 """Lucene's, for English."""
+SHORTEST_STEMMED = 2
+"""Lucene stems no word so short."""
 STEMS = 1 << 20
 """Words whose stems are kept."""
-_WORD = re.compile(r"\w+(?:(?:(?<=[^\W\d])['’.](?=[^\W\d])|(?<=\d)[.,](?=\d))\w+)*")
+_WORD = re.compile(r"\w+(?:(?:(?<=[^\W\d])['\u2019.](?=[^\W\d])|(?<=\d)[.,](?=\d))\w+)*")
 """An apostrophe or a dot between letters and a dot or a comma between digits belong to a word."""
-_POSSESSIVE = re.compile(r"['’]s$")
+_POSSESSIVE = re.compile(r"['\u2019]s$")
 
 
 class Index:
@@ -76,7 +78,7 @@ def analyze(text: str) -> Iterator[str]:
 
 @lru_cache(maxsize=STEMS)
 def _stem(word: str) -> str:
-    stem: str = _porter().stemWord(word)
+    stem: str = _porter().stemWord(word) if len(word) > SHORTEST_STEMMED else word
     return stem
 
 

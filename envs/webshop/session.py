@@ -1,8 +1,8 @@
-"""One buyer in a shop: where it is, what it has chosen, and what an action does. What is no action does nothing.
+"""One buyer in a shop: where it is, what it has chosen, and what an action does. No action does nothing.
 
-Pages, actions and their effects are upstream's (`web_agent_site/envs/web_agent_text_env.py`), its peculiarities
-among them: a search may be made on any page; an action's argument is read in lower case; going back to the results,
-or searching, forgets the options that were chosen; a product's other pages keep them.
+Pages, actions and their effects are upstream's (`web_agent_site/envs/web_agent_text_env.py`), its
+peculiarities among them: a search may be made on any page; an action's argument is read in lower case; going
+back to the results, or searching, forgets the options that were chosen; a product's other pages keep them.
 """
 
 import re

@@ -1,7 +1,7 @@
 """What every environment of this package has in its spec, whichever its shop and its view.
 
-Names of other views and shops than the plain environments' are `<family>:<view>?option=value&…`; options are
-`actions` (whether those of a page are listed, by default they are), and `goals` and `catalogue` where there are several.
+Names of other views and shops than the plain environments' are `<family>:<view>?option=value&…`; options
+are `actions` (whether those of a page are listed: by default they are), `goals` and `catalogue`.
 """
 
 from collections.abc import Callable, Sequence
@@ -46,9 +46,7 @@ def parsed(
         raise ConfigError(
             f"env {name!r}: no option {', '.join(options)}; there are actions, catalogue and goals"
         )
-    return Variant(
-        name=name, stock=stock_of(catalogues[catalogue], GoalKind(kind)), view=view, listed=listed
-    )
+    return Variant(name=name, stock=stock_of(catalogues[catalogue], GoalKind(kind)), view=view, listed=listed)
 
 
 def _choice(value: object, known: Sequence[str] | dict[str, DataSet], name: str, option: str) -> str:
