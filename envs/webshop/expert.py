@@ -1,10 +1,10 @@
 """A buyer that knows the goal and acts on what it sees: it reads the results in order, says why not, and
 takes the first product that fits.
 
-    Thought: waterproof wool boots in red, below 50.
-    Action: search[waterproof wool boots red]
+    Thought: boots waterproof wool red, below 50.
+    Action: search[boots waterproof wool red]
 
-    Thought: B417 not wool, B033 too dear at $75.0, B200 tavora waterproof warm wool boots B200 fits.
+    Thought: B417 not wool, B033 $75.0 above 50, B200 $35.0 below 50.
     Action: click[B200]
 
 A product whose page lacks an option that is wanted is left again, and the reading goes on after it.
@@ -45,7 +45,7 @@ def solve(shop: Shop, goal: Goal) -> Sequence[ExpertStep]:
 def _queries(shop: Shop, goal: Goal) -> Iterator[str]:
     """What to search for: the words of the goal, then the title that the instruction was written for."""
     values = [value for _, value in goal.options]
-    for words in ([*goal.attributes, goal.query, *values], [goal.title], [goal.title, *values]):
+    for words in (_words(goal), [goal.title], [goal.title, *values]):
         yield " ".join(words).replace("[", " ").replace("]", " ").strip()
 
 
@@ -62,7 +62,8 @@ def _visits(shop: Shop, goal: Goal, query: str) -> Iterator[Visit]:
             said.append(f"{product.asin} {fault}")
             continue
         choices = _choices(shop, goal, product)
-        yield Visit(product, ", ".join([*said, f"{product.title} fits."]), page, choices)
+        said.append(f"{product.asin} {_price(product, goal, 'below')}")
+        yield Visit(product, ", ".join(said) + ".", page, choices)
         if choices is not None:
             return
         said = []
@@ -76,8 +77,12 @@ def _fault(shop: Shop, goal: Goal, product: Product) -> str:
     if lacks is not None:
         return f"not {lacks}"
     if shop.prices[product.asin] > goal.price_upper:
-        return f"too dear at {product.price_tag}"
+        return _price(product, goal, "above")
     return ""
+
+
+def _price(product: Product, goal: Goal, compared: str) -> str:
+    return f"{product.price_tag} {compared} {goal.price_upper:.0f}" if goal.price_upper < NO_LIMIT else "fits"
 
 
 def _choices(shop: Shop, goal: Goal, product: Product) -> tuple[str, ...] | None:
@@ -121,11 +126,13 @@ def _turns(goal: Goal, query: str, visits: Sequence[Visit]) -> Iterator[ExpertSt
     yield ExpertStep("all is chosen.", _click(Button.BUY))
 
 
+def _words(goal: Goal) -> list[str]:
+    return [goal.query, *goal.attributes, *(value for _, value in goal.options)]
+
+
 def _wanted(goal: Goal) -> str:
-    values = [value for _, value in goal.options]
-    words = [*goal.attributes, goal.query, *values]
     limit = f", below {goal.price_upper:.0f}" if goal.price_upper < NO_LIMIT else ""
-    return f"{' '.join(words)}{limit}."
+    return f"{' '.join(_words(goal))}{limit}."
 
 
 def _click(what: str) -> str:

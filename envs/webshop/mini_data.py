@@ -1,8 +1,8 @@
 """Makes the files of `webshop-mini`: a made-up shop in upstream's formats, the same bytes on every machine.
 
-Products come in families of four that differ in one thing each: the price, which is then beyond what the
-instruction for the others allows, and two of an attribute, the material and the values of an option. Each has
-one instruction by a "human" and one by upstream's scheme. So that a small model can read it, words are few
+Products come in families of four: two that differ in one thing (an attribute, the material, or the values of
+an option), and each of them once more, dearer than the instruction for the cheap one allows. Each has one
+instruction by a "human" and one by upstream's scheme. So that a small model can read it, words are few
 (`mini_words.py`), a title has six, the last one the product's number, and prices are few.
 """
 
@@ -78,7 +78,8 @@ def _family(rng: random.Random) -> list[Draft]:
         missing = rng.choice(first.options[name])
         fewer = tuple(value for value in first.options[name] if value != missing)
         others.append(replace(first, options=first.options | {name: fewer}))
-    return [first, replace(first, price=first.price + DEARER), *rng.sample(others, 2)]
+    cheap = [first, rng.choice(others)]
+    return [*cheap, *(replace(one, price=one.price + DEARER) for one in cheap)]
 
 
 def _values(name: str, rng: random.Random) -> tuple[str, ...]:
@@ -91,15 +92,15 @@ def _other(words: Sequence[str], than: Iterable[str], rng: random.Random) -> str
     return rng.choice([word for word in words if word not in than])
 
 
-def _title(asin: str, draft: Draft) -> str:
-    return " ".join([draft.brand, *draft.attributes, draft.material, draft.noun, asin])
+def _title(draft: Draft) -> str:
+    return " ".join([draft.brand, *draft.attributes, draft.material, draft.noun])
 
 
 def _item(asin: str, draft: Draft) -> dict[str, Any]:
     """An entry of upstream's `items_shuffle*.json`, with all its keys."""
     about = f"{draft.noun} {draft.department.made} {draft.material} by {draft.brand}"
     return {
-        "name": _title(asin, draft),
+        "name": _title(draft),
         "product_information": {},
         "brand": draft.brand,
         "brand_url": "",
