@@ -3,7 +3,7 @@
 Products come in families of four: two that differ in one thing (an attribute, the material, or the values of
 an option), and each of them once more, dearer than the instruction for the cheap one allows. Each has one
 instruction by a "human" and one by upstream's scheme. So that a small model can read it, words are few
-(`mini_words.py`), a title has six, the last one the product's number, and prices are few.
+(`mini_words.py`), a title has five, a product's number four signs, and prices are few.
 """
 
 import json

@@ -67,6 +67,7 @@ def spec_of(variant: Variant, *, halves: "Callable[[Shop, int], Halves]", source
         packages=PACKAGES,
         requirements=(variant.stock.data,),
         source=source,
+        preload=("envs.webshop.session",),
     )
 
 
