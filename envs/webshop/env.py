@@ -9,8 +9,9 @@ import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from envs.errors import ConfigError
 from envs.requirements import Package, require
 from envs.types import Item, StepResult
 from envs.webshop.data import Stock
@@ -22,6 +23,9 @@ if TYPE_CHECKING:
 
 ACTIONS = "Available actions: "
 PACKAGES = ("bm25s", "pystemmer", "rapidfuzz")
+
+_SEEN = {"observation": "text", "html": "html"}
+"""What can be asked for → the view that tells it."""
 
 INSTRUCTIONS = """\
 You are web shopping. An instruction tells you what to buy. Every round I will give you a page of the \
@@ -51,7 +55,7 @@ class WebShopEnv:
 
     def __init__(self, variant: Variant) -> None:
         self._variant = variant
-        self._session: Session | None = None
+        self._session: Session | None = None  # kept after the purchase, to be looked at
 
     async def reset(self, item: Item) -> str:
         """Start session `item`; the first in a process loads the shop."""
@@ -77,25 +81,37 @@ class WebShopEnv:
     def act(self, action: str) -> StepResult:
         """`step`, for callers that are not asynchronous."""
         session = self._session
-        if session is None:
+        if session is None or session.score is not None:
             raise RuntimeError("step before reset, or after the end")
         session.act(action.strip())
         seen = self._seen(session)
-        if session.score is None:
+        score = session.score
+        if score is None:
             return StepResult(seen)
-        self._session = None
-        reward = session.score.reward
-        return StepResult(seen, float(reward), terminated=True, success=reward == 1.0)
+        return StepResult(
+            seen, score.reward, terminated=True, success=score.reward == 1.0, metrics=score.shares
+        )
 
     async def close(self) -> None:
         """Leave the shop."""
         self._session = None
 
-    def available_actions(self) -> "AvailableActions":
-        """What can be done on the page; raises `RuntimeError` before a reset and after the end."""
-        if self._session is None:
-            raise RuntimeError("there is no page before reset, or after the end")
-        return self._session.page.actions
+    async def inspect(self, what: str) -> Any:
+        """What AgentGym's server answers: `observation` (upstream's text, whatever the view), `html`,
+        `available_actions` and `instruction_text`."""
+        from envs.webshop.views import View, show
+
+        session = self._session
+        if session is None:
+            raise RuntimeError("there is nothing to see before reset")
+        if what == "available_actions":
+            return _told(session.page.actions)
+        if what == "instruction_text":
+            return session.goal.instruction
+        if what in _SEEN:
+            return show(session.page, View(_SEEN[what]), session.past)
+        known = ", ".join([*_SEEN, "available_actions", "instruction_text"])
+        raise ConfigError(f"a shop tells no {what!r}; it tells {known}")
 
     def _seen(self, session: "Session") -> str:
         from envs.webshop.views import View, show
@@ -103,13 +119,11 @@ class WebShopEnv:
         page = show(session.page, View(self._variant.view), session.past)
         if not self._variant.listed:
             return page
-        return f"{page}\n{ACTIONS}{listed(session.page.actions)}"
+        return f"{page}\n{ACTIONS}{json.dumps(_told(session.page.actions), ensure_ascii=False)}"
 
 
-def listed(actions: "AvailableActions") -> str:
-    """As AgentGym's server answers, in JSON."""
-    told = {"has_search_bar": actions.has_search_bar, "clickables": actions.clickables}
-    return json.dumps(told, ensure_ascii=False)
+def _told(actions: "AvailableActions") -> dict[str, Any]:
+    return {"has_search_bar": actions.has_search_bar, "clickables": [*actions.clickables]}
 
 
 @contextmanager

@@ -55,6 +55,18 @@ class Score:
     query_match: bool
     category_match: bool
     title_score: float
+    attributes_wanted: int
+    options_wanted: int
+
+    @property
+    def shares(self) -> dict[str, float]:
+        """What upstream tells of a purchase: how much of each part is met, from 0 to 1."""
+        told = {
+            "attributes_met": self.attributes / self.attributes_wanted if self.attributes_wanted else 1.0,
+            "price_met": float(self.price_fits),
+            "type_met": self.type_factor,
+        }
+        return told | ({"options_met": self.options / self.options_wanted} if self.options_wanted else {})
 
 
 def score_of(product: Product, goal: Goal, *, price: float, chosen: Iterable[str]) -> Score:
@@ -66,9 +78,9 @@ def score_of(product: Product, goal: Goal, *, price: float, chosen: Iterable[str
     attributes = sum(has_attribute(product, wanted) for wanted in goal.attributes)
     options = options_met(chosen, goal)
     price_fits = price <= goal.price_upper
-    wanted_in_all = len(goal.attributes) + len(goal.options) + 1
+    wanted = len(goal.attributes) + len(goal.options) + 1
     return Score(
-        reward=(attributes + options + price_fits) / wanted_in_all * type_factor,
+        reward=(attributes + options + price_fits) / wanted * type_factor,
         attributes=attributes,
         options=options,
         price_fits=price_fits,
@@ -76,6 +88,8 @@ def score_of(product: Product, goal: Goal, *, price: float, chosen: Iterable[str
         query_match=query_match,
         category_match=category_match,
         title_score=title_score,
+        attributes_wanted=len(goal.attributes),
+        options_wanted=len(goal.options),
     )
 
 
