@@ -150,6 +150,9 @@ _MODULES: dict[str, str] = {
     "searchqa-mini": "envs.searchqa.data",
     "wiki-18": "envs.searchqa.data",
     "wiki-18-e5": "envs.searchqa.data",
+    "webshop": "envs.webshop.data",
+    "webshop-full": "envs.webshop.data",
+    "webshop-mini": "envs.webshop.data",
 }
 """Data set → module with `DATA_SETS`, a tuple in which it is."""
 

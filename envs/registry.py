@@ -122,6 +122,8 @@ _MODULES = {
     "searchqa-mini": "envs.searchqa.mini",
     "textcraft": "envs.textcraft",
     "webarena": "envs.webarena.spec",
+    "webshop": "envs.webshop.real",
+    "webshop-mini": "envs.webshop.mini",
     "workspace": "envs.question_workspace",
 }
 """Environment name → module with a `SPEC`; imported on first use, so that an environment whose
@@ -133,6 +135,8 @@ _FAMILIES = {
     "openenv": "envs.adapters.openenv",
     "reasoning-gym": "envs.adapters.reasoning_gym",
     "textarena": "envs.adapters.textarena",
+    "webshop": "envs.webshop.real",
+    "webshop-mini": "envs.webshop.mini",
 }
 """Name before the colon → module with `spec(argument) -> EnvSpec`, for packages of many environments."""
 
