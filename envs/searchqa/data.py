@@ -18,8 +18,8 @@ SEARCHQA = DataSet(
 
 WIKI_18 = DataSet(
     name="wiki-18",
-    about="Wikipedia of December 2018 in 21,015,324 passages of 100 words (some 5 GB, 14 GB unpacked), CC BY-SA; its "
-    "BM25 index is built here on first use",
+    about="Wikipedia of December 2018 in 21,015,324 passages of 100 words (some 5 GB, 14 GB unpacked), CC "
+    "BY-SA; its BM25 index is built here on first use",
     holds=("wiki-18.jsonl",),
     files=(
         DataFile(
@@ -43,7 +43,7 @@ WIKI_18_E5 = DataSet(
 
 SEARCHQA_MINI = DataSet(
     name="searchqa-mini",
-    about="7,184 passages on airports and countries and 1,408 questions that take two or three of them; made "
+    about="7,179 passages on airports and countries and 1,408 questions that take two or three of them; made "
     "here from the packages airportsdata and countryinfo (MIT)",
     holds=(CORPUS, QUESTIONS),
     make=make_mini,

@@ -110,7 +110,7 @@ def load() -> World:
             code, row["name"].strip(), row["city"].strip(), countries[row["country"]], int(row["elevation"])
         )
         for code, row in sorted(table.items())
-        if row["country"] in countries and _plain(row["name"]) and _is_place(row["city"])
+        if row["country"] in countries and _is_name(row["name"]) and _is_place(row["city"])
     ]
     return World(list(countries.values()), airports)
 
@@ -127,8 +127,13 @@ def _facts(info: Mapping[str, object]) -> dict[str, str]:
     return found
 
 
+def _is_name(name: str) -> bool:
+    """`X Airport Airport` is a slip, and what searches for any airport would find."""
+    return bool(_plain(name)) and name.lower().count("airport") < 2
+
+
 def _is_place(city: str) -> bool:
-    """Some rows have the airport's own name for a city; searches for any airport would find those."""
+    """Some rows have the airport's own name for a city, to the same effect."""
     return bool(_plain(city)) and "airport" not in city.lower()
 
 
