@@ -17,13 +17,14 @@ pytest.importorskip("bm25s", reason="pip install bm25s")
 pytest.importorskip("Stemmer", reason="pip install pystemmer")
 pytest.importorskip("rapidfuzz", reason="pip install rapidfuzz")
 
+from envs.agentgym import ACTIONS
 from envs.errors import ConfigError, MissingDependency
 from envs.pool import EnvPool
 from envs.registry import get_env
 from envs.types import Item
 from envs.webshop.catalogue import load_products
 from envs.webshop.data import WEBSHOP, WEBSHOP_FULL, Stock, stock_of
-from envs.webshop.env import ACTIONS, Variant, WebShopEnv
+from envs.webshop.env import Variant, WebShopEnv
 from envs.webshop.goals import GoalKind
 from envs.webshop.pages import PageKind
 from envs.webshop.real import halves

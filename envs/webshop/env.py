@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from envs.agentgym import ACTIONS
 from envs.errors import ConfigError
 from envs.requirements import Package, require
 from envs.types import Item, StepResult
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
     from envs.webshop.session import Session
     from envs.webshop.shop import Shop
 
-ACTIONS = "Available actions: "
 PACKAGES = ("bm25s", "pystemmer", "rapidfuzz")
 
 _SEEN = {"observation": "text", "html": "html"}
