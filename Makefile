@@ -2,22 +2,29 @@
 SHELL := /bin/bash
 PIPELINE ?= textcraft-cpu
 PYTHONS := python3.11 python3.12 python3 python
-STAMP := .venv/installed
+RUNS := .venv/installed
+TESTS := .venv/installed-for-tests
 
 .PHONY: run test install
 
-run: install
+run: $(RUNS)
 	@.venv/bin/wingspan run $(PIPELINE)
 
 # Two workers, each with whole files: those that start Ray and verl leave a core idle most of the time.
 test: install
 	@.venv/bin/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
-install: $(STAMP)
+install: $(TESTS)
 
 # A name on the PATH may be a shim for a version that is not there: each candidate must really run.
 # uv does not read pip's variables, so a folder of local wheels is passed on to it.
-$(STAMP): pyproject.toml constraints.txt overrides.txt
+define into_venv
+	export UV_FIND_LINKS="$${UV_FIND_LINKS:-$${PIP_FIND_LINKS// /,}}"; \
+	.venv/bin/uv pip install --quiet --compile-bytecode --python .venv/bin/python \
+	  --constraint constraints.txt --overrides overrides.txt
+endef
+
+$(RUNS): pyproject.toml constraints.txt overrides.txt
 	@set -e; \
 	if [ ! -f $@ ]; then \
 	  for candidate in $(PYTHONS); do \
@@ -32,10 +39,18 @@ $(STAMP): pyproject.toml constraints.txt overrides.txt
 	fi; \
 	echo "installing the pinned packages (a few minutes on a first run)"; \
 	.venv/bin/python -m pip install --quiet --constraint constraints.txt uv; \
+	$(into_venv) --editable .
+	@touch $@
+
+# What the tests speak to, and what environments need that not every machine can build.
+$(TESTS): $(RUNS)
+	@set -e; \
+	extras=dev; \
 	headers="$$(.venv/bin/python -c 'import sysconfig; print(sysconfig.get_path("include"))')"; \
-	if command -v cc >/dev/null && [ -f "$$headers/Python.h" ]; then extras=dev,adapters; else extras=dev; \
+	if command -v cc >/dev/null && [ -f "$$headers/Python.h" ]; then extras=$$extras,adapters; else \
 	  echo "no C compiler, or no headers of Python: reasoning-gym, which needs them, is left out"; fi; \
-	export UV_FIND_LINKS="$${UV_FIND_LINKS:-$${PIP_FIND_LINKS// /,}}"; \
-	.venv/bin/uv pip install --quiet --compile-bytecode --python .venv/bin/python \
-	  --constraint constraints.txt --overrides overrides.txt --editable ".[$$extras]"; \
-	touch $@
+	if command -v c++ >/dev/null; then extras=$$extras,alfworld; else \
+	  echo "no C++ compiler: ALFWorld, whose planner needs one, is left out"; fi; \
+	echo "installing what tests need"; \
+	$(into_venv) --editable ".[$$extras]"
+	@touch $@

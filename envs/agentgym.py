@@ -23,11 +23,13 @@ class Dialect:
     """What else is sent with a reset."""
     opens_with_prompt: bool = False
     """Whether `GET /observation` has the opening, and the answer to a reset only a part of it."""
+    opens_at: str = ""
+    """Where the opening begins in the answer to a reset; instructions stand before it."""
     text_key: str = "observation"
     """What an answer to a step calls what is seen."""
     end_key: str = "done"
     actions_path: str = ""
-    """Where the actions are asked for that can be taken now, if answers do not have them."""
+    """Where the actions that there are now are asked for, after the end, too, if answers do not have them."""
     points: float = 1.0
     """What AgentGym gives for a reward of 1."""
     success_above: float = 0.0
@@ -37,7 +39,7 @@ class Dialect:
 _DIALECTS = {
     "sciworld": Dialect(points=100.0, success_above=0.995),
     "alfworld": Dialect(item_key="game", reset_extras={"world_type": "Text"}),
-    "searchqa": Dialect(session_key="env_idx", item_key="id", create_body={"id": 0}),
+    "searchqa": Dialect(session_key="env_idx", item_key="id", create_body={"id": 0}, opens_at="Question:"),
     "webarena": Dialect(
         session_key="env_idx",
         item_key="idx",

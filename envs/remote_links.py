@@ -82,7 +82,7 @@ class AgentGymLink:
         self._score = 0.0
         if dialect.opens_with_prompt:
             opened = await self._get("/observation")
-        return await self._with_actions(self._opening(opened), opened)
+        return await self._with_actions(self._opening(opened), opened, done=False)
 
     async def step(self, action: str) -> StepResult:
         """See `Link`."""
@@ -95,7 +95,7 @@ class AgentGymLink:
         self._score += gained
         text = self._field(stepped, dialect.text_key)
         return StepResult(
-            text if done else await self._with_actions(text, stepped),
+            await self._with_actions(text, stepped, done=done),
             gained,
             terminated=done,
             success=done and self._score > dialect.success_above,
@@ -120,7 +120,8 @@ class AgentGymLink:
         """What a reset tells, in whichever form its environment has."""
         match opened:
             case str(text) | [str(text), *_]:
-                return text
+                at = dialect_of(self._env).opens_at
+                return f"{at} {text.rpartition(at)[2].strip()}" if at else text
             case {
                 "task_description": str(task),
                 "observation": str(seen),
@@ -128,12 +129,12 @@ class AgentGymLink:
                 return f"{task}\n{seen}"
         return str(self._field(opened, "observation"))
 
-    async def _with_actions(self, text: str, answer: Any) -> str:
+    async def _with_actions(self, text: str, answer: Any, *, done: bool) -> str:
         """What is seen, with the actions that there are, where AgentGym tells them apart."""
         path = dialect_of(self._env).actions_path
         if path:
             return f"{text}\n{ACTIONS}{json.dumps(await self._get(path), ensure_ascii=False)}"
-        if isinstance(answer, dict) and "available_actions" in answer:
+        if not done and isinstance(answer, dict) and "available_actions" in answer:
             return f"{text}\n{ACTIONS}{', '.join(answer['available_actions'])}"
         return text
 

@@ -7,7 +7,7 @@ others (`envs/browser/seats.py`). Where the sites are and in what state, a `Venu
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from envs.browser.actions import Goto, NoAction, Stop, described, read_action
 from envs.browser.seats import Seat
@@ -71,6 +71,7 @@ class WebEnv:
         self._task: Task | None = None
         self._scene: Scene | None = None
         self._did = "None"
+        self._page = ""
 
     @property
     def alive(self) -> bool:
@@ -124,6 +125,15 @@ class WebEnv:
         self._did = did
         return StepResult(await self._seen())
 
+    async def inspect(self, what: str) -> Any:
+        """See `envs/base.py`, `Inspectable`: `page` (as last seen), `sites` and `intent` of the task."""
+        if self._task is None:
+            raise RuntimeError(f"{what!r} is asked before a reset")
+        facts = {"page": self._page, "sites": list(self._task.sites), "intent": self._task.intent}
+        if what not in facts:
+            raise ConfigError(f"a task of WebArena tells no {what!r}; it tells {', '.join(facts)}")
+        return facts[what]
+
     async def close(self) -> None:
         """End the episode, give the seat back and the sites."""
         await self._leave()
@@ -141,7 +151,7 @@ class WebEnv:
         assert self._session is not None
         assert self._scene is not None
         assert self._task is not None
-        page = await self._session.observe()
+        page = self._page = await self._session.observe()
         url = self._scene.sites.shown(self._session.url)
         return (
             f"OBSERVATION:\n{page}\nURL: {url}\nOBJECTIVE: {self._task.intent}\nPREVIOUS ACTION: {self._did}"
