@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from envs.registry import EnvSpec
 from envs.webshop.data import WEBSHOP_MINI, stock_of
+from envs.webshop.env import PACKAGES as PACKAGES
 from envs.webshop.env import Variant
 from envs.webshop.goals import GoalKind
 from envs.webshop.specs import Halves, parsed, spec_of
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from envs.webshop.shop import Shop
 
 FAMILY = "webshop-mini"
+EXAMPLE = "webshop-mini:text?actions=false"
 TEST_PRODUCTS = 100
 SOURCE = "a made-up shop in WebShop's formats, generated here; not WebShop's products"
 
