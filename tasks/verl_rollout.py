@@ -77,6 +77,7 @@ class VerlSampler:
                     "top_p": params.top_p,
                     "top_k": params.top_k or -1,
                     "stop_token_ids": list(params.stop_token_ids),
+                    "stop": list(params.stop),
                     "repetition_penalty": 1.0,
                     "logprobs": True,
                 },
@@ -89,6 +90,7 @@ class VerlSampler:
         return Completion(
             token_ids=ids,
             logprobs=list(output.log_probs),
+            # A stop text is told like the length; whoever asked for one finds it.
             finish_reason=FinishReason.STOP if ids[-1] in params.stop_token_ids else FinishReason.LENGTH,
             policy_version=output.extra_fields["global_steps"],
         )

@@ -37,6 +37,8 @@ class Found:
     calls: tuple[ToolCall, ...] = ()
     answer: str | None = None
     problem: str | None = None
+    first_end: int = 0
+    """Where the first of `calls` ends; see `ParsedTurn`."""
 
 
 T = TypeVar("T")
@@ -153,7 +155,8 @@ def turn_of(found: Iterable[Found], *, thought: str, otherwise: ParsedTurn) -> P
         if item.problem is not None:
             return ParsedTurn(thought=thought, problem=item.problem)
     if calls := tuple(call for item in items for call in item.calls):
-        return ParsedTurn(thought=thought, calls=calls)
+        end = next(item.first_end for item in items if item.calls)
+        return ParsedTurn(thought=thought, calls=calls, first_call_end=end)
     for item in items:
         if item.answer is not None:
             return ParsedTurn(thought=thought, answer=item.answer)
