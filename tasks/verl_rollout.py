@@ -90,7 +90,7 @@ class VerlSampler:
         return Completion(
             token_ids=ids,
             logprobs=list(output.log_probs),
-            # A stop text is told like the length; whoever asked for one finds it.
+            # A stop text is none of the tokens: who asked for it finds it (`agents/stops.py`).
             finish_reason=FinishReason.STOP if ids[-1] in params.stop_token_ids else FinishReason.LENGTH,
             policy_version=output.extra_fields["global_steps"],
         )
@@ -190,7 +190,13 @@ class RolloutManager:
 
         Raises `ConfigError` where that address cannot be had.
         """
-        served = ServedPolicy(self._pipeline, sampler=self._sampler, tokenizer=self._tokenizer, at=at)
+        served = ServedPolicy(
+            self._pipeline,
+            sampler=self._sampler,
+            tokenizer=self._tokenizer,
+            at=at,
+            processor=self._processor,
+        )
         self._run(served.start())
         self._served = served
 

@@ -21,7 +21,7 @@ from agents.native_tools import check_native
 from agents.renderer import Renderer
 from agents.stops import cut, shortened, text_before
 from agents.types import Completion
-from envs.errors import ConfigError
+from envs.errors import ConfigError, EnvCrashed
 from envs.types import Message
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ class Rendering:
         messages = [self._message(one) for one in conversation.messages]
         try:
             return self._renderer.prompt_ids(messages, tools=conversation.tools)
-        except ConfigError as error:
+        except (ConfigError, EnvCrashed) as error:  # the latter for a picture that nobody can decode
             raise Refused(400, str(error), param="messages") from None
 
     def reply_ids(self, messages: Sequence[Said], *, after: Sequence[int]) -> list[int]:
@@ -94,7 +94,7 @@ class Rendering:
         closed = after[-1] in self.stop_token_ids
         try:
             return self._renderer.reply_ids([self._message(one) for one in messages], closed=closed)
-        except ConfigError as error:
+        except (ConfigError, EnvCrashed) as error:  # the latter for a picture that nobody can decode
             raise Refused(400, str(error), param="messages") from None
 
     def _begin(self, name: str) -> Begun:
