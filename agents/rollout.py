@@ -80,8 +80,8 @@ def rollout(
             raise ConfigError(f"{name}={value}; give 1 or more")
     if context is not None and isinstance(model, Endpoint):
         raise ConfigError(
-            f"context={context}: what an endpoint's model sees is the whole conversation; leave it out, or give "
-            "a LocalModel"
+            f"context={context}: what an endpoint's model sees is the whole conversation; leave it out, or "
+            "give a LocalModel"
         )
     specs, played = _items(items, env=env)
     box = Toolbox(prebuilt(one) if isinstance(one, str) else one for one in tools)

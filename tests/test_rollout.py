@@ -142,10 +142,10 @@ def test_a_context_policy_is_what_the_model_sees_of_its_past(tmp_path: Path, whe
         agent="raw",
         env=toy_spec(),
         model=LocalModel(save_tiny_model(tmp_path)),
-        context=ContextPolicy(when_full=when_full, max_observation=10),
-        max_turns=20,
+        context=ContextPolicy(when_full=when_full, fold_at=0.3, max_observation=10),
+        max_turns=40,
         max_tokens_per_turn=12,
-        context_length=300,
+        context_length=500,
     )
     reason = StopReason.MAX_CONTEXT if when_full == "stop" else StopReason.MAX_TURNS
     assert played.stop_reason is reason
