@@ -36,8 +36,8 @@ class ParsedTurn:
     """To the agent, as its observation: what is wrong with the turn's format and what is expected."""
 
     first_call_end: int = 0
-    """How many characters of the text the first of `calls` reaches to, its closing tag included; told by the
-    formats of chat templates, 0 elsewhere."""
+    """How many characters of the text its first call reaches to, its closing tag included, where one was read
+    before any `problem`; told by the formats of chat templates, 0 elsewhere."""
 
     unread: bool = False
     """The text holds no action, or several; `action` is the whole text, which the environment answers."""

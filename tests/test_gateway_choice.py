@@ -138,6 +138,9 @@ def test_without_parallel_calls_a_turn_ends_with_its_first(format: str, prose: s
 
     (both, _), _ = talk(format, [text, "Done."], [{}, {}])
     assert [call.function.name for call in both.message.tool_calls] == ["search", "look"]
+    (first_of_broken, _), broken = talk(format, [text[:-25], "Done."], [{"parallel_tool_calls": False}, {}])
+    assert [call.function.name for call in first_of_broken.message.tool_calls] == ["search"]
+    assert broken.turns[0].text == kept
     (single, _), whole = talk(format, [kept, "Done."], [{"parallel_tool_calls": False}, {}])
     assert len(single.message.tool_calls) == 1
     assert whole.turns[0].completion.finish_reason is FinishReason.STOP

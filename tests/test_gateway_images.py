@@ -1,6 +1,7 @@
 """Pictures in requests: shown as the processor shows them, kept with the segment, never trained on."""
 
 import asyncio
+import copy
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -17,8 +18,9 @@ from agents.types import Completion, FinishReason, SamplingParams
 from envs.errors import SamplerFailed
 from envs.images import data_uri
 from envs.types import Image, Message
-from tests.gateway_toy import ITEM, QUESTION, ask, client_of, make_gateway, scripted, told
+from tests.gateway_toy import ITEM, QUESTION, SEARCH, ask, client_of, make_gateway, scripted, told
 from tests.test_images import PAD, SMALL, TALL, WIDE, encode
+from tests.tool_templates import TEMPLATES
 from tests.vision_toy import picture, save_vision_model, vision_processor, vision_tokenizer, whole
 
 
@@ -155,6 +157,18 @@ def test_what_cannot_be_shown_is_refused(sees: bool, content: list[Any], why: st
             with pytest.raises(openai.BadRequestError, match=why) as refused:
                 await ask(client, [{"role": "user", "content": content}])
         assert refused.value.param == ("messages[0].content" if sees else "messages")
+
+    run(work())
+
+
+def test_tools_that_the_processors_template_passes_over_are_refused() -> None:
+    async def work() -> None:
+        tokenizer = copy.deepcopy(vision_tokenizer())
+        tokenizer.chat_template = TEMPLATES["hermes"]  # which shows them, as the processor's does not
+        gateway = make_gateway(scripted([]), tokenizer, processor=vision_processor())
+        async with gateway.listening() as url, client_of(f"{url}/v1") as client:
+            with pytest.raises(openai.BadRequestError, match="has no tools"):
+                await ask(client, [QUESTION], tools=[SEARCH])
 
     run(work())
 

@@ -216,6 +216,7 @@ def test_an_answer_that_is_not_there_is_none_to_go_on_from() -> None:
     ("changes", "param"),
     [
         ({"input": []}, "input"),
+        ({"input": 3}, "input"),
         ({"input": [{"type": "reasoning", "summary": []}]}, "input[0].type"),
         ({"input": [{"role": "user"}]}, "input[0].content"),
         ({"input": [QUESTION, {"role": "assistant", "content": "Yes."}]}, "input[1]"),

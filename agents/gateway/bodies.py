@@ -15,7 +15,7 @@ from envs.types import Item
 
 M = TypeVar("M", bound=BaseModel)
 
-_BRANCH = re.compile(r"literal\[.*|(?:Chosen|Named)Function")
+_BRANCH = re.compile(r"literal\[.*|list\[.*|str|(?:Chosen|Named)Function")
 """What stands in an error's place for the choice that a field has between types."""
 
 

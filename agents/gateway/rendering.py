@@ -17,7 +17,7 @@ from agents.gateway.calls import Begun, CallWriter
 from agents.gateway.conversation import Conversation, Said, Tool, WrittenCall, canonical
 from agents.gateway.refused import Refused
 from agents.hands import said
-from agents.native_tools import check_native
+from agents.native_tools import SENTINEL, check_native
 from agents.renderer import Renderer
 from agents.stops import cut, shortened, text_before
 from agents.types import Completion
@@ -71,13 +71,10 @@ class Rendering:
         """A call of a name up to its arguments. Raises `Refused`."""
         self.stop_token_ids = self._renderer.stop_token_ids
         self.placeholder_ids = self._renderer.placeholder_ids
-        self.format: str | None = None
+        self.format = _format_of(tokenizer)
         """In which calls are read; None where the template has no tools."""
-        for format in NATIVE:
-            with suppress(ConfigError):
-                check_native(tokenizer, format)
-                self.format = format
-                break
+        if processor is not None and not self._shows_tools():
+            self.format = None  # the processor's template is another one than the tokenizer's
 
     def prompt_ids(self, conversation: Conversation) -> list[int]:
         """The whole conversation, up to where the policy speaks ([P]). Raises `Refused`."""
@@ -124,7 +121,7 @@ class Rendering:
         parse = turn_parser(self._tool_format("tools"), tools)
         head = begun.text if begun else ""
         turn = parse(head + text)
-        if one_call and len(turn.calls) > 1:
+        if one_call and turn.first_call_end and (len(turn.calls) > 1 or turn.problem is not None):
             end = turn.first_call_end - len(head)
             completion = shortened(completion, self._tokens_of(completion.token_ids, characters=end))
             text = text[:end]
@@ -142,6 +139,10 @@ class Rendering:
                 low = middle + 1
         return low
 
+    def _shows_tools(self) -> bool:
+        ids = self._renderer.prompt_ids([Message("user", "Hello")], tools=[SENTINEL])
+        return SENTINEL["function"]["name"] in self._renderer.decode(ids)
+
     def _tool_format(self, param: str) -> str:
         if self.format is None:
             why = "the policy's chat template has no tools whose calls can be read"
@@ -154,6 +155,14 @@ class Rendering:
             self._tool_format("messages")
             content = self._writer.message(content, message.calls)
         return Message(message.role, content, message.images)
+
+
+def _format_of(tokenizer: "PreTrainedTokenizerBase") -> str | None:
+    for format in NATIVE:
+        with suppress(ConfigError):
+            check_native(tokenizer, format)
+            return format
+    return None
 
 
 def _read(turn: ParsedTurn, text: str, begun: Begun | None) -> Reading:

@@ -90,7 +90,5 @@ class Wanted:
 
     @property
     def conversation(self) -> Conversation:
-        """What is shown to the policy. Raises `Refused` where it is not the policy's turn."""
-        if not self.messages:
-            raise Refused(400, "there are no messages; send one at least", param="messages")
+        """What is shown to the policy."""
         return Conversation(messages=self.messages, tools=self.tools.shown)
