@@ -35,6 +35,10 @@ class ParsedTurn:
     problem: str | None = None
     """To the agent, as its observation: what is wrong with the turn's format and what is expected."""
 
+    first_call_end: int = 0
+    """How many characters of the text its first call reaches to, its closing tag included, where one was read
+    before any `problem`; told by the formats of chat templates, 0 elsewhere."""
+
     unread: bool = False
     """The text holds no action, or several; `action` is the whole text, which the environment answers."""
 

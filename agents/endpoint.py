@@ -9,7 +9,7 @@ import asyncio
 import os
 import re
 import ssl
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import KW_ONLY, dataclass, field
 from functools import cache
 from typing import Any, NoReturn, TypeVar
@@ -119,10 +119,18 @@ class Reply:
 class ChatClient:
     """Asks one endpoint, within its limits."""
 
-    def __init__(self, endpoint: Endpoint, *, before_request: Callable[[], None] | None = None) -> None:
-        """`before_request` is called before each is sent; what it raises is raised by `ask`."""
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        *,
+        before_request: Callable[[], Awaitable[None]] | None = None,
+        after_reply: Callable[["Reply"], Awaitable[None]] | None = None,
+    ) -> None:
+        """`before_request` is called before each is sent, `after_reply` with each that comes, whether it can
+        be used or not; what they raise is raised by `ask`."""
         self.endpoint = endpoint
         self._before_request = before_request
+        self._after_reply = after_reply
         self._url = f"{endpoint.url.rstrip('/')}/chat/completions"
         self._gate = Gate(endpoint.concurrent)
         self._pace = Pace(endpoint.requests_per_s)
@@ -152,11 +160,14 @@ class ChatClient:
                 async with self._gate:
                     await asyncio.sleep(self._pace.wait_s())
                     if self._before_request is not None:
-                        self._before_request()
+                        await self._before_request()
                     answer = await self._send("POST", self._url, body=body)
                 if answer.status_code != 200:
                     self._refused(answer)
-                return read(_reply(self._url, answer.text))
+                reply = _reply(self._url, answer.text)
+                if self._after_reply is not None:
+                    await self._after_reply(reply)
+                return read(reply)
             except TryAgain as error:
                 if attempt == endpoint.tries:
                     raise EndpointFailed(f"{error}, at the last of {attempt} tries") from error

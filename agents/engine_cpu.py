@@ -7,7 +7,7 @@ the order of things; who is in the cache is in `residents_cpu.py`, the arithmeti
 """
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -33,6 +33,8 @@ class Request:
     episode_id: str
     prompt_ids: list[int]  # [P], the whole conversation so far
     params: SamplingParams
+    is_enough: Callable[[list[int]], bool] | None = None
+    """Asked after each token, of all that were sampled, whether the completion ends with it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -254,12 +256,16 @@ class CpuEngine:
             job.token_ids.append(token)
             job.logprobs.append(logprob)
             params = job.request.params
-            stopped = token in params.stop_token_ids
-            if stopped or len(job.token_ids) >= params.max_tokens or len(resident.tokens) >= self._context:
+            reason = FinishReason.STOP if token in params.stop_token_ids else None
+            if reason is None and job.request.is_enough is not None and job.request.is_enough(job.token_ids):
+                reason = FinishReason.CUT
+            if len(job.token_ids) >= params.max_tokens or len(resident.tokens) >= self._context:
+                reason = reason or FinishReason.LENGTH
+            if reason is not None:
                 completion = Completion(
                     token_ids=job.token_ids,
                     logprobs=job.logprobs,
-                    finish_reason=FinishReason.STOP if stopped else FinishReason.LENGTH,
+                    finish_reason=reason,
                     policy_version=self.policy_version,
                 )
                 del self._jobs[resident.episode_id]

@@ -34,6 +34,8 @@ class LocalModel:
     _: KW_ONLY
     seed: int = 0
     """Of its draws."""
+    threads: int = 1
+    """Of the CPU engine; more than one pays only on an otherwise idle machine."""
     max_sequences: int = 256
     """Episodes that it decodes side by side; one, where the CPU engine does not know the architecture."""
 
@@ -79,6 +81,10 @@ class LocalModel:
 
         if AutoConfig.from_pretrained(str(self.folder)).model_type in MODEL_TYPES:
             return CpuSampler(
-                self.folder, context_length=context_length, max_sequences=self.max_sequences, seed=self.seed
+                self.folder,
+                context_length=context_length,
+                max_sequences=self.max_sequences,
+                seed=self.seed,
+                threads=self.threads,
             )
         return TransformersSampler(self.folder, processor, context_length=context_length, seed=self.seed)

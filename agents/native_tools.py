@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 _NAME, _SAYS, _ARGUMENT, _VALUE = "wspan_tool", "Wspan0description", "wspan_argument", "Wspan1value"
 _USER = "Wspan2user"
 _CALL = ToolCall(_NAME, {_ARGUMENT: _VALUE})
-_SCHEMA: dict[str, Any] = {
+SENTINEL: dict[str, Any] = {
     "type": "function",
     "function": {
         "name": _NAME,
@@ -29,6 +29,7 @@ _SCHEMA: dict[str, Any] = {
         },
     },
 }
+"""A tool that a template shows or does not."""
 _REMEDY = "use a model whose template has tools, or a format that describes them in words, such as 'json'"
 
 
@@ -40,14 +41,14 @@ def check_native(tokenizer: "PreTrainedTokenizerBase", format: str) -> None:
     if format not in NATIVE:
         raise ConfigError(f"format {format!r} is no chat template's; use one of {', '.join(NATIVE)}")
     user = {"role": "user", "content": _USER}
-    shown = _render(tokenizer, [user], tools=[_SCHEMA], opened=True)
+    shown = _render(tokenizer, [user], tools=[SENTINEL], opened=True)
     if missing := [word for word in (_NAME, _SAYS, _ARGUMENT) if word not in shown]:
         parts = {_NAME: "names", _SAYS: "descriptions", _ARGUMENT: "arguments"}
         left_out = ", ".join(parts[word] for word in missing)
         raise _unusable(tokenizer, f"does not show the tools' {left_out}; {_REMEDY}")
     call = {"type": "function", "function": {"name": _NAME, "arguments": {_ARGUMENT: _VALUE}}}
     says = {"role": "assistant", "content": "", "tool_calls": [call]}
-    written = _render(tokenizer, [user, says], tools=[_SCHEMA], opened=False).rpartition(_USER)[2]
+    written = _render(tokenizer, [user, says], tools=[SENTINEL], opened=False).rpartition(_USER)[2]
     read_by = [name for name in NATIVE if FORMATS[name](written).calls == (_CALL,)]
     if format not in read_by:
         instead = f"use format {read_by[0]!r}, which reads them" if read_by else _REMEDY

@@ -90,6 +90,10 @@ class Renderer:
         encoded = self._encode_reply if images_of(messages) else self._reply
         return list(encoded(tuple(messages), closed))
 
+    def encode(self, text: str) -> list[int]:
+        """Text that is the template's own, its control tokens included, as tokens."""
+        return self._encode(text)
+
     def decode(self, ids: list[int]) -> str:
         """Sampled tokens as text, without control tokens: to read and parse, never to encode."""
         return self._decode(ids)

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from agents.agent import Agent, FormatAgent
+from agents.context import ContextPolicy
 from agents.endpoint import ChatClient, Endpoint
 from agents.episode import Rules
 from agents.formats import NATIVE
@@ -43,6 +44,7 @@ def rollout(
     reward: Reward | str | None = None,
     env: EnvSpec | str = "question",
     instructions: str = "",
+    context: ContextPolicy | None = None,
     num_chains: int = 1,
     max_turns: int = 8,
     max_tokens_per_turn: int = 512,
@@ -64,6 +66,7 @@ def rollout(
     of a format (`agents/formats`), which is told `instructions` and the tools; `hermes`, `qwen3` and
     `llama3` are function calling where `model` is an endpoint. `tools` are tools, objects that have some,
     and names of prebuilt ones; `reward` is one, or its name, and None leaves it to the environment.
+    `context` is what the model sees of its own past, for models whose tokens are known: a `LocalModel`.
     `context_length` is in tokens; with an endpoint they are counted as it reports them.
     `max_live_envs` is how many environments, and so episodes, live at a time. The rest is as in
     pipelines.yaml; the callbacks are those of `agents.group.play`.
@@ -75,6 +78,11 @@ def rollout(
     for name, value in counts.items():
         if value < 1:
             raise ConfigError(f"{name}={value}; give 1 or more")
+    if context is not None and isinstance(model, Endpoint):
+        raise ConfigError(
+            f"context={context}: what an endpoint's model sees is the whole conversation; leave it out, or "
+            "give a LocalModel"
+        )
     specs, played = _items(items, env=env)
     box = Toolbox(prebuilt(one) if isinstance(one, str) else one for one in tools)
     rules = Rules(
@@ -115,7 +123,9 @@ def rollout(
         finally:
             await envs.close()
 
-    with _speakers(model, sampling=sampling, context_length=context_length, format=format) as speakers:
+    with _speakers(
+        model, sampling=sampling, context_length=context_length, format=format, context=context
+    ) as speakers:
         return [trajectory for group in asyncio.run(gather()) for trajectory in group]
 
 
@@ -154,7 +164,12 @@ def _agent(agent: Agent | str, tools: Toolbox, *, instructions: str) -> Agent:
 
 @contextmanager
 def _speakers(
-    model: Endpoint | LocalModel, *, sampling: SamplingParams, context_length: int, format: str
+    model: Endpoint | LocalModel,
+    *,
+    sampling: SamplingParams,
+    context_length: int,
+    format: str,
+    context: ContextPolicy | None,
 ) -> Iterator[Speakers]:
     """`format` is the one in which tools are called; empty where there are none, or the agent knows."""
     if isinstance(model, Endpoint):
@@ -164,4 +179,9 @@ def _speakers(
         if format in NATIVE:
             check_native(loaded.tokenizer, format)
         renderer = Renderer(loaded.tokenizer, loaded.processor)
-        yield TokenSpeakers(sampler=loaded.sampler, renderer=renderer, sampling=sampling)
+        yield TokenSpeakers(
+            sampler=loaded.sampler,
+            renderer=renderer,
+            sampling=sampling,
+            context=context or ContextPolicy(),
+        )

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from agents.heap import keep_freed_memory
+from agents.stops import Decode, StopWatch
 from agents.types import Completion, SamplingParams
 from envs.errors import ConfigError, SamplerFailed, WingspanError
 from envs.types import Image
@@ -66,6 +67,8 @@ class CpuSampler:
             seed=seed,
             policy_version=policy_version,
         )
+        self._folder = Path(model)
+        self._decode: Decode | None = None
         self._ids = itertools.count()
         self._answers: dict[int, Callable[[Completion | WingspanError], None]] = {}
         self._orders: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
@@ -93,7 +96,11 @@ class CpuSampler:
                 "vision-language model on vLLM, or leave the pictures out"
             )
         request = Request(
-            request_id=next(self._ids), episode_id=episode_id, prompt_ids=list(prompt_ids), params=params
+            request_id=next(self._ids),
+            episode_id=episode_id,
+            prompt_ids=list(prompt_ids),
+            params=params,
+            is_enough=StopWatch(params.stop, decode=self._decoded).reached if params.stop else None,
         )
         answer: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
 
@@ -176,10 +183,28 @@ class CpuSampler:
                 return False
             order()
 
+    def _decoded(self, token_ids: list[int]) -> str:
+        """Called by the engine's thread alone."""
+        if self._decode is None:
+            self._decode = _decoder_of(self._folder)
+        return self._decode(token_ids)
+
     def _fail_all(self, error: SamplerFailed) -> None:
         answers, self._answers = self._answers, {}
         for answer in answers.values():
             answer(error)
+
+
+def _decoder_of(folder: Path) -> Decode:
+    """What tokens say, by the tokenizer in a model's folder; nothing where there is none, and then whoever
+    asked cuts what was sampled beyond a stop text."""
+    from tokenizers import Tokenizer
+
+    file = folder / "tokenizer.json"
+    if not file.is_file():
+        return lambda _: ""
+    tokenizer = Tokenizer.from_file(str(file))
+    return lambda token_ids: str(tokenizer.decode(token_ids, skip_special_tokens=True))
 
 
 def _resolver(future: "asyncio.Future[_Result]") -> Callable[[_Result | Exception], None]:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from agents.draw import check_params, draw, random_key, uniforms
 from agents.pictures import Pictures
+from agents.stops import StopWatch
 from agents.types import Completion, FinishReason, SamplingParams
 from envs.errors import ConfigError, described
 from envs.types import Image
@@ -49,6 +50,8 @@ class TransformersSampler:
         except (OSError, ValueError) as error:
             raise ConfigError(f"{model} cannot be loaded: {described(error)[:300]}; check `model`") from error
         self._pictures = None if processor is None else Pictures(processor)
+        self._tokenizer: Any = None if processor is None else processor.tokenizer
+        self._folder = Path(model)
         self._context_length = context_length
         self._seed = seed
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="transformers-sampler")
@@ -97,6 +100,7 @@ class TransformersSampler:
     ) -> Completion:
         import torch
 
+        watch = StopWatch(params.stop, decode=self._decoded) if params.stop else None
         key = random_key(self._seed, episode_id)
         banned = sorted(self._pictures.placeholder_ids) if self._pictures else []
         tokens: list[int] = []
@@ -113,8 +117,10 @@ class TransformersSampler:
                 tokens.append(token)
                 tempered = torch.log_softmax(logits[0] / (params.temperature or 1.0), dim=-1)
                 logprobs.append(float(tempered[token]))
-                stopped = token in params.stop_token_ids
-                if stopped or len(tokens) == most or unwanted.is_set():
+                reason = FinishReason.STOP if token in params.stop_token_ids else None
+                if reason is None and watch is not None and watch.reached(tokens):
+                    reason = FinishReason.CUT
+                if reason is not None or len(tokens) == most or unwanted.is_set():
                     break
                 given = {"input_ids": torch.tensor([[token]]), "past_key_values": out.past_key_values}
                 if positions is not None:
@@ -123,9 +129,16 @@ class TransformersSampler:
         return Completion(
             token_ids=tokens,
             logprobs=logprobs,
-            finish_reason=FinishReason.STOP if stopped else FinishReason.LENGTH,
+            finish_reason=reason or FinishReason.LENGTH,
             policy_version=0,
         )
+
+    def _decoded(self, token_ids: list[int]) -> str:
+        from transformers import AutoTokenizer
+
+        if self._tokenizer is None:
+            self._tokenizer = AutoTokenizer.from_pretrained(self._folder)
+        return str(self._tokenizer.decode(token_ids, skip_special_tokens=True))
 
     def _given(self, prompt: list[int], images: list[Image]) -> "dict[str, torch.Tensor]":
         """The model's arguments for a whole prompt."""

@@ -16,6 +16,7 @@ class FinishReason(StrEnum):
 
     STOP = "stop"  # a stop token was sampled; it is the completion's last token
     LENGTH = "length"  # max_tokens, or the model's context length, was reached
+    CUT = "cut"  # the text has come as far as was asked for: to a stop text, or past the one call wanted
 
 
 class StopReason(StrEnum):
@@ -39,6 +40,9 @@ class SamplingParams:
     top_k: int = 0
     """0 keeps all."""
     stop_token_ids: tuple[int, ...] = ()
+    stop: tuple[str, ...] = ()
+    """Texts of which none is empty: a sampler may end a completion with the first token by which its text
+    contains one. Not every sampler reads text, so whoever asks cuts what comes back: `agents/stops.py`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +62,8 @@ class Turn:
 
     completion: Completion
     text: str
-    """The completion decoded, for reading and parsing only; it is never encoded again."""
+    """The completion decoded, up to where a stop text begins if one ended it; for reading and parsing only:
+    it is never encoded again."""
     action: str
     """What the parser found in `text`: what the environment was given, the calls, or the answer; empty where
     it found nothing, and in a summary."""

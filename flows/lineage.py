@@ -190,8 +190,9 @@ def _with_own_files(stage: Stage, agent: AgentSettings) -> Stage:
         return tuple(p for p in paths if not any(p.resolve().is_relative_to(dep) for dep in declared))
 
     code = undeclared(own_code(agent))
-    prompt = undeclared([agent.prompt] if agent.prompt is not None else [])
-    return replace(stage, deps=stage.deps + code + prompt, own_code=code)
+    given = [agent.prompt, *(judge.prompt for judge in agent.judges.values())]
+    prompts = undeclared([path for path in given if path is not None])
+    return replace(stage, deps=stage.deps + code + prompts, own_code=code)
 
 
 def _without_warmup(stages: dict[str, Stage], *, model: str) -> dict[str, Stage]:

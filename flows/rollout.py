@@ -18,7 +18,9 @@ from envs.types import Item
 from flows.tables import print_table
 from flows.turns import TurnPrinter
 from tasks.environments import check_environments
+from tasks.judges import check_judges
 from tasks.mixture import evaluation_turns, split
+from tasks.own_code import reward_names
 from tasks.pipelines import did_you_mean
 from tasks.player import ChatPlayer, PipelinePlayer, Play
 from tasks.program_player import player_of
@@ -79,6 +81,7 @@ def rollout(pipeline: Pipeline, model: Endpoint | LocalModel, asked: Rollout, *,
     """
     items = _items(pipeline, asked)
     check_environments(pipeline)
+    check_judges(pipeline.agent, names=reward_names(pipeline.agent))
     play = Play(
         name="rollout",
         max_turns={part: asked.max_turns or turns for part, turns in evaluation_turns(pipeline).items()},

@@ -7,9 +7,8 @@ from pathlib import Path
 
 from agents.gateway.gateway import Gateway
 from agents.gateway.limits import Limits
-from agents.sampler_cpu import CpuSampler
+from agents.local import LocalModel
 from agents.types import SamplingParams
-from envs.errors import ConfigError
 
 
 async def serve_policy(
@@ -27,25 +26,22 @@ async def serve_policy(
 ) -> None:
     """Serve until SIGINT or SIGTERM; `say` is told where. `context_length`: tokens; None is the model's own.
 
-    Raises `ConfigError` for a folder that cannot be served.
+    A model that the CPU engine does not know is sampled by transformers, slowly; one that sees, too. Raises
+    `ConfigError` for a folder that cannot be served.
     """
-    from transformers import AutoConfig, AutoTokenizer
-
-    if not (folder / "config.json").is_file():
-        raise ConfigError(
-            f"no model in {folder}: it has no config.json; name a folder in Hugging Face format"
-        )
-    length = context_length or int(AutoConfig.from_pretrained(folder).max_position_embeddings)
-    sampler = CpuSampler(folder, context_length=length, threads=threads)
-    try:
+    local = LocalModel(folder, threads=threads)
+    local.check()
+    length = context_length or _context_of(folder)
+    with local.loaded(context_length=length) as loaded:
         gateway = Gateway(
-            sampler,
-            AutoTokenizer.from_pretrained(folder),
+            loaded.sampler,
+            loaded.tokenizer,
             sampling=sampling,
             context_length=length,
             model=model,
             limits=limits,
             token=token,
+            processor=loaded.processor,
         )
         stopped = asyncio.Event()
         loop = asyncio.get_running_loop()
@@ -56,5 +52,9 @@ async def serve_policy(
             await stopped.wait()
             for number in (signal.SIGINT, signal.SIGTERM):
                 loop.remove_signal_handler(number)  # a second one ends it at once
-    finally:
-        sampler.close()
+
+
+def _context_of(folder: Path) -> int:
+    from transformers import AutoConfig
+
+    return int(AutoConfig.from_pretrained(str(folder)).get_text_config().max_position_embeddings)

@@ -28,25 +28,33 @@ def player_of(
     tokenizer: "PreTrainedTokenizerBase",
     processor: "ProcessorMixin | None",
 ) -> PipelinePlayer:
-    """Whoever plays `pipeline` by tokens: its agent, or its program, which shows the model no pictures.
+    """Whoever plays `pipeline` by tokens: its agent, or its program.
 
     `processor`: of a model that sees. Raises `ConfigError`.
     """
     if pipeline.agent.program is not None:
-        return ProgramPlayer(pipeline, sampler=sampler, tokenizer=tokenizer)
+        return ProgramPlayer(pipeline, sampler=sampler, tokenizer=tokenizer, processor=processor)
     return Player(pipeline, sampler=sampler, tokenizer=tokenizer, processor=processor)
 
 
 class ProgramPlayer(PipelinePlayer):
     """By somebody's program; it is handed the items, and no environment is made for them."""
 
-    def __init__(self, pipeline: Pipeline, *, sampler: Sampler, tokenizer: "PreTrainedTokenizerBase") -> None:
-        """Raises `ConfigError` as `program_of`."""
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        *,
+        sampler: Sampler,
+        tokenizer: "PreTrainedTokenizerBase",
+        processor: "ProcessorMixin | None" = None,
+    ) -> None:
+        """`processor`: of a model that sees. Raises `ConfigError` as `program_of`."""
         self._program = program_of(pipeline.agent)
         self._reward = reward_of(pipeline.agent)
         self._pipeline = pipeline
         self._sampler = sampler
         self._tokenizer = tokenizer
+        self._processor = processor
 
     def check(self, items: Sequence[Item]) -> None:
         """See `PipelinePlayer`."""
@@ -69,6 +77,7 @@ class ProgramPlayer(PipelinePlayer):
             sampling=sampling_of(self._pipeline, temperature=play.temperature),
             context_length=rollout.context_length,
             limits=Limits(max_sessions=rollout.max_live_envs),
+            processor=self._processor,
         )
         async with gateway.listening():
             return await play_program(

@@ -19,6 +19,7 @@ from envs.errors import ConfigError, described
 from envs.images import image_sources
 from envs.registry import EnvSpec, get_env
 from envs.types import Item
+from tasks.judges import check_judges, judge_of
 from tasks.own_code import load, reward_names
 from tasks.settings import AgentSettings, Pipeline
 
@@ -63,13 +64,15 @@ def check_agent(pipeline: Pipeline) -> None:
     """Find out, before anything starts, whether `pipeline`'s agent can be made.
 
     Raises `ConfigError` for names that there are not, tools that the format cannot call or that lack a
-    setting, an environment whose episodes nothing would judge, settings that a program has no use for, and a
-    warm-up without an expert, in another format than its own or of a program; `MissingDependency` for what is
+    setting, an environment whose episodes nothing would judge, a judge that cannot be asked, settings that a
+    program has no use for, and a warm-up without an expert, in another format than its own or of a program;
+    `MissingDependency` for what is
     not installed.
     """
     agent = pipeline.agent
     specs = [get_env(name) for name in pipeline.data.envs]
     reward_of(agent)
+    check_judges(agent, names=reward_names(agent))
     if agent.program is not None:
         program_of(agent)
         for env in pipeline.servers:
@@ -122,7 +125,7 @@ def program_of(settings: AgentSettings) -> "AgentProgram":
     """
     name = settings.program
     assert name is not None
-    alone = AgentSettings.model_validate({"program": name, "reward": settings.reward})
+    alone = AgentSettings(program=name, instructions=False, reward=settings.reward, judges=settings.judges)
     for key, value in settings:
         if value != getattr(alone, key):
             raise ConfigError(
@@ -194,11 +197,13 @@ def reward_of(settings: AgentSettings) -> Reward | None:
     if settings.reward is None:
         return None
     if isinstance(settings.reward, str):
-        return _reward(settings.reward)
-    return weighted(settings.reward, rewards={name: _reward(name) for name in settings.reward})
+        return _reward(settings.reward, settings)
+    return weighted(settings.reward, rewards={name: _reward(name, settings) for name in settings.reward})
 
 
-def _reward(name: str) -> Reward:
+def _reward(name: str, settings: AgentSettings) -> Reward:
+    if name in settings.judges:
+        return judge_of(name, settings.judges[name])
     if ":" not in name:
         return get_reward(name)
     reward: Reward = load(name, key="agent.reward")

@@ -20,7 +20,7 @@ from tasks.player import sampling_of
 from tasks.settings import Pipeline
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
+    from transformers import PreTrainedTokenizerBase, ProcessorMixin
 
 TOKEN_VARIABLE = "WINGSPAN_TOKEN"
 MODEL = "policy"
@@ -97,9 +97,15 @@ class ServedPolicy:
     """The endpoint, in the event loop in which it is started."""
 
     def __init__(
-        self, pipeline: Pipeline, *, sampler: Sampler, tokenizer: "PreTrainedTokenizerBase", at: ServedAt
+        self,
+        pipeline: Pipeline,
+        *,
+        sampler: Sampler,
+        tokenizer: "PreTrainedTokenizerBase",
+        at: ServedAt,
+        processor: "ProcessorMixin | None" = None,
     ) -> None:
-        """Raises `ConfigError` for a chat template that cannot be used."""
+        """`processor`: of a model that sees. Raises `ConfigError` for a chat template that cannot be used."""
         self._door = Doorway(sampler)
         self._at = at
         self._gateway = Gateway(
@@ -109,6 +115,7 @@ class ServedPolicy:
             context_length=pipeline.rollout.context_length,
             model=MODEL,
             token=at.token,
+            processor=processor,
         )
         self._listening = AsyncExitStack()
 

@@ -41,6 +41,32 @@ class ContextSettings(Section):
     show_budget: bool = False
 
 
+class JudgeSettings(Section):
+    """A language model that judges episodes (`agents/rewards/judge.py`)."""
+
+    url: str
+    """Of an OpenAI-compatible endpoint, up to the version, e.g. `http://127.0.0.1:8000/v1`."""
+    model: str
+    key_from: str | None = None
+    """Name of the environment variable that holds the key; a key itself is in no file."""
+    prompt: Path | None = None
+    """A file with the prompt, which names in braces what it is filled with; None is the judge's own."""
+    lowest: float = 0.0
+    highest: float = 10.0
+    """The range of scores; the reward is from 0 to 1."""
+    temperature: Annotated[float, Field(ge=0)] = 0.0
+    reply_tokens: Positive = 1024
+    max_requests: Positive | None = None
+    max_tokens: Positive | None = None
+    """What may be spent, by each process or, with `store`, by all; beyond, the run ends."""
+    requests_per_s: Annotated[float, Field(gt=0)] | None = None
+    concurrent: Positive = 16
+    request_timeout_s: Seconds = 60.0
+    tries: Positive = 5
+    store: Path | None = None
+    """A file in which replies and what was spent are kept, for all processes and later runs."""
+
+
 class AgentSettings(Section):
     """How a conversation is put to the model, what its answers mean, and what judges them."""
 
@@ -58,8 +84,11 @@ class AgentSettings(Section):
     tools: list[str] = []
     """Prebuilt tools by name, and others as `module:name`."""
     reward: str | Annotated[dict[str, float], Field(min_length=1)] | None = None
-    """What judges an episode: a prebuilt reward, or one as `module:name`, or several with weights. None is
-    the environment's own, or the program's. Beside a program it judges where that returns None."""
+    """What judges an episode: a prebuilt reward, one of `judges`, or one as `module:name`, or several with
+    weights. None is the environment's own, or the program's. Beside a program it judges where that returns
+    None."""
+    judges: dict[Annotated[str, Field(pattern=r"^[A-Za-z]\w*$")], JudgeSettings] = {}
+    """Language models that judge, by the names that `reward` has for them."""
     context: ContextSettings = ContextSettings()
 
     @model_validator(mode="before")

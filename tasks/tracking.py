@@ -160,8 +160,7 @@ class Tracker:
     def _write_training(self, client: "MlflowClient", run_id: str) -> None:
         parent = client.get_run(run_id)
         steps = _read_steps(self._workspace / "train" / "metrics.jsonl")
-        prompt = self._workspace / "train" / "prompt.md"
-        if prompt.exists():
+        for prompt in sorted((self._workspace / "train").glob("*.md")):
             client.log_artifact(run_id, str(prompt))
         children = _children(client, parent)
         for file in sorted((self._workspace / "train" / "rounds").glob("*.json")):

@@ -220,7 +220,7 @@ class TrainSession:
             return
         self._check_policy()
         self._write_draws()
-        self._write_prompt()
+        self._write_prompts()
         if self._actor is None:
             self._launch()
         self._step = self._call("start")
@@ -251,11 +251,14 @@ class TrainSession:
         count = train.steps * self._pipeline.rollout.items_per_step
         write_items(self._items, islice(training_draws(items, self._pipeline.data, seed=seed), count))
 
-    def _write_prompt(self) -> None:
-        """What the agent is told before all else, to be kept with what it was trained to do with it."""
-        prompt = self._pipeline.agent.prompt
-        if prompt is not None:
-            _write_atomically(self._folder / "prompt.md", prompt.read_text(encoding="utf-8"))
+    def _write_prompts(self) -> None:
+        """What the agent is told before all else, and its judges, to be kept with what came of it."""
+        agent = self._pipeline.agent
+        prompts = {"prompt.md": agent.prompt}
+        prompts |= {f"judge-{name}.md": judge.prompt for name, judge in agent.judges.items()}
+        for name, prompt in prompts.items():
+            if prompt is not None:
+                _write_atomically(self._folder / name, prompt.read_text(encoding="utf-8"))
 
     def _call(self, method: str, *args: Any, **kwargs: Any) -> Any:
         return self._get(getattr(self._actor, method).remote(*args, **kwargs))

@@ -81,6 +81,7 @@ class VerlSampler:
                     "top_p": params.top_p,
                     "top_k": params.top_k or -1,
                     "stop_token_ids": list(params.stop_token_ids),
+                    "stop": list(params.stop),
                     "repetition_penalty": 1.0,
                     "logprobs": True,
                 },
@@ -93,6 +94,7 @@ class VerlSampler:
         return Completion(
             token_ids=ids,
             logprobs=list(output.log_probs),
+            # A stop text is none of the tokens: who asked for it finds it (`agents/stops.py`).
             finish_reason=FinishReason.STOP if ids[-1] in params.stop_token_ids else FinishReason.LENGTH,
             policy_version=output.extra_fields["global_steps"],
         )
@@ -194,7 +196,13 @@ class RolloutManager:
 
         Raises `ConfigError` where that address cannot be had.
         """
-        served = ServedPolicy(self._pipeline, sampler=self._sampler, tokenizer=self._tokenizer, at=at)
+        served = ServedPolicy(
+            self._pipeline,
+            sampler=self._sampler,
+            tokenizer=self._tokenizer,
+            at=at,
+            processor=self._processor,
+        )
         self._run(served.start())
         self._served = served
 

@@ -34,6 +34,8 @@ SEARCH = {
     },
 }
 
+OTHER = {"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}
+
 
 def tokenizer_with(format: str = "hermes") -> Any:
     """The toy's, with a template that has tools."""

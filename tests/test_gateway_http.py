@@ -12,6 +12,7 @@ from envs.errors import ConfigError, SamplerFailed
 from tasks.trajectories import trajectory_from_dict
 from tests.gateway_toy import (
     ITEM,
+    OTHER,
     QUESTION,
     SEARCH,
     Gated,
@@ -31,15 +32,24 @@ def run(work: Any) -> None:
 @pytest.mark.parametrize(
     ("changes", "param"),
     [
+        ({"messages": [{"role": "user", "content": [{"type": "input_audio"}]}]}, "messages[0].content"),
         ({"temprature": 1}, "temprature"),
         ({"n": 2}, "n"),
-        ({"stop": ["\n"]}, "stop"),
+        ({"stop": ["a", ""]}, "stop"),
+        ({"stop": "\ufffd"}, "stop"),
+        ({"stop": 3}, "stop"),
         ({"seed": 3}, "seed"),
         ({"logprobs": True}, "logprobs"),
         ({"temperature": "hot"}, "temperature"),
         ({"max_tokens": 0}, "max_tokens"),
         ({"tool_choice": "required"}, "tool_choice"),
+        ({"tool_choice": "required", "tools": [SEARCH, OTHER]}, "tool_choice"),
+        ({"tool_choice": {"type": "function", "function": {"name": "g"}}, "tools": [SEARCH]}, "tool_choice"),
+        ({"tool_choice": {"type": "allowed_tools"}, "tools": [SEARCH]}, "tool_choice"),
+        ({"tool_choice": "any"}, "tool_choice"),
         ({"response_format": {"type": "json_object"}}, "response_format.type"),
+        ({"response_format": {"type": "json_schema", "json_schema": {}}}, "response_format.type"),
+        ({"response_format": {"type": "xml"}}, "response_format.type"),
         ({"messages": []}, "messages"),
         ({"messages": [{"role": "tools", "content": ""}]}, "messages[0].role"),
         ({"messages": [QUESTION, {"role": "assistant", "content": "Yes"}]}, "messages[1].role"),

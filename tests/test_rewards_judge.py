@@ -14,7 +14,7 @@ from agents.endpoint import TryAgain
 from agents.gate import Pace
 from agents.rewards import Endpoint, llm_judge, weighted
 from agents.rewards.judge import PROMPT, read_score
-from agents.rewards.judge_store import MemoryCache
+from agents.rewards.judge_store import MemoryCache, Spent
 from envs.errors import BudgetSpent, ConfigError, RewardFailed
 from tests.reward_toy import judged
 
@@ -107,7 +107,7 @@ def test_what_is_asked_and_what_comes_of_it(monkeypatch):
         again = await one.score(judged("the Broncos {did}", fields=FIELDS))
         assert (again.reward, again.metrics["cached"]) == (0.75, 1.0)
         await one.score(judged("Panthers", fields=FIELDS))
-        assert (one.budget.requests, one.budget.tokens) == (2, 60)
+        assert await one.budget.spent() == Spent(requests=2, tokens=60)
 
     judge = with_judge([says("It agrees.\nScore: 7.5\n")], talk)
     assert len(judge.asked) == 2

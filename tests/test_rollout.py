@@ -16,6 +16,7 @@ import pytest
 from typer.testing import CliRunner
 
 from agents.agent import FormatAgent
+from agents.context import ContextPolicy
 from agents.endpoint import Endpoint
 from agents.local import LocalModel
 from agents.rewards import reward
@@ -128,9 +129,34 @@ def test_a_local_model_gives_tokens(tmp_path: Path) -> None:
         play(agent="hermes", tools=[double])
 
 
+@pytest.mark.parametrize("value", [{"when_full": "fould"}, {"fold_at": 1.0}, {"max_observation": 0}])
+def test_a_context_policy_that_cannot_be_is_refused(value: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=f"context: {next(iter(value))}="):
+        ContextPolicy(**value)
+
+
+@pytest.mark.parametrize("when_full", ["stop", "drop", "fold"])
+def test_a_context_policy_is_what_the_model_sees_of_its_past(tmp_path: Path, when_full: Any) -> None:
+    [played] = rollout(
+        [toy_item()],
+        agent="raw",
+        env=toy_spec(),
+        model=LocalModel(save_tiny_model(tmp_path)),
+        context=ContextPolicy(when_full=when_full, fold_at=0.3, max_observation=10),
+        max_turns=40,
+        max_tokens_per_turn=12,
+        context_length=500,
+    )
+    reason = StopReason.MAX_CONTEXT if when_full == "stop" else StopReason.MAX_TURNS
+    assert played.stop_reason is reason
+    begun = sum(turn.prompt_ids is not None for turn in played.turns)
+    assert (begun > 0) == (when_full != "stop")
+
+
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
+        ({"context": ContextPolicy()}, "what an endpoint's model sees is the whole conversation"),
         ({"agent": "herms"}, "unknown format of calls 'herms'; did you mean 'hermes'"),
         ({"agent": "action", "tools": [double]}, "'action' calls no tools, got double"),
         ({"tools": ["calculater"]}, "unknown tool 'calculater'; did you mean 'calculator'"),

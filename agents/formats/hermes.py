@@ -48,7 +48,8 @@ def closed(text: str, position: int, *, calls: tuple[ToolCall, ...], expected: s
     """`calls`, if the closing tag or the end of the text follows them."""
     end = skip_space(text, position)
     if text.startswith(CLOSED, end):
-        return Found(calls=calls), end + len(CLOSED)
+        end += len(CLOSED)
+        return Found(calls=calls, first_end=end), end
     if end == len(text):
-        return Found(calls=calls), end
+        return Found(calls=calls, first_end=position), end
     return Found(problem=f"A call is not followed by {CLOSED}. {expected}"), end

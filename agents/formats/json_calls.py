@@ -6,6 +6,7 @@ Values are read whole: what looks like a call within another value, or within it
 import json as stdlib_json
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from agents.calls import ParsedTurn, ToolCall
@@ -78,7 +79,7 @@ def _scan(text: str, interpret: Callable[[Any], Found | str | None], *, expected
                 return text[start : decoded.end], decoded.end
             if isinstance(found, str):
                 return Found(problem=f"A call cannot be read: its {found}. {expected}"), decoded.end
-            return found, _past_separator(text, decoded.end)
+            return replace(found, first_end=decoded.end), _past_separator(text, decoded.end)
         thought_end = ends_of_thoughts.after(start)
         end = broken_end(text, start, limit=thought_end.start() if thought_end else len(text))
         end = max(end, match.end())

@@ -18,7 +18,8 @@ EXPECTED = (
 _MARKS = marks(r"</?tool_call>|</?(?:function|parameter)(?=[=>])")
 _MARK = "<function"
 _FUNCTION = re.compile(rf"<function=([^<>\s]{{1,{MAX_NAME}}})>\s*")
-_FUNCTION_END = re.compile(r"</function>\s*")
+_FUNCTION_CLOSED = "</function>"
+_FUNCTION_END = re.compile(rf"{_FUNCTION_CLOSED}\s*")
 _PARAMETER = re.compile(rf"<parameter=([^<>\s]{{1,{MAX_NAME}}})>")
 # A value may itself hold the closing tag: the one that ends it is followed by more of the call.
 _VALUE_END = re.compile(r"</parameter>\s*(?=<parameter=|</function>)")
@@ -53,6 +54,7 @@ def qwen3(text: str) -> ParsedTurn:
 
 def _read_functions(text: str, position: int, ends: Ends) -> tuple[Found, int]:
     calls: list[ToolCall] = []
+    first_end = 0
     while function := _FUNCTION.match(text, position):
         position = function.end()
         arguments: dict[str, str] = {}
@@ -70,12 +72,15 @@ def _read_functions(text: str, position: int, ends: Ends) -> tuple[Found, int]:
             return Found(problem=problem), position
         position = function_end.end()
         calls.append(ToolCall(function[1], arguments))
+        first_end = first_end or function_end.start() + len(_FUNCTION_CLOSED)
     if not calls:
         # Past a mark that begins no function, so that the walk goes on.
         position += len(_MARK) if text.startswith(_MARK, position) else 0
         return Found(problem=f"{OPENED} is not followed by <function=NAME>. {EXPECTED}"), position
+    found = Found(calls=tuple(calls), first_end=first_end)
     if text.startswith(OPENED, position):
-        return Found(calls=tuple(calls)), position  # its closing tag is missing, and the next call begins
+        return found, position  # its closing tag is missing, and the next call begins
     if not text.startswith(CLOSED, position) and position < len(text):
-        return Found(calls=tuple(calls)), position  # nor is it there in the midst of prose
-    return closed(text, position, calls=tuple(calls), expected=EXPECTED)
+        return found, position  # nor is it there in the midst of prose
+    whole, position = closed(text, position, calls=found.calls, expected=EXPECTED)
+    return (whole if len(calls) == 1 else found), position

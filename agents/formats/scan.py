@@ -37,6 +37,8 @@ class Found:
     calls: tuple[ToolCall, ...] = ()
     answer: str | None = None
     problem: str | None = None
+    first_end: int = 0
+    """Where the first of `calls` ends; see `ParsedTurn`."""
 
 
 T = TypeVar("T")
@@ -149,11 +151,12 @@ def give_up(text: str, position: int) -> int:
 def turn_of(found: Iterable[Found], *, thought: str, otherwise: ParsedTurn) -> ParsedTurn:
     """The turn that consists of `found`: the first problem, else the calls, else the first answer."""
     items = list(found)
+    end = next((item.first_end for item in items if item.calls or item.problem is not None), 0)
     for item in items:
         if item.problem is not None:
-            return ParsedTurn(thought=thought, problem=item.problem)
+            return ParsedTurn(thought=thought, problem=item.problem, first_call_end=end)
     if calls := tuple(call for item in items for call in item.calls):
-        return ParsedTurn(thought=thought, calls=calls)
+        return ParsedTurn(thought=thought, calls=calls, first_call_end=end)
     for item in items:
         if item.answer is not None:
             return ParsedTurn(thought=thought, answer=item.answer)

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from typing import Any
 
 from agents.gateway.policy import Answer
-from agents.gateway.rendering import arguments_of
 from agents.types import FinishReason
 
 
@@ -68,7 +67,7 @@ def _calls(answer: Answer) -> list[dict[str, Any]]:
         {
             "id": f"call_{secrets.token_hex(12)}",
             "type": "function",
-            "function": {"name": call.name, "arguments": arguments_of(call)},
+            "function": {"name": call.name, "arguments": call.arguments},
         }
         for call in answer.reading.calls
     ]
@@ -77,7 +76,8 @@ def _calls(answer: Answer) -> list[dict[str, Any]]:
 def _finish_reason(answer: Answer) -> str:
     if answer.completion.finish_reason is FinishReason.LENGTH:
         return "length"
-    return "tool_calls" if answer.reading.calls else "stop"
+    # OpenAI's own answer to a function that was named ends so, too.
+    return "tool_calls" if answer.reading.calls and not answer.named else "stop"
 
 
 def _usage(answer: Answer) -> dict[str, int]:

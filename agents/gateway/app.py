@@ -16,12 +16,17 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
 from agents.gateway import answers
+from agents.gateway.bodies import EndSession, OpenSession, read
 from agents.gateway.limits import Limits
 from agents.gateway.policy import Answer, Policy
 from agents.gateway.recording import Recording
 from agents.gateway.refused import Refused
-from agents.gateway.requests import ChatRequest, EndSession, OpenSession, read
+from agents.gateway.requests import ChatRequest
+from agents.gateway.response_answers import Response as ResponsesAnswer
+from agents.gateway.responses import ResponsesRequest
+from agents.gateway.responses_kept import NothingKept
 from agents.gateway.sessions import PREFIX, Session, Sessions
+from agents.gateway.wanted import Wanted
 from envs.errors import WingspanError, described
 
 Handler = Callable[[Request], Awaitable[Response]]
@@ -36,10 +41,12 @@ def make_app(policy: Policy, sessions: Sessions, *, limits: Limits, token: str |
         ("GET", "/health", handlers.health),
         ("GET", "/v1/models", handlers.models),
         ("POST", "/v1/chat/completions", handlers.chat),
+        ("POST", "/v1/responses", handlers.respond),
         ("POST", "/sessions", handlers.open),
         ("POST", "/sessions/{id}/end", handlers.end),
         ("GET", "/sessions/{id}/v1/models", handlers.models),
         ("POST", "/sessions/{id}/v1/chat/completions", handlers.chat),
+        ("POST", "/sessions/{id}/v1/responses", handlers.respond),
     ]
     return Starlette(
         routes=[Route(path, _told(handler), methods=[method]) for method, path, handler in routes],
@@ -86,17 +93,34 @@ class _Handlers:
     async def chat(self, request: Request) -> Response:
         session = self._session_of(request)
         chat = read(ChatRequest, await self._body(request))
-        if session is None:
-            recording = Recording(f"plain-{next(self._plain)}", self._policy.rendering)
-            work = asyncio.create_task(self._policy.answer(chat, recording))
-        else:
-            work = session.answer(chat)
-        answer = await _unless_gone(request, work)
+        answer = await self._answer(request, session, chat.wanted())
         if chat.stream:
             usage = chat.stream_options.include_usage
             told = answers.events(answer, model=self._policy.name, include_usage=usage)
             return StreamingResponse(told, media_type="text/event-stream")
         return _json(answers.completion(answer, model=self._policy.name))
+
+    async def respond(self, request: Request) -> Response:
+        session = self._session_of(request)
+        asked = read(ResponsesRequest, await self._body(request))
+        created_at = time.time()
+        kept = NothingKept() if session is None else session.responses
+        wanted = asked.wanted(kept)
+        answer = await self._answer(request, session, wanted)
+        told = ResponsesAnswer(answer, asked, created_at=created_at)
+        if asked.store:
+            kept.keep(told.response_id, asked.stored(wanted, answer.reading.said))
+        if asked.stream:
+            return StreamingResponse(told.events(), media_type="text/event-stream")
+        return _json(told.body())
+
+    async def _answer(self, request: Request, session: Session | None, wanted: Wanted) -> Answer:
+        if session is None:
+            recording = Recording(f"plain-{next(self._plain)}", self._policy.rendering)
+            work = asyncio.create_task(self._policy.answer(wanted, recording))
+        else:
+            work = session.answer(wanted)
+        return await _unless_gone(request, work)
 
     def _session_of(self, request: Request) -> Session | None:
         """Whose request it is, by its path or its key; None for one that belongs to no session."""

@@ -12,7 +12,10 @@ from typing import Any
 
 from pydantic_core import from_json
 
-from envs.types import Role
+from envs.types import Image, Role
+
+Tool = Mapping[str, Any]
+"""A tool's JSON schema in OpenAI's wrapper, as chat templates take it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,11 +29,13 @@ class WrittenCall:
 
 @dataclass(frozen=True, slots=True)
 class Said:
-    """One message. Two are equal where their role, text and calls are."""
+    """One message. Two are equal where their role, text, calls and pictures are."""
 
     role: Role
     content: str
     calls: tuple[WrittenCall, ...] = ()
+    images: tuple[Image, ...] = ()
+    """Shown before the content."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,8 +44,7 @@ class Conversation:
 
     messages: Sequence[Said]
     """The last is not the assistant's: it is the policy's turn."""
-    tools: Sequence[Mapping[str, Any]] = ()
-    """JSON schemas in OpenAI's wrapper, for the chat template."""
+    tools: Sequence[Tool] = ()
 
     def digests(self) -> list[bytes]:
         """Of the conversation up to each message, with the tools; equal ones are the same conversation."""
@@ -55,7 +59,8 @@ class Conversation:
 def extended(digest: bytes, message: Said) -> bytes:
     """The digest of a conversation that goes on with `message`."""
     calls = [(call.name, call.arguments) for call in message.calls]
-    return _hash(digest, [message.role, message.content, calls])
+    images = [blake2b(image.data, digest_size=16).hexdigest() for image in message.images]
+    return _hash(digest, [message.role, message.content, calls, images])
 
 
 def canonical(arguments: str) -> str:

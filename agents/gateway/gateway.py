@@ -20,7 +20,7 @@ from envs.errors import ConfigError
 from envs.types import Item
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
+    from transformers import PreTrainedTokenizerBase, ProcessorMixin
 
 GRACE_S = 10
 """What requests under way may take when the gateway is stopped."""
@@ -39,13 +39,22 @@ class Gateway:
         model: str = "policy",
         limits: Limits = Limits(),  # noqa: B008  # it is frozen
         token: str | None = None,
+        processor: "ProcessorMixin | None" = None,
     ) -> None:
         """`sampling` holds where a request says nothing. `model`: the name that requests give. `token`: asked
-        of all requests but a session's own; None: open to all.
+        of all requests but a session's own; None: open to all. `processor`: of a model that sees
+        (`agents.pictures.load_processor`).
 
         Raises `ConfigError` for a chat template that cannot be used.
         """
-        policy = Policy(sampler, tokenizer, name=model, sampling=sampling, context_length=context_length)
+        policy = Policy(
+            sampler,
+            tokenizer,
+            name=model,
+            sampling=sampling,
+            context_length=context_length,
+            processor=processor,
+        )
         self.model = model
         self.sessions = Sessions(policy, limits)
         self.app: Starlette = make_app(policy, self.sessions, limits=limits, token=token)

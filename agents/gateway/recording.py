@@ -19,7 +19,7 @@ from typing import Any
 from agents.gateway.conversation import Conversation, Said, extended
 from agents.gateway.rendering import Reading, Rendering
 from agents.types import Completion, StopReason, Trajectory, Turn
-from envs.types import Item
+from envs.types import Image, Item
 
 
 @dataclass(slots=True, eq=False)
@@ -27,6 +27,11 @@ class _Segment:
     name: str
     prompt_ids: list[int]  # [P]
     ids: list[int]  # [L], prompt, completions and what stands between them
+    prompt_images: list[Image]
+    images: list[Image]
+    """Those that `ids` show, in their order."""
+    broken_off: int = 0
+    """Requests for its next completion that were left without an answer."""
     answers: list["_Answer"] = field(default_factory=list)
 
 
@@ -39,8 +44,12 @@ class _Answer:
     segment: _Segment
     end: int
     """Tokens of the segment up to and with this completion."""
+    images_end: int
+    """Pictures of the segment up to there."""
     reply_ids: list[int]
     """Tokens since the completion before it in the segment; empty where it is the first."""
+    reply_images: list[Image]
+    """Those that `reply_ids` show."""
     heard: str
     """The same in words."""
     completion: Completion
@@ -54,18 +63,23 @@ class Asked:
     """A request under way."""
 
     ids: list[int]  # [P], all that the completion is to be sampled on
+    images: list[Image]
+    """Those that `ids` show, in their order."""
     segment: _Segment
     digest: bytes
     """Of the conversation."""
     reply_ids: list[int]
+    reply_images: list[Image]
     heard: str
     """See `_Answer`, which does not keep all of this: prompts of many turns would be long."""
     answered: bool = False
 
     @property
     def cache_name(self) -> str:
-        """For the sampler: prompts of one name begin alike, and come one after another."""
-        return self.segment.name
+        """For the sampler: prompts of one name begin alike, and come one after another. What was broken off
+        may be at work in there still, so that what follows it has another name."""
+        broken_off = self.segment.broken_off
+        return f"{self.segment.name}~{broken_off}" if broken_off else self.segment.name
 
 
 class Recording:
@@ -88,8 +102,9 @@ class Recording:
         return len(self._answers)
 
     @contextmanager
-    def asking(self, conversation: Conversation) -> Iterator[Asked]:
-        """The tokens to sample on. Left without `answer`, it is as if it had never been asked.
+    def asking(self, conversation: Conversation, *, begun: Sequence[int] = ()) -> Iterator[Asked]:
+        """The tokens to sample on, of which the last are `begun`: the beginning of the answer, which is not
+        the policy's. Left without `answer`, it is as if it had never been asked.
 
         Raises `Refused` for a conversation that the chat template refuses.
         """
@@ -97,25 +112,29 @@ class Recording:
         position, before = self._find(conversation, digests)
         if before is None:
             ids = self._rendering.prompt_ids(conversation)
-            asked = self._fresh(ids, digests[-1])
+            asked = self._fresh([*ids, *begun], _images_of(conversation.messages), digests[-1])
         else:
-            asked = self._going_on(before, conversation.messages[position + 1 :], digests[-1])
+            asked = self._going_on(before, conversation.messages[position + 1 :], digests[-1], begun=begun)
         try:
             yield asked
         finally:
             if not asked.answered and before is not None and before.segment is asked.segment:
                 before.taken = False
+                before.segment.broken_off += 1
 
     def answer(self, asked: Asked, completion: Completion, reading: Reading) -> None:
         """Keep what was sampled."""
         segment = asked.segment
         segment.ids += asked.reply_ids
         segment.ids += completion.token_ids
+        segment.images += asked.reply_images
         answer = _Answer(
             number=len(self._answers),
             segment=segment,
             end=len(segment.ids),
+            images_end=len(segment.images),
             reply_ids=asked.reply_ids,
+            reply_images=asked.reply_images,
             heard=asked.heard,
             completion=completion,
             reading=reading,
@@ -155,6 +174,7 @@ class Recording:
             item=item,
             chain=chain,
             prompt_ids=ordered[0].prompt_ids if ordered else [],
+            prompt_images=tuple(ordered[0].prompt_images) if ordered else (),
             turns=turns,
             stop_reason=stop_reason,
             reward=sum(rewards),
@@ -178,19 +198,37 @@ class Recording:
                 return position, max(answers, key=lambda answer: (not answer.taken, answer.number))
         return -1, None
 
-    def _fresh(self, ids: list[int], digest: bytes) -> Asked:
-        segment = _Segment(f"{self._name}/{self._segments}", ids, ids.copy())
+    def _fresh(self, ids: list[int], images: list[Image], digest: bytes) -> Asked:
+        name = f"{self._name}/{self._segments}"
+        segment = _Segment(name, ids, ids.copy(), images, images.copy())
         self._segments += 1
-        return Asked(ids=ids, segment=segment, digest=digest, reply_ids=[], heard="")
+        return Asked(
+            ids=ids, images=images, segment=segment, digest=digest, reply_ids=[], reply_images=[], heard=""
+        )
 
-    def _going_on(self, before: _Answer, messages: Sequence[Said], digest: bytes) -> Asked:
-        reply_ids = self._rendering.reply_ids(messages, after=before.completion.token_ids)
+    def _going_on(
+        self, before: _Answer, messages: Sequence[Said], digest: bytes, *, begun: Sequence[int]
+    ) -> Asked:
+        reply_ids = [*self._rendering.reply_ids(messages, after=before.completion.token_ids), *begun]
+        reply_images = _images_of(messages)
         ids = before.segment.ids[: before.end] + reply_ids
+        images = before.segment.images[: before.images_end] + reply_images
         if before.taken:
-            return self._fresh(ids, digest)
+            return self._fresh(ids, images, digest)
         before.taken = True
-        heard = "\n".join(message.content for message in messages)
-        return Asked(ids=ids, segment=before.segment, digest=digest, reply_ids=reply_ids, heard=heard)
+        return Asked(
+            ids=ids,
+            images=images,
+            segment=before.segment,
+            digest=digest,
+            reply_ids=reply_ids,
+            reply_images=reply_images,
+            heard="\n".join(message.content for message in messages),
+        )
+
+
+def _images_of(messages: Sequence[Said]) -> list[Image]:
+    return [image for message in messages for image in message.images]
 
 
 def _turns_of(segment: _Segment, rewards: Sequence[float], *, first: bool) -> list[Turn]:
@@ -207,7 +245,9 @@ def _turns_of(segment: _Segment, rewards: Sequence[float], *, first: bool) -> li
                 observation="" if after is None else after.heard,
                 reward=rewards[answer.number],
                 observation_ids=[] if after is None else after.reply_ids,
+                images=[] if after is None else after.reply_images,
                 prompt_ids=None if first or turns else segment.prompt_ids,
+                prompt_images=() if first or turns else tuple(segment.prompt_images),
             )
         )
     return turns

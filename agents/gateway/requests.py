@@ -1,27 +1,23 @@
-"""Bodies of requests, checked: what is not supported is refused with the field's name, never passed over."""
+"""The body of a chat completion, checked, and what it asks of the policy."""
 
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
-from pydantic_core import from_json
+from pydantic import BaseModel, Field, model_validator
 
-from agents.gateway.conversation import Conversation, Said, WrittenCall, canonical
+from agents.gateway.bodies import Strict, present
+from agents.gateway.content import AnyContent, Content
+from agents.gateway.conversation import Said, Tool, WrittenCall, canonical
 from agents.gateway.refused import Refused
-from envs.types import Item, Role
+from agents.gateway.wanted import Auto, Stop, Tools, Wanted
+from envs.types import Role
 
-M = TypeVar("M", bound=BaseModel)
-
-_ROLES: dict[str, Role] = {
+ROLES: dict[str, Role] = {
     "system": "system",
     "developer": "system",
     "user": "user",
     "assistant": "assistant",
     "tool": "tool",
 }
-
-
-class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid")
 
 
 class CalledFunction(BaseModel):
@@ -42,7 +38,7 @@ class ChatMessage(BaseModel):
     """A message. Frameworks send back all that they were told and more, so further fields are no errors."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str = ""
+    content: AnyContent = Content()
     tool_calls: list[Call] = []
     function_call: None = None
     """The form of calls before tools."""
@@ -50,18 +46,7 @@ class ChatMessage(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _without_nulls(cls, data: object) -> object:
-        return _present(data)
-
-    @field_validator("content", mode="before")
-    @classmethod
-    def _text(cls, content: object) -> object:
-        if not isinstance(content, list):
-            return content
-        texts = [part.get("text") if isinstance(part, dict) else None for part in content]
-        strings = [text for text in texts if isinstance(text, str)]
-        if len(strings) < len(texts):
-            raise ValueError("only parts of type 'text' are supported; send no images, audio or files")
-        return "\n".join(strings)
+        return present(data)
 
     @property
     def said(self) -> Said:
@@ -69,10 +54,10 @@ class ChatMessage(BaseModel):
         calls = tuple(
             WrittenCall(call.function.name, canonical(call.function.arguments)) for call in self.tool_calls
         )
-        return Said(_ROLES[self.role], self.content, calls)
+        return Said(ROLES[self.role], self.content.text, calls, self.content.images)
 
 
-class Function(_Strict):
+class Function(Strict):
     """A tool's description."""
 
     name: str = Field(min_length=1)
@@ -82,33 +67,52 @@ class Function(_Strict):
     """Frameworks set it by themselves. No grammar is enforced; the policy is shown the schema."""
 
 
-class ChatTool(_Strict):
+class ChatTool(Strict):
     """A tool that the policy may call."""
 
     type: Literal["function"]
     function: Function
 
+    @property
+    def schema_shown(self) -> Tool:
+        """As the chat template takes it."""
+        return self.model_dump(exclude_none=True)
 
-class StreamOptions(_Strict):
+
+class FunctionName(Strict):
+    """Of the tool that is to be called."""
+
+    name: str
+
+
+class ChosenFunction(Strict):
+    """A choice of one tool."""
+
+    type: Literal["function"]
+    function: FunctionName
+
+
+class StreamOptions(Strict):
     """How a stream is sent."""
 
     include_usage: bool = False
+    include_obfuscation: Literal[False] = False
 
 
-class TextFormat(_Strict):
-    """The one form of answers that there is."""
+class ResponseFormat(BaseModel):
+    """The form of an answer, of which there is one: see `check_format`."""
 
-    type: Literal["text"]
+    type: Literal["text", "json_object", "json_schema"]
 
 
-class ChatRequest(_Strict):
+class ChatRequest(Strict):
     """Body of `POST /v1/chat/completions`. Fields with one value only are there for clients that send it."""
 
     model: str
     messages: list[ChatMessage] = Field(min_length=1)
-    tools: list[ChatTool] = []
-    tool_choice: Literal["auto", "none"] = "auto"
-    parallel_tool_calls: Literal[True] = True
+    tools: list[ChatTool] = Field(default=[])
+    tool_choice: Auto | ChosenFunction = "auto"
+    parallel_tool_calls: bool = True
     temperature: float | None = Field(default=None, ge=0, le=2)
     top_p: float | None = Field(default=None, gt=0, le=1)
     top_k: int | None = Field(default=None, ge=0)
@@ -118,89 +122,53 @@ class ChatRequest(_Strict):
     n: Literal[1] = 1
     stream: bool = False
     stream_options: StreamOptions = StreamOptions()
-    response_format: TextFormat | None = None
+    response_format: ResponseFormat | None = None
     frequency_penalty: float = Field(default=0, ge=0, le=0)
     presence_penalty: float = Field(default=0, ge=0, le=0)
     logprobs: Literal[False] = False
-    stop: list[str] = Field(default=[], max_length=0)
+    stop: Stop = Field(default=[])
     store: Literal[False] = False
     user: str | None = None
     """Whom the client plays for; it has no effect on answers, nor has `metadata`."""
     metadata: dict[str, str] | None = None
 
-    @property
-    def wanted_tokens(self) -> int | None:
-        """Of the completion, where the request says it."""
-        return self.max_completion_tokens or self.max_tokens
-
-    def conversation(self) -> Conversation:
-        """What is shown to the policy. Raises `Refused`."""
-        names = [tool.function.name for tool in self.tools]
-        if len(set(names)) < len(names):
-            raise Refused(400, f"tools are called {names}; give each a name of its own", param="tools")
+    def wanted(self) -> Wanted:
+        """What it asks for. Raises `Refused`."""
+        if self.response_format is not None:
+            check_format(self.response_format.type, param="response_format.type")
         if self.messages[-1].role == "assistant":
             last = f"messages[{len(self.messages) - 1}]"
             why = "the last message is the assistant's; end with the message that it is to answer"
             raise Refused(400, why, param=f"{last}.role")
-        shown = self.tools if self.tool_choice == "auto" else []
-        return Conversation(
+        for place, message in enumerate(self.messages):
+            if message.role == "assistant" and message.content.images:
+                why = "the policy shows no pictures itself; send them as the user's"
+                raise Refused(400, why, param=f"messages[{place}].content")
+        choice = self.tool_choice
+        named = choice.function.name if isinstance(choice, ChosenFunction) else None
+        return Wanted(
+            model=self.model,
             messages=[message.said for message in self.messages],
-            tools=[tool.model_dump(exclude_none=True) for tool in shown],
+            tools=Tools.of(
+                [tool.schema_shown for tool in self.tools],
+                choice="auto" if isinstance(choice, ChosenFunction) else choice,
+                named=named,
+            ),
+            one_call=named is not None or not self.parallel_tool_calls,
+            max_tokens=self.max_completion_tokens or self.max_tokens,
+            temperature=self.temperature,
+            top_p=self.top_p,
+            top_k=self.top_k,
+            stop=tuple(self.stop),
         )
 
 
-class ItemBody(_Strict):
-    """What an episode is about."""
-
-    item_id: str = Field(min_length=1)
-    env: str = "program"
-    seed: int = 0
-    metadata: dict[str, Any] = {}
-    fields: dict[str, Any] = {}
-
-    @property
-    def item(self) -> Item:
-        """The domain's."""
-        return Item(**self.model_dump())
-
-
-class OpenSession(_Strict):
-    """Body of `POST /sessions`."""
-
-    item: ItemBody
-    chain: int = Field(default=0, ge=0)
-    max_turns: int | None = Field(default=None, ge=1)
-    metadata: dict[str, float | str | bool] = {}
-    """Kept among the trajectory's metrics."""
-
-
-class EndSession(_Strict):
-    """Body of `POST /sessions/{id}/end`."""
-
-    reward: float = Field(default=0.0, allow_inf_nan=False)
-    success: bool = False
-
-
-def read(model: type[M], raw: bytes) -> M:
-    """A body as a model; an empty one is an empty object. Raises `Refused` 400 that names the first wrong
-    field; a field that is null is one that was left out."""
-    try:
-        data = from_json(raw, allow_inf_nan=False) if raw else {}
-    except ValueError as error:
-        raise Refused(400, f"the body is not JSON: {error}") from None
-    try:
-        return model.model_validate(_present(data))
-    except ValidationError as error:
-        first = error.errors(include_url=False, include_context=False)[0]
-        param = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in first["loc"])
-        param = param.removeprefix(".")
-        why = first["msg"]
-        if first["type"] == "extra_forbidden":
-            why = "it is not supported; leave it out"
+def check_format(kind: str, *, param: str) -> None:
+    """Raise `Refused` for a form of answers that only a grammar could hold the policy to."""
+    if kind != "text":
         raise Refused(
-            400, f"{param or 'the body'}: {why} (it was {first['input']!r:.80})", param=param
-        ) from None
-
-
-def _present(data: object) -> object:
-    return {k: v for k, v in data.items() if v is not None} if isinstance(data, dict) else data
+            400,
+            f"{kind!r}: sampling has no grammar that could hold the policy to JSON; ask for it in a message, "
+            "or as the arguments of a tool that tool_choice names, and check what comes",
+            param=param,
+        )

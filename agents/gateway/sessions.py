@@ -14,7 +14,8 @@ from agents.gateway.limits import Limits
 from agents.gateway.policy import Answer, Policy
 from agents.gateway.recording import Recording
 from agents.gateway.refused import CONTEXT_FULL, NO_TURNS_LEFT, Refused
-from agents.gateway.requests import ChatRequest
+from agents.gateway.responses_kept import Kept
+from agents.gateway.wanted import Wanted
 from agents.types import StopReason, Trajectory
 from envs.errors import SamplerFailed, WingspanError, described
 from envs.types import Item
@@ -52,7 +53,10 @@ class Session:
         self._max_turns = max_turns
         self._metadata = metadata
         self._recording = Recording(name or self.session_id, policy.rendering)
+        self.responses = Kept()
+        """By which requests go on from an answer's id."""
         self._running: set[asyncio.Task[Answer]] = set()
+        self._underway = 0
         self._stop_reason = StopReason.TERMINATED
 
     @property
@@ -76,9 +80,9 @@ class Session:
         the program's own end."""
         return self._stop_reason
 
-    def answer(self, chat: ChatRequest) -> "asyncio.Task[Answer]":
+    def answer(self, wanted: Wanted) -> "asyncio.Task[Answer]":
         """The session's next turn, which ends with the session. Raises as `Policy.answer`."""
-        task = asyncio.create_task(self._answer(chat))
+        task = asyncio.create_task(self._answer(wanted))
         self._running.add(task)
         task.add_done_callback(self._done)
         return task
@@ -112,13 +116,16 @@ class Session:
         self._running.discard(task)
         self.used_at = time.monotonic()
 
-    async def _answer(self, chat: ChatRequest) -> Answer:
-        if self.turns + len(self._running) > self._max_turns:
+    async def _answer(self, wanted: Wanted) -> Answer:
+        # Those under way hold their turns; one that is refused here holds none, so that of several that come
+        # at once as many are answered as there are turns.
+        if self.turns + self._underway >= self._max_turns:
             self._stop_reason = StopReason.MAX_TURNS
             why = f"this session has had its {self._max_turns} turns; end it"
             raise Refused(400, why, code=NO_TURNS_LEFT)
+        self._underway += 1
         try:
-            answer = await self._policy.answer(chat, self._recording)
+            answer = await self._policy.answer(wanted, self._recording)
         except Refused as refused:
             if refused.code == CONTEXT_FULL:
                 self._stop_reason = StopReason.MAX_CONTEXT
@@ -129,6 +136,8 @@ class Session:
         except Exception as error:
             self.fault = SamplerFailed(f"the gateway raised {described(error)}")
             raise
+        finally:
+            self._underway -= 1
         self._stop_reason = StopReason.TERMINATED
         self.fault = None
         return answer

@@ -1,6 +1,7 @@
 """Rewards: what tells an episode that went well from one that did not.
 
-`REWARDS` has those that need no settings, by the names that pipelines use; `llm_judge` needs some. One of
+`REWARDS` has those that need no settings, by the names that pipelines use; `llm_judge` needs some, which a
+pipeline gives under `agent.judges`. One of
 your own is a function under `@reward`; several in one are `weighted`. `with_rewards` puts a result on a
 trajectory.
 """

@@ -8,12 +8,15 @@ import json
 import math
 import re
 import string
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 from agents.endpoint import ChatClient, Endpoint, Reply, TryAgain
 from agents.rewards.function import FunctionReward
-from agents.rewards.judge_store import Budget, Cache, MemoryCache
+from agents.rewards.judge_store import Budget, Cache, JudgeFile, MemoryCache
+from agents.rewards.single_flight import SingleFlight
 from agents.rewards.types import RewardInput, RewardResult
 from envs.errors import ConfigError
 
@@ -61,7 +64,10 @@ class LLMJudge:
         self._highest = highest
         self._cache = cache
         self._sampling = {"temperature": temperature, "max_tokens": reply_tokens}
-        self._client = ChatClient(endpoint, before_request=budget.take_request)
+        self._client = ChatClient(
+            endpoint, before_request=budget.take_request, after_reply=self._count_tokens
+        )
+        self._flights: SingleFlight[str] = SingleFlight()
         named = template_names(prompt) - set(_OURS)
         self._reward = FunctionReward(
             name=name,
@@ -75,6 +81,12 @@ class LLMJudge:
         """See `Reward`; the names are those in the prompt. Asks the endpoint nothing."""
         self._reward.check(available)
         self._endpoint.headers()
+        if isinstance(self._cache, JudgeFile):
+            self._cache.check()
+
+    async def check_endpoint(self) -> None:
+        """Raise `ConfigError` if nobody answers there, or the key is missing or refused; costs nothing."""
+        await self._client.check()
 
     async def score(self, given: RewardInput) -> RewardResult:
         """See `Reward`. Raises `BudgetSpent`, and `ConfigError` where the endpoint refuses key or model."""
@@ -86,21 +98,27 @@ class LLMJudge:
         request = json.dumps([self._endpoint.url, self._endpoint.body(asked)], sort_keys=True)
         key = hashlib.sha256(request.encode()).hexdigest()
         reply = await self._cache.get(key)
-        cached = reply is not None
+        asking = False
         if reply is None:
-            reply = await self._client.ask(asked, read=self._paid)
+            # Episodes of one item end alike, and at the same time.
+            reply, asking = await self._flights.do(key, partial(self._asked, key, asked))
         score = self._read(reply)
-        if not cached:
-            await self._cache.put(key, reply)  # only what could be read
         scaled = (score - self._lowest) / (self._highest - self._lowest)
-        return {"reward": scaled, "score": score, "cached": float(cached)}
+        return {"reward": scaled, "score": score, "cached": float(not asking)}
 
-    def _paid(self, reply: Reply) -> str:
-        """The text of a reply, once it is counted and a score can be read from it."""
+    async def _asked(self, key: str, asked: Mapping[str, Any]) -> str:
+        reply = await self._client.ask(asked, read=self._usable)
+        await self._cache.put(key, reply)
+        return reply
+
+    async def _count_tokens(self, reply: Reply) -> None:
+        await self.budget.add_tokens(reply.total_tokens)
+
+    def _usable(self, reply: Reply) -> str:
+        """The text of a reply, once a score can be read from it."""
         text = reply.message.get("content")
         if not isinstance(text, str):
             raise TryAgain(f"the reply's content is a {type(text).__name__}, not text")
-        self.budget.add_tokens(reply.total_tokens)
         self._read(text)
         return text
 
@@ -123,19 +141,26 @@ def llm_judge(
     max_requests: int | None = None,
     max_tokens: int | None = None,
     cache: Cache | None = None,
+    store: Path | str | None = None,
 ) -> LLMJudge:
     """A reward in [0, 1] by the model at `endpoint`; metrics `score`, as it was given, and `cached`.
 
     `prompt` names in braces what it is filled with: names that any reward may ask for, or of the data,
     and `{lowest}` and `{highest}`, the range of scores. The model must end its reply, of `reply_tokens` at
-    most, with a line `Score: 7`, and nothing else on it. `max_requests` and `max_tokens` limit what this
-    process may spend in all; beyond, scoring raises `BudgetSpent`. `cache` is in memory by default.
-    Raises `ConfigError` for a prompt or range that cannot be.
+    most, with a line `Score: 7`, and nothing else on it. `max_requests` and `max_tokens` limit what may be
+    spent in all; beyond, scoring raises `BudgetSpent`. Replies and what was spent are kept by this process,
+    or in the file `store` (`JudgeFile`), by `name`, for all that name it; `cache` is another one for replies.
+    Raises `ConfigError` for a prompt, a range or a limit that cannot be.
     """
     if not (math.isfinite(lowest) and math.isfinite(highest) and lowest < highest):
         raise ConfigError(f"judge {name!r}: scores from {lowest} to {highest}; give a lowest below a highest")
     if not reply_tokens > 0:
         raise ConfigError(f"judge {name!r}: reply_tokens={reply_tokens}; give a number above 0")
+    for limit, value in (("max_requests", max_requests), ("max_tokens", max_tokens)):
+        if value is not None and value < 1:
+            raise ConfigError(f"judge {name!r}: {limit}={value}; give 1 or more, or None for no limit")
+    file = None if store is None else JudgeFile(Path(store), name=name)
+    kept: Cache = MemoryCache() if file is None else file
     return LLMJudge(
         name=name,
         endpoint=endpoint,
@@ -144,8 +169,8 @@ def llm_judge(
         highest=highest,
         temperature=temperature,
         reply_tokens=reply_tokens,
-        budget=Budget(max_requests=max_requests, max_tokens=max_tokens),
-        cache=cache if cache is not None else MemoryCache(),
+        budget=Budget(max_requests=max_requests, max_tokens=max_tokens, ledger=file),
+        cache=kept if cache is None else cache,
     )
 
 

@@ -1,13 +1,27 @@
-"""What an LLM judge keeps: replies that it has had, and what it may still spend."""
+"""What an LLM judge keeps: replies that it has had, and what it may still spend.
 
+In memory, or in a file that processes share and that outlives them.
+"""
+
+import asyncio
+import sqlite3
+import threading
 from collections import OrderedDict
-from typing import Protocol
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol, TypeVar
 
 from envs.errors import BudgetSpent, ConfigError
 
+_BUSY_S = 60.0
+"""How long one process waits for others that write."""
+
+T = TypeVar("T")
+
 
 class Cache(Protocol):
-    """Replies by the hash of their request. Another store (Redis, files) is another of these."""
+    """Replies by the hash of their request. Another store (Redis) is another of these."""
 
     async def get(self, key: str) -> str | None:
         """The reply; None where it is not known."""
@@ -39,37 +53,186 @@ class MemoryCache:
             self._replies.popitem(last=False)
 
 
-class Budget:
-    """Counts requests and tokens, of this process, against what may be spent."""
+@dataclass(frozen=True, slots=True)
+class Spent:
+    """By one judge."""
 
-    def __init__(self, *, max_requests: int | None, max_tokens: int | None) -> None:
+    requests: int = 0
+    """Sent, those that failed included."""
+    tokens: int = 0
+    """As the endpoint reports them, prompts and replies together."""
+
+
+class Ledger(Protocol):
+    """Where what was spent is written down."""
+
+    async def add(self, more: Spent, *, below: tuple[int | None, int | None] = (None, None)) -> Spent | None:
+        """The sum with `more`; None, and nothing is added, where the sum so far is not `below` these numbers
+        of requests and of tokens. None is no limit."""
+        ...
+
+    async def read(self) -> Spent:
+        """The sum so far."""
+        ...
+
+
+class MemoryLedger:
+    """Of this process."""
+
+    def __init__(self) -> None:
+        self._spent = Spent()
+
+    async def add(self, more: Spent, *, below: tuple[int | None, int | None] = (None, None)) -> Spent | None:
+        """See `Ledger`."""
+        if not _is_below(self._spent, below):
+            return None
+        self._spent = Spent(self._spent.requests + more.requests, self._spent.tokens + more.tokens)
+        return self._spent
+
+    async def read(self) -> Spent:
+        """See `Ledger`."""
+        return self._spent
+
+
+class JudgeFile:
+    """A file of replies and of what was spent: a `Cache` and, by a judge's name, a `Ledger`.
+
+    Any number of processes of one machine may use it at the same time. It is an SQLite database; keep it on a
+    disk of the machine's own, for file systems of a network lock badly.
+    """
+
+    def __init__(self, path: Path, *, name: str) -> None:
+        """`name`: whose spending it is."""
+        self._path = path
+        self._name = name
+        self._lock = threading.Lock()
+        self._database: sqlite3.Connection | None = None
+
+    def check(self) -> None:
+        """Make the file where there is none. Raises `ConfigError` where it cannot be used."""
+        with self._lock:
+            self._opened()
+
+    async def get(self, key: str) -> str | None:
+        """See `Cache`."""
+        row = await self._ask(
+            lambda db: db.execute("select reply from replies where key = ?", (key,)).fetchone()
+        )
+        return None if row is None else str(row[0])
+
+    async def put(self, key: str, reply: str) -> None:
+        """See `Cache`."""
+        await self._ask(lambda db: db.execute("insert or replace into replies values (?, ?)", (key, reply)))
+
+    async def add(self, more: Spent, *, below: tuple[int | None, int | None] = (None, None)) -> Spent | None:
+        """See `Ledger`; processes that ask at the same time are told one after the other."""
+
+        def work(database: sqlite3.Connection) -> Spent | None:
+            spent = self._spent(database)
+            if not _is_below(spent, below):
+                return None
+            spent = Spent(spent.requests + more.requests, spent.tokens + more.tokens)
+            row = (self._name, spent.requests, spent.tokens)
+            database.execute("insert or replace into spent values (?, ?, ?)", row)
+            return spent
+
+        return await self._ask(work)
+
+    async def read(self) -> Spent:
+        """See `Ledger`."""
+        return await self._ask(self._spent)
+
+    def _spent(self, database: sqlite3.Connection) -> Spent:
+        query = "select requests, tokens from spent where name = ?"
+        row = database.execute(query, (self._name,)).fetchone()
+        return Spent() if row is None else Spent(*row)
+
+    async def _ask(self, work: Callable[[sqlite3.Connection], T]) -> T:
+        return await asyncio.to_thread(self._done, work)
+
+    def _done(self, work: Callable[[sqlite3.Connection], T]) -> T:
+        with self._lock:
+            database = self._opened()
+            try:
+                # At once for writing: what was read must not have changed when it is written.
+                database.execute("begin immediate")
+                try:
+                    result = work(database)
+                except BaseException:
+                    database.execute("rollback")
+                    raise
+                database.execute("commit")
+            except sqlite3.Error as error:
+                raise ConfigError(f"the judge's file {self._path}: {error}; mend or remove it") from error
+            return result
+
+    def _opened(self) -> sqlite3.Connection:
+        if self._database is None:
+            try:
+                self._path.parent.mkdir(parents=True, exist_ok=True)
+                database = sqlite3.connect(
+                    self._path, timeout=_BUSY_S, isolation_level=None, check_same_thread=False
+                )
+                database.execute("pragma journal_mode = wal")
+                database.execute("pragma synchronous = normal")
+                database.execute("create table if not exists replies (key text primary key, reply text)")
+                database.execute(
+                    "create table if not exists spent (name text primary key, requests int, tokens int)"
+                )
+            except (sqlite3.Error, OSError) as error:
+                raise ConfigError(
+                    f"the judge's file {self._path} cannot be used: {error}; name another"
+                ) from error
+            self._database = database
+        return self._database
+
+
+class Budget:
+    """Holds requests and tokens against what may be spent."""
+
+    def __init__(
+        self, *, max_requests: int | None, max_tokens: int | None, ledger: Ledger | None = None
+    ) -> None:
+        """`ledger`: of this process by default."""
         self._max_requests = max_requests
         self._max_tokens = max_tokens
-        self.requests = 0
-        """Sent, those that failed included."""
-        self.tokens = 0
-        """As the endpoint reports them, prompts and replies together."""
+        self._ledger = MemoryLedger() if ledger is None else ledger
 
-    def take_request(self) -> None:
+    async def spent(self) -> Spent:
+        """The sum so far."""
+        return await self._ledger.read()
+
+    async def take_request(self) -> None:
         """Count one that is about to be sent; raises `BudgetSpent` where it may not be.
 
         Tokens are known afterwards only: requests under way at the same time may go beyond.
         """
-        for spent, most, unit in (
-            (self.requests, self._max_requests, "requests"),
-            (self.tokens, self._max_tokens, "tokens"),
+        limits = (self._max_requests, self._max_tokens)
+        if await self._ledger.add(Spent(requests=1), below=limits) is not None:
+            return
+        spent = await self._ledger.read()
+        for so_far, most, unit in (
+            (spent.requests, self._max_requests, "requests"),
+            (spent.tokens, self._max_tokens, "tokens"),
         ):
-            if most is not None and spent >= most:
+            if most is not None and so_far >= most:
                 raise BudgetSpent(
-                    f"the judge's budget of {most} {unit} is spent ({self.requests} requests, "
-                    f"{self.tokens} tokens so far); raise its max_{unit} and go on"
+                    f"the judge's budget of {most} {unit} is spent ({spent.requests} requests, "
+                    f"{spent.tokens} tokens so far); raise its max_{unit} and go on"
                 )
-        self.requests += 1
 
-    def add_tokens(self, reported: int | None) -> None:
+    async def add_tokens(self, reported: int | None) -> None:
         """Count what a reply says it took; raises `ConfigError` for none where tokens are limited."""
         if reported is None and self._max_tokens is not None:
             raise ConfigError(
                 "the judge reports no usage.total_tokens; limit max_requests instead of max_tokens"
             )
-        self.tokens += reported or 0
+        if reported:
+            await self._ledger.add(Spent(tokens=reported))
+
+
+def _is_below(spent: Spent, limits: tuple[int | None, int | None]) -> bool:
+    return all(
+        most is None or so_far < most
+        for so_far, most in zip((spent.requests, spent.tokens), limits, strict=True)
+    )

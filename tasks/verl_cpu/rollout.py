@@ -125,6 +125,7 @@ class CpuServerClient(LLMServerClient):  # type: ignore[misc]
                 top_p=sampling_params["top_p"],
                 top_k=max(0, sampling_params["top_k"]),
                 stop_token_ids=tuple(sampling_params["stop_token_ids"]),
+                stop=tuple(sampling_params["stop"]),
             ),
             episode_id=request_id,
         )

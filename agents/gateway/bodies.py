@@ -1,0 +1,89 @@
+"""Bodies of requests: how they are read, and those that open and end sessions.
+
+What is not supported is refused with the field's name, never passed over. What a model is asked for is in
+`requests.py` (chat completions) and `responses.py` (responses).
+"""
+
+import re
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic_core import from_json
+
+from agents.gateway.refused import Refused
+from envs.types import Item
+
+M = TypeVar("M", bound=BaseModel)
+
+_BRANCH = re.compile(r"literal\[.*|list\[.*|str|(?:Chosen|Named)Function")
+"""What stands in an error's place for the choice that a field has between types."""
+
+
+class Strict(BaseModel):
+    """A body, or a part of one, whose further fields are errors."""
+
+    model_config = ConfigDict(extra="forbid")
+
+
+class ItemBody(Strict):
+    """What an episode is about."""
+
+    item_id: str = Field(min_length=1)
+    env: str = "program"
+    seed: int = 0
+    metadata: dict[str, Any] = {}
+    fields: dict[str, Any] = {}
+
+    @property
+    def item(self) -> Item:
+        """The domain's."""
+        return Item(**self.model_dump())
+
+
+class OpenSession(Strict):
+    """Body of `POST /sessions`."""
+
+    item: ItemBody
+    chain: int = Field(default=0, ge=0)
+    max_turns: int | None = Field(default=None, ge=1)
+    metadata: dict[str, float | str | bool] = {}
+    """Kept among the trajectory's metrics."""
+
+
+class EndSession(Strict):
+    """Body of `POST /sessions/{id}/end`."""
+
+    reward: float = Field(default=0.0, allow_inf_nan=False)
+    success: bool = False
+
+
+def read(model: type[M], raw: bytes) -> M:
+    """A body as a model; an empty one is an empty object. Raises `Refused` 400 that names the first wrong
+    field; a field that is null is one that was left out."""
+    try:
+        data = from_json(raw, allow_inf_nan=False) if raw else {}
+    except ValueError as error:
+        raise Refused(400, f"the body is not JSON: {error}") from None
+    return validated(model, data)
+
+
+def validated(model: type[M], data: object, *, within: str = "") -> M:
+    """`data` as a model; see `read`. `within`: the field that `data` is, e.g. `input[2]`."""
+    try:
+        return model.model_validate(present(data))
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_context=False)[0]
+        parts = [part for part in first["loc"] if not _BRANCH.fullmatch(str(part))]
+        place = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in parts)
+        param = f"{within}{place}".removeprefix(".")
+        why = first["msg"].removeprefix("Value error, ")
+        if first["type"] == "extra_forbidden":
+            why = "it is not supported; leave it out"
+        raise Refused(
+            400, f"{param or 'the body'}: {why} (it was {first['input']!r:.80})", param=param
+        ) from None
+
+
+def present(data: object) -> object:
+    """`data` without what is null."""
+    return {k: v for k, v in data.items() if v is not None} if isinstance(data, dict) else data
