@@ -31,9 +31,9 @@ import psutil
 from bench import kill
 from envs.browser.seats import Seat
 from envs.manager import EnvManager
-from envs.miniwob.env import MiniWobEnv
+from envs.miniwob.env import MiniWobEnv, place_of
 from envs.miniwob.expert import EXPERTS
-from envs.miniwob.spec import SPEC, make_item, place_of
+from envs.miniwob.spec import SPEC, make_item
 from envs.types import Item, Observation
 
 SETTLED_S = 3.0
