@@ -7,7 +7,7 @@ others (`envs/browser/seats.py`). Where the sites are and in what state, a `Venu
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from envs.browser.actions import Goto, NoAction, Stop, described, read_action
 from envs.browser.seats import Seat
@@ -70,6 +70,7 @@ class WebEnv:
         self._session: Session | None = None
         self._task: Task | None = None
         self._scene: Scene | None = None
+        self._page = ""
         self._did = "None"
 
     @property
@@ -124,6 +125,15 @@ class WebEnv:
         self._did = did
         return StepResult(await self._seen())
 
+    async def inspect(self, what: str) -> Any:
+        """See `envs/base.py`, `Inspectable`: `page`, as it was last seen; `sites` and `intent` of the task."""
+        if self._task is None:
+            raise RuntimeError("asked before reset")
+        known = {"page": self._page, "sites": list(self._task.sites), "intent": self._task.intent}
+        if what not in known:
+            raise ConfigError(f"a web task knows no {what!r}; it knows {', '.join(known)}")
+        return known[what]
+
     async def close(self) -> None:
         """End the episode, give the seat back and the sites."""
         await self._leave()
@@ -141,10 +151,11 @@ class WebEnv:
         assert self._session is not None
         assert self._scene is not None
         assert self._task is not None
-        page = await self._session.observe()
+        self._page = await self._session.observe()
         url = self._scene.sites.shown(self._session.url)
         return (
-            f"OBSERVATION:\n{page}\nURL: {url}\nOBJECTIVE: {self._task.intent}\nPREVIOUS ACTION: {self._did}"
+            f"OBSERVATION:\n{self._page}\nURL: {url}\nOBJECTIVE: {self._task.intent}\n"
+            f"PREVIOUS ACTION: {self._did}"
         )
 
     async def _judged(self, answer: str) -> StepResult:
