@@ -189,8 +189,8 @@ def measure(
     fleet: Fleet | None = None,
     kill: Callable[[random.Random], bool] | None = None,
 ) -> Outcome:
-    """Play `chains` of each item undisturbed, then with `kills`, on instances here or on `fleet`. `kill`: what
-    ends something, where it is not to be any process of the environment's or any server."""
+    """Play `chains` of each item undisturbed, then with `kills`, on instances here or on `fleet`. `kill`
+    ends something; by default any process of the environment's, or any server."""
     spec = get_env(env)
     if fleet is not None:
         spec = on_servers(spec, Servers(fleet.urls))

@@ -66,8 +66,7 @@ def check_agent(pipeline: Pipeline) -> None:
     Raises `ConfigError` for names that there are not, tools that the format cannot call or that lack a
     setting, an environment whose episodes nothing would judge, a judge that cannot be asked, settings that a
     program has no use for, and a warm-up without an expert, in another format than its own or of a program;
-    `MissingDependency` for what is
-    not installed.
+    `MissingDependency` for what is not installed.
     """
     agent = pipeline.agent
     specs = [get_env(name) for name in pipeline.data.envs]

@@ -70,8 +70,8 @@ class WebEnv:
         self._session: Session | None = None
         self._task: Task | None = None
         self._scene: Scene | None = None
-        self._did = "None"
         self._page = ""
+        self._did = "None"
 
     @property
     def alive(self) -> bool:
@@ -126,13 +126,13 @@ class WebEnv:
         return StepResult(await self._seen())
 
     async def inspect(self, what: str) -> Any:
-        """See `envs/base.py`, `Inspectable`: `page` (as last seen), `sites` and `intent` of the task."""
+        """See `envs/base.py`, `Inspectable`: `page`, as it was last seen; `sites` and `intent` of the task."""
         if self._task is None:
-            raise RuntimeError(f"{what!r} is asked before a reset")
-        facts = {"page": self._page, "sites": list(self._task.sites), "intent": self._task.intent}
-        if what not in facts:
-            raise ConfigError(f"a task of WebArena tells no {what!r}; it tells {', '.join(facts)}")
-        return facts[what]
+            raise RuntimeError("asked before reset")
+        known = {"page": self._page, "sites": list(self._task.sites), "intent": self._task.intent}
+        if what not in known:
+            raise ConfigError(f"a web task knows no {what!r}; it knows {', '.join(known)}")
+        return known[what]
 
     async def close(self) -> None:
         """End the episode, give the seat back and the sites."""
@@ -151,10 +151,11 @@ class WebEnv:
         assert self._session is not None
         assert self._scene is not None
         assert self._task is not None
-        page = self._page = await self._session.observe()
+        self._page = await self._session.observe()
         url = self._scene.sites.shown(self._session.url)
         return (
-            f"OBSERVATION:\n{page}\nURL: {url}\nOBJECTIVE: {self._task.intent}\nPREVIOUS ACTION: {self._did}"
+            f"OBSERVATION:\n{self._page}\nURL: {url}\nOBJECTIVE: {self._task.intent}\n"
+            f"PREVIOUS ACTION: {self._did}"
         )
 
     async def _judged(self, answer: str) -> StepResult:
