@@ -150,6 +150,7 @@ _MODULES: dict[str, str] = {
     "searchqa-mini": "envs.searchqa.data",
     "wiki-18": "envs.searchqa.data",
     "wiki-18-e5": "envs.searchqa.data",
+    "webarena-local": "envs.webarena_local.sites.data",
     "webshop": "envs.webshop.data",
     "webshop-full": "envs.webshop.data",
     "webshop-mini": "envs.webshop.data",

@@ -122,6 +122,7 @@ _MODULES = {
     "searchqa-mini": "envs.searchqa.mini",
     "textcraft": "envs.textcraft",
     "webarena": "envs.webarena.spec",
+    "webarena-local": "envs.webarena_local.env",
     "webshop": "envs.webshop.real",
     "webshop-mini": "envs.webshop.mini",
     "workspace": "envs.question_workspace",

@@ -351,6 +351,19 @@ def serve_retriever(
     )
 
 
+@app.command()
+def serve_sites(
+    port: Annotated[
+        int, typer.Option(min=1, max=65532, help="Of the shop; those of forum, forge and CMS follow.")
+    ] = 7770,
+) -> None:
+    """Serve a fresh copy of webarena-local's sites on this machine, to look around, until Ctrl-C."""
+    from envs.webarena_local.sites.data import WEBARENA_LOCAL
+    from envs.webarena_local.sites.tenant import serve_here
+
+    serve_here(WEBARENA_LOCAL.ready(), first_port=port, say=typer.echo)
+
+
 @data_app.command("list")
 def list_data() -> None:
     """List the data sets: whether they are here, what they weigh, what they are."""

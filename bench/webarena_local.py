@@ -1,0 +1,116 @@
+"""Whether every task of webarena-local can be done, and whether doing nothing is worth nothing.
+
+    python -m bench.webarena_local
+
+Prints one JSON object:
+
+- `tasks`, `solved`, `failed`: how many there are; those whose scripted player is worth 1; the numbers of
+  the others
+- `idle`: numbers of tasks that are worth more than 0 when nothing is done and the answer is wrong
+- `restore_s`: median and longest time from the old sites to fresh ones that answer
+- `reset_s`, `step_s`: medians of a whole reset, browser included, and of a step
+- `copy_mb`: memory of one copy that has shown a page of each site (PSS)
+"""
+
+import argparse
+import asyncio
+import json
+import statistics
+import time
+from dataclasses import dataclass, field
+
+import httpx
+import psutil
+
+from envs.registry import ExpertStep
+from envs.types import Item
+from envs.webarena.env import WebEnv
+from envs.webarena_local.env import expert, make, make_item
+from envs.webarena_local.sites.data import WEBARENA_LOCAL
+from envs.webarena_local.sites.tenant import LiveSites
+from envs.webarena_local.venue import tasks
+
+WRONG = "I do not know"
+RESTORES = 10
+
+
+@dataclass(slots=True)
+class Times:
+    """Seconds."""
+
+    resets: list[float] = field(default_factory=list)
+    steps: list[float] = field(default_factory=list)
+
+
+async def play(env: WebEnv, item: Item, steps: list[ExpertStep], times: Times) -> float:
+    """The sum of rewards; 0 where a player does not find what it looks for."""
+    started = time.perf_counter()
+    seen = await env.reset(item)
+    times.resets.append(time.perf_counter() - started)
+    total = 0.0
+    for step in steps:
+        try:
+            action = step.after(seen)
+        except LookupError:
+            return 0.0
+        started = time.perf_counter()
+        result = await env.step(action)
+        times.steps.append(time.perf_counter() - started)
+        seen, total = result.observation, total + result.reward
+        if result.terminated:
+            break
+    return total
+
+
+async def restores() -> tuple[list[float], float]:
+    """Seconds of each, and megabytes of a copy that has shown a page of each site."""
+    sites, seconds = LiveSites(WEBARENA_LOCAL.ready()), []
+    addresses = await sites.restored()
+    async with httpx.AsyncClient(timeout=30, trust_env=False, follow_redirects=True) as client:
+        for _ in range(RESTORES):
+            started = time.perf_counter()
+            addresses = await sites.restored()
+            (await client.get(addresses["cms"])).raise_for_status()
+            seconds.append(time.perf_counter() - started)
+        for address in addresses.values():
+            (await client.get(address)).raise_for_status()
+    assert sites.pid is not None
+    memory = psutil.Process(sites.pid).memory_full_info().pss / 1e6
+    await sites.close()
+    return seconds, memory
+
+
+async def measure(numbers: list[int]) -> dict[str, object]:
+    """See the docstring of this file."""
+    times, env = Times(), make()
+    failed, idle = [], []
+    for number in numbers:
+        item = make_item(number)
+        if await play(env, item, list(expert(item)), times) < 1.0:
+            failed.append(number)
+        if await play(env, item, [ExpertStep("", f"stop [{WRONG}]")], Times()) > 0.0:
+            idle.append(number)
+    await env.close()
+    seconds, memory = await restores()
+    return {
+        "tasks": len(numbers),
+        "solved": len(numbers) - len(failed),
+        "failed": failed,
+        "idle": idle,
+        "restore_s": [round(statistics.median(seconds), 2), round(max(seconds), 2)],
+        "reset_s": round(statistics.median(times.resets), 2),
+        "step_s": round(statistics.median(times.steps), 2),
+        "copy_mb": round(memory),
+    }
+
+
+def main() -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(description="Every task of webarena-local, done and not done")
+    parser.add_argument("--every", type=int, default=1, help="take one task of so many")
+    arguments = parser.parse_args()
+    print(json.dumps(asyncio.run(measure(list(tasks())[:: arguments.every]))))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""The kinds of page that the CMS has."""

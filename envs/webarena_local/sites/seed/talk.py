@@ -1,0 +1,116 @@
+"""The forum in words: forums, threads with their first posts, and what others answer."""
+
+FORUMS: dict[str, tuple[tuple[str, str], ...]] = {
+    "Town": (
+        ("Announcements and Events", "What happens this month, and where."),
+        ("Buy, Sell, Swap", "Used things looking for a home."),
+        ("Getting Around", "Buses, bicycles, ferries and roads."),
+    ),
+    "Making": (
+        ("Woodworking", "Saws, planes and glue."),
+        ("Baking and Cooking", "Bread first, then everything else."),
+        ("Home Computing", "Old laptops, small servers, quiet networks."),
+    ),
+}
+
+THREADS: dict[str, tuple[str, ...]] = {
+    "Announcements and Events": (
+        "Winter market moves to the boat shed",
+        "Library evening: maps of the old harbour",
+        "Repair day on the second Saturday",
+        "Choir looks for two tenors",
+        "Open rehearsal of the brass band",
+        "Clean-up of the north beach",
+        "Night of the stars at the lighthouse",
+        "Chess in the park starts again",
+        "Spring fair: who brings tables?",
+        "Film club votes on its next season",
+        "Flood warning exercise on Thursday",
+    ),
+    "Buy, Sell, Swap": (
+        "Selling a child's bicycle, 20 inch",
+        "Wanted: glass jars with lids",
+        "Swap: tomato seedlings for herbs",
+        "Free moving boxes, about thirty",
+        "Selling a treadle sewing machine",
+        "Wanted: second-hand kayak paddle",
+        "Piano to give away, ground floor",
+        "Selling two storm lanterns",
+        "Swap: winter tyres 15 inch",
+        "Wanted: old nautical charts",
+        "Selling a slide projector",
+    ),
+    "Getting Around": (
+        "Bus line 7 ends at the hospital now",
+        "Is the coastal path open after the storm?",
+        "Ferry timetable for the summer",
+        "Best lock for a cargo bike",
+        "Car sharing to the airport",
+        "Potholes in Mill Lane",
+        "Night bus: who would use it?",
+        "Where to park near the fish market",
+        "Bicycle counter on the bridge",
+        "Train tickets: day pass or ten rides?",
+        "Walking to school in the dark",
+    ),
+    "Woodworking": (
+        "First hand plane: which one?",
+        "Dovetails that do not gape",
+        "Oil or wax for a kitchen table",
+        "A quiet saw for a flat",
+        "Where to buy ash boards",
+        "Sharpening without a grinder",
+        "My bench wobbles",
+        "Gluing oak outdoors",
+        "Small lathe in a cellar",
+        "Spoon carving for beginners",
+        "Shelf pins: drill or groove?",
+    ),
+    "Baking and Cooking": (
+        "Rye starter smells of vinegar",
+        "Cold oven bread: does it rise?",
+        "What to do with ten kilos of apples",
+        "Fish soup without cream",
+        "Cast iron: soap or no soap",
+        "Flat croissants again",
+        "Pressure cooker for beans",
+        "Gluten free pancakes that hold",
+        "Salted lemons, how long?",
+        "Pizza on a camping stove",
+        "Knife for bread and nothing else",
+    ),
+    "Home Computing": (
+        "Old laptop as a file server",
+        "Backups that I really test",
+        "Wi-Fi through a stone wall",
+        "Printer prints only on Tuesdays",
+        "Which password manager?",
+        "Weather station on a small board",
+        "Fan noise in a small server",
+        "Mail server at home: worth it?",
+        "Keyboard for long evenings",
+        "Mesh or cable to the attic",
+        "Scanning forty years of photographs",
+    ),
+}
+
+OPENINGS = (
+    "Before I decide I would like to hear from somebody who knows: {subject}. What should I look out for?",
+    "A short note on this: {subject}. Details below, questions are welcome.",
+    "I have read what there is in the older threads and am none the wiser: {subject}. Who has tried it?",
+    "Posting this for a neighbour who has no account: {subject}. I pass on all answers.",
+)
+ANSWERS = (
+    "I did the same last year and would do it again.",
+    "Ask at the {place} in {street}, they helped me within a day.",
+    "That depends on how much time you have. I needed about {number} hours.",
+    "Please mind the rules of the house: one offer per thread.",
+    "Not convinced. In my case it cost {number} euros and brought nothing.",
+    "Thanks, that is what I wanted to know.",
+    "My grandmother always said: measure twice. She was right.",
+    "I can lend you mine for a week, send me a message.",
+    "Has anybody tried it in winter?",
+    "Around {number} people that I know would join.",
+)
+SHOPS = ("hardware store", "library", "bakery", "bicycle shop", "harbour office")
+STREETS = ("Mill Lane", "Quay Road", "Alder Street", "Church Square", "Tidewater Row")
