@@ -145,7 +145,10 @@ class DataSet:
         return digest.hexdigest()
 
 
-_MODULES: dict[str, str] = {}
+_MODULES: dict[str, str] = {
+    "alfworld": "envs.alfworld.data",
+    "alfworld-mini": "envs.alfworld.data",
+}
 """Data set → module with `DATA_SETS`, a tuple in which it is."""
 
 
