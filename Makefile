@@ -35,6 +35,8 @@ $(STAMP): pyproject.toml constraints.txt overrides.txt
 	headers="$$(.venv/bin/python -c 'import sysconfig; print(sysconfig.get_path("include"))')"; \
 	if command -v cc >/dev/null && [ -f "$$headers/Python.h" ]; then extras=dev,adapters; else extras=dev; \
 	  echo "no C compiler, or no headers of Python: reasoning-gym, which needs them, is left out"; fi; \
+	if command -v c++ >/dev/null; then extras=$$extras,alfworld; else \
+	  echo "no C++ compiler: ALFWorld, whose planner needs one, is left out"; fi; \
 	export UV_FIND_LINKS="$${UV_FIND_LINKS:-$${PIP_FIND_LINKS// /,}}"; \
 	.venv/bin/uv pip install --quiet --compile-bytecode --python .venv/bin/python \
 	  --constraint constraints.txt --overrides overrides.txt --editable ".[$$extras]"; \

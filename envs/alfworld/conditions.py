@@ -1,8 +1,8 @@
 """How much of a task is done: the goal conditions that ALFWorld counts (`alfworld/env/tasks.py`), on facts.
 
-Upstream counts them in the simulator of the house, where TextWorld's games have none; here they are counted on the
-same facts in PDDL, so that their rate is known in text, too. A condition is met or not at this moment; that an
-object was heated stays met, as upstream remembers it, though it may be cooled again.
+Upstream counts them in the simulator of the house, where TextWorld's games have none; here they are counted
+on the same facts in PDDL, so that their rate is known in text, too. A condition is met or not at this
+moment; that an object was heated stays met, as upstream remembers it, though it may be cooled again.
 """
 
 from collections.abc import Collection
@@ -27,14 +27,17 @@ class Progress:
         self._treated: set[str] = set()
 
     def met(self, facts: Collection[Fact]) -> tuple[int, int]:
-        """(conditions that are met, conditions that there are); to be told of the facts after every action."""
+        """(conditions that are met, conditions that there are); to be told of the facts after every
+        action."""
         task = self._task
         targets = {o for p, o, *t in facts if p == "objecttype" and t == [f"{task.object.lower()}type"]}
         if task.type == "look_at_obj_in_light":
             return self._lit(facts, targets), 2
         wanted = f"{task.receptacle.lower()}type"
         receptacles = {r for p, r, *t in facts if p == "receptacletype" and t == [wanted]}
-        placed = [(f[1], f[2]) for f in facts if f[0] == "inreceptacle" and f[1] in targets and f[2] in receptacles]
+        placed = [
+            (f[1], f[2]) for f in facts if f[0] == "inreceptacle" and f[1] in targets and f[2] in receptacles
+        ]
         if task.type == "pick_and_place_simple":
             return int(bool(placed)), 1
         if task.type == "pick_two_obj_and_place":

@@ -1,7 +1,7 @@
 """ALFWorld's data sets: upstream's games, which are a download, and those that are made here.
 
-The files are those of `alfworld-download` in alfworld 0.4.2 but for the pictures' detector; sizes are those that
-GitHub lists, checksums upstream does not tell.
+The files are those of `alfworld-download` in alfworld 0.4.2 but for the pictures' detector; sizes are those
+that GitHub lists, checksums upstream does not tell.
 """
 
 from envs.alfworld.mini.make import GAMES as MINI
@@ -19,7 +19,7 @@ def _archive(place: str, size: int) -> DataFile:
 
 GAMES = DataSet(
     name="alfworld",
-    about="ALFWorld's games (Shridhar et al. 2021; MIT): json_2.1.1's tasks, and json_2.1.2's games for TextWorld",
+    about="ALFWorld's games (Shridhar et al. 2021, MIT): json_2.1.1, with json_2.1.2's games for TextWorld",
     holds=(f"{ROOT}/train", f"{ROOT}/valid_seen", f"{ROOT}/valid_unseen"),
     files=(
         _archive("0.2.2/json_2.1.1_json.zip", 72_018_818),  # traj_data.json

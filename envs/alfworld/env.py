@@ -10,12 +10,12 @@ from envs.errors import ConfigError
 from envs.types import Item, StepResult
 
 INSTRUCTIONS = """\
-You are in a house and have a task. Every round you are told what you see and which actions there are now, and you \
-answer with your thought and one of these actions, word for word. You stand in the middle of the room at first: "go \
-to" a place to see what is on it; a closed one must be opened to see what is in it. You can carry one object: "take" \
-it where you find it, "move" it to a place. Objects are heated with a microwave, cooled with a fridge and cleaned with \
-a sinkbasin while you carry them and stand there; "use" turns on a lamp. If you are told "Nothing happens", the action \
-was not possible. Answer in this form:
+You are in a house and have a task. Every round you are told what you see and which actions there are now, \
+and you answer with your thought and one of these actions, word for word. You stand in the middle of the \
+room at first: "go to" a place to see what is on it; a closed one must be opened to see what is in it. You \
+can carry one object: "take" it where you find it, "move" it to a place. Objects are heated with a \
+microwave, cooled with a fridge and cleaned with a sinkbasin while you carry them and stand there; "use" \
+turns on a lamp. If you are told "Nothing happens", the action was not possible. Answer in this form:
 Thought: your reasoning
 Action: your next action"""
 
@@ -55,8 +55,8 @@ class AlfWorldEnv:
         )
 
     async def inspect(self, what: str) -> Any:
-        """`observation` (without the list of actions), `available_actions`, or `task_type` (`<task>/<trial>`), as
-        AgentGym's clients read them."""
+        """`observation` (without the list of actions), `available_actions`, or `task_type`
+        (`<task>/<trial>`), as AgentGym's clients read them."""
         if self._seen is None or self._game is None:
             raise RuntimeError(f"{what!r} is asked before a reset")
         facts = {

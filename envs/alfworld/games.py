@@ -28,6 +28,9 @@ TASK_TYPES = (
 )
 """ALFWorld's six, in its order."""
 
+ROOMS = ("kitchen", "livingroom", "bedroom", "bathroom")
+"""By hundreds of a scene's number, of which 0 and 2 to 4 are used."""
+
 TRAJECTORY, GAME, PROBLEM = "traj_data.json", "game.tw-pddl", "initial_state.pddl"
 
 
@@ -61,8 +64,8 @@ class Game:
 def read_game(folder: Path, *, mend: str) -> Game:
     """The game in `folder`; `mend` is the command that brings it again.
 
-    Raises `MissingDependency` for files that are not there, `ConfigError` for damaged ones: both name the file,
-    what was expected, and `mend`.
+    Raises `MissingDependency` for files that are not there, `ConfigError` for damaged ones: both name the
+    file, what was expected, and `mend`.
     """
     file = folder / GAME
     task = _task(_json(folder / TRAJECTORY, mend=mend), folder / TRAJECTORY, mend=mend)
@@ -81,14 +84,21 @@ def read_game(folder: Path, *, mend: str) -> Game:
     )
 
 
+def facts_of(task_folder: str) -> dict[str, str]:
+    """What the name of a task's folder tells, e.g. of `pick_and_place_simple-Mug-None-Desk-301`: type and
+    room."""
+    scene = int(task_folder.rpartition("-")[2])
+    return {"task": task_folder.partition("-")[0], "room": ROOMS[max(0, scene // 100 - 1)]}
+
+
 def is_solvable(file: Path, *, mend: str) -> bool:
     """Whether upstream solved the game in a `game.tw-pddl`; raises as `read_game` does."""
     return bool(_json(file, mend=mend).get("solvable"))
 
 
 def _unsaid(file: Path, *, name: str, task: Task) -> Game:
-    """A game of which there is only the problem: with the package's rules and sentences. Of a task's two templates
-    upstream draws one at random where it makes such games; here the name of the game decides."""
+    """A game of which there is only the problem: with the package's rules and sentences. Of a task's two
+    templates upstream draws one at random where it makes such games; here the name of the game decides."""
     variant = hashlib.sha256(name.encode()).digest()[0]
     return Game(
         name=name,

@@ -1,7 +1,8 @@
 """One live house: a game in TextWorld, as text in and text out. Blocking; one thread at a time may call.
 
-TextWorld's parser and planner keep state of their own that all instances of a process share: a process plays one
-game at a time. The planner's library is loaded once for a process and used again by the next house.
+TextWorld's parser and planner keep state of their own that all instances of a process share: a process
+plays one game at a time. The planner's library is loaded once for a process and used again by the next
+house.
 """
 
 import re
@@ -19,7 +20,8 @@ MAX_ACTION_LENGTH = 200
 _PUT = re.compile(r"^put (.+?) (?:in/on|in|on|into|onto) (.+)$")
 _ARRIVAL = re.compile(r"^You arrive at [^.]*\. ")
 _free: list[Any] = []
-"""Games of this process that nobody plays; each has a copy of the planner's library, which is never unloaded."""
+"""Games of this process that nobody plays; each has a copy of the planner's library, which is never
+unloaded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +48,10 @@ class House:
                 {"pddl_domain": game.domain, "pddl_problem": game.problem, "grammar": game.grammar}
             )
             state = self._live.reset()
-        except (Exception, SystemExit) as error:  # the translator ends the program where it cannot read a problem
+        except (
+            Exception,
+            SystemExit,
+        ) as error:  # the translator ends the program where it cannot read a problem
             raise ConfigError(
                 f"{game.file}: TextWorld cannot read this game ({type(error).__name__}: {str(error)[:200]})"
             ) from error
@@ -68,7 +73,7 @@ class House:
     def _command(self, action: str) -> str:
         words = " ".join(action.split())[:MAX_ACTION_LENGTH]
         if words not in self._commands:
-            # ALFWorld said `put a in/on b` until 0.3.5, and says `move a to b` since; a game knows one of them.
+            # ALFWorld said `put a in/on b` until 0.3.5 and says `move a to b` since; a game knows one of them.
             put = _PUT.match(words)
             if put is not None and f"move {put[1]} to {put[2]}" in self._commands:
                 return f"move {put[1]} to {put[2]}"
@@ -76,5 +81,7 @@ class House:
 
     def _seen(self, state: Any, text: str) -> Seen:
         self._commands = list(state.admissible_commands)
-        facts = [(fact.name.lower(), *(argument.name for argument in fact.arguments)) for fact in state["_facts"]]
+        facts = [
+            (fact.name.lower(), *(argument.name for argument in fact.arguments)) for fact in state["_facts"]
+        ]
         return Seen(text.strip(), self._commands, bool(state.won), self._progress.met(facts))

@@ -1,8 +1,9 @@
 """The environment `alfworld`: upstream's games, numbered as in AgentGym.
 
-Item `alfworld_N` for N below 2620 is AgentGym's game N (`agentenv-alfworld/configs/mappings_*.json`, WooooDyy/AgentGym):
-2,420 of the folder `train`, 200 of `valid_train`, its test games. From 2620 on come the games that AgentGym leaves
-out: those of `valid_seen`, `valid_unseen` and the rest of `train`, sorted by name.
+Item `alfworld_N` for N below 2620 is AgentGym's game N (`agentenv-alfworld/configs/mappings_*.json`,
+WooooDyy/AgentGym): 2,420 of the folder `train`, 200 of `valid_train`, its test games. From 2620 on come the
+games that AgentGym leaves out: those of `valid_seen`, `valid_unseen` and the rest of `train`, sorted by
+name.
 """
 
 import hashlib
@@ -15,7 +16,7 @@ from pathlib import Path
 from envs.alfworld.data import GAMES, ROOT
 from envs.alfworld.env import INSTRUCTIONS, maker
 from envs.alfworld.expert import spoken
-from envs.alfworld.games import GAME, TASK_TYPES, TRAJECTORY, Game, is_solvable, read_game
+from envs.alfworld.games import GAME, TASK_TYPES, TRAJECTORY, Game, facts_of, is_solvable, read_game
 from envs.alfworld.upstream import MAX_EPISODES, PACKAGES, PRELOAD
 from envs.errors import ConfigError
 from envs.files import write_atomically
@@ -48,7 +49,9 @@ def solvable_games() -> Mapping[str, bool]:
     """
     root = GAMES.ready()
     found = dict(_listed(root / ROOT))
-    key = hashlib.sha256("\n".join(f"{name} {size}" for name, (_, size) in found.items()).encode()).hexdigest()
+    key = hashlib.sha256(
+        "\n".join(f"{name} {size}" for name, (_, size) in found.items()).encode()
+    ).hexdigest()
     index = root / INDEX
     try:
         stored = json.loads(index.read_text())
@@ -87,8 +90,7 @@ def make_item(index: int) -> Item:
     if not 0 <= index < len(names()):
         raise ConfigError(f"alfworld has {len(names())} items; there is no 'alfworld_{index}'")
     part, task, _ = names()[index].split("/")
-    metadata = {"task": task.split("-")[0], "part": part, "room": int(task.rpartition("-")[2])}
-    return Item(item_id=f"{NAME}_{index}", env=NAME, metadata=metadata)
+    return Item(item_id=f"{NAME}_{index}", env=NAME, metadata={**facts_of(task), "part": part})
 
 
 def read(index: int) -> Game:
@@ -98,9 +100,9 @@ def read(index: int) -> Game:
 
 
 def split(seed: int) -> Split:
-    """Training: the games of `train` that upstream solved, 3,553 of them. Test: those of `valid_seen` (140) and
-    `valid_unseen` (134), and AgentGym's 200 of `valid_train`; metadata's `part` tells them apart. It is the same for
-    every seed, as it is upstream."""
+    """Training: the games of `train` that upstream solved, 3,553 of them. Test: those of `valid_seen` (140)
+    and `valid_unseen` (134), and AgentGym's 200 of `valid_train`; metadata's `part` tells them apart. It is
+    the same for every seed, as it is upstream."""
     with SPEC.using():
         items = [make_item(index) for index in range(len(names()))]
         solved = solvable_games()
@@ -111,8 +113,8 @@ def split(seed: int) -> Split:
 
 
 def expert(item: Item) -> Sequence[ExpertStep]:
-    """The walkthrough that upstream stored with the game; empty where it stored none, or one in the names of the
-    planner, which the game does not know."""
+    """The walkthrough that upstream stored with the game; empty where it stored none, or one in the names
+    of the planner, which the game does not know."""
     walkthrough = read(item.index).walkthrough
     return [] if any("_bar_" in command for command in walkthrough) else spoken(walkthrough)
 

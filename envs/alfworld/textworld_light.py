@@ -1,7 +1,8 @@
-"""TextWorld without what our games do not need; importing this module costs a second, and is worth preloading.
+"""TextWorld without what our games do not need; importing this module costs a second, and is worth
+preloading.
 
-Three things are done to it, none of which changes a word of what a game says (`tests/test_alfworld.py` holds it
-against TextWorld as it is):
+Three things are done to it, none of which changes a word of what a game says (`tests/test_alfworld.py`
+holds it against TextWorld as it is):
 
 - `jericho`, which plays Z-machine files and brings spaCy, need not be installed.
 - The sentences and queries of a grammar are parsed once, not at every step: a step takes a third of the time.
@@ -21,7 +22,8 @@ from typing import Any
 from envs.alfworld.upstream import package_folder
 
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # numpy's own threads would keep the nursery from forking
-os.environ.setdefault("ALFWORLD_DATA", str(package_folder()))  # else importing alfworld makes a folder at home
+# Else importing alfworld makes a folder at home.
+os.environ.setdefault("ALFWORLD_DATA", str(package_folder()))
 
 
 class _UnsupportedGameWarning(UserWarning): ...
@@ -80,7 +82,8 @@ logic.fast_downward = SimpleNamespace(**{**vars(fast_downward), "pddl2sas": _for
 
 @contextmanager
 def planner() -> Iterator[Any]:
-    """A game whose states tell the planner's plan (`policy_commands`); nothing else is to be loaded meanwhile."""
+    """A game whose states tell the planner's plan (`policy_commands`); nothing else is to be loaded
+    meanwhile."""
     logic.fast_downward.pddl2sas = _for_plans
     try:
         yield AlfredDemangler(PddlEnv(EnvInfos(won=True, admissible_commands=True, policy_commands=True)))

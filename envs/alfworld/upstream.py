@@ -1,7 +1,7 @@
 """What the `alfworld` package ships, read where it lies: its logic, its tables, its floor plans.
 
-The package itself is not imported, for that makes a folder in the user's home and brings the learning agents' code
-into reach; its tables are plain modules without imports.
+The package itself is not imported, for that makes a folder in the user's home and brings the learning
+agents' code into reach; its tables are plain modules without imports.
 """
 
 import json
@@ -12,7 +12,7 @@ from typing import Any
 
 from envs.errors import MissingDependency
 
-INSTALL = "uv pip install -e '.[alfworld]'"
+INSTALL = "pip install alfworld==0.4.2 textworld==1.7.0 fast-downward-textworld==20.6.4"
 PACKAGES = ("alfworld", "textworld", "fast-downward-textworld")
 
 
@@ -51,7 +51,8 @@ def goal_library() -> Any:
 
 @cache
 def floor_plan(number: int) -> tuple[list[str], dict[str, list[float]]]:
-    """(types of objects in a room, receptacles with a known place → x, z, rotation and tilt of who stands there)"""
+    """(types of objects in a room, receptacles with a known place → x, z, rotation and tilt of who stands
+    there)"""
     layouts = package_folder() / "gen" / "layouts"
     objects = json.loads((layouts / f"FloorPlan{number}-objects.json").read_text())
     places = json.loads((layouts / f"FloorPlan{number}-openable.json").read_text())

@@ -1,7 +1,8 @@
 """Which games there are: for each number a room, its objects and a task that is not yet done.
 
-Rooms are upstream's split of its scenes: `train` and `seen` games are in its training scenes, `unseen` ones in its
-test scenes, which no other game is in. A `seen` game has a task that its room has in no training game.
+Rooms are upstream's split of its scenes: `train` and `seen` games are in its training scenes, `unseen` ones
+in its test scenes, which no other game is in. A `seen` game has a task that its room has in no training
+game.
 """
 
 import random
@@ -14,7 +15,7 @@ from envs.alfworld.mini.problem import problem
 from envs.alfworld.mini.rooms import LAMP, Filled, Room, fill, pickupable_types, room
 from envs.alfworld.upstream import constants
 
-GAMES = {"train": 180, "seen": 42, "unseen": 42}
+GAMES = {"train": 150, "seen": 30, "unseen": 30}
 """Games of each part, of each task type a sixth; numbered in this order."""
 
 FOLDERS = {"train": "train", "seen": "valid_seen", "unseen": "valid_unseen"}
@@ -45,7 +46,8 @@ class Draft:
 
     @property
     def folder(self) -> str:
-        """Within the data set, as upstream names them: task, object, movable receptacle, place or lamp, scene."""
+        """Within the data set, as upstream names them: task, object, movable receptacle, place or lamp,
+        scene."""
         task = self.task
         place = task.lamp or task.receptacle
         name = f"{task.type}-{task.object}-None-{place}-{self.filled.room.number}"

@@ -62,7 +62,7 @@ def _trajectory(draft: Draft) -> dict[str, Any]:
 
 GAMES = DataSet(
     name="alfworld-mini",
-    about="264 games in ALFWorld's format, made from the floor plans, rules and sentences of the package alfworld (MIT)",
+    about="210 games in ALFWorld's format, made from what the package alfworld ships (MIT)",
     holds=("train", "valid_seen", "valid_unseen"),
     make=make,
     made_with=PACKAGES[:1],

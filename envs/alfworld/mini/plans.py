@@ -2,9 +2,9 @@
 
     nice python -m envs.alfworld.mini.plans
 
-writes the file again, bit by bit, in some fifteen minutes: it is why the games themselves are made in seconds, and
-never played unsolved. A line is `{"game", "problem", "plan"}`: a folder, the hash of the problem that was solved, and
-the commands, null where the planner found none.
+writes the file again, bit by bit, in some fifteen minutes: it is why the games themselves are made in
+seconds, and never played unsolved. A line is `{"game", "problem", "plan"}`: a folder, the hash of the
+problem that was solved, and the commands, null where the planner found none.
 """
 
 import hashlib

@@ -1,6 +1,7 @@
 """A filled room and a task as a problem in PDDL.
 
-The order and the parts are those of upstream's `initial_state.pddl`; so is the way in which names are spelt in PDDL.
+The order and the parts are those of upstream's `initial_state.pddl`; so is the way in which names are spelt
+in PDDL.
 """
 
 from collections.abc import Iterable
@@ -44,11 +45,15 @@ def _facts(filled: Filled) -> Iterable[str]:
         held = sorted(here & set(table.VAL_RECEPTACLE_OBJECTS[receptacle]))
         yield from (f"(canContain {receptacle}Type {kind}Type)" for kind in held)
     yield from (f"(pickupable {one.name})" for one in objects if one.type in pickupable)
-    yield from (f"(isReceptacleObject {one.name})" for one in objects if one.type in table.MOVABLE_RECEPTACLES)
+    yield from (
+        f"(isReceptacleObject {one.name})" for one in objects if one.type in table.MOVABLE_RECEPTACLES
+    )
     yield from (f"(openable {one.name})" for one in room.receptacles if one.type in table.OPENABLE_CLASS_LIST)
     yield f"(atLocation agent1 {room.start})"
     for predicate in ("cleanable", "heatable", "coolable", "toggleable", "sliceable"):
-        yield from (f"({predicate} {one.name})" for one in objects if one.type in able[predicate.capitalize()])
+        yield from (
+            f"({predicate} {one.name})" for one in objects if one.type in able[predicate.capitalize()]
+        )
     yield from (f"(inReceptacle {what} {where})" for what, where in filled.inside.items())
     yield from (f"(receptacleAtLocation {one.name} {one.location})" for one in room.receptacles)
     yield from (f"(objectAtLocation {one.name} {one.location})" for one in objects)

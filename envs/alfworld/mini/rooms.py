@@ -1,8 +1,8 @@
 """A room's receptacles and objects, from its floor plan: where upstream has an Unity scene, a draw by a seed.
 
-Receptacles are the room's own, the same in each of its games: those whose place the floor plan tells stand there, the
-others (a toaster, the burners of a stove) somewhere within reach. Objects are drawn for each game: of each type
-that the floor plan tells, one to three, each in a receptacle that may contain it.
+Receptacles are the room's own, the same in each of its games: those whose place the floor plan tells stand
+there, the others (a toaster, the burners of a stove) somewhere within reach. Objects are drawn for each
+game: of each type that the floor plan tells, one to three, each in a receptacle that may contain it.
 """
 
 import random
@@ -31,7 +31,8 @@ class Thing:
     name: str
     """As upstream's simulator names it, e.g. `Mug|+01.84|+01.63|+00.54`."""
     location: str
-    """Where one stands to reach it, e.g. `loc|4|1|1|-30`: x and z in steps of 25 cm, quarter turns, tilt in degrees."""
+    """Where one stands to reach it, e.g. `loc|4|1|1|-30`: x and z in steps of 25 cm, quarter turns, tilt in
+    degrees."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +101,9 @@ def room(number: int) -> Room:
             receptacles.append(Thing(kind, name, _location(x, z, rotation, 45)))
     reached = {one.location for one in receptacles}
     starts = [_location(x, z, rotation, 30) for x, z in points for rotation in (0, 90, 180, 270)]
-    return Room(number, receptacles, sorted(types), chance.choice([one for one in starts if one not in reached]))
+    return Room(
+        number, receptacles, sorted(types), chance.choice([one for one in starts if one not in reached])
+    )
 
 
 def fill(room: Room, chance: random.Random) -> Filled:

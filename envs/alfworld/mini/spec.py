@@ -5,7 +5,7 @@ from functools import cache
 
 from envs.alfworld.env import INSTRUCTIONS, maker
 from envs.alfworld.expert import spoken
-from envs.alfworld.games import Game, read_game
+from envs.alfworld.games import Game, facts_of, read_game
 from envs.alfworld.mini.make import GAMES
 from envs.alfworld.mini.plans import plans
 from envs.alfworld.upstream import MAX_EPISODES, PACKAGES, PRELOAD
@@ -15,7 +15,8 @@ from envs.types import Item
 
 NAME = "alfworld-mini"
 PARTS = {"train": "train", "valid_seen": "seen", "valid_unseen": "unseen"}
-"""Folder → what it is of: games of the training rooms that are trained on or not, and games of other rooms."""
+"""Folder → what it is of: games of the training rooms that are trained on or not, and games of other
+rooms."""
 
 
 @cache
@@ -28,8 +29,7 @@ def make_item(index: int) -> Item:
     if not 0 <= index < len(_folders()):
         raise ConfigError(f"alfworld-mini has {len(_folders())} items; there is no 'alfworld-mini_{index}'")
     part, task, _ = _folders()[index].split("/")
-    metadata = {"task": task.split("-")[0], "part": PARTS[part], "room": int(task.rpartition("-")[2])}
-    return Item(item_id=f"{NAME}_{index}", env=NAME, metadata=metadata)
+    return Item(item_id=f"{NAME}_{index}", env=NAME, metadata={**facts_of(task), "part": PARTS[part]})
 
 
 def read(index: int) -> Game:
@@ -39,8 +39,8 @@ def read(index: int) -> Game:
 
 
 def split(seed: int) -> Split:
-    """All games that the planner solved: those of the folder `train`, and those of the two others. It is the same
-    for every seed, as it is upstream."""
+    """All games that the planner solved: those of the folder `train`, and those of the two others. It is
+    the same for every seed, as it is upstream."""
     items = [make_item(index) for index in range(len(_folders()))]
     return Split(
         train=[item for item in items if item.metadata["part"] == "train"],
