@@ -2,12 +2,14 @@
 
     python -m bench.kill textcraft --kills 50
     python -m bench.kill sciworld --kills 50
+    python -m bench.kill alfworld-mini --kills 20 --items 6
     python -m bench.kill textcraft --kills 50 --servers 2
 
 A scripted sampler plays items twice, undisturbed and with kills among its turns, each of a process chosen
-at random: TextCraft's and BabyAI's instances are given a process each, ScienceWorld's JVMs are its own. With
-`--servers` the instances live on so many HTTP servers, and these are killed, and started again at once.
-Half of the chains solve their item, half give up before the end. Prints one JSON object:
+at random: TextCraft's and BabyAI's instances are given a process each, ALFWorld's have one, ScienceWorld's
+JVMs are its own. With `--servers` the instances live on so many HTTP servers, and these are killed, and
+started again at once. Half of the chains solve their item, half give up before the end. Prints one JSON
+object:
 
 - `kills`: processes killed
 - `episodes`, `solved`: of the undisturbed play

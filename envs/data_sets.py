@@ -154,6 +154,8 @@ _MODULES: dict[str, str] = {
     "webshop": "envs.webshop.data",
     "webshop-full": "envs.webshop.data",
     "webshop-mini": "envs.webshop.data",
+    "alfworld": "envs.alfworld.data",
+    "alfworld-mini": "envs.alfworld.data",
 }
 """Data set → module with `DATA_SETS`, a tuple in which it is."""
 

@@ -114,6 +114,8 @@ class EnvSpec:
 
 
 _MODULES = {
+    "alfworld": "envs.alfworld.real",
+    "alfworld-mini": "envs.alfworld.mini.spec",
     "babyai": "envs.babyai",
     "miniwob": "envs.miniwob.spec",
     "question": "envs.question",
