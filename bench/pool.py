@@ -55,12 +55,14 @@ async def measure(spec: EnvSpec, *, live: int, turns: int, pairs: int) -> Result
     await warm.close()
     envs = EnvManager([spec], capacity=live)
     ready, done = asyncio.Barrier(live + 1), asyncio.Barrier(live + 1)
+    go = asyncio.Event()
     memory = await asyncio.to_thread(_memory)
 
     async def user(item: Item) -> None:
         async with envs.lease(spec.name) as env:
             await env.reset(item)
             await ready.wait()
+            await go.wait()
             await _steps(env, turns=turns)
             await done.wait()
 
@@ -73,6 +75,7 @@ async def measure(spec: EnvSpec, *, live: int, turns: int, pairs: int) -> Result
         held = envs.metrics[spec.name].live
         memory_each = (await asyncio.to_thread(_memory) - memory) / live
         cpu_before = _cpu_s()
+        go.set()
         await done.wait()
         step_cpu = _cpu_s() - cpu_before
     metrics = envs.metrics[spec.name]

@@ -331,7 +331,7 @@ def test_specs_are_had_without_the_packages() -> None:
         "            raise ModuleNotFoundError(name)\n"
         "sys.meta_path.insert(0, Hidden())\n"
         "from envs.registry import get_env\n"
-        "print(get_env('alfworld').name, len(get_env('alfworld-mini').split(0).train))\n"
+        "print(get_env('alfworld').name, get_env('alfworld-mini').split(0).train[0].item_id)\n"
     )
     said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert said.stdout.split() == ["alfworld", "150"]
+    assert said.stdout.split() == ["alfworld", "alfworld-mini_0"]

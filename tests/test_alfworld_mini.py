@@ -16,7 +16,7 @@ from envs.alfworld.mini.drafts import GAMES as COUNTS
 from envs.alfworld.mini.drafts import drafts
 from envs.alfworld.mini.make import make
 from envs.alfworld.mini.plans import fingerprint, plans
-from envs.alfworld.mini.spec import make_item, split
+from envs.alfworld.mini.spec import make_item, read, split
 from envs.alfworld.upstream import constants
 from envs.errors import ConfigError
 from envs.registry import get_env
@@ -40,23 +40,24 @@ print(digest.hexdigest())
 """
 
 
-def test_every_game_that_is_made_is_one_that_the_planner_solved() -> None:
+def test_items_are_the_games_that_are_made_and_that_the_planner_solved() -> None:
     made = list(drafts())
-    assert len(made) == sum(COUNTS.values()) >= 200
+    assert len(made) == sum(COUNTS.values())
     assert [(plan.game, plan.problem) for plan in plans()] == [(one.folder, fingerprint(one)) for one in made]
-    assert all(plan.plan for plan in plans())
+    items = [*split(0).train, *split(0).test]
+    assert [read(item.index).walkthrough for item in items[::20]] == [
+        plan.plan for plan in plans() if plan.plan
+    ][::20]
+    assert len(items) == sum(bool(plan.plan) for plan in plans()) >= 200
 
 
 def test_parts_have_all_task_types_and_share_no_game_and_unseen_rooms_are_in_no_other() -> None:
     items = [*split(0).train, *split(0).test]
-    assert Counter((i.metadata["part"], i.metadata["task"]) for i in items) == {
-        (part, task): count / len(TASK_TYPES) for part, count in COUNTS.items() for task in TASK_TYPES
-    }
-    assert (
-        len({plan.problem for plan in plans()})
-        == len({plan.game.split("/")[1] for plan in plans()})
-        == len(items)
-    )
+    counts = Counter((i.metadata["part"], i.metadata["task"]) for i in items)
+    assert all(counts[part, task] >= 3 for part in COUNTS for task in TASK_TYPES)
+    solved = [plan for plan in plans() if plan.plan]
+    assert len({plan.problem for plan in solved}) == len(items)
+    assert len({plan.game.split("/")[1] for plan in solved}) == len(items)
     scenes = [(one.part, one.filled.room.number) for one in drafts()]
     rooms = {part: {number for there, number in scenes if there == part} for part in COUNTS}
     assert not rooms["unseen"] & (rooms["train"] | rooms["seen"])
@@ -86,8 +87,8 @@ def test_plans_of_other_games_are_refused(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_there_is_no_item_past_the_last() -> None:
-    with pytest.raises(ConfigError, match=f"alfworld-mini has {len(plans())} items"):
-        make_item(len(plans()))
+    with pytest.raises(ConfigError, match="there is no 'alfworld-mini_210'"):
+        make_item(210)
 
 
 def test_killed_games_cost_attempts_and_nothing_else() -> None:

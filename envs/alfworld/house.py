@@ -73,7 +73,7 @@ class House:
     def _command(self, action: str) -> str:
         words = " ".join(action.split())[:MAX_ACTION_LENGTH]
         if words not in self._commands:
-            # ALFWorld said `put a in/on b` until 0.3.5 and says `move a to b` since; a game knows one of them.
+            # ALFWorld said `put a in/on b` until 0.3.5 and says `move a to b` since; a game knows one.
             put = _PUT.match(words)
             if put is not None and f"move {put[1]} to {put[2]}" in self._commands:
                 return f"move {put[1]} to {put[2]}"

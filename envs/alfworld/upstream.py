@@ -78,3 +78,5 @@ def _module(name: str) -> Any:
 
 PRELOAD = ("envs.alfworld.textworld_light",)
 MAX_EPISODES = 200
+"""Of one process. It grows by some 6 MB over its first 60 games and by little after that; a process whose
+library has translated many games is replaced all the same, which costs hundredths of a second."""

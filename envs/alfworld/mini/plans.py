@@ -2,21 +2,27 @@
 
     nice python -m envs.alfworld.mini.plans
 
-writes the file again, bit by bit, in some fifteen minutes: it is why the games themselves are made in
-seconds, and never played unsolved. A line is `{"game", "problem", "plan"}`: a folder, the hash of the
-problem that was solved, and the commands, null where the planner found none.
+writes the file again, in some fifteen minutes: it is why the games themselves are made in seconds, and
+never played unsolved. A line is `{"game", "problem", "plan"}`: a folder, the hash of the problem that was
+solved, and the commands. These are null where the planner found none within `LIMIT_S`: such a game is no
+item, as upstream leaves out those that nobody has solved.
 """
 
 import hashlib
 import json
+import multiprocessing
+import resource
 from dataclasses import dataclass
 from functools import cache
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 from envs.alfworld.mini.drafts import Draft, drafts
 from envs.alfworld.upstream import domain
 
 FILE = Path(__file__).with_name("plans.jsonl")
+LIMIT_S = 60
+"""CPU time of a search; most take one or two seconds, a few would take all memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,18 +47,38 @@ def fingerprint(draft: Draft) -> str:
     return hashlib.sha256(f"{domain()}\0{draft.problem}".encode()).hexdigest()[:16]
 
 
-def main() -> None:
-    """Solve all games."""
+def solved(draft: Draft) -> Plan:
+    """What the planner finds, in a process of its own, so that it can be ended."""
+    reading, writing = multiprocessing.Pipe(duplex=False)
+    process = multiprocessing.get_context("fork").Process(target=_search, args=(draft, writing))
+    process.start()
+    writing.close()
+    try:
+        plan: list[str] = reading.recv()
+    except EOFError:  # its time was over
+        plan = []
+    process.join()
+    return Plan(draft.folder, fingerprint(draft), tuple(plan) or None)
+
+
+def _search(draft: Draft, answer: Connection) -> None:
     from envs.alfworld.textworld_light import planner
 
-    lines = []
+    resource.setrlimit(resource.RLIMIT_CPU, (LIMIT_S, LIMIT_S))
     with planner() as game:
-        for draft in drafts():
-            game.load({"pddl_domain": domain(), "pddl_problem": draft.problem, "grammar": draft.grammar})
-            plan = list(game.reset()["policy_commands"]) or None
-            line = {"game": draft.folder, "problem": fingerprint(draft), "plan": plan}
-            lines.append(json.dumps(line))
-            print(lines[-1], flush=True)
+        game.load({"pddl_domain": domain(), "pddl_problem": draft.problem, "grammar": draft.grammar})
+        answer.send(list(game.reset()["policy_commands"]))
+
+
+def main() -> None:
+    """Solve all games."""
+    import envs.alfworld.textworld_light  # noqa: F401 - once, not in every process
+
+    lines = []
+    for draft in drafts():
+        plan = solved(draft)
+        lines.append(json.dumps({"game": plan.game, "problem": plan.problem, "plan": plan.plan}))
+        print(lines[-1], flush=True)
     FILE.write_text("\n".join(lines) + "\n")
 
 
