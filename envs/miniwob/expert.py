@@ -1,5 +1,5 @@
-"""Scripted solutions of the tasks that take the same number of turns each time, and hide nothing: buttons that
-lie upon one another, and links whose text stands elsewhere, too, are not found every time.
+"""Scripted solutions of the tasks that take the same number of turns each time, and hide nothing: buttons
+that lie upon one another, and links whose text stands elsewhere, too, are not found every time.
 
 Each step reads what it needs from the observation: the objective says what is asked, the tree where it is.
 """
