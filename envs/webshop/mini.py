@@ -8,14 +8,17 @@ from typing import TYPE_CHECKING
 
 from envs.registry import EnvSpec
 from envs.webshop.data import WEBSHOP_MINI, stock_of
-from envs.webshop.env import Variant
+from envs.webshop.env import PACKAGES, Variant
 from envs.webshop.goals import GoalKind
 from envs.webshop.specs import Halves, parsed, spec_of
+
+__all__ = ["EXAMPLE", "PACKAGES", "SOURCE", "SPEC", "spec"]
 
 if TYPE_CHECKING:
     from envs.webshop.shop import Shop
 
 FAMILY = "webshop-mini"
+EXAMPLE = f"{FAMILY}:text_rich?goals=synthetic"
 TEST_PRODUCTS = 100
 SOURCE = "a made-up shop in WebShop's formats, generated here; not WebShop's products"
 

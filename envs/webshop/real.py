@@ -10,14 +10,18 @@ from typing import TYPE_CHECKING
 from envs.errors import ConfigError
 from envs.registry import EnvSpec
 from envs.webshop.data import WEBSHOP, WEBSHOP_FULL, stock_of
-from envs.webshop.env import Variant
+from envs.webshop.env import PACKAGES, Variant
 from envs.webshop.goals import GoalKind
 from envs.webshop.specs import Halves, parsed, spec_of
+
+__all__ = ["EXAMPLE", "PACKAGES", "SOURCE", "SPEC", "spec"]
 
 if TYPE_CHECKING:
     from envs.webshop.shop import Shop
 
 FAMILY = "webshop"
+EXAMPLE = f"{FAMILY}:html?goals=human&catalogue=full"
+SOURCE = f"upstream's download: {WEBSHOP.about}"
 TEST_GOALS, DEV_GOALS = 500, 1000
 """Upstream's: the first goals are tested on, the next are for development, the others are trained on."""
 
@@ -47,5 +51,5 @@ def spec(argument: str) -> EnvSpec:
 SPEC = spec_of(
     Variant(name=FAMILY, stock=stock_of(WEBSHOP, GoalKind.SYNTHETIC)),
     halves=halves,
-    source=f"upstream's download: {WEBSHOP.about}",
+    source=SOURCE,
 )
