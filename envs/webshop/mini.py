@@ -8,12 +8,7 @@ from typing import TYPE_CHECKING
 
 from envs.registry import EnvSpec
 from envs.webshop.data import WEBSHOP_MINI, stock_of
-<<<<<<< HEAD
-from envs.webshop.env import PACKAGES as PACKAGES
-from envs.webshop.env import Variant
-=======
 from envs.webshop.env import PACKAGES, Variant
->>>>>>> webshop
 from envs.webshop.goals import GoalKind
 from envs.webshop.specs import Halves, parsed, spec_of
 
@@ -23,11 +18,7 @@ if TYPE_CHECKING:
     from envs.webshop.shop import Shop
 
 FAMILY = "webshop-mini"
-<<<<<<< HEAD
-EXAMPLE = "webshop-mini:text?actions=false"
-=======
 EXAMPLE = f"{FAMILY}:text_rich?goals=synthetic"
->>>>>>> webshop
 TEST_PRODUCTS = 100
 SOURCE = "a made-up shop in WebShop's formats, generated here; not WebShop's products"
 

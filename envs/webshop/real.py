@@ -10,12 +10,7 @@ from typing import TYPE_CHECKING
 from envs.errors import ConfigError
 from envs.registry import EnvSpec
 from envs.webshop.data import WEBSHOP, WEBSHOP_FULL, stock_of
-<<<<<<< HEAD
-from envs.webshop.env import PACKAGES as PACKAGES
-from envs.webshop.env import Variant
-=======
 from envs.webshop.env import PACKAGES, Variant
->>>>>>> webshop
 from envs.webshop.goals import GoalKind
 from envs.webshop.specs import Halves, parsed, spec_of
 
@@ -25,13 +20,8 @@ if TYPE_CHECKING:
     from envs.webshop.shop import Shop
 
 FAMILY = "webshop"
-<<<<<<< HEAD
-EXAMPLE = "webshop:text?catalogue=full&goals=human"
-SOURCE = "the same with another view, catalogue or kind of instructions"
-=======
 EXAMPLE = f"{FAMILY}:html?goals=human&catalogue=full"
 SOURCE = f"upstream's download: {WEBSHOP.about}"
->>>>>>> webshop
 TEST_GOALS, DEV_GOALS = 500, 1000
 """Upstream's: the first goals are tested on, the next are for development, the others are trained on."""
 
