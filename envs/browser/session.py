@@ -293,7 +293,7 @@ class Session:
         self._heard = now = time.monotonic()
         until = now + SETTLE_S
         while (now := time.monotonic()) < until and not self.page.is_closed():
-            if not self._pending and now - self._heard >= QUIET_S:
+            if not self._pending and now - self._heard >= QUIET_S and await self._is_still():
                 break
             await asyncio.sleep(QUIET_S / 4)
         if self.page.is_closed():  # it closed itself
@@ -301,6 +301,15 @@ class Session:
             self.page = left[-1] if left else await self.context.new_page()
         with suppress(*self._errors()):  # one that loads for ever is seen as it is
             await self.page.wait_for_load_state("load", timeout=max(1.0, (until - now) * 1000))
+
+    async def _is_still(self) -> bool:
+        """Whether the page has loaded and nothing has been asked meanwhile. The question goes through the
+        page itself: on a busy machine, what a click sets off may begin later than `QUIET_S` after it."""
+        heard = self._heard
+        with suppress(*self._errors()):  # it is just being replaced
+            is_loaded = await self.page.evaluate("document.readyState") == "complete"
+            return is_loaded and self._heard == heard and not self._pending
+        return False
 
     @asynccontextmanager
     async def _watched(self) -> AsyncIterator[None]:
