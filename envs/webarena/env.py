@@ -126,7 +126,7 @@ class WebEnv:
         return StepResult(await self._seen())
 
     async def inspect(self, what: str) -> Any:
-        """See `envs/base.py`, `Inspectable`: `page`, as it was last seen; `sites` and `intent` of the task."""
+        """See `envs/base.py`, `Inspectable`: `page`, as last seen; `sites` and `intent` of the task."""
         if self._task is None:
             raise RuntimeError("asked before reset")
         known = {"page": self._page, "sites": list(self._task.sites), "intent": self._task.intent}
