@@ -237,6 +237,8 @@ def test_nothing_but_the_named_sites_is_reached() -> None:
                     await session.goto(f"{shop.url}/harm/page")
             await session.act(Goto(f"{shop.url}/harm/redirect"))
             assert "secret" not in await session.content()
+            for said in ("go_back", "go_back", "go_forward", "go_forward"):
+                await done(session, said)
             assert other.asked == []
             assert (
                 await session.evaluate("'serviceWorker' in navigator && !!navigator.serviceWorker") is False

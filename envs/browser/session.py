@@ -5,7 +5,6 @@ site or the browser fails at is a fault (`EnvCrashed`), what a policy fails at i
 """
 
 import asyncio
-import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Any
@@ -24,33 +23,18 @@ from envs.browser.actions import (
     Type,
 )
 from envs.browser.chromium import VIEWPORT, Chromium, first_line, origin_of
+from envs.browser.hands import press, scroll, touch
 from envs.browser.shelf import Shelf
-from envs.browser.tree import Element, Numbers, Tree, read_tree
+from envs.browser.traffic import Traffic
+from envs.browser.tree import Numbers, Tree, read_tree
 from envs.errors import EnvCrashed
 
 if TYPE_CHECKING:
-    from playwright.async_api import BrowserContext, CDPSession, Page, Request, StorageState
+    from playwright.async_api import BrowserContext, CDPSession, Page, StorageState
 
 MAX_TABS = 12
-QUIET_S, SETTLE_S = 0.08, 5.0
-"""A page is quiet when for so long nothing has been asked of a site; it is not waited for any longer than the
-second of these."""
 NAVIGATION_S, ANSWER_S = 60.0, 30.0
 """What a site may take to answer, and a page to be read: longer is a fault."""
-
-_SCROLL = """direction => {
-  const box = document.scrollingElement || document.body;
-  box.scrollTop += direction * window.innerHeight;
-}"""
-_IS_LIST = "function () { return this instanceof HTMLSelectElement && !this.multiple }"
-_CHOOSE = """function (text) {
-  const wanted = text.trim().toLowerCase(), options = [...this.options].filter(one => !one.disabled);
-  const by = test => options.find(one => test(one.label.trim().toLowerCase()));
-  const found = by(label => label === wanted) || by(label => label.startsWith(wanted));
-  if (!found || found.selected) return;
-  found.selected = true;
-  for (const kind of ['input', 'change']) this.dispatchEvent(new Event(kind, {bubbles: true}));
-}"""
 
 
 class Session:
@@ -64,12 +48,8 @@ class Session:
         self._wires: dict[Page, CDPSession] = {}
         self._numbers = Numbers()
         self._tree = Tree("", {})
-        self._pending: set[Request] = set()
-        self._heard = time.monotonic()
-        self._fault = ""
-        context.on("request", self._asked)
-        context.on("requestfinished", self._answered)
-        context.on("requestfailed", self._failed)
+        self._closing: set[asyncio.Task[None]] = set()
+        self._traffic = Traffic(context, self._origins)
         context.on("page", self._opened)
 
     @classmethod
@@ -107,7 +87,7 @@ class Session:
     def alive(self) -> bool:
         """False once the context, a page of it, or the browser is known to have died."""
         browser = self.context.browser
-        return not self._fault and browser is not None and browser.is_connected()
+        return not self._traffic.fault and browser is not None and browser.is_connected()
 
     @property
     def tree(self) -> Tree:
@@ -176,12 +156,11 @@ class Session:
             case Click(number) | Hover(number) | Type(number):
                 element = self._tree.elements.get(number)
                 if element is not None:
-                    await self._touch(element, action)
+                    await touch(page, await self._wire(page), element, action)
             case Press(keys):
-                with suppress(*self._errors()):  # a name that is no key's
-                    await page.keyboard.press(keys.replace("Meta", "Control"))
+                await press(page, keys)
             case Scroll(direction):
-                await page.evaluate(_SCROLL, 1 if direction == "down" else -1)
+                await scroll(page, direction)
             case Goto(url):
                 await self._go_to(url)
             case TabFocus(tab):
@@ -196,57 +175,13 @@ class Session:
                 left = self.context.pages
                 self.page = left[-1] if left else await self.context.new_page()
             case Go("go_back"):
-                await page.go_back(timeout=NAVIGATION_S * 1000)
+                with suppress(*self._errors()):  # where it was refused before
+                    await page.go_back(timeout=NAVIGATION_S * 1000)
             case Go("go_forward"):
-                await page.go_forward(timeout=NAVIGATION_S * 1000)
+                with suppress(*self._errors()):
+                    await page.go_forward(timeout=NAVIGATION_S * 1000)
             case Stop():
                 raise ValueError("stop is whoever plays to carry out")
-
-    async def _touch(self, element: Element, action: Action) -> None:
-        x, y = await self._centre(element)
-        mouse, keyboard = self.page.mouse, self.page.keyboard
-        match action:
-            case Hover():
-                await mouse.move(x, y)
-            case Type(_, text, enter):
-                if await self._on(element, _IS_LIST):
-                    # Its popup is a window of the system's, which keys may or may not reach.
-                    await self._on(element, _CHOOSE, text)
-                    return
-                await mouse.click(x, y)
-                await keyboard.type(text)
-                if enter:
-                    await keyboard.press("Enter")
-            case _:
-                await mouse.click(x, y)
-
-    async def _centre(self, element: Element) -> tuple[float, float]:
-        """Where an element's middle is, which is scrolled to if it is not in sight."""
-        left, top, width, height = element.box
-        x, y = left + width / 2, top + height / 2
-        if 0 <= x < VIEWPORT[0] and 0 <= y < VIEWPORT[1]:
-            return x, y
-        wire = await self._wire(self.page)
-        node = {"backendNodeId": element.backend_id}
-        with suppress(*self._errors()):  # one that has gone is clicked where it was, to no effect
-            await wire.send("DOM.scrollIntoViewIfNeeded", node)
-            quad = (await wire.send("DOM.getContentQuads", node))["quads"][0]
-            return sum(quad[0::2]) / 4, sum(quad[1::2]) / 4
-        return x, y
-
-    async def _on(self, element: Element, function: str, *arguments: str) -> Any:
-        """The value of a JavaScript function of an element; None where that has gone."""
-        wire = await self._wire(self.page)
-        with suppress(*self._errors()):
-            found = await wire.send("DOM.resolveNode", {"backendNodeId": element.backend_id})
-            called = {
-                "objectId": found["object"]["objectId"],
-                "functionDeclaration": function,
-                "arguments": [{"value": value} for value in arguments],
-                "returnByValue": True,
-            }
-            return (await wire.send("Runtime.callFunctionOn", called))["result"].get("value")
-        return None
 
     async def _go_to(self, url: str) -> None:
         try:
@@ -290,26 +225,12 @@ class Session:
 
     async def _settle(self) -> None:
         """Wait until the page is quiet."""
-        self._heard = now = time.monotonic()
-        until = now + SETTLE_S
-        while (now := time.monotonic()) < until and not self.page.is_closed():
-            if not self._pending and now - self._heard >= QUIET_S and await self._is_still():
-                break
-            await asyncio.sleep(QUIET_S / 4)
+        left_s = await self._traffic.quiet(self._is_still)
         if self.page.is_closed():  # it closed itself
             left = self.context.pages
             self.page = left[-1] if left else await self.context.new_page()
         with suppress(*self._errors()):  # one that loads for ever is seen as it is
-            await self.page.wait_for_load_state("load", timeout=max(1.0, (until - now) * 1000))
-
-    async def _is_still(self) -> bool:
-        """Whether the page has loaded and nothing has been asked meanwhile. The question goes through the
-        page itself: on a busy machine, what a click sets off may begin later than `QUIET_S` after it."""
-        heard = self._heard
-        with suppress(*self._errors()):  # it is just being replaced
-            is_loaded = await self.page.evaluate("document.readyState") == "complete"
-            return is_loaded and self._heard == heard and not self._pending
-        return False
+            await self.page.wait_for_load_state("load", timeout=max(1.0, left_s * 1000))
 
     @asynccontextmanager
     async def _watched(self) -> AsyncIterator[None]:
@@ -319,38 +240,30 @@ class Session:
         except Exception as error:
             if not isinstance(error, (TimeoutError, *self._errors())):
                 raise
-            raise EnvCrashed(self._fault or f"the browser failed: {first_line(error)}") from error
-        if self._fault:
-            raise EnvCrashed(self._fault)
-
-    def _asked(self, request: "Request") -> None:
-        self._heard = time.monotonic()
-        self._pending.add(request)
-
-    def _answered(self, request: "Request") -> None:
-        self._heard = time.monotonic()
-        self._pending.discard(request)
-
-    def _failed(self, request: "Request") -> None:
-        self._answered(request)
-        failure = request.failure or ""
-        aborted = "ERR_ABORTED" in failure or "ERR_BLOCKED" in failure
-        if request.is_navigation_request() and request.frame.parent_frame is None and not aborted:
-            with suppress(ValueError, KeyError):
-                if origin_of(request.url) in self._origins:
-                    self._fault = f"{origin_of(request.url)} does not answer: {failure}"
+            raise EnvCrashed(self._traffic.fault or f"the browser failed: {first_line(error)}") from error
+        if self._traffic.fault:
+            raise EnvCrashed(self._traffic.fault)
 
     def _opened(self, page: "Page") -> None:
-        page.on("crash", self._crashed)
+        self._traffic.watch(page)
         page.on("close", self._closed)
         if len(self.context.pages) > MAX_TABS:
-            self._closing = asyncio.get_running_loop().create_task(page.close())
+            closing = asyncio.get_running_loop().create_task(self._shut(page))
+            self._closing.add(closing)
+            closing.add_done_callback(self._closing.discard)
 
     def _closed(self, page: "Page") -> None:
         self._wires.pop(page, None)
 
-    def _crashed(self, page: "Page") -> None:
-        self._fault = "a page has crashed"
+    async def _is_still(self) -> bool:
+        """Whether the page has loaded, or is gone."""
+        with suppress(*self._errors()):  # it is just being replaced
+            return bool(await self.page.evaluate("document.readyState") == "complete")
+        return self.page.is_closed()
+
+    async def _shut(self, page: "Page") -> None:
+        with suppress(*self._errors()):
+            await page.close()
 
     @staticmethod
     def _errors() -> tuple[type[Exception], ...]:

@@ -1,5 +1,6 @@
-"""Scripted solutions of the tasks that take the same number of turns each time, and hide nothing: buttons
-that lie upon one another, and links whose text stands elsewhere, too, are not found every time.
+"""Scripted solutions of tasks that take the same number of turns each time.
+
+Left out are those whose buttons may lie upon one another, or whose links are words that stand elsewhere, too.
 
 Each step reads what it needs from the observation: the objective says what is asked, the tree where it is.
 """
@@ -17,7 +18,7 @@ _FIELD = re.compile(r"^\t*\[(\d+)\] textbox ", re.MULTILINE)
 _OPERATIONS: Mapping[str, Callable[[int, int], int]] = {
     "+": operator.add,
     "-": operator.sub,
-    "*": operator.mul,
+    "x": operator.mul,
 }
 
 
@@ -98,6 +99,7 @@ def _sum(seen: str) -> str:
 
 
 def _unknown(seen: str) -> str:
+    """The number that the one `x` of a sum or difference stands for."""
     left, sign, right, _, result = texts(seen)[0].split()
     return next(
         str(x)
