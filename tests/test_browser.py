@@ -277,7 +277,8 @@ def test_a_browser_that_is_killed_is_noticed_at_once_and_replaced() -> None:
             waiting = asyncio.ensure_future(sessions[0].evaluate("new Promise(() => 0)"))
             await asyncio.sleep(0.2)
             for one in browsers:
-                os.kill(one.pid, signal.SIGKILL)
+                with suppress(ProcessLookupError):  # it has ended with the one before
+                    os.kill(one.pid, signal.SIGKILL)
             with pytest.raises(EnvCrashed):
                 await asyncio.wait_for(waiting, 5)
             with pytest.raises(EnvCrashed):
