@@ -21,6 +21,9 @@ GAMES = {"train": 150, "seen": 30, "unseen": 30}
 FOLDERS = {"train": "train", "seen": "valid_seen", "unseen": "valid_unseen"}
 """As upstream calls them on disk."""
 
+LARGEST = 57_000
+"""Characters of a problem: the planner searches a larger house for minutes, and it takes seconds to start."""
+
 _STATIONS = {
     "pick_clean_then_place_in_recep": ("SinkBasin", "Cleanable"),
     "pick_heat_then_place_in_recep": ("Microwave", "Heatable"),
@@ -84,7 +87,9 @@ def _draft(number: int, part: str, kind: str, used: set[tuple[Task, int]]) -> Dr
         tasks = [one for one in _tasks(kind, filled) if (one, filled.room.number) not in used]
         if tasks:
             task = chance.choice(tasks)
-            return Draft(number, part, task, filled, said(task, chance.randrange(2)))
+            draft = Draft(number, part, task, filled, said(task, chance.randrange(2)))
+            if len(draft.problem) <= LARGEST:
+                return draft
 
 
 @cache
