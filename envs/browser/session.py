@@ -5,8 +5,8 @@ site or the browser fails at is a fault (`EnvCrashed`), what a policy fails at i
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 from envs.browser.actions import (
@@ -175,10 +175,10 @@ class Session:
                 left = self.context.pages
                 self.page = left[-1] if left else await self.context.new_page()
             case Go("go_back"):
-                with suppress(*self._errors()):  # where it was refused before
+                with _forgiven():  # where it was refused before
                     await page.go_back(timeout=NAVIGATION_S * 1000)
             case Go("go_forward"):
-                with suppress(*self._errors()):
+                with _forgiven():
                     await page.go_forward(timeout=NAVIGATION_S * 1000)
             case Stop():
                 raise ValueError("stop is whoever plays to carry out")
@@ -190,7 +190,7 @@ class Session:
             origin = ""
         if origin not in self._origins:
             raise NoAction(f"{url[:80]!r} is no page of the sites that can be visited.")
-        with suppress(*self._errors()):  # what is no page: a download, no content
+        with _forgiven():  # what is no page: a download, no content
             await self.page.goto(url, timeout=NAVIGATION_S * 1000)
 
     async def _read(self) -> Tree:
@@ -271,3 +271,17 @@ class Session:
         from playwright.async_api import Error
 
         return (Error,)
+
+
+@contextmanager
+def _forgiven() -> Iterator[None]:
+    """Within, a page that does not come is play, but one that takes too long is not."""
+    from playwright.async_api import Error
+    from playwright.async_api import TimeoutError as TooLong
+
+    try:
+        yield
+    except TooLong:
+        raise
+    except Error:
+        pass
