@@ -147,20 +147,18 @@ async def left(episodes: int, *, live: int = 8) -> dict[str, int]:
     return {"while_open": open_, "zombies": zombies(), "processes": len(family()) - before}
 
 
-def kill_browser(chance: random.Random) -> bool:
-    """End the main process of a running Chromium."""
+def kill_browser(_: random.Random) -> bool:
+    """End every Chromium that runs here."""
     found = []
     for one in family():
         with suppress(psutil.NoSuchProcess, psutil.ZombieProcess):
             command = one.cmdline()
             if "bwrap" not in command[:1] and any(part.startswith("--user-data-dir=") for part in command):
                 found.append(one)
-    if not found:
-        return False
-    with suppress(ProcessLookupError):
-        os.kill(chance.choice(found).pid, signal.SIGKILL)
-        return True
-    return False
+    for one in found:  # all of them: one that is just ending may be there, too
+        with suppress(ProcessLookupError):
+            os.kill(one.pid, signal.SIGKILL)
+    return bool(found)
 
 
 def main() -> None:
