@@ -7,10 +7,11 @@ Plays scripted MiniWoB++ tasks. Prints one JSON object:
 - `start_s`: from nothing to a running Chromium
 - `base_mb`, `driver_mb`, `mb_per_context`: of Chromium without a context, of Playwright's driver, and what
   each of `contexts` adds, shared memory counted once (PSS), each after its first page
-- `reset_ms`, `step_ms`, `step_ms_p95`: wall clock with one live instance
-- `steps_per_s`: with all contexts at once, and `step_ms_together` what one of them waits
+- `reset_ms`, `step_ms`, `step_ms_p95`: wall clock with one live instance, medians and the 95th percentile;
+  `step_cpu_ms`: CPU time of a step, of all processes together
+- `steps_per_s`: with all contexts at once, and `step_ms_together` the median of what one of them waits
 - `zombies`, `processes`: left after `episodes` episodes on a pool, once that is closed (`while_open`: zombies
-  that Chromium itself had not yet collected, before that)
+  that Chromium itself had not yet collected, before that); `faults`: episodes that had no end
 - `killed`: what `bench.kill` says where the browser is killed `kills` times under load
 """
 
@@ -30,6 +31,7 @@ import psutil
 
 from bench import kill
 from envs.browser.seats import Seat
+from envs.errors import EpisodeFault
 from envs.manager import EnvManager
 from envs.miniwob.env import MiniWobEnv, place_of
 from envs.miniwob.expert import EXPERTS
@@ -46,9 +48,9 @@ def items(count: int) -> list[Item]:
     return [next(scripted) for _ in range(count)]
 
 
-async def play(env: MiniWobEnv, item: Item, steps: list[float]) -> None:
-    """One episode by its script; adds the seconds of each step."""
-    seen = await env.reset(item)
+async def play(env: MiniWobEnv, item: Item, steps: list[float], *, seen: str = "") -> None:
+    """One episode by its script, which may have begun; adds the seconds of each step."""
+    seen = seen or await env.reset(item)
     for step in SPEC.expert(item):
         action = step.after(seen)
         started = time.perf_counter()
@@ -91,13 +93,16 @@ async def cost(contexts: int) -> dict[str, float]:
     envs = [MiniWobEnv() for _ in range(contexts)]
     resets: list[float] = []
     alone: list[float] = []
+    cpu_s = 0.0
     for item in items(12):
         started = time.perf_counter()
-        await envs[0].reset(item)
+        seen = await envs[0].reset(item)
         resets.append(time.perf_counter() - started)
-        await play(envs[0], item, alone)
+        before = _cpu_s()
+        await play(envs[0], item, alone, seen=seen)
+        cpu_s += _cpu_s() - before
     together: list[float] = []
-    todo = items(6 * contexts)
+    todo = items(3 * contexts)
     started = time.perf_counter()
     await asyncio.gather(*(_several(env, todo[n::contexts], together) for n, env in enumerate(envs)))
     seconds = time.perf_counter() - started
@@ -113,12 +118,22 @@ async def cost(contexts: int) -> dict[str, float]:
         "base_mb": round(base),
         "driver_mb": round(driver),
         "mb_per_context": round((full - base) / contexts, 1),
-        "reset_ms": round(1000 * statistics.mean(resets)),
-        "step_ms": round(1000 * statistics.mean(alone)),
+        "reset_ms": round(1000 * statistics.median(resets)),
+        "step_ms": round(1000 * statistics.median(alone)),
+        "step_cpu_ms": round(1000 * cpu_s / len(alone)),
         "step_ms_p95": round(1000 * statistics.quantiles(alone, n=20)[-1]),
-        "step_ms_together": round(1000 * statistics.mean(together)),
+        "step_ms_together": round(1000 * statistics.median(together)),
         "steps_per_s": round(len(together) / seconds, 1),
     }
+
+
+def _cpu_s() -> float:
+    """CPU seconds of this process and of those that live beneath it."""
+    total = 0.0
+    for one in (psutil.Process(), *family()):
+        with suppress(psutil.NoSuchProcess, psutil.ZombieProcess):
+            total += sum(one.cpu_times()[:2])
+    return total
 
 
 async def _several(env: MiniWobEnv, todo: Sequence[Item], steps: list[float]) -> None:
@@ -140,11 +155,21 @@ async def left(episodes: int, *, live: int = 8) -> dict[str, int]:
                 if result.terminated:
                     break
 
-    await asyncio.gather(*map(episode, items(episodes)))
+    told = await asyncio.gather(*map(episode, items(episodes)), return_exceptions=True)
+    faults = [error for error in told if isinstance(error, EpisodeFault)]
+    for error in told:
+        if error is not None and error not in faults:
+            raise error
     await asyncio.sleep(SETTLED_S)
     open_ = zombies()
     await envs.close()
-    return {"while_open": open_, "zombies": zombies(), "processes": len(family()) - before}
+    return {
+        "episodes": episodes,
+        "faults": len(faults),
+        "while_open": open_,
+        "zombies": zombies(),
+        "processes": len(family()) - before,
+    }
 
 
 def kill_browser(_: random.Random) -> bool:
