@@ -1,9 +1,10 @@
 """Whether the known solutions of an environment's items are worth full marks through the pool.
 
     python -m bench.experts sciworld --items 100
+    python -m bench.experts alfworld-mini --items 60 --test
 
-Items are taken from all over the training split; those without a known solution are `unknown`. Each other
-solution is played action by action on a leased instance. Prints one JSON object:
+Items are taken from all over the training split, or the test split (`--test`); those without a known solution
+are `unknown`. Each other solution is played action by action on a leased instance. Prints one JSON object:
 
 - `items`: solutions played
 - `solved`: episodes that ended in success
@@ -55,15 +56,16 @@ async def actions_of(spec: EnvSpec, item: Item) -> list[str]:
         await env.close()
 
 
-async def measure(name: str, *, items: int, marks: float, live: int) -> dict[str, object]:
+async def measure(name: str, *, items: int, marks: float, live: int, test: bool) -> dict[str, object]:
     """See the docstring of this file."""
     spec = get_env(name)
-    train = spec.split(0).train
+    split = spec.split(0)
+    there = split.test if test else split.train
     envs = EnvManager([spec], capacity=live)
     started = time.perf_counter()
     solutions: list[tuple[Item, Sequence[ExpertStep]]] = []
     unknown = 0
-    for item in train[:: max(1, len(train) // items)][:items]:
+    for item in there[:: max(1, len(there) // items)][:items]:
         solution = spec.expert(item)
         unknown += not solution
         if solution:
@@ -93,9 +95,16 @@ def main() -> None:
     parser.add_argument("--items", type=int, default=100)
     parser.add_argument("--marks", type=float, default=1.0, help="sum of rewards that is full marks")
     parser.add_argument("--live", type=int, default=4, help="instances at once")
+    parser.add_argument("--test", action="store_true", help="items of the test split")
     arguments = parser.parse_args()
     result = asyncio.run(
-        measure(arguments.env, items=arguments.items, marks=arguments.marks, live=arguments.live)
+        measure(
+            arguments.env,
+            items=arguments.items,
+            marks=arguments.marks,
+            live=arguments.live,
+            test=arguments.test,
+        )
     )
     print(json.dumps(result))
 
