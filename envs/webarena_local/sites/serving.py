@@ -17,6 +17,8 @@ HOST = "127.0.0.1"
 SITES = ("shop", "forum", "forge", "cms")
 SITE_KEY = "wingspan.site"
 """In the WSGI environment of a request to the Django project: which site is asked."""
+STATIC, KEPT_S = "/static/", 3600
+"""Style sheets, scripts and pictures, and how long a browser may keep them."""
 THREADS = 4
 """A page's style sheets and scripts are asked for at once."""
 WRITTEN = ("django.sqlite3", "search", "forge")
@@ -58,7 +60,9 @@ def serve(folder: Path, ports: Mapping[str, int]) -> dict[str, str]:
     projects = str(folder / "forge")
 
     def application(environ: dict[str, Any], start_response: StartResponse) -> Iterable[bytes]:
-        site = site_of[environ["SERVER_PORT"]]
+        site, path = site_of[environ["SERVER_PORT"]], environ["PATH_INFO"]
+        if path.startswith(STATIC):
+            return django_sites(environ, _kept(start_response))
         if site == "forge":
             environ["trac.env_parent_dir"] = projects
             return forge(environ, start_response)
@@ -69,6 +73,15 @@ def serve(folder: Path, ports: Mapping[str, int]) -> dict[str, str]:
     server = create_server(application, sockets=list(listening.values()), threads=THREADS, ident=None)
     threading.Thread(target=server.run, name="sites", daemon=True).start()
     return addresses
+
+
+def _kept(start_response: StartResponse) -> StartResponse:
+    """Have the browser keep what it is given: it would ask for a dozen files again with each page."""
+
+    def started(status: str, headers: list[tuple[str, str]], *rest: Any) -> Any:
+        return start_response(status, [*headers, ("Cache-Control", f"max-age={KEPT_S}")], *rest)
+
+    return started
 
 
 def _listen(port: int) -> socket.socket:

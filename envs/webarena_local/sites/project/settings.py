@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import machina
+import trac
 from oscar import INSTALLED_APPS as OSCAR_APPS
 from oscar.defaults import *  # noqa: F403
 from oscar.defaults import OSCAR_SEARCH_FACETS as FACETS
@@ -145,7 +146,7 @@ LOGGING = {
 }
 
 STATIC_URL = "/static/"
-STATICFILES_DIRS = [Path(machina.MACHINA_MAIN_STATIC_DIR)]
+STATICFILES_DIRS = [Path(machina.MACHINA_MAIN_STATIC_DIR), ("trac", Path(trac.__path__[0]) / "htdocs")]
 MEDIA_ROOT = ""
 MEDIA_URL = "/media/"
 

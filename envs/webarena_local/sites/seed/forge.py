@@ -30,6 +30,7 @@ PERMISSIONS = (
     "WIKI_MODIFY",
 )
 OPTIONS = (
+    ("trac", "htdocs_location", "/static/trac"),  # Trac itself collects garbage after each file
     ("trac", "repository_sync_per_request", ""),
     ("trac", "authz_module_name", ""),
     ("trac", "default_timezone", "UTC"),
