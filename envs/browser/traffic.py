@@ -11,9 +11,9 @@ from envs.browser.chromium import origin_of
 if TYPE_CHECKING:
     from playwright.async_api import BrowserContext, Frame, Page, Request
 
-QUIET_S, SETTLE_S = 0.08, 5.0
+QUIET_S, SETTLE_S, LOADING_S = 0.08, 5.0, 30.0
 """A context is quiet when for so long nothing has been asked of a site; it is waited for no longer than the
-second of these."""
+second of these, or the third where a page has yet to come: on a busy machine half a page is soon seen."""
 
 
 class Traffic:
@@ -33,14 +33,13 @@ class Traffic:
         context.on("requestfailed", self._failed)
 
     async def quiet(self, is_still: Callable[[], Awaitable[bool]]) -> float:
-        """Wait until the context is quiet; returns the seconds that are left to wait for other things.
+        """Wait until the context is quiet; returns the seconds that are left for a page that is loading.
 
         `is_still` asks the page itself: on a busy machine, what a click sets off may begin later than
         `QUIET_S` after it.
         """
-        self._heard = now = time.monotonic()
-        until = now + SETTLE_S
-        while (now := time.monotonic()) < until:
+        self._heard = now = began = time.monotonic()
+        while (now := time.monotonic()) < (until := began + (LOADING_S if self._leaving else SETTLE_S)):
             if self._is_silent(now):
                 heard = self._heard
                 with suppress(TimeoutError):  # a page that never answers is seen as it is
@@ -48,7 +47,7 @@ class Traffic:
                         if await is_still() and self._heard == heard and self._is_silent(now):
                             break
             await asyncio.sleep(QUIET_S / 4)
-        return max(0.0, until - now)
+        return max(0.0, began + LOADING_S - now)
 
     def _is_silent(self, now: float) -> bool:
         return not self._pending and not self._leaving and now - self._heard >= QUIET_S
