@@ -7,8 +7,8 @@ Prints one JSON object:
 - `seconds_per_cycle`
 - `processes`, `handles`: how many more there are after the cycles than before, this process's children and
   open files (`--hosted`: with each instance in a process of its own)
-- `memory_growth`: share by which this process and its children have grown; memory that they share counts
-  once
+- `memory_growth`: share by which this process and its children have grown. Their own memory counts, and what
+  they share counts once; pages of files do not, whose share depends on who else has them open
 
 The first cycles, which fill the caches of items and modules, count as "before".
 """
@@ -21,6 +21,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
+from pathlib import Path
 
 import psutil
 
@@ -100,8 +101,14 @@ def _held() -> tuple[int, int, int]:
     return (
         len(family),
         sum(process.num_fds() for process in family),
-        sum(process.memory_full_info().pss for process in family),
+        sum(_own_memory(process.pid) for process in family),
     )
+
+
+def _own_memory(pid: int) -> int:
+    """Bytes that belong to no file, each divided by how many processes hold it."""
+    rows = (row.split() for row in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()[1:])
+    return sum(int(kib) * 1024 for name, kib, _ in rows if name in {"Pss_Anon:", "Pss_Shmem:", "SwapPss:"})
 
 
 def main() -> None:
