@@ -3,6 +3,7 @@
 import asyncio
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -128,9 +129,33 @@ def test_the_last_turn_is_had_by_one_of_those_that_want_it() -> None:
     asyncio.run(asyncio.wait_for(work(), 300))
 
 
+class Endless(CpuSampler):
+    """Says no end of turn, and gives no answer before it is released."""
+
+    def __init__(self, model: Path) -> None:
+        super().__init__(model, context_length=512)
+        self.asked = asyncio.Event()
+        self.released = asyncio.Event()
+        self.released.set()
+
+    async def sample(
+        self,
+        prompt_ids: Sequence[int],
+        *,
+        images: Sequence[Image] = (),
+        params: SamplingParams,
+        episode_id: str,
+    ) -> Completion:
+        self.asked.set()
+        on = replace(params, stop_token_ids=())
+        completion = await super().sample(prompt_ids, images=images, params=on, episode_id=episode_id)
+        await self.released.wait()
+        return completion
+
+
 def test_who_lost_patience_may_ask_again_while_the_sampler_is_still_at_work(tmp_path: Path) -> None:
     async def work() -> None:
-        sampler = CpuSampler(save_tiny_model(tmp_path), context_length=512)
+        sampler = Endless(save_tiny_model(tmp_path))
         gateway = Gateway(
             Doorway(sampler), tokenizer_with(), sampling=SamplingParams(max_tokens=150), context_length=512
         )
