@@ -111,9 +111,20 @@ class WarmupSettings(Section):
     new_words: Annotated[int, Field(ge=0)] = 0
     """How many words of the demonstrations, of those that `model` spells, get a token each: for a small
     model that was made for another environment."""
+    whole_words: tuple[str, ...] = ()
+    """Regular expressions (Oniguruma's) of texts that are one of these words although the tokenizer of
+    `model` cuts them: `" ?\\[SEP\\]"`."""
     steps: Positive
     batch_size: Positive
     lr: Annotated[float, Field(gt=0)]
+
+    @model_validator(mode="after")
+    def _whole_words_are_new(self) -> "WarmupSettings":
+        if self.whole_words and not self.new_words:
+            raise ValueError(
+                f"whole_words {list(self.whole_words)} need new_words, which is 0: they get no tokens"
+            )
+        return self
 
 
 class RolloutSettings(Section):

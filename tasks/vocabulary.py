@@ -8,7 +8,7 @@ it has learnt to do with any word, above all to copy it, holds for them, too; wh
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,7 +16,46 @@ from typing import TYPE_CHECKING
 from envs.errors import ConfigError
 
 if TYPE_CHECKING:
+    import torch
     from transformers import PreTrainedTokenizerBase
+
+SPACE = "Ġ"
+"""How a tokenizer of byte pairs writes the space before a word."""
+
+
+def cut_less(
+    tokenizer: "PreTrainedTokenizerBase", patterns: Sequence[str], folder: Path
+) -> "PreTrainedTokenizerBase":
+    """`tokenizer` as one for which each match of `patterns` is a word; written to `folder`.
+
+    `patterns` are regular expressions as `tokenizers` reads them (Oniguruma's). All else is cut as before.
+    Raises `ConfigError` for one that is none, and for a tokenizer that does not cut by a regular expression.
+    """
+    from tokenizers import Tokenizer
+    from transformers import AutoTokenizer
+
+    tokenizer.save_pretrained(folder)
+    path = folder / "tokenizer.json"
+    told = json.loads(path.read_text()) if path.is_file() else {}
+    cutting = (told.get("pre_tokenizer") or {}).get("pretokenizers", [])
+    by_pattern = next((one for one in cutting if one["type"] == "Split" and "Regex" in one["pattern"]), None)
+    if by_pattern is None:
+        raise ConfigError(
+            f"warmup.whole_words needs a tokenizer that cuts by a regular expression; that of "
+            f"{tokenizer.name_or_path!r} does not; take it out"
+        )
+    whole = "|".join(f"(?:{pattern})" for pattern in patterns)
+    # First they are cut out, then left whole by what cuts the rest.
+    by_pattern["pattern"]["Regex"] = rf"\A(?:{whole})\z|{by_pattern['pattern']['Regex']}"
+    first = {"type": "Split", "pattern": {"Regex": whole}, "behavior": "Isolated", "invert": False}
+    told["pre_tokenizer"]["pretokenizers"] = [first, *cutting]
+    written = json.dumps(told, ensure_ascii=False)
+    try:
+        Tokenizer.from_str(written)
+    except Exception as error:  # it raises nothing narrower
+        raise ConfigError(f"warmup.whole_words {list(patterns)}: {error}") from None
+    path.write_text(written)
+    return AutoTokenizer.from_pretrained(folder)
 
 
 def spelt_words(
@@ -50,22 +89,26 @@ def spelt_words(
     return sorted(cost, key=lambda word: (-cost[word], word))[:at_most]
 
 
-def add_words(model: str, words: Sequence[str], folder: Path, *, seed: int) -> None:
-    """Save `model` to `folder` with a token for each of `words` (`spelt_words`), after those that it has.
+def add_words(
+    model: str, tokenizer: "PreTrainedTokenizerBase", words: Sequence[str], folder: Path, *, seed: int
+) -> None:
+    """Save `model` and its `tokenizer` to `folder` with a token for each of `words` (`spelt_words`), after
+    those that there are.
 
     All other texts keep their tokens, and these their embeddings. A new one is drawn from a normal
-    distribution with the mean and the spread, by dimension, of the embeddings of tokens longer than a byte.
+    distribution with the mean and the spread, by dimension, of the embeddings of the known words of its form,
+    after a space (`Ġtable`) or not (`table`). Both forms of a word are one draw: what is read in the one can
+    then be said in the other.
     """
     import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoModelForCausalLM
 
-    tokenizer = AutoTokenizer.from_pretrained(model)
     policy = AutoModelForCausalLM.from_pretrained(model)
     first = len(tokenizer)
     tokenizer.save_pretrained(folder)
     path = folder / "tokenizer.json"
     told = json.loads(path.read_text())
-    known = [number for word, number in told["model"]["vocab"].items() if len(word) > 1]
+    known = {word: number for word, number in told["model"]["vocab"].items() if len(word) > 1}
     told["model"]["vocab"] |= {word: first + i for i, word in enumerate(words)}
     told["model"]["ignore_merges"] = (
         True  # a word that has a token is that token, with no merges to get there
@@ -79,7 +122,31 @@ def add_words(model: str, words: Sequence[str], folder: Path, *, seed: int) -> N
         matrices.append(policy.get_output_embeddings().weight)
     with torch.no_grad():
         for matrix in matrices:
-            trained = matrix[known]
-            drawn = torch.randn(len(words), matrix.shape[1], generator=generator)
-            matrix[first : first + len(words)] = trained.mean(0) + trained.std(0) * drawn
+            matrix[first : first + len(words)] = _drawn(matrix, known, words, generator)
     policy.save_pretrained(folder)
+
+
+def _drawn(
+    matrix: "torch.Tensor", known: Mapping[str, int], words: Sequence[str], generator: "torch.Generator"
+) -> "torch.Tensor":
+    """Embeddings `[W, D]` of new words, from the rows of `matrix` `[V, D]` that are the known ones'."""
+    import torch
+
+    rows = {form: [n for word, n in known.items() if _is_spaced(word) == form] for form in (True, False)}
+    mean = {form: matrix[of].mean(0) for form, of in rows.items()}
+    spread = {form: matrix[of].std(0) for form, of in rows.items()}
+    draws: dict[str, torch.Tensor] = {}
+    new = []
+    for word in words:
+        form, stem = _is_spaced(word), word.removeprefix(SPACE)
+        other = known.get(stem if form else SPACE + stem)
+        if other is not None:
+            draws[stem] = (matrix[other] - mean[not form]) / spread[not form].clamp_min(1e-8)
+        elif stem not in draws:
+            draws[stem] = torch.randn(matrix.shape[1], generator=generator)
+        new.append(mean[form] + spread[form] * draws[stem])
+    return torch.stack(new)
+
+
+def _is_spaced(word: str) -> bool:
+    return word.startswith(SPACE)

@@ -21,7 +21,7 @@ from tasks.items import read_items
 from tasks.settings import Pipeline
 from tasks.sft import SftRequest
 from tasks.trainer import environment_of
-from tasks.vocabulary import add_words, spelt_words
+from tasks.vocabulary import add_words, cut_less, spelt_words
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -64,18 +64,21 @@ def warmup(
 def _start(pipeline: Pipeline, items: Sequence[Item], *, folder: Path) -> tuple[str, list[Demonstration]]:
     """The model to begin with, in `folder` if it gets new words, and the demonstrations in its tokens."""
 
-    def played(model: str) -> tuple["PreTrainedTokenizerBase", list[Demonstration]]:
-        tokenizer = _tokenizer(model)
-        return tokenizer, asyncio.run(demonstrate(items, pipeline=pipeline, tokenizer=tokenizer))
+    def played(tokenizer: "PreTrainedTokenizerBase") -> list[Demonstration]:
+        return asyncio.run(demonstrate(items, pipeline=pipeline, tokenizer=tokenizer))
 
-    assert pipeline.warmup is not None
-    tokenizer, games = played(pipeline.model)
-    if not pipeline.warmup.new_words:
+    settings = pipeline.warmup
+    assert settings is not None
+    tokenizer = _tokenizer(pipeline.model)
+    if settings.whole_words:
+        tokenizer = cut_less(tokenizer, settings.whole_words, folder)
+    games = played(tokenizer)
+    if not settings.new_words:
         return pipeline.model, games
     conversations = (game.prompt_ids + game.response_ids for game in games)
-    words = spelt_words(tokenizer, conversations, at_most=pipeline.warmup.new_words)
-    add_words(pipeline.model, words, folder, seed=pipeline.seed)
-    return str(folder), played(str(folder))[1]
+    words = spelt_words(tokenizer, conversations, at_most=settings.new_words)
+    add_words(pipeline.model, tokenizer, words, folder, seed=pipeline.seed)
+    return str(folder), played(_tokenizer(str(folder)))
 
 
 def _run(

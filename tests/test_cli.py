@@ -56,6 +56,10 @@ def the_error(done: subprocess.CompletedProcess[str]) -> str:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
+        (
+            ["run", "webshop-mini-cpu", "--set", "warmup.new_words=0"],
+            ["pipelines.webshop-mini-cpu.warmup", "whole_words", "new_words is 0"],
+        ),
         (["run", "textcraft-cpy"], ["'textcraft-cpy'", "did you mean 'textcraft-cpu'", "pipelines.yaml"]),
         (
             ["run", "textcraft-cpu", "--set", "data.parts={textcarft: }"],

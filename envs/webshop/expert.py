@@ -1,15 +1,17 @@
-"""A buyer that knows the goal and acts on what it sees: it reads the results in order, says why not, and
-takes the first product that fits.
+"""A buyer that knows the goal and acts on what it sees: it reads the results aloud, word for word and in
+order, until a product fits. A thought ends with what is searched or clicked.
 
-    Thought: boots waterproof wool red, below 50.
-    Action: search[boots waterproof wool red]
+    Thought: below 50: waterproof wool boots red.
+    Action: search[waterproof wool boots red]
 
-    Thought: B417 not wool, B033 $75.0 above 50, B200 $35.0 below 50.
+    Thought: Next > [SEP] B033 [SEP] light wool boots by nordik [SEP] $35.0 [SEP] B200 [SEP] waterproof wool
+    boots by tavora [SEP] $35.0 below 50: B200.
     Action: click[B200]
 
-A product whose page lacks an option that is wanted is left again, and the reading goes on after it.
+A product whose page lacks an option that is wanted is left again, and the reading begins with it again.
 """
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -19,6 +21,7 @@ from envs.webshop.goals import NO_LIMIT, Goal
 from envs.webshop.pages import PER_PAGE, Button
 from envs.webshop.reward import has_attribute, options_met
 from envs.webshop.shop import Shop
+from envs.webshop.views import SEPARATOR
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,9 +29,10 @@ class Visit:
     """A product that is opened, after those that were read and left."""
 
     product: Product
-    thought: str
+    read: tuple[str, ...]
+    """What stands on the page of results up to its price."""
     page: int
-    """Of the results, counted from 1."""
+    """Which of the results' pages, counted from 1."""
     choices: tuple[str, ...] | None
     """Values to click; None where it lacks one that is wanted."""
 
@@ -51,38 +55,30 @@ def _queries(shop: Shop, goal: Goal) -> Iterator[str]:
 
 def _visits(shop: Shop, goal: Goal, query: str) -> Iterator[Visit]:
     """The products that are opened, the last one to be bought if it has all that is wanted."""
-    said: list[str] = []
-    at = 1
+    read: tuple[str, ...] = ()
+    page = 0
     for number, product in enumerate(shop.search(query.lower())):
-        page = number // PER_PAGE + 1
-        if page != at:
-            at, said = page, []
-        fault = _fault(shop, goal, product)
-        if fault:
-            said.append(f"{product.asin} {fault}")
+        if number // PER_PAGE + 1 != page:
+            page = number // PER_PAGE + 1
+            read = (Button.NEXT,)
+        row = (product.asin, product.title, product.price_tag)
+        read += row
+        if not _fits(shop, goal, product):
             continue
         choices = _choices(shop, goal, product)
-        said.append(f"{product.asin} {_price(product, goal, 'below')}")
-        yield Visit(product, ", ".join(said) + ".", page, choices)
+        yield Visit(product, read, page, choices)
         if choices is not None:
             return
-        said = []
+        read = row
 
 
-def _fault(shop: Shop, goal: Goal, product: Product) -> str:
-    """What is wrong with a product of the results; empty where nothing is."""
-    lacks = next((one for one in goal.attributes if not has_attribute(product, one)), None)
-    if shop.score(product, goal, chosen=()).type_factor < 1:
-        return f"not {goal.query}"
-    if lacks is not None:
-        return f"not {lacks}"
-    if shop.prices[product.asin] > goal.price_upper:
-        return _price(product, goal, "above")
-    return ""
-
-
-def _price(product: Product, goal: Goal, compared: str) -> str:
-    return f"{product.price_tag} {compared} {goal.price_upper:.0f}" if goal.price_upper < NO_LIMIT else "fits"
+def _fits(shop: Shop, goal: Goal, product: Product) -> bool:
+    """As far as the results tell."""
+    return (
+        shop.score(product, goal, chosen=()).type_factor == 1
+        and all(has_attribute(product, one) for one in goal.attributes)
+        and shop.prices[product.asin] <= goal.price_upper
+    )
 
 
 def _choices(shop: Shop, goal: Goal, product: Product) -> tuple[str, ...] | None:
@@ -109,31 +105,32 @@ def _only(goal: Goal, wanted: tuple[str, str]) -> Goal:
 
 
 def _turns(goal: Goal, query: str, visits: Sequence[Visit]) -> Iterator[ExpertStep]:
-    yield ExpertStep(_wanted(goal), f"search[{query}]")
+    yield ExpertStep(f"{_limit(goal, 'wanted')}: {query}.", f"search[{query}]")
     page = 1
     for visit in visits:
         while page < visit.page:
-            yield ExpertStep("none fits on this page.", _click(Button.NEXT))
+            yield _click("none fits on this page", Button.NEXT)
             page += 1
-        yield ExpertStep(visit.thought, _click(visit.product.asin))
+        yield ExpertStep(f"{_limit(goal, SEPARATOR.join(visit.read))}.", f"click[{visit.product.asin}]")
         if visit.choices is None:
-            yield ExpertStep("an option is missing.", _click(Button.PREVIOUS))
+            yield _click("an option is missing", Button.PREVIOUS)
     bought = visits[-1]
     assert bought.choices is not None
     for number, value in enumerate(bought.choices):
-        left = ", ".join(bought.choices[number:])
-        yield ExpertStep(f"{left} to choose.", _click(value))
-    yield ExpertStep("all is chosen.", _click(Button.BUY))
+        yield _click(f"{len(bought.choices) - number} to choose", value)
+    yield _click("all is chosen", Button.BUY)
 
 
 def _words(goal: Goal) -> list[str]:
-    return [goal.query, *goal.attributes, *(value for _, value in goal.options)]
+    """What is asked for, in the order in which the instruction says it; last, what it does not say so."""
+    words = [goal.query, *goal.attributes, *(value for _, value in goal.options)]
+    said = {word: re.search(rf"\b{re.escape(word)}\b", goal.instruction, re.IGNORECASE) for word in words}
+    return sorted(words, key=lambda word: found.start() if (found := said[word]) else len(goal.instruction))
 
 
-def _wanted(goal: Goal) -> str:
-    limit = f", below {goal.price_upper:.0f}" if goal.price_upper < NO_LIMIT else ""
-    return f"{' '.join(_words(goal))}{limit}."
+def _limit(goal: Goal, said: str) -> str:
+    return f"{said} below {goal.price_upper:.0f}" if goal.price_upper < NO_LIMIT else said
 
 
-def _click(what: str) -> str:
-    return f"click[{what}]"
+def _click(why: str, what: str) -> ExpertStep:
+    return ExpertStep(f"{why}: {what}.", f"click[{what}]")

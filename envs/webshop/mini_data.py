@@ -1,9 +1,10 @@
 """Makes the files of `webshop-mini`: a made-up shop in upstream's formats, the same bytes on every machine.
 
 Products come in families of four: two that differ in one thing (an attribute, the material, or the values of
-an option), and each of them once more, dearer than the instruction for the cheap one allows. Each has one
-instruction by a "human" and one by upstream's scheme. So that a small model can read it, words are few
-(`mini_words.py`), a title has five, a product's number four signs, and prices are few.
+an option), and each of them once more, dearer than the instruction for the cheap one allows. Each is of
+another brand, and has one instruction by a "human" and one by upstream's scheme. So that a small model can
+read it, words are few (`mini_words.py`), a title ends with the brand, which tells it from the family's other
+ones, a product's number has four signs, and prices are few.
 """
 
 import json
@@ -16,7 +17,7 @@ from typing import Any
 from envs.webshop.catalogue import PATH_SIGN
 from envs.webshop.mini_words import BRANDS, COLOURS, DEPARTMENTS, SIZES, Department
 
-SEED = "webshop-mini/1"
+SEED = "webshop-mini/2"
 FAMILIES = 250
 PRICES = (15, 25, 35, 45, 55)
 """Dollars."""
@@ -59,9 +60,10 @@ def write(folder: Path) -> None:
 
 def _family(rng: random.Random) -> list[Draft]:
     department = rng.choice(DEPARTMENTS)
+    brands = rng.sample(BRANDS, 4)
     first = Draft(
         department=department,
-        brand=rng.choice(BRANDS),
+        brand=brands[0],
         noun=rng.choice(department.nouns),
         material=rng.choice(department.materials),
         attributes=tuple(rng.sample(department.attributes, 2)),
@@ -79,7 +81,8 @@ def _family(rng: random.Random) -> list[Draft]:
         fewer = tuple(value for value in first.options[name] if value != missing)
         others.append(replace(first, options=first.options | {name: fewer}))
     cheap = [first, rng.choice(others)]
-    return [*cheap, *(replace(one, price=one.price + DEARER) for one in cheap)]
+    family = [*cheap, *(replace(one, price=one.price + DEARER) for one in cheap)]
+    return [replace(one, brand=brand) for one, brand in zip(family, brands, strict=True)]
 
 
 def _values(name: str, rng: random.Random) -> tuple[str, ...]:
@@ -93,7 +96,7 @@ def _other(words: Sequence[str], than: Iterable[str], rng: random.Random) -> str
 
 
 def _title(draft: Draft) -> str:
-    return " ".join([draft.brand, *draft.attributes, draft.material, draft.noun])
+    return " ".join([*draft.attributes, draft.material, draft.noun, "by", draft.brand])
 
 
 def _item(asin: str, draft: Draft) -> dict[str, Any]:

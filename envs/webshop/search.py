@@ -6,6 +6,7 @@ formula; Lucene itself rounds the length of a document to a byte, so that close 
 order.
 """
 
+import logging
 import re
 from collections.abc import Iterable, Iterator
 from functools import cache, lru_cache
@@ -15,6 +16,8 @@ import numpy as np
 import Stemmer
 
 from envs.webshop.catalogue import Product
+
+logging.getLogger("bm25s").setLevel(logging.INFO)  # it tells of each index, whatever the root's level is
 
 K1, B = 0.9, 0.4
 """pyserini's defaults."""
