@@ -58,7 +58,7 @@ def the_error(done: subprocess.CompletedProcess[str]) -> str:
     [
         (
             ["run", "webshop-mini-cpu", "--set", "warmup.new_words=0"],
-            ["pipelines.webshop-mini-cpu.warmup", "whole_words", "new_words is 0"],
+            ["pipelines.webshop-mini-cpu.warmup", "whole_words", "new_words, which is 0"],
         ),
         (["run", "textcraft-cpy"], ["'textcraft-cpy'", "did you mean 'textcraft-cpu'", "pipelines.yaml"]),
         (
