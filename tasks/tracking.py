@@ -10,6 +10,7 @@ import hashlib
 import json
 import logging
 import os
+import re
 import socket
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -145,7 +146,8 @@ class Tracker:
         run = client.create_run(experiment_id, run_name=self._workspace.name, tags={"pipeline": self._name})
         run_id: str = run.info.run_id
         params = [
-            Param(key, str(value)) for key, value in flat(self._pipeline.model_dump(mode="json"), sep=".")
+            Param(_named(key), str(value))
+            for key, value in flat(self._pipeline.model_dump(mode="json"), sep=".")
         ]
         for start in range(0, len(params), 100):
             client.log_batch(run_id, params=params[start : start + 100])
@@ -286,10 +288,15 @@ def _metrics(values: Mapping[str, Any], *, step: int, at_ms: int, prefix: str = 
     from mlflow.entities import Metric
 
     return [
-        Metric(f"{prefix}{key}", float(value), timestamp=at_ms, step=step)
+        Metric(_named(f"{prefix}{key}"), float(value), timestamp=at_ms, step=step)
         for key, value in flat(values, sep="/")
         if isinstance(value, (int, float)) and not isinstance(value, bool) and key != "step"
     ]
+
+
+def _named(key: str) -> str:
+    """`key` as MLflow allows it: `webshop-mini:text?actions=false` has signs that it does not."""
+    return re.sub(r"[^\w\-. :/]", "_", key, flags=re.ASCII)
 
 
 def _log_metrics(client: "MlflowClient", run_id: str, metrics: list["Metric"]) -> None:

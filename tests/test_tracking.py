@@ -35,15 +35,17 @@ def workspace(store: Path, request: pytest.FixtureRequest, monkeypatch: pytest.M
 
 @pytest.fixture
 def pipeline() -> Pipeline:
-    overrides = {"train.steps": 5, "train.steps_per_round": 2, "warmup.lr": 0.25}
+    parts = {"textcraft": {}, "craft?easy=yes": {"env": "textcraft"}}
+    overrides = {"train.steps": 5, "train.steps_per_round": 2, "warmup.lr": 0.25, "data.parts": parts}
     return load_pipeline("textcraft-cpu", overrides=overrides, file=PIPELINES)
 
 
 def write_step(workspace: Path, step: int) -> None:
     file = workspace / "train" / "metrics.jsonl"
     file.parent.mkdir(parents=True, exist_ok=True)
+    numbers = {"success": step / 10, "stop_max_turns": 1, "envs_live/shop:text?actions=false": 3}
     with file.open("a") as lines:
-        lines.write(json.dumps({"step": step, "success": step / 10, "stop_max_turns": 1}) + "\n")
+        lines.write(json.dumps({"step": step, **numbers}) + "\n")
 
 
 def write_round(workspace: Path, index: int, *, steps: tuple[int, int]) -> None:
@@ -128,8 +130,10 @@ def test_a_whole_run_is_recorded(workspace: Path, pipeline: Pipeline) -> None:
     assert parent.info.status == "FINISHED"
     assert parent.data.tags["git.commit"] == "abc"
     assert parent.data.params["warmup.lr"] == "0.25"
+    assert parent.data.params["data.parts.craft_easy_yes.env"] == "textcraft"
     assert parent.data.params["horizon.rounds"] == str(pipeline.horizon.rounds)
     assert series(parent, "success") == [(1, 0.1), (2, 0.2), (3, 0.3), (4, 0.4), (5, 0.5)]
+    assert parent.data.metrics["envs_live/shop:text_actions_false"] == 3.0
     assert series(parent, "quick_evaluation/success") == [(2, 0.5), (4, 0.6), (5, 0.7)]
     assert parent.data.metrics["evaluation/after/sampled/success_depth_2"] == 0.125
     assert parent.data.metrics["seconds/stages/train"] == 12.5
