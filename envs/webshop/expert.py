@@ -56,17 +56,15 @@ def _queries(shop: Shop, goal: Goal) -> Iterator[str]:
 def _visits(shop: Shop, goal: Goal, query: str) -> Iterator[Visit]:
     """The products that are opened, the last one to be bought if it has all that is wanted."""
     read: tuple[str, ...] = ()
-    page = 0
     for number, product in enumerate(shop.search(query.lower())):
-        if number // PER_PAGE + 1 != page:
-            page = number // PER_PAGE + 1
+        if number % PER_PAGE == 0:  # a page begins
             read = (Button.NEXT,)
         row = (product.asin, product.title, product.price_tag)
         read += row
         if not _fits(shop, goal, product):
             continue
         choices = _choices(shop, goal, product)
-        yield Visit(product, read, page, choices)
+        yield Visit(product, read, number // PER_PAGE + 1, choices)
         if choices is not None:
             return
         read = row
