@@ -23,11 +23,15 @@ _FOR_PEOPLE = (
     "#reward-display, #click-canvas, #sync-task-cover, #query { display: none !important }"
     "* { transition: none !important; animation: none !important }"
 )
-_START = """(() => {
+_START = """(async () => {
+  const style = document.createElement("style");
+  style.textContent = %r;
+  document.head.append(style);
   if (window.jQuery) jQuery.fx.off = true;
   Math.seedrandom(%d);
   core.EPISODE_MAX_TIME = 2147483647;
   core.startEpisodeReal();
+  while (!WOB_TASK_READY) await new Promise(done => setTimeout(done, 10));
 })()"""
 _OBJECTIVE = "(() => { const said = core.getUtterance(); return said.utterance || said })()"
 _END = "[WOB_DONE_GLOBAL, WOB_RAW_REWARD_GLOBAL]"
@@ -65,10 +69,8 @@ class MiniWobEnv:
             urls=[f"{ORIGIN}/miniwob/{name}.html"],
             shelf=Shelf(ORIGIN, pages()),
         )
-        await session.page.add_style_tag(content=_FOR_PEOPLE)
         try:
-            await session.evaluate(_START % seed)
-            await session.page.wait_for_function("() => WOB_TASK_READY")
+            await session.evaluate(_START % (_FOR_PEOPLE, seed))
             self._objective = str(await session.evaluate(_OBJECTIVE))
         except ValueError as error:
             raise EnvCrashed(f"{item.item_id} ({name}) does not start: {error}") from error
