@@ -24,6 +24,7 @@ from envs.browser.actions import (
     described,
     read_action,
 )
+from envs.browser.chromium import Chromium, answering
 from envs.browser.program import CHROMIUM, walls
 from envs.browser.seats import Seat
 from envs.browser.session import MAX_TABS, Session
@@ -131,7 +132,7 @@ def test_a_tree_is_written_as_webarena_writes_it() -> None:
 
 def play(use: Callable[[Seat, Site], Awaitable[None]]) -> None:
     """`use` a seat in a browser; afterwards nothing of it is left."""
-    before = set(psutil.Process().children(recursive=True))
+    before = psutil.Process().children(recursive=True)
 
     async def main(shop: Site) -> None:
         seat = await Seat.take()
@@ -264,21 +265,16 @@ def test_tabs_have_an_end() -> None:
 
 @chromium
 def test_a_browser_that_is_killed_is_noticed_at_once_and_replaced() -> None:
-    before = set(psutil.Process().children(recursive=True))
+    before = psutil.Process().children(recursive=True)
 
     async def main() -> None:
         with site() as shop:
             seats = [await Seat.take() for _ in range(2)]
             assert seats[0].chromium is seats[1].chromium
             sessions = [await opened(seat, shop) for seat in seats]
-            ours = [one for one in psutil.Process().children(recursive=True) if one not in before]
-            ours = [one for one in ours if one.status() != psutil.STATUS_ZOMBIE]
-            browsers = [one for one in ours if "--user-data-dir" in " ".join(one.cmdline())]
             waiting = asyncio.ensure_future(sessions[0].evaluate("new Promise(() => 0)"))
             await asyncio.sleep(0.2)
-            for one in browsers:
-                with suppress(ProcessLookupError):  # it has ended with the one before
-                    os.kill(one.pid, signal.SIGKILL)
+            kill_browsers(since=before)
             with pytest.raises(EnvCrashed):
                 await asyncio.wait_for(waiting, 5)
             with pytest.raises(EnvCrashed):
@@ -293,6 +289,43 @@ def test_a_browser_that_is_killed_is_noticed_at_once_and_replaced() -> None:
 
     asyncio.run(main())
     assert not [one for one in psutil.Process().children(recursive=True) if one not in before]
+
+
+@chromium
+def test_what_a_dead_browser_was_asked_is_not_waited_for() -> None:
+    """Playwright never answers some of what it was asked just before the end."""
+    before = psutil.Process().children(recursive=True)
+
+    async def main() -> None:
+        chromium = await Chromium.start()
+        context = await chromium.context(origins=())
+
+        async def asked() -> None:
+            assert context.browser is not None
+            async with answering(context.browser, limit_s=60):
+                await asyncio.Event().wait()
+
+        waiting = asyncio.ensure_future(asked())
+        await asyncio.sleep(0.2)
+        kill_browsers(since=before)
+        await asyncio.wait({waiting}, timeout=5)
+        assert waiting.done()
+        assert isinstance(waiting.exception(), TimeoutError)
+        with pytest.raises(EnvCrashed, match="it has died"):
+            await chromium.context(origins=())
+        await chromium.close()
+
+    asyncio.run(main())
+
+
+def kill_browsers(*, since: list[psutil.Process]) -> None:
+    """`kill -9` those that are not in `since`."""
+    ours = [one for one in psutil.Process().children(recursive=True) if one not in since]
+    ours = [one for one in ours if one.status() != psutil.STATUS_ZOMBIE]
+    for one in ours:
+        with suppress(psutil.NoSuchProcess, ProcessLookupError):  # it has ended with the one before
+            if "--user-data-dir" in " ".join(one.cmdline()):
+                os.kill(one.pid, signal.SIGKILL)
 
 
 @chromium

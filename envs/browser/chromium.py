@@ -9,8 +9,8 @@ a whole has the same proxy, so nothing of its own goes out either.
 
 import asyncio
 import os
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
@@ -93,20 +93,21 @@ class Chromium:
 
         width, height = VIEWPORT
         try:
-            return await self._browser.new_context(
-                viewport={"width": width, "height": height},
-                device_scale_factor=1,
-                locale="en-US",
-                timezone_id="UTC",
-                reduced_motion="reduce",
-                permissions=[],
-                service_workers="block",
-                accept_downloads=False,
-                storage_state=storage_state,
-                proxy={"server": NOWHERE, "bypass": ",".join(map(origin_of, origins))},
-            )
-        except Error as error:
-            raise EnvCrashed(f"Chromium opens no context: {first_line(error)}") from error
+            async with answering(self._browser, limit_s=LAUNCH_TIMEOUT_S):
+                return await self._browser.new_context(
+                    viewport={"width": width, "height": height},
+                    device_scale_factor=1,
+                    locale="en-US",
+                    timezone_id="UTC",
+                    reduced_motion="reduce",
+                    permissions=[],
+                    service_workers="block",
+                    accept_downloads=False,
+                    storage_state=storage_state,
+                    proxy={"server": NOWHERE, "bypass": ",".join(map(origin_of, origins))},
+                )
+        except (Error, TimeoutError) as error:
+            raise EnvCrashed(f"Chromium opens no context: {why(self._browser, error)}") from error
 
     async def close(self) -> None:
         """End the browser and its driver; kills what does not end by itself."""
@@ -116,6 +117,30 @@ class Chromium:
         with suppress(Exception):
             async with asyncio.timeout(CLOSE_TIMEOUT_S):
                 await self._playwright.stop()
+
+
+@asynccontextmanager
+async def answering(browser: "Browser", *, limit_s: float) -> AsyncIterator[None]:
+    """Within, a `TimeoutError` after `limit_s` seconds, and as soon as `browser` has died: what it was asked
+    just before may never be answered."""
+
+    def end(_: "Browser") -> None:
+        if not clock.expired():
+            clock.reschedule(asyncio.get_running_loop().time())
+
+    async with asyncio.timeout(limit_s) as clock:
+        browser.on("disconnected", end)
+        try:
+            if not browser.is_connected():
+                end(browser)
+            yield
+        finally:
+            browser.remove_listener("disconnected", end)
+
+
+def why(browser: "Browser", error: BaseException) -> str:
+    """What is to be said of an error that came out of `answering`."""
+    return first_line(error) if browser.is_connected() else "it has died"
 
 
 def origin_of(url: str) -> str:

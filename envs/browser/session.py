@@ -22,7 +22,7 @@ from envs.browser.actions import (
     TabFocus,
     Type,
 )
-from envs.browser.chromium import VIEWPORT, Chromium, first_line, origin_of
+from envs.browser.chromium import VIEWPORT, Chromium, answering, first_line, origin_of, why
 from envs.browser.hands import press, scroll, touch
 from envs.browser.shelf import Shelf
 from envs.browser.traffic import Traffic
@@ -41,7 +41,9 @@ class Session:
     """One context; make it by `open`."""
 
     def __init__(self, context: "BrowserContext", origins: Sequence[str]) -> None:
+        assert context.browser is not None  # only a persistent context has none
         self.context = context
+        self._browser = context.browser
         self.page: Page
         """The tab that has the focus."""
         self._origins = frozenset(origins)
@@ -68,7 +70,7 @@ class Session:
         known = sorted({origin_of(url) for url in origins})
         session = cls(await chromium.context(origins=known, storage_state=storage_state), known)
         try:
-            async with session._watched():
+            async with session._watched(max(1, len(urls)) * NAVIGATION_S + ANSWER_S):
                 if shelf is not None:
                     # Playwright keeps something on the owner of a method, which a frozen one refuses.
                     await session.context.route(f"{shelf.origin}/**", lambda route: shelf.serve(route))
@@ -86,8 +88,7 @@ class Session:
     @property
     def alive(self) -> bool:
         """False once the context, a page of it, or the browser is known to have died."""
-        browser = self.context.browser
-        return not self._traffic.fault and browser is not None and browser.is_connected()
+        return not self._traffic.fault and self._browser.is_connected()
 
     @property
     def tree(self) -> Tree:
@@ -96,7 +97,7 @@ class Session:
 
     async def observe(self) -> str:
         """The titles of all tabs, and the tree of the one in front."""
-        async with self._watched(), asyncio.timeout(ANSWER_S):
+        async with self._watched(ANSWER_S):
             for attempt in range(5):  # a page that is being replaced cannot be read
                 try:
                     self._tree = await self._read()
@@ -110,19 +111,19 @@ class Session:
     async def act(self, action: Action) -> None:
         """Carry out anything but `Stop`; one that names what is not there changes nothing. Raises `NoAction`
         for a place that may not be gone to."""
-        async with self._watched(), asyncio.timeout(NAVIGATION_S + ANSWER_S):
+        async with self._watched(NAVIGATION_S + ANSWER_S):
             await self._act(action)
             await self._settle()
 
     async def goto(self, url: str) -> None:
         """Load `url` in the tab in front, and wait until it is quiet."""
-        async with self._watched(), asyncio.timeout(NAVIGATION_S + ANSWER_S):
+        async with self._watched(NAVIGATION_S + ANSWER_S):
             await self.page.goto(url, timeout=NAVIGATION_S * 1000)
             await self._settle()
 
     async def quiet(self) -> None:
         """Wait until the tab in front is quiet."""
-        async with self._watched(), asyncio.timeout(NAVIGATION_S):
+        async with self._watched(NAVIGATION_S):
             await self._settle()
 
     @property
@@ -132,12 +133,12 @@ class Session:
 
     async def content(self) -> str:
         """The tab in front, as HTML."""
-        async with self._watched(), asyncio.timeout(ANSWER_S):
+        async with self._watched(ANSWER_S):
             return await self.page.content()
 
     async def evaluate(self, expression: str) -> Any:
         """The value of a JavaScript expression in the tab in front; raises `ValueError` where it throws."""
-        async with self._watched(), asyncio.timeout(ANSWER_S):
+        async with self._watched(ANSWER_S):
             try:
                 return await self.page.evaluate(f"() => {expression}")
             except self._errors() as error:
@@ -147,8 +148,9 @@ class Session:
 
     async def close(self) -> None:
         """End the context. Idempotent."""
-        with suppress(*self._errors()):
-            await self.context.close()
+        with suppress(TimeoutError, *self._errors()):
+            async with answering(self._browser, limit_s=ANSWER_S):
+                await self.context.close()
 
     async def _act(self, action: Action) -> None:
         page = self.page
@@ -233,14 +235,17 @@ class Session:
             await self.page.wait_for_load_state("load", timeout=max(1.0, left_s * 1000))
 
     @asynccontextmanager
-    async def _watched(self) -> AsyncIterator[None]:
-        """Within, what Playwright raises is a fault, and so is what a site or a page failed at meanwhile."""
+    async def _watched(self, limit_s: float) -> AsyncIterator[None]:
+        """Within, what Playwright raises is a fault, and so is what takes longer than `limit_s` seconds, the
+        browser's end, and what a site or a page failed at meanwhile."""
         try:
-            yield
+            async with answering(self._browser, limit_s=limit_s):
+                yield
         except Exception as error:
             if not isinstance(error, (TimeoutError, *self._errors())):
                 raise
-            raise EnvCrashed(self._traffic.fault or f"the browser failed: {first_line(error)}") from error
+            told = self._traffic.fault or f"the browser failed: {why(self._browser, error)}"
+            raise EnvCrashed(told) from error
         if self._traffic.fault:
             raise EnvCrashed(self._traffic.fault)
 
