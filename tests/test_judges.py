@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import sqlite3
 import subprocess
 import sys
 from pathlib import Path
@@ -191,6 +192,20 @@ def test_budget_and_replies_are_those_of_all_processes_and_outlive_them(tmp_path
             Endpoint(server.url, "toy"), name="fair", max_requests=11, store=tmp_path / "deep" / "judge.db"
         )
         asyncio.run(more.score(judged("new", fields=FIELDS)))  # a raised limit goes on
+
+
+def test_a_new_file_that_another_process_writes_is_waited_for(tmp_path: Path) -> None:
+    async def main() -> Spent:
+        other = sqlite3.connect(tmp_path / "judge.db", isolation_level=None)
+        other.execute("begin immediate")
+        reading = asyncio.ensure_future(JudgeFile(tmp_path / "judge.db", name="fair").read())
+        await asyncio.sleep(0.3)
+        other.execute("create table somebodys (key text)")
+        other.execute("commit")
+        other.close()
+        return await reading
+
+    assert asyncio.run(main()) == Spent()
 
 
 def test_a_file_that_cannot_be_used_is_named(tmp_path: Path) -> None:

@@ -173,12 +173,13 @@ class JudgeFile:
                 database = sqlite3.connect(
                     self._path, timeout=_BUSY_S, isolation_level=None, check_same_thread=False
                 )
-                database.execute("pragma journal_mode = wal")
-                database.execute("pragma synchronous = normal")
+                # No write-ahead log: who turns it on does not wait for others who do.
+                database.execute("begin immediate")
                 database.execute("create table if not exists replies (key text primary key, reply text)")
                 database.execute(
                     "create table if not exists spent (name text primary key, requests int, tokens int)"
                 )
+                database.execute("commit")
             except (sqlite3.Error, OSError) as error:
                 raise ConfigError(
                     f"the judge's file {self._path} cannot be used: {error}; name another"
