@@ -2,7 +2,7 @@
 
 import asyncio
 import os
-import signal
+import random
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from pathlib import Path
@@ -11,6 +11,7 @@ from typing import Any
 import psutil
 import pytest
 
+from bench.browser import kill_browser
 from envs.browser.actions import (
     Click,
     Go,
@@ -132,7 +133,7 @@ def test_a_tree_is_written_as_webarena_writes_it() -> None:
 
 def play(use: Callable[[Seat, Site], Awaitable[None]]) -> None:
     """`use` a seat in a browser; afterwards nothing of it is left."""
-    before = psutil.Process().children(recursive=True)
+    before = set(psutil.Process().children(recursive=True))
 
     async def main(shop: Site) -> None:
         seat = await Seat.take()
@@ -265,7 +266,7 @@ def test_tabs_have_an_end() -> None:
 
 @chromium
 def test_a_browser_that_is_killed_is_noticed_at_once_and_replaced() -> None:
-    before = psutil.Process().children(recursive=True)
+    before = set(psutil.Process().children(recursive=True))
 
     async def main() -> None:
         with site() as shop:
@@ -274,7 +275,7 @@ def test_a_browser_that_is_killed_is_noticed_at_once_and_replaced() -> None:
             sessions = [await opened(seat, shop) for seat in seats]
             waiting = asyncio.ensure_future(sessions[0].evaluate("new Promise(() => 0)"))
             await asyncio.sleep(0.2)
-            kill_browsers(since=before)
+            kill_browser(random.Random(0))
             with pytest.raises(EnvCrashed):
                 await asyncio.wait_for(waiting, 5)
             with pytest.raises(EnvCrashed):
@@ -294,7 +295,6 @@ def test_a_browser_that_is_killed_is_noticed_at_once_and_replaced() -> None:
 @chromium
 def test_what_a_dead_browser_was_asked_is_not_waited_for() -> None:
     """Playwright never answers some of what it was asked just before the end."""
-    before = psutil.Process().children(recursive=True)
 
     async def main() -> None:
         chromium = await Chromium.start()
@@ -307,7 +307,7 @@ def test_what_a_dead_browser_was_asked_is_not_waited_for() -> None:
 
         waiting = asyncio.ensure_future(asked())
         await asyncio.sleep(0.2)
-        kill_browsers(since=before)
+        kill_browser(random.Random(0))
         await asyncio.wait({waiting}, timeout=5)
         assert waiting.done()
         assert isinstance(waiting.exception(), TimeoutError)
@@ -316,16 +316,6 @@ def test_what_a_dead_browser_was_asked_is_not_waited_for() -> None:
         await chromium.close()
 
     asyncio.run(main())
-
-
-def kill_browsers(*, since: list[psutil.Process]) -> None:
-    """`kill -9` those that are not in `since`."""
-    ours = [one for one in psutil.Process().children(recursive=True) if one not in since]
-    ours = [one for one in ours if one.status() != psutil.STATUS_ZOMBIE]
-    for one in ours:
-        with suppress(psutil.NoSuchProcess, ProcessLookupError):  # it has ended with the one before
-            if "--user-data-dir" in " ".join(one.cmdline()):
-                os.kill(one.pid, signal.SIGKILL)
 
 
 @chromium
