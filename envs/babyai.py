@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from envs.babyai_expert import solve
 from envs.babyai_view import Move, commands, describe, look
+from envs.errors import unknown_item
 from envs.registry import EnvSpec, ExpertStep, Split
 from envs.types import Item, StepResult
 
@@ -77,6 +78,8 @@ Action: your next action"""
 
 TEST_ITEMS, TRAIN_ITEMS = 90, 810
 """As many as in AgentGym-RL's BabyAI; which ones it chose is not in its code."""
+SEEDS = 2**31
+"""Of each level: the seeds that every generator of random numbers on the way tells apart."""
 
 
 class BabyAIEnv:
@@ -154,7 +157,9 @@ def _say_nothing(*_: object) -> None: ...
 
 
 def make_item(index: int) -> Item:
-    """The item `babyai_<index>`."""
+    """The item `babyai_<index>`. Raises `ConfigError` for a number that has no seed."""
+    if not 0 <= index < len(LEVELS) * SEEDS:
+        raise unknown_item("babyai", index, count=len(LEVELS) * SEEDS)
     return Item(
         item_id=f"babyai_{index}",
         env="babyai",

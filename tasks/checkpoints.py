@@ -1,46 +1,86 @@
 """The folder of verl's checkpoints: which are whole, which is the last, which can go.
 
-verl writes a checkpoint file by file and its tracker file at the end, neither atomically. A marker of
-ours, put down once all is written, says that a checkpoint is whole; what has none is torn.
+verl writes a checkpoint file by file and its tracker file at the end, neither atomically. A record of ours,
+put down once all is written, names each file with its size and checksum. A checkpoint without one is torn;
+one whose files are no longer those of the record is damaged. Training goes on from the last one that is
+neither.
 """
 
-import os
+import json
 import shutil
+import zlib
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 
+from envs.errors import WingspanError
+from envs.files import write_atomically
+
 KEPT = 2
-_MARKER = "complete"
+_RECORD = "complete"
+"""JSON: path within the checkpoint → [bytes, CRC-32]."""
 _TRACKER = "latest_checkpointed_iteration.txt"
 _PREFIX = "global_step_"
+_CHUNK = 4_000_000  # bytes
+
+_Sum = tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Resumption:
+    """Where training goes on."""
+
+    step: int
+    """Of the last whole checkpoint; 0 where there is none yet."""
+    damage: tuple[str, ...] = ()
+    """What was wrong with later checkpoints, which are deleted; one line for each."""
 
 
 def mark_complete(folder: Path, *, step: int) -> None:
-    """Say that the checkpoint of `step` is whole, and delete all but the newest `KEPT`."""
-    (_at(folder, step) / _MARKER).touch()
+    """Record the files of the checkpoint of `step`, all of which are written, and delete all but the newest
+    `KEPT`."""
+    checkpoint = _at(folder, step)
+    write_atomically(checkpoint / _RECORD, json.dumps(_sums(checkpoint)))
     for old in complete_steps(folder)[:-KEPT]:
         shutil.rmtree(_at(folder, old))
 
 
 def complete_steps(folder: Path) -> list[int]:
-    """The steps of whole checkpoints, ascending."""
-    marked = (path.parent.name for path in folder.glob(f"{_PREFIX}*/{_MARKER}"))
+    """The steps of checkpoints that were written to their end, ascending; their files are not read."""
+    marked = (path.parent.name for path in folder.glob(f"{_PREFIX}*/{_RECORD}"))
     return sorted(int(name.removeprefix(_PREFIX)) for name in marked)
 
 
-def repair(folder: Path) -> int:
-    """Delete torn checkpoints and point verl's tracker at the last whole one; its step, 0 for none."""
-    whole = complete_steps(folder)
+def resume(folder: Path) -> Resumption:
+    """Find the last whole checkpoint, delete those that are torn or come after it, and point verl's tracker
+    at it.
+
+    Reads every file of the checkpoints that it judges. Raises `WingspanError`, and deletes nothing, where
+    there are checkpoints that were written to their end and every one is damaged.
+    """
+    written = complete_steps(folder)
+    step, faults = 0, dict[int, str]()
+    for candidate in reversed(written):
+        fault = _fault(_at(folder, candidate))
+        if fault is None:
+            step = candidate
+            break
+        faults[candidate] = fault
+    if faults and not step:
+        raise WingspanError(
+            f"no checkpoint in {folder} can be resumed: {'; '.join(faults.values())}; restore these files, "
+            f"or delete {folder.parent} to train from the start"
+        )
     for path in folder.glob(f"{_PREFIX}*"):
-        if not (path / _MARKER).exists():
+        if path.name not in {f"{_PREFIX}{one}" for one in written if one <= step}:
             shutil.rmtree(path)
     tracker = folder / _TRACKER
-    if not whole:
+    if step:
+        write_atomically(tracker, str(step))
+    else:
         tracker.unlink(missing_ok=True)
-        return 0
-    fresh = tracker.with_suffix(".new")
-    fresh.write_text(str(whole[-1]))
-    os.replace(fresh, tracker)
-    return whole[-1]
+    return Resumption(step, tuple(faults.values()))
 
 
 def policy_folder(folder: Path, *, step: int) -> Path:
@@ -50,3 +90,47 @@ def policy_folder(folder: Path, *, step: int) -> Path:
 
 def _at(folder: Path, step: int) -> Path:
     return folder / f"{_PREFIX}{step}"
+
+
+def _fault(checkpoint: Path) -> str | None:
+    """What is wrong with a checkpoint; None if it is as it was recorded."""
+    record = checkpoint / _RECORD
+    try:
+        recorded: Mapping[str, _Sum] = {name: (size, crc) for name, (size, crc) in _read(record).items()}
+    except (OSError, ValueError, AttributeError, TypeError):
+        return f"{record} is no record of its files"
+    files = [checkpoint / name for name in recorded]
+    for file, (size, _) in zip(files, recorded.values(), strict=True):
+        if not file.is_file():
+            return f"{file} is not there"
+        if (found := file.stat().st_size) != size:
+            return f"{file} has {found:,} of {size:,} bytes"
+    with ThreadPoolExecutor() as threads:
+        for file, (_, expected), crc in zip(files, recorded.values(), threads.map(_crc, files), strict=True):
+            if crc != expected:
+                return f"{file} is not what was written"
+    return None
+
+
+def _read(record: Path) -> dict[str, list[int]]:
+    found: dict[str, list[int]] = json.loads(record.read_text())
+    return found
+
+
+def _sums(checkpoint: Path) -> dict[str, _Sum]:
+    files = sorted(path for path in checkpoint.rglob("*") if path.is_file() and path.name != _RECORD)
+    with ThreadPoolExecutor() as threads:  # zlib lets go of Python's lock
+        crcs = threads.map(_crc, files)
+        return {
+            str(file.relative_to(checkpoint)): (file.stat().st_size, crc)
+            for file, crc in zip(files, crcs, strict=True)
+        }
+
+
+def _crc(file: Path) -> int:
+    crc = 0
+    buffer = memoryview(bytearray(_CHUNK))
+    with file.open("rb", buffering=0) as source:
+        while count := source.readinto(buffer):
+            crc = zlib.crc32(buffer[:count], crc)
+    return crc

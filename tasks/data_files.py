@@ -208,7 +208,13 @@ def _known(item_id: str, known: Mapping[str, Item], *, place: str, spec: EnvSpec
             raise ConfigError(
                 f"{place}: item_id {item_id!r} is none of {spec.name}; write {spec.name}_NUMBER"
             )
-        return spec.item_of(int(number))
+        try:
+            item = spec.item_of(int(number))
+        except ConfigError as error:
+            raise ConfigError(f"{place}: {error}") from None
+        if item.item_id != item_id:  # 007
+            raise ConfigError(f"{place}: item_id {item_id!r} is {item.item_id}; write it so")
+        return item
     if item_id not in known:
         raise ConfigError(
             f"{place}: item_id {item_id!r} is none of the {len(known)} items of {spec.name}"

@@ -6,6 +6,7 @@ once. The steps themselves are `tasks/trainer.py`'s.
 """
 
 import json
+import logging
 import os
 import time
 from collections.abc import Callable, Sequence
@@ -32,6 +33,8 @@ from tasks.verl_config import check_pipeline
 
 if TYPE_CHECKING:
     from tasks.served_policy import ServedAt
+
+_log = logging.getLogger(__name__)
 
 MAX_RESTARTS = 3
 """Times in a row that the training process may die without a step in between."""
@@ -99,6 +102,7 @@ class TrainSession:
         self._serve = serve
         self._actor: Any = None
         self._started = False
+        self._resumed = False
         self._owns_ray = False
         self._step = 0
         self._restarts = 0
@@ -117,14 +121,17 @@ class TrainSession:
         Its imports take longer than anything else in it: call this before the warm-up, which
         leaves a core idle.
         """
+        self._resume()
         if self._actor is None and not all(self._round_file(i).exists() for i in range(self.rounds)):
             self._launch()
 
     def run_round(self, index: int) -> RoundResult:
         """Train the round's remaining steps and evaluate; a finished round is only read.
 
-        Raises `WingspanError` if an earlier round is missing, or the process dies again and again.
+        Raises `WingspanError` if an earlier round is missing, if checkpoints are there but none is whole, or if
+        the process dies again and again.
         """
+        self._resume()
         path = self._round_file(index)
         if path.exists():
             return RoundResult(**json.loads(path.read_text()))
@@ -150,6 +157,7 @@ class TrainSession:
 
     def export(self) -> Path:
         """Write the last checkpoint's policy, with its tokenizer, to `workspace/policy`; returns that."""
+        self._resume()
         steps = checkpoints.complete_steps(self._checkpoints)
         if not steps:
             raise WingspanError(f"no whole checkpoint in {self._checkpoints}: train a round first")
@@ -218,6 +226,7 @@ class TrainSession:
     def _ensure_started(self) -> None:
         if self._started:
             return
+        self._resume()
         self._check_policy()
         self._write_draws()
         self._write_prompts()
@@ -225,7 +234,21 @@ class TrainSession:
             self._launch()
         self._step = self._call("start")
         self._started = True
-        _drop_steps_after(self._folder / "metrics.jsonl", self._step)
+
+    def _resume(self) -> None:
+        """Go back to the last whole checkpoint, once for each training process: what came after it, rounds
+        that were finished included, is done again."""
+        if self._resumed:
+            return
+        found = checkpoints.resume(self._checkpoints)
+        for damage in found.damage:
+            _log.warning("training goes back to step %d: %s", found.step, damage)
+        _drop_steps_after(self._folder / "metrics.jsonl", found.step)
+        for index in range(self.rounds):
+            path = self._round_file(index)
+            if path.exists() and json.loads(path.read_text())["last_step"] > found.step:
+                path.unlink()
+        self._resumed = True
 
     def _check_policy(self) -> None:
         warmed = self._workspace / "warmup"
@@ -288,6 +311,7 @@ class TrainSession:
         ray.kill(self._actor)
         self._actor = None
         self._started = False
+        self._resumed = False
 
     def _end_ray(self) -> None:
         import ray

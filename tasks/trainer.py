@@ -100,7 +100,8 @@ class Trainer:
         self._config = config
 
     def start(self) -> int:
-        """Start verl's processes and load the last whole checkpoint; returns its step, 0 for none.
+        """Start verl's processes and load the checkpoint that `checkpoints.resume` chose; returns its step, 0
+        for none.
 
         Does what `prepare` did not do yet. From here on the model and the item file must be there.
         """
@@ -111,7 +112,6 @@ class Trainer:
         from tasks.verl_rollout import RolloutManager
         from tasks.verl_trainer import StepTrainer
 
-        checkpoints.repair(self._checkpoints)
         use_reference = self._pipeline.train.kl_loss_coef > 0
         validate_config(self._config, use_reference_policy=use_reference, use_critic=False)
         self._trainer = StepTrainer(self._config, self._pipeline)

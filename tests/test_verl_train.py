@@ -7,7 +7,9 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+import ray
 
+from envs.errors import WingspanError
 from tasks import checkpoints, ray_session
 from tasks.items import write_items
 from tasks.player import Play
@@ -96,6 +98,26 @@ def test_training_survives_kill_9_and_counts_every_step_once(toy_in_ray: None, t
     with TrainSession(pipeline, tmp_path) as session:
         assert session.run_round(0) == first
         assert session.run_round(1) == second
+
+    # What was cut short is done again, from the checkpoint before it.
+    weights = next((folder / "checkpoints" / "global_step_4").rglob("model_world_size_1_rank_0.pt"))
+    weights.write_bytes(weights.read_bytes()[:1000])
+    with TrainSession(pipeline, tmp_path, on_step=on_step) as session:
+        assert session.run_round(0) == first
+        assert session.run_round(1).last_step == 4
+        session.export()
+    assert seen == [1, 2, 3, 3, 4, 3, 4]
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines] == [1, 2, 3, 4]
+    assert checkpoints.complete_steps(folder / "checkpoints") == [2, 4]
+
+    # With none that is whole, one line says so before anything starts.
+    for file in (folder / "checkpoints").rglob("*.pt"):
+        file.write_bytes(b"")
+    with TrainSession(pipeline, tmp_path) as session, pytest.raises(WingspanError) as refused:
+        session.run_round(1)
+    assert f"delete {folder} to train from the start" in str(refused.value)
+    assert not ray.is_initialized()
 
 
 def pid_of_trainer() -> int:

@@ -18,7 +18,7 @@ from envs.alfworld.env import INSTRUCTIONS, maker
 from envs.alfworld.expert import spoken
 from envs.alfworld.games import GAME, TASK_TYPES, TRAJECTORY, Game, facts_of, is_solvable, read_game
 from envs.alfworld.upstream import MAX_EPISODES, PACKAGES, PRELOAD
-from envs.errors import ConfigError
+from envs.errors import unknown_item
 from envs.files import write_atomically
 from envs.registry import EnvSpec, ExpertStep, Split
 from envs.types import Item
@@ -88,7 +88,7 @@ def names() -> tuple[str, ...]:
 def make_item(index: int) -> Item:
     """The item `alfworld_<index>`."""
     if not 0 <= index < len(names()):
-        raise ConfigError(f"alfworld has {len(names())} items; there is no 'alfworld_{index}'")
+        raise unknown_item(NAME, index, count=len(names()))
     part, task, _ = names()[index].split("/")
     return Item(item_id=f"{NAME}_{index}", env=NAME, metadata={**facts_of(task), "part": part})
 

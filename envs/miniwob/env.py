@@ -12,8 +12,8 @@ from envs.browser.actions import Click, Hover, NoAction, Press, Scroll, Stop, Ty
 from envs.browser.seats import Seat
 from envs.browser.session import Session
 from envs.browser.shelf import Shelf
-from envs.errors import EnvCrashed, MissingDependency
-from envs.miniwob.tasks import TASKS
+from envs.errors import EnvCrashed, MissingDependency, unknown_item
+from envs.miniwob.tasks import SEEDS, TASKS
 from envs.types import Item, StepResult
 
 ORIGIN = "http://miniwob.test"
@@ -125,7 +125,9 @@ class MiniWobEnv:
 
 
 def place_of(index: int) -> tuple[str, int]:
-    """Item `index` → (task, seed)."""
+    """Item `index` → (task, seed). Raises `ConfigError` for a number that has no seed."""
+    if not 0 <= index < len(TASKS) * SEEDS:
+        raise unknown_item("miniwob", index, count=len(TASKS) * SEEDS)
     seed, number = divmod(index, len(TASKS))
     return TASKS[number], seed
 

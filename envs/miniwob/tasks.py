@@ -72,3 +72,5 @@ TASKS = (
     "use-spinner",
 )
 """In this order they are numbered: item N is task N % 65, from seed N // 65."""
+SEEDS = 2**31
+"""Of each task; JavaScript would round numbers from 2**53 on."""

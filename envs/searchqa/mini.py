@@ -11,7 +11,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from envs.errors import ConfigError
+from envs.errors import ConfigError, unknown_item
 from envs.registry import EnvSpec, ExpertStep, Split
 from envs.retrieval.places import retriever_for
 from envs.retrieval.types import Retriever
@@ -53,7 +53,7 @@ def _retriever() -> Retriever:
 
 def _of(index: int) -> MiniQuestion:
     if not 0 <= index < len(_questions()):
-        raise ConfigError(f"{NAME} has {len(_questions())} items; there is no '{NAME}_{index}'")
+        raise unknown_item(NAME, index, count=len(_questions()))
     return _questions()[index]
 
 

@@ -9,7 +9,7 @@ import random
 from collections.abc import Sequence
 from functools import cache
 
-from envs.errors import ConfigError
+from envs.errors import unknown_item
 from envs.registry import EnvSpec, ExpertStep, Split
 from envs.retrieval.places import place_for, retriever_for
 from envs.retrieval.types import Retriever
@@ -61,7 +61,7 @@ def ask(item: Item) -> Question:
 
 def _question(index: int) -> Question:
     if not 0 <= index < END:
-        raise ConfigError(f"{NAME} has {END} items; there is no '{NAME}_{index}'")
+        raise unknown_item(NAME, index, count=END)
     return _test()[index] if index < FIRST_TRAIN else _train()[index - FIRST_TRAIN]
 
 

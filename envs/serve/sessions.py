@@ -18,7 +18,7 @@ from envs.base import Environment, Inspectable
 from envs.errors import ConfigError, described
 from envs.hosted import HostedEnv
 from envs.manager import host_of
-from envs.registry import EnvSpec
+from envs.registry import EnvSpec, item_numbered
 from envs.serve.ids import Ids
 from envs.serve.limits import Limits
 from envs.serve.metrics import Metrics
@@ -135,13 +135,10 @@ class Sessions:
         metadata: Mapping[str, Any] | None = None,
     ) -> Item:
         """The item of a number; refuses, naming the request's `field`, a number that no item has."""
-        if self.spec.item_of is None:
-            item = Item(item_id=f"{self.spec.name}_{index}", env=self.spec.name)
-        else:
-            try:
-                item = self.spec.item_of(index)
-            except ConfigError as error:
-                raise Refused(422, [{"loc": [*field], "msg": str(error), "type": "value_error"}]) from None
+        try:
+            item = item_numbered(self.spec, index)
+        except ConfigError as error:
+            raise Refused(422, [{"loc": [*field], "msg": str(error), "type": "value_error"}]) from None
         return replace(item, seed=seed or item.seed, metadata={**item.metadata, **(metadata or {})})
 
     def touch(self, session: Session) -> None:

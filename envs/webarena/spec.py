@@ -13,7 +13,7 @@ import random
 from collections.abc import Mapping
 
 from envs.browser.program import CHROMIUM
-from envs.errors import ConfigError
+from envs.errors import ConfigError, unknown_item
 from envs.registry import EnvSpec, Split, no_expert
 from envs.types import Item
 from envs.webarena.env import Scene, WebEnv
@@ -65,7 +65,7 @@ def make_item(index: int) -> Item:
     """The item `webarena_<index>`; raises `ConfigError` for one that cannot be judged here."""
     known = tasks()
     if index not in known:
-        raise ConfigError(f"webarena has {TASKS} items; there is no 'webarena_{index}'")
+        raise unknown_item("webarena", index, count=TASKS)
     if is_left_out() and known[index].eval.needs_judge:
         raise ConfigError(f"webarena_{index} needs a judge, and WEBARENA_JUDGE_URL is 'none'")
     return Item(item_id=f"webarena_{index}", env="webarena", metadata={"site": known[index].sites[0]})

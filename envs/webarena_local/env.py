@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 
 from envs.browser.program import CHROMIUM
-from envs.errors import ConfigError
+from envs.errors import unknown_item
 from envs.registry import EnvSpec, ExpertStep, Split
 from envs.types import Item
 from envs.webarena.env import WebEnv
@@ -47,7 +47,7 @@ def make() -> WebEnv:
 def make_item(index: int) -> Item:
     """The item `webarena-local_<index>`."""
     if index not in tasks():
-        raise ConfigError(f"{NAME} has {len(tasks())} tasks; there is no '{NAME}_{index}'")
+        raise unknown_item(NAME, index, count=len(tasks()))
     return _item(tasks()[index])
 
 

@@ -34,8 +34,10 @@ class Shop:
 
     def goal(self, number: int) -> Goal:
         """The goal of session `number`; raises `ConfigError` where there is none."""
-        if number >= len(self.goals):
-            raise ConfigError(f"goal {number} is not there: this shop has {len(self.goals)}, counted from 0")
+        if not 0 <= number < len(self.goals):
+            raise ConfigError(
+                f"goal {number} is not there: this shop has {len(self.goals)}, 0 to {len(self.goals) - 1}"
+            )
         return self.goals[number]
 
     def score(self, product: Product, goal: Goal, *, chosen: Sequence[str]) -> Score:

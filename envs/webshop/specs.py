@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from envs.adapters.arguments import parse, unknown
 from envs.data_sets import DataSet
-from envs.errors import ConfigError
+from envs.errors import ConfigError, unknown_item
 from envs.registry import EnvSpec, ExpertStep, Split
 from envs.types import Item
 from envs.webshop.data import stock_of
@@ -78,7 +78,10 @@ def _shop(variant: Variant) -> "Shop":
 
 
 def _item(variant: Variant, number: int) -> Item:
-    goal = _shop(variant).goal(number)
+    goals = _shop(variant).goals
+    if not 0 <= number < len(goals):
+        raise unknown_item(variant.name, number, count=len(goals))
+    goal = goals[number]
     facts = {"category": goal.category, "attributes": len(goal.attributes), "options": len(goal.options)}
     return Item(item_id=f"{variant.name}_{number}", env=variant.name, metadata=facts)
 

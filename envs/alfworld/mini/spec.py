@@ -9,7 +9,7 @@ from envs.alfworld.games import Game, facts_of, read_game
 from envs.alfworld.mini.make import GAMES
 from envs.alfworld.mini.plans import plans
 from envs.alfworld.upstream import MAX_EPISODES, PACKAGES, PRELOAD
-from envs.errors import ConfigError
+from envs.errors import unknown_item
 from envs.registry import EnvSpec, ExpertStep, Split
 from envs.types import Item
 
@@ -27,7 +27,7 @@ def _folders() -> tuple[str, ...]:
 def make_item(index: int) -> Item:
     """The item `alfworld-mini_<index>`."""
     if not 0 <= index < len(_folders()):
-        raise ConfigError(f"alfworld-mini has {len(_folders())} items; there is no 'alfworld-mini_{index}'")
+        raise unknown_item(NAME, index, count=len(_folders()))
     part, task, _ = _folders()[index].split("/")
     return Item(item_id=f"{NAME}_{index}", env=NAME, metadata={**facts_of(task), "part": PARTS[part]})
 

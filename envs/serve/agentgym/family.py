@@ -26,6 +26,10 @@ class Look:
     read: Callable[[Sessions, Session], Awaitable[object]]
 
 
+def _as_asked(number: int) -> int:
+    return number
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Family:
     """One environment's clients."""
@@ -37,6 +41,9 @@ class Family:
     """Has an `index`, too."""
     step: type[bodies.OfSession] = bodies.Step
     """Has an `action`, too."""
+    number_of: Callable[[int], int] = _as_asked
+    """The number of the item that is played where clients ask for another: upstream's server may take more
+    numbers than it has items."""
     plays_at_once: bool = False
     """Whether an instance plays an item, that of its own number, before it is reset."""
     created: Callable[[Session], object]

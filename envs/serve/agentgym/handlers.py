@@ -10,6 +10,7 @@ from envs.serve.agentgym.families import family_of
 from envs.serve.agentgym.family import Family, Look
 from envs.serve.sessions import Refused, Session, Sessions
 from envs.serve.wire import OWNER, answer, body_of, checked
+from envs.types import Item
 
 
 class AgentGym:
@@ -41,7 +42,7 @@ class AgentGym:
         checked(self.family.create, await body_of(request))
         session = self._sessions.open(request[OWNER])
         if self.family.plays_at_once:
-            await self._sessions.reset(session, self._sessions.item(session.session_id, field=("body", "id")))
+            await self._sessions.reset(session, self._item(session.session_id, field="id"))
         return answer(self.family.created(session))
 
     async def reset(self, request: web.Request, body: object) -> web.Response:
@@ -49,7 +50,7 @@ class AgentGym:
         wanted: Any = checked(self.family.reset, body)
         session = self._find(wanted.session, request)
         name = self.family.reset.model_fields["index"].alias or "index"
-        await self._sessions.reset(session, self._sessions.item(wanted.index, field=("body", name)))
+        await self._sessions.reset(session, self._item(wanted.index, field=name))
         return answer(await self.family.opened(self._sessions, session))
 
     async def step(self, request: web.Request, body: object) -> web.Response:
@@ -78,6 +79,9 @@ class AgentGym:
         name = self.family.of_session.model_fields["session"].alias
         assert name is not None
         return name
+
+    def _item(self, number: int, *, field: str) -> Item:
+        return self._sessions.item(self.family.number_of(number), field=("body", field))
 
     def _find(self, session_id: int, request: web.Request) -> Session:
         return self._sessions.find(session_id, request[OWNER])

@@ -71,6 +71,13 @@ def _in_points(reward: float, points: float) -> float:
     return reward if points == 1 else round(points * reward, 6)
 
 
+def _textcraft_goal(number: int) -> int:
+    """As AgentGym's server counts: after the last goal comes the first."""
+    from envs.textcraft_world import goals
+
+    return number % len(goals())
+
+
 def _textcraft_opened(session: Session) -> TextCraftCreated:
     return TextCraftCreated(
         id=session.session_id, observation=session.observation, reward=session.reward, done=session.done
@@ -105,6 +112,7 @@ PLAIN = Family(
 TEXTCRAFT = Family(
     create=bodies.TextCraftCreate,
     reset=bodies.TextCraftReset,
+    number_of=_textcraft_goal,
     plays_at_once=True,
     created=_textcraft_opened,
     created_answer=TextCraftCreated,
