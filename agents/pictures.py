@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from envs.errors import ConfigError, EnvCrashed, MissingDependency, described
+from envs.requirements import pip_install
 from envs.types import Image
 
 if TYPE_CHECKING:
@@ -162,7 +163,7 @@ def load_processor(model: str | Path) -> "ProcessorMixin | None":
     except ImportError as error:
         why = " ".join(str(error).split())[:120]
         raise MissingDependency(
-            f"the processor of {model} cannot be loaded ({why}); pip install -c constraints.txt torchvision"
+            f"the processor of {model} cannot be loaded ({why}); {pip_install('torchvision')}"
         ) from None
     except (OSError, ValueError) as error:
         raise ConfigError(

@@ -19,6 +19,7 @@ from pathlib import Path
 
 from envs.errors import ConfigError, MissingDependency
 from envs.files import one_at_a_time, write_atomically
+from envs.requirements import pip_install
 
 ROOT_VARIABLE = "WINGSPAN_DATA"
 RECEIPT = ".receipt.json"
@@ -140,7 +141,7 @@ class DataSet:
                 digest.update(f"{name}=={version(name)}\0".encode())
             except PackageNotFoundError as error:
                 raise MissingDependency(
-                    f"data set {self.name!r} is made with {name}; pip install {name}"
+                    f"data set {self.name!r} is made with {name}; {pip_install(name)}"
                 ) from error
         return digest.hexdigest()
 

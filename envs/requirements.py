@@ -5,6 +5,7 @@ one asks here. Nothing is remembered between two questions: what was installed m
 """
 
 import os
+import re
 import shlex
 import shutil
 import subprocess
@@ -46,14 +47,13 @@ class Package:
 
         declared = [Declared(line) for line in _declared()]
         wanted = next((line for line in declared if line.name == self.name), Declared(self.name))
-        command = f"pip install {shlex.quote(self.name + str(wanted.specifier))}"
         try:
             found = version(self.name)
         except PackageNotFoundError:
-            return command
+            return pip_install(self.name)
         if wanted.specifier.contains(found, prereleases=True):
             return None
-        return f"{command} ({found} is installed)"
+        return f"{pip_install(self.name)} ({self.name} {found} is installed, {wanted.specifier} is wanted)"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -138,6 +138,8 @@ _NAMESPACE_SETTINGS = (
 )
 """File, the text in it that forbids user namespaces, the command that allows them."""
 
+_EXTRA = re.compile(r"extra == [\"'](\w+)[\"']")
+
 _INSTALL = {
     "conda": "conda install -c conda-forge",
     "apt-get": "apt-get install",
@@ -149,9 +151,33 @@ _INSTALL = {
 
 def require(who: str, needs: Iterable[Requirement]) -> None:
     """Raise `MissingDependency`, with all that is missing of what `who` needs, unless all is here."""
-    lacks = {need.name: remedy for need in needs if (remedy := need.missing()) is not None}
-    if lacks:
-        raise MissingDependency(f"{who} needs {', '.join(lacks)}; {'; '.join(lacks.values())}")
+    lacks = [(need.name, remedy) for need in needs if (remedy := need.missing()) is not None]
+    if lacks:  # a package and a data set may have one name, and several packages one command
+        names, remedies = (dict.fromkeys(column) for column in zip(*lacks, strict=True))
+        raise MissingDependency(f"{who} needs {', '.join(names)}; {'; '.join(remedies)}")
+
+
+def pip_install(*packages: str) -> str:
+    """The command that installs `packages` in versions that fit all others: those of `constraints.txt`.
+
+    What this application declares comes with its extra, whichever has it, all else by name.
+    """
+    from packaging.requirements import Requirement as Declared
+
+    extras: dict[str, str | None] = {}
+    for line in map(Declared, _declared()):
+        marker = _EXTRA.search(str(line.marker or ""))
+        if marker is None or marker[1] != "dev":  # whose packages other extras have, too
+            extras.setdefault(line.name, marker and marker[1])
+    targets = []
+    for package in packages:
+        name = Declared(package).name
+        extra = extras.get(name)
+        if name not in extras:
+            targets.append(shlex.quote(package))
+        else:
+            targets.append("-e ." if extra is None else f"-e '.[{extra}]'")
+    return f"uv pip install {' '.join(dict.fromkeys(targets))} -c constraints.txt --overrides overrides.txt"
 
 
 def install_command(packages: Mapping[str, str]) -> str:

@@ -176,8 +176,9 @@ def _gpus(pipeline: "Pipeline") -> Finding:
 
 
 def _vllm(pipeline: "Pipeline") -> Finding:
-    remedy = Package("vllm").missing() and "uv pip install -e '.[gpu]'"
-    return _finding("vllm", remedy, "pipelines on cuda", needed=pipeline.backend.rollout == "vllm")
+    return _finding(
+        "vllm", Package("vllm").missing(), "pipelines on cuda", needed=pipeline.backend.rollout == "vllm"
+    )
 
 
 def _settings(name: str, pipeline: "Pipeline") -> Iterator[Finding]:

@@ -128,7 +128,7 @@ class TrainSession:
     def run_round(self, index: int) -> RoundResult:
         """Train the round's remaining steps and evaluate; a finished round is only read.
 
-        Raises `WingspanError` if an earlier round is missing, if checkpoints are there but none is whole, or if
+        Raises `WingspanError` if an earlier round is missing, if there are checkpoints but none is whole, or if
         the process dies again and again.
         """
         self._resume()

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from agents.pictures import sees
 from envs.errors import ConfigError, MissingDependency
+from envs.requirements import pip_install
 from tasks.settings import Pipeline
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ def verl_config(pipeline: Pipeline, *, model: Path | str, items: Path, checkpoin
 
     spec = find_spec("verl")  # found, not imported: verl takes many seconds
     if spec is None or spec.origin is None:
-        raise MissingDependency("verl is not installed; pip install verl==0.9.1")
+        raise MissingDependency(f"verl is not installed; {pip_install('verl')}")
     folder = Path(spec.origin).parent / "trainer" / "config"
     with initialize_config_dir(config_dir=str(folder), version_base=None):
         config = compose("ppo_trainer")

@@ -81,7 +81,7 @@ def test_what_a_reward_needs_is_found_before_anything_starts():
     def needy(final_response):
         return 0.0
 
-    with pytest.raises(MissingDependency, match="'needy' needs no-such-package-of-wingspan; pip install"):
+    with pytest.raises(MissingDependency, match="'needy' needs no-such-package-of-wingspan; uv pip install"):
         needy.check([])
 
 

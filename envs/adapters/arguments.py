@@ -13,6 +13,7 @@ from typing import Any
 from urllib.parse import unquote
 
 from envs.errors import ConfigError, MissingDependency
+from envs.requirements import pip_install
 
 MAX_LISTED = 12
 """Names in an error; a package may have hundreds."""
@@ -51,11 +52,12 @@ def unknown(target: str, *, family: str, known: Iterable[str]) -> ConfigError:
     return ConfigError(f"unknown env {f'{family}:{target}'!r}; {hint}")
 
 
-def load(module: str, *, family: str, requirement: str) -> Any:
-    """Import `module`; raises `MissingDependency` with the command where it is not installed."""
+def load(module: str, *, family: str, package: str) -> Any:
+    """Import `module` of the distribution `package`; raises `MissingDependency` with the command where it is
+    not installed."""
     try:
         return import_module(module)
     except ImportError as error:
         raise MissingDependency(
-            f"environments of {family!r} need {error.name}; pip install {requirement}"
+            f"environments of {family!r} need {error.name}; {pip_install(package)}"
         ) from None

@@ -163,7 +163,7 @@ def _target(name: str) -> str:
 
 @cache
 def _dataset(name: str) -> Any:
-    package = load("reasoning_gym", family=FAMILY, requirement="reasoning-gym==0.1.25")
+    package = load("reasoning_gym", family=FAMILY, package="reasoning-gym")
     target, options = parse(name.removeprefix(f"{FAMILY}:"), family=FAMILY)
     if target in _REFUSED:
         raise ConfigError(f"env {name!r} is refused: {_REFUSED[target]}")

@@ -156,7 +156,7 @@ def spec(argument: str) -> EnvSpec:
 
 def _registered(name: str) -> Any:
     """The package's entry for the game; raises `ConfigError` where there is none to be played here."""
-    load("textarena", family=FAMILY, requirement="textarena==0.7.4")
+    load("textarena", family=FAMILY, package="textarena")
     entries = importlib.import_module("textarena.envs.registration").ENV_REGISTRY
     target, _ = parse(name.removeprefix(f"{FAMILY}:"), family=FAMILY)
     if target not in entries:

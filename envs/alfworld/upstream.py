@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from envs.errors import MissingDependency
+from envs.requirements import pip_install
 
-INSTALL = "pip install alfworld==0.4.2 textworld==1.7.0 fast-downward-textworld==20.6.4"
 PACKAGES = ("alfworld", "textworld", "fast-downward-textworld")
 
 
@@ -21,7 +21,7 @@ def package_folder() -> Path:
     """Where `alfworld` is installed; raises `MissingDependency`."""
     found = find_spec("alfworld")
     if found is None or not found.submodule_search_locations:
-        raise MissingDependency(f"the package alfworld is not installed; run: {INSTALL}")
+        raise MissingDependency(f"the package alfworld is not installed; {pip_install('alfworld')}")
     return Path(next(iter(found.submodule_search_locations)))
 
 

