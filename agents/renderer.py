@@ -51,6 +51,11 @@ class Renderer:
         Raises `ConfigError` for a template that is missing, drops messages or has no end of turn.
         """
         self._tokenizer = tokenizer
+        if processor is None and not tokenizer.chat_template:
+            raise ConfigError(
+                f"the tokenizer of {tokenizer.name_or_path!r} has no chat template; save one beside it as "
+                "chat_template.jinja, or use a model that was made for conversations"
+            )
         self._pictures = None if processor is None else Pictures(processor)
         self.placeholder_ids = frozenset() if self._pictures is None else self._pictures.placeholder_ids
         self._encode, self._decode = _codec(tokenizer)

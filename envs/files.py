@@ -5,6 +5,9 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryFile
+
+from envs.errors import ConfigError
 
 
 def write_atomically(path: Path, text: str) -> None:
@@ -19,6 +22,17 @@ def write_atomically(path: Path, text: str) -> None:
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def check_writable(folder: Path, *, remedy: str) -> None:
+    """Raise `ConfigError`, ending with `remedy`, unless files can be written into `folder`, or into the
+    nearest folder above that exists."""
+    place = next(parent for parent in (folder, *folder.absolute().parents) if parent.exists())
+    try:
+        with TemporaryFile(dir=place):
+            pass
+    except OSError as error:
+        raise ConfigError(f"{place} cannot be written to ({error.strerror or error}); {remedy}") from None
 
 
 @contextmanager

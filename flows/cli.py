@@ -84,6 +84,31 @@ def run(
     typer.echo(f"report: {place / 'report' / 'index.html'}")
 
 
+@app.command("plan")
+def plan_run(
+    pipeline: PipelineName,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="Override a parameter, as for `wingspan run`."),
+    ] = None,
+    workspace: Annotated[
+        Path | None, typer.Option(help="Folder of the run.", show_default="runs/PIPELINE")
+    ] = None,
+) -> None:
+    """Check a run without starting it, and list which of its stages would run, and why.
+
+    Makes every check that `wingspan run` makes before it starts. Status 2 if the run would be refused.
+    """
+    from rich.console import Console
+
+    from flows.preview import COLUMNS, preview
+    from flows.tables import print_table
+
+    plan, forecasts = preview(pipeline, overrides=parse_settings(settings or []), workspace=workspace)
+    typer.echo(f"{plan.name} in {plan.workspace}: nothing stands in its way")
+    print_table(COLUMNS, [forecast.row for forecast in forecasts], console=Console())
+
+
 @app.command()
 def stage(
     name: Annotated[str, typer.Argument(help="A stage of dvc.yaml.")],
@@ -124,7 +149,11 @@ def pipelines() -> None:
     from tasks.pipelines import load_pipeline, pipeline_names
 
     for name in pipeline_names():
-        pipeline = load_pipeline(name)
+        try:
+            pipeline = load_pipeline(name)
+        except ConfigError as error:  # of this one; the others can be run
+            typer.echo(f"{name:24} is refused: {error}")
+            continue
         typer.echo(
             f"{name:24} {' + '.join(pipeline.data.envs)}, {pipeline.model}, {pipeline.train.steps} steps of "
             f"{pipeline.train.algorithm}, on {pipeline.backend.device}"
@@ -443,7 +472,11 @@ def main() -> None:
 def _usage(error: Exception) -> str | None:
     """A mistake in the command line itself, which typer's own parser reports."""
     format_message = getattr(error, "format_message", None)
-    return None if format_message is None else f"{format_message()}; see wingspan --help"
+    if format_message is None:
+        return None
+    context = getattr(error, "ctx", None)
+    command = "wingspan" if context is None else context.command_path
+    return f"{format_message().rstrip('.')}; see {command} --help"
 
 
 def _share(success: float | None) -> str:

@@ -184,7 +184,7 @@ def _vllm(pipeline: "Pipeline") -> Finding:
 def _settings(name: str, pipeline: "Pipeline") -> Iterator[Finding]:
     """What a run checks before it starts."""
     from flows.lineage import default_workspace
-    from flows.plan import check_disk, check_model
+    from flows.plan import check_disk, check_items, check_model
     from flows.prefect_runs import check_server
     from tasks.data_files import check_data
     from tasks.rules import check_agent
@@ -199,6 +199,7 @@ def _settings(name: str, pipeline: "Pipeline") -> Iterator[Finding]:
         ("data", ", ".join(pipeline.data.parts), f"pipeline {name}", lambda: check_data(pipeline.data)),
         ("agent", agent, f"pipeline {name}", lambda: check_agent(pipeline)),
         ("model", pipeline.model, f"pipeline {name}", lambda: check_model(pipeline)),
+        ("items", "they fit the model", f"pipeline {name}", lambda: check_items(pipeline)),
         (
             "disk",
             free,

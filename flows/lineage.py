@@ -19,15 +19,14 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from envs.errors import ConfigError
 from tasks.data_sources import FOLDER as DATA
 from tasks.own_code import own_code
-from tasks.pipelines import PIPELINES_FILE
+from tasks.pipelines import PIPELINES_FILE, read_yaml
 from tasks.settings import AgentSettings, Pipeline
 
 STAGES_FILE = Path("dvc.yaml")
+LOCK_FILE = Path("dvc.lock")
 IGNORE_FILE = Path(".dvcignore")
 RUNS = Path("runs")
 CODE = ("envs", "agents", "tasks", "flows")
@@ -65,9 +64,11 @@ def declared_stages(name: str, *, pipeline: Pipeline, workspace: Path) -> dict[s
     such stage, and training reads the model itself. Raises `ConfigError` for a missing `dvc.yaml`.
     """
     try:
-        declarations = yaml.safe_load(STAGES_FILE.read_text())["stages"]
-    except FileNotFoundError:
-        raise ConfigError(f"no {STAGES_FILE} here; run from the project's folder") from None
+        declarations = read_yaml(STAGES_FILE)["stages"]
+    except (KeyError, TypeError):
+        raise ConfigError(
+            f"{STAGES_FILE} declares no stages; restore it: git checkout {STAGES_FILE}"
+        ) from None
     values = pipeline.model_dump(mode="json")
     home = default_workspace(name)
 
@@ -98,6 +99,19 @@ def declared_stages(name: str, *, pipeline: Pipeline, workspace: Path) -> dict[s
     return stages if pipeline.warmup is not None else _without_warmup(stages, model=pipeline.model)
 
 
+def check_inputs(stages: Iterable[Stage]) -> None:
+    """Raise `ConfigError` for a file that a stage reads and that neither is there nor is written by a stage
+    before it."""
+    written: set[Path] = set()
+    for stage in stages:
+        for dep in stage.deps:
+            if dep not in written and not dep.exists() and not _is_of_hub(dep):
+                raise ConfigError(
+                    f"{dep} is not there, and stage {stage.name} reads it; restore it by: git checkout {dep}"
+                )
+        written.update(stage.outs)
+
+
 def stage_key(stage: Stage, *, code: bool = True) -> str:
     """Hash of the contents of `stage`'s dependencies and of its parameters.
 
@@ -111,6 +125,12 @@ def stage_key(stage: Stage, *, code: bool = True) -> str:
     }
     facts = json.dumps([stage.name, deps, stage.params], sort_keys=True)
     return hashlib.md5(facts.encode(), usedforsecurity=False).hexdigest()
+
+
+def cache_key(stage: Stage, key: str) -> str:
+    """What Prefect stores the receipt of `stage` under, once it has run on the inputs of `key`."""
+    place = str(stage.workspace.resolve()).replace("/", "-")
+    return f"wingspan{place}-{key}"
 
 
 def receipt(stage: Stage) -> Receipt:
@@ -139,9 +159,14 @@ def path_md5(path: Path) -> str:
 def _input_md5(path: Path) -> str:
     if path.exists():
         return path_md5(path)
-    if path.parts[0] in (*CODE, DATA, str(RUNS)) or path.is_absolute() or path.suffix:
-        raise ConfigError(f"{path} is not there, and a stage reads it; run the stage that writes it first")
-    return f"hub:{path}"  # a model on a hub: its name and revision are all that there is to hash
+    if _is_of_hub(path):
+        return f"hub:{path}"  # its name and revision are all that there is to hash
+    raise ConfigError(f"{path} is not there, and a stage reads it; run the stage that writes it first")
+
+
+def _is_of_hub(path: Path) -> bool:
+    """Whether `path`, where nothing is, may be the name of a model on a hub."""
+    return not (path.parts[0] in (*CODE, DATA, str(RUNS)) or path.is_absolute() or path.suffix)
 
 
 @cache

@@ -9,17 +9,24 @@ import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from agents.pictures import sees
 from envs.errors import ConfigError
-from flows.lineage import Stage, declared_stages, default_workspace
+from envs.files import check_writable
+from flows.lineage import Stage, check_inputs, declared_stages, default_workspace
+from flows.versioning import check_lock
 from tasks.data_files import check_data
 from tasks.environments import check_environments
 from tasks.items import read_items
+from tasks.mixture import split
 from tasks.pipelines import load_pipeline
-from tasks.rules import check_agent
+from tasks.prompts import check_prompts
+from tasks.rules import check_agent, check_reward, check_sight
 from tasks.settings import Pipeline
+from tasks.verl_config import check_pipeline
 
 if TYPE_CHECKING:
     from tasks.served_policy import ServedAt
@@ -58,17 +65,25 @@ def make_plan(name: str, *, overrides: Mapping[str, Any], workspace: Path | None
         )
     if place.exists() and not place.is_dir():
         raise ConfigError(f"workspace {place} is a file; give a folder, or a name that is free")
+    check_writable(place, remedy="choose another --workspace, or make it writable")
+    check_pipeline(pipeline)
+    check_workers(pipeline)
     check_environments(pipeline)
     check_data(pipeline.data)
     check_agent(pipeline)
     check_model(pipeline)
+    check_items(pipeline)
     _check_items(place, pipeline)
     check_disk(place, pipeline)
+    if place == home:
+        check_lock()
+    stages = declared_stages(name, pipeline=pipeline, workspace=place)
+    check_inputs(stages.values())
     return Plan(
         name=name,
         pipeline=pipeline,
         workspace=place,
-        stages=declared_stages(name, pipeline=pipeline, workspace=place),
+        stages=stages,
         tracked=place == home,
     )
 
@@ -116,25 +131,59 @@ def _spelled(overrides: Mapping[str, Any]) -> str:
 
 
 def check_model(pipeline: Pipeline) -> None:
-    """Raise `ConfigError` unless it is a folder that holds a model, or a name that the model hub knows."""
+    """Raise `ConfigError` unless the model is a folder that holds one, or a name that the model hub knows."""
     folder = Path(pipeline.model)
     if folder.is_dir():
         if not (folder / "config.json").exists():
             raise ConfigError(f"model {pipeline.model!r} is a folder without config.json; give a saved model")
         return
-    remedy = "give a folder in Hugging Face format, or a name on a model hub that this machine can reach"
-    if pipeline.backend.device == "cpu" or folder.is_absolute() or len(folder.parts) != 2:
-        raise ConfigError(f"model {pipeline.model!r}: there is no such folder; {remedy}")
+    if folder.is_absolute() or len(folder.parts) != 2:
+        raise ConfigError(
+            f"model {pipeline.model!r}: there is no such folder; give a folder in Hugging Face format, "
+            "or, on backend.device cuda, a name on a model hub"
+        )
+    if pipeline.backend.device == "cpu":
+        raise ConfigError(
+            f"model {pipeline.model!r}: there is no such folder, and on backend.device cpu no model hub is "
+            f"asked; download it by: hf download {pipeline.model} --local-dir models/{folder.name}, and set "
+            f"model: models/{folder.name}"
+        )
+    _ask_hub(pipeline.model)
+
+
+@cache  # a process asks once: the command and its flow make the same plan
+def _ask_hub(model: str) -> None:
     from huggingface_hub import HfApi, try_to_load_from_cache
 
-    if isinstance(try_to_load_from_cache(pipeline.model, "config.json"), str):
+    if isinstance(try_to_load_from_cache(model, "config.json"), str):
         return
     try:
-        HfApi().model_info(pipeline.model, timeout=10)
+        HfApi().model_info(model, timeout=10)
     except Exception as error:  # whatever the hub's client raises, the model cannot be had
         raise ConfigError(
-            f"model {pipeline.model!r} is neither a folder nor on the hub ({type(error).__name__}); {remedy}"
+            f"model {model!r} is neither a folder nor on the hub ({type(error).__name__}); give a folder in "
+            "Hugging Face format, or a name on a model hub that this machine can reach"
         ) from None
+
+
+def check_workers(pipeline: Pipeline) -> None:
+    """Raise `ConfigError` for more training processes than this machine has cores, if it is to train."""
+    backend, cores = pipeline.backend, os.cpu_count() or 1
+    if backend.device == "cpu" and backend.workers > cores and not os.environ.get("RAY_ADDRESS"):
+        raise ConfigError(
+            f"backend.workers {backend.workers}: this machine has {cores} cores, and a training process "
+            "keeps one busy; lower it, or name a cluster in RAY_ADDRESS"
+        )
+
+
+def check_items(pipeline: Pipeline) -> None:
+    """Raise `ConfigError` for items that cannot be had, judged or shown to the model; see `tasks/mixture.py`,
+    `tasks/rules.py` and `tasks/prompts.py`."""
+    items = split(pipeline.data)
+    both = [*items.train, *items.test]
+    check_reward(pipeline.agent, both)
+    check_sight(both, sees=sees(pipeline.model) is not False)
+    check_prompts(pipeline, both)
 
 
 def _check_items(workspace: Path, pipeline: Pipeline) -> None:

@@ -5,7 +5,7 @@ import signal
 from collections.abc import Callable
 from pathlib import Path
 
-from agents.gateway.gateway import Gateway
+from agents.gateway.gateway import Gateway, listener
 from agents.gateway.limits import Limits
 from agents.local import LocalModel
 from agents.types import SamplingParams
@@ -31,6 +31,7 @@ async def serve_policy(
     """
     local = LocalModel(folder, threads=threads)
     local.check()
+    listener(host, port).close()  # before the model is loaded, which takes long
     length = context_length or _context_of(folder)
     with local.loaded(context_length=length) as loaded:
         gateway = Gateway(

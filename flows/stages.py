@@ -104,13 +104,19 @@ def claim_checkpoints(train: Stage) -> bool:
     that came to its end it is: there is nothing to go on with, and other code would not have made it.
     Returns whether something to go on from was kept.
     """
-    folder = train.workspace / "train"
-    owner, finished = folder / "key", train.workspace / FINISHED
-    key = stage_key(train, code=False)
-    ours = owner.exists() and owner.read_text() == key
-    if ours and (not finished.exists() or finished.read_text() == stage_key(train)):
+    if would_resume(train):
         return True
+    folder = train.workspace / "train"
     shutil.rmtree(folder, ignore_errors=True)
     shutil.rmtree(train.workspace / "policy", ignore_errors=True)
-    write_atomically(owner, key)
+    write_atomically(folder / "key", stage_key(train, code=False))
     return False
+
+
+def would_resume(train: Stage) -> bool:
+    """Whether what `train/` holds was made from the same inputs and may be gone on with. Raises `ConfigError`
+    for an input that is not there."""
+    owner, finished = train.workspace / "train" / "key", train.workspace / FINISHED
+    if not owner.exists() or owner.read_text() != stage_key(train, code=False):
+        return False
+    return not finished.exists() or finished.read_text() == stage_key(train)

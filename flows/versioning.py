@@ -3,7 +3,22 @@
 import logging
 from collections.abc import Sequence
 
-from envs.errors import WingspanError
+from envs.errors import ConfigError, WingspanError
+from flows.lineage import LOCK_FILE
+from tasks.pipelines import read_yaml
+
+
+def check_lock() -> None:
+    """Raise `ConfigError` for a `dvc.lock` that DVC could not add to."""
+    if not LOCK_FILE.exists():
+        return
+    remedy = f"restore it by: git checkout {LOCK_FILE}, or delete it"
+    try:
+        document = read_yaml(LOCK_FILE)
+    except ConfigError as error:
+        raise ConfigError(f"{error}; {remedy}") from None
+    if not isinstance(document, dict) or not isinstance(document.get("stages", {}), dict):
+        raise ConfigError(f"{LOCK_FILE} is no list of stages with their hashes; {remedy}")
 
 
 def commit_to_dvc(stages: Sequence[str], *, pipeline: str) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 from statistics import median
 
 from envs.errors import ConfigError
+from envs.files import check_writable
 from tasks.pages import duration, percent, points, render_page, write_page
 from tasks.paint import runs_over_environment_steps
 from tasks.plots import Plot, draw
@@ -49,7 +50,8 @@ class Run:
 def compare(workspaces: Sequence[Path], out: Path) -> Path:
     """Write `index.html`, `compare.md`, `compare.svg` and `compare.png` to `out`; returns the first's path.
 
-    Raises `ConfigError` for no workspace, two of one name, or one that was not evaluated.
+    Raises `ConfigError` for no workspace, two of one name, one that was not evaluated, or an `out` that
+    cannot be written to.
     """
     if not workspaces:
         raise ConfigError("no workspaces to compare; name at least one, e.g. runs/textcraft-cpu")
@@ -57,6 +59,7 @@ def compare(workspaces: Sequence[Path], out: Path) -> Path:
     names = [run.name for run in runs]
     if len(set(names)) < len(names):
         raise ConfigError(f"two workspaces have one name in {', '.join(names)}; rename one")
+    check_writable(out, remedy="choose another --out")
     rows = with_medians(runs)
     plot = _plot(runs)
     header, cells = table(rows)

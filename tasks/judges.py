@@ -42,13 +42,17 @@ def check_judges(settings: AgentSettings, *, names: list[str]) -> None:
                 f"agent.judges: {name!r} judges nothing; name it in agent.reward, or take it out"
             )
     for name, judge in settings.judges.items():
-        made = judge_of(name, judge)
         try:
-            # In a thread, for the caller may have an event loop of its own.
-            with ThreadPoolExecutor(1) as thread:
-                thread.submit(asyncio.run, made.check_endpoint()).result()
+            _ask(judge_of(name, judge))
         except ConfigError as error:
             raise ConfigError(f"agent.judges.{name}: {error}") from None
+
+
+@lru_cache(maxsize=64)  # a process asks once: the command and its flow make the same plan
+def _ask(judge: LLMJudge) -> None:
+    # In a thread, for the caller may have an event loop of its own.
+    with ThreadPoolExecutor(1) as thread:
+        thread.submit(asyncio.run, judge.check_endpoint()).result()
 
 
 @lru_cache(maxsize=64)

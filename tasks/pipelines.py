@@ -10,7 +10,7 @@ from typing import Any, get_args, get_origin
 import yaml
 from pydantic import BaseModel, ValidationError
 
-from envs.errors import ConfigError
+from envs.errors import ConfigError, described
 from tasks.settings import BaseSettings, Pipeline
 
 PIPELINES_FILE = Path("pipelines.yaml")
@@ -23,12 +23,14 @@ def load_pipeline(
 
     Raises `ConfigError` for a missing or malformed file, an unknown name, key or value.
     """
-    known = _read(file).get("pipelines") or {}
+    known = _blocks(file)
     if name not in known:
         raise ConfigError(
             f"unknown pipeline {name!r}{did_you_mean(name, known)}; {file} has: {', '.join(known) or 'none'}"
         )
     values = known[name]
+    if not isinstance(values, dict):
+        raise ConfigError(f"{file}: pipelines.{name} is {values!r:.60}; give a block of parameters")
     for key, value in (overrides or {}).items():
         _set_dotted(values, key, value)
     try:
@@ -47,17 +49,59 @@ def load_base_settings(file: Path = PIPELINES_FILE) -> BaseSettings:
 
 def pipeline_names(file: Path = PIPELINES_FILE) -> list[str]:
     """The pipelines that `file` has."""
-    return list(_read(file).get("pipelines") or {})
+    return list(_blocks(file))
+
+
+def read_yaml(file: Path) -> Any:
+    """The document of `file`.
+
+    Raises `ConfigError` for a file that is missing or no YAML in UTF-8, and for a key that a block has twice,
+    of which YAML's reader would take the last without a word.
+    """
+    try:
+        text = file.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise ConfigError(f"no {file} here; run from the project's folder") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{file} cannot be read ({described(error)}); save it as UTF-8") from None
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)(text)
+    try:
+        node = loader.get_single_node()
+        _check_keys(node, file=file)
+        return None if node is None else loader.construct_document(node)
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{file} is not YAML: {' '.join(str(error).split())}") from None
+    finally:
+        loader.dispose()
+
+
+def _check_keys(node: yaml.Node | None, *, file: Path) -> None:
+    if isinstance(node, yaml.MappingNode):
+        lines: dict[str, int] = {}
+        for key, value in node.value:
+            name, line = str(key.value), key.start_mark.line + 1
+            if name in lines:
+                raise ConfigError(
+                    f"{file}, line {line}: {name!r} is in line {lines[name]} of this block already; take one "
+                    "out"
+                )
+            lines[name] = line
+            _check_keys(value, file=file)
+    elif isinstance(node, yaml.SequenceNode):
+        for value in node.value:
+            _check_keys(value, file=file)
 
 
 def _read(file: Path) -> dict[str, Any]:
-    try:
-        document = yaml.safe_load(file.read_text())
-    except FileNotFoundError:
-        raise ConfigError(f"no {file} here; run from the project's folder") from None
-    except yaml.YAMLError as error:
-        raise ConfigError(f"{file} is not YAML: {' '.join(str(error).split())}") from None
+    document = read_yaml(file)
     return document if isinstance(document, dict) else {}
+
+
+def _blocks(file: Path) -> dict[str, Any]:
+    found = _read(file).get("pipelines") or {}
+    if not isinstance(found, dict):
+        raise ConfigError(f"{file}: pipelines is a {type(found).__name__}; give a block, NAME: {{…}}")
+    return found
 
 
 def did_you_mean(word: str, known: Any) -> str:

@@ -1,11 +1,11 @@
 """How the items of an environment are played: a pipeline's agent block, made into `Rules`."""
 
 import inspect
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
-from agents.agent import Agent, FormatAgent
+from agents.agent import Agent, FormatAgent, Schema
 from agents.episode import Rules
 from agents.formats import NATIVE
 from agents.limits import EpisodeLimits
@@ -171,15 +171,25 @@ def agent_of(settings: AgentSettings, spec: EnvSpec, tools: Toolbox | None) -> A
                     f"agent.{key}: agent.format {settings.format!r} words what the model is told itself; "
                     "leave it out"
                 )
-        made = load(settings.format, key="agent.format")(schemas)
-        if not isinstance(made, Agent):
-            raise ConfigError(
-                f"agent.format {settings.format!r} makes a {type(made).__name__}; make it a class of "
-                "agents.agent.Agent"
-            )
-        return made
+        return _own_agent(settings.format, schemas)
     words = [_prompt(settings.prompt), spec.instructions if settings.instructions else ""]
     return FormatAgent(settings.format, schemas=schemas, instructions="\n\n".join(filter(None, words)))
+
+
+def _own_agent(name: str, schemas: Sequence[Schema]) -> Agent:
+    make = load(name, key="agent.format")
+    try:
+        made = make(schemas)
+    except Exception as error:  # of a user's code, or of whatever else the name stands for
+        raise ConfigError(
+            f"agent.format: {name!r} cannot be made with the schemas of the tools ({described(error)}); name "
+            "a class of agents.agent.Agent"
+        ) from error
+    if not isinstance(made, Agent):
+        raise ConfigError(
+            f"agent.format {name!r} makes a {type(made).__name__}; make it a class of agents.agent.Agent"
+        )
+    return made
 
 
 def toolbox_of(settings: AgentSettings) -> Toolbox | None:

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import (
     AfterValidator,
     BaseModel,
+    BeforeValidator,
     ConfigDict,
     Field,
     field_validator,
@@ -20,15 +21,44 @@ from envs.types import Item
 from tasks.data_sources import checked_source
 
 Positive = Annotated[int, Field(ge=1)]
+Seed = Annotated[int, Field(ge=0, lt=2**31)]
+"""What every generator of random numbers here takes; steps are added to it."""
+LearningRate = Annotated[float, Field(gt=0, le=1)]
+"""Each step of the optimizer changes a weight by about so much, and weights are below 1."""
 Seconds = Annotated[float, Field(gt=0)]
 Source = Annotated[str, AfterValidator(checked_source)]
-Algorithm = Literal["grpo"]
+
+
+def _known_algorithm(name: Any) -> Any:
+    if name != "grpo":
+        raise ValueError(f"{name!r} is no algorithm that is implemented; grpo is the only one")
+    return name
+
+
+def _comparable(count: Any) -> Any:
+    if isinstance(count, int) and count < 2:
+        raise ValueError(f"GRPO compares the chains of an item with each other: give 2 or more, not {count}")
+    return count
+
+
+def _reward(value: Any) -> Any:
+    weights = value.values() if isinstance(value, dict) else ()
+    has_weights = bool(weights) and all(isinstance(weight, int | float) for weight in weights)
+    if value is not None and not isinstance(value, str) and not has_weights:
+        raise ValueError(
+            f"{value!r} is neither the name of a reward nor several with weights, such as "
+            "{qa_exact_match: 1.0, think_format: 0.2}"
+        )
+    return value
+
+
+Algorithm = Annotated[Literal["grpo"], BeforeValidator(_known_algorithm)]
 
 
 class Section(BaseModel):
-    """A block of parameters: unknown keys are errors, values never change after loading."""
+    """A block of parameters: unknown keys and infinite numbers are errors, values never change."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 class ContextSettings(Section):
@@ -83,7 +113,7 @@ class AgentSettings(Section):
     """A file with what the model is told before all else."""
     tools: list[str] = []
     """Prebuilt tools by name, and others as `module:name`."""
-    reward: str | Annotated[dict[str, float], Field(min_length=1)] | None = None
+    reward: Annotated[str | dict[str, float] | None, BeforeValidator(_reward)] = None
     """What judges an episode: a prebuilt reward, one of `judges`, or one as `module:name`, or several with
     weights. None is the environment's own, or the program's. Beside a program it judges where that returns
     None."""
@@ -116,7 +146,7 @@ class WarmupSettings(Section):
     `model` cuts them: `" ?\\[SEP\\]"`."""
     steps: Positive
     batch_size: Positive
-    lr: Annotated[float, Field(gt=0)]
+    lr: LearningRate
 
     @model_validator(mode="after")
     def _whole_words_are_new(self) -> "WarmupSettings":
@@ -131,7 +161,7 @@ class RolloutSettings(Section):
     """How episodes are played, in training."""
 
     items_per_step: Positive
-    group_size: Annotated[int, Field(ge=2)]
+    group_size: Annotated[Positive, BeforeValidator(_comparable)]
     """Chains per item; their rewards are compared with each other."""
     temperature: Annotated[float, Field(gt=0)] = 1.0
     """At the first training step."""
@@ -159,7 +189,7 @@ class TrainSettings(Section):
     """A round ends with a checkpoint, a quick evaluation and an MLflow run of its own."""
     save_every: Positive
     """Steps between checkpoints within a round."""
-    lr: Annotated[float, Field(gt=0)]
+    lr: LearningRate
     clip_ratio: Annotated[float, Field(gt=0, lt=1)] = 0.2
     mini_batches: Positive
     """Optimizer steps per training step and epoch."""
@@ -234,7 +264,7 @@ class DataSettings(Section):
     """Which items are trained and tested on: a mixture of parts, of one or several environments."""
 
     parts: Annotated[dict[str, PartSettings], Field(min_length=1)]
-    split_seed: int = 0
+    split_seed: Seed = 0
     """Chooses the held-out items; the same seed gives the same split for ever."""
 
     @field_validator("parts", mode="before")
@@ -284,7 +314,8 @@ class EvaluateSettings(Section):
     temperature: Annotated[float, Field(gt=0)] = 1.0
     """Of the sampled chains; `rollout.temperature` is training's own."""
     quick_items: Positive
-    """Test items of the evaluation after each round, one sampled chain each."""
+    """Test items of the evaluation after each round, one sampled chain each; all of them where the split has
+    fewer."""
 
 
 class BackendSettings(Section):
@@ -332,7 +363,7 @@ class BaseSettings(Section):
 class Pipeline(Section):
     """One pipeline of `pipelines.yaml`, complete."""
 
-    seed: int = 0
+    seed: Seed = 0
     model: str
     """Folder of a model in Hugging Face format, or a name on a model hub."""
     data: DataSettings

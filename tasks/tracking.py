@@ -11,7 +11,6 @@ import json
 import logging
 import os
 import re
-import socket
 import time
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -19,11 +18,11 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
-from urllib.parse import urlsplit
 
-from envs.errors import ConfigError, WingspanError, described
+from envs.errors import WingspanError, described
 from envs.files import one_at_a_time, write_atomically
 from tasks.settings import Pipeline
+from tasks.tracking_store import check_store
 from tasks.trajectories import read_trajectories
 
 if TYPE_CHECKING:
@@ -50,17 +49,9 @@ def tracking_uri() -> str:
 
 
 def check_tracking() -> None:
-    """Raise `ConfigError` if a tracking server is configured that nobody answers for."""
-    uri = urlsplit(tracking_uri())
-    if uri.scheme in ("http", "https") and uri.hostname:
-        port = uri.port or (443 if uri.scheme == "https" else 80)
-        try:
-            socket.create_connection((uri.hostname, port), timeout=5).close()
-        except OSError as error:
-            raise ConfigError(
-                f"MLFLOW_TRACKING_URI={tracking_uri()} does not answer ({error}); start that server, or "
-                f"unset the variable to record in {DEFAULT_URI.removeprefix('sqlite:///')}"
-            ) from None
+    """Raise `ConfigError` for a place that MLflow cannot write to (`tasks/tracking_store.py`)."""
+    default = DEFAULT_URI.removeprefix("sqlite:///")
+    check_store(tracking_uri(), remedy=f"unset the variable to record in {default}")
 
 
 class Tracker:

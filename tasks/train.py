@@ -128,8 +128,8 @@ class TrainSession:
     def run_round(self, index: int) -> RoundResult:
         """Train the round's remaining steps and evaluate; a finished round is only read.
 
-        Raises `WingspanError` if an earlier round is missing, if there are checkpoints but none is whole, or if
-        the process dies again and again.
+        Raises `WingspanError` if an earlier round is missing, if no checkpoint of several is whole, or if the
+        process dies again and again.
         """
         self._resume()
         path = self._round_file(index)

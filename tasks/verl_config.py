@@ -15,6 +15,10 @@ if TYPE_CHECKING:
     from omegaconf import DictConfig
 
 
+MAX_EPISODES = 65_536
+"""Of one training step."""
+
+
 def verl_config(pipeline: Pipeline, *, model: Path | str, items: Path, checkpoints: Path) -> "DictConfig":
     """verl's PPO configuration for `pipeline`, composed and checked as far as no GPU is needed.
 
@@ -139,6 +143,24 @@ def _cuda(pipeline: Pipeline) -> dict[str, Any]:
     }
 
 
+def _check_turns(pipeline: Pipeline) -> None:
+    """Every turn takes a token of the context at least."""
+    turns = {
+        "horizon.rounds": max(pipeline.horizon.rounds),
+        "evaluate.max_turns": pipeline.evaluate.max_turns,
+    }
+    for name, part in pipeline.data.parts.items():
+        turns[f"data.parts.{name}.horizon.rounds"] = max(part.horizon.rounds) if part.horizon else 0
+        turns[f"data.parts.{name}.max_turns"] = part.max_turns or 0
+    length = pipeline.rollout.context_length
+    for key, count in turns.items():
+        if count > length:
+            raise ConfigError(
+                f"{key}: {count} turns do not fit into rollout.context_length {length}, for a turn takes a "
+                "token at least; lower it"
+            )
+
+
 def check_pipeline(pipeline: Pipeline) -> None:
     """Raise `ConfigError` for settings that contradict each other; imports nothing heavy."""
     rollout, train, backend = pipeline.rollout, pipeline.train, pipeline.backend
@@ -152,6 +174,20 @@ def check_pipeline(pipeline: Pipeline) -> None:
             f"backend.device cpu: {pipeline.model} is a vision-language model, and the CPU backend trains "
             "text only; use device: cuda with rollout: vllm"
         )
+    if rollout.max_tokens_per_turn >= rollout.context_length:
+        raise ConfigError(
+            f"rollout.max_tokens_per_turn {rollout.max_tokens_per_turn} leaves no room for a prompt in "
+            f"rollout.context_length {rollout.context_length}; lower the one, or raise the other"
+        )
+    episodes = rollout.items_per_step * rollout.group_size
+    if episodes > MAX_EPISODES:
+        raise ConfigError(
+            f"rollout.items_per_step {rollout.items_per_step} x rollout.group_size {rollout.group_size} are "
+            f"{episodes:,} episodes a step, which one process holds in memory; at most {MAX_EPISODES:,} are "
+            "allowed; lower one of them"
+        )
+    if pipeline.agent.context.when_full == "stop":
+        _check_turns(pipeline)
     if train.micro_batch_tokens < rollout.context_length:
         raise ConfigError(
             f"train.micro_batch_tokens {train.micro_batch_tokens} is less than rollout.context_length "

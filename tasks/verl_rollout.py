@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 from torch.utils.data import Dataset
 
 from agents.pictures import opened
-from agents.types import Completion, FinishReason, SamplingParams
+from agents.types import Completion, FinishReason, SamplingParams, Trajectory
 from envs.errors import SamplerFailed, described
 from envs.metrics import PoolMetrics
 from envs.types import Image, Item
@@ -166,7 +166,7 @@ class RolloutManager:
         if self._served is not None:  # the trainer goes on with the sampler asleep
             self._run(self._served.pause())
         if not any(is_usable(t) for group in groups for t in group):
-            raise NoEpisodes(f"step {step}: every episode failed; the first: {groups[0][0].error}")
+            raise NoEpisodes(f"step {step}: {_why_none([t for group in groups for t in group])}")
         chosen = [trainable(group, skip_equal=self._pipeline.train.kl_loss_coef == 0.0) for group in groups]
         rows = [row for uid, group in zip(uids, chosen, strict=True) for row in rows_of(uid, group)]
         if rows:
@@ -226,6 +226,19 @@ class RolloutManager:
 
     def _run(self, work: Coroutine[Any, Any, T]) -> T:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+
+
+def _why_none(trajectories: Sequence[Trajectory]) -> str:
+    """Why none of a step's episodes can be trained on, with the remedy where there is one here."""
+    errors = [t.error for t in trajectories if t.error is not None]
+    if errors:
+        return f"no episode was played to its end; {len(errors)} failed, the first of them by {errors[0]}"
+    shortest = min(len(t.prompt_ids) for t in trajectories)
+    reasons = ", ".join(sorted({t.stop_reason for t in trajectories}))
+    return (
+        f"the policy had no turn in any of {len(trajectories)} episodes ({reasons}): their prompts have "
+        f"{shortest} tokens or more; raise rollout.context_length"
+    )
 
 
 def _log_failure(warming: Future[None]) -> None:

@@ -29,6 +29,8 @@ def project(tmp_path: Path) -> Path:
     model = tmp_path / "models" / "textcraft-base"
     model.mkdir(parents=True)
     (model / "config.json").write_text("{}")
+    for file in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
+        (model / file).symlink_to(ROOT / "models" / "textcraft-base" / file)
     return tmp_path
 
 

@@ -71,3 +71,8 @@ def test_what_cannot_be_compared_is_refused(runs: list[Path], tmp_path: Path) ->
     with pytest.raises(ConfigError, match="one name"):
         compare([runs[0], runs[0]], tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+def test_a_place_that_cannot_be_written_to_is_refused(runs: list[Path]) -> None:
+    with pytest.raises(ConfigError, match=r"^/proc cannot be written to .*; choose another --out"):
+        compare(runs, Path("/proc/comparison"))

@@ -244,7 +244,7 @@ def test_real_items_are_played_from_files_in_upstreams_form(tmp_path: Path, monk
         results = asyncio.run(solved(spec, item))
         assert '"Question 7"' in results[0].observation
         assert results[-1].success
-        with pytest.raises(ConfigError, match="searchqa has 221328 items, .*; there is no 'searchqa_221328'"):
+        with pytest.raises(ConfigError, match=r"221328 items, .*; there is no 'searchqa_221328'"):
             spec.item_of(221328) if spec.item_of else None
     finally:
         for cached in (real._test, real._train):

@@ -95,8 +95,9 @@ class FunctionReward:
                 hint = f"did you mean {near[0]!r}? " if near else ""
                 there = ", ".join(sorted({*ALWAYS, *available}))
                 raise ConfigError(
-                    f"reward {self.name!r} takes {name!r}, which nothing fills; {hint}There is: {there}. "
-                    "Name the parameter so, rename the data's field, or give the parameter a default"
+                    f"reward {self.name!r} takes {name!r}, which nothing fills; {hint}add a column {name!r} "
+                    "to the data or rename one, or, in a reward of your own, rename the parameter or give it "
+                    f"a default; it may take: {there}"
                 )
 
 
