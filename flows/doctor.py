@@ -33,6 +33,10 @@ MEMORY_GB = 7.0
 """A CPU run's; a machine sold with 8 GB has a little less."""
 
 
+_Check = tuple[str, str, str, Callable[[], None]]
+"""What, as it is found where all is well, what for, and the check."""
+
+
 class State(StrEnum):
     """Where a thing stands."""
 
@@ -184,7 +188,7 @@ def _vllm(pipeline: "Pipeline") -> Finding:
 def _settings(name: str, pipeline: "Pipeline") -> Iterator[Finding]:
     """What a run checks before it starts."""
     from flows.lineage import default_workspace
-    from flows.plan import check_disk, check_items, check_model
+    from flows.plan import check_disk, check_model
     from flows.prefect_runs import check_server
     from tasks.data_files import check_data
     from tasks.rules import check_agent
@@ -194,12 +198,12 @@ def _settings(name: str, pipeline: "Pipeline") -> Iterator[Finding]:
     free = f"{shutil.disk_usage(Path()).free / 1e9:.0f} GB free"
     server = os.environ.get("PREFECT_API_URL") or "a temporary server"
     agent = pipeline.agent.program or pipeline.agent.format
-    checks: list[tuple[str, str, str, Callable[[], None]]] = [
+    checks: list[_Check] = [
         ("settings", "they agree", f"pipeline {name}", lambda: check_pipeline(pipeline)),
         ("data", ", ".join(pipeline.data.parts), f"pipeline {name}", lambda: check_data(pipeline.data)),
         ("agent", agent, f"pipeline {name}", lambda: check_agent(pipeline)),
         ("model", pipeline.model, f"pipeline {name}", lambda: check_model(pipeline)),
-        ("items", "they fit the model", f"pipeline {name}", lambda: check_items(pipeline)),
+        *_items(pipeline, purpose=f"pipeline {name}"),
         (
             "disk",
             free,
@@ -219,6 +223,17 @@ def _settings(name: str, pipeline: "Pipeline") -> Iterator[Finding]:
             continue  # its package is named already
         else:
             yield Finding(what, State.OK, found, purpose)
+
+
+def _items(pipeline: "Pipeline", *, purpose: str) -> Iterator[_Check]:
+    """Whether they can be had and shown to the model; to be asked where both are there."""
+    from flows.plan import check_items, check_model
+    from tasks.environments import check_environments
+
+    with suppress(WingspanError, ImportError):  # of which other lines tell
+        check_environments(pipeline)
+        check_model(pipeline)
+        yield ("items", "they fit the model", purpose, lambda: check_items(pipeline))
 
 
 def _memory(pipeline: "Pipeline") -> Finding:

@@ -132,6 +132,11 @@ def steps_recorded(run: Any) -> list[int]:
     )
 
 
+def planned(project: Path) -> list[str]:
+    """What `wingspan plan` says."""
+    return run(project, "wingspan", "plan", NAME)
+
+
 def test_killed_in_the_middle_of_training(project: Path) -> None:
     process = command(project, "wingspan", "run", NAME)
     # Past the first round, so that there is something finished to keep, and within the second.
@@ -140,6 +145,9 @@ def test_killed_in_the_middle_of_training(project: Path) -> None:
     process.wait()
     assert steps_done(project) == list(range(1, len(steps_done(project)) + 1))
     assert len(steps_done(project)) < STEPS
+    _, *earlier, train, _, _ = planned(project)
+    assert all("  be skipped  finished" in line for line in earlier)
+    assert "it goes on after step " in train
 
 
 def test_the_same_command_finishes_it(project: Path) -> None:
@@ -184,6 +192,8 @@ def test_dvc_finds_nothing_to_do(project: Path) -> None:
 
 
 def test_once_more_does_nothing(project: Path) -> None:
+    _, *stages = planned(project)
+    assert all("  be skipped  finished" in line for line in stages)
     said = run(project, "wingspan", "run", NAME)
     stages = [line for line in said if line.endswith(": cached")]
     assert len(stages) == 6, said
