@@ -166,7 +166,7 @@ class RolloutManager:
         if self._served is not None:  # the trainer goes on with the sampler asleep
             self._run(self._served.pause())
         if not any(is_usable(t) for group in groups for t in group):
-            raise NoEpisodes(f"step {step}: {_why_none([t for group in groups for t in group])}")
+            raise NoEpisodes(f"step {step}: {why_none([t for group in groups for t in group])}")
         chosen = [trainable(group, skip_equal=self._pipeline.train.kl_loss_coef == 0.0) for group in groups]
         rows = [row for uid, group in zip(uids, chosen, strict=True) for row in rows_of(uid, group)]
         if rows:
@@ -228,7 +228,7 @@ class RolloutManager:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
 
 
-def _why_none(trajectories: Sequence[Trajectory]) -> str:
+def why_none(trajectories: Sequence[Trajectory]) -> str:
     """Why none of a step's episodes can be trained on, with the remedy where there is one here."""
     errors = [t.error for t in trajectories if t.error is not None]
     if errors:

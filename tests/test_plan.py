@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -182,6 +183,16 @@ def test_a_block_may_repeat_what_it_merges(tmp_path: Path) -> None:
     file = tmp_path / "file.yaml"
     file.write_text("a: &a {x: 1, y: 1}\nb: &b {<<: *a, x: 2}\nc: {<<: *b, y: 3}\n")
     assert read_yaml(file) == yaml.safe_load(file.read_text())
+
+
+def test_a_port_that_is_taken_is_told_before_the_model_is_loaded(project: Path) -> None:
+    model = project / "models" / "textcraft-base"
+    lose_the_tokenizer(model)  # what loading it would complain of
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        done = CliRunner().invoke(app, ["serve-policy", str(model), "--port", str(port)])
+    assert isinstance(done.exception, ConfigError)
+    assert f"cannot listen on 127.0.0.1:{port}" in str(done.exception)
 
 
 def test_one_broken_pipeline_does_not_hide_the_others(project: Path) -> None:

@@ -1,6 +1,7 @@
 """What is handed to verl's trainer: which episodes, laid out how, and what its client is asked."""
 
 import asyncio
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,7 +11,7 @@ from agents.types import Completion, FinishReason, SamplingParams, StopReason, T
 from envs.errors import SamplerFailed
 from envs.types import Item
 from tasks.errors import SamplerDied
-from tasks.verl_rollout import ItemDataset, VerlSampler
+from tasks.verl_rollout import ItemDataset, VerlSampler, why_none
 from tasks.verl_rows import fields_of, is_informative, rows_of, trainable
 
 
@@ -70,6 +71,19 @@ def test_a_failed_episode_does_not_make_a_group_informative() -> None:
     assert is_informative([WON, LOST])
     assert not is_informative([WON, FAILED])  # its reward of 0 is none
     assert not is_informative([FAILED, FAILED])
+
+
+def test_a_step_without_episodes_is_explained_by_a_real_failure_or_by_the_room_that_is_missing() -> None:
+    """The first episode's error was told, which is none where another one failed."""
+    no_turn = trajectory(stop=StopReason.MAX_CONTEXT, turns=0)
+    failed = replace(trajectory(stop=StopReason.ERROR, turns=0), error="EnvCrashed: the world ended")
+    assert why_none([no_turn, failed, failed]) == (
+        "no episode was played to its end; 2 failed, the first of them by EnvCrashed: the world ended"
+    )
+    assert why_none([no_turn, no_turn]) == (
+        "the policy had no turn in any of 2 episodes (max_context): their prompts have 3 tokens or more; "
+        "raise rollout.context_length"
+    )
 
 
 def test_rows_carry_exactly_what_was_sampled() -> None:
