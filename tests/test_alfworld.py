@@ -268,7 +268,7 @@ def test_upstream_s_games_have_agentgym_s_numbers_then_their_own(upstream: Path)
     ]
     assert sum(item.metadata["part"] == "valid_train" for item in split.test) == 200
     assert real.make_item(0).metadata == {"task": "look_at_obj_in_light", "room": "bedroom", "part": "train"}
-    with pytest.raises(ConfigError, match="alfworld has 2623 items; there is no 'alfworld_2623'"):
+    with pytest.raises(ConfigError, match="alfworld_2622; there is no 'alfworld_2623'"):
         real.make_item(2623)
     assert len(real.expert(real.make_item(0))) > 2
     assert real.expert(real.make_item(2621)) == []  # its walkthrough is in names that the game does not know
