@@ -4,6 +4,7 @@ Nothing heavy is imported before a command needs it: `wingspan --help` answers w
 """
 
 import errno
+import os
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -427,6 +428,9 @@ def one_line(error: BaseException) -> str | None:
 
 def main() -> None:
     """Entry point of `wingspan`."""
+    # Read when huggingface_hub is imported, here and in every process that a run starts: transformers' bars
+    # (`Loading weights`, `Writing model shards`) would be drawn over the display.
+    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     try:
         sys.exit(app(standalone_mode=False))  # typer.Exit comes back as its status, a command as None
     except (KeyboardInterrupt, typer.Abort):
