@@ -63,6 +63,7 @@ def run(
     ] = None,
 ) -> None:
     """Run a pipeline from its data to its report; the same command again goes on where it stopped."""
+    from flows.next_commands import next_commands
     from flows.plan import checked_address, locked, make_plan
     from flows.prefect_runs import check_server, configure_prefect
     from tasks.tracking import check_tracking
@@ -83,6 +84,7 @@ def run(
     before, after = (evaluation[policy]["sampled"].get("success") for policy in ("before", "after"))
     typer.echo(f"success on the test split: {_share(before)} before, {_share(after)} after")
     typer.echo(f"report: {place / 'report' / 'index.html'}")
+    typer.echo(next_commands(pipeline, workspace=place, settings=settings or []))
 
 
 @app.command()

@@ -34,5 +34,6 @@ def commit_to_dvc(stages: Sequence[str], *, pipeline: str) -> None:
                 repo.commit(target, force=True)
         except DvcException as error:
             raise WingspanError(
-                f"DVC did not record this run ({' '.join(str(error).split())}); fix that, then run `dvc commit`"
+                f"DVC did not record this run ({' '.join(str(error).split())}); fix that, then run "
+                "`dvc commit`"
             ) from error

@@ -13,7 +13,7 @@ PACKAGES = ("torch", "verl", "ray", "transformers", "prefect", "mlflow", "dvc")
 
 
 def provenance(*, envs: Sequence[str]) -> dict[str, str]:
-    """Git commit, whether files other than `dvc.lock` differ from it, and versions, also of what `envs` are made of."""
+    """Git commit, whether files but `dvc.lock` differ from it, and versions, also of `envs`' packages."""
     facts = {"python": platform.python_version()}
     packages = dict.fromkeys(package for env in envs for package in get_env(env).packages)
     for package in (*PACKAGES, *packages):

@@ -7,9 +7,7 @@ the versions of the code that makes it.
 """
 
 import hashlib
-from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from statistics import fmean
 
@@ -17,6 +15,7 @@ from tasks import report_plots
 from tasks.intervals import gain_interval, wilson
 from tasks.mixture import training_turns
 from tasks.pages import duration, render_page, write_page
+from tasks.policies import decoder
 from tasks.provenance import provenance
 from tasks.report_reading import choose_pairs
 from tasks.results import (
@@ -71,7 +70,7 @@ def report(pipeline: Pipeline, workspace: Path) -> Path:
         groupings=found,
         pairs=choose_pairs(
             results,
-            decode=decoder(workspace / "policy" / "tokenizer.json"),
+            decode=decoder(workspace / "policy"),
         ),
         plots={plot.name: plot for plot in plots},
         missing=missing_parts(results, pipeline=pipeline),
@@ -153,15 +152,6 @@ def phase_table(results: Results) -> list[tuple[str, float, float]]:
         rows.append(("start-up and quick evaluations", max(0.0, outside)))
     whole = sum(seconds for _, seconds in rows) or 1.0
     return [(name.replace("_", " "), seconds, seconds / whole) for name, seconds in rows]
-
-
-def decoder(tokenizer: Path) -> Callable[[list[int]], str | None]:
-    """Tokens to text, special ones included; to None where there is no such `tokenizer` file."""
-    if not tokenizer.exists():
-        return lambda _: None
-    from tokenizers import Tokenizer
-
-    return partial(Tokenizer.from_file(str(tokenizer)).decode, skip_special_tokens=False)
 
 
 def lineage(results: Results, workspace: Path, *, pipeline: Pipeline) -> dict[str, str]:

@@ -56,11 +56,15 @@ def train(
     workspace: Path,
     *,
     on_step: Callable[[StepRecord], None] | None = None,
+    on_phase: Callable[[str], None] | None = None,
     on_round: Callable[[RoundResult], None] | None = None,
 ) -> list[RoundResult]:
-    """Train all rounds and write the final policy to `workspace/policy`; finished rounds are not repeated."""
+    """Train all rounds and write the final policy to `workspace/policy`; finished rounds are not repeated.
+
+    `on_phase` sees what goes on between the steps, in words.
+    """
     results = []
-    with TrainSession(pipeline, workspace, on_step=on_step) as session:
+    with TrainSession(pipeline, workspace, on_step=on_step, on_phase=on_phase) as session:
         for index in range(session.rounds):
             results.append(session.run_round(index))
             if on_round is not None:
@@ -82,9 +86,11 @@ class TrainSession:
         workspace: Path,
         *,
         on_step: Callable[[StepRecord], None] | None = None,
+        on_phase: Callable[[str], None] | None = None,
         serve: "ServedAt | None" = None,
     ) -> None:
-        """`serve`: where the policy is served while the training process is up.
+        """`on_phase`: sees what goes on between the steps, in words; `serve`: where the policy is served
+        while the training process is up.
 
         Raises `ConfigError` for settings or files that training cannot start from.
         """
@@ -96,6 +102,7 @@ class TrainSession:
         self._checkpoints = self._folder / "checkpoints"
         self._items = self._folder / "items.jsonl"
         self._on_step = on_step
+        self._on_phase = on_phase or (lambda _: None)
         self._serve = serve
         self._actor: Any = None
         self._started = False
@@ -170,6 +177,8 @@ class TrainSession:
                 f"{self._checkpoints} ends at step {self._step}, but the round needs step {first - 1}; "
                 f"delete {self._folder} to train from the start"
             )
+        if self._step < last:
+            self._on_phase(f"training from step {self._step + 1}")
         while self._step < last:
             step = self._step + 1
             save = step == last or step % self._pipeline.train.save_every == 0
@@ -179,6 +188,7 @@ class TrainSession:
             self._write_step(record)
             if self._on_step is not None:
                 self._on_step(record)
+        self._on_phase("quick evaluation")
         settings = self._pipeline.evaluate
         play = Play(
             name=f"after {last}",
@@ -223,6 +233,7 @@ class TrainSession:
         self._write_prompts()
         if self._actor is None:
             self._launch()
+        self._on_phase("starting the trainer")
         self._step = self._call("start")
         self._started = True
         _drop_steps_after(self._folder / "metrics.jsonl", self._step)
@@ -233,6 +244,7 @@ class TrainSession:
             raise ConfigError(f"no policy in {warmed}; run the warm-up stage first")
 
     def _launch(self) -> None:
+        self._on_phase("starting Ray")
         self._owns_ray |= connect_ray(self._pipeline)
         model = self._workspace / "warmup" if self._pipeline.warmup else self._pipeline.model
         self._actor = launch(
