@@ -114,7 +114,9 @@ class Display:
             row.started = now
         elif state is not StageState.CACHED and row.started:
             row.seconds = now - row.started
-        row.state, row.phase = state, ""
+        row.state = state
+        if state is not StageState.FAILED:  # which says where it failed
+            row.phase = ""
         if self._plain and state is not StageState.WAITING:
             took = f" in {_clock(row.seconds)}" if state in (StageState.DONE, StageState.FAILED) else ""
             self.note(f"{name}: {state}{took}")
