@@ -13,6 +13,8 @@ from tasks.settings import Pipeline
 
 PARAMETERS = "parameters.json"
 """In the workspace: `{"pipeline": name, "changed": {key: [value in pipelines.yaml, value here]}}`."""
+MAX_LEVELS = 3
+"""Of nested mappings that are a group of their own where parameters are listed."""
 
 
 def flat(values: Mapping[str, Any], *, sep: str, prefix: str = "") -> Iterable[tuple[str, Any]]:
@@ -22,6 +24,25 @@ def flat(values: Mapping[str, Any], *, sep: str, prefix: str = "") -> Iterable[t
             yield from flat(value, sep=sep, prefix=f"{prefix}{key}{sep}")
         else:
             yield f"{prefix}{key}", value
+
+
+def grouped(values: Mapping[str, Any], *, path: str = "") -> dict[str, dict[str, Any]]:
+    """Leaves by the mapping they are in, `{"data.parts.easy": {"env": "textcraft", "where.depth": [1]}}`.
+
+    Mappings below `MAX_LEVELS` are part of the one above them; those without leaves have no group.
+    """
+    is_deep = path.count(".") + 1 == MAX_LEVELS
+    own = dict(flat(values, sep=".")) if path and is_deep else _leaves(values)
+    groups = {path: own} if own else {}
+    if not (path and is_deep):
+        for key, value in values.items():
+            if isinstance(value, Mapping):
+                groups |= grouped(value, path=f"{path}.{key}" if path else key)
+    return groups
+
+
+def _leaves(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in values.items() if not isinstance(value, Mapping)}
 
 
 def changed_parameters(pipeline: Pipeline, *, default: Pipeline) -> dict[str, tuple[Any, Any]]:

@@ -7,14 +7,17 @@ the versions of the code that makes it.
 """
 
 import hashlib
+import json
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
+from urllib.parse import urlsplit, urlunsplit
 
-from tasks import report_plots
+from tasks import paint, report_plots
 from tasks.intervals import gain_interval, wilson
 from tasks.mixture import training_turns
 from tasks.pages import duration, render_page, write_page
+from tasks.parameters import grouped, read_changes
 from tasks.policies import decoder
 from tasks.provenance import provenance
 from tasks.report_reading import choose_pairs
@@ -77,7 +80,11 @@ def report(pipeline: Pipeline, workspace: Path) -> Path:
         totals=totals(results),
         dropped=dropped_by_place(results),
         phases=phase_table(results),
-        parameters=pipeline.model_dump(mode="json"),
+        parameters=grouped(pipeline.model_dump(mode="json")),
+        changed=read_changes(workspace),
+        quick_items=quick_items(results),
+        window=paint.smoothing_window(len(results.steps)),
+        mlflow=mlflow_run(workspace),
         lineage=lineage(results, workspace, pipeline=pipeline),
     )
     return write_page(workspace / "report", page=page, plots=plots)
@@ -97,6 +104,31 @@ def change_of(results: Results, *, mode: str) -> Change | None:
         after_interval=wilson(after, n=items),
         gain_interval=gain_interval(before, after, n=items),
     )
+
+
+def quick_items(results: Results) -> int:
+    """Test items that the quick evaluations played, once each; 0 before the first."""
+    return max((int(r.evaluation["episodes"] + r.evaluation["dropped"]) for r in results.rounds), default=0)
+
+
+def mlflow_run(workspace: Path) -> dict[str, str]:
+    """Of the MLflow run that records this one: `id`, `store` and, on a server, the `url` of its page."""
+    file = workspace / "mlflow.json"
+    if not file.exists():
+        return {}
+    record = json.loads(file.read_text())
+    store = without_password(record["uri"])
+    run = {"id": record["run_id"], "store": store}
+    if store.startswith(("http://", "https://")) and "experiment_id" in record:
+        page = f"#/experiments/{record['experiment_id']}/runs/{record['run_id']}"
+        run["url"] = f"{store.rstrip('/')}/{page}"
+    return run
+
+
+def without_password(uri: str) -> str:
+    """`uri` without the user and the password that it may hold."""
+    parts = urlsplit(uri)
+    return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2])) if "@" in parts.netloc else uri
 
 
 def missing_parts(results: Results, *, pipeline: Pipeline) -> list[str]:

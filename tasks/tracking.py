@@ -54,13 +54,13 @@ _log = logging.getLogger(__name__)
 
 
 def ui_command() -> str:
-    """What shows the records in a browser."""
-    uri = tracking_uri()
-    return (
-        f"mlflow ui --workers 1 --backend-store-uri {uri}"
-        if "://" in uri and not uri.startswith("http")
-        else uri
-    )
+    """The command that shows the records in a browser, for a shell."""
+    given = os.environ.get("MLFLOW_TRACKING_URI")
+    # By the variable's name, for its value may hold a password.
+    store = '"$MLFLOW_TRACKING_URI"' if given else DEFAULT_URI
+    if given and urlsplit(given).scheme in ("http", "https"):
+        return f"open {store}"
+    return f"mlflow ui --workers 1 --backend-store-uri {store}"
 
 
 def tracking_uri() -> str:
@@ -164,7 +164,7 @@ class Tracker:
         run = client.create_run(experiment_id, run_name=self._workspace.name, tags=tags)
         run_id: str = run.info.run_id
         log_params(client, run_id, flat(self._pipeline.model_dump(mode="json"), sep="."))
-        _remember(self._workspace, pipeline=self._pipeline, run_id=run_id, finished=False)
+        _remember(self._workspace, pipeline=self._pipeline, run=run, finished=False)
         return run_id
 
     def _write_tags(self, client: "MlflowClient", run_id: str) -> None:
@@ -242,7 +242,7 @@ class Tracker:
             description=f"{result} [Run]({page})\n\n{self._description()}",
         )
         client.set_terminated(run_id, status="FINISHED")
-        _remember(workspace, pipeline=self._pipeline, run_id=run_id, finished=True)
+        _remember(workspace, pipeline=self._pipeline, run=client.get_run(run_id), finished=True)
         self._failure = None  # whatever was missing is there now
 
     def _log_traces(self, client: "MlflowClient", run_id: str, traces: list[EpisodeTrace]) -> None:
@@ -285,10 +285,11 @@ def _recorded(workspace: Path) -> dict[str, Any]:
     return record
 
 
-def _remember(workspace: Path, *, pipeline: Pipeline, run_id: str, finished: bool) -> None:
+def _remember(workspace: Path, *, pipeline: Pipeline, run: "Run", finished: bool) -> None:
     record = {
         "uri": tracking_uri(),
-        "run_id": run_id,
+        "run_id": run.info.run_id,
+        "experiment_id": run.info.experiment_id,
         "identity": _identity(pipeline),
         "finished": finished,
     }
