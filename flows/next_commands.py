@@ -4,18 +4,18 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
-from tasks.tracking import ui_command
+from tasks.tracking import recorded_page, ui_command
 
 
 def next_commands(pipeline: str, *, workspace: Path, settings: Sequence[str]) -> str:
     """Commands with a word on each, for a run of `pipeline` with `settings` (`KEY=VALUE`) in `workspace`."""
-    policy = workspace / "policy"
+    policy = str(workspace / "policy")
     overrides = [part for setting in settings for part in ("--set", setting)]
-    rollout = ["wingspan", "rollout", pipeline, "--items", "3", "--policy", str(policy), *overrides]
+    rollout = ["wingspan", "rollout", pipeline, "--items", "3", "--policy", policy, *overrides]
+    page = recorded_page(workspace)
     commands = {
-        ui_command(): "metrics, traces and the registered policy",
+        ui_command() or page: f"metrics, traces and the registered policy: {page}",
         shlex.join(rollout): "watch the trained policy act",
-        shlex.join(["wingspan", "serve-policy", str(policy)]): "serve it by OpenAI's protocol",
+        shlex.join(["wingspan", "serve-policy", policy]): "serve it by OpenAI's protocol",
     }
-    lines = [f"  {command}\n      {purpose}" for command, purpose in commands.items()]
-    return "\n".join(["next:", *lines])
+    return "\n".join(["next:", *(f"  {command}\n      {purpose}" for command, purpose in commands.items())])

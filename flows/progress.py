@@ -199,11 +199,11 @@ class Display:
                 told = "nothing changed"
             took = _clock(seconds) if seconds else ""
             table.add_row(mark, name, took, told, style="" if running else "dim")
-            if running and name in self._steps:
-                done = row.values.get("step", 0)
-                below.append(ProgressBar(total=self._steps[name], completed=done, width=60))
             if row.state in (StageState.RUNNING, StageState.FAILED) and (numbers := self._numbers(name)):
                 below.append(Text(numbers))
+            if running and name in self._steps:
+                done = row.values.get("step", 0)  # the bar comes last, for it does not end its line
+                below.append(ProgressBar(total=self._steps[name], completed=done, width=60))
         return Group(title, table, *below)
 
 

@@ -11,7 +11,6 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
-from urllib.parse import urlsplit, urlunsplit
 
 from tasks import paint, report_plots
 from tasks.intervals import gain_interval, wilson
@@ -33,6 +32,7 @@ from tasks.results import (
     stages_of,
 )
 from tasks.settings import Pipeline
+from tasks.tracking_names import run_page, without_password
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,15 +120,8 @@ def mlflow_run(workspace: Path) -> dict[str, str]:
     store = without_password(record["uri"])
     run = {"id": record["run_id"], "store": store}
     if store.startswith(("http://", "https://")) and "experiment_id" in record:
-        page = f"#/experiments/{record['experiment_id']}/runs/{record['run_id']}"
-        run["url"] = f"{store.rstrip('/')}/{page}"
+        run["url"] = store.rstrip("/") + run_page(record["experiment_id"], record["run_id"])
     return run
-
-
-def without_password(uri: str) -> str:
-    """`uri` without the user and the password that it may hold."""
-    parts = urlsplit(uri)
-    return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2])) if "@" in parts.netloc else uri
 
 
 def missing_parts(results: Results, *, pipeline: Pipeline) -> list[str]:

@@ -30,7 +30,7 @@ from tasks.policies import decoder
 from tasks.settings import Pipeline
 from tasks.tracking_batches import log_datasets, log_metrics, log_params, metrics_of
 from tasks.tracking_model import register
-from tasks.tracking_names import allowed, step_metric, summary_metric
+from tasks.tracking_names import allowed, run_page, step_metric, summary_metric, without_password
 from tasks.tracking_traces import EpisodeTrace, evaluation_traces, log_traces, round_traces
 
 if TYPE_CHECKING:
@@ -38,6 +38,8 @@ if TYPE_CHECKING:
     from mlflow.entities import Experiment, Run
 
 DEFAULT_URI = "sqlite:///mlflow.db"
+UI = "http://127.0.0.1:5000"
+"""Where `mlflow ui` answers."""
 EXPERIMENT = "wingspan"
 EXPERIMENT_TAGS = {
     "mlflow.experimentKind": "custom_model_development",  # else MLflow's pages open as for GenAI applications
@@ -53,14 +55,23 @@ MAX_TOLD = 300
 _log = logging.getLogger(__name__)
 
 
-def ui_command() -> str:
-    """The command that shows the records in a browser, for a shell."""
+def ui_command() -> str | None:
+    """The command that shows the records in a browser, at `UI`; None where a tracking server does that."""
     given = os.environ.get("MLFLOW_TRACKING_URI")
+    if given and urlsplit(given).scheme in ("http", "https"):
+        return None
     # By the variable's name, for its value may hold a password.
     store = '"$MLFLOW_TRACKING_URI"' if given else DEFAULT_URI
-    if given and urlsplit(given).scheme in ("http", "https"):
-        return f"open {store}"
     return f"mlflow ui --workers 1 --backend-store-uri {store}"
+
+
+def recorded_page(workspace: Path) -> str:
+    """The address of the run of `workspace` in a browser."""
+    server = UI if ui_command() else without_password(tracking_uri()).rstrip("/")
+    record = _recorded(workspace)
+    if "experiment_id" not in record:
+        return server
+    return server + run_page(record["experiment_id"], record["run_id"])
 
 
 def tracking_uri() -> str:
@@ -228,8 +239,9 @@ class Tracker:
         self._log_traces(client, run_id, evaluation_traces(workspace / "evaluation_trajectories.jsonl"))
         result = facts.result(evaluation)
         experiment_id = client.get_run(run_id).info.experiment_id
-        page = f"#/experiments/{experiment_id}/runs/{run_id}"
-        note = f"**{result}** [Report]({page}/artifacts/report/index.html)\n\n{self._description()}"
+        page = run_page(experiment_id, run_id)
+        artifact = run_page(experiment_id, run_id, tab="/artifacts/report/index.html")
+        note = f"**{result}** [Report]({artifact})\n\n{self._description()}"
         client.set_tag(run_id, "mlflow.note.content", note)
         register(
             client,

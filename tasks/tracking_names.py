@@ -1,4 +1,4 @@
-"""What the numbers of a run are called in MLflow.
+"""What the numbers of a run are called in MLflow, and where its pages are.
 
 The files of a workspace have flat names (`train/metrics.jsonl`: `success`, `kl`, `seconds_update`). MLflow's
 charts have a section per prefix, sections and charts in alphabetical order, so the prefix decides what one
@@ -17,6 +17,7 @@ Counts of episodes are in a section below, as in `rollout/counts/stop_max_turns`
 """
 
 import re
+from urllib.parse import urlsplit, urlunsplit
 
 _TRAIN = {
     "loss",
@@ -34,6 +35,17 @@ _TRAIN = {
 _TRAIN_PREFIXES = ("horizon_", "rollout_probs_diff")
 _SYSTEM_PREFIXES = ("envs_live/", "envs_created/", "envs_replaced/")
 _COUNTS = ("episodes", "dropped", "stop_", "dropped_")
+
+
+def run_page(experiment_id: str, run_id: str, *, tab: str = "") -> str:
+    """The address of a run within MLflow's pages, which without the query open as for GenAI applications."""
+    return f"/#/experiments/{experiment_id}/runs/{run_id}{tab}?workflowType=machine_learning"
+
+
+def without_password(uri: str) -> str:
+    """`uri` without the user and the password that it may hold."""
+    parts = urlsplit(uri)
+    return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2])) if "@" in parts.netloc else uri
 
 
 def step_metric(key: str) -> str:

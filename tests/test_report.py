@@ -274,7 +274,10 @@ def test_parameters_that_a_run_changed_are_listed_first(tmp_path: Path) -> None:
     ("uri", "shown"),
     [
         ("sqlite:///mlflow.db", "run abc in sqlite:///mlflow.db"),
-        ("http://me:secret@tracking:5000/", "http://tracking:5000/#/experiments/7/runs/abc"),
+        (
+            "http://me:secret@tracking:5000/",
+            "http://tracking:5000/#/experiments/7/runs/abc?workflowType=machine_learning",
+        ),
         ("postgresql://me:secret@store/db", "run abc in postgresql://store/db"),
     ],
 )
