@@ -21,6 +21,7 @@ from tasks.parameters import changed_parameters, write_changes
 from tasks.pipelines import load_pipeline
 from tasks.settings import Pipeline
 from tasks.tracking import Tracker, check_tracking, is_recorded
+from tasks.tracking_names import step_metric
 from tasks.trajectories import write_trajectories
 
 PIPELINES = Path(__file__).parents[1] / "pipelines.yaml"
@@ -376,3 +377,21 @@ def test_two_first_runs_at_once_make_one_database(tmp_path: Path) -> None:
     told = [process.communicate()[1] for process in both]
     assert [process.returncode for process in both] == [0, 0], told
     assert not any("MLflow:" in text for text in told), told
+
+
+@pytest.mark.parametrize(
+    ("key", "name"),
+    [
+        ("success_depth_2", "rollout/success_depth_2"),
+        ("tool_calls/search", "rollout/tool_calls/search"),
+        ("dropped_EnvCrashed", "rollout/counts/dropped_EnvCrashed"),
+        ("kl_reference", "train/kl_reference"),
+        ("rollout_probs_diff_max", "train/rollout_probs_diff_max"),
+        ("horizon_rooms", "train/horizon_rooms"),
+        ("seconds_weight_sync", "time/weight_sync"),
+        ("tokens_per_s", "time/tokens_per_s"),
+        ("env_step_seconds/shop:text?a=b", "time/env_step/shop:text_a_b"),
+    ],
+)
+def test_a_metric_is_in_the_section_of_its_kind(key: str, name: str) -> None:
+    assert step_metric(key) == name
