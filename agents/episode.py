@@ -125,12 +125,15 @@ class _Episode:
         if not self._speaker.open(replace(opening, messages=with_images(opening.messages, [seen.images]))):
             return StopReason.MAX_CONTEXT
         while True:
+            asked = time.perf_counter()
             spoken = await self._speaker.speak()
             if spoken is None:
                 return StopReason.MAX_CONTEXT
             parsed = spoken.parsed or self._agent.parse(spoken.text)
             self._parse_failures += parsed.failed
+            spoke = time.perf_counter()
             outcome = await self._hands.carry_out(parsed)
+            answered = time.perf_counter()
             if _is_past(deadline):
                 raise TimeoutError  # neither side suspends, so the loop never got to say it
             answer = outcome.answer if parsed.calls else parsed.answer
@@ -152,6 +155,8 @@ class _Episode:
                 prompt_ids=spoken.prompt_ids,
                 prompt_images=spoken.prompt_images,
                 images=[] if cut else list(outcome.step.images),
+                sampling_s=spoke - asked,
+                env_s=answered - spoke,
             )
             self.turns.append(turn)
             if self._on_turn is not None:

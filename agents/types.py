@@ -80,6 +80,10 @@ class Turn:
     """Those that `prompt_ids` show, in their order."""
     images: list[Image] = field(default_factory=list)
     """Of the observation; where there are `observation_ids`, those that they show, in their order."""
+    sampling_s: float = field(default=0.0, compare=False)
+    """From asking for the completion to having it, waiting included; 0.0 where it was not measured."""
+    env_s: float = field(default=0.0, compare=False)
+    """That the environment or the tools took to answer; 0.0 where it was not measured."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

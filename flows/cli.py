@@ -4,6 +4,7 @@ Nothing heavy is imported before a command needs it: `wingspan --help` answers w
 """
 
 import errno
+import os
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -62,6 +63,7 @@ def run(
     ] = None,
 ) -> None:
     """Run a pipeline from its data to its report; the same command again goes on where it stopped."""
+    from flows.next_commands import next_commands
     from flows.plan import checked_address, locked, make_plan
     from flows.prefect_runs import check_server, configure_prefect
     from tasks.tracking import check_tracking
@@ -82,6 +84,7 @@ def run(
     before, after = (evaluation[policy]["sampled"].get("success") for policy in ("before", "after"))
     typer.echo(f"success on the test split: {_share(before)} before, {_share(after)} after")
     typer.echo(f"report: {place / 'report' / 'index.html'}")
+    typer.echo(next_commands(pipeline, workspace=place, settings=settings or []))
 
 
 @app.command("plan")
@@ -456,6 +459,9 @@ def one_line(error: BaseException) -> str | None:
 
 def main() -> None:
     """Entry point of `wingspan`."""
+    # Read when huggingface_hub is imported, here and in every process that a run starts: transformers' bars
+    # (`Loading weights`, `Writing model shards`) would be drawn over the display.
+    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     try:
         sys.exit(app(standalone_mode=False))  # typer.Exit comes back as its status, a command as None
     except (KeyboardInterrupt, typer.Abort):

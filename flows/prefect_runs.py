@@ -22,6 +22,7 @@ _DEFAULTS = {
     # The temporary server starts in 10 to 40 s, and in minutes on a machine that is busy with more.
     "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": "300",
     "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+    "DO_NOT_TRACK": "1",  # else Prefect's first start on a terminal prints its notice on telemetry
     "PREFECT_LOGGING_LEVEL": "CRITICAL",  # the display and the one-line errors are ours
     "PREFECT_CLI_PROMPT": "false",
 }

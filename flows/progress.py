@@ -38,12 +38,23 @@ _MARKS = {
 
 
 _SHOWN = {
-    "loss": "loss {:.3f}",
-    "horizon": "horizon {:.0f}",
-    "success": "success {:.2f}",
-    "tokens_per_s": "{:,.0f} tokens/s",
+    "warmup": {"loss": "loss {:.3f}"},
+    # Not the loss: GRPO's advantages sum to 0 in a group, so it stays near 0 whatever is learnt.
+    "train": {
+        "horizon": "horizon {:.0f}",
+        "success": "success {:.2f}",
+        "reward": "reward {:.2f}",
+        "informative_groups": "informative groups {:.0%}",
+        "entropy": "entropy {:.2f}",
+        "kl": "kl {:.4f}",
+        "tokens_per_s": "{:,.0f} tokens/s",
+    },
 }
-"""What is shown of a step, where it is there."""
+"""By stage, what is shown of a step's numbers, where they are there."""
+_UNITS = {"evaluate": "episode"}
+"""What a stage counts, where that is not steps."""
+_PLAIN_LINES = 10
+"""Lines of a stage that counts episodes, where there is no terminal."""
 
 
 @dataclass(slots=True)
@@ -55,6 +66,8 @@ class _Row:
     """Of the last step."""
     first_step: tuple[int, float] | None = None
     """The first step that was seen, and when: a resumed run begins anywhere."""
+    phase: str = ""
+    """What the stage is doing between its steps."""
 
 
 class Display:
@@ -72,7 +85,7 @@ class Display:
         """`steps`: by stage, all that a stage which counts them will take."""
         self._title = title
         self._rows = {stage: _Row() for stage in stages}
-        self._steps = steps
+        self._steps = dict(steps)
         self._steps_per_round = steps_per_round
         self._console = console or Console()
         self._started = time.perf_counter()
@@ -102,6 +115,8 @@ class Display:
         elif state is not StageState.CACHED and row.started:
             row.seconds = now - row.started
         row.state = state
+        if state is not StageState.FAILED:  # which says where it failed
+            row.phase = ""
         if self._plain and state is not StageState.WAITING:
             took = f" in {_clock(row.seconds)}" if state in (StageState.DONE, StageState.FAILED) else ""
             self.note(f"{name}: {state}{took}")
@@ -112,24 +127,48 @@ class Display:
         if row.first_step is None:
             row.first_step = (int(values["step"]), time.perf_counter())
         row.values = values
+        row.phase = ""
         if self._plain:
-            self.note(f"{stage}: {self._describe_step(stage)}")
+            self.note(f"{stage}: " + "  ".join(filter(None, (self._position(stage), self._numbers(stage)))))
+
+    def phase(self, stage: str, text: str) -> None:
+        """`stage` is doing `text` until its next step ends, e.g. "starting Ray"."""
+        self._rows[stage].phase = text
+        if self._plain:
+            self.note(f"{stage}: {text}")
+
+    def count(self, stage: str, done: int, *, total: int) -> None:
+        """`done` of `total` episodes of `stage` have ended."""
+        row = self._rows[stage]
+        before = int(row.values.get("step", 0))
+        self._steps[stage] = total
+        row.values = {"step": done}
+        if row.first_step is None:
+            row.first_step = (done, time.perf_counter())
+        if self._plain and before * _PLAIN_LINES // total < done * _PLAIN_LINES // total:
+            self.note(f"{stage}: {self._position(stage)}")
 
     def note(self, text: str) -> None:
         """A line that stays on the screen."""
         self._console.print(text, markup=False, highlight=False, soft_wrap=True)
 
-    def _describe_step(self, stage: str) -> str:
-        values, per_round, steps = self._rows[stage].values, self._steps_per_round, self._steps[stage]
-        step = int(values["step"])
-        left = self._seconds_left(stage)
+    def _position(self, stage: str) -> str:
+        """Where a stage that counts its steps stands, and how long it will take still."""
+        row, per_round, steps = self._rows[stage], self._steps_per_round, self._steps[stage]
+        step = int(row.values["step"])
+        left = self._seconds_left(stage) if row.state is StageState.RUNNING else None
         facts = [
             f"round {(step - 1) // per_round + 1}/{-(-steps // per_round)}" if stage == "train" else "",
-            f"step {step}/{steps}",
-            *(spelled.format(values[name]) for name, spelled in _SHOWN.items() if name in values),
-            f"{_clock(left)} left" if left is not None else "",
+            f"{_UNITS.get(stage, 'step')} {step}/{steps}",
+            f"{_clock(left)} left" if left else "",
+            row.phase,
         ]
         return "  ".join(fact for fact in facts if fact)
+
+    def _numbers(self, stage: str) -> str:
+        """What is worth knowing of the last step."""
+        values, shown = self._rows[stage].values, _SHOWN.get(stage, {})
+        return "  ".join(spelled.format(values[name]) for name, spelled in shown.items() if name in values)
 
     def _seconds_left(self, stage: str) -> float | None:
         row = self._rows[stage]
@@ -150,19 +189,22 @@ class Display:
         table.add_column(justify="right")
         table.add_column()
         title = Text(f"{self._title}  {_clock(time.perf_counter() - self._started)}", style="bold")
-        bar: RenderableType = ""
+        below: list[RenderableType] = []
         for name, row in self._rows.items():
             running = row.state is StageState.RUNNING
             seconds = time.perf_counter() - row.started if running else row.seconds
             mark = Spinner("dots", style="yellow") if running else _MARKS[row.state]
-            told = self._describe_step(name) if row.values else ""
+            told = self._position(name) if row.values else row.phase
             if row.state is StageState.CACHED:
                 told = "nothing changed"
             took = _clock(seconds) if seconds else ""
             table.add_row(mark, name, took, told, style="" if running else "dim")
+            if row.state in (StageState.RUNNING, StageState.FAILED) and (numbers := self._numbers(name)):
+                below.append(Text(numbers))
             if running and name in self._steps:
-                bar = ProgressBar(total=self._steps[name], completed=row.values.get("step", 0), width=60)
-        return Group(title, table, bar)
+                done = row.values.get("step", 0)  # the bar comes last, for it does not end its line
+                below.append(ProgressBar(total=self._steps[name], completed=done, width=60))
+        return Group(title, table, *below)
 
 
 def _clock(seconds: float) -> str:

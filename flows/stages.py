@@ -35,9 +35,16 @@ def call_stage(name: str, *, pipeline: Pipeline, workspace: Path, display: Displ
     """Run the body of stage `name`, its steps shown on `display`."""
     body = import_module(f"tasks.{name}").__dict__[name]
     if name == "train":
-        body(pipeline, workspace, on_step=lambda record: show_training(record, display=display))
+        body(
+            pipeline,
+            workspace,
+            on_step=lambda record: show_training(record, display=display),
+            on_phase=lambda text: display.phase(name, text),
+        )
     elif name == "warmup":
         body(pipeline, workspace, on_step=lambda values: display.step(name, values))
+    elif name == "evaluate":
+        body(pipeline, workspace, on_episodes=lambda done, total: display.count(name, done, total=total))
     else:
         body(pipeline, workspace)
 

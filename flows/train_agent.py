@@ -25,6 +25,8 @@ from flows.prefect_runs import check_server, take_over
 from flows.progress import Display, StageState
 from flows.stages import call_stage, make_display, read_timing, running, show_training, write_timing
 from flows.versioning import commit_to_dvc
+from tasks.parameters import changed_parameters, write_changes
+from tasks.pipelines import load_pipeline
 from tasks.provenance import provenance
 from tasks.tracking import Tracker, check_tracking, is_recorded
 
@@ -76,6 +78,8 @@ class _Run:
 
     def execute(self) -> dict[str, Any]:
         plan = self._plan
+        changed = changed_parameters(plan.pipeline, default=load_pipeline(plan.name))
+        write_changes(plan.workspace, name=plan.name, changed=changed)
         with self._closing:
             for stage in plan.stages.values():
                 self._run_stage(stage)
@@ -142,8 +146,13 @@ class _Run:
         if self._session is None:
             from tasks.train import TrainSession
 
-            show = partial(show_training, display=self._display)
-            session = TrainSession(self._plan.pipeline, self._plan.workspace, on_step=show, serve=self._serve)
+            session = TrainSession(
+                self._plan.pipeline,
+                self._plan.workspace,
+                on_step=partial(show_training, display=self._display),
+                on_phase=partial(self._display.phase, "train"),
+                serve=self._serve,
+            )
             self._session = self._closing.enter_context(session)
         return self._session
 

@@ -1,4 +1,7 @@
-"""Tells DVC what a run of the flow has made, as if `dvc repro` had run the stages."""
+"""Tells DVC what a run of the flow has made, as if `dvc repro` had run the stages.
+
+The terminal is the display's (`flows/progress.py`): nothing of DVC's is written to it.
+"""
 
 import logging
 from collections.abc import Sequence
@@ -30,7 +33,10 @@ def commit_to_dvc(stages: Sequence[str], *, pipeline: str) -> None:
     from dvc.exceptions import DvcException, NotDvcRepoError
     from dvc.repo import Repo
 
-    logging.getLogger("dvc").setLevel(logging.ERROR)  # after its import, which sets it
+    # After its import, which sets them. Above ERROR, both packages draw no progress bars on a terminal
+    # either (`dvc.progress.Tqdm`); what goes wrong is raised, and said below.
+    for package in ("dvc", "dvc_data"):
+        logging.getLogger(package).setLevel(logging.CRITICAL)
     try:
         repo = Repo(".")
     except NotDvcRepoError:
@@ -43,5 +49,6 @@ def commit_to_dvc(stages: Sequence[str], *, pipeline: str) -> None:
                 repo.commit(target, force=True)
         except DvcException as error:
             raise WingspanError(
-                f"DVC did not record this run ({' '.join(str(error).split())}); mend that, then `dvc commit`"
+                f"DVC did not record this run ({' '.join(str(error).split())}); fix that, then run "
+                "`dvc commit`"
             ) from error

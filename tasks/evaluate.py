@@ -11,11 +11,13 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
+from threading import Event, Thread
+from typing import Any
 
 from agents.local import LocalModel
 from agents.types import Trajectory
@@ -31,21 +33,29 @@ from tasks.trajectories import summarise, write_trajectories
 
 Playing = Callable[[Sequence[Item], Play], list[list[Trajectory]]]
 """`PipelinePlayer.play` with one policy, for callers that wait."""
+OnEpisodes = Callable[[int, int], None]
+"""Sees how many episodes have ended, and how many there are in all."""
+
+_counts: Any = None
+"""Where this process counts the episodes that have ended, by policy: memory that the processes share, in
+which each has a place that no other writes."""
+POLL_S = 0.5
+"""How often they are added up."""
 
 
-def evaluate(pipeline: Pipeline, workspace: Path) -> None:
+def evaluate(pipeline: Pipeline, workspace: Path, *, on_episodes: OnEpisodes | None = None) -> None:
     """Write `evaluation.json` and `evaluation_trajectories.jsonl`.
 
     The first: `{"before" | "after": {"sampled" | "greedy": <tasks.trajectories.summarise>}}`. The
     second: of every item, policy and mode the first trajectory, whose `metrics` say which they were.
-    Policy versions are training steps: 0 before, the last one after. Raises `ConfigError` where a
-    policy is missing.
+    Policy versions are training steps: 0 before, the last one after. `on_episodes` is called as episodes
+    end. Raises `ConfigError` where a policy is missing.
     """
     items = read_items(workspace / "data" / "test.jsonl", data=pipeline.data)
     start = workspace / "warmup" if pipeline.warmup else pipeline.model
     policies = (
-        _Policy(name="before", model=start, version=0),
-        _Policy(name="after", model=workspace / "policy", version=pipeline.train.steps),
+        _Policy(index=0, name="before", model=start, version=0),
+        _Policy(index=1, name="after", model=workspace / "policy", version=pipeline.train.steps),
     )
     for policy in policies:
         if isinstance(policy.model, Path) and not (policy.model / "config.json").exists():
@@ -53,9 +63,18 @@ def evaluate(pipeline: Pipeline, workspace: Path) -> None:
                 f"no model in {policy.model}; run the stage that writes it, warmup or train, first"
             )
     work = partial(_evaluate_policy, pipeline, workspace, items)
+    total = len(policies) * len(items) * (pipeline.evaluate.samples_per_item + 1)
+    spawn = get_context("spawn")
+    counts = spawn.RawArray("q", len(policies))
+    progress = nullcontext() if on_episodes is None else _progress(counts, total, on_episodes)
     if pipeline.backend.rollout == "cpu":
         # One core each; of a fresh interpreter, for a fork of torch's threads would hang.
-        with ProcessPoolExecutor(len(policies), mp_context=get_context("spawn")) as processes:
+        with (
+            ProcessPoolExecutor(
+                len(policies), mp_context=spawn, initializer=_count_in, initargs=(counts,)
+            ) as processes,
+            progress,
+        ):
             try:
                 results = list(processes.map(work, policies))
             except BrokenProcessPool as error:
@@ -63,7 +82,9 @@ def evaluate(pipeline: Pipeline, workspace: Path) -> None:
                     f"evaluation: a process died, for want of memory perhaps: {error}"
                 ) from None
     else:
-        results = [work(policy) for policy in policies]
+        _count_in(counts)
+        with progress:
+            results = [work(policy) for policy in policies]
     summaries = {policy.name: found for policy, (found, _) in zip(policies, results, strict=True)}
     write_trajectories(workspace / "evaluation_trajectories.jsonl", [t for _, kept in results for t in kept])
     write_atomically(workspace / "evaluation.json", json.dumps(summaries, indent=2) + "\n")
@@ -71,9 +92,40 @@ def evaluate(pipeline: Pipeline, workspace: Path) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Policy:
+    index: int
     name: str
     model: Path | str
     version: int
+
+
+def _count_in(counts: Any) -> None:
+    """Count this process's episodes in `counts`."""
+    global _counts
+    _counts = counts
+
+
+@contextmanager
+def _progress(counts: Sequence[int], total: int, on_episodes: OnEpisodes) -> Iterator[None]:
+    """Call `on_episodes` with the sum of `counts` when it has grown, for as long as the context is open."""
+    is_over = Event()
+
+    def watch() -> None:
+        before = 0
+        while True:
+            was_over = is_over.wait(POLL_S)
+            if (done := sum(counts)) > before:
+                on_episodes(done, total)
+                before = done
+            if was_over:
+                return
+
+    thread = Thread(target=watch, name="episodes", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        is_over.set()
+        thread.join()
 
 
 def _evaluate_policy(
@@ -83,7 +135,11 @@ def _evaluate_policy(
     settings, turns = pipeline.evaluate, evaluation_turns(pipeline)
     summaries: dict[str, dict[str, float]] = {}
     kept: list[Trajectory] = []
-    with _player(pipeline, model=str(policy.model), workspace=workspace) as play:
+
+    def count(episodes: int) -> None:
+        _counts[policy.index] += episodes
+
+    with _player(pipeline, model=str(policy.model), workspace=workspace, count=count) as play:
         for mode, temperature in {"sampled": settings.temperature, "greedy": 0.0}.items():
             chains = settings.samples_per_item if mode == "sampled" else 1
             how = Play(name=mode, max_turns=turns, chains=chains, temperature=temperature)
@@ -105,14 +161,20 @@ def _labelled(trajectory: Trajectory, *, policy: str, mode: str, version: int) -
 
 
 @contextmanager
-def _player(pipeline: Pipeline, *, model: str, workspace: Path) -> Iterator[Playing]:
+def _player(
+    pipeline: Pipeline, *, model: str, workspace: Path, count: Callable[[int], None]
+) -> Iterator[Playing]:
+    """`count` is called with the number of episodes that have just ended."""
     on_servers = pipeline.backend.rollout == "vllm"
-    with (_servers if on_servers else _sampler)(pipeline, model=model, workspace=workspace) as play:
+    player = (_servers if on_servers else _sampler)(pipeline, model=model, workspace=workspace, count=count)
+    with player as play:
         yield play
 
 
 @contextmanager
-def _sampler(pipeline: Pipeline, *, model: str, workspace: Path) -> Iterator[Playing]:
+def _sampler(
+    pipeline: Pipeline, *, model: str, workspace: Path, count: Callable[[int], None]
+) -> Iterator[Playing]:
     """Play with the CPU sampler, in this process."""
     local = LocalModel(Path(model), seed=pipeline.seed, max_sequences=pipeline.backend.max_sequences)
     with local.loaded(context_length=pipeline.rollout.context_length) as loaded:
@@ -122,7 +184,7 @@ def _sampler(pipeline: Pipeline, *, model: str, workspace: Path) -> Iterator[Pla
                 pipeline, sampler=loaded.sampler, tokenizer=loaded.tokenizer, processor=loaded.processor
             )
             try:
-                return await player.play(items, how)
+                return await player.play(items, how, on_trajectory=lambda _: count(1))
             finally:
                 await player.close()
 
@@ -130,7 +192,9 @@ def _sampler(pipeline: Pipeline, *, model: str, workspace: Path) -> Iterator[Pla
 
 
 @contextmanager
-def _servers(pipeline: Pipeline, *, model: str, workspace: Path) -> Iterator[Playing]:
+def _servers(
+    pipeline: Pipeline, *, model: str, workspace: Path, count: Callable[[int], None]
+) -> Iterator[Playing]:
     """Play with the generation servers that training would use, on a training process of its own."""
     import ray
 
@@ -148,6 +212,7 @@ def _servers(pipeline: Pipeline, *, model: str, workspace: Path) -> Iterator[Pla
 
         def play(items: Sequence[Item], how: Play) -> list[list[Trajectory]]:
             found: list[list[Trajectory]] = ray.get(trainer.play.remote(items, how))
+            count(sum(map(len, found)))
             return found
 
         try:

@@ -66,11 +66,32 @@ def duration(seconds: float) -> str:
     return f"{minutes // 60} h {minutes % 60:02d} min"
 
 
+def seconds(value: float) -> str:
+    """`1.25 s`, `3 ms`, `40 µs`: of one turn."""
+    if value >= 0.1:
+        return f"{value:.2f} s"
+    return f"{1e3 * value:.0f} ms" if value >= 0.001 else f"{1e6 * value:.0f} \N{MICRO SIGN}s"
+
+
+def counted(number: float, noun: str) -> str:
+    """`1 sample`, `4 samples`, `1,250 samples`."""
+    return f"{number:,.0f} {noun}" + ("" if number == 1 else "s")
+
+
+def plain(value: object) -> str:
+    """A parameter's value; a dash for None."""
+    if value is None:
+        return NONE
+    return value if isinstance(value, str) else json.dumps(value)
+
+
 FILTERS: Mapping[str, Callable[..., str]] = {
     "percent": percent,
     "points": points,
     "duration": duration,
     "count": lambda number: f"{number:,.0f}",
-    "plain": lambda value: value if isinstance(value, str) else json.dumps(value),
+    "counted": counted,
+    "seconds": seconds,
+    "plain": plain,
 }
 """Numbers as the templates write them."""

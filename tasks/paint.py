@@ -4,6 +4,7 @@ The look, the colours and the files are `tasks/plots.py`'s; which plots there ar
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from statistics import fmean
 from typing import TYPE_CHECKING
 
 from tasks.intervals import wilson
@@ -15,6 +16,20 @@ if TYPE_CHECKING:
 Painter = Callable[["Axes"], None]
 Stages = Sequence[tuple[int, int, int]]
 """(first step, last step, max_turns) of each stage of the horizon."""
+
+
+def smoothing_window(steps: int) -> int:
+    """Steps, an odd number, over which curves of `steps` steps are averaged; 1 where there are too few."""
+    return 1 if steps < 10 else 2 * max(1, steps // 16) + 1
+
+
+def smoothed(values: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
+    """Each (step, value) with the mean of the `smoothing_window` around it, which is cut at both ends."""
+    half = smoothing_window(len(values)) // 2
+    return [
+        (step, fmean(value for _, value in values[max(0, at - half) : at + half + 1]))
+        for at, (step, _) in enumerate(values)
+    ]
 
 
 def success_over_steps(
@@ -37,7 +52,7 @@ def success_over_steps(
         last = stages[-1][1]
         _stages(axes, stages=stages)
         if training:
-            axes.plot(*zip(*training, strict=True), color=MUTED, linewidth=1.2, label="training episodes")
+            _line(axes, training, color=MUTED, label="training episodes")
         if quick:
             points = [(step, rate) for step, rate, _ in quick]
             spans = [wilson(rate, n=items) for _, rate, items in quick]
@@ -74,12 +89,15 @@ def success_over_steps(
             axes.annotate(
                 f"{rate:.0%}",
                 (step, rate),
-                xytext=(0, 9) if step == 0 else (9, 0),
+                # Within the axes: left of the first point are the numbers of the vertical one.
+                xytext=(7, 6) if step == 0 else (9, 0),
                 textcoords="offset points",
-                ha="center" if step == 0 else "left",
+                ha="left",
                 va="bottom" if step == 0 else "center",
                 color=colour,
                 fontweight="bold",
+                bbox={"facecolor": PAPER, "edgecolor": "none", "alpha": 0.8, "pad": 0.8},
+                zorder=5,
                 annotation_clip=False,
             )
         axes.set_xlim(0, last + 0.5)
@@ -141,7 +159,7 @@ def line_over_steps(
         from matplotlib.ticker import MaxNLocator
 
         _stages(axes, stages=stages, named=not ceiling)
-        axes.plot(*zip(*values, strict=True), color=INK, linewidth=1.4)
+        _line(axes, values, color=INK)
         if ceiling:
             for first, last, turns in stages:
                 axes.hlines(turns, first - 0.5, last + 0.5, color=MUTED, linewidth=1, linestyle="--")
@@ -159,7 +177,11 @@ def line_over_steps(
             _percent_axis(axes, label=label)
         else:
             axes.yaxis.set_major_locator(MaxNLocator(nbins=5, integer=ceiling))
-            axes.set_ylim(0, 1.12 * max([value for _, value in values] + [t for *_, t in stages if ceiling]))
+            axes.yaxis.set_major_formatter(lambda y, _: f"{y:g}")
+            heights = [value for _, value in values] + [float(turns) for *_, turns in stages if ceiling]
+            low, high = min(0.0, *heights), max(0.0, *heights)
+            room = 0.12 * (high - low) or 1.0  # all may be 0
+            axes.set_ylim(low - room if low < 0 else 0.0, high + room)
             axes.set_ylabel(label)
         axes.set_xlabel("training step")
         _whole_steps(axes)
@@ -234,6 +256,16 @@ def stacked_over_steps(
         )
 
     return paint
+
+
+def _line(
+    axes: "Axes", values: Sequence[tuple[float, float]], *, color: str, label: str | None = None
+) -> None:
+    """A curve over steps: smoothed, with the single steps faint behind it."""
+    if smoothing_window(len(values)) > 1:
+        axes.plot(*zip(*values, strict=True), color=color, linewidth=0.9, alpha=0.35)
+    marker = "o" if len(values) == 1 else None
+    axes.plot(*zip(*smoothed(values), strict=True), color=color, linewidth=1.6, marker=marker, label=label)
 
 
 def _stages(axes: "Axes", *, stages: Stages, named: bool = True) -> None:

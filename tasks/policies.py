@@ -2,6 +2,8 @@
 
 import json
 import shutil
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 _DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
@@ -26,3 +28,28 @@ def copy_policy(source: Path, target: Path) -> None:
     path.write_text(json.dumps(config | {"dtype": _DTYPES[dtype]}, indent=2, sort_keys=True) + "\n")
     shutil.rmtree(target, ignore_errors=True)
     fresh.rename(target)
+
+
+def decoder(*folders: Path | str, special_tokens: bool = True) -> Callable[[list[int]], str | None]:
+    """Tokens to text by the tokenizer of the first of `folders` that has one; to None if none has.
+
+    A folder may be a name on a model hub that was downloaded before.
+    """
+    file = next((file for folder in folders if (file := _tokenizer_file(folder)) is not None), None)
+    if file is None:
+        return lambda _: None
+    from tokenizers import Tokenizer
+
+    return partial(Tokenizer.from_file(str(file)).decode, skip_special_tokens=not special_tokens)
+
+
+def _tokenizer_file(folder: Path | str) -> Path | None:
+    name = "tokenizer.json"
+    if Path(folder).is_dir():
+        return file if (file := Path(folder) / name).exists() else None
+    if isinstance(folder, Path) or folder.count("/") != 1:
+        return None
+    from huggingface_hub import try_to_load_from_cache
+
+    cached = try_to_load_from_cache(folder, name)
+    return Path(cached) if isinstance(cached, str) else None

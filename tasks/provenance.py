@@ -7,11 +7,13 @@ from importlib.metadata import PackageNotFoundError, version
 
 from envs.registry import get_env
 
+WRITTEN_BY_RUNS = "dvc.lock"
+"""A change to this file alone does not make the code another one: every run writes it, to be committed."""
 PACKAGES = ("torch", "verl", "ray", "transformers", "prefect", "mlflow", "dvc")
 
 
 def provenance(*, envs: Sequence[str]) -> dict[str, str]:
-    """Git commit, whether files differ from it, and versions, also of what `envs` are made of."""
+    """Git commit, whether files but `dvc.lock` differ from it, and versions, also of `envs`' packages."""
     facts = {"python": platform.python_version()}
     packages = dict.fromkeys(package for env in envs for package in get_env(env).packages)
     for package in (*PACKAGES, *packages):
@@ -22,7 +24,8 @@ def provenance(*, envs: Sequence[str]) -> dict[str, str]:
     commit = _git("rev-parse", "HEAD")
     if commit is not None:
         facts["git.commit"] = commit
-        facts["git.dirty"] = str(bool(_git("status", "--porcelain"))).lower()
+        changes = _git("status", "--porcelain", "--", ":/", f":(top,exclude){WRITTEN_BY_RUNS}")
+        facts["git.dirty"] = str(bool(changes)).lower()
     return facts
 
 

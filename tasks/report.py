@@ -7,16 +7,17 @@ the versions of the code that makes it.
 """
 
 import hashlib
-from collections.abc import Callable
+import json
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from statistics import fmean
 
-from tasks import report_plots
+from tasks import paint, report_plots
 from tasks.intervals import gain_interval, wilson
 from tasks.mixture import training_turns
 from tasks.pages import duration, render_page, write_page
+from tasks.parameters import grouped, read_changes
+from tasks.policies import decoder
 from tasks.provenance import provenance
 from tasks.report_reading import choose_pairs
 from tasks.results import (
@@ -31,6 +32,7 @@ from tasks.results import (
     stages_of,
 )
 from tasks.settings import Pipeline
+from tasks.tracking_names import run_page, without_password
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,14 +73,18 @@ def report(pipeline: Pipeline, workspace: Path) -> Path:
         groupings=found,
         pairs=choose_pairs(
             results,
-            decode=decoder(workspace / "policy" / "tokenizer.json"),
+            decode=decoder(workspace / "policy"),
         ),
         plots={plot.name: plot for plot in plots},
         missing=missing_parts(results, pipeline=pipeline),
         totals=totals(results),
         dropped=dropped_by_place(results),
         phases=phase_table(results),
-        parameters=pipeline.model_dump(mode="json"),
+        parameters=grouped(pipeline.model_dump(mode="json")),
+        changed=read_changes(workspace),
+        quick_items=quick_items(results),
+        window=paint.smoothing_window(len(results.steps)),
+        mlflow=mlflow_run(workspace),
         lineage=lineage(results, workspace, pipeline=pipeline),
     )
     return write_page(workspace / "report", page=page, plots=plots)
@@ -98,6 +104,24 @@ def change_of(results: Results, *, mode: str) -> Change | None:
         after_interval=wilson(after, n=items),
         gain_interval=gain_interval(before, after, n=items),
     )
+
+
+def quick_items(results: Results) -> int:
+    """Test items that the quick evaluations played, once each; 0 before the first."""
+    return max((int(r.evaluation["episodes"] + r.evaluation["dropped"]) for r in results.rounds), default=0)
+
+
+def mlflow_run(workspace: Path) -> dict[str, str]:
+    """Of the MLflow run that records this one: `id`, `store` and, on a server, the `url` of its page."""
+    file = workspace / "mlflow.json"
+    if not file.exists():
+        return {}
+    record = json.loads(file.read_text())
+    store = without_password(record["uri"])
+    run = {"id": record["run_id"], "store": store}
+    if store.startswith(("http://", "https://")) and "experiment_id" in record:
+        run["url"] = store.rstrip("/") + run_page(record["experiment_id"], record["run_id"])
+    return run
 
 
 def missing_parts(results: Results, *, pipeline: Pipeline) -> list[str]:
@@ -153,15 +177,6 @@ def phase_table(results: Results) -> list[tuple[str, float, float]]:
         rows.append(("start-up and quick evaluations", max(0.0, outside)))
     whole = sum(seconds for _, seconds in rows) or 1.0
     return [(name.replace("_", " "), seconds, seconds / whole) for name, seconds in rows]
-
-
-def decoder(tokenizer: Path) -> Callable[[list[int]], str | None]:
-    """Tokens to text, special ones included; to None where there is no such `tokenizer` file."""
-    if not tokenizer.exists():
-        return lambda _: None
-    from tokenizers import Tokenizer
-
-    return partial(Tokenizer.from_file(str(tokenizer)).decode, skip_special_tokens=False)
 
 
 def lineage(results: Results, workspace: Path, *, pipeline: Pipeline) -> dict[str, str]:

@@ -16,6 +16,26 @@ STOPS = {
 }
 
 
+LINES = {
+    "reward": ("reward per episode", "Mean reward of the training episodes."),
+    "turns": ("turns per episode", "Mean turns per training episode, under the horizon."),
+    "tokens_per_episode": ("tokens per episode", "Mean tokens that the policy sampled per training episode."),
+    "tokens_per_turn": ("tokens per turn", "Mean tokens that the policy sampled per turn."),
+    "informative_groups": ("informative groups", "Share of groups whose rewards differ."),
+    "entropy": ("entropy (nats per token)", "Entropy of the policy's tokens."),
+    "kl": ("KL to the sampling policy", "KL divergence of the trained policy from the one that sampled."),
+    "kl_reference": ("KL to the reference", "KL divergence of the trained policy from the reference."),
+    "clip_fraction": ("clip fraction", "Share of tokens whose probability ratio was clipped."),
+    "grad_norm": ("gradient norm", "Norm of the gradient before it is clipped."),
+    "lr": ("learning rate", "Learning rate."),
+    "rollout_probs_diff_mean": (
+        "sampler to trainer",
+        "Mean absolute difference of a token's probability between sampler and trainer.",
+    ),
+}
+"""Key of a step → label of the axis, and what the curve shows."""
+
+
 def all_plots(results: Results, *, stages: Stages, groupings: Sequence[Grouping]) -> list[Plot]:
     """The plots that `results` has the numbers for."""
     drawn = []
@@ -81,11 +101,6 @@ def _dynamics(results: Results, *, stages: Stages) -> list[Plot]:
         name: [step.get(key, 0.0) / max(1.0, step["episodes"]) for step in results.steps]
         for key, name in STOPS.items()
     }
-    lines = {
-        "turns": ("turns per episode", "Mean turns per training episode, under the horizon."),
-        "informative_groups": ("informative groups", "Share of groups whose rewards differ."),
-        "entropy": ("entropy (nats per token)", "Entropy of the policy's tokens."),
-    }
     drawn = [
         draw(
             key,
@@ -98,7 +113,7 @@ def _dynamics(results: Results, *, stages: Stages) -> list[Plot]:
             ),
             alt=alt,
         )
-        for key, (label, alt) in lines.items()
+        for key, (label, alt) in LINES.items()
         if _series(results, key)
     ]
     return [
@@ -131,4 +146,6 @@ def shorten(label: str, *, characters: int = 18) -> str:
 
 
 def _series(results: Results, key: str) -> list[tuple[float, float]]:
+    if key == "tokens_per_episode":
+        return [(s["step"], s["tokens"] / s["episodes"]) for s in results.steps if s.get("tokens")]
     return [(step["step"], step[key]) for step in results.steps if key in step]

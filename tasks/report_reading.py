@@ -35,7 +35,9 @@ class ReadTurn:
     thought: str
     action: str
     parsed: bool
-    """False where no action was found and the environment was given the whole text."""
+    """False where no action was found in `text`."""
+    text: str
+    """All that the policy wrote in this turn."""
     cut: bool
     """The completion ran into the limit of tokens."""
     observation: str
@@ -43,6 +45,9 @@ class ReadTurn:
     tokens: int
     mean_logprob: float
     policy_version: int
+    sampling_s: float
+    env_s: float
+    """Seconds of sampling and of the environment; 0.0 where they were not measured."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,12 +116,15 @@ def read_episode(trajectory: Trajectory) -> ReadEpisode:
             thought=turn.thought,
             action=turn.action,
             parsed=not turn.failed,
+            text=turn.text,
             cut=turn.completion.finish_reason is FinishReason.LENGTH,
             observation=turn.observation,
             reward=turn.reward,
             tokens=len(turn.completion.token_ids),
             mean_logprob=fmean(turn.completion.logprobs),
             policy_version=turn.completion.policy_version,
+            sampling_s=turn.sampling_s,
+            env_s=turn.env_s,
         )
         for turn in trajectory.turns
     ]

@@ -1,46 +1,77 @@
-"""The record of a run in MLflow; the only module that imports it.
+"""The record of a run in MLflow.
 
 One parent run per workspace and set of parameters, one child per round. All writing happens on one
 background thread, in batches, so that nothing waits for MLflow. Training is recorded from its own
 files: whatever `train/metrics.jsonl` has and MLflow has not is written, so a run that was killed is
-completed, and no step is ever written twice.
+completed, and no step is ever written twice. `tracking_names.py` names the metrics, `tracking_facts.py`
+describes the run, `tracking_traces.py` makes traces of episodes, `tracking_model.py` registers the policy. No
+module but `tracking*.py` imports MLflow.
 """
 
 import hashlib
 import json
 import logging
 import os
-import re
-import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
+from urllib.parse import urlsplit
 
 from envs.errors import WingspanError, described
 from envs.files import one_at_a_time, write_atomically
+from tasks import tracking_facts as facts
+from tasks.parameters import flat
+from tasks.policies import decoder
 from tasks.settings import Pipeline
+from tasks.tracking_batches import log_datasets, log_metrics, log_params, metrics_of
+from tasks.tracking_model import register
+from tasks.tracking_names import allowed, run_page, step_metric, summary_metric, without_password
 from tasks.tracking_store import check_store
-from tasks.trajectories import read_trajectories
+from tasks.tracking_traces import EpisodeTrace, evaluation_traces, log_traces, round_traces
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
-    from mlflow.entities import Metric, Run
+    from mlflow.entities import Experiment, Run
 
 DEFAULT_URI = "sqlite:///mlflow.db"
+UI = "http://127.0.0.1:5000"
+"""Where `mlflow ui` answers."""
 EXPERIMENT = "wingspan"
+EXPERIMENT_TAGS = {
+    "mlflow.experimentKind": "custom_model_development",  # else MLflow's pages open as for GenAI applications
+    "mlflow.note.content": "Policies trained by Wingspan: a run per workspace, a nested run per round.",
+}
+MLFLOW_TAGS = {"git.commit": "mlflow.source.git.commit", "git.dirty": "mlflow.source.git.dirty"}
+"""Facts of a run that MLflow shows by tags of its own."""
 RECORD = "mlflow.json"
 """In the workspace: which MLflow run is its own."""
-MAX_BATCH = 1000
-"""Metrics per call, MLflow's own limit."""
-TRACES = 10
-"""Trajectories of the final evaluation that are kept as traces."""
 MAX_TOLD = 300
 """Characters of a server's complaint."""
 
 _log = logging.getLogger(__name__)
+
+
+def ui_command() -> str | None:
+    """The command that shows the records in a browser, at `UI`; None where a tracking server does that."""
+    given = os.environ.get("MLFLOW_TRACKING_URI")
+    if given and urlsplit(given).scheme in ("http", "https"):
+        return None
+    # By the variable's name, for its value may hold a password.
+    store = '"$MLFLOW_TRACKING_URI"' if given else DEFAULT_URI
+    return f"mlflow ui --workers 1 --backend-store-uri {store}"
+
+
+def recorded_page(workspace: Path) -> str:
+    """The address of the run of `workspace` in a browser."""
+    server = UI if ui_command() else without_password(tracking_uri()).rstrip("/")
+    record = _recorded(workspace)
+    if "experiment_id" not in record:
+        return server
+    return server + run_page(record["experiment_id"], record["run_id"])
 
 
 def tracking_uri() -> str:
@@ -71,9 +102,9 @@ class Tracker:
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="mlflow")
         self._later(self._write_tags)  # connecting takes seconds: begin at once
 
-    def tag(self, facts: Mapping[str, str]) -> None:
+    def tag(self, tags: Mapping[str, str]) -> None:
         """Set tags of the parent run."""
-        self._tags = {**self._tags, **facts}
+        self._tags = {**self._tags, **tags}
         self._later(self._write_tags)
 
     def sync_training(self) -> None:
@@ -131,26 +162,24 @@ class Tracker:
         return client, run_id
 
     def _start(self, client: "MlflowClient") -> str:
-        from mlflow.entities import Param
-
         experiment_id = _experiment(client)
-        run = client.create_run(experiment_id, run_name=self._workspace.name, tags={"pipeline": self._name})
+        tags = {**facts.source_tags(self._name), "mlflow.note.content": self._description()}
+        run = client.create_run(experiment_id, run_name=self._workspace.name, tags=tags)
         run_id: str = run.info.run_id
-        params = [
-            Param(_named(key), str(value))
-            for key, value in flat(self._pipeline.model_dump(mode="json"), sep=".")
-        ]
-        for start in range(0, len(params), 100):
-            client.log_batch(run_id, params=params[start : start + 100])
-        _remember(self._workspace, pipeline=self._pipeline, run_id=run_id, finished=False)
+        log_params(client, run_id, flat(self._pipeline.model_dump(mode="json"), sep="."))
+        _remember(self._workspace, pipeline=self._pipeline, run=run, finished=False)
         return run_id
 
     def _write_tags(self, client: "MlflowClient", run_id: str) -> None:
         from mlflow.entities import RunTag
 
-        client.log_batch(run_id, tags=[RunTag(key, value) for key, value in self._tags.items()])
+        tags = self._tags | {
+            MLFLOW_TAGS[key]: value for key, value in self._tags.items() if key in MLFLOW_TAGS
+        }
+        client.log_batch(run_id, tags=[RunTag(key, value) for key, value in tags.items()])
 
     def _write_training(self, client: "MlflowClient", run_id: str) -> None:
+        log_datasets(client, run_id, folder=self._workspace / "data", envs=self._pipeline.data.envs)
         parent = client.get_run(run_id)
         steps = _read_steps(self._workspace / "train" / "metrics.jsonl")
         for prompt in sorted((self._workspace / "train").glob("*.md")):
@@ -158,19 +187,30 @@ class Tracker:
         children = _children(client, parent)
         for file in sorted((self._workspace / "train" / "rounds").glob("*.json")):
             ended = json.loads(file.read_text())
-            number, last = ended["index"] + 1, ended["last_step"]
-            child = children.get(number) or _begin_child(client, parent, number=number)
+            number, first, last = ended["index"] + 1, ended["first_step"], ended["last_step"]
+            at_ms = file.stat().st_mtime_ns // 1_000_000
+            began_ms = at_ms - round(1000 * ended["seconds"])
+            child = children.get(number) or _begin_child(client, parent, number=number, began_ms=began_ms)
             if child.info.status == "FINISHED":
                 continue
-            at_ms = file.stat().st_mtime_ns // 1_000_000
-            series = _metrics(ended["evaluation"], step=last, at_ms=at_ms, prefix="quick_evaluation/")
-            for step in range(ended["first_step"], last + 1):
-                series += _metrics(steps.get(step, {}), step=step, at_ms=at_ms)
+            own_steps = [steps[step] for step in range(first, last + 1) if step in steps]
+            log_params(
+                client, child.info.run_id, facts.round_params(own_steps, first=first, last=last).items()
+            )
+            quick = partial(summary_metric, group="eval/quick")
+            series = metrics_of(ended["evaluation"], step=last, at_ms=at_ms, name=quick)
+            for values in own_steps:
+                series += metrics_of(values, step=values["step"], at_ms=at_ms, name=step_metric)
             # Until the child is finished, all of the round is written again, to both; with the same
             # timestamp it makes the same rows, which MLflow keeps once.
             for target in (child.info.run_id, run_id):
-                _log_metrics(client, target, series)
-            client.set_terminated(child.info.run_id, status="FINISHED")
+                log_metrics(client, target, series)
+            self._log_traces(
+                client,
+                run_id,
+                round_traces(self._workspace / "train", number=number, first_step=first, last_step=last),
+            )
+            client.set_terminated(child.info.run_id, status="FINISHED", end_time=at_ms)
 
     def _write_all(self, client: "MlflowClient", run_id: str) -> None:
         self._write_tags(client, run_id)
@@ -179,16 +219,43 @@ class Tracker:
         evaluation = json.loads((workspace / "evaluation.json").read_text())
         last = self._pipeline.train.steps
         timing = json.loads((workspace / "timing.json").read_text())
-        at_ms = time.time_ns() // 1_000_000
-        _log_metrics(client, run_id, _metrics(evaluation, step=last, at_ms=at_ms, prefix="evaluation/"))
-        _log_metrics(client, run_id, _metrics(timing, step=last, at_ms=at_ms, prefix="seconds/"))
+        at_ms = (workspace / "evaluation.json").stat().st_mtime_ns // 1_000_000
+        series = metrics_of(timing, step=last, at_ms=at_ms, name=lambda key: allowed(f"time/{key}"))
+        for policy, step in (("before", 0), ("after", last)):
+            for mode, summary in evaluation[policy].items():
+                name = partial(summary_metric, group=f"eval/{mode}")
+                series += metrics_of(summary, step=step, at_ms=at_ms, name=name)
+        log_metrics(client, run_id, series)
         client.log_artifact(run_id, str(workspace / "evaluation.json"))
         client.log_artifacts(run_id, str(workspace / "report"), "report")
-        _write_traces(client, run_id, workspace / "evaluation_trajectories.jsonl")
-        _register(client, run_id, name=self._name, policy=workspace / "policy")
+        self._log_traces(client, run_id, evaluation_traces(workspace / "evaluation_trajectories.jsonl"))
+        result = facts.result(evaluation)
+        experiment_id = client.get_run(run_id).info.experiment_id
+        page = run_page(experiment_id, run_id)
+        artifact = run_page(experiment_id, run_id, tab="/artifacts/report/index.html")
+        note = f"**{result}** [Report]({artifact})\n\n{self._description()}"
+        client.set_tag(run_id, "mlflow.note.content", note)
+        register(
+            client,
+            run_id,
+            name=self._name,
+            policy=workspace / "policy",
+            tags=facts.version_tags(
+                self._pipeline, workspace=workspace, evaluation=evaluation, run_tags=self._tags
+            ),
+            description=f"{result} [Run]({page})\n\n{self._description()}",
+        )
         client.set_terminated(run_id, status="FINISHED")
-        _remember(workspace, pipeline=self._pipeline, run_id=run_id, finished=True)
+        _remember(workspace, pipeline=self._pipeline, run=client.get_run(run_id), finished=True)
         self._failure = None  # whatever was missing is there now
+
+    def _log_traces(self, client: "MlflowClient", run_id: str, traces: list[EpisodeTrace]) -> None:
+        start = self._pipeline.model
+        folders = (self._workspace / "policy", self._workspace / "warmup", start)
+        log_traces(client, run_id, traces, decode=decoder(*folders, special_tokens=False))
+
+    def _description(self) -> str:
+        return facts.description(self._pipeline, name=self._name, workspace=self._workspace)
 
 
 def _alone() -> AbstractContextManager[None]:
@@ -210,15 +277,6 @@ def is_recorded(workspace: Path, *, pipeline: Pipeline) -> bool:
     return record.get("identity") == _identity(pipeline) and bool(record.get("finished"))
 
 
-def flat(values: Mapping[str, Any], *, sep: str, prefix: str = "") -> Iterable[tuple[str, Any]]:
-    """Leaves of nested mappings: `{"a": {"b": 1}}` → `("a.b", 1)`."""
-    for key, value in values.items():
-        if isinstance(value, Mapping):
-            yield from flat(value, sep=sep, prefix=f"{prefix}{key}{sep}")
-        else:
-            yield f"{prefix}{key}", value
-
-
 def _read_steps(file: Path) -> dict[int, dict[str, Any]]:
     """`train/metrics.jsonl` by global step."""
     lines = file.read_text().splitlines() if file.exists() else []
@@ -231,10 +289,11 @@ def _recorded(workspace: Path) -> dict[str, Any]:
     return record
 
 
-def _remember(workspace: Path, *, pipeline: Pipeline, run_id: str, finished: bool) -> None:
+def _remember(workspace: Path, *, pipeline: Pipeline, run: "Run", finished: bool) -> None:
     record = {
         "uri": tracking_uri(),
-        "run_id": run_id,
+        "run_id": run.info.run_id,
+        "experiment_id": run.info.experiment_id,
         "identity": _identity(pipeline),
         "finished": finished,
     }
@@ -246,12 +305,15 @@ def _identity(pipeline: Pipeline) -> str:
 
 
 def _experiment(client: "MlflowClient") -> str:
-    found = client.get_experiment_by_name(EXPERIMENT)
+    found: Experiment | None = client.get_experiment_by_name(EXPERIMENT)
     if found is not None:
+        for key, value in EXPERIMENT_TAGS.items():
+            if key not in found.tags:  # of an earlier version; what a user has set there stays
+                client.set_experiment_tag(found.experiment_id, key, value)
         return str(found.experiment_id)
     # A tracking server says itself where artifacts go; beside a SQLite file they go to a folder.
     here = Path("mlartifacts").resolve().as_uri() if tracking_uri().startswith("sqlite") else None
-    return str(client.create_experiment(EXPERIMENT, artifact_location=here))
+    return str(client.create_experiment(EXPERIMENT, artifact_location=here, tags=dict(EXPERIMENT_TAGS)))
 
 
 def _exists(client: "MlflowClient", run_id: str) -> bool:
@@ -270,73 +332,10 @@ def _children(client: "MlflowClient", parent: "Run") -> dict[int, "Run"]:
     return {int(run.data.tags["round"]): run for run in runs}
 
 
-def _begin_child(client: "MlflowClient", parent: "Run", *, number: int) -> "Run":
-    tags = {"mlflow.parentRunId": parent.info.run_id, "round": str(number)}
-    return client.create_run(parent.info.experiment_id, run_name=f"round {number}", tags=tags)
-
-
-def _metrics(values: Mapping[str, Any], *, step: int, at_ms: int, prefix: str = "") -> list["Metric"]:
-    from mlflow.entities import Metric
-
-    return [
-        Metric(_named(f"{prefix}{key}"), float(value), timestamp=at_ms, step=step)
-        for key, value in flat(values, sep="/")
-        if isinstance(value, (int, float)) and not isinstance(value, bool) and key != "step"
-    ]
-
-
-def _named(key: str) -> str:
-    """`key` as MLflow allows it: `webshop-mini:text?actions=false` has signs that it does not."""
-    return re.sub(r"[^\w\-. :/]", "_", key, flags=re.ASCII)
-
-
-def _log_metrics(client: "MlflowClient", run_id: str, metrics: list["Metric"]) -> None:
-    for start in range(0, len(metrics), MAX_BATCH):
-        client.log_batch(run_id, metrics=metrics[start : start + MAX_BATCH])
-
-
-def _write_traces(client: "MlflowClient", run_id: str, file: Path) -> None:
-    """A sample of the trained policy's sampled trajectories: one trace each, one span per turn."""
-    import mlflow
-
-    played = [
-        trajectory
-        for trajectory in read_trajectories(file)
-        if (trajectory.metrics["policy"], trajectory.metrics["mode"]) == ("after", "sampled")
-    ]
-    experiment_id = client.get_run(run_id).info.experiment_id
-    for trajectory in played[:: max(1, len(played) // TRACES)][:TRACES]:
-        facts = {
-            "item": trajectory.item.item_id,
-            "stop_reason": str(trajectory.stop_reason),
-            "success": str(trajectory.success),
-        }
-        episode = mlflow.start_span_no_context(
-            trajectory.item.item_id,
-            span_type="AGENT",
-            inputs=dict(trajectory.item.metadata),
-            metadata={"mlflow.sourceRun": run_id},
-            tags=facts,
-            experiment_id=experiment_id,
-        )
-        for number, turn in enumerate(trajectory.turns, start=1):
-            span = mlflow.start_span_no_context(
-                f"turn {number}", span_type="TOOL", parent_span=episode, inputs=turn.text
-            )
-            span.set_attributes({"action": turn.action, "reward": turn.reward})
-            span.end(outputs=turn.observation)
-        episode.end(outputs={**facts, "reward": trajectory.reward})
-
-
-def _register(client: "MlflowClient", run_id: str, *, name: str, policy: Path) -> None:
-    """Store the policy's folder and make it the newest version of the registered model `name`.
-
-    The folder is in Hugging Face format and loads from what
-    `mlflow.artifacts.download_artifacts("models:/<name>/<version>")` returns.
-    """
-    if client.search_model_versions(f"run_id = '{run_id}'"):
-        return
-    if not client.search_registered_models(f"name = '{name}'"):
-        client.create_registered_model(name)
-    client.log_artifacts(run_id, str(policy), "policy")
-    client.create_model_version(name, source=f"runs:/{run_id}/policy", run_id=run_id)
+def _begin_child(client: "MlflowClient", parent: "Run", *, number: int, began_ms: int) -> "Run":
+    shared = ("mlflow.user", "mlflow.source.name", "mlflow.source.type", "pipeline")
+    tags = {key: parent.data.tags[key] for key in shared if key in parent.data.tags}
+    tags |= {"mlflow.parentRunId": parent.info.run_id, "round": str(number)}
+    return client.create_run(
+        parent.info.experiment_id, start_time=began_ms, run_name=f"round {number}", tags=tags
+    )

@@ -59,11 +59,15 @@ def train(
     workspace: Path,
     *,
     on_step: Callable[[StepRecord], None] | None = None,
+    on_phase: Callable[[str], None] | None = None,
     on_round: Callable[[RoundResult], None] | None = None,
 ) -> list[RoundResult]:
-    """Train all rounds and write the final policy to `workspace/policy`; finished rounds are not repeated."""
+    """Train all rounds and write the final policy to `workspace/policy`; finished rounds are not repeated.
+
+    `on_phase` sees what goes on between the steps, in words.
+    """
     results = []
-    with TrainSession(pipeline, workspace, on_step=on_step) as session:
+    with TrainSession(pipeline, workspace, on_step=on_step, on_phase=on_phase) as session:
         for index in range(session.rounds):
             results.append(session.run_round(index))
             if on_round is not None:
@@ -85,9 +89,11 @@ class TrainSession:
         workspace: Path,
         *,
         on_step: Callable[[StepRecord], None] | None = None,
+        on_phase: Callable[[str], None] | None = None,
         serve: "ServedAt | None" = None,
     ) -> None:
-        """`serve`: where the policy is served while the training process is up.
+        """`on_phase`: sees what goes on between the steps, in words; `serve`: where the policy is served
+        while the training process is up.
 
         Raises `ConfigError` for settings or files that training cannot start from.
         """
@@ -99,6 +105,7 @@ class TrainSession:
         self._checkpoints = self._folder / "checkpoints"
         self._items = self._folder / "items.jsonl"
         self._on_step = on_step
+        self._on_phase = on_phase or (lambda _: None)
         self._serve = serve
         self._actor: Any = None
         self._started = False
@@ -178,6 +185,8 @@ class TrainSession:
                 f"{self._checkpoints} ends at step {self._step}, but the round needs step {first - 1}; "
                 f"delete {self._folder} to train from the start"
             )
+        if self._step < last:
+            self._on_phase(f"training from step {self._step + 1}")
         while self._step < last:
             step = self._step + 1
             save = step == last or step % self._pipeline.train.save_every == 0
@@ -187,6 +196,7 @@ class TrainSession:
             self._write_step(record)
             if self._on_step is not None:
                 self._on_step(record)
+        self._on_phase("quick evaluation")
         settings = self._pipeline.evaluate
         play = Play(
             name=f"after {last}",
@@ -232,6 +242,7 @@ class TrainSession:
         self._write_prompts()
         if self._actor is None:
             self._launch()
+        self._on_phase("starting the trainer")
         self._step = self._call("start")
         self._started = True
 
@@ -256,6 +267,7 @@ class TrainSession:
             raise ConfigError(f"no policy in {warmed}; run the warm-up stage first")
 
     def _launch(self) -> None:
+        self._on_phase("starting Ray")
         self._owns_ray |= connect_ray(self._pipeline)
         model = self._workspace / "warmup" if self._pipeline.warmup else self._pipeline.model
         self._actor = launch(

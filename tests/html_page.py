@@ -18,7 +18,8 @@ class Page(html.parser.HTMLParser):
         self.tables: list[list[list[str]]] = []
         self.text = ""
         self._open: list[str] = []
-        self.feed(path.read_text())
+        self.source = path.read_text()
+        self.feed(self.source)
         self.close()
         assert self._open == []
 

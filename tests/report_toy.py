@@ -96,6 +96,7 @@ def write_training(
             group.append(failed(ITEMS[0], error="EnvCrashed: step raised KeyError"))
         seconds = {f"seconds_{phase}": value for phase, value in SECONDS.items()}
         more = {"informative_groups": 1.0, "entropy": 0.5, "horizon": horizon, "seconds": STEP_SECONDS}
+        more |= {"kl": 0.001 * step, "clip_fraction": 0.0, "grad_norm": 0.2, "lr": 3e-4}
         lines.append({"step": step, **summarise(group), **more, **seconds})
     file = workspace / "train" / "metrics.jsonl"
     file.parent.mkdir(parents=True, exist_ok=True)

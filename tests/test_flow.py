@@ -128,7 +128,7 @@ def steps_recorded(run: Any) -> list[int]:
     import mlflow
 
     return sorted(
-        metric.step for metric in mlflow.MlflowClient().get_metric_history(run.info.run_id, "success")
+        metric.step for metric in mlflow.MlflowClient().get_metric_history(run.info.run_id, "rollout/success")
     )
 
 
@@ -162,6 +162,11 @@ def test_the_same_command_finishes_it(project: Path) -> None:
         path: path.stat().st_mtime_ns for path in (project / "runs" / NAME / "warmup").iterdir()
     } == before
     assert steps_done(project) == list(range(1, STEPS + 1))
+    for phase in ("starting Ray", "starting the trainer", "quick evaluation"):
+        assert f"train: {phase}" in said
+    # 100 items, by two policies, once sampled and once greedy.
+    assert [line for line in said if line.startswith("evaluate: episode ")][-1] == "evaluate: episode 400/400"
+    assert any("mlflow ui" in line for line in said)
     assert flow_states(project) == ["CRASHED", "COMPLETED"]
     evaluation = json.loads((project / "runs" / NAME / "evaluation.json").read_text())
     for policy in ("before", "after"):

@@ -1,12 +1,16 @@
 """The report against numbers done by hand, hostile text, and workspaces with parts missing."""
 
+import json
 import re
 import xml.etree.ElementTree as ET
 from pathlib import Path
 
 import pytest
+from matplotlib.figure import Figure
 
 from tasks.intervals import gain_interval, wilson
+from tasks.paint import smoothed, smoothing_window, success_over_steps
+from tasks.parameters import changed_parameters, write_changes
 from tasks.report import report
 from tasks.report_reading import Verdict, choose_pairs
 from tasks.results import dropped, environment_steps, phases, read_results, stages_of
@@ -140,7 +144,7 @@ def test_the_page_is_well_formed_and_needs_nothing_else(page: Page) -> None:
 
 def test_plots_follow_the_page_s_colours(workspace: Path) -> None:
     drawings = re.findall(r"<svg.*?</svg>", (workspace / "report" / "index.html").read_text(), re.DOTALL)
-    assert len(drawings) == 9
+    assert len(drawings) == 16
     for drawing in drawings:
         assert (
             re.findall(r"#[0-9a-fA-F]{6}\b(?!-)", re.sub(r'"[^"]*#[^":;]*"|url\([^)]*\)', "", drawing)) == []
@@ -159,6 +163,13 @@ def test_plots_are_files_too(workspace: Path) -> None:
         "informative_groups",
         "entropy",
         "seconds",
+        "reward",
+        "tokens_per_episode",
+        "tokens_per_turn",
+        "kl",
+        "clip_fraction",
+        "grad_norm",
+        "lr",
     }
     assert {path.stem for path in folder.glob("*.svg")} == names | {"success_narrow"}
     for path in folder.glob("*.svg"):
@@ -221,6 +232,85 @@ def test_without_a_warm_up_before_is_the_model(tmp_path: Path) -> None:
     page = Page(report(toy_pipeline(warmup=None), tmp_path))
     assert "This pipeline has no warm-up" in page.text
     assert "Before is the model it starts from." in page.text
+
+
+def test_the_fine_print_is_of_what_was_evaluated(tmp_path: Path) -> None:
+    write_workspace(tmp_path)
+    settings = {"temperature": 0.7, "samples_per_item": 1, "quick_items": 50}
+    pipeline = toy_pipeline(**{f"evaluate__{key}": value for key, value in settings.items()})
+    told = " ".join(Page(report(pipeline, tmp_path)).text.split())
+    assert "Sampled at temperature 0.7, 1 sample per item" in told
+    assert "Quick evaluations play 4 test items once each" in told  # of a test split of four
+
+
+def test_a_turn_that_could_not_be_parsed_is_shown_as_it_was_written(tmp_path: Path) -> None:
+    write_workspace(tmp_path)
+    file = tmp_path / "evaluation_trajectories.jsonl"
+    written = file.read_text().replace('"failed": false', '"failed": true')
+    file.write_text(written.replace('"text": "Thought: wood first', '"text": "Let me <think> about wood'))
+    text = Page(report(toy_pipeline(), tmp_path)).text
+    assert text.count("Let me <think> about wood") == 16  # four items of two turns, before and after
+    assert text.count("no action found") == 16
+
+
+def test_parameters_are_listed_by_block_and_none_is_json(page: Page) -> None:
+    headings = re.findall(r"<h3>([\w.-]+)</h3>", page.source)
+    assert {"pipeline", "data", "data.parts.one-step", "rollout", "train"} <= set(headings)
+    assert "where.depth [1]" in re.sub(r"\s+", " ", page.text)
+    assert '{"' not in page.text
+
+
+def test_parameters_that_a_run_changed_are_listed_first(tmp_path: Path) -> None:
+    write_workspace(tmp_path)
+    default, pipeline = toy_pipeline(), toy_pipeline(train__lr=0.25, warmup=None)
+    write_changes(tmp_path, name="toy", changed=changed_parameters(pipeline, default=default))
+    page = Page(report(pipeline, tmp_path))
+    assert default.warmup is not None
+    assert page.rows("train.lr") == [["train.lr", str(default.train.lr), "0.25"]]
+    assert page.rows("warmup.steps") == [["warmup.steps", str(default.warmup.steps), "\u2013"]]
+
+
+@pytest.mark.parametrize(
+    ("uri", "shown"),
+    [
+        ("sqlite:///mlflow.db", "run abc in sqlite:///mlflow.db"),
+        (
+            "http://me:secret@tracking:5000/",
+            "http://tracking:5000/#/experiments/7/runs/abc?workflowType=machine_learning",
+        ),
+        ("postgresql://me:secret@store/db", "run abc in postgresql://store/db"),
+    ],
+)
+def test_the_mlflow_run_is_named_without_a_password(tmp_path: Path, uri: str, shown: str) -> None:
+    record = {"uri": uri, "run_id": "abc", "experiment_id": "7", "identity": "", "finished": False}
+    (tmp_path / "mlflow.json").write_text(json.dumps(record))
+    page = Page(report(toy_pipeline(), tmp_path))
+    assert shown in page.text
+    assert "secret" not in page.source
+
+
+def test_curves_are_smoothed_by_the_mean_of_their_neighbours() -> None:
+    assert smoothing_window(9) == 1
+    assert smoothing_window(51) == 7
+    values = [(float(step), float(step % 2)) for step in range(1, 17)]
+    smooth = smoothed(values)  # over three steps
+    assert [step for step, _ in smooth] == [step for step, _ in values]
+    assert smooth[0][1] == pytest.approx(1 / 2)  # of 1 and 0: there is none before it
+    assert smooth[1][1] == pytest.approx(2 / 3)  # 1, 0, 1
+    assert smooth[2][1] == pytest.approx(1 / 3)
+
+
+def test_the_first_rate_does_not_cover_the_axis() -> None:
+    figure = Figure(figsize=(11.0, 3.8), layout="constrained")
+    axes = figure.subplots()
+    paint = success_over_steps(
+        training=[(1.0, 0.5), (2.0, 0.6)], quick=[], before=0.4, after=0.7, stages=[(1, 2, 10)]
+    )
+    paint(axes)
+    figure.draw_without_rendering()
+    (label,) = [text for text in axes.texts if text.get_text() == "40%"]
+    numbers = [tick.get_window_extent() for tick in axes.get_yticklabels()]
+    assert not any(label.get_window_extent().overlaps(number) for number in numbers)
 
 
 def test_a_finished_run_lacks_nothing(page: Page) -> None:

@@ -1,5 +1,7 @@
 """MLflow's record of a run, read back from a real SQLite store."""
 
+import getpass
+import hashlib
 import json
 import os
 import subprocess
@@ -8,13 +10,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tokenizers import Tokenizer
+from tokenizers.decoders import Fuse
+from tokenizers.models import WordLevel
 
 from agents.types import Completion, FinishReason, StopReason, Trajectory, Turn
 from envs.errors import ConfigError, WingspanError
 from envs.types import Item
+from tasks.parameters import changed_parameters, write_changes
 from tasks.pipelines import load_pipeline
 from tasks.settings import Pipeline
 from tasks.tracking import Tracker, check_tracking, is_recorded
+from tasks.tracking_names import step_metric
 from tasks.trajectories import write_trajectories
 
 PIPELINES = Path(__file__).parents[1] / "pipelines.yaml"
@@ -44,6 +51,7 @@ def write_step(workspace: Path, step: int) -> None:
     file = workspace / "train" / "metrics.jsonl"
     file.parent.mkdir(parents=True, exist_ok=True)
     numbers = {"success": step / 10, "stop_max_turns": 1, "envs_live/shop:text?actions=false": 3}
+    numbers |= {"kl": 0.5, "seconds": 2.0, "horizon": 10 + step // 3, "temperature": 1 - step / 10}
     with file.open("a") as lines:
         lines.write(json.dumps({"step": step, **numbers}) + "\n")
 
@@ -55,16 +63,14 @@ def write_round(workspace: Path, index: int, *, steps: tuple[int, int]) -> None:
     file.parent.mkdir(parents=True, exist_ok=True)
     ended = {"index": index, "first_step": steps[0], "last_step": steps[1], "seconds": 1.0}
     file.write_text(json.dumps({**ended, "evaluation": {"success": 0.5 + index / 10}}))
+    for step in steps:
+        file = workspace / "train" / "trajectories" / f"step_{step:04d}.jsonl"
+        # Two chains of each of three items, of which the first is traced.
+        write_trajectories(file, [episode(item, chain=c) for item in range(3) for c in range(2)])
 
 
-def write_results(workspace: Path, *, trajectories: int = 3) -> None:
-    summary = {"sampled": {"success": 0.25, "success_depth_2": 0.125}, "greedy": {"success": 0.5}}
-    (workspace / "evaluation.json").write_text(json.dumps({"before": summary, "after": summary}))
-    (workspace / "timing.json").write_text(json.dumps({"stages": {"train": 12.5}}))
-    (workspace / "report").mkdir()
-    (workspace / "report" / "index.html").write_text("<p>a report</p>")
-    (workspace / "policy").mkdir()
-    (workspace / "policy" / "config.json").write_text('{"model_type": "llama"}')
+def episode(index: int, *, chain: int = 0, **metrics: str) -> Trajectory:
+    """Of 10 s: two turns of 3 s of sampling and 1 s of the environment each."""
     completion = Completion(
         token_ids=[1, 2], logprobs=[-0.5, -0.5], finish_reason=FinishReason.STOP, policy_version=5
     )
@@ -75,26 +81,52 @@ def write_results(workspace: Path, *, trajectories: int = 3) -> None:
             action=f"get {n}",
             observation=f"Got {n}",
             reward=0.0,
-            observation_ids=[],
+            observation_ids=[7],
+            sampling_s=3.0,
+            env_s=1.0,
         )
         for n in (1, 2)
     ]
+    return Trajectory(
+        item=Item(f"textcraft_{index}", "textcraft", metadata={"depth": 1}),
+        chain=chain,
+        prompt_ids=[1, 2, 3],
+        turns=turns,
+        stop_reason=StopReason.MAX_TURNS,
+        reward=0.0,
+        success=False,
+        seconds=10.0,
+        metrics=metrics,
+    )
+
+
+def write_results(workspace: Path, *, trajectories: int = 3, success: float = 0.75) -> None:
+    before = {"sampled": {"success": 0.25, "success_depth_2": 0.125}, "greedy": {"success": 0.5}}
+    after = {"sampled": {"success": success, "episodes": 8}, "greedy": {"success": 0.5}}
+    workspace.mkdir(parents=True, exist_ok=True)
+    (workspace / "evaluation.json").write_text(json.dumps({"before": before, "after": after}))
+    (workspace / "timing.json").write_text(json.dumps({"stages": {"train": 12.5}}))
+    (workspace / "report").mkdir()
+    (workspace / "report" / "index.html").write_text("<p>a report</p>")
+    (workspace / "policy").mkdir()
+    (workspace / "policy" / "config.json").write_text('{"model_type": "llama"}')
+    write_tokenizer(workspace / "policy")
     played = [
-        Trajectory(
-            item=Item(f"textcraft_{index}", "textcraft", metadata={"depth": 1}),
-            chain=0,
-            prompt_ids=[1],
-            turns=turns,
-            stop_reason=StopReason.MAX_TURNS,
-            reward=0.0,
-            success=False,
-            seconds=1.0,
-            metrics={"policy": policy, "mode": "sampled"},
-        )
-        for index in range(trajectories)
+        episode(index, policy=policy, mode=mode)
         for policy in ("before", "after")
+        for mode in ("sampled", "greedy")
+        for index in range(trajectories)
     ]
     write_trajectories(workspace / "evaluation_trajectories.jsonl", played)
+
+
+def write_tokenizer(folder: Path) -> None:
+    """Its tokens 1, 2 and 3 are two words, a blank line, and three words."""
+    words = {"<unk>": 0, "Play fair.": 1, "\n\n": 2, "Goal: a log": 3}
+    tokenizer = Tokenizer(WordLevel(words, unk_token="<unk>"))
+    tokenizer.decoder = Fuse()
+    folder.mkdir(parents=True, exist_ok=True)
+    tokenizer.save(str(folder / "tokenizer.json"))
 
 
 def runs_of(workspace: Path) -> tuple[Any, dict[int, Any]]:
@@ -107,6 +139,16 @@ def runs_of(workspace: Path) -> tuple[Any, dict[int, Any]]:
         [parent.info.experiment_id], filter_string=f"tags.`mlflow.parentRunId` = '{parent.info.run_id}'"
     )
     return parent, {int(run.data.tags["round"]): run for run in children}
+
+
+def traces_of(workspace: Path) -> list[Any]:
+    import mlflow
+
+    parent, _ = runs_of(workspace)
+    found: list[Any] = mlflow.search_traces(
+        locations=[parent.info.experiment_id], run_id=parent.info.run_id, return_type="list"
+    )
+    return found
 
 
 def series(run: Any, key: str) -> list[tuple[int, float]]:
@@ -132,12 +174,17 @@ def test_a_whole_run_is_recorded(workspace: Path, pipeline: Pipeline) -> None:
     assert parent.data.params["warmup.lr"] == "0.25"
     assert parent.data.params["data.parts.craft_easy_yes.env"] == "textcraft"
     assert parent.data.params["horizon.rounds"] == str(pipeline.horizon.rounds)
-    assert series(parent, "success") == [(1, 0.1), (2, 0.2), (3, 0.3), (4, 0.4), (5, 0.5)]
-    assert parent.data.metrics["envs_live/shop:text_actions_false"] == 3.0
-    assert series(parent, "quick_evaluation/success") == [(2, 0.5), (4, 0.6), (5, 0.7)]
-    assert parent.data.metrics["evaluation/after/sampled/success_depth_2"] == 0.125
-    assert parent.data.metrics["seconds/stages/train"] == 12.5
-    assert {n: series(run, "success") for n, run in rounds.items()} == {
+    assert series(parent, "rollout/success") == [(1, 0.1), (2, 0.2), (3, 0.3), (4, 0.4), (5, 0.5)]
+    assert parent.data.metrics["rollout/counts/stop_max_turns"] == 1
+    assert parent.data.metrics["train/kl"] == 0.5
+    assert parent.data.metrics["time/step"] == 2.0
+    assert parent.data.metrics["system/envs_live/shop:text_actions_false"] == 3.0
+    assert series(parent, "eval/quick/success") == [(2, 0.5), (4, 0.6), (5, 0.7)]
+    assert series(parent, "eval/sampled/success") == [(0, 0.25), (5, 0.75)]
+    assert series(parent, "eval/sampled/success_depth_2") == [(0, 0.125)]
+    assert parent.data.metrics["eval/sampled/counts/episodes"] == 8
+    assert parent.data.metrics["time/stages/train"] == 12.5
+    assert {n: series(run, "rollout/success") for n, run in rounds.items()} == {
         1: [(1, 0.1), (2, 0.2)],
         2: [(3, 0.3), (4, 0.4)],
         3: [(5, 0.5)],
@@ -153,24 +200,109 @@ def test_a_whole_run_is_recorded(workspace: Path, pipeline: Pipeline) -> None:
     assert json.loads((policy / "config.json").read_text()) == {"model_type": "llama"}
 
 
-def test_a_trace_shows_a_trajectory_turn_by_turn(workspace: Path, pipeline: Pipeline) -> None:
+def test_a_trace_shows_the_task_and_the_turns_with_the_times_they_took(
+    workspace: Path, pipeline: Pipeline
+) -> None:
+    write_round(workspace, 0, steps=(1, 2))
+    write_results(workspace, trajectories=30)
+    with Tracker("two", pipeline=pipeline, workspace=workspace) as tracker:
+        tracker.finish()
+    traces = {trace.info.tags["mlflow.traceName"]: trace for trace in traces_of(workspace)}
+    of_rounds = {f"step {step}, textcraft_{index}" for step in (1, 2) for index in (0, 1)}
+    assert of_rounds < set(traces)
+    for policy in ("before", "after"):
+        names = {name for name in traces if name.startswith(f"{policy} training, textcraft_")}
+        assert len(names) == 10
+        assert {traces[name].info.tags["policy"] for name in names} == {policy}
+    trace = traces["after training, textcraft_0"]
+    assert trace.info.tags["stop_reason"] == "max_turns"
+    assert trace.info.tags["depth"] == "1"
+    root, *spans = sorted(trace.data.spans, key=lambda span: span.start_time_ns)
+    assert root.inputs == {"task": "Goal: a log", "prompt": "Play fair.\n\nGoal: a log"}
+    assert [(s.span_type, (s.end_time_ns - s.start_time_ns) / 1e9) for s in (root, *spans)] == [
+        ("AGENT", pytest.approx(10)),
+        *[("CHAT_MODEL", pytest.approx(3)), ("TOOL", pytest.approx(1))] * 2,
+    ]
+    assert {span.parent_id for span in spans} == {root.span_id}
+    chat, tool, second, _ = spans
+    assert chat.inputs["messages"][0]["content"] == root.inputs["prompt"]
+    assert chat.outputs["choices"][0]["message"]["content"] == "Action: get 1"
+    assert (tool.inputs, tool.outputs) == ({"action": "get 1"}, "Got 1")
+    assert second.inputs["messages"][0]["content"] == "Got 1"
+    # The prompt's three tokens; for the second turn, also the two of the first and one of its answer.
+    assert [span.attributes["mlflow.chat.tokenUsage"]["input_tokens"] for span in (chat, second)] == [3, 6]
+    assessments = {one.name: one.feedback.value for one in trace.info.assessments}
+    assert assessments == {"success": False, "reward": 0.0}
+
+
+def test_no_trace_is_recorded_twice(workspace: Path, pipeline: Pipeline) -> None:
     import mlflow
 
-    with Tracker("two", pipeline=pipeline, workspace=workspace) as tracker:
+    for _ in range(2):
+        with Tracker("seven", pipeline=pipeline, workspace=workspace) as tracker:
+            write_round(workspace, 0, steps=(1, 2))
+            tracker.sync_training()
+        _, rounds = runs_of(workspace)
+        mlflow.MlflowClient().update_run(
+            rounds[1].info.run_id, status="RUNNING"
+        )  # as if killed before the end
+    assert len(traces_of(workspace)) == 4
+
+
+def test_the_run_says_what_it_is_in_mlflow_s_own_columns(workspace: Path, pipeline: Pipeline) -> None:
+    import mlflow
+
+    default = load_pipeline("textcraft-cpu", file=PIPELINES)
+    changed = changed_parameters(pipeline, default=default)
+    assert changed["warmup.lr"] == (default.warmup and default.warmup.lr, 0.25)
+    write_changes(workspace, name="eight", changed=changed)
+    (workspace / "data").mkdir()
+    (workspace / "data" / "test.jsonl").write_text("{}\n{}\n")
+    with Tracker("eight", pipeline=pipeline, workspace=workspace) as tracker:
+        tracker.tag({"git.commit": "abc"})
         write_round(workspace, 0, steps=(1, 2))
-        write_results(workspace, trajectories=30)
+        write_results(workspace)
         tracker.finish()
-    parent, _ = runs_of(workspace)
-    traces = mlflow.search_traces(
-        locations=[parent.info.experiment_id], run_id=parent.info.run_id, return_type="list"
-    )
-    assert len(traces) == 10
-    for trace in traces:
-        assert trace.info.tags["stop_reason"] == "max_turns"
-        episode, *turns = sorted(trace.data.spans, key=lambda span: span.start_time_ns)
-        assert [turn.attributes["action"] for turn in turns] == ["get 1", "get 2"]
-        assert {turn.parent_id for turn in turns} == {episode.span_id}
-        assert turns[0].outputs == "Got 1"
+    parent, rounds = runs_of(workspace)
+    experiment = mlflow.get_experiment(parent.info.experiment_id)
+    assert experiment.tags["mlflow.experimentKind"] == "custom_model_development"
+    assert parent.data.tags["mlflow.source.name"] == "wingspan run eight"
+    assert parent.data.tags["mlflow.source.git.commit"] == "abc"
+    assert parent.data.tags["mlflow.user"] == getpass.getuser()
+    note = parent.data.tags["mlflow.note.content"]
+    assert "25.0% before, 75.0% after" in note
+    assert f"- `warmup.lr`: {default.warmup and default.warmup.lr} → 0.25" in note
+    assert f"runs/{parent.info.run_id}/artifacts/report/index.html" in note
+    (data,) = parent.inputs.dataset_inputs
+    assert data.dataset.digest == hashlib.md5(b"{}\n{}\n").hexdigest()
+    assert [(tag.key, tag.value) for tag in data.tags] == [("mlflow.data.context", "evaluation")]
+    assert rounds[1].data.params == {
+        "first_step": "1",
+        "last_step": "2",
+        "horizon": "10",
+        "temperature": "0.9 → 0.8",
+    }
+
+
+def test_the_best_version_is_the_champion(workspace: Path, pipeline: Pipeline) -> None:
+    import mlflow
+
+    client = mlflow.MlflowClient()
+    for number, (success, items, best) in enumerate(
+        [(0.5, "a", 1), (0.25, "a", 1), (0.75, "a", 3), (1.0, "b", 3)], start=1
+    ):
+        folder = workspace / str(number)
+        write_round(folder, 0, steps=(1, 2))
+        write_results(folder, success=success)
+        with Tracker("nine", pipeline=pipeline, workspace=folder) as tracker:
+            tracker.tag({"md5.data/test.jsonl": items, "git.commit": "abc"})
+            tracker.finish()
+        version = client.get_model_version("nine", str(number))
+        assert version.tags["success"] == f"{success:.4f}"
+        assert version.tags["base_model"] == "models/textcraft-base"
+        assert version.tags["git.commit"] == "abc"
+        assert "Success on the test split: 25.0% before" in version.description
+        assert int(client.get_model_version_by_alias("nine", "champion").version) == best
 
 
 def test_a_killed_run_goes_on_and_counts_no_step_twice(workspace: Path, pipeline: Pipeline) -> None:
@@ -187,9 +319,9 @@ def test_a_killed_run_goes_on_and_counts_no_step_twice(workspace: Path, pipeline
         tracker.sync_training()
     again, rounds = runs_of(workspace)
     assert again.info.run_id == parent.info.run_id
-    assert [step for step, _ in series(again, "success")] == [1, 2, 3, 4]
+    assert [step for step, _ in series(again, "rollout/success")] == [1, 2, 3, 4]
     assert sorted(rounds) == [1, 2]
-    assert [step for step, _ in series(rounds[1], "success")] == [1, 2]
+    assert [step for step, _ in series(rounds[1], "rollout/success")] == [1, 2]
 
 
 def test_other_parameters_are_another_run(workspace: Path, pipeline: Pipeline) -> None:
@@ -245,3 +377,21 @@ def test_two_first_runs_at_once_make_one_database(tmp_path: Path) -> None:
     told = [process.communicate()[1] for process in both]
     assert [process.returncode for process in both] == [0, 0], told
     assert not any("MLflow:" in text for text in told), told
+
+
+@pytest.mark.parametrize(
+    ("key", "name"),
+    [
+        ("success_depth_2", "rollout/success_depth_2"),
+        ("tool_calls/search", "rollout/tool_calls/search"),
+        ("dropped_EnvCrashed", "rollout/counts/dropped_EnvCrashed"),
+        ("kl_reference", "train/kl_reference"),
+        ("rollout_probs_diff_max", "train/rollout_probs_diff_max"),
+        ("horizon_rooms", "train/horizon_rooms"),
+        ("seconds_weight_sync", "time/weight_sync"),
+        ("tokens_per_s", "time/tokens_per_s"),
+        ("env_step_seconds/shop:text?a=b", "time/env_step/shop:text_a_b"),
+    ],
+)
+def test_a_metric_is_in_the_section_of_its_kind(key: str, name: str) -> None:
+    assert step_metric(key) == name
