@@ -6,6 +6,7 @@ from contextlib import suppress
 from typing import Any
 
 from envs.errors import ConfigError, WingspanError
+from tasks.ray_network import loopback_and_token
 from tasks.settings import Pipeline
 
 ATTEMPTS = 5
@@ -55,13 +56,14 @@ def start_local_ray(**options: Any) -> None:
     for attempt in range(1, ATTEMPTS + 1):
         others = psutil.Process().children(recursive=True)
         try:
-            ray.init(
-                address="local",
-                include_dashboard=False,
-                log_to_driver=False,
-                logging_level=logging.ERROR,  # its notes on a start would stand in the progress display
-                **options,
-            )
+            with loopback_and_token():
+                ray.init(
+                    address="local",
+                    include_dashboard=False,
+                    log_to_driver=False,
+                    logging_level=logging.ERROR,  # its notes on a start would stand in the progress display
+                    **options,
+                )
             return
         except Exception as error:  # Ray says no more than this when 30 s, a constant, have passed
             if "timed out" not in str(error) or attempt == ATTEMPTS:
