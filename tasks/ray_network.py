@@ -1,8 +1,10 @@
 """What a Ray that this machine starts listens on, and who may use it: loopback, and whoever has its token.
 
-Owns nothing of a cluster that `RAY_ADDRESS` names: who started it chose its addresses and its token.
+A cluster that `RAY_ADDRESS` names (`tasks/ray_address.py`) has the addresses and the token that its owner
+chose. The keys of TransferQueue come from the token, whoever chose it.
 """
 
+import hashlib
 import os
 import secrets
 from collections.abc import Iterator
@@ -49,3 +51,20 @@ def read_token() -> None:
 
     Config.initialize("")
     AuthenticationTokenLoader.instance().reset_cache()
+
+
+def queue_keys() -> tuple[bytes, bytes] | None:
+    """The one CURVE key pair, public and secret, of all of TransferQueue's sockets; None without a token.
+
+    A CURVE client proves that it knows the server's public key, which is never sent. As both keys are
+    derived from the token, so is the right to connect.
+    """
+    import zmq
+    from ray._raylet import AuthenticationMode, AuthenticationTokenLoader, get_authentication_mode
+    from zmq.utils import z85
+
+    if get_authentication_mode() != AuthenticationMode.TOKEN:
+        return None
+    token = AuthenticationTokenLoader.instance().get_raw_token().encode()
+    secret = z85.encode(hashlib.blake2b(token, digest_size=32, person=b"transfer-queue").digest())
+    return zmq.curve_public(secret), secret

@@ -85,6 +85,7 @@ class Trainer:
         """The part of a start-up that needs no model: imports, and TransferQueue's processes."""
         import transfer_queue as tq
 
+        import tasks.verl_network  # before the queue's actors are sent
         from tasks.verl_config import verl_config
 
         config = verl_config(
@@ -206,6 +207,7 @@ def environment_of(pipeline: Pipeline) -> dict[str, str]:
         "TRANSFER_QUEUE_ENABLE": "1",
         "TOKENIZERS_PARALLELISM": "false",
         "VERL_LOGGING_LEVEL": "WARN",
+        "VERL_USE_EXTERNAL_MODULES": "tasks.verl_network",
     }
     if pipeline.backend.device == "cpu":
         # Ray sets OMP_NUM_THREADS itself in every worker: what a user set must travel by another name.
