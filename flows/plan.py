@@ -18,6 +18,7 @@ from tasks.data_files import check_data
 from tasks.environments import check_environments
 from tasks.items import read_items
 from tasks.pipelines import load_pipeline
+from tasks.ray_address import check_ray_address
 from tasks.rules import check_agent
 from tasks.settings import Pipeline
 
@@ -62,6 +63,7 @@ def make_plan(name: str, *, overrides: Mapping[str, Any], workspace: Path | None
     check_data(pipeline.data)
     check_agent(pipeline)
     check_model(pipeline)
+    check_ray_address()
     _check_items(place, pipeline)
     check_disk(place, pipeline)
     return Plan(
