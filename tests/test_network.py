@@ -51,8 +51,12 @@ RAY_ATTACK = """
 import os, sys
 import ray
 
+@ray.remote
+def leave_trace(path):
+    os.mkdir(path)
+
 ray.init(address=sys.argv[1], log_to_driver=False)
-ray.get(ray.remote(os.mkdir).remote(sys.argv[2]))
+ray.get(leave_trace.remote(sys.argv[2]))
 """
 
 
@@ -122,12 +126,15 @@ def attack(code: str, *arguments: str, environment: dict[str, str]) -> int:
     known = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
     # Else Ray would take 127.0.0.1 for this machine's other address, where nothing listens.
     known["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
-    return subprocess.run(
+    done = subprocess.run(
         [sys.executable, "-c", code, *arguments],
         env=known | environment,
         capture_output=True,
+        text=True,
         timeout=LIMIT_S,
-    ).returncode
+    )
+    print(done.stderr)  # why it failed, where it should not have
+    return done.returncode
 
 
 def with_token() -> dict[str, str]:
