@@ -80,6 +80,7 @@ def examine(name: str) -> list[Finding]:
         *_settings(name, pipeline),
         _memory(pipeline),
         _loopback(),
+        _network(),
     ]
 
 
@@ -251,6 +252,28 @@ def _loopback() -> Finding:
     except OSError as error:
         return Finding("127.0.0.1", State.MISSING, str(error), purpose, "let programs listen on 127.0.0.1")
     return Finding("127.0.0.1", State.OK, found, purpose)
+
+
+def _network() -> Finding:
+    """What a run opens to others, see docs/security.md."""
+    from tasks.ray_address import asks_for_token, check_ray_address, cluster_address
+
+    what, purpose = "network", "Ray; RAY_ADDRESS"
+    address = cluster_address()
+    if address is None:
+        found = "a Ray on this machine: listens on loopback only, asks for a token"
+        return Finding(what, State.OK, found, purpose)
+    try:
+        check_ray_address()
+        closed = asks_for_token()
+    except WingspanError as error:
+        problem, _, remedy = str(error).partition("; ")
+        return Finding(what, State.MISSING, problem, purpose, remedy)
+    if closed:
+        return Finding(what, State.OK, f"the Ray cluster {address} asks for a token", purpose)
+    found = f"OPEN: whoever reaches {address} runs code in the Ray cluster, it asks for no token"
+    remedy = "start every node of it with RAY_AUTH_MODE=token (docs/security.md)"
+    return Finding(what, State.OK, found, purpose, remedy)
 
 
 def _finding(what: str, remedy: str | None, purpose: str, *, needed: bool) -> Finding:

@@ -24,6 +24,7 @@ from tasks.items import read_items
 from tasks.mixture import split
 from tasks.pipelines import load_pipeline
 from tasks.prompts import check_prompts
+from tasks.ray_address import check_ray_address
 from tasks.rules import check_agent, check_reward, check_sight
 from tasks.settings import Pipeline
 from tasks.verl_config import check_pipeline
@@ -72,6 +73,7 @@ def make_plan(name: str, *, overrides: Mapping[str, Any], workspace: Path | None
     check_data(pipeline.data)
     check_agent(pipeline)
     check_model(pipeline)
+    check_ray_address()
     check_items(pipeline)
     _check_items(place, pipeline)
     check_disk(place, pipeline)

@@ -5,41 +5,41 @@ import os
 from contextlib import suppress
 from typing import Any
 
-from envs.errors import ConfigError, WingspanError
+from envs.errors import WingspanError
+from tasks.ray_address import check_ray_address, cluster_address
+from tasks.ray_network import loopback_and_token, read_token
+from tasks.ray_placement import QUEUE_CPUS, WORKER_CPUS
 from tasks.settings import Pipeline
 
 ATTEMPTS = 5
 """On a busy machine Ray may give up its own start."""
+LOCAL_CPUS = 16
+"""Logical, at least: enough for verl's bookings and environments, however few cores there are."""
 
 
 def connect_ray(pipeline: Pipeline) -> bool:
     """Connect this process to Ray where it is not yet; True if that started or joined a session.
 
-    Raises `ConfigError` if the cluster has fewer GPUs than `backend.workers`. On a CPU they are
-    logical: verl counts its workers by them.
+    A local Ray gets as many logical GPUs and CPUs as `backend.workers` need on a CPU. Raises `ConfigError`
+    if the cluster of `RAY_ADDRESS` cannot be joined.
     """
     import ray
 
+    if ray.is_initialized():
+        return False
+    # Else Ray hides all GPUs from the trainer, which claims none itself.
+    os.environ["RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"] = "0"
+    address = cluster_address()
+    if address:
+        check_ray_address()  # Ray's own attempt would not end
+        read_token()
+        ray.init(address=address, log_to_driver=False)
+        return True
     workers = pipeline.backend.workers
-    connected = not ray.is_initialized()
-    if connected:
-        # Else Ray hides all GPUs from the trainer, which claims none itself.
-        os.environ["RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"] = "0"
-        address = os.environ.get("RAY_ADDRESS")
-        if address:
-            ray.init(address=address, log_to_driver=False)
-        else:
-            logical = {"num_gpus": workers, "num_cpus": 16} if pipeline.backend.device == "cpu" else {}
-            start_local_ray(**logical)
-    available = int(ray.cluster_resources().get("GPU", 0))
-    if available < workers:
-        if connected:
-            ray.shutdown()
-        raise ConfigError(
-            f"backend.workers is {workers}, but the Ray cluster has {available} GPUs; lower it, or start Ray "
-            f"with --num-gpus={workers} (on a CPU they are logical)"
-        )
-    return connected
+    cpus = max(LOCAL_CPUS, os.cpu_count() or 1, workers * WORKER_CPUS + QUEUE_CPUS)
+    logical = {"num_gpus": workers} if pipeline.backend.device == "cpu" else {}
+    start_local_ray(num_cpus=cpus, **logical)
+    return True
 
 
 def start_local_ray(**options: Any) -> None:
@@ -55,13 +55,14 @@ def start_local_ray(**options: Any) -> None:
     for attempt in range(1, ATTEMPTS + 1):
         others = psutil.Process().children(recursive=True)
         try:
-            ray.init(
-                address="local",
-                include_dashboard=False,
-                log_to_driver=False,
-                logging_level=logging.ERROR,  # its notes on a start would stand in the progress display
-                **options,
-            )
+            with loopback_and_token():
+                ray.init(
+                    address="local",
+                    include_dashboard=False,
+                    log_to_driver=False,
+                    logging_level=logging.ERROR,  # its notes on a start would stand in the progress display
+                    **options,
+                )
             return
         except Exception as error:  # Ray says no more than this when 30 s, a constant, have passed
             if "timed out" not in str(error) or attempt == ATTEMPTS:

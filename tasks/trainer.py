@@ -18,6 +18,7 @@ from envs.metrics import PoolMetrics
 from envs.types import Item
 from tasks import checkpoints
 from tasks.player import Play
+from tasks.ray_placement import Placement, place_workers
 from tasks.settings import Pipeline
 from tasks.trajectories import sampled_tokens, summarise
 from tasks.verl_cpu import PLUGIN_ENV
@@ -70,11 +71,13 @@ class Trainer:
         model: str,
         items: str,
         checkpoints: str,
+        placement: Placement,
         serve: "ServedAt | None" = None,
     ) -> None:
         """`model`: the policy to start from where there is no checkpoint; `items`: the training items;
         `serve`: where the policy is served to others while it is trained."""
         self._pipeline = pipeline
+        self._placement = placement
         self._model = model
         self._items = Path(items)
         self._checkpoints = Path(checkpoints)
@@ -85,10 +88,15 @@ class Trainer:
         """The part of a start-up that needs no model: imports, and TransferQueue's processes."""
         import transfer_queue as tq
 
+        import tasks.verl_network  # before the queue's actors are sent
         from tasks.verl_config import verl_config
 
         config = verl_config(
-            self._pipeline, model=self._model, items=self._items, checkpoints=self._checkpoints
+            self._pipeline,
+            model=self._model,
+            items=self._items,
+            checkpoints=self._checkpoints,
+            placement=self._placement,
         )
         with ThreadPoolExecutor(1) as side:
             # Its processes start while this one imports verl's trainer.
@@ -188,13 +196,24 @@ def _environments(pools: Mapping[str, PoolMetrics]) -> dict[str, float]:
 def launch(
     pipeline: Pipeline, *, model: str, items: Path, checkpoints: Path, serve: "ServedAt | None" = None
 ) -> Any:
-    """A `Trainer` as an actor of the Ray session that this process is connected to; arguments as its own."""
+    """A `Trainer` as an actor of the Ray session that this process is connected to; arguments as its own.
+
+    Raises `ConfigError` if the session has no place for `backend.workers`.
+    """
     import ray
 
+    placement = place_workers(pipeline.backend)
     return (
         ray.remote(Trainer)
         .options(num_cpus=0, runtime_env={"env_vars": environment_of(pipeline)})
-        .remote(pipeline, model=model, items=str(items), checkpoints=str(checkpoints), serve=serve)
+        .remote(
+            pipeline,
+            model=model,
+            items=str(items),
+            checkpoints=str(checkpoints),
+            placement=placement,
+            serve=serve,
+        )
     )
 
 
@@ -206,6 +225,7 @@ def environment_of(pipeline: Pipeline) -> dict[str, str]:
         "TRANSFER_QUEUE_ENABLE": "1",
         "TOKENIZERS_PARALLELISM": "false",
         "VERL_LOGGING_LEVEL": "WARN",
+        "VERL_USE_EXTERNAL_MODULES": "tasks.verl_network",
     }
     if pipeline.backend.device == "cpu":
         # Ray sets OMP_NUM_THREADS itself in every worker: what a user set must travel by another name.

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from agents.pictures import sees
 from envs.errors import ConfigError, MissingDependency
 from envs.requirements import pip_install
+from tasks.ray_placement import Placement
 from tasks.settings import Pipeline
 
 if TYPE_CHECKING:
@@ -19,10 +20,18 @@ MAX_EPISODES = 65_536
 """Of one training step."""
 
 
-def verl_config(pipeline: Pipeline, *, model: Path | str, items: Path, checkpoints: Path) -> "DictConfig":
+def verl_config(
+    pipeline: Pipeline,
+    *,
+    model: Path | str,
+    items: Path,
+    checkpoints: Path,
+    placement: Placement | None = None,
+) -> "DictConfig":
     """verl's PPO configuration for `pipeline`, composed and checked as far as no GPU is needed.
 
-    `model`: the policy to start from; `items`: the training items; `checkpoints`: verl's folder.
+    `model`: the policy to start from; `items`: the training items; `checkpoints`: verl's folder;
+    `placement`: of `backend.workers`, by default all on one node.
     Under the key `wingspan` it carries the pipeline itself, for the rollout manager.
     Raises `ConfigError` for settings that contradict each other.
     """
@@ -39,6 +48,9 @@ def verl_config(pipeline: Pipeline, *, model: Path | str, items: Path, checkpoin
     with initialize_config_dir(config_dir=str(folder), version_base=None):
         config = compose("ppo_trainer")
     options = _common(pipeline, model=str(model), items=str(items), checkpoints=str(checkpoints))
+    placement = placement or Placement(nodes=1, workers_per_node=pipeline.backend.workers)
+    options["trainer.nnodes"] = placement.nodes
+    options["trainer.n_gpus_per_node"] = placement.workers_per_node
     options |= _cpu(pipeline) if pipeline.backend.device == "cpu" else _cuda(pipeline)
     OmegaConf.set_struct(config, True)
     with open_dict(config):
@@ -55,8 +67,6 @@ def _common(pipeline: Pipeline, *, model: str, items: str, checkpoints: str) -> 
     sampler = "actor_rollout_ref.rollout"
     return {
         "trainer.device": backend.device,
-        "trainer.n_gpus_per_node": backend.workers,
-        "trainer.nnodes": 1,
         "trainer.total_training_steps": train.steps,
         "trainer.default_local_dir": checkpoints,
         "trainer.resume_mode": "auto",

@@ -101,7 +101,11 @@ def test_a_mistake_is_one_line_that_names_it(project: Path, arguments: list[str]
 
 @pytest.mark.parametrize(
     ("variable", "value"),
-    [("PREFECT_API_URL", "http://127.0.0.1:9/api"), ("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")],
+    [
+        ("PREFECT_API_URL", "http://127.0.0.1:9/api"),
+        ("MLFLOW_TRACKING_URI", "http://127.0.0.1:9"),
+        ("RAY_ADDRESS", "127.0.0.1:9"),
+    ],
 )
 def test_a_server_that_does_not_answer_is_named_before_anything_starts(
     project: Path, variable: str, value: str

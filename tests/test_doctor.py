@@ -37,7 +37,7 @@ def no_programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture
 def here(project: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(project)
-    for name in ("PREFECT_API_URL", "MLFLOW_TRACKING_URI", "WINGSPAN_SANDBOX"):
+    for name in ("PREFECT_API_URL", "MLFLOW_TRACKING_URI", "RAY_ADDRESS", "WINGSPAN_SANDBOX"):
         monkeypatch.delenv(name, raising=False)
     return project
 
@@ -134,6 +134,18 @@ def test_doctor_tells_all_that_is_wrong_not_the_first(here: Path, monkeypatch: p
     wrong = [line.split()[1] for line in done.stdout.splitlines() if line.startswith("missing")]
     assert wrong == ["model", "Prefect", "MLflow"]
     assert isinstance(call("doctor", "textcraft-cpy").exception, ConfigError)
+
+
+def test_doctor_says_what_is_open_to_the_network(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def network() -> str:
+        [line] = [line for line in call("doctor").stdout.splitlines() if "RAY_ADDRESS" in line]
+        return line
+
+    assert network().startswith("ok")
+    assert "listens on loopback only, asks for a token" in network()
+    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:9")
+    assert network().startswith("missing")
+    assert "RAY_ADDRESS=127.0.0.1:9: no Ray cluster answers" in network()
 
 
 def test_a_run_without_java_stops_before_anything_starts(project: Path, tmp_path: Path) -> None:

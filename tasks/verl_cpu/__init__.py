@@ -6,6 +6,6 @@ verl loads `tasks.verl_cpu.plugin` where `VERL_USE_EXTERNAL_MODULES` names it. I
 
 PLUGIN_ENV = {
     "VERL_PLATFORM": "cpu",
-    "VERL_USE_EXTERNAL_MODULES": "tasks.verl_cpu.plugin",
+    "VERL_USE_EXTERNAL_MODULES": "tasks.verl_network,tasks.verl_cpu.plugin",
 }
 """Environment variables that a process needs before it imports verl."""

@@ -1,0 +1,105 @@
+"""The Ray cluster that `RAY_ADDRESS` names: whether it answers, and whether it asks for a token.
+
+Ray itself tries for minutes to reach a cluster that is not there and writes to the terminal meanwhile,
+so all is tried in a process that can be ended.
+"""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from dataclasses import dataclass
+
+from envs.errors import ConfigError
+
+CONNECT_TIMEOUT_S = 5.0
+PROBE_TIMEOUT_S = 30.0
+"""For a process that imports Ray and connects: 2 s on an idle machine."""
+
+_PROBE = """
+import json, sys
+try:
+    import ray
+    ray.init(address=sys.argv[1], log_to_driver=False, logging_level="ERROR")
+    answer = {}
+except BaseException as error:
+    while error.__cause__ is not None:
+        error = error.__cause__
+    answer = {"kind": type(error).__name__, "text": str(error)}
+print("\\n" + json.dumps(answer), flush=True)
+"""
+_REMEDY = "start the cluster, correct RAY_ADDRESS, or unset it for a Ray on this machine"
+
+
+@dataclass(frozen=True, slots=True)
+class _Failure:
+    kind: str
+    """The name of Ray's exception."""
+    text: str
+
+
+def cluster_address() -> str | None:
+    """`RAY_ADDRESS`; None where a run starts a Ray of its own."""
+    address = os.environ.get("RAY_ADDRESS", "").strip()
+    return None if address in ("", "local") else address
+
+
+def check_ray_address() -> None:
+    """Raise `ConfigError` if `RAY_ADDRESS` is set and this process cannot join that cluster."""
+    address = cluster_address()
+    if address is None:
+        return
+    place = f"RAY_ADDRESS={address}"
+    _check_port(address, place=place)
+    failure = _try_to_join(address, {})
+    if failure is None:
+        return
+    if failure.kind == "AuthenticationError":
+        raise ConfigError(
+            f"{place}: the cluster refuses this process's token; set RAY_AUTH_MODE=token, and put the "
+            "cluster's token into ~/.ray/auth_token or the file that RAY_AUTH_TOKEN_PATH names"
+        )
+    raise ConfigError(f"{place}: {failure.text}; {_REMEDY}")
+
+
+def asks_for_token() -> bool:
+    """Whether the cluster of `RAY_ADDRESS` turns away who has no token."""
+    failure = _try_to_join(os.environ["RAY_ADDRESS"].strip(), {"RAY_AUTH_MODE": "disabled"})
+    return failure is not None and failure.kind == "AuthenticationError"
+
+
+def _check_port(address: str, *, place: str) -> None:
+    if address == "auto":
+        return
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdigit() or "://" in address:
+        raise ConfigError(f"{place} is no HOST:PORT of a Ray cluster's head; {_REMEDY}")
+    try:
+        with socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_TIMEOUT_S):
+            pass
+    except (OSError, OverflowError) as error:
+        raise ConfigError(f"{place}: no Ray cluster answers ({error}); {_REMEDY}") from None
+
+
+def _try_to_join(address: str, environment: dict[str, str]) -> _Failure | None:
+    """Connect to the cluster in a process of its own, with `environment` added to this one's."""
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", _PROBE, address],
+            env=os.environ | environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,  # Ray's own log
+            text=True,
+            timeout=PROBE_TIMEOUT_S,
+        )
+    except subprocess.TimeoutExpired:
+        return _Failure("TimeoutError", f"no Ray cluster answers within {PROBE_TIMEOUT_S:.0f} s")
+    try:
+        answer = json.loads(done.stdout.rstrip().rpartition("\n")[2])
+    except json.JSONDecodeError:  # Ray ended the process
+        return _Failure("ConnectionError", "no Ray cluster answers")
+    if not answer:
+        return None
+    return _Failure(answer["kind"], " ".join(answer["text"].split())[:200])
