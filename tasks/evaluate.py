@@ -11,7 +11,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from multiprocessing import get_context
@@ -66,7 +66,9 @@ def evaluate(pipeline: Pipeline, workspace: Path, *, on_episodes: OnEpisodes | N
     total = len(policies) * len(items) * (pipeline.evaluate.samples_per_item + 1)
     spawn = get_context("spawn")
     counts = spawn.RawArray("q", len(policies))
-    progress = nullcontext() if on_episodes is None else _progress(counts, total, on_episodes)
+    progress: AbstractContextManager[None] = (
+        nullcontext() if on_episodes is None else _progress(counts, total, on_episodes)
+    )
     if pipeline.backend.rollout == "cpu":
         # One core each; of a fresh interpreter, for a fork of torch's threads would hang.
         with (

@@ -23,6 +23,7 @@ LINES = {
     "tokens_per_turn": ("tokens per turn", "Mean tokens that the policy sampled per turn."),
     "informative_groups": ("informative groups", "Share of groups whose rewards differ."),
     "entropy": ("entropy (nats per token)", "Entropy of the policy's tokens."),
+    "entropy_exact": ("exact entropy (nats)", "Entropy of the policy's whole distributions, by the trainer."),
     "kl": ("KL to the sampling policy", "KL divergence of the trained policy from the one that sampled."),
     "kl_reference": ("KL to the reference", "KL divergence of the trained policy from the reference."),
     "clip_fraction": ("clip fraction", "Share of tokens whose probability ratio was clipped."),

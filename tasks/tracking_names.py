@@ -27,12 +27,13 @@ _TRAIN = {
     "clip_fraction",
     "lr",
     "entropy",
+    "entropy_exact",
     "trained",
     "temperature",
     "policy_version",
     "horizon",
 }
-_TRAIN_PREFIXES = ("horizon_", "rollout_probs_diff")
+_TRAIN_PREFIXES = ("horizon_", "rollout_probs_diff", "importance_")
 _SYSTEM_PREFIXES = ("envs_live/", "envs_created/", "envs_replaced/")
 _COUNTS = ("episodes", "dropped", "stop_", "dropped_")
 

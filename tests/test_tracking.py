@@ -387,6 +387,7 @@ def test_two_first_runs_at_once_make_one_database(tmp_path: Path) -> None:
         ("dropped_EnvCrashed", "rollout/counts/dropped_EnvCrashed"),
         ("kl_reference", "train/kl_reference"),
         ("rollout_probs_diff_max", "train/rollout_probs_diff_max"),
+        ("importance_capped", "train/importance_capped"),
         ("horizon_rooms", "train/horizon_rooms"),
         ("seconds_weight_sync", "time/weight_sync"),
         ("tokens_per_s", "time/tokens_per_s"),
