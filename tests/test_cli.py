@@ -175,7 +175,9 @@ def test_a_nearly_full_disk_is_found_before_the_start(project: Path, monkeypatch
     monkeypatch.chdir(project)
     usage = shutil.disk_usage(project)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=1_000_000))
-    with pytest.raises(ConfigError, match=r"1 MB are free at .* may need 500 MB"):
+    with pytest.raises(
+        ConfigError, match=r"1 MB are free at .* may need 566 MB, 3 checkpoints of 15 MB among it"
+    ):
         make_plan("textcraft-cpu", overrides={}, workspace=None)
 
 

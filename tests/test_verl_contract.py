@@ -151,7 +151,8 @@ def test_the_gpu_pipeline_runs_vllm_in_bf16_over_packed_rows(tmp_path: Any) -> N
     assert (rollout.name, rollout.dtype, rollout.tensor_model_parallel_size) == ("vllm", "bfloat16", 1)
     assert model.use_remove_padding
     assert model.enable_gradient_checkpointing
-    assert "attn_implementation" not in model.override_config
+    assert model.override_config.attn_implementation == "sdpa"  # flash-attn is not among the CPU's packages
+    assert model.use_fused_kernels
     assert not config.algorithm.rollout_correction.bypass_mode
 
 
