@@ -148,14 +148,17 @@ def read_model_size(model: str | Path) -> ModelSize | None:
     if config is None or parameters is None:
         return None
     text = config | config.get("text_config", {})
-    return ModelSize(
-        parameters=parameters,
-        vocabulary=text["vocab_size"],
-        width=text["hidden_size"],
-        mlp_width=text.get("intermediate_size", 4 * text["hidden_size"]),
-        layers=text["num_hidden_layers"],
-        tied=bool(text.get("tie_word_embeddings", False)),
-    )
+    try:
+        return ModelSize(
+            parameters=parameters,
+            vocabulary=text["vocab_size"],
+            width=text["hidden_size"],
+            mlp_width=text.get("intermediate_size", 4 * text["hidden_size"]),
+            layers=text["num_hidden_layers"],
+            tied=bool(text.get("tie_word_embeddings", False)),
+        )
+    except KeyError:  # a kind of model that has other names for these
+        return None
 
 
 def gpu_memories() -> list[int]:
