@@ -1,8 +1,10 @@
 """Errors of training that a caller tells apart; the tree is in `envs/errors.py`."""
 
+import re
+
 from envs.errors import WingspanError
 
-_ENGINE_DEAD = "EngineDeadError"
+_ENGINE_DEAD = re.compile(r"^\s*([\w.]+\.)?EngineDeadError\b", re.MULTILINE)
 
 
 class SamplerDied(WingspanError):
@@ -14,24 +16,10 @@ class NoEpisodes(WingspanError):
 
 
 def names_dead_engine(error: BaseException) -> bool:
-    """Whether vLLM's `EngineDeadError` is among the causes of `error`.
+    """Whether vLLM's `EngineDeadError` is `error` or among its causes.
 
-    The process of the engine is gone then, and the Ray actor that talks to it lives on. Told by its name,
-    along the chain of causes and through Ray's wrappers: vLLM need not be installed here, and Ray hands an
-    exception that it cannot read over as text.
+    The engine's process is gone then, and the Ray actor that talks to it lives on. Told by the lines that
+    name exceptions in the traceback that Ray brings along: vLLM need not be installed here, and the causes
+    of an exception do not survive the way from one process to another.
     """
-    pending: list[BaseException | None] = [error]
-    visited: set[int] = set()
-    while pending:
-        current = pending.pop()
-        if current is None or id(current) in visited:
-            continue
-        visited.add(id(current))
-        if any(kind.__name__ == _ENGINE_DEAD for kind in type(current).__mro__):
-            return True
-        if type(current).__name__ == "UnserializableException" and _ENGINE_DEAD in str(current):
-            return True
-        wrapped = getattr(current, "cause", None)  # a RayTaskError's
-        pending += [wrapped if isinstance(wrapped, BaseException) else None]
-        pending += [current.__cause__, current.__context__]
-    return False
+    return _ENGINE_DEAD.search(f"{type(error).__name__}: {error}") is not None

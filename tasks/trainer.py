@@ -123,8 +123,8 @@ class Trainer:
         from tasks.verl_rollout import RolloutManager
         from tasks.verl_trainer import StepTrainer
 
-        checkpoints.repair(self._checkpoints)
-        checkpoints.make_room(self._checkpoints, model=self._model)
+        if checkpoints.repair(self._checkpoints) < self._pipeline.train.steps:
+            checkpoints.make_room(self._checkpoints, model=self._model)  # now, not after the steps up to it
         use_reference = self._pipeline.train.kl_loss_coef > 0
         validate_config(self._config, use_reference_policy=use_reference, use_critic=False)
         self._trainer = StepTrainer(self._config, self._pipeline)

@@ -11,7 +11,9 @@ import pytest
 from agents.types import SamplingParams
 from tasks.errors import SamplerDied, names_dead_engine
 from tasks.ray_session import start_local_ray
+from tasks.train import TrainSession
 from tasks.verl_rollout import VerlSampler
+from tests.verl_toy import toy_pipeline
 
 pytestmark = pytest.mark.slow
 
@@ -100,6 +102,14 @@ def test_a_dead_engine_in_a_living_actor_is_a_dead_sampler(cluster: Path, failur
     with pytest.raises(SamplerDied, match="engine died"):
         asyncio.run(connect(server).sample((1, 2), params=SamplingParams(max_tokens=4), episode_id="e"))
     assert ray.get(server.state.remote()) == (0, 0)  # the actor lives
+
+
+def test_the_trainers_own_calls_to_a_dead_engine_start_training_anew(cluster: Path, tmp_path: Path) -> None:
+    """`_restarting` goes on from the last checkpoint where a call ends in `SamplerDied`."""
+    session = TrainSession(toy_pipeline(tmp_path), tmp_path)
+    server = start(cluster, "dead elsewhere")
+    with pytest.raises(SamplerDied, match="engine died after step 0"):
+        session._get(server.generate.remote(request_id="sleep"))
 
 
 def test_what_the_engine_survives_does_not_end_the_run(cluster: Path) -> None:
