@@ -150,13 +150,13 @@ def check_disk(workspace: Path, pipeline: Pipeline) -> None:
     place = next(parent for parent in (workspace, *workspace.absolute().parents) if parent.exists())
     free = shutil.disk_usage(place).free
     needed = SPARE_BYTES
-    of_checkpoints = ""
+    checkpoints = ""
     if (size := read_model_size(pipeline.model)) is not None:
         present = sum(file.stat().st_size for file in workspace.rglob("*") if file.is_file())
         needed += max(0, disk_bytes(pipeline, size, checkpoints=KEPT + 1) - present)
-        of_checkpoints = f", {KEPT + 1} checkpoints of {checkpoint_bytes(size) / 1e6:.0f} MB among it"
+        checkpoints = f" ({KEPT + 1} checkpoints of {checkpoint_bytes(size) / 1e6:.0f} MB, and policies)"
     if free < needed:
         raise ConfigError(
             f"{free / 1e6:.0f} MB are free at {place}, and this run may need {needed / 1e6:.0f} MB"
-            f"{of_checkpoints}; free some"
+            f"{checkpoints}; free some"
         )

@@ -174,7 +174,7 @@ class TrainSettings(Section):
     may grow certain of what it says before it has found what is right."""
     micro_batch_tokens: Positive
     """Padded tokens of one forward and backward pass."""
-    importance_cap: Annotated[float, Field(ge=1)] | None = None
+    importance_cap: Annotated[float, Field(ge=1, allow_inf_nan=False)] | None = None
     """Token-level truncated importance sampling: a token's loss is multiplied by the trainer's probability
     of it over the sampler's, at most by this. vLLM in bf16 and FSDP differ in the third digit, so left out
     it is 2.0 on cuda; null switches it off. On a CPU both compute the same, and a value is refused."""

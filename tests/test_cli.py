@@ -181,7 +181,9 @@ def test_a_nearly_full_disk_is_found_before_the_start(project: Path, monkeypatch
     megabytes = 500 + size.parameters * (3 * 16 + 5 * 4) / 1e6
     usage = shutil.disk_usage(project)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=1_000_000))
-    with pytest.raises(ConfigError, match=rf"1 MB are free at .* may need {megabytes:.0f} MB, 3 checkpoints"):
+    with pytest.raises(
+        ConfigError, match=rf"1 MB are free at .* may need {megabytes:.0f} MB \(3 checkpoints"
+    ):
         make_plan("textcraft-cpu", overrides={}, workspace=None)
 
 
