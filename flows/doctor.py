@@ -18,7 +18,7 @@ from importlib.metadata import PackageNotFoundError, metadata, requires, version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from envs.errors import WingspanError
+from envs.errors import ConfigError, MissingDependency, WingspanError
 from envs.registry import env_names, get_env
 from envs.requirements import APPLICATION, PROBE_TIMEOUT_S, Package, Requirement, UserNamespaces
 from envs.retrieval.redis_server import Redis
@@ -77,6 +77,7 @@ def examine(name: str) -> list[Finding]:
         _finding(Redis.name, Redis().missing(), "a cache of searches", needed=False),
         _gpus(pipeline),
         _vllm(pipeline),
+        *_gpu_model(pipeline),
         *_settings(name, pipeline),
         _memory(pipeline),
         _loopback(),
@@ -184,6 +185,44 @@ def _vllm(pipeline: "Pipeline") -> Finding:
     return _finding(
         "vllm", Package("vllm").missing(), "pipelines on cuda", needed=pipeline.backend.rollout == "vllm"
     )
+
+
+def _gpu_model(pipeline: "Pipeline") -> Iterator[Finding]:
+    """How the pipeline's model is trained on GPUs, and the memory and disk that it takes."""
+    if pipeline.backend.device == "cpu":
+        return
+    from tasks.capacity import check_memory, checkpoint_bytes, memory_plan, read_model_size
+    from tasks.checkpoints import KEPT
+    from tasks.gpu_model import flash_attention_version, gpu_model_options
+
+    purpose = "pipelines on cuda"
+    size = read_model_size(pipeline.model)
+    plan = memory_plan(pipeline, size) if size is not None else None
+    tokens = pipeline.train.micro_batch_tokens
+    installed = flash_attention_version()
+    if installed is not None:
+        attention = f"flash-attn {installed}"
+    else:
+        mask = f", {plan.mask / 1e9:.1f} GB a GPU," if plan is not None else ""
+        attention = f"sdpa, with a mask of {tokens} x {tokens} tokens{mask} that flash-attn saves"
+    try:
+        gpu_model_options(pipeline.model)
+        yield Finding("attention", State.OK, attention, purpose)
+    except MissingDependency as error:
+        problem, _, remedy = str(error).partition("; ")
+        yield Finding("attention", State.MISSING, problem, purpose, remedy)
+    if size is None or plan is None:
+        found = f"the size of {pipeline.model} is unknown"
+        yield Finding("GPU memory", State.NOT_NEEDED, found, purpose, "download the model, then ask again")
+        return
+    kept = f"{KEPT + 1} checkpoints of {checkpoint_bytes(size) / 1e9:.0f} GB at once"
+    found = f"about {plan.training / 1e9:.0f} GB a GPU while training, {kept}"
+    try:
+        check_memory(pipeline)
+        yield Finding("GPU memory", State.OK, found, purpose)
+    except ConfigError as error:
+        problem, _, remedy = str(error).partition("; ")
+        yield Finding("GPU memory", State.MISSING, problem, purpose, remedy)
 
 
 def _settings(name: str, pipeline: "Pipeline") -> Iterator[Finding]:

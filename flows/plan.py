@@ -18,6 +18,8 @@ from envs.errors import ConfigError
 from envs.files import check_writable
 from flows.lineage import Stage, check_inputs, declared_stages, default_workspace
 from flows.versioning import check_lock
+from tasks.capacity import check_memory, checkpoint_bytes, disk_bytes, read_model_size
+from tasks.checkpoints import KEPT
 from tasks.data_files import check_data
 from tasks.environments import check_environments
 from tasks.items import read_items
@@ -33,9 +35,7 @@ if TYPE_CHECKING:
     from tasks.served_policy import ServedAt
 
 SPARE_BYTES = 500_000_000
-"""Disk that a run needs beside its checkpoints: logs, trajectories, Ray's and MLflow's own files."""
-COPIES = 12
-"""Times the model's size that a run may leave: checkpoints with optimizer state, exports, DVC's cache."""
+"""Disk that a run needs besides its policies: logs, trajectories, Ray's and MLflow's own files."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,6 +77,7 @@ def make_plan(name: str, *, overrides: Mapping[str, Any], workspace: Path | None
     check_items(pipeline)
     _check_items(place, pipeline)
     check_disk(place, pipeline)
+    check_memory(pipeline)
     if place == home:
         check_lock()
     stages = declared_stages(name, pipeline=pipeline, workspace=place)
@@ -197,12 +198,16 @@ def _check_items(workspace: Path, pipeline: Pipeline) -> None:
 
 def check_disk(workspace: Path, pipeline: Pipeline) -> None:
     """Raise `ConfigError` if the disk of `workspace` is too full for a whole run."""
-    model = Path(pipeline.model)
-    size = sum(file.stat().st_size for file in model.rglob("*") if file.is_file()) if model.is_dir() else 0
-    needed = SPARE_BYTES + COPIES * size
     place = next(parent for parent in (workspace, *workspace.absolute().parents) if parent.exists())
     free = shutil.disk_usage(place).free
+    needed = SPARE_BYTES
+    checkpoints = ""
+    if (size := read_model_size(pipeline.model)) is not None:
+        present = sum(file.stat().st_size for file in workspace.rglob("*") if file.is_file())
+        needed += max(0, disk_bytes(pipeline, size, checkpoints=KEPT + 1) - present)
+        checkpoints = f" ({KEPT + 1} checkpoints of {checkpoint_bytes(size) / 1e6:.0f} MB, and policies)"
     if free < needed:
         raise ConfigError(
-            f"{free / 1e6:.0f} MB are free at {place}, and this run may need {needed / 1e6:.0f} MB; free some"
+            f"{free / 1e6:.0f} MB are free at {place}, and this run may need {needed / 1e6:.0f} MB"
+            f"{checkpoints}; free some"
         )

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from envs.errors import WingspanError
 from envs.files import write_atomically
+from tasks.capacity import checkpoint_bytes, read_model_size
 
 KEPT = 2
 _RECORD = "complete"
@@ -35,6 +36,26 @@ class Resumption:
     """Of the last whole checkpoint; 0 where there is none yet."""
     damage: tuple[str, ...] = ()
     """What was wrong with later checkpoints, which are deleted; one line for each."""
+
+
+def make_room(folder: Path, *, model: str) -> None:
+    """See that one more checkpoint of `model` fits on the disk of `folder`, before it is written.
+
+    Where it does not fit, the older of the whole checkpoints go first: they would go when the new one is
+    whole. Raises `WingspanError` if that is not enough.
+    """
+    needed = _checkpoint_size(folder, model)
+    free = _free_bytes(folder)
+    for old in complete_steps(folder)[:-1]:
+        if free >= needed:
+            break
+        shutil.rmtree(_at(folder, old))
+        free = _free_bytes(folder)
+    if free < needed:
+        raise WingspanError(
+            f"the next checkpoint in {folder} needs {needed / 1e9:.3g} GB, and {free / 1e9:.3g} GB are free; "
+            "free some and run again: training goes on from the last checkpoint"
+        )
 
 
 def mark_complete(folder: Path, *, step: int) -> None:
@@ -86,6 +107,20 @@ def resume(folder: Path) -> Resumption:
 def policy_folder(folder: Path, *, step: int) -> Path:
     """The policy of a whole checkpoint, in Hugging Face format with its tokenizer."""
     return _at(folder, step) / "actor" / "huggingface"
+
+
+def _checkpoint_size(folder: Path, model: str) -> int:
+    """Bytes of the newest whole one; where there is none, by the model's size; 0 if that is unknown."""
+    whole = complete_steps(folder)
+    if whole:
+        return sum(file.stat().st_size for file in _at(folder, whole[-1]).rglob("*") if file.is_file())
+    size = read_model_size(model)
+    return checkpoint_bytes(size) if size is not None else 0
+
+
+def _free_bytes(folder: Path) -> int:
+    folder.mkdir(parents=True, exist_ok=True)
+    return shutil.disk_usage(folder).free
 
 
 def _at(folder: Path, step: int) -> Path:

@@ -1,6 +1,10 @@
 """Errors of training that a caller tells apart; the tree is in `envs/errors.py`."""
 
+import re
+
 from envs.errors import WingspanError
+
+_ENGINE_DEAD = re.compile(r"^\s*([\w.]+\.)?EngineDeadError\b", re.MULTILINE)
 
 
 class SamplerDied(WingspanError):
@@ -9,3 +13,13 @@ class SamplerDied(WingspanError):
 
 class NoEpisodes(WingspanError):
     """Every episode of a step failed: something is wrong that trying again will not mend."""
+
+
+def names_dead_engine(error: BaseException) -> bool:
+    """Whether vLLM's `EngineDeadError` is `error` or among its causes.
+
+    The engine's process is gone then, and the Ray actor that talks to it lives on. Told by the lines that
+    name exceptions in the traceback that Ray brings along: vLLM need not be installed here, and the causes
+    of an exception do not survive the way from one process to another.
+    """
+    return _ENGINE_DEAD.search(f"{type(error).__name__}: {error}") is not None

@@ -53,6 +53,8 @@ def _reward(value: Any) -> Any:
 
 
 Algorithm = Annotated[Literal["grpo"], BeforeValidator(_known_algorithm)]
+IMPORTANCE_CAP = 2.0
+"""`train.importance_cap` on GPUs, where a pipeline does not say it."""
 
 
 class Section(BaseModel):
@@ -202,6 +204,10 @@ class TrainSettings(Section):
     may grow certain of what it says before it has found what is right."""
     micro_batch_tokens: Positive
     """Padded tokens of one forward and backward pass."""
+    importance_cap: Annotated[float, Field(ge=1, allow_inf_nan=False)] | None = None
+    """Token-level truncated importance sampling: a token's loss is multiplied by the trainer's probability
+    of it over the sampler's, at most by this. vLLM in bf16 and FSDP differ in the third digit, so left out
+    it is 2.0 on cuda; null switches it off. On a CPU both compute the same, and a value is refused."""
 
 
 class HorizonSettings(Section):
@@ -377,3 +383,13 @@ class Pipeline(Section):
     horizon: HorizonSettings
     evaluate: EvaluateSettings
     backend: BackendSettings
+
+    @model_validator(mode="before")
+    @classmethod
+    def _gpus_correct_for_the_sampler(cls, values: Any) -> Any:
+        if not isinstance(values, dict):
+            return values
+        train, backend = values.get("train"), values.get("backend")
+        if isinstance(train, dict) and isinstance(backend, dict) and backend.get("device") == "cuda":
+            return values | {"train": {"importance_cap": IMPORTANCE_CAP} | train}
+        return values

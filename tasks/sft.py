@@ -15,10 +15,16 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from tasks.gpu_model import gpu_model_options
 from tasks.policies import copy_policy
 
 LR_WARMUP = 0.05
 """Share of the steps in which the learning rate rises; then it falls as a cosine."""
+_CPU_MODEL_OPTIONS = {
+    "use_remove_padding": True,
+    "enable_gradient_checkpointing": False,
+    "override_config": {"attn_implementation": "wingspan_packed"},
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,16 +78,13 @@ def _worker(request: SftRequest) -> Any:
 
     torch.manual_seed(request.seed)
     on_cpu = request.device == "cpu"
-    override = {"attn_implementation": "wingspan_packed"} if on_cpu else {}
     precision = {"param_dtype": "fp32" if on_cpu else "bf16", "reduce_dtype": "fp32", "buffer_dtype": "fp32"}
     worker = TrainingWorker(
         TrainingWorkerConfig(
             model_type="language_model",
             model_config=HFModelConfig(
                 path=request.model,
-                use_remove_padding=True,
-                enable_gradient_checkpointing=not on_cpu,
-                override_config=override,
+                **(_CPU_MODEL_OPTIONS if on_cpu else gpu_model_options(request.model)),
             ),
             engine_config=FSDPEngineConfig(
                 strategy="fsdp2",

@@ -21,6 +21,7 @@ from agents.types import Trajectory
 from envs.errors import ConfigError, WingspanError
 from envs.types import Item
 from tasks import checkpoints
+from tasks.errors import SamplerDied, names_dead_engine
 from tasks.items import read_items, write_items
 from tasks.mixture import evaluation_turns, training_draws
 from tasks.player import Play
@@ -216,8 +217,6 @@ class TrainSession:
         """`work`, again with a new training process each time that it dies."""
         from ray.exceptions import RayActorError
 
-        from tasks.errors import SamplerDied
-
         while True:
             try:
                 self._ensure_started()
@@ -311,6 +310,8 @@ class TrainSession:
                 cause = cause.cause
             if isinstance(cause, WingspanError | RayActorError):
                 raise cause from error
+            if names_dead_engine(error):  # noticed by the trainer: in putting the sampler to sleep, say
+                raise SamplerDied(f"the sampler's engine died after step {self._step}") from error
             what = " ".join(f"{type(cause).__name__}: {cause}".split())[:300]
             raise WingspanError(f"training failed after step {self._step}: {what}") from error
 

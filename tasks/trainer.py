@@ -16,7 +16,7 @@ from agents import heap
 from agents.types import Trajectory
 from envs.metrics import PoolMetrics
 from envs.types import Item
-from tasks import checkpoints
+from tasks import checkpoints, gpu_model
 from tasks.player import Play
 from tasks.ray_placement import Placement, place_workers
 from tasks.settings import Pipeline
@@ -36,6 +36,11 @@ _VERL_METRICS = {
     "kl_reference": "actor/kl_loss",
     "clip_fraction": "actor/pg_clipfrac",
     "lr": "actor/lr",
+    "entropy_exact": "actor/entropy",
+    "rollout_probs_diff_mean": "training/rollout_probs_diff_mean",
+    "rollout_probs_diff_max": "training/rollout_probs_diff_max",
+    "importance_mean": "rollout_corr/rollout_is_mean",
+    "importance_capped": "rollout_corr/rollout_is_ratio_fraction_high",
 }
 _PHASES = {
     "update": ("old_log_prob", "ref", "adv", "update_actor"),
@@ -54,7 +59,13 @@ class StepRecord:
     log-prob of the sampled tokens: unbiased, at the training temperature), `loss`, `grad_norm`, `kl` (to
     the policy that sampled), `kl_reference`, `clip_fraction`, `lr`; `tokens_per_s` of the rollout;
     `horizon` (the longest; where parts have
-    their own, also `horizon_<part>`), `temperature`, `policy_version`; `seconds` and `seconds_<phase>`."""
+    their own, also `horizon_<part>`), `temperature`, `policy_version`; `seconds` and `seconds_<phase>`.
+    On GPUs, where the trainer computes the log-probs of what was sampled once more, over the tokens that
+    are trained on: `rollout_probs_diff_mean` and `_max`, between the trainer's and the sampler's
+    probabilities; `importance_mean`, the weight of a token (`train.importance_cap`), and
+    `importance_capped`, the share of tokens whose weight was cut; `entropy_exact`, of the policy's whole
+    distributions (nats, mean over rows). On a CPU verl takes the sampler's log-probs as they are and
+    computes none of these."""
     trajectories: list[Trajectory]
     """The groups of the step's first items."""
     saved: bool
@@ -117,14 +128,19 @@ class Trainer:
             self.prepare()
         from verl.utils.config import validate_config
 
+        from tasks.verl_client import CancellingClient
         from tasks.verl_rollout import RolloutManager
         from tasks.verl_trainer import StepTrainer
 
+        steps = checkpoints.complete_steps(self._checkpoints)
+        if not steps or steps[-1] < self._pipeline.train.steps:
+            checkpoints.make_room(self._checkpoints, model=self._model)  # now, not after the steps up to it
         use_reference = self._pipeline.train.kl_loss_coef > 0
         validate_config(self._config, use_reference_policy=use_reference, use_critic=False)
         self._trainer = StepTrainer(self._config, self._pipeline)
         self._trainer.init()
-        self._manager = RolloutManager.create(self._config, self._trainer.get_llm_client())
+        client = self._trainer.llm_server_manager.get_client(CancellingClient)
+        self._manager = RolloutManager.create(self._config, client)
         self._trainer.attach(self._manager)
         if self._serve is not None:
             self._manager.serve(self._serve)
@@ -234,4 +250,4 @@ def environment_of(pipeline: Pipeline) -> dict[str, str]:
     from verl.trainer.constants_ppo import get_ppo_ray_runtime_env
 
     for_gpus: dict[str, Any] = get_ppo_ray_runtime_env()["env_vars"]
-    return variables | {name: str(value) for name, value in for_gpus.items()}
+    return variables | {name: str(value) for name, value in for_gpus.items()} | gpu_model.PLUGIN_ENV

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 from agents.pictures import sees
 from envs.errors import ConfigError, MissingDependency
 from envs.requirements import pip_install
+from tasks.gpu_model import gpu_model_options
 from tasks.ray_placement import Placement
-from tasks.settings import Pipeline
+from tasks.settings import IMPORTANCE_CAP, Pipeline
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -51,7 +52,7 @@ def verl_config(
     placement = placement or Placement(nodes=1, workers_per_node=pipeline.backend.workers)
     options["trainer.nnodes"] = placement.nodes
     options["trainer.n_gpus_per_node"] = placement.workers_per_node
-    options |= _cpu(pipeline) if pipeline.backend.device == "cpu" else _cuda(pipeline)
+    options |= _cpu(pipeline) if pipeline.backend.device == "cpu" else _cuda(pipeline, model=str(model))
     OmegaConf.set_struct(config, True)
     with open_dict(config):
         for key, value in options.items():
@@ -140,12 +141,16 @@ def _cpu(pipeline: Pipeline) -> dict[str, Any]:
     return options
 
 
-def _cuda(pipeline: Pipeline) -> dict[str, Any]:
+def _cuda(pipeline: Pipeline, *, model: str) -> dict[str, Any]:
+    model_options = gpu_model_options(model)
+    cap = pipeline.train.importance_cap
     return {
-        "actor_rollout_ref.model.use_remove_padding": True,
-        "actor_rollout_ref.model.enable_gradient_checkpointing": True,
-        # vLLM in bf16 and the trainer differ in the third digit: old log-probs are computed anew.
+        **{f"actor_rollout_ref.model.{name}": value for name, value in model_options.items()},
+        # vLLM in bf16 and the trainer differ in the third digit: old log-probs are computed anew, and what
+        # was sampled by the other's probabilities is weighed by the ratio of the two.
         "algorithm.rollout_correction.bypass_mode": False,
+        "algorithm.rollout_correction.rollout_is": None if cap is None else "token",
+        "algorithm.rollout_correction.rollout_is_threshold": cap or IMPORTANCE_CAP,
         "actor_rollout_ref.rollout.dtype": "bfloat16",
         "actor_rollout_ref.rollout.gpu_memory_utilization": pipeline.backend.gpu_memory_utilization,
         # Log-probs after temperature; also after top-p and top-k, which `check_pipeline` therefore refuses.
@@ -202,6 +207,11 @@ def check_pipeline(pipeline: Pipeline) -> None:
         raise ConfigError(
             f"train.micro_batch_tokens {train.micro_batch_tokens} is less than rollout.context_length "
             f"{rollout.context_length}: one episode must fit into a micro-batch; raise it"
+        )
+    if backend.device == "cpu" and train.importance_cap is not None:
+        raise ConfigError(
+            f"train.importance_cap {train.importance_cap} is for backend.device cuda; on a CPU sampler and "
+            "trainer compute the same log-probs; leave it out"
         )
     if train.mini_batches > rollout.items_per_step:
         raise ConfigError(

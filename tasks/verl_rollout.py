@@ -22,7 +22,7 @@ from agents.types import Completion, FinishReason, SamplingParams, Trajectory
 from envs.errors import SamplerFailed, described
 from envs.metrics import PoolMetrics
 from envs.types import Image, Item
-from tasks.errors import NoEpisodes, SamplerDied
+from tasks.errors import NoEpisodes, SamplerDied, names_dead_engine
 from tasks.items import item_from_json, item_to_json, read_items
 from tasks.player import Play, training_play
 from tasks.program_player import player_of
@@ -66,8 +66,8 @@ class VerlSampler:
         params: SamplingParams,
         episode_id: str,
     ) -> Completion:
-        """One completion; raises `SamplerDied` if the server has, which no retry can mend."""
-        from ray.exceptions import RayActorError
+        """One completion; raises `SamplerDied` if the server or its engine died, which no retry can fix."""
+        from ray.exceptions import RayActorError, RayError
 
         try:
             output = await self._client.generate(
@@ -88,6 +88,10 @@ class VerlSampler:
             )
         except RayActorError as error:
             raise SamplerDied(f"the sampler died: {type(error).__name__}") from error
+        except RayError as error:
+            if names_dead_engine(error):
+                raise SamplerDied("the sampler's engine died: EngineDeadError") from error
+            raise
         if not output.token_ids or output.log_probs is None:
             raise SamplerFailed(f"{episode_id}: no tokens came back ({output.stop_reason})")
         ids = list(output.token_ids)

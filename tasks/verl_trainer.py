@@ -5,6 +5,7 @@ however many there are (verl would fill up with padding), and a step with none t
 passed over. The loss is divided by the episodes that were *played*: those left out have gradient 0.
 """
 
+from pathlib import Path
 from typing import Any
 
 import transfer_queue as tq
@@ -15,6 +16,7 @@ from verl.utils.metric import reduce_metrics
 from verl.utils.py_functional import rename_dict
 from verl.utils.skip import SkipManager
 
+from tasks import checkpoints
 from tasks.player import training_play
 from tasks.settings import Pipeline
 from tasks.verl_rollout import RolloutManager
@@ -48,6 +50,8 @@ class StepTrainer(PPOTrainerSync):  # type: ignore[misc]
         batch = self.step(metrics, self.timing_raw)
         if save:
             with marked_timer("save_checkpoint", self.timing_raw):
+                folder = Path(self.config.trainer.default_local_dir)
+                checkpoints.make_room(folder, model=self.config.actor_rollout_ref.model.path)
                 self._save_checkpoint()
         self.on_step_end()
         if batch.keys:

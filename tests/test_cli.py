@@ -15,6 +15,8 @@ from envs.errors import ConfigError
 from flows.cli import one_line
 from flows.overrides import parse_settings
 from flows.plan import locked, make_plan
+from tasks.capacity import read_model_size
+from tests.tiny_model import save_tiny_model
 
 ROOT = Path(__file__).parents[1]
 
@@ -179,9 +181,18 @@ def test_a_workspace_in_use_is_refused_and_free_again_after_a_kill(tmp_path: Pat
 
 def test_a_nearly_full_disk_is_found_before_the_start(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(project)
+    tiny = save_tiny_model(project / "tiny")
+    for file in ("config.json", "model.safetensors"):  # the tokenizer stays that of the shipped model
+        shutil.copy(tiny / file, project / "models" / "textcraft-base" / file)
+    size = read_model_size(tiny)
+    assert size is not None
+    # A weight, two moments and a copy in fp32, three times; two policies with their copies.
+    megabytes = 500 + size.parameters * (3 * 16 + 5 * 4) / 1e6
     usage = shutil.disk_usage(project)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=1_000_000))
-    with pytest.raises(ConfigError, match=r"1 MB are free at .* may need 50. MB"):
+    with pytest.raises(
+        ConfigError, match=rf"1 MB are free at .* may need {megabytes:.0f} MB \(3 checkpoints"
+    ):
         make_plan("textcraft-cpu", overrides={}, workspace=None)
 
 

@@ -22,6 +22,7 @@ from envs.textcraft import make_item
 from flows.cli import app
 from flows.play import find_item, followed
 from tests.test_cli import ROOT, project, the_error, wingspan
+from tests.tiny_model import save_tiny_model
 
 __all__ = ["project"]
 
@@ -115,8 +116,13 @@ def test_doctor_judges_a_gpu_pipeline_by_what_it_needs(here: Path, no_programs: 
     document = yaml.safe_load((here / "pipelines.yaml").read_text())
     document["pipelines"]["textcraft-qwen2.5-3b"]["model"] = "models/textcraft-base"
     (here / "pipelines.yaml").write_text(yaml.safe_dump(document))
+    save_tiny_model(here / "models" / "textcraft-base")
     done = call("doctor", "textcraft-qwen2.5-3b")
     assert done.exit_code == 1
+    [attention] = [line for line in done.stdout.splitlines() if line.startswith("ok") and "attention" in line]
+    assert "sdpa, with a mask of 16384 x 16384 tokens, 0.8 GB a GPU," in attention
+    [memory] = [line for line in done.stdout.splitlines() if "GPU memory" in line]
+    assert "GB a GPU while training, 3 checkpoints of" in memory
     lines = {line.split()[1]: line for line in done.stdout.splitlines() if line.startswith("missing")}
     assert "0 of 8" in lines["GPUs"]
     try:

@@ -79,6 +79,20 @@ def test_rollout_backend_has_every_method_that_verl_calls(verl: ModuleType) -> N
     assert {"wake_up", "sleep", "clear_kv_cache", "max_concurrency"} <= set(dir(RolloutReplica))
 
 
+def test_what_gpus_need_of_verl_is_where_it_is_replaced(verl: ModuleType) -> None:
+    from verl.utils import fsdp_utils
+    from verl.workers.rollout.llm_server import LLMServerClient
+
+    assert parameters(fsdp_utils._select_fsdp2_wrap_targets) == [
+        "model",
+        "fsdp_transformer_layer_cls_to_wrap",
+    ]
+    assert "_select_fsdp2_wrap_targets(" in inspect.getsource(fsdp_utils.apply_fsdp2)
+    asked = inspect.getsource(LLMServerClient.generate)
+    assert "server_id, server = await self._acquire_server(" in asked
+    assert "await server.generate.remote(" in asked
+
+
 def test_trainer_overrides_what_exists(verl: ModuleType) -> None:
     from verl.trainer.ppo.v1.trainer_base import PPOTrainer
     from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
@@ -151,7 +165,8 @@ def test_the_gpu_pipeline_runs_vllm_in_bf16_over_packed_rows(tmp_path: Any) -> N
     assert (rollout.name, rollout.dtype, rollout.tensor_model_parallel_size) == ("vllm", "bfloat16", 1)
     assert model.use_remove_padding
     assert model.enable_gradient_checkpointing
-    assert "attn_implementation" not in model.override_config
+    assert model.override_config.attn_implementation == "sdpa"  # flash-attn is not among the CPU's packages
+    assert model.use_fused_kernels
     assert not config.algorithm.rollout_correction.bypass_mode
 
 

@@ -11,6 +11,7 @@ import ray
 
 from envs.errors import WingspanError
 from tasks import checkpoints, ray_session
+from tasks.capacity import checkpoint_bytes, read_model_size
 from tasks.items import write_items
 from tasks.player import Play
 from tasks.train import TrainSession
@@ -75,6 +76,14 @@ def test_training_survives_kill_9_and_counts_every_step_once(toy_in_ray: None, t
     assert (second.first_step, second.last_step) == (3, 4)
     assert second.evaluation["episodes"] == 4
     assert checkpoints.complete_steps(folder / "checkpoints") == [2, 4]
+
+    # What the plan counts with: weights and two moments in fp32, and the policy once more.
+    size = read_model_size(model)
+    assert size is not None
+    actor = folder / "checkpoints" / "global_step_4" / "actor"
+    files = [*actor.glob("model_*.pt"), *actor.glob("optim_*.pt"), *actor.glob("huggingface/*.safetensors")]
+    assert len(files) == 3
+    assert sum(file.stat().st_size for file in files) == pytest.approx(checkpoint_bytes(size), rel=0.1)
 
     # Every turn carries the version that sampled it, the one before its step.
     for step in (1, 2, 3, 4):
