@@ -137,7 +137,7 @@ class Trainer:
         logprobs = [x for t in played for turn in t.turns for x in turn.completion.logprobs]
         metrics = summarise(played) | {
             "informative_groups": rollout.informative / len(rollout.groups),
-            "trained": rollout.put,
+            "trained": rollout.trained,
             "entropy": -sum(logprobs) / len(logprobs),
             "tokens_per_s": tokens / rollout.seconds,
             **self._horizons(rollout.play.max_turns),

@@ -28,7 +28,16 @@ from tasks.player import Play, training_play
 from tasks.program_player import player_of
 from tasks.served_policy import ServedAt, ServedPolicy
 from tasks.settings import Pipeline
-from tasks.verl_rows import Group, fields_of, is_informative, is_usable, rows_of, tag_of, trainable
+from tasks.verl_rows import (
+    Group,
+    fields_of,
+    has_gradient_without_advantage,
+    is_informative,
+    is_usable,
+    rows_of,
+    tag_of,
+    trainable,
+)
 from tasks.verl_vision import verl_processor
 
 T = TypeVar("T")
@@ -107,8 +116,8 @@ class StepRollout:
     groups: list[Group]
     play: Play
     seconds: float
-    put: int
-    """Trajectories that were handed to the trainer."""
+    trained: int
+    """Trajectories that were handed to the trainer, whatever their number of segments."""
     informative: int
     """Groups with rewards that differ."""
     environments: Mapping[str, PoolMetrics]
@@ -167,7 +176,8 @@ class RolloutManager:
             self._run(self._served.pause())
         if not any(is_usable(t) for group in groups for t in group):
             raise NoEpisodes(f"step {step}: every episode failed; the first: {groups[0][0].error}")
-        chosen = [trainable(group, skip_equal=self._pipeline.train.kl_loss_coef == 0.0) for group in groups]
+        skip_equal = not has_gradient_without_advantage(self._pipeline.train)
+        chosen = [trainable(group, skip_equal=skip_equal) for group in groups]
         rows = [row for uid, group in zip(uids, chosen, strict=True) for row in rows_of(uid, group)]
         if rows:
             tq.kv_batch_put(
@@ -181,7 +191,7 @@ class RolloutManager:
             groups=groups,
             play=play,
             seconds=seconds,
-            put=len(rows),
+            trained=sum(map(len, chosen)),
             informative=sum(is_informative(group) for group in groups),
             environments=self._player.environments,
         )

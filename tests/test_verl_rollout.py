@@ -1,6 +1,7 @@
 """What is handed to verl's trainer: which episodes, laid out how, and what its client is asked."""
 
 import asyncio
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -84,6 +85,14 @@ def test_rows_carry_exactly_what_was_sampled() -> None:
     assert long["rollout_log_probs"].tolist() == [-0.5, -1.5, 0.0, -0.5, -1.5]
     assert short["responses"].tolist() == [4, 5]
     assert [long["uid"], short["uid"]] == ["a", "b"]
+
+
+def test_each_segment_carries_the_tokens_of_its_whole_trajectory() -> None:
+    first, second = trajectory(1.0).turns
+    segmented = replace(trajectory(1.0), turns=[first, replace(second, prompt_ids=[1, 9])])
+    fields = fields_of([*rows_of("a", [segmented]), *rows_of("b", [trajectory(1.0, turns=1)])])
+    assert [row["responses"].tolist() for row in fields] == [[4, 5], [4, 5], [4, 5]]
+    assert fields["trajectory_tokens"].tolist() == [4, 4, 2]
 
 
 class Client:

@@ -66,6 +66,7 @@ def test_training_survives_kill_9_and_counts_every_step_once(toy_in_ray: None, t
     assert [line["policy_version"] for line in lines] == [0, 1, 2, 3]
     assert all(line["episodes"] == 16 and line["horizon"] == 4 for line in lines)
     assert all(line["segments"] > 1 for line in lines)
+    assert all(line["trained"] == 16 * line["informative_groups"] for line in lines)  # episodes, not segments
     assert all(line["envs_live/parity"] == 16 for line in lines)  # an instance for each of 2 x 8 episodes
     assert [line["envs_created/parity"] for line in lines] == [16, 16, 16, 16]  # the killed one's are gone
     assert [round(line["temperature"], 6) for line in lines] == [1.3, 1.2, 1.1, 1.0]
