@@ -9,3 +9,7 @@ class SamplerDied(WingspanError):
 
 class NoEpisodes(WingspanError):
     """Every episode of a step failed: something is wrong that trying again will not mend."""
+
+
+class Diverged(WingspanError):
+    """A step's loss, gradient or log-probs are not numbers: its weights go nowhere, and the run ends."""

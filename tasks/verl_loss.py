@@ -48,9 +48,10 @@ def trajectory_loss(
     mask = rows["response_mask"].to(bool)
 
     def weighed(values: torch.Tensor) -> torch.Tensor:
-        return agg_loss(
+        total: torch.Tensor = agg_loss(
             loss_mat=values * weights, loss_mask=mask, loss_agg_mode=SUM_OF_TOKENS, **config.global_batch_info
         )
+        return total
 
     loss, policy_metrics = get_policy_loss_fn(config.policy_loss.get("loss_mode", "vanilla"))(
         old_log_prob=rows["old_log_probs"],

@@ -8,11 +8,13 @@ ended. What becomes a row for the trainer is `tasks/verl_rows.py`'s.
 
 import asyncio
 import logging
+import math
 import threading
 import time
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, TypeVar
 
 from torch.utils.data import Dataset
@@ -22,7 +24,7 @@ from agents.types import Completion, FinishReason, SamplingParams
 from envs.errors import SamplerFailed, described
 from envs.metrics import PoolMetrics
 from envs.types import Image, Item
-from tasks.errors import NoEpisodes, SamplerDied
+from tasks.errors import Diverged, NoEpisodes, SamplerDied
 from tasks.items import item_from_json, item_to_json, read_items
 from tasks.player import Play, training_play
 from tasks.program_player import player_of
@@ -161,7 +163,8 @@ class RolloutManager:
         """Play a step's groups and put them into TransferQueue; returns when all is there.
 
         `prompts`: verl's batch, with `uid` and `item` a row and one `global_steps`.
-        Raises `NoEpisodes` if every episode failed, `SamplerDied` if the sampler is gone.
+        Raises `NoEpisodes` if every episode failed, `Diverged` if a log-prob is not a number, `SamplerDied`
+        if the sampler is gone.
         """
         import transfer_queue as tq
 
@@ -176,6 +179,7 @@ class RolloutManager:
             self._run(self._served.pause())
         if not any(is_usable(t) for group in groups for t in group):
             raise NoEpisodes(f"step {step}: every episode failed; the first: {groups[0][0].error}")
+        check_log_probs(groups, step=step, lr=self._pipeline.train.lr)
         skip_equal = not has_gradient_without_advantage(self._pipeline.train)
         chosen = [trainable(group, skip_equal=skip_equal) for group in groups]
         rows = [row for uid, group in zip(uids, chosen, strict=True) for row in rows_of(uid, group)]
@@ -236,6 +240,18 @@ class RolloutManager:
 
     def _run(self, work: Coroutine[Any, Any, T]) -> T:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+
+
+def check_log_probs(groups: Iterable[Group], *, step: int, lr: float) -> None:
+    """Raise `Diverged` if a sampled token's log-prob is NaN or infinite."""
+    for trajectory in chain.from_iterable(groups):
+        for turn in trajectory.turns:
+            for value in turn.completion.logprobs:
+                if not math.isfinite(value):
+                    raise Diverged(
+                        f"step {step}: the log-prob of a sampled token is {value} "
+                        f"({trajectory.item.item_id}, chain {trajectory.chain}); lower train.lr ({lr:g})"
+                    )
 
 
 def _log_failure(warming: Future[None]) -> None:

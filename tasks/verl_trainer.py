@@ -6,6 +6,8 @@ passed over. The loss (`tasks/verl_loss.py`) is divided by the episodes that wer
 out have gradient 0.
 """
 
+import math
+from collections.abc import Mapping
 from typing import Any
 
 import transfer_queue as tq
@@ -16,10 +18,19 @@ from verl.utils.metric import reduce_metrics
 from verl.utils.py_functional import rename_dict
 from verl.utils.skip import SkipManager
 
+from tasks.errors import Diverged
 from tasks.player import training_play
 from tasks.settings import Pipeline
 from tasks.verl_loss import set_loss
 from tasks.verl_rollout import RolloutManager
+
+_MUST_BE_FINITE = {
+    "actor/pg_loss": "loss",
+    "actor/kl_loss": "KL to the reference",
+    "actor/entropy_loss": "entropy",
+    "actor/grad_norm": "gradient norm",
+}
+"""By verl's names."""
 
 
 class StepTrainer(PPOTrainerSync):  # type: ignore[misc]
@@ -43,7 +54,8 @@ class StepTrainer(PPOTrainerSync):  # type: ignore[misc]
     def run_step(self, *, save: bool) -> tuple[dict[str, float], dict[str, float]]:
         """Rollout, update, checkpoint if `save`, weights to the sampler.
 
-        Returns (metrics, seconds), by verl's names.
+        Returns (metrics, seconds), by verl's names. Raises `Diverged` if the update's loss or gradient is not
+        finite, before the checkpoint and before the sampler has the weights.
         """
         self.global_steps += 1
         SkipManager.set_step(self.global_steps)
@@ -53,6 +65,7 @@ class StepTrainer(PPOTrainerSync):  # type: ignore[misc]
         metrics: dict[str, float] = {}
         self.timing_raw: dict[str, float] = {}
         batch = self.step(metrics, self.timing_raw)
+        check_update(metrics, step=self.global_steps, lr=self._pipeline.train.lr)
         if save:
             with marked_timer("save_checkpoint", self.timing_raw):
                 self._save_checkpoint()
@@ -90,6 +103,17 @@ class StepTrainer(PPOTrainerSync):  # type: ignore[misc]
         output = rename_dict(self.actor_rollout_wg.update_actor(batch)["metrics"], "actor/")
         metrics.update(reduce_metrics(output))
         return batch
+
+
+def check_update(metrics: Mapping[str, float], *, step: int, lr: float) -> None:
+    """Raise `Diverged` if the step's loss or gradient is NaN or infinite; `metrics` by verl's names."""
+    for key, name in _MUST_BE_FINITE.items():
+        value = metrics.get(key, 0.0)
+        if not math.isfinite(value):
+            raise Diverged(
+                f"step {step}: the {name} is {value}; lower train.lr ({lr:g}). "
+                "Neither a checkpoint nor the sampler has the weights of this step"
+            )
 
 
 def update_options(pipeline: Pipeline, *, rows: int, step: int, temperature: float) -> dict[str, Any]:

@@ -8,7 +8,7 @@ import pytest
 
 from envs.errors import ConfigError, WingspanError
 from tasks.items import write_items
-from tasks.train import RoundResult, TrainSession, _drop_steps_after
+from tasks.train import RoundResult, TrainSession, _drop_steps_after, _in_short
 from tasks.verl_config import check_pipeline
 from tests.verl_toy import toy_items, toy_pipeline
 
@@ -73,3 +73,9 @@ def test_missing_files_are_named_before_anything_is_started(tmp_path: Path) -> N
     write_items(tmp_path / "data" / "train.jsonl", toy_items(4))
     with pytest.raises(ConfigError, match="warm-up"):
         TrainSession(toy_pipeline(Path("m"), warmup=WARMUP), tmp_path).run_round(0)
+
+
+def test_a_remote_traceback_in_an_error_is_cut_to_its_cause() -> None:
+    remote = "\x1b[36mray::Worker.update()\x1b[39m (pid=7)\n  File \"x.py\", line 3\nKeyError: 'x'\n"
+    assert _in_short(RuntimeError(remote)) == "RuntimeError: KeyError: 'x'"
+    assert _in_short(RuntimeError("two\n lines")) == "RuntimeError: two lines"

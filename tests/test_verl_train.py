@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tasks import checkpoints, ray_session
+from tasks.errors import Diverged
 from tasks.items import write_items
 from tasks.player import Play
 from tasks.train import TrainSession
@@ -97,6 +98,22 @@ def test_training_survives_kill_9_and_counts_every_step_once(toy_in_ray: None, t
     with TrainSession(pipeline, tmp_path) as session:
         assert session.run_round(0) == first
         assert session.run_round(1) == second
+
+
+def test_a_loss_that_is_no_number_ends_the_run_before_its_weights_go_anywhere(
+    toy_in_ray: None, tmp_path: Path
+) -> None:
+    model = save_tiny_model(tmp_path / "model")
+    write_items(tmp_path / "data" / "train.jsonl", toy_items(12))
+    write_items(tmp_path / "data" / "test.jsonl", toy_items(4, first=100))
+    pipeline = toy_pipeline(model, train__lr=1e10, train__save_every=1)
+    with (
+        TrainSession(pipeline, tmp_path) as session,
+        pytest.raises(Diverged, match=r"^step 1: the loss is nan; lower train\.lr \(1e\+10\)") as error,
+    ):
+        session.run_round(0)
+    assert not set(str(error.value)) & {"\n", "\x1b"}
+    assert checkpoints.complete_steps(tmp_path / "train" / "checkpoints") == []
 
 
 def pid_of_trainer() -> int:
