@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from agents.types import SamplingParams
-from envs.errors import ConfigError
+from envs.errors import ConfigError, SamplerFailed
 
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "n": (1,),
@@ -92,7 +92,8 @@ def draw(
     """One token per row of `logits` [N, V], and its log-prob.
 
     `uniform`: [N] in [0, 1). The log-prob is that of the tempered, unfiltered distribution, which
-    is what a trainer computes; for greedy rows, of the plain distribution.
+    is what a trainer computes; for greedy rows, of the plain distribution. Raises `SamplerFailed` for logits
+    that are not numbers.
     """
     scales = [p.temperature or 1.0 for p in params]
     if any(scale != 1.0 for scale in scales):
@@ -105,6 +106,8 @@ def draw(
         allowed[filtered] = _filter(probs[filtered], params=[params[i] for i in filtered])
     mass = torch.cumsum(allowed, dim=-1)
     total = mass[:, -1:]
+    if not bool(torch.isfinite(total).all()):
+        raise SamplerFailed("the policy's logits are not numbers: its weights have diverged; lower train.lr")
     # the first token whose cumulated mass exceeds the target; rounding must not reach the total
     target = torch.minimum(uniform[:, None] * total, torch.nextafter(total, torch.zeros(())))
     chosen = torch.searchsorted(mass, target, right=True)

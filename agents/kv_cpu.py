@@ -39,6 +39,8 @@ class Prefix:
     """Keys and values of a prompt's tokens, in its own memory; filled layer by layer."""
 
     tokens: tuple[int, ...]
+    number: int
+    """How many were created before it: the order in which batches are laid out, the same in every run."""
     keys: list[torch.Tensor] = field(default_factory=list)  # per layer [1, K, P, D]
     values: list[torch.Tensor] = field(default_factory=list)
     users: int = 0
@@ -126,7 +128,7 @@ class SlotAttention:
     def __init__(self, segments: Sequence[Segment], *, slots: Slots, shape: ModelShape) -> None:
         self._slots, self._shape = slots, shape
         # by prefix, so that its queries lie side by side
-        ordered = sorted(segments, key=lambda segment: id(segment.prefix))
+        ordered = sorted(segments, key=lambda segment: segment.prefix.number)
         self.segments = ordered
         ends = list(itertools.accumulate(len(segment.tokens) for segment in ordered))
         self.last_of_segment = [end - 1 for end in ends]

@@ -61,6 +61,7 @@ class Residents:
         self._at: list[Resident | None] = [None] * count
         self._by_episode: dict[str, Resident] = {}
         self._prefixes: dict[tuple[int, ...], Prefix] = {}
+        self._created = 0  # prefixes
 
     def clear(self) -> None:
         """Forget every episode and prompt."""
@@ -167,7 +168,8 @@ class Residents:
         for length in sorted({len(prefix) for prefix in self._prefixes}, reverse=True):
             if len(prompt) / 2 <= length < len(prompt) and tuple(prompt[:length]) in self._prefixes:
                 return self._prefixes[tuple(prompt[:length])]
-        prefix = Prefix(tuple(prompt[:-1]))
+        prefix = Prefix(tuple(prompt[:-1]), number=self._created)
+        self._created += 1
         self._prefixes[prefix.tokens] = prefix
         return prefix
 

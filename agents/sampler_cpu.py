@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, TypeVar
 from agents.heap import keep_freed_memory
 from agents.stops import Decode, StopWatch
 from agents.types import Completion, SamplingParams
-from envs.errors import ConfigError, SamplerFailed, WingspanError
+from envs.errors import ConfigError, SamplerFailed, WingspanError, described
 from envs.types import Image
 
 if TYPE_CHECKING:
@@ -169,7 +169,8 @@ class CpuSampler:
             except Exception as error:
                 # nobody may wait for ever, and what the cache holds is no longer certain
                 self._engine.reset()
-                self._fail_all(SamplerFailed(f"the CPU engine failed: {type(error).__name__}: {error}"))
+                failure = error if isinstance(error, SamplerFailed) else None
+                self._fail_all(failure or SamplerFailed(f"the CPU engine failed: {described(error)}"))
         self._fail_all(SamplerFailed("the CPU sampler was closed"))
 
     def _take_orders(self) -> bool:

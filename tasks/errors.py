@@ -15,6 +15,10 @@ class NoEpisodes(WingspanError):
     """Every episode of a step failed: something is wrong that trying again will not mend."""
 
 
+class Diverged(WingspanError):
+    """A step's loss, gradient or log-probs are not numbers: its weights go nowhere, and the run ends."""
+
+
 def names_dead_engine(error: BaseException) -> bool:
     """Whether vLLM's `EngineDeadError` is `error` or among its causes.
 

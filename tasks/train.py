@@ -8,6 +8,7 @@ once. The steps themselves are `tasks/trainer.py`'s.
 import json
 import logging
 import os
+import re
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -312,8 +313,7 @@ class TrainSession:
                 raise cause from error
             if names_dead_engine(error):  # noticed by the trainer: in putting the sampler to sleep, say
                 raise SamplerDied(f"the sampler's engine died after step {self._step}") from error
-            what = " ".join(f"{type(cause).__name__}: {cause}".split())[:300]
-            raise WingspanError(f"training failed after step {self._step}: {what}") from error
+            raise WingspanError(f"training failed after step {self._step}: {_in_short(cause)}") from error
 
     def _end_actor(self, *, graceful: bool) -> None:
         import ray
@@ -341,6 +341,14 @@ class TrainSession:
 
     def _round_file(self, index: int) -> Path:
         return self._folder / "rounds" / f"{index:02d}.json"
+
+
+def _in_short(error: BaseException) -> str:
+    """On one line and without colours; of a remote traceback in its text, the last line."""
+    text = re.sub(r"\x1b\[[0-9;]*m", "", str(error)).strip()
+    if "ray::" in text:
+        text = text.splitlines()[-1]
+    return " ".join(f"{type(error).__name__}: {text}".split())[:300]
 
 
 def _drop_steps_after(path: Path, step: int) -> None:

@@ -21,7 +21,7 @@ from tasks.player import Play
 from tasks.ray_placement import Placement, place_workers
 from tasks.settings import Pipeline
 from tasks.trajectories import sampled_tokens, summarise
-from tasks.verl_cpu import PLUGIN_ENV
+from tasks.verl_cpu import PLUGIN_ENV, THREADS_ENV
 
 if TYPE_CHECKING:
     from tasks.served_policy import ServedAt
@@ -161,7 +161,7 @@ class Trainer:
         logprobs = [x for t in played for turn in t.turns for x in turn.completion.logprobs]
         metrics = summarise(played) | {
             "informative_groups": rollout.informative / len(rollout.groups),
-            "trained": rollout.put,
+            "trained": rollout.trained,
             "entropy": -sum(logprobs) / len(logprobs),
             "tokens_per_s": tokens / rollout.seconds,
             **self._horizons(rollout.play.max_turns),
@@ -246,7 +246,8 @@ def environment_of(pipeline: Pipeline) -> dict[str, str]:
     if pipeline.backend.device == "cpu":
         # Ray sets OMP_NUM_THREADS itself in every worker: what a user set must travel by another name.
         threads = os.environ.get("OMP_NUM_THREADS")
-        return variables | PLUGIN_ENV | heap.ENVIRONMENT | ({"WINGSPAN_THREADS": threads} if threads else {})
+        variables |= PLUGIN_ENV | THREADS_ENV | heap.ENVIRONMENT
+        return variables | ({"WINGSPAN_THREADS": threads} if threads else {})
     from verl.trainer.constants_ppo import get_ppo_ray_runtime_env
 
     for_gpus: dict[str, Any] = get_ppo_ray_runtime_env()["env_vars"]

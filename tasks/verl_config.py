@@ -100,7 +100,7 @@ def _common(pipeline: Pipeline, *, model: str, items: str, checkpoints: str) -> 
         f"{actor}.ppo_mini_batch_size": rollout.items_per_step // train.mini_batches,
         f"{actor}.use_dynamic_bsz": True,
         f"{actor}.ppo_max_token_len_per_gpu": train.micro_batch_tokens,
-        # Every trajectory weighs the same: a mean over tokens would favour long, failing ones.
+        # For verl's entropy metric alone: the loss gives every trajectory one weight (`tasks/verl_loss.py`).
         f"{actor}.loss_agg_mode": "seq-mean-token-mean",
         f"{actor}.use_kl_loss": train.kl_loss_coef > 0,
         f"{actor}.kl_loss_coef": train.kl_loss_coef,

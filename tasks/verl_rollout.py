@@ -8,11 +8,13 @@ ended. What becomes a row for the trainer is `tasks/verl_rows.py`'s.
 
 import asyncio
 import logging
+import math
 import threading
 import time
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, TypeVar
 
 from torch.utils.data import Dataset
@@ -22,13 +24,22 @@ from agents.types import Completion, FinishReason, SamplingParams, Trajectory
 from envs.errors import SamplerFailed, described
 from envs.metrics import PoolMetrics
 from envs.types import Image, Item
-from tasks.errors import NoEpisodes, SamplerDied, names_dead_engine
+from tasks.errors import Diverged, NoEpisodes, SamplerDied, names_dead_engine
 from tasks.items import item_from_json, item_to_json, read_items
 from tasks.player import Play, training_play
 from tasks.program_player import player_of
 from tasks.served_policy import ServedAt, ServedPolicy
 from tasks.settings import Pipeline
-from tasks.verl_rows import Group, fields_of, is_informative, is_usable, rows_of, tag_of, trainable
+from tasks.verl_rows import (
+    Group,
+    fields_of,
+    has_gradient_without_advantage,
+    is_informative,
+    is_usable,
+    rows_of,
+    tag_of,
+    trainable,
+)
 from tasks.verl_vision import verl_processor
 
 T = TypeVar("T")
@@ -111,8 +122,8 @@ class StepRollout:
     groups: list[Group]
     play: Play
     seconds: float
-    put: int
-    """Trajectories that were handed to the trainer."""
+    trained: int
+    """Trajectories that were handed to the trainer, whatever their number of segments."""
     informative: int
     """Groups with rewards that differ."""
     environments: Mapping[str, PoolMetrics]
@@ -156,7 +167,8 @@ class RolloutManager:
         """Play a step's groups and put them into TransferQueue; returns when all is there.
 
         `prompts`: verl's batch, with `uid` and `item` a row and one `global_steps`.
-        Raises `NoEpisodes` if every episode failed, `SamplerDied` if the sampler is gone.
+        Raises `NoEpisodes` if every episode failed, `Diverged` if a log-prob is not a number, `SamplerDied`
+        if the sampler is gone.
         """
         import transfer_queue as tq
 
@@ -171,7 +183,9 @@ class RolloutManager:
             self._run(self._served.pause())
         if not any(is_usable(t) for group in groups for t in group):
             raise NoEpisodes(f"step {step}: {why_none([t for group in groups for t in group])}")
-        chosen = [trainable(group, skip_equal=self._pipeline.train.kl_loss_coef == 0.0) for group in groups]
+        check_log_probs(groups, step=step, lr=self._pipeline.train.lr)
+        skip_equal = not has_gradient_without_advantage(self._pipeline.train)
+        chosen = [trainable(group, skip_equal=skip_equal) for group in groups]
         rows = [row for uid, group in zip(uids, chosen, strict=True) for row in rows_of(uid, group)]
         if rows:
             tq.kv_batch_put(
@@ -185,7 +199,7 @@ class RolloutManager:
             groups=groups,
             play=play,
             seconds=seconds,
-            put=len(rows),
+            trained=sum(map(len, chosen)),
             informative=sum(is_informative(group) for group in groups),
             environments=self._player.environments,
         )
@@ -243,6 +257,18 @@ def why_none(trajectories: Sequence[Trajectory]) -> str:
         f"the policy had no turn in any of {len(trajectories)} episodes ({reasons}): their prompts have "
         f"{shortest} tokens or more; raise rollout.context_length"
     )
+
+
+def check_log_probs(groups: Iterable[Group], *, step: int, lr: float) -> None:
+    """Raise `Diverged` if a sampled token's log-prob is NaN or infinite."""
+    for trajectory in chain.from_iterable(groups):
+        for turn in trajectory.turns:
+            for value in turn.completion.logprobs:
+                if not math.isfinite(value):
+                    raise Diverged(
+                        f"step {step}: the log-prob of a sampled token is {value} "
+                        f"({trajectory.item.item_id}, chain {trajectory.chain}); lower train.lr ({lr:g})"
+                    )
 
 
 def _log_failure(warming: Future[None]) -> None:

@@ -13,6 +13,8 @@ import torch
 
 from agents.packing import PackedSegment, pack
 from agents.types import StopReason, Trajectory
+from tasks.settings import TrainSettings
+from tasks.trajectories import sampled_tokens
 from tasks.verl_vision import side_by_side, vision_of
 
 Group = list[Trajectory]
@@ -24,6 +26,11 @@ def trainable(group: Group, *, skip_equal: bool) -> Group:
     if len(usable) < 2 or (skip_equal and not is_informative(group)):
         return []
     return usable
+
+
+def has_gradient_without_advantage(train: TrainSettings) -> bool:
+    """Whether a group of equal rewards has a gradient all the same: from the KL, or from the entropy."""
+    return train.kl_loss_coef > 0 or train.entropy_coef > 0
 
 
 def is_informative(group: Group) -> bool:
@@ -47,6 +54,8 @@ class Row:
     number: int
     """Of the segment."""
     packed: PackedSegment
+    trajectory_tokens: int
+    """Sampled tokens of all segments of the trajectory, by which the loss weighs each."""
 
     @property
     def key(self) -> str:
@@ -57,14 +66,14 @@ class Row:
 def rows_of(uid: str, group: Group) -> list[Row]:
     """The rows of a group's episodes."""
     return [
-        Row(uid, trajectory, number, packed)
+        Row(uid, trajectory, number, packed, sampled_tokens(trajectory))
         for trajectory in group
         for number, packed in enumerate(pack(trajectory))
     ]
 
 
 def fields_of(rows: Sequence[Row], processor: Any = None) -> Any:
-    """Rows as verl's agent loop lays them out: nested, [rows, tokens].
+    """Rows as verl's agent loop lays them out: nested, [rows, tokens], where no shape is given.
 
     `processor`: as verl loads it, of a model that sees; then there are `multi_modal_inputs`, and positions
     are [rows, 4, tokens] where the model's are. Raises `ConfigError` for pictures that it cannot train on.
@@ -91,6 +100,7 @@ def fields_of(rows: Sequence[Row], processor: Any = None) -> Any:
             **sight,
             "response_mask": masks,
             "loss_mask": masks,
+            "trajectory_tokens": torch.tensor([row.trajectory_tokens for row in rows]),  # [rows]
             "rm_scores": nested([p.rewards for p in packed], torch.float32),
             "rollout_log_probs": nested([p.logprobs for p in packed], torch.float32),
             "uid": NonTensorStack(*[row.uid for row in rows]),

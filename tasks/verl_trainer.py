@@ -2,9 +2,12 @@
 
 What it changes of verl's own: a step's trajectories are cut into a fixed number of mini-batches,
 however many there are (verl would fill up with padding), and a step with none to learn from is
-passed over. The loss is divided by the episodes that were *played*: those left out have gradient 0.
+passed over. The loss (`tasks/verl_loss.py`) is divided by the episodes that were *played*: those left
+out have gradient 0.
 """
 
+import math
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +20,19 @@ from verl.utils.py_functional import rename_dict
 from verl.utils.skip import SkipManager
 
 from tasks import checkpoints
+from tasks.errors import Diverged
 from tasks.player import training_play
 from tasks.settings import Pipeline
+from tasks.verl_loss import set_loss
 from tasks.verl_rollout import RolloutManager
+
+_MUST_BE_FINITE = {
+    "actor/pg_loss": "loss",
+    "actor/kl_loss": "KL to the reference",
+    "actor/entropy_loss": "entropy",
+    "actor/grad_norm": "gradient norm",
+}
+"""By verl's names."""
 
 
 class StepTrainer(PPOTrainerSync):  # type: ignore[misc]
@@ -30,6 +43,11 @@ class StepTrainer(PPOTrainerSync):  # type: ignore[misc]
         self._pipeline = pipeline
         self.curr_step_profile = False
 
+    def init(self) -> None:
+        """Start verl's processes, and load the last checkpoint if there is one."""
+        super().init()
+        set_loss(self.actor_rollout_wg, self.config)
+
     def attach(self, manager: RolloutManager) -> None:
         """Play episodes through `manager`; needed before the first step."""
         self.agent_loop_manager = manager
@@ -38,7 +56,8 @@ class StepTrainer(PPOTrainerSync):  # type: ignore[misc]
     def run_step(self, *, save: bool) -> tuple[dict[str, float], dict[str, float]]:
         """Rollout, update, checkpoint if `save`, weights to the sampler.
 
-        Returns (metrics, seconds), by verl's names.
+        Returns (metrics, seconds), by verl's names. Raises `Diverged` if the update's loss or gradient is not
+        finite, before the checkpoint and before the sampler has the weights.
         """
         self.global_steps += 1
         SkipManager.set_step(self.global_steps)
@@ -48,6 +67,7 @@ class StepTrainer(PPOTrainerSync):  # type: ignore[misc]
         metrics: dict[str, float] = {}
         self.timing_raw: dict[str, float] = {}
         batch = self.step(metrics, self.timing_raw)
+        check_update(metrics, step=self.global_steps, lr=self._pipeline.train.lr)
         if save:
             with marked_timer("save_checkpoint", self.timing_raw):
                 folder = Path(self.config.trainer.default_local_dir)
@@ -62,7 +82,7 @@ class StepTrainer(PPOTrainerSync):  # type: ignore[misc]
         self, metrics: dict[str, Any], timing_raw: dict[str, float], sample_batch_size: int
     ) -> Any:
         rollout = self.agent_loop_manager.last
-        if rollout is not None and rollout.put == 0:
+        if rollout is not None and rollout.trained == 0:
             self._forget_prompts()
             return KVBatchMeta(partition_id="train", keys=[], tags=[])
         return super()._step_once(metrics, timing_raw, sample_batch_size)
@@ -76,20 +96,44 @@ class StepTrainer(PPOTrainerSync):  # type: ignore[misc]
         return dp_size * self._pipeline.train.mini_batches
 
     def _update_actor(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
-        train, rollout = self._pipeline.train, self._pipeline.rollout
         batch.extra_info.update(
-            {
-                "calculate_entropy": train.entropy_coef > 0,
-                "distillation_use_topk": False,
-                "distillation_only": False,
-                "global_batch_size": rollout.items_per_step * rollout.group_size / train.mini_batches,
-                "mini_batch_size": len(batch.keys) // train.mini_batches,
-                "epochs": train.epochs,
-                "seed": self._pipeline.seed + self.global_steps,
-                "dataloader_kwargs": {"shuffle": False},
-                "temperature": self.config.actor_rollout_ref.rollout.temperature,
-            }
+            update_options(
+                self._pipeline,
+                rows=len(batch.keys),
+                step=self.global_steps,
+                temperature=self.config.actor_rollout_ref.rollout.temperature,
+            )
         )
         output = rename_dict(self.actor_rollout_wg.update_actor(batch)["metrics"], "actor/")
         metrics.update(reduce_metrics(output))
         return batch
+
+
+def check_update(metrics: Mapping[str, float], *, step: int, lr: float) -> None:
+    """Raise `Diverged` if the step's loss or gradient is NaN or infinite; `metrics` by verl's names."""
+    for key, name in _MUST_BE_FINITE.items():
+        value = metrics.get(key, 0.0)
+        if not math.isfinite(value):
+            raise Diverged(
+                f"step {step}: the {name} is {value}; lower train.lr ({lr:g}). "
+                "Neither a checkpoint nor the sampler has the weights of this step"
+            )
+
+
+def update_options(pipeline: Pipeline, *, rows: int, step: int, temperature: float) -> dict[str, Any]:
+    """What verl's worker is told beside the `rows` of a step, by verl's names.
+
+    `rows` is a multiple of `train.mini_batches`; `temperature` is the one that they were sampled at.
+    """
+    train, rollout = pipeline.train, pipeline.rollout
+    return {
+        "calculate_entropy": train.entropy_coef > 0,
+        "distillation_use_topk": False,
+        "distillation_only": False,
+        "global_batch_size": rollout.items_per_step * rollout.group_size / train.mini_batches,
+        "mini_batch_size": rows // train.mini_batches,
+        "epochs": train.epochs,
+        "seed": pipeline.seed + step,
+        "dataloader_kwargs": {"shuffle": False},
+        "temperature": temperature,
+    }

@@ -1,14 +1,15 @@
 """Episodes of very different lengths at once: their slots are put in order, and nothing else changes."""
 
 import random
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agents import kv_cpu, residents_cpu
+from agents import engine_cpu, kv_cpu, residents_cpu
 from agents.kv_cpu import runs
-from agents.types import SamplingParams
+from agents.types import Completion, SamplingParams
 from tests.sampler_toy import KINDS, complete, make_engine, make_model, random_tokens, reference_logprobs
 
 
@@ -59,3 +60,36 @@ def test_long_and_short_episodes_sample_what_each_would_alone(
             assert completion.logprobs == pytest.approx(expected, abs=2e-4)
             prompts[name] += completion.token_ids + random_tokens(rng, rng.choice([1, 2, 25]))
     assert len(moves) > 5
+
+
+def test_batches_are_laid_out_alike_wherever_prefixes_lie_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sums in another order differ in their last bits, so the order must not depend on addresses."""
+    model = make_model("mha-tied")
+
+    def sampled(*, falling_addresses: bool) -> tuple[list[list[int]], dict[str, Completion]]:
+        rng = random.Random(5)
+        memory = [kv_cpu.Prefix.__new__(kv_cpu.Prefix) for _ in range(6)]
+        memory.sort(key=id, reverse=not falling_addresses)  # taken from the end
+
+        def prefix(*values: Any, **named: Any) -> kv_cpu.Prefix:
+            created = memory.pop()
+            created.__init__(*values, **named)  # type: ignore[misc]
+            return created
+
+        layouts: list[list[int]] = []
+
+        class Recorded(kv_cpu.SlotAttention):
+            def __init__(self, *args: Any, **options: Any) -> None:
+                super().__init__(*args, **options)
+                layouts.append(self.tokens.tolist())
+
+        monkeypatch.setattr(residents_cpu, "Prefix", prefix)
+        monkeypatch.setattr(engine_cpu, "SlotAttention", Recorded)
+        prompts = {
+            f"{i}-{chain}": tokens for i in range(6) for tokens in [random_tokens(rng, 9)] for chain in "ab"
+        }
+        return layouts, complete(make_engine(model), prompts, params=SamplingParams(max_tokens=4))
+
+    layouts, completions = sampled(falling_addresses=True)
+    assert len(layouts) == 4
+    assert (layouts, completions) == sampled(falling_addresses=False)

@@ -529,6 +529,16 @@ def test_a_broken_engine_fails_everyone_and_recovers(sampler: CpuSampler) -> Non
     assert all(isinstance(failure, SamplerFailed) for failure in failures)
 
 
+def test_weights_that_have_diverged_are_named_as_the_cause(sampler: CpuSampler) -> None:
+    async def ask() -> None:
+        huge = {name: value * 1e30 for name, value in make_model("mha-tied", seed=1).state_dict().items()}
+        await sampler.load_weights(huge, policy_version=2)
+        with pytest.raises(SamplerFailed, match=r"^the policy's logits are not numbers.* lower train\.lr$"):
+            await sampler.sample([1, 2, 3], params=SamplingParams(max_tokens=4), episode_id="a")
+
+    asyncio.run(ask())
+
+
 def test_a_closed_sampler_answers_with_an_error(folder: Path) -> None:
     sampler = CpuSampler(folder, context_length=CONTEXT)
 

@@ -9,7 +9,7 @@ import pytest
 from envs.errors import ConfigError, WingspanError
 from tasks import checkpoints
 from tasks.items import write_items
-from tasks.train import RoundResult, TrainSession, _drop_steps_after
+from tasks.train import RoundResult, TrainSession, _drop_steps_after, _in_short
 from tasks.verl_config import check_pipeline
 from tests.verl_toy import toy_items, toy_pipeline
 
@@ -98,3 +98,9 @@ def test_rounds_after_the_checkpoint_that_is_resumed_are_not_believed(
     assert (folder / "metrics.jsonl").read_text() == '{"step": 1}\n{"step": 2}\n'
     assert "goes back to step 2" in caplog.text
     assert "weights has 0 of 100 bytes" in caplog.text
+
+
+def test_a_remote_traceback_in_an_error_is_cut_to_its_cause() -> None:
+    remote = "\x1b[36mray::Worker.update()\x1b[39m (pid=7)\n  File \"x.py\", line 3\nKeyError: 'x'\n"
+    assert _in_short(RuntimeError(remote)) == "RuntimeError: KeyError: 'x'"
+    assert _in_short(RuntimeError("two\n lines")) == "RuntimeError: two lines"

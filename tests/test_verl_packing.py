@@ -3,10 +3,15 @@
 from pathlib import Path
 
 import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from envs.errors import ConfigError
 
 torch = pytest.importorskip("torch")
 
-from tasks.verl_cpu.packing import ATTENTION, pack_row, packed_attention  # noqa: E402
+from tasks.verl_cpu.attention import ATTENTION, computed_pairs, packed_attention  # noqa: E402
+from tasks.verl_cpu.packing import PromptBlock, pack_row  # noqa: E402
 from tests.tiny_model import save_tiny_model  # noqa: E402
 
 
@@ -86,3 +91,59 @@ def test_tokens_that_are_masked_get_no_gradient(folder: Path) -> None:
     assert row.labels.tolist() == [12, 13, 14]
     assert row.targets.tolist() == [11, 12, 13]
     assert row.logit_rows.tolist() == [11, 12, 13]
+
+
+@settings(deadline=None, max_examples=30)
+@given(
+    st.lists(
+        st.tuples(st.integers(1, 20), st.lists(st.integers(0, 20), min_size=1, max_size=4)),
+        min_size=1,
+        max_size=3,
+    )
+)
+@example([(70, [900, 3])])  # more than the kernel takes at once
+def test_attention_and_its_gradients_are_those_of_a_mask_and_no_pair_is_wasted(
+    lengths: list[tuple[int, list[int]]],
+) -> None:
+    torch.manual_seed(0)
+    heads, kv_heads, dim, scale = 4, 2, 8, 0.3
+    blocks, allowed = as_blocks(lengths)
+    count = len(allowed)
+    shapes = [(1, heads, count, dim), (1, kv_heads, count, dim), (1, kv_heads, count, dim)]
+    q, k, v = (torch.randn(shape, dtype=torch.float64, requires_grad=True) for shape in shapes)
+    upstream = torch.randn(1, count, heads, dim, dtype=torch.float64)
+
+    found, _ = packed_attention(torch.nn.Module(), q, k, v, None, blocks=blocks, scaling=scale)
+    gradients = torch.autograd.grad(found, (q, k, v), upstream)
+
+    share = heads // kv_heads
+    scores = q @ k.repeat_interleave(share, dim=1).transpose(2, 3) * scale
+    weights = scores.masked_fill(~allowed, -torch.inf).softmax(-1)
+    expected = (weights @ v.repeat_interleave(share, dim=1)).transpose(1, 2)
+    torch.testing.assert_close(found, expected, atol=1e-12, rtol=1e-10)
+    for mine, theirs in zip(gradients, torch.autograd.grad(expected, (q, k, v), upstream), strict=True):
+        torch.testing.assert_close(mine, theirs, atol=1e-11, rtol=1e-9)
+    assert computed_pairs(blocks) == int(allowed.sum())
+
+
+def as_blocks(lengths: list[tuple[int, list[int]]]) -> tuple[tuple[PromptBlock, ...], torch.Tensor]:
+    """Blocks of (prompt, responses), and which of the row's tokens each of them may see, [T, T]."""
+    blocks, allowed = [], []
+    start = 0
+    for prompt, responses in lengths:
+        blocks.append(PromptBlock(start, prompt, tuple(responses)))
+        allowed.append(torch.ones(prompt + sum(responses), prompt + sum(responses), dtype=torch.bool).tril())
+        first = prompt
+        for response in responses:
+            allowed[-1][first + response :, first : first + response] = False  # later responses
+            first += response
+        start += prompt + sum(responses)
+    return tuple(blocks), torch.block_diag(*(x.int() for x in allowed)).bool()
+
+
+def test_dropout_is_refused() -> None:
+    x = torch.ones(1, 1, 2, 4)
+    with pytest.raises(ConfigError, match=r"attention_dropout 0\.1"):
+        packed_attention(
+            torch.nn.Module(), x, x, x, None, blocks=(PromptBlock(0, 2, (0,)),), scaling=1.0, dropout=0.1
+        )

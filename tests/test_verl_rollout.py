@@ -10,8 +10,8 @@ import pytest
 from agents.types import Completion, FinishReason, SamplingParams, StopReason, Trajectory, Turn
 from envs.errors import SamplerFailed
 from envs.types import Item
-from tasks.errors import SamplerDied
-from tasks.verl_rollout import ItemDataset, VerlSampler, why_none
+from tasks.errors import Diverged, SamplerDied
+from tasks.verl_rollout import ItemDataset, VerlSampler, check_log_probs, why_none
 from tasks.verl_rows import fields_of, is_informative, rows_of, trainable
 
 
@@ -98,6 +98,24 @@ def test_rows_carry_exactly_what_was_sampled() -> None:
     assert long["rollout_log_probs"].tolist() == [-0.5, -1.5, 0.0, -0.5, -1.5]
     assert short["responses"].tolist() == [4, 5]
     assert [long["uid"], short["uid"]] == ["a", "b"]
+
+
+def test_each_segment_carries_the_tokens_of_its_whole_trajectory() -> None:
+    first, second = trajectory(1.0).turns
+    segmented = replace(trajectory(1.0), turns=[first, replace(second, prompt_ids=[1, 9])])
+    fields = fields_of([*rows_of("a", [segmented]), *rows_of("b", [trajectory(1.0, turns=1)])])
+    assert [row["responses"].tolist() for row in fields] == [[4, 5], [4, 5], [4, 5]]
+    assert fields["trajectory_tokens"].tolist() == [4, 4, 2]
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("-inf")])
+def test_log_probs_that_are_not_numbers_are_found(value: float) -> None:
+    first, second = trajectory(1.0).turns
+    completion = replace(second.completion, logprobs=[-0.5, value])
+    diverged = replace(trajectory(1.0, chain=1), turns=[first, replace(second, completion=completion)])
+    check_log_probs([[WON, LOST], [FAILED, WON]], step=3, lr=0.5)
+    with pytest.raises(Diverged, match=rf"^step 3: .* {value} \(x_1, chain 1\); lower train\.lr \(0\.5\)$"):
+        check_log_probs([[WON, LOST], [FAILED, diverged]], step=3, lr=0.5)
 
 
 class Client:

@@ -12,6 +12,7 @@ import ray
 from envs.errors import WingspanError
 from tasks import checkpoints, ray_session
 from tasks.capacity import checkpoint_bytes, read_model_size
+from tasks.errors import Diverged
 from tasks.items import write_items
 from tasks.player import Play
 from tasks.train import TrainSession
@@ -69,6 +70,7 @@ def test_training_survives_kill_9_and_counts_every_step_once(toy_in_ray: None, t
     assert [line["policy_version"] for line in lines] == [0, 1, 2, 3]
     assert all(line["episodes"] == 16 and line["horizon"] == 4 for line in lines)
     assert all(line["segments"] > 1 for line in lines)
+    assert all(line["trained"] == 16 * line["informative_groups"] for line in lines)  # episodes, not segments
     assert all(line["envs_live/parity"] == 16 for line in lines)  # an instance for each of 2 x 8 episodes
     assert [line["envs_created/parity"] for line in lines] == [16, 16, 16, 16]  # the killed one's are gone
     assert [round(line["temperature"], 6) for line in lines] == [1.3, 1.2, 1.1, 1.0]
@@ -127,6 +129,22 @@ def test_training_survives_kill_9_and_counts_every_step_once(toy_in_ray: None, t
         session.run_round(1)
     assert f"delete {folder} to train from the start" in str(refused.value)
     assert not ray.is_initialized()
+
+
+def test_a_gradient_that_is_no_number_ends_the_run_before_its_weights_go_anywhere(
+    toy_in_ray: None, tmp_path: Path
+) -> None:
+    model = save_tiny_model(tmp_path / "model")
+    write_items(tmp_path / "data" / "train.jsonl", toy_items(12))
+    write_items(tmp_path / "data" / "test.jsonl", toy_items(4, first=100))
+    pipeline = toy_pipeline(model, train__entropy_coef=3e38, train__save_every=1)
+    with (
+        TrainSession(pipeline, tmp_path) as session,
+        pytest.raises(Diverged, match=r"^step 1: the gradient norm is (nan|inf); lower train\.lr") as error,
+    ):
+        session.run_round(0)
+    assert not set(str(error.value)) & {"\n", "\x1b"}
+    assert checkpoints.complete_steps(tmp_path / "train" / "checkpoints") == []
 
 
 def pid_of_trainer() -> int:

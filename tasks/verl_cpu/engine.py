@@ -16,7 +16,8 @@ from verl.workers.engine.base import EngineRegistry
 from verl.workers.engine.fsdp import transformer_impl
 from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead, FSDPEngineWithValueHead
 
-from tasks.verl_cpu.packing import ATTENTION, PackedRow, pack_row, packed_attention
+from tasks.verl_cpu.attention import ATTENTION, packed_attention
+from tasks.verl_cpu.packing import PackedRow, pack_row
 
 _split_by_workload: Callable[..., Any] = transformer_impl.prepare_micro_batches
 

@@ -1,7 +1,7 @@
 """Packs a micro-batch into one row without padding, each prompt only once.
 
-A group's trajectories share their prompt, which is most of their tokens: it is computed once, and
-every response attends to it. Exactly the function of the padded batch, at a fraction of its cost.
+A group's trajectories share their prompt: it is computed once, and every response attends to it
+(`attention.py`). Exactly the function of the padded batch, at a fraction of its cost.
 
     samples    prompt A + response 0, prompt A + response 1, prompt B + response 2
     one row    A | 0 | 1 | B | 2          positions 0…|A|-1, |A|…, |A|…, 0…|B|-1, |B|…
@@ -14,10 +14,6 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad, scaled_dot_product_attention
-
-ATTENTION = "wingspan_packed"
-"""Name under which `packed_attention` is registered with transformers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,72 +86,3 @@ def pack_row(
         targets=torch.cat(targets),
         sample_of=torch.cat(owners),
     )
-
-
-def packed_attention(
-    module: torch.nn.Module,
-    query: Tensor,  # [1, H, T, D]
-    key: Tensor,  # [1, K, T, D], K divides H
-    value: Tensor,  # [1, K, T, D]
-    attention_mask: Tensor | None,
-    *,
-    blocks: tuple[PromptBlock, ...],
-    scaling: float,
-    dropout: float = 0.0,
-    **_: object,
-) -> tuple[Tensor, None]:
-    """Causal attention within each block: prompt to itself, each response to the prompt and itself.
-
-    Called by transformers with the `blocks` that were given to the model; returns ([1, T, H, D], None).
-    """
-    groups = query.shape[1] // key.shape[1]
-    q = query[0]
-    k = key[0].repeat_interleave(groups, dim=0) if groups > 1 else key[0]
-    v = value[0].repeat_interleave(groups, dim=0) if groups > 1 else value[0]
-    out = []
-    for block in blocks:
-        prompt = slice(block.start, block.start + block.prompt_length)
-        prompt_out = scaled_dot_product_attention(
-            q[None, :, prompt],
-            k[None, :, prompt],
-            v[None, :, prompt],
-            dropout_p=dropout,
-            is_causal=True,
-            scale=scaling,
-        )
-        out.append(prompt_out[0].transpose(0, 1))
-        longest = max(block.response_lengths)
-        if longest:
-            out.append(_responses(q, k, v, block, longest=longest, scaling=scaling, dropout=dropout))
-    return torch.cat(out).unsqueeze(0), None
-
-
-def _responses(
-    q: Tensor,  # [H, T, D]
-    k: Tensor,
-    v: Tensor,
-    block: PromptBlock,
-    *,
-    longest: int,
-    scaling: float,
-    dropout: float,
-) -> Tensor:
-    """All responses of a block side by side, right-padded to the `longest`; [sum of lengths, H, D]."""
-    prompt = slice(block.start, block.start + block.prompt_length)
-    first = prompt.stop
-    lengths = block.response_lengths
-    responses = slice(first, first + sum(lengths))
-
-    def padded(x: Tensor) -> Tensor:  # [H, T, D] → [n, H, longest, D]
-        parts = x[:, responses].split(lengths, dim=1)
-        return torch.stack([pad(part, (0, 0, 0, longest - part.shape[1])) for part in parts])
-
-    def with_prompt(x: Tensor) -> Tensor:  # [H, T, D] → [n, H, P + longest, D]
-        return torch.cat([x[:, prompt].expand(len(lengths), -1, -1, -1), padded(x)], dim=2)
-
-    # Padding comes after every real token, so that causality alone hides it.
-    mask = torch.ones(longest, block.prompt_length + longest, dtype=torch.bool).tril(block.prompt_length)
-    out = scaled_dot_product_attention(
-        padded(q), with_prompt(k), with_prompt(v), attn_mask=mask, dropout_p=dropout, scale=scaling
-    )
-    return torch.cat([part[:, :length].transpose(0, 1) for part, length in zip(out, lengths, strict=True)])

@@ -11,6 +11,7 @@ from typing import Any
 
 import ray
 import torch
+from ray.exceptions import RayTaskError
 from verl.workers.rollout import base as verl_rollout
 from verl.workers.rollout.base import BaseRollout
 from verl.workers.rollout.llm_server import LLMServerClient, LLMServerManager
@@ -113,7 +114,7 @@ class CpuServerClient(LLMServerClient):  # type: ignore[misc]
     async def generate(
         self, request_id: str, *, prompt_ids: list[int], sampling_params: dict[str, Any], **_: Any
     ) -> TokenOutput:
-        """As verl's; `request_id` is the episode's."""
+        """As verl's; `request_id` is the episode's. Raises what the sampler raised."""
         if request_id not in self._server_of:
             known = self._server_of_opening
             self._server_of[request_id] = known.setdefault(tuple(prompt_ids), len(known) % len(self._servers))
@@ -134,6 +135,8 @@ class CpuServerClient(LLMServerClient):  # type: ignore[misc]
         except asyncio.CancelledError:
             ray.cancel(answer)  # else it would be sampled to its end for nobody
             raise
+        except RayTaskError as error:
+            raise error.cause from None  # Ray's own text is a coloured traceback of the sampler's process
         return TokenOutput(
             token_ids=completion.token_ids,
             log_probs=completion.logprobs,

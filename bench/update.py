@@ -1,0 +1,245 @@
+"""What one update of the policy costs on a CPU, alone and on a busy machine.
+
+    python -m bench.update --items 4
+    python -m bench.update --items 4 --busy 6 --threads 1
+
+verl's own worker with the configuration and the environment variables of `textcraft-cpu`, in a process of
+its own, over random trajectories as long as those of that pipeline. With `--busy`, as many other processes
+compute all the time; updates with and without them take turns.
+
+Prints one JSON object:
+
+- `trajectories`, `tokens`: of a step, prompts counted once a group
+- `needed_pairs`: pairs of query and key that causal attention needs, with each prompt computed once
+- `computed_pairs`: those that it looks at
+- `cpu_s`, `wall_s`: of an update (forward, backward and optimizer, all mini-batches), medians
+- `slowdown`: wall time beside the `busy` processes, by `wall_s`
+- `fair_slowdown`: what a scheduler that is fair to every thread makes it: (busy + threads) / cores
+"""
+
+import argparse
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from agents.types import Completion, FinishReason, StopReason, Trajectory, Turn
+from envs.types import Item
+from tasks.pipelines import load_pipeline
+from tasks.settings import Pipeline
+from tasks.trainer import environment_of
+from tasks.verl_config import verl_config
+from tasks.verl_rows import Row, fields_of, rows_of
+
+PIPELINE = "textcraft-cpu"
+PROMPT_TOKENS = (60, 160)
+MEDIAN_RESPONSE, SPREAD = 150, 0.8
+"""Responses are log-normal: median, and standard deviation of the logarithm."""
+VOCABULARY = (10, 1200)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result:
+    """One measurement; the docstring of this file says what its fields are."""
+
+    trajectories: int
+    tokens: int
+    needed_pairs: int
+    computed_pairs: int
+    threads: int
+    busy: int
+    cpu_s: float
+    wall_s: float
+    slowdown: float | None
+    fair_slowdown: float | None
+
+
+def measure(*, items: int, repeats: int, busy: int) -> Result:
+    """Update `repeats` times (and as often beside `busy` processes) on `items` groups."""
+    import torch
+
+    from tasks.verl_cpu.attention import computed_pairs
+    from tasks.verl_cpu.packing import PackedRow, pack_row
+
+    pipeline = load_pipeline(PIPELINE)
+    rows = random_rows(pipeline, items=items)
+    worker, data = started_worker(pipeline), update_data(pipeline, rows)
+    sequences = [row.packed.prompt_ids + row.packed.response_ids for row in rows]
+    packed: PackedRow = pack_row(
+        [torch.tensor(s) for s in sequences],
+        prompt_lengths=[len(row.packed.prompt_ids) for row in rows],
+        masks=[torch.ones(len(s), dtype=torch.long) for s in sequences],
+    )
+    worker.update_actor(data.clone())  # the first one builds the optimizer's state
+    alone: list[tuple[float, float]] = []
+    beside: list[tuple[float, float]] = []
+    with busy_processes(busy) as others:
+        for _ in range(repeats):
+            alone.append(timed_update(worker, data))
+            if busy:
+                send(others, signal.SIGCONT)
+                beside.append(timed_update(worker, data))
+                send(others, signal.SIGSTOP)
+    threads, cores = torch.get_num_threads(), len(os.sched_getaffinity(0))
+    cpu_s, wall_s = (median(times) for times in zip(*alone, strict=True))
+    return Result(
+        trajectories=len(rows),
+        tokens=packed.input_ids.shape[1],
+        needed_pairs=sum(needed_pairs(b.prompt_length, b.response_lengths) for b in packed.blocks),
+        computed_pairs=computed_pairs(packed.blocks),
+        threads=threads,
+        busy=busy,
+        cpu_s=round(cpu_s, 3),
+        wall_s=round(wall_s, 3),
+        slowdown=round(median(wall for _, wall in beside) / wall_s, 2) if busy else None,
+        fair_slowdown=round(max(1.0, (busy + threads) / cores), 2) if busy else None,
+    )
+
+
+def needed_pairs(prompt: int, responses: Sequence[int]) -> int:
+    """Of a group: the prompt over itself, each response over the prompt and itself."""
+    return prompt * (prompt + 1) // 2 + sum(r * prompt + r * (r + 1) // 2 for r in responses)
+
+
+def timed_update(worker: Any, data: Any) -> tuple[float, float]:
+    """(CPU seconds of this process, wall seconds)."""
+    fresh = data.clone()  # verl takes its options out of what it is given
+    cpu, wall = time.process_time(), time.perf_counter()
+    worker.update_actor(fresh)
+    return time.process_time() - cpu, time.perf_counter() - wall
+
+
+def started_worker(pipeline: Pipeline) -> Any:
+    """verl's worker with the shipped base model, as the training process starts it."""
+    import verl  # noqa: F401  # loads the CPU's plugin
+    from verl.workers.engine_workers import ActorRolloutRefWorker
+
+    from tasks.verl_loss import set_loss
+
+    config = verl_config(pipeline, model=Path(pipeline.model), items=Path(), checkpoints=Path())
+    worker = ActorRolloutRefWorker(config.actor_rollout_ref, role="actor")
+    worker.init_model()
+    set_loss(worker, config)
+    return worker
+
+
+def update_data(pipeline: Pipeline, rows: Sequence[Row]) -> Any:
+    """What verl's worker is given for a step; all advantages are alike, which no cost depends on."""
+    from verl.utils import tensordict_utils as tu
+
+    from tasks.verl_trainer import update_options
+
+    data = fields_of(rows)
+    data["old_log_probs"] = data["rollout_log_probs"]
+    data["advantages"] = -data["rollout_log_probs"]
+    tu.assign_non_tensor(data, **update_options(pipeline, rows=len(rows), step=1, temperature=1.0))
+    return data
+
+
+def random_rows(pipeline: Pipeline, *, items: int) -> list[Row]:
+    """Groups of `rollout.group_size` trajectories of one segment."""
+    rng = random.Random(0)
+
+    def tokens(count: int) -> list[int]:
+        return [rng.randint(*VOCABULARY) for _ in range(count)]
+
+    rows = []
+    for item in range(items):
+        prompt = tokens(rng.randint(*PROMPT_TOKENS))
+        room = pipeline.rollout.context_length - len(prompt)
+        for chain in range(pipeline.rollout.group_size):
+            sampled = tokens(max(2, min(room, int(MEDIAN_RESPONSE * rng.lognormvariate(0.0, SPREAD)))))
+            completion = Completion(
+                token_ids=sampled,
+                logprobs=[-1.0] * len(sampled),
+                finish_reason=FinishReason.STOP,
+                policy_version=0,
+            )
+            turn = Turn(
+                completion=completion, text="", action="", observation="", reward=0.0, observation_ids=[]
+            )
+            trajectory = Trajectory(
+                item=Item(item_id=f"random_{item}", env="random"),
+                chain=chain,
+                prompt_ids=prompt,
+                turns=[turn],
+                stop_reason=StopReason.TERMINATED,
+                reward=0.0,
+                success=False,
+                seconds=0.0,
+            )
+            rows += rows_of(f"group{item}", [trajectory])
+    return rows
+
+
+@contextmanager
+def busy_processes(count: int) -> Iterator[list[subprocess.Popen[bytes]]]:
+    """Processes that compute without end; stopped until they get SIGCONT."""
+    others = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(count)]
+    try:
+        send(others, signal.SIGSTOP)
+        yield others
+    finally:
+        for other in others:
+            other.kill()
+            other.wait()
+
+
+def send(others: Sequence[subprocess.Popen[bytes]], number: signal.Signals) -> None:
+    """Signal each of them."""
+    for other in others:
+        with suppress(ProcessLookupError):
+            other.send_signal(number)
+
+
+def main() -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--items", type=int, default=4, help="groups that are trained on")
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--busy", type=int, default=0, help="other processes that compute")
+    parser.add_argument("--threads", type=int, help="most threads of the update (default: the cores)")
+    parser.add_argument("--here", action="store_true", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.here:
+        result = measure(items=arguments.items, repeats=arguments.repeats, busy=arguments.busy)
+        print(json.dumps(asdict(result)))
+        return
+    # Memory and threads are as in training only where these are set before the process starts.
+    variables = environment_of(load_pipeline(PIPELINE)) | one_process()
+    if arguments.threads:
+        variables["WINGSPAN_THREADS"] = str(arguments.threads)
+    command = [sys.executable, "-m", "bench.update", "--here", *sys.argv[1:]]
+    output = subprocess.run(
+        command, env=os.environ | variables, stdout=subprocess.PIPE, check=True, text=True
+    )
+    print(output.stdout.splitlines()[-1])
+
+
+def one_process() -> dict[str, str]:
+    """Where verl's worker looks for its process group."""
+    import socket
+
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    return {
+        "RANK": "0",
+        "LOCAL_RANK": "0",
+        "WORLD_SIZE": "1",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+    }
+
+
+if __name__ == "__main__":
+    main()
