@@ -22,6 +22,7 @@ from envs.registry import EnvSpec
 from envs.serve.agentgym.handlers import AgentGym
 from envs.serve.describe import describe
 from envs.serve.limits import Limits
+from envs.serve.mcp import mcp
 from envs.serve.openenv import OpenEnv
 from envs.serve.sessions import Refused, Sessions
 from envs.serve.wire import OWNER, answer, body_of
@@ -63,6 +64,7 @@ class EnvServer:
         app.router.add_get("/metadata", openenv.metadata)
         app.router.add_get("/health", openenv.health)
         app.router.add_get("/ws", openenv.socket)
+        app.router.add_post("/mcp", mcp)
         app.router.add_get("/metrics", self._metrics)
         app.router.add_get("/openapi.json", self._openapi)
         return app
