@@ -89,10 +89,12 @@ class AgentGymLink:
         dialect = dialect_of(self._env)
         stepped = await self._post("/step", {dialect.session_key: self._session_id, "action": action})
         done = bool(self._field(stepped, dialect.end_key))
-        gained = self._field(stepped, "reward") / dialect.points
-        if stepped.get("score", 0) < 0:
-            gained = 0.0 - self._score  # ScienceWorld, lost: nothing is left, and no less
-        self._score += gained
+        if dialect.score_key:
+            # Of a lost episode, whose points are below 0, nothing is left, and no less.
+            score = max(0.0, self._field(stepped, dialect.score_key) / dialect.points)
+        else:
+            score = self._score + self._field(stepped, "reward") / dialect.points
+        gained, self._score = score - self._score, score
         text = self._field(stepped, dialect.text_key)
         return StepResult(
             await self._with_actions(text, stepped, done=done),

@@ -37,8 +37,8 @@ class Family:
     """Has an `index`, too."""
     step: type[bodies.OfSession] = bodies.Step
     """Has an `action`, too."""
-    plays_at_once: bool = False
-    """Whether an instance plays an item, that of its own number, before it is reset."""
+    begins_unasked: bool = False
+    """Whether an instance that is stepped or looked at before any reset begins the item of its own number."""
     created: Callable[[Session], object]
     created_answer: Any
     opened: Callable[[Sessions, Session], Awaitable[object]]
