@@ -147,6 +147,7 @@ _FAMILIES = {
     "openenv": "envs.adapters.openenv",
     "reasoning-gym": "envs.adapters.reasoning_gym",
     "textarena": "envs.adapters.textarena",
+    "textcraft": "envs.textcraft",
     "webshop": "envs.webshop.real",
     "webshop-mini": "envs.webshop.mini",
 }
