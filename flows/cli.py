@@ -5,6 +5,7 @@ Nothing heavy is imported before a command needs it: `wingspan --help` answers w
 
 import errno
 import sys
+import traceback
 from pathlib import Path
 from typing import Annotated
 
@@ -12,6 +13,7 @@ import typer
 
 from agents.gateway.limits import Limits as GatewayLimits
 from envs.errors import ConfigError, WingspanError
+from envs.redaction import clean_logs, redacted
 from envs.serve.limits import Limits
 from flows.overrides import parse_settings
 
@@ -427,6 +429,7 @@ def one_line(error: BaseException) -> str | None:
 
 def main() -> None:
     """Entry point of `wingspan`."""
+    clean_logs()
     try:
         sys.exit(app(standalone_mode=False))  # typer.Exit comes back as its status, a command as None
     except (KeyboardInterrupt, typer.Abort):
@@ -435,8 +438,9 @@ def main() -> None:
     except Exception as error:
         line = _usage(error) or one_line(error)
         if line is None:
-            raise
-        print(f"error: {line}", file=sys.stderr)
+            print(redacted(traceback.format_exc()), end="", file=sys.stderr)
+            sys.exit(1)
+        print(f"error: {redacted(line)}", file=sys.stderr)
         sys.exit(2)
 
 

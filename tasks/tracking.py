@@ -23,6 +23,7 @@ from urllib.parse import urlsplit
 
 from envs.errors import ConfigError, WingspanError, described
 from envs.files import one_at_a_time, write_atomically
+from envs.redaction import redacted, register_url
 from tasks.settings import Pipeline
 from tasks.trajectories import read_trajectories
 
@@ -46,7 +47,9 @@ _log = logging.getLogger(__name__)
 
 def tracking_uri() -> str:
     """Where MLflow records: `MLFLOW_TRACKING_URI`, or a SQLite file in the project."""
-    return os.environ.get("MLFLOW_TRACKING_URI") or DEFAULT_URI
+    uri = os.environ.get("MLFLOW_TRACKING_URI") or DEFAULT_URI
+    register_url(uri)
+    return uri
 
 
 def check_tracking() -> None:
@@ -146,7 +149,7 @@ class Tracker:
         run = client.create_run(experiment_id, run_name=self._workspace.name, tags={"pipeline": self._name})
         run_id: str = run.info.run_id
         params = [
-            Param(_named(key), str(value))
+            Param(_named(key), redacted(str(value)))
             for key, value in flat(self._pipeline.model_dump(mode="json"), sep=".")
         ]
         for start in range(0, len(params), 100):
@@ -157,7 +160,7 @@ class Tracker:
     def _write_tags(self, client: "MlflowClient", run_id: str) -> None:
         from mlflow.entities import RunTag
 
-        client.log_batch(run_id, tags=[RunTag(key, value) for key, value in self._tags.items()])
+        client.log_batch(run_id, tags=[RunTag(key, redacted(value)) for key, value in self._tags.items()])
 
     def _write_training(self, client: "MlflowClient", run_id: str) -> None:
         parent = client.get_run(run_id)

@@ -18,6 +18,7 @@ from contextlib import asynccontextmanager, suppress
 from aiohttp import web
 
 from envs.errors import ConfigError
+from envs.redaction import register_secret
 from envs.registry import EnvSpec
 from envs.serve.agentgym.handlers import AgentGym
 from envs.serve.describe import describe
@@ -42,6 +43,8 @@ class EnvServer:
         """`tokens`: each opens the server, and sees its own sessions only; none: open to all."""
         self.sessions = Sessions(spec, limits)
         self._tokens = tuple(tokens)
+        for token in tokens:
+            register_secret(token)
         self._agentgym = AgentGym(self.sessions)
         self._openenv = OpenEnv(self.sessions)
         self._description = describe(spec.name, self._agentgym, guarded=bool(tokens))
