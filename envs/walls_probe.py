@@ -57,12 +57,12 @@ def holes(asked: dict[str, Any]) -> list[str]:
 def _may_call(number: int) -> bool:
     """Whether a system call is more than refused: with arguments that are all wrong, which do no harm."""
     libc = ctypes.CDLL(None, use_errno=True)
-    answer = libc.syscall(number, *[ctypes.c_long(-1)] * 6)
+    answer: int = libc.syscall(number, *[ctypes.c_long(-1)] * 6)
     return answer != -1 or ctypes.get_errno() not in (errno.EPERM, errno.ENOSYS)
 
 
 def _forks_into_namespace(clone: int) -> bool:
-    child = ctypes.CDLL(None).syscall(clone, ctypes.c_long(_CLONE_NEWUSER | signal.SIGCHLD), *[0] * 4)
+    child: int = ctypes.CDLL(None).syscall(clone, ctypes.c_long(_CLONE_NEWUSER | signal.SIGCHLD), *[0] * 4)
     if child == 0:
         os._exit(0)
     if child > 0:
