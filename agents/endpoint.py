@@ -19,6 +19,7 @@ import httpx
 from agents.formats.json_values import Broken, decode_at, skip_space
 from agents.gate import Gate, Pace
 from envs.errors import ConfigError, described
+from envs.redaction import redacted, register_secret
 
 _LATER = (408, 409, 429)
 _DENIED = (401, 403, 404)
@@ -100,6 +101,7 @@ class Endpoint:
                 f"endpoint {self.url}: the environment variable {self.api_key_variable} is not set; "
                 "put the key into it"
             )
+        register_secret(key)
         return {"Authorization": f"Bearer {key}"}
 
 
@@ -211,7 +213,12 @@ class ChatClient:
 
 
 def _said(url: str, answer: httpx.Response) -> str:
-    return f"{url} answered {answer.status_code}: {' '.join(answer.text.split())[:_DETAIL]}"
+    return f"{url} answered {answer.status_code}: {_quoted(answer.text)}"
+
+
+def _quoted(text: str) -> str:
+    """What a server said, on one line; cut after it is redacted, so that no part of a key is left."""
+    return redacted(" ".join(text.split()))[:_DETAIL]
 
 
 def _reply(url: str, text: str) -> Reply:
@@ -224,8 +231,7 @@ def _reply(url: str, text: str) -> Reply:
         if not isinstance(message, dict):
             raise TypeError(f"the message is a {type(message).__name__}")
     except (ValueError, LookupError, TypeError) as error:
-        shown = " ".join(text.split())[:_DETAIL]
-        raise TryAgain(f"{url}: no chat completion ({described(error)}): {shown}") from error
+        raise TryAgain(f"{url}: no chat completion ({described(error)}): {_quoted(text)}") from error
     usage = decoded.value.get("usage")
     total = usage.get("total_tokens") if isinstance(usage, dict) else None
     finish = choice.get("finish_reason")

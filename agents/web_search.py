@@ -17,6 +17,7 @@ import httpx
 
 from agents.gate import Gate, Pace
 from envs.errors import ConfigError, SearchFailed, described
+from envs.redaction import redacted, register_secret
 from envs.retrieval.types import MAX_QUERY, Passage
 
 Format = Literal["searxng", "serper"]
@@ -165,6 +166,7 @@ def _headers(endpoint: WebEndpoint) -> dict[str, str]:
             f"web search: the environment variable {endpoint.api_key_variable} is not set; put the key "
             "into it"
         )
+    register_secret(key)
     return {"X-API-KEY": key}
 
 
@@ -193,4 +195,4 @@ def _line(value: object) -> str:
 
 
 def _said(answer: httpx.Response) -> str:
-    return f"HTTP {answer.status_code}: {' '.join(answer.text.split())[:_SHOWN]}"
+    return f"HTTP {answer.status_code}: {redacted(' '.join(answer.text.split()))[:_SHOWN]}"

@@ -42,7 +42,7 @@ async def play(envs: EnvManager, item: Item, solution: Sequence[ExpertStep]) -> 
 
 async def actions_of(spec: EnvSpec, item: Item) -> list[str]:
     """The solution of `item` as texts; played on an instance of its own where it depends on what is seen."""
-    solution = spec.expert(item)
+    solution = spec.solution(item)
     if all(isinstance(step.action, str) for step in solution):
         return [step.after("") for step in solution]
     env = spec.make()
@@ -66,7 +66,7 @@ async def measure(name: str, *, items: int, marks: float, live: int, test: bool)
     solutions: list[tuple[Item, Sequence[ExpertStep]]] = []
     unknown = 0
     for item in there[:: max(1, len(there) // items)][:items]:
-        solution = spec.expert(item)
+        solution = spec.solution(item)
         unknown += not solution
         if solution:
             solutions.append((item, solution))

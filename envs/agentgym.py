@@ -32,12 +32,15 @@ class Dialect:
     """Where the actions that there are now are asked for, after the end, too, if answers do not have them."""
     points: float = 1.0
     """What AgentGym gives for a reward of 1."""
+    score_key: str = ""
+    """What an answer to a step calls the points of the episode so far, where rewards are taken from these:
+    AgentGym's own leave out what an episode has at its reset."""
     success_above: float = 0.0
     """An episode that ends with more than this share of the points is solved."""
 
 
 _DIALECTS = {
-    "sciworld": Dialect(points=100.0, success_above=0.995),
+    "sciworld": Dialect(points=100.0, score_key="score", success_above=0.995),
     "alfworld": Dialect(item_key="game", reset_extras={"world_type": "Text"}),
     "searchqa": Dialect(session_key="env_idx", item_key="id", create_body={"id": 0}, opens_at="Question:"),
     "webarena": Dialect(

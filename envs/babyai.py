@@ -2,8 +2,9 @@
 
 The levels, missions, rewards and the end of an episode are `minigrid`'s own (Chevalier-Boisvert et al.
 2019, BabyAI, arXiv 1810.08272). Item `babyai_N` is numbered as in AgentGym: level `N % 40` of its forty,
-generated from seed `N // 40`. What is seen becomes text and what is said becomes moves in
-`envs/babyai_view.py`; a command such as `go to red ball 1` is many moves, and each counts for the reward.
+generated from seed `N // 40`; level 4 alone is another one there (docs/environments.md). What is seen
+becomes text and what is said becomes moves in `envs/babyai_view.py`; a command such as `go to red ball 1` is
+many moves, and each counts for the reward.
 """
 
 import os
@@ -25,7 +26,7 @@ LEVELS = (
     "GoToRedBallGrey-v0",
     "GoToRedBall-v0",
     "GoToRedBallNoDists-v0",
-    "GoToObjS6-v1",  # AgentGym's -v0 was replaced by minigrid: it was registered with wrong parameters
+    "GoToObjS6-v1",  # AgentGym's -v0 had rooms of 4 cells by mistake; minigrid has replaced it
     "GoToLocalS8N7-v0",
     "GoToObjMazeS7-v0",
     "GoToImpUnlock-v0",

@@ -3,7 +3,8 @@
 Its walls: namespaces of its own for users, processes, network, IPC and host name; an unprivileged user even
 where we are root (as root in a user namespace `/proc/sys/kernel/core_pattern` could be opened for writing);
 an empty environment for bubblewrap itself, too (what it was started with can be read in `/proc/1/environ`
-inside); `/usr` read-only, nothing else of the machine's files; sizes for `/tmp`, `/work` and `/dev/shm`.
+inside); `/usr` read-only, nothing else of the machine's files; sizes for `/tmp`, `/work` and `/dev/shm`; the
+filter of system calls.
 """
 
 import os
@@ -12,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from envs.requirements import BUBBLEWRAP, UTIL_LINUX, UserNamespaces
+from envs.seccomp import bpf_file, unknown_machine
 from envs.walls import ENVIRONMENT, NOBODY, Limits, fallen, limited
 
 
@@ -32,7 +34,7 @@ class Bubblewrap:
         for need in (BUBBLEWRAP, UTIL_LINUX, UserNamespaces()):
             if (remedy := need.missing()) is not None:
                 return remedy
-        return fallen(self)
+        return unknown_machine() or fallen(self)
 
     def command(self, program: Sequence[str], limits: Limits, *, label: str) -> list[str]:
         """See `Backend`."""
@@ -43,8 +45,10 @@ class Bubblewrap:
         # inside, where the only processes of this user are the sandbox's own
         processes = ["prlimit", f"--nproc={limits.processes}"]
         return [
+            # opened before the user is dropped, who may not read the folder that it is in
+            *("sh", "-c", 'exec "$@" 3<"$0"', str(bpf_file())),
             *(drop if os.geteuid() == 0 else []),
-            "bwrap",
+            *("bwrap", "--seccomp", "3"),
             "--unshare-all",
             "--unshare-user",
             "--disable-userns",

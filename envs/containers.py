@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from envs.requirements import PROBE_TIMEOUT_S, Program, failure
-from envs.seccomp import narrowed_file
+from envs.seccomp import profile_file, unknown_machine
 from envs.walls import ENVIRONMENT, NOBODY, Limits, fallen, limited
 
 IMAGE = "python:3.11-slim"
@@ -21,8 +21,6 @@ LIFE_S = 3600
 PROCESSES = 4096
 _CLIENT = ("PATH", "HOME", "XDG_RUNTIME_DIR", "DOCKER_HOST", "DOCKER_CONTEXT", "CONTAINER_HOST")
 """What the client needs to find its daemon or its storage."""
-_SECCOMP = Path("/usr/share/containers/seccomp.json")
-"""Where podman's packages put its filter of system calls."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,11 +46,9 @@ class Containers:
             return remedy
         if (said := failure([self.name, "info"])) is not None:
             return f"make `{self.name} info` work ({said})"
-        if self.name == "podman" and not _SECCOMP.exists():
-            return f"put podman's filter of system calls at {_SECCOMP}"
         if failure([self.name, "image", "inspect", _image()]) is not None:
             return f"{self.name} pull {_image()}"
-        return fallen(self)
+        return unknown_machine() or fallen(self)
 
     def command(self, program: Sequence[str], limits: Limits, *, label: str) -> list[str]:
         """See `Backend`."""
@@ -73,6 +69,7 @@ class Containers:
             f"--user={NOBODY}:{NOBODY}",
             "--cap-drop=ALL",
             "--security-opt=no-new-privileges",
+            f"--security-opt=seccomp={profile_file()}",
             f"--pids-limit={limits.processes}",
             # Of all containers together. Podman's own choice is higher, which even root may not allow.
             f"--ulimit=nproc={PROCESSES}:{PROCESSES}",
@@ -116,12 +113,7 @@ class Containers:
 
 def _podman_options() -> list[str]:
     """Else it passes the machine's proxies on, writes /etc/hosts, and adds writable folders of no size."""
-    return [
-        "--http-proxy=false",
-        "--no-hosts",
-        "--read-only-tmpfs=false",
-        f"--security-opt=seccomp={narrowed_file(_SECCOMP)}",
-    ]
+    return ["--http-proxy=false", "--no-hosts", "--read-only-tmpfs=false"]
 
 
 def _image() -> str:

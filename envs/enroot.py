@@ -5,6 +5,7 @@ namespaces, and mounts what its system-wide configuration says. So it is started
 our own (`envs/enroot_config`), within a user namespace that allows one more and no second.
 """
 
+import base64
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ from pathlib import Path
 
 from envs.containers import IMAGE, LIFE_S
 from envs.requirements import UTIL_LINUX, UserNamespaces, failure
+from envs.seccomp import LOADER, bpf, unknown_machine
 from envs.walls import ENVIRONMENT, Limits, fallen, limited
 
 CONTAINER = "wingspan-python"
@@ -47,7 +49,7 @@ class Enroot:
             return "start the run as a user other than root"
         if failure(["sh", "-c", f"enroot list | grep -qx {CONTAINER}"]) is not None:
             return MAKE
-        return fallen(self)
+        return unknown_machine() or fallen(self)
 
     def command(self, program: Sequence[str], limits: Limits, *, label: str) -> list[str]:
         """See `Backend`."""
@@ -65,6 +67,7 @@ class Enroot:
             *(f"{name}={value}" for name, value in ENVIRONMENT.items()),
             *("timeout", "--signal=KILL", str(LIFE_S)),
             *("prlimit", f"--nproc={limits.processes}"),
+            *(self.python, "-I", "-c", LOADER, base64.b64encode(bpf()).decode()),
             *limited(program, limits),
         ]
 

@@ -18,9 +18,14 @@ counted. It never becomes a reward. A malformed *action* is no error at all: it 
 and an observation says so.
 """
 
+from envs.redaction import redacted
+
 
 class WingspanError(Exception):
-    """Base of all; its text is one line that names the value, the place and the remedy."""
+    """Base of all; its text is one line that names the value, the place and the remedy, and no secret."""
+
+    def __str__(self) -> str:
+        return redacted(super().__str__())
 
 
 class ConfigError(WingspanError):
@@ -69,5 +74,5 @@ def unknown_item(env: str, index: int, *, count: int) -> ConfigError:
 
 
 def described(error: BaseException) -> str:
-    """`KeyError: 'x'`, on one line."""
-    return " ".join(f"{type(error).__name__}: {error}".split())
+    """`KeyError: 'x'`, on one line and without secrets."""
+    return redacted(" ".join(f"{type(error).__name__}: {error}".split()))

@@ -2,17 +2,21 @@
 `family:argument`. To add one, write its file and a line here (docs/new-environment.md)."""
 
 import difflib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib import import_module
+from itertools import islice
 from typing import Any, Literal
 
 from envs.base import Environment
 from envs.errors import ConfigError
 from envs.requirements import Package, Requirement, require
 from envs.types import Item
+
+MAX_EXPERT_TURNS = 1000
+"""An expert that needs more turns for an item counts as one that knows no solution of it."""
 
 Isolation = Literal["none", "own", "process"]
 """What an instance is: a plain object of this process, which shares its thread; one that runs a process of
@@ -63,9 +67,9 @@ class EnvSpec:
     split: Callable[[int], Split]
     """`split(seed)`: train and test items, the same for the same seed on every machine. Raises `ConfigError`
     where there are none (`own_items`)."""
-    expert: Callable[[Item], Sequence[ExpertStep]]
+    expert: Callable[[Item], Iterable[ExpertStep]]
     """A solution of an item, for demonstrations and health checks; empty where none is known, `no_expert`
-    where none ever is."""
+    where none ever is. Callers take `solution`, which is never without an end."""
     instructions: str
     """How to play, for a model that was not made for this environment."""
     packages: tuple[str, ...]
@@ -100,6 +104,11 @@ class EnvSpec:
     def has_expert(self) -> bool:
         """Whether solutions of its items may be known."""
         return self.expert is not no_expert
+
+    def solution(self, item: Item) -> Sequence[ExpertStep]:
+        """What the expert does in `item`; empty where it knows no solution of at most `MAX_EXPERT_TURNS`."""
+        steps = tuple(islice(self.expert(item), MAX_EXPERT_TURNS + 1))
+        return steps if len(steps) <= MAX_EXPERT_TURNS else ()
 
     def check(self) -> None:
         """Raise `MissingDependency`, naming the command, if something that it needs is not here."""
@@ -140,6 +149,7 @@ _FAMILIES = {
     "openenv": "envs.adapters.openenv",
     "reasoning-gym": "envs.adapters.reasoning_gym",
     "textarena": "envs.adapters.textarena",
+    "textcraft": "envs.textcraft",
     "webshop": "envs.webshop.real",
     "webshop-mini": "envs.webshop.mini",
 }

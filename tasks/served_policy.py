@@ -15,6 +15,7 @@ from agents.gateway.gateway import Gateway, listener
 from agents.sampler import Sampler
 from agents.types import Completion, SamplingParams
 from envs.errors import ConfigError
+from envs.redaction import register_secret
 from envs.types import Image
 from tasks.player import sampling_of
 from tasks.settings import Pipeline
@@ -42,7 +43,9 @@ class ServedAt:
         host, _, port = text.rpartition(":")
         if not port.isdecimal() or not 0 < int(port) < 65536:
             raise ConfigError(f"--serve-policy {text!r} is no PORT or HOST:PORT; give e.g. 8001")
-        return cls(host=host or "127.0.0.1", port=int(port), token=os.environ.get(TOKEN_VARIABLE) or None)
+        token = os.environ.get(TOKEN_VARIABLE) or None
+        register_secret(token)
+        return cls(host=host or "127.0.0.1", port=int(port), token=token)
 
     def check(self) -> None:
         """Raise `ConfigError` if the address cannot be had on this machine."""

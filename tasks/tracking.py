@@ -23,6 +23,7 @@ from urllib.parse import urlsplit
 
 from envs.errors import WingspanError, described
 from envs.files import one_at_a_time, write_atomically
+from envs.redaction import redacted, register_url
 from tasks import tracking_facts as facts
 from tasks.parameters import flat
 from tasks.policies import decoder
@@ -76,7 +77,9 @@ def recorded_page(workspace: Path) -> str:
 
 def tracking_uri() -> str:
     """Where MLflow records: `MLFLOW_TRACKING_URI`, or a SQLite file in the project."""
-    return os.environ.get("MLFLOW_TRACKING_URI") or DEFAULT_URI
+    uri = os.environ.get("MLFLOW_TRACKING_URI") or DEFAULT_URI
+    register_url(uri)
+    return uri
 
 
 def check_tracking() -> None:
@@ -176,7 +179,7 @@ class Tracker:
         tags = self._tags | {
             MLFLOW_TAGS[key]: value for key, value in self._tags.items() if key in MLFLOW_TAGS
         }
-        client.log_batch(run_id, tags=[RunTag(key, value) for key, value in tags.items()])
+        client.log_batch(run_id, tags=[RunTag(key, redacted(value)) for key, value in tags.items()])
 
     def _write_training(self, client: "MlflowClient", run_id: str) -> None:
         log_datasets(client, run_id, folder=self._workspace / "data", envs=self._pipeline.data.envs)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from envs.redaction import redacted
 from tasks.parameters import flat
 from tasks.tracking_names import allowed
 
@@ -39,10 +40,10 @@ def log_metrics(client: "MlflowClient", run_id: str, metrics: Sequence["Metric"]
 
 
 def log_params(client: "MlflowClient", run_id: str, params: Iterable[tuple[str, Any]]) -> None:
-    """Write parameters, their values as text."""
+    """Write parameters, their values as text without what is known to be secret."""
     from mlflow.entities import Param
 
-    every = [Param(allowed(key), str(value)) for key, value in params]
+    every = [Param(allowed(key), redacted(str(value))) for key, value in params]
     for start in range(0, len(every), MAX_PARAMS):
         client.log_batch(run_id, params=every[start : start + MAX_PARAMS])
 

@@ -7,15 +7,17 @@ import gymnasium
 import minigrid  # noqa: F401 - registers the levels
 import pytest
 
-from envs.babyai import LEVELS, BabyAIEnv, expert, level_of, make_item, split
+from envs.babyai import LEVELS, SPEC, BabyAIEnv, expert, level_of, make_item, split
 from envs.babyai_view import Move, commands, look, path
 from envs.types import StepResult
 
 AHEAD = ((1, 0), (0, 1), (-1, 0), (0, -1))
 """minigrid's directions."""
-BOT_FAILS = {"PutNextS7N4Carrying-v0", "KeyInBox-v0", "OpenDoorsOrderN4Debug-v0"}
-"""The bot gives up on the first two, as its docstring says. In the third, "open A, then B" cannot pass
-minigrid's own check: opening A is taken for opening a wrong B."""
+ORDERED_DOORS = LEVELS.index("OpenDoorsOrderN4Debug-v0")
+ENDLESS = (188, 246, 308, 388, 566, 708, 748, 788)
+"""Items of the first 900 in which minigrid's bot alone plans for ever and never moves."""
+LOCKED_AWAY = (246, 566)
+"""Those of them in which the mission's object and the key of its room are both in that room."""
 
 
 def absolute(level, cell):
@@ -121,21 +123,76 @@ def test_the_reward_is_minigrids_and_running_out_of_steps_truncates():
     assert result == StepResult(result.observation, 0.0, truncated=True)
 
 
-def test_minigrids_bot_reaches_full_marks_through_the_words():
-    """Three games of each level that it can solve: 111 items."""
-    solved = 0
+def solved(index: int) -> bool:
+    """Whether the expert's commands complete the item, and none comes after the end."""
     env = BabyAIEnv()
-    for index in range(3 * len(LEVELS)):
-        if LEVELS[index % len(LEVELS)] in BOT_FAILS:
-            continue
-        env.start(index)
-        result = StepResult("")
-        for step in expert(make_item(index)):
-            assert not result.terminated
-            result = env.act(step.action)
-        assert result.success, (index, LEVELS[index % len(LEVELS)])
-        solved += 1
-    assert solved == 111
+    env.start(index)
+    result = StepResult("")
+    for step in SPEC.solution(make_item(index)):
+        assert not result.terminated
+        result = env.act(step.action)
+    return result.success
+
+
+def test_the_expert_reaches_full_marks_through_the_words():
+    """Three items of each level, all but those that ask for two doors in an order."""
+    indices = [index for index in range(3 * len(LEVELS)) if index % len(LEVELS) != ORDERED_DOORS]
+    assert [index for index in indices if not solved(index)] == []
+
+
+def test_no_item_is_without_an_end():
+    assert [index for index in ENDLESS if not solved(index)] == list(LOCKED_AWAY)
+
+
+@pytest.mark.parametrize("index", LOCKED_AWAY)
+def test_an_object_that_is_locked_away_with_its_key_cannot_be_reached(index):
+    level = level_of(index)
+    cells = [(x, y) for x in range(level.width) for y in range(level.height)]
+    things = {cell: level.grid.get(*cell) for cell in cells}
+    reached = {tuple(map(int, level.agent_pos))}
+    while True:
+        keys = {things[c].color for c in reached if things[c] is not None and things[c].type == "key"}
+        around = {(x + dx, y + dy) for x, y in reached for dx, dy in AHEAD}
+        more = {c for c in around if c in things and passable(things[c], keys)} - reached
+        if not more:
+            break
+        reached |= more
+    assert len(reached) > 200
+    wanted = level.instrs.desc
+    assert set(map(tuple, wanted.obj_poss))
+    assert not reached & set(map(tuple, wanted.obj_poss))
+
+
+def passable(thing, keys: set[str]) -> bool:
+    """Whether an agent that has `keys`, and moves what lies in its way, gets where `thing` is."""
+    if thing is None or thing.type != "door":
+        return thing is None or thing.type != "wall"
+    return not thing.is_locked or thing.color in keys
+
+
+@pytest.mark.parametrize("index", [15, 55, 95, 175])
+def test_minigrid_takes_the_first_of_two_doors_for_a_wrong_second(index):
+    """Whichever door is opened first, the mission has failed: such items have no solution."""
+    doors = [
+        (x, y)
+        for x in range(level_of(index).width)
+        for y in range(level_of(index).height)
+        if (thing := level_of(index).grid.get(x, y)) is not None and thing.type == "door"
+    ]
+    assert len(doors) > 1
+    for x, y in doors:
+        level = level_of(index)
+        heading = next(
+            h
+            for h, (dx, dy) in enumerate(AHEAD)
+            if 0 < x - dx < level.width - 1 and 0 < y - dy < level.height - 1
+        )
+        dx, dy = AHEAD[heading]
+        level.agent_pos, level.agent_dir = (x - dx, y - dy), heading
+        assert not level.grid.get(x, y).is_open
+        _, reward, terminated, _, _ = level.step(Move.TOGGLE)
+        assert (terminated, reward) == (True, 0)
+    assert not SPEC.solution(make_item(index))
 
 
 def test_the_split_has_the_papers_sizes_and_every_level_on_both_sides():

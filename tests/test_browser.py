@@ -236,7 +236,7 @@ def test_nothing_but_the_named_sites_is_reached() -> None:
             for name in ("out", "file", "download"):
                 await session.act(Click(find(await session.observe(), "link", name)))
                 if session.url != f"{shop.url}/harm/page":
-                    await session.goto(f"{shop.url}/harm/page")
+                    await session.act(Goto(f"{shop.url}/harm/page"))
             await session.act(Goto(f"{shop.url}/harm/redirect"))
             assert "secret" not in await session.content()
             for said in ("go_back", "go_back", "go_forward", "go_forward"):

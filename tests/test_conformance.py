@@ -6,7 +6,9 @@ known; whatever it is told ends its episode.
 """
 
 import asyncio
+import itertools
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
 from typing import TypeVar
 
 import pytest
@@ -16,7 +18,7 @@ from envs.base import Environment
 from envs.errors import EnvCrashed, MissingDependency
 from envs.hosted import HostedEnv
 from envs.processes import ProcessHost
-from envs.registry import EnvSpec, ExpertStep, env_names, get_env
+from envs.registry import MAX_EXPERT_TURNS, EnvSpec, ExpertStep, env_names, get_env
 from envs.types import Item, StepResult
 
 T = TypeVar("T")
@@ -53,7 +55,8 @@ class Sample:
         self.spec = spec
         train = some_items(spec)
         items = [QUICK[spec.name]] if spec.name in QUICK else train
-        self.item, self.solution = next((i, s) for i in items if (s := spec.expert(i) or ANY[spec.own_items]))
+        known = ((item, spec.solution(item) or ANY[spec.own_items]) for item in items)
+        self.item, self.solution = next((item, solution) for item, solution in known if solution)
         self.other = next(i for i in train if i != self.item)
         self.opening, self.garbage, self.results = on(spec.make, self.play)
 
@@ -187,3 +190,12 @@ def test_every_item_has_a_name_of_its_own(sample: Sample) -> None:
     assert len({item.item_id for item in items}) == len(items)
     assert {item.env for item in items} == {sample.spec.name}
     assert all(item.item_id.startswith(f"{sample.spec.name}_") for item in items)
+
+
+def test_an_expert_without_an_end_knows_no_solution() -> None:
+    turn, spec = ExpertStep(thought="", action="inventory"), get_env("textcraft")
+    item = spec.split(0).train[0]
+    assert replace(spec, expert=lambda _: itertools.repeat(turn)).solution(item) == ()
+    longest = (turn,) * MAX_EXPERT_TURNS
+    assert replace(spec, expert=lambda _: longest).solution(item) == longest
+    assert replace(spec, expert=lambda _: (*longest, turn)).solution(item) == ()

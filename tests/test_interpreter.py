@@ -20,6 +20,7 @@ import yaml
 
 from envs.interpreter import Interpreter, Run
 from envs.sandbox import BACKENDS
+from envs.seccomp import forbidden_numbers
 from envs.walls import Backend, Limits
 
 LIMITS = Limits(memory_mb=256, disk_mb=16, shm_mb=4)
@@ -73,6 +74,17 @@ def test_errors_are_told_as_python_tells_them(sandbox):
     assert syntax.output.endswith("SyntaxError: invalid syntax\n")
     assert "interpreter" not in syntax.output
     assert (leaving.output, after.output) == ("", "'still here'\n")
+
+
+def test_threads_and_processes_run(sandbox):
+    code = """
+import subprocess, threading
+from concurrent.futures import ProcessPoolExecutor
+threads = [threading.Thread(target=print, args=('thread',)) for _ in range(3)]
+[t.start() for t in threads], [t.join() for t in threads]
+print(subprocess.run(['sh', '-c', 'echo child | cat'], capture_output=True, text=True).stdout)
+with ProcessPoolExecutor(2) as pool: print(list(pool.map(abs, [-1, -2])))"""
+    assert runs(sandbox, code)[0].output.split() == ["thread"] * 3 + ["child", "[1,", "2]"]
 
 
 def test_output_of_child_processes_is_caught_in_order(sandbox):
@@ -147,6 +159,7 @@ MACHINE = {
 CALLS = f"""\
 import ctypes, os
 libc = ctypes.CDLL(None, use_errno=True)
+CALLS = {forbidden_numbers()}
 def theirs(path, at=None):
     try: about = os.stat(at or path)
     except OSError: return False

@@ -1,11 +1,14 @@
 """The `openenv` package's own client, unchanged, against our server."""
 
 import asyncio
+from typing import Any
 
+import httpx
 import pytest
+from openenv.cli._validation import validate_running_environment
 from openenv.core.generic_client import GenericEnvClient
 
-from envs.registry import get_env
+from envs.registry import env_names, get_env
 from envs.serve.limits import Limits
 from envs.textcraft_expert import solve
 from envs.textcraft_world import game
@@ -49,3 +52,46 @@ def test_a_full_server_and_a_missing_token_are_told_to_it() -> None:
                 await GenericEnvClient(base_url=url).connect()
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize("env", env_names())
+def test_openenvs_validator_finds_nothing_missing(env: str) -> None:
+    """`openenv validate --url`, on every environment that can be served here."""
+    spec = get_env(env)
+    if not spec.own_items or any(need.missing() for need in spec.needs):
+        pytest.skip(f"{env} has no items of its own, or needs something that is not installed")
+
+    async def main() -> dict[str, Any]:
+        async with listening(spec) as url:
+            return await asyncio.to_thread(validate_running_environment, url, 30.0)
+
+    report = asyncio.run(main())
+    assert report["summary"]["failed_criteria"] == []
+    assert report["standard_profile"] == "openenv-http/1.x"
+
+
+@pytest.mark.parametrize(
+    ("sent", "answered"),
+    [
+        ('{"jsonrpc": "2.0", "id": 7, "method": "tools/list"}', {"id": 7, "result": {"tools": []}}),
+        ('{"jsonrpc": "2.0", "id": "a", "method": "tools/call", "params": {"name": "x"}}', -32602),
+        ('{"jsonrpc": "2.0", "id": 1, "method": "initialise"}', -32601),
+        ('{"id": 1, "method": "tools/list"}', -32600),
+        ("[]", -32600),
+        ("{", -32700),
+    ],
+)
+def test_a_request_for_tools_is_answered_by_json_rpc(sent: str, answered: dict[str, Any] | int) -> None:
+    async def main() -> httpx.Response:
+        async with (
+            listening(get_env("textcraft"), tokens=("secret",)) as url,
+            httpx.AsyncClient(base_url=url) as http,
+        ):
+            assert (await http.post("/mcp", content=sent)).status_code == 401
+            return await http.post("/mcp", content=sent, headers={"Authorization": "Bearer secret"})
+
+    response = asyncio.run(main())
+    assert response.status_code == 200
+    content = response.json()
+    assert content.pop("jsonrpc") == "2.0"
+    assert (content if isinstance(answered, dict) else content["error"]["code"]) == answered

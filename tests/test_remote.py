@@ -327,6 +327,9 @@ def test_agentgyms_own_answers_are_read_as_its_clients_read_them() -> None:
         {"observation": "lost", "reward": -125, "score": -100, "done": True},
         {"observation": "better", "reward": 40, "score": 40, "done": False},
         {"observation": "done", "reward": 60, "score": 100, "done": True},
+        # an item that has 20 points at its reset: AgentGym's rewards add up to 80
+        {"observation": "nothing", "reward": 0, "score": 20, "done": False},
+        {"observation": "all", "reward": 80, "score": 100, "done": True},
         {"error": "The id 7 is not valid."},
     ]
     asked: list[object] = []
@@ -365,6 +368,9 @@ def test_agentgyms_own_answers_are_read_as_its_clients_read_them() -> None:
         await env.reset(item)
         better, done = await env.step("look"), await env.step("wait")
         assert (better.reward, done.reward, done.terminated, done.success) == (0.4, 0.6, True, True)
+        await env.reset(item)
+        nothing, every = await env.step("look"), await env.step("wait")
+        assert (nothing.reward, every.reward, every.success) == (0.2, 0.8, True)
         with pytest.raises(EnvCrashed, match="The id 7 is not valid"):
             await env.step("look")
         await env.close()

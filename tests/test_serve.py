@@ -15,10 +15,13 @@ import pytest
 
 from envs.errors import ConfigError
 from envs.registry import get_env
+from envs.remote import Servers
+from envs.sciworld import Jvm
 from envs.serve.ids import MAX_ID, Ids
 from envs.serve.limits import Limits
 from envs.textcraft_expert import solve
 from envs.textcraft_world import game
+from envs.types import Item
 from tests.serving import Served, listening, served
 from tests.toy import ToyEnv, toy_spec
 
@@ -96,12 +99,7 @@ def test_what_agentgyms_clients_send_is_answered_with_what_they_read(env: str) -
 def test_an_episode_by_agentgyms_protocol_is_the_games(http: httpx.Client) -> None:
     created = http.post("/create", json={}).json()
     session_id = created["id"]
-    assert created == {
-        "id": session_id,
-        "observation": game(session_id % 544).opening,  # AgentGym's TextCraft plays item `id` from the start
-        "reward": 0,
-        "done": False,
-    }
+    assert created == {"id": session_id, "observation": "", "reward": 0, "done": False}
     opened = http.post("/reset", json={"id": session_id, "data_idx": 12}).json()
     assert opened["observation"] == game(12).opening
     assert http.get("/observation", params={"id": session_id}).json() == game(12).opening
@@ -110,6 +108,29 @@ def test_an_episode_by_agentgyms_protocol_is_the_games(http: httpx.Client) -> No
     assert http.get("/detail", params={"id": session_id}).json() == {"id": session_id, **stepped}
     assert http.post("/close", json={"id": session_id}).json() is True
     assert http.post("/step", json={"id": session_id, "action": "inventory"}).status_code == 410
+
+
+def test_agentgyms_textcraft_begins_its_own_item_once_it_is_played_without_a_reset(
+    http: httpx.Client,
+) -> None:
+    stepped, looked, _ = [http.post("/create", json={}).json()["id"] for _ in range(3)]
+    answer = http.post("/step", json={"id": stepped, "action": "inventory"}).json()
+    assert answer["observation"].startswith("Inventory: You are not carrying anything")
+    seen = http.get("/observation", params={"id": looked}).json()
+    assert seen == game(looked).opening
+    detail = http.get("/detail", params={"id": looked}).json()
+    assert detail == {"id": looked, "observation": seen, "reward": 0, "done": False}
+
+
+def test_an_instance_that_is_only_created_builds_no_opening() -> None:
+    async def main() -> int:
+        async with listening(get_env("textcraft")) as url, httpx.AsyncClient(base_url=url) as http:
+            game.cache_clear()
+            for _ in range(20):
+                (await http.post("/create", json={})).raise_for_status()
+            return game.cache_info().misses
+
+    assert asyncio.run(main()) == 0
 
 
 def test_openenvs_http_routes_keep_their_session(http: httpx.Client) -> None:
@@ -345,6 +366,49 @@ def test_what_agentgyms_sciworld_tells_besides_is_what_the_package_says() -> Non
         asyncio.run(main())
     finally:
         package.close()
+
+
+@pytest.mark.skipif(shutil.which("java") is None, reason="apt-get install default-jre-headless")
+def test_sciworlds_points_are_whole_and_counted_from_the_reset_on() -> None:
+    """An item that has points at its reset, by the simulator itself, by the server, and by our client."""
+    item = Item(item_id="sciworld_4169", env="sciworld")
+    simulator, last = Jvm(), 0
+    described = simulator.load("chemistry-mix-paint-secondary-color", 1)
+
+    def said(action: str) -> dict[str, Any]:
+        """As AgentGym's server, which rounds as the package does."""
+        nonlocal last
+        observation, score, done = simulator.step(action)
+        before, last = last, round(100 * score)
+        return {"observation": observation, "reward": last - before, "score": last, "done": done}
+
+    async def main() -> None:
+        async with listening(get_env("sciworld")) as url, httpx.AsyncClient(base_url=url, timeout=60) as http:
+            me = {"id": (await http.post("/create")).json()["id"]}
+            opened = (await http.post("/reset", json={**me, "data_idx": 4169})).json()
+            assert opened["score"] == opened["reward"] == 20
+            assert opened.items() >= said("look around").items()
+            env = Servers([url], protocol="agentgym").make()
+            assert await env.reset(item) == f"{described}\n{opened['observation']}"
+            results = []
+            for step in get_env("sciworld").solution(item):
+                action = step.after("")
+                stepped = (await http.post("/step", json={**me, "action": action})).json()
+                assert stepped == said(action)
+                detail = (await http.get("/detail", params=me)).json()
+                assert detail == {**opened, **stepped}
+                results.append(await env.step(action))
+                if stepped["done"]:
+                    break
+            assert stepped["score"] == 100
+            assert results[-1].success
+            assert sum(result.reward for result in results) == pytest.approx(1.0)
+            await env.close()
+
+    try:
+        asyncio.run(main())
+    finally:
+        simulator.close()
 
 
 @pytest.mark.skipif(shutil.which("java") is None, reason="apt-get install default-jre-headless")

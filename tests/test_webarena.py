@@ -4,7 +4,8 @@ import asyncio
 import json
 import random
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
@@ -130,6 +131,8 @@ def test_answers_are_compared_as_webarena_compares_them() -> None:
     assert not must_include("0", "10 items", as_word=True)
     assert must_include("0", "There are 0. None.", as_word=True)
     assert must_include("0", "$0, or none", as_word=True)
+    assert must_include("6", "6—because there are six", as_word=True)
+    assert must_include("6", "from 1\u20136", as_word=True)
     assert must_include("ab", "cabs", as_word=True)
 
 
@@ -163,6 +166,9 @@ def test_a_character_stands_alone_where_nltk_cuts_around_it() -> None:
         text = "".join(rng.choice(parts) for _ in range(rng.randint(1, 8))).strip()
         sentences = re.split(r"(?<=[.!?])\s+", text)
         assert stands_alone("0", text) == any("0" in tokenize(one) for one in sentences), text
+    for dash in "\u2010\u2011\u2012\u2013\u2014\u2015\u2212":
+        for text in (f"0{dash}because", f"because{dash}0", f"1{dash}0", f"0{dash}", f"a {dash}0"):
+            assert stands_alone("0", text) == ("0" in tokenize(text)), text
 
 
 def test_addresses_are_compared_as_webarena_compares_them() -> None:
@@ -327,10 +333,19 @@ def test_an_address_and_pages_are_judged() -> None:
                 "required_contents": {"must_include": ["12.50 |OR| 12,50", "& free <mail>"]},
             },
             {
-                "url": "last",
+                "url": "__SHOPPING__/product/1",
                 "locator": "document.querySelector('#price').outerText",
-                "prep_actions": ["document.querySelector('#price').append('!')", "nothing.at.all()"],
+                "prep_actions": [
+                    "document.querySelector('#price').append('!')",
+                    "nothing.at.all()",
+                    "document.querySelector('#price').append('?')",
+                ],
                 "required_contents": {"exact_match": "12.50!"},
+            },
+            {  # the policy's own page, which another one was opened beside
+                "url": "last",
+                "locator": "document.querySelector('#orders li').outerText",
+                "required_contents": {"exact_match": "Red lamp"},
             },
         ],
     )
@@ -339,6 +354,12 @@ def test_an_address_and_pages_are_judged() -> None:
         assert not played(shop, where, "stop")[-1].success
         assert not played(shop, ordered, RED, "stop")[-1].success
         assert played(shop, ordered, RED, ORDER, "stop")[-1].success
+        html_first = ordered.model_copy(
+            update={"eval": ordered.eval.model_copy(update={"eval_types": ("program_html", "url_match")})}
+        )
+        assert played(shop, html_first, RED, ORDER, "stop")[-1].success
+        full = [*["new_tab"] * 11, "tab_focus [0]", "stop"]  # as many tabs as there may be
+        assert played(shop, ordered, RED, ORDER, *full)[-1].success
 
 
 @chromium
@@ -367,8 +388,9 @@ class Page:
     def __init__(self, url: str) -> None:
         self.url = url
 
-    async def goto(self, url: str) -> None:
-        self.url = url
+    @asynccontextmanager
+    async def another(self, url: str) -> AsyncIterator["Page"]:
+        yield Page(url)
 
     async def content(self) -> str:
         return f"<p>{self.url}</p>"

@@ -119,6 +119,15 @@ CASES = [
         ["black", "9 wide"],
         0.1,
     ),
+    # upstream's share is of the goal's nouns as they stand, repeated ones too: 1 of 10, not 1 of 4
+    (
+        "a tenth of a title that repeats itself, all else another: half",
+        ELSE | {"title": "Shoes"},
+        {"title": "Shoes Mesh Mesh Mesh Foam Foam Foam Peak Peak Peak"},
+        30,
+        ["black", "9 wide"],
+        0.5,
+    ),
     ("a goal without nouns", ELSE, {"title": "5 of 10"}, 30, ["black", "9 wide"], 0.5),
     ("two of three categories", {"query": "x", "title": "Shoes", "product_category":
      f"Shoes {PATH_SIGN} Clothing"}, {"title": "Shoes Aa Bb Cc Dd"}, 30, ["black", "9 wide"], 1.0),
@@ -174,7 +183,7 @@ def test_upstreams_cases():
     ],
 )
 def test_words_of_a_title_that_count_as_nouns(title, expected):
-    assert nouns(title) == set(expected.split())
+    assert nouns(title) == tuple(expected.split())
 
 
 def test_a_reward_is_a_share_and_never_falls_when_more_is_met():

@@ -28,6 +28,7 @@ from agents.gateway.responses_kept import NothingKept
 from agents.gateway.sessions import PREFIX, Session, Sessions
 from agents.gateway.wanted import Wanted
 from envs.errors import WingspanError, described
+from envs.redaction import register_secret
 
 Handler = Callable[[Request], Awaitable[Response]]
 
@@ -60,6 +61,7 @@ class _Handlers:
         self._sessions = sessions
         self._limits = limits
         self._token = token
+        register_secret(token)
         self._since = int(time.time())
         self._plain = itertools.count()
 

@@ -51,6 +51,7 @@ class Session:
         self._numbers = Numbers()
         self._tree = Tree("", {})
         self._closing: set[asyncio.Task[None]] = set()
+        self._tabs_allowed = MAX_TABS
         self._traffic = Traffic(context, self._origins)
         context.on("page", self._opened)
 
@@ -115,11 +116,23 @@ class Session:
             await self._act(action)
             await self._settle()
 
-    async def goto(self, url: str) -> None:
-        """Load `url` in the tab in front, and wait until it is quiet."""
-        async with self._watched(NAVIGATION_S + ANSWER_S):
-            await self.page.goto(url, timeout=NAVIGATION_S * 1000)
-            await self._settle()
+    @asynccontextmanager
+    async def another(self, url: str) -> AsyncIterator["Session"]:
+        """While inside, a new tab at `url` is in front, loaded and quiet; then it is closed, and the one that
+        was in front is so again. The others stay as they are."""
+        before = self.page
+        self._tabs_allowed += 1
+        try:
+            async with self._watched(NAVIGATION_S + ANSWER_S):
+                self.page = opened = await self.context.new_page()
+                await opened.goto(url, timeout=NAVIGATION_S * 1000)
+                await self._settle()
+            yield self
+            async with self._watched(ANSWER_S):
+                await opened.close()
+        finally:
+            self.page = before
+            self._tabs_allowed -= 1
 
     async def quiet(self) -> None:
         """Wait until the tab in front is quiet."""
@@ -252,7 +265,7 @@ class Session:
     def _opened(self, page: "Page") -> None:
         self._traffic.watch(page)
         page.on("close", self._closed)
-        if len(self.context.pages) > MAX_TABS:
+        if len(self.context.pages) > self._tabs_allowed:
             closing = asyncio.get_running_loop().create_task(self._shut(page))
             self._closing.add(closing)
             closing.add_done_callback(self._closing.discard)

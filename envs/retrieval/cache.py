@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from weakref import WeakKeyDictionary
 
 from envs.errors import ConfigError, MissingDependency, described
+from envs.redaction import register_url
 from envs.requirements import pip_install
 from envs.retrieval.redis_server import EmbeddedServer, embedded_server
 from envs.retrieval.types import Passage, Retriever
@@ -165,6 +166,7 @@ def shared_cache() -> SearchCache | None:
     wanted = os.environ.get(VARIABLE, "")
     if wanted == OFF:
         return None
+    register_url(wanted)
     if wanted and not wanted.startswith(("redis://", "rediss://", "unix://")):
         raise ConfigError(
             f"{VARIABLE} is {wanted!r}; give redis://HOST:PORT, rediss://…, unix:///PATH, or {OFF}"

@@ -18,10 +18,12 @@ from contextlib import asynccontextmanager, suppress
 from aiohttp import web
 
 from envs.errors import ConfigError
+from envs.redaction import register_secret
 from envs.registry import EnvSpec
 from envs.serve.agentgym.handlers import AgentGym
 from envs.serve.describe import describe
 from envs.serve.limits import Limits
+from envs.serve.mcp import mcp
 from envs.serve.openenv import OpenEnv
 from envs.serve.sessions import Refused, Sessions
 from envs.serve.wire import OWNER, answer, body_of
@@ -41,6 +43,8 @@ class EnvServer:
         """`tokens`: each opens the server, and sees its own sessions only; none: open to all."""
         self.sessions = Sessions(spec, limits)
         self._tokens = tuple(tokens)
+        for token in tokens:
+            register_secret(token)
         self._agentgym = AgentGym(self.sessions)
         self._openenv = OpenEnv(self.sessions)
         self._description = describe(spec.name, self._agentgym, guarded=bool(tokens))
@@ -63,6 +67,7 @@ class EnvServer:
         app.router.add_get("/metadata", openenv.metadata)
         app.router.add_get("/health", openenv.health)
         app.router.add_get("/ws", openenv.socket)
+        app.router.add_post("/mcp", mcp)
         app.router.add_get("/metrics", self._metrics)
         app.router.add_get("/openapi.json", self._openapi)
         return app

@@ -6,6 +6,7 @@ from typing import Any, TypeGuard
 from pydantic import BaseModel, TypeAdapter
 from pydantic.json_schema import models_json_schema
 
+from envs.serve import mcp
 from envs.serve import openenv_bodies as openenv
 from envs.serve.agentgym.handlers import AgentGym
 
@@ -98,6 +99,13 @@ def describe(env: str, gym: AgentGym, *, guarded: bool) -> dict[str, Any]:
         _Route(method="get", path="/schema", says="OpenEnv: JSON schemas", returns=(openenv.Schemas,)),
         _Route(method="get", path="/metadata", says="OpenEnv: what it is", returns=(openenv.Description,)),
         _Route(method="get", path="/health", says="OpenEnv: it answers", returns=(openenv.Health,)),
+        _Route(
+            method="post",
+            path="/mcp",
+            says="OpenEnv: its tools",
+            body=(mcp.McpRequest,),
+            returns=(mcp.McpResponse,),
+        ),
         _Route(method="get", path="/openapi.json", says="This document"),
     ]
     kinds: set[Any] = {kind for route in routes for kind in (*route.body, *route.returns)}
@@ -108,7 +116,7 @@ def describe(env: str, gym: AgentGym, *, guarded: bool) -> dict[str, Any]:
         paths.setdefault(route.path, {})[route.method] = _operation(route, guarded=guarded)
     document: dict[str, Any] = {
         "openapi": "3.1.0",
-        "info": {"title": f"Wingspan environment {env}", "version": "1"},
+        "info": {"title": f"Wingspan environment {env}", "version": "1.0.0"},
         "paths": paths,
         "components": {"schemas": schemas["$defs"]},
     }

@@ -1,7 +1,8 @@
 """How WebArena judges an episode: by the answer, by where the policy is, by what pages hold.
 
 The rules are those of WebArena's `evaluation_harness/evaluators.py`; an episode is worth 1 if all of them are
-met, else 0. Pages are looked at in the policy's own browser, which is logged in.
+met, else 0. A page that is looked at is opened in another tab of the policy's browser, which is logged in, as
+libwebarena does: the policy's tab stays where it is, for `last` and for an address that is judged later.
 """
 
 import asyncio
@@ -9,7 +10,7 @@ import html
 import re
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import AbstractAsyncContextManager, suppress
 from typing import Any, Protocol
 from urllib.parse import parse_qs, urlsplit
 
@@ -35,16 +36,12 @@ class Judge(Protocol):
         ...
 
 
-class Pages(Protocol):
-    """What is looked at: the tab in front of a browser (`envs/browser/session.py`)."""
+class Page(Protocol):
+    """What is looked at: a tab of a browser (`envs/browser/session.py`)."""
 
     @property
     def url(self) -> str:
         """Where it is."""
-        ...
-
-    async def goto(self, url: str) -> None:
-        """Go elsewhere."""
         ...
 
     async def content(self) -> str:
@@ -56,7 +53,15 @@ class Pages(Protocol):
         ...
 
 
-Helper = Callable[[Pages, Sites, Sequence[str]], Awaitable[str]]
+class Pages(Page, Protocol):
+    """The tab in front, from which others can be opened."""
+
+    def another(self, url: str) -> AbstractAsyncContextManager[Page]:
+        """A tab at `url`, which is closed on leaving."""
+        ...
+
+
+Helper = Callable[[Page, Sites, Sequence[str]], Awaitable[str]]
 """What `func:name(…)` stands for; its arguments are texts."""
 
 
@@ -115,7 +120,7 @@ def stands_alone(character: str, text: str) -> bool:
     return re.search(f"{before}{re.escape(character)}{_CUT_AFTER}", text) is not None
 
 
-_MARKS = r"\s\[\](){}<>;@#$%&?!*`«»“”\u2018\u2019„" + '"'
+_MARKS = r"\s\[\](){}<>;@#$%&?!*`«»“”\u2018\u2019„\u2012-\u2015" + '"'
 _CUT_BEFORE = rf"(?:^|(?<=[{_MARKS}])|(?<=(?<!\w)')|(?<=--)|(?<=\.\.))"
 _CUT_BEFORE_LETTER = rf"(?:{_CUT_BEFORE}|(?<=[:,]))"
 _CUT_AFTER = rf"(?=$|[{_MARKS}]|--|\.\.|[:,](?!\d)|\.[\])}}>\"'»”\u2019]*(?:\s|$)|'(?:s|m|d|ll|re|ve)?(?!\w))"
@@ -167,16 +172,24 @@ async def _target_met(target: Target, pages: Pages, sites: Sites, helpers: Mappi
     url = sites.filled(target.url)
     if call := read_call(url):
         url = await _called(call, pages, sites, helpers)
-    if url != "last":
-        await pages.goto(url)
+    if url == "last":
+        return await _page_met(target, pages, sites, helpers, wait_s=0.0)
+    async with pages.another(url) as page:
+        return await _page_met(target, page, sites, helpers, wait_s=LATE_S)
+
+
+async def _page_met(
+    target: Target, page: Page, sites: Sites, helpers: Mapping[str, Helper], *, wait_s: float
+) -> bool:
+    """Whether `page` holds what `target` asks for, or does so within `wait_s` seconds."""
     locator, wanted = sites.filled(target.locator), target.required_contents
-    for action in target.prep_actions:
-        with suppress(ValueError):
-            await pages.evaluate(action)
+    with suppress(ValueError):  # as in WebArena, the first that fails is the last
+        for action in target.prep_actions:
+            await page.evaluate(action)
     loop = asyncio.get_running_loop()
-    until = loop.time() + LATE_S
-    while not (met := contains(await _located(locator, pages, sites, helpers), wanted)):
-        if loop.time() > until or url == "last":
+    until = loop.time() + wait_s
+    while not (met := contains(await _located(locator, page, sites, helpers), wanted)):
+        if loop.time() >= until:
             break
         await asyncio.sleep(_AGAIN_S)
     return met
@@ -192,24 +205,24 @@ def contains(part: str, wanted: Required) -> bool:
     )
 
 
-async def _located(locator: str, pages: Pages, sites: Sites, helpers: Mapping[str, Helper]) -> str:
+async def _located(locator: str, page: Page, sites: Sites, helpers: Mapping[str, Helper]) -> str:
     if not locator.strip():
-        return await pages.content()
+        return await page.content()
     if call := read_call(locator):
-        return await _called(call, pages, sites, helpers)
+        return await _called(call, page, sites, helpers)
     if not locator.startswith(("document.", "[...document.")):
         raise ConfigError(f"locator {locator!r} is unknown; it is JavaScript on `document`, or func:…")
     try:
-        return str(await pages.evaluate(locator))  # references were written against Python's texts
+        return str(await page.evaluate(locator))  # references were written against Python's texts
     except ValueError:  # the page is another one
         return ""
 
 
-async def _called(call: Call, pages: Pages, sites: Sites, helpers: Mapping[str, Helper]) -> str:
+async def _called(call: Call, page: Page, sites: Sites, helpers: Mapping[str, Helper]) -> str:
     if call.name not in helpers:
         raise ConfigError(f"func:{call.name} is unknown; there are {', '.join(sorted(helpers))}")
-    arguments = [pages.url if one == "__last_url__" else one for one in call.arguments]
+    arguments = [page.url if one == "__last_url__" else one for one in call.arguments]
     try:
-        return await helpers[call.name](pages, sites, arguments)
+        return await helpers[call.name](page, sites, arguments)
     except (OSError, KeyError, IndexError) as error:
         raise EnvCrashed(f"func:{call.name} failed: {type(error).__name__}: {error}") from error

@@ -12,7 +12,7 @@ from urllib.parse import quote, urlsplit
 import httpx
 
 from envs.errors import EnvCrashed
-from envs.webarena.evaluators import Helper, Pages
+from envs.webarena.evaluators import Helper, Page
 from envs.webarena.login import ACCOUNTS
 from envs.webarena.sites import Sites
 
@@ -25,7 +25,7 @@ _ROLE = """(() => {
 })()"""
 
 
-async def shopping_get_latest_order_url(pages: Pages, sites: Sites, arguments: Sequence[str]) -> str:
+async def shopping_get_latest_order_url(page: Page, sites: Sites, arguments: Sequence[str]) -> str:
     """The address of the order that was placed last."""
     found = await _shop(
         sites,
@@ -39,19 +39,19 @@ async def shopping_get_latest_order_url(pages: Pages, sites: Sites, arguments: S
     return f"{sites.urls['shopping']}/sales/order/view/order_id/{int(found['items'][0]['increment_id'])}/"
 
 
-async def shopping_get_sku_latest_review_author(pages: Pages, sites: Sites, arguments: Sequence[str]) -> str:
+async def shopping_get_sku_latest_review_author(page: Page, sites: Sites, arguments: Sequence[str]) -> str:
     """Who wrote the last review of a product, empty if nobody."""
     reviews = await _shop(sites, f"products/{quote(arguments[0], safe='')}/reviews")
     return str(reviews[-1]["nickname"]) if reviews else ""
 
 
-async def shopping_get_sku_latest_review_rating(pages: Pages, sites: Sites, arguments: Sequence[str]) -> str:
+async def shopping_get_sku_latest_review_rating(page: Page, sites: Sites, arguments: Sequence[str]) -> str:
     """Its rating in per cent, empty if there is none."""
     reviews = await _shop(sites, f"products/{quote(arguments[0], safe='')}/reviews")
     return str(reviews[-1]["ratings"][0]["percent"]) if reviews else ""
 
 
-async def reddit_get_post_url(pages: Pages, sites: Sites, arguments: Sequence[str]) -> str:
+async def reddit_get_post_url(page: Page, sites: Sites, arguments: Sequence[str]) -> str:
     """`http://site/f/<forum>/<post>/` of an address beneath it; any other address as it is."""
     parts = urlsplit(arguments[0])
     folders = parts.path.split("/")
@@ -60,10 +60,10 @@ async def reddit_get_post_url(pages: Pages, sites: Sites, arguments: Sequence[st
     return f"{parts.scheme}://{parts.netloc}/f/{folders[2]}/{folders[3]}/"
 
 
-async def gitlab_get_project_memeber_role(pages: Pages, sites: Sites, arguments: Sequence[str]) -> str:
+async def gitlab_get_project_memeber_role(page: Page, sites: Sites, arguments: Sequence[str]) -> str:
     """A member's role, from the page of a project's members; empty if there is no such member."""
     try:
-        return str(await pages.evaluate(_ROLE % json.dumps(arguments[-1])))
+        return str(await page.evaluate(_ROLE % json.dumps(arguments[-1])))
     except ValueError:
         return ""
 

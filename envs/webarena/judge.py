@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import httpx
 
 from envs.errors import EnvCrashed
+from envs.redaction import register_secret
 
 ANSWER_S, TRIES = 120.0, 3
 NONE = "none"
@@ -67,6 +68,7 @@ class ModelJudge:
             "temperature": 0,
             "max_tokens": 768,
         }
+        register_secret(self.key)
         headers = {"Authorization": f"Bearer {self.key}"} if self.key else {}
         try:
             async with httpx.AsyncClient(timeout=ANSWER_S, trust_env=False) as client:

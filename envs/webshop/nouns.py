@@ -28,7 +28,8 @@ FUNCTION_WORDS = frozenset(_FUNCTION_WORDS.split())
 
 
 @lru_cache(maxsize=TITLES)
-def nouns(title: str) -> frozenset[str]:
-    """The words of `title` that count as nouns or names, in lower case."""
+def nouns(title: str) -> tuple[str, ...]:
+    """The words of `title` that count as nouns or names, in lower case and as often as it has them."""
     words = _POSSESSIVE.sub(" ", title.lower())
-    return frozenset(_WORD.findall(_STARTS_WITH_A_DIGIT.sub(" ", words))) - FUNCTION_WORDS
+    found = _WORD.findall(_STARTS_WITH_A_DIGIT.sub(" ", words))
+    return tuple(word for word in found if word not in FUNCTION_WORDS)

@@ -130,7 +130,8 @@ def _wanted(option: tuple[str, str]) -> str:
 
 def _title_score(title: str, wanted: str) -> float:
     named = nouns(wanted)
-    return len(nouns(title) & named) / len(named) if named else SAME_TITLE
+    # Upstream divides by all nouns of the goal's title, repeated ones too, of which each counts once above.
+    return len(set(nouns(title)) & set(named)) / len(named) if named else SAME_TITLE
 
 
 def _type_factor(title_score: float, *, matches: bool) -> float:

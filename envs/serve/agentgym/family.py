@@ -44,8 +44,8 @@ class Family:
     number_of: Callable[[int], int] = _as_asked
     """The number of the item that is played where clients ask for another: upstream's server may take more
     numbers than it has items."""
-    plays_at_once: bool = False
-    """Whether an instance plays an item, that of its own number, before it is reset."""
+    begins_unasked: bool = False
+    """Whether an instance that is stepped or looked at before any reset begins the item of its own number."""
     created: Callable[[Session], object]
     created_answer: Any
     opened: Callable[[Sessions, Session], Awaitable[object]]

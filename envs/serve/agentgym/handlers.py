@@ -38,11 +38,9 @@ class AgentGym:
         return self._session_name in request.query
 
     async def create(self, request: web.Request) -> web.Response:
-        """Make an instance; TextCraft's starts item `id` at once."""
+        """Make an instance; its episode begins later."""
         checked(self.family.create, await body_of(request))
         session = self._sessions.open(request[OWNER])
-        if self.family.plays_at_once:
-            await self._sessions.reset(session, self._item(session.session_id, field="id"))
         return answer(self.family.created(session))
 
     async def reset(self, request: web.Request, body: object) -> web.Response:
@@ -57,6 +55,7 @@ class AgentGym:
         """Carry out an action."""
         wanted: Any = checked(self.family.step, body)
         session = self._find(wanted.session, request)
+        await self._begin(session)
         result = await self._sessions.step(session, wanted.action)
         return answer(await self.family.stepped(self._sessions, session, result))
 
@@ -70,9 +69,15 @@ class AgentGym:
         """Answer a GET request about a session."""
         wanted: OfSession = checked(self.family.of_session, dict(request.query), place="query")
         session = self._find(wanted.session, request)
+        await self._begin(session)
         if session.item is None:
             raise Refused(409, f"the episode of session {session.session_id} has not begun; reset it")
         return answer(await self.looks[request.path].read(self._sessions, session))
+
+    async def _begin(self, session: Session) -> None:
+        """Start the item of the instance's own number where the clients may leave the reset out, and have."""
+        if self.family.begins_unasked and session.item is None:
+            await self._sessions.reset(session, self._item(session.session_id, field="id"))
 
     @property
     def _session_name(self) -> str:

@@ -2,11 +2,10 @@
 
 from pydantic import BaseModel
 
-from envs.agentgym import dialect_of
 from envs.sciworld import place_of
 from envs.serve.agentgym import bodies
-from envs.serve.agentgym.family import Created, Family, asked, created, opens, seen, steps, told
-from envs.serve.sessions import Session
+from envs.serve.agentgym.family import Created, Family, Look, asked, created, opens, seen, steps, told
+from envs.serve.sessions import Session, Sessions
 from envs.types import StepResult
 
 
@@ -19,7 +18,7 @@ class Scene(BaseModel):
 
 
 class TextCraftCreated(Created, Scene):
-    """TextCraft's create and reset: an instance plays from the start."""
+    """TextCraft's create, whose observation is empty here, and its reset."""
 
 
 class Scored(Scene):
@@ -43,32 +42,15 @@ class SciWorldOpened(Opened):
 
 
 def _opened(session: Session) -> Opened:
-    points = _points(session)
     return Opened(
-        observation=session.observation,
-        reward=_in_points(session.reward, points),
-        done=session.done,
-        score=_in_points(session.score, points),
+        observation=session.observation, reward=session.reward, done=session.done, score=session.score
     )
 
 
 def _stepped(session: Session, result: StepResult) -> Scored:
-    points = _points(session)
     return Scored(
-        observation=result.observation,
-        reward=_in_points(result.reward, points),
-        done=session.done,
-        score=_in_points(session.score, points),
+        observation=result.observation, reward=result.reward, done=session.done, score=session.score
     )
-
-
-def _points(session: Session) -> float:
-    assert session.item is not None
-    return dialect_of(session.item.env).points
-
-
-def _in_points(reward: float, points: float) -> float:
-    return reward if points == 1 else round(points * reward, 6)
 
 
 def _textcraft_goal(number: int) -> int:
@@ -88,16 +70,23 @@ def _textcraft_stepped(session: Session, result: StepResult) -> Scene:
     return Scene(observation=result.observation, reward=result.reward, done=session.done)
 
 
-def _sciworld_opened(session: Session) -> SciWorldOpened:
+async def _sciworld_opened(sessions: Sessions, session: Session) -> SciWorldOpened:
     assert session.item is not None
     task, variation = place_of(session.item.index)
-    described, _, seen = session.observation.partition("\n")
+    described = (await sessions.ask(session, "task_description"))["task_description"]
     return SciWorldOpened(
-        **(_opened(session).model_dump() | {"observation": seen}),
+        observation=session.observation.removeprefix(f"{described}\n"),  # a step's does not begin with it
+        done=session.done,
         task_name=task.name,
         var_num=variation,
         task_description=described,
+        **await sessions.ask(session, "points"),
     )
+
+
+async def _sciworld_stepped(sessions: Sessions, session: Session, result: StepResult) -> Scored:
+    points = await sessions.ask(session, "points")
+    return Scored(observation=result.observation, done=session.done, **points)
 
 
 PLAIN = Family(
@@ -113,7 +102,7 @@ TEXTCRAFT = Family(
     create=bodies.TextCraftCreate,
     reset=bodies.TextCraftReset,
     number_of=_textcraft_goal,
-    plays_at_once=True,
+    begins_unasked=True,
     created=_textcraft_opened,
     created_answer=TextCraftCreated,
     opened=opens(_textcraft_opened),
@@ -125,13 +114,13 @@ TEXTCRAFT = Family(
 SCIWORLD = Family(
     created=created,
     created_answer=Created,
-    opened=opens(_sciworld_opened),
+    opened=_sciworld_opened,
     opened_answer=SciWorldOpened,
-    stepped=steps(_stepped),
+    stepped=_sciworld_stepped,
     stepped_answer=Scored,
     looks={
         "/observation": told(str, seen),
-        "/detail": told(SciWorldOpened, _sciworld_opened),
+        "/detail": Look(SciWorldOpened, _sciworld_opened),
         "/action_hint": asked("action_hint"),
         "/goals": asked("goals"),
         "/task_description": asked("task_description"),
