@@ -92,6 +92,7 @@ def stage(
     """Run one stage in the pipeline's own workspace; this is what `dvc repro` calls."""
     from flows.plan import locked, make_plan
     from flows.stages import STAGES, call_stage, make_display, running
+    from flows.versioning import write_no_warmup
     from tasks.pipelines import did_you_mean
 
     if name not in STAGES:
@@ -99,8 +100,9 @@ def stage(
             f"unknown stage {name!r}{did_you_mean(name, STAGES)}; there are: {', '.join(STAGES)}"
         )
     plan = make_plan(pipeline, overrides={}, workspace=None)
-    if name not in plan.stages:
-        raise ConfigError(f"{pipeline} has no stage {name!r}; it has: {', '.join(plan.stages)}")
+    if name not in plan.stages:  # the warm-up, where there is none
+        write_no_warmup(plan.workspace, model=plan.pipeline.model)
+        return
     with (
         locked(plan.workspace),
         make_display(pipeline, pipeline=plan.pipeline, stages=[name], workspace=plan.workspace) as display,

@@ -62,7 +62,7 @@ def declared_stages(name: str, *, pipeline: Pipeline, workspace: Path) -> dict[s
     """The stages of pipeline `name`, as `dvc.yaml` declares them, in its order.
 
     Paths under `runs/<name>` become paths under `workspace`. A pipeline without a warm-up has no
-    such stage, and training reads the model itself. Raises `ConfigError` for a missing `dvc.yaml`.
+    such stage. Raises `ConfigError` for a missing `dvc.yaml`.
     """
     try:
         declarations = yaml.safe_load(STAGES_FILE.read_text())["stages"]
@@ -95,7 +95,7 @@ def declared_stages(name: str, *, pipeline: Pipeline, workspace: Path) -> dict[s
             outs=tuple(placed(out) for out in body["outs"]),
         )
     stages = {name: _with_own_files(stage, pipeline.agent) for name, stage in stages.items()}
-    return stages if pipeline.warmup is not None else _without_warmup(stages, model=pipeline.model)
+    return stages if pipeline.warmup is not None else _without_warmup(stages)
 
 
 def stage_key(stage: Stage, *, code: bool = True) -> str:
@@ -195,10 +195,10 @@ def _with_own_files(stage: Stage, agent: AgentSettings) -> Stage:
     return replace(stage, deps=stage.deps + code + prompts, own_code=code)
 
 
-def _without_warmup(stages: dict[str, Stage], *, model: str) -> dict[str, Stage]:
+def _without_warmup(stages: dict[str, Stage]) -> dict[str, Stage]:
     (dropped,) = stages["warmup"].outs
     return {
-        name: replace(stage, deps=tuple(Path(model) if dep == dropped else dep for dep in stage.deps))
+        name: replace(stage, deps=tuple(dep for dep in stage.deps if dep != dropped))
         for name, stage in stages.items()
         if name != "warmup"
     }

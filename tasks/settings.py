@@ -332,6 +332,8 @@ class BaseSettings(Section):
 class Pipeline(Section):
     """One pipeline of `pipelines.yaml`, complete."""
 
+    description: str = ""
+    """One line for `wingspan pipelines` and for Prefect's deployments."""
     seed: int = 0
     model: str
     """Folder of a model in Hugging Face format, or a name on a model hub."""
