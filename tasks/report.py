@@ -7,6 +7,7 @@ the versions of the code that makes it.
 """
 
 import hashlib
+import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -21,6 +22,7 @@ from tasks.provenance import provenance
 from tasks.report_reading import choose_pairs
 from tasks.results import (
     MODES,
+    PARAMETERS,
     Results,
     Summary,
     dropped,
@@ -81,7 +83,10 @@ def report(pipeline: Pipeline, workspace: Path) -> Path:
         parameters=pipeline.model_dump(mode="json"),
         lineage=lineage(results, workspace, pipeline=pipeline),
     )
-    return write_page(workspace / "report", page=page, plots=plots)
+    path = write_page(workspace / "report", page=page, plots=plots)
+    text = json.dumps(pipeline.model_dump(mode="json"), indent=2, ensure_ascii=False)
+    path.with_name(PARAMETERS).write_text(text + "\n")
+    return path
 
 
 def change_of(results: Results, *, mode: str) -> Change | None:

@@ -162,3 +162,4 @@ def test_a_program_is_played_from_the_command_line(tmp_path: Path) -> None:
     (trajectory,) = read_trajectories(Path("out.jsonl"))
     assert len(trajectory.turns) == 2
     assert "asked-test_0 #0 turn 1 observation: Sure?" in done.output
+    assert "asked-test_0 #0 begins task: " in done.output
