@@ -191,7 +191,9 @@ def _text(path: Path) -> str:
 
 def _parsed(text: str, *, path: Path, line: int = 1) -> Any:
     def refuse(word: str) -> NoReturn:
-        raise ConfigError(f"{path}, from line {line} on, holds {word}, which JSON has not; write null")
+        raise ConfigError(
+            f"{path}, from line {line} on, contains {word}, which is not valid JSON; write null"
+        )
 
     try:
         return json.loads(text, parse_constant=refuse)

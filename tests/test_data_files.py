@@ -131,7 +131,7 @@ def test_items_of_several_parts_of_one_environment_know_theirs() -> None:
 
 BAD_ROWS: list[tuple[object, str]] = [
     ('{"question": "a"}\n{"question": \n', r"train\.jsonl, line 2: malformed JSON"),
-    ('{"question": "a", "x": NaN}', r"line 1 on, holds NaN"),
+    ('{"question": "a", "x": NaN}', r"line 1 on, contains NaN"),
     ('{"question": "a", "x": 1e999}', r"row 0 \(line 1\): column 'x' holds the number inf"),
     ('\n["a"]', r"row 0 \(line 2\) is a list.*give an object"),
     ("\n", r"train\.jsonl has no rows"),
