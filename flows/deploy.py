@@ -35,5 +35,5 @@ def deploy(names: Sequence[str], *, pool: str) -> Iterator[str]:
             parameters={"pipeline": name},
             work_pool_name=pool,
         )
-        deployment.apply()  # type: ignore[unused-coroutine]
+        deployment.apply()
         yield f"{deployment.flow_name}/{name}"

@@ -187,13 +187,13 @@ def _with_own_files(stage: Stage, pipeline: Pipeline) -> Stage:
     def undeclared(paths: Iterable[Path]) -> tuple[Path, ...]:
         return tuple(p for p in paths if not any(p.resolve().is_relative_to(dep) for dep in declared))
 
-    agent, code, given = pipeline.agent, list[Path](), list[Path | None]()
+    agent, named, given = pipeline.agent, list[Path](), list[Path | None]()
     if "data" in stage.params:
-        code += environment_code(pipeline.data)
+        named += environment_code(pipeline.data)
     if "agent" in stage.params:
-        code += agent_code(agent)
+        named += agent_code(agent)
         given += [agent.prompt, *(judge.prompt for judge in agent.judges.values())]
-    code = undeclared(dict.fromkeys(code))
+    code = undeclared(dict.fromkeys(named))
     prompts = undeclared(path for path in given if path is not None)
     return replace(stage, deps=stage.deps + code + prompts, own_code=code)
 
