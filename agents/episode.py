@@ -20,7 +20,7 @@ from agents.tools.toolbox import Toolbox
 from agents.types import StopReason, Trajectory, Turn
 from envs.base import Environment
 from envs.errors import EpisodeTimeout
-from envs.types import Item, StepResult
+from envs.types import Item, Message, StepResult
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,9 +42,11 @@ async def run_episode(
     chain: int,
     speaker: Speaker,
     rules: Rules,
+    on_opening: Callable[[Sequence[Message]], None] | None = None,
     on_turn: Callable[[Sequence[Turn]], None] | None = None,
 ) -> Trajectory:
-    """Play `item` on `env` to its end; `on_turn` is told all turns so far as each is carried out.
+    """Play `item` on `env` to its end. `on_opening` is called once with the messages before the first turn,
+    `on_turn` with all turns so far as each is carried out.
 
     Turns that are not in the agent's format are counted in `metrics["parse_failures"]`, segments in
     `metrics["segments"]`; the tools' metrics are `Hands.metrics`. A prompt that leaves no room for a
@@ -53,7 +55,7 @@ async def run_episode(
     Raises `EnvCrashed`, `EpisodeTimeout`, `SamplerFailed` or `RewardFailed`: the episode is then void, and
     `env` is not to be used again. Other `WingspanError`s of the environment pass through.
     """
-    episode = _Episode(env, item, speaker=speaker, rules=rules, on_turn=on_turn)
+    episode = _Episode(env, item, speaker=speaker, rules=rules, on_opening=on_opening, on_turn=on_turn)
     limit_s = rules.limits.episode_timeout_s
     started = time.perf_counter()
     try:
@@ -94,10 +96,12 @@ class _Episode:
         *,
         speaker: Speaker,
         rules: Rules,
+        on_opening: Callable[[Sequence[Message]], None] | None,
         on_turn: Callable[[Sequence[Turn]], None] | None,
     ) -> None:
         self._item = item
         self._speaker = speaker
+        self._on_opening = on_opening
         self._on_turn = on_turn
         self._agent = rules.agent
         self._max_turns = rules.limits.max_turns
@@ -122,6 +126,8 @@ class _Episode:
     async def play(self, deadline: asyncio.Timeout) -> StopReason:
         seen = await self._hands.reset()
         opening = self._agent.render(self._item, seen.text)
+        if self._on_opening is not None:
+            self._on_opening(opening.messages)
         if not self._speaker.open(replace(opening, messages=with_images(opening.messages, [seen.images]))):
             return StopReason.MAX_CONTEXT
         while True:

@@ -20,10 +20,12 @@ from agents.types import StopReason, Trajectory, Turn
 from envs.errors import EpisodeFault, RewardFailed
 from envs.manager import EnvManager
 from envs.together import together
-from envs.types import Item
+from envs.types import Item, Message
 
 _log = logging.getLogger(__name__)
 
+OnOpening = Callable[[Item, int, Sequence[Message]], None]
+"""Called with an item, the chain and the messages before its first turn, at each try."""
 OnTurn = Callable[[Item, int, Sequence[Turn]], None]
 """Called with an item, the chain and all its turns so far; a chain that is tried again begins anew."""
 
@@ -37,6 +39,7 @@ async def play(
     speakers: Speakers,
     rules_of: Callable[[Item], Rules],
     max_attempts: int,
+    on_opening: OnOpening | None = None,
     on_turn: OnTurn | None = None,
     on_trajectory: Callable[[Trajectory], None] | None = None,
 ) -> list[list[Trajectory]]:
@@ -46,10 +49,10 @@ async def play(
     `name` is this play's own among all of the same model. Episodes are called
     `<name>/<place in items>/<chain>/<attempt>`, by which a sampler keeps their caches and seeds their
     draws: the same names give the same draws, in another play they must differ.
-    `on_turn` is called as each turn is carried out, `on_trajectory` as each chain ends. A chain's
-    `EpisodeFault`s stay its own; any other exception (a missing package, a bug) cancels all chains
-    and is raised. On cancellation, too, every environment has gone back or been closed when this
-    returns.
+    `on_opening` is called as each episode begins, `on_turn` as each turn is carried out, `on_trajectory` as
+    each chain ends. A chain's `EpisodeFault`s stay its own; any other exception (a missing package, a bug)
+    cancels all chains and is raised. On cancellation, too, every environment has gone back or been closed
+    when this returns.
     """
 
     play_chain = partial(
@@ -57,6 +60,7 @@ async def play(
         envs=envs,
         speakers=speakers,
         max_attempts=max_attempts,
+        on_opening=on_opening,
         on_turn=on_turn,
     )
 
@@ -108,6 +112,7 @@ async def _play_chain(
     speakers: Speakers,
     rules: Rules,
     max_attempts: int,
+    on_opening: OnOpening | None,
     on_turn: OnTurn | None,
 ) -> Trajectory:
     started = time.perf_counter()
@@ -125,6 +130,7 @@ async def _play_chain(
                         limits=rules.limits,
                     ),
                     rules=rules,
+                    on_opening=None if on_opening is None else partial(on_opening, item, chain),
                     on_turn=None if on_turn is None else partial(on_turn, item, chain),
                 )
         except RewardFailed as fault:  # the reward has tried again itself; the episode is not played anew

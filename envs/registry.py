@@ -1,10 +1,10 @@
-"""Which environments there are: one visible dict, and one of families, whose environments are named
-`family:argument`. To add one, write its file and a line here (docs/new-environment.md)."""
+"""Which environments there are: one visible dict, one of families, whose environments are named
+`family:argument`, and a user's own, named `module:SPEC` (docs/new-environment.md)."""
 
 import difflib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from importlib import import_module
 from itertools import islice
@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 from envs.base import Environment
 from envs.errors import ConfigError
+from envs.named import is_module, load
 from envs.requirements import Package, Requirement, require
 from envs.types import Item
 
@@ -203,13 +204,46 @@ def families() -> list[Family]:
 def get_env(name: str) -> EnvSpec:
     """The environment called `name`; raises `ConfigError` if there is none, `MissingDependency` if its
     package is not installed."""
+    if is_own(name):
+        return _own_env(name)
     family, colon, argument = name.partition(":")
     known = _FAMILIES if colon else _MODULES
     if family not in known:
         near = difflib.get_close_matches(family, known, n=1)
         hint = f"; did you mean {near[0] + colon + argument!r}?" if near else ""
         have = ", ".join([*_MODULES, *(f"{one}:…" for one in _FAMILIES)])
-        raise ConfigError(f"unknown env {name!r}{hint or ';'} envs/registry.py has: {have}")
+        raise ConfigError(
+            f"unknown env {name!r}{hint or ';'} envs/registry.py has: {have}; your own is named MODULE:SPEC"
+        )
     module = import_module(known[family])
     spec: EnvSpec = module.spec(argument) if colon else module.SPEC
     return spec
+
+
+def is_own(name: str) -> bool:
+    """Whether `name` is a user's own environment, `module:SPEC`, of a module that is there."""
+    module, colon, _ = name.partition(":")
+    return bool(colon) and module not in _FAMILIES and is_module(module.partition(".")[0])
+
+
+def _own_env(name: str) -> EnvSpec:
+    """The `EnvSpec` that `name` names, called `name`, and so are its items: whoever has an item finds its
+    environment by it, in any process."""
+    spec = load(name, key="env")
+    if not isinstance(spec, EnvSpec):
+        raise ConfigError(
+            f"env {name!r} is a {type(spec).__name__}; name an EnvSpec (docs/new-environment.md)"
+        )
+
+    def renamed(item: Item) -> Item:
+        return replace(item, item_id=f"{name}_{item.index}", env=name)
+
+    def split(seed: int) -> Split:
+        items = spec.split(seed)
+        return Split(train=[*map(renamed, items.train)], test=[*map(renamed, items.test)])
+
+    def item_of(index: int) -> Item:
+        assert spec.item_of is not None
+        return renamed(spec.item_of(index))
+
+    return replace(spec, name=name, split=split, item_of=spec.item_of and item_of)

@@ -1,4 +1,4 @@
-"""The command line, `wingspan`. Parses, calls, and turns errors that a user can mend into one line.
+"""The command line, `wingspan`. Parses, calls, and turns errors that a user can fix into one line.
 
 Nothing heavy is imported before a command needs it: `wingspan --help` answers within a second.
 """
@@ -12,36 +12,50 @@ from typing import Annotated
 
 import typer
 
-from agents.gateway.limits import Limits as GatewayLimits
 from envs.errors import ConfigError, WingspanError
 from envs.redaction import clean_logs, redacted
-from envs.serve.limits import Limits
+from envs.requirements import APPLICATION
 from flows.overrides import parse_settings
+from flows.serve_commands import serve_env, serve_policy, serve_retriever, serve_sites
 
 BASE_MODEL = Path("models/textcraft-base")
 """As in dvc.yaml, stage `base`."""
 
-_SERVED = Limits()
-"""What `serve-env` allows where nothing else is said."""
-_SPOKEN_TO = GatewayLimits()
-"""What `serve-policy` allows where nothing else is said."""
-
 app = typer.Typer(
-    help="Train LLM agents by multi-turn reinforcement learning, as a pipeline.",
     no_args_is_help=True,
-    add_completion=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
     pretty_exceptions_enable=False,
 )
 
 data_app = typer.Typer(
-    help="Data sets of environments: what there is, downloads, what is made here.", no_args_is_help=True
+    help="List, download, make and check the data sets of environments.", no_args_is_help=True
 )
 app.add_typer(data_app, name="data")
 
 DataSetName = Annotated[
-    str, typer.Argument(metavar="NAME", help="A data set; `wingspan data list` lists them.")
+    str, typer.Argument(metavar="NAME", help="Name of a data set; `wingspan data list` lists them.")
 ]
-PipelineName = Annotated[str, typer.Argument(metavar="PIPELINE", help="A pipeline of pipelines.yaml.")]
+PipelineName = Annotated[
+    str, typer.Argument(metavar="PIPELINE", help="Name of a pipeline; `wingspan pipelines` lists them.")
+]
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import version
+
+        typer.echo(f"wingspan {version(APPLICATION)}")
+        raise typer.Exit
+
+
+@app.callback()
+def wingspan(
+    show_version: Annotated[
+        bool,
+        typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit."),
+    ] = False,
+) -> None:
+    """Train LLM agents by multi-turn reinforcement learning, as a pipeline."""
 
 
 @app.command()
@@ -49,22 +63,26 @@ def run(
     pipeline: PipelineName,
     settings: Annotated[
         list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="Override a parameter, e.g. --set train.lr=1e-3."),
+        typer.Option(
+            "--set",
+            metavar="KEY=VALUE",
+            help="Override a parameter, e.g. --set train.lr=1e-3; can be repeated.",
+        ),
     ] = None,
     workspace: Annotated[
-        Path | None, typer.Option(help="Folder of the run.", show_default="runs/PIPELINE")
+        Path | None, typer.Option(help="Folder that the run writes to.", show_default="runs/PIPELINE")
     ] = None,
     serve_policy: Annotated[
         str | None,
         typer.Option(
             metavar="[HOST:]PORT",
-            help="Serve the policy by OpenAI's protocol while it is trained; asks for $WINGSPAN_TOKEN, "
-            "if that is set.",
+            help="Serve the policy over OpenAI's protocol while it is trained; if WINGSPAN_TOKEN is set, "
+            "clients must send it.",
             show_default="not served",
         ),
     ] = None,
 ) -> None:
-    """Run a pipeline from its data to its report; the same command again goes on where it stopped."""
+    """Run a pipeline from its data to its report, or resume it where it was stopped."""
     from flows.next_commands import next_commands
     from flows.plan import checked_address, locked, make_plan
     from flows.prefect_runs import check_server, configure_prefect
@@ -116,12 +134,13 @@ def plan_run(
 
 @app.command()
 def stage(
-    name: Annotated[str, typer.Argument(help="A stage of dvc.yaml.")],
+    name: Annotated[str, typer.Argument(metavar="STAGE", help="Name of a stage in dvc.yaml.")],
     pipeline: PipelineName,
 ) -> None:
-    """Run one stage in the pipeline's own workspace; this is what `dvc repro` calls."""
+    """Run one stage of a pipeline in its workspace; `dvc repro` calls this."""
     from flows.plan import locked, make_plan
     from flows.stages import STAGES, call_stage, make_display, running
+    from flows.versioning import write_no_warmup
     from tasks.pipelines import did_you_mean
 
     if name not in STAGES:
@@ -129,8 +148,9 @@ def stage(
             f"unknown stage {name!r}{did_you_mean(name, STAGES)}; there are: {', '.join(STAGES)}"
         )
     plan = make_plan(pipeline, overrides={}, workspace=None)
-    if name not in plan.stages:
-        raise ConfigError(f"{pipeline} has no stage {name!r}; it has: {', '.join(plan.stages)}")
+    if name not in plan.stages:  # the warm-up, where there is none
+        write_no_warmup(plan.workspace, model=plan.pipeline.model)
+        return
     with (
         locked(plan.workspace),
         make_display(pipeline, pipeline=plan.pipeline, stages=[name], workspace=plan.workspace) as display,
@@ -141,7 +161,7 @@ def stage(
 
 @app.command()
 def base() -> None:
-    """Make the base model that the CPU pipeline starts from again; takes an hour or more."""
+    """Make the base model of the CPU pipelines anew; this takes an hour or more."""
     from tasks.base import base as make_base
     from tasks.pipelines import load_base_settings
 
@@ -150,53 +170,90 @@ def base() -> None:
 
 @app.command()
 def pipelines() -> None:
-    """List the pipelines of pipelines.yaml."""
-    from tasks.pipelines import load_pipeline, pipeline_names
-
-    for name in pipeline_names():
-        try:
-            pipeline = load_pipeline(name)
-        except ConfigError as error:  # of this one; the others can be run
-            typer.echo(f"{name:24} is refused: {error}")
-            continue
-        typer.echo(
-            f"{name:24} {' + '.join(pipeline.data.envs)}, {pipeline.model}, {pipeline.train.steps} steps of "
-            f"{pipeline.train.algorithm}, on {pipeline.backend.device}"
-        )
-
-
-@app.command()
-def envs() -> None:
-    """List the environments: whether they can be played here, their items, where those come from."""
+    """List the pipelines of pipelines.yaml, and the test success of those that were run."""
     from rich.console import Console
 
-    from flows.inventory import COLUMNS, environment_rows
+    from flows.inventory import PIPELINE_COLUMNS, pipeline_rows
     from flows.tables import print_table
 
-    print_table(COLUMNS, environment_rows(), console=Console())
+    print_table(PIPELINE_COLUMNS, pipeline_rows(), console=Console())
 
 
 @app.command()
-def doctor(pipeline: Annotated[str, typer.Argument(metavar="PIPELINE")] = "textcraft-cpu") -> None:
-    """Say what PIPELINE needs, and what is missing, with the command that mends it; status 1 if any is."""
+def deploy(
+    pipelines: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="PIPELINE…", help="Names of pipelines.", show_default="all pipelines"),
+    ] = None,
+    pool: Annotated[str, typer.Option(help="Name of the Prefect work pool that runs them.")] = "local",
+) -> None:
+    """Make a Prefect deployment of each pipeline, so that workers can run it (PREFECT_API_URL)."""
+    from flows.prefect_runs import check_server, configure_prefect
+    from tasks.pipelines import pipeline_names
+
+    check_server()
+    configure_prefect()
+    from flows.deploy import deploy as deploy_pipelines
+
+    for name in deploy_pipelines(pipelines or pipeline_names(), pool=pool):
+        typer.echo(name)
+
+
+@app.command()
+def envs(
+    name: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="NAME", help="Show all about this environment.", show_default="list all in brief"
+        ),
+    ] = None,
+) -> None:
+    """List the environments and whether they can be played here, or show one with what it lacks."""
+    from rich.console import Console
+
+    from flows.inventory import COLUMNS, environment_facts, environment_rows
+    from flows.tables import print_table
+
+    if name is None:
+        print_table(COLUMNS, environment_rows(), console=Console())
+    else:
+        print_table(("", ""), environment_facts(name), console=Console())
+
+
+@app.command()
+def doctor(
+    pipeline: PipelineName = "textcraft-cpu",
+    everything: Annotated[
+        bool, typer.Option("--all", help="Show also what other pipelines, tools and environments may need.")
+    ] = False,
+) -> None:
+    """Show what a pipeline needs and, for each thing that is missing, the command that installs it.
+
+    Ends with status 1 if the pipeline cannot run here.
+    """
     from rich.console import Console
 
     from flows.doctor import COLUMNS, State, examine
     from flows.tables import print_table
 
     findings = examine(pipeline)
-    print_table(COLUMNS, [finding.row for finding in findings], console=Console())
+    shown = [finding for finding in findings if everything or finding.is_needed]
+    print_table(COLUMNS, [finding.row for finding in shown], console=Console())
     if any(finding.state is State.MISSING for finding in findings):
         raise typer.Exit(1)
 
 
 @app.command()
 def play(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="An environment; `wingspan envs` lists them.")],
-    item: Annotated[str, typer.Argument(metavar="ITEM", help="Its number, or its id.")],
-    seed: Annotated[int | None, typer.Option(help="In place of the item's own.", show_default=False)] = None,
+    name: Annotated[
+        str, typer.Argument(metavar="NAME", help="Name of an environment; `wingspan envs` lists them.")
+    ],
+    item: Annotated[str, typer.Argument(metavar="ITEM", help="Number or id of one of its items.")],
+    seed: Annotated[
+        int | None, typer.Option(help="Seed to use instead of the item's.", show_default=False)
+    ] = None,
 ) -> None:
-    """Play one item yourself, in the terminal or by lines from a pipe."""
+    """Play one item yourself, in the terminal or with lines from a pipe."""
     from rich.console import Console
 
     from flows.play import play as play_item
@@ -207,35 +264,49 @@ def play(
 @app.command()
 def rollout(
     pipeline: PipelineName,
-    split: Annotated[str, typer.Option(help="test or train.")] = "test",
+    split: Annotated[str, typer.Option(help="Split that the items are taken from: test or train.")] = "test",
     items: Annotated[
-        int | None, typer.Option(min=1, help="The first of the split.", show_default="all")
+        int | None, typer.Option(min=1, help="How many items of the split to play.", show_default="all")
     ] = None,
-    num_chains: Annotated[int, typer.Option(min=1, help="Episodes of each item.")] = 1,
+    num_chains: Annotated[int, typer.Option(min=1, help="How many episodes to play of each item.")] = 1,
     max_turns: Annotated[
-        int | None, typer.Option(min=1, help="Of an episode.", show_default="evaluate.max_turns")
+        int | None,
+        typer.Option(min=1, help="Turns that an episode may have.", show_default="evaluate.max_turns"),
     ] = None,
     temperature: Annotated[
-        float | None, typer.Option(min=0.0, help="0 is greedy.", show_default="evaluate.temperature")
+        float | None,
+        typer.Option(min=0.0, help="Sampling temperature; 0 is greedy.", show_default="evaluate.temperature"),
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="File for the trajectories, one a line, as JSON.")] = None,
+    out: Annotated[Path | None, typer.Option(help="JSONL file to write the trajectories to.")] = None,
     endpoint: Annotated[
-        str | None, typer.Option(metavar="URL", help="OpenAI-compatible, e.g. http://127.0.0.1:8000/v1.")
+        str | None,
+        typer.Option(
+            metavar="URL",
+            help="OpenAI-compatible endpoint whose model plays, e.g. http://127.0.0.1:8000/v1.",
+        ),
     ] = None,
-    model: Annotated[str | None, typer.Option(metavar="NAME", help="Which of the endpoint's.")] = None,
+    model: Annotated[str | None, typer.Option(metavar="NAME", help="Name of the endpoint's model.")] = None,
     api_key_from: Annotated[
-        str | None, typer.Option(metavar="ENVVAR", help="The environment variable with the endpoint's key.")
+        str | None, typer.Option(metavar="ENVVAR", help="Environment variable that holds the endpoint's key.")
     ] = None,
     policy: Annotated[
-        Path | None, typer.Option(help="Folder of a model, for the CPU.", show_default="the pipeline's model")
+        Path | None,
+        typer.Option(
+            help="Folder of a local model that plays, on the CPU.", show_default="the pipeline's model"
+        ),
     ] = None,
     settings: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="As for run.")
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="KEY=VALUE",
+            help="Override a parameter, e.g. --set agent.format=json; can be repeated.",
+        ),
     ] = None,
 ) -> None:
-    """Play a pipeline's items without training, by an endpoint's model or a local one, and show every turn.
+    """Let a model play a pipeline's items, without training, and show the task and every turn.
 
-    Status 1 if no episode could be played to its end, 130 after Ctrl-C.
+    Ends with status 1 if no episode could be played to its end, 130 after Ctrl-C.
     """
     from rich.console import Console
 
@@ -259,148 +330,34 @@ def rollout(
 @app.command()
 def compare(
     workspaces: Annotated[list[Path], typer.Argument(metavar="WORKSPACE…", help="Folders of finished runs.")],
-    out: Annotated[Path, typer.Option(help="Folder of the comparison.")] = Path("runs/comparison"),
+    out: Annotated[Path, typer.Option(help="Folder to write the comparison to.")] = Path("runs/comparison"),
 ) -> None:
-    """Put finished runs side by side: one table, one plot; `<name>-seed<k>` are seeds of one setting."""
+    """Compare finished runs: results, and the parameters that differ, in one table each, and a plot.
+
+    Runs in folders named `<name>-seed<k>` are seeds of one setting, and their medians are shown, too.
+    """
+    from rich.console import Console
+
+    from flows.tables import print_table
     from tasks.compare import compare as compare_runs
 
-    typer.echo(f"comparison: {compare_runs(workspaces, out)}")
+    found = compare_runs(workspaces, out)
+    console = Console()
+    print_table(found.header, found.cells, console=console, heads=True)
+    for note in found.notes:
+        typer.echo(note)
+    if found.differing:
+        print_table(("parameter", *found.names), found.differing, console=console, heads=True)
+    typer.echo(f"comparison: {found.page}")
 
 
-@app.command()
-def serve_env(
-    name: Annotated[str, typer.Argument(help="An environment of envs/registry.py.")],
-    host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 is all.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = 8000,
-    token: Annotated[
-        list[str] | None,
-        typer.Option(envvar="WINGSPAN_TOKEN", help="Ask for it; again for more users, each with its own."),
-    ] = None,
-    max_sessions: Annotated[int, typer.Option(min=1, help="Live instances.")] = _SERVED.max_sessions,
-    idle_s: Annotated[float, typer.Option(min=0.1, help="Close what so long is unused.")] = _SERVED.idle_s,
-    step_timeout_s: Annotated[
-        float, typer.Option(min=0.1, help="Of one step or reset.")
-    ] = _SERVED.step_timeout_s,
-    max_body_bytes: Annotated[int, typer.Option(min=1024, help="Of one request.")] = _SERVED.max_body_bytes,
-) -> None:
-    """Serve an environment over HTTP, by AgentGym's protocol and OpenEnv's, until Ctrl-C."""
-    import asyncio
-
-    from envs.registry import get_env
-    from envs.serve.app import serve
-
-    limits = Limits(
-        max_sessions=max_sessions,
-        idle_s=idle_s,
-        step_timeout_s=step_timeout_s,
-        max_body_bytes=max_body_bytes,
-    )
-    tokens = [part for part in token or [] if part]
-    asyncio.run(serve(get_env(name), host=host, port=port, limits=limits, tokens=tokens, say=typer.echo))
-
-
-@app.command()
-def serve_policy(
-    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="A policy in Hugging Face format.")],
-    host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 is all.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = 8001,
-    model: Annotated[str, typer.Option(help="What requests call it.")] = "policy",
-    temperature: Annotated[float, typer.Option(min=0, max=2, help="Where a request says none.")] = 1.0,
-    top_p: Annotated[float, typer.Option(min=0.01, max=1, help="Where a request says none.")] = 1.0,
-    max_tokens: Annotated[int, typer.Option(min=1, help="Of an answer whose request says nothing.")] = 512,
-    context_length: Annotated[
-        int | None, typer.Option(min=1, help="Tokens of prompt and answer.", show_default="the model's")
-    ] = None,
-    threads: Annotated[int, typer.Option(min=1, help="Of torch.")] = 1,
-    token: Annotated[str | None, typer.Option(envvar="WINGSPAN_TOKEN", help="Ask for it.")] = None,
-    max_sessions: Annotated[int, typer.Option(min=1, help="Live sessions.")] = _SPOKEN_TO.max_sessions,
-    idle_s: Annotated[
-        float, typer.Option(min=0.1, help="Forget sessions so long unused.")
-    ] = _SPOKEN_TO.idle_s,
-    max_turns: Annotated[int, typer.Option(min=1, help="Of one session.")] = _SPOKEN_TO.max_turns,
-    max_body_bytes: Annotated[
-        int, typer.Option(min=1024, help="Of one request.")
-    ] = _SPOKEN_TO.max_body_bytes,
-) -> None:
-    """Serve a policy over HTTP, by OpenAI's protocol, until Ctrl-C; sessions keep what was sampled."""
-    import asyncio
-
-    from agents.types import SamplingParams
-    from flows.serve_policy import serve_policy as serve
-
-    limits = GatewayLimits(
-        max_sessions=max_sessions, idle_s=idle_s, max_turns=max_turns, max_body_bytes=max_body_bytes
-    )
-    asyncio.run(
-        serve(
-            folder,
-            host=host,
-            port=port,
-            model=model,
-            sampling=SamplingParams(max_tokens=max_tokens, temperature=temperature, top_p=top_p),
-            context_length=context_length,
-            threads=threads,
-            limits=limits,
-            token=token or None,
-            say=typer.echo,
-        )
-    )
-
-
-@app.command()
-def serve_retriever(
-    corpus: Annotated[
-        Path, typer.Argument(metavar="CORPUS", help="JSONL, a passage a line (docs/search.md).")
-    ],
-    encoder: Annotated[
-        str | None,
-        typer.Option(metavar="MODEL", help="Retrieve by its vectors.", show_default="none: BM25"),
-    ] = None,
-    kind: Annotated[str, typer.Option(help="Of the index of vectors: flat or ivf.")] = "flat",
-    index: Annotated[
-        Path | None, typer.Option(help="A faiss index that is there, of the corpus's lines in their order.")
-    ] = None,
-    top_k: Annotated[int, typer.Option(min=1, help="Passages, where a request says nothing.")] = 3,
-    host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 is all.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = 8002,
-) -> None:
-    """Serve a corpus for searches over HTTP, by Search-R1's protocol, until Ctrl-C."""
-    import asyncio
-
-    from flows.serve_retriever import serve_retriever as serve
-
-    if kind not in ("flat", "ivf"):
-        raise ConfigError(f"--kind {kind!r}: give flat or ivf")
-    asyncio.run(
-        serve(
-            corpus,
-            encoder=encoder,
-            kind="ivf" if kind == "ivf" else "flat",
-            index=index,
-            host=host,
-            port=port,
-            top_k=top_k,
-            say=typer.echo,
-        )
-    )
-
-
-@app.command()
-def serve_sites(
-    port: Annotated[
-        int, typer.Option(min=1, max=65532, help="Of the shop; those of forum, forge and CMS follow.")
-    ] = 7770,
-) -> None:
-    """Serve a fresh copy of webarena-local's sites on this machine, to look around, until Ctrl-C."""
-    from envs.webarena_local.sites.data import WEBARENA_LOCAL
-    from envs.webarena_local.sites.tenant import serve_here
-
-    serve_here(WEBARENA_LOCAL.ready(), first_port=port, say=typer.echo)
+for command in (serve_env, serve_policy, serve_retriever, serve_sites):
+    app.command()(command)
 
 
 @data_app.command("list")
 def list_data() -> None:
-    """List the data sets: whether they are here, what they weigh, what they are."""
+    """List the data sets: whether they are here, their size, what they are."""
     from rich.console import Console
 
     from flows.data import COLUMNS, data_set_rows
@@ -411,7 +368,7 @@ def list_data() -> None:
 
 @data_app.command("pull")
 def pull_data(name: DataSetName) -> None:
-    """Download a data set, or the rest of it; what is here and right is left alone."""
+    """Download a data set, or what is missing of it."""
     from envs.data_sets import get_data_set
     from envs.downloads import pull
     from flows.data import shown
@@ -423,7 +380,7 @@ def pull_data(name: DataSetName) -> None:
 
 @data_app.command("make")
 def make_data(name: DataSetName) -> None:
-    """Make a data set that is made here, anew; a run makes it by itself where it is not there."""
+    """Make a generated data set anew; a run makes a missing one by itself."""
     from envs.data_sets import get_data_set
 
     typer.echo(f"{name}: {get_data_set(name).make_again()}")
@@ -431,7 +388,7 @@ def make_data(name: DataSetName) -> None:
 
 @data_app.command("check")
 def check_data(name: DataSetName) -> None:
-    """Hold a data set that was downloaded against what was downloaded; status 1 for any difference."""
+    """Check that a downloaded data set is unchanged; ends with status 1 if it is not."""
     from envs.data_sets import get_data_set
     from envs.downloads import faults
 

@@ -1,4 +1,4 @@
-"""What `wingspan doctor` says: each thing that a pipeline may need, whether it is here, what mends it.
+"""What `wingspan doctor` says: each thing that a pipeline may need, whether it is here, what installs it.
 
 The checks are those that a run makes before it starts (`flows/plan.py`), and more: all are made, whatever
 fails, and things are told that no run needs now. Nothing is started or changed.
@@ -54,6 +54,8 @@ class Finding:
     found: str
     purpose: str
     remedy: str = ""
+    is_needed: bool = True
+    """By the pipeline in question."""
 
     @property
     def row(self) -> Sequence[str]:
@@ -178,7 +180,8 @@ def _gpus(pipeline: "Pipeline") -> Finding:
     if count < needed:
         remedy = f"lower backend.workers, or name a cluster with {needed} in RAY_ADDRESS"
         return Finding("GPUs", State.MISSING, found, purpose, remedy)
-    return Finding("GPUs", State.OK if count else State.NOT_NEEDED, found, purpose)
+    state = State.OK if count else State.NOT_NEEDED
+    return Finding("GPUs", state, found, purpose, is_needed=needed > 0)
 
 
 def _vllm(pipeline: "Pipeline") -> Finding:
@@ -317,5 +320,6 @@ def _network() -> Finding:
 
 def _finding(what: str, remedy: str | None, purpose: str, *, needed: bool) -> Finding:
     if remedy is None:
-        return Finding(what, State.OK, "works", purpose)
-    return Finding(what, State.MISSING if needed else State.NOT_NEEDED, "", purpose, remedy)
+        return Finding(what, State.OK, "works", purpose, is_needed=needed)
+    state = State.MISSING if needed else State.NOT_NEEDED
+    return Finding(what, state, "", purpose, remedy, is_needed=needed)

@@ -2,10 +2,10 @@
 
 A stage's *key* is the hash of what DVC hashes: the contents of its dependencies and the values of its
 parameters. Its *receipt* is the hash of each output. Files and folders are hashed as DVC hashes them,
-so that keys, receipts and `dvc.lock` speak of the same things. Beside what is declared there, a stage that
-obeys the agent's settings depends on the files they name: a prompt, and code of the user's own. DVC cannot
-know these unless they lie in `agents`. Leaves out: running anything, and DVC itself, whose import costs
-seconds.
+so that keys, receipts and `dvc.lock` speak of the same things. Besides what is declared there, a stage that
+obeys the settings of the agent or of the data depends on the files they name: a prompt, and code of the
+user's own. DVC cannot know these unless they lie in `agents` or `envs`. Leaves out: running anything, and
+DVC itself, whose import costs seconds.
 """
 
 import hashlib
@@ -21,9 +21,9 @@ from typing import Any
 
 from envs.errors import ConfigError
 from tasks.data_sources import FOLDER as DATA
-from tasks.own_code import own_code
+from tasks.own_code import agent_code, environment_code
 from tasks.pipelines import PIPELINES_FILE, read_yaml
-from tasks.settings import AgentSettings, Pipeline
+from tasks.settings import Pipeline
 
 STAGES_FILE = Path("dvc.yaml")
 LOCK_FILE = Path("dvc.lock")
@@ -61,7 +61,7 @@ def declared_stages(name: str, *, pipeline: Pipeline, workspace: Path) -> dict[s
     """The stages of pipeline `name`, as `dvc.yaml` declares them, in its order.
 
     Paths under `runs/<name>` become paths under `workspace`. A pipeline without a warm-up has no
-    such stage, and training reads the model itself. Raises `ConfigError` for a missing `dvc.yaml`.
+    such stage. Raises `ConfigError` for a missing `dvc.yaml`.
     """
     try:
         declarations = read_yaml(STAGES_FILE)["stages"]
@@ -95,8 +95,8 @@ def declared_stages(name: str, *, pipeline: Pipeline, workspace: Path) -> dict[s
             params={dotted: _lookup(values, dotted) for dotted in keys},
             outs=tuple(placed(out) for out in body["outs"]),
         )
-    stages = {name: _with_own_files(stage, pipeline.agent) for name, stage in stages.items()}
-    return stages if pipeline.warmup is not None else _without_warmup(stages, model=pipeline.model)
+    stages = {name: _with_own_files(stage, pipeline) for name, stage in stages.items()}
+    return stages if pipeline.warmup is not None else _without_warmup(stages)
 
 
 def check_inputs(stages: Iterable[Stage]) -> None:
@@ -206,24 +206,27 @@ def _lookup(values: Mapping[str, Any], dotted: str) -> Any:
     return found
 
 
-def _with_own_files(stage: Stage, agent: AgentSettings) -> Stage:
-    if "agent" not in stage.params:
-        return stage
+def _with_own_files(stage: Stage, pipeline: Pipeline) -> Stage:
     declared = [dep.resolve() for dep in stage.deps]
 
     def undeclared(paths: Iterable[Path]) -> tuple[Path, ...]:
         return tuple(p for p in paths if not any(p.resolve().is_relative_to(dep) for dep in declared))
 
-    code = undeclared(own_code(agent))
-    given = [agent.prompt, *(judge.prompt for judge in agent.judges.values())]
-    prompts = undeclared([path for path in given if path is not None])
+    agent, named, given = pipeline.agent, list[Path](), list[Path | None]()
+    if "data" in stage.params:
+        named += environment_code(pipeline.data)
+    if "agent" in stage.params:
+        named += agent_code(agent)
+        given += [agent.prompt, *(judge.prompt for judge in agent.judges.values())]
+    code = undeclared(dict.fromkeys(named))
+    prompts = undeclared(path for path in given if path is not None)
     return replace(stage, deps=stage.deps + code + prompts, own_code=code)
 
 
-def _without_warmup(stages: dict[str, Stage], *, model: str) -> dict[str, Stage]:
+def _without_warmup(stages: dict[str, Stage]) -> dict[str, Stage]:
     (dropped,) = stages["warmup"].outs
     return {
-        name: replace(stage, deps=tuple(Path(model) if dep == dropped else dep for dep in stage.deps))
+        name: replace(stage, deps=tuple(dep for dep in stage.deps if dep != dropped))
         for name, stage in stages.items()
         if name != "warmup"
     }

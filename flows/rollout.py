@@ -106,7 +106,9 @@ def rollout(pipeline: Pipeline, model: Endpoint | LocalModel, asked: Rollout, *,
                 await ChatClient(model).check()
             if out is not None:
                 out.truncate(0)
-            await player.play(items, play, on_turn=printer.turn, on_trajectory=end)
+            await player.play(
+                items, play, on_opening=printer.opening, on_turn=printer.turn, on_trajectory=end
+            )
         finally:
             await player.close()
 

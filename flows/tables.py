@@ -1,4 +1,4 @@
-"""Rows of text, as a table on a terminal and as plain lines where there is none."""
+"""Rows of text, as a table on a terminal and as plain lines elsewhere."""
 
 from collections.abc import Sequence
 
@@ -7,11 +7,15 @@ from rich.table import Table
 from rich.text import Text
 
 
-def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, console: Console) -> None:
-    """Print `rows`, one cell per column. Plain lines have no heads and are never wrapped or cut."""
+def print_table(
+    columns: Sequence[str], rows: Sequence[Sequence[str]], *, console: Console, heads: bool = False
+) -> None:
+    """Print `rows`, one cell per column. Plain lines are never wrapped or cut; they have no heads, so that
+    programs can read them, unless `heads` says that the cells mean nothing without."""
     if not console.is_terminal:
-        widths = [max(len(cell) for cell in cells) for cells in zip(*rows, strict=True)]
-        for row in rows:
+        lines = [columns, *rows] if heads else rows
+        widths = [max(len(cell) for cell in cells) for cells in zip(*lines, strict=True)]
+        for row in lines:
             line = "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))
             console.print(line.rstrip(), markup=False, highlight=False, soft_wrap=True)
         return

@@ -179,7 +179,7 @@ class _Run:
         # What changed while the run went on is not what its outputs were made from.
         same = [name for name, stage in plan.stages.items() if stage_key(stage) == self._keys[name]]
         try:
-            commit_to_dvc(same, pipeline=plan.name)
+            commit_to_dvc(same, name=plan.name, pipeline=plan.pipeline, workspace=plan.workspace)
         except WingspanError as error:
             return error
         if LOCK_FILE.exists():

@@ -5,10 +5,16 @@ The terminal is the display's (`flows/progress.py`): nothing of DVC's is written
 
 import logging
 from collections.abc import Sequence
+from pathlib import Path
 
 from envs.errors import ConfigError, WingspanError
+from envs.files import write_atomically
 from flows.lineage import LOCK_FILE
 from tasks.pipelines import read_yaml
+from tasks.settings import Pipeline
+
+WARMUP = "warmup"
+"""Every pipeline has this stage in `dvc.yaml`, which knows no conditions; in the flow, not every one has."""
 
 
 def check_lock() -> None:
@@ -24,8 +30,13 @@ def check_lock() -> None:
         raise ConfigError(f"{LOCK_FILE} is no list of stages with their hashes; {remedy}")
 
 
-def commit_to_dvc(stages: Sequence[str], *, pipeline: str) -> None:
-    """Record the outputs of `stages` of `pipeline` in `dvc.lock` and DVC's cache.
+def write_no_warmup(workspace: Path, *, model: str) -> None:
+    """Write the output that DVC expects of the stage `warmup`, for a pipeline that has none."""
+    write_atomically(workspace / WARMUP / "none.txt", f"no warm-up: training starts from {model}\n")
+
+
+def commit_to_dvc(stages: Sequence[str], *, name: str, pipeline: Pipeline, workspace: Path) -> None:
+    """Record the outputs of `stages` of `pipeline`, called `name`, in `dvc.lock` and DVC's cache.
 
     A pipeline that `dvc.yaml` does not list, or a folder that is no DVC repository, has nothing to
     record. Raises `WingspanError` if DVC cannot do it; the outputs themselves are not touched.
@@ -43,7 +54,10 @@ def commit_to_dvc(stages: Sequence[str], *, pipeline: str) -> None:
         return
     with repo:
         known = {stage.addressing for stage in repo.index.stages}
-        targets = [address for stage in stages if (address := f"{stage}@{pipeline}") in known]
+        if pipeline.warmup is None and f"{WARMUP}@{name}" in known:
+            write_no_warmup(workspace, model=pipeline.model)
+            stages = [WARMUP, *stages]
+        targets = [address for stage in stages if (address := f"{stage}@{name}") in known]
         try:
             for target in targets:
                 repo.commit(target, force=True)

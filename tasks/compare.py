@@ -1,25 +1,29 @@
-"""Several runs side by side: one table and one plot of success against environment steps.
+"""Several runs side by side: their results and the parameters that differ, and a plot of success against
+environment steps.
 
 Runs whose workspaces are named `<name>-seed<number>` are seeds of one setting: each has its row, and
 the setting one more with the medians. Environment steps are what runs are compared at, for a longer
 horizon makes a training step dearer.
 """
 
+import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 from envs.errors import ConfigError
 from envs.files import check_writable
 from tasks.pages import duration, percent, points, render_page, write_page
 from tasks.paint import runs_over_environment_steps
 from tasks.plots import Plot, draw
-from tasks.results import Results, environment_steps, read_results, stages_of
+from tasks.results import PARAMETERS, Results, environment_steps, read_results, stages_of
 
 _TIMES = "\N{MULTIPLICATION SIGN}"
 _SEED = re.compile(r"-seed\d+$")
+_ENV = re.compile(r"data\.parts\..+\.env")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,8 +51,25 @@ class Run:
     """(environment steps, success): the evaluation before, after each round, and after training."""
 
 
-def compare(workspaces: Sequence[Path], out: Path) -> Path:
-    """Write `index.html`, `compare.md`, `compare.svg` and `compare.png` to `out`; returns the first's path.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """What is shown of runs, as text."""
+
+    names: Sequence[str]
+    """Of the runs, in the order given."""
+    header: Sequence[str]
+    cells: Sequence[Sequence[str]]
+    """A row for each run and each setting's medians."""
+    differing: Sequence[Sequence[str]]
+    """A row for each parameter that is not the same in all runs: its key, and its value in each."""
+    notes: Sequence[str]
+    """What a reader must know before the numbers are compared, in sentences."""
+    page: Path
+    """`index.html`."""
+
+
+def compare(workspaces: Sequence[Path], out: Path) -> Comparison:
+    """Write `index.html`, `compare.md`, `compare.svg` and `compare.png` to `out`.
 
     Raises `ConfigError` for no workspace, two of one name, one that was not evaluated, or an `out` that
     cannot be written to.
@@ -63,16 +84,78 @@ def compare(workspaces: Sequence[Path], out: Path) -> Path:
     rows = with_medians(runs)
     plot = _plot(runs)
     header, cells = table(rows)
+    parameters = {run.name: read_parameters(path) for run, path in zip(runs, workspaces, strict=True)}
+    differing, notes = differences(parameters), notes_on(parameters)
     page = render_page(
         "compare.html",
         header=header,
         rows=list(zip(rows, cells, strict=True)),
         plot=plot,
         has_medians=len(rows) > len(runs),
+        names=names,
+        differing=differing,
+        notes=notes,
     )
     path = write_page(out, page=page, plots=[plot])
-    (out / "compare.md").write_text(markdown(header, cells))
-    return path
+    parts = [markdown(header, cells), *(f"{note}\n" for note in notes)]
+    if differing:
+        parts.append(markdown(["parameter", *names], differing))
+    (out / "compare.md").write_text("\n".join(parts))
+    return Comparison(names=names, header=header, cells=cells, differing=differing, notes=notes, page=path)
+
+
+def read_parameters(workspace: Path) -> Mapping[str, Any]:
+    """The parameters of the run of `workspace` by dotted key; empty where its report did not record them."""
+    file = workspace / "report" / PARAMETERS
+    return dict(_flat(json.loads(file.read_text()))) if file.exists() else {}
+
+
+def differences(parameters: Mapping[str, Mapping[str, Any]]) -> list[list[str]]:
+    """A row for each key whose value is not the same in all runs (name → parameters): the key and each value.
+
+    Runs whose parameters are unknown have `?` and make no difference.
+    """
+    known = [values for values in parameters.values() if values]
+    keys = dict.fromkeys(key for values in known for key in values if key != "description")
+    return [
+        [key, *(_shown(values, key) for values in parameters.values())]
+        for key in keys
+        if len({_shown(values, key) for values in known}) > 1
+    ]
+
+
+def notes_on(parameters: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Why numbers of the runs (name → parameters) may not be comparable, in sentences."""
+    notes = []
+    unknown = [name for name, values in parameters.items() if not values]
+    if unknown:
+        notes.append(
+            f"The parameters of {', '.join(unknown)} were not recorded; run the stage report again to have "
+            "them."
+        )
+    envs = {
+        name: sorted({str(value) for key, value in values.items() if _ENV.fullmatch(key)})
+        for name, values in parameters.items()
+        if values
+    }
+    if len({tuple(found) for found in envs.values()}) > 1:
+        told = "; ".join(f"{name}: {', '.join(found)}" for name, found in envs.items())
+        notes.append(f"The environments differ, so that success does not mean the same: {told}.")
+    return notes
+
+
+def _shown(values: Mapping[str, Any], key: str) -> str:
+    if not values:
+        return "?"
+    return json.dumps(values[key], ensure_ascii=False).strip('"') if key in values else "-"
+
+
+def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in values.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
 
 
 def read_run(workspace: Path) -> Run:

@@ -83,7 +83,7 @@ def _items(source: str, *, part: str, data: DataSettings, prefix: str) -> list[t
     places: dict[str, str] = {}
     items = []
     for row in read_rows(source):
-        kind, columns = _checked(row, folder=Path(source).parent)
+        kind, columns = _checked(_renamed(row, data.parts[part].columns), folder=Path(source).parent)
         if (kind == "item_id") != spec.own_items:
             raise ConfigError(f"{row.place}: {_misplaced(kind, env=spec.name)}")
         if kind == "item_id":
@@ -97,6 +97,26 @@ def _items(source: str, *, part: str, data: DataSettings, prefix: str) -> list[t
         metadata = {**item.metadata, **_metadata(columns.pop("metadata", None), place=row.place)}
         items.append((row.place, replace(item, part=part, metadata=metadata, fields=columns)))
     return items
+
+
+def _renamed(row: Row, names: Mapping[str, str]) -> Row:
+    """`row` with its columns called as `names` (name here → name in the row) say."""
+    if not isinstance(row.value, dict) or not names:
+        return row
+    there: dict[str, Any] = row.value
+    for name, column in names.items():
+        if column not in there:
+            raise ConfigError(
+                f"{row.place}: columns.{name} is {column!r}{did_you_mean(column, there)}; its columns are "
+                f"{_listed(there) or 'none'}"
+            )
+        if name in there and name not in names.values():
+            raise ConfigError(
+                f"{row.place}: columns.{name} is {column!r}, but a column {name!r} is there, too; leave "
+                "columns out, or drop that column"
+            )
+    rest = {column: value for column, value in there.items() if column not in names.values()}
+    return replace(row, value=rest | {name: there[column] for name, column in names.items()})
 
 
 def _checked(row: Row, *, folder: Path) -> tuple[str, dict[str, Any]]:

@@ -3,6 +3,8 @@
 Owns the forms and their reading. What a row must be is `data_files.py`'s.
 """
 
+import csv
+import io
 import json
 import math
 import posixpath
@@ -113,6 +115,34 @@ def _read_jsonl(path: Path) -> list[Row]:
     ]
 
 
+def _read_csv(path: Path) -> list[Row]:
+    """Values are texts: CSV knows no types."""
+    # Not `splitlines`: a quoted cell may hold line ends.
+    reader = csv.reader(io.StringIO(_text(path), newline=""), strict=True)
+    rows: list[Row] = []
+    line = 1
+    try:
+        columns = next(reader, [])
+        if not all(columns) or len(set(columns)) < len(columns):
+            raise ConfigError(
+                f"{path}, line 1: the columns are {columns}; give each a name, and none a name twice"
+            )
+        line = reader.line_num + 1
+        for cells in reader:
+            if cells and len(cells) != len(columns):
+                raise ConfigError(
+                    f"{path}, row {len(rows)} (line {line}) has {len(cells)} cells, and line 1 names "
+                    f"{len(columns)} columns; quote a cell that holds a comma"
+                )
+            if cells:  # else the line is blank
+                value = dict(zip(columns, cells, strict=True))
+                rows.append(Row(f"{path}, row {len(rows)} (line {line})", len(rows), value))
+            line = reader.line_num + 1
+    except csv.Error as error:
+        raise ConfigError(f"{path}, line {line}: malformed CSV: {error}") from None
+    return rows
+
+
 def _read_parquet(path: Path) -> list[Row]:
     import pandas
 
@@ -144,6 +174,7 @@ _READERS: Mapping[str, Callable[[Path], list[Row]]] = {
     ".json": _read_json,
     ".jsonl": _read_jsonl,
     ".parquet": _read_parquet,
+    ".csv": _read_csv,
 }
 
 
@@ -160,7 +191,9 @@ def _text(path: Path) -> str:
 
 def _parsed(text: str, *, path: Path, line: int = 1) -> Any:
     def refuse(word: str) -> NoReturn:
-        raise ConfigError(f"{path}, from line {line} on, holds {word}, which JSON has not; write null")
+        raise ConfigError(
+            f"{path}, from line {line} on, contains {word}, which is not valid JSON; write null"
+        )
 
     try:
         return json.loads(text, parse_constant=refuse)

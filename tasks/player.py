@@ -12,7 +12,7 @@ from agents import group
 from agents.context import ContextPolicy
 from agents.endpoint import ChatClient
 from agents.episode import Rules
-from agents.group import OnTurn
+from agents.group import OnOpening, OnTurn
 from agents.renderer import Renderer
 from agents.rewards.types import check_items
 from agents.sampler import Sampler
@@ -91,6 +91,7 @@ class PipelinePlayer(ABC):
         items: Sequence[Item],
         play: Play,
         *,
+        on_opening: OnOpening | None = None,
         on_turn: OnTurn | None = None,
         on_trajectory: Callable[[Trajectory], None] | None = None,
     ) -> list[list[Trajectory]]:
@@ -137,6 +138,7 @@ class AgentPlayer(PipelinePlayer):
         items: Sequence[Item],
         play: Play,
         *,
+        on_opening: OnOpening | None = None,
         on_turn: OnTurn | None = None,
         on_trajectory: Callable[[Trajectory], None] | None = None,
     ) -> list[list[Trajectory]]:
@@ -155,6 +157,7 @@ class AgentPlayer(PipelinePlayer):
             speakers=self._speakers(sampling_of(self._pipeline, temperature=play.temperature)),
             rules_of=rules_of,
             max_attempts=self._pipeline.rollout.max_attempts,
+            on_opening=on_opening,
             on_turn=on_turn,
             on_trajectory=on_trajectory,
         )

@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING
 
 from agents.gateway.gateway import Gateway
 from agents.gateway.limits import Limits
-from agents.group import OnTurn
+from agents.group import OnOpening, OnTurn
 from agents.rewards.types import check_items
 from agents.sampler import Sampler
 from agents.types import Trajectory
 from envs.metrics import PoolMetrics
-from envs.types import Item
+from envs.types import Item, Message
 from tasks.player import PipelinePlayer, Play, Player, max_turns_of, sampling_of
 from tasks.programs import play_program
 from tasks.rules import program_of, reward_of
@@ -66,11 +66,17 @@ class ProgramPlayer(PipelinePlayer):
         items: Sequence[Item],
         play: Play,
         *,
+        on_opening: OnOpening | None = None,
         on_turn: OnTurn | None = None,
         on_trajectory: Callable[[Trajectory], None] | None = None,
     ) -> list[list[Trajectory]]:
-        """See `PipelinePlayer`; an episode's turns are told when it has ended."""
+        """See `PipelinePlayer`; an episode is shown when it has ended, its first prompt as the opening."""
         rollout = self._pipeline.rollout
+
+        def open_with(item: Item, chain: int, prompt_ids: list[int]) -> None:
+            if on_opening is not None:
+                on_opening(item, chain, [Message("user", str(self._tokenizer.decode(prompt_ids)))])
+
         gateway = Gateway(  # a play's own: temperatures differ, and a free port costs milliseconds
             self._sampler,
             self._tokenizer,
@@ -91,6 +97,7 @@ class ProgramPlayer(PipelinePlayer):
                 reward=self._reward,
                 max_turns_of=partial(max_turns_of, pipeline=self._pipeline, play=play),
                 max_attempts=rollout.max_attempts,
+                on_prompt=open_with,
                 on_turn=on_turn,
                 on_trajectory=on_trajectory,
             )

@@ -65,6 +65,7 @@ async def play_program(
     reward: Reward | None = None,
     max_turns_of: Callable[[Item], int] | None = None,
     max_attempts: int = 2,
+    on_prompt: Callable[[Item, int, list[int]], None] | None = None,
     on_turn: OnTurn | None = None,
     on_trajectory: Callable[[Trajectory], None] | None = None,
 ) -> list[list[Trajectory]]:
@@ -73,7 +74,8 @@ async def play_program(
     `concurrency`: programs at once, at most as many as the gateway has sessions. `timeout_s`: of one of
     them. `reward` judges the episodes whose program returns None. `max_turns_of`: the model's answers in an
     episode; None leaves them to the gateway's limits. `name` is this play's own, as in `agents.group.play`.
-    `on_turn` is told an episode's turns one by one when it has ended, `on_trajectory` each episode.
+    When an episode has ended, `on_prompt` is called with its first prompt's tokens, `on_turn` with its turns
+    one by one, and `on_trajectory` with the episode.
 
     An episode whose program raises, takes too long or returns no reward is tried again and then given up
     with `StopReason.ERROR`; so is one that ended on an answer that the sampler failed to give. A program
@@ -115,6 +117,8 @@ async def play_program(
 
     async def told(place: int, item: Item, chain: int) -> Trajectory:
         trajectory = await chain_of(place, item, chain)
+        if on_prompt is not None and trajectory.turns:
+            on_prompt(item, chain, trajectory.prompt_ids)
         if on_turn is not None:
             for count in range(1, len(trajectory.turns) + 1):
                 on_turn(item, chain, trajectory.turns[:count])

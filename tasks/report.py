@@ -22,6 +22,7 @@ from tasks.provenance import provenance
 from tasks.report_reading import choose_pairs
 from tasks.results import (
     MODES,
+    PARAMETERS,
     Results,
     Summary,
     dropped,
@@ -87,7 +88,10 @@ def report(pipeline: Pipeline, workspace: Path) -> Path:
         mlflow=mlflow_run(workspace),
         lineage=lineage(results, workspace, pipeline=pipeline),
     )
-    return write_page(workspace / "report", page=page, plots=plots)
+    path = write_page(workspace / "report", page=page, plots=plots)
+    text = json.dumps(pipeline.model_dump(mode="json"), indent=2, ensure_ascii=False)
+    path.with_name(PARAMETERS).write_text(text + "\n")
+    return path
 
 
 def change_of(results: Results, *, mode: str) -> Change | None:

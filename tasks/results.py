@@ -21,6 +21,8 @@ from tasks.trajectories import read_trajectories
 Summary = Mapping[str, float]
 """What `tasks.trajectories.summarise` makes of trajectories."""
 
+PARAMETERS = "parameters.json"
+"""In the folder of the report: all parameters of the run."""
 POLICIES = ("before", "after")
 MODES = ("sampled", "greedy")
 MAX_GROUPS = 8

@@ -17,10 +17,11 @@ from agents.tools.search import check_search
 from agents.tools.toolbox import Toolbox
 from envs.errors import ConfigError, described
 from envs.images import image_sources
+from envs.named import load
 from envs.registry import EnvSpec, get_env
 from envs.types import Item
 from tasks.judges import check_judges, judge_of
-from tasks.own_code import load, reward_names
+from tasks.own_code import reward_names
 from tasks.settings import AgentSettings, Pipeline
 
 if TYPE_CHECKING:

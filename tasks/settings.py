@@ -239,10 +239,13 @@ class PartSettings(Section):
     env: str
     """Name in `envs/registry.py`; the part's own name, where it is left out."""
     train: Source | None = None
-    """Your data, in the place of the environment's own items (docs/data.md): a JSON, JSONL or Parquet file
-    below `data/`, or `hf://NAME[@CONFIG]#SPLIT`."""
+    """Your data, in the place of the environment's own items (docs/data.md): a JSON, JSONL, Parquet or CSV
+    file below `data/`, or `hf://NAME[@CONFIG]#SPLIT`."""
     test: Source | None = None
     """The same for the held-out items."""
+    columns: dict[str, str] = {}
+    """Of `train` and `test`: the name that a column has in docs/data.md → its name in the rows, e.g.
+    `{question: problem}`."""
     where: dict[str, Annotated[list[str | int | float], Field(min_length=1)]] = {}
     """Metadata key → the values that are wanted, e.g. `{depth: [1, 2]}`; other items are left out."""
     weight: Annotated[float, Field(gt=0)] = 1.0
@@ -257,6 +260,8 @@ class PartSettings(Section):
         if (self.train is None) != (self.test is None):
             missing = "test" if self.test is None else "train"
             raise ValueError(f"{missing} is missing; give train and test, or neither")
+        if self.columns and self.train is None:
+            raise ValueError(f"columns {self.columns} are those of train and test; give these, too")
         return self
 
     def has(self, item: Item) -> bool:
@@ -369,6 +374,8 @@ class BaseSettings(Section):
 class Pipeline(Section):
     """One pipeline of `pipelines.yaml`, complete."""
 
+    description: str = ""
+    """One line for `wingspan pipelines` and for Prefect's deployments."""
     seed: Seed = 0
     model: str
     """Folder of a model in Hugging Face format, or a name on a model hub."""

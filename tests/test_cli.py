@@ -1,18 +1,23 @@
 """The command line from outside: what a user types, sees and gets as exit status."""
 
 import errno
+import json
 import os
 import shutil
 import socket
 import subprocess
 import sys
+from collections.abc import Iterator
+from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 import pytest
+import typer
 import yaml
 
 from envs.errors import ConfigError
-from flows.cli import one_line
+from flows.cli import app, one_line
 from flows.overrides import parse_settings
 from flows.plan import locked, make_plan
 from tasks.capacity import read_model_size
@@ -87,7 +92,9 @@ def the_error(done: subprocess.CompletedProcess[str]) -> str:
         (["stage", "trian", "textcraft-cpu"], ["'trian'", "did you mean 'train'"]),
         (["stage", "train", "textcraft-cpu"], ["runs/textcraft-cpu/warmup", "not there"]),
         (["stage", "evaluate", "textcraft-cpu"], ["runs/textcraft-cpu/data/test.jsonl", "prepare"]),
-        (["run"], ["PIPELINE", "--help"]),
+        (["run"], ["Missing argument 'PIPELINE'; see wingspan run --help"]),
+        (["data", "pull"], ["Missing argument 'NAME'; see wingspan data pull --help"]),
+        (["deploy", "textcraft-cpy"], ["did you mean 'textcraft-cpu'"]),
         (["run", "textcraft-cpu", "--serve-policy", "http://x/v1"], ["'http://x/v1'", "HOST:PORT"]),
         (
             ["run", "textcraft-cpu", "--set", "agent={program: tests.program_toy:play}"],
@@ -147,8 +154,63 @@ def test_a_stage_runs_from_the_command_line(project: Path) -> None:
 
 def test_pipelines_are_listed(project: Path) -> None:
     names = yaml.safe_load((ROOT / "pipelines.yaml").read_text())["pipelines"]
+    finished = project / "runs" / "babyai-cpu"
+    finished.mkdir(parents=True)
+    rates = {"before": {"sampled": {"success": 0.25}}, "after": {"sampled": {"success": 0.5}}}
+    (finished / "evaluation.json").write_text(json.dumps(rates))
+    (project / "runs" / "searchqa-mini-cpu" / "data").mkdir(parents=True)
     listed = wingspan("pipelines", cwd=project).stdout.splitlines()
     assert [line.split()[0] for line in listed] == list(names)
+    column = len(max(names, key=len)) + 2
+    runs = {line[:column].strip(): line[column:].split("  ")[0] for line in listed}
+    assert runs["babyai-cpu"] == "0.25 \N{RIGHTWARDS ARROW} 0.50"
+    assert (runs["searchqa-mini-cpu"], runs["textcraft-cpu"]) == ("unfinished", "never")
+
+
+def test_a_broken_pipeline_does_not_hide_the_others(project: Path) -> None:
+    file = project / "pipelines.yaml"
+    file.write_text(f"{file.read_text()}\n  broken: {{model: 3}}\n")
+    listed = {line.split()[0]: line for line in wingspan("pipelines", cwd=project).stdout.splitlines()}
+    assert "is refused: pipelines.yaml: pipelines.broken.model" in listed["broken"]
+    assert "textcraft-cpu" in listed
+
+
+def test_the_version_and_a_short_option_for_help(project: Path) -> None:
+    assert wingspan("--version", cwd=project).stdout == f"wingspan {metadata.version('wingspan')}\n"
+    for command in ([], ["run"], ["data", "pull"], ["serve-policy"]):
+        short, long = (wingspan(*command, option, cwd=project).stdout for option in ("-h", "--help"))
+        assert short == long
+        assert "Usage: wingspan" in long
+
+
+def test_the_shell_can_complete_commands(project: Path) -> None:
+    asked = {"_WINGSPAN_COMPLETE": "complete_bash", "COMP_WORDS": "wingspan ro", "COMP_CWORD": "1"}
+    assert wingspan(cwd=project, **asked).stdout.split() == ["rollout"]
+
+
+def phrases() -> Iterator[tuple[str, str]]:
+    """Every command, argument and option with its help."""
+
+    def of(command: Any, name: str) -> Iterator[tuple[str, str]]:
+        yield name, command.help or ""
+        for parameter in command.params:
+            yield f"{name} {parameter.name}", getattr(parameter, "help", None) or ""
+        for child, sub in getattr(command, "commands", {}).items():
+            yield from of(sub, f"{name} {child}")
+
+    yield from of(typer.main.get_command(app), "wingspan")
+
+
+@pytest.mark.parametrize(("place", "text"), list(phrases()))
+def test_help_is_a_whole_phrase_that_makes_sense_alone(place: str, text: str) -> None:
+    """A bare `Of one request.`, `Ask for it.` or `Its number.` only makes sense after something else."""
+    if place.endswith((" help", " install_completion", " show_completion")):
+        return  # of click and typer
+    words = text.split()
+    assert len(words) >= 3, place
+    assert words[0].lower() not in {"of", "its", "where", "what", "which", "as", "in", "by", "ask", "close"}
+    assert "it" not in [word.strip(".,;:").lower() for word in words[:3]]
+    assert text.rstrip().endswith(".")
 
 
 def test_help_imports_nothing_heavy(project: Path) -> None:

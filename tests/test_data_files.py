@@ -131,7 +131,7 @@ def test_items_of_several_parts_of_one_environment_know_theirs() -> None:
 
 BAD_ROWS: list[tuple[object, str]] = [
     ('{"question": "a"}\n{"question": \n', r"train\.jsonl, line 2: malformed JSON"),
-    ('{"question": "a", "x": NaN}', r"line 1 on, holds NaN"),
+    ('{"question": "a", "x": NaN}', r"line 1 on, contains NaN"),
     ('{"question": "a", "x": 1e999}', r"row 0 \(line 1\): column 'x' holds the number inf"),
     ('\n["a"]', r"row 0 \(line 2\) is a list.*give an object"),
     ("\n", r"train\.jsonl has no rows"),
@@ -218,7 +218,7 @@ def test_files_that_cannot_be_read_are_named() -> None:
         ("elsewhere/a.json", "not below data/"),
         ("/data/a.json", "not below data/"),
         ("data/../a.json", "not below data/"),
-        ("data/a.csv", r"ends with '\.csv'; give one of \.json, \.jsonl, \.parquet"),
+        ("data/a.tsv", r"ends with '\.tsv'; give one of \.json, \.jsonl, \.parquet, \.csv"),
         ("data/a", "ends with 'nothing'"),
         ("hf://openai/gsm8k", r"hf://NAME#SPLIT"),
         ("hf://openai/gsm8k@#test", r"hf://NAME#SPLIT"),
@@ -258,3 +258,71 @@ def test_datasets_of_hugging_face_are_had_by_name(tmp_path: Path, monkeypatch: p
     }.items():
         with pytest.raises(ConfigError, match=rf"{source} cannot be had: .*{said}"):
             split(data(math={"env": "question", "train": source, "test": "hf://sums#test"}))
+
+
+def test_a_table_of_texts_is_read_with_its_quoted_cells() -> None:
+    rows = 'question,answer,note\r\n"How many, in all?\nCount.",007,\r\n\r\n3 + 3?,6,"a ""b"""\r\n'
+    found = loaded("\N{ZERO WIDTH NO-BREAK SPACE}" + rows, name="train.csv").train
+    assert [item.fields for item in found] == [
+        {"question": "How many, in all?\nCount.", "answer": "007", "note": ""},
+        {"question": "3 + 3?", "answer": "6", "note": 'a "b"'},
+    ]
+    assert [item.item_id for item in found] == ["math_0", "math_1"]
+
+
+@pytest.mark.parametrize(
+    ("rows", "said"),
+    [
+        ("", "train.csv has no rows"),
+        ("question,answer\n", "train.csv has no rows"),
+        ("question,\na,b\n", r"line 1: the columns are \['question', ''\]"),
+        ("question,question\na,b\n", "line 1: the columns are"),
+        ('question,answer\n"a\nb",c\n1, 2,3\n', r"row 1 \(line 4\) has 3 cells, and line 1 names 2 columns"),
+        ("question,answer\na,b\nc\n", r"row 1 \(line 3\) has 1 cells"),
+        ('question,answer\n"a"x,b\n', r"line 2: malformed CSV: "),
+        ('question,answer\n"a,b\n', r"line 2: malformed CSV: "),
+        ("question,answer\n ,b\n", r"row 0 \(line 2\): question is a str"),
+    ],
+)
+def test_what_is_no_table_is_named_with_its_line(rows: str, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        loaded(rows, name="train.csv")
+
+
+@pytest.mark.parametrize("name", ["train.jsonl", "train.csv"])
+def test_columns_of_other_names_are_called_as_the_settings_say(name: str) -> None:
+    rows: Any = [{"problem": "3 + 3?", "solution": "6", "answer": "no"}]
+    if name.endswith("csv"):
+        rows = "problem,solution,answer\n3 + 3?,6,no\n"
+    part = {
+        "env": "question",
+        "train": write(name, rows),
+        "test": write("test.json", [{"problem": "1?", "solution": "2", "answer": "3"}]),
+        "columns": {"question": "problem", "answer": "solution", "wrong": "answer"},
+    }
+    (item,) = split(data(math=part)).train
+    assert item.fields == {"question": "3 + 3?", "answer": "6", "wrong": "no"}
+
+
+@pytest.mark.parametrize(
+    ("columns", "said"),
+    [
+        (
+            {"question": "problme"},
+            r"row 0 .*columns.question is 'problme'; did you mean 'problem'\?; its columns",
+        ),
+        ({"question": "answer"}, "columns.question is 'answer', but a column 'question' is there"),
+    ],
+)
+def test_columns_that_are_not_there_or_are_there_twice_are_refused(
+    columns: dict[str, str], said: str
+) -> None:
+    rows = [{"question": "1?", "problem": "2?", "answer": "3"}]
+    part = {"env": "question", "train": write("train.jsonl", rows), "test": write("test.json", OTHER)}
+    with pytest.raises(ConfigError, match=said):
+        split(data(math=part | {"columns": columns}))
+
+
+def test_columns_need_rows() -> None:
+    with pytest.raises(ValidationError, match="are those of train and test; give these, too"):
+        data(textcraft={"columns": {"question": "problem"}})

@@ -20,6 +20,7 @@ from envs.registry import ExpertStep, env_names, families, get_env
 from envs.requirements import JAVA
 from envs.textcraft import make_item
 from flows.cli import app
+from flows.inventory import HERE, NOT_HERE
 from flows.play import find_item, followed
 from tests.test_cli import ROOT, project, the_error, wingspan
 from tests.tiny_model import save_tiny_model
@@ -56,15 +57,24 @@ def play_on(here: Path, env: str) -> None:
 
 def test_environments_are_listed_with_what_is_missing(no_programs: Path) -> None:
     done = call("envs")
-    rows = {line.split()[0]: line for line in done.stdout.splitlines()}
+    rows = {line.split()[1]: line for line in done.stdout.splitlines()}
     named = [f"{family.name}:…" for family in families()]
     assert list(rows) == [*env_names(), *named, "(code"]
-    assert "e.g. reasoning-gym:leg_counting" in rows["reasoning-gym:…"]
-    assert "installed" in rows["textcraft"]
+    assert rows["textcraft"].startswith(HERE)
     assert "374 train, 100 test" in rows["textcraft"]
-    assert "missing Java: " in rows["sciworld"]
-    assert "default-jre-headless" in rows["sciworld"]
+    assert rows["sciworld"].startswith(NOT_HERE)
     assert "2120 train, 200 test" in rows["sciworld"]
+    assert max(map(len, done.stdout.splitlines())) <= 100
+
+
+def test_one_environment_is_shown_with_what_it_lacks(no_programs: Path) -> None:
+    shown = call("envs", "sciworld").stdout
+    assert "package scienceworld" in shown
+    [java] = [line for line in shown.splitlines() if line.startswith("program Java")]
+    assert "default-jre-headless" in java
+    assert get_env("sciworld").source in " ".join(shown.split())
+    assert "e.g. reasoning-gym:leg_counting" in call("envs", "reasoning-gym").stdout
+    assert isinstance(call("envs", "textcarft").exception, ConfigError)
 
 
 def test_a_missing_package_does_not_break_the_list() -> None:
@@ -80,29 +90,35 @@ def test_a_missing_package_does_not_break_the_list() -> None:
         "sys.argv = ['wingspan', *sys.argv[1:]]\n"
         "from flows.cli import main; main()"
     )
-    for arguments, status in ((["envs"], 0), (["doctor"], 1)):
+    for arguments, status in ((["envs", "textcraft"], 0), (["doctor"], 1)):
         done = subprocess.run(
             [sys.executable, "-c", code, *arguments], cwd=ROOT, capture_output=True, text=True
         )
         assert done.returncode == status, done.stderr
-        lines = [
+        [line] = [
             line for line in done.stdout.splitlines() if "uv pip install -e . -c constraints.txt" in line
         ]
-        assert len(lines) == (1 if status else 2), lines  # `envs` lists the environment, and the family
-        assert all("textcraft" in line for line in lines)
-        assert "unknown" in lines[0] or status
+        assert "textcraft" in line
+    done = subprocess.run([sys.executable, "-c", code, "envs"], cwd=ROOT, capture_output=True, text=True)
+    [line] = [line for line in done.stdout.splitlines() if line.split()[1] == "textcraft"]
+    assert line.startswith(NOT_HERE)
+    assert "unknown" in line
 
 
 def test_doctor_finds_nothing_wrong_with_the_default(here: Path) -> None:
     done = call("doctor")
     assert done.exit_code == 0, done.stdout
     states = {line.split("  ")[0] for line in done.stdout.splitlines()}
-    assert "ok" in states
-    assert states <= {"ok", "not needed"}
+    assert states == {"ok"}
+    assert len(done.stdout.splitlines()) < 20  # what this pipeline needs, and nothing else
+    assert "Java" not in done.stdout
+    everything = call("doctor", "--all")
+    assert everything.exit_code == 0
+    assert len(everything.stdout.splitlines()) > 2 * len(done.stdout.splitlines())
 
 
 def test_doctor_names_what_the_named_pipeline_lacks(here: Path, no_programs: Path) -> None:
-    [line] = [line for line in call("doctor").stdout.splitlines() if "Java" in line]
+    [line] = [line for line in call("doctor", "--all").stdout.splitlines() if "Java" in line]
     assert line.startswith("not needed  Java")
     play_on(here, "sciworld")
     done = call("doctor", "textcraft-cpu")

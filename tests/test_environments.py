@@ -9,10 +9,13 @@ from typing import Any
 from urllib.request import Request, urlopen
 
 import pytest
+from typer.testing import CliRunner
 
 from agents.sampler import ScriptedSampler
 from envs.errors import ConfigError, MissingDependency
+from envs.registry import get_env
 from envs.textcraft import SPEC
+from flows.cli import app
 from tasks.environments import check_environments, environments, needed_here
 from tasks.pipelines import load_pipeline
 from tasks.player import Player
@@ -46,6 +49,35 @@ def test_the_experts_episodes_are_played_on_the_server(
     stepped = re.search(r'wingspan_environment_seconds_count\{[^}]*"step"[^}]*\} (\S+)', told)
     assert stepped is not None, told
     assert float(stepped.group(1)) == here["turns"]
+
+
+def test_an_environment_of_the_users_own_needs_no_line_in_the_registry(tmp_path: Path) -> None:
+    name = "tests.own_env:SPEC"
+    pipeline = load_pipeline(
+        "textcraft-cpu", overrides={"data.parts": {"say": {"env": name}}}, file=PIPELINES
+    )
+    prepare(pipeline, tmp_path)
+    provision(pipeline, tmp_path)
+    assert json.loads((tmp_path / "provision.json").read_text())["envs"][name]["solved"] > 0
+    items = [json.loads(line) for line in (tmp_path / "data" / "test.jsonl").read_text().splitlines()]
+    assert [(item["item_id"], item["env"]) for item in items] == [(f"{name}_6", name), (f"{name}_7", name)]
+    played = CliRunner().invoke(app, ["play", name, "3"], input="3\n")
+    assert played.stdout.splitlines()[-1] == "solved: reward 1 in 1 turn"
+
+
+@pytest.mark.parametrize(
+    ("env", "said"),
+    [
+        ("tests.own_env:NO_SPEC", "is a int; name an EnvSpec"),
+        ("tests.own_env:SPCE", "has no 'SPCE'; write MODULE:NAME"),
+        ("tests.no_such_file:SPEC", "cannot be imported: ModuleNotFoundError"),
+        ("no_such_module_at_all:SPEC", "unknown env 'no_such_module_at_all:SPEC'"),
+        ("gymnasum:Taxi-v4", "did you mean 'gymnasium:Taxi-v4'"),
+    ],
+)
+def test_what_is_no_environment_is_named(env: str, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        get_env(env)
 
 
 @dataclass(frozen=True)

@@ -157,6 +157,15 @@ def test_a_users_own_code_is_an_input_of_the_stages_that_run_it(project: Path, a
     assert keys(pipeline, code=False) == of_checkpoints  # training goes on after a mend
 
 
+def test_an_environment_of_the_users_own_is_an_input_of_all_that_play_it(project: Path) -> None:
+    Path("guess_of_mine.py").write_text((ROOT / "tests" / "own_env.py").read_text())
+    pipeline = load_pipeline(NAME, overrides={"data.parts": {"guess": {"env": "guess_of_mine:SPEC"}}})
+    before, of_checkpoints = keys(pipeline), keys(pipeline, code=False)
+    Path("guess_of_mine.py").write_text("SPEC = None\n")
+    assert changed(before, keys(pipeline)) == {"prepare", *AGENT_STAGES}
+    assert keys(pipeline, code=False) == of_checkpoints
+
+
 def test_a_module_that_is_one_file_is_an_input_too(project: Path) -> None:
     Path("one_file_of_mine.py").write_text("")
     pipeline = load_pipeline(NAME, overrides={"agent.tools": ["one_file_of_mine:look"]})

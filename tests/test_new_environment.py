@@ -1,4 +1,4 @@
-"""The tutorial, followed word for word in a copy of the checkout."""
+"""docs/new-environment.md, followed word for word in a copy of the checkout."""
 
 import json
 import os
@@ -18,24 +18,20 @@ from tasks.prepare import prepare
 from tasks.provision import provision
 from tasks.pipelines import load_pipeline
 
-parts = {"data.parts": {"guess": {}}}
-pipeline = load_pipeline("textcraft-cpu", overrides=parts, file=Path("pipelines.yaml"))
+pipeline = load_pipeline("guess", file=Path("pipelines.yaml"))
 prepare(pipeline, Path("run"))
 provision(pipeline, Path("run"))
 """
 
 
 def test_the_tutorial_adds_an_environment_that_a_pipeline_can_play(tmp_path: Path) -> None:
-    file, line, script = re.findall(r"```python\n(.*?)```", TUTORIAL.read_text(), re.DOTALL)
+    file, script = re.findall(r"```python\n(.*?)```", TUTORIAL.read_text(), re.DOTALL)
+    [settings] = re.findall(r"```yaml\n(.*?)```", TUTORIAL.read_text(), re.DOTALL)
     for folder in COPIED:
         shutil.copytree(ROOT / folder, tmp_path / folder, ignore=shutil.ignore_patterns("__pycache__"))
-    shutil.copy(ROOT / "pipelines.yaml", tmp_path)
-    (tmp_path / "envs" / "guess.py").write_text(file)
-    registry = tmp_path / "envs" / "registry.py"
-    head, opening, rest = registry.read_text().partition("_MODULES = {\n")
-    assert opening
-    assert line.count("\n") == 1
-    registry.write_text(head + opening + line + rest)
+    (tmp_path / "pipelines.yaml").write_text((ROOT / "pipelines.yaml").read_text() + settings)
+    (tmp_path / "agents" / "custom").mkdir()
+    (tmp_path / "agents" / "custom" / "guess.py").write_text(file)
 
     def run(code: str) -> str:
         return subprocess.run(
@@ -58,9 +54,11 @@ def test_the_tutorial_adds_an_environment_that_a_pipeline_can_play(tmp_path: Pat
         for name in ("train.jsonl", "test.jsonl")
     ]
     assert [len(of_one) for of_one in items] == [80, 20]
-    assert sorted([*items[0], *items[1]]) == sorted(f"guess_{index}" for index in range(100))
+    assert sorted([*items[0], *items[1]]) == sorted(
+        f"agents.custom.guess:SPEC_{index}" for index in range(100)
+    )
     receipt = json.loads((tmp_path / "run" / "provision.json").read_text())
-    assert receipt["envs"]["guess"]["episodes"] == 64
+    assert receipt["envs"]["agents.custom.guess:SPEC"]["episodes"] == 64
 
 
 def test_the_tutorials_code_is_written_as_ours_is(tmp_path: Path) -> None:

@@ -1,7 +1,6 @@
 """Every file that ships and is parsed by somebody: it must parse, and agree with the others."""
 
 import configparser
-import importlib
 import subprocess
 import sys
 from pathlib import Path
@@ -9,7 +8,9 @@ from pathlib import Path
 import pytest
 import yaml
 
+from envs.errors import ConfigError
 from envs.registry import get_env
+from flows.deploy import ENTRYPOINT, deploy
 from flows.lineage import declared_stages, default_workspace
 from flows.stages import STAGES
 from tasks.pipelines import load_pipeline, pipeline_names
@@ -54,13 +55,30 @@ def test_a_stage_reads_only_what_an_earlier_one_or_nobody_writes(monkeypatch: py
         written.update(stage.outs)
 
 
-def test_deployments_name_pipelines_and_a_flow_that_exist() -> None:
-    for deployment in DOCUMENT["deployments"]:
-        assert deployment["parameters"]["pipeline"] in NAMES
-        file, _, function = deployment["entrypoint"].partition(":")
-        module = importlib.import_module(file.removesuffix(".py").replace("/", "."))
-        assert module.__dict__[function].name == "train-agent"
-    assert {d["parameters"]["pipeline"] for d in DOCUMENT["deployments"]} == set(NAMES)
+@pytest.mark.slow
+def test_every_pipeline_is_deployed_to_prefect_without_being_listed(monkeypatch: pytest.MonkeyPatch) -> None:
+    from prefect.client.orchestration import get_client
+    from prefect.client.schemas.actions import WorkPoolCreate
+    from prefect.testing.utilities import prefect_test_harness
+
+    monkeypatch.chdir(ROOT)
+    with prefect_test_harness(server_startup_timeout=300), get_client(sync_client=True) as client:
+        with pytest.raises(ConfigError, match=r"--pool nowhere.*prefect work-pool create nowhere"):
+            list(deploy(NAMES, pool="nowhere"))
+        client.create_work_pool(WorkPoolCreate(name="here", type="process"))
+        deployed = list(deploy(NAMES, pool="here"))
+        assert deployed == [f"train-agent/{name}" for name in NAMES]
+        for name in NAMES:
+            deployment = client.read_deployment_by_name(f"train-agent/{name}")
+            assert deployment.parameters == {"pipeline": name}
+            assert (deployment.path, deployment.work_pool_name) == (str(ROOT), "here")
+            assert deployment.entrypoint == ENTRYPOINT
+            assert deployment.description
+
+
+def test_an_unknown_pipeline_is_not_deployed() -> None:
+    with pytest.raises(ConfigError, match="did you mean 'textcraft-cpu'"):
+        list(deploy(["textcraft-cpy"], pool="here"))
 
 
 def test_dvc_knows_every_cpu_pipeline_and_no_other() -> None:

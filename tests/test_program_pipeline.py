@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from typer.testing import CliRunner
 
 from agents.endpoint import ChatClient, Endpoint
@@ -145,22 +146,20 @@ def test_who_plays_is_the_settings_choice() -> None:
 
 def test_a_program_is_played_from_the_command_line(tmp_path: Path) -> None:
     root = Path(__file__).parents[1]
-    text = (root / "pipelines.yaml").read_text().partition("\ndeployments:")[0]
+    document = yaml.safe_load((root / "pipelines.yaml").read_text())
     model = save_tiny_model(tmp_path / "model")
-    Path("pipelines.yaml").write_text(
-        text
-        + f"""
-  asked:
-    <<: *textcraft-cpu
-    model: {model}
-    warmup: null
-    data: {{parts: {{asked: {{env: question, train: data/train.jsonl, test: data/test.jsonl}}}}}}
-    agent: {{program: "{TOY}:play"}}
-"""
-    )
+    asked = {"env": "question", "train": "data/train.jsonl", "test": "data/test.jsonl"}
+    document["pipelines"]["asked"] = document["pipelines"]["textcraft-cpu"] | {
+        "model": str(model),
+        "warmup": None,
+        "data": {"parts": {"asked": asked}},
+        "agent": {"program": f"{TOY}:play"},
+    }
+    Path("pipelines.yaml").write_text(yaml.safe_dump(document))
     options = ["--set", "rollout.context_length=256", "--set", "rollout.max_tokens_per_turn=8"]
     done = CliRunner().invoke(app, ["rollout", "asked", "--items", "1", "--out", "out.jsonl", *options])
     assert done.exit_code == 0, done.output
     (trajectory,) = read_trajectories(Path("out.jsonl"))
     assert len(trajectory.turns) == 2
     assert "asked-test_0 #0 turn 1 observation: Sure?" in done.output
+    assert "asked-test_0 #0 begins task: " in done.output

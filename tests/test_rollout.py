@@ -215,6 +215,12 @@ def test_the_command_shows_turns_and_sums_up(tmp_path: Path) -> None:
     first, second = get_env("textcraft").split(0).test[:2]
     lines = done.output.splitlines()
     assert "thought: what have I?" in done.output
+    # The task comes first: what the model is shown before its first turn.
+    goal = next(index for index, line in enumerate(lines) if "#0 begins task: Goal: " in line)
+    assert goal < next(index for index, line in enumerate(lines) if "#0 turn 1" in line)
+    assert lines[goal].removeprefix(f"{first.item_id} #0 begins task: ") in (
+        server.asked[0]["messages"][-1]["content"].splitlines()
+    )
     for item in (first, second):
         for chain in range(2):
             assert any(
@@ -250,6 +256,7 @@ def test_the_command_plays_training_items_with_the_pipelines_agent() -> None:
     item = get_env("textcraft").split(0).train[0]
     assert f'{item.item_id} #0 turn 1 action: act({{"action": "inventory"}})' in done.output
     assert "tool_calls/act" in done.output
+    assert f"{item.item_id} #0 begins task (system): " in done.output
     assert server.asked[0]["tools"][0]["function"]["name"] == "act"
     assert get_env("textcraft").instructions in server.asked[0]["messages"][0]["content"]
 
