@@ -3,7 +3,7 @@
 One parent run per workspace and set of parameters, one child per round. All writing happens on one
 background thread, in batches, so that nothing waits for MLflow. Training is recorded from its own
 files: whatever `train/metrics.jsonl` has and MLflow has not is written, so a run that was killed is
-completed, and no step is ever written twice.
+completed, and no step is ever written twice. A run that is open has a heartbeat (`tasks/recorded_runs.py`).
 """
 
 import hashlib
@@ -12,10 +12,11 @@ import logging
 import os
 import re
 import socket
+import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
@@ -23,6 +24,7 @@ from urllib.parse import urlsplit
 
 from envs.errors import ConfigError, WingspanError, described
 from envs.files import one_at_a_time, write_atomically
+from tasks import recorded_runs
 from tasks.settings import Pipeline
 from tasks.trajectories import read_trajectories
 
@@ -74,11 +76,14 @@ class Tracker:
         self._name = name
         self._pipeline = pipeline
         self._workspace = workspace
-        self._tags: dict[str, str] = {}
+        self._tags = {recorded_runs.WORKSPACE: str(workspace.resolve())}
         self._run: tuple[MlflowClient, str] | None = None
         self._failure: Exception | None = None
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="mlflow")
         self._later(self._write_tags)  # connecting takes seconds: begin at once
+        self._ending = threading.Lock()
+        self._left = threading.Event()
+        threading.Thread(target=self._keep_beating, name="heartbeat", daemon=True).start()
 
     def tag(self, facts: Mapping[str, str]) -> None:
         """Set tags of the parent run."""
@@ -99,9 +104,14 @@ class Tracker:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Wait until all is written; a run that did not come to its end is marked as failed."""
+        """Wait until all is written; a run that did not come to its end is marked as failed, or as killed."""
+        if error is not None and not isinstance(error, Exception):
+            with suppress(Exception):  # who stops a run does not wait for its record; `mark_gone` will
+                self.kill()
+            return
+        self._left.set()
         if error is not None:
-            self._later(lambda client, run_id: client.set_terminated(run_id, status="FAILED"))
+            self._later(lambda client, run_id: recorded_runs.end(client, run_id, status="FAILED"))
         self._thread.shutdown(wait=True)
         if self._failure is not None and error is None:
             raise WingspanError(
@@ -109,6 +119,19 @@ class Tracker:
                 f"({described(self._failure)[:MAX_TOLD]}); all results are in {self._workspace}: "
                 "mend the cause and run the same command to complete it"
             ) from self._failure
+
+    def kill(self) -> None:
+        """Mark the run as killed, unless it has ended; what was not written yet, the next start writes."""
+        self._left.set()
+        with self._ending:
+            self._thread.shutdown(wait=True, cancel_futures=True)
+            if self._run is not None:
+                recorded_runs.end(*self._run, status="KILLED")
+
+    def _keep_beating(self) -> None:
+        while not self._left.wait(recorded_runs.INTERVAL_S):
+            with suppress(RuntimeError):  # the thread that writes has ended meanwhile
+                self._later(recorded_runs.beat)
 
     def _later(self, write: Callable[["MlflowClient", str], None]) -> None:
         def job() -> None:
@@ -123,26 +146,20 @@ class Tracker:
         self._thread.submit(job)
 
     def _open(self) -> tuple["MlflowClient", str]:
-        """Connect (the first time, MLflow creates its database), then find or start the run."""
-        os.environ.setdefault("MLFLOW_ENABLE_ASYNC_TRACE_LOGGING", "false")
-        import mlflow
-
-        logging.getLogger("mlflow").setLevel(logging.WARNING)
-        logging.getLogger("alembic").setLevel(logging.WARNING)
-        mlflow.set_tracking_uri(tracking_uri())
-        with _alone():
-            client = mlflow.MlflowClient()
-            client.search_experiments(max_results=1)
+        """Connect, then find or start the run."""
+        client = connect()
         run_id = unfinished_run(self._workspace, pipeline=self._pipeline)
         if run_id is None or not _exists(client, run_id):
             run_id = self._start(client)
         client.update_run(run_id, status="RUNNING")
+        recorded_runs.beat(client, run_id)
+        recorded_runs.mark_gone(client, experiment_id=experiment_of(client))
         return client, run_id
 
     def _start(self, client: "MlflowClient") -> str:
         from mlflow.entities import Param
 
-        experiment_id = _experiment(client)
+        experiment_id = experiment_of(client)
         run = client.create_run(experiment_id, run_name=self._workspace.name, tags={"pipeline": self._name})
         run_id: str = run.info.run_id
         params = [
@@ -200,6 +217,20 @@ class Tracker:
         self._failure = None  # whatever was missing is there now
 
 
+def connect() -> "MlflowClient":
+    """A client of where the record is kept; the first time, MLflow creates its database."""
+    os.environ.setdefault("MLFLOW_ENABLE_ASYNC_TRACE_LOGGING", "false")
+    import mlflow
+
+    logging.getLogger("mlflow").setLevel(logging.WARNING)
+    logging.getLogger("alembic").setLevel(logging.WARNING)
+    mlflow.set_tracking_uri(tracking_uri())
+    with _alone():
+        client = mlflow.MlflowClient()
+        client.search_experiments(max_results=1)
+    return client
+
+
 def _alone() -> AbstractContextManager[None]:
     """Two first runs at once would both create the tables of a database file."""
     file = tracking_uri().removeprefix("sqlite:///")
@@ -254,7 +285,8 @@ def _identity(pipeline: Pipeline) -> str:
     return hashlib.md5(pipeline.model_dump_json().encode(), usedforsecurity=False).hexdigest()
 
 
-def _experiment(client: "MlflowClient") -> str:
+def experiment_of(client: "MlflowClient") -> str:
+    """The id of the experiment that all runs are in; it is made where it is not there."""
     found = client.get_experiment_by_name(EXPERIMENT)
     if found is not None:
         return str(found.experiment_id)
