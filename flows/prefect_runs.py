@@ -37,6 +37,7 @@ CANCEL_TIMEOUT_S = 3.0
 
 _DEFAULTS = {
     "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+    "DO_NOT_TRACK": "1",  # Prefect's client prints a notice on every first start, unless this is set
     "PREFECT_LOGGING_LEVEL": "CRITICAL",  # the display and the one-line errors are ours
     "PREFECT_LOGGING_INTERNAL_LEVEL": "CRITICAL",  # the events that could not be sent, in full
     "PREFECT_CLI_PROMPT": "false",

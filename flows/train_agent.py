@@ -89,16 +89,19 @@ def run_with_prefect(
             raise
         return outcome[0]
 
+    orchestrated = flow(name=train_agent.name, flow_run_name="{pipeline}")(work)
+    prefect_failure: Exception | None = None
     try:
-        orchestrated = flow(name=train_agent.name, flow_run_name="{pipeline}")(work)
         orchestrated(pipeline, overrides, workspace, serve_policy)
     except Exception as error:
-        if failures:
-            raise failures[0]
-        if outcome:
-            return outcome[0], error
-        raise WingspanError(f"Prefect could not begin the run: {described(error)[:300]}") from error
-    return outcome[0], None
+        prefect_failure = error
+    if failures:
+        raise failures[0]
+    if prefect_failure is not None and not outcome:
+        raise WingspanError(
+            f"Prefect could not begin the run: {described(prefect_failure)[:300]}"
+        ) from prefect_failure
+    return outcome[0], prefect_failure
 
 
 class _Run:
