@@ -70,16 +70,16 @@ def run(
     from tasks.tracking import check_tracking
 
     guard()
-    overrides = parse_settings(settings or [])
-    if serve_policy is not None:
-        url = checked_address(serve_policy).url
-        typer.echo(f"while it is trained, the policy answers at {url}; its model is called 'policy'")
-    check_server()
-    check_tracking()
-    place = make_plan(pipeline, overrides=overrides, workspace=workspace).workspace
-    with locked(place):
-        pass  # seconds before the flow takes it: tell at once if another run has it
     with Stoppable(_how_to_go_on()):
+        overrides = parse_settings(settings or [])
+        if serve_policy is not None:
+            url = checked_address(serve_policy).url
+            typer.echo(f"while it is trained, the policy answers at {url}; its model is called 'policy'")
+        check_server()
+        check_tracking()
+        place = make_plan(pipeline, overrides=overrides, workspace=workspace).workspace
+        with locked(place):
+            pass  # seconds before the flow takes it: tell at once if another run has it
         configure_prefect()
         from flows.train_agent import run_with_prefect
 
@@ -197,8 +197,10 @@ def play(
     """Play one item yourself, in the terminal or by lines from a pipe."""
     from rich.console import Console
 
+    from flows.guardian import guard
     from flows.play import play as play_item
 
+    guard()
     play_item(name, item, seed=seed, console=Console())
 
 
@@ -287,7 +289,9 @@ def serve_env(
 
     from envs.registry import get_env
     from envs.serve.app import serve
+    from flows.guardian import guard
 
+    guard()
     limits = Limits(
         max_sessions=max_sessions,
         idle_s=idle_s,
@@ -393,7 +397,9 @@ def serve_sites(
     """Serve a fresh copy of webarena-local's sites on this machine, to look around, until Ctrl-C."""
     from envs.webarena_local.sites.data import WEBARENA_LOCAL
     from envs.webarena_local.sites.tenant import serve_here
+    from flows.guardian import guard
 
+    guard()
     serve_here(WEBARENA_LOCAL.ready(), first_port=port, say=typer.echo)
 
 

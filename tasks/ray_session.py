@@ -107,7 +107,7 @@ def check_ray() -> None:
     import psutil
 
     if _gcs is not None and (not _gcs.is_running() or _gcs.status() == psutil.STATUS_ZOMBIE):
-        raise RayDied("Ray's control service (gcs_server) died")
+        raise RayDied("Ray's control service (gcs_server) died; run the same command again")
 
 
 def keep_logs(folder: Path) -> None:
