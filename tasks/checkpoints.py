@@ -43,6 +43,11 @@ def repair(folder: Path) -> int:
     return whole[-1]
 
 
+def checkpoint_folder(folder: Path, *, step: int) -> Path:
+    """The checkpoint of `step`, whole or not."""
+    return _at(folder, step)
+
+
 def policy_folder(folder: Path, *, step: int) -> Path:
     """The policy of a whole checkpoint, in Hugging Face format with its tokenizer."""
     return _at(folder, step) / "actor" / "huggingface"

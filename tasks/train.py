@@ -232,6 +232,7 @@ class TrainSession:
         self._step = self._call("start")
         self._started = True
         _drop_steps_after(self._folder / "metrics.jsonl", self._step)
+        self._write_missing_step()
 
     def _check_policy(self) -> None:
         warmed = self._workspace / "warmup"
@@ -306,6 +307,15 @@ class TrainSession:
         write_trajectories(folder / f"step_{record.step:04d}.jsonl", record.trajectories)
         with (self._folder / "metrics.jsonl").open("a") as file:
             file.write(json.dumps({"step": record.step, **record.metrics}) + "\n")
+
+    def _write_missing_step(self) -> None:
+        """Write the checkpoint's step, if this process or an earlier one ended before it could."""
+        file = self._folder / "metrics.jsonl"
+        lines = file.read_text().splitlines() if file.exists() else []
+        if self._step and (not lines or json.loads(lines[-1])["step"] < self._step):
+            record = StepRecord.read(checkpoints.checkpoint_folder(self._checkpoints, step=self._step))
+            if record is not None:
+                self._write_step(record)
 
     def _round_file(self, index: int) -> Path:
         return self._folder / "rounds" / f"{index:02d}.json"

@@ -18,10 +18,10 @@ from pathlib import Path
 
 import psutil
 import pytest
+import yaml
 
 from tests.test_flow import (
     NAME,
-    STEPS,
     environment_of,
     flow_states,
     make_project,
@@ -33,12 +33,17 @@ from tests.test_flow import (
 
 pytestmark = pytest.mark.slow
 LIMIT_S = 600
+STEPS = 4
 
 
 @pytest.fixture(scope="module")
 def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("endings")
     make_project(folder)
+    file = folder / "pipelines.yaml"
+    document = yaml.safe_load(file.read_text())
+    document["pipelines"][NAME]["train"]["steps"] = STEPS
+    file.write_text(yaml.safe_dump(document))
     return folder
 
 
