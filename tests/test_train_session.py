@@ -61,7 +61,7 @@ def test_metrics_are_cut_to_the_steps_of_the_checkpoint(tmp_path: Path) -> None:
 
 
 def test_a_step_that_nobody_wrote_down_is_in_its_checkpoint(tmp_path: Path) -> None:
-    """The training process saves a step before this one hears of it, and this one may be killed in between."""
+    """The training process saves a step before the session hears of it, which may be killed in between."""
     file = tmp_path / "train" / "metrics.jsonl"
     checkpoint = tmp_path / "train" / "checkpoints" / "global_step_2"
     checkpoint.mkdir(parents=True)
