@@ -5,6 +5,7 @@ Nothing heavy is imported before a command needs it: `wingspan --help` answers w
 
 import errno
 import os
+import shlex
 import sys
 import traceback
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import Annotated
 
 import typer
 
-from envs.errors import ConfigError, WingspanError
+from envs.errors import ConfigError, WingspanError, described
 from envs.redaction import clean_logs, redacted
 from envs.requirements import APPLICATION
 from flows.overrides import parse_settings
@@ -83,28 +84,40 @@ def run(
     ] = None,
 ) -> None:
     """Run a pipeline from its data to its report, or resume it where it was stopped."""
+    from flows.guardian import guard
     from flows.next_commands import next_commands
     from flows.plan import checked_address, locked, make_plan
     from flows.prefect_runs import check_server, configure_prefect
+    from flows.stopping import Stoppable, leave
     from tasks.tracking import check_tracking
 
-    overrides = parse_settings(settings or [])
-    if serve_policy is not None:
-        url = checked_address(serve_policy).url
-        typer.echo(f"while it is trained, the policy answers at {url}; its model is called 'policy'")
-    check_server()
-    check_tracking()
-    place = make_plan(pipeline, overrides=overrides, workspace=workspace).workspace
-    with locked(place):
-        pass  # seconds before the flow takes it: tell at once if another run has it
-    configure_prefect()
-    from flows.train_agent import train_agent
+    guard()
+    with Stoppable(_how_to_go_on()):
+        overrides = parse_settings(settings or [])
+        if serve_policy is not None:
+            url = checked_address(serve_policy).url
+            typer.echo(f"while it is trained, the policy answers at {url}; its model is called 'policy'")
+        check_server()
+        check_tracking()
+        place = make_plan(pipeline, overrides=overrides, workspace=workspace).workspace
+        with locked(place):
+            pass  # seconds before the flow takes it: tell at once if another run has it
+        configure_prefect()
+        from flows.train_agent import run_with_prefect
 
-    evaluation = train_agent(pipeline, overrides, str(workspace) if workspace else None, serve_policy)
+        folder = None if workspace is None else str(workspace)
+        evaluation, prefect_failure = run_with_prefect(pipeline, overrides, folder, serve_policy)
     before, after = (evaluation[policy]["sampled"].get("success") for policy in ("before", "after"))
     typer.echo(f"success on the test split: {_share(before)} before, {_share(after)} after")
     typer.echo(f"report: {place / 'report' / 'index.html'}")
     typer.echo(next_commands(pipeline, workspace=place, settings=settings or []))
+    if prefect_failure is not None:
+        typer.echo(
+            f"Prefect's record of this run is incomplete ({described(prefect_failure)[:200]}); "
+            "everything else is finished",
+            err=True,
+        )
+        leave(None, status=0)  # Prefect would go on sending events to the server that is gone
 
 
 @app.command("plan")
@@ -138,11 +151,14 @@ def stage(
     pipeline: PipelineName,
 ) -> None:
     """Run one stage of a pipeline in its workspace; `dvc repro` calls this."""
+    from flows.guardian import guard
     from flows.plan import locked, make_plan
     from flows.stages import STAGES, call_stage, make_display, running
+    from flows.stopping import Stoppable
     from flows.versioning import write_no_warmup
     from tasks.pipelines import did_you_mean
 
+    guard()
     if name not in STAGES:
         raise ConfigError(
             f"unknown stage {name!r}{did_you_mean(name, STAGES)}; there are: {', '.join(STAGES)}"
@@ -152,6 +168,7 @@ def stage(
         write_no_warmup(plan.workspace, model=plan.pipeline.model)
         return
     with (
+        Stoppable(_how_to_go_on()),
         locked(plan.workspace),
         make_display(pipeline, pipeline=plan.pipeline, stages=[name], workspace=plan.workspace) as display,
         running(plan.stages[name], display=display),
@@ -162,10 +179,14 @@ def stage(
 @app.command()
 def base() -> None:
     """Make the base model of the CPU pipelines anew; this takes an hour or more."""
+    from flows.guardian import guard
+    from flows.stopping import Stoppable
     from tasks.base import base as make_base
     from tasks.pipelines import load_base_settings
 
-    make_base(load_base_settings(), BASE_MODEL)
+    guard()
+    with Stoppable("stopped; the next `wingspan base` begins anew"):
+        make_base(load_base_settings(), BASE_MODEL)
 
 
 @app.command()
@@ -177,6 +198,17 @@ def pipelines() -> None:
     from flows.tables import print_table
 
     print_table(PIPELINE_COLUMNS, pipeline_rows(), console=Console())
+
+
+@app.command()
+def runs() -> None:
+    """List the recorded runs with their state, steps and success, and mark those that were killed."""
+    from rich.console import Console
+
+    from flows.runs import COLUMNS, run_rows
+    from flows.tables import print_table
+
+    print_table(COLUMNS, list(run_rows()), console=Console())
 
 
 @app.command()
@@ -256,8 +288,10 @@ def play(
     """Play one item yourself, in the terminal or with lines from a pipe."""
     from rich.console import Console
 
+    from flows.guardian import guard
     from flows.play import play as play_item
 
+    guard()
     play_item(name, item, seed=seed, console=Console())
 
 
@@ -310,19 +344,20 @@ def rollout(
     """
     from rich.console import Console
 
+    from flows.guardian import guard
     from flows.rollout import Rollout, model_of
     from flows.rollout import rollout as play_items
+    from flows.stopping import Stoppable
     from tasks.pipelines import load_pipeline
 
+    guard()
     chosen = load_pipeline(pipeline, overrides=parse_settings(settings or []))
     asked = Rollout(
         split=split, items=items, chains=num_chains, max_turns=max_turns, temperature=temperature, out=out
     )
     player = model_of(chosen, endpoint=endpoint, model=model, api_key_from=api_key_from, policy=policy)
-    try:
+    with Stoppable(None):  # the summary says it
         any_counts = play_items(chosen, player, asked, console=Console())
-    except KeyboardInterrupt:  # the summary has said it
-        raise typer.Exit(130) from None
     if not any_counts:
         raise typer.Exit(1)
 
@@ -434,6 +469,13 @@ def main() -> None:
             sys.exit(1)
         print(f"error: {redacted(line)}", file=sys.stderr)
         sys.exit(2)
+
+
+def _how_to_go_on() -> str:
+    again = shlex.join(["wingspan", *sys.argv[1:]])
+    return (
+        f"stopped; finished stages and checkpoints are there, and the same command goes on from them: {again}"
+    )
 
 
 def _usage(error: Exception) -> str | None:

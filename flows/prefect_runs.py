@@ -1,14 +1,26 @@
-"""Prefect's side of a run: settings that a command-line run needs, and runs that were killed."""
+"""Prefect's side of a run: settings and a server for the command line, and runs that did not come to their
+end.
+
+The server that is configured (`PREFECT_API_URL`, or a profile) is used; where none is, a temporary one is
+started, on loopback, which keeps its records in `PREFECT_HOME`. It has a session of its own, so that Ctrl-C
+in a terminal does not reach it before the run's state is set, and ends with the command
+(`flows/guardian.py`).
+"""
 
 import json
 import os
+import socket
+import subprocess
+import sys
+import tempfile
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.error import HTTPError, URLError
 from urllib.request import urlopen
 from uuid import UUID
 
-from envs.errors import ConfigError
+from envs.errors import ConfigError, WingspanError
 from envs.files import write_atomically
 
 if TYPE_CHECKING:
@@ -18,20 +30,74 @@ if TYPE_CHECKING:
 RECORD = "prefect.json"
 """In the workspace: which Prefect flow run worked in it last."""
 
+START_TIMEOUT_S = 300.0
+"""Of the temporary server: it takes 10 to 40 s, and minutes on a machine that is busy with more."""
+CANCEL_TIMEOUT_S = 3.0
+"""Of each request that marks a run as cancelled: the server may be gone or hang."""
+
 _DEFAULTS = {
-    # The temporary server starts in 10 to 40 s, and in minutes on a machine that is busy with more.
-    "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": "300",
     "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
-    "DO_NOT_TRACK": "1",  # else Prefect's first start on a terminal prints its notice on telemetry
+    "DO_NOT_TRACK": "1",  # Prefect's client prints a notice on every first start, unless this is set
     "PREFECT_LOGGING_LEVEL": "CRITICAL",  # the display and the one-line errors are ours
+    "PREFECT_LOGGING_INTERNAL_LEVEL": "CRITICAL",  # the events that could not be sent, in full
     "PREFECT_CLI_PROMPT": "false",
 }
+_TEMPORARY = {
+    "PREFECT_UI_ENABLED": "0",
+    "PREFECT__SERVER_EPHEMERAL": "1",
+    "PREFECT__SERVER_FINAL": "1",
+}
+"""What Prefect's own temporary server has."""
+_SERVE = """
+import socket, sys, uvicorn
+from prefect.server.api.server import create_app
+config = uvicorn.Config(create_app, factory=True, log_level="error", lifespan="on")
+uvicorn.Server(config).run(sockets=[socket.socket(fileno=int(sys.argv[1]))])
+"""
 
 
 def configure_prefect() -> None:
-    """Set what a command-line run needs and the user has not set. Call before Prefect's import."""
+    """Set what a command-line run needs and the user has not set, and see that there is a server.
+
+    Call before Prefect's import. Raises `WingspanError` if the temporary server does not start.
+    """
     for name, value in _DEFAULTS.items():
         os.environ.setdefault(name, value)
+    from prefect.context import refresh_global_settings_context
+    from prefect.settings import get_current_settings
+
+    if get_current_settings().api.url is None:
+        # Two tries: a server on loopback that refuses a connection is dead and stays so.
+        os.environ.setdefault("PREFECT_CLIENT_MAX_RETRIES", "2")
+        os.environ["PREFECT_API_URL"] = _start_server()
+        refresh_global_settings_context()
+
+
+def _start_server() -> str:
+    """Start the temporary server and wait until it answers; returns its URL."""
+    log = Path(tempfile.gettempdir()) / "prefect-server.log"
+    with socket.create_server(("127.0.0.1", 0)) as listener, log.open("wb") as sink:
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}/api"
+        server = subprocess.Popen(
+            [sys.executable, "-c", _SERVE, str(listener.fileno())],
+            pass_fds=[listener.fileno()],
+            env={**os.environ, **_TEMPORARY},
+            stdin=subprocess.DEVNULL,
+            stdout=sink,
+            stderr=sink,
+            start_new_session=True,
+        )
+    until = time.monotonic() + START_TIMEOUT_S
+    while server.poll() is None and time.monotonic() < until:
+        try:
+            urlopen(f"{url}/health", timeout=5).close()
+        except OSError:
+            time.sleep(0.1)
+        else:
+            return url
+    printed = log.read_text(errors="replace").split("\n")
+    last = next((line for line in reversed(printed) if line.strip()), "it printed nothing")
+    raise WingspanError(f"Prefect's temporary server did not start: {' '.join(last.split())[:300]}")
 
 
 def check_server() -> None:
@@ -57,30 +123,48 @@ def take_over(workspace: Path, *, flow_run_id: UUID | None) -> None:
     holds the workspace's lock, so that run is certainly dead.
     """
     from prefect.client.orchestration import get_client
+    from prefect.states import Crashed
 
     file = workspace / RECORD
     if file.exists():
+        killed: State[Any] = Crashed(
+            message="The process was killed; another run has taken over its workspace."
+        )
         with get_client(sync_client=True) as client:
-            _mark_crashed(client, UUID(json.loads(file.read_text())["flow_run_id"]))
+            _end_run(client, UUID(json.loads(file.read_text())["flow_run_id"]), killed, unless_final=True)
     if flow_run_id is not None:
         write_atomically(file, json.dumps({"flow_run_id": str(flow_run_id)}) + "\n")
 
 
-def _mark_crashed(client: "SyncPrefectClient", flow_run_id: UUID) -> None:
+def cancel(flow_run_id: UUID) -> None:
+    """Mark the flow run as cancelled, whatever Prefect's engine made of the signal; asks a server once."""
+    from prefect.client.orchestration import get_client
+    from prefect.settings import PREFECT_CLIENT_MAX_RETRIES, temporary_settings
+    from prefect.states import Cancelled
+
+    with (
+        temporary_settings({PREFECT_CLIENT_MAX_RETRIES: 0}),
+        get_client(sync_client=True, httpx_settings={"timeout": CANCEL_TIMEOUT_S}) as client,
+    ):
+        _end_run(client, flow_run_id, Cancelled(message="It was stopped."), unless_final=False)
+
+
+def _end_run(
+    client: "SyncPrefectClient", flow_run_id: UUID, state: "State[Any]", *, unless_final: bool
+) -> None:
+    """Set the state of the flow run, and of those of its task runs that have not ended."""
     from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterId
     from prefect.exceptions import ObjectNotFound
-    from prefect.states import Crashed
 
     try:
         run = client.read_flow_run(flow_run_id)
     except ObjectNotFound:
         return  # it ran on another server
-    if run.state is None or run.state.is_final():
+    if unless_final and (run.state is None or run.state.is_final()):
         return
-    killed: State[Any] = Crashed(message="The process was killed; another run has taken over its workspace.")
-    client.set_flow_run_state(flow_run_id, killed, force=True)
+    client.set_flow_run_state(flow_run_id, state, force=True)
     for task_run in client.read_task_runs(
         flow_run_filter=FlowRunFilter(id=FlowRunFilterId(any_=[flow_run_id]))
     ):
         if task_run.state is not None and not task_run.state.is_final():
-            client.set_task_run_state(task_run.id, killed, force=True)
+            client.set_task_run_state(task_run.id, state, force=True)

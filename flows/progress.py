@@ -27,6 +27,8 @@ class StageState(StrEnum):
     DONE = "done"
     CACHED = "cached"
     FAILED = "failed"
+    STOPPED = "stopped"
+    """By a signal."""
 
 
 _MARKS = {
@@ -34,6 +36,7 @@ _MARKS = {
     StageState.DONE: Text("✓", style="green"),
     StageState.CACHED: Text("=", style="cyan"),
     StageState.FAILED: Text("✗", style="red"),
+    StageState.STOPPED: Text("■", style="yellow"),
 }
 
 
@@ -100,9 +103,10 @@ class Display:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        is_stopped = error is not None and not isinstance(error, Exception)
         for stage, row in self._rows.items():
             if row.state is StageState.RUNNING:
-                self.stage(stage, StageState.FAILED)
+                self.stage(stage, StageState.STOPPED if is_stopped else StageState.FAILED)
         if not self._plain:
             self._live.stop()
 
@@ -118,7 +122,8 @@ class Display:
         if state is not StageState.FAILED:  # which says where it failed
             row.phase = ""
         if self._plain and state is not StageState.WAITING:
-            took = f" in {_clock(row.seconds)}" if state in (StageState.DONE, StageState.FAILED) else ""
+            has_ended = state in (StageState.DONE, StageState.FAILED, StageState.STOPPED)
+            took = f" in {_clock(row.seconds)}" if has_ended else ""
             self.note(f"{name}: {state}{took}")
 
     def step(self, stage: str, values: Mapping[str, float]) -> None:

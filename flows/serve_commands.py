@@ -52,7 +52,9 @@ def serve_env(
 
     from envs.registry import get_env
     from envs.serve.app import serve
+    from flows.guardian import guard
 
+    guard()
     limits = Limits(
         max_sessions=max_sessions,
         idle_s=idle_s,
@@ -178,5 +180,7 @@ def serve_sites(
     """Serve a fresh copy of webarena-local's sites on this machine until Ctrl-C."""
     from envs.webarena_local.sites.data import WEBARENA_LOCAL
     from envs.webarena_local.sites.tenant import serve_here
+    from flows.guardian import guard
 
+    guard()
     serve_here(WEBARENA_LOCAL.ready(), first_port=port, say=typer.echo)

@@ -4,6 +4,9 @@ Each stage is a Prefect task run, cached on the hash of its inputs (`flows/linea
 value is a receipt of what it wrote, which must still hold. Each round of training is a task run of its
 own within that of `train`. What a stage does is in `tasks/`; what is recorded in MLflow, in
 `tasks/tracking.py`.
+
+Prefect orchestrates the work but does not own it: when its server dies during a run, the run goes on and is
+finished, and only Prefect's record of it stays incomplete (`run_with_prefect`).
 """
 
 import json
@@ -12,18 +15,21 @@ from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from uuid import UUID
 
 import psutil
 from prefect import Task, flow
 from prefect.cache_policies import NO_CACHE, CacheKeyFnPolicy
 from prefect.runtime import flow_run
 
-from envs.errors import WingspanError
+from envs.errors import WingspanError, described
+from flows.guardian import guard
 from flows.lineage import Receipt, Stage, holds, path_md5, receipt, stage_key
 from flows.plan import Plan, checked_address, locked, make_plan
-from flows.prefect_runs import check_server, take_over
+from flows.prefect_runs import cancel, check_server, take_over
 from flows.progress import Display, StageState
 from flows.stages import call_stage, make_display, read_timing, running, show_training, write_timing
+from flows.stopping import on_stop, signals_claimed
 from flows.versioning import commit_to_dvc
 from tasks.parameters import changed_parameters, write_changes
 from tasks.pipelines import load_pipeline
@@ -51,16 +57,53 @@ def train_agent(
     OpenAI's protocol while it is trained. Returns `evaluation.json`. Raises `WingspanError` for whatever a
     user can mend; running the same again goes on where this one stopped.
     """
+    guard()
     serve = None if serve_policy is None else checked_address(serve_policy)
     check_server()
     check_tracking()
     plan = make_plan(pipeline, overrides=overrides or {}, workspace=Path(workspace) if workspace else None)
-    with locked(plan.workspace):
+    with signals_claimed(), locked(plan.workspace):
         take_over(plan.workspace, flow_run_id=flow_run.id)
+        on_stop(partial(cancel, UUID(str(flow_run.id))))
         with make_display(
             plan.name, pipeline=plan.pipeline, stages=list(plan.stages), workspace=plan.workspace
         ) as display:
             return _Run(plan, display=display, serve=serve).execute()
+
+
+def run_with_prefect(
+    pipeline: str, overrides: dict[str, Any], workspace: str | None, serve_policy: str | None
+) -> tuple[dict[str, Any], Exception | None]:
+    """`train_agent`, and what kept Prefect's record of it from being complete: its server may have died.
+
+    Raises what the run itself raises, and `WingspanError` if Prefect fails before the run has begun.
+    """
+    outcome: list[dict[str, Any]] = []
+    failures: list[Exception] = []
+
+    def work(
+        pipeline: str, overrides: dict[str, Any], workspace: str | None, serve_policy: str | None
+    ) -> dict[str, Any]:
+        try:
+            outcome.append(train_agent.fn(pipeline, overrides, workspace, serve_policy))
+        except Exception as error:
+            failures.append(error)
+            raise
+        return outcome[0]
+
+    orchestrated = flow(name=train_agent.name, flow_run_name="{pipeline}")(work)
+    prefect_failure: Exception | None = None
+    try:
+        orchestrated(pipeline, overrides, workspace, serve_policy)
+    except Exception as error:
+        prefect_failure = error
+    if failures:
+        raise failures[0]
+    if prefect_failure is not None and not outcome:
+        raise WingspanError(
+            f"Prefect could not begin the run: {described(prefect_failure)[:300]}"
+        ) from prefect_failure
+    return outcome[0], prefect_failure
 
 
 class _Run:
@@ -161,6 +204,7 @@ class _Run:
             plan = self._plan
             tracker = Tracker(plan.name, pipeline=plan.pipeline, workspace=plan.workspace)
             self._tracker = self._closing.enter_context(tracker)
+            on_stop(tracker.kill)
             facts = provenance(envs=plan.pipeline.data.envs)
             tracker.tag({**facts, "seed": str(plan.pipeline.seed), "prefect.flow_run": str(flow_run.id)})
         return self._tracker

@@ -104,6 +104,11 @@ def resume(folder: Path) -> Resumption:
     return Resumption(step, tuple(faults.values()))
 
 
+def checkpoint_folder(folder: Path, *, step: int) -> Path:
+    """The checkpoint of `step`, whole or not."""
+    return _at(folder, step)
+
+
 def policy_folder(folder: Path, *, step: int) -> Path:
     """The policy of a whole checkpoint, in Hugging Face format with its tokenizer."""
     return _at(folder, step) / "actor" / "huggingface"

@@ -8,13 +8,14 @@ elsewhere verl's generation servers are brought up with one after the other, and
 import asyncio
 import json
 import tempfile
+import traceback
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from multiprocessing import get_context
+from multiprocessing.connection import Connection, wait
+from multiprocessing.context import SpawnProcess
 from pathlib import Path
 from threading import Event, Thread
 from typing import Any
@@ -24,6 +25,7 @@ from agents.types import Trajectory
 from envs.errors import ConfigError, WingspanError
 from envs.files import write_atomically
 from envs.types import Item
+from tasks.interrupts import interrupts_blocked
 from tasks.items import read_items
 from tasks.mixture import evaluation_turns
 from tasks.player import Play
@@ -70,19 +72,8 @@ def evaluate(pipeline: Pipeline, workspace: Path, *, on_episodes: OnEpisodes | N
         nullcontext() if on_episodes is None else _progress(counts, total, on_episodes)
     )
     if pipeline.backend.rollout == "cpu":
-        # One core each; of a fresh interpreter, for a fork of torch's threads would hang.
-        with (
-            ProcessPoolExecutor(
-                len(policies), mp_context=spawn, initializer=_count_in, initargs=(counts,)
-            ) as processes,
-            progress,
-        ):
-            try:
-                results = list(processes.map(work, policies))
-            except BrokenProcessPool as error:
-                raise WingspanError(
-                    f"evaluation: a process died, for want of memory perhaps: {error}"
-                ) from None
+        with progress:
+            results = _side_by_side(work, policies, counts)
     else:
         _count_in(counts)
         with progress:
@@ -130,10 +121,63 @@ def _progress(counts: Sequence[int], total: int, on_episodes: OnEpisodes) -> Ite
         thread.join()
 
 
-def _evaluate_policy(
-    pipeline: Pipeline, workspace: Path, items: Sequence[Item], policy: _Policy
-) -> tuple[dict[str, dict[str, float]], list[Trajectory]]:
-    """Summaries by mode, and the trajectories to keep."""
+_Found = tuple[dict[str, dict[str, float]], list[Trajectory]]
+"""Of one policy: summaries by mode, and the trajectories to keep."""
+
+
+def _side_by_side(
+    work: Callable[[_Policy], _Found], policies: Sequence[_Policy], counts: Any
+) -> list[_Found]:
+    """`work` for every policy, each in its own process, one core each; no process outlives the call.
+
+    The processes count their episodes in `counts`, an array that they share.
+    """
+    context = get_context("spawn")  # a fork of torch's threads would hang
+    processes: list[SpawnProcess] = []
+    places: dict[Connection, int] = {}
+    found: dict[int, _Found] = {}
+    try:
+        with interrupts_blocked():
+            for place, policy in enumerate(policies):
+                receiving, sending = context.Pipe(duplex=False)
+                places[receiving] = place
+                processes.append(context.Process(target=_send, args=(sending, work, policy, counts)))
+                processes[-1].start()
+                sending.close()
+        while len(found) < len(policies):
+            ready = [end for end in wait(set(places)) if isinstance(end, Connection)]
+            for receiving in ready:
+                found[places.pop(receiving)] = _receive(receiving)
+        for process in processes:
+            process.join()
+        return [found[place] for place in range(len(policies))]
+    finally:
+        for process in processes:
+            process.kill()
+
+
+def _send(sending: Connection, work: Callable[[_Policy], _Found], policy: _Policy, counts: Any) -> None:
+    _count_in(counts)
+    try:
+        answer: _Found | Exception = work(policy)
+    except Exception as error:
+        error.add_note(traceback.format_exc())  # pickled, it has none
+        answer = error
+    sending.send(answer)
+
+
+def _receive(receiving: Connection) -> _Found:
+    with receiving:
+        try:
+            answer: _Found | Exception = receiving.recv()
+        except EOFError:
+            raise WingspanError("evaluation: a process died, for want of memory perhaps") from None
+    if isinstance(answer, Exception):
+        raise answer
+    return answer
+
+
+def _evaluate_policy(pipeline: Pipeline, workspace: Path, items: Sequence[Item], policy: _Policy) -> _Found:
     settings, turns = pipeline.evaluate, evaluation_turns(pipeline)
     summaries: dict[str, dict[str, float]] = {}
     kept: list[Trajectory] = []
@@ -200,7 +244,7 @@ def _servers(
     """Play with the generation servers that training would use, on a training process of its own."""
     import ray
 
-    from tasks.ray_session import connect_ray
+    from tasks.ray_session import connect_ray, end_local_ray, result_of
     from tasks.trainer import launch
 
     owns_ray = connect_ray(pipeline)
@@ -213,14 +257,14 @@ def _servers(
         )
 
         def play(items: Sequence[Item], how: Play) -> list[list[Trajectory]]:
-            found: list[list[Trajectory]] = ray.get(trainer.play.remote(items, how))
+            found: list[list[Trajectory]] = result_of(trainer.play.remote(items, how))
             count(sum(map(len, found)))
             return found
 
         try:
-            ray.get(trainer.start.remote())
+            result_of(trainer.start.remote())
             yield play
         finally:
             ray.kill(trainer)
             if owns_ray:
-                ray.shutdown()
+                end_local_ray()

@@ -1,20 +1,36 @@
-"""This process's connection to Ray: the cluster that there is, or a local one of its own."""
+"""This process's connection to Ray: the cluster that there is, or a local one of its own.
+
+A local one has a control service (GCS) whose death Ray's own client answers by ending this process. Its
+process is therefore watched here: `result_of` raises `RayDied` within a second, and the caller starts anew.
+"""
 
 import logging
 import os
+import shutil
 from contextlib import suppress
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from envs.errors import WingspanError
+from tasks.errors import RayDied
 from tasks.ray_address import check_ray_address, cluster_address
 from tasks.ray_network import loopback_and_token, read_token
 from tasks.ray_placement import QUEUE_CPUS, WORKER_CPUS
 from tasks.settings import Pipeline
 
+if TYPE_CHECKING:
+    import psutil
+
 ATTEMPTS = 5
 """On a busy machine Ray may give up its own start."""
 LOCAL_CPUS = 16
 """Logical, at least: enough for verl's bookings and environments, however few cores there are."""
+POLL_S = 1.0
+"""Between two looks at the control service."""
+_NEVER_S = "1000000"
+
+_gcs: "psutil.Process | None" = None
+"""The control service of the local cluster that this process has started last."""
 
 
 def connect_ray(pipeline: Pipeline) -> bool:
@@ -50,6 +66,9 @@ def start_local_ray(**options: Any) -> None:
     import psutil
     import ray
 
+    global _gcs
+    # After this long without the control service Ray's client ends this process; `result_of` is earlier.
+    os.environ.setdefault("RAY_gcs_rpc_server_reconnect_timeout_s", _NEVER_S)
     # Ray would start idle workers ahead; ours have environments of their own and cannot use them.
     os.environ.setdefault("RAY_prestart_worker_first_driver", "0")
     for attempt in range(1, ATTEMPTS + 1):
@@ -63,6 +82,8 @@ def start_local_ray(**options: Any) -> None:
                     logging_level=logging.ERROR,  # its notes on a start would stand in the progress display
                     **options,
                 )
+            _gcs = next(child for child in psutil.Process().children() if child.name() == "gcs_server")
+            _print_no_dumps()
             return
         except Exception as error:  # Ray says no more than this when 30 s, a constant, have passed
             if "timed out" not in str(error) or attempt == ATTEMPTS:
@@ -71,3 +92,49 @@ def start_local_ray(**options: Any) -> None:
                 if left not in others:
                     with suppress(psutil.NoSuchProcess):
                         left.kill()
+
+
+def result_of(answer: Any) -> Any:
+    """`ray.get`. Raises what that raises, and `RayDied` when the local cluster's control service is gone."""
+    import ray
+
+    while not ray.wait([answer], timeout=POLL_S)[0]:
+        check_ray()
+    return ray.get(answer)
+
+
+def check_ray() -> None:
+    """Raise `RayDied` if this process has started a local cluster whose control service is gone."""
+    import psutil
+
+    if _gcs is not None and (not _gcs.is_running() or _gcs.status() == psutil.STATUS_ZOMBIE):
+        raise RayDied("Ray's control service (gcs_server) died; run the same command again")
+
+
+def keep_logs(folder: Path) -> None:
+    """Copy the logs of this process's session to `folder`: its own are removed when the command ends."""
+    import ray
+
+    with suppress(Exception):  # whatever is missing or is being written: what can be copied is
+        session = Path(ray._private.worker._global_node.get_logs_dir_path())
+        shutil.rmtree(folder, ignore_errors=True)
+        shutil.copytree(session, folder, ignore_dangling_symlinks=True)
+
+
+def _print_no_dumps() -> None:
+    """Keep off the screen what Ray prints when one of its processes dies: hundreds of lines of its state.
+
+    They are in its logs. It has no setting for it: `log_to_driver` is about the output of workers.
+    """
+    import ray
+
+    ray._private.worker.print_to_stdstream = lambda *_, **__: None
+
+
+def end_local_ray() -> None:
+    """Leave the cluster, and end it if it is a local one."""
+    import ray
+
+    global _gcs
+    ray.shutdown()
+    _gcs = None

@@ -5,16 +5,17 @@ background thread, in batches, so that nothing waits for MLflow. Training is rec
 files: whatever `train/metrics.jsonl` has and MLflow has not is written, so a run that was killed is
 completed, and no step is ever written twice. `tracking_names.py` names the metrics, `tracking_facts.py`
 describes the run, `tracking_traces.py` makes traces of episodes, `tracking_model.py` registers the policy. No
-module but `tracking*.py` imports MLflow.
+module but `tracking*.py` imports MLflow. A run that is open has a heartbeat (`tasks/recorded_runs.py`).
 """
 
 import hashlib
 import json
 import logging
 import os
+import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -24,6 +25,7 @@ from urllib.parse import urlsplit
 from envs.errors import WingspanError, described
 from envs.files import one_at_a_time, write_atomically
 from envs.redaction import redacted, register_url
+from tasks import recorded_runs
 from tasks import tracking_facts as facts
 from tasks.parameters import flat
 from tasks.policies import decoder
@@ -99,11 +101,14 @@ class Tracker:
         self._name = name
         self._pipeline = pipeline
         self._workspace = workspace
-        self._tags: dict[str, str] = {}
+        self._tags = {recorded_runs.WORKSPACE: str(workspace.resolve())}
         self._run: tuple[MlflowClient, str] | None = None
         self._failure: Exception | None = None
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="mlflow")
         self._later(self._write_tags)  # connecting takes seconds: begin at once
+        self._ending = threading.Lock()
+        self._left = threading.Event()
+        threading.Thread(target=self._keep_beating, name="heartbeat", daemon=True).start()
 
     def tag(self, tags: Mapping[str, str]) -> None:
         """Set tags of the parent run."""
@@ -124,9 +129,14 @@ class Tracker:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Wait until all is written; a run that did not come to its end is marked as failed."""
+        """Wait until all is written; a run that did not come to its end is marked as failed, or as killed."""
+        if error is not None and not isinstance(error, Exception):
+            with suppress(Exception):  # who stops a run does not wait for its record; `mark_gone` will
+                self.kill()
+            return
+        self._left.set()
         if error is not None:
-            self._later(lambda client, run_id: client.set_terminated(run_id, status="FAILED"))
+            self._later(lambda client, run_id: recorded_runs.end(client, run_id, status="FAILED"))
         self._thread.shutdown(wait=True)
         if self._failure is not None and error is None:
             raise WingspanError(
@@ -134,6 +144,19 @@ class Tracker:
                 f"({described(self._failure)[:MAX_TOLD]}); all results are in {self._workspace}: "
                 "mend the cause and run the same command to complete it"
             ) from self._failure
+
+    def kill(self) -> None:
+        """Mark the run as killed, unless it has ended; what was not written yet, the next start writes."""
+        self._left.set()
+        with self._ending:
+            self._thread.shutdown(wait=True, cancel_futures=True)
+            if self._run is not None:
+                recorded_runs.end(*self._run, status="KILLED")
+
+    def _keep_beating(self) -> None:
+        while not self._left.wait(recorded_runs.INTERVAL_S):
+            with suppress(RuntimeError):  # the thread that writes has ended meanwhile
+                self._later(recorded_runs.beat)
 
     def _later(self, write: Callable[["MlflowClient", str], None]) -> None:
         def job() -> None:
@@ -148,24 +171,18 @@ class Tracker:
         self._thread.submit(job)
 
     def _open(self) -> tuple["MlflowClient", str]:
-        """Connect (the first time, MLflow creates its database), then find or start the run."""
-        os.environ.setdefault("MLFLOW_ENABLE_ASYNC_TRACE_LOGGING", "false")
-        import mlflow
-
-        logging.getLogger("mlflow").setLevel(logging.WARNING)
-        logging.getLogger("alembic").setLevel(logging.WARNING)
-        mlflow.set_tracking_uri(tracking_uri())
-        with _alone():
-            client = mlflow.MlflowClient()
-            client.search_experiments(max_results=1)
+        """Connect, then find or start the run."""
+        client = connect()
         run_id = unfinished_run(self._workspace, pipeline=self._pipeline)
         if run_id is None or not _exists(client, run_id):
             run_id = self._start(client)
         client.update_run(run_id, status="RUNNING")
+        recorded_runs.beat(client, run_id)
+        recorded_runs.mark_gone(client, experiment_id=experiment_of(client))
         return client, run_id
 
     def _start(self, client: "MlflowClient") -> str:
-        experiment_id = _experiment(client)
+        experiment_id = experiment_of(client)
         tags = {**facts.source_tags(self._name), "mlflow.note.content": self._description()}
         run = client.create_run(experiment_id, run_name=self._workspace.name, tags=tags)
         run_id: str = run.info.run_id
@@ -261,6 +278,20 @@ class Tracker:
         return facts.description(self._pipeline, name=self._name, workspace=self._workspace)
 
 
+def connect() -> "MlflowClient":
+    """A client of where the record is kept; the first time, MLflow creates its database."""
+    os.environ.setdefault("MLFLOW_ENABLE_ASYNC_TRACE_LOGGING", "false")
+    import mlflow
+
+    logging.getLogger("mlflow").setLevel(logging.WARNING)
+    logging.getLogger("alembic").setLevel(logging.WARNING)
+    mlflow.set_tracking_uri(tracking_uri())
+    with _alone():
+        client = mlflow.MlflowClient()
+        client.search_experiments(max_results=1)
+    return client
+
+
 def _alone() -> AbstractContextManager[None]:
     """Two first runs at once would both create the tables of a database file."""
     file = tracking_uri().removeprefix("sqlite:///")
@@ -307,7 +338,8 @@ def _identity(pipeline: Pipeline) -> str:
     return hashlib.md5(pipeline.model_dump_json().encode(), usedforsecurity=False).hexdigest()
 
 
-def _experiment(client: "MlflowClient") -> str:
+def experiment_of(client: "MlflowClient") -> str:
+    """The id of the experiment that all runs are in; it is created if there is none."""
     found: Experiment | None = client.get_experiment_by_name(EXPERIMENT)
     if found is not None:
         for key, value in EXPERIMENT_TAGS.items():

@@ -22,12 +22,12 @@ from agents.types import Trajectory
 from envs.errors import ConfigError, WingspanError
 from envs.types import Item
 from tasks import checkpoints
-from tasks.errors import SamplerDied, names_dead_engine
+from tasks.errors import RayDied, SamplerDied, names_dead_engine
 from tasks.items import read_items, write_items
 from tasks.mixture import evaluation_turns, training_draws
 from tasks.player import Play
 from tasks.policies import copy_policy
-from tasks.ray_session import connect_ray
+from tasks.ray_session import check_ray, connect_ray, end_local_ray, keep_logs, result_of
 from tasks.settings import Pipeline
 from tasks.trainer import StepRecord, launch
 from tasks.trajectories import summarise, write_trajectories
@@ -106,6 +106,7 @@ class TrainSession:
         self._folder = self._workspace / "train"
         self._checkpoints = self._folder / "checkpoints"
         self._items = self._folder / "items.jsonl"
+        self._logs = self._folder / "ray-logs"
         self._on_step = on_step
         self._on_phase = on_phase or (lambda _: None)
         self._serve = serve
@@ -122,7 +123,11 @@ class TrainSession:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.close()
+        """`close`, and without waiting for anything where the run was stopped by a signal."""
+        if error is None or isinstance(error, Exception):
+            self.close()
+        elif self._actor is not None:
+            self._end_actor(graceful=False)
 
     def prestart(self) -> None:
         """Begin what a start-up can do without the policy, and do not wait for it.
@@ -132,7 +137,8 @@ class TrainSession:
         """
         self._resume()
         if self._actor is None and not all(self._round_file(i).exists() for i in range(self.rounds)):
-            self._launch()
+            with suppress(RayDied):  # the start will be another
+                self._launch()
 
     def run_round(self, index: int) -> RoundResult:
         """Train the round's remaining steps and evaluate; a finished round is only read.
@@ -222,7 +228,8 @@ class TrainSession:
             try:
                 self._ensure_started()
                 return work()
-            except (RayActorError, SamplerDied) as error:
+            except (RayActorError, RayDied, SamplerDied) as error:
+                keep_logs(self._logs)
                 self._end_actor(graceful=False)
                 # Ray keeps a dead trainer's placement group until the whole session has ended.
                 self._end_ray()
@@ -230,7 +237,7 @@ class TrainSession:
                 if self._restarts > MAX_RESTARTS:
                     raise WingspanError(
                         f"the training process died {self._restarts} times in a row at step "
-                        f"{self._step + 1}: {type(error).__name__}; see Ray's logs"
+                        f"{self._step + 1}: {type(error).__name__}; see Ray's logs in {self._logs}"
                     ) from error
 
     def _ensure_started(self) -> None:
@@ -245,6 +252,7 @@ class TrainSession:
         self._on_phase("starting the trainer")
         self._step = self._call("start")
         self._started = True
+        self._write_missing_step()
 
     def _resume(self) -> None:
         """Go back to the last whole checkpoint, once for each training process: what came after it, rounds
@@ -299,11 +307,10 @@ class TrainSession:
         return self._get(getattr(self._actor, method).remote(*args, **kwargs))
 
     def _get(self, answer: Any) -> Any:
-        import ray
         from ray.exceptions import RayActorError, RayTaskError
 
         try:
-            return ray.get(answer)
+            return result_of(answer)
         except RayTaskError as error:
             # Its text is a remote traceback, of one process within another: what counts is the first cause.
             cause: BaseException = error
@@ -318,19 +325,19 @@ class TrainSession:
     def _end_actor(self, *, graceful: bool) -> None:
         import ray
 
-        if graceful:
-            with suppress(Exception):  # it is killed next, whatever state it is in
-                ray.get(self._actor.stop.remote(), timeout=10)
-        ray.kill(self._actor)
+        with suppress(RayDied):  # without its control service nothing of Ray answers, and all of it is ended
+            check_ray()
+            if graceful:
+                with suppress(Exception):  # it is killed next, whatever state it is in
+                    ray.get(self._actor.stop.remote(), timeout=10)
+            ray.kill(self._actor)
         self._actor = None
         self._started = False
         self._resumed = False
 
     def _end_ray(self) -> None:
-        import ray
-
         if self._owns_ray:
-            ray.shutdown()
+            end_local_ray()
             self._owns_ray = False
 
     def _write_step(self, record: StepRecord) -> None:
@@ -338,6 +345,15 @@ class TrainSession:
         write_trajectories(folder / f"step_{record.step:04d}.jsonl", record.trajectories)
         with (self._folder / "metrics.jsonl").open("a") as file:
             file.write(json.dumps({"step": record.step, **record.metrics}) + "\n")
+
+    def _write_missing_step(self) -> None:
+        """Write the checkpoint's step, if this process or an earlier one ended before it could."""
+        file = self._folder / "metrics.jsonl"
+        lines = file.read_text().splitlines() if file.exists() else []
+        if self._step and (not lines or json.loads(lines[-1])["step"] < self._step):
+            record = StepRecord.read(checkpoints.checkpoint_folder(self._checkpoints, step=self._step))
+            if record is not None:
+                self._write_step(record)
 
     def _round_file(self, index: int) -> Path:
         return self._folder / "rounds" / f"{index:02d}.json"

@@ -4,6 +4,7 @@ Owns the order of a start-up and the names of the numbers of a step. What a roun
 when this process dies, is `tasks/train.py`'s.
 """
 
+import json
 import os
 import time
 from collections.abc import Mapping, Sequence
@@ -20,7 +21,7 @@ from tasks import checkpoints, gpu_model
 from tasks.player import Play
 from tasks.ray_placement import Placement, place_workers
 from tasks.settings import Pipeline
-from tasks.trajectories import sampled_tokens, summarise
+from tasks.trajectories import read_trajectories, sampled_tokens, summarise, write_trajectories
 from tasks.verl_cpu import PLUGIN_ENV, THREADS_ENV
 
 if TYPE_CHECKING:
@@ -28,6 +29,9 @@ if TYPE_CHECKING:
 
 SAMPLED_ITEMS = 2
 """Groups whose trajectories are kept of every step, to look at."""
+
+_METRICS, _TRAJECTORIES = "step.json", "trajectories.jsonl"
+"""In a checkpoint: the record of its step."""
 
 _VERL_METRICS = {
     "loss": "actor/pg_loss",
@@ -70,6 +74,20 @@ class StepRecord:
     """The groups of the step's first items."""
     saved: bool
     """A whole checkpoint of this step is on disk."""
+
+    def write(self, folder: Path) -> None:
+        """Write it to the step's checkpoint: who was to write it down may be gone before it has."""
+        (folder / _METRICS).write_text(json.dumps({"step": self.step, "metrics": self.metrics}))
+        write_trajectories(folder / _TRAJECTORIES, self.trajectories)
+
+    @classmethod
+    def read(cls, folder: Path) -> "StepRecord | None":
+        """What `write` wrote to a whole checkpoint; None for one from before there was such a file."""
+        if not (folder / _METRICS).exists():
+            return None
+        values = json.loads((folder / _METRICS).read_text())
+        shown = list(read_trajectories(folder / _TRAJECTORIES))
+        return cls(step=values["step"], metrics=values["metrics"], trajectories=shown, saved=True)
 
 
 class Trainer:
@@ -152,8 +170,6 @@ class Trainer:
         verl_metrics, verl_seconds = self._trainer.run_step(save=save)
         self._manager.on_new_weights()
         step = int(self._trainer.global_steps)
-        if save:
-            checkpoints.mark_complete(self._checkpoints, step=step)
         rollout = self._manager.last
         assert rollout is not None
         played = [t for group in rollout.groups for t in group]
@@ -177,7 +193,11 @@ class Trainer:
         for phase, parts in _PHASES.items():
             metrics[f"seconds_{phase}"] = sum(verl_seconds.get(part, 0.0) for part in parts)
         shown = [t for group in rollout.groups[:SAMPLED_ITEMS] for t in group]
-        return StepRecord(step=step, metrics=metrics, trajectories=shown, saved=save)
+        record = StepRecord(step=step, metrics=metrics, trajectories=shown, saved=save)
+        if save:
+            record.write(checkpoints.checkpoint_folder(self._checkpoints, step=step))
+            checkpoints.mark_complete(self._checkpoints, step=step)
+        return record
 
     def _horizons(self, turns: Mapping[str, int]) -> dict[str, int]:
         differ = any(part.horizon for part in self._pipeline.data.parts.values())

@@ -100,6 +100,7 @@ def _run(
                 stdout=subprocess.PIPE,
                 stderr=log,
                 text=True,
+                start_new_session=True,  # Ctrl-C is for us, who then end it
             )
             assert process.stdout is not None
             try:

@@ -15,9 +15,11 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import yaml
 
@@ -36,10 +38,15 @@ SMALL = {
 
 @pytest.fixture(scope="module")
 def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("project")
+    make_project(folder)
+    return folder
+
+
+def make_project(folder: Path) -> None:
     """This checkout with a random model and settings that take seconds."""
     from tasks.base_model import make_model, make_tokenizer
 
-    folder = tmp_path_factory.mktemp("project")
     for name in ("dvc.yaml", ".dvcignore", "constraints.txt"):
         shutil.copy(ROOT / name, folder / name)
     for name in ("data", "envs", "agents", "tasks", "flows", ".dvc"):
@@ -61,11 +68,9 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     code = "import sys; sys.path.insert(0, '.'); from flows.cli import main; main()"
     (binaries / "wingspan").write_text(f'#!/bin/sh\nexec {sys.executable} -c "{code}" "$@"\n')
     (binaries / "wingspan").chmod(0o755)
-    return folder
 
 
-def command(project: Path, *arguments: str) -> subprocess.Popen[str]:
-    """Start it; its lines go to a file."""
+def environment_of(project: Path) -> dict[str, str]:
     environment = {
         **os.environ,
         "PATH": f"{project / '.bin'}{os.pathsep}{os.environ['PATH']}",
@@ -74,9 +79,14 @@ def command(project: Path, *arguments: str) -> subprocess.Popen[str]:
     }
     environment.pop("PREFECT_API_URL", None)
     environment.pop("MLFLOW_TRACKING_URI", None)
+    return environment
+
+
+def command(project: Path, *arguments: str) -> subprocess.Popen[str]:
+    """Start it; its lines go to a file."""
     with (project / "output").open("w") as output:
         return subprocess.Popen(
-            arguments, cwd=project, env=environment, stdout=output, stderr=output, text=True
+            arguments, cwd=project, env=environment_of(project), stdout=output, stderr=output, text=True
         )
 
 
@@ -137,17 +147,54 @@ def planned(project: Path) -> list[str]:
     return run(project, "wingspan", "plan", NAME)
 
 
+def processes_of(project: Path) -> dict[int, str]:
+    """Command lines of the processes that were started by a command in `project`, however they were left."""
+    mark = f"PREFECT_HOME={project / '.prefect'}".encode()
+    found = {}
+    for process in psutil.process_iter():
+        with suppress(OSError, psutil.Error):
+            if mark in Path(f"/proc/{process.pid}/environ").read_bytes().split(b"\0"):
+                found[process.pid] = " ".join(process.cmdline())
+    return found
+
+
+def wait_for_nothing_left(project: Path) -> None:
+    """Until all processes are gone; 10 s on an idle machine, and the guardian has 8 s for stubborn ones."""
+    deadline = time.monotonic() + 60
+    while left := processes_of(project):
+        assert time.monotonic() < deadline, left
+        time.sleep(0.2)
+
+
 def test_killed_in_the_middle_of_training(project: Path) -> None:
     process = command(project, "wingspan", "run", NAME)
     # Past the first round, so that there is something finished to keep, and within the second.
     wait_until(lambda: len(steps_done(project)) > STEPS_PER_ROUND, process=process, project=project)
+    folder = next(
+        Path(value.decode().removeprefix("WINGSPAN_RUN="))
+        for child in psutil.Process(process.pid).children()
+        for value in Path(f"/proc/{child.pid}/environ").read_bytes().split(b"\0")
+        if value.startswith(b"WINGSPAN_RUN=")
+    )
+    assert (folder / "ray").is_dir()
     process.send_signal(signal.SIGKILL)
     process.wait()
+    wait_for_nothing_left(project)
+    assert not folder.exists()
     assert steps_done(project) == list(range(1, len(steps_done(project)) + 1))
     assert len(steps_done(project)) < STEPS
     _, *earlier, train, _, _ = planned(project)
     assert all("  be skipped  finished" in line for line in earlier)
     assert "it goes on after step " in train
+
+
+def test_the_record_says_that_it_was_killed(project: Path) -> None:
+    assert recorded(project)[0].info.status == "RUNNING"
+    (line,) = run(project, "wingspan", "runs")
+    assert line.split()[:2] == [NAME, "killed"]
+    parent, rounds = recorded(project)
+    assert {run.info.status for run in (parent, *rounds)} <= {"KILLED", "FINISHED"}
+    assert parent.info.status == "KILLED"
 
 
 def test_the_same_command_finishes_it(project: Path) -> None:

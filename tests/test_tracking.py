@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +18,12 @@ from tokenizers.models import WordLevel
 from agents.types import Completion, FinishReason, StopReason, Trajectory, Turn
 from envs.errors import ConfigError, WingspanError
 from envs.types import Item
+from flows.runs import run_rows
 from tasks.parameters import changed_parameters, write_changes
 from tasks.pipelines import load_pipeline
+from tasks.recorded_runs import PID, PROCESSES, TIME, heartbeat, mark_gone
 from tasks.settings import Pipeline
-from tasks.tracking import Tracker, check_tracking, is_recorded
+from tasks.tracking import Tracker, check_tracking, connect, experiment_of, is_recorded
 from tasks.tracking_names import step_metric
 from tasks.trajectories import write_trajectories
 
@@ -341,6 +344,72 @@ def test_a_run_that_fails_is_marked_and_its_error_is_kept(workspace: Path, pipel
         _ = 1 / 0
     parent, _ = runs_of(workspace)
     assert parent.info.status == "FAILED"
+
+
+def test_a_run_that_is_stopped_is_killed_and_so_is_its_open_round(
+    workspace: Path, pipeline: Pipeline
+) -> None:
+    import mlflow
+
+    with Tracker("seven", pipeline=pipeline, workspace=workspace) as tracker:
+        write_round(workspace, 0, steps=(1, 2))
+        write_round(workspace, 1, steps=(3, 4))
+        tracker.sync_training()
+    mlflow.MlflowClient().update_run(runs_of(workspace)[1][2].info.run_id, status="RUNNING")
+    tracker = Tracker("seven", pipeline=pipeline, workspace=workspace)
+    time.sleep(0.1)  # connecting has begun
+    with pytest.raises(KeyboardInterrupt), tracker:
+        raise KeyboardInterrupt
+    parent, rounds = runs_of(workspace)
+    assert parent.info.status == "KILLED"
+    assert [rounds[number].info.status for number in (1, 2)] == ["FINISHED", "KILLED"]
+
+
+def test_runs_whose_process_is_gone_are_killed_and_others_are_not(
+    workspace: Path, pipeline: Pipeline
+) -> None:
+    code = (
+        "import sys, time; from pathlib import Path; from tasks.pipelines import load_pipeline; "
+        "from tasks.tracking import Tracker\n"
+        f"pipeline = load_pipeline('textcraft-cpu', file=Path({str(PIPELINES)!r}))\n"
+        "with Tracker('x', pipeline=pipeline, workspace=Path(sys.argv[1])): time.sleep(1000)\n"
+    )
+    names = ("dead", "alive", "elsewhere", "silent")
+    places = {name: workspace / name for name in names}
+    processes = {
+        name: subprocess.Popen(
+            [sys.executable, "-c", code, str(places[name])],
+            env=os.environ | {"PYTHONPATH": str(PIPELINES.parent)},
+        )
+        for name in ("dead", "alive")
+    }
+    try:
+        while not all((places[name] / "mlflow.json").exists() for name in processes):
+            assert all(process.poll() is None for process in processes.values())
+            time.sleep(0.1)
+        client = connect()
+        experiment = experiment_of(client)
+        while not all(PID in runs_of(places[name])[0].data.tags for name in processes):
+            time.sleep(0.1)
+        processes["dead"].kill()
+        processes["dead"].wait()
+        for name, age in (("elsewhere", 60), ("silent", 3600)):
+            run = client.create_run(experiment, run_name=name)
+            tags = heartbeat() | {PROCESSES: "of another machine", PID: "1", TIME: str(time.time() - age)}
+            for key, value in tags.items():
+                client.set_tag(run.info.run_id, key, value)
+            places[name].mkdir(parents=True)
+            (places[name] / "mlflow.json").write_text(json.dumps({"run_id": run.info.run_id}))
+        mark_gone(client, experiment_id=experiment)
+        found = {name: runs_of(place)[0].info.status for name, place in places.items()}
+        assert found == {"dead": "KILLED", "alive": "RUNNING", "elsewhere": "RUNNING", "silent": "KILLED"}
+        rows = {row[0]: row for row in run_rows()}
+        assert rows["dead"][1] == "killed"
+        assert rows["alive"][1] == "running"
+    finally:
+        for process in processes.values():
+            process.kill()
+            process.wait()
 
 
 def test_a_record_that_cannot_be_written_is_told_at_the_end(workspace: Path, pipeline: Pipeline) -> None:

@@ -10,6 +10,7 @@ from envs.errors import ConfigError, WingspanError
 from tasks import checkpoints
 from tasks.items import write_items
 from tasks.train import RoundResult, TrainSession, _drop_steps_after, _in_short
+from tasks.trainer import StepRecord
 from tasks.verl_config import check_pipeline
 from tests.verl_toy import toy_items, toy_pipeline
 
@@ -60,6 +61,21 @@ def test_metrics_are_cut_to_the_steps_of_the_checkpoint(tmp_path: Path) -> None:
     _drop_steps_after(path, 0)
     assert path.read_text() == ""
     _drop_steps_after(tmp_path / "absent.jsonl", 3)
+
+
+def test_a_step_that_nobody_wrote_down_is_in_its_checkpoint(tmp_path: Path) -> None:
+    """The training process saves a step before the session hears of it, which may be killed in between."""
+    file = tmp_path / "train" / "metrics.jsonl"
+    checkpoint = tmp_path / "train" / "checkpoints" / "global_step_2"
+    checkpoint.mkdir(parents=True)
+    StepRecord(step=2, metrics={"success": 0.5}, trajectories=[], saved=True).write(checkpoint)
+    file.write_text(json.dumps({"step": 1, "success": 0.25}) + "\n")
+    for _ in range(2):
+        with TrainSession(toy_pipeline(Path("m")), tmp_path) as session:
+            session._step = 2
+            session._write_missing_step()
+    steps = [json.loads(line) for line in file.read_text().splitlines()]
+    assert steps == [{"step": 1, "success": 0.25}, {"step": 2, "success": 0.5}]
 
 
 def test_an_export_without_a_checkpoint_is_refused(tmp_path: Path) -> None:

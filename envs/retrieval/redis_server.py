@@ -12,7 +12,6 @@ import os
 import shutil
 import socket
 import subprocess
-import tempfile
 import threading
 import time
 from functools import cache
@@ -56,7 +55,8 @@ class EmbeddedServer:
         if len(os.fsencode(path.absolute())) <= SOCKET_PATH_MAX:
             return path.absolute()
         name = hashlib.sha256(os.fsencode(path.absolute())).hexdigest()[:16]
-        return Path(tempfile.gettempdir()) / f"wingspan-{os.getuid()}-{name}.sock"
+        # Not TMPDIR, which each run has for itself: runs share the server of a folder.
+        return Path("/tmp") / f"wingspan-{os.getuid()}-{name}.sock"
 
     def url(self) -> str:
         """Its URL, when it answers; blocks while it starts.
