@@ -18,25 +18,29 @@ PROBE_TIMEOUT_S = 30.0
 """For a process that imports Ray and connects: 2 s on an idle machine."""
 
 _PROBE = """
-import json, sys
+import json, sys, traceback
 try:
     import ray
     ray.init(address=sys.argv[1], log_to_driver=False, logging_level="ERROR")
     answer = {}
 except BaseException as error:
+    refused = "AuthenticationError" in traceback.format_exc()  # Ray hands it on as text
     while error.__cause__ is not None:
         error = error.__cause__
-    answer = {"kind": type(error).__name__, "text": str(error)}
+    answer = {"refused": refused, "text": str(error).partition("Last connection error")[0]}
 print("\\n" + json.dumps(answer), flush=True)
 """
+_FEW_RETRIES = {"RAY_NUM_REDIS_GET_RETRIES": "2"}
+"""Of a first connection, a second each; else it is 20."""
 _REMEDY = "start the cluster, correct RAY_ADDRESS, or unset it for a Ray on this machine"
 
 
 @dataclass(frozen=True, slots=True)
 class _Failure:
-    kind: str
-    """The name of Ray's exception."""
     text: str
+    """What Ray says, in one line."""
+    refused: bool = False
+    """There is a cluster, and it wants another token."""
 
 
 def cluster_address() -> str | None:
@@ -55,7 +59,7 @@ def check_ray_address() -> None:
     failure = _try_to_join(address, {})
     if failure is None:
         return
-    if failure.kind == "AuthenticationError":
+    if failure.refused:
         raise ConfigError(
             f"{place}: the cluster refuses this process's token; set RAY_AUTH_MODE=token, and put the "
             "cluster's token into ~/.ray/auth_token or the file that RAY_AUTH_TOKEN_PATH names"
@@ -66,7 +70,7 @@ def check_ray_address() -> None:
 def asks_for_token() -> bool:
     """Whether the cluster of `RAY_ADDRESS` turns away who has no token."""
     failure = _try_to_join(os.environ["RAY_ADDRESS"].strip(), {"RAY_AUTH_MODE": "disabled"})
-    return failure is not None and failure.kind == "AuthenticationError"
+    return failure is not None and failure.refused
 
 
 def _check_port(address: str, *, place: str) -> None:
@@ -87,7 +91,7 @@ def _try_to_join(address: str, environment: dict[str, str]) -> _Failure | None:
     try:
         done = subprocess.run(
             [sys.executable, "-c", _PROBE, address],
-            env=os.environ | environment,
+            env=os.environ | _FEW_RETRIES | environment,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,  # Ray's own log
@@ -95,11 +99,11 @@ def _try_to_join(address: str, environment: dict[str, str]) -> _Failure | None:
             timeout=PROBE_TIMEOUT_S,
         )
     except subprocess.TimeoutExpired:
-        return _Failure("TimeoutError", f"no Ray cluster answers within {PROBE_TIMEOUT_S:.0f} s")
+        return _Failure(f"no Ray cluster answers within {PROBE_TIMEOUT_S:.0f} s")
     try:
         answer = json.loads(done.stdout.rstrip().rpartition("\n")[2])
     except json.JSONDecodeError:  # Ray ended the process
-        return _Failure("ConnectionError", "no Ray cluster answers")
+        return _Failure("no Ray cluster answers")
     if not answer:
         return None
-    return _Failure(answer["kind"], " ".join(answer["text"].split())[:200])
+    return _Failure(" ".join(answer["text"].split())[:200], refused=answer["refused"])

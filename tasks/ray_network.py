@@ -47,7 +47,7 @@ def loopback_and_token() -> Iterator[None]:
 
 def read_token() -> None:
     """Have Ray read the authentication mode and the token anew; it keeps what it read first."""
-    from ray._raylet import AuthenticationTokenLoader, Config
+    from ray._raylet import AuthenticationTokenLoader, Config  # type: ignore[attr-defined]
 
     Config.initialize("")
     AuthenticationTokenLoader.instance().reset_cache()
@@ -60,7 +60,11 @@ def queue_keys() -> tuple[bytes, bytes] | None:
     derived from the token, so is the right to connect.
     """
     import zmq
-    from ray._raylet import AuthenticationMode, AuthenticationTokenLoader, get_authentication_mode
+    from ray._raylet import (  # type: ignore[attr-defined]
+        AuthenticationMode,
+        AuthenticationTokenLoader,
+        get_authentication_mode,
+    )
     from zmq.utils import z85
 
     if get_authentication_mode() != AuthenticationMode.TOKEN:

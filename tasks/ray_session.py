@@ -36,8 +36,8 @@ _gcs: "psutil.Process | None" = None
 def connect_ray(pipeline: Pipeline) -> bool:
     """Connect this process to Ray where it is not yet; True if that started or joined a session.
 
-    A local Ray gets as many logical GPUs and CPUs as `backend.workers` need on a CPU. Raises `ConfigError`
-    if the cluster of `RAY_ADDRESS` cannot be joined.
+    A local Ray has as many CPUs as verl books for `backend.workers`, and on a CPU as many GPUs: they are
+    logical. Raises `ConfigError` if the cluster of `RAY_ADDRESS` cannot be joined.
     """
     import ray
 

@@ -16,7 +16,7 @@ import transfer_queue.storage.managers.base
 import transfer_queue.storage.simple_storage
 import transfer_queue.utils.zmq_utils as zmq_utils
 import zmq
-from torch.distributed import TCPStore
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from tasks.ray_network import queue_keys
 
@@ -47,7 +47,7 @@ def create_zmq_socket(
 
     TransferQueue unpickles what comes. Where Ray asks for no token, its sockets stay as they were.
     """
-    created = _create_zmq_socket(ctx, socket_type, ip, identity)
+    created: zmq.Socket[Any] = _create_zmq_socket(ctx, socket_type, ip, identity)
     keys = queue_keys()
     if keys is not None:
         created.curve_publickey, created.curve_secretkey = keys
