@@ -60,7 +60,7 @@ def ui_command() -> str | None:
     given = os.environ.get("MLFLOW_TRACKING_URI")
     if given and urlsplit(given).scheme in ("http", "https"):
         return None
-    # By the variable's name, for its value may hold a password. MLflow sets it, too, to what it is told to use.
+    # By the variable's name, for its value may hold a password; MLflow sets the variable itself, too.
     store = DEFAULT_URI if given in (None, "", DEFAULT_URI) else '"$MLFLOW_TRACKING_URI"'
     return f"mlflow ui --workers 1 --backend-store-uri {store}"
 
