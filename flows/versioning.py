@@ -3,6 +3,7 @@
 The terminal is the display's (`flows/progress.py`): nothing of DVC's is written to it.
 """
 
+import atexit
 import logging
 from collections.abc import Sequence
 from pathlib import Path
@@ -41,9 +42,13 @@ def commit_to_dvc(stages: Sequence[str], *, name: str, pipeline: Pipeline, works
     A pipeline that `dvc.yaml` does not list, or a folder that is no DVC repository, has nothing to
     record. Raises `WingspanError` if DVC cannot do it; the outputs themselves are not touched.
     """
+    import colorama
     from dvc.exceptions import DvcException, NotDvcRepoError
     from dvc.repo import Repo
 
+    # DVC's import wraps the standard streams, which are the display's now, and resets their colours at exit.
+    colorama.deinit()
+    atexit.unregister(colorama.initialise.reset_all)
     # After its import, which sets them. Above ERROR, both packages draw no progress bars on a terminal
     # either (`dvc.progress.Tqdm`); what goes wrong is raised, and said below.
     for package in ("dvc", "dvc_data"):

@@ -63,8 +63,8 @@ def ui_command() -> str | None:
     given = os.environ.get("MLFLOW_TRACKING_URI")
     if given and urlsplit(given).scheme in ("http", "https"):
         return None
-    # By the variable's name, for its value may hold a password.
-    store = '"$MLFLOW_TRACKING_URI"' if given else DEFAULT_URI
+    # By the variable's name, for its value may hold a password; MLflow sets the variable itself, too.
+    store = DEFAULT_URI if given in (None, "", DEFAULT_URI) else '"$MLFLOW_TRACKING_URI"'
     return f"mlflow ui --workers 1 --backend-store-uri {store}"
 
 

@@ -161,9 +161,9 @@ def _log_turn(turn: Turn, *, number: int, message: str, context: int, episode: "
         span_type="TOOL",
         parent_span=episode,
         inputs={"action": turn.action},
-        attributes={"reward": turn.reward},
         start_time_ns=at_ns,
     )
+    tool.set_attributes({"reward": turn.reward})
     at_ns += round(turn.env_s * 1e9)
     tool.end(outputs=turn.observation, end_time_ns=at_ns)
     return at_ns
