@@ -24,7 +24,7 @@ from prefect.runtime import flow_run
 
 from envs.errors import WingspanError, described
 from flows.guardian import guard
-from flows.lineage import Receipt, Stage, holds, path_md5, receipt, stage_key
+from flows.lineage import LOCK_FILE, Receipt, Stage, cache_key, holds, path_md5, receipt, stage_key
 from flows.plan import Plan, checked_address, locked, make_plan
 from flows.prefect_runs import cancel, check_server, take_over
 from flows.progress import Display, StageState
@@ -39,8 +39,6 @@ from tasks.tracking import Tracker, check_tracking, is_recorded
 if TYPE_CHECKING:
     from tasks.served_policy import ServedAt
     from tasks.train import TrainSession
-
-LOCK_FILE = Path("dvc.lock")
 
 
 @flow(name="train-agent", flow_run_name="{pipeline}")
@@ -140,7 +138,6 @@ class _Run:
     def _run_stage(self, stage: Stage) -> None:
         """Run `stage`, unless it ran before on the same inputs and what it wrote is still there."""
         key = self._keys[stage.name] = stage_key(stage)
-        place = str(stage.workspace.resolve()).replace("/", "-")
 
         def work() -> Receipt:
             self._work(stage)
@@ -151,7 +148,7 @@ class _Run:
             name=stage.name,
             persist_result=True,
             result_serializer="json",
-            cache_policy=CacheKeyFnPolicy(cache_key_fn=lambda _context, _inputs: f"wingspan{place}-{key}"),
+            cache_policy=CacheKeyFnPolicy(cache_key_fn=lambda _context, _inputs: cache_key(stage, key)),
         )
         state = run(return_state=True)
         found = state.result()
