@@ -136,16 +136,16 @@ def _drawn(
     mean = {form: matrix[of].mean(0) for form, of in rows.items()}
     spread = {form: matrix[of].std(0) for form, of in rows.items()}
     draws: dict[str, torch.Tensor] = {}
-    new = []
-    for word in words:
+    new = torch.empty(len(words), matrix.shape[1])
+    for row, word in enumerate(words):
         form, stem = _is_spaced(word), word.removeprefix(SPACE)
         other = known.get(stem if form else SPACE + stem)
         if other is not None:
             draws[stem] = (matrix[other] - mean[not form]) / spread[not form].clamp_min(1e-8)
         elif stem not in draws:
             draws[stem] = torch.randn(matrix.shape[1], generator=generator)
-        new.append(mean[form] + spread[form] * draws[stem])
-    return torch.stack(new)
+        new[row] = mean[form] + spread[form] * draws[stem]
+    return new
 
 
 def _is_spaced(word: str) -> bool:

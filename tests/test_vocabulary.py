@@ -82,6 +82,15 @@ def test_new_words_are_one_token_and_all_else_stays(small: Path, tmp_path: Path)
     torch.testing.assert_close(new[..., :first], old)
 
 
+def test_without_new_words_the_model_is_only_copied(small: Path, tmp_path: Path) -> None:
+    add_words(str(small), AutoTokenizer.from_pretrained(small), [], tmp_path, seed=0)
+    before, after = (
+        AutoModelForCausalLM.from_pretrained(folder).state_dict() for folder in (small, tmp_path)
+    )
+    assert before.keys() == after.keys()
+    assert all(torch.equal(before[name], after[name]) for name in before)
+
+
 def test_the_draw_is_seeded_and_looks_like_the_words_that_are_known(small: Path, tmp_path: Path) -> None:
     words = [f"Ġzz{i}" for i in range(400)]
     rows = {}
