@@ -264,11 +264,11 @@ class TrainSession:
 
     def _get(self, answer: Any) -> Any:
         import ray
-        from ray.exceptions import RayActorError, RayTaskError
+        from ray.exceptions import RayActorError, RayTaskError, UnserializableException
 
         try:
             return ray.get(answer)
-        except RayTaskError as error:
+        except (RayTaskError, UnserializableException) as error:
             # Its text is a remote traceback, of one process within another: what counts is the first cause.
             cause: BaseException = error
             while isinstance(cause, RayTaskError):
