@@ -307,11 +307,11 @@ class TrainSession:
         return self._get(getattr(self._actor, method).remote(*args, **kwargs))
 
     def _get(self, answer: Any) -> Any:
-        from ray.exceptions import RayActorError, RayTaskError
+        from ray.exceptions import RayActorError, RayTaskError, UnserializableException
 
         try:
             return result_of(answer)
-        except RayTaskError as error:
+        except (RayTaskError, UnserializableException) as error:
             # Its text is a remote traceback, of one process within another: what counts is the first cause.
             cause: BaseException = error
             while isinstance(cause, RayTaskError):
