@@ -8,7 +8,7 @@ horizon makes a training step dearer.
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -18,6 +18,7 @@ from envs.errors import ConfigError
 from envs.files import check_writable
 from tasks.pages import duration, percent, points, render_page, write_page
 from tasks.paint import runs_over_environment_steps
+from tasks.parameters import flat
 from tasks.plots import Plot, draw
 from tasks.results import PARAMETERS, Results, environment_steps, read_results, stages_of
 
@@ -107,7 +108,7 @@ def compare(workspaces: Sequence[Path], out: Path) -> Comparison:
 def read_parameters(workspace: Path) -> Mapping[str, Any]:
     """The parameters of the run of `workspace` by dotted key; empty where its report did not record them."""
     file = workspace / "report" / PARAMETERS
-    return dict(_flat(json.loads(file.read_text()))) if file.exists() else {}
+    return dict(flat(json.loads(file.read_text()), sep=".")) if file.exists() else {}
 
 
 def differences(parameters: Mapping[str, Mapping[str, Any]]) -> list[list[str]]:
@@ -148,14 +149,6 @@ def _shown(values: Mapping[str, Any], key: str) -> str:
     if not values:
         return "?"
     return json.dumps(values[key], ensure_ascii=False).strip('"') if key in values else "-"
-
-
-def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for key, value in values.items():
-        if isinstance(value, Mapping):
-            yield from _flat(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value
 
 
 def read_run(workspace: Path) -> Run:

@@ -32,9 +32,12 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 OWN = "agents.custom."
 """Modules that the pages have the reader write."""
 PROGRAMS = {
-    "apt-get", "cat", "do", "done", "echo", "export", "for", "hf", "mkdir", "pip", "printf", "source",
+    "apt-get", "cat", "do", "done", "echo", "export", "for", "hf", "mkdir", "pip", "printf", "ray", "source",
+    "umask",
 }  # fmt: skip
 """First words of shell lines that are not ours, and that nothing here can check."""
+WITH_FILE = "textcraft:agentgym?listing="
+"""An environment that reads a file of the reader's; tests/test_textcraft.py has one."""
 
 
 @dataclass(frozen=True)
@@ -221,6 +224,8 @@ def check_command(words: list[str]) -> None:
                 assert not at or (stage == "report" and name in pages_pipelines())
         case "python" if rest[0] == "-m":
             assert find_spec(rest[1]) is not None
+        case "python" if rest[0] == "-c":
+            ast.parse(rest[1])
         case "python":
             assert rest[0] in {"agents/custom/sums_model.py"}  # which tests/test_tutorial.py runs
         case "uv":
@@ -255,4 +260,4 @@ def check_wingspan(words: list[str]) -> None:
     if words[:2] in (["data", "pull"], ["data", "make"], ["data", "check"]):
         get_data_set(given["name"])
     elif isinstance(given.get("name"), str) and words[0] in ("play", "envs", "serve-env"):
-        assert given["name"].startswith(OWN) or is_own(given["name"]) or get_env(given["name"])
+        assert given["name"].startswith((OWN, WITH_FILE)) or is_own(given["name"]) or get_env(given["name"])
