@@ -221,13 +221,16 @@ def deploy(
 ) -> None:
     """Make a Prefect deployment of each pipeline, so that workers can run it (PREFECT_API_URL)."""
     from flows.prefect_runs import check_server, configure_prefect
-    from tasks.pipelines import pipeline_names
+    from tasks.pipelines import load_pipeline, pipeline_names
 
+    names = pipelines or pipeline_names()
+    for name in names:
+        load_pipeline(name)  # a wrong one is refused before any server is asked
     check_server()
-    configure_prefect()
+    configure_prefect(needs_lasting_server=True)
     from flows.deploy import deploy as deploy_pipelines
 
-    for name in deploy_pipelines(pipelines or pipeline_names(), pool=pool):
+    for name in deploy_pipelines(names, pool=pool):
         typer.echo(name)
 
 

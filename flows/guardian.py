@@ -46,6 +46,7 @@ def guard() -> None:
         return
     before = tempfile.gettempdir()
     folder = tempfile.mkdtemp(prefix="wingspan-")
+    os.chmod(folder, 0o711)  # sandboxes and browsers run as another user and enter folders in it
     reading, writing = os.pipe()
     process = subprocess.Popen(
         [sys.executable, "-I", "-S", __file__, folder],

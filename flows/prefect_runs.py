@@ -56,10 +56,11 @@ uvicorn.Server(config).run(sockets=[socket.socket(fileno=int(sys.argv[1]))])
 """
 
 
-def configure_prefect() -> None:
-    """Set what a command-line run needs and the user has not set, and see that there is a server.
+def configure_prefect(*, needs_lasting_server: bool = False) -> None:
+    """Set what a command needs and the user has not set; start a temporary server where none is configured.
 
-    Call before Prefect's import. Raises `WingspanError` if the temporary server does not start.
+    `needs_lasting_server`: what the command writes shall be there after it. Call before Prefect's import.
+    Raises `WingspanError` if the temporary server does not start, `ConfigError` where it would not do.
     """
     for name, value in _DEFAULTS.items():
         os.environ.setdefault(name, value)
@@ -67,6 +68,11 @@ def configure_prefect() -> None:
     from prefect.settings import get_current_settings
 
     if get_current_settings().api.url is None:
+        if needs_lasting_server:
+            raise ConfigError(
+                "no Prefect server is configured; start one by `prefect server start`, and set "
+                "PREFECT_API_URL to its address, such as http://127.0.0.1:4200/api"
+            )
         # Two tries: a server on loopback that refuses a connection is dead and stays so.
         os.environ.setdefault("PREFECT_CLIENT_MAX_RETRIES", "2")
         os.environ["PREFECT_API_URL"] = _start_server()

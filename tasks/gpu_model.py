@@ -13,7 +13,7 @@ from envs.errors import MissingDependency
 PLUGIN_ENV = {"VERL_USE_EXTERNAL_MODULES": "tasks.verl_gpu"}
 """Environment variables that a process needs before it imports verl."""
 FLASH_ATTENTION = "flash_attention_2"
-INSTALL_FLASH_ATTENTION = "uv pip install flash-attn --no-build-isolation"
+INSTALL_FLASH_ATTENTION = "uv pip install flash-attn --no-build-isolation -c constraints.txt"
 _OLDEST_FLASH_ATTENTION = "2.4.3"
 """Since then its cross entropy returns what verl reads from it."""
 

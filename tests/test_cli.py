@@ -37,7 +37,7 @@ def project(tmp_path: Path) -> Path:
     model.mkdir(parents=True)
     (model / "config.json").write_text("{}")
     for file in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
-        (model / file).symlink_to(ROOT / "models" / "textcraft-base" / file)
+        shutil.copy(ROOT / "models" / "textcraft-base" / file, model / file)
     return tmp_path
 
 
@@ -95,6 +95,7 @@ def the_error(done: subprocess.CompletedProcess[str]) -> str:
         (["run"], ["Missing argument 'PIPELINE'; see wingspan run --help"]),
         (["data", "pull"], ["Missing argument 'NAME'; see wingspan data pull --help"]),
         (["deploy", "textcraft-cpy"], ["did you mean 'textcraft-cpu'"]),
+        (["deploy", "textcraft-cpu"], ["no Prefect server is configured", "PREFECT_API_URL"]),
         (["run", "textcraft-cpu", "--serve-policy", "http://x/v1"], ["'http://x/v1'", "HOST:PORT"]),
         (
             ["run", "textcraft-cpu", "--set", "agent={program: tests.program_toy:play}"],

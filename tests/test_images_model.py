@@ -25,6 +25,7 @@ from tasks.verl_config import check_pipeline, verl_config
 from tasks.verl_rollout import VerlSampler
 from tasks.verl_rows import fields_of, rows_of
 from tasks.verl_vision import vision_of
+from tests.test_gpu_model import pretend_installed
 from tests.test_images import LIMITS, PAD, SMALL, TALL, WIDE, Gallery, played, renderer
 from tests.tiny_model import save_tiny_model
 from tests.toy import toy_item
@@ -211,7 +212,8 @@ def test_what_cannot_see_says_so(folder: Path, tmp_path: Path) -> None:
         vision_of([1, PAD], [SMALL], None)
 
 
-def test_a_pipeline_for_gpus_composes(folder: Path, tmp_path: Path) -> None:
+def test_a_pipeline_for_gpus_composes(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pretend_installed(tmp_path, "2.8.3", monkeypatch)
     pipeline = toy_pipeline(
         folder, backend={"device": "cuda", "rollout": "vllm"}, rollout__top_p=1.0, rollout__top_k=0
     )

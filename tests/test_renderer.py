@@ -128,7 +128,7 @@ def test_answers_are_copies() -> None:
 @pytest.mark.parametrize(
     ("template", "why"),
     [
-        (None, "refuses user"),
+        (None, "has no chat template"),
         ("{{ messages[0]['content'] }}", "exactly once"),
         ("{% for m in messages %}{{ m['content'] }}\n{% endfor %}", "no special token"),
         ("{{ raise_exception('never') }}", "refuses user: never"),

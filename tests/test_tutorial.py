@@ -41,7 +41,9 @@ def test_the_tutorial_ends_with_a_policy_that_has_learnt(tmp_path: Path) -> None
     (tmp_path / "agents" / "custom" / "sums_model.py").write_text(make_model)
     programs = tmp_path / "programs"
     programs.mkdir()
-    (programs / "wingspan").write_text(f"#!{sys.executable}\nfrom flows.cli import main\nmain()\n")
+    (programs / "wingspan").write_text(
+        f"#!{sys.executable}\nfrom flows.cli import main\nif __name__ == '__main__':\n    main()\n"
+    )
     (programs / "python").write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
     for program in programs.iterdir():
         program.chmod(0o755)

@@ -68,7 +68,7 @@ def test_every_trajectory_weighs_the_same(worker: Any, model: Path, groups: Grou
     reference = nearby(groups, seed=3)
     expected = loss_by_hand(model, groups, reference)
     found = update(worker, pipeline(), groups, reference=reference)
-    assert sum(found["actor/pg_loss"]) == pytest.approx(expected.policy, rel=1e-5)
+    assert sum(found["actor/pg_loss"]) == pytest.approx(expected.policy, abs=1e-7)
     assert sum(found["kl_loss"]) == pytest.approx(expected.kl, rel=1e-5)
     assert sum(found["actor/entropy_loss"]) == pytest.approx(expected.entropy, rel=1e-5)
     assert found["grad_norm"] == pytest.approx([expected.grad_norm], rel=1e-5)
@@ -83,7 +83,7 @@ def test_mini_batches_may_separate_a_trajectory(worker: Any, model: Path, groups
     found = update(worker, pipeline(mini_batches=2), groups, reference=reference)
     assert len(found["grad_norm"]) == 2
     # each is divided by the half of the episodes that were played
-    assert sum(found["actor/pg_loss"]) / 2 == pytest.approx(expected.policy, rel=1e-5)
+    assert sum(found["actor/pg_loss"]) / 2 == pytest.approx(expected.policy, abs=1e-7)
     assert sum(found["kl_loss"]) / 2 == pytest.approx(expected.kl, rel=1e-5)
     assert sum(found["actor/entropy_loss"]) / 2 == pytest.approx(expected.entropy, rel=1e-5)
 

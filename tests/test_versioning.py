@@ -2,6 +2,7 @@
 
 import os
 import pty
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -15,12 +16,18 @@ def test_dvc_is_silent_on_a_terminal_and_records_the_outputs(tmp_path: Path) -> 
     for arguments in (["git", "init", "--quiet"], [sys.executable, "-m", "dvc", "init", "--quiet"]):
         subprocess.run(arguments, cwd=tmp_path, check=True)
     stages = {"prepare": {"foreach": ["toy"], "do": {"cmd": "true", "outs": ["runs/${item}"]}}}
+    shutil.copy(ROOT / "pipelines.yaml", tmp_path)
     (tmp_path / "dvc.yaml").write_text(yaml.safe_dump({"stages": stages}))
     for index in range(20):
         file = tmp_path / "runs" / "toy" / f"{index}.txt"
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(str(index))
-    code = "from flows.versioning import commit_to_dvc; commit_to_dvc(['prepare'], pipeline='toy')"
+    code = """
+from pathlib import Path
+from flows.versioning import commit_to_dvc
+from tests.report_toy import toy_pipeline
+commit_to_dvc(["prepare"], name="toy", pipeline=toy_pipeline(), workspace=Path("runs/toy"))
+"""
     terminal, end = pty.openpty()
     process = subprocess.Popen(
         [sys.executable, "-c", code],
