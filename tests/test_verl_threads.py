@@ -1,4 +1,4 @@
-"""Threads of an update beside other processes that compute: they wait for each other without using much time."""
+"""Threads of an update beside other processes that compute: waiting for each other, they use little time."""
 
 import os
 import subprocess
