@@ -17,7 +17,7 @@ from agents.pictures import sees
 from envs.errors import ConfigError
 from envs.files import check_writable
 from flows.lineage import Stage, check_inputs, declared_stages, default_workspace
-from flows.versioning import check_lock
+from flows.versioning import check_lock, check_yaml
 from tasks.capacity import check_memory, checkpoint_bytes, disk_bytes, read_model_size
 from tasks.checkpoints import KEPT
 from tasks.data_files import check_data
@@ -80,6 +80,8 @@ def make_plan(name: str, *, overrides: Mapping[str, Any], workspace: Path | None
     check_memory(pipeline)
     if place == home:
         check_lock()
+        if Path(".dvc").is_dir():
+            check_yaml()
     stages = declared_stages(name, pipeline=pipeline, workspace=place)
     check_inputs(stages.values())
     return Plan(
@@ -202,7 +204,10 @@ def check_disk(workspace: Path, pipeline: Pipeline) -> None:
     free = shutil.disk_usage(place).free
     needed = SPARE_BYTES
     checkpoints = ""
-    if (size := read_model_size(pipeline.model)) is not None:
+    # On a CPU a model is a folder: the hub is not asked for one that is missing.
+    is_known = pipeline.backend.device == "cuda" or Path(pipeline.model).is_dir()
+    size = read_model_size(pipeline.model) if is_known else None
+    if size is not None:
         present = sum(file.stat().st_size for file in workspace.rglob("*") if file.is_file())
         needed += max(0, disk_bytes(pipeline, size, checkpoints=KEPT + 1) - present)
         checkpoints = f" ({KEPT + 1} checkpoints of {checkpoint_bytes(size) / 1e6:.0f} MB, and policies)"

@@ -10,8 +10,8 @@ from pathlib import Path
 
 from envs.errors import ConfigError, WingspanError
 from envs.files import write_atomically
-from flows.lineage import LOCK_FILE
-from tasks.pipelines import read_yaml
+from flows.lineage import LOCK_FILE, STAGES_FILE
+from tasks.pipelines import PIPELINES_FILE, read_yaml
 from tasks.settings import Pipeline
 
 WARMUP = "warmup"
@@ -29,6 +29,22 @@ def check_lock() -> None:
         raise ConfigError(f"{error}; {remedy}") from None
     if not isinstance(document, dict) or not isinstance(document.get("stages", {}), dict):
         raise ConfigError(f"{LOCK_FILE} is no list of stages with their hashes; {remedy}")
+
+
+def check_yaml() -> None:
+    """Raise `ConfigError` for declarations that DVC could not read: its parser refuses what others accept."""
+    from ruamel.yaml import YAML
+    from ruamel.yaml.error import MarkedYAMLError
+
+    for file in (PIPELINES_FILE, STAGES_FILE):
+        try:
+            YAML(typ="safe").load(file.read_text(encoding="utf-8"))
+        except MarkedYAMLError as error:
+            line = f", line {error.problem_mark.line + 1}" if error.problem_mark is not None else ""
+            raise ConfigError(
+                f"{file}{line}: DVC cannot read this ({error.problem}); write a value with a colon or a "
+                "question mark on its own line, not within [] or {}"
+            ) from None
 
 
 def write_no_warmup(workspace: Path, *, model: str) -> None:

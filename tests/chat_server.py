@@ -117,10 +117,10 @@ def chat_server(script: Script, **facts: Any) -> Iterator[ChatServer]:
         await runner.setup()
         await web.TCPSite(runner, "127.0.0.1", 0).start()
         server.url = f"http://127.0.0.1:{runner.addresses[0][1]}/v1"
-        ready.set()
 
     def serve() -> None:
         loop.run_until_complete(start())
+        loop.call_soon(ready.set)  # not before: a stop that comes during `start` would end only that
         loop.run_forever()
         loop.run_until_complete(runner.cleanup())
         loop.close()

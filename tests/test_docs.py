@@ -105,6 +105,17 @@ def test_yaml_is_what_the_settings_accept(block: Block) -> None:
             assert {"seed", "warmup", "description"} <= given.keys()
 
 
+@of("yaml")
+def test_dvc_reads_and_rewrites_yaml_as_it_was_meant(block: Block) -> None:
+    """DVC has a YAML parser of its own, and `dvc exp run -S` writes the whole file anew."""
+    from dvc.utils.serialize import dumps_yaml, parse_yaml, parse_yaml_for_update
+
+    expected = yaml.safe_load(block.text)
+    assert parse_yaml(block.text, "a page") == expected
+    rewritten = dumps_yaml(parse_yaml_for_update(block.text, "a page"))
+    assert parse_yaml(rewritten, "a page") == yaml.safe_load(rewritten) == expected
+
+
 def inline_settings() -> Iterator[Any]:
     for page in PAGES:
         for text in dict.fromkeys(re.findall(r"`((?:\w+): ?\{[^`…]*\})`", page.read_text())):

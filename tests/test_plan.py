@@ -224,6 +224,16 @@ def test_a_lock_that_dvc_could_not_read_is_refused(project: Path, text: str) -> 
     check_lock()
 
 
+def test_a_pipelines_file_that_dvc_could_not_read_is_refused(project: Path) -> None:
+    file = project / "pipelines.yaml"
+    count = len(file.read_text().splitlines())
+    with file.open("a") as end:
+        end.write("  mine:\n    agent: {tools: [agents.custom.sums:add]}\n")
+    make_plan(NAME, overrides={}, workspace=None)  # DVC does not work here
+    Path(".dvc").mkdir()
+    assert refusal({}).startswith(f"pipelines.yaml, line {count + 2}: DVC cannot read this (")
+
+
 def test_a_file_that_a_stage_reads_and_nobody_writes_is_missed_at_once(project: Path) -> None:
     Path("constraints.txt").unlink()
     said = refusal({})

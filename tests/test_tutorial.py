@@ -74,5 +74,6 @@ def test_the_tutorial_ends_with_a_policy_that_has_learnt(tmp_path: Path) -> None
     assert before["success"] < 0.6
     assert after["success"] > 0.8
     assert after["tool_calls/add"] > before["tool_calls/add"]
+    shell(f"{sys.executable} -m dvc init --quiet")
     declared = shell(f"{sys.executable} -m dvc stage list --name-only").split()
     assert "report@sums" in declared
