@@ -4,9 +4,9 @@ too.
 The first signal raises `KeyboardInterrupt` in the main thread, whose `with` blocks then close what they hold.
 A thread watches: it learns of signals from the interpreter itself, so also while the main thread is in C
 code. When the main thread has come out of its blocks, or after `UNWIND_S`, or on a second signal, it marks
-the records of the run as stopped (`on_stop`), prints the line, has the guardian end all processes, and ends
-this one with status 130 or 143. Handlers that libraries have registered for the end do not run: Prefect's and
-MLflow's retry for minutes.
+the records of the run as stopped (`on_stop`), prints the line, and ends this process with status 130 or 143;
+the guardian then ends all that it has started. Handlers that libraries have registered for the end do not
+run: Prefect's and MLflow's retry for minutes.
 """
 
 import os
@@ -19,8 +19,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType, TracebackType
 from typing import Any, NoReturn, Self
-
-from flows.guardian import end_guarded
 
 UNWIND_S = 3.0
 """What the main thread has after a signal, to close what it holds; what it leaves, the guardian ends."""
@@ -155,9 +153,10 @@ def _quietly(record: Callable[[], object]) -> None:
 
 
 def leave(line: str | None, *, status: int) -> NoReturn:
-    """Print `line`, end what this process has started, and end it, without what libraries do at exit."""
+    """Print `line` and end this process without what libraries do at exit; the guardian ends the rest."""
     text = (_SHOW_CURSOR if os.isatty(_STDERR) else "") + ("" if line is None else f"{line}\n")
     with suppress(OSError):  # nobody may read it any more
         os.write(_STDERR, text.encode())
-    end_guarded()
+    # The guardian ends the rest when this process is gone, not before: Ray's client aborts a process whose
+    # cluster dies, and the status would be that of the abort.
     os._exit(status)

@@ -7,7 +7,10 @@ process is therefore watched here: `result_of` raises `RayDied` within a second,
 import logging
 import os
 import shutil
-from contextlib import suppress
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -74,7 +77,7 @@ def start_local_ray(**options: Any) -> None:
     for attempt in range(1, ATTEMPTS + 1):
         others = psutil.Process().children(recursive=True)
         try:
-            with loopback_and_token():
+            with loopback_and_token(), _signals_kept():
                 ray.init(
                     address="local",
                     include_dashboard=False,
@@ -92,6 +95,21 @@ def start_local_ray(**options: Any) -> None:
                 if left not in others:
                     with suppress(psutil.NoSuchProcess):
                         left.kill()
+
+
+@contextmanager
+def _signals_kept() -> Iterator[None]:
+    """Ray takes SIGTERM for itself when it starts, and would print a stack: give it back."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            if handler is not None:  # one that was not set from Python cannot be set again
+                signal.signal(number, handler)
 
 
 def result_of(answer: Any) -> Any:

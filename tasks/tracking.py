@@ -176,6 +176,8 @@ class Tracker:
         run_id = unfinished_run(self._workspace, pipeline=self._pipeline)
         if run_id is None or not _exists(client, run_id):
             run_id = self._start(client)
+        if not client.get_run(run_id).data.params:  # the run is new, or was begun by a try that failed
+            log_params(client, run_id, flat(self._pipeline.model_dump(mode="json"), sep="."))
         client.update_run(run_id, status="RUNNING")
         recorded_runs.beat(client, run_id)
         recorded_runs.mark_gone(client, experiment_id=experiment_of(client))
@@ -183,10 +185,13 @@ class Tracker:
 
     def _start(self, client: "MlflowClient") -> str:
         experiment_id = experiment_of(client)
-        tags = {**facts.source_tags(self._name), "mlflow.note.content": self._description()}
+        tags = {
+            **facts.source_tags(self._name),
+            **recorded_runs.heartbeat(),  # from its first moment, so that no end leaves it running
+            "mlflow.note.content": self._description(),
+        }
         run = client.create_run(experiment_id, run_name=self._workspace.name, tags=tags)
         run_id: str = run.info.run_id
-        log_params(client, run_id, flat(self._pipeline.model_dump(mode="json"), sep="."))
         _remember(self._workspace, pipeline=self._pipeline, run=run, finished=False)
         return run_id
 
@@ -281,6 +286,7 @@ class Tracker:
 def connect() -> "MlflowClient":
     """A client of where the record is kept; the first time, MLflow creates its database."""
     os.environ.setdefault("MLFLOW_ENABLE_ASYNC_TRACE_LOGGING", "false")
+    os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
     import mlflow
 
     logging.getLogger("mlflow").setLevel(logging.WARNING)
