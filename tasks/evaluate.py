@@ -10,7 +10,7 @@ import json
 import tempfile
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from multiprocessing import get_context
@@ -163,7 +163,8 @@ def _send(sending: Connection, work: Callable[[_Policy], _Found], policy: _Polic
     except Exception as error:
         error.add_note(traceback.format_exc())  # pickled, it has none
         answer = error
-    sending.send(answer)
+    with suppress(BrokenPipeError):  # who asked was stopped meanwhile
+        sending.send(answer)
 
 
 def _receive(receiving: Connection) -> _Found:
