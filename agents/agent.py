@@ -9,9 +9,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from agents.calls import ParsedTurn
 from agents.formats import ACTIONS, NATIVE, turn_parser
-from agents.tools_prompt import tools_prompt
+from agents.formats.calls import ParsedTurn
+from agents.prompting.tools_prompt import tools_prompt
 from envs.types import Image, Item, Message
 
 Schema = Mapping[str, Any]
@@ -96,7 +96,7 @@ class FormatAgent(Agent):
         return Opening([Message("system", system), *earlier, Message("user", observation)], self._tools)
 
     def reply(self, turn: ParsedTurn, observations: Sequence[str]) -> Sequence[Message]:
-        """See `Agent`; as `agents/prompts` say that results come back."""
+        """See `Agent`; as `agents/prompting/prompts` say that results come back."""
         if self._native and turn.calls:
             return [Message("tool", observation) for observation in observations]
         if self.format == "react":

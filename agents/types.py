@@ -42,7 +42,8 @@ class SamplingParams:
     stop_token_ids: tuple[int, ...] = ()
     stop: tuple[str, ...] = ()
     """Texts of which none is empty: a sampler may end a completion with the first token by which its text
-    contains one. Not every sampler reads text, so whoever asks cuts what comes back: `agents/stops.py`."""
+    contains one. Not every sampler reads text, so whoever asks cuts what comes back:
+    `agents/samplers/stop_texts.py`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

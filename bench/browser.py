@@ -31,11 +31,11 @@ import psutil
 
 from bench import kill
 from envs.browser.seats import Seat
+from envs.builtin.miniwob.env import MiniWobEnv, place_of
+from envs.builtin.miniwob.expert import EXPERTS
+from envs.builtin.miniwob.spec import SPEC, make_item
 from envs.errors import EpisodeFault
-from envs.manager import EnvManager
-from envs.miniwob.env import MiniWobEnv, place_of
-from envs.miniwob.expert import EXPERTS
-from envs.miniwob.spec import SPEC, make_item
+from envs.runtime.manager import EnvManager
 from envs.types import Item, Observation
 
 SETTLED_S = 3.0

@@ -26,9 +26,9 @@ from pathlib import Path
 import psutil
 
 from envs.base import Environment
-from envs.hosted import HostedEnv
-from envs.processes import ProcessHost
 from envs.registry import EnvSpec, get_env
+from envs.runtime.hosted import HostedEnv
+from envs.runtime.processes import ProcessHost
 from envs.types import Item
 
 ITEMS, WARM_UP = 8, 10

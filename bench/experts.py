@@ -19,8 +19,8 @@ import json
 import time
 from collections.abc import Sequence
 
-from envs.manager import EnvManager
 from envs.registry import EnvSpec, ExpertStep, get_env
+from envs.runtime.manager import EnvManager
 from envs.types import Item, Observation
 
 ROUNDING = 1e-6

@@ -22,8 +22,8 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from agents.gateway.gateway import Gateway
-from agents.packing import pack
-from agents.sampler import ScriptedSampler
+from agents.rollout.packing import pack
+from agents.samplers.sampler import ScriptedSampler
 from agents.types import SamplingParams
 from envs.types import Item
 

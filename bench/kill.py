@@ -38,19 +38,19 @@ from urllib.request import urlopen
 import psutil
 
 from agents.agent import FormatAgent
-from agents.episode import Rules
-from agents.group import play
 from agents.limits import EpisodeLimits
-from agents.renderer import Renderer
-from agents.sampler import ScriptedSampler
-from agents.speaker import TokenSpeakers
+from agents.prompting.renderer import Renderer
+from agents.rollout.conversation import TokenSpeakers
+from agents.rollout.episode import Rules
+from agents.rollout.group import play
+from agents.samplers.sampler import ScriptedSampler
 from agents.types import Completion, SamplingParams, StopReason, Trajectory
 from bench.experts import actions_of
-from envs.manager import EnvManager
 from envs.registry import EnvSpec, get_env
-from envs.remote import Servers, on_servers
+from envs.remote.servers import Servers, on_servers
+from envs.runtime.manager import EnvManager
 from envs.types import Image, Item
-from tasks.base_model import make_tokenizer
+from tasks.base_model.model import make_tokenizer
 
 IDLE_ACTION = "look around"
 
@@ -160,7 +160,7 @@ class Fleet:
         self._ready.add(port)
 
     def _start(self, port: int) -> "subprocess.Popen[bytes]":
-        code = "from flows.cli import main; main()"
+        code = "from flows.cli.app import main; main()"
         return subprocess.Popen(
             [sys.executable, "-c", code, "serve-env", self._env, "--port", str(port)],
             stdout=subprocess.DEVNULL,

@@ -15,8 +15,8 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 
-from agents.calls import ParsedTurn
 from agents.formats import FORMATS, turn_parser
+from agents.formats.calls import ParsedTurn
 
 TOKENS, CHARS_PER_TOKEN = 1000, 4
 THOUGHT = 'The total of {a} and [b] is 7, so the "query" should name both; then I\'ll look again.\n'

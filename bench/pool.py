@@ -26,8 +26,8 @@ import psutil
 
 from bench.conformance import TURNS
 from envs.base import Environment
-from envs.manager import EnvManager
 from envs.registry import EnvSpec, get_env
+from envs.runtime.manager import EnvManager
 from envs.types import Item
 
 
@@ -72,13 +72,13 @@ async def measure(spec: EnvSpec, *, live: int, turns: int, pairs: int) -> Result
             users.create_task(user(items[i % len(items)]))
         await ready.wait()
         reset_cpu = _cpu_s()
-        held = envs.metrics[spec.name].live
+        held = envs.runtime.metrics[spec.name].live
         memory_each = (await asyncio.to_thread(_memory) - memory) / live
         cpu_before = _cpu_s()
         go.set()
         await done.wait()
         step_cpu = _cpu_s() - cpu_before
-    metrics = envs.metrics[spec.name]
+    metrics = envs.runtime.metrics[spec.name]
     await envs.close()
     seconds = time.perf_counter() - started
     return Result(

@@ -30,18 +30,18 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
 from agents.agent import FormatAgent
-from agents.episode import Rules
-from agents.group import play
 from agents.limits import EpisodeLimits
-from agents.renderer import Renderer
-from agents.sampler import ScriptedSampler
-from agents.speaker import TokenSpeakers
+from agents.prompting.renderer import Renderer
+from agents.rollout.conversation import TokenSpeakers
+from agents.rollout.episode import Rules
+from agents.rollout.group import play
+from agents.samplers.sampler import ScriptedSampler
 from agents.tools.tool import tool
 from agents.tools.toolbox import Toolbox
 from agents.types import SamplingParams, StopReason, Trajectory
-from envs.manager import EnvManager
 from envs.registry import get_env
-from tasks.base_model import make_tokenizer
+from envs.runtime.manager import EnvManager
+from tasks.base_model.model import make_tokenizer
 
 GROUP_SIZE = 8
 MIN_STEPS = 2000

@@ -17,9 +17,9 @@ from typing import Any
 
 import torch
 
-from agents.engine_cpu import CpuEngine, Request
-from agents.kv_cpu import bytes_per_token
-from agents.llama_cpu import ModelShape, model_shape, read_checkpoint
+from agents.samplers.cpu.engine import CpuEngine, Request
+from agents.samplers.cpu.kv_cache import bytes_per_token
+from agents.samplers.cpu.llama import ModelShape, model_shape, read_checkpoint
 from agents.types import SamplingParams
 
 PROMPT, TURNS, SAMPLED, OBSERVATION, GROUP = 300, 6, 20, 8, 8

@@ -34,7 +34,7 @@ import aiohttp
 import psutil
 
 from envs.registry import get_env
-from envs.remote import Servers, WireProtocol
+from envs.remote.servers import Servers, WireProtocol
 
 STEPS_PER_EPISODE = 25
 IDLE_S = 45.0
@@ -46,7 +46,7 @@ ACTIONS = ("inventory", "get 2 oak logs", "get 1 cobblestone", "craft 4 oak plan
 @contextmanager
 def serving(*options: str) -> Iterator[tuple[str, psutil.Process]]:
     """A server of TextCraft in a process of its own: its URL and the process."""
-    code = "import sys; sys.argv[0] = 'wingspan'; from flows.cli import main; main()"
+    code = "import sys; sys.argv[0] = 'wingspan'; from flows.cli.app import main; main()"
     command = [sys.executable, "-c", code, "serve-env", "textcraft", "--port", "0", *options]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None

@@ -34,11 +34,11 @@ from typing import Any
 
 from agents.types import Completion, FinishReason, StopReason, Trajectory, Turn
 from envs.types import Item
-from tasks.pipelines import load_pipeline
-from tasks.settings import Pipeline
-from tasks.trainer import environment_of
-from tasks.verl_config import verl_config
-from tasks.verl_rows import Row, fields_of, rows_of
+from tasks.config.pipelines import load_pipeline
+from tasks.config.settings import Pipeline
+from tasks.verl.actor import environment_of
+from tasks.verl.config import verl_config
+from tasks.verl.rows import Row, fields_of, rows_of
 
 PIPELINE = "textcraft-cpu"
 PROMPT_TOKENS = (60, 160)
@@ -67,8 +67,8 @@ def measure(*, items: int, repeats: int, busy: int) -> Result:
     """Update `repeats` times (and as often beside `busy` processes) on `items` groups."""
     import torch
 
-    from tasks.verl_cpu.attention import computed_pairs
-    from tasks.verl_cpu.packing import PackedRow, pack_row
+    from tasks.verl.cpu.attention import computed_pairs
+    from tasks.verl.cpu.packing import PackedRow, pack_row
 
     pipeline = load_pipeline(PIPELINE)
     rows = random_rows(pipeline, items=items)
@@ -123,7 +123,7 @@ def started_worker(pipeline: Pipeline) -> Any:
     import verl  # noqa: F401  # loads the CPU's plugin
     from verl.workers.engine_workers import ActorRolloutRefWorker
 
-    from tasks.verl_loss import set_loss
+    from tasks.verl.loss import set_loss
 
     config = verl_config(pipeline, model=Path(pipeline.model), items=Path(), checkpoints=Path())
     worker = ActorRolloutRefWorker(config.actor_rollout_ref, role="actor")
@@ -136,7 +136,7 @@ def update_data(pipeline: Pipeline, rows: Sequence[Row]) -> Any:
     """What verl's worker is given for a step; all advantages are alike, which no cost depends on."""
     from verl.utils import tensordict_utils as tu
 
-    from tasks.verl_trainer import update_options
+    from tasks.verl.trainer import update_options
 
     data = fields_of(rows)
     data["old_log_probs"] = data["rollout_log_probs"]

@@ -22,13 +22,13 @@ from dataclasses import dataclass, field
 import httpx
 import psutil
 
+from envs.builtin.webarena.env import WebEnv
+from envs.builtin.webarena_local.env import expert, make, make_item
+from envs.builtin.webarena_local.sites.data import WEBARENA_LOCAL
+from envs.builtin.webarena_local.sites.tenant import LiveSites
+from envs.builtin.webarena_local.venue import tasks
 from envs.registry import ExpertStep
 from envs.types import Item
-from envs.webarena.env import WebEnv
-from envs.webarena_local.env import expert, make, make_item
-from envs.webarena_local.sites.data import WEBARENA_LOCAL
-from envs.webarena_local.sites.tenant import LiveSites
-from envs.webarena_local.venue import tasks
 
 WRONG = "I do not know"
 RESTORES = 10

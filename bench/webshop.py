@@ -27,11 +27,11 @@ from dataclasses import replace
 
 import psutil
 
+from envs.builtin.webshop.data import WEBSHOP_MINI, stock_of
+from envs.builtin.webshop.env import Variant, WebShopEnv
+from envs.builtin.webshop.goals import GoalKind
+from envs.builtin.webshop.shop import Shop, shop_of
 from envs.registry import get_env
-from envs.webshop.data import WEBSHOP_MINI, stock_of
-from envs.webshop.env import Variant, WebShopEnv
-from envs.webshop.goals import GoalKind
-from envs.webshop.shop import Shop, shop_of
 
 STOCK = stock_of(WEBSHOP_MINI, GoalKind.HUMAN)
 VARIANT = Variant(name="webshop-mini", stock=STOCK)

@@ -65,7 +65,7 @@ class RewardFailed(EpisodeFault):
 
 
 class ProgramFailed(EpisodeFault):
-    """An agent's program (`tasks/programs.py`) raised, or returned what is no reward."""
+    """An agent's program (`tasks/rollout/programs.py`) raised, or returned what is no reward."""
 
 
 def unknown_item(env: str, index: int, *, count: int) -> ConfigError:

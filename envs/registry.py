@@ -12,8 +12,8 @@ from typing import Any, Literal
 
 from envs.base import Environment
 from envs.errors import ConfigError
-from envs.named import is_module, load
-from envs.requirements import Package, Requirement, require
+from envs.plugins import is_module, load
+from envs.requirements.detection import Package, Requirement, require
 from envs.types import Item
 
 MAX_EXPERT_TURNS = 1000
@@ -21,7 +21,8 @@ MAX_EXPERT_TURNS = 1000
 
 Isolation = Literal["none", "own", "process"]
 """What an instance is: a plain object of this process, which shares its thread; one that runs a process of
-its own (`envs/base.py`, `HasProcess`); or one to which a process must be given (`envs/processes.py`): what
+its own (`envs/base.py`, `HasProcess`); or one to which a process must be given
+(`envs/runtime/processes.py`): what
 blocks, leaks, crashes, or has state that instances would share."""
 
 
@@ -126,20 +127,20 @@ class EnvSpec:
 
 
 _MODULES = {
-    "alfworld": "envs.alfworld.real",
-    "alfworld-mini": "envs.alfworld.mini.spec",
-    "babyai": "envs.babyai",
-    "miniwob": "envs.miniwob.spec",
-    "question": "envs.question",
-    "sciworld": "envs.sciworld",
-    "searchqa": "envs.searchqa.real",
-    "searchqa-mini": "envs.searchqa.mini",
-    "textcraft": "envs.textcraft",
-    "webarena": "envs.webarena.spec",
-    "webarena-local": "envs.webarena_local.env",
-    "webshop": "envs.webshop.real",
-    "webshop-mini": "envs.webshop.mini",
-    "workspace": "envs.question_workspace",
+    "alfworld": "envs.builtin.alfworld.spec",
+    "alfworld-mini": "envs.builtin.alfworld.mini.spec",
+    "babyai": "envs.builtin.babyai.env",
+    "miniwob": "envs.builtin.miniwob.spec",
+    "question": "envs.builtin.question.env",
+    "sciworld": "envs.builtin.sciworld",
+    "searchqa": "envs.builtin.searchqa.spec",
+    "searchqa-mini": "envs.builtin.searchqa.mini.spec",
+    "textcraft": "envs.builtin.textcraft.env",
+    "webarena": "envs.builtin.webarena.spec",
+    "webarena-local": "envs.builtin.webarena_local.env",
+    "webshop": "envs.builtin.webshop.spec",
+    "webshop-mini": "envs.builtin.webshop.mini.spec",
+    "workspace": "envs.builtin.question.workspace",
 }
 """Environment name → module with a `SPEC`; imported on first use, so that an environment whose
 package is missing does not stop the others."""
@@ -150,9 +151,9 @@ _FAMILIES = {
     "openenv": "envs.adapters.openenv",
     "reasoning-gym": "envs.adapters.reasoning_gym",
     "textarena": "envs.adapters.textarena",
-    "textcraft": "envs.textcraft",
-    "webshop": "envs.webshop.real",
-    "webshop-mini": "envs.webshop.mini",
+    "textcraft": "envs.builtin.textcraft.env",
+    "webshop": "envs.builtin.webshop.spec",
+    "webshop-mini": "envs.builtin.webshop.mini.spec",
 }
 """Name before the colon → module with `spec(argument) -> EnvSpec`, for packages of many environments."""
 

@@ -20,10 +20,10 @@ from pathlib import Path
 from typing import Any
 
 from envs.errors import ConfigError
-from tasks.data_sources import FOLDER as DATA
-from tasks.own_code import agent_code, environment_code
-from tasks.pipelines import PIPELINES_FILE, read_yaml
-from tasks.settings import Pipeline
+from tasks.config.pipelines import PIPELINES_FILE, read_yaml
+from tasks.config.settings import Pipeline
+from tasks.config.user_code import agent_code, environment_code
+from tasks.data.sources import FOLDER as DATA
 
 STAGES_FILE = Path("dvc.yaml")
 LOCK_FILE = Path("dvc.lock")

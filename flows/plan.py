@@ -13,26 +13,26 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from agents.pictures import sees
+from agents.prompting.images import sees
 from envs.errors import ConfigError
 from envs.files import check_writable
 from flows.lineage import Stage, check_inputs, declared_stages, default_workspace
 from flows.versioning import check_lock, check_yaml
-from tasks.capacity import check_memory, checkpoint_bytes, disk_bytes, read_model_size
-from tasks.checkpoints import KEPT
-from tasks.data_files import check_data
-from tasks.environments import check_environments
-from tasks.items import read_items
-from tasks.mixture import split
-from tasks.pipelines import load_pipeline
-from tasks.prompts import check_prompts
-from tasks.ray_address import check_ray_address
-from tasks.rules import check_agent, check_reward, check_sight
-from tasks.settings import Pipeline
-from tasks.verl_config import check_pipeline
+from tasks.cluster.address import check_ray_address
+from tasks.config.capacity import check_memory, checkpoint_bytes, disk_bytes, read_model_size
+from tasks.config.environments import check_environments
+from tasks.config.episodes import check_agent, check_reward, check_sight
+from tasks.config.pipelines import load_pipeline
+from tasks.config.prompts import check_prompts
+from tasks.config.settings import Pipeline
+from tasks.data.files import check_data
+from tasks.data.items import read_items
+from tasks.data.mixture import split
+from tasks.verl.checkpoints import KEPT
+from tasks.verl.config import check_pipeline
 
 if TYPE_CHECKING:
-    from tasks.served_policy import ServedAt
+    from tasks.rollout.served_policy import ServedAt
 
 SPARE_BYTES = 500_000_000
 """Disk that a run needs besides its policies: logs, trajectories, Ray's and MLflow's own files."""
@@ -95,7 +95,7 @@ def make_plan(name: str, *, overrides: Mapping[str, Any], workspace: Path | None
 
 def checked_address(text: str) -> "ServedAt":
     """`PORT` or `HOST:PORT`, where the policy is to be served. Raises `ConfigError` if it is not free."""
-    from tasks.served_policy import ServedAt
+    from tasks.rollout.served_policy import ServedAt
 
     at = ServedAt.read(text)
     at.check()
@@ -182,8 +182,9 @@ def check_workers(pipeline: Pipeline) -> None:
 
 
 def check_items(pipeline: Pipeline) -> None:
-    """Raise `ConfigError` for items that cannot be had, judged or shown to the model; see `tasks/mixture.py`,
-    `tasks/rules.py` and `tasks/prompts.py`."""
+    """Raise `ConfigError` for items that cannot be had, judged or shown to the model; see
+    `tasks/data/mixture.py`,
+    `tasks/config/episodes.py` and `tasks/config/prompts.py`."""
     items = split(pipeline.data)
     both = [*items.train, *items.test]
     check_reward(pipeline.agent, both)

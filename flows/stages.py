@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING
 from envs.files import write_atomically
 from flows.lineage import Stage, stage_key
 from flows.progress import Display, StageState
-from tasks.settings import Pipeline
+from tasks.config.settings import Pipeline
 
 if TYPE_CHECKING:
-    from tasks.trainer import StepRecord
+    from tasks.verl.actor import StepRecord
 
 STAGES = ("prepare", "provision", "warmup", "train", "evaluate", "report")
-"""Stage `x` is the function `x(pipeline, workspace)` of `tasks/x.py`; imported when it runs."""
+"""Stage `x` is the function `x(pipeline, workspace)` of `tasks/stages/x.py`; imported when it runs."""
 
 TIMING = "timing.json"
 """In the workspace: `{"stages": {name: seconds}, "run": {"wall", "orchestration"}}`. A stage's seconds
@@ -33,7 +33,7 @@ FINISHED = Path("train", "finished")
 
 def call_stage(name: str, *, pipeline: Pipeline, workspace: Path, display: Display) -> None:
     """Run the body of stage `name`, its steps shown on `display`."""
-    body = import_module(f"tasks.{name}").__dict__[name]
+    body = import_module(f"tasks.stages.{name}").__dict__[name]
     if name == "train":
         body(
             pipeline,

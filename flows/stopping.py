@@ -23,7 +23,8 @@ from typing import Any, NoReturn, Self
 UNWIND_S = 3.0
 """What the main thread has after a signal, to close what it holds; what it leaves, the guardian ends."""
 RECORD_S = 6.0
-"""What marking the records may take; what is not marked, the next start marks (`tasks/recorded_runs.py`)."""
+"""What marking the records may take; what is not marked, the next start marks
+(`tasks/tracking/recorded_runs.py`)."""
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _OUT = b"\0"
 """Written to the watcher: the main thread is out of its blocks, or there is nothing to watch any more."""

@@ -3,7 +3,7 @@
 Each stage is a Prefect task run, cached on the hash of its inputs (`flows/lineage.py`); its cached
 value is a receipt of what it wrote, which must still hold. Each round of training is a task run of its
 own within that of `train`. What a stage does is in `tasks/`; what is recorded in MLflow, in
-`tasks/tracking.py`.
+`tasks/tracking/tracker.py`.
 
 Prefect orchestrates the work but does not own it: when its server dies during a run, the run goes on and is
 finished, and only Prefect's record of it stays incomplete (`run_with_prefect`).
@@ -31,14 +31,14 @@ from flows.progress import Display, StageState
 from flows.stages import call_stage, make_display, read_timing, running, show_training, write_timing
 from flows.stopping import on_stop, signals_claimed
 from flows.versioning import commit_to_dvc
-from tasks.parameters import changed_parameters, write_changes
-from tasks.pipelines import load_pipeline
-from tasks.provenance import provenance
-from tasks.tracking import Tracker, check_tracking, is_recorded
+from tasks.config.parameters import changed_parameters, write_changes
+from tasks.config.pipelines import load_pipeline
+from tasks.tracking.provenance import provenance
+from tasks.tracking.tracker import Tracker, check_tracking, is_recorded
 
 if TYPE_CHECKING:
-    from tasks.served_policy import ServedAt
-    from tasks.train import TrainSession
+    from tasks.rollout.served_policy import ServedAt
+    from tasks.stages.train import TrainSession
 
 
 @flow(name="train-agent", flow_run_name="{pipeline}")
@@ -184,7 +184,7 @@ class _Run:
 
     def _opened_session(self) -> "TrainSession":
         if self._session is None:
-            from tasks.train import TrainSession
+            from tasks.stages.train import TrainSession
 
             session = TrainSession(
                 self._plan.pipeline,

@@ -11,8 +11,8 @@ from pathlib import Path
 from envs.errors import ConfigError, WingspanError
 from envs.files import write_atomically
 from flows.lineage import LOCK_FILE, STAGES_FILE
-from tasks.pipelines import PIPELINES_FILE, read_yaml
-from tasks.settings import Pipeline
+from tasks.config.pipelines import PIPELINES_FILE, read_yaml
+from tasks.config.settings import Pipeline
 
 WARMUP = "warmup"
 """Every pipeline has this stage in `dvc.yaml`, which knows no conditions; in the flow, not every one has."""

@@ -30,7 +30,7 @@ def verl() -> Iterator[ModuleType]:
 
     Whoever imports it first in a process decides, so every test that imports it asks for this.
     """
-    from tasks.verl_cpu import PLUGIN_ENV
+    from tasks.verl.cpu import PLUGIN_ENV
 
     before = dict(os.environ)
     os.environ |= PLUGIN_ENV

@@ -1,6 +1,7 @@
-"""The formats in which a policy acts and calls tools, by name; all are total (`agents/calls.py`).
+"""The formats in which a policy acts and calls tools, by name; all are total (`agents/formats/calls.py`).
 
-What each format tells the model about the tools is `agents/tools_prompt.py`'s and `agents/native_tools.py`'s.
+What each format tells the model about the tools is `agents/prompting/tools_prompt.py`'s and
+`agents/prompting/native_tools.py`'s.
 """
 
 import difflib
@@ -8,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from agents.calls import ParsedTurn, TurnParser
 from agents.formats import action, code_block, hermes, json_calls, qwen3, react, searchr1
+from agents.formats.calls import ParsedTurn, TurnParser
 from agents.formats.fitting import fitted
 from envs.errors import ConfigError
 

@@ -2,7 +2,7 @@
 
 import re
 
-from agents.calls import ParsedTurn
+from agents.formats.calls import ParsedTurn
 
 _ACTION = re.compile(r"\bAction:[^\S\n]*(?:\n\s*)?([^\n]*)")
 _THOUGHT_LABEL = re.compile(r"\A\s*Thought:\s*")

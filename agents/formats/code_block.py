@@ -2,7 +2,7 @@
 
 import re
 
-from agents.calls import ParsedTurn, ToolCall
+from agents.formats.calls import ParsedTurn, ToolCall
 from agents.formats.scan import Ends, Found, bounded, give_up, marks, plain_answer, scan, turn_of
 
 TOOL, ARGUMENT = "code_interpreter", "code"

@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from agents.calls import ToolCall
+from agents.formats.calls import ToolCall
 from agents.formats.json_values import MAX_DIGITS, Value, decode_at
 from agents.formats.react import PLAIN_INPUT
 

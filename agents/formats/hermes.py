@@ -2,7 +2,7 @@
 
 import re
 
-from agents.calls import ParsedTurn, ToolCall
+from agents.formats.calls import ParsedTurn, ToolCall
 from agents.formats.json_values import Broken, call_of, decode_at, skip_space
 from agents.formats.scan import Found, bounded, marks, plain_answer, scan, turn_of
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from agents.calls import ParsedTurn, ToolCall
+from agents.formats.calls import ParsedTurn, ToolCall
 from agents.formats.json_values import Value, broken_end, call_of, decode_at
 from agents.formats.scan import UNCLOSED, Ends, Found, Scan, bounded, marks, plain_answer, scan, turn_of
 
@@ -35,7 +35,8 @@ _END_OF_THOUGHT = re.compile("</think>")
 def json(text: str) -> ParsedTurn:
     """The first JSON value that is a call, an array of calls or `{"answer": …}`, fenced or not.
 
-    Source: none; any instructed model can write it (`agents/prompts/json.md`). Whatever follows that
+    Source: none; any instructed model can write it (`agents/prompting/prompts/json.md`). Whatever follows
+    that
     value is not looked at.
     """
     scanned = _scan(text, _calls_or_answer, expected=JSON_EXPECTED)

@@ -10,7 +10,7 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from agents.calls import ToolCall
+from agents.formats.calls import ToolCall
 
 MAX_DEPTH = 64
 MAX_DIGITS = 1000

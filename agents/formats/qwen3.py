@@ -5,7 +5,7 @@ Values are text here; `agents/formats/fitting.py` gives them their types, which 
 
 import re
 
-from agents.calls import ParsedTurn, ToolCall
+from agents.formats.calls import ParsedTurn, ToolCall
 from agents.formats.hermes import CLOSED, OPENED, closed, read_json
 from agents.formats.json_values import MAX_NAME, skip_space
 from agents.formats.scan import Ends, Found, bounded, marks, plain_answer, scan, turn_of

@@ -4,7 +4,7 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from agents.calls import ParsedTurn, ToolCall
+from agents.formats.calls import ParsedTurn, ToolCall
 from agents.formats.json_values import MAX_NAME, Broken, decode_at
 from agents.formats.scan import UNCLOSED, bounded, marks, scan
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import wraps
 from typing import Generic, TypeVar
 
-from agents.calls import ParsedTurn, ToolCall, TurnParser
+from agents.formats.calls import ParsedTurn, ToolCall, TurnParser
 
 MAX_CHARS = 1 << 19
 """Longer completions (some 130,000 tokens) are refused unread."""

@@ -2,7 +2,7 @@
 
 import re
 
-from agents.calls import ParsedTurn, ToolCall
+from agents.formats.calls import ParsedTurn, ToolCall
 from agents.formats.scan import UNCLOSED, Ends, Found, bounded, give_up, marks, scan, turn_of
 
 TOOL, ARGUMENT = "search", "query"

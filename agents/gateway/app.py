@@ -17,16 +17,16 @@ from starlette.routing import Route
 
 from agents.gateway import answers
 from agents.gateway.bodies import EndSession, OpenSession, read
+from agents.gateway.errors import Refused
+from agents.gateway.generation import Wanted
 from agents.gateway.limits import Limits
 from agents.gateway.policy import Answer, Policy
 from agents.gateway.recording import Recording
-from agents.gateway.refused import Refused
 from agents.gateway.requests import ChatRequest
 from agents.gateway.response_answers import Response as ResponsesAnswer
+from agents.gateway.response_store import NothingKept
 from agents.gateway.responses import ResponsesRequest
-from agents.gateway.responses_kept import NothingKept
 from agents.gateway.sessions import PREFIX, Session, Sessions
-from agents.gateway.wanted import Wanted
 from envs.errors import WingspanError, described
 from envs.redaction import register_secret
 

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic_core import from_json
 
-from agents.gateway.refused import Refused
+from agents.gateway.errors import Refused
 from envs.types import Item
 
 M = TypeVar("M", bound=BaseModel)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic_core import from_json
 
 from agents.gateway.conversation import WrittenCall
-from agents.gateway.refused import Refused
+from agents.gateway.errors import Refused
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

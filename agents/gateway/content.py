@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator
 
-from agents.pictures import check_picture
+from agents.prompting.images import check_picture
 from envs.images import read_image
 from envs.types import Image
 

@@ -10,11 +10,11 @@ import uvicorn
 from starlette.applications import Starlette
 
 from agents.gateway.app import make_app
+from agents.gateway.errors import Refused
 from agents.gateway.limits import Limits
 from agents.gateway.policy import Policy
-from agents.gateway.refused import Refused
 from agents.gateway.sessions import Session, Sessions
-from agents.sampler import Sampler
+from agents.samplers.sampler import Sampler
 from agents.types import SamplingParams
 from envs.errors import ConfigError
 from envs.types import Item
@@ -43,7 +43,7 @@ class Gateway:
     ) -> None:
         """`sampling` holds where a request says nothing. `model`: the name that requests give. `token`: asked
         of all requests but a session's own; None: open to all. `processor`: of a model that sees
-        (`agents.pictures.load_processor`).
+        (`agents.prompting.images.load_processor`).
 
         Raises `ConfigError` for a chat template that cannot be used.
         """

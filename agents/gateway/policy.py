@@ -3,12 +3,12 @@
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from agents.gateway.errors import CONTEXT_FULL, Refused
+from agents.gateway.generation import Wanted
 from agents.gateway.recording import Asked, Recording
-from agents.gateway.refused import CONTEXT_FULL, Refused
 from agents.gateway.rendering import Reading, Rendering
-from agents.gateway.wanted import Wanted
 from agents.limits import MIN_COMPLETION
-from agents.sampler import Sampler, checked_sample
+from agents.samplers.sampler import Sampler, checked_sample
 from agents.types import Completion, SamplingParams
 from envs.errors import ConfigError, SamplerFailed
 

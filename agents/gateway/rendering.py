@@ -11,15 +11,15 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from agents.calls import ParsedTurn
 from agents.formats import NATIVE, turn_parser
+from agents.formats.calls import ParsedTurn
 from agents.gateway.calls import Begun, CallWriter
 from agents.gateway.conversation import Conversation, Said, Tool, WrittenCall, canonical
-from agents.gateway.refused import Refused
-from agents.hands import said
-from agents.native_tools import SENTINEL, check_native
-from agents.renderer import Renderer
-from agents.stops import cut, shortened, text_before
+from agents.gateway.errors import Refused
+from agents.prompting.native_tools import SENTINEL, check_native
+from agents.prompting.renderer import Renderer
+from agents.rollout.actions import said
+from agents.samplers.stop_texts import cut, shortened, text_before
 from agents.types import Completion
 from envs.errors import ConfigError, EnvCrashed
 from envs.types import Message

@@ -7,8 +7,8 @@ from pydantic import BaseModel, Field, model_validator
 from agents.gateway.bodies import Strict, present
 from agents.gateway.content import AnyContent, Content
 from agents.gateway.conversation import Said, Tool, WrittenCall, canonical
-from agents.gateway.refused import Refused
-from agents.gateway.wanted import Auto, Stop, Tools, Wanted
+from agents.gateway.errors import Refused
+from agents.gateway.generation import Auto, Stop, Tools, Wanted
 from envs.types import Role
 
 ROLES: dict[str, Role] = {

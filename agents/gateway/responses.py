@@ -12,10 +12,10 @@ from pydantic import BaseModel, Field
 from agents.gateway.bodies import Strict, validated
 from agents.gateway.content import AnyContent, Content
 from agents.gateway.conversation import Said, Tool, WrittenCall, canonical
-from agents.gateway.refused import Refused
+from agents.gateway.errors import Refused
+from agents.gateway.generation import Auto, Tools, Wanted
 from agents.gateway.requests import ROLES, check_format
-from agents.gateway.responses_kept import Kept
-from agents.gateway.wanted import Auto, Tools, Wanted
+from agents.gateway.response_store import Kept
 
 
 class MessageItem(BaseModel):

@@ -10,12 +10,12 @@ from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from agents.gateway.errors import CONTEXT_FULL, NO_TURNS_LEFT, Refused
+from agents.gateway.generation import Wanted
 from agents.gateway.limits import Limits
 from agents.gateway.policy import Answer, Policy
 from agents.gateway.recording import Recording
-from agents.gateway.refused import CONTEXT_FULL, NO_TURNS_LEFT, Refused
-from agents.gateway.responses_kept import Kept
-from agents.gateway.wanted import Wanted
+from agents.gateway.response_store import Kept
 from agents.types import StopReason, Trajectory
 from envs.errors import SamplerFailed, WingspanError, described
 from envs.types import Item

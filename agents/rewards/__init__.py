@@ -8,14 +8,14 @@ trajectory.
 
 import difflib
 
-from agents.endpoint import Endpoint
+from agents.clients.endpoint import Endpoint
+from agents.rewards.assignment import with_rewards
 from agents.rewards.code import code_tests
 from agents.rewards.environment import environment, environment_success
 from agents.rewards.formats import answer_format, think_answer_format, think_format, tool_use
 from agents.rewards.function import FunctionReward, reward
-from agents.rewards.judge import llm_judge
-from agents.rewards.mathematics import math_equal, math_equal_with_think, math_equal_with_tool
-from agents.rewards.placing import with_rewards
+from agents.rewards.judge.reward import llm_judge
+from agents.rewards.math.reward import math_equal, math_equal_with_think, math_equal_with_tool
 from agents.rewards.qa import (
     qa_exact_match,
     qa_exact_match_with_format,

@@ -16,12 +16,12 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from agents.gate import Gate
+from agents.clients.rate_limit import Gate
 from agents.rewards.function import reward
 from agents.rewards.text import verdict
-from envs.interpreter import Interpreter
-from envs.sandbox import Sandbox, choose_backend
-from envs.walls import Backend, Limits
+from envs.sandbox.backend import Backend, Limits
+from envs.sandbox.interpreter import Interpreter
+from envs.sandbox.sandbox import Sandbox, choose_backend
 
 TEST_TIMEOUT_S = 10.0
 """Seconds of one test."""

@@ -42,7 +42,8 @@ def well_formed_answer(text: str) -> str | None:
 def tool_calls(trajectory: Trajectory) -> int:
     """How many calls reached a tool and did not fail; `answer` and `summarize` are no help, and do not count.
 
-    By the episode's counts (`agents/hands.py`). A program's own tools (`tasks/programs.py`) are counted by
+    By the episode's counts (`agents/rollout/actions.py`). A program's own tools
+    (`tasks/rollout/programs.py`) are counted by
     nobody: there, each turn before the last is taken for a call.
     """
     counted = trajectory.metrics

@@ -14,13 +14,13 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, overload
 
-from agents.gate import Gate
+from agents.clients.rate_limit import Gate
 from agents.rewards.limits import TooSlow, time_limit
 from agents.rewards.types import ALWAYS, RewardInput, RewardResult, read_result
-from agents.threads import in_thread
+from agents.tools.threads import in_thread
 from agents.types import StopReason
 from envs.errors import ConfigError, EpisodeFault, RewardFailed, WingspanError, described
-from envs.requirements import Requirement, require
+from envs.requirements.detection import Requirement, require
 
 TIMEOUT_S = 30.0
 RETRIES = 2

@@ -9,7 +9,7 @@ from agents.rewards.formats import tagged_answer, tool_calls, well_formed_answer
 from agents.rewards.function import reward
 from agents.rewards.text import references
 from agents.types import Trajectory
-from envs.searchqa.scoring import Match, compare
+from envs.builtin.searchqa.scoring import Match, compare
 
 Answer = str | Sequence[str]
 Value = dict[str, float | bool]

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from agents.rewards.types import Reward, RewardInput, RewardResult
 from envs.errors import ConfigError
-from envs.together import together
+from envs.runtime.concurrency import together
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,8 +7,8 @@ from agents.rewards.function import reward
 from agents.rewards.text import verdict
 from envs.base import Environment
 from envs.errors import ConfigError
-from envs.sandbox import Sandbox
-from envs.workspace import HasWorkspace, files_of
+from envs.sandbox.sandbox import Sandbox
+from envs.sandbox.workspace import HasWorkspace, files_of
 
 
 @reward(needs=(Sandbox(),), timeout_s=None)

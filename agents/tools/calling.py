@@ -15,11 +15,11 @@ import types
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
-from agents.gate import Gate
-from agents.threads import in_thread
+from agents.clients.rate_limit import Gate
 from agents.tools.faults import infrastructure_fault, text_of
 from agents.tools.outcome import SHORTEST, Outcome, cut, read_outcome
 from agents.tools.signature import ArgumentsRefused, read_signature
+from agents.tools.threads import in_thread
 from agents.tools.types import ToolError, ToolResult, ToolStatus
 from envs.base import Environment
 from envs.errors import ConfigError

@@ -5,9 +5,9 @@ from agents.tools.sandboxed import text_of, workspace_of
 from agents.tools.tool import tool
 from agents.tools.types import ToolError
 from envs.base import Environment
-from envs.interpreter import Interpreter
-from envs.sandbox import choose_backend
-from envs.walls import Backend, Limits
+from envs.sandbox.backend import Backend, Limits
+from envs.sandbox.interpreter import Interpreter
+from envs.sandbox.sandbox import choose_backend
 
 MAX_LENGTH = 4096
 MAX_CONCURRENCY = 32

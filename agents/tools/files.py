@@ -1,4 +1,4 @@
-"""Tools for the files of the episode's sandbox. The work itself is `envs/workspace_program.py`'s, inside."""
+"""Tools for the files of the episode's sandbox. The work itself is `envs/sandbox/workspace.py`'s, inside."""
 
 from typing import Annotated
 

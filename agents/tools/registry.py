@@ -7,7 +7,7 @@ from functools import partial
 from agents.tools import files
 from agents.tools.act import act
 from agents.tools.answer import answer
-from agents.tools.calculator import calculator
+from agents.tools.calculator.tool import calculator
 from agents.tools.calling import Tool
 from agents.tools.code_interpreter import code_interpreter, code_session
 from agents.tools.sandboxed import walled

@@ -4,8 +4,8 @@ from agents.tools.calling import Tool
 from agents.tools.types import ToolError
 from envs.base import Environment
 from envs.errors import ConfigError
-from envs.sandbox import choose_backend
-from envs.workspace import HasWorkspace, Reply, Workspace
+from envs.sandbox.sandbox import choose_backend
+from envs.sandbox.workspace import HasWorkspace, Reply, Workspace
 
 
 def walled(tool: Tool) -> Tool:
@@ -21,8 +21,8 @@ def workspace_of(env: Environment) -> Workspace:
     """The environment's. Raises `ConfigError` for one that has none."""
     if not isinstance(env, HasWorkspace):
         raise ConfigError(
-            f"{type(env).__name__} has no workspace for tools; put envs.workspace.WithWorkspace around it, "
-            "or ask questions in env: workspace"
+            f"{type(env).__name__} has no workspace for tools; put envs.sandbox.workspace.WithWorkspace "
+            "around it, or ask questions in env: workspace"
         )
     return env.workspace
 

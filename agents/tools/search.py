@@ -5,10 +5,10 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
+from agents.clients.web_search import QueryRefused, WebSearch, web_endpoint
 from agents.tools.calling import Tool
 from agents.tools.tool import tool
 from agents.tools.types import ToolError
-from agents.web_search import QueryRefused, WebSearch, web_endpoint
 from envs.base import Environment
 from envs.errors import ConfigError, MissingDependency
 from envs.retrieval.cache import CachedRetriever, shared_cache
@@ -42,7 +42,7 @@ def search_tool(retriever: Callable[[object], Retriever], *, top_k: int = TOP_K)
 
 
 def web_search_tool(web: Retriever, *, top_k: int = TOP_K) -> Tool:
-    """A tool `web_search` over an endpoint (`agents/web_search.py`)."""
+    """A tool `web_search` over an endpoint (`agents/clients/web_search.py`)."""
 
     @tool(keeps_time=True, max_length=MAX_LENGTH)
     async def web_search(query: str) -> str:
@@ -76,7 +76,7 @@ def web_search() -> Tool:
 
 def retriever_of(env: object) -> Retriever:
     """An environment's own. Raises `ConfigError` for one that has none."""
-    # Not by a protocol's `isinstance`: the environment is lent in a wrapper (`envs/instance.py`).
+    # Not by a protocol's `isinstance`: the environment is lent in a wrapper (`envs/runtime/instance.py`).
     found: Retriever | None = getattr(env, "retriever", None)
     if found is None:
         raise ConfigError(_NOTHING)

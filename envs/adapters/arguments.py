@@ -13,7 +13,7 @@ from typing import Any
 from urllib.parse import unquote
 
 from envs.errors import ConfigError, MissingDependency
-from envs.requirements import pip_install
+from envs.requirements.detection import pip_install
 
 MAX_LISTED = 12
 """Names in an error; a package may have hundreds."""

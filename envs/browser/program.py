@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from envs.requirements import failure, install_command
-from envs.walls import NOBODY
+from envs.requirements.detection import failure, install_command
+from envs.sandbox.backend import NOBODY
 
 _NAMES = ("chromium", "chromium-browser", "google-chrome-stable", "google-chrome")
 _PACKAGES = {"apt-get": "chromium", "dnf": "chromium", "brew": "--cask chromium"}

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from envs.errors import ConfigError
-from envs.requirements import Package, require
+from envs.requirements.detection import Package, require
 from envs.retrieval.corpus import Corpus, Reader
 from envs.retrieval.folder import built
 from envs.retrieval.types import MAX_QUERY, Passage

@@ -17,7 +17,7 @@ from weakref import WeakKeyDictionary
 
 from envs.errors import ConfigError, MissingDependency, described
 from envs.redaction import register_url
-from envs.requirements import pip_install
+from envs.requirements.detection import pip_install
 from envs.retrieval.redis_server import EmbeddedServer, embedded_server
 from envs.retrieval.types import Passage, Retriever
 

@@ -1,6 +1,7 @@
 """Dense retrieval over a corpus on disk: vectors by an encoder, neighbours by faiss.
 
-The encoder is given (`agents/encoder.py` has one of transformers' models), for environments know no models;
+The encoder is given (`agents/clients/encoder.py` has one of transformers' models), for environments know
+no models;
 so this runs where one may be loaded, in `wingspan serve-retriever`, and environments ask it by URL. Vectors
 have length 1 and are compared by their inner product. A `flat` index compares with all of them; an `ivf` one
 with those of the nearest cells, and may miss some.
@@ -19,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from envs.errors import ConfigError
-from envs.requirements import Package, require
+from envs.requirements.detection import Package, require
 from envs.retrieval.corpus import Corpus, Reader
 from envs.retrieval.folder import built
 from envs.retrieval.types import MAX_QUERY, Passage

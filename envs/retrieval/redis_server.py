@@ -17,10 +17,10 @@ import time
 from functools import cache
 from pathlib import Path
 
-from envs.data_sets import data_root
 from envs.errors import MissingDependency
 from envs.files import one_at_a_time
-from envs.requirements import install_command, pip_install
+from envs.requirements.data_sets import data_root
+from envs.requirements.detection import install_command, pip_install
 
 MAX_MEMORY = "256mb"
 """Some 100,000 results of three passages; beyond, those that were longest unused go."""

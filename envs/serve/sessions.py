@@ -16,9 +16,9 @@ from typing import Any, TypeVar
 
 from envs.base import Environment, Inspectable
 from envs.errors import ConfigError, described
-from envs.hosted import HostedEnv
-from envs.manager import host_of
 from envs.registry import EnvSpec, item_numbered
+from envs.runtime.hosted import HostedEnv
+from envs.runtime.manager import host_of
 from envs.serve.ids import Ids
 from envs.serve.limits import Limits
 from envs.serve.metrics import Metrics

@@ -1,6 +1,6 @@
 """Which environment's clients are spoken to how."""
 
-from envs.agentgym import family_name
+from envs.remote.agentgym import family_name
 from envs.serve.agentgym.family import Family
 from envs.serve.agentgym.plain import PLAIN, SCIWORLD, TEXTCRAFT
 from envs.serve.agentgym.told import ALFWORLD, SEARCHQA, WEBARENA, WEBSHOP

@@ -2,7 +2,7 @@
 
 from pydantic import BaseModel
 
-from envs.sciworld import place_of
+from envs.builtin.sciworld import place_of
 from envs.serve.agentgym import bodies
 from envs.serve.agentgym.family import Created, Family, Look, asked, created, opens, seen, steps, told
 from envs.serve.sessions import Session, Sessions
@@ -55,7 +55,7 @@ def _stepped(session: Session, result: StepResult) -> Scored:
 
 def _textcraft_goal(number: int) -> int:
     """As AgentGym's server counts: after the last goal comes the first."""
-    from envs.textcraft_world import goals
+    from envs.builtin.textcraft.world import goals
 
     return number % len(goals())
 

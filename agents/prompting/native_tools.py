@@ -1,0 +1,80 @@
+"""Whether a model's own chat template tells it of tools, and writes calls as they are read.
+
+Some templates ignore `tools=` without a word, and the model then never learns of them; others write calls
+in another format than the one that is read. Both are found with sentinel words before anything is sampled.
+Prompts in plain text are `agents/prompting/tools_prompt.py`'s.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+from agents.formats import FORMATS, NATIVE
+from agents.formats.calls import ToolCall
+from envs.errors import ConfigError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+_NAME, _SAYS, _ARGUMENT, _VALUE = "wspan_tool", "Wspan0description", "wspan_argument", "Wspan1value"
+_USER = "Wspan2user"
+_CALL = ToolCall(_NAME, {_ARGUMENT: _VALUE})
+SENTINEL: dict[str, Any] = {
+    "type": "function",
+    "function": {
+        "name": _NAME,
+        "description": _SAYS,
+        "parameters": {
+            "type": "object",
+            "properties": {_ARGUMENT: {"type": "string", "description": _SAYS}},
+            "required": [_ARGUMENT],
+        },
+    },
+}
+"""A tool that a template shows or does not."""
+_REMEDY = "use a model whose template has tools, or a format that describes them in words, such as 'json'"
+
+
+def check_native(tokenizer: "PreTrainedTokenizerBase", format: str) -> None:
+    """That the chat template shows tools, and writes calls as `format`'s parser reads them.
+
+    Raises `ConfigError` otherwise, with the remedy: the format that does read them, where there is one.
+    """
+    if format not in NATIVE:
+        raise ConfigError(f"format {format!r} is no chat template's; use one of {', '.join(NATIVE)}")
+    user = {"role": "user", "content": _USER}
+    shown = _render(tokenizer, [user], tools=[SENTINEL], opened=True)
+    if missing := [word for word in (_NAME, _SAYS, _ARGUMENT) if word not in shown]:
+        parts = {_NAME: "names", _SAYS: "descriptions", _ARGUMENT: "arguments"}
+        left_out = ", ".join(parts[word] for word in missing)
+        raise _unusable(tokenizer, f"does not show the tools' {left_out}; {_REMEDY}")
+    call = {"type": "function", "function": {"name": _NAME, "arguments": {_ARGUMENT: _VALUE}}}
+    says = {"role": "assistant", "content": "", "tool_calls": [call]}
+    written = _render(tokenizer, [user, says], tools=[SENTINEL], opened=False).rpartition(_USER)[2]
+    read_by = [name for name in NATIVE if FORMATS[name](written).calls == (_CALL,)]
+    if format not in read_by:
+        instead = f"use format {read_by[0]!r}, which reads them" if read_by else _REMEDY
+        raise _unusable(tokenizer, f"does not write calls in format {format!r}; {instead}")
+
+
+def _render(
+    tokenizer: "PreTrainedTokenizerBase",
+    conversation: list[dict[str, Any]],
+    *,
+    tools: list[dict[str, Any]],
+    opened: bool,
+) -> str:
+    from jinja2 import TemplateError
+
+    try:
+        text = tokenizer.apply_chat_template(
+            conversation, tools=tools, tokenize=False, add_generation_prompt=opened
+        )
+    except (TemplateError, ValueError, TypeError) as error:
+        why = " ".join(str(error).split())[:200]
+        raise _unusable(tokenizer, f"refuses tools or a conversation with them: {why}; {_REMEDY}") from None
+    assert isinstance(text, str)
+    return text
+
+
+def _unusable(tokenizer: "PreTrainedTokenizerBase", why: str) -> ConfigError:
+    name = tokenizer.name_or_path or type(tokenizer).__name__
+    return ConfigError(f"the chat template of {name!r} {why}")

@@ -1,0 +1,220 @@
+"""Messages to tokens, for what is said to the policy; nothing that it sampled is encoded again.
+
+A chat template renders whole conversations as text. An episode needs only the tokens *between*
+two completions: what frames them is cut, once for each sequence of roles, out of a rendered conversation
+of sentinel words.
+
+    … A0 <|im_end|>\\n<|im_start|>user\\n U1 <|im_end|>\\n<|im_start|>assistant\\n
+         └─────────────────────────────┘    └─────────────────────────────────────┘
+
+Pictures are part of the frame: the template writes a placeholder for each, which the model's processor then
+expands (`agents/prompting/images.py`).
+"""
+
+import copy
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache, partial
+from typing import TYPE_CHECKING, Any
+
+from agents.prompting.images import Pictures
+from envs.errors import ConfigError
+from envs.types import Image, Message, Role
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase, ProcessorMixin
+
+_SYSTEM, _USER, _ASSISTANT, _REPLY = "Wspan0system", "Wspan1user", "Wspan2assistant", "Wspan3reply"
+_PROMPTS_CACHED = 1024  # chains of one item start with the same prompt
+_REPLIES_CACHED = 8192  # siblings meet the same answers
+_PICTURED_CACHED = 64  # prompts with pictures, which the cache keeps alive
+
+_Said = tuple[str, str, int]
+"""Role, content and number of pictures of a message."""
+
+
+class Renderer:
+    """Messages and observations as tokens, in the format of a tokenizer's chat template."""
+
+    stop_token_ids: tuple[int, ...]
+    """The template's end-of-turn token, then the tokenizer's eos where that is another one."""
+
+    placeholder_ids: frozenset[int]
+    """Tokens that stand for pictures, films or sound; nobody may say them."""
+
+    def __init__(
+        self, tokenizer: "PreTrainedTokenizerBase", processor: "ProcessorMixin | None" = None
+    ) -> None:
+        """`processor`: of a model that sees; see `pictures.load_processor`.
+
+        Raises `ConfigError` for a template that is missing, drops messages or has no end of turn.
+        """
+        self._tokenizer = tokenizer
+        if processor is None and not tokenizer.chat_template:
+            raise ConfigError(
+                f"the tokenizer of {tokenizer.name_or_path!r} has no chat template; save one beside it as "
+                "chat_template.jinja, or use a model that was made for conversations"
+            )
+        self._pictures = None if processor is None else Pictures(processor)
+        self.placeholder_ids = frozenset() if self._pictures is None else self._pictures.placeholder_ids
+        self._encode, self._decode = _codec(tokenizer)
+        control = {t.content for t in tokenizer.added_tokens_decoder.values() if t.special}
+        control |= set(tokenizer.all_special_tokens)
+        control |= set() if self._pictures is None else self._pictures.marks
+        longest_first = sorted(control, key=len, reverse=True)
+        self._control = re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
+        self._system_role = self._takes_system()
+        self._frame = lru_cache(maxsize=64)(self._cut_frame)
+        self._end_of_turn = self._find_end_of_turn()
+        eos = tokenizer.eos_token_id
+        others = () if eos is None or eos == self._end_of_turn else (eos,)
+        self.stop_token_ids = (self._end_of_turn, *others)
+        self._prompt = lru_cache(_PROMPTS_CACHED)(self._encode_prompt)
+        self._pictured_prompt = lru_cache(_PICTURED_CACHED)(self._encode_prompt)
+        self._reply = lru_cache(_REPLIES_CACHED)(self._encode_reply)
+
+    def prompt_ids(
+        self, messages: Sequence[Message], *, tools: Sequence[Mapping[str, Any]] = ()
+    ) -> list[int]:
+        """The conversation up to where the policy speaks ([P]), with JSON schemas of tools.
+
+        A template without a system role gets the system message at the head of the next one. Raises
+        `ConfigError` for roles or tools that the template refuses, and for pictures where there is no
+        processor; `native_tools.check_native` finds the templates that pass over tools in silence.
+        """
+        encoded = self._pictured_prompt if images_of(messages) else self._prompt
+        return list(encoded(tuple(messages), json.dumps(list(tools)) if tools else ""))
+
+    def reply_ids(self, messages: Sequence[Message], *, closed: bool) -> list[int]:
+        """Tokens between a completion and the next one: end of turn, `messages`, prompt to speak.
+
+        `closed`: the completion ended with a stop token, so none is added here. Raises `ConfigError` for
+        roles that the template refuses at this place, and for pictures where there is no processor.
+        """
+        encoded = self._encode_reply if images_of(messages) else self._reply
+        return list(encoded(tuple(messages), closed))
+
+    def encode(self, text: str) -> list[int]:
+        """Text that is the template's own, its control tokens included, as tokens."""
+        return self._encode(text)
+
+    def decode(self, ids: list[int]) -> str:
+        """Sampled tokens as text, without control tokens: to read and parse, never to encode."""
+        return self._decode(ids)
+
+    def _encode_prompt(self, messages: tuple[Message, ...], tools: str) -> tuple[int, ...]:
+        turns: list[_Said] = [(m.role, self._clean(m.content), len(m.images)) for m in messages]
+        if not self._system_role and len(turns) > 1 and turns[0][0] == "system":
+            (_, system, before), (role, content, images), *rest = turns
+            turns = [(role, f"{system}\n\n{content}", before + images), *rest]
+        text = self._render(turns, tools=json.loads(tools) if tools else None)
+        return tuple(self._encode_with(images_of(messages), text))
+
+    def _encode_reply(self, messages: tuple[Message, ...], closed: bool) -> tuple[int, ...]:
+        (first, *gaps), trims = self._frame(tuple((m.role, len(m.images)) for m in messages))
+        said = (self._clean(message.content) for message in messages)
+        texts = (text.strip() for text in said) if trims else said
+        # Encoded from the end of turn on, even where it is cut off again: some control tokens take
+        # in the white space that follows them.
+        text = first + "".join(text + gap for text, gap in zip(texts, gaps, strict=True))
+        ids = self._encode_with(images_of(messages), text)
+        return tuple(ids[ids.index(self._end_of_turn) + 1 :] if closed else ids)
+
+    def _encode_with(self, images: Sequence[Image], text: str) -> list[int]:
+        if not images:
+            return self._encode(text)
+        if self._pictures is None:
+            raise ConfigError(
+                f"{len(images)} pictures are to be shown, but {self._name} reads text only; use a "
+                "vision-language model, whose folder has a processor, or leave the pictures out"
+            )
+        return self._pictures.encode(text, images)
+
+    def _cut_frame(self, shapes: tuple[tuple[Role, int], ...]) -> tuple[list[str], bool]:
+        """What the template writes around messages of these roles and numbers of pictures after a completion:
+        one piece before each message, and one after the last, up to where the policy speaks; and whether it
+        trims what they say."""
+        words = [f"{_REPLY}{number:04d}" for number in range(len(shapes))]
+        # Templates write spaces and newlines of their own round a message, but no tabs.
+        padded = [f"\t{word}\t" for word in words]
+        for marks, trims in ((padded, False), (words, True)):
+            replies = [(role, mark, images) for (role, images), mark in zip(shapes, marks, strict=True)]
+            turns = [("user", _USER, 0), ("assistant", _ASSISTANT, 0), *replies]
+            head, *rest = self._render(turns).split(_ASSISTANT)
+            pieces = re.split("|".join(map(re.escape, marks)), rest[0]) if len(rest) == 1 else []
+            if len(pieces) == len(shapes) + 1 and _USER in head:
+                return pieces, trims
+        roles = "/".join(role for role, _ in shapes)
+        raise self._unusable(f"does not show every message of {roles} exactly once")
+
+    def _clean(self, text: str) -> str:
+        # Control tokens spelled out in an environment's text would forge turns, or pictures. A space,
+        # not nothing, lest the halves around one make another.
+        return self._control.sub(" ", text)
+
+    def _find_end_of_turn(self) -> int:
+        ids = self._encode(self._frame((("user", 0),))[0][0])
+        if self._tokenizer.eos_token_id in ids:
+            return int(self._tokenizer.eos_token_id)
+        special = set(self._tokenizer.all_special_ids)
+        special |= {i for i, token in self._tokenizer.added_tokens_decoder.items() if token.special}
+        for token_id in ids:
+            if token_id in special:
+                return token_id
+        raise self._unusable("puts no special token after an assistant's message")
+
+    def _takes_system(self) -> bool:
+        try:
+            return _SYSTEM in self._render([("system", _SYSTEM, 0), ("user", _USER, 0)])
+        except ConfigError:
+            self._render([("user", _USER, 0)])  # raises if the template is the trouble, not the role
+            return False
+
+    def _render(self, turns: Sequence[_Said], *, tools: list[dict[str, Any]] | None = None) -> str:
+        from jinja2 import TemplateError
+
+        try:
+            if self._pictures is not None:
+                return self._pictures.render(turns, tools=tools)
+            conversation = [{"role": role, "content": content} for role, content, _ in turns]
+            text = self._tokenizer.apply_chat_template(
+                conversation, tools=tools, tokenize=False, add_generation_prompt=True
+            )
+        except (TemplateError, ValueError, TypeError) as error:
+            roles = "/".join(role for role, _, _ in turns)
+            raise self._unusable(f"refuses {roles}: {' '.join(str(error).split())[:200]}") from None
+        assert isinstance(text, str)
+        return text
+
+    def _unusable(self, why: str) -> ConfigError:
+        return ConfigError(f"the chat template of {self._name} {why}; use a model with a multi-turn template")
+
+    @property
+    def _name(self) -> str:
+        return repr(self._tokenizer.name_or_path or type(self._tokenizer).__name__)
+
+
+def images_of(messages: Sequence[Message]) -> list[Image]:
+    """The pictures of a conversation, in the order in which they are shown."""
+    return [image for message in messages for image in message.images]
+
+
+def _codec(
+    tokenizer: "PreTrainedTokenizerBase",
+) -> tuple[Callable[[str], list[int]], Callable[[list[int]], str]]:
+    """Encoding that adds no tokens (the template has written them), decoding that skips control tokens."""
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is None:  # a tokenizer in plain Python
+        return (
+            partial(tokenizer.encode, add_special_tokens=False),
+            partial(tokenizer.decode, skip_special_tokens=True, clean_up_tokenization_spaces=False),
+        )
+    # Half the time of the methods around it; a copy, for padding and truncation are state in there.
+    backend = copy.deepcopy(backend)
+    backend.no_padding()
+    backend.no_truncation()
+    return (
+        lambda text: backend.encode(text, add_special_tokens=False).ids,
+        partial(backend.decode, skip_special_tokens=True),
+    )

@@ -1,0 +1,71 @@
+"""Tells a model in plain text which tools there are and how it calls them.
+
+The words are files, `agents/prompting/prompts/<format>.md`, one for each format that no chat template
+knows. Models
+with tools in their template get them by `agents/prompting/native_tools.py`.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+from agents.formats import ACTIONS, FORMATS, NATIVE, code_block, function_of, searchr1
+from envs.errors import ConfigError
+
+PLACE = "{{tools}}"
+"""Where a prompt file has the tools' descriptions."""
+
+DESCRIBED = tuple(name for name in FORMATS if name not in (*ACTIONS, *NATIVE))
+"""Formats that have a prompt file."""
+
+_ONE_TOOL = {
+    "code": (code_block.TOOL, code_block.ARGUMENT),
+    "searchr1": (searchr1.TOOL, searchr1.ARGUMENT),
+}
+
+
+def tools_prompt(format: str, schemas: Sequence[Mapping[str, Any]]) -> str:
+    """Instructions for an agent that writes `format` and has the tools `schemas` describe.
+
+    `schemas` are JSON schemas of functions, as `tokenizer.apply_chat_template(tools=…)` takes them.
+
+    Raises `ConfigError` for a format without a prompt, for no tools or two of one name, and for tools that
+    the format cannot call: `code` has `code_interpreter(code)` only, `searchr1` `search(query)`.
+    """
+    if format not in DESCRIBED:
+        raise ConfigError(
+            f"format {format!r} has no prompt; describe tools by one of {', '.join(DESCRIBED)}, "
+            f"or by the model's chat template for {', '.join(NATIVE)}"
+        )
+    functions = [function_of(schema) for schema in schemas]
+    names = [function["name"] for function in functions]
+    if not names or len(set(names)) < len(names):
+        raise ConfigError(f"format {format!r} needs tools of different names, got {names}; name each once")
+    if format in _ONE_TOOL:
+        _check_one_tool(format, functions)
+        tools = str(functions[0].get("description", "")).strip() or names[0]
+    else:
+        tools = "\n".join(json.dumps(_described(function), ensure_ascii=False) for function in functions)
+    return _prompt(format).replace(PLACE, tools)
+
+
+def _check_one_tool(format: str, functions: list[Mapping[str, Any]]) -> None:
+    tool, argument = _ONE_TOOL[format]
+    names = [function["name"] for function in functions]
+    arguments = functions[0].get("parameters", {}).get("properties", {})
+    if names != [tool] or argument not in arguments:
+        raise ConfigError(
+            f"format {format!r} can call {tool}({argument}) and nothing else, got "
+            f"{names[0]}({', '.join(arguments)}) among {names}; use format 'json' for other tools"
+        )
+
+
+def _described(function: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: function[key] for key in ("name", "description", "parameters") if key in function}
+
+
+@cache
+def _prompt(format: str) -> str:
+    return (files("agents.prompting") / "prompts" / f"{format}.md").read_text(encoding="utf-8").strip()

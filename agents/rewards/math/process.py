@@ -1,0 +1,139 @@
+"""Processes that compare mathematics (`math_worker.py`), lent one comparison at a time.
+
+In processes, because a comparison may have to be ended: math-verify's own limits are alarms, which work in a
+main thread only, and one number like `9^{9^{9^9}}` holds Python's lock for good. They are started when first
+wanted, kept, and end with this process, whose closed pipe tells them. What they see of its environment is
+what finds packages, no keys.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import weakref
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from envs.requirements.detection import Package, require
+
+NEEDS = (Package("math-verify"), Package("latex2sympy2-extended"))
+CPU_S = 10.0
+"""CPU seconds of one comparison: of the answer alone, however busy the machine is."""
+END_S = 5.0
+"""Seconds for a process to be gone once it has closed its end of the pipe."""
+MAX_COMPARISONS = 2000
+"""Of one process, then it is replaced: sympy's caches only grow."""
+_WORKER = Path(__file__).with_name("worker.py")
+_PASSED_ON = ("PATH", "HOME", "LANG", "LD_LIBRARY_PATH", "PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What a comparison found."""
+
+    correct: bool
+    found: bool
+    """The response holds mathematics."""
+    decided: bool = True
+    """False where the answer took more CPU time or memory than a comparison may."""
+
+
+class MathProcesses:
+    """At most `most` processes; `compare` from any thread."""
+
+    def __init__(self, most: int, *, cpu_s: float = CPU_S) -> None:
+        """Starts nothing yet."""
+        self._free = threading.BoundedSemaphore(most)
+        self._cpu_s = cpu_s
+        self._idle: list[_Process] = []
+        weakref.finalize(self, _end_all, self._idle)
+
+    def compare(self, gold: Sequence[str], response: str) -> Verdict:
+        """Whether the answer in `response` equals one of `gold`; blocks.
+
+        Raises `ValueError` for a gold that is no mathematics, `MissingDependency` where math-verify is
+        not installed, `RuntimeError` if the process fails for any other reason than its limits.
+        """
+        with self._free:
+            process = self._idle.pop() if self._idle else _Process()
+            try:
+                answer = process.ask({"gold": list(gold), "response": response, "cpu_s": self._cpu_s})
+            except BaseException:
+                process.end()
+                raise
+            if answer is None:
+                return Verdict(correct=False, found=True, decided=False)
+            if process.asked < MAX_COMPARISONS:
+                self._idle.append(process)
+            else:
+                process.end()
+        if "unreadable" in answer:
+            raise ValueError(
+                f"the accepted answer {answer['unreadable']!r} is no mathematics that math-verify reads; "
+                "mend the item, or use string_equal"
+            )
+        return Verdict(correct=answer["correct"] is True, found=answer["found"] is True)
+
+    def close(self) -> None:
+        """End the processes that are idle; the next comparison starts others."""
+        _end_all(self._idle)
+
+
+class _Process:
+    def __init__(self) -> None:
+        self.asked = 0
+        self._process = subprocess.Popen(
+            [sys.executable, "-P", str(_WORKER)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            env={name: os.environ[name] for name in _PASSED_ON if name in os.environ},
+            text=True,
+        )
+        try:
+            said = json.loads(self._read() or '{"failed": "it ended"}')
+            if "failed" in said:
+                require("comparing mathematics", NEEDS)
+                raise RuntimeError(f"the process that compares mathematics did not start: {said['failed']}")
+        except BaseException:
+            self.end()
+            raise
+
+    def ask(self, request: dict[str, object]) -> dict[str, object] | None:
+        """The answer; None if the process was ended for the CPU time that it took."""
+        self.asked += 1
+        assert self._process.stdin is not None
+        with suppress(BrokenPipeError):
+            self._process.stdin.write(json.dumps(request) + "\n")
+            self._process.stdin.flush()
+        line = self._read()
+        if line:
+            answer: dict[str, object] = json.loads(line)
+            return answer
+        status = self._process.wait(timeout=END_S)
+        self.end()
+        if status == -signal.SIGPROF:
+            return None
+        raise RuntimeError(f"the process that compares mathematics ended with status {status}")
+
+    def end(self) -> None:
+        """End it, whatever it does. Idempotent."""
+        self._process.kill()
+        self._process.wait()
+        for pipe in (self._process.stdin, self._process.stdout):
+            if pipe is not None:
+                with suppress(BrokenPipeError):
+                    pipe.close()
+
+    def _read(self) -> str:
+        assert self._process.stdout is not None
+        return self._process.stdout.readline()
+
+
+def _end_all(processes: list[_Process]) -> None:
+    while processes:
+        processes.pop().end()

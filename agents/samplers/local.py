@@ -1,0 +1,90 @@
+"""A model of this machine: a folder in Hugging Face format, sampled on the CPU."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import KW_ONLY, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from agents.prompting.images import load_processor
+from envs.errors import ConfigError, described
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase, ProcessorMixin
+
+    from agents.samplers.cpu.sampler import CpuSampler
+    from agents.samplers.transformers import TransformersSampler
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """A model that is ready to play."""
+
+    sampler: "CpuSampler | TransformersSampler"
+    tokenizer: "PreTrainedTokenizerBase"
+    processor: "ProcessorMixin | None"
+    """Of a model that sees."""
+
+
+@dataclass(frozen=True, slots=True)
+class LocalModel:
+    """Which model samples on this machine's CPU, and how."""
+
+    folder: Path
+    _: KW_ONLY
+    seed: int = 0
+    """Of its draws."""
+    threads: int = 1
+    """Of the CPU engine; more than one pays only on an otherwise idle machine."""
+    max_sequences: int = 256
+    """Episodes that it decodes side by side; one, where the CPU engine does not know the architecture."""
+
+    def check(self) -> None:
+        """Raise `ConfigError` unless the folder holds a model."""
+        if not (self.folder / "config.json").exists():
+            raise ConfigError(
+                f"no model in {str(self.folder)!r}: a folder in Hugging Face format has a config.json; "
+                "give such a folder, or an endpoint"
+            )
+
+    @contextmanager
+    def loaded(self, *, context_length: int) -> Iterator[Loaded]:
+        """It, within. A model whose architecture the CPU engine does not know is sampled by transformers.
+
+        Raises `ConfigError` for a model that cannot be loaded, `MissingDependency` for what its processor
+        needs.
+        """
+        self.check()
+        from transformers import AutoTokenizer
+
+        try:
+            tokenizer = AutoTokenizer.from_pretrained(str(self.folder))
+        except (OSError, ValueError) as error:
+            raise ConfigError(
+                f"{self.folder} has no tokenizer ({described(error)[:200]}); save it beside the model"
+            ) from error
+        processor = load_processor(self.folder)
+        sampler = self._sampler(processor, context_length=context_length)
+        try:
+            yield Loaded(sampler, tokenizer, processor)
+        finally:
+            sampler.close()
+
+    def _sampler(
+        self, processor: "ProcessorMixin | None", *, context_length: int
+    ) -> "CpuSampler | TransformersSampler":
+        from transformers import AutoConfig
+
+        from agents.samplers.cpu.llama import MODEL_TYPES
+        from agents.samplers.cpu.sampler import CpuSampler
+        from agents.samplers.transformers import TransformersSampler
+
+        if AutoConfig.from_pretrained(str(self.folder)).model_type in MODEL_TYPES:
+            return CpuSampler(
+                self.folder,
+                context_length=context_length,
+                max_sequences=self.max_sequences,
+                seed=self.seed,
+                threads=self.threads,
+            )
+        return TransformersSampler(self.folder, processor, context_length=context_length, seed=self.seed)

@@ -1,0 +1,162 @@
+"""Any model that transformers knows, one completion at a time on the CPU: for those that see, above all.
+
+Nothing is batched and nothing kept between turns: the CPU engine (`agents/samplers/cpu/sampler.py`) is far
+faster,
+where it knows the model. Log-probs are of the tempered, unfiltered distribution of transformers' own forward.
+"""
+
+import asyncio
+import os
+import threading
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from agents.prompting.images import Pictures
+from agents.samplers.cpu.sampling import check_params, draw, random_key, uniforms
+from agents.samplers.stop_texts import StopWatch
+from agents.types import Completion, FinishReason, SamplingParams
+from envs.errors import ConfigError, described
+from envs.types import Image
+
+if TYPE_CHECKING:
+    import torch
+    from transformers import ProcessorMixin
+
+
+class TransformersSampler:
+    """Implements `agents.samplers.sampler.Sampler`; every method may be called from any event loop.
+
+    The same seed, episode id and prompt give the same tokens.
+    """
+
+    def __init__(
+        self,
+        model: str | os.PathLike[str],
+        processor: "ProcessorMixin | None",
+        *,
+        context_length: int,
+        seed: int = 0,
+    ) -> None:
+        """`model`: a folder in Hugging Face format, computed in float32. `processor`: of one that sees.
+
+        Raises `ConfigError` for a model that cannot be loaded.
+        """
+        from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
+
+        kind = AutoModelForCausalLM if processor is None else AutoModelForImageTextToText
+        try:
+            self._model: Any = kind.from_pretrained(Path(model), dtype="float32").eval()
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"{model} cannot be loaded: {described(error)[:300]}; check `model`") from error
+        self._pictures = None if processor is None else Pictures(processor)
+        self._tokenizer: Any = None if processor is None else processor.tokenizer
+        self._folder = Path(model)
+        self._context_length = context_length
+        self._seed = seed
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="transformers-sampler")
+
+    async def sample(
+        self,
+        prompt_ids: Sequence[int],
+        *,
+        images: Sequence[Image] = (),
+        params: SamplingParams,
+        episode_id: str,
+    ) -> Completion:
+        """See `agents.samplers.sampler.Sampler`. A token that stands for a picture is never drawn.
+
+        Raises `ConfigError` for a request that can never be answered. A cancelled call ends at its next
+        token.
+        """
+        check_params(params, vocab_size=self._model.get_input_embeddings().num_embeddings)
+        room = self._context_length - len(prompt_ids)
+        if not prompt_ids or room < 1:
+            raise ConfigError(
+                f"{episode_id}: {len(prompt_ids)} tokens of prompt in a context of {self._context_length}"
+            )
+        if images and self._pictures is None:
+            raise ConfigError(f"{episode_id}: {len(images)} pictures for a model that reads text only")
+        unwanted = threading.Event()
+        asked = (list(prompt_ids), list(images), params, min(params.max_tokens, room), episode_id, unwanted)
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._thread, self._complete, *asked)
+        except asyncio.CancelledError:
+            unwanted.set()
+            raise
+
+    def close(self) -> None:
+        """End the thread; who still waits in line is cancelled."""
+        self._thread.shutdown(cancel_futures=True)
+
+    def _complete(
+        self,
+        prompt: list[int],
+        images: list[Image],
+        params: SamplingParams,
+        most: int,
+        episode_id: str,
+        unwanted: threading.Event,
+    ) -> Completion:
+        import torch
+
+        watch = StopWatch(params.stop, decode=self._decoded) if params.stop else None
+        key = random_key(self._seed, episode_id)
+        banned = sorted(self._pictures.placeholder_ids) if self._pictures else []
+        tokens: list[int] = []
+        logprobs: list[float] = []
+        with torch.inference_mode():
+            given = self._given(prompt, images)
+            positions = given.get("position_ids")
+            while True:
+                out = self._model(**given, use_cache=True, logits_to_keep=1)
+                logits = out.logits[0, -1:].float()  # [1, V]
+                allowed = logits.index_fill(1, torch.tensor(banned, dtype=torch.long), -torch.inf)
+                uniform = uniforms([key], [len(prompt) + len(tokens)])
+                ((token,), _) = draw(allowed, params=[params], uniform=uniform)
+                tokens.append(token)
+                tempered = torch.log_softmax(logits[0] / (params.temperature or 1.0), dim=-1)
+                logprobs.append(float(tempered[token]))
+                reason = FinishReason.STOP if token in params.stop_token_ids else None
+                if reason is None and watch is not None and watch.reached(tokens):
+                    reason = FinishReason.CUT
+                if reason is not None or len(tokens) == most or unwanted.is_set():
+                    break
+                given = {"input_ids": torch.tensor([[token]]), "past_key_values": out.past_key_values}
+                if positions is not None:
+                    positions = positions.amax().expand(positions.shape[0], 1, 1) + 1
+                    given["position_ids"] = positions
+        return Completion(
+            token_ids=tokens,
+            logprobs=logprobs,
+            finish_reason=reason or FinishReason.LENGTH,
+            policy_version=0,
+        )
+
+    def _decoded(self, token_ids: list[int]) -> str:
+        from transformers import AutoTokenizer
+
+        if self._tokenizer is None:
+            self._tokenizer = AutoTokenizer.from_pretrained(self._folder)
+        return str(self._tokenizer.decode(token_ids, skip_special_tokens=True))
+
+    def _given(self, prompt: list[int], images: list[Image]) -> "dict[str, torch.Tensor]":
+        """The model's arguments for a whole prompt."""
+        import torch
+
+        given = {"input_ids": torch.tensor([prompt])}
+        if self._pictures is None:
+            return given
+        given |= self._pictures.inputs(images)
+        types = self._pictures.token_types(prompt)
+        if types is None:
+            return given
+        # Positions in time, height and width. Told at every step: left to itself, a model goes on from the
+        # pictures of whichever prompt it saw last.
+        find = getattr(self._model.base_model, "get_rope_index", None)
+        if find is None:
+            return {**given, "mm_token_type_ids": torch.tensor([types])}
+        grids = {name: grid for name, grid in given.items() if name.endswith("_grid_thw")}
+        positions, _ = find(given["input_ids"], mm_token_type_ids=torch.tensor([types]), **grids)
+        return {**given, "position_ids": positions}  # [3, 1, P]

@@ -1,0 +1,57 @@
+"""How much of a task is done: the goal conditions that ALFWorld counts (`alfworld/env/tasks.py`), on facts.
+
+Upstream counts them in the simulator of the house, where TextWorld's games have none; here they are counted
+on the same facts in PDDL, so that their rate is known in text, too. A condition is met or not at this
+moment; that an object was heated stays met, as upstream remembers it, though it may be cooled again.
+"""
+
+from collections.abc import Collection
+
+from envs.builtin.alfworld.games import Task
+
+_DONE = {
+    "pick_clean_then_place_in_recep": "isclean",
+    "pick_heat_then_place_in_recep": "ishot",
+    "pick_cool_then_place_in_recep": "iscool",
+}
+
+Fact = tuple[str, ...]
+"""A predicate and its arguments, all in lower case, e.g. `("inreceptacle", "mug_bar_…", "desk_bar_…")`."""
+
+
+class Progress:
+    """The conditions of one episode."""
+
+    def __init__(self, task: Task) -> None:
+        self._task = task
+        self._treated: set[str] = set()
+
+    def met(self, facts: Collection[Fact]) -> tuple[int, int]:
+        """(conditions that are met, conditions that there are); to be told of the facts after every
+        action."""
+        task = self._task
+        targets = {o for p, o, *t in facts if p == "objecttype" and t == [f"{task.object.lower()}type"]}
+        if task.type == "look_at_obj_in_light":
+            return self._lit(facts, targets), 2
+        wanted = f"{task.receptacle.lower()}type"
+        receptacles = {r for p, r, *t in facts if p == "receptacletype" and t == [wanted]}
+        placed = [
+            (f[1], f[2]) for f in facts if f[0] == "inreceptacle" and f[1] in targets and f[2] in receptacles
+        ]
+        if task.type == "pick_and_place_simple":
+            return int(bool(placed)), 1
+        if task.type == "pick_two_obj_and_place":
+            counts = [sum(where == receptacle for _, where in placed) for receptacle in receptacles]
+            return min(max(counts, default=0), 2), 2
+        self._treated |= {f[1] for f in facts if f[0] == _DONE[task.type]}
+        treated = self._treated & targets
+        return bool(placed) + bool(treated) + any(what in treated for what, _ in placed), 3
+
+    def _lit(self, facts: Collection[Fact], targets: set[str]) -> int:
+        lamps = {f[1] for f in facts if f[0] == "objecttype" and f[2] == f"{self._task.lamp.lower()}type"}
+        here = {f[2] for f in facts if f[0] == "atlocation"}
+        at_hand = {f[1] for f in facts if f[0] == "receptacleatlocation" and f[2] in here}
+        seen = {f[1] for f in facts if f[0] == "inreceptacle" and f[2] in at_hand}
+        on = {f[1] for f in facts if f[0] == "istoggled"}
+        held = any(f[0] == "holds" and f[2] in targets for f in facts)
+        return int(held) + bool(lamps & seen & on)

@@ -1,0 +1,69 @@
+"""Writes the games of `alfworld-mini` into a folder, in upstream's layout; takes seconds."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from envs.builtin.alfworld.games import GAME, TRAJECTORY
+from envs.builtin.alfworld.mini.drafts import Draft, drafts
+from envs.builtin.alfworld.mini.plans import fingerprint, plans
+from envs.builtin.alfworld.upstream import PACKAGES, domain
+from envs.errors import ConfigError
+from envs.requirements.data_sets import DataSet
+
+
+def make(folder: Path) -> None:
+    """All games; the same bytes on every machine. Raises `ConfigError` if the plans are of other games."""
+    for draft, plan in zip(drafts(), plans(), strict=True):
+        if (plan.game, plan.problem) != (draft.folder, fingerprint(draft)):
+            raise ConfigError(
+                f"alfworld-mini: the plan in {plan.game} is of another game than {draft.folder}; install the "
+                "pinned alfworld (constraints.txt), or run: python -m envs.builtin.alfworld.mini.plans"
+            )
+        place = folder / draft.folder
+        place.mkdir(parents=True)
+        (place / TRAJECTORY).write_text(json.dumps(_trajectory(draft), indent=1))
+        game = {
+            "pddl_domain": domain(),
+            "grammar": draft.grammar,
+            "pddl_problem": draft.problem,
+            "solvable": plan.plan is not None,
+            "walkthrough": plan.plan,
+        }
+        (place / GAME).write_text(json.dumps(game))
+
+
+def _trajectory(draft: Draft) -> dict[str, Any]:
+    """What upstream tells of a game; without pictures and actions of a robot, of which there are none."""
+    task, filled = draft.task, draft.filled
+    return {
+        "images": [],
+        "pddl_params": {
+            "mrecep_target": "",
+            "object_sliced": False,
+            "object_target": task.object,
+            "parent_target": task.receptacle,
+            "toggle_target": task.lamp,
+        },
+        "plan": {"high_pddl": [], "low_actions": []},
+        "scene": {
+            "floor_plan": f"FloorPlan{filled.room.number}",
+            "object_poses": [{"objectName": one.name} for one in filled.objects],
+            "object_toggles": [],
+            "random_seed": draft.number,
+            "scene_num": filled.room.number,
+        },
+        "source": "alfworld-mini: made from alfworld's floor plans, not one of ALFWorld's games",
+        "task_id": draft.trial,
+        "task_type": task.type,
+        "turk_annotations": {"anns": [{"high_descs": [], "task_desc": draft.sentence}]},
+    }
+
+
+GAMES = DataSet(
+    name="alfworld-mini",
+    about="210 games in ALFWorld's format, made from what the package alfworld ships (MIT)",
+    holds=("train", "valid_seen", "valid_unseen"),
+    make=make,
+    made_with=PACKAGES[:1],
+)

@@ -1,0 +1,202 @@
+"""BabyAI: missions in a grid of rooms, seen and acted on in words.
+
+The levels, missions, rewards and the end of an episode are `minigrid`'s own (Chevalier-Boisvert et al.
+2019, BabyAI, arXiv 1810.08272). Item `babyai_N` is numbered as in AgentGym: level `N % 40` of its forty,
+generated from seed `N // 40`; level 4 alone is another one there (docs/environments.md). What is seen
+becomes text and what is said becomes moves in `envs/builtin/babyai/view.py`; a command such as `go to red
+ball 1` is
+many moves, and each counts for the reward.
+"""
+
+import os
+import random
+from collections.abc import Sequence
+from functools import partial
+from typing import TYPE_CHECKING
+
+from envs.builtin.babyai.expert import solve
+from envs.builtin.babyai.view import Move, commands, describe, look
+from envs.errors import unknown_item
+from envs.registry import EnvSpec, ExpertStep, Split
+from envs.types import Item, StepResult
+
+if TYPE_CHECKING:
+    from minigrid.minigrid_env import MiniGridEnv
+
+LEVELS = (
+    "GoToRedBallGrey-v0",
+    "GoToRedBall-v0",
+    "GoToRedBallNoDists-v0",
+    "GoToObjS6-v1",  # AgentGym's -v0 had rooms of 4 cells by mistake; minigrid has replaced it
+    "GoToLocalS8N7-v0",
+    "GoToObjMazeS7-v0",
+    "GoToImpUnlock-v0",
+    "GoToSeqS5R2-v0",
+    "GoToRedBlueBall-v0",
+    "GoToDoor-v0",
+    "GoToObjDoor-v0",
+    "Open-v0",
+    "OpenRedDoor-v0",
+    "OpenDoorLoc-v0",
+    "OpenRedBlueDoorsDebug-v0",
+    "OpenDoorsOrderN4Debug-v0",
+    "Pickup-v0",
+    "UnblockPickup-v0",
+    "PickupLoc-v0",
+    "PickupDistDebug-v0",
+    "PickupAbove-v0",
+    "PutNextLocalS6N4-v0",
+    "PutNextS7N4Carrying-v0",
+    "Unlock-v0",
+    "UnlockLocalDist-v0",
+    "KeyInBox-v0",
+    "UnlockPickupDist-v0",
+    "BlockedUnlockPickup-v0",
+    "UnlockToUnlock-v0",
+    "ActionObjDoor-v0",
+    "FindObjS7-v0",
+    "KeyCorridorS6R3-v0",
+    "OneRoomS20-v0",
+    "MoveTwoAcrossS8N9-v0",
+    "SynthS5R2-v0",
+    "SynthLoc-v0",
+    "SynthSeq-v0",
+    "MiniBossLevel-v0",
+    "BossLevel-v0",
+    "BossLevelNoUnlock-v0",
+)
+"""AgentGym's levels 1 to 40, in its order."""
+
+INSTRUCTIONS = """\
+You are in a grid of rooms and have a mission. Every round you are told what you see and which actions \
+there are now; "3 ahead, 1 left" is a place relative to where you stand and look. You answer with your \
+thought and one of the actions, word for word. "go to" walks until you face an object, "pick up" also \
+takes it, "go through" enters an open door, "toggle and go through" opens a closed one first; a locked \
+door needs the key of its colour in your hands. "drop" lays down what you carry, "toggle" opens what is \
+right in front of you. What you look for may be behind you or in another room. Answer in this form:
+Thought: your reasoning
+Action: your next action"""
+
+
+TEST_ITEMS, TRAIN_ITEMS = 90, 810
+"""As many as in AgentGym-RL's BabyAI; which ones it chose is not in its code."""
+SEEDS = 2**31
+"""Of each level: the seeds that every generator of random numbers on the way tells apart."""
+
+
+class BabyAIEnv:
+    """One live level."""
+
+    def __init__(self) -> None:
+        self._level: MiniGridEnv | None = None
+        self._offered: dict[str, list[Move]] = {}
+        self._seen = ""
+
+    async def reset(self, item: Item) -> str:
+        """Start `item`; returns the mission, what is seen, and the actions."""
+        return self.start(item.index)
+
+    def start(self, index: int) -> str:
+        """`reset`, for callers that are not asynchronous."""
+        self._level = level_of(index)
+        self._look(self._level)
+        return f"Your mission: {self._level.mission}\n{self._seen}"
+
+    async def step(self, action: str) -> StepResult:
+        """Carry out one of the actions that were offered; another one is answered and changes nothing."""
+        return self.act(action)
+
+    def act(self, action: str) -> StepResult:
+        """`step`, for callers that are not asynchronous."""
+        level = self._level
+        if level is None:
+            raise RuntimeError("step before reset, or after the end")
+        words = " ".join(action.lower().split())
+        moves = self._offered.get(words.replace("pickup ", "pick up "))
+        if moves is None:
+            return StepResult(f"{action.strip()[:60]!r} is no action now.\n{self._seen}")
+        for move in moves:
+            _, reward, terminated, truncated, _ = level.step(move)
+            if terminated or truncated:
+                success = terminated and reward > 0
+                self._level = None
+                return StepResult(
+                    "The mission is complete." if success else "The mission has failed.",
+                    float(reward),
+                    terminated=terminated,
+                    truncated=truncated and not terminated,
+                    success=success,
+                )
+        self._look(level)
+        return StepResult(self._seen)
+
+    async def close(self) -> None:
+        """Forget the level."""
+        self._level = None
+
+    def _look(self, level: "MiniGridEnv") -> None:
+        view = look(level)
+        self._offered = commands(view)
+        self._seen = f"{describe(view)}\nActions: {', '.join(self._offered)}"
+
+
+def level_of(index: int) -> "MiniGridEnv":
+    """minigrid's environment of item `index`, just reset; raises `MissingDependency` without minigrid."""
+    os.environ.setdefault("PYGAME_HIDE_SUPPORT_PROMPT", "1")
+    with SPEC.using():
+        import gymnasium
+        import minigrid  # noqa: F401 - registers the levels
+        from minigrid.envs.babyai.core import roomgrid_level
+    roomgrid_level.print = _say_nothing  # it prints every draft of a level that it rejects
+    level: MiniGridEnv = gymnasium.make(
+        f"BabyAI-{LEVELS[index % len(LEVELS)]}", disable_env_checker=True
+    ).unwrapped
+    level.reset(seed=index // len(LEVELS))
+    return level
+
+
+def _say_nothing(*_: object) -> None: ...
+
+
+def make_item(index: int) -> Item:
+    """The item `babyai_<index>`. Raises `ConfigError` for a number that has no seed."""
+    if not 0 <= index < len(LEVELS) * SEEDS:
+        raise unknown_item("babyai", index, count=len(LEVELS) * SEEDS)
+    return Item(
+        item_id=f"babyai_{index}",
+        env="babyai",
+        seed=index // len(LEVELS),
+        metadata={"level": index % len(LEVELS) + 1},
+    )
+
+
+def split(seed: int) -> Split:
+    """810 training and 90 test items of the first 900; two or three of each level are tested."""
+    rng = random.Random(f"babyai/split/{seed}")
+    levels = [list(range(level, TRAIN_ITEMS + TEST_ITEMS, len(LEVELS))) for level in range(len(LEVELS))]
+    for indices in levels:
+        rng.shuffle(indices)
+    each, more = divmod(TEST_ITEMS, len(LEVELS))
+    thrice = set(rng.sample(range(len(LEVELS)), more))
+    test = [i for n, indices in enumerate(levels) for i in indices[: each + (n in thrice)]]
+    train = set(range(TRAIN_ITEMS + TEST_ITEMS)) - set(test)
+    return Split(train=[make_item(i) for i in sorted(train)], test=[make_item(i) for i in sorted(test)])
+
+
+def expert(item: Item) -> Sequence[ExpertStep]:
+    """What minigrid's bot does, in commands; empty where it knows no solution
+    (`envs/builtin/babyai/expert.py`)."""
+    return [ExpertStep(thought="", action=said) for said in solve(partial(level_of, item.index))]
+
+
+SPEC = EnvSpec(
+    name="babyai",
+    make=BabyAIEnv,
+    split=split,
+    item_of=make_item,
+    expert=expert,
+    instructions=INSTRUCTIONS,
+    packages=("minigrid", "gymnasium"),
+    preload=("minigrid",),
+    source="the minigrid package: its levels, generated from the item's number; nothing to download",
+)

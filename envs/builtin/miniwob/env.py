@@ -1,0 +1,141 @@
+"""A task of MiniWoB++, played in the browser that WebArena's tasks are played in.
+
+An observation has WebArena's form, without an address: each task is one page. What surrounds a task for
+people (the time left, the last reward, the objective, which is told apart) is not shown, and no time limit
+runs.
+"""
+
+from importlib.metadata import PackageNotFoundError, distribution
+from pathlib import Path
+
+from envs.browser.actions import Click, Hover, NoAction, Press, Scroll, Stop, Type, described, read_action
+from envs.browser.seats import Seat
+from envs.browser.session import Session
+from envs.browser.shelf import Shelf
+from envs.builtin.miniwob.tasks import SEEDS, TASKS
+from envs.errors import EnvCrashed, MissingDependency, unknown_item
+from envs.requirements.detection import pip_install
+from envs.types import Item, StepResult
+
+ORIGIN = "http://miniwob.test"
+ACTIONS = "click [id], type [id] [text] [0|1], hover [id], press [keys], scroll [down|up], stop"
+
+_FOR_PEOPLE = (
+    "#reward-display, #click-canvas, #sync-task-cover, #query { display: none !important }"
+    "* { transition: none !important; animation: none !important }"
+)
+_START = """(async () => {
+  const style = document.createElement("style");
+  style.textContent = %r;
+  document.head.append(style);
+  if (window.jQuery) jQuery.fx.off = true;
+  Math.seedrandom(%d);
+  core.EPISODE_MAX_TIME = 2147483647;
+  core.startEpisodeReal();
+  while (!WOB_TASK_READY) await new Promise(done => setTimeout(done, 10));
+})()"""
+_OBJECTIVE = "(() => { const said = core.getUtterance(); return said.utterance || said })()"
+_END = "[WOB_DONE_GLOBAL, WOB_RAW_REWARD_GLOBAL]"
+
+
+class MiniWobEnv:
+    """One live task."""
+
+    def __init__(self) -> None:
+        self._seat: Seat | None = None
+        self._session: Session | None = None
+        self._objective = ""
+        self._did = "None"
+
+    @property
+    def alive(self) -> bool:
+        """See `envs/base.py`, `HasProcess`."""
+        seated = self._seat is None or self._seat.alive
+        return seated and (self._session is None or self._session.alive)
+
+    async def prepare(self) -> None:
+        """See `envs/base.py`, `HasProcess`."""
+        if self._seat is None:
+            self._seat = await Seat.take()
+
+    async def reset(self, item: Item) -> str:
+        """Start `item`; returns its page and the objective."""
+        name, seed = place_of(item.index)
+        await self._leave()
+        await self.prepare()
+        assert self._seat is not None
+        session = self._session = await Session.open(
+            self._seat.chromium,
+            origins=(),
+            urls=[f"{ORIGIN}/miniwob/{name}.html"],
+            shelf=Shelf(ORIGIN, pages()),
+        )
+        try:
+            await session.evaluate(_START % (_FOR_PEOPLE, seed))
+            self._objective = str(await session.evaluate(_OBJECTIVE))
+        except ValueError as error:
+            raise EnvCrashed(f"{item.item_id} ({name}) does not start: {error}") from error
+        await session.quiet()
+        self._did = "None"
+        return await self._seen(session)
+
+    async def step(self, action: str) -> StepResult:
+        """Carry out one action; the page says when the task has ended, and what it was worth."""
+        session = self._session
+        if session is None:
+            raise RuntimeError("step before reset, or after the end")
+        try:
+            meant = read_action(action)
+        except NoAction as error:
+            return StepResult(str(error))
+        match meant:
+            case Stop():
+                return await self._ended(0.0)
+            case Click() | Hover() | Press() | Scroll() | Type():
+                element = session.tree.elements.get(getattr(meant, "element", -1))
+                self._did = described(meant, element.said if element else None)
+                await session.act(meant)
+            case _:
+                return StepResult(f"There is one page only. Actions: {ACTIONS}.")
+        try:
+            done, reward = await session.evaluate(_END)
+        except ValueError:  # a link has led away
+            return await self._ended(0.0)
+        return await self._ended(float(reward)) if done else StepResult(await self._seen(session))
+
+    async def close(self) -> None:
+        """End the episode and give the seat back."""
+        await self._leave()
+        seat, self._seat = self._seat, None
+        if seat is not None:
+            await seat.leave()
+
+    async def _ended(self, reward: float) -> StepResult:
+        await self._leave()
+        told = "The task is done." if reward > 0 else "The task has ended; it is not done."
+        return StepResult(told, reward, terminated=True, success=reward > 0)
+
+    async def _leave(self) -> None:
+        session, self._session = self._session, None
+        if session is not None:
+            await session.close()
+
+    async def _seen(self, session: Session) -> str:
+        page = (await session.observe()).partition("\n\n")[2]
+        return f"OBSERVATION:\n{page}\nOBJECTIVE: {self._objective}\nPREVIOUS ACTION: {self._did}"
+
+
+def place_of(index: int) -> tuple[str, int]:
+    """Item `index` → (task, seed). Raises `ConfigError` for a number that has no seed."""
+    if not 0 <= index < len(TASKS) * SEEDS:
+        raise unknown_item("miniwob", index, count=len(TASKS) * SEEDS)
+    seed, number = divmod(index, len(TASKS))
+    return TASKS[number], seed
+
+
+def pages() -> Path:
+    """The folder of the package's pages; raises `MissingDependency` without it."""
+    try:
+        return Path(str(distribution("miniwob").locate_file("miniwob/html")))
+    except PackageNotFoundError:
+        raise MissingDependency(f"environment 'miniwob' needs miniwob; {pip_install('miniwob')}") from None

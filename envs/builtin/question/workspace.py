@@ -1,0 +1,19 @@
+"""Questions with a sandbox to work in, for tools that run code, commands or work on files."""
+
+from dataclasses import replace
+from functools import cache
+
+from envs.builtin.question.env import SPEC as QUESTION
+from envs.builtin.question.env import QuestionEnv
+from envs.sandbox.sandbox import Sandbox, choose_backend
+from envs.sandbox.workspace import WithWorkspace, Workspace, files_of
+
+_backend = cache(choose_backend)  # asking takes programs, and every instance is made on the event loop
+
+
+def make() -> WithWorkspace:
+    """A new instance; its sandbox starts when a tool first uses it."""
+    return WithWorkspace(QuestionEnv(), Workspace(backend=_backend()))
+
+
+SPEC = replace(QUESTION, name="workspace", make=make, requirements=(Sandbox(),), check_fields=files_of)

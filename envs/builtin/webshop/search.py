@@ -1,0 +1,90 @@
+"""The shop's search engine: BM25 over titles, descriptions, first features and options, as upstream's.
+
+Upstream asks Lucene by pyserini 0.17, whose defaults are `K1`, `B` and Lucene's English analyzer: words by
+the rules of Unicode, lower case, no possessive, no stop word, Porter's stems. bm25s computes Lucene's
+formula; Lucene itself rounds the length of a document to a byte, so that close scores may come in another
+order.
+"""
+
+import logging
+import re
+from collections.abc import Iterable, Iterator
+from functools import cache, lru_cache
+
+import bm25s
+import numpy as np
+import Stemmer
+
+from envs.builtin.webshop.catalogue import Product
+
+logging.getLogger("bm25s").setLevel(logging.INFO)  # it tells of each index, whatever the root's level is
+
+K1, B = 0.9, 0.4
+"""pyserini's defaults."""
+_STOP_WORDS = """
+    a an and are as at be but by for if in into is it no not of on or such that the their then there
+    these they this to was will with
+    """
+STOP_WORDS = frozenset(_STOP_WORDS.split())
+"""Lucene's, for English."""
+SHORTEST_STEMMED = 2
+"""Lucene stems no word so short."""
+STEMS = 1 << 20
+"""Words whose stems are kept."""
+_WORD = re.compile(r"\w+(?:(?:(?<=[^\W\d])['\u2019.](?=[^\W\d])|(?<=\d)[.,](?=\d))\w+)*")
+"""An apostrophe or a dot between letters and a dot or a comma between digits belong to a word."""
+_POSSESSIVE = re.compile(r"['\u2019]s$")
+
+
+class Index:
+    """Some texts, to be found by words; it never changes, so all can share it."""
+
+    def __init__(self, texts: Iterable[str]) -> None:
+        self._numbers: dict[str, int] = {}
+        documents = [[self._number(word) for word in analyze(text)] for text in texts]
+        self._bm25 = bm25s.BM25(k1=K1, b=B, method="lucene")
+        self._found = bool(self._numbers)
+        if self._found:
+            self._bm25.index((documents, self._numbers), create_empty_token=False, show_progress=False)
+
+    def search(self, query: str, *, limit: int) -> list[int]:
+        """Numbers of the texts that have a word of `query`, the best first; of equal ones, the first."""
+        known = [self._numbers[word] for word in analyze(query) if word in self._numbers]
+        if not known:
+            return []
+        scores = self._bm25.get_scores(known)
+        (found,) = scores.nonzero()
+        if len(found) > limit:
+            lowest = np.partition(scores[found], -limit)[-limit]
+            found = found[scores[found] >= lowest]  # all that tie with the last one, which the order decides
+        order = np.argsort(-scores[found], kind="stable")[:limit]
+        return [int(number) for number in found[order]]
+
+    def _number(self, word: str) -> int:
+        return self._numbers.setdefault(word, len(self._numbers))
+
+
+def document(product: Product) -> str:
+    """The text by which a product is found."""
+    options = ", and ".join(f"{name}: {', '.join(values)}" for name, values in product.options.items())
+    first = product.features[0] if product.features else ""
+    return " ".join([product.title, product.description, first, options]).lower()
+
+
+def analyze(text: str) -> Iterator[str]:
+    """The terms of a text, as they are indexed and searched."""
+    for word in _WORD.findall(text.lower()):
+        plain = _POSSESSIVE.sub("", word)
+        if plain not in STOP_WORDS:
+            yield _stem(plain)
+
+
+@lru_cache(maxsize=STEMS)
+def _stem(word: str) -> str:
+    stem: str = _porter().stemWord(word) if len(word) > SHORTEST_STEMMED else word
+    return stem
+
+
+@cache
+def _porter() -> Stemmer.Stemmer:
+    return Stemmer.Stemmer("porter", 0)  # it need not keep what we keep

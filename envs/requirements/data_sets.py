@@ -1,0 +1,205 @@
+"""The data sets of environments: what each holds, where it lies, which command brings it.
+
+Two kinds: upstream's, which `wingspan data pull` downloads (`envs/requirements/downloads.py`), and those
+that are made
+here from code and what packages ship, when they are first needed. Owns no format: what is in a file is its
+environment's affair.
+"""
+
+import difflib
+import hashlib
+import inspect
+import json
+import os
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import import_module
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from envs.errors import ConfigError, MissingDependency
+from envs.files import one_at_a_time, write_atomically
+from envs.requirements.detection import pip_install
+
+ROOT_VARIABLE = "WINGSPAN_DATA"
+RECEIPT = ".receipt.json"
+"""In a data set's folder: what was downloaded (source, bytes, sha256 of each file), or what made it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DataFile:
+    """One file that is downloaded."""
+
+    path: str
+    """Within the data set's folder."""
+    url: str
+    bytes: int | None = None
+    """None where upstream does not tell."""
+    sha256: str | None = None
+    """None where upstream does not tell: that of the first download is then held against later ones."""
+    unpack: bool = False
+    """An archive (`.zip`, `.tar`, `.tar.gz`) whose contents go beside it, or one file in `.gz`; the
+    packed file is deleted then."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DataSet:
+    """A named folder of files; as a `Requirement` (`envs/requirements/detection.py`) it is there, or has a
+    command."""
+
+    name: str
+    about: str
+    """One line: what it is, where it comes from, its licence."""
+    holds: tuple[str, ...]
+    """Paths within the folder without which it is not complete."""
+    files: tuple[DataFile, ...] = ()
+    make: Callable[[Path], None] | None = None
+    """For what is made here: writes into an empty folder, the same bytes on every machine. It is made anew
+    when the package that defines it, or one of `made_with`, has changed."""
+    made_with: tuple[str, ...] = ()
+    """Distributions whose versions decide what is made."""
+
+    @property
+    def folder(self) -> Path:
+        """Where it lies: `$WINGSPAN_DATA/<name>`, else `data_sets/<name>` in the checkout."""
+        return data_root() / self.name
+
+    def missing(self) -> str | None:
+        """See `Requirement`; what can be made here is never missing."""
+        if self.make is not None or all((self.folder / path).exists() for path in self.holds):
+            return None
+        return f"wingspan data pull {self.name}"
+
+    def ready(self) -> Path:
+        """The folder, complete; what is made here is made now, once for all processes.
+
+        Raises `MissingDependency`, naming the command, where it has to be downloaded first.
+        """
+        if self.make is not None:
+            return self._made(self.make)
+        command = self.missing()
+        if command is not None:
+            lacks = next(path for path in self.holds if not (self.folder / path).exists())
+            raise MissingDependency(
+                f"data set {self.name!r}: there is no {self.folder / lacks}; run: {command}"
+            )
+        return self.folder
+
+    def path(self, relative: str) -> Path:
+        """One of its files; raises as `ready` does, and where this file is not there."""
+        path = self.ready() / relative
+        if not path.exists():
+            verb = "pull" if self.make is None else "make"
+            raise MissingDependency(
+                f"data set {self.name!r}: there is no {path}; run: wingspan data {verb} {self.name}"
+            )
+        return path
+
+    def make_again(self) -> Path:
+        """Make it, whether or not it is there; raises `ConfigError` for one that is downloaded."""
+        if self.make is None:
+            raise ConfigError(
+                f"data set {self.name!r} is a download; get it by: wingspan data pull {self.name}"
+            )
+        (self.folder / RECEIPT).unlink(missing_ok=True)
+        return self.ready()
+
+    def _made(self, make: Callable[[Path], None]) -> Path:
+        key = self._key(make)
+        if _made_by(self.folder) == key:
+            return self.folder
+        data_root().mkdir(parents=True, exist_ok=True)
+        with one_at_a_time(data_root() / f".{self.name}.lock"):
+            if _made_by(self.folder) == key:  # by another process, meanwhile
+                return self.folder
+            making = self.folder.with_name(f".{self.name}.making")
+            shutil.rmtree(making, ignore_errors=True)
+            making.mkdir()
+            make(making)
+            lacks = [path for path in self.holds if not (making / path).exists()]
+            if lacks:
+                raise RuntimeError(f"{make.__module__} made no {', '.join(lacks)} for data set {self.name!r}")
+            write_atomically(making / RECEIPT, json.dumps({"made_by": key}))
+            if self.folder.exists():
+                replaced = self.folder.with_name(f".{self.name}.replaced")
+                shutil.rmtree(replaced, ignore_errors=True)
+                self.folder.rename(replaced)
+                making.rename(self.folder)
+                shutil.rmtree(replaced)
+            else:
+                making.rename(self.folder)
+        return self.folder
+
+    def _key(self, make: Callable[[Path], None]) -> str:
+        """Names what decides the bytes that are made: the files beside `make`, and versions."""
+        digest = hashlib.sha256(self.name.encode())
+        package = Path(inspect.getfile(make)).parent
+        for file in sorted(package.rglob("*")):
+            if file.is_file() and "__pycache__" not in file.parts:
+                digest.update(str(file.relative_to(package)).encode() + b"\0" + file.read_bytes())
+        for name in self.made_with:
+            try:
+                digest.update(f"{name}=={version(name)}\0".encode())
+            except PackageNotFoundError as error:
+                raise MissingDependency(
+                    f"data set {self.name!r} is made with {name}; {pip_install(name)}"
+                ) from error
+        return digest.hexdigest()
+
+
+_MODULES: dict[str, str] = {
+    "searchqa": "envs.builtin.searchqa.data",
+    "searchqa-mini": "envs.builtin.searchqa.data",
+    "wiki-18": "envs.builtin.searchqa.data",
+    "wiki-18-e5": "envs.builtin.searchqa.data",
+    "webarena-local": "envs.builtin.webarena_local.sites.data",
+    "webshop": "envs.builtin.webshop.data",
+    "webshop-full": "envs.builtin.webshop.data",
+    "webshop-mini": "envs.builtin.webshop.data",
+    "alfworld": "envs.builtin.alfworld.data",
+    "alfworld-mini": "envs.builtin.alfworld.data",
+}
+"""Data set → module with `DATA_SETS`, a tuple in which it is."""
+
+
+def data_set_names() -> list[str]:
+    """All data sets, whether or not they are here."""
+    return list(_MODULES)
+
+
+def get_data_set(name: str) -> DataSet:
+    """The data set called `name`; raises `ConfigError` if there is none."""
+    if name not in _MODULES:
+        near = difflib.get_close_matches(name, _MODULES, n=1)
+        hint = f"; did you mean {near[0]!r}?" if near else ";"
+        raise ConfigError(f"unknown data set {name!r}{hint} wingspan data list tells which there are")
+    there: tuple[DataSet, ...] = import_module(_MODULES[name]).DATA_SETS
+    return next(one for one in there if one.name == name)
+
+
+def data_root() -> Path:
+    """The folder in which data sets lie, each in one of its own."""
+    chosen = os.environ.get(ROOT_VARIABLE)
+    return Path(chosen) if chosen else Path(__file__).parents[2] / "data_sets"
+
+
+def read_receipt(folder: Path) -> dict[str, dict[str, object]]:
+    """What was downloaded into `folder`, by path; nothing where nothing was."""
+    try:
+        found = json.loads((folder / RECEIPT).read_text())
+    except FileNotFoundError:
+        return {}
+    except ValueError as error:
+        raise ConfigError(f"{folder / RECEIPT} is no JSON ({error}); delete it and pull again") from error
+    files = found.get("files", {})
+    assert isinstance(files, dict)
+    return files
+
+
+def _made_by(folder: Path) -> str | None:
+    try:
+        found = json.loads((folder / RECEIPT).read_text()).get("made_by")
+    except (FileNotFoundError, ValueError):
+        return None
+    return found if isinstance(found, str) else None

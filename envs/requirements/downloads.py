@@ -1,0 +1,258 @@
+"""Downloads of data sets: resumed where they stopped, held against sizes and checksums, unpacked.
+
+A file is written to `<path>.part` and gets its name when it is whole and right. Beside it lies what the
+server called this version (`<path>.part.json`): a download never goes on with the bytes of another.
+"""
+
+import gzip
+import hashlib
+import json
+import shutil
+import tarfile
+import time
+import zipfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Protocol
+
+import httpx
+
+from envs.errors import ConfigError, MissingDependency, WingspanError, described
+from envs.files import one_at_a_time, write_atomically
+from envs.requirements.data_sets import RECEIPT, DataFile, DataSet, read_receipt
+
+CONNECT_TIMEOUT_S = 30.0
+READ_TIMEOUT_S = 60.0
+ATTEMPTS = 5
+"""Without a byte of progress between them, before a download is given up; what is there is kept."""
+PAUSE_S = 1.0
+"""Before the second attempt; doubled before each further one."""
+BLOCK_BYTES = 1 << 20
+
+
+class DownloadFailed(WingspanError):
+    """A file could not be had, or is not what it should be; the text names it and what to do."""
+
+
+class Progress(Protocol):
+    """Told of each file: bytes that are there, and of how many (None where nobody knows)."""
+
+    def __call__(self, path: str, done: int, total: int | None) -> None: ...
+
+
+def pull(data_set: DataSet, *, progress: Progress, pause_s: float = PAUSE_S) -> Path:
+    """Download what is not here yet of `data_set`; return its folder, complete.
+
+    Raises `ConfigError` for one that is made here, or for want of disk, before anything is downloaded;
+    `DownloadFailed` for a file that could not be had: those that were are kept.
+    """
+    if not data_set.files:
+        raise ConfigError(
+            f"data set {data_set.name!r} is no download; make it by: wingspan data make {data_set.name}"
+        )
+    folder = data_set.folder
+    folder.mkdir(parents=True, exist_ok=True)
+    with one_at_a_time(folder.with_name(f".{data_set.name}.lock")):
+        receipt = read_receipt(folder)
+        wanted = [file for file in data_set.files if not _is_here(file, folder, receipt)]
+        _check_disk(wanted, folder)
+        for file in wanted:
+            known = receipt.get(file.path, {}).get("sha256")
+            receipt[file.path] = _fetch(
+                file,
+                folder,
+                sha256=file.sha256 or (known if isinstance(known, str) else None),
+                progress=progress,
+                pause_s=pause_s,
+            )
+            write_atomically(folder / RECEIPT, json.dumps({"files": receipt}, indent=2) + "\n")
+    lacks = [path for path in data_set.holds if not (folder / path).exists()]
+    if lacks:
+        raise MissingDependency(
+            f"{data_set.name!r} was downloaded, but has no {', '.join(lacks)}: upstream's files have "
+            f"changed; put the right ones into {folder}"
+        )
+    return folder
+
+
+def faults(data_set: DataSet) -> Iterator[str]:
+    """What is wrong with the files that are here, in a line each; reads all of them."""
+    if not data_set.files:
+        raise ConfigError(
+            f"data set {data_set.name!r} is no download; make it anew by: wingspan data make {data_set.name}"
+        )
+    receipt = read_receipt(data_set.folder)
+    for file in data_set.files:
+        path, entry = data_set.folder / file.path, receipt.get(file.path)
+        if entry is None:
+            yield f"{path}: not downloaded by wingspan data pull {data_set.name}"
+        elif not file.unpack:
+            if not path.is_file():
+                yield f"{path}: is not there"
+            elif path.stat().st_size != entry["bytes"]:
+                yield f"{path}: {path.stat().st_size} bytes, and {entry['bytes']} were downloaded"
+            elif _sha256(path) != entry["sha256"]:
+                yield f"{path}: has other contents than what was downloaded"
+    for relative in data_set.holds:
+        if not (data_set.folder / relative).exists():
+            yield f"{data_set.folder / relative}: is not there"
+
+
+def _is_here(file: DataFile, folder: Path, receipt: dict[str, dict[str, object]]) -> bool:
+    entry = receipt.get(file.path)
+    if entry is None or entry["url"] != file.url:
+        return False
+    path = folder / file.path
+    return file.unpack or (path.is_file() and path.stat().st_size == entry["bytes"])
+
+
+def _check_disk(files: list[DataFile], folder: Path) -> None:
+    partly = sum(part.stat().st_size for file in files if (part := _part(folder / file.path)).exists())
+    needed = sum(file.bytes or 0 for file in files) - partly
+    free = shutil.disk_usage(folder).free
+    if needed > free:
+        raise ConfigError(
+            f"{needed / 1e9:.1f} GB are to be downloaded, and {folder} has {free / 1e9:.1f} GB free; free "
+            "some, or name another place in WINGSPAN_DATA"
+        )
+
+
+def _fetch(
+    file: DataFile, folder: Path, *, sha256: str | None, progress: Progress, pause_s: float
+) -> dict[str, object]:
+    """Download, check, unpack; return the file's entry in the receipt."""
+    path = folder / file.path
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = _part(path)
+    _download(
+        file.url,
+        part,
+        wants_page=path.suffix in (".html", ".htm"),
+        progress=lambda done, total: progress(file.path, done, total or file.bytes),
+        pause_s=pause_s,
+    )
+    size, digest = part.stat().st_size, _sha256(part)
+    for what, expected, found in (("bytes", file.bytes, size), ("sha256", sha256, digest)):
+        if expected is not None and found != expected:
+            _forget(part)
+            raise DownloadFailed(
+                f"{file.url}: {what} {found}, and {expected} was expected for {file.path}; it was deleted. "
+                "Pull again; if that does not help, upstream has changed the file"
+            )
+    _version(part).unlink(missing_ok=True)
+    part.replace(path)
+    if file.unpack:
+        _unpack(path, url=file.url)
+        path.unlink()
+    return {"url": file.url, "bytes": size, "sha256": digest}
+
+
+def _download(
+    url: str,
+    part: Path,
+    *,
+    wants_page: bool,
+    progress: Callable[[int, int | None], None],
+    pause_s: float,
+) -> None:
+    """Bring `part` to its full length, over as many connections as that takes."""
+    failures = 0
+    while True:
+        before = part.stat().st_size if part.exists() else 0
+        try:
+            _receive(url, part, wants_page=wants_page, progress=progress)
+            return
+        except (httpx.TransportError, httpx.HTTPStatusError) as error:
+            refused = isinstance(error, httpx.HTTPStatusError) and error.response.status_code < 500
+            came = part.exists() and part.stat().st_size > before
+            failures = 1 if came else failures + 1
+            if refused or failures == ATTEMPTS:
+                there = part.stat().st_size if part.exists() else 0
+                raise DownloadFailed(
+                    f"{url}: {described(error)}; {there} bytes are kept, and the same command goes on"
+                ) from error
+            time.sleep(pause_s * 2 ** (failures - 1))
+
+
+def _receive(url: str, part: Path, *, wants_page: bool, progress: Callable[[int, int | None], None]) -> None:
+    """One connection: from where `part` ends, or from the start where the server has another version."""
+    there, version = (part.stat().st_size, _read_version(part)) if part.exists() else (0, None)
+    headers = {"Accept-Encoding": "identity"}
+    if there and version is not None:
+        headers |= {"Range": f"bytes={there}-", "If-Range": version}
+    timeout = httpx.Timeout(READ_TIMEOUT_S, connect=CONNECT_TIMEOUT_S)
+    with httpx.stream("GET", url, headers=headers, timeout=timeout, follow_redirects=True) as response:
+        if response.status_code == 416 and response.headers.get("Content-Range") == f"bytes */{there}":
+            return  # it was whole already
+        response.raise_for_status()
+        if not wants_page and response.headers.get("Content-Type", "").startswith("text/html"):
+            raise DownloadFailed(f"{url} answers with a web page instead of a file; look at it in a browser")
+        goes_on = response.status_code == 206
+        start = there if goes_on else 0
+        length = response.headers.get("Content-Length")
+        total = None if length is None else start + int(length)
+        if not goes_on:
+            _forget(part)
+            _write_version(part, response.headers)
+        with part.open("ab") as sink:
+            done = start
+            progress(done, total)
+            for block in response.iter_raw():
+                sink.write(block)
+                done += len(block)
+                progress(done, total)
+    if total is not None and done < total:
+        raise httpx.RemoteProtocolError(f"the connection ended after {done} of {total} bytes")
+
+
+def _unpack(path: Path, *, url: str) -> None:
+    """Unpack beside `path`; nothing gets outside of its folder."""
+    try:
+        if zipfile.is_zipfile(path):
+            with zipfile.ZipFile(path) as archive:
+                archive.extractall(path.parent)
+        elif tarfile.is_tarfile(path):
+            with tarfile.open(path) as tar:
+                tar.extractall(path.parent, filter="data")
+        else:
+            with gzip.open(path) as packed, path.with_suffix("").open("wb") as plain:
+                shutil.copyfileobj(packed, plain, BLOCK_BYTES)
+    except (OSError, EOFError, zipfile.BadZipFile, tarfile.TarError) as error:
+        path.unlink()
+        raise DownloadFailed(
+            f"{url} cannot be unpacked ({described(error)}); it was deleted, pull again"
+        ) from error
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _part(path: Path) -> Path:
+    return path.with_name(path.name + ".part")
+
+
+def _version(part: Path) -> Path:
+    return part.with_name(part.name + ".json")
+
+
+def _write_version(part: Path, headers: httpx.Headers) -> None:
+    """What names these bytes among the server's versions; nothing where the server has no name for them."""
+    etag = headers.get("ETag", "")
+    name = headers.get("Last-Modified") if not etag or etag.startswith("W/") else etag
+    if name:
+        write_atomically(_version(part), json.dumps(name))
+
+
+def _read_version(part: Path) -> str | None:
+    try:
+        found = json.loads(_version(part).read_text())
+    except (FileNotFoundError, ValueError):
+        return None
+    return found if isinstance(found, str) else None
+
+
+def _forget(part: Path) -> None:
+    part.unlink(missing_ok=True)
+    _version(part).unlink(missing_ok=True)

@@ -1,0 +1,283 @@
+"""Live environments of one kind, lent one episode at a time: a cap, a fair queue, warm reuse.
+
+Owns how many instances live and who gets the next. Knows nothing of episodes: that an instance is
+broken it learns from an exception that leaves a lease, that it is dead from the instance itself. What
+several kinds share is `envs/runtime/manager.py`'s.
+"""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Protocol
+
+from envs.base import Environment
+from envs.errors import EnvCrashed, EpisodeTimeout, WingspanError
+from envs.runtime.concurrency import together
+from envs.runtime.instance import Instance
+from envs.runtime.metrics import Clock, PoolMetrics
+
+CLOSE_TIMEOUT_S = 10.0
+"""What a broken instance may take to close before it is abandoned."""
+
+_log = logging.getLogger(__name__)
+
+
+class Budget(Protocol):
+    """What a pool asks before it makes an instance or lends one, where others have a say in it."""
+
+    def admits(self, pool: "EnvPool") -> bool:
+        """Whether `pool` may serve its first waiter now; if not, `pool.wake` is called when it may."""
+        ...
+
+    def changed(self) -> None:
+        """A pool has another number of instances or waiters."""
+        ...
+
+
+class EnvPool:
+    """At most `capacity` instances of one environment."""
+
+    def __init__(
+        self,
+        make: Callable[[], Environment],
+        *,
+        capacity: int,
+        max_episodes: int | None = None,
+        budget: Budget | None = None,
+    ) -> None:
+        """`max_episodes`: an instance that has begun as many is closed and not lent again."""
+        if capacity < 1:
+            raise ValueError(f"capacity {capacity}: a pool holds at least one environment")
+        self.capacity = capacity
+        self._make = make
+        self._max_episodes = max_episodes
+        self._budget = budget
+        self._idle: list[Instance] = []
+        self._taken = 0  # slots lent, or held by an instance that is being made ready or closed
+        # First come, first served. The result is a warm instance, or None: make one.
+        self._waiting: dict[asyncio.Future[Instance | None], None] = {}
+        self._closing: set[asyncio.Task[None]] = set()
+        self._grant_is_due = False
+        self._closed = False
+        self._created = 0
+        self._replaced = 0
+        self._recycled = 0
+        self._resets = Clock()
+        self._steps = Clock()
+
+    @asynccontextmanager
+    async def lease(
+        self, *, timeout_s: float | None = None, fresh: bool = False
+    ) -> AsyncIterator[Environment]:
+        """Lend one instance; it comes back on leaving, or is closed if an exception leaves with it.
+
+        Waits at most `timeout_s` seconds for its turn (None: as long as it takes), else raises
+        `EpisodeTimeout`. `fresh` asks for a new instance instead of a warm one. Raises `EnvCrashed`
+        if one cannot be made.
+        """
+        instance = await self._wait_for_slot(timeout_s)
+        try:
+            if instance is not None and (fresh or not instance.alive):
+                self._replaced += 1
+                await _close(instance)
+                instance = None
+            if instance is None:
+                instance = self._create()
+        except BaseException:
+            self._free_slot()
+            raise
+        try:
+            yield instance
+        except BaseException:
+            self._replaced += 1
+            self._discard(instance)
+            raise
+        self._take_back(instance)
+
+    async def warm_up(self, count: int) -> None:
+        """Have `count` instances ready, at most the capacity; raises what one of them raises."""
+        missing = max(0, min(count, self.capacity) - self.live)
+        self._taken += missing
+        begun = 0
+
+        async def prepare() -> None:
+            nonlocal begun
+            begun += 1
+            await self._prepare()
+
+        try:
+            await together(prepare() for _ in range(missing))
+        finally:  # after a failure, some of the others never got to begin
+            for _ in range(missing - begun):
+                self._free_slot()
+
+    @property
+    def live(self) -> int:
+        """See `PoolMetrics`."""
+        return self._taken + len(self._idle)
+
+    @property
+    def waiting(self) -> int:
+        """See `PoolMetrics`."""
+        return len(self._waiting)
+
+    @property
+    def idle(self) -> int:
+        """See `PoolMetrics`."""
+        return len(self._idle)
+
+    @property
+    def is_closing_some(self) -> bool:
+        """Whether room is about to come free."""
+        return bool(self._closing)
+
+    @property
+    def metrics(self) -> PoolMetrics:
+        """Where the pool stands now."""
+        return PoolMetrics(
+            live=self.live,
+            idle=self.idle,
+            waiting=self.waiting,
+            created=self._created,
+            replaced=self._replaced,
+            recycled=self._recycled,
+            reset=self._resets.seconds,
+            step=self._steps.seconds,
+        )
+
+    def wake(self) -> None:
+        """Serve the first waiter at the event loop's next turn, if that can be."""
+        # One grant per turn of the event loop: a reset is often CPU work, and hundreds of them in
+        # a row would stall every episode that is already running.
+        if not self._grant_is_due and self._waiting and self._taken < self.capacity:
+            self._grant_is_due = True
+            asyncio.get_running_loop().call_soon(self._grant)
+
+    def drop_idle(self) -> None:
+        """Close the instance that has been idle longest."""
+        self._recycled += 1
+        self._taken += 1
+        self._discard(self._idle.pop(0))
+
+    async def close(self) -> None:
+        """Close idle instances, now, and lent ones as they come back; turn waiting callers away."""
+        self._closed = True
+        for waiter in self._waiting:
+            if not waiter.done():  # a cancelled one has not come round to leave the queue
+                waiter.set_exception(_pool_closed())
+        self._waiting.clear()
+        idle, self._idle = self._idle, []
+        await asyncio.gather(*map(_close, idle), *self._closing)
+        await asyncio.sleep(0)  # slots come free by callbacks, which a task that was done already still owes
+
+    async def _wait_for_slot(self, timeout_s: float | None) -> Instance | None:
+        if self._closed:
+            raise _pool_closed()
+        waiter: asyncio.Future[Instance | None] = asyncio.get_running_loop().create_future()
+        self._waiting[waiter] = None
+        self.wake()
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await waiter
+        except BaseException as error:
+            self._waiting.pop(waiter, None)
+            if waiter.done() and not waiter.cancelled() and waiter.exception() is None:
+                # The grant and the end of the wait crossed.
+                instance = waiter.result()
+                if instance is not None:
+                    self._idle.append(instance)
+                self._free_slot()
+            else:
+                self._tell_budget()
+            if isinstance(error, TimeoutError):
+                raise EpisodeTimeout(
+                    f"no environment came free within {timeout_s:g} s: {self._taken} of the pool's "
+                    f"{self.capacity} are in use; raise rollout.max_live_envs"
+                ) from None
+            raise
+
+    def _create(self) -> Instance:
+        try:
+            env = self._make()
+        except WingspanError:
+            raise
+        except Exception as error:
+            raise EnvCrashed(f"cannot make an environment: {type(error).__name__}: {error}") from error
+        self._created += 1
+        return Instance(env, resets=self._resets, steps=self._steps)
+
+    async def _prepare(self) -> None:
+        try:
+            instance = self._create()
+        except BaseException:
+            self._free_slot()
+            raise
+        try:
+            await instance.prepare()
+        except BaseException:
+            self._replaced += 1
+            self._discard(instance)
+            raise
+        self._take_back(instance)
+
+    def _grant(self) -> None:
+        self._grant_is_due = False
+        while self._waiting and self._taken < self.capacity:
+            waiter = next(iter(self._waiting))
+            if waiter.done():  # a cancelled one has not come round to leave the queue
+                del self._waiting[waiter]
+                continue
+            if self._budget is not None and not self._budget.admits(self):
+                return
+            del self._waiting[waiter]
+            self._taken += 1
+            waiter.set_result(self._idle.pop() if self._idle else None)
+            self.wake()
+            self._tell_budget()
+            return
+
+    def _take_back(self, instance: Instance) -> None:
+        if self._closed:
+            self._discard(instance)
+        elif instance.spoiled:
+            self._replaced += 1
+            self._discard(instance)
+        elif self._max_episodes is not None and instance.episodes >= self._max_episodes:
+            self._recycled += 1
+            self._discard(instance)
+        else:
+            self._idle.append(instance)
+            self._free_slot()
+
+    def _free_slot(self) -> None:
+        self._taken -= 1
+        self.wake()
+        self._tell_budget()
+
+    def _tell_budget(self) -> None:
+        if self._budget is not None:
+            self._budget.changed()
+
+    def _discard(self, instance: Instance) -> None:
+        """Close an instance without keeping its user waiting; its slot is free once it is gone."""
+        task = asyncio.get_running_loop().create_task(_close(instance))
+        self._closing.add(task)
+        task.add_done_callback(self._discarded)
+
+    def _discarded(self, task: asyncio.Task[None]) -> None:
+        self._closing.discard(task)
+        self._free_slot()
+
+
+def _pool_closed() -> RuntimeError:
+    return RuntimeError("the environment pool is closed")
+
+
+async def _close(instance: Instance) -> None:
+    """Close, whatever happens: a broken instance may well fail at this too."""
+    try:
+        async with asyncio.timeout(CLOSE_TIMEOUT_S):
+            await instance.close()
+    except Exception as error:
+        _log.warning("closing %r failed: %s: %s", instance, type(error).__name__, error)

@@ -1,0 +1,193 @@
+"""Environment processes on this machine, spoken to over sockets; none of it blocks the event loop.
+
+A host has one nursery (`envs/runtime/fork_server.py`) and a thread that speaks to it. A worker's death
+closes its
+socket, which is noticed at once. The other way round, workers end when this process does, however it ends:
+the nursery sees its socket closed, and the kernel kills workers with their nursery.
+"""
+
+import asyncio
+import json
+import os
+import pickle
+import signal
+import socket
+import subprocess
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from typing import Any
+
+from envs.base import Environment
+from envs.errors import ConfigError, EnvCrashed
+from envs.runtime.fork_server import MESSAGE_BYTES, Setup, command
+from envs.runtime.hosted import raised
+from envs.runtime.worker import receive, send
+
+ANSWER_TIMEOUT_S = 120.0
+"""What the nursery may take to fork a worker: the first waits for its imports."""
+
+NURSERY_GRACE_S = 5.0
+"""What it may take to end by itself, which it cannot while it imports."""
+
+
+class ProcessHost:
+    """Starts a process for each instance that `make` makes."""
+
+    def __init__(self, make: Callable[[], Environment], *, preload: tuple[str, ...] = ()) -> None:
+        """Starts nothing yet. Raises `ConfigError` if `make` cannot be told to another process."""
+        try:
+            self._setup = Setup(pickle.dumps(make), preload)
+        except (pickle.PicklingError, AttributeError, TypeError) as error:
+            raise ConfigError(
+                f"isolation 'process' cannot send {make!r} to a process ({error}); make it a class or a "
+                "function of a module"
+            ) from None
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="nursery")
+        self._nursery: subprocess.Popen[bytes] | None = None
+        self._control: socket.socket | None = None
+
+    async def start(self) -> "ProcessChannel":
+        """A new worker. Raises `EnvCrashed`, or what loading the environment raised."""
+        forking = self._thread.submit(self._fork)
+        try:
+            return await asyncio.wrap_future(forking)
+        except asyncio.CancelledError:
+            forking.add_done_callback(_unwanted)
+            raise
+
+    async def close(self) -> None:
+        """End the nursery, and with it all workers that are left."""
+        await asyncio.wrap_future(self._thread.submit(self._end_nursery))
+
+    def end(self, pid: int) -> "Future[int | None]":
+        """Kill worker `pid`; the result is its exit status, negative for a signal, None if unknown."""
+        return self._thread.submit(self._end, pid)
+
+    def _fork(self) -> "ProcessChannel":
+        if self._nursery is not None and self._nursery.poll() is not None:
+            self._end_nursery()
+        if self._nursery is None:
+            self._start_nursery()
+        ours, theirs = socket.socketpair()
+        with theirs:
+            try:
+                answer = self._ask("fork", [theirs.fileno()])
+            except EnvCrashed:
+                ours.close()
+                raise
+        if isinstance(answer, dict):
+            ours.close()
+            self._end_nursery()
+            raise raised(answer, place="loading the environment in its process")
+        ours.setblocking(False)
+        return ProcessChannel(self, ours, int(answer))
+
+    def _end(self, pid: int) -> int | None:
+        if self._control is not None:
+            with suppress(EnvCrashed):
+                status = self._ask(pid)
+                return None if status is None else int(status)
+        # Killed with its nursery; what it had started is left to us.
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(pid, signal.SIGKILL)
+        return -signal.SIGKILL
+
+    def _ask(self, request: str | int, descriptors: Sequence[int] = ()) -> Any:
+        assert self._control is not None
+        try:
+            socket.send_fds(self._control, [json.dumps(request).encode()], list(descriptors))
+            answer = self._control.recv(MESSAGE_BYTES)
+        except TimeoutError:
+            self._end_nursery()
+            raise EnvCrashed(f"no environment process came up within {ANSWER_TIMEOUT_S:g} s") from None
+        except OSError:
+            answer = b""
+        if not answer:
+            self._end_nursery()
+            raise EnvCrashed("the process died that environment processes come from")
+        return json.loads(answer)
+
+    def _start_nursery(self) -> None:
+        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._control.settimeout(ANSWER_TIMEOUT_S)
+        with theirs:
+            self._nursery = subprocess.Popen(
+                command(theirs.fileno()),
+                stdin=subprocess.PIPE,
+                stdout=2,  # what environments print is not our output
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,  # Ctrl-C is for us, who then close them
+                env={"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", **os.environ},
+            )
+        assert self._nursery.stdin is not None
+        with suppress(BrokenPipeError), self._nursery.stdin as stdin:
+            stdin.write(self._setup.standard_input())
+
+    def _end_nursery(self) -> None:
+        control, self._control = self._control, None
+        nursery, self._nursery = self._nursery, None
+        if control is not None:
+            control.close()
+        if nursery is not None:
+            try:
+                nursery.wait(NURSERY_GRACE_S)
+            except subprocess.TimeoutExpired:
+                nursery.kill()
+                nursery.wait()
+
+
+class ProcessChannel:
+    """One worker; see `Channel`."""
+
+    def __init__(self, host: ProcessHost, connection: socket.socket, pid: int) -> None:
+        self.pid = pid
+        self._host = host
+        self._connection = connection
+        self._ended: Future[int | None] | None = None
+
+    @property
+    def alive(self) -> bool:
+        """See `Channel`."""
+        try:
+            return self._connection.recv(1, socket.MSG_PEEK) != b""
+        except BlockingIOError:
+            return True
+        except OSError:
+            return False
+
+    async def call(self, request: list[Any]) -> dict[str, Any]:
+        """See `Channel`."""
+        answer: dict[str, Any] | None = None
+        with suppress(ConnectionError):
+            await send(self._connection, request)
+            answer = await receive(self._connection)
+        if answer is None:
+            raise EnvCrashed(f"the environment's process {_described(await self._end())}")
+        return answer
+
+    async def close(self) -> None:
+        """See `Channel`."""
+        await self._end()
+
+    def discard(self) -> "Future[int | None]":
+        """`close`, without waiting."""
+        if self._ended is None:
+            self._connection.close()
+            self._ended = self._host.end(self.pid)
+        return self._ended
+
+    async def _end(self) -> int | None:
+        return await asyncio.shield(asyncio.wrap_future(self.discard()))
+
+
+def _unwanted(forking: "Future[ProcessChannel]") -> None:
+    """Nobody waits for this worker any more."""
+    if not forking.cancelled() and forking.exception() is None:
+        forking.result().discard()
+
+
+def _described(status: int | None) -> str:
+    if status is None:
+        return "is gone"
+    return f"was killed by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"

@@ -1,0 +1,80 @@
+"""Sandboxes by enroot (4.1 or newer, which has `--net` and its like), for users other than root.
+
+Enroot gives a container namespaces and a file system, but neither sizes nor a ban on further user
+namespaces, and mounts what its system-wide configuration says. So it is started with a configuration of
+our own (`envs/sandbox/enroot_config`), within a user namespace that allows one more and no second.
+"""
+
+import base64
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from envs.requirements.detection import UTIL_LINUX, UserNamespaces, failure
+from envs.sandbox.backend import ENVIRONMENT, Limits, fallen, limited
+from envs.sandbox.containers import IMAGE, LIFE_S
+from envs.sandbox.seccomp import LOADER, bpf, unknown_machine
+
+CONTAINER = "wingspan-python"
+INSTALL = "see github.com/NVIDIA/enroot/blob/master/doc/installation.md"
+MAKE = f"enroot import -o python.sqsh docker://{IMAGE} && enroot create -n {CONTAINER} python.sqsh"
+_CONFIGURATION = Path(__file__).parent / "enroot_config"
+_CLIENT = ("PATH", "HOME", "XDG_DATA_HOME", "XDG_RUNTIME_DIR", "ENROOT_DATA_PATH", "ENROOT_RUNTIME_PATH")
+_ONE_NAMESPACE = 'echo 1 > /proc/sys/user/max_user_namespaces && exec "$@"'
+
+
+@dataclass(frozen=True, slots=True)
+class Enroot:
+    """`enroot start`."""
+
+    name: str = "enroot"
+    python: str = "python3"
+
+    @property
+    def environment(self) -> Mapping[str, str]:
+        """See `Backend`: neither the system's nor the user's mounts and hooks."""
+        own = {f"ENROOT_{kind}_PATH": str(_CONFIGURATION) for kind in ("SYSCONF", "CONFIG")}
+        client = {name: os.environ[name] for name in _CLIENT if name in os.environ}
+        return {**client, **own, "ENROOT_LOGIN_SHELL": "no"}
+
+    def missing(self) -> str | None:
+        """See `Backend`."""
+        if (said := failure(["enroot", "version"])) is not None:
+            return f"{INSTALL} ({said})"
+        for need in (UTIL_LINUX, UserNamespaces()):
+            if (remedy := need.missing()) is not None:
+                return remedy
+        if os.geteuid() == 0:
+            return "start the run as a user other than root"
+        if failure(["sh", "-c", f"enroot list | grep -qx {CONTAINER}"]) is not None:
+            return MAKE
+        return unknown_machine() or fallen(self)
+
+    def command(self, program: Sequence[str], limits: Limits, *, label: str) -> list[str]:
+        """See `Backend`."""
+        return [
+            "env",
+            f"WINGSPAN_DISK_MB={limits.disk_mb}",
+            f"WINGSPAN_SHM_MB={limits.shm_mb}",
+            *("unshare", "--user", "--map-current-user", "--keep-caps"),
+            *("sh", "-c", _ONE_NAMESPACE, label),
+            *("setpriv", "--ambient-caps=-all", "--inh-caps=-all", "--no-new-privs"),
+            *("enroot", "start", "--pid", "--net", "--ipc", "--uts"),
+            f"--conf={_CONFIGURATION / 'sandbox.sh'}",
+            CONTAINER,
+            *("/usr/bin/env", "-i", "--chdir=/work"),
+            *(f"{name}={value}" for name, value in ENVIRONMENT.items()),
+            *("timeout", "--signal=KILL", str(LIFE_S)),
+            *("prlimit", f"--nproc={limits.processes}"),
+            *(self.python, "-I", "-c", LOADER, base64.b64encode(bpf()).decode()),
+            *limited(program, limits),
+        ]
+
+    def first_process(self, pid: int, *, label: str) -> int | None:
+        """See `Backend`."""
+        return pid
+
+    def end(self, label: str) -> list[str]:
+        """See `Backend`: it dies with its process group."""
+        return []

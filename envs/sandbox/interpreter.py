@@ -1,0 +1,205 @@
+"""Python in a sandbox, run by run: what is said is executed, what it prints comes back.
+
+One interpreter process lives behind the walls of a sandbox (`envs/sandbox/sandbox.py`) and keeps its
+variables from
+run to run. A run that takes too long, or too much memory or CPU time, ends with its process; the next one
+begins afresh. That a process has died in between is told at the next run, which is not begun. It speaks one
+JSON line a run over pipes that the code which it runs cannot see by name; code that finds them can only spoil
+its own answer.
+"""
+
+import asyncio
+import json
+import os
+import secrets
+import signal
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from envs.errors import EnvCrashed
+from envs.sandbox.backend import Backend, Limits, check
+
+START_TIMEOUT_S = 30.0
+WATCH_S = 0.1
+"""Between two looks at the memory and CPU time of all processes."""
+MAX_REPLY = 4 << 20
+
+_KERNEL = (Path(__file__).parent / "interpreter_program.py").read_text()
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """What one run said."""
+
+    output: str
+    """Both streams, in order; cut in the middle where it is too long."""
+    ended: str | None
+    """Why the interpreter ended with this run; None if it lives."""
+
+
+class Interpreter:
+    """One interpreter; `run` one code after the other."""
+
+    def __init__(
+        self,
+        backend: Backend,
+        *,
+        limits: Limits,
+        run_timeout_s: float = 10.0,
+        output_chars: int = 4000,
+    ) -> None:
+        """Starts nothing yet."""
+        self._backend = backend
+        self._limits = limits
+        self._timeout_s = run_timeout_s
+        self._output_chars = output_chars
+        self._process: asyncio.subprocess.Process | None = None
+        self._label = ""
+        self._first: int | None = None
+
+    async def run(self, code: str, *, timeout_s: float | None = None) -> Run:
+        """Execute `code`, as at a prompt: the value of a last expression is printed, too.
+
+        `timeout_s`: another time for this run.
+        Raises `MissingDependency` where the backend does not work, `EnvCrashed` if no interpreter starts.
+        """
+        if self._process is not None and self._process.returncode is not None:
+            await self.close()
+            return Run("", ended="its process had died since the last run; this one was not begun")
+        process = await self._started()
+        limit_s = self._timeout_s if timeout_s is None else timeout_s
+        request = json.dumps({"code": code, "output_chars": self._output_chars})
+        watch = asyncio.create_task(self._over_limits())
+        answer = asyncio.create_task(self._exchange(process, request))
+        try:
+            done, _ = await asyncio.wait(
+                {watch, answer}, timeout=limit_s, return_when=asyncio.FIRST_COMPLETED
+            )
+            if answer in done and (output := answer.result()) is not None:
+                return Run(output, ended=None)
+            if watch in done:
+                reason = f"it took more than {watch.result()}"
+            elif answer in done:
+                reason = "its process died"
+            else:
+                reason = f"it took longer than {limit_s:g} s"
+            await self.close()
+            return Run("", ended=reason)
+        except BaseException:
+            await self.close()
+            raise
+        finally:
+            watch.cancel()
+            answer.cancel()
+
+    async def close(self) -> None:
+        """End the interpreter, whatever it does. Idempotent; `run` starts another."""
+        process, self._process = self._process, None
+        if process is None:
+            return
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        if end := self._backend.end(self._label):
+            ending = await asyncio.create_subprocess_exec(
+                *end,
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=asyncio.subprocess.DEVNULL,
+                stderr=asyncio.subprocess.DEVNULL,
+                env=dict(self._backend.environment),
+            )
+            await ending.wait()
+        await process.wait()
+
+    async def _started(self) -> asyncio.subprocess.Process:
+        if self._process is not None:
+            return self._process
+        await asyncio.to_thread(check, self._backend)
+        self._label = f"wingspan-{os.getpid()}-{secrets.token_hex(4)}"
+        program = [self._backend.python, "-I", "-c", _KERNEL]
+        self._process = await asyncio.create_subprocess_exec(
+            *self._backend.command(program, self._limits, label=self._label),
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.DEVNULL,
+            env=dict(self._backend.environment),
+            start_new_session=True,
+            limit=MAX_REPLY,
+        )
+        assert self._process.stdout is not None
+        try:
+            async with asyncio.timeout(START_TIMEOUT_S):
+                hello = await self._process.stdout.readline()
+        except TimeoutError:
+            hello = b""
+        if hello != b"ready\n":
+            await self.close()
+            raise EnvCrashed(f"the sandboxed interpreter did not start within {START_TIMEOUT_S:g} s")
+        self._first = await asyncio.to_thread(
+            self._backend.first_process, self._process.pid, label=self._label
+        )
+        return self._process
+
+    async def _exchange(self, process: asyncio.subprocess.Process, request: str) -> str | None:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        try:
+            process.stdin.write(request.encode() + b"\n")
+            await process.stdin.drain()
+            answer = json.loads(await process.stdout.readline())
+            return str(answer["output"])
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
+
+    async def _over_limits(self) -> str:
+        """Returns when all processes of the sandbox together took more than they may, and of what."""
+        first = self._first
+        while first is None:  # they run where nobody can look; their memory is their container's affair
+            await asyncio.sleep(self._timeout_s)
+        most = self._limits.memory_mb << 20
+        before_s: float | None = None
+        while True:
+            family = _family(first)
+            # What forks share is counted once for each by the first measure, which is quick.
+            if _memory(family, exact=False) > most and _memory(family, exact=True) > most:
+                return f"{self._limits.memory_mb} MB of memory"
+            taken_s = _cpu_s(family)
+            before_s = taken_s if before_s is None else before_s
+            if taken_s - before_s > self._limits.cpu_s:
+                return f"{self._limits.cpu_s:g} s of CPU time"
+            await asyncio.sleep(WATCH_S)
+
+
+def _memory(family: Sequence[psutil.Process], *, exact: bool) -> int:
+    """Bytes of all processes, and of the files in memory that they hold open without a name."""
+    total = 0
+    unnamed: dict[int, int] = {}
+    for process in family:
+        with suppress(psutil.Error):
+            total += process.memory_full_info().pss if exact else process.memory_info().rss
+        with suppress(OSError):
+            for handle in Path(f"/proc/{process.pid}/fd").iterdir():
+                with suppress(OSError):
+                    if handle.readlink().name.startswith("memfd:"):
+                        found = handle.stat()
+                        unnamed[found.st_ino] = found.st_blocks * 512
+    return total + sum(unnamed.values())
+
+
+def _cpu_s(family: Sequence[psutil.Process]) -> float:
+    """CPU seconds of all processes, in their lives, and of their children that have ended."""
+    total = 0.0
+    for process in family:
+        with suppress(psutil.Error):
+            total += sum(process.cpu_times()[:4])  # user and system, its own and its children's
+    return total
+
+
+def _family(pid: int) -> list[psutil.Process]:
+    with suppress(psutil.Error):
+        parent = psutil.Process(pid)
+        return [parent, *parent.children(recursive=True)]
+    return []

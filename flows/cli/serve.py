@@ -1,0 +1,187 @@
+"""The commands of `wingspan` that serve something over HTTP until Ctrl-C; `flows/cli/app.py` registers
+them."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from agents.gateway.limits import Limits as GatewayLimits
+from envs.errors import ConfigError
+from envs.serve.limits import Limits
+
+_SERVED = Limits()
+"""Defaults of `serve-env`."""
+_SPOKEN_TO = GatewayLimits()
+"""Defaults of `serve-policy`."""
+
+Host = Annotated[
+    str, typer.Option(help="Address to listen on; 0.0.0.0 listens on all addresses of this machine.")
+]
+Port = Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 takes a free one.")]
+
+
+def serve_env(
+    name: Annotated[
+        str, typer.Argument(metavar="NAME", help="Name of an environment; `wingspan envs` lists them.")
+    ],
+    host: Host = "127.0.0.1",
+    port: Annotated[
+        int, typer.Option(min=0, max=65535, help="Port to listen on; 0 takes a free one.")
+    ] = 8000,
+    token: Annotated[
+        list[str] | None,
+        typer.Option(
+            envvar="WINGSPAN_TOKEN", help="Require this token; repeat the option for further users' tokens."
+        ),
+    ] = None,
+    max_sessions: Annotated[
+        int, typer.Option(min=1, help="How many instances may be live at once.")
+    ] = _SERVED.max_sessions,
+    idle_s: Annotated[
+        float, typer.Option(min=0.1, help="Seconds without a request after which an instance is closed.")
+    ] = _SERVED.idle_s,
+    step_timeout_s: Annotated[
+        float, typer.Option(min=0.1, help="Seconds that one step or reset may take.")
+    ] = _SERVED.step_timeout_s,
+    max_body_bytes: Annotated[
+        int, typer.Option(min=1024, help="Bytes that the body of a request may have.")
+    ] = _SERVED.max_body_bytes,
+) -> None:
+    """Serve an environment over HTTP, with AgentGym's protocol and OpenEnv's, until Ctrl-C."""
+    import asyncio
+
+    from envs.registry import get_env
+    from envs.serve.app import serve
+    from flows.guardian import guard
+
+    guard()
+    limits = Limits(
+        max_sessions=max_sessions,
+        idle_s=idle_s,
+        step_timeout_s=step_timeout_s,
+        max_body_bytes=max_body_bytes,
+    )
+    tokens = [part for part in token or [] if part]
+    asyncio.run(serve(get_env(name), host=host, port=port, limits=limits, tokens=tokens, say=typer.echo))
+
+
+def serve_policy(
+    folder: Annotated[
+        Path, typer.Argument(metavar="FOLDER", help="Folder of a model in Hugging Face format.")
+    ],
+    host: Host = "127.0.0.1",
+    port: Annotated[
+        int, typer.Option(min=0, max=65535, help="Port to listen on; 0 takes a free one.")
+    ] = 8001,
+    model: Annotated[str, typer.Option(help="Name of the model that requests give.")] = "policy",
+    temperature: Annotated[
+        float, typer.Option(min=0, max=2, help="Temperature of requests that give none.")
+    ] = 1.0,
+    top_p: Annotated[float, typer.Option(min=0.01, max=1, help="top_p of requests that give none.")] = 1.0,
+    max_tokens: Annotated[
+        int, typer.Option(min=1, help="Tokens of an answer whose request gives no limit.")
+    ] = 512,
+    context_length: Annotated[
+        int | None,
+        typer.Option(min=1, help="Tokens that prompt and answer may have.", show_default="the model's"),
+    ] = None,
+    threads: Annotated[int, typer.Option(min=1, help="CPU threads that sampling may use.")] = 1,
+    token: Annotated[str | None, typer.Option(envvar="WINGSPAN_TOKEN", help="Require this token.")] = None,
+    max_sessions: Annotated[
+        int, typer.Option(min=1, help="How many sessions may be live at once.")
+    ] = _SPOKEN_TO.max_sessions,
+    idle_s: Annotated[
+        float, typer.Option(min=0.1, help="Seconds without a request after which a session is forgotten.")
+    ] = _SPOKEN_TO.idle_s,
+    max_turns: Annotated[
+        int, typer.Option(min=1, help="Answers that a session may have.")
+    ] = _SPOKEN_TO.max_turns,
+    max_body_bytes: Annotated[
+        int, typer.Option(min=1024, help="Bytes that the body of a request may have.")
+    ] = _SPOKEN_TO.max_body_bytes,
+) -> None:
+    """Serve a policy over HTTP, with OpenAI's protocol, until Ctrl-C; sessions keep the sampled tokens."""
+    import asyncio
+
+    from agents.types import SamplingParams
+    from flows.commands.serve_policy import serve_policy as serve
+
+    limits = GatewayLimits(
+        max_sessions=max_sessions, idle_s=idle_s, max_turns=max_turns, max_body_bytes=max_body_bytes
+    )
+    asyncio.run(
+        serve(
+            folder,
+            host=host,
+            port=port,
+            model=model,
+            sampling=SamplingParams(max_tokens=max_tokens, temperature=temperature, top_p=top_p),
+            context_length=context_length,
+            threads=threads,
+            limits=limits,
+            token=token or None,
+            say=typer.echo,
+        )
+    )
+
+
+def serve_retriever(
+    corpus: Annotated[
+        Path,
+        typer.Argument(metavar="CORPUS", help="JSONL file with a passage on each line (docs/search.md)."),
+    ],
+    encoder: Annotated[
+        str | None,
+        typer.Option(
+            metavar="MODEL", help="Model whose vectors find passages.", show_default="none: BM25 finds them"
+        ),
+    ] = None,
+    kind: Annotated[str, typer.Option(help="Kind of the index of vectors: flat or ivf.")] = "flat",
+    index: Annotated[
+        Path | None, typer.Option(help="Existing faiss index of the corpus's lines, in their order.")
+    ] = None,
+    top_k: Annotated[
+        int, typer.Option(min=1, help="Passages that a request gets if it asks for no number.")
+    ] = 3,
+    host: Host = "127.0.0.1",
+    port: Annotated[
+        int, typer.Option(min=0, max=65535, help="Port to listen on; 0 takes a free one.")
+    ] = 8002,
+) -> None:
+    """Serve a corpus for searches over HTTP, with Search-R1's protocol, until Ctrl-C."""
+    import asyncio
+
+    from flows.commands.serve_retriever import serve_retriever as serve
+
+    if kind not in ("flat", "ivf"):
+        raise ConfigError(f"--kind {kind!r}: give flat or ivf")
+    asyncio.run(
+        serve(
+            corpus,
+            encoder=encoder,
+            kind="ivf" if kind == "ivf" else "flat",
+            index=index,
+            host=host,
+            port=port,
+            top_k=top_k,
+            say=typer.echo,
+        )
+    )
+
+
+def serve_sites(
+    port: Annotated[
+        int,
+        typer.Option(
+            min=1, max=65532, help="Port of the shop; forum, forge and CMS listen on the next three."
+        ),
+    ] = 7770,
+) -> None:
+    """Serve a fresh copy of webarena-local's sites on this machine until Ctrl-C."""
+    from envs.builtin.webarena_local.sites.data import WEBARENA_LOCAL
+    from envs.builtin.webarena_local.sites.tenant import serve_here
+    from flows.guardian import guard
+
+    guard()
+    serve_here(WEBARENA_LOCAL.ready(), first_port=port, say=typer.echo)

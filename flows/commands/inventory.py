@@ -1,0 +1,126 @@
+"""What `wingspan envs` and `wingspan pipelines` say: what there is here, and whether it can be used."""
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from textwrap import shorten
+
+from envs.errors import ConfigError
+from envs.registry import EnvSpec, Family, env_names, families, get_env
+from envs.requirements.data_sets import DataSet
+from envs.requirements.detection import Package, Requirement
+from envs.sandbox.sandbox import BACKENDS
+from flows.lineage import default_workspace
+from tasks.config.pipelines import load_pipeline, pipeline_names
+
+COLUMNS = ("", "environment", "items", "source")
+PIPELINE_COLUMNS = ("pipeline", "last run", "on", "what it is")
+WIDTH = 100
+"""Columns of a terminal that a line of the list fits into."""
+HERE, NOT_HERE = "\N{CHECK MARK}", "\N{BALLOT X}"
+
+_ITEMS = 24
+"""Characters of the widest cell of items."""
+
+
+def environment_rows() -> list[Sequence[str]]:
+    """One row an environment: whether it can be played here, its name, its items, where they come from.
+
+    After those with a name of their own come the families, and Python in a sandbox, which tools play.
+    """
+    rows = [*map(_row, map(get_env, env_names())), *map(_family_row, families()), _interpreter_row()]
+    names = max(len(name) for _, name, _, _ in rows)
+    room = WIDTH - 1 - names - _ITEMS - 3 * 2
+    return [
+        (state, name, shorten(items, _ITEMS, placeholder="…"), shorten(source, room, placeholder="…"))
+        for state, name, items, source in rows
+    ]
+
+
+def environment_facts(name: str) -> list[tuple[str, str]]:
+    """All about the environment or the family `name`. Raises `ConfigError` if there is none."""
+    family = next((one for one in families() if one.name == name.removesuffix(":…")), None)
+    if family is not None and name not in env_names():
+        return [
+            ("environments", f"{family.name}:…, e.g. {family.example}"),
+            ("source", family.source),
+            *_needs([Package(package) for package in family.packages]),
+        ]
+    spec = get_env(name)
+    return [
+        ("environment", spec.name),
+        ("items", _items(spec, _lacks(spec.needs))),
+        ("source", spec.source),
+        ("expert", "solves items, for demonstrations" if spec.has_expert else "none: no warm-up"),
+        ("rewards", "its own" if spec.own_rewards else "none: agent.reward must name one"),
+        *_needs(spec.needs),
+    ]
+
+
+def pipeline_rows() -> list[Sequence[str]]:
+    """One row a pipeline: its name, the success of its run in its own workspace, its device, what it is."""
+    rows: list[Sequence[str]] = []
+    for name in pipeline_names():
+        try:
+            pipeline = load_pipeline(name)
+        except ConfigError as error:  # of this one; the others can be run
+            rows.append((name, "", "", f"is refused: {error}"))
+            continue
+        what = pipeline.description or f"{pipeline.model} on {', '.join(pipeline.data.envs)}"
+        rows.append((name, _last_run(name), pipeline.backend.device, what))
+    return rows
+
+
+def _last_run(name: str) -> str:
+    """Sampled success on the test split, before and after training."""
+    workspace = default_workspace(name)
+    file = workspace / "evaluation.json"
+    if not file.exists():
+        return "unfinished" if (workspace / "data").exists() else "never"
+    found = json.loads(file.read_text())
+    rates = (found.get(policy, {}).get("sampled", {}).get("success") for policy in ("before", "after"))
+    return " \N{RIGHTWARDS ARROW} ".join("?" if rate is None else f"{rate:.2f}" for rate in rates)
+
+
+def _row(spec: EnvSpec) -> Sequence[str]:
+    lacks = _lacks(spec.needs)
+    return (_mark(not lacks), spec.name, _items(spec, lacks), spec.source)
+
+
+def _items(spec: EnvSpec, lacks: Iterable[Requirement]) -> str:
+    if not spec.own_items:
+        return "your data"
+    if any(isinstance(need, Package | DataSet) for need in lacks):  # programs are needed to play only
+        return "unknown"
+    split = spec.split(0)
+    return f"{len(split.train)} train, {len(split.test)} test"
+
+
+def _family_row(family: Family) -> Sequence[str]:
+    lacks = _lacks(Package(name) for name in family.packages)
+    return (_mark(not lacks), f"{family.name}:…", "several", family.source)
+
+
+def _interpreter_row() -> Sequence[str]:
+    works = [name for name, backend in BACKENDS.items() if backend.missing() is None]
+    where = f"in {', '.join(works)}" if works else "no sandbox: wingspan doctor --all"
+    return (_mark(bool(works)), "(code interpreter)", where, "docs/tools.md")
+
+
+def _needs(needs: Iterable[Requirement]) -> list[tuple[str, str]]:
+    """A row for each need: that it is here, or the command that brings it."""
+    rows = [(f"{_kind(need)} {need.name}", need.missing()) for need in needs]
+    return [(name, f"{HERE} is here" if remedy is None else f"{NOT_HERE} {remedy}") for name, remedy in rows]
+
+
+def _kind(need: Requirement) -> str:
+    """A package and a data set may have one name."""
+    return "package" if isinstance(need, Package) else "data set" if isinstance(need, DataSet) else "program"
+
+
+def _lacks(needs: Iterable[Requirement]) -> Mapping[Requirement, str]:
+    """What is missing, and the command that brings it."""
+    return {need: remedy for need in needs if (remedy := need.missing()) is not None}
+
+
+def _mark(is_here: bool) -> str:
+    return HERE if is_here else NOT_HERE

@@ -1,0 +1,40 @@
+"""`wingspan serve-retriever`: a corpus behind HTTP, by Search-R1's protocol."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+from envs.errors import ConfigError
+from envs.retrieval.bm25 import Bm25
+from envs.retrieval.cache import CachedRetriever, shared_cache
+from envs.retrieval.dense import Dense, Kind
+from envs.retrieval.service import serve_retriever as serve
+from envs.retrieval.types import Retriever
+
+
+def retriever_of(corpus: Path, *, encoder: str | None, kind: Kind, index: Path | None) -> Retriever:
+    """BM25, or dense where an encoder is named. Raises `ConfigError`."""
+    if encoder is None:
+        if index is not None or kind != "flat":
+            raise ConfigError("--index and --kind are of dense retrieval; name its model with --encoder")
+        return Bm25(corpus)
+    if index is not None and not index.is_file():
+        raise ConfigError(f"--index: there is no file {index}")
+    from agents.clients.encoder import TransformerEncoder
+
+    return Dense(corpus, TransformerEncoder(encoder), kind=kind, index=index)
+
+
+async def serve_retriever(
+    corpus: Path,
+    *,
+    encoder: str | None,
+    kind: Kind,
+    index: Path | None,
+    host: str,
+    port: int,
+    top_k: int,
+    say: Callable[[str], None],
+) -> None:
+    """Serve until cancelled. Raises `ConfigError`, `MissingDependency`."""
+    retriever = CachedRetriever(retriever_of(corpus, encoder=encoder, kind=kind, index=index), shared_cache())
+    await serve(retriever, host=host, port=port, top_k=top_k, say=say)

@@ -1,0 +1,110 @@
+"""Environments as Ray actors, spread over the nodes of a cluster."""
+
+import asyncio
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+from envs.base import Environment
+from envs.errors import EnvCrashed
+from envs.registry import EnvSpec
+from envs.runtime.hosted import Host
+from envs.runtime.worker import Worker
+
+CPUS = 0.05
+"""That an actor books: environments mostly wait for the policy."""
+
+
+def over_cluster() -> Callable[[EnvSpec], Host] | None:
+    """What puts environments on the cluster that this process is connected to, if it has several nodes."""
+    if "ray" not in sys.modules:  # importing it takes a second
+        return None
+    import ray
+
+    if not ray.is_initialized() or sum(node["Alive"] for node in ray.nodes()) < 2:
+        return None
+    return lambda spec: RayHost(spec.make)
+
+
+class RayHost:
+    """Starts an actor for each instance that `make` makes, each on the node with the fewest."""
+
+    def __init__(self, make: Callable[[], Environment]) -> None:
+        """Starts nothing yet."""
+        self._make = make
+
+    async def start(self) -> "RayChannel":
+        """A new actor. Raises `EnvCrashed` if it does not come up."""
+        import ray
+        from ray.exceptions import RayActorError
+
+        actor = (
+            ray.remote(_Actor)
+            .options(num_cpus=CPUS, scheduling_strategy="SPREAD", max_restarts=0)
+            .remote(self._make)
+        )
+        try:
+            return RayChannel(actor, pid=await actor.pid.remote())
+        except RayActorError as error:
+            raise EnvCrashed(f"no actor for an environment came up: {_in_short(error)}") from None
+
+    async def close(self) -> None:
+        """Nothing is left to end: an actor ends with its channel, or with this process."""
+
+
+class RayChannel:
+    """One actor; see `envs/runtime/hosted.py`, `Channel`."""
+
+    def __init__(self, actor: Any, *, pid: int) -> None:
+        self.pid = pid
+        self._actor = actor
+        self._life = asyncio.ensure_future(_until_dead(actor))
+        self._lost = False  # a call may hear of the end before that one does
+
+    @property
+    def alive(self) -> bool:
+        """See `Channel`."""
+        return not self._lost and not self._life.done()
+
+    async def call(self, request: list[Any]) -> dict[str, Any]:
+        """See `Channel`."""
+        from ray.exceptions import RayActorError
+
+        try:
+            answer: dict[str, Any] = await self._actor.answer.remote(request)
+        except RayActorError as error:
+            self._lost = True
+            raise EnvCrashed(f"the environment's actor died: {_in_short(error)}") from None
+        return answer
+
+    async def close(self) -> None:
+        """See `Channel`."""
+        import ray
+
+        ray.kill(self._actor)
+        await self._life
+
+
+class _Actor(Worker):
+    """A worker (`envs/runtime/worker.py`) in an actor's process."""
+
+    async def pid(self) -> int:
+        import os
+
+        return os.getpid()
+
+    async def live(self) -> None:
+        await asyncio.Event().wait()
+
+
+async def _until_dead(actor: Any) -> None:
+    """Return when the actor has died: only then does a call that never ends come to an end."""
+    from ray.exceptions import RayActorError
+
+    with suppress(RayActorError):
+        await actor.live.remote()
+
+
+def _in_short(error: Exception) -> str:
+    return " ".join(str(error).split())[:160]

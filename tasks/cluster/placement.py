@@ -1,0 +1,111 @@
+"""Which nodes of the Ray cluster the training processes go to: the fewest that fit, the same number on each.
+
+verl asks Ray for one placement group a node and waits for it without limit: what cannot be placed is
+refused here. GPUs on a CPU cluster are logical.
+"""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from envs.errors import ConfigError
+from tasks.config.settings import BackendSettings
+
+WORKER_CPUS = 3
+"""That verl books for each worker, with its GPU (`ResourcePoolManager.max_colocate_count`)."""
+QUEUE_CPUS = 2
+"""That TransferQueue's two actors book, on whatever node."""
+FREE_TIMEOUT_S = 60.0
+"""Ray takes a while to free what a process held that has died."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Placement:
+    """Where the `backend.workers` run."""
+
+    nodes: int
+    workers_per_node: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Node:
+    """A node's resources that are free, or all that it has."""
+
+    address: str
+    gpus: int
+    cpus: int
+
+    @property
+    def room(self) -> int:
+        """Workers that fit."""
+        return min(self.gpus, max(0, self.cpus - QUEUE_CPUS) // WORKER_CPUS)
+
+    def __str__(self) -> str:
+        few = f" and {self.cpus} CPUs" if self.room < self.gpus else ""
+        return f"{self.gpus} GPU{'s' * (self.gpus != 1)}{few} on {self.address}"
+
+
+def place_workers(backend: BackendSettings) -> Placement:
+    """The placement on what is free in the cluster that this process is connected to.
+
+    Raises `ConfigError` if there is none, after `FREE_TIMEOUT_S` if there was one with all nodes empty.
+    """
+    if _place(backend, cluster_nodes(free=False)) is None:
+        raise _refusal(backend, cluster_nodes(free=False))
+    deadline = time.monotonic() + FREE_TIMEOUT_S
+    while True:
+        nodes = cluster_nodes(free=True)
+        if placement := _place(backend, nodes):
+            return placement
+        if time.monotonic() > deadline:
+            raise _refusal(backend, nodes)
+        time.sleep(1)
+
+
+def cluster_nodes(*, free: bool) -> list[Node]:
+    """The live nodes of the cluster, with what is free on each, or with all that it has."""
+    import ray
+    from ray._private.state import available_resources_per_node
+
+    available = available_resources_per_node()
+    nodes = []
+    for node in ray.nodes():
+        if node["Alive"]:
+            resources = available.get(node["NodeID"], {}) if free else node["Resources"]
+            gpus, cpus = (int(resources.get(kind, 0)) for kind in ("GPU", "CPU"))
+            nodes.append(Node(address=node["NodeManagerAddress"], gpus=gpus, cpus=cpus))
+    return nodes
+
+
+def _place(backend: BackendSettings, nodes: Sequence[Node]) -> Placement | None:
+    return placement(backend.workers, tensor_parallel=backend.tensor_parallel, rooms=[n.room for n in nodes])
+
+
+def placement(workers: int, *, tensor_parallel: int, rooms: Sequence[int]) -> Placement | None:
+    """`workers` on the fewest nodes, whose room is `rooms`; None if they do not fit.
+
+    All nodes get the same number, a multiple of `tensor_parallel`: an engine's GPUs are on one node.
+    """
+    for nodes in range(1, len(rooms) + 1):
+        share, rest = divmod(workers, nodes)
+        if rest or share % tensor_parallel:
+            continue
+        if sum(room >= share for room in rooms) >= nodes:
+            return Placement(nodes=nodes, workers_per_node=share)
+    return None
+
+
+def _refusal(backend: BackendSettings, nodes: Sequence[Node]) -> ConfigError:
+    rooms = [node.room for node in nodes]
+    fitting = [
+        count
+        for count in range(1, sum(rooms) + 1)
+        if placement(count, tensor_parallel=backend.tensor_parallel, rooms=rooms)
+    ]
+    near = [c for c in fitting if c < backend.workers][-1:] + [c for c in fitting if c > backend.workers][:1]
+    remedy = f"set it to {' or '.join(map(str, near))}" if near else "add nodes, or free some"
+    return ConfigError(
+        f"backend.workers {backend.workers} cannot be placed: free are {', '.join(map(str, nodes))}; "
+        f"a worker needs a GPU and {WORKER_CPUS} CPUs, and every node takes as many as the others, "
+        f"a multiple of backend.tensor_parallel {backend.tensor_parallel}; {remedy}"
+    )

@@ -1,0 +1,231 @@
+"""How the items of an environment are played: a pipeline's agent block, made into `Rules`."""
+
+import inspect
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
+
+from agents.agent import Agent, FormatAgent, Schema
+from agents.formats import NATIVE
+from agents.limits import EpisodeLimits
+from agents.prompting.native_tools import check_native
+from agents.rewards import Reward, get_reward, weighted
+from agents.rewards.types import check_items
+from agents.rollout.episode import Rules
+from agents.tools.registry import prebuilt
+from agents.tools.search import check_search
+from agents.tools.toolbox import Toolbox
+from envs.errors import ConfigError, described
+from envs.images import image_sources
+from envs.plugins import load
+from envs.registry import EnvSpec, get_env
+from envs.types import Item
+from tasks.config.judges import check_judges, judge_of
+from tasks.config.settings import AgentSettings, Pipeline
+from tasks.config.user_code import reward_names
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+    from tasks.rollout.programs import AgentProgram
+
+DEMONSTRATED = "action"
+"""The format of `tasks/data/demonstrations.py`."""
+ENVIRONMENTS_OWN = frozenset({"environment", "environment_success"})
+"""Rewards that say what an environment said."""
+
+
+def rules_for(spec: EnvSpec, pipeline: Pipeline, *, tokenizer: "PreTrainedTokenizerBase | None") -> Rules:
+    """How items of `spec` are played by `pipeline`'s agent in evaluation; training has other horizons.
+
+    `tokenizer` is None where the model is behind an endpoint, which has the chat template.
+    Raises `ConfigError` for names that there are not, tools that the format cannot call, a chat template
+    that does not show them; `MissingDependency` for what is not installed.
+    """
+    agent = pipeline.agent
+    tools = toolbox_of(agent)
+    if agent.format in NATIVE and tools is not None and tokenizer is not None:
+        check_native(tokenizer, agent.format)
+    rollout = pipeline.rollout
+    return Rules(
+        agent=agent_of(agent, spec, tools),
+        limits=EpisodeLimits(
+            max_turns=pipeline.evaluate.max_turns,
+            max_tokens_per_turn=rollout.max_tokens_per_turn,
+            context_length=rollout.context_length,
+            episode_timeout_s=rollout.episode_timeout_s,
+            step_timeout_s=rollout.step_timeout_s,
+        ),
+        tools=tools,
+        reward=reward_of(agent),
+    )
+
+
+def check_agent(pipeline: Pipeline) -> None:
+    """Find out, before anything starts, whether `pipeline`'s agent can be made.
+
+    Raises `ConfigError` for names that there are not, tools that the format cannot call or that lack a
+    setting, an environment whose episodes nothing would judge, a judge that cannot be asked, settings that a
+    program has no use for, and a warm-up without an expert, in another format than its own or of a program;
+    `MissingDependency` for what is not installed.
+    """
+    agent = pipeline.agent
+    specs = [get_env(name) for name in pipeline.data.envs]
+    reward_of(agent)
+    check_judges(agent, names=reward_names(agent))
+    if agent.program is not None:
+        program_of(agent)
+        for env in pipeline.servers:
+            raise ConfigError(
+                f"servers.{env}: agent.program {agent.program!r} is lent no environments; take it out"
+            )
+    else:
+        tools = toolbox_of(agent)
+        for spec in specs:
+            agent_of(agent, spec, tools)
+            if "search" in agent.tools:
+                check_search(None if spec.name in pipeline.servers else spec.make())
+            if agent.reward is None and not spec.own_rewards:
+                raise ConfigError(
+                    f"agent.reward: environment {spec.name!r} gives no rewards; name one (docs/rewards.md)"
+                )
+    if pipeline.warmup is None:
+        return
+    if agent.program is not None:
+        raise ConfigError(
+            f"warmup: demonstrations are written in format {DEMONSTRATED!r}, and what agent.program "
+            f"{agent.program!r} tells the model is its own; set warmup: null"
+        )
+    if agent.format != DEMONSTRATED:
+        raise ConfigError(
+            f"warmup: demonstrations are written in format {DEMONSTRATED!r}, and agent.format is "
+            f"{agent.format!r}; set warmup: null"
+        )
+    if not any(spec.has_expert for spec in specs):
+        raise ConfigError(
+            f"warmup: {', '.join(pipeline.data.envs)} has no expert to make demonstrations; set warmup: null"
+        )
+
+
+def check_reward(settings: AgentSettings, items: Iterable[Item]) -> None:
+    """Find out whether `items` give the reward all that it asks for.
+
+    Raises `ConfigError`, naming an item, and `MissingDependency`.
+    """
+    reward = reward_of(settings)
+    if reward is not None:
+        check_items(reward, items, with_env=settings.program is None)
+
+
+def program_of(settings: AgentSettings) -> "AgentProgram":
+    """The program of `settings`, which name one.
+
+    Raises `ConfigError` for one that cannot be called as programs are, and for settings beside it that would
+    say nothing.
+    """
+    name = settings.program
+    assert name is not None
+    alone = AgentSettings(program=name, instructions=False, reward=settings.reward, judges=settings.judges)
+    for key, value in settings:
+        if value != getattr(alone, key):
+            raise ConfigError(
+                f"agent.{key}: agent.program {name!r} puts the task to the model itself, and is told nothing "
+                "of this; leave it out"
+            )
+    gives_none = sorted(ENVIRONMENTS_OWN.intersection(reward_names(settings)))
+    if gives_none:
+        raise ConfigError(
+            f"agent.reward: {gives_none[0]!r} is what an environment gave, and the episodes of agent.program "
+            f"{name!r} have none; have the program return the reward, or name another"
+        )
+    if ":" not in name:
+        raise ConfigError(f"agent.program: {name!r} is no MODULE:NAME, e.g. agents.custom.mine:play")
+    program = load(name, key="agent.program")
+    if inspect.isclass(program) or not callable(program):
+        raise ConfigError(f"agent.program: {name!r} is a {type(program).__name__}; name a function")
+    try:
+        inspect.signature(program).bind("base_url", "api_key", "item")
+    except (TypeError, ValueError) as error:
+        raise ConfigError(
+            f"agent.program: {name!r} cannot be called ({error}); have it take (base_url, api_key, item)"
+        ) from None
+    return cast("AgentProgram", program)
+
+
+def check_sight(items: Iterable[Item], *, sees: bool) -> None:
+    """Raise `ConfigError`, naming an item, for questions with pictures to a model that reads text only."""
+    item = next((item for item in items if image_sources(item)), None)
+    if item is not None and not sees:
+        raise ConfigError(
+            f"{item.item_id} shows pictures, and the model reads text only; use a vision-language model, or "
+            "leave out the column image or images"
+        )
+
+
+def agent_of(settings: AgentSettings, spec: EnvSpec, tools: Toolbox | None) -> Agent:
+    """The agent of `settings`, with what it is told about `spec`. Raises `ConfigError`."""
+    schemas = [] if tools is None else tools.schemas
+    if ":" in settings.format:
+        for key in ("prompt", "instructions"):
+            if getattr(settings, key):
+                raise ConfigError(
+                    f"agent.{key}: agent.format {settings.format!r} words what the model is told itself; "
+                    "leave it out"
+                )
+        return _own_agent(settings.format, schemas)
+    words = [_prompt(settings.prompt), spec.instructions if settings.instructions else ""]
+    return FormatAgent(settings.format, schemas=schemas, instructions="\n\n".join(filter(None, words)))
+
+
+def _own_agent(name: str, schemas: Sequence[Schema]) -> Agent:
+    make = load(name, key="agent.format")
+    try:
+        made = make(schemas)
+    except Exception as error:  # of a user's code, or of whatever else the name stands for
+        raise ConfigError(
+            f"agent.format: {name!r} cannot be made with the schemas of the tools ({described(error)}); name "
+            "a class of agents.agent.Agent"
+        ) from error
+    if not isinstance(made, Agent):
+        raise ConfigError(
+            f"agent.format {name!r} makes a {type(made).__name__}; make it a class of agents.agent.Agent"
+        )
+    return made
+
+
+def toolbox_of(settings: AgentSettings) -> Toolbox | None:
+    """The tools of `settings`; None where there are none. Raises `ConfigError`, `MissingDependency`."""
+    if not settings.tools:
+        return None
+    return Toolbox(
+        load(name, key="agent.tools") if ":" in name else prebuilt(name) for name in settings.tools
+    )
+
+
+def reward_of(settings: AgentSettings) -> Reward | None:
+    """What judges the episodes; None is the environment. Raises `ConfigError`."""
+    if settings.reward is None:
+        return None
+    if isinstance(settings.reward, str):
+        return _reward(settings.reward, settings)
+    return weighted(settings.reward, rewards={name: _reward(name, settings) for name in settings.reward})
+
+
+def _reward(name: str, settings: AgentSettings) -> Reward:
+    if name in settings.judges:
+        return judge_of(name, settings.judges[name])
+    if ":" not in name:
+        return get_reward(name)
+    reward: Reward = load(name, key="agent.reward")
+    if not all(callable(getattr(reward, method, None)) for method in ("score", "check")):
+        raise ConfigError(f"agent.reward: {name!r} is no reward; decorate it with @reward")
+    return reward
+
+
+def _prompt(path: Path | None) -> str:
+    if path is None:
+        return ""
+    try:
+        return path.read_text(encoding="utf-8").strip()
+    except OSError as error:
+        raise ConfigError(f"agent.prompt: cannot read {path}: {described(error)}") from None

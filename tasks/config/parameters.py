@@ -1,0 +1,69 @@
+"""A pipeline's parameters as flat pairs, and which of them a run has changed.
+
+`parameters.json` in a workspace says which pipeline of `pipelines.yaml` it is a run of, and what it changed.
+"""
+
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from envs.files import write_atomically
+from tasks.config.settings import Pipeline
+
+PARAMETERS = "parameters.json"
+"""In the workspace: `{"pipeline": name, "changed": {key: [value in pipelines.yaml, value here]}}`."""
+MAX_LEVELS = 3
+"""Of nested mappings that are a group of their own where parameters are listed."""
+
+
+def flat(values: Mapping[str, Any], *, sep: str, prefix: str = "") -> Iterable[tuple[str, Any]]:
+    """Leaves of nested mappings: `{"a": {"b": 1}}` → `("a.b", 1)`."""
+    for key, value in values.items():
+        if isinstance(value, Mapping):
+            yield from flat(value, sep=sep, prefix=f"{prefix}{key}{sep}")
+        else:
+            yield f"{prefix}{key}", value
+
+
+def grouped(values: Mapping[str, Any], *, path: str = "") -> dict[str, dict[str, Any]]:
+    """Leaves by the mapping they are in, `{"data.parts.easy": {"env": "textcraft", "where.depth": [1]}}`.
+
+    Mappings below `MAX_LEVELS` are part of the one above them; those without leaves have no group.
+    """
+    is_deep = path.count(".") + 1 == MAX_LEVELS
+    own = dict(flat(values, sep=".")) if path and is_deep else _leaves(values)
+    groups = {path: own} if own else {}
+    if not (path and is_deep):
+        for key, value in values.items():
+            if isinstance(value, Mapping):
+                groups |= grouped(value, path=f"{path}.{key}" if path else key)
+    return groups
+
+
+def _leaves(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in values.items() if not isinstance(value, Mapping)}
+
+
+def changed_parameters(pipeline: Pipeline, *, default: Pipeline) -> dict[str, tuple[Any, Any]]:
+    """By dotted key, the parameters that differ: (value of `default`, of `pipeline`), None for neither."""
+    before, after = (dict(flat(p.model_dump(mode="json"), sep=".")) for p in (default, pipeline))
+    return {
+        key: (before.get(key), after.get(key))
+        for key in {**before, **after}
+        if before.get(key) != after.get(key)
+    }
+
+
+def write_changes(workspace: Path, *, name: str, changed: Mapping[str, tuple[Any, Any]]) -> None:
+    """Write `parameters.json` of a run of pipeline `name`."""
+    write_atomically(
+        workspace / PARAMETERS, json.dumps({"pipeline": name, "changed": changed}, indent=2) + "\n"
+    )
+
+
+def read_changes(workspace: Path) -> dict[str, tuple[Any, Any]]:
+    """What the run of `workspace` changed: see `changed_parameters`; empty where that was not recorded."""
+    file = workspace / PARAMETERS
+    changed = json.loads(file.read_text())["changed"] if file.exists() else {}
+    return {key: (before, after) for key, (before, after) in changed.items()}

@@ -1,0 +1,149 @@
+"""Reads `pipelines.yaml`: pipelines by name, with overrides.
+
+What a pipeline may say is `tasks/config/settings.py`'s; a value that is wrong is told in one line with its
+place.
+"""
+
+import difflib
+from pathlib import Path
+from typing import Any, get_args, get_origin
+
+import yaml
+from pydantic import BaseModel, ValidationError
+
+from envs.errors import ConfigError, described
+from tasks.config.settings import BaseSettings, Pipeline
+
+PIPELINES_FILE = Path("pipelines.yaml")
+
+
+def load_pipeline(
+    name: str, *, overrides: dict[str, Any] | None = None, file: Path = PIPELINES_FILE
+) -> Pipeline:
+    """The pipeline `name`, with `overrides` by dotted key (`{"train.lr": 1e-3}`) applied.
+
+    Raises `ConfigError` for a missing or malformed file, an unknown name, key or value.
+    """
+    known = _blocks(file)
+    if name not in known:
+        raise ConfigError(
+            f"unknown pipeline {name!r}{did_you_mean(name, known)}; {file} has: {', '.join(known) or 'none'}"
+        )
+    values = known[name]
+    if not isinstance(values, dict):
+        raise ConfigError(f"{file}: pipelines.{name} is {values!r:.60}; give a block of parameters")
+    for key, value in (overrides or {}).items():
+        _set_dotted(values, key, value)
+    try:
+        return Pipeline.model_validate(values)
+    except ValidationError as error:
+        raise ConfigError(_one_line(error, place=f"pipelines.{name}", file=file)) from None
+
+
+def load_base_settings(file: Path = PIPELINES_FILE) -> BaseSettings:
+    """How the shipped base model is made: the block `base` of `file`. Raises `ConfigError`."""
+    try:
+        return BaseSettings.model_validate(_read(file).get("base"))
+    except ValidationError as error:
+        raise ConfigError(_one_line(error, place="base", file=file)) from None
+
+
+def pipeline_names(file: Path = PIPELINES_FILE) -> list[str]:
+    """The pipelines that `file` has."""
+    return list(_blocks(file))
+
+
+def read_yaml(file: Path) -> Any:
+    """The document of `file`.
+
+    Raises `ConfigError` for a file that is missing or no YAML in UTF-8, and for a key that a block has twice,
+    of which YAML's reader would take the last without a word.
+    """
+    try:
+        text = file.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise ConfigError(f"no {file} here; run from the project's folder") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{file} cannot be read ({described(error)}); save it as UTF-8") from None
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)(text)
+    try:
+        node = loader.get_single_node()
+        _check_keys(node, file=file)
+        return None if node is None else loader.construct_document(node)
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{file} is not YAML: {' '.join(str(error).split())}") from None
+    finally:
+        loader.dispose()
+
+
+def _check_keys(node: yaml.Node | None, *, file: Path) -> None:
+    if isinstance(node, yaml.MappingNode):
+        lines: dict[str, int] = {}
+        for key, value in node.value:
+            name, line = str(key.value), key.start_mark.line + 1
+            if name in lines:
+                raise ConfigError(
+                    f"{file}, line {line}: {name!r} is in line {lines[name]} of this block already; take one "
+                    "out"
+                )
+            lines[name] = line
+            _check_keys(value, file=file)
+    elif isinstance(node, yaml.SequenceNode):
+        for value in node.value:
+            _check_keys(value, file=file)
+
+
+def _read(file: Path) -> dict[str, Any]:
+    document = read_yaml(file)
+    return document if isinstance(document, dict) else {}
+
+
+def _blocks(file: Path) -> dict[str, Any]:
+    found = _read(file).get("pipelines") or {}
+    if not isinstance(found, dict):
+        raise ConfigError(f"{file}: pipelines is a {type(found).__name__}; give a block, NAME: {{…}}")
+    return found
+
+
+def did_you_mean(word: str, known: Any) -> str:
+    """`; did you mean 'x'?` for the nearest of `known`, or nothing."""
+    near = difflib.get_close_matches(word, list(known), n=1)
+    return f"; did you mean {near[0]!r}?" if near else ""
+
+
+def _set_dotted(values: dict[str, Any], key: str, value: Any) -> None:
+    *parents, last = key.split(".")
+    for parent in parents:
+        values = values.setdefault(parent, {})
+        if not isinstance(values, dict):
+            raise ConfigError(f"cannot set {key!r}: {parent!r} is not a block of parameters")
+    values[last] = value
+
+
+def _one_line(error: ValidationError, *, place: str, file: Path) -> str:
+    first, *rest = error.errors()
+    where = ".".join([place, *map(str, first["loc"])])
+    what = first["msg"].removeprefix("Value error, ")
+    if first["type"] == "extra_forbidden":
+        what = f"unknown key{did_you_mean(str(first['loc'][-1]), _keys_at(first['loc']))}"
+    elif first["type"] == "missing":
+        what = "this key is missing"
+    elif first["type"] != "value_error":
+        what += f", but it is {first['input']!r}"
+    more = f" (and {len(rest)} more)" if rest else ""
+    return f"{file}: {where}: {what}{more}"
+
+
+def _keys_at(location: tuple[int | str, ...]) -> list[str]:
+    """The keys that the block at `location` (without its last part) may have."""
+    model: Any = Pipeline
+    in_dict = False
+    for part in location[:-1]:
+        if in_dict:  # `part` is a name that the user chose
+            in_dict = False
+            continue
+        annotation = model.model_fields[part].annotation
+        in_dict = get_origin(annotation) is dict
+        options = [annotation, *get_args(annotation)]
+        model = next(o for o in options if isinstance(o, type) and issubclass(o, BaseModel))
+    return list(model.model_fields)

@@ -1,0 +1,281 @@
+"""A user's own data as items: rows of files, checked one by one (docs/data.md).
+
+A row with `question` or `messages` becomes an item; one with `item_id` names an item that its environment
+has. What is wrong is a `ConfigError` that names the row and the field. Leaves out: how rows are read
+(`data_sources.py`), and what a pipeline makes of its parts (`mixture.py`).
+"""
+
+import io
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, get_args
+
+import PIL.Image
+
+from agents.prompting.images import check_picture
+from envs.errors import ConfigError
+from envs.images import FIELDS, data_uri, image_sources, read_image, recognised
+from envs.registry import EnvSpec, Split, get_env
+from envs.types import Image, Item, Role
+from tasks.config.pipelines import did_you_mean
+from tasks.config.settings import DataSettings
+from tasks.data.sources import Row, check_there, foreign, read_rows
+
+KINDS = ("question", "messages", "item_id")
+"""A row has exactly one of these columns."""
+ROLES = get_args(Role)
+
+
+def check_data(data: DataSettings) -> None:
+    """Find out, without reading the rows, whether every part has items.
+
+    Raises `ConfigError` for a file that is not there, and where neither the part nor its environment says
+    which items there are.
+    """
+    for name, part in data.parts.items():
+        if part.train is not None and part.test is not None:
+            check_there(part.train, key=f"data.parts.{name}.train")
+            check_there(part.test, key=f"data.parts.{name}.test")
+        elif not get_env(part.env).own_items:
+            raise ConfigError(
+                f"data.parts.{name}: environment {part.env!r} has no items of its own; give train and test "
+                "(docs/data.md)"
+            )
+
+
+def read_parts(data: DataSettings) -> dict[str, Split]:
+    """Items of those parts that have `train` and `test`, by name; `where` is not applied.
+
+    Ids of made items are `<part>_<row>` and `<part>-test_<row>`, rows counted from 0. Raises `ConfigError`
+    for what is no row of data, and for a row that is in a `train` and in a `test`, be it of another part.
+    """
+    read = {
+        name: (
+            _items(part.train, part=name, data=data, prefix=name),
+            _items(part.test, part=name, data=data, prefix=f"{name}-test"),
+        )
+        for name, part in data.parts.items()
+        if part.train is not None and part.test is not None
+    }
+    trained = {_content(item): place for train, _ in read.values() for place, item in train}
+    for _, test in read.values():
+        for place, item in test:
+            if (twin := trained.get(_content(item))) is not None:
+                raise ConfigError(
+                    f"{place} and {twin} are the same, and what is tested must not be trained on; "
+                    "take one out"
+                )
+    return {
+        name: Split(train=[item for _, item in train], test=[item for _, item in test])
+        for name, (train, test) in read.items()
+    }
+
+
+def _items(source: str, *, part: str, data: DataSettings, prefix: str) -> list[tuple[str, Item]]:
+    """Each with the place of its row."""
+    spec = get_env(data.parts[part].env)
+    known: dict[str, Item] = {}
+    if spec.own_items and spec.item_of is None:
+        split = spec.split(data.split_seed)
+        known = {item.item_id: item for item in (*split.train, *split.test)}
+    places: dict[str, str] = {}
+    items = []
+    for row in read_rows(source):
+        kind, columns = _checked(_renamed(row, data.parts[part].columns), folder=Path(source).parent)
+        if (kind == "item_id") != spec.own_items:
+            raise ConfigError(f"{row.place}: {_misplaced(kind, env=spec.name)}")
+        if kind == "item_id":
+            item = _known(columns.pop("item_id"), known, place=row.place, spec=spec)
+        else:
+            item = Item(item_id=f"{prefix}_{row.number}", env=spec.name)
+            _check_fields(columns, spec=spec, place=row.place)
+        earlier = places.setdefault(item.item_id, row.place)
+        if earlier != row.place:
+            raise ConfigError(f"{row.place} and {earlier} are both {item.item_id}; take one out")
+        metadata = {**item.metadata, **_metadata(columns.pop("metadata", None), place=row.place)}
+        items.append((row.place, replace(item, part=part, metadata=metadata, fields=columns)))
+    return items
+
+
+def _renamed(row: Row, names: Mapping[str, str]) -> Row:
+    """`row` with its columns called as `names` (name here → name in the row) say."""
+    if not isinstance(row.value, dict) or not names:
+        return row
+    there: dict[str, Any] = row.value
+    for name, column in names.items():
+        if column not in there:
+            raise ConfigError(
+                f"{row.place}: columns.{name} is {column!r}{did_you_mean(column, there)}; its columns are "
+                f"{_listed(there) or 'none'}"
+            )
+        if name in there and name not in names.values():
+            raise ConfigError(
+                f"{row.place}: columns.{name} is {column!r}, but a column {name!r} is there, too; leave "
+                "columns out, or drop that column"
+            )
+    rest = {column: value for column, value in there.items() if column not in names.values()}
+    return replace(row, value=rest | {name: there[column] for name, column in names.items()})
+
+
+def _checked(row: Row, *, folder: Path) -> tuple[str, dict[str, Any]]:
+    """What kind of row it is, and its columns without those of the other kinds; `folder` is the file's."""
+    if not isinstance(row.value, dict):
+        raise ConfigError(f"{row.place} is {_shown(row.value)}; give an object with one of {_listed(KINDS)}")
+    columns: dict[str, Any] = row.value
+    if columns.get("item_id") is None:  # else these columns are as free as any other
+        columns = _with_pictures(columns, folder=folder, place=row.place)
+    for column, value in columns.items():
+        if (found := foreign(value)) is not None:
+            raise ConfigError(
+                f"{row.place}: column {column!r} holds {found}, which is no JSON value; write it as text or "
+                "a number, or leave the column out"
+            )
+    kinds = [kind for kind in KINDS if columns.get(kind) is not None]
+    if len(kinds) != 1:
+        told = f"it has {_listed(kinds)}" if kinds else f"its columns are {_listed(columns) or 'none'}"
+        raise ConfigError(f"{row.place}: a row has exactly one of {_listed(KINDS)}, and {told}")
+    (kind,) = kinds
+    if kind == "messages":
+        _check_messages(columns[kind], place=row.place)
+    else:
+        _check_text(columns[kind], place=f"{row.place}: {kind}")
+    return kind, {name: value for name, value in columns.items() if name not in KINDS or name == kind}
+
+
+def _check_fields(columns: Mapping[str, Any], *, spec: EnvSpec, place: str) -> None:
+    try:
+        spec.check_fields(columns)
+    except ConfigError as error:
+        raise ConfigError(f"{place}: {error}") from None
+
+
+def _check_messages(messages: object, *, place: str) -> None:
+    if not isinstance(messages, list) or not messages:
+        raise ConfigError(f"{place}: messages is {_shown(messages)}; give a list of at least one message")
+    for number, message in enumerate(messages):
+        where = f"{place}: messages[{number}]"
+        if not isinstance(message, dict):
+            raise ConfigError(f"{where} is {_shown(message)}; give an object with role and content")
+        if message.get("role") not in ROLES:
+            raise ConfigError(f"{where}.role is {message.get('role')!r}; give one of {_listed(ROLES)}")
+        _check_text(message.get("content"), place=f"{where}.content")
+        others = [
+            key for key, value in message.items() if key not in ("role", "content") and value is not None
+        ]
+        if others:
+            raise ConfigError(
+                f"{where} has {_listed(others)}; a message is its role and its content, as text"
+            )
+    if messages[-1]["role"] != "user":
+        raise ConfigError(
+            f"{place}: messages ends with one of role {messages[-1]['role']!r}; the last one is the user's, "
+            "which is to be answered"
+        )
+
+
+def _with_pictures(columns: Mapping[str, Any], *, folder: Path, place: str) -> dict[str, Any]:
+    """`columns` with pictures in the place of files' names: items are whole, and change when a file does."""
+    one, several = FIELDS
+    found = {**columns}
+    if found.get(one) is not None:
+        found[one] = _picture(found[one], folder=folder, place=f"{place}: {one}")
+    if found.get(several) is not None:
+        if not isinstance(found[several], list):
+            raise ConfigError(f"{place}: {several} is {_shown(found[several])}; give a list of pictures")
+        found[several] = [
+            _picture(source, folder=folder, place=f"{place}: {several}[{number}]")
+            for number, source in enumerate(found[several])
+        ]
+    return found
+
+
+def _picture(source: object, *, folder: Path, place: str) -> str:
+    try:
+        match source:
+            case str():
+                image = read_image(source, folder=folder)
+            case {"bytes": bytes(data)}:  # of Parquet, as Hugging Face writes it
+                image = recognised(data)
+            case PIL.Image.Image():  # of Hugging Face's datasets
+                image = Image(_png(source), "image/png")
+            case _:
+                raise ConfigError(
+                    f"{place} is {_shown(source)}; give a file's path, or data:MEDIA_TYPE;base64,…"
+                )
+        check_picture(image)
+    except ValueError as error:
+        raise ConfigError(f"{place}: {error}") from None
+    return data_uri(image)
+
+
+def _png(image: PIL.Image.Image) -> bytes:
+    file = io.BytesIO()
+    image.convert("RGB").save(file, "PNG")
+    return file.getvalue()
+
+
+def _check_text(value: object, *, place: str) -> None:
+    if not isinstance(value, str) or not value.strip():
+        raise ConfigError(f"{place} is {_shown(value)}; give text")
+
+
+def _known(item_id: str, known: Mapping[str, Item], *, place: str, spec: EnvSpec) -> Item:
+    if spec.item_of is not None:
+        env, _, number = item_id.rpartition("_")
+        if env != spec.name or not number.isdecimal():
+            raise ConfigError(
+                f"{place}: item_id {item_id!r} is none of {spec.name}; write {spec.name}_NUMBER"
+            )
+        try:
+            item = spec.item_of(int(number))
+        except ConfigError as error:
+            raise ConfigError(f"{place}: {error}") from None
+        if item.item_id != item_id:  # 007
+            raise ConfigError(f"{place}: item_id {item_id!r} is {item.item_id}; write it so")
+        return item
+    if item_id not in known:
+        raise ConfigError(
+            f"{place}: item_id {item_id!r} is none of the {len(known)} items of {spec.name}"
+            f"{did_you_mean(item_id, known)}"
+        )
+    return known[item_id]
+
+
+def _misplaced(kind: str, *, env: str) -> str:
+    if kind == "item_id":
+        return f"{kind}, but environment {env!r} has no items of its own; give question or messages"
+    return f"{kind}, but environment {env!r} has items of its own; give item_id, or env: question"
+
+
+def _metadata(value: object, *, place: str) -> Mapping[str, Any]:
+    """The facts of a row; one that is null is left out, as Parquet writes those that there are not."""
+    if value is None:
+        return {}
+    if not isinstance(value, dict):
+        raise ConfigError(f"{place}: metadata is {_shown(value)}; give an object of numbers and texts")
+    for key, fact in value.items():
+        if isinstance(fact, list | dict):
+            raise ConfigError(f"{place}: metadata.{key} is {_shown(fact)}; give a number or a text")
+    return {key: fact for key, fact in value.items() if fact is not None}
+
+
+def _content(item: Item) -> str:
+    """The same for rows that put the same to a policy."""
+    if "question" in item.fields:
+        messages = [{"role": "user", "content": item.fields["question"]}]
+    elif "messages" in item.fields:
+        messages = item.fields["messages"]
+    else:
+        return item.item_id
+    said = [[message["role"], message["content"].strip()] for message in messages]
+    return json.dumps([said, image_sources(item)])
+
+
+def _listed(names: Sequence[str] | Mapping[str, Any]) -> str:
+    return ", ".join(map(str, names))
+
+
+def _shown(value: object) -> str:
+    return "not there" if value is None else f"a {type(value).__name__}, {repr(value)[:60]}"

@@ -1,0 +1,95 @@
+"""The items of a pipeline: which it has, in which order training draws them, how long each may be played.
+
+A pipeline's data are parts (`tasks.config.settings.PartSettings`), each of one environment; an item
+belongs to one.
+Those of a user's files are read by `tasks/data/files.py`.
+"""
+
+import random
+from collections.abc import Iterator, Sequence
+from itertools import count
+
+from agents.horizon import horizon
+from envs.errors import ConfigError
+from envs.registry import Split, get_env
+from envs.types import Item
+from tasks.config.settings import DataSettings, Pipeline
+from tasks.data.files import check_data, read_parts
+
+
+def split(data: DataSettings) -> Split:
+    """Training and test items of all parts, part by part.
+
+    Raises `ConfigError` for a part without items, for an item that two parts claim, and for files that are
+    no data.
+    """
+    check_data(data)
+    read = read_parts(data)
+    envs = {part.env for name, part in data.parts.items() if name not in read}
+    splits = {env: get_env(env).split(data.split_seed) for env in envs}
+    owners: dict[str, str] = {}
+    train: list[Item] = []
+    test: list[Item] = []
+    for name, part in data.parts.items():
+        found = read[name] if name in read else splits[part.env]
+        for side, items, chosen in (("training", found.train, train), ("test", found.test, test)):
+            own = [item for item in items if part.has(item)]
+            if not own:
+                like = f"; their metadata is like {dict(items[0].metadata)}" if items else ""
+                raise ConfigError(
+                    f"data.parts.{name} has no {side} items: where {part.where} leaves none of its "
+                    f"{len(items)}{like}"
+                )
+            for item in own:
+                owner = owners.setdefault(item.item_id, name)
+                if owner != name:
+                    raise ConfigError(
+                        f"item {item.item_id} is in data.parts.{owner} and in data.parts.{name}; let their "
+                        "`where`, or their files, exclude each other"
+                    )
+            chosen += own
+    return Split(train=train, test=test)
+
+
+def training_draws(items: Sequence[Item], data: DataSettings, *, seed: int | str) -> Iterator[Item]:
+    """The items that training plays, in order, without an end.
+
+    Parts take turns so that at every moment each has had its share, to within one item; within a part each
+    item comes once before any comes again.
+    """
+    own: dict[str, list[Item]] = {name: [] for name in data.parts}
+    for item in items:
+        name = data.part_of(item)
+        assert name is not None
+        own[name].append(item)
+    sources = {name: _shuffled(part, seed=f"draws/{seed}/{name}") for name, part in own.items()}
+    total = sum(part.weight for part in data.parts.values())
+    shares = {name: part.weight / total for name, part in data.parts.items()}
+    drawn = dict.fromkeys(shares, 0)
+    for number in count(1):
+        due = {name: share * number - drawn[name] for name, share in shares.items()}
+        name = max(due, key=due.__getitem__)
+        drawn[name] += 1
+        yield next(sources[name])
+
+
+def training_turns(pipeline: Pipeline, *, step: int) -> dict[str, int]:
+    """Turns that an episode of each part may have at training step `step` (from 1)."""
+    schedules = {name: part.horizon or pipeline.horizon for name, part in pipeline.data.parts.items()}
+    return {
+        name: horizon(step, rounds=schedule.rounds, steps_scaling_inter=schedule.steps_scaling_inter)
+        for name, schedule in schedules.items()
+    }
+
+
+def evaluation_turns(pipeline: Pipeline) -> dict[str, int]:
+    """Turns that an episode of each part may have in evaluation."""
+    return {name: part.max_turns or pipeline.evaluate.max_turns for name, part in pipeline.data.parts.items()}
+
+
+def _shuffled(items: Sequence[Item], *, seed: str) -> Iterator[Item]:
+    rng = random.Random(seed)
+    order = list(items)
+    while True:
+        rng.shuffle(order)
+        yield from order

@@ -1,0 +1,309 @@
+"""What the plots of a run draw: each function takes plain numbers and returns a painter of axes.
+
+The look, the colours and the files are `tasks/reporting/chart_style.py`'s; which plots there are, their
+callers'.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from statistics import fmean
+from typing import TYPE_CHECKING
+
+from tasks.reporting.chart_style import AFTER, BANDS, BEFORE, INK, MARKERS, MUTED, PAPER, PARTS, SERIES, THIRD
+from tasks.reporting.intervals import wilson
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+Painter = Callable[["Axes"], None]
+Stages = Sequence[tuple[int, int, int]]
+"""(first step, last step, max_turns) of each stage of the horizon."""
+
+
+def smoothing_window(steps: int) -> int:
+    """Steps, an odd number, over which curves of `steps` steps are averaged; 1 where there are too few."""
+    return 1 if steps < 10 else 2 * max(1, steps // 16) + 1
+
+
+def smoothed(values: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
+    """Each (step, value) with the mean of the `smoothing_window` around it, which is cut at both ends."""
+    half = smoothing_window(len(values)) // 2
+    return [
+        (step, fmean(value for _, value in values[max(0, at - half) : at + half + 1]))
+        for at, (step, _) in enumerate(values)
+    ]
+
+
+def success_over_steps(
+    *,
+    training: Sequence[tuple[float, float]],
+    quick: Sequence[tuple[float, float, int]],
+    before: float | None,
+    after: float | None,
+    stages: Stages,
+    narrow: bool = False,
+) -> Painter:
+    """Success against training steps.
+
+    `training`: (step, rate) of the training episodes; `quick`: (step, rate, items) of the evaluation
+    after each round; `before`, `after`: the final evaluation; `stages`: of the horizon;
+    `narrow`: the legend takes two rows.
+    """
+
+    def paint(axes: "Axes") -> None:
+        last = stages[-1][1]
+        _stages(axes, stages=stages)
+        if training:
+            _line(axes, training, color=MUTED, label="training episodes")
+        if quick:
+            points = [(step, rate) for step, rate, _ in quick]
+            spans = [wilson(rate, n=items) for _, rate, items in quick]
+            axes.vlines(
+                [step for step, _ in points], *zip(*spans, strict=True), color=THIRD, linewidth=1, alpha=0.6
+            )
+            axes.plot(
+                *zip(*points, strict=True),
+                "o",
+                color=THIRD,
+                markersize=5.5,
+                label="quick evaluation",
+                zorder=3,
+            )
+        for rate, step, colour, label in (
+            (before, 0, BEFORE, "test split, before"),
+            (after, last + 0.5, AFTER, "test split, after"),
+        ):
+            if rate is None:
+                continue
+            face = PAPER if step == 0 else colour
+            axes.plot(
+                [step],
+                [rate],
+                "D",
+                color=colour,
+                mfc=face,
+                mew=1.6,
+                ms=7,
+                label=label,
+                zorder=4,
+                clip_on=False,
+            )
+            axes.annotate(
+                f"{rate:.0%}",
+                (step, rate),
+                # Within the axes: left of the first point are the numbers of the vertical one.
+                xytext=(7, 6) if step == 0 else (9, 0),
+                textcoords="offset points",
+                ha="left",
+                va="bottom" if step == 0 else "center",
+                color=colour,
+                fontweight="bold",
+                bbox={"facecolor": PAPER, "edgecolor": "none", "alpha": 0.8, "pad": 0.8},
+                zorder=5,
+                annotation_clip=False,
+            )
+        axes.set_xlim(0, last + 0.5)
+        _percent_axis(axes, label="success")
+        axes.set_xlabel("training step")
+        _whole_steps(axes)
+        axes.legend(loc="lower left", bbox_to_anchor=(-0.01, 1.0), ncols=2 if narrow else 4)
+
+    return paint
+
+
+def paired_bars(
+    *,
+    labels: Sequence[str],
+    before: Sequence[float | None],
+    after: Sequence[float | None],
+    items: Sequence[int],
+) -> Painter:
+    """Success before and after, side by side for each group, with 95% intervals over `items`."""
+
+    def paint(axes: "Axes") -> None:
+        for rates, colour, label, shift in ((before, BEFORE, "before", -0.2), (after, AFTER, "after", 0.2)):
+            for index, rate in enumerate(rates):
+                if rate is None:
+                    continue
+                at = index + shift
+                hatch = "////" if label == "before" else None
+                axes.bar(
+                    at,
+                    rate,
+                    width=0.36,
+                    color=PAPER if hatch else colour,
+                    edgecolor=colour,
+                    linewidth=1,
+                    hatch=hatch,
+                    label=label if index == 0 else None,
+                )
+                low, high = wilson(rate, n=items[index])
+                axes.vlines(at, low, high, color=INK, linewidth=1)
+        axes.set_xticks(range(len(labels)), labels)
+        axes.tick_params(axis="x", length=0, colors=INK)
+        _percent_axis(axes, label="success")
+        axes.legend(loc="lower left", bbox_to_anchor=(-0.01, 1.0), ncols=2)
+
+    return paint
+
+
+def line_over_steps(
+    values: Sequence[tuple[float, float]],
+    *,
+    label: str,
+    stages: Stages,
+    percent: bool = False,
+    ceiling: bool = False,
+) -> Painter:
+    """One series of (step, value); `ceiling` draws the horizon above it."""
+
+    def paint(axes: "Axes") -> None:
+        from matplotlib.ticker import MaxNLocator
+
+        _stages(axes, stages=stages, named=not ceiling)
+        _line(axes, values, color=INK)
+        if ceiling:
+            for first, last, turns in stages:
+                axes.hlines(turns, first - 0.5, last + 0.5, color=MUTED, linewidth=1, linestyle="--")
+            first, _, turns = stages[0]
+            axes.annotate(
+                "horizon",
+                (first, turns),
+                xytext=(0, 3),
+                textcoords="offset points",
+                fontsize=8.5,
+                color=MUTED,
+            )
+        axes.set_xlim(0.5, stages[-1][1] + 0.5)
+        if percent:
+            _percent_axis(axes, label=label)
+        else:
+            axes.yaxis.set_major_locator(MaxNLocator(nbins=5, integer=ceiling))
+            axes.yaxis.set_major_formatter(lambda y, _: f"{y:g}")
+            heights = [value for _, value in values] + [float(turns) for *_, turns in stages if ceiling]
+            low, high = min(0.0, *heights), max(0.0, *heights)
+            room = 0.12 * (high - low) or 1.0  # all may be 0
+            axes.set_ylim(low - room if low < 0 else 0.0, high + room)
+            axes.set_ylabel(label)
+        axes.set_xlabel("training step")
+        _whole_steps(axes)
+
+    return paint
+
+
+def runs_over_environment_steps(
+    curves: Sequence[tuple[str, int, Sequence[tuple[float, float]]]],
+) -> Painter:
+    """Success of several runs against environment steps: (label, index of its look, points) each.
+
+    The runs of one look share a colour, a marker and a label.
+    """
+
+    def paint(axes: "Axes") -> None:
+        named = set()
+        for label, look, points in curves:
+            axes.plot(
+                *zip(*points, strict=True),
+                color=SERIES[look % len(SERIES)],
+                linewidth=1.5,
+                marker=MARKERS[look % len(MARKERS)],
+                ms=5,
+                clip_on=False,
+                zorder=3,
+                label=None if look in named else label,
+            )
+            named.add(look)
+        right = max(x for _, _, points in curves for x, _ in points)
+        axes.set_xlim(0, right)
+        _percent_axis(axes, label="success on the test split")
+        axes.xaxis.set_major_formatter(lambda x, _: f"{x:,.0f}")
+        axes.set_xlabel("environment steps in training")
+        axes.legend(loc="lower left", bbox_to_anchor=(-0.01, 1.0), ncols=4, handlelength=1.8)
+
+    return paint
+
+
+def stacked_over_steps(
+    series: Mapping[str, Sequence[float]], *, steps: Sequence[int], label: str, percent: bool = False
+) -> Painter:
+    """Parts of a whole at each of `steps`, as stacked bars; a part that is always 0 is left out."""
+
+    def paint(axes: "Axes") -> None:
+        floor = [0.0] * len(steps)
+        for index, (name, values) in enumerate(series.items()):
+            if not any(values):
+                continue  # a part keeps its colour whichever others there are
+            axes.bar(
+                steps,
+                values,
+                bottom=floor,
+                width=1.0 if len(steps) > 60 else 0.9,
+                color=PARTS[index % len(PARTS)],
+                linewidth=0,
+                label=name,
+            )
+            floor = [low + value for low, value in zip(floor, values, strict=True)]
+        axes.set_xlim(min(steps) - 0.5, max(steps) + 0.5)
+        if percent:
+            _percent_axis(axes, label=label, top=1.0)
+        else:
+            axes.set_ylabel(label)
+        axes.set_xlabel("training step")
+        _whole_steps(axes)
+        axes.legend(
+            loc="lower left",
+            bbox_to_anchor=(-0.02, 1.0),
+            ncols=len(PARTS),
+            handlelength=0.8,
+        )
+
+    return paint
+
+
+def _line(
+    axes: "Axes", values: Sequence[tuple[float, float]], *, color: str, label: str | None = None
+) -> None:
+    """A curve over steps: smoothed, with the single steps faint behind it."""
+    if smoothing_window(len(values)) > 1:
+        axes.plot(*zip(*values, strict=True), color=color, linewidth=0.9, alpha=0.35)
+    marker = "o" if len(values) == 1 else None
+    axes.plot(*zip(*smoothed(values), strict=True), color=color, linewidth=1.6, marker=marker, label=label)
+
+
+def _stages(axes: "Axes", *, stages: Stages, named: bool = True) -> None:
+    """The horizon's stages as bands, each with its turns where there is room for the words."""
+    from matplotlib.transforms import blended_transform_factory
+
+    across = blended_transform_factory(axes.transData, axes.transAxes)
+    last = stages[-1][1]
+    for index, (first, end, turns) in enumerate(stages):
+        left = 0.0 if first == 1 else first - 0.5
+        axes.axvspan(left, end + 0.5, color=BANDS[index % 2], linewidth=0, zorder=0)
+        if named and (end - first + 1) / last > 0.08:
+            middle = (left + end + 0.5) / 2
+            axes.text(
+                middle,
+                0.985,
+                f"{turns} turns",
+                transform=across,
+                ha="center",
+                va="top",
+                color=MUTED,
+                fontsize=8.5,
+            )
+
+
+def _percent_axis(axes: "Axes", *, label: str, top: float = 1.05) -> None:
+    """A vertical axis of shares, in percent."""
+    from matplotlib.ticker import PercentFormatter
+
+    axes.set_ylim(0, top)
+    axes.set_yticks([0, 0.25, 0.5, 0.75, 1])
+    axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
+    axes.set_ylabel(label)
+
+
+def _whole_steps(axes: "Axes") -> None:
+    """Ticks at whole steps only."""
+    from matplotlib.ticker import MaxNLocator
+
+    axes.xaxis.set_major_locator(MaxNLocator(nbins=8, integer=True))

@@ -1,0 +1,271 @@
+"""Several runs side by side: their results and the parameters that differ, and a plot of success against
+environment steps.
+
+Runs whose workspaces are named `<name>-seed<number>` are seeds of one setting: each has its row, and
+the setting one more with the medians. Environment steps are what runs are compared at, for a longer
+horizon makes a training step dearer.
+"""
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from envs.errors import ConfigError
+from envs.files import check_writable
+from tasks.config.parameters import flat
+from tasks.reporting.chart_style import Plot, draw
+from tasks.reporting.charts import runs_over_environment_steps
+from tasks.reporting.pages import duration, percent, points, render_page, write_page
+from tasks.reporting.results import PARAMETERS, Results, environment_steps, read_results, stages_of
+
+_TIMES = "\N{MULTIPLICATION SIGN}"
+_SEED = re.compile(r"-seed\d+$")
+_ENV = re.compile(r"data\.parts\..+\.env")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """One finished run, or the medians of a setting's seeds."""
+
+    name: str
+    setting: str
+    """The name without its seed."""
+    seeds: int
+    """Runs that the numbers are the medians of."""
+    horizon: str
+    """Turns of its stages, each times its training steps."""
+    environment_steps: float
+    seconds: float
+    """Of all stages."""
+    before: float
+    after: float
+    gain: float
+    """Sampled success after minus before."""
+    greedy: float
+    by_depth: Mapping[str, float]
+    """Sampled, after training."""
+    curve: Sequence[tuple[float, float]]
+    """(environment steps, success): the evaluation before, after each round, and after training."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """What is shown of runs, as text."""
+
+    names: Sequence[str]
+    """Of the runs, in the order given."""
+    header: Sequence[str]
+    cells: Sequence[Sequence[str]]
+    """A row for each run and each setting's medians."""
+    differing: Sequence[Sequence[str]]
+    """A row for each parameter that is not the same in all runs: its key, and its value in each."""
+    notes: Sequence[str]
+    """What a reader must know before the numbers are compared, in sentences."""
+    page: Path
+    """`index.html`."""
+
+
+def compare(workspaces: Sequence[Path], out: Path) -> Comparison:
+    """Write `index.html`, `compare.md`, `compare.svg` and `compare.png` to `out`.
+
+    Raises `ConfigError` for no workspace, two of one name, one that was not evaluated, or an `out` that
+    cannot be written to.
+    """
+    if not workspaces:
+        raise ConfigError("no workspaces to compare; name at least one, e.g. runs/textcraft-cpu")
+    runs = [read_run(workspace) for workspace in workspaces]
+    names = [run.name for run in runs]
+    if len(set(names)) < len(names):
+        raise ConfigError(f"two workspaces have one name in {', '.join(names)}; rename one")
+    check_writable(out, remedy="choose another --out")
+    rows = with_medians(runs)
+    plot = _plot(runs)
+    header, cells = table(rows)
+    parameters = {run.name: read_parameters(path) for run, path in zip(runs, workspaces, strict=True)}
+    differing, notes = differences(parameters), notes_on(parameters)
+    page = render_page(
+        "compare.html",
+        header=header,
+        rows=list(zip(rows, cells, strict=True)),
+        plot=plot,
+        has_medians=len(rows) > len(runs),
+        names=names,
+        differing=differing,
+        notes=notes,
+    )
+    path = write_page(out, page=page, plots=[plot])
+    parts = [markdown(header, cells), *(f"{note}\n" for note in notes)]
+    if differing:
+        parts.append(markdown(["parameter", *names], differing))
+    (out / "compare.md").write_text("\n".join(parts))
+    return Comparison(names=names, header=header, cells=cells, differing=differing, notes=notes, page=path)
+
+
+def read_parameters(workspace: Path) -> Mapping[str, Any]:
+    """The parameters of the run of `workspace` by dotted key; empty where its report did not record them."""
+    file = workspace / "report" / PARAMETERS
+    return dict(flat(json.loads(file.read_text()), sep=".")) if file.exists() else {}
+
+
+def differences(parameters: Mapping[str, Mapping[str, Any]]) -> list[list[str]]:
+    """A row for each key whose value is not the same in all runs (name → parameters): the key and each value.
+
+    Runs whose parameters are unknown have `?` and make no difference.
+    """
+    known = [values for values in parameters.values() if values]
+    keys = dict.fromkeys(key for values in known for key in values if key != "description")
+    return [
+        [key, *(_shown(values, key) for values in parameters.values())]
+        for key in keys
+        if len({_shown(values, key) for values in known}) > 1
+    ]
+
+
+def notes_on(parameters: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Why numbers of the runs (name → parameters) may not be comparable, in sentences."""
+    notes = []
+    unknown = [name for name, values in parameters.items() if not values]
+    if unknown:
+        notes.append(
+            f"The parameters of {', '.join(unknown)} were not recorded; run the stage report again to have "
+            "them."
+        )
+    envs = {
+        name: sorted({str(value) for key, value in values.items() if _ENV.fullmatch(key)})
+        for name, values in parameters.items()
+        if values
+    }
+    if len({tuple(found) for found in envs.values()}) > 1:
+        told = "; ".join(f"{name}: {', '.join(found)}" for name, found in envs.items())
+        notes.append(f"The environments differ, so that success does not mean the same: {told}.")
+    return notes
+
+
+def _shown(values: Mapping[str, Any], key: str) -> str:
+    if not values:
+        return "?"
+    return json.dumps(values[key], ensure_ascii=False).strip('"') if key in values else "-"
+
+
+def read_run(workspace: Path) -> Run:
+    """The run of `workspace`. Raises `ConfigError` if it has not been trained and evaluated."""
+    results = read_results(workspace)
+    before, after, greedy = (
+        results.rate(policy, mode)
+        for policy, mode in (("before", "sampled"), ("after", "sampled"), ("after", "greedy"))
+    )
+    if before is None or after is None or greedy is None or not results.steps:
+        raise ConfigError(f"{workspace} holds no finished run; run its pipeline to the end first")
+    spent = environment_steps(results)
+    name = workspace.resolve().name
+    depths = results.evaluation["after"]["sampled"]
+    return Run(
+        name=name,
+        setting=_SEED.sub("", name),
+        seeds=1,
+        horizon=_horizon(results),
+        environment_steps=spent[-1],
+        seconds=sum(results.seconds.values()),
+        before=before,
+        after=after,
+        gain=after - before,
+        greedy=greedy,
+        by_depth={
+            key.removeprefix("success_depth_"): rate
+            for key, rate in depths.items()
+            if key.startswith("success_depth_")
+        },
+        curve=[
+            (0.0, before),
+            *(
+                (spent[done.last_step - 1], done.evaluation["success"])
+                for done in results.rounds
+                if "success" in done.evaluation and done.last_step < len(spent)
+            ),
+            (spent[-1], after),
+        ],
+    )
+
+
+def with_medians(runs: Sequence[Run]) -> list[Run]:
+    """Runs by setting in the order given, each setting of several seeds followed by its medians."""
+    rows = []
+    for setting in dict.fromkeys(run.setting for run in runs):
+        seeds = [run for run in runs if run.setting == setting]
+        rows += seeds
+        if len(seeds) > 1:
+            rows.append(median_of(seeds))
+    return rows
+
+
+def median_of(seeds: Sequence[Run]) -> Run:
+    """The median of each number by itself; a depth that a seed lacks is left out."""
+    first = seeds[0]
+    return Run(
+        name=f"{first.setting}, median of {len(seeds)}",
+        setting=first.setting,
+        seeds=len(seeds),
+        horizon="; ".join(dict.fromkeys(run.horizon for run in seeds)),
+        environment_steps=median(run.environment_steps for run in seeds),
+        seconds=median(run.seconds for run in seeds),
+        before=median(run.before for run in seeds),
+        after=median(run.after for run in seeds),
+        gain=median(run.gain for run in seeds),
+        greedy=median(run.greedy for run in seeds),
+        by_depth={
+            depth: median(run.by_depth[depth] for run in seeds)
+            for depth in first.by_depth
+            if all(depth in run.by_depth for run in seeds)
+        },
+        curve=(),
+    )
+
+
+def table(rows: Sequence[Run]) -> tuple[list[str], list[list[str]]]:
+    """Header and cells, as text."""
+    depths = sorted({depth for run in rows for depth in run.by_depth}, key=lambda depth: (len(depth), depth))
+    header = ["run", f"turns {_TIMES} steps", "env steps", "time", "before", "after", "points", "greedy"]
+    header += [f"depth {depth}" for depth in depths]
+    cells = [
+        [
+            run.name,
+            run.horizon,
+            f"{run.environment_steps:,.0f}",
+            duration(run.seconds),
+            percent(run.before),
+            percent(run.after),
+            points(run.gain),
+            percent(run.greedy),
+            *(percent(run.by_depth.get(depth)) for depth in depths),
+        ]
+        for run in rows
+    ]
+    return header, cells
+
+
+def markdown(header: Sequence[str], cells: Sequence[Sequence[str]]) -> str:
+    """A Markdown table; its first two columns to the left, numbers to the right."""
+    rule = ["---", "---", *("---:" for _ in header[2:])]
+    escaped = ([cell.replace("|", "\\|") for cell in row] for row in [header, rule, *cells])
+    return "".join(f"| {' | '.join(row)} |\n" for row in escaped)
+
+
+def _plot(runs: Sequence[Run]) -> Plot:
+    settings = list(dict.fromkeys(run.setting for run in runs))
+    told = "; ".join(f"{run.name} {run.before:.0%} to {run.after:.0%}" for run in runs)
+    return draw(
+        "compare",
+        runs_over_environment_steps([(run.setting, settings.index(run.setting), run.curve) for run in runs]),
+        alt=f"Success on the test split against environment steps: {told}.",
+        width=8.6,
+        height=4.2,
+    )
+
+
+def _horizon(results: Results) -> str:
+    stages = stages_of([int(step["horizon"]) for step in results.steps])
+    return ", ".join(f"{turns} {_TIMES} {last - first + 1}" for first, last, turns in stages)

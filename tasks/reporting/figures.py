@@ -1,0 +1,152 @@
+"""Which plots a report has, and what each says in words for those who do not see it."""
+
+from collections.abc import Sequence
+
+from tasks.reporting import charts as paint
+from tasks.reporting.chart_style import Plot, draw
+from tasks.reporting.charts import Stages
+from tasks.reporting.pages import percent
+from tasks.reporting.results import POLICIES, Grouping, Results, phases
+
+STOPS = {
+    "stop_terminated": "ended by the environment",
+    "stop_max_turns": "horizon",
+    "stop_max_context": "context full",
+    "stop_truncated": "environment's limit",
+}
+
+
+LINES = {
+    "reward": ("reward per episode", "Mean reward of the training episodes."),
+    "turns": ("turns per episode", "Mean turns per training episode, under the horizon."),
+    "tokens_per_episode": ("tokens per episode", "Mean tokens that the policy sampled per training episode."),
+    "tokens_per_turn": ("tokens per turn", "Mean tokens that the policy sampled per turn."),
+    "informative_groups": ("informative groups", "Share of groups whose rewards differ."),
+    "entropy": ("entropy (nats per token)", "Entropy of the policy's tokens."),
+    "entropy_exact": ("exact entropy (nats)", "Entropy of the policy's whole distributions, by the trainer."),
+    "kl": ("KL to the sampling policy", "KL divergence of the trained policy from the one that sampled."),
+    "kl_reference": ("KL to the reference", "KL divergence of the trained policy from the reference."),
+    "clip_fraction": ("clip fraction", "Share of tokens whose probability ratio was clipped."),
+    "grad_norm": ("gradient norm", "Norm of the gradient before it is clipped."),
+    "lr": ("learning rate", "Learning rate."),
+    "rollout_probs_diff_mean": (
+        "sampler to trainer",
+        "Mean absolute difference of a token's probability between sampler and trainer.",
+    ),
+}
+"""Key of a step → label of the axis, and what the curve shows."""
+
+
+def all_plots(results: Results, *, stages: Stages, groupings: Sequence[Grouping]) -> list[Plot]:
+    """The plots that `results` has the numbers for."""
+    drawn = []
+    if results.steps or results.evaluation:
+        drawn += [
+            _success(results, stages=stages, name="success", width=11.0, height=3.8),
+            _success(results, stages=stages, name="success_narrow", width=4.6, height=3.4),
+        ]
+    drawn += [_by_group(grouping) for grouping in groupings]
+    if results.steps:
+        drawn += _dynamics(results, stages=stages)
+    return drawn
+
+
+def _success(results: Results, *, stages: Stages, name: str, width: float, height: float) -> Plot:
+    quick = [
+        (float(done.last_step), done.evaluation["success"], int(done.evaluation["episodes"]))
+        for done in results.rounds
+        if "success" in done.evaluation
+    ]
+    told = "; ".join(f"step {step:.0f}: {rate:.0%}" for step, rate, _ in quick)
+    turns = ", then ".join(f"{turns} turns from step {first}" for first, _, turns in stages)
+    return draw(
+        name,
+        paint.success_over_steps(
+            training=_series(results, "success"),
+            quick=quick,
+            before=results.rate("before", "sampled"),
+            after=results.rate("after", "sampled"),
+            stages=stages,
+            narrow=width < 6,
+        ),
+        alt=f"Success against training steps. Horizon: {turns}. Quick evaluations: {told or 'none'}.",
+        width=width,
+        height=height,
+    )
+
+
+def _by_group(grouping: Grouping) -> Plot:
+    rates = {policy: [group.rates[policy, "sampled"] for group in grouping.groups] for policy in POLICIES}
+    return draw(
+        grouping.plot_name,
+        paint.paired_bars(
+            labels=[
+                shorten(f"{grouping.key} {group.value}") + "\n"
+                f"{percent(was, digits=0)} → {percent(now, digits=0)}\n"
+                f"{group.items} items"
+                for group, was, now in zip(grouping.groups, rates["before"], rates["after"], strict=True)
+            ],
+            before=rates["before"],
+            after=rates["after"],
+            items=[group.items for group in grouping.groups],
+        ),
+        alt=f"Success by {grouping.key}, before and after training; the table has the numbers.",
+        width=5.0,
+        height=3.1,
+    )
+
+
+def _dynamics(results: Results, *, stages: Stages) -> list[Plot]:
+    steps = [int(step["step"]) for step in results.steps]
+    ends = {
+        name: [step.get(key, 0.0) / max(1.0, step["episodes"]) for step in results.steps]
+        for key, name in STOPS.items()
+    }
+    drawn = [
+        draw(
+            key,
+            paint.line_over_steps(
+                _series(results, key),
+                label=label,
+                stages=stages,
+                percent=key == "informative_groups",
+                ceiling=key == "turns",
+            ),
+            alt=alt,
+        )
+        for key, (label, alt) in LINES.items()
+        if _series(results, key)
+    ]
+    return [
+        *drawn,
+        draw(
+            "stop_reasons",
+            paint.stacked_over_steps(
+                ends,
+                steps=steps,
+                label="episodes",
+                percent=True,
+            ),
+            alt="How training episodes ended, as shares, over steps.",
+        ),
+        draw(
+            "seconds",
+            paint.stacked_over_steps(
+                {name.replace("_", " "): parts for name, parts in phases(results).items()},
+                steps=steps,
+                label="seconds per step",
+            ),
+            alt="Seconds of each training step by phase; the table has the sums.",
+        ),
+    ]
+
+
+def shorten(label: str, *, characters: int = 18) -> str:
+    """A label that leaves room for the plot."""
+    return label if len(label) <= characters else label[: characters - 1] + "…"
+
+
+def _series(results: Results, key: str) -> list[tuple[float, float]]:
+    if key == "tokens_per_episode":
+        return [(s["step"], s["tokens"] / s["episodes"]) for s in results.steps if s.get("tokens")]
+    return [(step["step"], step[key]) for step in results.steps if key in step]

@@ -1,0 +1,97 @@
+"""From facts to a page: templates, how numbers are written, and the folder of a page with its plots.
+
+The templates are in `templates/`; what they are told is their callers' (`tasks/stages/report.py`,
+`tasks/reporting/compare.py`).
+"""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from tasks.reporting.chart_style import Plot
+
+PAGES = Path(__file__).parent / "templates"
+NONE = "\N{EN DASH}"
+
+
+def render_page(template: str, **facts: Any) -> str:
+    """A template of `templates/` with `facts`; everything but the plots is escaped."""
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+    environment = Environment(
+        loader=FileSystemLoader(PAGES),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters.update(FILTERS)
+    return environment.get_template(template).render(**facts)
+
+
+def write_page(folder: Path, *, page: str, plots: Sequence[Plot]) -> Path:
+    """Write `index.html` and the plots into `folder`, without those of an earlier page; the page's path."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for old in [*folder.glob("*.svg"), *folder.glob("*.png")]:
+        old.unlink()
+    for plot in plots:
+        (folder / f"{plot.name}.svg").write_text(plot.svg)
+        (folder / f"{plot.name}.png").write_bytes(plot.png)
+    path = folder / "index.html"
+    path.write_text(page)
+    return path
+
+
+def percent(rate: float | None, *, digits: int = 1) -> str:
+    """`41.3%`, or a dash for None."""
+    return NONE if rate is None else f"{100 * rate:.{digits}f}%"
+
+
+def points(gain: float | None) -> str:
+    """Percentage points with their sign, `+4.0`; `0.0` for none, a dash for None."""
+    if gain is None:
+        return NONE
+    text = f"{100 * gain:+.1f}"
+    return "0.0" if text[1:] == "0.0" else text.replace("-", "\N{MINUS SIGN}")
+
+
+def duration(seconds: float) -> str:
+    """`8.4 s`, `4 min 12 s`, `2 h 05 min`."""
+    if seconds < 59.95:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes} min {rest:02d} s"
+    return f"{minutes // 60} h {minutes % 60:02d} min"
+
+
+def seconds(value: float) -> str:
+    """`1.25 s`, `3 ms`, `40 µs`: of one turn."""
+    if value >= 0.1:
+        return f"{value:.2f} s"
+    return f"{1e3 * value:.0f} ms" if value >= 0.001 else f"{1e6 * value:.0f} \N{MICRO SIGN}s"
+
+
+def counted(number: float, noun: str) -> str:
+    """`1 sample`, `4 samples`, `1,250 samples`."""
+    return f"{number:,.0f} {noun}" + ("" if number == 1 else "s")
+
+
+def plain(value: object) -> str:
+    """A parameter's value; a dash for None."""
+    if value is None:
+        return NONE
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+FILTERS: Mapping[str, Callable[..., str]] = {
+    "percent": percent,
+    "points": points,
+    "duration": duration,
+    "count": lambda number: f"{number:,.0f}",
+    "counted": counted,
+    "seconds": seconds,
+    "plain": plain,
+}
+"""Numbers as the templates write them."""

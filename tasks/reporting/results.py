@@ -1,0 +1,186 @@
+"""What a run has left in its workspace, read back: the facts under a report and under a comparison.
+
+Owns reading and adding up. Parts that no stage has written yet are empty or None, for a report of
+half a run is still worth reading; how they look is `tasks/stages/report.py`'s.
+"""
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+from agents.types import Trajectory
+from envs.types import Item
+from tasks.data.trajectories import read_trajectories
+from tasks.stages.train import RoundResult
+
+Summary = Mapping[str, float]
+"""What `tasks.data.trajectories.summarise` makes of trajectories."""
+
+PARAMETERS = "parameters.json"
+"""In the folder of the report: all parameters of the run."""
+POLICIES = ("before", "after")
+MODES = ("sampled", "greedy")
+MAX_GROUPS = 8
+"""An item's metadata with more values than this tells items apart, not kinds of items."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Results:
+    """The files of a workspace."""
+
+    steps: list[dict[str, float]]
+    """`train/metrics.jsonl`: one training step each, ascending."""
+    rounds: list[RoundResult]
+    evaluation: Mapping[str, Mapping[str, Summary]]
+    """Policy → mode → summary, as in `evaluation.json`; empty before the evaluation."""
+    played: list[Trajectory]
+    """The first trajectory of every test item, policy and mode; `metrics` say which."""
+    seconds: Mapping[str, float]
+    """By stage, over all attempts; the report's own are left out, for it is still being made."""
+    provision: Mapping[str, Any]
+
+    def items(self) -> list[Item]:
+        """The items that were evaluated, in order."""
+        return list({t.item.item_id: t.item for t in self.played}.values())
+
+    def rate(self, policy: str, mode: str) -> float | None:
+        """Success on the test split; None where it was not evaluated or no episode counted."""
+        return self.evaluation.get(policy, {}).get(mode, {}).get("success")
+
+    def find(self, policy: str, mode: str) -> dict[str, Trajectory]:
+        """The kept trajectories of one policy and mode, by item."""
+        return {
+            t.item.item_id: t
+            for t in self.played
+            if (t.metrics.get("policy"), t.metrics.get("mode")) == (policy, mode)
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Group:
+    """Success of the items that share one value of one metadata key."""
+
+    value: Any
+    items: int
+    rates: Mapping[tuple[str, str], float | None]
+    """By policy and mode."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Grouping:
+    """Success by the values of one metadata key, e.g. `depth`."""
+
+    key: str
+    groups: list[Group]
+
+    @property
+    def plot_name(self) -> str:
+        """Name of its plot's files; environments may call their metadata anything."""
+        if re.fullmatch(r"\w{1,40}", self.key, flags=re.ASCII):
+            return f"by_{self.key}"
+        return f"by_{hashlib.md5(self.key.encode(), usedforsecurity=False).hexdigest()[:8]}"
+
+
+def read_results(workspace: Path) -> Results:
+    """What `workspace` holds by now."""
+    evaluated = workspace / "evaluation_trajectories.jsonl"
+    rounds = sorted((workspace / "train" / "rounds").glob("*.json"))
+    timing = _json(workspace / "timing.json").get("stages", {})
+    return Results(
+        steps=_lines(workspace / "train" / "metrics.jsonl"),
+        rounds=[RoundResult(**_json(path)) for path in rounds],
+        evaluation=_json(workspace / "evaluation.json"),
+        played=read_trajectories(evaluated) if evaluated.exists() else [],
+        seconds={stage: s for stage, s in timing.items() if stage != "report"},
+        provision=_json(workspace / "provision.json"),
+    )
+
+
+def groupings(results: Results) -> list[Grouping]:
+    """Success by every metadata key that has 2 to `MAX_GROUPS` plain values over the test items."""
+    items = results.items()
+    keys = dict.fromkeys(key for item in items for key in item.metadata)
+    found = []
+    for key in keys:
+        values = [item.metadata.get(key) for item in items]
+        if not all(isinstance(value, (str, int, float)) for value in values):
+            continue
+        distinct = sorted(set(values), key=lambda value: (isinstance(value, str), value))
+        if 2 <= len(distinct) <= MAX_GROUPS:
+            found.append(_grouping(results, key=key, values=distinct))
+    return found
+
+
+def stages_of(horizons: Sequence[int]) -> list[tuple[int, int, int]]:
+    """`(first step, last step, max_turns)` of each stretch of equal horizon; steps count from 1."""
+    stages, step = [], 0
+    for max_turns, stretch in groupby(horizons):
+        length = len(list(stretch))
+        stages.append((step + 1, step + length, max_turns))
+        step += length
+    return stages
+
+
+def environment_steps(results: Results) -> list[float]:
+    """Environment steps (turns of the episodes that count) from the start up to each training step."""
+    total, sums = 0.0, []
+    for step in results.steps:
+        total += step.get("turns", 0.0) * step["episodes"]
+        sums.append(total)
+    return sums
+
+
+def dropped(summaries: Sequence[Summary]) -> dict[str, int]:
+    """Episodes that were dropped, by cause, over all `summaries`; the most frequent first."""
+    causes: dict[str, int] = {}
+    for summary in summaries:
+        for key, count in summary.items():
+            if key.startswith("dropped_"):
+                cause = key.removeprefix("dropped_")
+                causes[cause] = causes.get(cause, 0) + int(count)
+    return dict(sorted(causes.items(), key=lambda pair: (-pair[1], pair[0])))
+
+
+def phases(results: Results) -> dict[str, list[float]]:
+    """Seconds of every training step by phase; `rest` is what no phase accounts for."""
+    names = dict.fromkeys(
+        key.removeprefix("seconds_") for step in results.steps for key in step if key.startswith("seconds_")
+    )
+    found = {name: [step.get(f"seconds_{name}", 0.0) for step in results.steps] for name in names}
+    told = [sum(parts) for parts in zip(*found.values(), strict=True)] or [0.0] * len(results.steps)
+    found["rest"] = [
+        max(0.0, step.get("seconds", 0.0) - part) for step, part in zip(results.steps, told, strict=True)
+    ]
+    return found
+
+
+def _grouping(results: Results, *, key: str, values: Sequence[Any]) -> Grouping:
+    told = {
+        (policy, mode): results.evaluation.get(policy, {}).get(mode, {})
+        for policy in POLICIES
+        for mode in MODES
+    }
+    sizes = [item.metadata.get(key) for item in results.items()]
+    groups = [
+        Group(
+            value=value,
+            items=sizes.count(value),
+            rates={pair: summary.get(f"success_{key}_{value}") for pair, summary in told.items()},
+        )
+        for value in values
+    ]
+    return Grouping(key=key, groups=groups)
+
+
+def _json(path: Path) -> dict[str, Any]:
+    values: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
+    return values
+
+
+def _lines(path: Path) -> list[dict[str, float]]:
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []

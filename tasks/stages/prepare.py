@@ -1,0 +1,14 @@
+"""Stage `prepare`: the items of a pipeline, as data files that DVC can version."""
+
+from pathlib import Path
+
+from tasks.config.settings import Pipeline
+from tasks.data.items import write_items
+from tasks.data.mixture import split
+
+
+def prepare(pipeline: Pipeline, workspace: Path) -> None:
+    """Write `data/train.jsonl` and `data/test.jsonl`, one `Item` a line."""
+    items = split(pipeline.data)
+    write_items(workspace / "data" / "train.jsonl", items.train)
+    write_items(workspace / "data" / "test.jsonl", items.test)

@@ -1,0 +1,158 @@
+"""Stage `provision`: bring the environments up, prove that they work, record what they are.
+
+The scripted expert plays training items on the pool that training will use, all at once. Anything
+but a solved item is a fault of the environment, found here and not an hour into training. Where an
+environment has no expert, items are begun and one action is answered. Sandboxes are started, too, and the
+items are shown to the reward, which says what it lacks.
+"""
+
+import asyncio
+import json
+import platform
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from agents.prompting.images import sees
+from envs.errors import EnvCrashed, EpisodeTimeout, WingspanError
+from envs.files import write_atomically
+from envs.registry import EnvSpec, ExpertStep, get_env
+from envs.requirements.detection import Program
+from envs.runtime.manager import EnvManager
+from envs.sandbox.workspace import HasWorkspace
+from envs.types import Item, Observation, StepResult
+from tasks.cluster.envs import over_cluster
+from tasks.config.environments import environments
+from tasks.config.episodes import check_reward, check_sight
+from tasks.config.settings import Pipeline
+from tasks.data.items import read_items
+
+EPISODES = 64
+"""Most expert episodes of each environment; more than any sensible number of live ones on a laptop."""
+SOLVING_S = 20.0
+"""Most seconds in which an expert begins to look for another solution."""
+TRIAL = "look"
+"""The one action where no solution is known; whatever it is taken for, it must be answered."""
+
+
+def provision(pipeline: Pipeline, workspace: Path) -> None:
+    """Play expert episodes of every environment at once; write `provision.json`.
+
+    Raises `EnvCrashed` or `EpisodeTimeout` if an episode does not end in success, `ConfigError` for an item
+    that does not fill the reward's parameters.
+    """
+    items, held_out = (
+        read_items(workspace / "data" / file, data=pipeline.data) for file in ("train.jsonl", "test.jsonl")
+    )
+    check_reward(pipeline.agent, (*items, *held_out))
+    check_sight((*items, *held_out), sees=sees(pipeline.model) is not False)
+    started = time.perf_counter()
+    proofs = {env: _proofs(get_env(env), items) for env in pipeline.data.envs}
+    turns, steps = asyncio.run(_prove(proofs, pipeline=pipeline))
+    receipt = {
+        "python": platform.python_version(),
+        "capacity": pipeline.rollout.max_live_envs,
+        "episodes": sum(map(len, turns.values())),
+        "solved": sum(bool(proof.solution) for own in proofs.values() for proof in own),
+        "turns": sum(map(sum, turns.values())),
+        "seconds": round(time.perf_counter() - started, 3),
+        "envs": {
+            env: {
+                **_where(env, pipeline=pipeline),
+                "episodes": len(turns[env]),
+                "solved": sum(bool(proof.solution) for proof in proofs[env]),
+                "turns": sum(turns[env]),
+                "seconds_per_step": round(steps[env], 6),
+            }
+            for env in proofs
+        },
+    }
+    write_atomically(workspace / "provision.json", json.dumps(receipt, indent=2) + "\n")
+
+
+def _where(env: str, *, pipeline: Pipeline) -> dict[str, Any]:
+    """What it is: packages and programs of this machine, or servers, which do not tell theirs."""
+    if env in pipeline.servers:
+        return {"servers": list(pipeline.servers[env].urls)}
+    spec = get_env(env)
+    programs = {need.name: need.version() for need in spec.requirements if isinstance(need, Program)}
+    return {"packages": {name: version(name) for name in spec.packages}, "programs": programs}
+
+
+@dataclass(frozen=True, slots=True)
+class _Proof:
+    item: Item
+    solution: Sequence[ExpertStep]
+    """Empty where none is known: then one action is tried."""
+
+
+def _proofs(spec: EnvSpec, items: Sequence[Item]) -> list[_Proof]:
+    """Items from all over `items`, with solutions; items alone if none is known in the time that there is."""
+    own = [item for item in items if item.env == spec.name]
+    until = time.perf_counter() + SOLVING_S
+    found: list[_Proof] = []
+    # An environment on servers may lack here what its expert needs.
+    solvable = own if all(need.missing() is None for need in spec.needs) else []
+    for item in solvable[:: max(1, len(own) // EPISODES)][:EPISODES]:
+        if time.perf_counter() > until:
+            break
+        solution = spec.solution(item)
+        if solution:
+            found.append(_Proof(item, solution))
+    return found or [_Proof(item, ()) for item in own[:EPISODES]]
+
+
+async def _prove(
+    proofs: Mapping[str, Sequence[_Proof]], *, pipeline: Pipeline
+) -> tuple[dict[str, list[int]], dict[str, float]]:
+    """Play every solution at once; returns each one's turns and the mean seconds of a step, by env."""
+    most = pipeline.rollout.max_live_envs
+    envs = EnvManager(environments(pipeline), capacity=most, total=most, spread=over_cluster())
+    try:
+        played = [
+            asyncio.gather(*(_solve(proof, envs=envs, pipeline=pipeline) for proof in own))
+            for own in proofs.values()
+        ]
+        turns = dict(zip(proofs, await asyncio.gather(*played), strict=True))
+        return turns, {env: metrics.step.mean for env, metrics in envs.runtime.metrics.items()}
+    finally:
+        await envs.close()
+
+
+async def _solve(proof: _Proof, *, envs: EnvManager, pipeline: Pipeline) -> int:
+    item = proof.item
+    limit_s = pipeline.rollout.episode_timeout_s
+    try:
+        async with envs.lease(item.env, timeout_s=limit_s) as env, asyncio.timeout(limit_s):
+            seen = Observation.of(await env.reset(item)).text
+            if isinstance(env, HasWorkspace):
+                await _try_sandbox(env, item)
+            results: list[StepResult] = []
+            for step in proof.solution or [ExpertStep("", TRIAL)]:
+                results.append(await env.step(step.after(seen)))
+                seen = results[-1].observation
+    except TimeoutError:
+        raise EpisodeTimeout(
+            f"the expert's episode of {item.item_id} took longer than {limit_s:g} s; the environment hangs, "
+            "or raise rollout.episode_timeout_s"
+        ) from None
+    except WingspanError:
+        raise
+    except Exception as error:  # what a broken environment raises may be anything
+        raise EnvCrashed(f"{item.item_id}: the environment raised {type(error).__name__}: {error}") from error
+    if proof.solution and not results[-1].success:
+        packages = ", ".join(get_env(item.env).packages)
+        raise EnvCrashed(
+            f"the expert's solution of {item.item_id} does not solve it (last observation: "
+            f"{results[-1].observation[:80]!r}); is another version of {packages} installed?"
+        )
+    return len(results)
+
+
+async def _try_sandbox(env: HasWorkspace, item: Item) -> None:
+    reply = await env.workspace.shell("echo works")
+    if reply.failed or reply.text.strip() != "works":
+        raise EnvCrashed(f"{item.item_id}: the sandbox does not run commands: {reply.text[:80]!r}")

@@ -1,0 +1,208 @@
+"""Stage `report`: one page that says what a run has done, and the plots on it as files.
+
+Owns what is told and in which words. Reading the workspace is `tasks/reporting/results.py`'s, the pictures
+are
+`tasks/reporting/chart_style.py`'s, the layout is `tasks/reporting/templates/`'s. The page needs no network
+and no script; text
+of environments and policies is escaped. The same workspace gives the same page, but for the commit and
+the versions of the code that makes it.
+"""
+
+import hashlib
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+
+from tasks.config.parameters import grouped, read_changes
+from tasks.config.settings import Pipeline
+from tasks.data.mixture import training_turns
+from tasks.reporting import charts as paint
+from tasks.reporting import figures as report_plots
+from tasks.reporting.excerpts import choose_pairs
+from tasks.reporting.intervals import gain_interval, wilson
+from tasks.reporting.pages import duration, render_page, write_page
+from tasks.reporting.results import (
+    MODES,
+    PARAMETERS,
+    Results,
+    Summary,
+    dropped,
+    environment_steps,
+    groupings,
+    phases,
+    read_results,
+    stages_of,
+)
+from tasks.tracking.names import run_page, without_password
+from tasks.tracking.provenance import provenance
+from tasks.verl.policies import decoder
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """A success rate before and after training, on the test split."""
+
+    before: float
+    after: float
+    items: int
+    before_interval: tuple[float, float]
+    after_interval: tuple[float, float]
+    gain_interval: tuple[float, float]
+
+    @property
+    def gain(self) -> float:
+        """After minus before."""
+        return self.after - self.before
+
+
+def report(pipeline: Pipeline, workspace: Path) -> Path:
+    """Write `report/index.html` and its plots (`*.svg`, `*.png`) from what `workspace` holds by now.
+
+    What is missing is named on the page. Returns the page's path.
+    """
+    results = read_results(workspace)
+    planned = (training_turns(pipeline, step=step) for step in range(1, pipeline.train.steps + 1))
+    stages = stages_of([max(turns.values()) for turns in planned])
+    found = groupings(results)
+    plots = report_plots.all_plots(results, stages=stages, groupings=found)
+    page = render_page(
+        "report.html",
+        name=workspace.resolve().name,
+        pipeline=pipeline,
+        results=results,
+        stages=stages,
+        modes=MODES,
+        changes={mode: change_of(results, mode=mode) for mode in MODES},
+        groupings=found,
+        pairs=choose_pairs(
+            results,
+            decode=decoder(workspace / "policy"),
+        ),
+        plots={plot.name: plot for plot in plots},
+        missing=missing_parts(results, pipeline=pipeline),
+        totals=totals(results),
+        dropped=dropped_by_place(results),
+        phases=phase_table(results),
+        parameters=grouped(pipeline.model_dump(mode="json")),
+        changed=read_changes(workspace),
+        quick_items=quick_items(results),
+        window=paint.smoothing_window(len(results.steps)),
+        mlflow=mlflow_run(workspace),
+        lineage=lineage(results, workspace, pipeline=pipeline),
+    )
+    path = write_page(workspace / "report", page=page, plots=plots)
+    text = json.dumps(pipeline.model_dump(mode="json"), indent=2, ensure_ascii=False)
+    path.with_name(PARAMETERS).write_text(text + "\n")
+    return path
+
+
+def change_of(results: Results, *, mode: str) -> Change | None:
+    """The headline of one mode; None before both policies were evaluated."""
+    before, after = (results.rate(policy, mode) for policy in ("before", "after"))
+    if before is None or after is None:
+        return None
+    items = len(results.items())
+    return Change(
+        before=before,
+        after=after,
+        items=items,
+        before_interval=wilson(before, n=items),
+        after_interval=wilson(after, n=items),
+        gain_interval=gain_interval(before, after, n=items),
+    )
+
+
+def quick_items(results: Results) -> int:
+    """Test items that the quick evaluations played, once each; 0 before the first."""
+    return max((int(r.evaluation["episodes"] + r.evaluation["dropped"]) for r in results.rounds), default=0)
+
+
+def mlflow_run(workspace: Path) -> dict[str, str]:
+    """Of the MLflow run that records this one: `id`, `store` and, on a server, the `url` of its page."""
+    file = workspace / "mlflow.json"
+    if not file.exists():
+        return {}
+    record = json.loads(file.read_text())
+    store = without_password(record["uri"])
+    run = {"id": record["run_id"], "store": store}
+    if store.startswith(("http://", "https://")) and "experiment_id" in record:
+        run["url"] = store.rstrip("/") + run_page(record["experiment_id"], record["run_id"])
+    return run
+
+
+def missing_parts(results: Results, *, pipeline: Pipeline) -> list[str]:
+    """What the page cannot tell yet, in sentences."""
+    done, due = len(results.steps), pipeline.train.steps
+    parts = {
+        "This pipeline has no warm-up: “before” is the model it starts from.": pipeline.warmup is None,
+        "Training has not begun: no train/metrics.jsonl.": done == 0,
+        f"Training is at step {done} of {due}.": 0 < done < due,
+        "No round has ended yet: there is no quick evaluation.": done > 0 and not results.rounds,
+        "The final evaluation is missing: no evaluation.json.": not results.evaluation,
+        "No trajectories to read: no evaluation_trajectories.jsonl.": not results.played,
+        "How long the stages took was not recorded: no timing.json.": not results.seconds,
+        "No receipt of the environments: no provision.json.": not results.provision,
+    }
+    return [text for text, holds in parts.items() if holds]
+
+
+def totals(results: Results) -> dict[str, float]:
+    """What training played and took, in all; empty before its first step."""
+    if not results.steps:
+        return {}
+    played = {
+        key: sum(step.get(key, 0.0) for step in results.steps) for key in ("episodes", "tokens", "seconds")
+    }
+    return played | {
+        "steps": len(results.steps),
+        "turns": environment_steps(results)[-1],
+        "informative": fmean(step["informative_groups"] for step in results.steps),
+        "tokens_per_s": played["tokens"] / (sum(step["seconds_rollout"] for step in results.steps) or 1.0),
+    }
+
+
+def dropped_by_place(results: Results) -> dict[str, tuple[int, dict[str, int]]]:
+    """Where episodes were played → (how many counted or dropped, dropped by cause)."""
+    places: dict[str, list[Summary]] = {
+        "training": [*results.steps],
+        "quick evaluations": [done.evaluation for done in results.rounds],
+        "final evaluation": [summary for modes in results.evaluation.values() for summary in modes.values()],
+    }
+    return {
+        place: (int(sum(s["episodes"] + s["dropped"] for s in summaries)), dropped(summaries))
+        for place, summaries in places.items()
+        if summaries
+    }
+
+
+def phase_table(results: Results) -> list[tuple[str, float, float]]:
+    """(phase, seconds in all, share) within training steps, then what the train stage does outside them."""
+    rows = [(name, sum(seconds)) for name, seconds in phases(results).items() if sum(seconds) > 0]
+    if rows and "train" in results.seconds:
+        outside = results.seconds["train"] - sum(step["seconds"] for step in results.steps)
+        rows.append(("start-up and quick evaluations", max(0.0, outside)))
+    whole = sum(seconds for _, seconds in rows) or 1.0
+    return [(name.replace("_", " "), seconds, seconds / whole) for name, seconds in rows]
+
+
+def lineage(results: Results, workspace: Path, *, pipeline: Pipeline) -> dict[str, str]:
+    """What the results came from: files by MD5 (data as in `dvc.lock`), code and versions by now."""
+    facts = provenance(envs=pipeline.data.envs)
+    told = {}
+    if "git.commit" in facts:
+        told["commit"] = facts["git.commit"] + (" and changes" if facts["git.dirty"] == "true" else "")
+    for name in ("data/train.jsonl", "data/test.jsonl", "policy/model.safetensors"):
+        if (workspace / name).exists():
+            told[name] = hashlib.md5((workspace / name).read_bytes(), usedforsecurity=False).hexdigest()
+    versions = {"python": facts["python"]} | {
+        key.removeprefix("version."): value for key, value in facts.items() if key.startswith("version.")
+    }
+    told["versions"] = ", ".join(f"{name} {number}" for name, number in versions.items())
+    if results.provision:
+        receipt = results.provision
+        told["environments"] = (
+            f"{receipt['capacity']} at once; of {receipt['episodes']} items the experts solved "
+            f"{receipt['solved']} in {duration(receipt['seconds'])}"
+        )
+    return told

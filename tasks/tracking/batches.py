@@ -1,0 +1,69 @@
+"""Numbers, parameters and data sets written to an MLflow run, in batches of the sizes that MLflow allows."""
+
+import hashlib
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from envs.redaction import redacted
+from tasks.config.parameters import flat
+from tasks.tracking.names import allowed
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+    from mlflow.entities import Metric
+
+MAX_METRICS = 1000
+"""Per call, MLflow's own limit."""
+MAX_PARAMS = 100
+"""Per call, MLflow's own limit."""
+
+
+def metrics_of(
+    values: Mapping[str, Any], *, step: int, at_ms: int, name: Callable[[str], str]
+) -> list["Metric"]:
+    """The numbers among the leaves of `values`, each under the `name` of its key; `step` itself is none."""
+    from mlflow.entities import Metric
+
+    return [
+        Metric(name(key), float(value), timestamp=at_ms, step=step)
+        for key, value in flat(values, sep="/")
+        if isinstance(value, (int, float)) and not isinstance(value, bool) and key != "step"
+    ]
+
+
+def log_metrics(client: "MlflowClient", run_id: str, metrics: Sequence["Metric"]) -> None:
+    """Write `metrics`; those that the run has already, it keeps once."""
+    for start in range(0, len(metrics), MAX_METRICS):
+        client.log_batch(run_id, metrics=metrics[start : start + MAX_METRICS])
+
+
+def log_params(client: "MlflowClient", run_id: str, params: Iterable[tuple[str, Any]]) -> None:
+    """Write parameters, their values as text without what is known to be secret."""
+    from mlflow.entities import Param
+
+    every = [Param(allowed(key), redacted(str(value))) for key, value in params]
+    for start in range(0, len(every), MAX_PARAMS):
+        client.log_batch(run_id, params=every[start : start + MAX_PARAMS])
+
+
+def log_datasets(client: "MlflowClient", run_id: str, *, folder: Path, envs: Sequence[str]) -> None:
+    """Name those item files of `folder` that are there as the run's inputs, by their MD5 as in `dvc.lock`."""
+    from mlflow.entities import Dataset, DatasetInput, InputTag
+
+    inputs = []
+    for name, context in (("train.jsonl", "training"), ("test.jsonl", "evaluation")):
+        file = folder / name
+        if file.exists():
+            lines = file.read_bytes()
+            dataset = Dataset(
+                name=f"{' + '.join(envs)} {file.stem}",
+                digest=hashlib.md5(lines, usedforsecurity=False).hexdigest(),
+                source_type="local",
+                source=json.dumps({"uri": str(file)}),
+                profile=json.dumps({"num_rows": lines.count(b"\n")}),
+            )
+            inputs.append(DatasetInput(dataset, [InputTag("mlflow.data.context", context)]))
+    if inputs:
+        client.log_inputs(run_id, inputs)

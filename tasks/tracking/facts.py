@@ -1,0 +1,87 @@
+"""What MLflow is told of a run besides its numbers: descriptions, tags, and what tells its rounds apart."""
+
+import getpass
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from tasks.config.parameters import read_changes
+from tasks.config.settings import Pipeline
+
+SCORES = {
+    "success": ("after", "sampled"),
+    "success_greedy": ("after", "greedy"),
+    "success_before": ("before", "sampled"),
+}
+"""Tag of a registered version → policy and mode in `evaluation.json`."""
+RUN_TAGS = ("git.commit", "git.dirty", "md5.data/test.jsonl")
+"""Tags of the run that its registered version gets, too."""
+
+
+def source_tags(name: str) -> dict[str, str]:
+    """Tags of a run of pipeline `name`, those of MLflow's columns "Source" and "Created by" among them."""
+    return {
+        "pipeline": name,
+        "mlflow.user": _user(),
+        "mlflow.source.name": f"wingspan run {name}",
+        "mlflow.source.type": "LOCAL",
+    }
+
+
+def description(pipeline: Pipeline, *, name: str, workspace: Path) -> str:
+    """Markdown: what is trained on what, and which parameters are not those of `pipelines.yaml`."""
+    lines = [
+        f"`{pipeline.model}` trained on {' and '.join(pipeline.data.envs)} by "
+        f"{pipeline.train.algorithm.upper()}: {pipeline.train.steps} steps of "
+        f"{pipeline.rollout.items_per_step} items, {pipeline.rollout.group_size} chains each. "
+        f"Workspace: `{workspace}`."
+    ]
+    changed = read_changes(workspace)
+    if changed:
+        lines.append(f"\nParameters that differ from `{name}` in `pipelines.yaml`:\n")
+        lines += [f"- `{key}`: {before} → {after}" for key, (before, after) in changed.items()]
+    return "\n".join(lines)
+
+
+def result(evaluation: Mapping[str, Any]) -> str:
+    """A sentence: success on the test split, before and after."""
+    rates = [evaluation[policy]["sampled"].get("success") for policy in ("before", "after")]
+    before, after = ("unknown" if rate is None else f"{rate:.1%}" for rate in rates)
+    return f"Success on the test split: {before} before, {after} after training."
+
+
+def version_tags(
+    pipeline: Pipeline, *, workspace: Path, evaluation: Mapping[str, Any], run_tags: Mapping[str, str]
+) -> dict[str, str]:
+    """Tags of the registered version: what it scored, how that was measured, and what it came from."""
+    tags = {
+        "base_model": pipeline.model,
+        "env": " + ".join(pipeline.data.envs),
+        "workspace": str(workspace),
+        "seed": str(pipeline.seed),
+        "evaluate.max_turns": str(pipeline.evaluate.max_turns),
+        "evaluate.temperature": str(pipeline.evaluate.temperature),
+    }
+    for key, (policy, mode) in SCORES.items():
+        summary = evaluation[policy][mode]
+        if "success" in summary:  # no episode counted
+            tags[key] = f"{summary['success']:.4f}"
+    return tags | {key: run_tags[key] for key in RUN_TAGS if key in run_tags}
+
+
+def round_params(steps: Sequence[Mapping[str, Any]], *, first: int, last: int) -> dict[str, str]:
+    """What tells a round from the others: its steps, and the schedules at the first and the last of them."""
+    params = {"first_step": str(first), "last_step": str(last)}
+    for key in ("horizon", "temperature"):
+        values = [f"{step[key]:.4g}" for step in steps if key in step]
+        if values:
+            params[key] = " → ".join(dict.fromkeys((values[0], values[-1])))
+    return params
+
+
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # an id without a name, as in some containers
+        return str(os.getuid())

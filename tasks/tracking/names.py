@@ -1,0 +1,80 @@
+"""What the numbers of a run are called in MLflow, and where its pages are.
+
+The files of a workspace have flat names (`train/metrics.jsonl`: `success`, `kl`, `seconds_update`). MLflow's
+charts have a section per prefix, sections and charts in alphabetical order, so the prefix decides what one
+sees first:
+
+| prefix | what |
+|---|---|
+| `eval/quick` | the test split after each round |
+| `eval/sampled`, `eval/greedy` | the test split before (step 0) and after training |
+| `rollout` | the training episodes of a step |
+| `time` | seconds by phase and by stage, tokens per second |
+| `train` | the optimizer, and the schedules of horizon and temperature |
+| `system` | environment instances; MLflow has a page of its own for these |
+
+Counts of episodes are in a section below, as in `rollout/counts/stop_max_turns`.
+"""
+
+import re
+from urllib.parse import urlsplit, urlunsplit
+
+_TRAIN = {
+    "loss",
+    "grad_norm",
+    "kl",
+    "kl_reference",
+    "clip_fraction",
+    "lr",
+    "entropy",
+    "entropy_exact",
+    "trained",
+    "temperature",
+    "policy_version",
+    "horizon",
+}
+_TRAIN_PREFIXES = ("horizon_", "rollout_probs_diff", "importance_")
+_SYSTEM_PREFIXES = ("envs_live/", "envs_created/", "envs_replaced/")
+_COUNTS = ("episodes", "dropped", "stop_", "dropped_")
+
+
+def run_page(experiment_id: str, run_id: str, *, tab: str = "") -> str:
+    """The address of a run within MLflow's pages, which without the query open as for GenAI applications."""
+    return f"/#/experiments/{experiment_id}/runs/{run_id}{tab}?workflowType=machine_learning"
+
+
+def without_password(uri: str) -> str:
+    """`uri` without the user and the password that it may hold."""
+    parts = urlsplit(uri)
+    return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2])) if "@" in parts.netloc else uri
+
+
+def step_metric(key: str) -> str:
+    """The name of a number of a training step, from its key in `train/metrics.jsonl`."""
+    if key in _TRAIN or key.startswith(_TRAIN_PREFIXES):
+        name = f"train/{key}"
+    elif key == "seconds":
+        name = "time/step"
+    elif key.startswith("seconds_"):
+        name = f"time/{key.removeprefix('seconds_')}"
+    elif key == "tokens_per_s":
+        name = f"time/{key}"
+    elif key.startswith("env_step_seconds/"):
+        name = f"time/env_step/{key.removeprefix('env_step_seconds/')}"
+    elif key.startswith(_SYSTEM_PREFIXES):
+        name = f"system/{key}"
+    else:
+        return summary_metric(key, group="rollout")
+    return allowed(name)
+
+
+def summary_metric(key: str, *, group: str) -> str:
+    """The name of a number of `tasks.data.trajectories.summarise`; `group`: the episodes, e.g.
+    `eval/quick`."""
+    is_count = key in _COUNTS or key.startswith(tuple(c for c in _COUNTS if c.endswith("_")))
+    return allowed(f"{group}/counts/{key}" if is_count else f"{group}/{key}")
+
+
+def allowed(key: str) -> str:
+    """`key` as MLflow allows it: `webshop-mini:text?actions=false` has signs that it does not."""
+    return re.sub(r"[^\w\-. :/]", "_", key, flags=re.ASCII)

@@ -1,0 +1,190 @@
+"""Trajectories as MLflow traces: a few of each round's training, and of the evaluation before and after.
+
+A trace is an episode: its name says when it was played and of which item, its input is the task and the whole
+prompt. A turn is two spans, what the policy said (a chat) and what the environment answered (a tool). Spans
+have the times that the turns took.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from agents.types import StopReason, Trajectory, Turn
+from tasks.data.trajectories import read_trajectories, sampled_tokens
+from tasks.tracking.names import allowed
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+    from mlflow.entities import LiveSpan
+
+EVALUATED = 10
+"""Items of the test split whose sampled episodes, before and after training, become traces."""
+PER_STEP = 2
+"""Items of the first and of the last step of a round, each with one of its episodes."""
+MAX_TASK = 500
+"""Characters of the task that are shown ahead of the whole prompt."""
+
+Decode = Callable[[list[int]], str | None]
+"""Tokens to text; None where there is no tokenizer."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EpisodeTrace:
+    """An episode that becomes a trace."""
+
+    name: str
+    """Of the trace, unique in a run."""
+    tags: Mapping[str, str]
+    trajectory: Trajectory
+    ended_at_ns: int
+    """Since the epoch; not known of an episode: when its file was written."""
+
+
+def round_traces(train: Path, *, number: int, first_step: int, last_step: int) -> list[EpisodeTrace]:
+    """Of round `number`, from the trajectories that the folder `train` keeps of each step."""
+    traces = []
+    for step in sorted({first_step, last_step}):
+        file = train / "trajectories" / f"step_{step:04d}.jsonl"
+        if not file.exists():
+            continue
+        of_items = {t.item.item_id: t for t in reversed(read_trajectories(file))}  # the first of each
+        traces += [
+            EpisodeTrace(
+                name=f"step {step}, {item_id}",
+                tags={"phase": "training", "round": str(number), "step": str(step)},
+                trajectory=trajectory,
+                ended_at_ns=file.stat().st_mtime_ns,
+            )
+            for item_id, trajectory in sorted(of_items.items())[:PER_STEP]
+        ]
+    return traces
+
+
+def evaluation_traces(file: Path) -> list[EpisodeTrace]:
+    """Of items that are spread over the test split: sampled, before and after training."""
+    sampled = [t for t in read_trajectories(file) if t.metrics["mode"] == "sampled"]
+    item_ids = list(dict.fromkeys(t.item.item_id for t in sampled))
+    chosen = set(item_ids[:: max(1, len(item_ids) // EVALUATED)][:EVALUATED])
+    return [
+        EpisodeTrace(
+            name=f"{t.metrics['policy']} training, {t.item.item_id}",
+            tags={"phase": "evaluation", "policy": str(t.metrics["policy"])},
+            trajectory=t,
+            ended_at_ns=file.stat().st_mtime_ns,
+        )
+        for t in sampled
+        if t.item.item_id in chosen
+    ]
+
+
+def log_traces(
+    client: "MlflowClient", run_id: str, traces: Iterable[EpisodeTrace], *, decode: Decode
+) -> None:
+    """Record those of `traces` whose names the run does not have yet."""
+    experiment_id = client.get_run(run_id).info.experiment_id
+    recorded = {
+        trace.info.tags.get("mlflow.traceName")
+        for trace in client.search_traces(
+            locations=[experiment_id], run_id=run_id, max_results=500, include_spans=False
+        )
+    }
+    for trace in traces:
+        if trace.name not in recorded:
+            _log(trace, run_id=run_id, experiment_id=experiment_id, decode=decode)
+
+
+def _log(trace: EpisodeTrace, *, run_id: str, experiment_id: str, decode: Decode) -> None:
+    import mlflow
+    from mlflow.entities import AssessmentSource
+
+    trajectory = trace.trajectory
+    facts = {"item": trajectory.item.item_id, "env": trajectory.item.env}
+    facts |= {"stop_reason": str(trajectory.stop_reason), "success": str(trajectory.success).lower()}
+    facts |= {allowed(key): str(value) for key, value in trajectory.item.metadata.items() if _is_short(value)}
+    prompt = decode(trajectory.prompt_ids) or ""
+    episode = mlflow.start_span_no_context(
+        trace.name,
+        span_type="AGENT",
+        inputs={"task": task_of(prompt), "prompt": prompt},
+        metadata={"mlflow.sourceRun": run_id},
+        tags={**facts, **trace.tags},
+        experiment_id=experiment_id,
+        start_time_ns=trace.ended_at_ns - round(trajectory.seconds * 1e9),
+    )
+    at_ns = episode.start_time_ns
+    turns = _turns(trajectory, prompt=prompt, decode=decode)
+    for number, (turn, message, context) in enumerate(turns, start=1):
+        at_ns = _log_turn(turn, number=number, message=message, context=context, episode=episode, at_ns=at_ns)
+    episode.end(
+        outputs={
+            "success": trajectory.success,
+            "reward": trajectory.reward,
+            "stop_reason": str(trajectory.stop_reason),
+            "turns": len(trajectory.turns),
+            "tokens": sampled_tokens(trajectory),
+        },
+        status="ERROR" if trajectory.stop_reason is StopReason.ERROR else "OK",
+        end_time_ns=trace.ended_at_ns,
+    )
+    source = AssessmentSource(source_type="CODE", source_id=trajectory.item.env)
+    mlflow.log_feedback(trace_id=episode.trace_id, name="success", value=trajectory.success, source=source)
+    mlflow.log_feedback(trace_id=episode.trace_id, name="reward", value=trajectory.reward, source=source)
+
+
+def _log_turn(turn: Turn, *, number: int, message: str, context: int, episode: "LiveSpan", at_ns: int) -> int:
+    """The two spans of a turn that begins at `at_ns`; returns when it ends."""
+    import mlflow
+
+    tokens = len(turn.completion.token_ids)
+    chat = mlflow.start_span_no_context(
+        f"turn {number}",
+        span_type="CHAT_MODEL",
+        parent_span=episode,
+        inputs={"messages": [{"role": "user", "content": message}]},
+        start_time_ns=at_ns,
+    )
+    at_ns += round(turn.sampling_s * 1e9)
+    usage = {"input_tokens": context, "output_tokens": tokens, "total_tokens": context + tokens}
+    chat.set_attributes(
+        {
+            "mlflow.chat.tokenUsage": usage,
+            "finish_reason": str(turn.completion.finish_reason),
+            "policy_version": turn.completion.policy_version,
+            "is_parsed": not turn.failed,
+        }
+    )
+    answer = {"role": "assistant", "content": turn.text}
+    chat.end(outputs={"choices": [{"message": answer}]}, end_time_ns=at_ns)
+    tool = mlflow.start_span_no_context(
+        "environment",
+        span_type="TOOL",
+        parent_span=episode,
+        inputs={"action": turn.action},
+        start_time_ns=at_ns,
+    )
+    tool.set_attributes({"reward": turn.reward})
+    at_ns += round(turn.env_s * 1e9)
+    tool.end(outputs=turn.observation, end_time_ns=at_ns)
+    return at_ns
+
+
+def _turns(trajectory: Trajectory, *, prompt: str, decode: Decode) -> Iterator[tuple[Turn, str, int]]:
+    """Each turn with what the policy read since the last one, and how many tokens it was sampled on."""
+    message, context = prompt, len(trajectory.prompt_ids)
+    for turn in trajectory.turns:
+        if turn.prompt_ids is not None:  # a new segment
+            message, context = decode(turn.prompt_ids) or "", len(turn.prompt_ids)
+        yield turn, message, context
+        message = turn.observation
+        context += len(turn.completion.token_ids) + len(turn.observation_ids)
+
+
+def task_of(prompt: str) -> str:
+    """The end of the opening, where environments put the goal: the last paragraph of `prompt`."""
+    paragraphs: Sequence[str] = [part.strip() for part in prompt.split("\n\n") if part.strip()]
+    return paragraphs[-1][-MAX_TASK:] if paragraphs else ""
+
+
+def _is_short(value: Any) -> bool:
+    return isinstance(value, str | int | float) and len(str(value)) <= 80

@@ -1,0 +1,382 @@
+"""The record of a run in MLflow.
+
+One parent run per workspace and set of parameters, one child per round. All writing happens on one
+background thread, in batches, so that nothing waits for MLflow. Training is recorded from its own
+files: whatever `train/metrics.jsonl` has and MLflow has not is written, so a run that was killed is
+completed, and no step is ever written twice. `tracking_names.py` names the metrics, `tracking_facts.py`
+describes the run, `tracking_traces.py` makes traces of episodes, `tracking_model.py` registers the policy. No
+module but `tracking*.py` imports MLflow. A run that is open has a heartbeat
+(`tasks/tracking/recorded_runs.py`).
+"""
+
+import hashlib
+import json
+import logging
+import os
+import threading
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext, suppress
+from functools import partial
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+from urllib.parse import urlsplit
+
+from envs.errors import WingspanError, described
+from envs.files import one_at_a_time, write_atomically
+from envs.redaction import redacted, register_url
+from tasks.config.parameters import flat
+from tasks.config.settings import Pipeline
+from tasks.tracking import facts, recorded_runs
+from tasks.tracking.batches import log_datasets, log_metrics, log_params, metrics_of
+from tasks.tracking.model import register
+from tasks.tracking.names import allowed, run_page, step_metric, summary_metric, without_password
+from tasks.tracking.store import check_store
+from tasks.tracking.traces import EpisodeTrace, evaluation_traces, log_traces, round_traces
+from tasks.verl.policies import decoder
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+    from mlflow.entities import Experiment, Run
+
+DEFAULT_URI = "sqlite:///mlflow.db"
+UI = "http://127.0.0.1:5000"
+"""Where `mlflow ui` answers."""
+EXPERIMENT = "wingspan"
+EXPERIMENT_TAGS = {
+    "mlflow.experimentKind": "custom_model_development",  # else MLflow's pages open as for GenAI applications
+    "mlflow.note.content": "Policies trained by Wingspan: a run per workspace, a nested run per round.",
+}
+MLFLOW_TAGS = {"git.commit": "mlflow.source.git.commit", "git.dirty": "mlflow.source.git.dirty"}
+"""Facts of a run that MLflow shows by tags of its own."""
+RECORD = "mlflow.json"
+"""In the workspace: which MLflow run is its own."""
+MAX_TOLD = 300
+"""Characters of a server's complaint."""
+
+_log = logging.getLogger(__name__)
+
+
+def ui_command() -> str | None:
+    """The command that shows the records in a browser, at `UI`; None where a tracking server does that."""
+    given = os.environ.get("MLFLOW_TRACKING_URI")
+    if given and urlsplit(given).scheme in ("http", "https"):
+        return None
+    # By the variable's name, for its value may hold a password; MLflow sets the variable itself, too.
+    store = DEFAULT_URI if given in (None, "", DEFAULT_URI) else '"$MLFLOW_TRACKING_URI"'
+    return f"mlflow ui --workers 1 --backend-store-uri {store}"
+
+
+def recorded_page(workspace: Path) -> str:
+    """The address of the run of `workspace` in a browser."""
+    server = UI if ui_command() else without_password(tracking_uri()).rstrip("/")
+    record = _recorded(workspace)
+    if "experiment_id" not in record:
+        return server
+    return server + run_page(record["experiment_id"], record["run_id"])
+
+
+def tracking_uri() -> str:
+    """Where MLflow records: `MLFLOW_TRACKING_URI`, or a SQLite file in the project."""
+    uri = os.environ.get("MLFLOW_TRACKING_URI") or DEFAULT_URI
+    register_url(uri)
+    return uri
+
+
+def check_tracking() -> None:
+    """Raise `ConfigError` for a place that MLflow cannot write to (`tasks/tracking/store.py`)."""
+    default = DEFAULT_URI.removeprefix("sqlite:///")
+    check_store(tracking_uri(), remedy=f"unset the variable to record in {default}")
+
+
+class Tracker:
+    """The MLflow run of one workspace, open for as long as the context.
+
+    Methods return at once. What fails is logged as a warning and made good by a later call, `finish`
+    at the latest; leaving raises `WingspanError` if the record stayed incomplete.
+    """
+
+    def __init__(self, name: str, *, pipeline: Pipeline, workspace: Path) -> None:
+        self._name = name
+        self._pipeline = pipeline
+        self._workspace = workspace
+        self._tags = {recorded_runs.WORKSPACE: str(workspace.resolve())}
+        self._run: tuple[MlflowClient, str] | None = None
+        self._failure: Exception | None = None
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="mlflow")
+        self._later(self._write_tags)  # connecting takes seconds: begin at once
+        self._ending = threading.Lock()
+        self._left = threading.Event()
+        threading.Thread(target=self._keep_beating, name="heartbeat", daemon=True).start()
+
+    def tag(self, tags: Mapping[str, str]) -> None:
+        """Set tags of the parent run."""
+        self._tags = {**self._tags, **tags}
+        self._later(self._write_tags)
+
+    def sync_training(self) -> None:
+        """Record the rounds that training has finished since the last call, with their steps."""
+        self._later(self._write_training)
+
+    def finish(self) -> None:
+        """Record evaluation, report and traces, and register the policy; the run is finished."""
+        self._later(self._write_all)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Wait until all is written; a run that did not come to its end is marked as failed, or as killed."""
+        if error is not None and not isinstance(error, Exception):
+            with suppress(Exception):  # who stops a run does not wait for its record; `mark_gone` will
+                self.kill()
+            return
+        self._left.set()
+        if error is not None:
+            self._later(lambda client, run_id: recorded_runs.end(client, run_id, status="FAILED"))
+        self._thread.shutdown(wait=True)
+        if self._failure is not None and error is None:
+            raise WingspanError(
+                f"the MLflow record at {tracking_uri()} is incomplete "
+                f"({described(self._failure)[:MAX_TOLD]}); all results are in {self._workspace}: "
+                "mend the cause and run the same command to complete it"
+            ) from self._failure
+
+    def kill(self) -> None:
+        """Mark the run as killed, unless it has ended; what was not written yet, the next start writes."""
+        self._left.set()
+        with self._ending:
+            self._thread.shutdown(wait=True, cancel_futures=True)
+            if self._run is not None:
+                recorded_runs.end(*self._run, status="KILLED")
+
+    def _keep_beating(self) -> None:
+        while not self._left.wait(recorded_runs.INTERVAL_S):
+            with suppress(RuntimeError):  # the thread that writes has ended meanwhile
+                self._later(recorded_runs.beat)
+
+    def _later(self, write: Callable[["MlflowClient", str], None]) -> None:
+        def job() -> None:
+            try:
+                if self._run is None:
+                    self._run = self._open()
+                write(*self._run)
+            except Exception as error:  # a record that fails must not stop what it records
+                self._failure = error
+                _log.warning("MLflow: %s", described(error)[:MAX_TOLD])
+
+        self._thread.submit(job)
+
+    def _open(self) -> tuple["MlflowClient", str]:
+        """Connect, then find or start the run."""
+        client = connect()
+        run_id = unfinished_run(self._workspace, pipeline=self._pipeline)
+        if run_id is None or not _exists(client, run_id):
+            run_id = self._start(client)
+        if not client.get_run(run_id).data.params:  # the run is new, or was begun by a try that failed
+            log_params(client, run_id, flat(self._pipeline.model_dump(mode="json"), sep="."))
+        client.update_run(run_id, status="RUNNING")
+        recorded_runs.beat(client, run_id)
+        recorded_runs.mark_gone(client, experiment_id=experiment_of(client))
+        return client, run_id
+
+    def _start(self, client: "MlflowClient") -> str:
+        experiment_id = experiment_of(client)
+        tags = {
+            **facts.source_tags(self._name),
+            **recorded_runs.heartbeat(),  # from its first moment, so that no end leaves it running
+            "mlflow.note.content": self._description(),
+        }
+        run = client.create_run(experiment_id, run_name=self._workspace.name, tags=tags)
+        run_id: str = run.info.run_id
+        _remember(self._workspace, pipeline=self._pipeline, run=run, finished=False)
+        return run_id
+
+    def _write_tags(self, client: "MlflowClient", run_id: str) -> None:
+        from mlflow.entities import RunTag
+
+        tags = self._tags | {
+            MLFLOW_TAGS[key]: value for key, value in self._tags.items() if key in MLFLOW_TAGS
+        }
+        client.log_batch(run_id, tags=[RunTag(key, redacted(value)) for key, value in tags.items()])
+
+    def _write_training(self, client: "MlflowClient", run_id: str) -> None:
+        log_datasets(client, run_id, folder=self._workspace / "data", envs=self._pipeline.data.envs)
+        parent = client.get_run(run_id)
+        steps = _read_steps(self._workspace / "train" / "metrics.jsonl")
+        for prompt in sorted((self._workspace / "train").glob("*.md")):
+            client.log_artifact(run_id, str(prompt))
+        children = _children(client, parent)
+        for file in sorted((self._workspace / "train" / "rounds").glob("*.json")):
+            ended = json.loads(file.read_text())
+            number, first, last = ended["index"] + 1, ended["first_step"], ended["last_step"]
+            at_ms = file.stat().st_mtime_ns // 1_000_000
+            began_ms = at_ms - round(1000 * ended["seconds"])
+            child = children.get(number) or _begin_child(client, parent, number=number, began_ms=began_ms)
+            if child.info.status == "FINISHED":
+                continue
+            own_steps = [steps[step] for step in range(first, last + 1) if step in steps]
+            log_params(
+                client, child.info.run_id, facts.round_params(own_steps, first=first, last=last).items()
+            )
+            quick = partial(summary_metric, group="eval/quick")
+            series = metrics_of(ended["evaluation"], step=last, at_ms=at_ms, name=quick)
+            for values in own_steps:
+                series += metrics_of(values, step=values["step"], at_ms=at_ms, name=step_metric)
+            # Until the child is finished, all of the round is written again, to both; with the same
+            # timestamp it makes the same rows, which MLflow keeps once.
+            for target in (child.info.run_id, run_id):
+                log_metrics(client, target, series)
+            self._log_traces(
+                client,
+                run_id,
+                round_traces(self._workspace / "train", number=number, first_step=first, last_step=last),
+            )
+            client.set_terminated(child.info.run_id, status="FINISHED", end_time=at_ms)
+
+    def _write_all(self, client: "MlflowClient", run_id: str) -> None:
+        self._write_tags(client, run_id)
+        self._write_training(client, run_id)
+        workspace = self._workspace
+        evaluation = json.loads((workspace / "evaluation.json").read_text())
+        last = self._pipeline.train.steps
+        timing = json.loads((workspace / "timing.json").read_text())
+        at_ms = (workspace / "evaluation.json").stat().st_mtime_ns // 1_000_000
+        series = metrics_of(timing, step=last, at_ms=at_ms, name=lambda key: allowed(f"time/{key}"))
+        for policy, step in (("before", 0), ("after", last)):
+            for mode, summary in evaluation[policy].items():
+                name = partial(summary_metric, group=f"eval/{mode}")
+                series += metrics_of(summary, step=step, at_ms=at_ms, name=name)
+        log_metrics(client, run_id, series)
+        client.log_artifact(run_id, str(workspace / "evaluation.json"))
+        client.log_artifacts(run_id, str(workspace / "report"), "report")
+        self._log_traces(client, run_id, evaluation_traces(workspace / "evaluation_trajectories.jsonl"))
+        result = facts.result(evaluation)
+        experiment_id = client.get_run(run_id).info.experiment_id
+        page = run_page(experiment_id, run_id)
+        artifact = run_page(experiment_id, run_id, tab="/artifacts/report/index.html")
+        note = f"**{result}** [Report]({artifact})\n\n{self._description()}"
+        client.set_tag(run_id, "mlflow.note.content", note)
+        register(
+            client,
+            run_id,
+            name=self._name,
+            policy=workspace / "policy",
+            tags=facts.version_tags(
+                self._pipeline, workspace=workspace, evaluation=evaluation, run_tags=self._tags
+            ),
+            description=f"{result} [Run]({page})\n\n{self._description()}",
+        )
+        client.set_terminated(run_id, status="FINISHED")
+        _remember(workspace, pipeline=self._pipeline, run=client.get_run(run_id), finished=True)
+        self._failure = None  # whatever was missing is there now
+
+    def _log_traces(self, client: "MlflowClient", run_id: str, traces: list[EpisodeTrace]) -> None:
+        start = self._pipeline.model
+        folders = (self._workspace / "policy", self._workspace / "warmup", start)
+        log_traces(client, run_id, traces, decode=decoder(*folders, special_tokens=False))
+
+    def _description(self) -> str:
+        return facts.description(self._pipeline, name=self._name, workspace=self._workspace)
+
+
+def connect() -> "MlflowClient":
+    """A client of where the record is kept; the first time, MLflow creates its database."""
+    os.environ.setdefault("MLFLOW_ENABLE_ASYNC_TRACE_LOGGING", "false")
+    os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
+    import mlflow
+
+    logging.getLogger("mlflow").setLevel(logging.WARNING)
+    logging.getLogger("alembic").setLevel(logging.WARNING)
+    mlflow.set_tracking_uri(tracking_uri())
+    with _alone():
+        client = mlflow.MlflowClient()
+        client.search_experiments(max_results=1)
+    return client
+
+
+def _alone() -> AbstractContextManager[None]:
+    """Two first runs at once would both create the tables of a database file."""
+    file = tracking_uri().removeprefix("sqlite:///")
+    return nullcontext() if file == tracking_uri() else one_at_a_time(Path(f"{file}.lock"))
+
+
+def unfinished_run(workspace: Path, *, pipeline: Pipeline) -> str | None:
+    """The MLflow run that this workspace began with these parameters and has not finished."""
+    record = _recorded(workspace)
+    ours = record.get("uri") == tracking_uri() and record.get("identity") == _identity(pipeline)
+    return str(record["run_id"]) if ours and not record["finished"] else None
+
+
+def is_recorded(workspace: Path, *, pipeline: Pipeline) -> bool:
+    """Whether MLflow has a finished run of this workspace with these parameters."""
+    record = _recorded(workspace)
+    return record.get("identity") == _identity(pipeline) and bool(record.get("finished"))
+
+
+def _read_steps(file: Path) -> dict[int, dict[str, Any]]:
+    """`train/metrics.jsonl` by global step."""
+    lines = file.read_text().splitlines() if file.exists() else []
+    return {int(values["step"]): values for values in map(json.loads, lines)}
+
+
+def _recorded(workspace: Path) -> dict[str, Any]:
+    file = workspace / RECORD
+    record: dict[str, Any] = json.loads(file.read_text()) if file.exists() else {}
+    return record
+
+
+def _remember(workspace: Path, *, pipeline: Pipeline, run: "Run", finished: bool) -> None:
+    record = {
+        "uri": tracking_uri(),
+        "run_id": run.info.run_id,
+        "experiment_id": run.info.experiment_id,
+        "identity": _identity(pipeline),
+        "finished": finished,
+    }
+    write_atomically(workspace / RECORD, json.dumps(record, indent=2) + "\n")
+
+
+def _identity(pipeline: Pipeline) -> str:
+    return hashlib.md5(pipeline.model_dump_json().encode(), usedforsecurity=False).hexdigest()
+
+
+def experiment_of(client: "MlflowClient") -> str:
+    """The id of the experiment that all runs are in; it is created if there is none."""
+    found: Experiment | None = client.get_experiment_by_name(EXPERIMENT)
+    if found is not None:
+        for key, value in EXPERIMENT_TAGS.items():
+            if key not in found.tags:  # of an earlier version; what a user has set there stays
+                client.set_experiment_tag(found.experiment_id, key, value)
+        return str(found.experiment_id)
+    # A tracking server says itself where artifacts go; beside a SQLite file they go to a folder.
+    here = Path("mlartifacts").resolve().as_uri() if tracking_uri().startswith("sqlite") else None
+    return str(client.create_experiment(EXPERIMENT, artifact_location=here, tags=dict(EXPERIMENT_TAGS)))
+
+
+def _exists(client: "MlflowClient", run_id: str) -> bool:
+    from mlflow.exceptions import MlflowException
+
+    try:
+        return bool(client.get_run(run_id).info.lifecycle_stage == "active")
+    except MlflowException:
+        return False
+
+
+def _children(client: "MlflowClient", parent: "Run") -> dict[int, "Run"]:
+    """Round number, from 1 → its run."""
+    ours = f"tags.`mlflow.parentRunId` = '{parent.info.run_id}'"
+    runs = client.search_runs([parent.info.experiment_id], filter_string=ours, max_results=1000)
+    return {int(run.data.tags["round"]): run for run in runs}
+
+
+def _begin_child(client: "MlflowClient", parent: "Run", *, number: int, began_ms: int) -> "Run":
+    shared = ("mlflow.user", "mlflow.source.name", "mlflow.source.type", "pipeline")
+    tags = {key: parent.data.tags[key] for key in shared if key in parent.data.tags}
+    tags |= {"mlflow.parentRunId": parent.info.run_id, "round": str(number)}
+    return client.create_run(
+        parent.info.experiment_id, start_time=began_ms, run_name=f"round {number}", tags=tags
+    )

@@ -1,0 +1,274 @@
+"""The training process: a Ray actor that holds verl's trainer, sampler and environments between calls.
+
+Owns the order of a start-up and the names of the numbers of a step. What a round is, and what to do
+when this process dies, is `tasks/stages/train.py`'s.
+"""
+
+import json
+import os
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from agents.samplers.cpu import malloc as heap
+from agents.types import Trajectory
+from envs.runtime.metrics import PoolMetrics
+from envs.types import Item
+from tasks.cluster.placement import Placement, place_workers
+from tasks.config.settings import Pipeline
+from tasks.data.trajectories import read_trajectories, sampled_tokens, summarise, write_trajectories
+from tasks.rollout.runner import Play
+from tasks.verl import checkpoints, gpu_model
+from tasks.verl.cpu import PLUGIN_ENV, THREADS_ENV
+
+if TYPE_CHECKING:
+    from tasks.rollout.served_policy import ServedAt
+
+SAMPLED_ITEMS = 2
+"""Groups whose trajectories are kept of every step, to look at."""
+
+_METRICS, _TRAJECTORIES = "step.json", "trajectories.jsonl"
+"""In a checkpoint: the record of its step."""
+
+_VERL_METRICS = {
+    "loss": "actor/pg_loss",
+    "grad_norm": "actor/grad_norm",
+    "kl": "actor/ppo_kl",
+    "kl_reference": "actor/kl_loss",
+    "clip_fraction": "actor/pg_clipfrac",
+    "lr": "actor/lr",
+    "entropy_exact": "actor/entropy",
+    "rollout_probs_diff_mean": "training/rollout_probs_diff_mean",
+    "rollout_probs_diff_max": "training/rollout_probs_diff_max",
+    "importance_mean": "rollout_corr/rollout_is_mean",
+    "importance_capped": "rollout_corr/rollout_is_ratio_fraction_high",
+}
+_PHASES = {
+    "update": ("old_log_prob", "ref", "adv", "update_actor"),
+    "weight_sync": ("update_weights",),
+    "checkpoint": ("save_checkpoint",),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepRecord:
+    """One training step, to be written down."""
+
+    step: int
+    metrics: dict[str, float]
+    """`summarise`'s keys; `informative_groups` (share), `trained` (episodes), `entropy` (mean negative
+    log-prob of the sampled tokens: unbiased, at the training temperature), `loss`, `grad_norm`, `kl` (to
+    the policy that sampled), `kl_reference`, `clip_fraction`, `lr`; `tokens_per_s` of the rollout;
+    `horizon` (the longest; where parts have
+    their own, also `horizon_<part>`), `temperature`, `policy_version`; `seconds` and `seconds_<phase>`.
+    On GPUs, where the trainer computes the log-probs of what was sampled once more, over the tokens that
+    are trained on: `rollout_probs_diff_mean` and `_max`, between the trainer's and the sampler's
+    probabilities; `importance_mean`, the weight of a token (`train.importance_cap`), and
+    `importance_capped`, the share of tokens whose weight was cut; `entropy_exact`, of the policy's whole
+    distributions (nats, mean over rows). On a CPU verl takes the sampler's log-probs as they are and
+    computes none of these."""
+    trajectories: list[Trajectory]
+    """The groups of the step's first items."""
+    saved: bool
+    """A whole checkpoint of this step is on disk."""
+
+    def write(self, folder: Path) -> None:
+        """Write it to the step's checkpoint: who was to write it down may be gone before it has."""
+        (folder / _METRICS).write_text(json.dumps({"step": self.step, "metrics": self.metrics}))
+        write_trajectories(folder / _TRAJECTORIES, self.trajectories)
+
+    @classmethod
+    def read(cls, folder: Path) -> "StepRecord | None":
+        """What `write` wrote to a whole checkpoint; None for one from before there was such a file."""
+        if not (folder / _METRICS).exists():
+            return None
+        values = json.loads((folder / _METRICS).read_text())
+        shown = list(read_trajectories(folder / _TRAJECTORIES))
+        return cls(step=values["step"], metrics=values["metrics"], trajectories=shown, saved=True)
+
+
+class Trainer:
+    """Runs as a Ray actor; `start` first."""
+
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        *,
+        model: str,
+        items: str,
+        checkpoints: str,
+        placement: Placement,
+        serve: "ServedAt | None" = None,
+    ) -> None:
+        """`model`: the policy to start from where there is no checkpoint; `items`: the training items;
+        `serve`: where the policy is served to others while it is trained."""
+        self._pipeline = pipeline
+        self._placement = placement
+        self._model = model
+        self._items = Path(items)
+        self._checkpoints = Path(checkpoints)
+        self._serve = serve
+        self._config: Any = None
+
+    def prepare(self) -> None:
+        """The part of a start-up that needs no model: imports, and TransferQueue's processes."""
+        import transfer_queue as tq
+
+        import tasks.verl.network  # before the queue's actors are sent
+        from tasks.verl.config import verl_config
+
+        config = verl_config(
+            self._pipeline,
+            model=self._model,
+            items=self._items,
+            checkpoints=self._checkpoints,
+            placement=self._placement,
+        )
+        with ThreadPoolExecutor(1) as side:
+            # Its processes start while this one imports verl's trainer.
+            queue = side.submit(tq.init, config.transfer_queue)
+            import tasks.verl.rollout
+            import tasks.verl.trainer  # noqa: F401
+
+            queue.result()
+        self._config = config
+
+    def start(self) -> int:
+        """Start verl's processes and load the checkpoint that `checkpoints.resume` chose; returns its step, 0
+        for none.
+
+        Does what `prepare` did not do yet. From here on the model and the item file must be there.
+        """
+        if self._config is None:
+            self.prepare()
+        from verl.utils.config import validate_config
+
+        from tasks.verl.client import CancellingClient
+        from tasks.verl.rollout import RolloutManager
+        from tasks.verl.trainer import StepTrainer
+
+        steps = checkpoints.complete_steps(self._checkpoints)
+        if not steps or steps[-1] < self._pipeline.train.steps:
+            checkpoints.make_room(self._checkpoints, model=self._model)  # now, not after the steps up to it
+        use_reference = self._pipeline.train.kl_loss_coef > 0
+        validate_config(self._config, use_reference_policy=use_reference, use_critic=False)
+        self._trainer = StepTrainer(self._config, self._pipeline)
+        self._trainer.init()
+        client = self._trainer.llm_server_manager.get_client(CancellingClient)
+        self._manager = RolloutManager.create(self._config, client)
+        self._trainer.attach(self._manager)
+        if self._serve is not None:
+            self._manager.serve(self._serve)
+        return int(self._trainer.global_steps)
+
+    def run_step(self, *, save: bool) -> StepRecord:
+        """The next training step, with a checkpoint at its end if `save`."""
+        started = time.perf_counter()
+        verl_metrics, verl_seconds = self._trainer.run_step(save=save)
+        self._manager.on_new_weights()
+        step = int(self._trainer.global_steps)
+        rollout = self._manager.last
+        assert rollout is not None
+        played = [t for group in rollout.groups for t in group]
+        tokens = sum(map(sampled_tokens, played))
+        logprobs = [x for t in played for turn in t.turns for x in turn.completion.logprobs]
+        metrics = summarise(played) | {
+            "informative_groups": rollout.informative / len(rollout.groups),
+            "trained": rollout.trained,
+            "entropy": -sum(logprobs) / len(logprobs),
+            "tokens_per_s": tokens / rollout.seconds,
+            **self._horizons(rollout.play.max_turns),
+            **_environments(rollout.environments),
+            "temperature": rollout.play.temperature,
+            "policy_version": step - 1,
+            "seconds": time.perf_counter() - started,
+            "seconds_rollout": rollout.seconds,
+        }
+        metrics |= {
+            name: float(verl_metrics[key]) for name, key in _VERL_METRICS.items() if key in verl_metrics
+        }
+        for phase, parts in _PHASES.items():
+            metrics[f"seconds_{phase}"] = sum(verl_seconds.get(part, 0.0) for part in parts)
+        shown = [t for group in rollout.groups[:SAMPLED_ITEMS] for t in group]
+        record = StepRecord(step=step, metrics=metrics, trajectories=shown, saved=save)
+        if save:
+            record.write(checkpoints.checkpoint_folder(self._checkpoints, step=step))
+            checkpoints.mark_complete(self._checkpoints, step=step)
+        return record
+
+    def _horizons(self, turns: Mapping[str, int]) -> dict[str, int]:
+        differ = any(part.horizon for part in self._pipeline.data.parts.values())
+        by_part = {f"horizon_{name}": count for name, count in turns.items()} if differ else {}
+        return {"horizon": max(turns.values()), **by_part}
+
+    def play(self, items: Sequence[Item], play: Play) -> list[list[Trajectory]]:
+        """`PipelinePlayer.play` with the policy as it is; nothing is trained."""
+        return self._manager.play(items, play)
+
+    def stop(self) -> None:
+        """End the environments and TransferQueue; the rest ends with this process."""
+        import transfer_queue as tq
+
+        self._manager.close()
+        tq.close()
+
+
+def _environments(pools: Mapping[str, PoolMetrics]) -> dict[str, float]:
+    return {
+        f"{what}/{name}": value
+        for name, pool in pools.items()
+        for what, value in (
+            ("envs_live", pool.live),
+            ("envs_created", pool.created),
+            ("envs_replaced", pool.replaced),
+            ("env_step_seconds", pool.step.mean),
+        )
+    }
+
+
+def launch(
+    pipeline: Pipeline, *, model: str, items: Path, checkpoints: Path, serve: "ServedAt | None" = None
+) -> Any:
+    """A `Trainer` as an actor of the Ray session that this process is connected to; arguments as its own.
+
+    Raises `ConfigError` if the session has no place for `backend.workers`.
+    """
+    import ray
+
+    placement = place_workers(pipeline.backend)
+    return (
+        ray.remote(Trainer)
+        .options(num_cpus=0, runtime_env={"env_vars": environment_of(pipeline)})
+        .remote(
+            pipeline,
+            model=model,
+            items=str(items),
+            checkpoints=str(checkpoints),
+            placement=placement,
+            serve=serve,
+        )
+    )
+
+
+def environment_of(pipeline: Pipeline) -> dict[str, str]:
+    """Environment variables of the training process and of all that it starts."""
+    root = str(Path(__file__).parents[2])
+    variables = {
+        "PYTHONPATH": os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH", "")])),
+        "TRANSFER_QUEUE_ENABLE": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+        "VERL_LOGGING_LEVEL": "WARN",
+        "VERL_USE_EXTERNAL_MODULES": "tasks.verl.network",
+    }
+    if pipeline.backend.device == "cpu":
+        # Ray sets OMP_NUM_THREADS itself in every worker: what a user set must travel by another name.
+        threads = os.environ.get("OMP_NUM_THREADS")
+        variables |= PLUGIN_ENV | THREADS_ENV | heap.ENVIRONMENT
+        return variables | ({"WINGSPAN_THREADS": threads} if threads else {})
+    from verl.trainer.constants_ppo import get_ppo_ray_runtime_env
+
+    for_gpus: dict[str, Any] = get_ppo_ray_runtime_env()["env_vars"]
+    return variables | {name: str(value) for name, value in for_gpus.items()} | gpu_model.PLUGIN_ENV

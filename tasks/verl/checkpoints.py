@@ -1,0 +1,176 @@
+"""The folder of verl's checkpoints: which are whole, which is the last, which can go.
+
+verl writes a checkpoint file by file and its tracker file at the end, neither atomically. A record of ours,
+put down once all is written, names each file with its size and checksum. A checkpoint without one is torn;
+one whose files are no longer those of the record is damaged. Training goes on from the last one that is
+neither.
+"""
+
+import json
+import shutil
+import zlib
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from envs.errors import WingspanError
+from envs.files import write_atomically
+from tasks.config.capacity import checkpoint_bytes, read_model_size
+
+KEPT = 2
+_RECORD = "complete"
+"""JSON: path within the checkpoint → [bytes, CRC-32]."""
+_TRACKER = "latest_checkpointed_iteration.txt"
+_PREFIX = "global_step_"
+_CHUNK = 4_000_000  # bytes
+
+_Sum = tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Resumption:
+    """Where training goes on."""
+
+    step: int
+    """Of the last whole checkpoint; 0 where there is none yet."""
+    damage: tuple[str, ...] = ()
+    """What was wrong with later checkpoints, which are deleted; one line for each."""
+
+
+def make_room(folder: Path, *, model: str) -> None:
+    """See that one more checkpoint of `model` fits on the disk of `folder`, before it is written.
+
+    Where it does not fit, the older of the whole checkpoints go first: they would go when the new one is
+    whole. Raises `WingspanError` if that is not enough.
+    """
+    needed = _checkpoint_size(folder, model)
+    free = _free_bytes(folder)
+    for old in complete_steps(folder)[:-1]:
+        if free >= needed:
+            break
+        shutil.rmtree(_at(folder, old))
+        free = _free_bytes(folder)
+    if free < needed:
+        raise WingspanError(
+            f"the next checkpoint in {folder} needs {needed / 1e9:.3g} GB, and {free / 1e9:.3g} GB are free; "
+            "free some and run again: training goes on from the last checkpoint"
+        )
+
+
+def mark_complete(folder: Path, *, step: int) -> None:
+    """Record the files of the checkpoint of `step`, all of which are written, and delete all but the newest
+    `KEPT`."""
+    checkpoint = _at(folder, step)
+    write_atomically(checkpoint / _RECORD, json.dumps(_sums(checkpoint)))
+    for old in complete_steps(folder)[:-KEPT]:
+        shutil.rmtree(_at(folder, old))
+
+
+def complete_steps(folder: Path) -> list[int]:
+    """The steps of checkpoints that were written to their end, ascending; their files are not read."""
+    marked = (path.parent.name for path in folder.glob(f"{_PREFIX}*/{_RECORD}"))
+    return sorted(int(name.removeprefix(_PREFIX)) for name in marked)
+
+
+def resume(folder: Path) -> Resumption:
+    """Find the last whole checkpoint, delete those that are torn or come after it, and point verl's tracker
+    at it.
+
+    Reads every file of the checkpoints that it judges. Raises `WingspanError`, and deletes nothing, where
+    there are checkpoints that were written to their end and every one is damaged.
+    """
+    written = complete_steps(folder)
+    step, faults = 0, dict[int, str]()
+    for candidate in reversed(written):
+        fault = _fault(_at(folder, candidate))
+        if fault is None:
+            step = candidate
+            break
+        faults[candidate] = fault
+    if faults and not step:
+        raise WingspanError(
+            f"no checkpoint in {folder} can be resumed: {'; '.join(faults.values())}; restore these files, "
+            f"or delete {folder.parent} to train from the start"
+        )
+    for path in folder.glob(f"{_PREFIX}*"):
+        if path.name not in {f"{_PREFIX}{one}" for one in written if one <= step}:
+            shutil.rmtree(path)
+    tracker = folder / _TRACKER
+    if step:
+        write_atomically(tracker, str(step))
+    else:
+        tracker.unlink(missing_ok=True)
+    return Resumption(step, tuple(faults.values()))
+
+
+def checkpoint_folder(folder: Path, *, step: int) -> Path:
+    """The checkpoint of `step`, whole or not."""
+    return _at(folder, step)
+
+
+def policy_folder(folder: Path, *, step: int) -> Path:
+    """The policy of a whole checkpoint, in Hugging Face format with its tokenizer."""
+    return _at(folder, step) / "actor" / "huggingface"
+
+
+def _checkpoint_size(folder: Path, model: str) -> int:
+    """Bytes of the newest whole one; where there is none, by the model's size; 0 if that is unknown."""
+    whole = complete_steps(folder)
+    if whole:
+        return sum(file.stat().st_size for file in _at(folder, whole[-1]).rglob("*") if file.is_file())
+    size = read_model_size(model)
+    return checkpoint_bytes(size) if size is not None else 0
+
+
+def _free_bytes(folder: Path) -> int:
+    folder.mkdir(parents=True, exist_ok=True)
+    return shutil.disk_usage(folder).free
+
+
+def _at(folder: Path, step: int) -> Path:
+    return folder / f"{_PREFIX}{step}"
+
+
+def _fault(checkpoint: Path) -> str | None:
+    """What is wrong with a checkpoint; None if it is as it was recorded."""
+    record = checkpoint / _RECORD
+    try:
+        recorded: Mapping[str, _Sum] = {name: (size, crc) for name, (size, crc) in _read(record).items()}
+    except (OSError, ValueError, AttributeError, TypeError):
+        return f"{record} is no record of its files"
+    files = [checkpoint / name for name in recorded]
+    for file, (size, _) in zip(files, recorded.values(), strict=True):
+        if not file.is_file():
+            return f"{file} is not there"
+        if (found := file.stat().st_size) != size:
+            return f"{file} has {found:,} of {size:,} bytes"
+    with ThreadPoolExecutor() as threads:
+        for file, (_, expected), crc in zip(files, recorded.values(), threads.map(_crc, files), strict=True):
+            if crc != expected:
+                return f"{file} is not what was written"
+    return None
+
+
+def _read(record: Path) -> dict[str, list[int]]:
+    found: dict[str, list[int]] = json.loads(record.read_text())
+    return found
+
+
+def _sums(checkpoint: Path) -> dict[str, _Sum]:
+    files = sorted(path for path in checkpoint.rglob("*") if path.is_file() and path.name != _RECORD)
+    with ThreadPoolExecutor() as threads:  # zlib lets go of Python's lock
+        crcs = threads.map(_crc, files)
+        return {
+            str(file.relative_to(checkpoint)): (file.stat().st_size, crc)
+            for file, crc in zip(files, crcs, strict=True)
+        }
+
+
+def _crc(file: Path) -> int:
+    crc = 0
+    buffer = memoryview(bytearray(_CHUNK))
+    with file.open("rb", buffering=0) as source:
+        while count := source.readinto(buffer):
+            crc = zlib.crc32(buffer[:count], crc)
+    return crc

@@ -1,0 +1,234 @@
+"""Translates a pipeline into verl's own configuration: the one place that knows verl's option names.
+
+What a laptop and a cluster do differently is `_cpu` and `_cuda`; all else is the same for both.
+"""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from agents.prompting.images import sees
+from envs.errors import ConfigError, MissingDependency
+from envs.requirements.detection import pip_install
+from tasks.cluster.placement import Placement
+from tasks.config.settings import IMPORTANCE_CAP, Pipeline
+from tasks.verl.gpu_model import gpu_model_options
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
+
+
+MAX_EPISODES = 65_536
+"""Of one training step."""
+
+
+def verl_config(
+    pipeline: Pipeline,
+    *,
+    model: Path | str,
+    items: Path,
+    checkpoints: Path,
+    placement: Placement | None = None,
+) -> "DictConfig":
+    """verl's PPO configuration for `pipeline`, composed and checked as far as no GPU is needed.
+
+    `model`: the policy to start from; `items`: the training items; `checkpoints`: verl's folder;
+    `placement`: of `backend.workers`, by default all on one node.
+    Under the key `wingspan` it carries the pipeline itself, for the rollout manager.
+    Raises `ConfigError` for settings that contradict each other.
+    """
+    check_pipeline(pipeline)
+    from importlib.util import find_spec
+
+    from hydra import compose, initialize_config_dir
+    from omegaconf import OmegaConf, open_dict
+
+    spec = find_spec("verl")  # found, not imported: verl takes many seconds
+    if spec is None or spec.origin is None:
+        raise MissingDependency(f"verl is not installed; {pip_install('verl')}")
+    folder = Path(spec.origin).parent / "trainer" / "config"
+    with initialize_config_dir(config_dir=str(folder), version_base=None):
+        config = compose("ppo_trainer")
+    options = _common(pipeline, model=str(model), items=str(items), checkpoints=str(checkpoints))
+    placement = placement or Placement(nodes=1, workers_per_node=pipeline.backend.workers)
+    options["trainer.nnodes"] = placement.nodes
+    options["trainer.n_gpus_per_node"] = placement.workers_per_node
+    options |= _cpu(pipeline) if pipeline.backend.device == "cpu" else _cuda(pipeline, model=str(model))
+    OmegaConf.set_struct(config, True)
+    with open_dict(config):
+        for key, value in options.items():
+            OmegaConf.update(config, key, value, force_add=True)
+        config.wingspan = {"pipeline": pipeline.model_dump(mode="json")}
+    OmegaConf.resolve(config)
+    return config
+
+
+def _common(pipeline: Pipeline, *, model: str, items: str, checkpoints: str) -> dict[str, Any]:
+    rollout, train, backend = pipeline.rollout, pipeline.train, pipeline.backend
+    actor = "actor_rollout_ref.actor"
+    sampler = "actor_rollout_ref.rollout"
+    return {
+        "trainer.device": backend.device,
+        "trainer.total_training_steps": train.steps,
+        "trainer.default_local_dir": checkpoints,
+        "trainer.resume_mode": "auto",
+        "trainer.logger": ["console"],
+        "trainer.val_before_train": False,
+        "transfer_queue.enable": True,
+        "transfer_queue.backend.SimpleStorage.num_data_storage_units": 1,
+        "reward.num_workers": 0,  # rewards come with the episodes
+        "data.train_files": items,
+        "data.val_files": items,  # verl wants some; evaluation is ours
+        "data.custom_cls.path": "pkg://tasks.verl_rollout",
+        "data.custom_cls.name": "ItemDataset",
+        "data.shuffle": False,  # `tasks/data/mixture.py` has chosen the order
+        "data.train_batch_size": rollout.items_per_step,
+        "data.dataloader_num_workers": 0,
+        "data.max_prompt_length": rollout.context_length,
+        "data.max_response_length": rollout.context_length,
+        "algorithm.adv_estimator": train.algorithm,
+        "algorithm.use_kl_in_reward": False,
+        "actor_rollout_ref.model.path": model,
+        f"{actor}.strategy": "fsdp2",
+        # With the whole model in Hugging Face format: a checkpoint is a policy, too.
+        f"{actor}.checkpoint.save_contents": ["model", "optimizer", "extra", "hf_model"],
+        f"{actor}.checkpoint.load_contents": ["model", "optimizer", "extra"],
+        f"{actor}.optim.lr": train.lr,
+        f"{actor}.clip_ratio": train.clip_ratio,
+        f"{actor}.clip_ratio_low": train.clip_ratio,
+        f"{actor}.clip_ratio_high": train.clip_ratio,
+        f"{actor}.ppo_epochs": train.epochs,
+        f"{actor}.ppo_mini_batch_size": rollout.items_per_step // train.mini_batches,
+        f"{actor}.use_dynamic_bsz": True,
+        f"{actor}.ppo_max_token_len_per_gpu": train.micro_batch_tokens,
+        # For verl's entropy metric alone: the loss gives every trajectory one weight (`tasks/verl/loss.py`).
+        f"{actor}.loss_agg_mode": "seq-mean-token-mean",
+        f"{actor}.use_kl_loss": train.kl_loss_coef > 0,
+        f"{actor}.kl_loss_coef": train.kl_loss_coef,
+        f"{actor}.kl_loss_type": "low_var_kl",
+        f"{actor}.entropy_coeff": train.entropy_coef,
+        f"{actor}.data_loader_seed": pipeline.seed,
+        f"{actor}.fsdp_config.seed": pipeline.seed,
+        f"{sampler}.name": backend.rollout,
+        f"{sampler}.n": rollout.group_size,
+        f"{sampler}.seed": pipeline.seed,
+        f"{sampler}.temperature": rollout.temperature,
+        f"{sampler}.top_p": rollout.top_p,
+        f"{sampler}.top_k": rollout.top_k or -1,
+        f"{sampler}.max_model_len": rollout.context_length,
+        f"{sampler}.max_num_seqs": backend.max_sequences,
+        f"{sampler}.tensor_model_parallel_size": backend.tensor_parallel,
+        f"{sampler}.calculate_log_probs": True,
+        f"{sampler}.agent.agent_loop_manager_class": "tasks.verl.rollout.RolloutManager",
+    }
+
+
+def _cpu(pipeline: Pipeline) -> dict[str, Any]:
+    full_precision = {"param_dtype": "fp32", "reduce_dtype": "fp32", "buffer_dtype": "fp32"}
+    options: dict[str, Any] = {
+        "actor_rollout_ref.model.use_remove_padding": True,
+        "actor_rollout_ref.model.enable_gradient_checkpointing": False,
+        "actor_rollout_ref.model.override_config.attn_implementation": "wingspan_packed",
+        # Sampler and trainer compute the same numbers in fp32: the sampler's log-probs are the old ones.
+        "algorithm.rollout_correction.bypass_mode": True,
+        "actor_rollout_ref.actor.use_torch_compile": False,
+        "actor_rollout_ref.rollout.dtype": "float32",
+        "actor_rollout_ref.rollout.engine_kwargs.cpu": {"samplers": pipeline.backend.samplers},
+    }
+    for role in ("actor", "ref"):
+        options[f"actor_rollout_ref.{role}.fsdp_config.use_torch_compile"] = False
+        options[f"actor_rollout_ref.{role}.fsdp_config.mixed_precision"] = full_precision
+        options[f"actor_rollout_ref.{role}.fsdp_config.model_dtype"] = "fp32"
+    return options
+
+
+def _cuda(pipeline: Pipeline, *, model: str) -> dict[str, Any]:
+    model_options = gpu_model_options(model)
+    cap = pipeline.train.importance_cap
+    return {
+        **{f"actor_rollout_ref.model.{name}": value for name, value in model_options.items()},
+        # vLLM in bf16 and the trainer differ in the third digit: old log-probs are computed anew, and what
+        # was sampled by the other's probabilities is weighed by the ratio of the two.
+        "algorithm.rollout_correction.bypass_mode": False,
+        "algorithm.rollout_correction.rollout_is": None if cap is None else "token",
+        "algorithm.rollout_correction.rollout_is_threshold": cap or IMPORTANCE_CAP,
+        "actor_rollout_ref.rollout.dtype": "bfloat16",
+        "actor_rollout_ref.rollout.gpu_memory_utilization": pipeline.backend.gpu_memory_utilization,
+        # Log-probs after temperature; also after top-p and top-k, which `check_pipeline` therefore refuses.
+        "actor_rollout_ref.rollout.logprobs_mode": "processed_logprobs",
+    }
+
+
+def _check_turns(pipeline: Pipeline) -> None:
+    """Every turn takes a token of the context at least."""
+    turns = {
+        "horizon.rounds": max(pipeline.horizon.rounds),
+        "evaluate.max_turns": pipeline.evaluate.max_turns,
+    }
+    for name, part in pipeline.data.parts.items():
+        turns[f"data.parts.{name}.horizon.rounds"] = max(part.horizon.rounds) if part.horizon else 0
+        turns[f"data.parts.{name}.max_turns"] = part.max_turns or 0
+    length = pipeline.rollout.context_length
+    for key, count in turns.items():
+        if count > length:
+            raise ConfigError(
+                f"{key}: {count} turns do not fit into rollout.context_length {length}, for a turn takes a "
+                "token at least; lower it"
+            )
+
+
+def check_pipeline(pipeline: Pipeline) -> None:
+    """Raise `ConfigError` for settings that contradict each other; imports nothing heavy."""
+    rollout, train, backend = pipeline.rollout, pipeline.train, pipeline.backend
+    if (backend.device == "cpu") != (backend.rollout == "cpu"):
+        raise ConfigError(
+            f"backend.rollout {backend.rollout!r} does not run on backend.device {backend.device!r}; "
+            "use cpu with cpu, vllm with cuda"
+        )
+    if backend.device == "cpu" and sees(pipeline.model):
+        raise ConfigError(
+            f"backend.device cpu: {pipeline.model} is a vision-language model, and the CPU backend trains "
+            "text only; use device: cuda with rollout: vllm"
+        )
+    if rollout.max_tokens_per_turn >= rollout.context_length:
+        raise ConfigError(
+            f"rollout.max_tokens_per_turn {rollout.max_tokens_per_turn} leaves no room for a prompt in "
+            f"rollout.context_length {rollout.context_length}; lower the one, or raise the other"
+        )
+    episodes = rollout.items_per_step * rollout.group_size
+    if episodes > MAX_EPISODES:
+        raise ConfigError(
+            f"rollout.items_per_step {rollout.items_per_step} x rollout.group_size {rollout.group_size} are "
+            f"{episodes:,} episodes a step, which one process holds in memory; at most {MAX_EPISODES:,} are "
+            "allowed; lower one of them"
+        )
+    if pipeline.agent.context.when_full == "stop":
+        _check_turns(pipeline)
+    if train.micro_batch_tokens < rollout.context_length:
+        raise ConfigError(
+            f"train.micro_batch_tokens {train.micro_batch_tokens} is less than rollout.context_length "
+            f"{rollout.context_length}: one episode must fit into a micro-batch; raise it"
+        )
+    if backend.device == "cpu" and train.importance_cap is not None:
+        raise ConfigError(
+            f"train.importance_cap {train.importance_cap} is for backend.device cuda; on a CPU sampler and "
+            "trainer compute the same log-probs; leave it out"
+        )
+    if train.mini_batches > rollout.items_per_step:
+        raise ConfigError(
+            f"train.mini_batches {train.mini_batches} is more than rollout.items_per_step "
+            f"{rollout.items_per_step}: some would be empty; lower it"
+        )
+    if backend.workers % backend.tensor_parallel:
+        raise ConfigError(
+            f"backend.workers {backend.workers} is no multiple of backend.tensor_parallel "
+            f"{backend.tensor_parallel}"
+        )
+    if backend.rollout == "vllm" and backend.samplers > 1:
+        raise ConfigError(
+            f"backend.samplers {backend.samplers} is for rollout: cpu; on GPUs raise backend.workers"
+        )
+    if backend.rollout == "vllm" and (rollout.top_p < 1.0 or rollout.top_k > 0):
+        raise ConfigError(
+            f"rollout.top_p {rollout.top_p} and rollout.top_k {rollout.top_k} cannot be trained with on "
+            "vLLM: its log-probs are those of the filtered distribution; set top_p: 1.0 and top_k: 0"
+        )

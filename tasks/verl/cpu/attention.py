@@ -1,0 +1,127 @@
+"""Attention over a packed row (`packing.py`): each pair of query and key that counts once, and no other.
+
+A response's query attends to the prompt and, causally, to its own response. These are two calls of torch's
+flash kernel, one for all responses over their prompt and one for each response over itself; their outputs
+are merged by the weight that each carries in the softmax. Nothing is padded, masked or repeated.
+
+The backward is the kernel's as well. It computes a pair's share of the gradients from the output and the
+log-sum-exp of the query's *whole* softmax, so that given the merged ones, the gradients of all calls add up
+to the exact gradient (as in ring attention, Liu et al. 2023, arXiv:2310.01889).
+
+Shapes: `H` query heads, `K` heads of keys and values, `T` tokens of the row, `D` numbers a head.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from envs.errors import ConfigError
+from tasks.verl.cpu.packing import PromptBlock
+
+ATTENTION = "wingspan_packed"
+"""Name under which `packed_attention` is registered with transformers."""
+
+_forward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
+
+
+def packed_attention(
+    module: torch.nn.Module,
+    query: Tensor,  # [1, H, T, D]
+    key: Tensor,  # [1, K, T, D], K divides H
+    value: Tensor,  # [1, K, T, D]
+    attention_mask: Tensor | None,
+    *,
+    blocks: tuple[PromptBlock, ...],
+    scaling: float,
+    dropout: float = 0.0,
+    **_: object,
+) -> tuple[Tensor, None]:
+    """Causal attention within each block: prompt to itself, each response to the prompt and itself.
+
+    Called by transformers with the `blocks` that were given to the model; returns ([1, T, H, D], None).
+    Raises `ConfigError` for dropout: the sampler has none, so log-probs would not be those of the policy.
+    """
+    if dropout:
+        raise ConfigError(f"attention_dropout {dropout} in the model's config.json: the CPU backend needs 0")
+    heads_per_key = query.shape[1] // key.shape[1]
+    if heads_per_key > 1:
+        key, value = (x.repeat_interleave(heads_per_key, dim=1) for x in (key, value))
+    return _PackedAttention.apply(query, key, value, blocks, scaling).transpose(1, 2), None  # type: ignore[no-untyped-call]
+
+
+def computed_pairs(blocks: tuple[PromptBlock, ...]) -> int:
+    """Pairs of query and key that `packed_attention` looks at, but for what the kernel rounds up."""
+    return sum(
+        (len(queries) * (len(queries) + 1) // 2 if causal else len(queries) * len(keys))
+        for block in blocks
+        for queries, keys, causal in _calls(block)
+    )
+
+
+def _calls(block: PromptBlock) -> list[tuple[range, range, bool]]:
+    """(queries, keys, whether causal) of each call of the kernel; responses over their prompt come last."""
+    prompt = range(block.start, block.start + block.prompt_length)
+    calls = [(prompt, prompt, True)]
+    first = prompt.stop
+    for length in block.response_lengths:
+        response = range(first, first + length)
+        if length:
+            calls.append((response, response, True))
+        first = response.stop
+    if first > prompt.stop:
+        calls.append((range(prompt.stop, first), prompt, False))
+    return calls
+
+
+def _of(tensor: Tensor, tokens: range) -> Tensor:
+    return tensor[:, :, tokens.start : tokens.stop]
+
+
+class _PackedAttention(torch.autograd.Function):
+    """`packed_attention` where there are as many heads of keys as of queries; [1, H, T, D] in and out."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, query: Tensor, key: Tensor, value: Tensor, blocks: tuple[PromptBlock, ...], scale: float
+    ) -> Tensor:
+        output = torch.empty_like(query)
+        weight = query.new_empty(query.shape[:-1])  # [1, H, T], log-sum-exp of the scores
+        for block in blocks:
+            for queries, keys, causal in _calls(block):
+                part, part_weight = _forward(
+                    _of(query, queries), _of(key, keys), _of(value, keys), 0.0, causal, scale=scale
+                )
+                if causal:
+                    _of(output, queries).copy_(part)
+                    _of(weight, queries).copy_(part_weight)
+                else:  # these queries have been over their own responses
+                    own, own_weight = _of(output, queries), _of(weight, queries)
+                    own.lerp_(part, torch.sigmoid(part_weight - own_weight).unsqueeze(-1))
+                    own_weight.copy_(torch.logaddexp(own_weight, part_weight))
+        ctx.save_for_backward(query, key, value, output, weight)
+        ctx.blocks, ctx.scale = blocks, scale
+        return output
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        query, key, value, output, weight = ctx.saved_tensors
+        gradients = [torch.zeros_like(x) for x in (query, key, value)]
+        for block in ctx.blocks:
+            for queries, keys, causal in _calls(block):
+                parts = _backward(
+                    _of(gradient, queries),
+                    _of(query, queries),
+                    _of(key, keys),
+                    _of(value, keys),
+                    _of(output, queries),
+                    _of(weight, queries),
+                    0.0,
+                    causal,
+                    scale=ctx.scale,
+                )
+                for total, tokens, part in zip(gradients, (queries, keys, keys), parts, strict=True):
+                    _of(total, tokens).add_(part)
+        return *gradients, None, None

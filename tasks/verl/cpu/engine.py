@@ -1,0 +1,142 @@
+"""verl's FSDP2 engine on a CPU: the same model, loss and optimizer, over packed rows.
+
+verl's own row packing needs flash-attention; its padded batches cost two to three times the work.
+This engine puts `packing.py` in their place and asks for logits only where the loss looks.
+"""
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from tensordict import TensorDict
+from verl.utils import tensordict_utils as tu
+from verl.utils.torch_functional import entropy_from_logits
+from verl.workers.engine.base import EngineRegistry
+from verl.workers.engine.fsdp import transformer_impl
+from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead, FSDPEngineWithValueHead
+
+from tasks.verl.cpu.attention import ATTENTION, packed_attention
+from tasks.verl.cpu.packing import PackedRow, pack_row
+
+_split_by_workload: Callable[..., Any] = transformer_impl.prepare_micro_batches
+
+
+def register() -> None:
+    """Make this the engine of `strategy: fsdp2` on the platform `cpu`."""
+    from transformers import AttentionInterface
+
+    AttentionInterface.register(ATTENTION, packed_attention)
+    transformer_impl.prepare_micro_batches = split_by_prompt
+    EngineRegistry.register(model_type="language_model", backend="fsdp2", device="cpu")(CpuEngine)
+    EngineRegistry.register(model_type="value_model", backend="fsdp2", device="cpu")(FSDPEngineWithValueHead)
+
+
+class CpuEngine(FSDPEngineWithLMHead):  # type: ignore[misc]
+    """Packed rows in, log-probs of the wanted tokens out; zeros for all other tokens."""
+
+    def initialize(self) -> None:
+        """Build model and optimizer, with as many threads as the machine has for this process."""
+        torch.set_num_threads(threads_per_process(torch.distributed.get_world_size()))
+        super().initialize()
+
+    def prepare_model_inputs(self, micro_batch: TensorDict) -> tuple[dict[str, Any], dict[str, Any]]:
+        """The micro-batch as one row: arguments of the model, and what `prepare_model_outputs` needs."""
+        samples = micro_batch["input_ids"].unbind()
+        row = pack_row(
+            samples,
+            prompt_lengths=_prompt_lengths(micro_batch),
+            masks=_full_masks(micro_batch, [len(s) for s in samples]),
+        )
+        temperature = micro_batch["temperature"]
+        if not isinstance(temperature, torch.Tensor):
+            temperature = torch.full((len(samples),), float(temperature))
+        inputs = {
+            "input_ids": row.input_ids,
+            "attention_mask": None,
+            "position_ids": row.position_ids,
+            "logits_to_keep": row.logit_rows,
+            "blocks": row.blocks,
+        }
+        return inputs, {"row": row, "temperature": temperature[row.sample_of]}
+
+    def prepare_model_outputs(
+        self,
+        output: Any,
+        output_args: dict[str, Any],
+        micro_batch: TensorDict,
+        logits_processor_func: Any,
+    ) -> dict[str, torch.Tensor]:
+        """Log-probs (and entropy, if asked for) as verl lays them out: nested, [B, L]."""
+        row: PackedRow = output_args["row"]
+        logits = output.logits[0]  # [N, V]
+        temperature = output_args["temperature"]
+        if not bool((temperature == 1.0).all()):
+            logits = logits / temperature.unsqueeze(-1)
+        offsets = micro_batch["input_ids"].offsets()
+
+        def laid_out(values: torch.Tensor) -> torch.Tensor:
+            flat = values.new_zeros(int(offsets[-1])).index_put((row.targets,), values)
+            return torch.nested.nested_tensor_from_jagged(flat, offsets)
+
+        log_probs = -torch.nn.functional.cross_entropy(logits, row.labels, reduction="none")
+        outputs = {"log_probs": laid_out(log_probs)}
+        if tu.get_non_tensor_data(data=micro_batch, key="calculate_entropy", default=False):
+            outputs["entropy"] = laid_out(entropy_from_logits(logits))
+        return outputs
+
+
+def split_by_prompt(
+    data: TensorDict, dp_group: Any = None, **kwargs: Any
+) -> tuple[list[TensorDict], list[list[int]] | None]:
+    """Micro-batches of at most `max_token_len_per_gpu` packed tokens, prompts kept together.
+
+    verl balances micro-batches by length, which tears groups apart. Several ranks must agree on the
+    number of micro-batches, so there verl's own split is used.
+    """
+    dynamic = tu.get_non_tensor_data(data=data, key="use_dynamic_bsz", default=True)
+    if not dynamic or "prompts" not in data or torch.distributed.get_world_size(dp_group) > 1:
+        micro_batches, indices = _split_by_workload(data=data, dp_group=dp_group, **kwargs)
+        return micro_batches, indices
+    prompts = [p.numpy().tobytes() for p in data["prompts"].unbind()]
+    prompt_lengths = _prompt_lengths(data)
+    lengths = data["input_ids"].offsets().diff().tolist()
+    limit = data["max_token_len_per_gpu"]
+    order = sorted(range(len(lengths)), key=lambda i: (prompts[i], lengths[i]))
+    parts: list[list[int]] = [[]]
+    tokens, known = 0, set[bytes]()
+    for i in order:
+        cost = lengths[i] - (prompt_lengths[i] if prompts[i] in known else 0)
+        if parts[-1] and tokens + cost > limit:
+            parts.append([])
+            tokens, known, cost = 0, set(), lengths[i]
+        parts[-1].append(i)
+        known.add(prompts[i])
+        tokens += cost
+    return [tu.index_select_tensor_dict(data, part) for part in parts], parts
+
+
+def threads_per_process(processes: int) -> int:
+    """Torch threads of each of `processes` that compute at the same time on this machine.
+
+    `WINGSPAN_THREADS`, where set, is the limit of each: on a shared machine, set it to 1.
+    """
+    available = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    share = max(1, available // processes)
+    limit = os.environ.get("WINGSPAN_THREADS")
+    return min(share, int(limit)) if limit else share
+
+
+def _prompt_lengths(data: TensorDict) -> list[int]:
+    """Tokens of each sample that others may share. A batch without prompts shares none: all is prompt."""
+    if "prompts" in data:
+        lengths: list[int] = data["prompts"].offsets().diff().tolist()
+    else:
+        lengths = data["input_ids"].offsets().diff().tolist()
+    return lengths
+
+
+def _full_masks(data: TensorDict, lengths: list[int]) -> list[torch.Tensor]:
+    """`loss_mask` over whole samples; in RL verl gives it over responses only."""
+    masks = data["loss_mask"].unbind()
+    return [torch.nn.functional.pad(m, (n - len(m), 0)) for m, n in zip(masks, lengths, strict=True)]

@@ -1,0 +1,161 @@
+"""verl's rollout backend `cpu`: the CPU sampler's actors, their replica, and the way weights reach it.
+
+verl asks a load balancer for a server at every turn; with sessions that stick, one process that
+plays all episodes can choose by itself, which saves an actor and two calls a turn.
+"""
+
+import asyncio
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import ray
+import torch
+from ray.exceptions import RayTaskError
+from verl.workers.rollout import base as verl_rollout
+from verl.workers.rollout.base import BaseRollout
+from verl.workers.rollout.llm_server import LLMServerClient, LLMServerManager
+from verl.workers.rollout.replica import RolloutReplica, RolloutReplicaRegistry, TokenOutput
+
+from agents.types import SamplingParams
+
+BACKEND = "cpu"
+
+
+def register() -> None:
+    """Make `rollout.name=cpu` known to verl."""
+    verl_rollout._ROLLOUT_REGISTRY[(BACKEND, "async")] = f"{__name__}.CpuRollout"
+    RolloutReplicaRegistry.register(BACKEND, lambda: CpuReplica)
+    LLMServerManager._init_global_load_balancer = _init_load_balancer
+    LLMServerManager.get_client = _get_client
+
+
+def _samplers(replica_rank: int, config: Any) -> list[str]:
+    """Names of a replica's sampler actors."""
+    count = config.engine_kwargs[BACKEND]["samplers"]
+    return [f"wingspan_cpu_sampler_{replica_rank}_{index}" for index in range(count)]
+
+
+class CpuReplica(RolloutReplica):  # type: ignore[misc]
+    """`CpuSampler` actors, a core each. They have no device memory to give back, so they never sleep."""
+
+    async def launch_servers(self) -> None:
+        """Start the actors."""
+        from agents.samplers.cpu.sampler import CpuSampler
+
+        for name in _samplers(self.replica_rank, self.config):
+            sampler = (
+                ray.remote(CpuSampler)
+                .options(name=name, max_concurrency=self.max_concurrency, num_cpus=0)
+                .remote(
+                    self.model_config["path"],
+                    max_sequences=self.config.max_num_seqs,
+                    context_length=self.config.max_model_len,
+                    seed=self.config.seed,
+                )
+            )
+            self.servers.append(sampler)
+        self._server_handle = self.servers[0]
+        self._server_address = name
+
+    async def wake_up(self) -> None: ...
+
+    async def sleep(self) -> None: ...
+
+    async def clear_kv_cache(self) -> None: ...
+
+    async def start_profile(self, **options: Any) -> None: ...
+
+    async def stop_profile(self) -> None: ...
+
+
+class CpuRollout(BaseRollout):  # type: ignore[misc]
+    """Lives in every training process; sends the policy's weights to the samplers."""
+
+    async def resume(self, tags: list[str]) -> None:
+        """Nothing: the samplers never released anything."""
+
+    async def release(self) -> None:
+        """Nothing: see `resume`."""
+
+    async def update_weights(
+        self,
+        weights: Iterator[tuple[str, torch.Tensor]],
+        wire_format: str = "named_tensors",
+        global_steps: int | None = None,
+        **_: Any,
+    ) -> None:
+        """Send full weights as those of policy version `global_steps`."""
+        if wire_format != "named_tensors":
+            raise NotImplementedError(f"the CPU sampler takes named_tensors, not {wire_format!r}")
+        # Every rank must drain the iterator: gathering a sharded tensor is a collective.
+        state = {name: tensor.detach().to("cpu", copy=True) for name, tensor in weights}
+        rank = int(os.environ["RANK"])
+        replica, shard = divmod(rank, self.config.tensor_model_parallel_size * self.config.data_parallel_size)
+        if shard == 0:
+            weights_of_step = ray.put(state)  # once, however many read it
+            loads = [
+                ray.get_actor(name).load_weights.remote(weights_of_step, policy_version=global_steps or 0)
+                for name in _samplers(replica, self.config)
+            ]
+            await asyncio.gather(*loads)
+
+
+class CpuServerClient(LLMServerClient):  # type: ignore[misc]
+    """Asks the samplers directly. All turns of an episode go to one of them, for its KV cache, and all
+    episodes that open alike, since it computes their prompt once."""
+
+    def __init__(self, config: Any, servers: list[Any]) -> None:
+        super().__init__(config)
+        self._servers = servers
+        self._server_of: dict[str, int] = {}
+        self._server_of_opening: dict[tuple[int, ...], int] = {}
+
+    async def generate(
+        self, request_id: str, *, prompt_ids: list[int], sampling_params: dict[str, Any], **_: Any
+    ) -> TokenOutput:
+        """As verl's; `request_id` is the episode's. Raises what the sampler raised."""
+        if request_id not in self._server_of:
+            known = self._server_of_opening
+            self._server_of[request_id] = known.setdefault(tuple(prompt_ids), len(known) % len(self._servers))
+        answer = self._servers[self._server_of[request_id]].sample.remote(
+            prompt_ids,
+            params=SamplingParams(
+                max_tokens=sampling_params["max_tokens"],
+                temperature=sampling_params["temperature"],
+                top_p=sampling_params["top_p"],
+                top_k=max(0, sampling_params["top_k"]),
+                stop_token_ids=tuple(sampling_params["stop_token_ids"]),
+                stop=tuple(sampling_params["stop"]),
+            ),
+            episode_id=request_id,
+        )
+        try:
+            completion = await answer
+        except asyncio.CancelledError:
+            ray.cancel(answer)  # else it would be sampled to its end for nobody
+            raise
+        except RayTaskError as error:
+            raise error.cause from None  # Ray's own text is a coloured traceback of the sampler's process
+        return TokenOutput(
+            token_ids=completion.token_ids,
+            log_probs=completion.logprobs,
+            stop_reason="completed",
+            extra_fields={"global_steps": completion.policy_version},
+        )
+
+
+_verl_init_load_balancer = LLMServerManager._init_global_load_balancer
+_verl_get_client = LLMServerManager.get_client
+
+
+async def _init_load_balancer(self: LLMServerManager) -> None:
+    if self.rollout_config.name != BACKEND:
+        await _verl_init_load_balancer(self)
+
+
+def _get_client(self: LLMServerManager, client_cls: type | None = None, **kwargs: Any) -> LLMServerClient:
+    if self.rollout_config.name != BACKEND:
+        return _verl_get_client(self, client_cls, **kwargs)
+    samplers = [sampler for replica in self.rollout_replicas for sampler in replica.servers]
+    return CpuServerClient(self.config, samplers)

@@ -1,0 +1,60 @@
+"""How a model is trained on GPUs: its attention, and log-probs without the logits of a whole batch.
+
+The one place for verl's options of a model on GPUs; the warm-up (`tasks/verl/sft.py`) and RL
+(`tasks/verl/config.py`) both take them from here. Imports nothing heavy.
+"""
+
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+from agents.prompting.images import sees
+from envs.errors import MissingDependency
+
+PLUGIN_ENV = {"VERL_USE_EXTERNAL_MODULES": "tasks.verl.gpu_plugin"}
+"""Environment variables that a process needs before it imports verl."""
+FLASH_ATTENTION = "flash_attention_2"
+INSTALL_FLASH_ATTENTION = "uv pip install flash-attn --no-build-isolation -c constraints.txt"
+_OLDEST_FLASH_ATTENTION = "2.4.3"
+"""Since then its cross entropy returns what verl reads from it."""
+
+
+def gpu_attention() -> str:
+    """The attention implementation for GPUs, by transformers' name: flash-attn if installed, else sdpa.
+
+    Both keep the sequences of a packed row apart by their positions; sdpa does it with a mask of tokens
+    by tokens (`tasks/config/capacity.py` says how large).
+    """
+    return FLASH_ATTENTION if flash_attention_version() is not None else "sdpa"
+
+
+def flash_attention_version() -> str | None:
+    """The installed version of the package flash-attn; None if there is none that verl can use."""
+    from packaging.version import Version
+
+    try:
+        found = version("flash-attn")
+    except PackageNotFoundError:
+        return None
+    return found if Version(found) >= Version(_OLDEST_FLASH_ATTENTION) else None
+
+
+def gpu_model_options(model: str) -> dict[str, Any]:
+    """verl's options of `model` (a folder, or a name on the hub) on GPUs, by the fields of `HFModelConfig`.
+
+    Raises `MissingDependency` for a vision-language model where flash-attn is missing: verl replaces the
+    attention of such models by one that calls it.
+    """
+    if sees(model) and flash_attention_version() is None:
+        raise MissingDependency(
+            f"model {model!r} takes images, and verl trains such models with flash-attn only; "
+            f"{INSTALL_FLASH_ATTENTION}"
+        )
+    return {
+        "use_remove_padding": True,
+        "enable_gradient_checkpointing": True,
+        "override_config": {"attn_implementation": gpu_attention()},
+        # Log-probs and entropy from the hidden states, 512 tokens at a time. All logits at once would be
+        # 10 GB in bf16 (32,768 tokens, 150,000 words), and the loss holds several times as much.
+        "use_fused_kernels": True,
+        "fused_kernel_options": {"impl_backend": "torch"},
+    }

@@ -1,0 +1,42 @@
+"""Makes the log-probs in chunks of verl 0.9.1 (`tasks/verl/gpu_model.py`) work under FSDP2; a verl plugin.
+
+verl's chunked forward reads `lm_head.weight` and never calls that module. Where the embeddings are not
+tied, FSDP2 shards `lm_head` by itself, its weight is a shard when it is read, and the first step fails
+("mixed torch.Tensor and DTensor"). Left to the root, it is gathered while the model's forward runs.
+Imported by verl itself (`VERL_USE_EXTERNAL_MODULES`), at the end of `import verl`.
+"""
+
+from typing import Any
+
+import verl.utils.fsdp_utils as verl_fsdp
+
+from envs.errors import ConfigError
+
+_LOGIT_FACTORS = ("final_logit_softcapping", "logits_scaling", "logit_scale", "lm_head_multiplier")
+"""Settings of models that do more to their logits than `lm_head`."""
+
+_select_targets = verl_fsdp._select_fsdp2_wrap_targets
+
+
+def select_targets(model: Any, layer_classes: list[str]) -> list[Any]:
+    """The modules that FSDP2 shards one by one: verl's choice without `lm_head`."""
+    check_logits(model.config)
+    head = model.get_output_embeddings()
+    return [module for module in _select_targets(model, layer_classes) if module is not head]
+
+
+def check_logits(config: Any) -> None:
+    """Raise `ConfigError` for a model whose logits are more than `lm_head` of its hidden states.
+
+    `config`: the model's, as transformers has it.
+    """
+    text = config.get_text_config()
+    for name in _LOGIT_FACTORS:
+        if (value := getattr(text, name, None)) not in (None, 1):
+            raise ConfigError(
+                f"models of type {config.model_type} cannot be trained on GPUs: verl's log-probs in chunks "
+                f"leave out {name}, which is {value}; choose another model"
+            )
+
+
+verl_fsdp._select_fsdp2_wrap_targets = select_targets

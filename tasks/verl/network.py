@@ -1,0 +1,89 @@
+"""What verl's processes listen on: TransferQueue asks for Ray's token, torch binds to one address.
+
+verl imports it where `VERL_USE_EXTERNAL_MODULES` names it, at the end of `import verl`. It replaces what
+transfer_queue and torch offer no option for; `tests/tasks/test_network.py` attacks the result.
+"""
+
+import ipaddress
+import os
+import socket
+from importlib import import_module
+from typing import Any
+
+import psutil
+import transfer_queue.controller
+import transfer_queue.storage.managers.base
+import transfer_queue.storage.simple_storage
+import transfer_queue.utils.zmq_utils as zmq_utils
+import zmq
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
+from tasks.cluster.network import queue_keys
+
+_create_zmq_socket = zmq_utils.create_zmq_socket
+
+
+def apply() -> None:
+    """Replace them in this process, and in the actors of TransferQueue that it starts.
+
+    Ray sends these actors' classes with what their methods refer to, so the replacement goes along.
+    """
+    # The package has a function of the module's name, which `import ... as` would find.
+    rendezvous = import_module("torch.distributed.rendezvous")
+    rendezvous.TCPStore = bound_store  # type: ignore[attr-defined]
+    for module in (
+        zmq_utils,
+        transfer_queue.controller,
+        transfer_queue.storage.simple_storage,
+        transfer_queue.storage.managers.base,
+    ):
+        module.create_zmq_socket = create_zmq_socket
+
+
+def create_zmq_socket(
+    ctx: zmq.Context[Any], socket_type: int, ip: str, identity: bytes | None = None
+) -> zmq.Socket[Any]:
+    """As TransferQueue's, with CURVE: encrypted, and only for who has Ray's token.
+
+    TransferQueue unpickles what comes. Where Ray asks for no token, its sockets stay as they were.
+    """
+    created: zmq.Socket[Any] = _create_zmq_socket(ctx, socket_type, ip, identity)
+    keys = queue_keys()
+    if keys is not None:
+        created.curve_publickey, created.curve_secretkey = keys
+        if socket_type == zmq.ROUTER:
+            created.curve_server = True
+        else:
+            created.curve_serverkey = keys[0]
+    return created
+
+
+def bound_store(*, host_name: str, port: int, is_master: bool, **options: Any) -> TCPStore:
+    """torch's store, whose server listens on `host_name` alone instead of on every interface.
+
+    gloo's sockets go to the same network's interface, and NCCL's where that is loopback, unless
+    `GLOO_SOCKET_IFNAME` and `NCCL_SOCKET_IFNAME` say otherwise.
+    """
+    family, _, _, _, address = socket.getaddrinfo(host_name, port, type=socket.SOCK_STREAM)[0]
+    interface, own = _interface_towards(family, address)
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
+    if ipaddress.ip_address(own).is_loopback:
+        os.environ.setdefault("NCCL_SOCKET_IFNAME", f"={interface}")
+    if is_master:
+        server = socket.create_server(address[:2], family=family, backlog=socket.SOMAXCONN)
+        options["master_listen_fd"] = server.detach()  # the store's from now on
+    return TCPStore(host_name=host_name, port=port, is_master=is_master, **options)
+
+
+def _interface_towards(family: int, address: tuple[Any, ...]) -> tuple[str, str]:
+    """By which network interface this machine reaches `address`: its name, and the own address there."""
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        probe.connect(address)  # sends nothing
+        own: str = probe.getsockname()[0]
+    for name, entries in psutil.net_if_addrs().items():
+        if any(entry.address.partition("%")[0] == own for entry in entries):
+            return name, own
+    raise OSError(f"no network interface has the address {own}")
+
+
+apply()

@@ -1,0 +1,279 @@
+"""verl's rollout manager, over the project's own episodes; named in `rollout.agent.agent_loop_manager_class`.
+
+It takes the step's items from verl's dataloader, plays their groups (`tasks/rollout/runner.py`, or by a
+program
+`tasks/rollout/program_runner.py`) through whatever server verl runs, and puts what can be learnt from into
+verl's
+TransferQueue. Unlike verl's own, it plays all episodes in one event loop and returns when the last one has
+ended. What becomes a row for the trainer is `tasks/verl/rows.py`'s.
+"""
+
+import asyncio
+import logging
+import math
+import threading
+import time
+from collections.abc import Coroutine, Iterable, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any, TypeVar
+
+from torch.utils.data import Dataset
+
+from agents.prompting.images import opened
+from agents.types import Completion, FinishReason, SamplingParams, Trajectory
+from envs.errors import SamplerFailed, described
+from envs.runtime.metrics import PoolMetrics
+from envs.types import Image, Item
+from tasks.config.settings import Pipeline
+from tasks.data.items import item_from_json, item_to_json, read_items
+from tasks.errors import Diverged, NoEpisodes, SamplerDied, names_dead_engine
+from tasks.rollout.program_runner import player_of
+from tasks.rollout.runner import Play, training_play
+from tasks.rollout.served_policy import ServedAt, ServedPolicy
+from tasks.verl.rows import (
+    Group,
+    fields_of,
+    has_gradient_without_advantage,
+    is_informative,
+    is_usable,
+    rows_of,
+    tag_of,
+    trainable,
+)
+from tasks.verl.vision import verl_processor
+
+T = TypeVar("T")
+
+_log = logging.getLogger(__name__)
+
+
+class ItemDataset(Dataset[dict[str, Any]]):
+    """An item file, as verl's `data.custom_cls`; rows carry the item's own line."""
+
+    def __init__(self, data_files: str, **_: Any) -> None:
+        from pathlib import Path
+
+        self._items = read_items(Path(data_files))
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        # verl counts prompts by `raw_prompt`; what an item's prompt is, its environment says.
+        return {"raw_prompt": index, "item": item_to_json(self._items[index])}
+
+
+class VerlSampler:
+    """A `Sampler` over verl's client of its generation servers."""
+
+    def __init__(self, client: Any) -> None:
+        self._client = client
+
+    async def sample(
+        self,
+        prompt_ids: Sequence[int],
+        *,
+        images: Sequence[Image] = (),
+        params: SamplingParams,
+        episode_id: str,
+    ) -> Completion:
+        """One completion; raises `SamplerDied` if the server or its engine died, which no retry can fix."""
+        from ray.exceptions import RayActorError, RayError
+
+        try:
+            output = await self._client.generate(
+                episode_id,
+                # As the model sees them; verl's server folds what stands for a picture into one token again.
+                prompt_ids=list(prompt_ids),
+                image_data=[opened(image) for image in images] or None,
+                sampling_params={
+                    "max_tokens": params.max_tokens,
+                    "temperature": params.temperature,
+                    "top_p": params.top_p,
+                    "top_k": params.top_k or -1,
+                    "stop_token_ids": list(params.stop_token_ids),
+                    "stop": list(params.stop),
+                    "repetition_penalty": 1.0,
+                    "logprobs": True,
+                },
+            )
+        except RayActorError as error:
+            raise SamplerDied(f"the sampler died: {type(error).__name__}") from error
+        except RayError as error:
+            if names_dead_engine(error):
+                raise SamplerDied("the sampler's engine died: EngineDeadError") from error
+            raise
+        if not output.token_ids or output.log_probs is None:
+            raise SamplerFailed(f"{episode_id}: no tokens came back ({output.stop_reason})")
+        ids = list(output.token_ids)
+        return Completion(
+            token_ids=ids,
+            logprobs=list(output.log_probs),
+            # A stop text is none of the tokens: who asked for it finds it (`agents/samplers/stop_texts.py`).
+            finish_reason=FinishReason.STOP if ids[-1] in params.stop_token_ids else FinishReason.LENGTH,
+            policy_version=output.extra_fields["global_steps"],
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepRollout:
+    """What was played for one training step."""
+
+    groups: list[Group]
+    play: Play
+    seconds: float
+    trained: int
+    """Trajectories that were handed to the trainer, whatever their number of segments."""
+    informative: int
+    """Groups with rewards that differ."""
+    environments: Mapping[str, PoolMetrics]
+    """By name, at the end of the play."""
+
+
+class RolloutManager:
+    """Plays episodes for verl's trainer, in the trainer's process."""
+
+    def __init__(self, pipeline: Pipeline, *, client: Any, tokenizer: Any, processor: Any = None) -> None:
+        """`processor`: of a model that sees; see `verl_processor`."""
+        self._pipeline = pipeline
+        self._sampler = VerlSampler(client)
+        self._tokenizer = tokenizer
+        self._processor = processor
+        self._player = player_of(pipeline, sampler=self._sampler, tokenizer=tokenizer, processor=processor)
+        self._served: ServedPolicy | None = None
+        self._loop = asyncio.new_event_loop()
+        threading.Thread(target=self._loop.run_forever, name="rollout", daemon=True).start()
+        self.last: StepRollout | None = None
+        self._warming = self._warm_up()
+
+    @classmethod
+    def create(
+        cls,
+        config: Any,
+        llm_client: Any,
+        teacher_client: Any = None,
+        reward_loop_worker_handles: Any = None,
+    ) -> "RolloutManager":
+        """verl's way to make one; `config.wingspan.pipeline` is the pipeline."""
+        from omegaconf import OmegaConf
+        from transformers import AutoTokenizer
+
+        pipeline = Pipeline.model_validate(OmegaConf.to_container(config.wingspan.pipeline, resolve=True))
+        model = config.actor_rollout_ref.model.path
+        tokenizer = AutoTokenizer.from_pretrained(model)
+        return cls(pipeline, client=llm_client, tokenizer=tokenizer, processor=verl_processor(model))
+
+    def generate_sequences(self, prompts: Any) -> None:
+        """Play a step's groups and put them into TransferQueue; returns when all is there.
+
+        `prompts`: verl's batch, with `uid` and `item` a row and one `global_steps`.
+        Raises `NoEpisodes` if every episode failed, `Diverged` if a log-prob is not a number, `SamplerDied`
+        if the sampler is gone.
+        """
+        import transfer_queue as tq
+
+        step = int(prompts["global_steps"])
+        uids = [str(uid) for uid in prompts["uid"]]
+        items = [item_from_json(str(line), place="train items") for line in prompts["item"]]
+        started = time.perf_counter()
+        play = training_play(self._pipeline, step=step)
+        groups = self.play(items, play)
+        seconds = time.perf_counter() - started
+        if self._served is not None:  # the trainer goes on with the sampler asleep
+            self._run(self._served.pause())
+        if not any(is_usable(t) for group in groups for t in group):
+            raise NoEpisodes(f"step {step}: {why_none([t for group in groups for t in group])}")
+        check_log_probs(groups, step=step, lr=self._pipeline.train.lr)
+        skip_equal = not has_gradient_without_advantage(self._pipeline.train)
+        chosen = [trainable(group, skip_equal=skip_equal) for group in groups]
+        rows = [row for uid, group in zip(uids, chosen, strict=True) for row in rows_of(uid, group)]
+        if rows:
+            tq.kv_batch_put(
+                keys=[row.key for row in rows],
+                fields=fields_of(rows, self._processor),
+                tags=[tag_of(row, step=step) for row in rows],
+                partition_id="train",
+            )
+        tq.kv_batch_put(keys=uids, partition_id="train", tags=[{"status": "finished"} for _ in uids])
+        self.last = StepRollout(
+            groups=groups,
+            play=play,
+            seconds=seconds,
+            trained=sum(map(len, chosen)),
+            informative=sum(is_informative(group) for group in groups),
+            environments=self._player.environments,
+        )
+        self._warming = self._warm_up()  # while the trainer computes
+
+    def play(self, items: Sequence[Item], play: Play) -> list[Group]:
+        """`PipelinePlayer.play`, for callers that wait."""
+        return self._run(self._player.play(items, play))
+
+    def serve(self, at: ServedAt) -> None:
+        """Serve the policy to others, too, but for the time from a step's last episode to `on_new_weights`.
+
+        Raises `ConfigError` where that address cannot be had.
+        """
+        served = ServedPolicy(
+            self._pipeline,
+            sampler=self._sampler,
+            tokenizer=self._tokenizer,
+            at=at,
+            processor=self._processor,
+        )
+        self._run(served.start())
+        self._served = served
+
+    def on_new_weights(self) -> None:
+        """To be called when a step has ended and the sampler has its weights."""
+        if self._served is not None:
+            self._run(self._served.resume())
+
+    def close(self) -> None:
+        """Close the environments and end the event loop."""
+        if self._served is not None:
+            self._run(self._served.close())
+        self._warming.cancel()
+        self._run(self._player.close())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+
+    def _warm_up(self) -> Future[None]:
+        warming = asyncio.run_coroutine_threadsafe(self._player.warm_up(), self._loop)
+        warming.add_done_callback(_log_failure)
+        return warming
+
+    def _run(self, work: Coroutine[Any, Any, T]) -> T:
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+
+
+def why_none(trajectories: Sequence[Trajectory]) -> str:
+    """Why none of a step's episodes can be trained on, with the remedy where there is one here."""
+    errors = [t.error for t in trajectories if t.error is not None]
+    if errors:
+        return f"no episode was played to its end; {len(errors)} failed, the first of them by {errors[0]}"
+    shortest = min(len(t.prompt_ids) for t in trajectories)
+    reasons = ", ".join(sorted({t.stop_reason for t in trajectories}))
+    return (
+        f"the policy had no turn in any of {len(trajectories)} episodes ({reasons}): their prompts have "
+        f"{shortest} tokens or more; raise rollout.context_length"
+    )
+
+
+def check_log_probs(groups: Iterable[Group], *, step: int, lr: float) -> None:
+    """Raise `Diverged` if a sampled token's log-prob is NaN or infinite."""
+    for trajectory in chain.from_iterable(groups):
+        for turn in trajectory.turns:
+            for value in turn.completion.logprobs:
+                if not math.isfinite(value):
+                    raise Diverged(
+                        f"step {step}: the log-prob of a sampled token is {value} "
+                        f"({trajectory.item.item_id}, chain {trajectory.chain}); lower train.lr ({lr:g})"
+                    )
+
+
+def _log_failure(warming: Future[None]) -> None:
+    """It is no episode's yet: the next to need an environment meets the same failure, and counts it."""
+    if not warming.cancelled() and (error := warming.exception()) is not None:
+        _log.warning("environments cannot be started ahead: %s", described(error))

@@ -1,0 +1,127 @@
+"""A step's episodes as rows of verl's TransferQueue: which are trained on, and how they are laid out.
+
+A failed episode is never a row. Nor is any of a group with fewer than two others, for a reward compared
+with nothing says nothing; nor, where the loss is GRPO's alone, of a group whose rewards are all the
+same: its advantages, and so its gradient, are zero.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from agents.rollout.packing import PackedSegment, pack
+from agents.types import StopReason, Trajectory
+from tasks.config.settings import TrainSettings
+from tasks.data.trajectories import sampled_tokens
+from tasks.verl.vision import side_by_side, vision_of
+
+Group = list[Trajectory]
+
+
+def trainable(group: Group, *, skip_equal: bool) -> Group:
+    """The episodes of a group that are trained on; `skip_equal` leaves out groups of equal rewards."""
+    usable = [t for t in group if is_usable(t)]
+    if len(usable) < 2 or (skip_equal and not is_informative(group)):
+        return []
+    return usable
+
+
+def has_gradient_without_advantage(train: TrainSettings) -> bool:
+    """Whether a group of equal rewards has a gradient all the same: from the KL, or from the entropy."""
+    return train.kl_loss_coef > 0 or train.entropy_coef > 0
+
+
+def is_informative(group: Group) -> bool:
+    """Whether its usable episodes' rewards differ, so that GRPO learns from it."""
+    return len({t.reward for t in group if is_usable(t)}) > 1
+
+
+def is_usable(trajectory: Trajectory) -> bool:
+    """Whether it was played to an end and holds anything of the policy's."""
+    # An episode may end for want of room before the first turn: it holds nothing of the policy's.
+    return trajectory.stop_reason is not StopReason.ERROR and bool(trajectory.turns)
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One segment of a trajectory, as verl keeps it."""
+
+    uid: str
+    """Of the group."""
+    trajectory: Trajectory
+    number: int
+    """Of the segment."""
+    packed: PackedSegment
+    trajectory_tokens: int
+    """Sampled tokens of all segments of the trajectory, by which the loss weighs each."""
+
+    @property
+    def key(self) -> str:
+        """By which verl knows which segments are one episode's, and which is its last."""
+        return f"{self.uid}_{self.trajectory.chain}_{self.number}"
+
+
+def rows_of(uid: str, group: Group) -> list[Row]:
+    """The rows of a group's episodes."""
+    return [
+        Row(uid, trajectory, number, packed, sampled_tokens(trajectory))
+        for trajectory in group
+        for number, packed in enumerate(pack(trajectory))
+    ]
+
+
+def fields_of(rows: Sequence[Row], processor: Any = None) -> Any:
+    """Rows as verl's agent loop lays them out: nested, [rows, tokens], where no shape is given.
+
+    `processor`: as verl loads it, of a model that sees; then there are `multi_modal_inputs`, and positions
+    are [rows, 4, tokens] where the model's are. Raises `ConfigError` for pictures that it cannot train on.
+    """
+    from tensordict import NonTensorStack, TensorDict
+
+    packed = [row.packed for row in rows]
+
+    def nested(values: Sequence[Sequence[float]], dtype: torch.dtype) -> torch.Tensor:
+        return torch.nested.as_nested_tensor(
+            [torch.tensor(v, dtype=dtype) for v in values], layout=torch.jagged
+        )
+
+    masks = nested([p.response_mask for p in packed], torch.int64)
+    sequences = [p.prompt_ids + p.response_ids for p in packed]
+    seen = [vision_of(s, p.images, processor) for s, p in zip(sequences, packed, strict=True)]
+    sight = {} if processor is None else {"multi_modal_inputs": NonTensorStack(*[one.inputs for one in seen])}
+    return TensorDict(
+        {
+            "prompts": nested([p.prompt_ids for p in packed], torch.int64),
+            "responses": nested([p.response_ids for p in packed], torch.int64),
+            "input_ids": nested(sequences, torch.int64),
+            "position_ids": side_by_side([one.position_ids for one in seen]),
+            **sight,
+            "response_mask": masks,
+            "loss_mask": masks,
+            "trajectory_tokens": torch.tensor([row.trajectory_tokens for row in rows]),  # [rows]
+            "rm_scores": nested([p.rewards for p in packed], torch.float32),
+            "rollout_log_probs": nested([p.logprobs for p in packed], torch.float32),
+            "uid": NonTensorStack(*[row.uid for row in rows]),
+            "num_turns": NonTensorStack(*[len(row.trajectory.turns) for row in rows]),
+            "extra_fields": NonTensorStack(
+                *[{"policy_versions": sorted(set(p.policy_versions))} for p in packed]
+            ),
+        },
+        batch_size=[len(rows)],
+    )
+
+
+def tag_of(row: Row, *, step: int) -> dict[str, Any]:
+    """What verl wants to know of a row without reading it; policy versions are its global steps."""
+    packed = row.packed
+    return {
+        "status": "success",
+        "prompt_len": len(packed.prompt_ids),
+        "response_len": len(packed.response_ids),
+        "seq_len": len(packed.prompt_ids) + len(packed.response_ids),
+        "global_steps": step,
+        "min_global_steps": min(packed.policy_versions),
+        "max_global_steps": max(packed.policy_versions),
+    }

@@ -1,0 +1,170 @@
+"""Supervised training with verl's SFT engine: a process of its own, `python -m tasks.verl.sft REQUEST`.
+
+Owns nothing but the loop: verl's `TrainingWorker` (the same FSDP2 engine as in RL, on a CPU or a
+GPU) with its `sft_loss`, over ids and masks that are given as they are. Says one JSON line a step.
+"""
+
+import json
+import os
+import random
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from tasks.verl.gpu_model import gpu_model_options
+from tasks.verl.policies import copy_policy
+
+LR_WARMUP = 0.05
+"""Share of the steps in which the learning rate rises; then it falls as a cosine."""
+_CPU_MODEL_OPTIONS = {
+    "use_remove_padding": True,
+    "enable_gradient_checkpointing": False,
+    "override_config": {"attn_implementation": "wingspan_packed"},
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SftRequest:
+    """All that a run is told; JSON on its way to the process."""
+
+    model: str
+    output: str
+    """Folder of the trained policy, in Hugging Face format with its tokenizer."""
+    device: str
+    seed: int
+    steps: int
+    batch_size: int
+    lr: float
+    micro_batch_tokens: int
+    prompts: list[list[int]]
+    responses: list[list[int]]
+    masks: list[list[int]]
+    """Of the responses: 1 where the loss falls."""
+
+    def to_json(self) -> str:
+        """The file that `python -m tasks.verl.sft` reads."""
+        return json.dumps(asdict(self))
+
+
+def run(request: SftRequest) -> Iterator[dict[str, float]]:
+    """Train; yields a step's numbers (`step`, `loss` per token, `grad_norm`, `lr`, `tokens`), then saves."""
+    _join_process_group_of_one()
+    worker = _worker(request)
+    for step, rows in enumerate(_batches(request), start=1):
+        metrics = _train_batch(worker, request, rows)
+        tokens = sum(sum(request.masks[i]) for i in rows)
+        yield {
+            "step": step,
+            "loss": float(metrics["loss"]),
+            "grad_norm": float(metrics["grad_norm"]),
+            "lr": float(metrics["lr"]),
+            "tokens": tokens,
+        }
+    with tempfile.TemporaryDirectory(dir=Path(request.output).parent) as folder:
+        worker.save_checkpoint(folder, None, request.steps)
+        copy_policy(Path(folder) / "huggingface", Path(request.output))
+
+
+def _worker(request: SftRequest) -> Any:
+    import torch
+    from verl.trainer.config import CheckpointConfig
+    from verl.workers.config import FSDPEngineConfig, FSDPOptimizerConfig, HFModelConfig
+    from verl.workers.engine_workers import TrainingWorker, TrainingWorkerConfig
+    from verl.workers.utils.losses import sft_loss
+
+    torch.manual_seed(request.seed)
+    on_cpu = request.device == "cpu"
+    precision = {"param_dtype": "fp32" if on_cpu else "bf16", "reduce_dtype": "fp32", "buffer_dtype": "fp32"}
+    worker = TrainingWorker(
+        TrainingWorkerConfig(
+            model_type="language_model",
+            model_config=HFModelConfig(
+                path=request.model,
+                **(_CPU_MODEL_OPTIONS if on_cpu else gpu_model_options(request.model)),
+            ),
+            engine_config=FSDPEngineConfig(
+                strategy="fsdp2",
+                mixed_precision=precision,
+                use_torch_compile=False,
+                use_dynamic_bsz=True,
+                max_token_len_per_gpu=request.micro_batch_tokens,
+                seed=request.seed,
+            ),
+            optimizer_config=FSDPOptimizerConfig(
+                lr=request.lr,
+                lr_scheduler_type="cosine",
+                lr_warmup_steps_ratio=LR_WARMUP,
+                min_lr_ratio=0.1,
+                total_training_steps=request.steps,
+            ),
+            checkpoint_config=CheckpointConfig(save_contents=["hf_model"], load_contents=[]),
+        )
+    )
+    worker.reset()
+    worker.set_loss_fn(partial(sft_loss, config=None))
+    return worker
+
+
+def _train_batch(worker: Any, request: SftRequest, rows: list[int]) -> dict[str, Any]:
+    import torch
+    from tensordict import TensorDict
+    from tensordict.tensorclass import NonTensorData
+    from verl.utils import tensordict_utils as tu
+
+    def nested(values: list[list[int]]) -> torch.Tensor:
+        return torch.nested.as_nested_tensor([torch.tensor(v) for v in values], layout=torch.jagged)
+
+    prompts = [request.prompts[i] for i in rows]
+    ids = [p + request.responses[i] for p, i in zip(prompts, rows, strict=True)]
+    lengths = [len(sequence) for sequence in ids]
+    data = TensorDict(
+        {
+            "input_ids": nested(ids),
+            "position_ids": nested([list(range(n)) for n in lengths]),
+            "prompts": nested(prompts),
+            "loss_mask": nested(
+                [[0] * len(p) + request.masks[i] for p, i in zip(prompts, rows, strict=True)]
+            ),
+        },
+        batch_size=len(rows),
+    )
+    tu.assign_non_tensor(
+        data, temperature=1.0, update_lr_scheduler=True, global_token_num=NonTensorData(lengths)
+    )
+    metrics: dict[str, Any] = tu.get(worker.train_batch(data), "metrics")
+    return metrics
+
+
+def _batches(request: SftRequest) -> Iterator[list[int]]:
+    """Rows of each step: seeded shuffles of all, one after the other."""
+    rng = random.Random(f"sft/{request.seed}")
+    rows: list[int] = []
+    for _ in range(request.steps):
+        while len(rows) < request.batch_size:
+            rows += rng.sample(range(len(request.prompts)), len(request.prompts))
+        yield rows[: request.batch_size]
+        rows = rows[request.batch_size :]
+
+
+def _join_process_group_of_one() -> None:
+    import socket
+
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    os.environ |= {
+        "RANK": "0",
+        "LOCAL_RANK": "0",
+        "WORLD_SIZE": "1",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+    }
+
+
+if __name__ == "__main__":
+    for numbers in run(SftRequest(**json.loads(Path(sys.argv[1]).read_text()))):
+        print(json.dumps(numbers), flush=True)

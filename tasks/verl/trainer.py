@@ -1,0 +1,139 @@
+"""verl's synchronous trainer, one training step a call.
+
+What it changes of verl's own: a step's trajectories are cut into a fixed number of mini-batches,
+however many there are (verl would fill up with padding), and a step with none to learn from is
+passed over. The loss (`tasks/verl/loss.py`) is divided by the episodes that were *played*: those left
+out have gradient 0.
+"""
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import transfer_queue as tq
+from transfer_queue import KVBatchMeta
+from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
+from verl.utils.debug import marked_timer
+from verl.utils.metric import reduce_metrics
+from verl.utils.py_functional import rename_dict
+from verl.utils.skip import SkipManager
+
+from tasks.config.settings import Pipeline
+from tasks.errors import Diverged
+from tasks.rollout.runner import training_play
+from tasks.verl import checkpoints
+from tasks.verl.loss import set_loss
+from tasks.verl.rollout import RolloutManager
+
+_MUST_BE_FINITE = {
+    "actor/pg_loss": "loss",
+    "actor/kl_loss": "KL to the reference",
+    "actor/entropy_loss": "entropy",
+    "actor/grad_norm": "gradient norm",
+}
+"""By verl's names."""
+
+
+class StepTrainer(PPOTrainerSync):  # type: ignore[misc]
+    """`init()`, `attach()`, then `run_step()` again and again; `global_steps` counts finished steps."""
+
+    def __init__(self, config: Any, pipeline: Pipeline) -> None:
+        super().__init__(config)
+        self._pipeline = pipeline
+        self.curr_step_profile = False
+
+    def init(self) -> None:
+        """Start verl's processes, and load the last checkpoint if there is one."""
+        super().init()
+        set_loss(self.actor_rollout_wg, self.config)
+
+    def attach(self, manager: RolloutManager) -> None:
+        """Play episodes through `manager`; needed before the first step."""
+        self.agent_loop_manager = manager
+        SkipManager.init(self.config)
+
+    def run_step(self, *, save: bool) -> tuple[dict[str, float], dict[str, float]]:
+        """Rollout, update, checkpoint if `save`, weights to the sampler.
+
+        Returns (metrics, seconds), by verl's names. Raises `Diverged` if the update's loss or gradient is not
+        finite, before the checkpoint and before the sampler has the weights.
+        """
+        self.global_steps += 1
+        SkipManager.set_step(self.global_steps)
+        # Log-probs are those of the distribution that was sampled from.
+        rollout = self.config.actor_rollout_ref.rollout
+        rollout.temperature = training_play(self._pipeline, step=self.global_steps).temperature
+        metrics: dict[str, float] = {}
+        self.timing_raw: dict[str, float] = {}
+        batch = self.step(metrics, self.timing_raw)
+        check_update(metrics, step=self.global_steps, lr=self._pipeline.train.lr)
+        if save:
+            with marked_timer("save_checkpoint", self.timing_raw):
+                folder = Path(self.config.trainer.default_local_dir)
+                checkpoints.make_room(folder, model=self.config.actor_rollout_ref.model.path)
+                self._save_checkpoint()
+        self.on_step_end()
+        if batch.keys:
+            tq.kv_clear(keys=batch.keys, partition_id=batch.partition_id)
+        return metrics, self.timing_raw
+
+    def _step_once(
+        self, metrics: dict[str, Any], timing_raw: dict[str, float], sample_batch_size: int
+    ) -> Any:
+        rollout = self.agent_loop_manager.last
+        if rollout is not None and rollout.trained == 0:
+            self._forget_prompts()
+            return KVBatchMeta(partition_id="train", keys=[], tags=[])
+        return super()._step_once(metrics, timing_raw, sample_batch_size)
+
+    def _forget_prompts(self) -> None:
+        keys = list((tq.kv_list("train") or {}).get("train", {}))
+        if keys:
+            tq.kv_clear(keys=keys, partition_id="train")
+
+    def _get_required_batch_multiple(self, dp_size: int) -> int:
+        return dp_size * self._pipeline.train.mini_batches
+
+    def _update_actor(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
+        batch.extra_info.update(
+            update_options(
+                self._pipeline,
+                rows=len(batch.keys),
+                step=self.global_steps,
+                temperature=self.config.actor_rollout_ref.rollout.temperature,
+            )
+        )
+        output = rename_dict(self.actor_rollout_wg.update_actor(batch)["metrics"], "actor/")
+        metrics.update(reduce_metrics(output))
+        return batch
+
+
+def check_update(metrics: Mapping[str, float], *, step: int, lr: float) -> None:
+    """Raise `Diverged` if the step's loss or gradient is NaN or infinite; `metrics` by verl's names."""
+    for key, name in _MUST_BE_FINITE.items():
+        value = metrics.get(key, 0.0)
+        if not math.isfinite(value):
+            raise Diverged(
+                f"step {step}: the {name} is {value}; lower train.lr ({lr:g}). "
+                "Neither a checkpoint nor the sampler has the weights of this step"
+            )
+
+
+def update_options(pipeline: Pipeline, *, rows: int, step: int, temperature: float) -> dict[str, Any]:
+    """What verl's worker is told beside the `rows` of a step, by verl's names.
+
+    `rows` is a multiple of `train.mini_batches`; `temperature` is the one that they were sampled at.
+    """
+    train, rollout = pipeline.train, pipeline.rollout
+    return {
+        "calculate_entropy": train.entropy_coef > 0,
+        "distillation_use_topk": False,
+        "distillation_only": False,
+        "global_batch_size": rollout.items_per_step * rollout.group_size / train.mini_batches,
+        "mini_batch_size": rows // train.mini_batches,
+        "epochs": train.epochs,
+        "seed": pipeline.seed + step,
+        "dataloader_kwargs": {"shuffle": False},
+        "temperature": temperature,
+    }

@@ -1,0 +1,273 @@
+"""Agents that call tools and are judged by rewards: whole episodes, from text to tokens."""
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from agents.agent import Agent, FormatAgent, Opening
+from agents.formats import NATIVE
+from agents.formats.calls import ParsedTurn, ToolCall
+from agents.limits import EpisodeLimits
+from agents.prompting.renderer import Renderer
+from agents.rewards import Reward, reward
+from agents.rollout.conversation import TokenSpeakers
+from agents.rollout.episode import Rules
+from agents.rollout.group import play
+from agents.rollout.packing import pack
+from agents.samplers.sampler import ScriptedSampler
+from agents.tools.act import act
+from agents.tools.answer import answer
+from agents.tools.calculator.tool import calculator
+from agents.tools.tool import tool
+from agents.tools.toolbox import Toolbox
+from agents.types import SamplingParams, StopReason, Trajectory
+from envs.errors import ConfigError, EnvCrashed, EpisodeTimeout
+from envs.runtime.manager import EnvManager
+from envs.types import Item, Message
+from tests.support.tool_templates import TEMPLATES, with_template
+from tests.support.toy import CHATML, ToyEnv, toy_item, toy_tokenizer, toys
+from tests.support.toy_episode import encode, play_toy
+
+LIMITS = EpisodeLimits(
+    max_turns=4, max_tokens_per_turn=400, context_length=20_000, episode_timeout_s=5, step_timeout_s=0.3
+)
+ITEM = Item(item_id="toy_0", env="toy", metadata={"target": 3}, fields={"answer": "42"})
+
+
+def played(
+    *texts: str,
+    agent: Agent,
+    tools: Toolbox | None = None,
+    reward: Reward | None = None,
+    env: ToyEnv | None = None,
+    item: Item = ITEM,
+    tokenizer: Any = None,
+) -> Trajectory:
+    return asyncio.run(
+        play_toy(
+            ScriptedSampler(texts, encode=encode),
+            agent=agent,
+            limits=LIMITS,
+            tools=tools,
+            reward=reward,
+            env=env,
+            item=item,
+            tokenizer=tokenizer,
+        )
+    )
+
+
+@reward
+def exact(final_response: str, answer: str) -> dict[str, Any]:
+    """1 for the very answer."""
+    right = final_response == answer
+    return {"reward": float(right), "success": right, "length": len(final_response)}
+
+
+def test_react_by_hand() -> None:
+    tools = Toolbox([calculator])
+    agent = FormatAgent("react", schemas=tools.schemas, instructions="Be brief.")
+    trajectory = played(
+        'Thought: multiply\nAction: calculator\nAction Input: {"expression": "6*7"}',
+        "Thought: done\nFinal Answer: 42",
+        agent=agent,
+        tools=tools,
+        reward=exact,
+    )
+    assert (trajectory.stop_reason, trajectory.reward, trajectory.success) == (
+        StopReason.TERMINATED,
+        1.0,
+        True,
+    )
+    assert [t.action for t in trajectory.turns] == ['calculator({"expression": "6*7"})', "42"]
+    assert [t.thought for t in trajectory.turns] == ["multiply", "done"]
+    assert [t.reward for t in trajectory.turns] == [0.0, 1.0]
+    metrics = dict(trajectory.metrics)
+    assert metrics.pop("tool_seconds/calculator") > 0
+    assert metrics == {
+        "parse_failures": 0,
+        "segments": 1,
+        "unknown_tools": 0,
+        "tool_calls/calculator": 1,
+        "tool_failures/calculator": 0,
+        "reward/length": 2,
+    }
+    decode = toy_tokenizer().decode
+    opening = decode(trajectory.prompt_ids)
+    assert opening.startswith(
+        "<|im_start|>system\nBe brief.\n\nAnswer the question or do the task step by step."
+    )
+    assert '{"name": "calculator"' in opening
+    assert opening.endswith("<|im_start|>user\nGoal: reach 3.<|im_end|>\n<|im_start|>assistant\n")
+    [packed] = pack(trajectory)
+    assert decode(packed.response_ids).split("<|im_end|>\n<|im_start|>")[1] == "user\nObservation: 42"
+    assert tools.usage["calculator"].calls == 0  # each episode counts for itself
+
+
+@pytest.mark.parametrize("format", NATIVE)
+def test_native_calls_are_answered_by_the_template_s_own_role(format: str) -> None:
+    tokenizer = with_template(TEMPLATES[format])
+    tools = Toolbox([calculator, answer])
+    agent = FormatAgent(format, schemas=tools.schemas)
+
+    def call(name: str, **arguments: Any) -> str:
+        said = {"type": "function", "function": {"name": name, "arguments": arguments}}
+        messages = [
+            {"role": "user", "content": ""},
+            {"role": "assistant", "content": "", "tool_calls": [said]},
+        ]
+        text: str = tokenizer.apply_chat_template(messages, tokenize=False)
+        return text.rpartition("<|im_start|>assistant\n")[2].removesuffix("<|im_end|>\n")
+
+    trajectory = played(
+        call("calculator", expression="6*7"),
+        call("answer", answer="42"),
+        agent=agent,
+        tools=tools,
+        reward=exact,
+        tokenizer=tokenizer,
+    )
+    assert trajectory.stop_reason is StopReason.TERMINATED
+    assert trajectory.reward == 1  # for "42": the tool's answer, not the text of its call
+    assert '"name": "calculator"' in tokenizer.decode(trajectory.prompt_ids)
+    [packed] = pack(trajectory)
+    assert "<|im_start|>tool\n42<|im_end|>\n<|im_start|>assistant\n" in tokenizer.decode(packed.response_ids)
+
+
+def test_what_goes_wrong_is_an_observation_and_counted() -> None:
+    @tool
+    def broken(x: int) -> str:
+        """Breaks."""
+        raise RuntimeError("no luck")
+
+    tools = Toolbox([broken])
+    trajectory = played(
+        "no format at all",
+        '{"name": "brokn", "arguments": {"x": 1}}',
+        '{"name": "broken", "arguments": {"x": "one"}}',
+        '{"name": "broken", "arguments": {"x": "1"}}',
+        agent=FormatAgent("json", schemas=tools.schemas),
+        tools=tools,
+    )
+    assert trajectory.stop_reason is StopReason.MAX_TURNS
+    told = [t.observation for t in trajectory.turns]
+    assert "did you mean 'broken'" in told[1]
+    assert "was not run" in told[2]
+    assert "broken failed: RuntimeError: no luck" in told[3]
+    assert [t.failed for t in trajectory.turns] == [True, False, False, False]
+    assert trajectory.metrics["parse_failures"] == 1
+    assert trajectory.metrics["unknown_tools"] == 1
+    assert (trajectory.metrics["tool_calls/broken"], trajectory.metrics["tool_failures/broken"]) == (2, 2)
+
+
+def test_calls_of_one_turn_run_side_by_side_and_are_told_in_order() -> None:
+    both: list[asyncio.Event] = []
+
+    @tool(timeout_s=3)
+    async def meet(name: str) -> str:
+        """Waits for another one to come.
+
+        Args:
+            name: Whose.
+        """
+        both.append(asyncio.Event())
+        if len(both) == 2:
+            both[0].set()
+        else:
+            await both[0].wait()
+        return f"{name} met"
+
+    tools = Toolbox([meet])
+    calls = ", ".join(f'{{"name": "meet", "arguments": {{"name": "{name}"}}}}' for name in "ab")
+    trajectory = played(
+        f"[{calls}]",
+        '{"answer": "done"}',
+        agent=FormatAgent("json", schemas=tools.schemas),
+        tools=tools,
+    )
+    assert trajectory.turns[0].observation == "a met\nb met"
+    assert trajectory.metrics["tool_failures/meet"] == 0
+
+
+def test_an_agent_of_one_s_own_acts_in_the_environment_by_a_tool() -> None:
+    class Shouter(Agent):
+        """Says ADD N."""
+
+        def render(self, item: Item, observation: str) -> Opening:
+            return Opening([Message("user", observation.upper())])
+
+        def parse(self, text: str) -> ParsedTurn:
+            return ParsedTurn(thought="", calls=(ToolCall("act", {"action": text.lower()}),))
+
+        def reply(self, turn: ParsedTurn, observations: Sequence[str]) -> Sequence[Message]:
+            return [Message("user", observations[0].upper())]
+
+    trajectory = played("ADD 1", "ADD 2", agent=Shouter(), tools=Toolbox([act()]))
+    assert (trajectory.success, trajectory.reward) == (True, 1.0)  # the environment's own
+    assert "GOAL: REACH 3." in toy_tokenizer().decode(trajectory.prompt_ids)
+    assert "THE TOTAL IS 1." in toy_tokenizer().decode(pack(trajectory)[0].response_ids)
+
+
+def test_a_broken_environment_under_a_tool_is_no_play() -> None:
+    tools = Toolbox([act()])
+    agent = FormatAgent("json", schemas=tools.schemas)
+    call = '{"name": "act", "arguments": {"action": "add 1"}}'
+    with pytest.raises(EnvCrashed):
+        played(call, agent=agent, tools=tools, env=ToyEnv(crash_at=1))
+    with pytest.raises(EpisodeTimeout, match=r"step 1 took longer than 0\.3 s"):
+        played(call, agent=agent, tools=tools, env=ToyEnv(hang_at=1))
+
+
+def test_earlier_messages_of_an_item_open_the_conversation() -> None:
+    messages = [
+        {"role": "user", "content": "Hello."},
+        {"role": "assistant", "content": "Hello!"},
+        {"role": "user", "content": "Goal: reach 3."},
+    ]
+    item = Item(item_id="toy_0", env="toy", metadata={"target": 3}, fields={"messages": messages})
+    trajectory = played("Action: add 3", agent=FormatAgent("action"), item=item)
+    assert toy_tokenizer(CHATML).decode(trajectory.prompt_ids) == (
+        "<|im_start|>user\nHello.<|im_end|>\n<|im_start|>assistant\nHello!<|im_end|>\n"
+        "<|im_start|>user\nGoal: reach 3.<|im_end|>\n<|im_start|>assistant\n"
+    )
+
+
+def test_a_reward_that_fails_drops_the_trajectory_without_playing_it_again() -> None:
+    asked = 0
+
+    @reward(retries=1)
+    def judge() -> float:
+        nonlocal asked
+        asked += 1
+        raise ConnectionError("the judge is away")
+
+    speakers = TokenSpeakers(
+        sampler=ScriptedSampler(["Action: add 3"], encode=encode),
+        renderer=Renderer(toy_tokenizer()),
+        sampling=SamplingParams(max_tokens=1),
+    )
+    rules = Rules(agent=FormatAgent("action"), limits=LIMITS, reward=judge)
+    envs: EnvManager = toys(ToyEnv, capacity=2)
+
+    async def main() -> list[list[Trajectory]]:
+        return await play(
+            [toy_item()],
+            name="p",
+            chains=2,
+            envs=envs,
+            speakers=speakers,
+            rules_of=lambda _: rules,
+            max_attempts=5,
+        )
+
+    [group] = asyncio.run(main())
+    assert [t.stop_reason for t in group] == [StopReason.ERROR] * 2
+    assert all("RewardFailed" in (t.error or "") and t.attempts == 1 for t in group)
+    assert asked == 4  # once, and once again, for each
+
+
+def test_actions_and_tools_do_not_go_together() -> None:
+    with pytest.raises(ConfigError, match="'action' calls no tools, got calculator"):
+        FormatAgent("action", schemas=Toolbox([calculator]).schemas)

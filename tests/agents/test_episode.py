@@ -1,0 +1,354 @@
+"""One episode: what is trained is what was sampled, and every way to end."""
+
+import asyncio
+import random
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+
+from agents.agent import Agent, FormatAgent
+from agents.limits import MIN_COMPLETION, EpisodeLimits
+from agents.prompting.renderer import Renderer
+from agents.rollout.conversation import TokenSpeakers
+from agents.rollout.episode import Rules, run_episode
+from agents.rollout.packing import pack
+from agents.samplers.sampler import Sampler, ScriptedSampler
+from agents.types import Completion, FinishReason, SamplingParams, StopReason, Trajectory
+from envs.base import Environment
+from envs.errors import EnvCrashed, EpisodeTimeout, MissingDependency, SamplerFailed
+from envs.types import Image, Item, StepResult
+from tests.support.toy import CHATML, PIPES, ToyEnv, token_id, toy_item, toy_tokenizer
+
+LIMITS = EpisodeLimits(
+    max_turns=4, max_tokens_per_turn=40, context_length=400, episode_timeout_s=5, step_timeout_s=5
+)
+STOP = token_id("<|im_end|>")
+
+
+def encode(text: str) -> list[int]:
+    ids: list[int] = toy_tokenizer().encode(text, add_special_tokens=False)
+    return ids
+
+
+def says(*texts: str) -> ScriptedSampler:
+    return ScriptedSampler(texts, encode=encode, policy_version=3)
+
+
+def play_one(
+    sampler: Sampler,
+    *,
+    env: Environment | None = None,
+    limits: EpisodeLimits = LIMITS,
+    item: Item | None = None,
+    agent: Agent | None = None,
+    template: str = CHATML,
+    stop_token_ids: tuple[int, ...] = (),
+) -> Trajectory:
+    return asyncio.run(
+        run_episode(
+            env or ToyEnv(),
+            item or toy_item(),
+            chain=0,
+            speaker=TokenSpeakers(
+                sampler=sampler,
+                renderer=Renderer(toy_tokenizer(template)),
+                sampling=SamplingParams(max_tokens=1, stop_token_ids=stop_token_ids),
+            ).speaker("e", where="toy_0", limits=limits),
+            rules=Rules(agent=agent or FormatAgent("action"), limits=limits),
+        )
+    )
+
+
+def test_a_whole_episode_by_hand() -> None:
+    played = play_one(says("Action: add 1", "Thought: two more\nAction: add 2"))
+    assert played.stop_reason is StopReason.TERMINATED
+    assert (played.reward, played.success, played.attempts, played.error) == (1.0, True, 1, None)
+    assert [t.action for t in played.turns] == ["add 1", "add 2"]
+    assert [t.observation for t in played.turns] == ["The total is 1.", "The total is 3."]
+    assert [t.reward for t in played.turns] == [0.0, 1.0]
+    assert [t.completion.policy_version for t in played.turns] == [3, 3]
+    assert toy_tokenizer().decode(played.prompt_ids) == (
+        "<|im_start|>user\nGoal: reach 3.<|im_end|>\n<|im_start|>assistant\n"
+    )
+    assert toy_tokenizer().decode(pack(played)[0].response_ids) == (
+        "Action: add 1<|im_end|>\n<|im_start|>user\nThe total is 1.<|im_end|>\n<|im_start|>assistant\n"
+        "Thought: two more\nAction: add 2<|im_end|>"
+    )
+
+
+def test_instructions_open_the_first_message() -> None:
+    played = play_one(says("Action: add 3"), agent=FormatAgent("action", instructions="Play."))
+    assert "user\nPlay.\n\nGoal: reach 3.<|im_end|>" in toy_tokenizer().decode(played.prompt_ids)
+
+
+@pytest.mark.parametrize(
+    ("texts", "max_steps", "reason"),
+    [
+        (["Action: add 3"], 9, StopReason.TERMINATED),
+        (["Action: add 9"], 9, StopReason.TERMINATED),
+        (["Action: add 1", "Action: add 1"], 2, StopReason.TRUNCATED),
+        (["Action: add 0"] * 4, 9, StopReason.MAX_TURNS),
+        (["Action: add 0"] * 3 + ["Action: add 3"], 9, StopReason.TERMINATED),  # on the last turn allowed
+    ],
+)
+def test_stop_reasons(texts: list[str], max_steps: int, reason: StopReason) -> None:
+    played = play_one(says(*texts), env=ToyEnv(max_steps=max_steps))
+    assert played.stop_reason is reason
+    assert len(played.turns) == len(texts)
+    assert played.turns[-1].observation_ids == []
+    assert all(turn.observation_ids for turn in played.turns[:-1])
+
+
+def test_no_room_for_another_turn_is_max_context() -> None:
+    texts = ["Thought: the total is now 0, so\nAction: add 0"] * 4
+    full = play_one(says(*texts))
+    first = full.turns[0]
+    needed = (
+        len(full.prompt_ids) + len(first.completion.token_ids) + len(first.observation_ids) + MIN_COMPLETION
+    )
+
+    just_fits = play_one(says(*texts), limits=replace(LIMITS, context_length=needed))
+    assert len(just_fits.turns) == 2
+    assert len(just_fits.turns[1].completion.token_ids) <= MIN_COMPLETION
+    assert just_fits.turns[1].completion.finish_reason is FinishReason.LENGTH
+
+    one_less = play_one(says(*texts), limits=replace(LIMITS, context_length=needed - 1))
+    assert one_less.stop_reason is StopReason.MAX_CONTEXT
+    assert len(one_less.turns) == 1
+    assert one_less.turns[0].observation_ids == []
+
+
+@pytest.mark.parametrize("context_length", range(20, 200, 9))
+def test_an_episode_never_outgrows_its_context(context_length: int) -> None:
+    limits = replace(LIMITS, max_turns=50, context_length=context_length)
+    played = play_one(says(*["Thought: the total is now\nAction: add 0"] * 50), limits=limits)
+    assert played.stop_reason is StopReason.MAX_CONTEXT
+    if played.turns:
+        [packed] = pack(played)
+        assert len(packed.prompt_ids) + len(packed.response_ids) <= context_length
+
+
+def test_a_prompt_without_room_for_a_turn_ends_at_once() -> None:
+    played = play_one(says(), limits=replace(LIMITS, context_length=20))
+    assert (played.stop_reason, played.turns) == (StopReason.MAX_CONTEXT, [])
+
+
+def test_what_is_no_action_goes_to_the_environment_and_is_counted() -> None:
+    played = play_one(says("I add 3", "Action: add 1\nAction: add 2", "Action: add 3"))
+    assert [t.action for t in played.turns] == ["I add 3", "Action: add 1\nAction: add 2", "add 3"]
+    assert [t.observation for t in played.turns][:2] == [
+        "Could not execute I add 3",
+        "Could not execute Action: add 1\nAction: add 2",
+    ]
+    assert played.metrics == {"parse_failures": 2, "segments": 1}
+    assert played.success
+
+
+class Measured(ToyEnv):
+    """Tells how far it has come."""
+
+    async def step(self, action: str) -> StepResult:
+        result = await super().step(action)
+        return replace(result, metrics={"came": result.reward, action: 1.0})
+
+
+def test_the_last_of_the_environments_own_numbers_are_the_episodes() -> None:
+    played = play_one(says("Action: add 1", "Action: add 2"), env=Measured())
+    own = {name: value for name, value in played.metrics.items() if name.startswith("env_metrics/")}
+    assert own == {"env_metrics/came": 1.0, "env_metrics/add 1": 1.0, "env_metrics/add 2": 1.0}
+
+
+class RandomSampler:
+    """Draws tokens at random, so that decoding and encoding them would not give them back."""
+
+    def __init__(self, vocabulary: int, *, stop: int | None) -> None:
+        self.rng = random.Random(0)
+        self.vocabulary = vocabulary
+        self.stop = stop
+        self.answers: list[Completion] = []
+        self.prompts: list[list[int]] = []
+
+    async def sample(
+        self,
+        prompt_ids: Sequence[int],
+        *,
+        images: Sequence[Image] = (),
+        params: SamplingParams,
+        episode_id: str,
+    ) -> Completion:
+        self.prompts.append(list(prompt_ids))
+        ids = [self.rng.randrange(10, self.vocabulary) for _ in range(self.rng.randint(1, 12))]
+        if self.stop is not None:
+            ids.append(self.stop)
+        answer = Completion(
+            token_ids=ids,
+            logprobs=[-self.rng.random() for _ in ids],
+            finish_reason=FinishReason.LENGTH if self.stop is None else FinishReason.STOP,
+            policy_version=len(self.answers),
+        )
+        self.answers.append(answer)
+        return answer
+
+
+@pytest.mark.parametrize("template", [CHATML, PIPES])
+@pytest.mark.parametrize("stops", [True, False])
+def test_trained_tokens_are_the_sampled_ones(template: str, stops: bool) -> None:
+    tokenizer = toy_tokenizer(template)
+    renderer = Renderer(tokenizer)
+    stop = renderer.stop_token_ids[0]
+    sampler = RandomSampler(len(tokenizer), stop=stop if stops else None)
+    limits = replace(LIMITS, max_turns=60, context_length=100_000)
+    played = play_one(sampler, limits=limits, template=template)
+
+    drifted = [
+        answer
+        for answer in sampler.answers
+        if tokenizer.encode(tokenizer.decode(answer.token_ids), add_special_tokens=False) != answer.token_ids
+    ]
+    assert len(drifted) > 30  # otherwise the rest would show nothing
+
+    [packed] = pack(played)
+    masked = [
+        (token, logprob, version)
+        for token, mask, logprob, version in zip(
+            packed.response_ids, packed.response_mask, packed.logprobs, packed.policy_versions, strict=True
+        )
+        if mask
+    ]
+    assert masked == [
+        (token, logprob, answer.policy_version)
+        for answer in sampler.answers
+        for token, logprob in zip(answer.token_ids, answer.logprobs, strict=True)
+    ]
+    # what the policy was shown at each turn is a prefix of what is trained
+    sequence = packed.prompt_ids + packed.response_ids
+    for prompt in sampler.prompts:
+        assert sequence[: len(prompt)] == prompt
+    # an end of turn that was not sampled is in the sequence once a turn, and never trains
+    added = [i for i, m in zip(packed.response_ids, packed.response_mask, strict=True) if not m]
+    ends_of_user_turns = 59
+    assert added.count(stop) == ends_of_user_turns + (0 if stops else 59)
+
+
+def test_another_stop_token_does_not_end_the_turn() -> None:
+    newline = encode("\n")[0]
+    played = play_one(says("Action: add 1", "Action: add 2"), stop_token_ids=(newline,))
+    first = played.turns[0]
+    assert first.completion.token_ids[-1] == newline
+    assert first.observation_ids[0] == STOP
+
+
+class Faulty:
+    """A sampler that answers with what it is given, or raises it."""
+
+    def __init__(self, answer: Completion | Exception) -> None:
+        self.answer = answer
+
+    async def sample(
+        self,
+        prompt_ids: Sequence[int],
+        *,
+        images: Sequence[Image] = (),
+        params: SamplingParams,
+        episode_id: str,
+    ) -> Completion:
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        return self.answer
+
+
+def a_completion(tokens: int, logprobs: int) -> Completion:
+    return Completion(
+        token_ids=[20] * tokens,
+        logprobs=[0.0] * logprobs,
+        finish_reason=FinishReason.LENGTH,
+        policy_version=0,
+    )
+
+
+@pytest.mark.parametrize(
+    ("answer", "says_why"),
+    [
+        (ConnectionError("gone\naway"), "toy_0: the sampler raised ConnectionError: gone away"),
+        (TimeoutError(), "TimeoutError"),
+        (SamplerFailed("out of memory"), "out of memory"),
+        (a_completion(0, 0), "0 tokens"),
+        (a_completion(3, 2), "3 tokens and 2 log-probs"),
+        (a_completion(41, 41), "41 tokens .* 1 to 40"),
+    ],
+)
+def test_a_sampler_that_fails(answer: Completion | Exception, says_why: str) -> None:
+    with pytest.raises(SamplerFailed, match=says_why):
+        play_one(Faulty(answer))
+
+
+@pytest.mark.parametrize(("step", "where"), [(0, "reset"), (2, "step")])
+def test_an_environment_that_raises(step: int, where: str) -> None:
+    with pytest.raises(EnvCrashed, match=rf"toy_0: {where} raised KeyError: 'the toy broke'"):
+        play_one(says(*["Action: add 0"] * 4), env=ToyEnv(crash_at=step))
+
+
+def test_a_missing_package_is_not_the_episodes_fault() -> None:
+    class Unplugged(ToyEnv):
+        async def step(self, action: str) -> StepResult:
+            raise MissingDependency("install java")
+
+    with pytest.raises(MissingDependency, match="install java"):
+        play_one(says("Action: add 0"), env=Unplugged())
+
+
+def test_a_timeout_of_the_environments_own_is_a_crash() -> None:
+    class Slow(ToyEnv):
+        async def step(self, action: str) -> StepResult:
+            raise TimeoutError("the site did not answer")
+
+    with pytest.raises(EnvCrashed, match="TimeoutError: the site did not answer"):
+        play_one(says("Action: add 0"), env=Slow())
+
+
+def test_a_step_that_hangs() -> None:
+    with pytest.raises(EpisodeTimeout, match=r"step 2 took longer than 0.02 s; raise rollout.step_timeout_s"):
+        play_one(
+            says(*["Action: add 0"] * 4), env=ToyEnv(hang_at=2), limits=replace(LIMITS, step_timeout_s=0.02)
+        )
+
+
+@pytest.mark.parametrize("hang_at", [0, 1])
+def test_an_episode_that_hangs(hang_at: int) -> None:
+    with pytest.raises(EpisodeTimeout, match=r"0.02 s, at turn 1; raise rollout.episode_timeout_s"):
+        play_one(
+            says("Action: add 0"), env=ToyEnv(hang_at=hang_at), limits=replace(LIMITS, episode_timeout_s=0.02)
+        )
+
+
+def test_a_sampler_that_hangs() -> None:
+    slow = ScriptedSampler(["Action: add 0"], encode=encode, latency_s=30)
+    with pytest.raises(EpisodeTimeout, match="at turn 1"):
+        play_one(slow, limits=replace(LIMITS, episode_timeout_s=0.02))
+
+
+def test_time_passes_for_those_that_never_suspend_too() -> None:
+    class Eager(RandomSampler):
+        """Answers without giving the loop a turn, as an in-process model might."""
+
+    limits = replace(LIMITS, max_turns=10**9, context_length=10**9, episode_timeout_s=0.05)
+    with pytest.raises(EpisodeTimeout, match=r"rollout\.episode_timeout_s"):
+        play_one(Eager(300, stop=STOP), env=ToyEnv(max_steps=10**9), limits=limits)
+
+
+def test_the_script_says_which_text_it_lacks() -> None:
+    with pytest.raises(SamplerFailed, match="e: the script has 1 texts; write turn 2"):
+        play_one(says("Action: add 0"))
+
+
+def test_a_script_may_be_a_function_of_episode_and_turn() -> None:
+    asked: list[tuple[str, int]] = []
+
+    def script(episode_id: str, turn: int) -> str:
+        asked.append((episode_id, turn))
+        return f"Action: add {turn}"
+
+    played = play_one(ScriptedSampler(script, encode=encode))
+    assert asked == [("e", 0), ("e", 1), ("e", 2)]
+    assert played.reward == 1.0

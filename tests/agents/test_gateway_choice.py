@@ -1,0 +1,168 @@
+"""Choices of tools: what is promised is kept by construction, and what cannot be is refused."""
+
+import asyncio
+import json
+from typing import Any
+
+import openai
+import pytest
+
+from agents.rollout.packing import pack
+from agents.types import FinishReason, Trajectory
+from tests.support.gateway_toy import (
+    ITEM,
+    OTHER,
+    QUESTION,
+    SEARCH,
+    ask,
+    client_of,
+    encode,
+    make_gateway,
+    scripted,
+    tokenizer_with,
+    told,
+)
+from tests.support.toy import toy_tokenizer
+
+NAMED = {"type": "function", "function": {"name": "search"}}
+BEGUN = {
+    "hermes": '<tool_call>\n{"name": "search", "arguments":',
+    "qwen3": "<tool_call>\n<function=search>",
+    "llama3": '{"name": "search", "parameters":',
+}
+REST = {
+    "hermes": ' {"query": "iron"}}\n</tool_call>',
+    "qwen3": "\n<parameter=query>\niron\n</parameter>\n</function>\n</tool_call>",
+    "llama3": ' {"query": "iron"}}',
+}
+
+
+def talk(format: str, says: list[str], turns: list[dict[str, Any]]) -> tuple[list[Any], Trajectory]:
+    """The choices of a conversation in which every answer is heard out, and what it leaves."""
+
+    async def work() -> tuple[list[Any], Trajectory]:
+        gateway = make_gateway(scripted(says), tokenizer_with(format))
+        answers = []
+        async with gateway.listening(), gateway.session(ITEM) as session:
+            async with client_of(session.base_url) as client:
+                messages: list[Any] = [QUESTION]
+                for options in turns:
+                    answer = await client.chat.completions.create(
+                        model="policy", messages=messages, **{"tools": [SEARCH, OTHER], **options}
+                    )
+                    answers.append(answer.choices[0])
+                    message = answers[-1].message
+                    replies = [
+                        {"role": "tool", "tool_call_id": call.id, "content": "Iron: 5."}
+                        for call in message.tool_calls or []
+                    ]
+                    messages = [*messages, told(message), *(replies or [QUESTION])]
+            return answers, session.trajectory(reward=1.0)
+
+    return asyncio.run(asyncio.wait_for(work(), 300))
+
+
+@pytest.mark.parametrize("format", BEGUN)
+def test_a_named_function_is_begun_and_the_policy_writes_its_arguments(format: str) -> None:
+    says = [REST[format], "It is 5.", REST[format]]
+    answers, trajectory = talk(format, says, [{"tool_choice": NAMED}, {}, {"tool_choice": NAMED}])
+    for answer in (answers[0], answers[2]):
+        (call,) = answer.message.tool_calls
+        assert (call.function.name, json.loads(call.function.arguments)) == ("search", {"query": "iron"})
+        assert (answer.message.content, answer.finish_reason) == (None, "stop")
+    (segment,) = pack(trajectory)
+    begun, rest = encode(BEGUN[format]), encode(REST[format])
+    assert segment.prompt_ids[-len(begun) :] == begun  # no token of it is the policy's
+    assert segment.response_ids[: len(rest)] == rest
+    whole = toy_tokenizer().decode(segment.prompt_ids + segment.response_ids)
+    assert whole.count(f"<|im_start|>assistant\n{BEGUN[format]}{REST[format]}") == 2
+    sampled = sum(len(encode(one)) + 1 for one in says)
+    assert sum(segment.response_mask) == sampled
+    assert trajectory.metrics["parse_failures"] == 0
+
+
+@pytest.mark.parametrize(
+    ("rest", "arguments"),
+    [
+        (' {"query": "ir', '{"query": "ir'),
+        (" iron}}\n</tool_call>", "iron}}\n</tool_call>"),
+        (' {}, "name": "look"}\n</tool_call>', '{}, "name": "look"}\n</tool_call>'),
+        (" I would rather not.", "I would rather not."),
+    ],
+)
+def test_arguments_that_are_none_are_told_as_they_are(rest: str, arguments: str) -> None:
+    (answer, _), trajectory = talk("hermes", [rest, "Done."], [{"tool_choice": NAMED}, {}])
+    (call,) = answer.message.tool_calls
+    assert (call.function.name, call.function.arguments) == ("search", arguments)
+    with pytest.raises(json.JSONDecodeError):
+        json.loads(call.function.arguments)
+    assert len(pack(trajectory)) == 1  # what was told is recognised
+    assert trajectory.metrics["parse_failures"] == 1
+
+
+def test_required_is_the_one_tool_that_there_is() -> None:
+    options = {"tool_choice": "required", "tools": [SEARCH]}
+    (answer,), _ = talk("hermes", [REST["hermes"]], [options])
+    assert answer.finish_reason == "tool_calls"
+    assert [call.function.name for call in answer.message.tool_calls] == ["search"]
+
+
+TWO = {
+    "hermes": '<tool_call>\n{"name": "search", "arguments": {"query": "a"}}\n</tool_call>\n'
+    '<tool_call>\n{"name": "look", "arguments": {}}\n</tool_call>',
+    "qwen3": "<tool_call>\n<function=search>\n<parameter=query>\na\n</parameter>\n</function>\n</tool_call>\n"
+    "<tool_call>\n<function=look>\n</function>\n</tool_call>",
+    "llama3": '{"name": "search", "parameters": {"query": "a"}}; {"name": "look", "parameters": {}}',
+}
+FIRST_END = {"hermes": "</tool_call>", "qwen3": "</tool_call>", "llama3": '"a"}}'}
+
+
+@pytest.mark.parametrize("format", TWO)
+@pytest.mark.parametrize("prose", ["", "I look.\n"])
+def test_without_parallel_calls_a_turn_ends_with_its_first(format: str, prose: str) -> None:
+    text = prose + TWO[format]
+    (one, _), trajectory = talk(format, [text, "Done."], [{"parallel_tool_calls": False}, {}])
+    assert [call.function.name for call in one.message.tool_calls] == ["search"]
+    assert one.message.content == (prose.strip() or None)
+    first = trajectory.turns[0]
+    kept = text[: text.index(FIRST_END[format]) + len(FIRST_END[format])]
+    assert first.completion.finish_reason is FinishReason.CUT
+    ids = first.completion.token_ids
+    assert ids == encode(text)[: len(ids)]
+    # the last token is the one by which the call is whole, whatever else it says
+    decode = toy_tokenizer().decode
+    assert decode(ids).startswith(kept)
+    assert not decode(ids[:-1]).startswith(kept)
+    assert first.text == kept
+    assert len(pack(trajectory)) == 1
+
+    (both, _), _ = talk(format, [text, "Done."], [{}, {}])
+    assert [call.function.name for call in both.message.tool_calls] == ["search", "look"]
+    (first_of_broken, _), broken = talk(format, [text[:-25], "Done."], [{"parallel_tool_calls": False}, {}])
+    assert [call.function.name for call in first_of_broken.message.tool_calls] == ["search"]
+    assert broken.turns[0].text == kept
+    (single, _), whole = talk(format, [kept, "Done."], [{"parallel_tool_calls": False}, {}])
+    assert len(single.message.tool_calls) == 1
+    assert whole.turns[0].completion.finish_reason is FinishReason.STOP
+
+
+def test_none_shows_no_tools() -> None:
+    says = '<tool_call>{"name": "search", "arguments": {}}</tool_call>'
+    (answer,), trajectory = talk("hermes", [says], [{"tool_choice": "none"}])
+    assert (answer.message.content, answer.message.tool_calls) == (says, None)
+    assert "search" not in toy_tokenizer().decode(trajectory.prompt_ids)
+
+
+def test_a_template_that_thinks_first_has_no_call_begun() -> None:
+    async def work() -> None:
+        tokenizer = tokenizer_with()
+        tokenizer.chat_template = tokenizer.chat_template.replace(
+            "<|im_start|>assistant\n{% endif %}", "<|im_start|>assistant\n<think>\n{% endif %}"
+        )
+        gateway = make_gateway(scripted([]), tokenizer)
+        async with gateway.listening() as url, client_of(f"{url}/v1") as client:
+            with pytest.raises(openai.BadRequestError, match="begins each answer with a thought") as refused:
+                await ask(client, [QUESTION], tools=[SEARCH], tool_choice=NAMED)
+        assert refused.value.param == "tool_choice"
+
+    asyncio.run(work())

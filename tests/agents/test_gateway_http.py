@@ -1,0 +1,241 @@
+"""The gateway as a server: refusals, sessions over HTTP, tokens, limits, ends."""
+
+import asyncio
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from agents.rollout.packing import pack
+from envs.errors import ConfigError, SamplerFailed
+from tasks.data.trajectories import trajectory_from_dict
+from tests.support.gateway_toy import (
+    ITEM,
+    OTHER,
+    QUESTION,
+    SEARCH,
+    Gated,
+    ask,
+    client_of,
+    make_gateway,
+    scripted,
+    told,
+)
+from tests.support.toy import CHATML, NO_SYSTEM, toy_tokenizer
+
+
+def run(work: Any) -> None:
+    asyncio.run(asyncio.wait_for(work, 300))
+
+
+@pytest.mark.parametrize(
+    ("changes", "param"),
+    [
+        ({"messages": [{"role": "user", "content": [{"type": "input_audio"}]}]}, "messages[0].content"),
+        ({"temprature": 1}, "temprature"),
+        ({"n": 2}, "n"),
+        ({"stop": ["a", ""]}, "stop"),
+        ({"stop": "\ufffd"}, "stop"),
+        ({"stop": 3}, "stop"),
+        ({"seed": 3}, "seed"),
+        ({"logprobs": True}, "logprobs"),
+        ({"temperature": "hot"}, "temperature"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"tool_choice": "required", "tools": [SEARCH, OTHER]}, "tool_choice"),
+        ({"tool_choice": {"type": "function", "function": {"name": "g"}}, "tools": [SEARCH]}, "tool_choice"),
+        ({"tool_choice": {"type": "allowed_tools"}, "tools": [SEARCH]}, "tool_choice"),
+        ({"tool_choice": "any"}, "tool_choice"),
+        ({"response_format": {"type": "json_object"}}, "response_format.type"),
+        ({"response_format": {"type": "json_schema", "json_schema": {}}}, "response_format.type"),
+        ({"response_format": {"type": "xml"}}, "response_format.type"),
+        ({"messages": []}, "messages"),
+        ({"messages": [{"role": "tools", "content": ""}]}, "messages[0].role"),
+        ({"messages": [QUESTION, {"role": "assistant", "content": "Yes"}]}, "messages[1].role"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
+            "messages[0].content",
+        ),
+        ({"tools": [{"type": "function", "function": {}}]}, "tools[0].function.name"),
+        ({"tools": [SEARCH, SEARCH]}, "tools"),
+    ],
+)
+def test_what_is_not_supported_is_refused_by_its_field(changes: dict[str, Any], param: str) -> None:
+    async def work() -> None:
+        gateway = make_gateway(scripted([]))
+        transport = httpx.ASGITransport(gateway.app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as client:
+            body = {"model": "policy", "messages": [QUESTION], **changes}
+            answer = await client.post("/v1/chat/completions", json=body)
+        error = answer.json()["error"]
+        assert (answer.status_code, error["type"], error["param"]) == (400, "invalid_request_error", param)
+        assert error["message"]
+
+    run(work())
+
+
+def test_values_that_clients_send_unasked_are_no_errors() -> None:
+    async def work() -> None:
+        gateway = make_gateway(scripted(["Yes."]))
+        transport = httpx.ASGITransport(gateway.app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as client:
+            body = {
+                "n": 1,
+                "stop": None,
+                "seed": None,
+                "presence_penalty": 0.0,
+                "logprobs": False,
+                "user": "me",
+            }
+            body |= {"model": "policy", "messages": [{**QUESTION, "name": "me"}], "stream": False}
+            answer = await client.post("/v1/chat/completions", json=body)
+        assert answer.json()["choices"][0]["message"]["content"] == "Yes."
+
+    run(work())
+
+
+def test_templates_without_tools_or_roles_refuse_them() -> None:
+    async def work(template: str, messages: list[Any], param: str, **options: Any) -> None:
+        gateway = make_gateway(scripted([]), toy_tokenizer(template))
+        async with gateway.listening() as url, client_of(f"{url}/v1") as client:
+            with pytest.raises(openai.BadRequestError) as refused:
+                await ask(client, messages, **options)
+        assert refused.value.param == param
+
+    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    run(work(CHATML, [QUESTION], "tools", tools=[SEARCH]))
+    run(work(CHATML, [{"role": "assistant", "tool_calls": [call]}, QUESTION], "messages"))
+    system = {"role": "system", "content": "Later."}
+    run(work(NO_SYSTEM, [system, system, QUESTION], "messages"))
+
+
+def test_a_session_over_http_leaves_its_trajectory() -> None:
+    async def work() -> None:
+        gateway = make_gateway(scripted(["Action: add 3"] * 2), token="secret", limits={"max_sessions": 1})
+        auth = {"Authorization": "Bearer secret"}
+        async with gateway.listening() as url, httpx.AsyncClient(base_url=url) as http:
+            body = {"item": {"item_id": "toy_7", "env": "toy"}, "chain": 2, "metadata": {"kind": "a"}}
+            refused = await http.post("/sessions", json=body)
+            assert (refused.status_code, refused.json()["error"]["code"]) == (401, "invalid_api_key")
+            opened = (await http.post("/sessions", json=body, headers=auth)).json()
+            full = await http.post("/sessions", json=body, headers=auth)
+            assert full.status_code == 429
+            async with client_of(opened["base_url"]) as client:
+                says = told(await ask(client, [QUESTION]))
+                assert [model.id async for model in client.models.list()] == ["policy"]
+            async with client_of(f"{url}/v1", api_key=opened["api_key"]) as client:
+                await ask(client, [QUESTION, says, QUESTION])
+            async with client_of(f"{url}/v1", api_key="wrong") as client:
+                with pytest.raises(openai.AuthenticationError):
+                    await ask(client, [QUESTION])
+            path = f"/sessions/{opened['id']}/end"
+            assert (await http.post(path)).status_code == 401
+            bad = await http.post(path, json={"reward": "much"}, headers=auth)
+            assert bad.json()["error"]["param"] == "reward"
+            ended = await http.post(path, json={"reward": 0.5, "success": True}, headers=auth)
+            trajectory = trajectory_from_dict(ended.json()["trajectory"])
+            async with client_of(f"{url}/v1", api_key=opened["api_key"]) as client:
+                with pytest.raises(openai.NotFoundError) as gone:
+                    await ask(client, [QUESTION])
+            assert gone.value.code == "session_not_found"
+        assert (trajectory.item.item_id, trajectory.chain, trajectory.reward) == ("toy_7", 2, 0.5)
+        assert trajectory.metrics["kind"] == "a"
+        (segment,) = pack(trajectory)
+        assert sum(segment.response_mask) == sum(len(turn.completion.token_ids) for turn in trajectory.turns)
+
+    run(work())
+
+
+def test_what_nobody_uses_is_forgotten_but_not_what_is_in_use() -> None:
+    async def work() -> None:
+        sampler = Gated(["Yes."])
+        gateway = make_gateway(sampler, limits={"idle_s": 600})
+        async with gateway.listening() as url, httpx.AsyncClient(base_url=url) as http:
+            body = {"item": {"item_id": "toy_7"}}
+            opened = [(await http.post("/sessions", json=body)).json() for _ in range(2)]
+            used, unused = (gateway.sessions.find(one["id"]) for one in opened)
+            async with client_of(used.base_url) as client, gateway.session(ITEM) as own:
+                asking = asyncio.create_task(ask(client, [QUESTION]))
+                await sampler.asked.wait()
+                for session in (used, unused, own):
+                    session.used_at -= 1000
+                assert (await http.get("/health")).json()["sessions"] == 2
+                sampler.opened.set()
+                assert (await asking).content == "Yes."
+            gone = await http.post(f"/sessions/{unused.session_id}/end")
+            assert (gone.status_code, gone.json()["error"]["code"]) == (404, "session_not_found")
+            assert "unused for 600 s" in gone.json()["error"]["message"]
+            assert (await http.post(f"/sessions/{used.session_id}/end")).status_code == 200
+
+    run(work())
+
+
+def test_other_ways_in_are_closed() -> None:
+    async def work() -> None:
+        gateway = make_gateway(scripted([]), limits={"max_body_bytes": 1024})
+        async with gateway.listening() as url, httpx.AsyncClient(base_url=url) as http:
+            wrong = [
+                (await http.post("/v1/chat/completions", content=b"x" * 2000), 413),
+                (await http.post("/v1/chat/completions", content=b"{"), 400),
+                (await http.get("/v1/models", headers={"Origin": "http://evil"}), 403),
+                (await http.get("/v1/completions"), 404),
+                (await http.get("/v1/chat/completions"), 405),
+                (await http.post("/v1/chat/completions", json={"model": "gpt", "messages": [QUESTION]}), 404),
+            ]
+            for answer, status in wrong:
+                assert (answer.status_code, answer.json()["error"]["type"]) == (
+                    status,
+                    "invalid_request_error",
+                )
+            with pytest.raises(
+                ConfigError, match=r"cannot listen on 127\.0\.0\.1:\d+: .*choose another host or port"
+            ):
+                async with gateway.listening(port=int(url.rpartition(":")[2])):
+                    pass
+        with pytest.raises(ConfigError, match="does not listen"):
+            async with gateway.session(ITEM):
+                pass
+
+    run(work())
+
+
+def test_what_the_client_did_not_wait_for_is_no_turn() -> None:
+    async def work() -> None:
+        sampler = Gated(["Yes."])
+        gateway = make_gateway(sampler)
+        async with (
+            gateway.listening(),
+            gateway.session(ITEM) as session,
+            client_of(session.base_url) as client,
+        ):
+            asking = asyncio.create_task(ask(client, [QUESTION]))
+            await sampler.asked.wait()
+            asking.cancel()
+            while session.busy:
+                await asyncio.sleep(0.01)
+            sampler.asked.clear()
+            asking = asyncio.create_task(ask(client, [QUESTION]))
+            await sampler.asked.wait()
+            gateway.sessions.end(session)
+            with pytest.raises(openai.APIStatusError) as ended:
+                await asking
+        assert (ended.value.status_code, session.turns) == (410, 0)
+
+    run(work())
+
+
+def test_a_sampler_that_fails_is_an_error_of_the_server() -> None:
+    async def work() -> None:
+        gateway = make_gateway(scripted([]))
+        async with (
+            gateway.listening(),
+            gateway.session(ITEM) as session,
+            client_of(session.base_url) as client,
+        ):
+            with pytest.raises(openai.InternalServerError, match="write turn 1"):
+                await ask(client, [QUESTION])
+        assert isinstance(session.fault, SamplerFailed)
+        assert session.trajectory().turns == []
+
+    run(work())

@@ -1,0 +1,198 @@
+"""Pictures in requests: shown as the processor shows them, kept with the segment, never trained on."""
+
+import asyncio
+import copy
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from agents.gateway.gateway import Gateway
+from agents.rollout.packing import pack
+from agents.samplers.sampler import ScriptedSampler
+from agents.samplers.transformers import TransformersSampler
+from agents.types import Completion, FinishReason, SamplingParams
+from envs.errors import SamplerFailed
+from envs.images import data_uri
+from envs.types import Image, Message
+from tests.agents.test_images import PAD, SMALL, TALL, WIDE, encode
+from tests.support.gateway_toy import ITEM, QUESTION, SEARCH, ask, client_of, make_gateway, scripted, told
+from tests.support.tool_templates import TEMPLATES
+from tests.support.vision_toy import picture, save_vision_model, vision_processor, vision_tokenizer, whole
+
+
+class Seen(ScriptedSampler):
+    """Remembers which pictures it was shown with which tokens."""
+
+    def __init__(self, script: Sequence[str]) -> None:
+        super().__init__(script, encode=encode)
+        self.shown: list[tuple[list[int], list[Image]]] = []
+
+    async def sample(
+        self,
+        prompt_ids: Sequence[int],
+        *,
+        images: Sequence[Image] = (),
+        params: SamplingParams,
+        episode_id: str,
+    ) -> Completion:
+        self.shown.append((list(prompt_ids), list(images)))
+        return await super().sample(prompt_ids, images=images, params=params, episode_id=episode_id)
+
+
+def seeing(sampler: Any, **options: Any) -> Gateway:
+    return make_gateway(sampler, vision_tokenizer(), processor=vision_processor(), **options)
+
+
+def part(image: Image) -> dict[str, Any]:
+    return {"type": "image_url", "image_url": {"url": data_uri(image)}}
+
+
+def text(words: str) -> dict[str, Any]:
+    return {"type": "text", "text": words}
+
+
+def run(work: Any) -> None:
+    asyncio.run(asyncio.wait_for(work, 300))
+
+
+def test_pictures_are_shown_as_the_processor_shows_the_whole_conversation() -> None:
+    async def work() -> None:
+        sampler = Seen(["Red.", "Blue.", "Green."])
+        gateway = seeing(sampler)
+        first: Any = {"role": "user", "content": [text("What"), part(WIDE), text("is it?"), part(SMALL)]}
+        more: Any = {"role": "user", "content": [part(TALL)]}
+        async with gateway.listening(), gateway.session(ITEM) as session:
+            async with client_of(session.base_url) as client:
+                says = told(await ask(client, [first]))
+                then = told(await ask(client, [first, says, more]))
+                other = {**first, "content": [part(TALL), *first["content"][:1]]}
+                await ask(client, [other, says, more])  # another picture is another conversation
+            trajectory = session.trajectory(reward=1.0)
+        asked = [
+            [Message("user", "What\nis it?", (WIDE, SMALL))],
+            [Message("assistant", "Red."), Message("user", "", (TALL,))],
+        ]
+        assert sampler.shown[0] == (whole(asked[0], vision_processor()), [WIDE, SMALL])
+        assert sampler.shown[1] == (whole(asked[0] + asked[1], vision_processor()), [WIDE, SMALL, TALL])
+        assert sampler.shown[2][1] == [TALL, TALL]
+        assert then["content"] == "Blue."
+        segments = pack(trajectory)
+        assert [list(segment.images) for segment in segments] == [[WIDE, SMALL, TALL], [TALL, TALL]]
+        for segment in segments:
+            marked = zip(segment.response_ids, segment.response_mask, strict=True)
+            assert not any(mask for token, mask in marked if token == PAD)
+        assert trajectory.prompt_images == (WIDE, SMALL)
+        assert [list(turn.images) for turn in trajectory.turns] == [[TALL], [], []]
+        assert trajectory.turns[2].prompt_images == (TALL, TALL)
+
+    run(work())
+
+
+def test_responses_show_them_too_and_so_do_tools() -> None:
+    async def work() -> None:
+        sampler = Seen(["Red.", "Blue."])
+        gateway = seeing(sampler)
+        seen = {"type": "input_image", "image_url": data_uri(SMALL), "detail": "auto"}
+        asked: Any = {"role": "user", "content": [seen, {"type": "input_text", "text": "What?"}]}
+        async with gateway.listening(), gateway.session(ITEM) as session:
+            async with client_of(session.base_url) as client:
+                first = await client.responses.create(model="policy", input=[asked])
+                again: Any = [asked, *(item.model_dump() for item in first.output), asked]
+                await client.responses.create(model="policy", input=again)
+            trajectory = session.trajectory()
+        assert [images for _, images in sampler.shown] == [[SMALL], [SMALL, SMALL]]
+        assert len(pack(trajectory)) == 1
+
+    run(work())
+
+
+def test_a_real_model_that_sees_is_sampled_on_them(tmp_path: Path) -> None:
+    async def work() -> None:
+        sampler = TransformersSampler(save_vision_model(tmp_path), vision_processor(), context_length=400)
+        gateway = Gateway(
+            sampler,
+            vision_tokenizer(),
+            sampling=SamplingParams(max_tokens=8),
+            context_length=400,
+            processor=vision_processor(),
+        )
+        texts = []
+        async with gateway.listening():
+            for shown in (SMALL, picture(28, 28, color=(0, 0, 250))):
+                async with (
+                    gateway.session(ITEM, name="same") as session,
+                    client_of(session.base_url) as client,
+                ):
+                    says = await ask(client, [{"role": "user", "content": [part(shown)]}])
+                    texts.append(says.content)
+                    await ask(client, [{"role": "user", "content": [part(shown)]}, told(says), QUESTION])
+                assert len(pack(session.trajectory())) == 1
+        sampler.close()
+        assert texts[0] != texts[1]  # the draws are the same, what is seen is not
+
+    run(work())
+
+
+@pytest.mark.parametrize(
+    ("sees", "content", "why"),
+    [
+        (True, [{"type": "image_url", "image_url": {"url": "https://a/b.png"}}], "nothing is fetched"),
+        (True, [{"type": "image_url", "image_url": {"url": "file:///etc/passwd"}}], "nothing is fetched"),
+        (True, [{"type": "image_url"}], "has no image_url"),
+        (True, [{"type": "image_url", "image_url": {"url": "data:image/png;base64,!!"}}], "no base64"),
+        (True, [{"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}], "no picture"),
+        (True, [{"type": "image_url", "image_url": {"url": data_uri(SMALL), "detail": "low"}}], "detail"),
+        (False, [part(SMALL)], "reads text only"),
+    ],
+)
+def test_what_cannot_be_shown_is_refused(sees: bool, content: list[Any], why: str) -> None:
+    async def work() -> None:
+        gateway = seeing(scripted([])) if sees else make_gateway(scripted([]))
+        transport = httpx.AsyncClient(transport=httpx.ASGITransport(gateway.app))
+        async with client_of("http://gateway/v1", http_client=transport) as client:
+            with pytest.raises(openai.BadRequestError, match=why) as refused:
+                await ask(client, [{"role": "user", "content": content}])
+        assert refused.value.param == ("messages[0].content" if sees else "messages")
+
+    run(work())
+
+
+def test_tools_that_the_processors_template_passes_over_are_refused() -> None:
+    async def work() -> None:
+        tokenizer = copy.deepcopy(vision_tokenizer())
+        tokenizer.chat_template = TEMPLATES["hermes"]  # which shows them, as the processor's does not
+        gateway = make_gateway(scripted([]), tokenizer, processor=vision_processor())
+        async with gateway.listening() as url, client_of(f"{url}/v1") as client:
+            with pytest.raises(openai.BadRequestError, match="has no tools"):
+                await ask(client, [QUESTION], tools=[SEARCH])
+
+    run(work())
+
+
+def test_a_policy_shows_no_pictures_itself() -> None:
+    async def work() -> None:
+        class Forger(ScriptedSampler):
+            async def sample(self, prompt_ids: Any, **options: Any) -> Completion:
+                return Completion(
+                    token_ids=[PAD], logprobs=[0.0], finish_reason=FinishReason.LENGTH, policy_version=0
+                )
+
+        gateway = seeing(Forger([], encode=encode))
+        async with (
+            gateway.listening(),
+            gateway.session(ITEM) as session,
+            client_of(session.base_url) as client,
+        ):
+            with pytest.raises(openai.InternalServerError, match="stands for a picture"):
+                await ask(client, [QUESTION])
+            fault = session.fault
+            says = {"role": "assistant", "content": [part(SMALL)]}
+            with pytest.raises(openai.BadRequestError, match="shows no pictures itself"):
+                await ask(client, [QUESTION, says, QUESTION])
+        assert isinstance(fault, SamplerFailed)
+
+    run(work())

@@ -1,0 +1,181 @@
+"""Requests of one session that come at once, or are left: each is recorded once, or not at all."""
+
+import asyncio
+import random
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import openai
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from agents.gateway.gateway import Gateway
+from agents.rollout.packing import pack
+from agents.samplers.cpu.sampler import CpuSampler
+from agents.types import Completion, SamplingParams
+from envs.errors import SamplerFailed
+from envs.types import Image
+from tasks.rollout.served_policy import Doorway
+from tests.support.gateway_toy import (
+    ITEM,
+    QUESTION,
+    Gated,
+    RandomSampler,
+    ask,
+    client_of,
+    make_gateway,
+    tokenizer_with,
+    told,
+    trained,
+)
+from tests.support.tiny_model import save_tiny_model
+
+
+class Unsteady(RandomSampler):
+    """Takes its time, fails now and then, and lets no two requests of one name in at once."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__(seed)
+        self._draws = random.Random(seed)
+        self._inside: set[str] = set()
+
+    async def sample(
+        self,
+        prompt_ids: Sequence[int],
+        *,
+        images: Sequence[Image] = (),
+        params: SamplingParams,
+        episode_id: str,
+    ) -> Completion:
+        assert episode_id not in self._inside
+        self._inside.add(episode_id)
+        prompt = list(prompt_ids)
+        try:
+            for _ in range(self._draws.randrange(4)):
+                await asyncio.sleep(0)
+            if self._draws.random() < 0.2:
+                raise SamplerFailed("it happens")
+            return await super().sample(prompt, images=images, params=params, episode_id=episode_id)
+        finally:
+            self._inside.discard(episode_id)
+
+
+@settings(max_examples=12, deadline=None)
+@given(seed=st.integers(0, 10_000))
+def test_many_at_once_that_fail_are_left_or_answered(seed: int) -> None:
+    """Agents of one session that share beginnings; what they were told is what is trained on, once."""
+
+    async def work() -> None:
+        draws = random.Random(seed)
+        sampler = Unsteady(seed)
+        gateway = make_gateway(sampler, context_length=100_000)
+        heard: list[str] = []
+
+        async def agent(client: Any, talk: list[Any]) -> None:
+            for _ in range(4):
+                asking = asyncio.create_task(ask(client, talk))
+                if draws.random() < 0.2:  # somebody else loses patience
+                    await asyncio.sleep(draws.random() / 50)
+                    asking.cancel()
+                try:
+                    answer = told(await asking)
+                except (openai.InternalServerError, asyncio.CancelledError):
+                    continue  # and asks again
+                heard.append(answer["content"])
+                talk = [*talk, answer, {"role": "user", "content": f"go on {draws.randrange(2)}"}]
+
+        async with gateway.listening(), gateway.session(ITEM) as session:
+            async with client_of(session.base_url) as client:
+                await asyncio.gather(*(agent(client, [QUESTION]) for _ in range(4)))
+            while session.busy:
+                await asyncio.sleep(0.001)
+            trajectory = session.trajectory(reward=1.0)
+        found = trained(trajectory)
+        assert len(found) == len(trajectory.turns)
+        sampled = [(tuple(prompt), tuple(ids)) for prompt, ids in sampler.sampled]
+        for prompt, ids in found:
+            sampled.remove((tuple(prompt), tuple(ids)))  # each was sampled, and just so
+        texts = [turn.text for turn in trajectory.turns]
+        for text in heard:
+            texts.remove(text)
+        assert sum(sum(segment.rewards) for segment in pack(trajectory)) == (1.0 if texts or heard else 0)
+
+    asyncio.run(asyncio.wait_for(work(), 300))
+
+
+def test_the_last_turn_is_had_by_one_of_those_that_want_it() -> None:
+    async def work() -> None:
+        sampler = Gated(["Yes.", "Yes.", "Yes."])
+        gateway = make_gateway(sampler)
+        async with (
+            gateway.listening(),
+            gateway.session(ITEM, max_turns=1) as session,
+            client_of(session.base_url) as client,
+        ):
+            asking = [asyncio.create_task(ask(client, [QUESTION])) for _ in range(3)]
+            await sampler.asked.wait()
+            await asyncio.wait(asking, return_when=asyncio.FIRST_COMPLETED)
+            sampler.opened.set()
+            ended = await asyncio.gather(*asking, return_exceptions=True)
+            assert session.turns == 1
+        assert sorted(type(one).__name__ for one in ended) == [
+            "BadRequestError",
+            "BadRequestError",
+            "ChatCompletionMessage",
+        ]
+
+    asyncio.run(asyncio.wait_for(work(), 300))
+
+
+class Endless(CpuSampler):
+    """Says no end of turn, and gives no answer before it is released."""
+
+    def __init__(self, model: Path) -> None:
+        super().__init__(model, context_length=512)
+        self.asked = asyncio.Event()
+        self.released = asyncio.Event()
+        self.released.set()
+
+    async def sample(
+        self,
+        prompt_ids: Sequence[int],
+        *,
+        images: Sequence[Image] = (),
+        params: SamplingParams,
+        episode_id: str,
+    ) -> Completion:
+        self.asked.set()
+        on = replace(params, stop_token_ids=())
+        completion = await super().sample(prompt_ids, images=images, params=on, episode_id=episode_id)
+        await self.released.wait()
+        return completion
+
+
+def test_who_lost_patience_may_ask_again_while_the_sampler_is_still_at_work(tmp_path: Path) -> None:
+    async def work() -> None:
+        sampler = Endless(save_tiny_model(tmp_path))
+        gateway = Gateway(
+            Doorway(sampler), tokenizer_with(), sampling=SamplingParams(max_tokens=150), context_length=512
+        )
+        async with (
+            gateway.listening(),
+            gateway.session(ITEM) as session,
+            client_of(session.base_url) as client,
+        ):
+            talk: list[Any] = [QUESTION, told(await ask(client, [QUESTION], max_tokens=2)), QUESTION]
+            for _ in range(3):
+                left = asyncio.create_task(ask(client, talk, temperature=0.9))
+                while not session.busy:
+                    await asyncio.sleep(0.001)
+                await asyncio.sleep(0.01)
+                left.cancel()
+                while session.busy:
+                    await asyncio.sleep(0.001)
+            await ask(client, talk, max_tokens=3)
+        assert session.turns == 2
+        assert len(pack(session.trajectory())) == 1
+        sampler.close()
+
+    asyncio.run(asyncio.wait_for(work(), 300))

@@ -1,0 +1,217 @@
+"""Stop texts: sampling ends there, the client is told the text before, each token is the policy's own."""
+
+import asyncio
+import copy
+import random
+from collections.abc import Sequence
+from typing import Any
+
+import httpx
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from agents.rollout.packing import pack
+from agents.samplers.cpu.sampler import CpuSampler
+from agents.samplers.stop_texts import StopWatch, cut, text_before
+from agents.types import Completion, FinishReason, SamplingParams
+from tests.support.gateway_toy import (
+    ITEM,
+    QUESTION,
+    SEARCH,
+    RandomSampler,
+    ask,
+    client_of,
+    encode,
+    make_gateway,
+    scripted,
+    told,
+    trained,
+)
+from tests.support.tiny_model import save_tiny_model
+from tests.support.toy import toy_tokenizer
+
+WORDS = ["Thought", "Action: add", " the", "total is now é☃", "\n", "Observation:", "Goal", "🚀", "abcabd"]
+texts = st.lists(st.sampled_from(WORDS), min_size=1, max_size=6).map("".join)
+
+
+def decode(ids: Sequence[int]) -> str:
+    """As transformers itself does, without the code under test."""
+    return str(toy_tokenizer().decode(list(ids), skip_special_tokens=True))
+
+
+def completion_of(ids: list[int]) -> Completion:
+    return Completion(
+        token_ids=ids,
+        logprobs=[-0.1 * i for i in range(len(ids))],
+        finish_reason=FinishReason.STOP,
+        policy_version=3,
+    )
+
+
+def first_tokens_with(ids: list[int], stop: Sequence[str]) -> int | None:
+    """Counted from the left, one by one."""
+    heads = (n for n in range(1, len(ids) + 1) if any(one in decode(ids[:n]) for one in stop))
+    return next(heads, None)
+
+
+@settings(max_examples=300, deadline=None)
+@given(text=texts, data=st.data())
+def test_a_completion_ends_with_the_first_token_by_which_its_text_has_a_stop(
+    text: str, data: st.DataObject
+) -> None:
+    start = data.draw(st.integers(0, len(text) - 1))
+    inner = text[start : data.draw(st.integers(start + 1, min(len(text), start + 9)))]
+    stop = [*data.draw(st.lists(st.sampled_from(WORDS), max_size=2)), inner]
+    ids = [*encode(text), toy_tokenizer().eos_token_id]
+    found = cut(completion_of(ids), stop, decode=decode)
+    length = first_tokens_with(ids, stop)
+    assert length is not None
+    assert found.token_ids == ids[:length]
+    assert found.logprobs == completion_of(ids).logprobs[:length]
+    assert found.finish_reason is FinishReason.CUT
+    before = text_before(decode(found.token_ids), stop)
+    assert decode(found.token_ids).startswith(before)
+    assert not any(one in before for one in stop)
+    assert any(decode(found.token_ids)[len(before) :].startswith(one) for one in stop)
+    watch = StopWatch(stop, decode=decode)
+    assert [watch.reached(ids[:n]) for n in range(1, length + 1)] == [False] * (length - 1) + [True]
+
+
+def test_without_a_stop_text_nothing_is_cut() -> None:
+    whole = completion_of(encode("Action: add 1"))
+    assert cut(whole, [], decode=decode) is whole
+    assert cut(whole, ["Observation"], decode=decode) is whole
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+def test_a_conversation_goes_on_from_the_tokens_and_not_from_the_text(streamed: bool) -> None:
+    async def work() -> None:
+        says = ["Action: add 1\nObservation: 1 is now the total", "Action: add 2"]
+        gateway = make_gateway(scripted(says))
+        async with gateway.listening(), gateway.session(ITEM) as session:
+            async with client_of(session.base_url) as client:
+                answer: Any = await client.chat.completions.create(
+                    model="policy",
+                    messages=[QUESTION],  # type: ignore[list-item]
+                    stop=["\nObservation:"],
+                    stream=streamed,
+                )
+                if streamed:
+                    chunks = [chunk async for chunk in answer]
+                    content = "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
+                    assert chunks[-1].choices[0].finish_reason == "stop"
+                else:
+                    content = answer.choices[0].message.content
+                    assert answer.choices[0].finish_reason == "stop"
+                    sampled = first_tokens_with(encode(says[0]), ["\nObservation:"])
+                    assert answer.usage.completion_tokens == sampled
+                assert content == "Action: add 1"
+                first = {"role": "assistant", "content": content}
+                await ask(client, [QUESTION, first, {"role": "user", "content": "Observation: 1."}])
+            trajectory = session.trajectory(reward=1.0)
+        (segment,) = pack(trajectory)
+        length = first_tokens_with(encode(says[0]), ["\nObservation:"]) or 0
+        mask = segment.response_mask
+        assert segment.response_ids[:length] == encode(says[0])[:length]
+        assert mask[: length + 1] == [1] * length + [0]  # the end of the turn was not sampled
+        assert sum(mask) == length + len(encode(says[1])) + 1
+        assert (
+            "Observation:<|im_end|>\n<|im_start|>user\nObservation: 1.<|im_end|>"
+            in toy_tokenizer().decode(segment.response_ids)
+        )
+        assert trajectory.turns[0].text == "Action: add 1"
+        assert trajectory.turns[0].completion.finish_reason is FinishReason.CUT
+        assert trajectory.metrics["other_sampling"] == 0
+
+    asyncio.run(work())
+
+
+def test_a_stop_text_within_a_token_leaves_that_token_whole() -> None:
+    (token,) = encode(" total")
+    gateway = make_gateway(scripted(["the total is"]))
+
+    async def work() -> None:
+        async with gateway.listening(), gateway.session(ITEM) as session:
+            async with client_of(session.base_url) as client:
+                assert (await ask(client, [QUESTION], stop="ot")).content == "the t"
+            (turn,) = session.trajectory().turns
+        assert turn.completion.token_ids == [*encode("the"), token]
+
+    asyncio.run(work())
+
+
+def test_calls_are_read_in_what_stands_before_a_stop_text() -> None:
+    async def work() -> None:
+        call = '<tool_call>\n{"name": "search", "arguments": {"query": "iron"}}\n'
+        gateway = make_gateway(scripted([f"{call}</tool_call> and more", "Done."]))
+        async with gateway.listening(), gateway.session(ITEM) as session:
+            async with client_of(session.base_url) as client:
+                first = await ask(client, [QUESTION], tools=[SEARCH], stop=["</tool_call>"])
+                assert [one.function.name for one in first.tool_calls] == ["search"]
+                found = {"role": "tool", "tool_call_id": first.tool_calls[0].id, "content": "Iron: 5."}
+                await ask(client, [QUESTION, told(first), found], tools=[SEARCH])
+            assert len(pack(session.trajectory())) == 1
+
+    asyncio.run(work())
+
+
+@settings(max_examples=60, deadline=None)
+@given(seed=st.integers(0, 10_000), turns=st.integers(1, 5))
+def test_whatever_stops_what_is_trained_on_is_what_was_sampled(seed: int, turns: int) -> None:
+    """Stop texts out of random tokens' own texts, many of them within tokens or characters."""
+
+    async def work() -> None:
+        draws = random.Random(seed)
+        sampler = RandomSampler(seed)
+        gateway = make_gateway(sampler, context_length=100_000)
+        session = gateway.sessions.open(ITEM, url="http://gateway", expires=False)
+        transport = httpx.AsyncClient(transport=httpx.ASGITransport(gateway.app))
+        expected, talk = [], [QUESTION]
+        async with client_of(session.base_url, http_client=transport) as client:
+            for _ in range(turns):
+                ahead = copy.deepcopy(sampler)  # to know what it is about to say
+                said = decode((await ahead.sample([], params=PARAMS, episode_id="")).token_ids)
+                harmless = said.replace("\ufffd", "")
+                start = draws.randrange(len(harmless) + 1)
+                stop = [harmless[start : start + draws.randint(1, 3)] or "nothing of the kind"]
+                answer = await ask(client, talk, stop=stop)
+                prompt, ids = sampler.sampled[-1]
+                length = first_tokens_with(ids, stop)
+                assert not any(one in answer.content for one in stop)
+                assert answer.content == text_before(decode(ids[:length]), stop)
+                expected.append((prompt, ids[:length]))
+                talk = [*talk, told(answer), QUESTION]
+        trajectory = session.trajectory(reward=1.0)
+        assert trained(trajectory) == expected
+        assert len(pack(trajectory)) == 1
+
+    asyncio.run(work())
+
+
+PARAMS = SamplingParams(max_tokens=200, stop_token_ids=(0,))
+
+
+def test_the_cpu_engine_ends_there_itself(tmp_path: Any) -> None:
+    async def work() -> None:
+        sampler = CpuSampler(save_tiny_model(tmp_path), context_length=256)
+        try:
+            params = SamplingParams(max_tokens=60, stop_token_ids=(toy_tokenizer().eos_token_id,))
+            for number in range(8):
+                name, prompt = f"{number}", encode(f"the total is {number}")
+                whole = await sampler.sample(prompt, params=params, episode_id=name)
+                readable = [run for run in decode(whole.token_ids).split("\ufffd") if run]
+                stop = (readable[len(readable) // 2][:2],)
+                stopped = await sampler.sample(
+                    prompt,
+                    params=SamplingParams(max_tokens=60, stop_token_ids=params.stop_token_ids, stop=stop),
+                    episode_id=name,
+                )
+                expected = cut(whole, stop, decode=decode)
+                assert stopped.token_ids == expected.token_ids
+                assert stopped.finish_reason is FinishReason.CUT
+                assert len(stopped.token_ids) < len(whole.token_ids)
+        finally:
+            sampler.close()
+
+    asyncio.run(work())

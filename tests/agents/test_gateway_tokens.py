@@ -1,0 +1,106 @@
+"""Whatever becomes of conversations, what is trained on is what was sampled, each token once."""
+
+import asyncio
+from typing import Any
+
+import httpx
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from agents.rollout.packing import pack
+from tests.support.gateway_toy import ITEM, RandomSampler, ask, client_of, make_gateway, told, trained
+from tests.support.toy import toy_tokenizer
+
+MOVES = st.lists(
+    st.tuples(
+        st.sampled_from(["extend", "extend", "extend", "fork", "edit", "drop", "system", "retry", "null"]),
+        st.integers(min_value=0, max_value=3),  # of which conversation
+        st.integers(min_value=0, max_value=7),  # where in it
+    ),
+    min_size=1,
+    max_size=14,
+)
+
+
+def user(text: str) -> dict[str, Any]:
+    return {"role": "user", "content": text}
+
+
+def rendered(messages: list[Any]) -> str:
+    """The conversation as the chat template has it."""
+    turns = [f"<|im_start|>{one['role']}\n{one['content'] or ''}<|im_end|>\n" for one in messages]
+    return "".join(turns) + "<|im_start|>assistant\n"
+
+
+def moved(talk: list[Any], move: str, where: int) -> list[Any]:
+    """The next request's messages; `talk` ends with an answer."""
+    if move == "retry":
+        return talk[:-1]
+    if move == "edit":
+        place = where % len(talk)
+        talk = [*talk[:place], {**talk[place], "content": f"changed {where}"}, *talk[place + 1 :]]
+    elif move == "fork":
+        talk = talk[: 1 + where % len(talk)]
+    elif move == "drop":
+        talk = talk[where % len(talk) :]
+    elif move == "system":
+        talk = [{"role": "system", "content": f"now {where}"}, *talk]
+    elif move == "null":
+        talk = [{"role": one["role"], "content": one["content"] or None} for one in talk]
+    return [*talk, user(f"go on {where}")]
+
+
+@settings(max_examples=40, deadline=None)
+@given(moves=MOVES, seed=st.integers(min_value=0, max_value=99))
+def test_trained_tokens_are_the_sampled_ones_each_once(moves: list[tuple[str, int, int]], seed: int) -> None:
+    async def work() -> None:
+        sampler = RandomSampler(seed)
+        gateway = make_gateway(sampler, context_length=100_000)
+        session = gateway.sessions.open(ITEM, url="http://gateway", expires=False)
+        transport = httpx.AsyncClient(transport=httpx.ASGITransport(gateway.app))
+        talks: list[list[Any]] = [[user("start 0")], [user("start 1")]]
+        requests = [rendered(talk) for talk in talks]
+        async with client_of(session.base_url, http_client=transport) as client:
+            for number, talk in enumerate(talks):
+                talks[number] = [*talk, told(await ask(client, talk))]
+            for move, which, where in moves:
+                number = which % len(talks)
+                asked = moved(talks[number], move, where)
+                requests.append(rendered(asked))
+                answered = [*asked, told(await ask(client, asked))]
+                if move in ("fork", "drop", "edit"):
+                    talks.append(answered)
+                else:
+                    talks[number] = answered
+        trajectory = session.trajectory(reward=1.0)
+        assert sorted(trained(trajectory)) == sorted(sampler.sampled)
+        assert [toy_tokenizer().decode(prompt) for prompt, _ in sampler.sampled] == requests
+        packed = pack(trajectory)
+        assert sum(sum(segment.rewards) for segment in packed[-1:]) == 1.0
+        assert trajectory.turns[-1].completion.token_ids == sampler.sampled[-1][1]
+        if all(move in ("extend", "null") for move, _, _ in moves):
+            assert len(packed) == 2
+
+    asyncio.run(work())
+
+
+def test_requests_side_by_side_with_one_history_are_kept_apart() -> None:
+    async def work() -> None:
+        sampler = RandomSampler()
+        gateway = make_gateway(sampler, context_length=100_000)
+        async with (
+            gateway.listening(),
+            gateway.session(ITEM) as session,
+            client_of(session.base_url) as client,
+        ):
+            talk = [user("start")]
+            talk.append(told(await ask(client, talk)))
+            more = [[*talk, user(f"agent {number}")] for number in range(5)]
+            answers = await asyncio.gather(*(ask(client, one) for one in more))
+            further = [[*one, told(a), user("on")] for one, a in zip(more, answers, strict=True)]
+            await asyncio.gather(*(ask(client, one) for one in further))
+        trajectory = session.trajectory(reward=1.0)
+        assert sorted(trained(trajectory)) == sorted(sampler.sampled)
+        assert len(pack(trajectory)) == 5  # the first of them goes on in the first segment
+
+    asyncio.run(work())

@@ -1,0 +1,281 @@
+"""Many episodes at once: groups in order, faults that stay where they happened, retries, clean ends."""
+
+import asyncio
+import gc
+import itertools
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agents.agent import FormatAgent
+from agents.limits import EpisodeLimits
+from agents.prompting.renderer import Renderer
+from agents.rollout.conversation import TokenSpeakers
+from agents.rollout.episode import Rules
+from agents.rollout.group import play
+from agents.rollout.packing import pack
+from agents.samplers.sampler import Sampler, ScriptedSampler
+from agents.types import Completion, SamplingParams, StopReason, Trajectory
+from envs.base import Environment
+from envs.errors import MissingDependency
+from envs.runtime.manager import EnvManager
+from envs.types import Image, Item, StepResult
+from tests.support.tiny_model import save_tiny_model
+from tests.support.toy import ToyEnv, toy_item, toy_tokenizer, toys
+
+TEXTS = ["Action: add 1", "Action: add 1", "Action: add 1"]
+
+
+def encode(text: str) -> list[int]:
+    ids: list[int] = toy_tokenizer().encode(text, add_special_tokens=False)
+    return ids
+
+
+class Makes:
+    """Makes the given environments first, then good ones; remembers all."""
+
+    def __init__(self, *first: ToyEnv) -> None:
+        self._first = list(first)
+        self.made: list[ToyEnv] = []
+
+    def __call__(self) -> Environment:
+        self.made.append(self._first.pop(0) if self._first else ToyEnv())
+        return self.made[-1]
+
+
+PLAYS = itertools.count()
+LIMITS = EpisodeLimits(
+    max_turns=5, max_tokens_per_turn=40, context_length=400, episode_timeout_s=5, step_timeout_s=5
+)
+RULES = Rules(agent=FormatAgent("action"), limits=LIMITS)
+
+
+async def played(
+    envs: EnvManager, items: Sequence[Item], *, sampler: Sampler | None = None, **changes: Any
+) -> list[list[Trajectory]]:
+    arguments: dict[str, Any] = {
+        "name": f"play {next(PLAYS)}",
+        "chains": 4,
+        "rules_of": lambda _: RULES,
+        "max_attempts": 3,
+    }
+    speakers = TokenSpeakers(
+        sampler=sampler or ScriptedSampler(TEXTS, encode=encode),
+        renderer=Renderer(toy_tokenizer()),
+        sampling=SamplingParams(max_tokens=40),
+    )
+    return await play(items, envs=envs, speakers=speakers, **(arguments | changes))
+
+
+def test_groups_come_in_the_order_of_their_items() -> None:
+    items = [toy_item(i, target=3 + i % 2) for i in range(5)]
+    seen: list[Trajectory] = []
+
+    async def main() -> list[list[Trajectory]]:
+        return await played(toys(ToyEnv, capacity=3), items, on_trajectory=seen.append, max_attempts=1)
+
+    groups = asyncio.run(main())
+    assert [[(t.item.item_id, t.chain) for t in group] for group in groups] == [
+        [(f"toy_{i}", chain) for chain in range(4)] for i in range(5)
+    ]
+    for index, group in enumerate(groups):
+        solvable = index % 2 == 0
+        # three turns reach 3; for a target of 4 the script has no fourth text
+        reason = StopReason.TERMINATED if solvable else StopReason.ERROR
+        assert {t.stop_reason for t in group} == {reason}
+    assert sorted((t.item.item_id, t.chain) for t in seen) == sorted(
+        (t.item.item_id, t.chain) for group in groups for t in group
+    )
+
+
+def test_a_fault_is_retried_on_another_environment() -> None:
+    make = Makes(ToyEnv(crash_at=2))
+
+    async def main() -> list[list[Trajectory]]:
+        return await played(toys(make, capacity=4), [toy_item()])
+
+    [group] = asyncio.run(main())
+    assert sorted(t.attempts for t in group) == [1, 1, 1, 2]
+    assert {(t.stop_reason, t.reward) for t in group} == {(StopReason.TERMINATED, 1.0)}
+    assert make.made[0].closed
+    assert make.made[0].resets == 1
+
+
+def test_a_retry_takes_no_warm_instance() -> None:
+    """A server that died takes all its warm instances along; only a new one can help."""
+    stale = [ToyEnv(), ToyEnv()]
+    make = Makes(*stale)
+
+    async def main() -> list[list[Trajectory]]:
+        envs = toys(make, capacity=2)
+        await played(envs, [toy_item()], chains=2)
+        for env in stale:
+            env.crash_at = 1
+        return await played(envs, [toy_item()], chains=2, max_attempts=2)
+
+    [group] = asyncio.run(main())
+    assert [(t.attempts, t.stop_reason) for t in group] == [(2, StopReason.TERMINATED)] * 2
+
+
+def test_after_its_last_attempt_a_chain_is_data_with_its_cause() -> None:
+    class Broken(ToyEnv):
+        async def reset(self, item: Item) -> str:
+            if item.item_id == "toy_1":
+                raise OSError("no such port")
+            return await super().reset(item)
+
+    async def main() -> list[list[Trajectory]]:
+        envs = toys(Broken, capacity=8)
+        groups = await played(envs, [toy_item(0), toy_item(1)])
+        assert envs.runtime.metrics["toy"].replaced == 4 * 3
+        return groups
+
+    good, bad = asyncio.run(main())
+    assert {t.stop_reason for t in good} == {StopReason.TERMINATED}
+    for trajectory in bad:
+        assert trajectory.stop_reason is StopReason.ERROR
+        assert trajectory.error == "EnvCrashed: toy_1: reset raised OSError: no such port"
+        assert (trajectory.attempts, trajectory.turns, trajectory.reward) == (3, [], 0.0)
+        with pytest.raises(ValueError, match="no such port"):
+            pack(trajectory)
+
+
+class Recorder:
+    """Hands every call on to a scripted sampler, and notes who called."""
+
+    def __init__(self, *, fail_first: int = 0) -> None:
+        self.inner = ScriptedSampler(TEXTS, encode=encode)
+        self.calls: list[str] = []
+        self.fail_first = fail_first
+
+    async def sample(
+        self,
+        prompt_ids: Sequence[int],
+        *,
+        images: Sequence[Image] = (),
+        params: SamplingParams,
+        episode_id: str,
+    ) -> Completion:
+        self.calls.append(episode_id)
+        if len(self.calls) <= self.fail_first:
+            raise ConnectionError("not yet")
+        return await self.inner.sample(prompt_ids, images=images, params=params, episode_id=episode_id)
+
+
+def test_no_two_attempts_share_an_episode_id() -> None:
+    sampler = Recorder(fail_first=4)
+
+    async def main() -> None:
+        envs = toys(ToyEnv, capacity=4)
+        for _ in range(2):  # the same items again, as in the next step
+            groups = await played(envs, [toy_item()], sampler=sampler)
+            assert {t.stop_reason for t in groups[0]} == {StopReason.TERMINATED}
+
+    asyncio.run(main())
+    turns_of = {episode_id: sampler.calls.count(episode_id) for episode_id in sampler.calls}
+    assert sorted(turns_of.values()) == [1] * 4 + [3] * 8
+
+
+def test_plays_of_one_name_draw_alike_and_others_do_not(tmp_path: Path) -> None:
+    """With a real sampler at temperature 1, whichever order the episodes are served in."""
+    from agents.samplers.cpu.sampler import CpuSampler
+
+    model = save_tiny_model(tmp_path)
+    items = [toy_item(i, target=9) for i in range(3)]
+
+    def words(name: str, *, capacity: int) -> list[list[int]]:
+        sampler = CpuSampler(model, context_length=400)
+
+        async def main() -> list[list[Trajectory]]:
+            return await played(toys(ToyEnv, capacity=capacity), items, name=name, sampler=sampler)
+
+        try:
+            groups = asyncio.run(main())
+        finally:
+            sampler.close()
+        return [turn.completion.token_ids for group in groups for t in group for turn in t.turns]
+
+    first = words("one", capacity=12)
+    assert first == words("one", capacity=2)
+    assert first != words("other", capacity=12)
+    chains = len(first) // len(items)
+    assert first[:chains] != first[chains : 2 * chains]
+
+
+def test_no_chain_waits_for_a_sibling() -> None:
+    """One chain hangs in its first step; its siblings are done long before its time is up."""
+    done: list[int] = []
+    released = asyncio.Event()
+
+    class Gated(ToyEnv):
+        async def _fail_if_due(self) -> None:
+            if self._steps == self.hang_at:
+                await released.wait()
+
+    def note(trajectory: Trajectory) -> None:
+        done.append(trajectory.chain)
+        if len(done) == 3:
+            released.set()
+
+    make = Makes(Gated(hang_at=1))
+    [group] = asyncio.run(played(toys(make, capacity=4), [toy_item()], on_trajectory=note))
+    assert done == [1, 2, 3, 0]
+    assert [t.success for t in group] == [True] * 4
+
+
+def test_cancelling_leaves_the_environments_usable() -> None:
+    make = Makes()
+
+    async def main() -> None:
+        envs = toys(make, capacity=3)
+        slow = ScriptedSampler(TEXTS, encode=encode, latency_s=30)
+        task = asyncio.create_task(played(envs, [toy_item(i) for i in range(4)], sampler=slow))
+        await asyncio.sleep(0.05)
+        assert envs.runtime.metrics["toy"].waiting == 13
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert len(asyncio.all_tasks()) <= 1 + 3  # this one, and environments that are being closed
+        [group] = await played(envs, [toy_item()], chains=3)
+        assert all(t.success for t in group)
+        assert [env.closed for env in make.made] == [True] * 3 + [False] * 3
+        metrics = envs.runtime.metrics["toy"]
+        assert (metrics.live, metrics.idle, metrics.waiting) == (3, 3, 0)
+
+    asyncio.run(main())
+
+
+def test_what_is_no_fault_of_an_episode_ends_the_play() -> None:
+    class Unplugged(ToyEnv):
+        async def step(self, action: str) -> StepResult:
+            raise MissingDependency("install java")
+
+    async def main() -> None:
+        envs = toys(Unplugged, capacity=2)
+        with pytest.raises(MissingDependency, match="install java"):
+            await played(envs, [toy_item(i) for i in range(3)])
+        assert envs.runtime.metrics["toy"].waiting == 0
+        await envs.close()
+        assert envs.runtime.metrics["toy"].live == 0
+
+    asyncio.run(main())
+
+
+def test_the_collector_leaves_what_was_there_before_alone() -> None:
+    frozen: list[int] = []
+    before = gc.get_freeze_count()
+    asyncio.run(
+        played(
+            toys(ToyEnv, capacity=4),
+            [toy_item()],
+            on_trajectory=lambda _: frozen.append(gc.get_freeze_count()),
+        )
+    )
+    assert min(frozen) > before + 1000
+    assert gc.get_freeze_count() == 0
+
+
+def test_nothing_to_play() -> None:
+    assert asyncio.run(played(toys(ToyEnv, capacity=1), [])) == []

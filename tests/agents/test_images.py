@@ -1,0 +1,311 @@
+"""Pictures in episodes: shown as the processor shows them, trained on never, kept with their segments."""
+
+import asyncio
+import json
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from agents.agent import FormatAgent, with_images
+from agents.limits import EpisodeLimits
+from agents.prompting.renderer import Renderer
+from agents.rollout.context import ContextPolicy
+from agents.rollout.conversation import TokenSpeakers
+from agents.rollout.episode import Rules, run_episode
+from agents.rollout.packing import pack
+from agents.samplers.sampler import Sampler
+from agents.tools.registry import prebuilt
+from agents.tools.tool import tool
+from agents.tools.toolbox import Toolbox
+from agents.types import Completion, FinishReason, SamplingParams, StopReason, Trajectory
+from envs.errors import ConfigError, EnvCrashed, SamplerFailed
+from envs.types import Image, Item, Message, Observation, StepResult
+from tests.support.toy import ToyEnv, toy_item, toy_tokenizer
+from tests.support.vision_toy import (
+    VISION,
+    llava_processor,
+    picture,
+    vision_processor,
+    vision_tokenizer,
+    whole,
+)
+
+SMALL, WIDE, TALL = picture(28, 28), picture(120, 40), picture(30, 90)
+LIMITS = EpisodeLimits(
+    max_turns=8, max_tokens_per_turn=30, context_length=500, episode_timeout_s=120, step_timeout_s=9
+)
+
+
+def renderer() -> Renderer:
+    return Renderer(vision_tokenizer(), vision_processor())
+
+
+def encode(text: str) -> list[int]:
+    ids: list[int] = vision_tokenizer().encode(text, add_special_tokens=False)
+    return ids
+
+
+def token(text: str) -> int:
+    return int(vision_tokenizer().convert_tokens_to_ids(text))
+
+
+PAD = token("<|image_pad|>")
+
+images = st.lists(st.sampled_from([SMALL, WIDE, TALL]), max_size=2).map(tuple)
+words = st.text(st.sampled_from("ab \n<|>é"), max_size=12)
+
+
+@pytest.mark.parametrize("make", [vision_processor, llava_processor])
+@settings(deadline=None, max_examples=40)
+@given(
+    opening=st.tuples(words, images),
+    turns=st.lists(st.tuples(words, st.lists(st.tuples(words, images), min_size=1, max_size=2)), max_size=3),
+    role=st.sampled_from(["user", "tool"]),
+)
+def test_the_pieces_are_what_the_processor_makes_of_the_whole(
+    make: Callable[[], Any], opening: Any, turns: Any, role: Any
+) -> None:
+    processor = make()
+    tokenizer = processor.tokenizer
+    renderer = Renderer(tokenizer, processor)
+    messages = [Message("user", *opening)]
+    ids = renderer.prompt_ids(messages)
+    before = " " if make is llava_processor else ""  # which the template puts before what the policy says
+    for said, seen in turns:
+        replies = [Message(role, *one) for one in seen]
+        # cut where the policy's words end: what they are encoded as is its own affair
+        ids += tokenizer.encode(f"{before}{said}x", add_special_tokens=False)
+        ids += renderer.reply_ids(replies, closed=False)
+        messages += [Message("assistant", f"{said}x"), *replies]
+    assert ids == whole(messages, processor)
+
+
+def test_a_completion_that_ended_itself_is_not_ended_twice() -> None:
+    reply = [Message("user", "Look.", (WIDE,))]
+    ended, open_ = (renderer().reply_ids(reply, closed=closed) for closed in (True, False))
+    assert [token("<|im_end|>"), *ended] == open_
+
+
+@pytest.mark.parametrize("make", [vision_processor, llava_processor])
+@settings(deadline=None, max_examples=40)
+@given(st.lists(st.sampled_from([*VISION, "<image>", "<|image", "_pad|>", "<|im_end|>", "x"]), max_size=6))
+def test_words_cannot_forge_pictures(make: Callable[[], Any], parts: list[str]) -> None:
+    tokenizer = make().tokenizer
+    renderer = Renderer(tokenizer, make())
+    control = tokenizer.convert_tokens_to_ids([*VISION, "<image>", "<|im_end|>"])
+    for shown in ((), (SMALL,)):
+        harmless, hostile = (Message("user", text, shown) for text in ("x", "".join(parts)))
+        for ids, wanted in (
+            (renderer.prompt_ids([hostile]), renderer.prompt_ids([harmless])),
+            (renderer.reply_ids([hostile], closed=True), renderer.reply_ids([harmless], closed=True)),
+        ):
+            # of tokens that a tokenizer does not have, None: there are none
+            assert [ids.count(one) for one in control] == [wanted.count(one) for one in control]
+
+
+def test_a_model_that_reads_text_only_is_shown_no_pictures() -> None:
+    plain = Renderer(toy_tokenizer())
+    for make in (
+        lambda message: plain.prompt_ids([message]),
+        lambda message: plain.reply_ids([message], closed=True),
+    ):
+        with pytest.raises(ConfigError, match=r"1 pictures are to be shown.*use a vision-language model"):
+            make(Message("user", "x", (SMALL,)))
+
+
+def test_a_template_that_passes_over_pictures_is_refused() -> None:
+    processor = vision_processor()
+    kept = processor.chat_template
+    users_only = kept.replace("c['type'] == 'image'", "c['type'] == 'image' and m['role'] == 'user'")
+    try:
+        processor.chat_template = kept.replace("<|image_pad|>", "")
+        with pytest.raises(ConfigError, match="shows no pictures"):
+            renderer()
+        processor.chat_template = users_only
+        with pytest.raises(ConfigError, match="shows 0 of 1 pictures"):
+            renderer().reply_ids([Message("tool", "x", (SMALL,))], closed=True)
+    finally:
+        processor.chat_template = kept
+
+
+def test_what_is_no_picture_is_a_fault_that_the_policy_has_no_part_in() -> None:
+    with pytest.raises(EnvCrashed, match=r"image/png, 3 bytes.*UnidentifiedImageError"):
+        renderer().prompt_ids([Message("user", "x", (Image(b"abc", "image/png"),))])
+
+
+def test_pictures_go_with_the_message_that_tells_their_observation() -> None:
+    two = [Message("tool", "a"), Message("tool", "b")]
+    assert [m.images for m in with_images(two, [(SMALL,), (WIDE, TALL)])] == [(SMALL,), (WIDE, TALL)]
+    assert [m.images for m in with_images(two[:1], [(SMALL,), (WIDE,)])] == [(SMALL, WIDE)]
+    assert [m.images for m in with_images(two, [(), ()])] == [(), ()]
+
+
+class Gallery(ToyEnv):
+    """The toy, with a picture or two at every step: which, the seed says."""
+
+    async def reset(self, item: Item) -> Any:
+        self._rng = random.Random(item.seed)
+        return Observation(await super().reset(item), self._some())
+
+    async def step(self, action: str) -> StepResult:
+        return replace(await super().step(action), images=self._some())
+
+    def _some(self) -> tuple[Image, ...]:
+        return tuple(self._rng.choices([SMALL, WIDE, TALL], k=self._rng.randint(0, 2)))
+
+
+class Viewer:
+    """Says words of random length and keeps what it was shown."""
+
+    def __init__(self, seed: int) -> None:
+        self._rng = random.Random(seed)
+        self.shown: list[tuple[list[int], list[Image]]] = []
+        self.sampled: list[int] = []
+
+    async def sample(
+        self,
+        prompt_ids: Sequence[int],
+        *,
+        images: Sequence[Image] = (),
+        params: SamplingParams,
+        episode_id: str,
+    ) -> Completion:
+        self.shown.append((list(prompt_ids), list(images)))
+        thought = "<think>the total</think>" if self._rng.random() < 0.5 else ""
+        ids = encode(f"{thought}{'total ' * self._rng.randint(0, 5)}\nAction: add 0")[: params.max_tokens - 1]
+        ids.append(params.stop_token_ids[0])
+        self.sampled += ids
+        return Completion(
+            token_ids=ids, logprobs=[-1.0] * len(ids), finish_reason=FinishReason.STOP, policy_version=0
+        )
+
+
+def played(
+    sampler: Sampler,
+    env: Any,
+    item: Item,
+    *,
+    policy: ContextPolicy,
+    limits: EpisodeLimits = LIMITS,
+    **rules: Any,
+) -> Trajectory:
+    speakers = TokenSpeakers(
+        sampler=sampler, renderer=renderer(), sampling=SamplingParams(max_tokens=1), context=policy
+    )
+    speaker = speakers.speaker("e", where="e", limits=limits)
+    rules = {"agent": FormatAgent("action"), "limits": limits, **rules}
+    return asyncio.run(run_episode(env, item, chain=0, speaker=speaker, rules=Rules(**rules)))
+
+
+@settings(deadline=None, max_examples=40)
+@given(
+    seed=st.integers(0, 10**6),
+    when_full=st.sampled_from(["stop", "fold", "drop"]),
+    keep_thoughts=st.booleans(),
+)
+def test_pictures_stay_with_their_segments_and_never_train(
+    seed: int, when_full: Any, keep_thoughts: bool
+) -> None:
+    policy = ContextPolicy(when_full=when_full, keep_thoughts=keep_thoughts, fold_at=0.5, show_budget=True)
+    sampler = Viewer(seed)
+    segments = pack(played(sampler, Gallery(), replace(toy_item(), seed=seed), policy=policy))
+
+    # the last thing that was shown of each segment is all of it but the last completion
+    places = []
+    for segment in segments:
+        ids = segment.prompt_ids + segment.response_ids
+        mask = [0] * len(segment.prompt_ids) + segment.response_mask
+        last = max(i for i, bit in enumerate(mask) if bit and not mask[i - 1])
+        places.append((ids[:last], segment.images))
+        assert not any(bit for i, bit in zip(ids, mask, strict=True) if i == PAD)
+        assert ids.count(token("<|vision_start|>")) == len(segment.images)
+        expanded = renderer().prompt_ids([Message("user", "", tuple(segment.images))])
+        assert [i for i in ids if i == PAD] == [i for i in expanded if i == PAD]
+    assert all(place in sampler.shown for place in places)
+    trained = [i for s in segments for i, m in zip(s.response_ids, s.response_mask, strict=True) if m]
+    assert trained == sampler.sampled
+    for ids, pictures in sampler.shown:
+        assert ids.count(token("<|vision_start|>")) == len(pictures)
+
+
+def test_pictures_of_tools_come_with_their_answers() -> None:
+    @tool
+    def look(left: bool) -> dict[str, Any]:
+        """Look."""
+        return {"observation": "seen", "image": (SMALL if left else WIDE).data}
+
+    class Looks(Viewer):
+        async def sample(self, prompt_ids: Any, **asked: Any) -> Completion:
+            completion = await super().sample(prompt_ids, **asked)
+            calls = [{"name": "look", "arguments": {"left": left}} for left in (True, False)]
+            said = calls if len(self.shown) == 1 else {"answer": "done"}
+            ids = [*encode(json.dumps(said)), asked["params"].stop_token_ids[0]]
+            return replace(completion, token_ids=ids, logprobs=[-1.0] * len(ids))
+
+    box = Toolbox([look])
+    sampler = Looks(0)
+    trajectory = played(
+        sampler,
+        ToyEnv(),
+        toy_item(),
+        policy=ContextPolicy(),
+        agent=FormatAgent("json", schemas=box.schemas),
+        tools=box,
+        limits=replace(LIMITS, max_tokens_per_turn=300, context_length=3000),
+    )
+    assert trajectory.stop_reason is StopReason.TERMINATED
+    assert trajectory.turns[0].images == [SMALL, WIDE]
+    assert sampler.shown[1][1] == [SMALL, WIDE]
+    [segment] = pack(trajectory)
+    assert segment.images == [SMALL, WIDE]
+
+
+def test_a_policy_that_says_a_picture_is_not_believed() -> None:
+    class Forger(Viewer):
+        async def sample(self, prompt_ids: Any, **asked: Any) -> Completion:
+            return replace(await super().sample(prompt_ids, **asked), token_ids=[PAD], logprobs=[-1.0])
+
+    with pytest.raises(SamplerFailed, match="stands for a picture"):
+        played(Forger(0), ToyEnv(), toy_item(), policy=ContextPolicy())
+
+
+def test_a_summary_goes_on_with_the_pictures_of_the_opening_and_of_its_own_turn() -> None:
+    @tool
+    def look() -> dict[str, Any]:
+        """Look."""
+        return {"observation": "seen", "image": WIDE.data}
+
+    class Sums(Viewer):
+        async def sample(self, prompt_ids: Any, **asked: Any) -> Completion:
+            completion = await super().sample(prompt_ids, **asked)
+            look, cut = (
+                {"name": "look", "arguments": {}},
+                {"name": "summarize", "arguments": {"summary": "so"}},
+            )
+            said = ([look], [look, cut], {"answer": "done"})[len(self.shown) - 1]
+            ids = [*encode(json.dumps(said)), asked["params"].stop_token_ids[0]]
+            return replace(completion, token_ids=ids, logprobs=[-1.0] * len(ids))
+
+    class Opens(ToyEnv):
+        async def reset(self, item: Item) -> Any:
+            return Observation(await super().reset(item), (TALL,))
+
+    box = Toolbox([look, prebuilt("summarize")])
+    sampler = Sums(0)
+    trajectory = played(
+        sampler,
+        Opens(),
+        toy_item(),
+        policy=ContextPolicy(),
+        agent=FormatAgent("json", schemas=box.schemas),
+        tools=box,
+        limits=replace(LIMITS, max_tokens_per_turn=300, context_length=4000),
+    )
+    assert [pictures for _, pictures in sampler.shown] == [[TALL], [TALL, WIDE], [TALL, WIDE]]
+    assert [segment.images for segment in pack(trajectory)] == [[TALL, WIDE], [TALL, WIDE]]
+    assert [turn.images for turn in trajectory.turns] == [[WIDE], [], []]

@@ -1,0 +1,145 @@
+"""Packing: one reference by hand, and the properties that keep training honest."""
+
+import math
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agents.rollout.packing import pack
+from agents.types import Completion, FinishReason, StopReason, Trajectory, Turn
+from tests.support.toy import toy_item
+
+
+def a_turn(
+    sampled: list[int],
+    observed: list[int],
+    *,
+    logprobs: list[float] | None = None,
+    version: int = 0,
+    reward: float = 0.0,
+    prompt: list[int] | None = None,
+) -> Turn:
+    completion = Completion(
+        token_ids=sampled,
+        logprobs=logprobs if logprobs is not None else [-0.5] * len(sampled),
+        finish_reason=FinishReason.STOP,
+        policy_version=version,
+    )
+    return Turn(
+        completion=completion,
+        text="",
+        action="",
+        observation="",
+        reward=reward,
+        observation_ids=observed,
+        prompt_ids=prompt,
+    )
+
+
+def a_trajectory(
+    turns: list[Turn], *, prompt: list[int], stop: StopReason = StopReason.MAX_TURNS
+) -> Trajectory:
+    return Trajectory(
+        item=toy_item(7),
+        chain=2,
+        prompt_ids=prompt,
+        turns=turns,
+        stop_reason=stop,
+        reward=sum(turn.reward for turn in turns),
+        success=False,
+        seconds=0.0,
+        error="EnvCrashed: it broke" if stop is StopReason.ERROR else None,
+    )
+
+
+def test_by_hand() -> None:
+    turns = [
+        a_turn([11, 12, 13], [21, 22], logprobs=[-0.1, -0.2, -0.3], version=4, reward=0.25),
+        a_turn([14], [23], logprobs=[-0.4], version=4),
+        a_turn([15, 16], [24, 25], logprobs=[-0.5, -0.6], version=5, reward=0.75),  # its observation trails
+    ]
+    [packed] = pack(a_trajectory(turns, prompt=[1, 2]))
+    assert packed.prompt_ids == [1, 2]
+    assert packed.response_ids == [11, 12, 13, 21, 22, 14, 23, 15, 16]
+    assert packed.response_mask == [1, 1, 1, 0, 0, 1, 0, 1, 1]
+    assert packed.logprobs == [-0.1, -0.2, -0.3, 0, 0, -0.4, 0, -0.5, -0.6]
+    assert packed.rewards == [0, 0, 0.25, 0, 0, 0, 0, 0, 0.75]
+    assert packed.policy_versions == [4, 4, 4, 4, 4, 4, 4, 5, 5]
+
+
+def test_segments_by_hand() -> None:
+    """The last one's rewards are the episode's: from them comes the one advantage of all."""
+    turns = [
+        a_turn([11, 12], [21], reward=0.25),
+        a_turn([13], [22]),
+        a_turn([14, 15], [], prompt=[1, 9], version=1),
+        a_turn([16], [23], prompt=[1, 8, 7], reward=0.5),
+        a_turn([17], [24], reward=0.125),
+    ]
+    first, second, third = pack(a_trajectory(turns, prompt=[1, 2]))
+    assert [s.prompt_ids for s in (first, second, third)] == [[1, 2], [1, 9], [1, 8, 7]]
+    assert [s.response_ids for s in (first, second, third)] == [[11, 12, 21, 13], [14, 15], [16, 23, 17]]
+    assert [s.response_mask for s in (first, second, third)] == [[1, 1, 0, 1], [1, 1], [1, 0, 1]]
+    assert [s.rewards for s in (first, second, third)] == [[0, 0, 0, 0], [0, 0], [0.5, 0, 0.375]]
+    assert second.policy_versions == [1, 1]
+
+
+def test_packing_leaves_the_trajectory_as_it_was() -> None:
+    turns = [a_turn([11], [21]), a_turn([12], [])]
+    pack(a_trajectory(turns, prompt=[1]))
+    assert [t.completion.token_ids for t in turns] == [[11], [12]]
+    assert [t.observation_ids for t in turns] == [[21], []]
+
+
+def test_an_error_never_trains() -> None:
+    failed = a_trajectory([a_turn([11], [])], prompt=[1], stop=StopReason.ERROR)
+    with pytest.raises(ValueError, match=r"toy_7, chain 2.*it broke"):
+        pack(failed)
+
+
+@pytest.mark.parametrize("turns", [[], [a_turn([11], [21]), a_turn([], [])]])
+def test_nothing_to_carry_the_reward_is_refused(turns: list[Turn]) -> None:
+    with pytest.raises(ValueError, match="carry the reward"):
+        pack(a_trajectory(turns, prompt=[1]))
+
+
+def test_misaligned_logprobs_are_refused() -> None:
+    with pytest.raises(ValueError, match="2 tokens, 1 log-probs"):
+        pack(a_trajectory([a_turn([11, 12], [], logprobs=[-0.1])], prompt=[1]))
+
+
+# Who made a token can be read off its value: the policy's are negative here, all others positive.
+theirs = st.lists(st.integers(min_value=0, max_value=999), max_size=6)
+ours = st.lists(st.integers(min_value=-999, max_value=-1), min_size=1, max_size=6)
+
+
+@given(
+    prompt=theirs,
+    steps=st.lists(st.tuples(ours, theirs, st.integers(0, 9)), min_size=1, max_size=8),
+    reward=st.floats(min_value=-10, max_value=10),
+)
+def test_only_sampled_tokens_train(
+    prompt: list[int], steps: list[tuple[list[int], list[int], int]], reward: float
+) -> None:
+    # a token's log-prob is a function of its id, so that any shift between the lists shows
+    turns = [
+        a_turn(sampled, observed, logprobs=[i / 7 for i in sampled], version=version)
+        for sampled, observed, version in steps
+    ]
+    turns[-1] = replace(turns[-1], reward=reward)
+    [packed] = pack(a_trajectory(turns, prompt=prompt))
+
+    length = len(packed.response_ids)
+    per_token = (packed.response_mask, packed.logprobs, packed.rewards, packed.policy_versions)
+    assert [len(values) for values in per_token] == [length] * 4
+    assert packed.prompt_ids == prompt
+    assert packed.response_mask == [int(i < 0) for i in packed.response_ids]
+    trained = [i for i, m in zip(packed.response_ids, packed.response_mask, strict=True) if m]
+    assert trained == [i for sampled, _, _ in steps for i in sampled]
+    assert packed.logprobs == [i / 7 if i < 0 else 0.0 for i in packed.response_ids]
+    assert packed.response_mask[-1] == 1
+    assert math.fsum(packed.rewards) == packed.rewards[-1] == reward
+    last_length = len(steps[-1][0])
+    assert packed.policy_versions[-last_length:] == [steps[-1][2]] * last_length

@@ -1,0 +1,354 @@
+"""`@reward`, sums of rewards, and where they land on a trajectory."""
+
+import asyncio
+import math
+import re
+import threading
+import time
+from fractions import Fraction
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from agents.rewards import REWARDS, RewardInput, RewardResult, get_reward, reward, weighted, with_rewards
+from agents.rewards.environment import environment, environment_success
+from agents.rewards.types import ALWAYS
+from agents.types import StopReason
+from envs.errors import ConfigError, EnvCrashed, EpisodeFault, MissingDependency, RewardFailed
+from envs.requirements.detection import Package
+from tests.support.reward_toy import judged, played
+from tests.support.toy import ToyEnv
+
+
+def scored(one, given_: RewardInput) -> RewardResult:
+    return asyncio.run(one.score(given_))
+
+
+def test_a_function_gets_what_its_signature_names_and_no_more():
+    seen = []
+
+    @reward
+    def length(final_response, answer, target, item, turns=3, missing="default"):
+        seen.append((final_response, answer, target, item.item_id, turns, missing))
+        return len(final_response) / turns
+
+    given_ = judged("first", "four", fields={"answer": 42, "turns": 2, "unasked": object()})
+    assert scored(length, given_) == RewardResult(reward=2.0)
+    assert seen == [("four", 42, 3, "toy_7", 2, "default")]  # the 3 is of item.metadata
+    assert length.name == "length"
+    assert length("four", 42, 3, given_.item) == pytest.approx(4 / 3)  # still the function
+
+
+def test_all_names_that_are_always_there():
+    @reward(name="everything")
+    async def everything(final_response, trajectory, transcript, item, fields, env):
+        assert final_response == "b"
+        assert [turn.text for turn in trajectory.turns] == ["a", "b"]
+        assert transcript == "Assistant: a\nObservation: seen 0\nAssistant: b\nObservation: seen 1"
+        assert (item.item_id, dict(fields)) == ("toy_7", {"x": 1})
+        return float(isinstance(env, ToyEnv))
+
+    given_ = RewardInput.of(played("a", "b"), fields={"x": 1}, env=ToyEnv())
+    everything.check(given_.free_names)
+    assert given_.free_names == {"x", "target", "env"}
+    assert scored(everything, given_).reward == 1.0
+    assert everything.name == "everything"
+    assert RewardInput.of(played()).final_response == ""
+
+
+def test_a_parameter_that_nothing_fills_is_found_before_anything_starts():
+    @reward
+    def exact(final_response, ground_truth):
+        raise AssertionError("never called")
+
+    with pytest.raises(
+        ConfigError, match=r"'exact' takes 'ground_truth'.*did you mean 'groundtruth'.*question"
+    ):
+        exact.check(["question", "groundtruth"])
+    with pytest.raises(ConfigError, match="takes 'ground_truth'"):
+        scored(exact, judged("x", fields={"question": "?"}))
+    with pytest.raises(ConfigError, match="takes 'env'"):
+        reward(lambda env: 0.0).check([])
+    with pytest.raises(ConfigError, match=r"'trajectory'.*rename the field"):
+        exact.check(["ground_truth", "trajectory"])
+
+
+def test_what_a_reward_needs_is_found_before_anything_starts():
+    @reward(needs=[Package("no-such-package-of-wingspan")])
+    def needy(final_response):
+        return 0.0
+
+    with pytest.raises(MissingDependency, match="'needy' needs no-such-package-of-wingspan; uv pip install"):
+        needy.check([])
+
+
+@pytest.mark.parametrize("bad", [lambda *texts: 0.0, lambda **fields: 0.0, eval("lambda x, /: 0.0")])
+def test_parameters_without_a_name_are_refused(bad):
+    with pytest.raises(ConfigError, match="has no name"):
+        reward(bad)
+
+
+@pytest.mark.parametrize("options", [{"timeout_s": 0.0}, {"timeout_s": math.nan}, {"retries": -1}])
+def test_options_that_cannot_be_are_refused(options):
+    with pytest.raises(ConfigError, match=next(iter(options))):
+        reward(**options)
+
+
+@pytest.mark.parametrize("value", [1, True, 0.5, np.float32(0.5), np.int64(2), Fraction(1, 2)])
+def test_numbers_of_any_kind(value):
+    assert scored(reward(lambda: value), judged("x")).reward == float(value)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        math.nan,
+        math.inf,
+        10**400,
+        "1",
+        None,
+        [1.0],
+        1j,
+        {"score": 1.0},
+        {"reward": None},
+        {"reward": 1.0, "metric": math.nan},
+        {"reward": 1.0, "metric": "high"},
+        {"reward": 1.0, "success": 1},
+        {"reward": 1.0, "turn_rewards": 0.5},
+        {"reward": 1.0, "turn_rewards": [0.5]},
+        {"reward": 1.0, "turn_rewards": [0.5, math.inf]},
+    ],
+)
+def test_a_value_that_is_no_reward_is_a_failure_and_no_zero(value):
+    calls = []
+    bad = reward(name="bad", retries=1)(lambda: calls.append(1) or value)
+    with pytest.raises(
+        RewardFailed, match="toy_7, chain 2: reward 'bad' failed at each of 2 calls"
+    ) as raised:
+        scored(bad, judged("a", "b"))
+    assert isinstance(raised.value, EpisodeFault)
+    assert len(calls) == 2
+
+
+def test_metrics_turns_and_success_beside_the_reward():
+    @reward
+    def rich():
+        return {"reward": 1, "turn_rewards": [0.25, 0.5], "success": True, "words": 7}
+
+    assert scored(rich, judged("a", "b")) == RewardResult(
+        reward=1.0, turn_rewards=(0.25, 0.5), success=True, metrics={"words": 7.0}
+    )
+
+
+def test_a_failing_reward_is_tried_again():
+    calls = []
+
+    @reward(retries=2)
+    def shaky():
+        calls.append(1)
+        if len(calls) < 3:
+            raise KeyError("gone")
+        return 0.5
+
+    assert scored(shaky, judged("x")).reward == 0.5
+    calls.clear()
+    once = reward(name="once", retries=0)(shaky.function)
+    with pytest.raises(RewardFailed, match="KeyError: 'gone'") as raised:
+        scored(once, judged("x"))
+    assert isinstance(raised.value.__cause__, KeyError)
+
+
+@pytest.mark.parametrize(
+    "error", [StopIteration("no more"), SystemExit(3), EnvCrashed("gone"), TimeoutError("own")]
+)
+def test_whatever_a_reward_raises_is_a_failure(error):
+    def raising():
+        raise error
+
+    with pytest.raises(RewardFailed, match=type(error).__name__):
+        scored(reward(raising), judged("x"))
+
+
+def test_what_the_user_must_mend_is_not_tried_again():
+    calls = []
+
+    @reward
+    async def unusable():
+        calls.append(1)
+        raise MissingDependency("install it")
+
+    with pytest.raises(MissingDependency, match="install it"):
+        scored(unusable, judged("x"))
+    assert len(calls) == 1
+
+
+def test_a_reward_that_blocks_holds_nobody_up():
+    @reward
+    def slow():
+        time.sleep(0.3)
+        return 1.0
+
+    async def main() -> float:
+        started = time.perf_counter()
+        scoring = [asyncio.create_task(slow.score(judged("x"))) for _ in range(8)]
+        ticks = 0
+        while not all(one.done() for one in scoring):
+            await asyncio.sleep(0.01)
+            ticks += 1
+        assert ticks >= 5
+        return time.perf_counter() - started
+
+    assert asyncio.run(main()) < 8 * 0.3
+
+
+@pytest.mark.parametrize("kind", ["sync", "async"])
+def test_a_reward_that_hangs_is_left_behind(kind):
+    let_go = threading.Event()
+
+    def hang():
+        let_go.wait(60)
+        return 1.0
+
+    async def hang_async():
+        await asyncio.Event().wait()
+
+    hanging = reward(name="hang", timeout_s=0.05, retries=1)(hang if kind == "sync" else hang_async)
+    with pytest.raises(
+        RewardFailed, match=r"at each of 2 calls, the last: it took longer than 0\.05 s; raise"
+    ):
+        scored(hanging, judged("x"))
+    let_go.set()
+
+
+def test_a_reward_whose_episode_is_cancelled_is_cancelled():
+    begun = []
+
+    @reward
+    async def endless():
+        begun.append(1)
+        await asyncio.Event().wait()
+
+    async def main() -> None:
+        task = asyncio.create_task(endless.score(judged("x")))
+        await asyncio.sleep(0.05)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(main())
+    assert len(begun) == 1
+
+
+def test_a_failed_episode_has_no_reward():
+    with pytest.raises(ValueError, match="it broke"):
+        scored(environment, judged(stop=StopReason.ERROR))
+    with pytest.raises(ValueError, match="it broke"):
+        with_rewards(played("a", stop=StopReason.ERROR), RewardResult(reward=1.0))
+    with pytest.raises(ValueError, match="no turn"):
+        with_rewards(played(), RewardResult(reward=1.0))
+
+
+def test_several_rewards_by_hand():
+    rewards = {
+        "correct": reward(lambda answer: {"reward": 1.0, "success": True, "f1": 0.75}),
+        "format": reward(lambda: {"reward": 0.5, "turn_rewards": [1.0, 2.0]}),
+        "play": environment,
+        "unused": reward(lambda: math.nan),
+    }
+    both = weighted({"correct": 2.0, "format": -0.5, "play": 10}, rewards=rewards, name="both")
+    both.check(["answer"])
+    with pytest.raises(ConfigError, match="'answer'"):
+        both.check([])
+    result = scored(both, judged("a", "b", fields={"answer": 1}, rewards=[0.0, 0.25]))
+    assert result == RewardResult(
+        reward=2.0 * 1.0 - 0.5 * 0.5,
+        turn_rewards=(-0.5, -1.0 + 2.5),
+        success=True,
+        metrics={"correct": 1.0, "correct/f1": 0.75, "format": 3.5, "play": 0.25},
+    )
+    after = with_rewards(played("a", "b", rewards=[0.0, 0.25], metrics={"parse_failures": 1}), result)
+    assert [turn.reward for turn in after.turns] == [-0.5, 1.5 + 1.75]
+    assert (after.reward, after.success) == (2.75, True)
+    assert after.metrics["parse_failures"] == 1
+    assert after.metrics["reward/correct/f1"] == 0.75
+
+
+def test_parts_are_computed_side_by_side_and_fail_together():
+    ended = []
+
+    @reward
+    async def waits():
+        try:
+            await asyncio.sleep(60)
+        finally:
+            ended.append("waits")
+
+    broken = reward(retries=0)(lambda: 1 / 0)
+    both = weighted({"waits": 1.0, "broken": 1.0}, rewards={"waits": waits, "broken": broken})
+    with pytest.raises(RewardFailed, match="division by zero"):
+        scored(both, judged("x"))
+    assert ended == ["waits"]
+    nested = weighted({"both": 1.0}, rewards={"both": both})
+    with pytest.raises(RewardFailed, match="division by zero"):
+        scored(nested, judged("x"))
+
+
+@pytest.mark.parametrize(
+    ("weights", "said"),
+    [({}, "no parts"), ({"f2": 1.0}, "'f2'"), ({"qa_f1": math.inf}, "inf"), ({"qa_f1": True}, "True")],
+)
+def test_weights_that_cannot_be(weights, said):
+    with pytest.raises(ConfigError, match=said):
+        weighted(weights, rewards=REWARDS)
+
+
+def test_the_environments_rewards_stay_where_they_were():
+    before = played("a", "b", "c", rewards=[0.5, 0.0, 1.0], success=True)
+    after = with_rewards(before, scored(environment, RewardInput.of(before)))
+    assert (after.turns, after.reward, after.success) == (before.turns, before.reward, True)
+    assert scored(environment_success, RewardInput.of(before)).reward == 1.0
+
+
+@settings(deadline=None)
+@given(
+    per_turn=st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=12),
+    outcome=st.floats(-1e6, 1e6),
+    knows_turns=st.booleans(),
+)
+def test_sums_agree_and_turns_keep_their_order(per_turn, outcome, knows_turns):
+    before = played(*(f"text {i}" for i in range(len(per_turn))), rewards=[9.0] * len(per_turn))
+    result = RewardResult(reward=outcome, turn_rewards=tuple(per_turn) if knows_turns else None)
+    after = with_rewards(before, result)
+    assert after.reward == sum(turn.reward for turn in after.turns)
+    assert after.reward == pytest.approx(result.total, abs=1e-6)
+    assert [turn.text for turn in after.turns] == [turn.text for turn in before.turns]
+    expected = per_turn if knows_turns else [0.0] * len(per_turn)
+    assert [turn.reward for turn in after.turns[:-1]] == expected[:-1]
+    assert after.turns[-1].reward == expected[-1] + outcome
+    assert before.reward == 9.0 * len(per_turn)  # as it was
+
+
+@settings(deadline=None)
+@given(turns=st.integers(1, 5), more=st.integers(1, 3))
+def test_rewards_of_another_number_of_turns_are_refused(turns, more):
+    with pytest.raises(ValueError, match=f"{turns + more} turn_rewards for {turns} turns"):
+        with_rewards(played(*["x"] * turns), RewardResult(reward=0.0, turn_rewards=(0.0,) * (turns + more)))
+
+
+def test_prebuilt_rewards_are_called_as_they_are_listed():
+    assert all(name == one.name == get_reward(name).name for name, one in REWARDS.items())
+    with pytest.raises(ConfigError, match="did you mean 'qa_f1'"):
+        get_reward("qa-f1")
+
+
+def test_the_table_of_the_documentation_lists_all_of_them():
+    page = (Path(__file__).parents[2] / "docs" / "rewards.md").read_text()
+    prebuilt = page.partition("## Prebuilt")[2]
+    listed = re.findall(r"^\| `(\w+)` \| ([^|]*)\|", prebuilt, re.MULTILINE)
+    assert [name for name, _ in listed] == list(REWARDS)
+    for name, fields in listed:
+        required = {one for one, needed in REWARDS[name].parameters.items() if needed}
+        assert required - set(ALWAYS) == set(re.findall(r"`(\w+)`", fields.partition("optional")[0]))

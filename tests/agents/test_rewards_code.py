@@ -1,0 +1,103 @@
+"""Tests of programs in the sandbox: what passes, what does not, and what tries to look as if it did."""
+
+import asyncio
+
+import pytest
+
+from agents.rewards import REWARDS
+from agents.rewards import code as rewards_code
+from agents.rewards.code import InputOutput, code_of, read_tests
+from envs.errors import MissingDependency, RewardFailed
+from envs.sandbox.sandbox import CHOICE_VARIABLE, Sandbox
+from tests.support.reward_toy import judged
+
+SANDBOX = Sandbox().missing()
+in_sandbox = pytest.mark.skipif(SANDBOX is not None, reason=str(SANDBOX))
+
+
+def value_of(code, **fields):
+    return asyncio.run(REWARDS["code_tests"].score(judged(f"So:\n```python\n{code}\n```\n", fields=fields)))
+
+
+@in_sandbox
+def test_assertions():
+    tests = ["assert double(2) == 4", "assert double('a') == 'aa'", "assert double(1) == 3"]
+    result = value_of("def double(x):\n    return 2 * x", tests=tests)
+    assert (result.reward, result.success) == (0.0, False)
+    assert result.metrics == {"passed": pytest.approx(2 / 3), "code": 1.0}
+    assert value_of("def double(x):\n    return 2 * x", tests=tests[:2]).reward == 1.0
+    check = "def check(candidate):\n    assert candidate(2) == 4"
+    assert value_of("def double(x): return x + x", tests=check, entry_point="double").reward == 1.0
+    assert value_of("def double(x): return x", tests=check, entry_point="double").reward == 0.0
+
+
+@in_sandbox
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import sys\ndef f(): sys.exit(0)",
+        "def f(: pass",
+        "def f(): return 1 / 0",
+        "def f(): print('passed')",
+        "",
+    ],
+)
+def test_what_does_not_pass(code):
+    assert value_of(code, tests="assert f() == 1").reward == 0.0
+
+
+@in_sandbox
+def test_input_and_output():
+    tests = {"inputs": ["2\n", "5\n"], "outputs": ["4\n", "10"]}
+    assert value_of("print(2 * int(input()))   ", tests=tests).reward == 1.0
+    assert value_of("if __name__ == '__main__':\n    print(2 * int(input()), ' ')", tests=tests).reward == 1.0
+    assert value_of("print(4)", tests=tests).metrics["passed"] == 0.5
+    assert value_of("print(2 * int(input())); raise SystemExit(1)", tests=tests).reward == 0.0
+    assert value_of("print('x' * 10**6)", tests=tests).reward == 0.0
+
+
+@in_sandbox
+def test_a_program_that_hangs_is_wrong_and_tried_no_further(monkeypatch):
+    monkeypatch.setattr(rewards_code, "TEST_TIMEOUT_S", 1.0)
+    result = value_of(
+        "n = int(input())\nwhile n == 1: pass\nprint(n)",
+        tests={"inputs": ["0", "1", "2"], "outputs": ["0", "1", "2"]},
+    )
+    assert (result.reward, result.metrics["passed"]) == (0.0, pytest.approx(1 / 3))
+    assert value_of("while True: pass", tests=["assert True"]).reward == 0.0
+
+
+def test_a_response_without_code_is_wrong():
+    result = asyncio.run(REWARDS["code_tests"].score(judged("print(4)", fields={"tests": "assert True"})))
+    assert (result.reward, result.metrics["code"]) == (0.0, 0.0)
+
+
+def test_the_last_code_block():
+    assert code_of("```python\na\n```\nthen\n```py\nb\nc\n```") == "b\nc"
+    assert code_of("```\na\n```") == "a"
+    assert code_of("```python\n```") == ""
+    assert code_of("`a`") is None
+
+
+def test_tests_as_data_sets_have_them():
+    assert read_tests("assert 1") == ["assert 1"]
+    assert read_tests(["a", {"input": "1", "output": "2"}]) == ["a", InputOutput("1", "2")]
+    assert read_tests({"inputs": ["1"], "outputs": ["2"]}) == [InputOutput("1", "2")]
+    for bad in ([], 3, [3], {"inputs": ["1"], "outputs": []}, {"input": "1"}, [{"input": 1, "output": "2"}]):
+        with pytest.raises(ValueError, match="tests"):
+            read_tests(bad)
+    with pytest.raises(RewardFailed, match="`tests` is 3"):
+        value_of("x", tests=3)
+
+
+def test_without_a_sandbox_nothing_runs(monkeypatch):
+    monkeypatch.setenv(CHOICE_VARIABLE, "podman")
+    monkeypatch.setenv("PATH", "/nowhere")
+    rewards_code._backend.cache_clear()
+    try:
+        with pytest.raises(MissingDependency, match="never runs without one"):
+            value_of("x = 1", tests="assert x == 1")
+        with pytest.raises(MissingDependency, match="'code_tests' needs a sandbox"):
+            REWARDS["code_tests"].check({"tests"})
+    finally:
+        rewards_code._backend.cache_clear()

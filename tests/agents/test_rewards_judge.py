@@ -1,0 +1,310 @@
+"""The judge, against a server that speaks OpenAI's protocol: what it asks, what becomes of every answer."""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from agents.clients.endpoint import TryAgain
+from agents.clients.rate_limit import Pace
+from agents.rewards import Endpoint, llm_judge, weighted
+from agents.rewards.judge.reward import PROMPT, read_score
+from agents.rewards.judge.store import MemoryCache, Spent
+from envs.errors import BudgetSpent, ConfigError, RewardFailed
+from tests.support.reward_toy import judged
+
+Answer = Callable[[web.Request], Awaitable[web.StreamResponse]]
+FIELDS = {"question": "Who won {it}?", "answer": "Broncos"}
+
+
+def says(text: Any, *, tokens: int | None = 30) -> Answer:
+    async def answer(_: web.Request) -> web.Response:
+        body: dict[str, Any] = {"choices": [{"message": {"role": "assistant", "content": text}}]}
+        if tokens is not None:
+            body["usage"] = {"total_tokens": tokens}
+        return web.json_response(body)
+
+    return answer
+
+
+def status(code: int, text: str = "", **headers: str) -> Answer:
+    async def answer(_: web.Request) -> web.Response:
+        return web.Response(status=code, text=text, headers=headers)
+
+    return answer
+
+
+async def hangs(_: web.Request) -> web.Response:
+    await asyncio.sleep(60)
+    raise AssertionError("nobody waits so long")
+
+
+async def hangs_up(request: web.Request) -> web.Response:
+    assert request.transport is not None
+    request.transport.abort()
+    return web.Response()
+
+
+@dataclass
+class Judge:
+    """A model that answers by script; the last answer is for ever."""
+
+    script: list[Answer]
+    asked: list[dict[str, Any]] = field(default_factory=list)
+    headers: list[str | None] = field(default_factory=list)
+    url: str = ""
+    at_once: int = 0
+    most_at_once: int = 0
+
+    async def answer(self, request: web.Request) -> web.StreamResponse:
+        self.asked.append(await request.json())
+        self.headers.append(request.headers.get("Authorization"))
+        self.at_once += 1
+        self.most_at_once = max(self.most_at_once, self.at_once)
+        try:
+            return await (self.script.pop(0) if len(self.script) > 1 else self.script[0])(request)
+        finally:
+            self.at_once -= 1
+
+
+def with_judge(script: list[Answer], talk: Callable[[Judge], Awaitable[None]]) -> Judge:
+    judge = Judge(script)
+
+    async def main() -> None:
+        app = web.Application()
+        app.router.add_post("/v1/chat/completions", judge.answer)
+        runner = web.AppRunner(app, shutdown_timeout=0.1)
+        await runner.setup()
+        site = web.TCPSite(runner, "127.0.0.1", 0)
+        await site.start()
+        judge.url = f"http://127.0.0.1:{runner.addresses[0][1]}/v1"
+        try:
+            await talk(judge)
+        finally:
+            await runner.cleanup()
+
+    asyncio.run(main())
+    return judge
+
+
+def at(judge: Judge, **changes: Any) -> Endpoint:
+    return Endpoint(**{"url": judge.url, "model": "toy", "backoff_s": 0.01, **changes})
+
+
+def test_what_is_asked_and_what_comes_of_it(monkeypatch):
+    monkeypatch.setenv("TOY_KEY", "secret")
+
+    async def talk(judge: Judge) -> None:
+        one = llm_judge(at(judge, api_key_variable="TOY_KEY", extra={"seed": 3}))
+        one.check({"question", "answer"})
+        result = await one.score(judged("the Broncos {did}", fields=FIELDS))
+        assert (result.reward, result.metrics) == (0.75, {"score": 7.5, "cached": 0.0})
+        again = await one.score(judged("the Broncos {did}", fields=FIELDS))
+        assert (again.reward, again.metrics["cached"]) == (0.75, 1.0)
+        await one.score(judged("Panthers", fields=FIELDS))
+        assert await one.budget.spent() == Spent(requests=2, tokens=60)
+
+    judge = with_judge([says("It agrees.\nScore: 7.5\n")], talk)
+    assert len(judge.asked) == 2
+    assert judge.headers == ["Bearer secret"] * 2
+    asked = judge.asked[0]
+    assert {key: asked[key] for key in ("model", "temperature", "max_tokens", "seed")} == {
+        "model": "toy",
+        "temperature": 0.0,
+        "max_tokens": 1024,
+        "seed": 3,
+    }
+    [message] = asked["messages"]
+    assert message["role"] == "user"
+    assert "Question:\nWho won {it}?\n" in message["content"]
+    assert "Answer to judge:\nthe Broncos {did}\n" in message["content"]
+    assert "from 0 (wrong) to 10\n(right)" in message["content"]
+
+
+@pytest.mark.parametrize(
+    "trouble",
+    [
+        status(429, "slow down"),
+        status(429, **{"Retry-After": "0"}),
+        status(503),
+        status(500, "<html>"),
+        status(200, "{not json"),
+        status(200, '{"choices": []}'),
+        status(200, "[]"),
+        says(None),
+        says("I give it a 7"),
+        says("Score: 11"),
+        hangs,
+        hangs_up,
+    ],
+    ids=range(12),
+)
+def test_trouble_that_passes(trouble):
+    async def talk(judge: Judge) -> None:
+        one = llm_judge(at(judge, request_timeout_s=1.0 if trouble is hangs else 30.0))
+        assert (await one.score(judged("x", fields=FIELDS))).reward == 0.3
+
+    assert len(with_judge([trouble, trouble, says("Score: 3")], talk).asked) == 3
+
+
+@pytest.mark.parametrize(
+    ("trouble", "said"),
+    [
+        (status(429, "slow\ndown"), "answered 429: slow down, at the last of 3 tries"),
+        (status(200, "{not json"), "no chat completion .*{not json, at the last of 3 tries"),
+        (says("7"), "ends with '7', not with a line like 'Score: 7', at the last of 3"),
+        (says("Score: -1"), "a score of -1, not within 0 to 10, at the last of 3"),
+        (hangs, "no reply within 0.2 s, at the last of 3"),
+    ],
+)
+def test_trouble_that_stays_is_a_failure_and_no_zero(trouble, said):
+    async def talk(judge: Judge) -> None:
+        one = llm_judge(at(judge, tries=3, request_timeout_s=0.2 if trouble is hangs else 30.0))
+        with pytest.raises(RewardFailed, match=said):
+            await one.score(judged("x", fields=FIELDS))
+
+    assert len(with_judge([trouble], talk).asked) == 3
+
+
+def test_nobody_there():
+    endpoint = Endpoint(url="http://127.0.0.1:9/v1", model="toy", tries=2, backoff_s=0.01)
+    with pytest.raises(RewardFailed, match=r"ConnectError.*at the last of 2 tries"):
+        asyncio.run(llm_judge(endpoint).score(judged("x", fields=FIELDS)))
+
+
+@pytest.mark.parametrize(
+    ("code", "error"), [(401, ConfigError), (403, ConfigError), (404, ConfigError), (400, RewardFailed)]
+)
+def test_a_refusal_is_not_asked_again(code, error):
+    async def talk(judge: Judge) -> None:
+        with pytest.raises(error, match=f"answered {code}: no such thing"):
+            await llm_judge(at(judge)).score(judged("x", fields=FIELDS))
+
+    assert len(with_judge([status(code, "no such thing")], talk).asked) == 1
+
+
+def test_an_endpoint_says_how_long_to_wait():
+    async def talk(judge: Judge) -> None:
+        started = time.perf_counter()
+        await llm_judge(at(judge)).score(judged("x", fields=FIELDS))
+        assert time.perf_counter() - started >= 1.0
+
+    with_judge([status(429, **{"Retry-After": "1"}), says("Score: 3")], talk)
+
+
+def test_budgets():
+    async def talk(judge: Judge) -> None:
+        few = llm_judge(at(judge), max_requests=2)
+        await few.score(judged("a", fields=FIELDS))
+        await few.score(judged("b", fields=FIELDS))
+        await few.score(judged("b", fields=FIELDS))  # remembered: costs nothing
+        both = weighted({"few": 1.0}, rewards={"few": few})
+        with pytest.raises(BudgetSpent, match=r"budget of 2 requests is spent .* raise its max_requests"):
+            await both.score(judged("c", fields=FIELDS))
+
+        cheap = llm_judge(at(judge), max_tokens=40)
+        await cheap.score(judged("a", fields=FIELDS))
+        await cheap.score(judged("b", fields=FIELDS))
+        with pytest.raises(BudgetSpent, match=r"40 tokens is spent \(2 requests, 60 tokens so far\)"):
+            await cheap.score(judged("c", fields=FIELDS))
+
+    assert len(with_judge([says("Score: 3")], talk).asked) == 4
+
+
+def test_tokens_that_nobody_reports_cannot_be_limited():
+    async def talk(judge: Judge) -> None:
+        await llm_judge(at(judge)).score(judged("x", fields=FIELDS))
+        with pytest.raises(ConfigError, match="limit max_requests instead"):
+            await llm_judge(at(judge), max_tokens=10).score(judged("x", fields=FIELDS))
+
+    with_judge([says("Score: 3", tokens=None)], talk)
+
+
+def test_requests_at_a_time_and_a_second():
+    async def slowly(request: web.Request) -> web.StreamResponse:
+        await asyncio.sleep(0.1)
+        return await says("Score: 3")(request)
+
+    async def talk(judge: Judge) -> None:
+        one = llm_judge(at(judge, concurrent=2, requests_per_s=20))
+        started = time.perf_counter()
+        await asyncio.gather(*(one.score(judged(f"{i}", fields=FIELDS)) for i in range(6)))
+        assert time.perf_counter() - started >= 5 / 20
+        assert judge.most_at_once == 2
+
+    with_judge([slowly], talk)
+
+
+def test_a_judge_serves_one_event_loop_after_the_other():
+    endpoint: list[Endpoint] = []
+    cache = MemoryCache()
+
+    async def talk(judge: Judge) -> None:
+        endpoint.append(at(judge, concurrent=1))
+        one = llm_judge(endpoint[-1], cache=cache)
+        await asyncio.gather(*(one.score(judged(f"{i}", fields=FIELDS)) for i in range(3)))
+
+    with_judge([says("Score: 3")], talk)
+    one = llm_judge(endpoint[0], cache=cache)
+    for _ in range(2):
+        assert asyncio.run(one.score(judged("1", fields=FIELDS))).metrics["cached"] == 1.0
+
+
+def test_pace_and_memory():
+    pace = Pace(10.0)
+    turns = [(time.monotonic(), pace.wait_s(), time.monotonic()) for _ in range(3)]
+    for (before, waited, _), (_, waits, after) in pairwise(turns):
+        assert (after + waits) - (before + waited) >= 0.0999
+    assert turns[2][1] <= 0.2
+    assert [Pace(None).wait_s() for _ in range(3)] == [0.0] * 3
+
+    async def main() -> None:
+        cache = MemoryCache(most=2)
+        for key in "ab":
+            await cache.put(key, key)
+        assert await cache.get("a") == "a"
+        await cache.put("c", "c")  # the one that was asked for least lately goes
+        assert [await cache.get(key) for key in "abc"] == ["a", None, "c"]
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    "reply", ["Score: 7", "why\n\nScore: 7 \n", "Score: 1\nScore: 7", "Score: 7.0", "Score: +7"]
+)
+def test_scores(reply):
+    assert read_score(reply) == 7.0
+
+
+@pytest.mark.parametrize(
+    "reply",
+    ["", "7", "score: 7", "Score: 7/10", "Score: 7\nbecause", "Score: nan", "Score:7", "The Score: 7"],
+)
+def test_replies_that_are_no_score(reply):
+    with pytest.raises(TryAgain, match="not with a line like 'Score: 7'"):
+        read_score(reply)
+
+
+def test_settings_that_cannot_be(monkeypatch):
+    endpoint = Endpoint(url="http://127.0.0.1:9/v1", model="toy")
+    with pytest.raises(ConfigError, match="takes 'answer', which nothing fills"):
+        llm_judge(endpoint).check({"question"})
+    llm_judge(endpoint, prompt="{transcript} {{}} {lowest}").check(set())
+    for prompt in ("{", "{0}", "{}", "{item.seed}", "{a[0]}"):
+        with pytest.raises(ConfigError, match="judge: the prompt"):
+            llm_judge(endpoint, prompt=prompt)
+    with pytest.raises(ConfigError, match="lowest below a highest"):
+        llm_judge(endpoint, lowest=1.0, highest=1.0)
+    for bad in ({"url": "127.0.0.1:9"}, {"tries": 0}, {"requests_per_s": 0.0}, {"concurrent": -1}):
+        with pytest.raises(ConfigError, match=next(iter(bad))):
+            Endpoint(**{"url": "http://127.0.0.1:9/v1", "model": "toy", **bad})
+    monkeypatch.delenv("NO_KEY", raising=False)
+    keyed = Endpoint(url="http://127.0.0.1:9/v1", model="toy", api_key_variable="NO_KEY")
+    with pytest.raises(ConfigError, match="NO_KEY is not set"):
+        llm_judge(keyed).check({"question", "answer"})
+    assert "{final_response}" in PROMPT

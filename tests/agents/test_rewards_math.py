@@ -1,0 +1,92 @@
+"""Mathematics: what is equal, what is too large to tell, and all of it off the main thread."""
+
+import asyncio
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from agents.rewards import REWARDS
+from agents.rewards.math.process import MathProcesses
+from envs.errors import RewardFailed
+from tests.support.reward_toy import judged
+
+
+def value_of(name, *texts, answer):
+    return asyncio.run(REWARDS[name].score(judged(*texts, fields={"answer": answer})))
+
+
+@pytest.mark.parametrize(
+    ("text", "answer", "equal"),
+    [
+        ("so it is \\boxed{\\frac{1}{2}}", "0.5", True),
+        ("The answer is $x = 3$.", "3", True),
+        ("1 and 2 give \\boxed{3}", 3, True),
+        ("\\boxed{1,234}", "1234", True),
+        ("$\\{2, 1\\}$", "\\{1,2\\}", True),
+        ("\\boxed{\\sqrt{8}}", "$2\\sqrt{2}$", True),
+        ("\\boxed{4}", ["5", "4"], True),
+        ("\\boxed{41}", "42", False),
+        ("$(1, 2)$", "(2,1)", False),
+        ("no idea", "42", False),
+    ],
+)
+def test_equal_as_mathematics(text, answer, equal):
+    result = value_of("math_equal", text, answer=answer)
+    assert (result.reward, result.success) == (float(equal), equal)
+    assert result.metrics == {"found": float(text != "no idea"), "undecided": 0.0}
+
+
+def test_with_a_tool():
+    assert value_of("math_equal_with_tool", "\\boxed{4}", answer="4").reward == 0.0
+    assert value_of("math_equal_with_tool", "call", "\\boxed{4}", answer="4").reward == 1.0
+    wrong = value_of("math_equal_with_tool", "call", "\\boxed{5}", answer="4")
+    assert (wrong.reward, wrong.success) == (0.1, False)
+
+
+def test_with_think():
+    assert value_of("math_equal_with_think", "<think>4?</think>\\boxed{5}", answer="5").reward == 1.0
+    assert value_of("math_equal_with_think", "<think>5?</think>\\boxed{4}", answer="5").reward == 0.0
+    bare = value_of("math_equal_with_think", "\\boxed{5}", answer="5")
+    assert (bare.reward, bare.metrics["format"]) == (0.0, 0.0)
+
+
+def test_an_accepted_answer_that_is_no_mathematics_is_the_items_fault():
+    with pytest.raises(RewardFailed, match="the accepted answer '' is no mathematics"):
+        value_of("math_equal", "\\boxed{5}", answer="")
+
+
+def test_an_answer_too_large_is_ended_by_its_cpu_time_and_the_next_one_is_compared():
+    processes = MathProcesses(1, cpu_s=1.0)
+    try:
+        assert processes.compare(["4"], "\\boxed{4}").correct
+        for answer in ("\\boxed{9^{9^{9^{9}}}}", "\\boxed{1000000000!}"):
+            undecided = processes.compare(["4"], answer)
+            assert (undecided.correct, undecided.decided) == (False, False)
+        assert processes.compare(["4"], "\\boxed{4}").correct
+    finally:
+        processes.close()
+
+
+def test_threads_share_the_processes():
+    processes = MathProcesses(1)
+    try:
+        with ThreadPoolExecutor(4) as threads:
+            verdicts = list(threads.map(lambda i: processes.compare([str(i % 2)], f"${i}$"), range(8)))
+        assert [one.correct for one in verdicts] == [True, True] + [False] * 6
+    finally:
+        processes.close()
+
+
+def test_a_process_that_was_killed_is_a_failure_and_then_replaced():
+    processes = MathProcesses(1)
+    try:
+        assert processes.compare(["4"], "$4$").correct
+        [idle] = processes._idle
+        idle._process.kill()
+        time.sleep(0.1)
+        with pytest.raises(RuntimeError, match="ended with status -9"):
+            processes.compare(["4"], "$4$")
+        assert processes.compare(["4"], "$4$").correct
+    finally:
+        processes.close()

@@ -1,0 +1,176 @@
+"""Rewards that read text: by hand, and by the evaluation of SQuAD v1.1 worked out by hand."""
+
+import asyncio
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from agents.rewards import REWARDS
+from agents.rewards.formats import after_thinking, tagged_answer, tool_calls, well_formed_answer
+from agents.rewards.text import last_number
+from envs.builtin.searchqa.scoring import f1, normalised
+from envs.errors import RewardFailed
+from tests.support.reward_toy import judged, played
+
+
+def value_of(name, *texts, **fields):
+    metrics = fields.pop("metrics", None)
+    return asyncio.run(REWARDS[name].score(judged(*texts, fields=fields, metrics=metrics)))
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("The Cat", "cat"),
+        ("  a  cat,\nan owl & the dog. ", "cat owl dog"),
+        ("the-cat", "thecat"),  # punctuation goes first: no article is left
+        ("U.S.A.", "usa"),
+        ("theatre and banana", "theatre and banana"),
+        ("A.", ""),
+        ("«é»", "«é»"),  # ASCII punctuation only
+    ],
+)
+def test_normalisation_of_squad(text, expected):
+    assert normalised(text) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "reference", "expected"),
+    [
+        ("the Denver Broncos", "Denver Broncos", 1.0),
+        ("Broncos", "Denver Broncos", 2 / 3),  # precision 1, recall 1/2
+        ("it was Denver Broncos", "Denver Broncos", 2 / 3),  # precision 2/4, recall 1
+        ("cat cat dog", "cat dog dog", 2 / 3),  # common as multisets: cat, dog
+        ("owl", "cat", 0.0),
+        ("the", "a", 0.0),  # nothing on either side: the script gives 0
+        ("", "cat", 0.0),
+    ],
+)
+def test_f1_of_squad(text, reference, expected):
+    assert f1(text, reference) == pytest.approx(expected)
+
+
+@settings(deadline=None)
+@given(st.text(max_size=40), st.text(max_size=40))
+def test_f1_is_symmetric_and_one_for_equal_words(one, other):
+    assert f1(one, other) == pytest.approx(f1(other, one))
+    assert 0.0 <= f1(one, other) <= 1.0
+    assert f1(one, one) == (1.0 if normalised(one) else 0.0)
+
+
+def test_questions():
+    best = value_of("qa_f1", "Broncos", answer=["Carolina", "Denver Broncos"])
+    assert (best.reward, best.success) == (pytest.approx(2 / 3), False)
+    exact = value_of("qa_exact_match", "The Broncos!", answer=["Panthers", "broncos"])
+    assert (exact.reward, exact.success, exact.metrics["f1"]) == (1.0, True, 1.0)
+    assert value_of("qa_exact_match", "Broncos of Denver", answer="Broncos").reward == 0.0
+
+
+FORMED = "<think>It is\nBroncos.</think>\n<answer> The Broncos </answer>"
+
+
+@pytest.mark.parametrize("name", ["qa_exact_match_with_format", "qa_f1_with_format", "searchr1_exact_match"])
+def test_answers_in_tags(name):
+    assert value_of(name, FORMED, answer="broncos").reward == 1.0
+    assert value_of(name, FORMED, answer="panthers").reward == 0.0
+    bare = value_of(name, "Broncos", answer="broncos")
+    assert (bare.reward, bare.metrics["format"], bare.success) == (0.0, 0.0, False)
+
+
+def test_searchr1_takes_the_last_answer_whatever_is_around_it():
+    text = "I would say <answer>Panthers</answer>, no: <answer>Broncos</answer> it is"
+    assert value_of("searchr1_exact_match", text, answer="Broncos").reward == 1.0
+    assert value_of("qa_exact_match_with_format", text, answer="Broncos").reward == 0.0
+
+
+@pytest.mark.parametrize("name", ["qa_exact_match_with_tool", "qa_f1_with_tool"])
+def test_without_a_tool_an_answer_is_worth_nothing(name):
+    assert value_of(name, "Broncos", answer="Broncos").reward == 0.0
+    assert value_of(name, "search", "Broncos", answer="Broncos").reward == 1.0
+    none = {"tool_calls/search": 0, "tool_failures/search": 0}
+    assert value_of(name, "hm", "Broncos", answer="Broncos", metrics=none).reward == 0.0
+
+
+def test_tool_calls():
+    assert tool_calls(played()) == 0
+    assert tool_calls(played("a")) == 0
+    assert tool_calls(played("a", "b", "c")) == 2
+    two = {"tool_calls/search": 3, "tool_failures/search": 1}
+    two |= {"tool_calls/answer": 1, "tool_failures/answer": 0}
+    assert tool_calls(played("a", metrics=two)) == 2
+    assert tool_calls(played("a", "b", metrics={"tool_calls/x": 0, "tool_failures/x": 0})) == 0
+    assert value_of("tool_use", "a", "b").metrics == {"calls": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("<think>t</think> a ", "a"),
+        ("t</think>a", "a"),  # the template has opened it
+        ("<think>t</think>", None),
+        ("<think></think>a", None),
+        ("<think>t</think>a</think>b", None),
+        ("<think>t<think>u</think>a", None),
+        ("hello <think>t</think>a", None),
+        ("a", None),
+        ("", None),
+    ],
+)
+def test_think_format(text, expected):
+    assert after_thinking(text) == expected
+    assert value_of("think_format", text).reward == float(expected is not None)
+
+
+@pytest.mark.parametrize(
+    ("text", "answer", "formed", "ends"),
+    [
+        ("<think>t</think><answer>a</answer>", "a", "a", 1.0),
+        ("<think>t</think>so <answer>a</answer>", "a", None, 1.0),
+        ("<answer>a</answer>", "a", None, 1.0),
+        ("<answer>a</answer> and more", "a", None, 0.0),
+        ("<answer>a</answer><answer>b</answer>", "b", None, 0.0),
+        ("<answer> </answer>", None, None, 0.0),
+        ("<answer>a", None, None, 0.0),
+    ],
+)
+def test_answer_format(text, answer, formed, ends):
+    assert tagged_answer(text) == answer
+    assert well_formed_answer(text) == formed
+    assert value_of("think_answer_format", text).reward == float(formed is not None)
+    assert value_of("answer_format", text).reward == ends
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("it is 1,234.50 dollars", 1234.5),
+        ("12, 13.", 13.0),
+        ("= -.5", -0.5),
+        ("x=-7", -7.0),
+        ("9-4", 4.0),
+        ("2e-3", 0.002),
+        ("1,23", 23.0),
+        ("none", None),
+        ("- . ,", None),
+    ],
+)
+def test_the_last_number(text, expected):
+    assert last_number(text) == expected
+
+
+def test_numbers_within_a_tolerance():
+    assert value_of("number_equal", "so 3.1416", answer=3.1415926, relative_tolerance=1e-4).reward == 1.0
+    assert value_of("number_equal", "so 3.1416", answer=3.1415926).reward == 0.0
+    assert value_of("number_equal", "1,000", answer=["7", "1000"]).success is True
+    assert value_of("number_equal", "many", answer=0).reward == 0.0
+    with pytest.raises(RewardFailed, match="'many', which holds no number; use string_equal"):
+        value_of("number_equal", "7", answer="many")
+
+
+def test_strings():
+    assert value_of("string_equal", " Paris\n", answer="Paris").reward == 1.0
+    assert value_of("string_equal", "paris", answer="Paris").reward == 0.0
+    for bad in ([], {"a": 1}, None, True):
+        with pytest.raises(RewardFailed, match="answer"):
+            value_of("string_equal", "x", answer=bad)

@@ -1,0 +1,370 @@
+"""Agents without training: from a script and from the command line, by an endpoint or a local model."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from agents.agent import FormatAgent
+from agents.clients.endpoint import Endpoint
+from agents.rewards import reward
+from agents.rollout.context import ContextPolicy
+from agents.rollout.rollout import rollout
+from agents.samplers.local import LocalModel
+from agents.tools.tool import tool
+from agents.types import StopReason, Turn
+from envs.errors import ConfigError
+from envs.registry import get_env
+from envs.types import Item
+from flows.cli.app import app
+from tasks.data.trajectories import read_trajectories
+from tests.support.chat_server import ChatServer, calls, chat_server, fails, in_turn, says
+from tests.support.tiny_model import save_tiny_model
+from tests.support.toy import toy_item, toy_spec
+
+ROOT = Path(__file__).parents[2]
+NOBODY = Endpoint("http://127.0.0.1:9/v1", "toy", tries=1)
+
+
+@tool
+def double(number: int) -> int:
+    """Twice a number."""
+    return 2 * number
+
+
+@reward
+def right(final_response: str, answer: str) -> dict[str, Any]:
+    return {"reward": float(final_response == answer), "success": final_response == answer}
+
+
+def test_questions_with_tools_and_a_reward() -> None:
+    def script(body: Any) -> Any:
+        asked, last = body["messages"][0]["content"], body["messages"][-1]
+        number = int(asked.split()[-1])
+        return says(last["content"]) if last["role"] == "tool" else calls(("double", {"number": number}))
+
+    rows = [{"question": f"Twice {number}", "answer": "4"} for number in (1, 2, 3)]
+    with chat_server(script) as server:
+        trajectories = rollout(
+            rows,
+            agent="hermes",
+            tools=[double, "calculator"],
+            reward=right,
+            model=Endpoint(server.url, "toy"),
+            num_chains=2,
+        )
+    assert [(t.item.item_id, t.chain) for t in trajectories] == [
+        (f"question_{place}", chain) for place in range(3) for chain in range(2)
+    ]
+    assert [t.turns[-1].action for t in trajectories] == ["2", "2", "4", "4", "6", "6"]
+    assert [(t.reward, t.success) for t in trajectories[::2]] == [(0.0, False), (1.0, True), (0.0, False)]
+    assert {t.metrics["tool_calls/double"] for t in trajectories} == {1}
+    assert {schema["function"]["name"] for schema in server.asked[0]["tools"]} == {"double", "calculator"}
+
+
+def test_a_conversation_is_asked_with_its_earlier_messages() -> None:
+    talk = [
+        {"role": "user", "content": "Hi"},
+        {"role": "assistant", "content": "Yes?"},
+        {"role": "user", "content": "6 * 7?"},
+    ]
+    with chat_server(in_turn(says("42"))) as server:
+        [played] = rollout([{"messages": talk}], agent="raw", model=Endpoint(server.url, "toy"))
+    assert server.asked[0]["messages"] == talk
+    assert (played.stop_reason, played.turns[0].action) == (StopReason.TERMINATED, "42")
+
+
+def test_an_environment_by_name_and_turns_as_they_come() -> None:
+    seen: list[tuple[str, int, int, str]] = []
+    ended: list[str] = []
+
+    def on_turn(item: Item, chain: int, turns: Sequence[Turn]) -> None:
+        assert not ended
+        seen.append((item.item_id, chain, len(turns), turns[-1].action))
+
+    item = get_env("textcraft").split(0).test[0]
+    with chat_server(in_turn(says("Action: inventory"))) as server:
+        [played] = rollout(
+            [item],
+            agent=FormatAgent("action"),
+            model=Endpoint(server.url, "toy"),
+            max_turns=3,
+            on_turn=on_turn,
+            on_trajectory=lambda trajectory: ended.append(trajectory.item.item_id),
+        )
+    assert played.stop_reason is StopReason.MAX_TURNS
+    assert seen == [(item.item_id, 0, number, "inventory") for number in (1, 2, 3)]
+    assert ended == [item.item_id]
+    assert "Goal" in server.asked[0]["messages"][0]["content"]
+
+
+def test_a_local_model_gives_tokens(tmp_path: Path) -> None:
+    model = LocalModel(save_tiny_model(tmp_path), seed=3)
+
+    def play(**changes: Any) -> list[list[list[int]]]:
+        arguments: dict[str, Any] = {"agent": "action", "env": toy_spec(), "model": model, "num_chains": 2}
+        limits = {"max_turns": 2, "max_tokens_per_turn": 12, "context_length": 256}
+        played = rollout([toy_item()], **(arguments | limits | changes))
+        assert {t.stop_reason for t in played} == {StopReason.MAX_TURNS}
+        assert all(t.prompt_ids for t in played)
+        return [[turn.completion.token_ids for turn in t.turns] for t in played]
+
+    sampled = play()
+    assert sampled == play()
+    assert sampled[0] != sampled[1]
+    assert all(0 < len(ids) <= 12 for turns in sampled for ids in turns)
+    greedy = play(temperature=0.0)
+    assert greedy[0] == greedy[1]
+    with pytest.raises(ConfigError, match="chat template"):
+        play(agent="hermes", tools=[double])
+
+
+@pytest.mark.parametrize("value", [{"when_full": "fould"}, {"fold_at": 1.0}, {"max_observation": 0}])
+def test_a_context_policy_that_cannot_be_is_refused(value: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=f"context: {next(iter(value))}="):
+        ContextPolicy(**value)
+
+
+@pytest.mark.parametrize("when_full", ["stop", "drop", "fold"])
+def test_a_context_policy_is_what_the_model_sees_of_its_past(tmp_path: Path, when_full: Any) -> None:
+    [played] = rollout(
+        [toy_item()],
+        agent="raw",
+        env=toy_spec(),
+        model=LocalModel(save_tiny_model(tmp_path)),
+        context=ContextPolicy(when_full=when_full, fold_at=0.3, max_observation=10),
+        max_turns=40,
+        max_tokens_per_turn=12,
+        context_length=500,
+    )
+    reason = StopReason.MAX_CONTEXT if when_full == "stop" else StopReason.MAX_TURNS
+    assert played.stop_reason is reason
+    begun = sum(turn.prompt_ids is not None for turn in played.turns)
+    assert (begun > 0) == (when_full != "stop")
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"context": ContextPolicy()}, "what an endpoint's model sees is the whole conversation"),
+        ({"agent": "herms"}, "unknown format of calls 'herms'; did you mean 'hermes'"),
+        ({"agent": "action", "tools": [double]}, "'action' calls no tools, got double"),
+        ({"tools": ["calculater"]}, "unknown tool 'calculater'; did you mean 'calculator'"),
+        ({"reward": "math_equl"}, "unknown reward 'math_equl'; did you mean 'math_equal'"),
+        ({"reward": right}, "takes 'answer', which nothing fills"),
+        ({"env": "textcarft"}, "unknown env 'textcarft'; did you mean 'textcraft'"),
+        ({"num_chains": 0}, "num_chains=0"),
+        ({"items": []}, "no items"),
+        ({"items": [{"text": "6 * 7?"}], "reward": None}, "question"),
+        (
+            {"agent": FormatAgent("raw"), "instructions": "Be kind"},
+            "'Be kind': a FormatAgent is made already",
+        ),
+        ({}, r"no endpoint: http://127.0.0.1:9/v1/models: ConnectError.*start the server"),
+        ({"model": LocalModel(Path("models/none"))}, "no model in 'models/none'"),
+    ],
+)
+def test_what_cannot_be_played_is_said_before_a_model_is_asked(changes: dict[str, Any], said: str) -> None:
+    arguments: dict[str, Any] = {"items": ["6 * 7?"], "agent": "hermes", "model": NOBODY} | changes
+    if changes.get("items"):
+        with chat_server(in_turn(says("5"))) as server:
+            arguments["model"] = Endpoint(server.url, "toy")
+            with pytest.raises(ConfigError, match=said):
+                rollout(arguments.pop("items"), **arguments)
+        assert server.asked == []
+        return
+    with pytest.raises(ConfigError, match=said):
+        rollout(arguments.pop("items"), **arguments)
+
+
+def wingspan(*arguments: str) -> Any:
+    return CliRunner().invoke(app, ["rollout", "textcraft-cpu", *arguments])
+
+
+def at(server: ChatServer) -> tuple[str, ...]:
+    return ("--endpoint", server.url, "--model", "toy")
+
+
+@pytest.fixture(autouse=True)
+def _from_the_checkout(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+
+
+def test_the_command_shows_turns_and_sums_up(tmp_path: Path) -> None:
+    out = tmp_path / "new" / "out.jsonl"
+    out.parent.mkdir()
+    out.write_text("an earlier play\n")
+    with chat_server(
+        in_turn(says("Thought: what have I?\nAction: inventory"), says("I [bold]give up"))
+    ) as server:
+        done = wingspan(
+            *at(server), "--items", "2", "--num-chains", "2", "--max-turns", "3", "--temperature", "0.5",
+            "--out", str(out),
+        )  # fmt: skip
+    assert done.exit_code == 0, done.output
+    first, second = get_env("textcraft").split(0).test[:2]
+    lines = done.output.splitlines()
+    assert "thought: what have I?" in done.output
+    # The task comes first: what the model is shown before its first turn.
+    goal = next(index for index, line in enumerate(lines) if "#0 begins task: Goal: " in line)
+    assert goal < next(index for index, line in enumerate(lines) if "#0 turn 1" in line)
+    assert lines[goal].removeprefix(f"{first.item_id} #0 begins task: ") in (
+        server.asked[0]["messages"][-1]["content"].splitlines()
+    )
+    for item in (first, second):
+        for chain in range(2):
+            assert any(
+                line.startswith(f"{item.item_id} #{chain} turn 3 said: I [bold]give up") for line in lines
+            )
+            assert any(
+                line.startswith(f"{item.item_id} #{chain} max_turns, no success, reward 0, 3 turns")
+                for line in lines
+            )
+    assert f"{first.item_id} #0 turn 1 observation: " in done.output
+    summary = dict(line.split(maxsplit=1) for line in lines[-12:])
+    assert (summary["success"], summary["turns"], summary["episodes"]) == ("0", "3", "4")
+    assert summary["stop_max_turns"] == "4"
+    assert "tokens" not in summary
+    assert {t.stop_reason for t in read_trajectories(out)} == {StopReason.MAX_TURNS}
+    assert len(read_trajectories(out)) == 4
+    assert {body["temperature"] for body in server.asked} == {0.5}
+
+
+def test_the_command_plays_training_items_with_the_pipelines_agent() -> None:
+    settings = ["agent.format=hermes", "agent.tools=[act]", "agent.instructions=true"]
+    script = in_turn(calls(("act", {"action": "inventory"})), says("I give up."))
+    with chat_server(script) as server:
+        done = wingspan(
+            *at(server),
+            "--items",
+            "1",
+            "--split",
+            "train",
+            *(part for one in settings for part in ("--set", one)),
+        )
+    assert done.exit_code == 0, done.output
+    item = get_env("textcraft").split(0).train[0]
+    assert f'{item.item_id} #0 turn 1 action: act({{"action": "inventory"}})' in done.output
+    assert "tool_calls/act" in done.output
+    assert f"{item.item_id} #0 begins task (system): " in done.output
+    assert server.asked[0]["tools"][0]["function"]["name"] == "act"
+    assert get_env("textcraft").instructions in server.asked[0]["messages"][0]["content"]
+
+
+def test_the_command_plays_a_local_policy(tmp_path: Path) -> None:
+    policy = save_tiny_model(tmp_path / "policy")
+    out = tmp_path / "out.jsonl"
+    short = ["--set", "rollout.context_length=500", "--set", "rollout.max_tokens_per_turn=10"]
+    done = wingspan("--policy", str(policy), "--items", "1", "--max-turns", "1", "--out", str(out), *short)
+    assert done.exit_code == 0, done.output
+    [played] = read_trajectories(out)
+    assert played.prompt_ids
+    assert "tokens_per_turn" in done.output
+
+
+def test_if_every_episode_is_dropped_the_status_says_so() -> None:
+    with chat_server(lambda _: fails(400, "no such thing")) as server:
+        done = wingspan(*at(server), "--items", "1", "--set", "rollout.max_attempts=1")
+    assert done.exit_code == 1
+    assert "dropped after 1 tries: SamplerFailed: textcraft" in done.output
+    assert "no such thing" in done.output
+    assert "dropped_SamplerFailed" in done.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--split", "tset"], "--split 'tset'; did you mean 'test'?"),
+        (["--model", "toy"], "--model toy is an endpoint's; give --endpoint URL"),
+        (["--api-key-from", "KEY"], "--api-key-from KEY is an endpoint's"),
+        (["--endpoint", "http://127.0.0.1:9/v1"], "Give --model NAME"),
+        (["--endpoint", "127.0.0.1:9", "--model", "toy"], "url='127.0.0.1:9'; give one like http://"),
+        (["--endpoint", "http://127.0.0.1:9/v1", "--model", "toy", "--policy", "x"], "only one of them"),
+        (
+            ["--endpoint", "http://127.0.0.1:9/v1", "--model", "toy", "--api-key-from", "NO_SUCH_KEY"],
+            "environment variable NO_SUCH_KEY is not set",
+        ),
+        (["--policy", "models/none"], "no model in 'models/none'"),
+        (["--out", "docs"], "--out docs cannot be written: IsADirectoryError"),
+        (
+            [
+                "--endpoint",
+                "http://127.0.0.1:9/v1",
+                "--model",
+                "t",
+                "--set",
+                "agent.context.show_budget=true",
+            ],
+            "agent.context.show_budget=True",
+        ),
+        (["--set", "agent.reward=string_equal"], "takes 'answer', which nothing fills"),
+    ],
+)
+def test_a_mistake_of_the_command_is_named(arguments: list[str], said: str) -> None:
+    done = wingspan(*arguments)
+    assert isinstance(done.exception, ConfigError), done.output
+    assert said in str(done.exception)
+
+
+def test_what_has_ended_is_summed_up_after_ctrl_c() -> None:
+    over = threading.Event()
+    command = ["rollout", "textcraft-cpu", "--items", "8", "--max-turns", "1"]
+    command += ["--set", "rollout.max_live_envs=1"]
+
+    def script(body: Any) -> Any:
+        if len(server.asked) > 3:
+            over.wait(60)
+        return says("Action: inventory")
+
+    with chat_server(script) as server:
+        process = subprocess.Popen(
+            [sys.executable, "-c", "from flows.cli.app import main; main()", *command, *at(server)],
+            cwd=ROOT,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            stdout=subprocess.PIPE,
+            text=True,
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler) and None,
+        )
+        while len(server.asked) < 4:
+            time.sleep(0.05)
+        process.send_signal(signal.SIGINT)
+        told, _ = process.communicate(timeout=60)
+        over.set()
+    assert process.returncode == 130
+    assert re.search(r"episodes +3\b", told)
+
+
+def test_the_command_as_users_type_it() -> None:
+    """One line and a status for an error; and torch is not loaded for an endpoint."""
+    code = (
+        "import atexit, sys; from flows.cli.app import main; sys.argv[0] = 'wingspan'\n"
+        "atexit.register(lambda: print('torch' in sys.modules)); main()"
+    )
+
+    def run(*arguments: str) -> "subprocess.CompletedProcess[str]":
+        return subprocess.run(
+            [sys.executable, "-c", code, "rollout", "textcraft-cpu", "--items", "1", *arguments],
+            cwd=ROOT,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            capture_output=True,
+            text=True,
+            timeout=300,
+        )
+
+    with chat_server(in_turn(says("Action: inventory")), key="right") as server:
+        done = run(*at(server))
+    assert done.returncode == 2
+    [line] = done.stderr.splitlines()
+    assert line.startswith(f"error: {server.url}/models answered 401: ")
+    assert json.dumps("Incorrect API key provided.") in line
+    assert done.stdout.splitlines()[-1] == "False"

@@ -1,0 +1,560 @@
+"""The CPU sampler against Hugging Face's own forward and `generate`, and against itself when cold."""
+
+import asyncio
+import math
+import random
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import LlamaConfig, Qwen2Config
+
+from agents.samplers.cpu.engine import CHUNK, Request
+from agents.samplers.cpu.llama import model_shape
+from agents.samplers.cpu.sampler import CpuSampler
+from agents.samplers.cpu.sampling import draw, params_from_mapping, uniforms
+from agents.types import Completion, FinishReason, SamplingParams
+from envs.errors import ConfigError, SamplerFailed
+from tests.support.sampler_toy import (
+    CONTEXT,
+    KINDS,
+    SIZES,
+    VOCAB,
+    complete,
+    groups,
+    make_engine,
+    make_model,
+    random_tokens,
+    reference_logprobs,
+)
+
+
+@pytest.fixture
+def rng() -> random.Random:
+    return random.Random(7)
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def model(request: pytest.FixtureRequest) -> Any:
+    return make_model(request.param)
+
+
+@pytest.fixture(scope="module")
+def llama() -> Any:
+    return make_model("mha-tied")
+
+
+def test_greedy_is_what_generate_gives_over_several_turns(model: Any, rng: random.Random) -> None:
+    engine = make_engine(model)
+    prompts = groups(rng)
+    for _ in range(4):
+        got = complete(engine, prompts, params=SamplingParams(max_tokens=7, temperature=0))
+        for episode, prompt in prompts.items():
+            with torch.no_grad():
+                expected = model.generate(
+                    torch.tensor([prompt]),
+                    attention_mask=torch.ones(1, len(prompt), dtype=torch.int64),
+                    max_new_tokens=7,
+                    do_sample=False,
+                )[0, len(prompt) :].tolist()
+            assert got[episode].token_ids == expected
+            prompts[episode] = prompt + expected + random_tokens(rng, rng.randrange(1, 9))
+    assert engine.stats.reused > 0
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_logprobs_are_those_of_the_full_forward(model: Any, rng: random.Random, temperature: float) -> None:
+    engine = make_engine(model)
+    prompts = groups(rng)
+    for turn in range(3):
+        params = SamplingParams(max_tokens=4 + turn, temperature=temperature)
+        for episode, completion in complete(engine, prompts, params=params).items():
+            expected = reference_logprobs(
+                model, prompts[episode], completion.token_ids, temperature=temperature
+            )
+            assert completion.logprobs == pytest.approx(expected, abs=1e-4)
+            prompts[episode] += completion.token_ids + random_tokens(rng, rng.randrange(1, 12))
+
+
+def test_logprobs_ignore_the_filters(llama: Any, rng: random.Random) -> None:
+    prompt = random_tokens(rng, 30)
+    params = SamplingParams(max_tokens=8, temperature=0.9, top_k=4, top_p=0.6)
+    completion = complete(make_engine(llama), {"e": prompt}, params=params)["e"]
+    expected = reference_logprobs(llama, prompt, completion.token_ids, temperature=0.9)
+    assert completion.logprobs == pytest.approx(expected, abs=1e-4)
+
+
+def test_requests_join_and_leave_at_any_step(model: Any, rng: random.Random) -> None:
+    """Prompts and observations of every length, in one batch with decoding, at random moments."""
+    engine = make_engine(model, max_sequences=12)
+    conversations = {str(i): random_tokens(rng, rng.randrange(1, 2 * CHUNK)) for i in range(12)}
+    conversations |= {f"{i}'": list(conversations[str(i)]) for i in range(0, 12, 2)}
+    ready, running, checked = list(conversations), {}, 0
+    while checked < 60:
+        while ready and rng.random() < 0.4:
+            episode = ready.pop(rng.randrange(len(ready)))
+            number = len(running) + checked
+            params = SamplingParams(max_tokens=rng.randrange(1, 9))
+            running[checked * 1000 + number] = episode
+            engine.submit(
+                Request(
+                    request_id=checked * 1000 + number,
+                    episode_id=episode,
+                    prompt_ids=list(conversations[episode]),
+                    params=params,
+                )
+            )
+        for request_id, completion in engine.step():
+            episode = running.pop(request_id)
+            prompt = conversations[episode]
+            expected = reference_logprobs(model, prompt, completion.token_ids)
+            assert completion.logprobs == pytest.approx(expected, abs=1e-4)
+            prompt += completion.token_ids + random_tokens(rng, rng.choice([1, 2, 5, CHUNK + 3]))
+            checked += 1
+            if len(prompt) < CONTEXT - 10:
+                ready.append(episode)
+            else:
+                conversations[episode + "+"] = random_tokens(rng, 5)
+                ready.append(episode + "+")
+
+
+def test_a_warm_engine_samples_what_a_cold_one_does(model: Any, rng: random.Random) -> None:
+    warm = make_engine(model, seed=3)
+    params = SamplingParams(max_tokens=6)
+    prompts = groups(rng)
+    for _ in range(4):
+        together = complete(warm, prompts, params=params)
+        for episode, prompt in prompts.items():
+            alone = complete(make_engine(model, seed=3), {episode: prompt}, params=params)[episode]
+            assert together[episode].token_ids == alone.token_ids
+            assert together[episode].logprobs == pytest.approx(alone.logprobs, abs=1e-4)
+            prompts[episode] = prompt + alone.token_ids + random_tokens(rng, 3)
+
+
+def test_a_group_computes_its_prompt_once_and_each_turn_only_the_new(llama: Any, rng: random.Random) -> None:
+    engine = make_engine(llama)
+    prompts = {str(i): list(prompt) for prompt in [random_tokens(rng, 50)] for i in range(8)}
+    first = complete(engine, prompts, params=SamplingParams(max_tokens=5))
+    # 49 tokens once; then each chain feeds the 50th for its own logits
+    assert engine.stats.prefilled == 49 + 8
+    assert engine.stats.reused == 7 * 49
+    assert engine.stats.sampled == 8 * 5
+    for episode in prompts:
+        prompts[episode] = prompts[episode] + first[episode].token_ids + [5, 6]
+    complete(engine, prompts, params=SamplingParams(max_tokens=5))
+    # the last sampled token was never fed
+    assert engine.stats.prefilled == 49 + 8 + 8 * 3
+    assert engine.stats.reused == 7 * 49 + 8 * 54
+    assert len({tuple(completion.token_ids) for completion in first.values()}) > 1
+
+
+def test_a_changed_history_is_computed_again(model: Any, rng: random.Random) -> None:
+    engine = make_engine(model)
+    prompt = random_tokens(rng, 30)
+    params = SamplingParams(max_tokens=6)
+    sampled = complete(engine, {"e": prompt}, params=params)["e"].token_ids
+    histories = [
+        prompt + sampled[:3] + [9, 8, 7],  # diverges within what was sampled
+        prompt + sampled[:3] + [9, 8, 7],  # the same again
+        prompt + sampled[:2],  # shorter
+        [*prompt[:-1], 3, *sampled],  # diverges at the end of the first prompt
+        [*prompt[:10], 3, *prompt[11:]],  # diverges within the shared part
+        prompt[:5],
+    ]
+    for history in histories:
+        completion = complete(engine, {"e": history}, params=params)["e"]
+        expected = reference_logprobs(model, history, completion.token_ids)
+        assert completion.logprobs == pytest.approx(expected, abs=1e-4)
+
+
+def test_new_weights_leave_nothing_of_the_old_in_the_cache(llama: Any, rng: random.Random) -> None:
+    other = make_model("mha-tied", seed=1)
+    engine = make_engine(llama, policy_version=4)
+    prompt = random_tokens(rng, 30)
+    params = SamplingParams(max_tokens=6)
+    old = complete(engine, {"e": prompt}, params=params)["e"]
+    assert old.policy_version == 4
+    history = prompt + old.token_ids + [5]
+    # one request is under way, one has not begun: both are answered by the new weights alone
+    engine.submit(Request(request_id=0, episode_id="e", prompt_ids=history, params=params))
+    engine.step()
+    engine.submit(Request(request_id=1, episode_id="f", prompt_ids=prompt, params=params))
+    engine.load_weights(other.state_dict(), policy_version=5)
+    finished: dict[int, Completion] = {}
+    while engine.busy:
+        finished |= dict(engine.step())
+    for request_id, tokens in ((0, history), (1, prompt)):
+        completion = finished[request_id]
+        assert completion.policy_version == 5
+        assert len(completion.token_ids) == 6
+        expected = reference_logprobs(other, tokens, completion.token_ids)
+        assert completion.logprobs == pytest.approx(expected, abs=1e-4)
+
+
+def test_weights_that_do_not_fit_change_nothing(llama: Any, rng: random.Random) -> None:
+    engine = make_engine(llama)
+    good = llama.state_dict()
+    broken = {
+        "lack": {name: weight for name, weight in good.items() if "o_proj" not in name},
+        "not": good | {"model.norm.weight": torch.ones(3)},
+        "extra": good | {"extra.weight": torch.ones(3)},
+    }
+    for word, weights in broken.items():
+        with pytest.raises(ConfigError, match=word):
+            engine.load_weights(weights, policy_version=1)
+    prompt = random_tokens(rng, 9)
+    completion = complete(engine, {"e": prompt}, params=SamplingParams(max_tokens=3))["e"]
+    assert completion.policy_version == 0
+    assert completion.logprobs == pytest.approx(
+        reference_logprobs(llama, prompt, completion.token_ids), abs=1e-4
+    )
+
+
+def test_few_slots_evict_the_oldest_and_stay_right(model: Any, rng: random.Random) -> None:
+    engine = make_engine(model, max_sequences=2)
+    params = SamplingParams(max_tokens=4)
+    prompts = {str(i): random_tokens(rng, 10 + i) for i in range(5)}
+    for _ in range(3):
+        for episode, completion in complete(engine, prompts, params=params).items():
+            expected = reference_logprobs(model, prompts[episode], completion.token_ids)
+            assert completion.logprobs == pytest.approx(expected, abs=1e-4)
+            prompts[episode] += completion.token_ids + random_tokens(rng, 2)
+    # each time the two that hold a slot go first, and the other three take their places
+    assert engine.stats.evicted == 3 * 3
+
+
+def test_a_tiny_budget_forgets_prompts_and_stays_right(llama: Any, rng: random.Random) -> None:
+    per_slot = 2 * SIZES["num_hidden_layers"] * 4 * 8 * 4 * CONTEXT
+    engine = make_engine(llama, cache_gb=2 * per_slot / 1e9 * 1.01)
+    kept = random_tokens(rng, 200)
+    for prompt in (kept, random_tokens(rng, 200), kept):
+        completion = complete(engine, {str(prompt[:3]): prompt}, params=SamplingParams(max_tokens=4))
+        tokens = completion[str(prompt[:3])]
+        expected = reference_logprobs(llama, prompt, tokens.token_ids)
+        assert tokens.logprobs == pytest.approx(expected, abs=1e-4)
+    assert engine.stats.reused == 0  # two prompts of 200 are more than 256 tokens
+    with pytest.raises(ConfigError, match=r"leave room for no episode: one of 256 tokens takes 0.000262 GB"):
+        make_engine(llama, cache_gb=per_slot / 1e9)
+
+
+def test_a_stop_token_ends_a_completion_and_is_its_last(llama: Any, rng: random.Random) -> None:
+    prompt = random_tokens(rng, 20)
+    free = complete(make_engine(llama), {"e": prompt}, params=SamplingParams(max_tokens=12))["e"]
+    assert free.finish_reason is FinishReason.LENGTH
+    stop = free.token_ids[4]
+    first = free.token_ids.index(stop)
+    params = SamplingParams(max_tokens=12, stop_token_ids=(stop,))
+    stopped = complete(make_engine(llama), {"e": prompt}, params=params)["e"]
+    assert stopped.token_ids == free.token_ids[: first + 1]
+    assert stopped.finish_reason is FinishReason.STOP
+
+
+def test_the_context_length_ends_a_completion(llama: Any, rng: random.Random) -> None:
+    engine = make_engine(llama, context_length=40)
+    completion = complete(engine, {"e": random_tokens(rng, 36)}, params=SamplingParams(max_tokens=99))["e"]
+    assert len(completion.token_ids) == 4
+    assert completion.finish_reason is FinishReason.LENGTH
+
+
+def test_seed_and_episode_choose_the_tokens(llama: Any, rng: random.Random) -> None:
+    prompt = random_tokens(rng, 20)
+    params = SamplingParams(max_tokens=12)
+
+    def tokens(seed: int, episode: str) -> list[int]:
+        return complete(make_engine(llama, seed=seed), {episode: prompt}, params=params)[episode].token_ids
+
+    assert tokens(0, "a") == tokens(0, "a")
+    assert tokens(0, "a") != tokens(1, "a")
+    assert tokens(0, "a") != tokens(0, "b")
+
+
+FILTERS = [
+    SamplingParams(max_tokens=1),
+    SamplingParams(max_tokens=1, temperature=0.5),
+    SamplingParams(max_tokens=1, top_k=3),
+    SamplingParams(max_tokens=1, top_p=0.7),
+    SamplingParams(max_tokens=1, temperature=1.5, top_k=6, top_p=0.8),
+]
+
+
+def exact_distribution(logits: list[float], params: SamplingParams) -> list[float]:
+    """By hand: temper, keep the top k, of those the fewest that reach top p, renormalise."""
+    weights = [math.exp(value / params.temperature) for value in logits]
+    ranked = sorted(range(len(logits)), key=lambda i: -weights[i])[: params.top_k or None]
+    total, kept, mass = sum(weights[i] for i in ranked), [], 0.0
+    for i in ranked:
+        kept.append(i)
+        mass += weights[i] / total
+        if mass >= params.top_p:
+            break
+    total = sum(weights[i] for i in kept)
+    return [weights[i] / total if i in kept else 0.0 for i in range(len(logits))]
+
+
+@pytest.mark.parametrize("params", FILTERS, ids=str)
+def test_frequencies_are_those_of_the_exact_distribution(params: SamplingParams) -> None:
+    draws = 20_000
+    logits = torch.randn(10, generator=torch.Generator().manual_seed(5)) * 1.5
+    uniform = uniforms(list(range(draws)), [11] * draws)
+    tokens, _ = draw(logits.expand(draws, -1), params=[params] * draws, uniform=uniform)
+    exact = exact_distribution(logits.tolist(), params)
+    counts = [tokens.count(i) for i in range(len(exact))]
+    assert all(count == 0 for count, p in zip(counts, exact, strict=True) if p == 0)
+    expected = [(count, draws * p) for count, p in zip(counts, exact, strict=True) if p > 0]
+    chi_square = sum((count - mean) ** 2 / mean for count, mean in expected)
+    # 99.9% quantile of chi-square by degrees of freedom
+    quantile = {1: 10.83, 2: 13.82, 3: 16.27, 4: 18.47, 5: 20.52, 9: 27.88}
+    assert chi_square < quantile[len(expected) - 1]
+
+
+def test_rows_of_one_batch_keep_their_own_parameters() -> None:
+    logits = torch.randn(6, 50, generator=torch.Generator().manual_seed(2)) * 2
+    params = [
+        SamplingParams(max_tokens=1, temperature=0),
+        SamplingParams(max_tokens=1, temperature=0.3, top_k=2),
+        SamplingParams(max_tokens=1),
+        SamplingParams(max_tokens=1, top_p=0.5),
+        SamplingParams(max_tokens=1, temperature=2.0),
+        SamplingParams(max_tokens=1, temperature=0),
+    ]
+    uniform = uniforms([1, 2, 3, 4, 5, 6], [1] * 6)
+    together = draw(logits, params=params, uniform=uniform)
+    for i, own in enumerate(params):
+        (token,), (logprob,) = draw(logits[i : i + 1], params=[own], uniform=uniform[i : i + 1])
+        assert together[0][i] == token
+        assert together[1][i] == pytest.approx(logprob, abs=1e-6)
+    assert together[0][0] == int(logits[0].argmax())
+    plain = torch.log_softmax(logits[0], dim=-1)[together[0][0]]
+    assert together[1][0] == pytest.approx(float(plain), abs=1e-5)
+
+
+def test_the_edges_of_the_uniform_draw_possible_tokens() -> None:
+    logits = torch.tensor([[-math.inf, 0.0, 1.0, -math.inf]] * 2)
+    tokens, _ = draw(logits, params=FILTERS[:1] * 2, uniform=torch.tensor([0.0, 1 - 2**-24]))
+    assert tokens == [1, 2]
+
+
+def test_uniforms_are_uniform_and_uncorrelated() -> None:
+    values = uniforms(list(range(200)) * 100, [i // 200 for i in range(20_000)]).view(100, 200).double()
+    assert float(values.min()) >= 0
+    assert float(values.max()) < 1
+    counts = torch.histc(values, bins=20, min=0, max=1)
+    assert float(((counts - 1000) ** 2 / 1000).sum()) < 43.8  # 99.9% quantile, 19 degrees of freedom
+    centred = values - values.mean()
+    for shifted in (centred[1:] * centred[:-1], centred[:, 1:] * centred[:, :-1]):
+        correlation = float(shifted.mean() / values.var())
+        assert abs(correlation) < 4 / math.sqrt(shifted.numel())
+
+
+CONFIGS: list[tuple[str, dict[str, Any]]] = [
+    ("hidden_act", {"hidden_act": "gelu"}),
+    ("attention_bias", {"attention_bias": True}),
+    ("mlp_bias", {"mlp_bias": True}),
+    ("rope_type", {"rope_parameters": {"rope_type": "linear", "rope_theta": 1e4, "factor": 2.0}}),
+    ("head_dim", {"head_dim": 7}),
+    ("quantization_config", {"quantization_config": {"quant_method": "gptq"}}),
+]
+
+
+@pytest.mark.parametrize(("key", "change"), CONFIGS, ids=[key for key, _ in CONFIGS])
+def test_unsupported_models_are_refused(key: str, change: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=rf"the test: .*{key} is .*; the CPU sampler plays"):
+        model_shape(LlamaConfig(**SIZES | change), place="the test")
+
+
+def test_other_architectures_and_windows_are_refused() -> None:
+    from transformers import GPT2Config
+
+    with pytest.raises(ConfigError, match="model_type is 'gpt2'"):
+        model_shape(GPT2Config(), place="the test")
+    windowed = Qwen2Config(**SIZES, use_sliding_window=True, sliding_window=16, max_window_layers=0)
+    with pytest.raises(ConfigError, match="use_sliding_window is True"):
+        model_shape(windowed, place="the test")
+
+
+PARAMS: list[tuple[str, SamplingParams]] = [
+    ("max_tokens is 0", SamplingParams(max_tokens=0)),
+    ("temperature is -1", SamplingParams(max_tokens=1, temperature=-1)),
+    ("temperature is nan", SamplingParams(max_tokens=1, temperature=math.nan)),
+    ("top_p is 0", SamplingParams(max_tokens=1, top_p=0)),
+    ("top_k is -1", SamplingParams(max_tokens=1, top_k=-1)),
+    ("stop_token_ids is", SamplingParams(max_tokens=1, stop_token_ids=(VOCAB,))),
+]
+
+
+@pytest.mark.parametrize(("text", "params"), PARAMS, ids=[text for text, _ in PARAMS])
+def test_parameters_out_of_range_are_refused(llama: Any, text: str, params: SamplingParams) -> None:
+    with pytest.raises(ConfigError, match=text):
+        complete(make_engine(llama), {"e": [1, 2]}, params=params)
+
+
+@pytest.mark.parametrize(
+    "prompt", [[], [1] * CONTEXT, [VOCAB], [-1]], ids=["empty", "long", "big", "negative"]
+)
+def test_prompts_that_cannot_be_continued_are_refused(llama: Any, prompt: list[int]) -> None:
+    with pytest.raises(ConfigError, match="prompt"):
+        complete(make_engine(llama), {"e": prompt}, params=SamplingParams(max_tokens=1))
+
+
+def test_a_context_beyond_the_models_is_refused(llama: Any) -> None:
+    with pytest.raises(ConfigError, match="context_length 513 is more than the model's 512"):
+        make_engine(llama, context_length=513)
+
+
+def test_parameters_by_vllms_names() -> None:
+    values = {"temperature": 0.8, "top_p": 0.9, "top_k": -1, "repetition_penalty": 1.0, "logprobs": True}
+    expected = SamplingParams(max_tokens=9, temperature=0.8, top_p=0.9, stop_token_ids=(2,))
+    assert params_from_mapping(values, max_tokens=9, stop_token_ids=[2]) == expected
+    refused: dict[str, Any] = {
+        "min_p": 0.1,
+        "repetition_penalty": 1.1,
+        "n": 2,
+        "stop": ["x"],
+        "logprobs": 5,
+        "images": [1],
+    }
+    for name, value in refused.items():
+        with pytest.raises(ConfigError, match=name):
+            params_from_mapping({name: value}, max_tokens=9)
+
+
+# -- the asynchronous front
+
+
+@pytest.fixture(scope="module")
+def folder(llama: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("model")
+    llama.save_pretrained(path)
+    return path
+
+
+@pytest.fixture
+def sampler(folder: Path) -> Iterator[CpuSampler]:
+    with closing(CpuSampler(folder, context_length=CONTEXT, max_sequences=64)) as sampler:
+        yield sampler
+
+
+def play(sampler: CpuSampler, prompt: list[int], *, episode: str, turns: int) -> Any:
+    async def episode_of_turns() -> list[tuple[list[int], Completion]]:
+        history, played = list(prompt), []
+        for turn in range(turns):
+            params = SamplingParams(max_tokens=3 + turn)
+            completion = await sampler.sample(history, params=params, episode_id=episode)
+            played.append((list(history), completion))
+            history += [*completion.token_ids, 5, 6]
+        return played
+
+    return episode_of_turns()
+
+
+def test_64_episodes_at_once_through_the_front(sampler: CpuSampler, llama: Any, rng: random.Random) -> None:
+    prompts = [random_tokens(rng, 12 + i) for i in range(8)]
+
+    async def all_of_them() -> Any:
+        episodes = [play(sampler, prompts[i // 8], episode=str(i), turns=3) for i in range(64)]
+        return await asyncio.wait_for(asyncio.gather(*episodes), timeout=60), await sampler.stats()
+
+    played, stats = asyncio.run(all_of_them())
+    for history, completion in (turn for episode in played for turn in episode):
+        expected = reference_logprobs(llama, history, completion.token_ids)
+        assert completion.logprobs == pytest.approx(expected, abs=1e-4)
+    assert stats.sampled == 64 * (3 + 4 + 5)
+    # far fewer forwards than completions have tokens: they are batched
+    assert stats.batches < stats.sampled / 4
+
+
+def test_bad_requests_fail_alone(sampler: CpuSampler) -> None:
+    async def good_and_bad() -> Any:
+        params = SamplingParams(max_tokens=4)
+        return await asyncio.gather(
+            sampler.sample([1, 2, 3], params=params, episode_id="good"),
+            sampler.sample([VOCAB], params=params, episode_id="bad"),
+            return_exceptions=True,
+        )
+
+    good, bad = asyncio.run(good_and_bad())
+    assert len(good.token_ids) == 4
+    assert isinstance(bad, ConfigError)
+
+
+def test_new_weights_through_the_front(sampler: CpuSampler) -> None:
+    other = make_model("mha-tied", seed=1)
+
+    async def before_and_after() -> Completion:
+        params = SamplingParams(max_tokens=4)
+        await sampler.sample([1, 2, 3], params=params, episode_id="e")
+        with pytest.raises(ConfigError, match="lack"):
+            await sampler.load_weights({}, policy_version=8)
+        assert await sampler.policy_version() == 0
+        await sampler.load_weights(other.state_dict(), policy_version=9)
+        assert await sampler.policy_version() == 9
+        return await sampler.sample([1, 2, 3], params=params, episode_id="e")
+
+    completion = asyncio.run(before_and_after())
+    assert completion.policy_version == 9
+    expected = reference_logprobs(other, [1, 2, 3], completion.token_ids)
+    assert completion.logprobs == pytest.approx(expected, abs=1e-4)
+
+
+def test_a_cancelled_request_makes_room(folder: Path) -> None:
+    async def cancel_then_ask(sampler: CpuSampler) -> Completion:
+        params = SamplingParams(max_tokens=10**9)
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(sampler.sample([1, 2], params=params, episode_id="a"), timeout=0.01)
+        # the same episode may ask again, and there is only one slot
+        for episode in ("a", "b"):
+            params = SamplingParams(max_tokens=2)
+            completion = await sampler.sample([1, 2], params=params, episode_id=episode)
+        return completion
+
+    with closing(CpuSampler(folder, context_length=512, max_sequences=1)) as sampler:
+        assert len(asyncio.run(cancel_then_ask(sampler)).token_ids) == 2
+
+
+def test_a_broken_engine_fails_everyone_and_recovers(sampler: CpuSampler) -> None:
+    async def break_and_mend() -> Sequence[Any]:
+        params = SamplingParams(max_tokens=4)
+        model = sampler._engine._model
+        layers, model._layers = model._layers, [None]  # type: ignore[list-item]
+        asked = [sampler.sample([1, 2, i], params=params, episode_id=str(i)) for i in range(5)]
+        failures = await asyncio.gather(*asked, return_exceptions=True)
+        model._layers = layers
+        await sampler.sample([1, 2], params=params, episode_id="0")
+        return failures
+
+    failures = asyncio.run(break_and_mend())
+    assert all(isinstance(failure, SamplerFailed) for failure in failures)
+
+
+def test_weights_that_have_diverged_are_named_as_the_cause(sampler: CpuSampler) -> None:
+    async def ask() -> None:
+        huge = {name: value * 1e30 for name, value in make_model("mha-tied", seed=1).state_dict().items()}
+        await sampler.load_weights(huge, policy_version=2)
+        with pytest.raises(SamplerFailed, match=r"^the policy's logits are not numbers.* lower train\.lr$"):
+            await sampler.sample([1, 2, 3], params=SamplingParams(max_tokens=4), episode_id="a")
+
+    asyncio.run(ask())
+
+
+def test_a_closed_sampler_answers_with_an_error(folder: Path) -> None:
+    sampler = CpuSampler(folder, context_length=CONTEXT)
+
+    async def close_under_a_request() -> None:
+        params = SamplingParams(max_tokens=200)
+        asked = asyncio.create_task(sampler.sample([1, 2], params=params, episode_id="e"))
+        await asyncio.sleep(0.005)
+        await asyncio.to_thread(sampler.close)
+        with pytest.raises(SamplerFailed, match="closed"):
+            await asked
+        with pytest.raises(SamplerFailed, match="closed"):
+            await sampler.sample([1, 2], params=params, episode_id="e")
+
+    asyncio.run(close_under_a_request())
+
+
+def test_a_folder_without_a_model_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="no model in"):
+        CpuSampler(tmp_path, context_length=CONTEXT)

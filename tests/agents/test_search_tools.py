@@ -1,0 +1,242 @@
+"""Tools that search: the web by a real HTTP server in SearXNG's and Serper's forms, a corpus in an
+episode."""
+
+import asyncio
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from agents.agent import FormatAgent
+from agents.clients.web_search import Format, WebEndpoint, WebSearch, web_endpoint
+from agents.limits import EpisodeLimits
+from agents.rewards import get_reward
+from agents.samplers.sampler import ScriptedSampler
+from agents.tools.registry import toolbox
+from agents.tools.search import check_search, search_tool, web_search_tool
+from agents.tools.toolbox import Toolbox
+from agents.tools.types import ToolResult, ToolStatus
+from agents.types import StopReason, Trajectory
+from envs.base import Environment
+from envs.errors import ConfigError, MissingDependency, SearchFailed
+from envs.registry import get_env
+from envs.retrieval.cache import CachedRetriever, SearchCache
+from envs.retrieval.places import retriever_at
+from envs.retrieval.redis_server import EmbeddedServer, Redis
+from envs.runtime.pool import EnvPool
+from envs.types import Item
+from tests.envs.test_retrieval import write_corpus
+from tests.support.http_server import serving
+from tests.support.toy import ToyEnv
+from tests.support.toy_episode import encode, play_toy
+
+PAGES = [
+    ("Oslo", "http://oslo.no", "Capital of\nNorway"),
+    ("Bergen", "http://bergen.no", "Rain"),
+    ("Voss", "", ""),
+]
+TOLD = (
+    '<information>Doc 1(Title: "Oslo") Capital of Norway (http://oslo.no)\n'
+    'Doc 2(Title: "Bergen") Rain (http://bergen.no)</information>'
+)
+
+
+class Engine:
+    """A search engine with both forms; `answers` are statuses to begin with, or bodies."""
+
+    def __init__(self, answers: Sequence[int | str] = ()) -> None:
+        self.answers = list(answers)
+        self.asked: list[tuple[str, float]] = []
+        self.app = web.Application()
+        self.app.add_routes([web.get("/search", self.searxng), web.post("/search", self.serper)])
+
+    async def searxng(self, request: web.Request) -> web.Response:
+        assert request.query["format"] == "json"
+        pages = [{"url": u, "title": t, "content": c, "engine": "any", "score": 1.0} for t, u, c in PAGES]
+        return self._answer(request.query["q"], {"query": "", "number_of_results": 3, "results": pages})
+
+    async def serper(self, request: web.Request) -> web.Response:
+        if request.headers.get("X-API-KEY") != "right":
+            return web.json_response({"message": "Unauthorized.", "statusCode": 403}, status=403)
+        body = await request.json()
+        assert body.keys() == {"q", "num"}
+        pages = [{"title": t, "link": u, "snippet": c, "position": n} for n, (t, u, c) in enumerate(PAGES, 1)]
+        return self._answer(body["q"], {"searchParameters": body, "organic": pages, "credits": 1})
+
+    def _answer(self, query: str, found: dict[str, Any]) -> web.Response:
+        self.asked.append((query, time.monotonic()))
+        if self.answers:
+            answer = self.answers.pop(0)
+            if isinstance(answer, str):
+                return web.Response(text=answer)
+            headers = {"Retry-After": "0"} if answer == 429 else None
+            return web.Response(status=answer, text="not now", headers=headers)
+        return web.json_response(found)
+
+    def search(
+        self, *queries: str, format: Format = "searxng", cache: SearchCache | None = None, **limits: Any
+    ) -> list[ToolResult]:
+        """What the tool answers, each query after the other."""
+
+        async def main() -> list[ToolResult]:
+            async with serving(self.app) as url:
+                endpoint = WebEndpoint(url, format, **({"backoff_s": 0.001, "requests_per_s": None} | limits))
+                retriever = CachedRetriever(WebSearch(endpoint), cache)
+                tool = web_search_tool(retriever, top_k=2)
+                try:
+                    return [await tool.call({"query": query}) for query in queries]
+                finally:
+                    await retriever.close()
+
+        return asyncio.run(main())
+
+
+@pytest.mark.parametrize("format", ["searxng", "serper"])
+def test_both_forms_are_asked_and_told_alike(format: Format, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("SERPER_API_KEY", "right")
+    engine = Engine()
+    variable = "SERPER_API_KEY" if format == "serper" else None
+    (result,) = engine.search("norway & é?", format=format, api_key_variable=variable)
+    assert (result.status, result.observation) == (ToolStatus.OK, TOLD)
+    assert [query for query, _ in engine.asked] == ["norway & é?"]
+
+
+def test_what_fails_for_a_while_is_asked_again():
+    engine = Engine([500, 429, "<html>", 503])
+    (result,) = engine.search("q", tries=5)
+    assert result.observation == TOLD
+    assert len(engine.asked) == 5
+    with pytest.raises(SearchFailed, match="HTTP 502: not now, at the last of 2 tries"):
+        Engine([502, 502]).search("q", tries=2)
+    with pytest.raises(SearchFailed, match="expected 'results', a list"):
+        Engine(['{"results": "none"}']).search("q")
+    with pytest.raises(SearchFailed, match="ConnectError"):
+        asyncio.run(WebSearch(WebEndpoint("http://127.0.0.1:1", "searxng", tries=1)).search(["q"], top_k=1))
+
+
+def test_what_is_refused_is_told_to_whom_it_concerns(monkeypatch: pytest.MonkeyPatch):
+    refused, empty = Engine([400]).search("strange", " ")
+    assert (refused.status, refused.observation) == (
+        ToolStatus.RAISED,
+        "the search was refused: HTTP 400: not now",
+    )
+    assert empty.observation == "the query is empty; write what to look for"
+    with pytest.raises(ConfigError, match=r"answered HTTP 403.*search\.formats"):
+        Engine([403]).search("q")
+    monkeypatch.setenv("SERPER_API_KEY", "wrong")
+    with pytest.raises(ConfigError, match="Unauthorized"):
+        Engine().search("q", format="serper", api_key_variable="SERPER_API_KEY")
+    monkeypatch.delenv("SERPER_API_KEY")
+    with pytest.raises(ConfigError, match="the environment variable SERPER_API_KEY is not set"):
+        Engine().search("q", format="serper", api_key_variable="SERPER_API_KEY")
+
+
+def test_no_more_is_asked_in_a_second_than_is_allowed():
+    engine = Engine()
+    engine.search(*"abcdef", requests_per_s=50)
+    times = [at for _, at in engine.asked]
+    assert times[-1] - times[0] > 4.5 / 50
+
+
+@pytest.mark.skipif(Redis().missing() is not None, reason=f"there is no Redis: {Redis().missing()}")
+def test_the_web_is_asked_once_for_the_same(tmp_path: Path):
+    server, engine = EmbeddedServer(tmp_path), Engine()
+    try:
+        first, again, other = engine.search("a", "a", "b", cache=SearchCache(server))
+        assert first.observation == again.observation == other.observation == TOLD
+        assert [query for query, _ in engine.asked] == ["a", "b"]
+    finally:
+        server.close()
+
+
+def test_the_endpoint_is_named_by_a_variable(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("WINGSPAN_WEB_SEARCH", "searxng+http://127.0.0.1:8888")
+    monkeypatch.setenv("WINGSPAN_WEB_SEARCH_PER_S", "2")
+    assert web_endpoint() == WebEndpoint("http://127.0.0.1:8888", "searxng", requests_per_s=2.0)
+    assert list(toolbox(["web_search", "search"]).tools) == ["web_search", "search"]
+    for name, value, why in (
+        ("WINGSPAN_WEB_SEARCH_PER_S", "many", "'many'; give requests a second"),
+        ("WINGSPAN_WEB_SEARCH_PER_S", "0", "requests_per_s=0.0; give a number above 0"),
+        ("WINGSPAN_WEB_SEARCH", "searxng+there", "'there' is no http:// or https:// URL"),
+        ("WINGSPAN_WEB_SEARCH", "http://there", r"export WINGSPAN_WEB_SEARCH=serper\+https"),
+    ):
+        monkeypatch.setenv(name, value)
+        with pytest.raises(ConfigError, match=why):
+            toolbox(["web_search"])
+
+
+LIMITS = EpisodeLimits(
+    max_turns=6, max_tokens_per_turn=400, context_length=20_000, episode_timeout_s=60, step_timeout_s=30
+)
+
+
+async def played(
+    *said: str, tools: Toolbox | None, env: Environment, item: Item, format: str = "searchr1"
+) -> Trajectory:
+    return await play_toy(
+        ScriptedSampler(said, encode=encode),
+        agent=FormatAgent(format, schemas=tools.schemas if tools else ()),
+        limits=LIMITS,
+        tools=tools,
+        reward=get_reward("qa_exact_match") if tools else None,
+        env=env,
+        item=item,
+    )
+
+
+def test_the_search_r1_agent_plays_searchqa_with_the_search_tool():
+    spec = get_env("searchqa-mini")
+    item = next(item for item in spec.split(0).train if item.metadata["hops"] == 3)
+    steps = spec.expert(item)
+
+    async def main() -> tuple[Trajectory, Trajectory]:
+        pool = EnvPool(spec.make, capacity=1)
+        said = [f"<think>{step.thought}</think>\n{step.action}" for step in steps]
+        async with pool.lease() as env:
+            by_tool = await played(*said, tools=toolbox(["search"]), env=env, item=item)
+            by_action = await played(*said, tools=None, env=env, item=item, format="raw")
+        await pool.close()
+        return by_tool, by_action
+
+    by_tool, by_action = asyncio.run(main())
+    for trajectory in (by_tool, by_action):
+        assert trajectory.stop_reason is StopReason.TERMINATED
+        assert (trajectory.reward, trajectory.success, len(trajectory.turns)) == (1.0, True, 4)
+    for one, other in zip(by_tool.turns[:-1], by_action.turns[:-1], strict=True):
+        # The tool shows a passage more than the stand-in's actions do.
+        assert one.observation.startswith(other.observation.removesuffix("</information>"))
+    assert by_tool.metrics["tool_calls/search"] == 3
+    assert by_tool.metrics["reward/f1"] == 1.0
+    assert by_action.metrics["env_metrics/f1"] == 1.0
+
+
+def test_the_search_tool_searches_what_the_variable_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    corpus = write_corpus(tmp_path / "c.jsonl", ["red thing", "blue thing"])
+    monkeypatch.setenv("WINGSPAN_RETRIEVER", str(corpus))
+    check_search(ToyEnv())
+
+    async def main() -> ToolResult:
+        return await toolbox(["search"]).call("search", {"query": "blue"}, env=ToyEnv())
+
+    assert asyncio.run(main()).observation == '<information>Doc 1(Title: "T1") blue thing</information>'
+    monkeypatch.setenv("WINGSPAN_RETRIEVER", str(tmp_path / "none.jsonl"))
+    with pytest.raises(MissingDependency, match="there is no such corpus"):
+        toolbox(["search"])
+    monkeypatch.delenv("WINGSPAN_RETRIEVER")
+    check_search(get_env("searchqa-mini").make())
+    for given in (ToyEnv(), None):
+        with pytest.raises(ConfigError, match=r"nothing to search.*export WINGSPAN_RETRIEVER"):
+            check_search(given)
+    with pytest.raises(ConfigError, match="nothing to search"):
+        asyncio.run(toolbox(["search"]).call("search", {"query": "blue"}, env=ToyEnv()))
+
+
+def test_a_retriever_that_gives_no_answer_voids_the_episode(tmp_path: Path):
+    gone = retriever_at("http://127.0.0.1:1")
+    gone._retriever._pause_s = 0.001  # type: ignore[attr-defined]
+    tool = search_tool(lambda _: gone)
+    with pytest.raises(SearchFailed, match="does not answer"):
+        asyncio.run(Toolbox([tool]).call("search", {"query": "q"}))

@@ -1,0 +1,198 @@
+"""A context that grows: segments in which all that was sampled trains, once, on what was shown."""
+
+import asyncio
+import random
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from agents.agent import FormatAgent
+from agents.limits import EpisodeLimits
+from agents.rollout.context import FOLD_REQUEST, FOLDED, ContextPolicy, shortened
+from agents.rollout.packing import pack
+from agents.samplers.sampler import Sampler, ScriptedSampler
+from agents.types import Completion, FinishReason, SamplingParams, StopReason, Trajectory
+from envs.types import Image
+from tests.support.toy import CHATML, toy_tokenizer
+from tests.support.toy_episode import encode, play_toy
+
+LIMITS = EpisodeLimits(
+    max_turns=12, max_tokens_per_turn=60, context_length=330, episode_timeout_s=5, step_timeout_s=5
+)
+
+
+class Recorder:
+    """Hands every call on, and notes what was shown and what was sampled."""
+
+    def __init__(self, inner: Sampler) -> None:
+        self.inner = inner
+        self.shown: list[list[int]] = []
+        self.sampled: list[list[int]] = []
+
+    async def sample(
+        self,
+        prompt_ids: Sequence[int],
+        *,
+        images: Sequence[Image] = (),
+        params: SamplingParams,
+        episode_id: str,
+    ) -> Completion:
+        self.shown.append(list(prompt_ids))
+        completion = await self.inner.sample(prompt_ids, images=images, params=params, episode_id=episode_id)
+        self.sampled.append(completion.token_ids)
+        return completion
+
+
+class RandomWords:
+    """Actions, thoughts and summaries of random length, some without an end of turn."""
+
+    def __init__(self, seed: int) -> None:
+        self._rng = random.Random(seed)
+
+    async def sample(
+        self,
+        prompt_ids: Sequence[int],
+        *,
+        images: Sequence[Image] = (),
+        params: SamplingParams,
+        episode_id: str,
+    ) -> Completion:
+        rng = self._rng
+        thought = "total " * rng.randint(0, 9)
+        thought = f"<think>{thought}</think>" if rng.random() < 0.6 else thought
+        ids = encode(f"{thought}\n\nAction: add 0")[: params.max_tokens - 1]
+        ids += [rng.choice([params.stop_token_ids[0], encode("!")[0]])]
+        return Completion(
+            token_ids=ids,
+            logprobs=[-rng.random() for _ in ids],
+            finish_reason=FinishReason.STOP,
+            policy_version=rng.randint(0, 3),
+        )
+
+
+def played(sampler: Sampler, policy: ContextPolicy, *, limits: EpisodeLimits = LIMITS) -> Trajectory:
+    return asyncio.run(play_toy(sampler, agent=FormatAgent("action"), limits=limits, context=policy))
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    seed=st.integers(0, 10**6),
+    when_full=st.sampled_from(["stop", "fold", "drop"]),
+    keep_thoughts=st.booleans(),
+    budget=st.booleans(),
+)
+def test_what_was_sampled_trains_once_on_what_was_shown(
+    seed: int, when_full: str, keep_thoughts: bool, budget: bool
+) -> None:
+    policy = ContextPolicy(
+        when_full=when_full,  # type: ignore[arg-type]  # one of the three
+        keep_thoughts=keep_thoughts,
+        show_budget=budget,
+    )
+    sampler = Recorder(RandomWords(seed))
+    trajectory = played(sampler, policy)
+    segments = pack(trajectory)
+
+    trained = [
+        [i for i, m in zip(segment.response_ids, segment.response_mask, strict=True) if m]
+        for segment in segments
+    ]
+    assert [i for ids in trained for i in ids] == [i for ids in sampler.sampled for i in ids]
+    # each completion was sampled on the whole of its segment that comes before it
+    places = [
+        segment.prompt_ids + segment.response_ids[:start]
+        for segment in segments
+        for start, mask in enumerate(segment.response_mask)
+        if mask and (start == 0 or not segment.response_mask[start - 1])
+    ]
+    assert places == sampler.shown
+    assert all(len(s.prompt_ids) + len(s.response_ids) <= LIMITS.context_length for s in segments)
+    assert trajectory.metrics["segments"] == len(segments)
+
+
+def test_folding_by_hand() -> None:
+    """The policy is asked for a summary, and goes on with the opening and that alone."""
+    long = "Thought: the total is now, the total is now, the total is now\nAction: add 1"
+    sampler = Recorder(
+        ScriptedSampler(
+            [long, long, "The total is 2. Add 1.", "Action: add 1"], encode=encode, policy_version=1
+        )
+    )
+    # 25 tokens, and 50 with each turn
+    limits = replace(LIMITS, context_length=600)
+    trajectory = played(sampler, ContextPolicy(when_full="fold", fold_at=0.18), limits=limits)
+    assert trajectory.success
+    assert [t.action for t in trajectory.turns] == ["add 1", "add 1", "", "add 1"]
+    decode = toy_tokenizer().decode
+    assert decode(sampler.shown[2]).endswith(
+        f"The total is 2.\n\n{FOLD_REQUEST}<|im_end|>\n<|im_start|>assistant\n"
+    )
+    assert decode(sampler.shown[3]) == (
+        f"<|im_start|>user\nGoal: reach 3.\n\n{FOLDED}\nThe total is 2. Add 1.<|im_end|>\n"
+        "<|im_start|>assistant\n"
+    )
+    first, second = pack(trajectory)
+    assert sum(first.rewards) == 0
+    assert second.rewards[-1] == 1  # from which the one advantage of both is computed
+
+
+@pytest.mark.parametrize("keep_thoughts", [True, False])
+def test_a_fold_is_asked_for_whole_and_leaves_thoughts_out_if_they_are_not_kept(keep_thoughts: bool) -> None:
+    long = "Thought: the total is now, the total is now, the total is now\nAction: add 1"
+    summary = "<think>the total is, I think, 2</think>The total is 2. Add 1."
+    sampler = Recorder(ScriptedSampler([long, long, summary, "Action: add 1"], encode=encode))
+    limits = replace(LIMITS, context_length=600)
+    policy = ContextPolicy(when_full="fold", fold_at=0.18, max_observation=4, keep_thoughts=keep_thoughts)
+    assert played(sampler, policy, limits=limits).success
+    decode = toy_tokenizer().decode
+    assert f"\n\n{FOLD_REQUEST}<|im_end|>" in decode(sampler.shown[2])
+    assert ("I think" in decode(sampler.shown[3])) == keep_thoughts
+    assert "\nThe total is 2. Add 1.<" in decode(sampler.shown[3]) or keep_thoughts
+
+
+def test_dropping_keeps_the_opening_and_the_latest_turns() -> None:
+    texts = [f"Thought: turn {number} of the total\nAction: add 0" for number in range(12)]
+    sampler = Recorder(ScriptedSampler(texts, encode=encode))
+    trajectory = played(sampler, ContextPolicy(when_full="drop"))
+    assert trajectory.stop_reason is StopReason.MAX_TURNS
+    assert (
+        played(ScriptedSampler(texts, encode=encode), ContextPolicy()).stop_reason is StopReason.MAX_CONTEXT
+    )
+    last = toy_tokenizer().decode(sampler.shown[-1])
+    assert last.startswith(
+        "<|im_start|>user\nGoal: reach 3.<|im_end|>\n<|im_start|>assistant\nThought: turn "
+    )
+    assert "turn 10 of" in last
+    assert "turn 0 of" not in last
+
+
+def test_thoughts_that_are_not_kept_leave_their_tail_as_it_was_sampled() -> None:
+    texts = ["<think>one, so</think>\nAction: add 1", "<think>two</think>\nAction: add 2"]
+    sampler = Recorder(ScriptedSampler(texts, encode=encode))
+    trajectory = played(sampler, ContextPolicy(keep_thoughts=False))
+    first, second = sampler.shown
+    assert toy_tokenizer().decode(second[len(first) :]) == (
+        "\nAction: add 1<|im_end|>\n<|im_start|>user\nThe total is 1.<|im_end|>\n<|im_start|>assistant\n"
+    )
+    assert [len(s.response_ids) for s in pack(trajectory)] == [len(ids) for ids in sampler.sampled]
+
+
+@pytest.mark.parametrize("most", [100, 101])
+def test_long_replies_lose_their_middle(most: int) -> None:
+    text = "a" * 80 + "b" * 80
+    cut = shortened(text, most)
+    assert cut.startswith("a" * 50)
+    assert cut.endswith("b" * (most // 2))
+    assert f"{160 - most} characters left out" in cut
+    assert shortened(text, 160) == text
+
+
+def test_the_budget_is_told() -> None:
+    sampler = Recorder(ScriptedSampler(["Action: add 1", "Action: add 2"], encode=encode))
+    played(sampler, ContextPolicy(show_budget=True))
+    told = toy_tokenizer(CHATML).decode(sampler.shown[1])
+    left = LIMITS.context_length - len(sampler.shown[0]) - len(sampler.sampled[0])
+    assert f"The total is 1.\n\n[left: about {left} tokens, 11 turns]<|im_end|>" in told

@@ -1,0 +1,253 @@
+"""An endpoint's model in an episode, against a server: what it is asked, and what its answers become."""
+
+import itertools
+from typing import Any
+
+import pytest
+
+from agents.agent import Agent, FormatAgent, Opening
+from agents.clients.endpoint import ChatClient, Endpoint
+from agents.formats.calls import ParsedTurn
+from agents.rollout.chat_conversation import ChatSpeakers
+from agents.rollout.rollout import rollout
+from agents.tools.tool import tool
+from agents.types import FinishReason, SamplingParams, StopReason, Trajectory
+from envs.errors import ConfigError
+from envs.types import Item, Message
+from tests.support.chat_server import ChatServer, Script, calls, chat_server, fails, in_turn, says
+from tests.support.toy import toy_item, toy_spec
+
+
+@tool
+def add(first: int, second: int) -> int:
+    """Add two numbers."""
+    return first + second
+
+
+def at(server: ChatServer, **changes: Any) -> Endpoint:
+    return Endpoint(server.url, changes.pop("model", "toy"), **{"backoff_s": 0.01, **changes})
+
+
+def one(server: ChatServer, **changes: Any) -> Trajectory:
+    """The trajectory of one question."""
+    arguments: dict[str, Any] = {"agent": "hermes", "tools": [add], "model": at(server)}
+    [trajectory] = rollout(["What is 2 + 3?"], **(arguments | changes))
+    return trajectory
+
+
+def steps(server: ChatServer, **changes: Any) -> Trajectory:
+    """The trajectory of the toy's item, by actions in text."""
+    arguments: dict[str, Any] = {"agent": "action", "env": toy_spec(), "model": at(server)}
+    [trajectory] = rollout([toy_item(target=3)], **(arguments | changes))
+    return trajectory
+
+
+def test_actions_in_text_and_what_is_asked() -> None:
+    script = in_turn(says("Thought: one\nAction: add 1"), says("Action: add 2"))
+    with chat_server(script) as server:
+        played = steps(server, temperature=0.7, top_p=0.9, max_tokens_per_turn=33)
+    assert (played.stop_reason, played.success, played.reward) == (StopReason.TERMINATED, True, 1.0)
+    assert [(t.thought, t.action, t.observation) for t in played.turns] == [
+        ("one", "add 1", "The total is 1."),
+        ("", "add 2", "The total is 3."),
+    ]
+    assert played.prompt_ids == []
+    assert [(t.completion.token_ids, t.completion.logprobs) for t in played.turns] == [([], [])] * 2
+    assert server.asked[0] == {
+        "model": "toy",
+        "messages": [{"role": "user", "content": "Goal: reach 3."}],
+        "max_tokens": 33,
+        "temperature": 0.7,
+        "top_p": 0.9,
+    }
+    assert server.asked[1]["messages"][1:] == [
+        {"role": "assistant", "content": "Thought: one\nAction: add 1"},
+        {"role": "user", "content": "The total is 1."},
+    ]
+
+
+def test_function_calls_are_made_and_their_replies_have_their_ids() -> None:
+    both = [("add", {"first": 2, "second": 3}), ("add", {"first": "1", "second": 1})]
+    script = in_turn(calls(*both, content="Let me see."), says("<think>so</think>It is 5."))
+    with chat_server(script) as server:
+        played = one(server, instructions="Be exact.")
+    assert played.stop_reason is StopReason.TERMINATED
+    first, last = played.turns
+    assert first.thought == "Let me see."
+    assert first.action == 'add({"first": 2, "second": 3})\nadd({"first": "1", "second": 1})'
+    assert first.observation == "5\n2"
+    assert (last.thought, last.action) == ("so", "It is 5.")
+    assert played.metrics["tool_calls/add"] == 2
+    assert server.asked[0]["tools"] == [add.schema]
+    assert [m["role"] for m in server.asked[0]["messages"]] == ["system", "user"]
+    spoken, *replies = server.asked[1]["messages"][2:]
+    assert spoken["content"] == "Let me see."
+    assert [call["function"]["name"] for call in spoken["tool_calls"]] == ["add", "add"]
+    assert replies == [
+        {"role": "tool", "content": "5", "tool_call_id": "id0"},
+        {"role": "tool", "content": "2", "tool_call_id": "id1"},
+    ]
+
+
+@pytest.mark.parametrize(
+    ("broken", "said"),
+    [
+        (calls(("add", '{"first": 2')), "arguments"),
+        (calls(("add", "[2, 3]")), "arguments"),
+        (calls(("", {})), "name"),
+        (calls(("add", {"first": 2, "second": 3}), ("add", "{")), "arguments"),
+        (says(None, tool_calls=[{"id": "x", "type": "function"}]), "not both there"),
+        (says(None), "says nothing"),
+        (says("<think>hm</think>"), "says nothing"),
+    ],
+)
+def test_a_turn_that_cannot_be_read_is_told_so_and_nothing_is_called(broken: Any, said: str) -> None:
+    with chat_server(in_turn(broken, says("5"))) as server:
+        played = one(server)
+    assert [t.failed for t in played.turns] == [True, False]
+    assert said in played.turns[0].observation
+    assert played.metrics["parse_failures"] == 1
+    assert played.metrics["tool_calls/add"] == 0
+    assert server.asked[1]["messages"][-1] == {"role": "user", "content": played.turns[0].observation}
+
+
+def test_calls_without_ids_and_with_signatures() -> None:
+    call = calls(("add", {"first": 2, "second": 3}))
+    call["tool_calls"][0] |= {"id": None, "extra_content": {"signature": "s"}}
+    with chat_server(in_turn(call, says("5"))) as server:
+        assert one(server).turns[-1].action == "5"
+    sent, reply = server.asked[1]["messages"][-2:]
+    assert sent["tool_calls"][0]["id"] == reply["tool_call_id"]
+    assert sent["tool_calls"][0]["extra_content"] == {"signature": "s"}
+
+
+def test_reasoning_that_a_server_tells_apart_is_a_thought() -> None:
+    script = in_turn(says("Action: add 3", reasoning="3 is 3", finish="length"))
+    with chat_server(script) as server:
+        [turn] = steps(server).turns
+    assert (turn.thought, turn.action) == ("3 is 3", "add 3")
+    assert turn.completion.finish_reason is FinishReason.LENGTH
+
+
+def test_without_tools_a_plain_message_is_the_answer() -> None:
+    with chat_server(in_turn(says("5"))) as server:
+        played = one(server, tools=[])
+    assert (played.stop_reason, played.turns[0].action) == (StopReason.TERMINATED, "5")
+    assert "tools" not in server.asked[0]
+
+
+@pytest.mark.parametrize(
+    "trouble",
+    [
+        fails(429, "slow down", **{"Retry-After": "0"}),
+        fails(500, "oops"),
+        fails(503, "loading"),
+        says([{"type": "text"}]),  # type: ignore[arg-type]
+        says(None, tool_calls="add"),
+    ],
+    ids=["429", "500", "503", "parts", "calls"],
+)
+def test_trouble_that_passes(trouble: Any) -> None:
+    with chat_server(in_turn(trouble, says("5"))) as server:
+        assert one(server).turns[0].action == "5"
+    assert len(server.asked) == 2
+
+
+def always(status: int, text: str) -> Script:
+    return lambda _: fails(status, text)
+
+
+def test_trouble_that_stays_is_a_fault_with_its_cause() -> None:
+    with chat_server(always(500, "oops")) as server:
+        played = one(server, model=at(server, tries=2), max_attempts=2)
+    assert (played.stop_reason, played.attempts, played.turns) == (StopReason.ERROR, 2, [])
+    assert played.error is not None
+    assert played.error.startswith("SamplerFailed: question_0: http")
+    assert "answered 500" in played.error
+    assert "at the last of 2 tries" in played.error
+    assert len(server.asked) == 4
+
+
+def test_a_request_that_is_refused_is_not_asked_again() -> None:
+    with chat_server(always(400, "tool choice is off")) as server:
+        played = one(server, max_attempts=1)
+    assert played.error is not None
+    assert "answered 400" in played.error
+    assert "tool choice is off" in played.error
+    assert len(server.asked) == 1
+
+
+def test_a_conversation_that_is_too_long_for_the_server_ends_where_it_is() -> None:
+    def script(body: Any) -> Any:
+        if len(body["messages"]) > 3:
+            return fails(400, "This model's maximum context length is 64 tokens, you asked for 80.")
+        return says("Action: add 1")
+
+    with chat_server(script) as server:
+        played = steps(server)
+    assert played.stop_reason is StopReason.MAX_CONTEXT
+    assert [t.action for t in played.turns] == ["add 1"] * 2
+
+
+def test_a_first_prompt_that_is_too_long_leaves_no_turn() -> None:
+    with chat_server(always(400, "exceeds the available context size")) as server:
+        played = steps(server)
+    assert (played.stop_reason, played.turns, played.reward) == (StopReason.MAX_CONTEXT, [], 0.0)
+
+
+def test_the_context_length_is_kept_by_what_the_server_reports() -> None:
+    used = itertools.count(40, 30)
+    with chat_server(in_turn(says("Action: look")), tokens=lambda _: next(used)) as server:
+        played = steps(server, context_length=105, max_tokens_per_turn=60)
+    assert [body["max_tokens"] for body in server.asked] == [60, 60, 35]
+    assert played.stop_reason is StopReason.MAX_CONTEXT
+    assert len(played.turns) == 3
+
+
+def test_a_wrong_key_or_model_ends_all_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TOY_KEY", "wrong")
+    monkeypatch.setenv("GOOD_KEY", "right")
+    with chat_server(in_turn(says("5")), key="right") as server:
+        with pytest.raises(ConfigError, match=r"answered 401.*model \('toy'\).*key \(TOY_KEY\)"):
+            one(server, model=at(server, api_key_variable="TOY_KEY"))
+        assert server.asked == []
+        with pytest.raises(ConfigError, match=r"/v1/chat/completions answered 404.*model \('tou'\)"):
+            one(server, model=at(server, model="tou", api_key_variable="GOOD_KEY"))
+        assert one(server, model=at(server, api_key_variable="GOOD_KEY")).turns[0].action == "5"
+    assert set(server.keys) == {"Bearer right"}
+
+
+def test_a_key_in_the_place_of_its_variable_is_refused_and_not_shown() -> None:
+    with pytest.raises(ConfigError, match="no name of an environment variable") as refused:
+        Endpoint("http://127.0.0.1:9/v1", "toy", api_key_variable="sk-abc.def")
+    assert "sk-abc" not in str(refused.value)
+
+
+def test_an_agent_that_does_not_answer_each_call_is_named() -> None:
+    class Silent(Agent):
+        def render(self, item: Item, observation: str) -> Opening:
+            return Opening([Message("user", observation)], [add.schema])
+
+        def parse(self, text: str) -> ParsedTurn:
+            return ParsedTurn(thought="", answer=text)
+
+    with (
+        chat_server(in_turn(calls(("add", {"first": 2, "second": 3})))) as server,
+        pytest.raises(ConfigError, match="answers 1 calls with 0 messages of role 'tool'"),
+    ):
+        one(server, agent=Silent())
+
+
+def test_tokens_cannot_stop_an_endpoint() -> None:
+    client = ChatClient(Endpoint("http://127.0.0.1:9/v1", "toy"))
+    with pytest.raises(ConfigError, match="stop_token_ids"):
+        ChatSpeakers(client=client, sampling=SamplingParams(max_tokens=8, stop_token_ids=(1,)))
+
+
+def test_further_entries_and_those_that_are_taken_out() -> None:
+    extra = {"max_tokens": None, "max_completion_tokens": 9, "seed": 4}
+    with chat_server(in_turn(says("5"))) as server:
+        one(server, agent=FormatAgent("hermes"), tools=[], model=at(server, extra=extra), top_k=5)
+    asked = server.asked[0]
+    assert "max_tokens" not in asked
+    assert (asked["max_completion_tokens"], asked["seed"], asked["top_k"]) == (9, 4, 5)

@@ -1,0 +1,109 @@
+"""An agent that cuts its own conversation, and goes on with what it wrote down."""
+
+import asyncio
+import json
+from dataclasses import replace
+from typing import Any
+
+from agents.agent import FormatAgent
+from agents.clients.endpoint import Endpoint
+from agents.limits import EpisodeLimits
+from agents.rollout.context import FOLDED, ContextPolicy
+from agents.rollout.packing import pack
+from agents.rollout.rollout import rollout
+from agents.samplers.sampler import ScriptedSampler
+from agents.tools.registry import toolbox
+from agents.types import StopReason, Trajectory
+from tests.agents.test_segments import Recorder
+from tests.support.chat_server import calls, chat_server, says
+from tests.support.toy import toy_tokenizer
+from tests.support.toy_episode import encode, play_toy
+
+LIMITS = EpisodeLimits(
+    max_turns=12, max_tokens_per_turn=400, context_length=4000, episode_timeout_s=5, step_timeout_s=5
+)
+
+
+OPENING = 1603
+"""Tokens of the opening."""
+
+
+def call(name: str, **arguments: Any) -> str:
+    return json.dumps({"name": name, "arguments": arguments})
+
+
+def played(
+    texts: list[str], *, limits: EpisodeLimits = LIMITS, policy: ContextPolicy | None = None
+) -> tuple[Trajectory, list[str]]:
+    """The trajectory, and what the policy was shown before each turn."""
+    sampler = Recorder(ScriptedSampler(texts, encode=encode))
+    tools = toolbox(["act", "summarize", "calculator"])
+    agent = FormatAgent("json", schemas=tools.schemas)
+    trajectory = asyncio.run(play_toy(sampler, agent=agent, limits=limits, tools=tools, context=policy))
+    return trajectory, [toy_tokenizer().decode(ids) for ids in sampler.shown]
+
+
+def test_the_next_turn_sees_the_opening_and_the_summary() -> None:
+    cut = call("summarize", summary="The total is 2. Add 1.")
+    trajectory, shown = played([call("act", action="add 2"), cut, call("act", action="add 1")])
+    assert trajectory.success
+    assert shown[2] == shown[0].replace(
+        "reach 3.<|im_end|>", f"reach 3.\n\n{FOLDED}\nThe total is 2. Add 1.<|im_end|>"
+    )
+    assert [turn.observation for turn in trajectory.turns] == ["The total is 2.", "", "The total is 3."]
+    first, second = pack(trajectory)
+    assert len(first.prompt_ids) == OPENING
+    assert toy_tokenizer().decode(first.response_ids).endswith(f"{cut}<|im_end|>")
+    assert (sum(first.rewards), second.rewards[-1]) == (0, 1)
+
+
+def test_a_second_summary_takes_the_place_of_the_first() -> None:
+    _, shown = played(
+        [call("summarize", summary="one"), call("summarize", summary="two"), call("act", action="add 3")]
+    )
+    assert shown[2].count(FOLDED) == 1
+    assert "\ntwo<" in shown[2]
+
+
+def test_what_other_calls_of_the_turn_answered_is_kept() -> None:
+    both = f"[{call('calculator', expression='6*7')}, {call('summarize', summary='Half of it.')}]"
+    _, shown = played([both, call("act", action="add 3")])
+    assert f"{FOLDED}\nHalf of it.\n\n42<" in shown[1]
+
+
+def test_a_summary_without_room_cuts_nothing_and_is_told() -> None:
+    limits = replace(LIMITS, context_length=2 * OPENING + 100)
+    probe = call("act", action="add 0")
+    trajectory, shown = played(
+        [probe, call("summarize", summary="xy" * 150), call("act", action="add 3")], limits=limits
+    )
+    assert trajectory.success
+    assert trajectory.metrics["segments"] == 1
+    assert "Nothing was cut" in trajectory.turns[1].observation
+    assert shown[2].startswith(shown[1])
+
+
+def test_turns_that_are_dropped_later_leave_the_summary() -> None:
+    limits = replace(LIMITS, context_length=2 * OPENING + 1600)
+    texts = [call("summarize", summary="Never forget.")]
+    texts += [call("act", action="add 0") + f"turn {number}" + ", so" * 90 for number in range(11)]
+    trajectory, shown = played(texts, limits=limits, policy=ContextPolicy(when_full="drop"))
+    assert trajectory.stop_reason is StopReason.MAX_TURNS
+    assert trajectory.metrics["segments"] > 2
+    assert all("Never forget." in one and one.count("Goal: ") == 1 for one in shown[1:])
+    assert "turn 0" not in shown[-1]
+
+
+def test_by_function_calling() -> None:
+    def script(body: Any) -> Any:
+        last = body["messages"][-1]["content"]
+        return says("42") if FOLDED in last else calls(("summarize", {"summary": "Say 42."}))
+
+    with chat_server(script) as server:
+        [trajectory] = rollout(
+            ["6 * 7?"], agent="hermes", tools=["summarize"], model=Endpoint(server.url, "toy")
+        )
+    assert server.asked[1]["messages"] == [
+        {"role": "user", "content": f"6 * 7?\n\n{FOLDED}\nSay 42."},
+    ]
+    assert trajectory.turns[-1].action == "42"

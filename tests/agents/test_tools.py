@@ -1,0 +1,650 @@
+"""The decorator and the boundary: whatever a tool does, it ends in a result, within its time."""
+
+import asyncio
+import contextlib
+import enum
+import json
+import threading
+import time
+from typing import Annotated, Any, Literal
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pydantic import AfterValidator, BaseModel, Field
+
+from agents.tools.calling import Tool
+from agents.tools.threads import in_thread
+from agents.tools.tool import tool, tools_of
+from agents.tools.types import ToolError, ToolResult, ToolStatus
+from envs.base import Environment
+from envs.errors import ConfigError, EnvCrashed, WingspanError
+from envs.types import Image, StepResult
+from tests.support.toy import ToyEnv
+
+
+def called(target: Tool, arguments: Any = None, **keywords: Any) -> ToolResult:
+    return asyncio.run(target.call({} if arguments is None else arguments, **keywords))
+
+
+class Unit(enum.Enum):
+    KM = "km"
+    MILE = "mile"
+
+
+class Place(BaseModel):
+    name: str
+    population: int = 0
+
+
+@tool
+def ride(
+    start: str,
+    places: list[Place],
+    speed: Annotated[float, Field(gt=0)] = 20.0,
+    unit: Unit = Unit.KM,
+    mode: Literal["bike", "bus"] | None = None,
+    _model: bool = False,
+) -> dict[str, Any]:
+    """Ride through places.
+
+    All of them, in order.
+
+    Args:
+        start: Where to begin,
+            by name.
+        speed (float): How fast. Defaults to 20.
+
+    Returns:
+        Whatever was seen.
+    """
+    return {"start": start, "speed": speed, "unit": unit.name, "mode": mode, "last": places[-1].name}
+
+
+def test_the_schema_is_the_signatures_with_the_docstrings_words():
+    assert ride.schema == {
+        "type": "function",
+        "function": {
+            "name": "ride",
+            "description": "Ride through places.\n\nAll of them, in order.",
+            "parameters": {
+                "type": "object",
+                "additionalProperties": False,
+                "required": ["start", "places"],
+                "properties": {
+                    "start": {"type": "string", "description": "Where to begin, by name."},
+                    "places": {"type": "array", "items": {"$ref": "#/$defs/Place"}},
+                    "speed": {
+                        "type": "number",
+                        "exclusiveMinimum": 0,
+                        "default": 20.0,
+                        "description": "How fast. Defaults to 20.",
+                    },
+                    "unit": {"$ref": "#/$defs/Unit", "default": "km"},
+                    "mode": {"anyOf": [{"type": "string", "enum": ["bike", "bus"]}, {"type": "null"}]}
+                    | {"default": None},
+                    "_model": {"type": "boolean", "default": False},
+                },
+                "$defs": {
+                    "Place": {
+                        "type": "object",
+                        "title": "Place",
+                        "required": ["name"],
+                        "properties": {
+                            "name": {"type": "string"},
+                            "population": {"type": "integer", "default": 0},
+                        },
+                    },
+                    "Unit": {"type": "string", "title": "Unit", "enum": ["km", "mile"]},
+                },
+            },
+        },
+    }
+    json.dumps(ride.schema)
+
+
+def test_arguments_become_values_of_the_declared_types():
+    given = {"start": 7, "places": [{"name": "x", "population": "3"}], "speed": "2.5", "unit": "mile"}
+    result = called(ride, given)
+    assert json.loads(result.observation) == {
+        "start": "7",
+        "speed": 2.5,
+        "unit": "MILE",
+        "mode": None,
+        "last": "x",
+    }
+    assert result.status is ToolStatus.OK
+
+
+@settings(deadline=None)
+@given(st.integers(-(10**12), 10**12), st.booleans(), st.floats(allow_nan=False, allow_infinity=False))
+def test_what_a_model_quotes_is_what_it_would_be_unquoted(whole: int, flag: bool, real: float):
+    @tool
+    def same(whole: int, flag: bool, real: float) -> list[Any]:
+        return [whole, flag, real]
+
+    plain = called(same, {"whole": whole, "flag": flag, "real": real})
+    quoted = called(same, {"whole": str(whole), "flag": json.dumps(flag), "real": repr(real)})
+    assert plain.observation == quoted.observation
+    assert json.loads(plain.observation) == [whole, flag, real]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        ({}, ["start is missing", "places is missing", "It takes: start (string), places (array), speed"]),
+        ({"start": "a", "places": [], "stat": 1}, ["'stat' is no argument of it"]),
+        ({"start": "a", "places": [{"name": "x", "population": "many"}]}, ["places.0.population", "'many'"]),
+        ({"start": "a", "places": [], "speed": -1}, ["speed", "greater than 0", "-1"]),
+        ({"start": "a", "places": [], "mode": "car"}, ["mode", "'bike' or 'bus'", "'car'"]),
+        ([1, 2], ["must be an object, not [1, 2]"]),
+        ("start", ["must be an object"]),
+        ({"start": ["x" * 10_000], "places": 3}, ["start: Input should be a valid string"]),
+    ],
+)
+def test_wrong_arguments_are_told_and_nothing_is_run(arguments: Any, told: list[str]):
+    result = called(ride, arguments)
+    assert (result.status, result.finished) == (ToolStatus.BAD_ARGUMENTS, False)
+    assert all(words in result.observation for words in told), result.observation
+    assert len(result.observation) < 1000
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(st.characters()),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@settings(deadline=None)
+@given(st.dictionaries(st.sampled_from(["start", "places", "speed", "unit", "mode"]) | st.text(), JSON))
+def test_no_arguments_are_a_crash(arguments: dict[str, Any]):
+    result = called(ride, arguments)
+    assert result.status is not ToolStatus.TIMED_OUT
+    result.observation.encode()
+
+
+def test_halves_of_characters_do_not_reach_a_tool():
+    @tool
+    def echo(text: str) -> str:
+        text.encode()
+        return text
+
+    assert called(echo, json.loads('{"text": "a\\ud800b"}')).observation == "a?b"
+
+
+def test_what_a_tool_leaves_to_its_default_is_its_own_default():
+    marker = object()
+
+    @tool
+    def probe(given: Any = marker) -> bool:
+        return given is marker
+
+    assert called(probe).observation == "true"
+
+
+# what may be decorated
+
+
+class Shelf:
+    """A class whose methods are tools."""
+
+    def __init__(self, books: list[str]) -> None:
+        self.books = books
+
+    @tool
+    def count(self) -> int:
+        """Count the books."""
+        return len(self.books)
+
+    @tool(name="find_book")
+    async def find(self, title: str) -> bool:
+        """Seek a book.
+
+        Args:
+            title: Of the book.
+        """
+        return title in self.books
+
+    @staticmethod
+    @tool
+    def rules() -> str:
+        return "be quiet"
+
+
+@tool(timeout_s=5)
+class BookSearch:
+    """Search all books."""
+
+    def __init__(self, book: str) -> None:
+        self.book = book
+
+    def __call__(self, query: str) -> str:
+        return f"{query}: {self.book}"
+
+
+def test_methods_are_tools_of_their_own_instance():
+    small, large = Shelf(["a"]), Shelf(["a", "b"])
+    assert [t.name for t in tools_of(small)] == ["count", "find_book", "rules"]
+    assert [called(t).observation for t in (small.count, large.count)] == ["1", "2"]
+    assert called(large.find, {"title": "b"}).observation == "true"
+    assert called(tools_of(small)[2]).observation == "be quiet"
+    assert list(small.find.parameters["properties"]) == ["title"]
+    assert small.count() == 1
+    with pytest.raises(ConfigError, match="is a method"):
+        called(Shelf.count)
+
+
+def test_a_class_stays_a_class_and_its_instances_are_tools():
+    search = BookSearch("Emma")
+    assert search("q") == "q: Emma"
+    [found] = tools_of(search)
+    assert (found.name, found.description, found.timeout_s) == ("book_search", "Search all books.", 5)
+    assert called(found, {"query": "q"}).observation == "q: Emma"
+
+
+def test_bound_methods_and_objects_are_decorated_like_functions():
+    class Plain:
+        def look(self, where: str) -> str:
+            return f"looked {where}"
+
+        async def __call__(self, where: str) -> str:
+            return f"went {where}"
+
+    assert called(tool(Plain().look), {"where": "up"}).observation == "looked up"
+    assert called(tool(name="go")(Plain()), {"where": "up"}).observation == "went up"
+
+
+def test_a_subclass_may_take_a_tool_away_or_change_it():
+    class Quiet(Shelf):
+        rules = None  # type: ignore[assignment]
+
+        @tool
+        def count(self) -> str:
+            return "many"
+
+    assert [t.name for t in tools_of(Quiet([]))] == ["count", "find_book"]
+    assert called(tools_of(Quiet([]))[0]).observation == "many"
+    with pytest.raises(ConfigError, match="int has no tools"):
+        tools_of(3)
+
+
+def _untyped(x):
+    return x
+
+
+def _many(*texts: str) -> str:
+    return ""
+
+
+def _positional(x: int, /) -> int:
+    return x
+
+
+def _loop(x: int):
+    yield x
+
+
+def _socket(x: threading.Thread) -> str:
+    return ""
+
+
+def _stranger(x: int) -> int:
+    """Do.
+
+    Args:
+        y: Not there.
+    """
+    return x
+
+
+def _env_unsaid(env: Environment) -> str:
+    return ""
+
+
+@pytest.mark.parametrize(
+    ("function", "options", "told"),
+    [
+        (_untyped, {}, "'x' has no type; annotate it"),
+        (_many, {}, "texts: str has no name"),
+        (_positional, {}, "has no name"),
+        (_loop, {}, "is a generator"),
+        (_socket, {}, "cannot be put as JSON"),
+        (_stranger, {}, "describes y, which is no parameter"),
+        (_env_unsaid, {}, "add stateful=True"),
+        (_positional, {"stateful": True}, "0 parameters for the environment"),
+        (_env_unsaid, {"stateful": True, "name": "my tool"}, "'my tool': a name is"),
+        (_env_unsaid, {"stateful": True, "timeout_s": 0}, "timeout_s 0"),
+        (_env_unsaid, {"stateful": True, "max_length": 10}, "max_length 10"),
+        (_env_unsaid, {"stateful": True, "max_concurrency": 0}, "max_concurrency 0"),
+    ],
+)
+def test_what_cannot_be_put_to_an_agent_is_refused_at_once(function: Any, options: Any, told: str):
+    with pytest.raises(ConfigError, match="tool '") as refused:
+        tool(**options)(function)
+    assert told in str(refused.value)
+
+
+# faults of tools
+
+
+class Mute(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (KeyError("x"), "probe failed: KeyError: 'x'"),
+        (ToolError("no such book"), "no such book"),
+        (TimeoutError("late"), "probe failed: TimeoutError: late"),
+        (StopIteration(), "probe failed: "),
+        (SystemExit(3), "probe failed: it tried to exit with status 3"),
+        (Mute(), "probe failed: Mute: (it has no text)"),
+        (ExceptionGroup("two", [ValueError(), KeyError()]), "probe failed: ExceptionGroup: two"),
+    ],
+)
+def test_a_tool_that_raises_is_an_observation(error: BaseException, told: str, asynchronous: bool):
+    def plain() -> str:
+        raise error
+
+    async def later() -> str:
+        raise error
+
+    result = called(tool(name="probe", finish=True)(later if asynchronous else plain))
+    assert (result.status, result.finished) == (ToolStatus.RAISED, False)
+    assert result.observation.startswith(told)
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+@pytest.mark.parametrize(
+    "error", [EnvCrashed("gone"), ExceptionGroup("two", [ValueError(), EnvCrashed("gone")])]
+)
+def test_a_failure_of_the_infrastructure_is_no_play(error: Exception, asynchronous: bool):
+    def plain() -> str:
+        raise error
+
+    async def later() -> str:
+        raise error
+
+    with pytest.raises(EnvCrashed, match="gone"):
+        called(tool(later if asynchronous else plain))
+
+
+def test_a_tool_that_hangs_is_an_observation():
+    ended = threading.Event()
+
+    @tool(timeout_s=0.1)
+    async def waits() -> None:
+        try:
+            await asyncio.sleep(60)
+        finally:
+            ended.set()
+
+    over = threading.Event()
+
+    @tool(timeout_s=0.1)
+    def blocks() -> None:
+        over.wait(60)
+
+    for hanging in (waits, blocks):
+        result = called(hanging)
+        assert result.status is ToolStatus.TIMED_OUT
+        assert result.observation == f"{hanging.name} took longer than 0.1 s and was ended"
+        assert 0.1 <= result.seconds < 10
+    over.set()
+    assert ended.is_set()
+
+
+def test_a_tool_that_will_not_be_ended_is_left_behind():
+    """Its caller goes on; the loop's own end waits for it."""
+    until = time.monotonic() + 4
+
+    @tool(timeout_s=0.1)
+    async def clings() -> None:
+        while time.monotonic() < until:
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.sleep(0.5)
+
+    async def main() -> ToolResult:
+        result = await clings.call({})
+        assert time.monotonic() < until
+        return result
+
+    assert asyncio.run(main()).status is ToolStatus.TIMED_OUT
+
+
+def test_too_many_hanging_threads_are_said_to_the_user(monkeypatch: pytest.MonkeyPatch):
+    over = threading.Event()
+    monkeypatch.setattr("agents.tools.threads.MAX_LEFT_BEHIND", 2)
+
+    async def main() -> None:
+        for _ in range(2):
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(in_thread(lambda: over.wait(60), name="slow"), 0.05)
+        with pytest.raises(WingspanError, match="2 threads hang"):
+            await in_thread(lambda: 1, name="quick")
+        over.set()
+        await asyncio.sleep(0.2)
+        assert await in_thread(lambda: 1, name="quick") == 1
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_being_cancelled_passes_through(asynchronous: bool):
+    begun, ended, over = threading.Event(), threading.Event(), threading.Event()
+
+    @tool(timeout_s=30)
+    async def later() -> None:
+        begun.set()
+        try:
+            await asyncio.sleep(60)
+        finally:
+            ended.set()
+
+    @tool(timeout_s=30)
+    def plain() -> None:
+        begun.set()
+        over.wait(60)
+        ended.set()
+
+    async def main() -> None:
+        call = asyncio.create_task((later if asynchronous else plain).call({}))
+        while not begun.is_set():
+            await asyncio.sleep(0.01)
+        call.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await call
+        assert ended.is_set() == asynchronous
+
+    asyncio.run(main())
+    over.set()
+
+    @tool
+    async def cancels() -> None:
+        raise asyncio.CancelledError
+
+    result = called(cancels)  # nobody cancelled the call
+    assert (result.status, result.observation) == (ToolStatus.RAISED, "cancels failed: it was cancelled")
+
+
+@settings(deadline=None)
+@given(st.integers(100, 300), st.text(max_size=500), st.integers(1, 200))
+def test_a_flood_is_cut_and_it_says_so(most: int, text: str, times: int):
+    whole = text.encode("utf-8", "replace").decode() * times
+    result = called(tool(name="flood", max_length=most)(lambda: whole))
+    if len(whole) <= most:
+        assert result.observation == whole
+        return
+    assert len(result.observation) <= most
+    before, notice, after = result.observation.partition(f"\n... {len(whole)} characters")
+    assert notice
+    assert whole.startswith(before)
+    assert whole.endswith(after.partition("left out ...\n")[2])
+
+
+def test_errors_are_cut_too():
+    @tool(max_length=100)
+    def loud() -> None:
+        raise ValueError("x" * 10**6)
+
+    assert len(called(loud).observation) == 100
+
+
+# side by side
+
+
+def test_synchronous_tools_run_side_by_side():
+    @tool
+    def sleeps() -> None:
+        time.sleep(0.3)
+
+    async def main(count: int) -> float:
+        started = time.perf_counter()
+        await asyncio.gather(*(sleeps.call({}) for _ in range(count)))
+        return time.perf_counter() - started
+
+    assert asyncio.run(main(64)) < 3  # one after the other: 19.2 s
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_no_more_calls_at_once_than_were_allowed(asynchronous: bool):
+    lock, running, most = threading.Lock(), 0, 0
+
+    def enter(change: int) -> None:
+        nonlocal running, most
+        with lock:
+            running += change
+            most = max(most, running)
+
+    @tool(max_concurrency=3, timeout_s=2)
+    async def later() -> None:
+        enter(1)
+        await asyncio.sleep(0.05)
+        enter(-1)
+
+    @tool(max_concurrency=3, timeout_s=2)
+    def plain() -> None:
+        enter(1)
+        time.sleep(0.05)
+        enter(-1)
+
+    async def main() -> list[ToolResult]:
+        return await asyncio.gather(*((later if asynchronous else plain).call({}) for _ in range(10)))
+
+    for _ in range(2):  # and in another event loop again
+        assert {result.status for result in asyncio.run(main())} == {ToolStatus.OK}
+    assert most == 3
+
+
+# what tools answer
+
+PNG = b"\x89PNG\r\n\x1a\n..."
+
+
+@pytest.mark.parametrize(
+    ("value", "observation"),
+    [
+        ("text", "text"),
+        (None, "(no output)"),
+        (3, "3"),
+        ({"a": [1, 2.5, None, True]}, '{"a":[1,2.5,null,true]}'),
+        ({1}, "[1]"),
+        (Place(name="ä"), '{"name":"ä","population":0}'),
+        (float("nan"), "NaN"),
+        ("a\ud800", "a?"),
+    ],
+)
+def test_values_are_told_as_json(value: Any, observation: str):
+    async def later() -> Any:
+        return value
+
+    for function in (later, lambda: value):
+        assert called(tool(name="t")(function)).observation == observation
+
+
+def test_a_mapping_may_carry_pictures_and_numbers():
+    gif = Image(b"anything", "image/gif")
+
+    @tool
+    def look() -> dict[str, Any]:
+        return {"observation": {"x": 1}, "image": PNG, "images": [gif], "zoom": 2, "sharp": True}
+
+    result = called(look)
+    assert result.observation == '{"x":1}'
+    assert result.images == (Image(PNG, "image/png"), gif)
+    assert result.metrics == {"zoom": 2.0, "sharp": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("value", "told"),
+    [
+        ({"observation": "x", "note": "y"}, "the metric 'note' is str"),
+        ({"observation": "x", "image": b"BM.."}, "no kind known"),
+        ({"observation": "x", "image": "file.png"}, "an image is str"),
+    ],
+)
+def test_an_answer_that_cannot_be_read_is_a_fault_of_the_tool(value: Any, told: str):
+    result = called(tool(name="t")(lambda: value))
+    assert result.status is ToolStatus.RAISED
+    assert told in result.observation
+
+
+def test_a_value_that_is_no_json_is_a_fault_of_the_tool():
+    endless: list[Any] = []
+    endless.append(endless)
+    assert called(tool(name="t")(lambda: endless)).status is ToolStatus.RAISED
+
+
+# the environment
+
+
+def test_a_stateful_tool_is_given_the_environment_and_the_agent_does_not_see_it():
+    @tool(stateful=True)
+    async def add(number: int, env: Environment, times: int = 1) -> StepResult:
+        """Add.
+
+        Args:
+            number: How many.
+            env: Where.
+        """
+        return await env.step(f"add {number * times}")
+
+    @tool(stateful=True)
+    def named(env: Any) -> str:
+        return type(env).__name__
+
+    @tool(stateful=True)
+    def maybe(world: ToyEnv | None = None) -> bool:
+        return world is None
+
+    assert list(add.parameters["properties"]) == ["number", "times"]
+    assert called(named, env=ToyEnv()).observation == "ToyEnv"
+    assert called(maybe).observation == "true"
+    assert called(add, {"number": 1, "env": "mine"}, env=ToyEnv()).status is ToolStatus.BAD_ARGUMENTS
+    with pytest.raises(ConfigError, match="'add' is stateful and was called without"):
+        called(add, {"number": 1})
+
+
+def test_a_name_that_pydantic_keeps_for_itself_is_as_good_as_any():
+    @tool
+    def odd(schema: int, model_config: int, copy: int, env: str = "prod") -> list[Any]:
+        return [schema, model_config, copy, env]
+
+    given = {"schema": 1, "model_config": "2", "copy": 3}
+    assert called(odd, given).observation == '[1,2,3,"prod"]'
+
+
+def test_a_validator_that_breaks_is_a_fault_of_the_tool():
+    def broken(value: str) -> str:
+        raise KeyError(value)
+
+    @tool
+    def picky(word: Annotated[str, AfterValidator(broken)]) -> str:
+        return word
+
+    result = called(picky, {"word": "x"})
+    assert (result.status, result.observation) == (ToolStatus.RAISED, "picky failed: KeyError: 'x'")

@@ -1,0 +1,139 @@
+"""What tools do to the episode that calls them, and to those that come after it."""
+
+import asyncio
+import json
+import time
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from agents.agent import FormatAgent
+from agents.limits import EpisodeLimits
+from agents.rewards import reward
+from agents.samplers.sampler import ScriptedSampler
+from agents.tools.answer import answer
+from agents.tools.calculator.tool import calculator
+from agents.tools.tool import tool
+from agents.tools.toolbox import Toolbox
+from agents.types import Trajectory
+from envs.base import Environment
+from envs.errors import EpisodeTimeout
+from envs.runtime.pool import EnvPool
+from tests.support.toy import ToyEnv, toy_item
+from tests.support.toy_episode import encode, play_toy
+
+LIMITS = EpisodeLimits(
+    max_turns=2, max_tokens_per_turn=400, context_length=20_000, episode_timeout_s=20, step_timeout_s=0.2
+)
+ITEM = replace(toy_item(), fields={"answer": "42"})
+
+
+@reward
+def exact(final_response: str, answer: str) -> float:
+    """1 for the very answer."""
+    return float(final_response == answer)
+
+
+def call(name: str, **arguments: Any) -> str:
+    return json.dumps({"name": name, "arguments": arguments})
+
+
+async def play(*texts: str, tools: list[object], env: Environment | None = None) -> Trajectory:
+    box = Toolbox(tools)
+    return await play_toy(
+        ScriptedSampler(texts, encode=encode),
+        agent=FormatAgent("json", schemas=box.schemas),
+        limits=LIMITS,
+        tools=box,
+        reward=exact,
+        env=env,
+        item=ITEM,
+    )
+
+
+def played(*texts: str, tools: list[object]) -> Trajectory:
+    return asyncio.run(play(*texts, tools=tools))
+
+
+def test_the_answer_that_a_tool_was_given_is_the_answer() -> None:
+    assert played(call("answer", answer="42"), tools=[answer]).reward == 1
+    assert played(call("answer", answer="41"), tools=[answer]).reward == 0
+
+
+def test_a_call_is_no_answer() -> None:
+    """Not even one of the right number, for whoever looks for the last one."""
+    said = [call("calculator", expression=text) for text in ("6*7", "42")]
+    unfinished = played(*said, tools=[calculator])
+    assert unfinished.reward == 0
+    assert len(unfinished.turns) == 2
+
+
+def test_what_a_tool_measures_is_the_episodes() -> None:
+    @tool
+    def seek(word: str) -> dict[str, Any]:
+        """Seek."""
+        return {"observation": word, "hits": len(word)}
+
+    metrics = played(call("seek", word="abc"), call("seek", word="de"), tools=[seek]).metrics
+    assert metrics["tool_metrics/seek/hits"] == 5
+
+
+def test_a_tool_that_cancels_itself_is_an_observation() -> None:
+    @tool
+    async def gives_up() -> str:
+        """Give up."""
+        raise asyncio.CancelledError
+
+    trajectory = played(call("gives_up"), call("gives_up"), tools=[gives_up])
+    assert [turn.observation for turn in trajectory.turns] == ["gives_up failed: it was cancelled"] * 2
+
+
+def test_whoever_keeps_time_has_as_much_as_it_takes() -> None:
+    """A step of the environment would be given up after 0.2 s; a sandbox ends what hangs by itself."""
+
+    @tool(keeps_time=True)
+    async def patient() -> str:
+        """Wait."""
+        await asyncio.sleep(0.5)
+        return "done"
+
+    @tool(timeout_s=None)
+    async def endless() -> str:
+        """Wait."""
+        await asyncio.sleep(0.5)
+        return "done"
+
+    assert played(call("patient"), call("patient"), tools=[patient]).turns[0].observation == "done"
+    with pytest.raises(EpisodeTimeout, match=r"step 1 took longer than 0\.2 s"):
+        played(call("endless"), tools=[endless])
+
+
+@pytest.mark.parametrize("stateful", [True, False])
+def test_what_a_stateful_tool_was_at_work_on_is_not_lent_again(stateful: bool) -> None:
+    @tool(stateful=True, timeout_s=0.1)
+    def slow(env: Any) -> str:
+        """Take long."""
+        time.sleep(0.5)
+        return "done"
+
+    @tool(timeout_s=0.1)
+    def slow_elsewhere() -> str:
+        """Take long."""
+        time.sleep(0.5)
+        return "done"
+
+    used = slow if stateful else slow_elsewhere
+
+    async def main() -> None:
+        pool = EnvPool(ToyEnv, capacity=1)
+        async with pool.lease() as env:
+            said = [call(used.name), call("answer", answer="42")]
+            trajectory = await play(*said, tools=[used, answer], env=env)
+            assert "took longer than 0.1 s" in trajectory.turns[0].observation
+            assert trajectory.reward == 1
+        async with pool.lease():
+            assert pool.metrics.replaced == int(stateful)
+        await pool.close()
+
+    asyncio.run(main())

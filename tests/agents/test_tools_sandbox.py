@@ -1,0 +1,285 @@
+"""The tools that run code and work on files, in a real sandbox; without any, nothing can be said."""
+
+import asyncio
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from agents.tools.code_interpreter import code_interpreter
+from agents.tools.registry import PREBUILT, toolbox
+from agents.tools.toolbox import Toolbox
+from agents.tools.types import ToolResult, ToolStatus
+from envs.errors import ConfigError, MissingDependency
+from envs.sandbox.backend import Limits
+from envs.sandbox.sandbox import Sandbox
+from envs.sandbox.workspace import WithWorkspace, Workspace
+from tests.support.toy import ToyEnv, toy_item
+
+MISSING = Sandbox().missing()
+needs_sandbox = pytest.mark.skipif(MISSING is not None, reason=str(MISSING))
+LIMITS = Limits(memory_mb=256, disk_mb=16, shm_mb=4)
+NAMES = ["code_session", "shell", "read_file", "create_file", "edit_file", "undo_edit", "list_files", "grep"]
+Call = tuple[str, Mapping[str, Any]]
+
+
+def played(*calls: Call, timeout_s: float = 30.0) -> list[ToolResult]:
+    """All calls in one episode, whose sandbox is then closed."""
+
+    async def main() -> list[ToolResult]:
+        env = WithWorkspace(ToyEnv(), Workspace(limits=LIMITS, run_timeout_s=timeout_s))
+        await env.reset(toy_item())
+        box = toolbox(NAMES)
+        try:
+            return [await box.call(name, arguments, env=env) for name, arguments in calls]
+        finally:
+            await env.close()
+
+    return asyncio.run(main())
+
+
+def observations(*calls: Call) -> list[str]:
+    return [result.observation for result in played(*calls)]
+
+
+def create(path: str, text: str, **more: Any) -> Call:
+    return "create_file", {"path": path, "text": text, **more}
+
+
+def edit(path: str, old: str, new: str) -> Call:
+    return "edit_file", {"path": path, "old": old, "new": new}
+
+
+def shell(command: str) -> Call:
+    return "shell", {"command": command}
+
+
+def code(text: str) -> Call:
+    return "code_session", {"code": text}
+
+
+@needs_sandbox
+def test_each_code_is_on_its_own():
+    async def main() -> list[ToolResult]:
+        tool = code_interpreter(limits=LIMITS, run_timeout_s=5)
+        codes = ["x = 6\nprint('hi')\nx * 7", "x", "import os; os._exit(0)", "print('a' * 10**6)"]
+        return list(await asyncio.gather(*(tool.call({"code": one}) for one in codes)))
+
+    [fine, fresh, dead, flood] = asyncio.run(main())
+    assert (fine.status, fine.observation) == (ToolStatus.OK, "hi\n42\n")
+    assert "NameError" in fresh.observation
+    assert (dead.status, dead.observation) == (ToolStatus.RAISED, "[the code was ended: its process died]")
+    assert len(flood.observation) <= 4096
+    assert "left out" in flood.observation
+
+
+@needs_sandbox
+def test_files_shell_and_python_see_each_others_work():
+    told = observations(
+        create("a/b.py", "print(6 * 7)\n"),
+        shell("python3 a/b.py; pwd; echo err >&2; exit 3"),
+        code("open('c.txt', 'w').write('from python'); y = 1"),
+        shell("cat c.txt"),
+        ("list_files", {}),
+        code("y"),
+        code("sorted(name for name in globals() if not name.startswith('__'))"),
+    )
+    assert told[0] == "a/b.py is written, 13 characters"
+    assert told[1] == "42\n/work\nerr\n\n[exit status 3]\n"
+    assert told[3:] == ["from python", "a/\na/b.py  13 bytes\nc.txt  11 bytes", "1\n", "['y']\n"]
+
+
+@needs_sandbox
+def test_a_file_is_read_by_lines():
+    results = played(
+        create("f", "one\r\ntwo\n\nfour"),
+        ("read_file", {"path": "f"}),
+        ("read_file", {"path": "f", "first_line": 2, "last_line": "3"}),
+        ("read_file", {"path": "f", "first_line": 9}),
+        ("read_file", {"path": "g"}),
+        ("read_file", {"path": "."}),
+        ("read_file", {"path": "f", "first_line": 0}),
+        shell("head -c 100 /dev/urandom > random; seq 5000 > long; : > empty"),
+        ("read_file", {"path": "random"}),
+        ("read_file", {"path": "long"}),
+        ("read_file", {"path": "empty"}),
+        ("read_file", {"path": "a\0b"}),
+    )
+    told = [result.observation for result in results]
+    assert told[1] == "     1\tone\n     2\ttwo\n     3\t\n     4\tfour"
+    assert told[2] == "     2\ttwo\n     3\t\n(1 more lines, from 4)"
+    assert told[3] == "f has 4 lines"
+    assert told[4] == "there is no file g; beside it are: f"
+    assert told[5] == ". is a folder; list it"
+    assert results[6].status is ToolStatus.BAD_ARGUMENTS
+    assert told[8] == "random is no text in UTF-8"
+    assert "more lines, from" in told[9]
+    assert len(told[9]) <= 8192
+    assert told[10] == "empty is empty"
+    assert told[11].startswith("there is no file")
+    assert {results[at].status for at in (3, 4, 5, 8, 11)} == {ToolStatus.RAISED}
+
+
+@needs_sandbox
+def test_an_edit_is_of_one_place_and_can_be_taken_back():
+    told = observations(
+        create("f", "a = 1\nb = 1\n"),
+        edit("f", "= 1", "= 2"),
+        edit("f", "c", "d"),
+        edit("f", "", "d"),
+        edit("f", "b = 1", "b = 'ü'"),
+        shell("chmod 750 f; cat f"),
+        create("f", "new"),
+        create("f", "new", overwrite=True),
+        shell("cat f; stat -c %a f"),
+        ("undo_edit", {"path": "f"}),
+        ("undo_edit", {"path": "./f"}),
+        shell("cat f"),
+        ("undo_edit", {"path": "f"}),
+        shell("ls -A"),
+        ("undo_edit", {"path": "f"}),
+    )
+    assert told[1] == "f holds this text at lines 1, 2; give more of what surrounds one of them"
+    assert "does not hold this text" in told[2]
+    assert "is empty" in told[3]
+    assert told[4] == "f is edited at line 2"
+    assert told[5] == "a = 1\nb = 'ü'\n"
+    assert told[6] == "f exists; edit it, or say overwrite"
+    assert told[8] == "new750\n"
+    assert told[11] == "a = 1\nb = 1\n"
+    assert told[12] == "the last change of f is undone; there is no such file now"
+    assert told[13] == "(no output)"
+    assert told[14] == "nothing was changed in f"
+
+
+@needs_sandbox
+@settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
+@given(st.text(st.characters(exclude_categories=["Cs"])), st.text(max_size=3), st.text())
+def test_an_edit_is_pythons_replacement(text: str, old: str, new: str):
+    [_, edited, found] = played(
+        create("f", text), edit("f", old, new), code("open('f', newline='', encoding='utf-8').read()")
+    )
+    once = bool(old) and text.find(old) >= 0 and text.find(old) == text.rfind(old)
+    assert (edited.status is ToolStatus.OK) == once
+    assert found.observation.rstrip("\n") == repr(text.replace(old, new) if once else text)
+
+
+@needs_sandbox
+def test_lines_are_found_by_a_regular_expression():
+    told = observations(
+        create("src/a.py", "def f():\n    return 1\n"),
+        create("src/.hidden/b.py", "def g(): pass"),
+        shell("printf '\\377def' > src/binary; yes 'def x' | head -500 > many"),
+        ("grep", {"pattern": r"def \w\(", "path": "src"}),
+        ("grep", {"pattern": "nowhere"}),
+        ("grep", {"pattern": "("}),
+        ("grep", {"pattern": "x", "path": "gone"}),
+        ("grep", {"pattern": "def", "path": "many"}),
+    )
+    assert told[3] == "src/a.py:1: def f():"
+    assert told[4] == "nothing is found"
+    assert "is no regular expression" in told[5]
+    assert told[6] == "there is no gone"
+    assert told[7].endswith("(there are more than 100)")
+
+
+@needs_sandbox
+def test_what_hangs_beside_python_takes_no_files_along():
+    [_, slept, searched, kept, looped, gone] = played(
+        create("f", "a" * 100),
+        shell("sleep 60"),
+        ("grep", {"pattern": "(a+)+b"}),
+        shell("cat f"),
+        code("while True: pass"),
+        shell("cat f"),
+        timeout_s=4,
+    )
+    assert "[ended: it took longer than 4 s]" in slept.observation
+    assert (searched.status, kept.observation) == (ToolStatus.RAISED, "a" * 100)
+    assert "it took longer than 4 s" in searched.observation
+    assert (looped.status, looped.observation) == (
+        ToolStatus.RAISED,
+        "[the sandbox was ended: it took longer than 4 s; its variables and files are gone]",
+    )
+    assert "No such file" in gone.observation
+
+
+@needs_sandbox
+def test_a_full_disk_and_a_flood_are_observations():
+    [full, kept, flood] = played(
+        shell("echo here > f; head -c 16500000 /dev/zero > big"),
+        create("f", "x" * 900_000, overwrite=True),
+        shell("cat f; yes | head -c 3000000"),
+    )
+    assert full.status is ToolStatus.OK
+    assert (kept.status, kept.observation) == (ToolStatus.RAISED, "f: No space left on device")
+    assert flood.observation.startswith("here\n")
+    assert len(flood.observation) <= 8192
+
+
+@needs_sandbox
+def test_the_machines_own_files_are_out_of_reach(tmp_path: Path):
+    secret = tmp_path / "secret"
+    secret.write_text("SECRET")
+    path = str(secret)
+    results = played(
+        ("read_file", {"path": path}),
+        shell(f"cat {path}"),
+        ("grep", {"pattern": "SECRET", "path": str(tmp_path)}),
+        create(path, "mine"),
+        ("undo_edit", {"path": path}),
+    )
+    assert all("SECRET" not in result.observation for result in results)
+    assert secret.read_text() == "SECRET"
+
+
+@needs_sandbox
+def test_an_episode_begins_with_nothing_of_the_last():
+    async def main() -> list[str]:
+        env = WithWorkspace(ToyEnv(), Workspace(limits=LIMITS))
+        box, told = toolbox(["shell"]), []
+        for _ in range(2):
+            await env.reset(toy_item())
+            told.append((await box.call("shell", {"command": "ls; touch left"}, env=env)).observation)
+        await env.close()
+        return told
+
+    assert asyncio.run(main()) == ["(no output)"] * 2
+
+
+@needs_sandbox
+def test_an_environment_without_a_workspace_is_refused():
+    async def call(box: Toolbox) -> None:
+        await box.call("shell", {"command": "ls"}, env=ToyEnv())
+
+    with pytest.raises(ConfigError, match="ToyEnv has no workspace"):
+        asyncio.run(call(toolbox(["shell"])))
+
+
+@pytest.mark.parametrize("name", ["code_interpreter", *NAMES])
+def test_without_a_sandbox_no_tool_is_made(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("WINGSPAN_SANDBOX", raising=False)
+    with pytest.raises(MissingDependency, match="never runs without one"):
+        toolbox([name])
+
+
+def test_prebuilt_tools_are_chosen_by_name():
+    assert list(toolbox(["calculator", "act", "answer"]).tools) == ["calculator", "act", "answer"]
+    with pytest.raises(ConfigError, match="unknown tool 'calculater'; did you mean 'calculator'"):
+        toolbox(["calculater"])
+    with pytest.raises(ConfigError, match="two tools are called 'answer'"):
+        toolbox(["answer", "answer"])
+
+
+@needs_sandbox
+@pytest.mark.parametrize("name", PREBUILT)
+def test_every_prebuilt_tool_is_told_in_full(name: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("WINGSPAN_WEB_SEARCH", "searxng+http://127.0.0.1:8888")
+    tool = PREBUILT[name]()
+    assert tool.name == name
+    assert tool.description
+    assert all(about.get("description") for about in tool.parameters.get("properties", {}).values())

@@ -1,0 +1,114 @@
+"""The tools of an episode: names, counts, the answer that ends it and the action on its environment."""
+
+import asyncio
+from dataclasses import astuple
+from typing import Any
+
+import pytest
+
+from agents.tools.act import act
+from agents.tools.answer import answer
+from agents.tools.calculator.tool import calculator
+from agents.tools.tool import tool
+from agents.tools.toolbox import Toolbox
+from agents.tools.types import ToolResult, ToolStatus, ToolUsage
+from envs.errors import ConfigError, EnvCrashed
+from tests.support.toy import ToyEnv, toy_item
+
+
+class Library:
+    @tool
+    def look_up(self, title: str) -> str:
+        return title.upper()
+
+    @tool
+    def lend(self) -> None:
+        raise ValueError("closed")
+
+
+def played(box: Toolbox, *calls: tuple[str, Any], env: Any = None) -> list[ToolResult]:
+    async def main() -> list[ToolResult]:
+        return [await box.call(name, arguments, env=env) for name, arguments in calls]
+
+    return asyncio.run(main())
+
+
+def test_calls_go_by_name_and_are_counted():
+    box = Toolbox([calculator, Library(), answer])
+    results = played(
+        box,
+        ("look_up", {"title": "Emma"}),
+        ("look_up", {}),
+        ("lend", {}),
+        ("calculator", {"expression": "6*7"}),
+        ("answer", {"answer": 42}),
+    )
+    assert [(r.observation, r.finished) for r in results if r.status is ToolStatus.OK] == [
+        ("EMMA", False),
+        ("42", False),
+        ("42", True),
+    ]
+    counts = {name: astuple(usage)[:2] for name, usage in box.usage.items()}
+    assert counts == {"calculator": (1, 0), "look_up": (2, 1), "lend": (1, 1), "answer": (1, 0)}
+    assert box.usage["calculator"].seconds > 0
+    assert [schema["function"]["name"] for schema in box.schemas] == list(box.tools)
+    assert all(usage == ToolUsage() for usage in box.fresh().usage.values())
+
+
+def test_an_unknown_name_is_answered_with_those_that_there_are():
+    box = Toolbox([calculator, answer])
+    [near, far, endless] = played(box, ("Calculater", {}), ("fly", {}), ("x" * 10**6, {}))
+    assert near.observation == (
+        "there is no tool 'Calculater'; did you mean 'calculator'? The tools are: calculator, answer"
+    )
+    assert far.observation == "there is no tool 'fly'. The tools are: calculator, answer"
+    assert len(endless.observation) < 200
+    assert {near.status, far.status, endless.status} == {ToolStatus.UNKNOWN_TOOL}
+    assert box.unknown_calls == 3
+    assert box.fresh().unknown_calls == 0
+    assert sum(usage.calls for usage in box.usage.values()) == 0
+
+
+def test_two_tools_of_one_name_are_refused():
+    with pytest.raises(ConfigError, match="two tools are called 'look_up'"):
+        Toolbox([Library(), Library()])
+    assert Toolbox([]).schemas == []
+
+
+def test_an_answer_that_is_refused_does_not_end_the_episode():
+    assert [r.finished for r in played(Toolbox([answer]), ("answer", {}), ("answer", {"answer": "x"}))] == [
+        False,
+        True,
+    ]
+
+
+def test_acting_steps_the_environment_and_keeps_its_reward():
+    env, box = ToyEnv(), Toolbox([act(description="Say: add N")])
+    asyncio.run(env.reset(toy_item(target=3)))
+    [add, vague, solved] = played(box, *[("act", {"action": a}) for a in ("add 1", "jump", "add 2")], env=env)
+    assert (add.observation, add.finished) == ("The total is 1.", False)
+    assert (vague.status, vague.observation) == (ToolStatus.OK, "Could not execute jump")
+    assert solved.finished
+    assert solved.step is not None
+    assert (solved.step.reward, solved.step.terminated, solved.step.success) == (1.0, True, True)
+    assert box.schemas[0]["function"]["description"] == "Say: add N"
+    assert list(box.tools["act"].parameters["properties"]) == ["action"]
+
+
+def test_an_environments_own_end_ends_the_episode():
+    env = ToyEnv(max_steps=1)
+    asyncio.run(env.reset(toy_item()))
+    [result] = played(Toolbox([act()]), ("act", {"action": "x"}), env=env)
+    assert result.finished
+    assert result.step is not None
+    assert result.step.truncated
+
+
+def test_an_environment_that_breaks_is_no_play():
+    env, box = ToyEnv(crash_at=1), Toolbox([act()])
+    asyncio.run(env.reset(toy_item()))
+    with pytest.raises(EnvCrashed, match="act: step raised KeyError: 'the toy broke'"):
+        played(box, ("act", {"action": "add 1"}), env=env)
+    assert astuple(box.usage["act"])[:2] == (1, 1)
+    with pytest.raises(ConfigError, match="without an environment"):
+        played(box, ("act", {"action": "add 1"}))

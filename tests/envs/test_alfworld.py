@@ -1,0 +1,338 @@
+"""ALFWorld: the light TextWorld against TextWorld as it is, goal conditions by hand, upstream's files on
+disk."""
+
+import asyncio
+import hashlib
+import json
+import os
+import random
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from envs.builtin.alfworld import games
+from envs.builtin.alfworld import spec as real
+from envs.builtin.alfworld.conditions import Progress
+from envs.builtin.alfworld.games import Game, Task, read_game
+from envs.builtin.alfworld.mini import spec as mini
+from envs.errors import ConfigError, MissingDependency
+from envs.registry import get_env
+from envs.types import StepResult
+
+pytestmark = pytest.mark.skipif(
+    any(find_spec(name) is None for name in ("alfworld", "textworld", "fast_downward")),
+    reason="uv pip install -e '.[alfworld]'",
+)
+
+MEND = "wingspan data pull alfworld"
+SMALL_ROOM = "pick_clean_then_place_in_recep"
+"""A task that is set in bathrooms, too, which load in a tenth of a kitchen's time."""
+
+UPSTREAM = """
+import hashlib, json, os, random, sys, types
+stub = types.ModuleType("jericho")
+stub.UnsupportedGameWarning = stub.TruncatedInputActionWarning = type("Unused", (UserWarning,), {})
+sys.modules["jericho"] = stub
+file, folder = sys.argv[1:]
+os.environ["ALFWORLD_DATA"] = folder
+import textworld
+from alfworld.agents.environment.alfred_tw_env import AlfredDemangler
+from textworld.envs import PddlEnv
+game = AlfredDemangler(PddlEnv(textworld.EnvInfos(admissible_commands=True)))
+game.load(file)
+state, chance, said = game.reset(), random.Random(0), []
+for _ in range(15):
+    said.append([state.feedback, state.admissible_commands])
+    state, _, _ = game.step(chance.choice(state.admissible_commands))
+print(hashlib.sha256(json.dumps(said).encode()).hexdigest())
+"""
+"""Upstream's own classes, none of ours: a walk by chance, and the hash of all that was said."""
+
+
+def items(part: str, task: str) -> list[int]:
+    split = mini.split(0)
+    return [
+        item.index
+        for item in [*split.train, *split.test]
+        if (item.metadata["part"], item.metadata["task"]) == (part, task)
+    ]
+
+
+def bathroom(part: str = "train") -> int:
+    """An item in a small room."""
+    return next(i for i in items(part, SMALL_ROOM) if mini.make_item(i).metadata["room"] == "bathroom")
+
+
+def test_the_light_textworld_says_word_for_word_what_textworld_says(tmp_path: Path) -> None:
+    from envs.builtin.alfworld.textworld_light import new_game
+
+    game, file = mini.read(bathroom()), tmp_path / "game.tw-pddl"
+    told = {"pddl_domain": game.domain, "grammar": game.grammar, "pddl_problem": game.problem}
+    file.write_text(json.dumps(told))
+    arguments = list(sys.argv)
+    ours = new_game()
+    ours.load(told)
+    state, chance, said = ours.reset(), random.Random(0), []
+    for _ in range(15):
+        said.append([state.feedback, state.admissible_commands])
+        state, _, _ = ours.step(chance.choice(state.admissible_commands))
+    assert sys.argv == arguments
+    environment = {**os.environ, "PYTHONHASHSEED": "7"}
+    theirs = subprocess.run(
+        [sys.executable, "-c", UPSTREAM, file, tmp_path],
+        capture_output=True,
+        text=True,
+        env=environment,
+        check=True,
+    )
+    assert theirs.stdout.split()[-1] == hashlib.sha256(json.dumps(said).encode()).hexdigest()
+
+
+def played(name: str, index: int) -> tuple[str, list[StepResult]]:
+    """An item's opening, and the answers to its expert."""
+
+    async def play() -> tuple[str, list[StepResult]]:
+        spec = get_env(name)
+        assert spec.item_of is not None
+        env, item = spec.make(), spec.item_of(index)
+        opening = await env.reset(item)
+        results = [await env.step(step.after("")) for step in spec.expert(item)]
+        await env.close()
+        return opening, results
+
+    return asyncio.run(play())
+
+
+@pytest.mark.parametrize("task", games.TASK_TYPES)
+def test_the_planner_s_plan_wins_and_meets_every_condition_only_then(task: str) -> None:
+    """`python -m bench.experts alfworld-mini` does it for all games."""
+    index = min(items("unseen", task), key=lambda i: len(mini.read(i).problem))
+    _, results = played("alfworld-mini", index)
+    *before, last = results
+    assert (last.reward, last.terminated, last.success) == (1.0, True, True)
+    assert last.metrics == {"goal_conditions": 1.0}
+    assert not any(result.terminated or result.reward for result in before)
+    assert all(0 <= result.metrics["goal_conditions"] < 1 for result in before)
+
+
+HEAT = Task(type="pick_heat_then_place_in_recep", object="Mug", receptacle="Desk", lamp="")
+TWO = Task(type="pick_two_obj_and_place", object="Mug", receptacle="Desk", lamp="")
+LOOK = Task(type="look_at_obj_in_light", object="Mug", receptacle="", lamp="DeskLamp")
+ROOM = [
+    ("objecttype", "mug1", "mugtype"),
+    ("objecttype", "mug2", "mugtype"),
+    ("objecttype", "lamp1", "desklamptype"),
+    ("receptacletype", "desk1", "desktype"),
+    ("receptacletype", "desk2", "desktype"),
+    ("receptacletype", "bed1", "bedtype"),
+    ("receptacleatlocation", "desk1", "loc1"),
+    ("inreceptacle", "lamp1", "desk1"),
+    ("atlocation", "agent1", "loc1"),
+]
+
+
+@pytest.mark.parametrize(
+    ("task", "facts", "met"),
+    [
+        (HEAT, [], (0, 3)),
+        (HEAT, [("inreceptacle", "mug1", "desk1")], (1, 3)),
+        (HEAT, [("ishot", "mug1"), ("inreceptacle", "mug1", "bed1")], (1, 3)),
+        (HEAT, [("ishot", "mug1"), ("inreceptacle", "mug2", "desk1")], (2, 3)),
+        (HEAT, [("ishot", "mug1"), ("inreceptacle", "mug1", "desk2")], (3, 3)),
+        (TWO, [("inreceptacle", "mug1", "desk1")], (1, 2)),
+        (TWO, [("inreceptacle", "mug1", "desk1"), ("inreceptacle", "mug2", "desk2")], (1, 2)),
+        (TWO, [("inreceptacle", "mug1", "desk2"), ("inreceptacle", "mug2", "desk2")], (2, 2)),
+        (LOOK, [], (0, 2)),
+        (LOOK, [("istoggled", "lamp1")], (1, 2)),
+        (LOOK, [("holds", "agent1", "lamp1")], (0, 2)),
+        (LOOK, [("istoggled", "lamp1"), ("holds", "agent1", "mug2")], (2, 2)),
+    ],
+)
+def test_goal_conditions_are_counted_as_alfworld_counts_them(
+    task: Task, facts: list[tuple[str, ...]], met: tuple[int, int]
+) -> None:
+    assert Progress(task).met([*ROOM, *facts]) == met
+
+
+def test_what_was_heated_once_stays_so() -> None:
+    progress = Progress(HEAT)
+    assert progress.met([*ROOM, ("ishot", "mug1")]) == (1, 3)
+    assert progress.met([*ROOM, ("iscool", "mug1"), ("inreceptacle", "mug1", "desk1")]) == (3, 3)
+
+
+def test_it_is_told_as_agentgym_tells_it_and_lists_what_can_be_done() -> None:
+    async def play() -> None:
+        spec = get_env("alfworld-mini")
+        env, index = spec.make(), bathroom()
+        opening = await env.reset(mini.make_item(index))
+        assert opening.startswith("You are in the middle of a room. Looking quickly around you, you see")
+        assert "\nYour task is to: " in opening
+        actions = await env.inspect("available_actions")  # type: ignore[attr-defined]
+        seen = await env.inspect("observation")  # type: ignore[attr-defined]
+        assert opening == f"{seen}\nAvailable actions: {', '.join(actions)}"
+        assert {"go to sinkbasin 1", "inventory", "look", "help"} <= set(actions)
+        assert await env.inspect("task_type") == mini.read(index).name  # type: ignore[attr-defined]
+        moved = await env.step("  go to   sinkbasin 1 ")
+        assert moved.observation.startswith("On the sinkbasin 1, you see ")
+        assert (await env.step("fly")).observation.startswith("Nothing happens.")
+        with pytest.raises(ConfigError, match="tells nothing of 'weather'"):
+            await env.inspect("weather")  # type: ignore[attr-defined]
+        await env.close()
+
+    asyncio.run(play())
+
+
+def test_what_older_versions_call_put_is_understood() -> None:
+    async def play() -> StepResult:
+        spec, index = get_env("alfworld-mini"), bathroom()
+        env = spec.make()
+        await env.reset(mini.make_item(index))
+        for step in spec.expert(mini.make_item(index)):
+            result = await env.step(re.sub(r"^move (.+) to ", r"put \1 in/on ", step.after("")))
+        return result
+
+    assert asyncio.run(play()).success
+
+
+@pytest.fixture
+def upstream(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A data root with a few games in upstream's layout, which are really of `alfworld-mini`."""
+    game = mini.read(bathroom())
+    monkeypatch.setenv("WINGSPAN_DATA", str(tmp_path))
+    caches = (real.solvable_games, real.names)
+    for cache in caches:
+        cache.cache_clear()
+    root = tmp_path / "alfworld" / "json_2.1.1"
+    known = real.agentgym_games()
+    plan = [step.after("") for step in mini.expert(mini.make_item(bathroom()))]
+    write(root / known[0], game, walkthrough=plan)
+    write(root / known[1], game, solvable=False)
+    write(root / known[2420], game, only_problem=True)
+    write(root / "train/pick_and_place_simple-Pen-None-Desk-307/trial_T2", game)
+    write(root / "train/pick_and_place_with_movable_recep-Pen-Mug-Desk-307/trial_T3", game)
+    write(root / "valid_seen/pick_and_place_simple-Pen-None-Desk-308/trial_T4", game)
+    write(root / "valid_seen/pick_and_place_simple-Pen-None-Desk-309/trial_T5", game, solvable=False)
+    write(
+        root / "valid_unseen/pick_and_place_simple-Pen-None-Desk-310/trial_T6",
+        game,
+        walkthrough=["go to drawer_bar_1"],
+    )
+    yield root
+    for cache in caches:
+        cache.cache_clear()
+
+
+def write(
+    folder: Path,
+    game: Game,
+    *,
+    solvable: bool = True,
+    walkthrough: list[str] | None = None,
+    only_problem: bool = False,
+) -> None:
+    folder.mkdir(parents=True)
+    targets = {"object_target": game.task.object, "parent_target": game.task.receptacle, "toggle_target": ""}
+    about = {
+        "task_type": game.task.type,
+        "pddl_params": {**targets, "mrecep_target": "", "object_sliced": False},
+    }
+    (folder / "traj_data.json").write_text(
+        json.dumps({**about, "plan": {}, "scene": {"floor_plan": "FloorPlan7"}})
+    )
+    (folder / "initial_state.pddl").write_text(game.problem)
+    if not only_problem:
+        told = {"pddl_domain": game.domain, "grammar": game.grammar, "pddl_problem": game.problem}
+        (folder / "game.tw-pddl").write_text(
+            json.dumps({**told, "solvable": solvable, "walkthrough": walkthrough})
+        )
+
+
+def test_upstream_s_games_have_agentgym_s_numbers_then_their_own(upstream: Path) -> None:
+    known = real.agentgym_games()
+    assert len(known) == 2620
+    assert known[0] == "train/look_at_obj_in_light-AlarmClock-None-DeskLamp-301/trial_T20190907_174127_043461"
+    assert (
+        known[2419] == "train/pick_two_obj_and_place-WineBottle-None-Cabinet-17/trial_T20190909_014040_145528"
+    )
+    assert known[2619].startswith("valid_train/pick_two_obj_and_place-RemoteControl-None-Ottoman-210/")
+    split = real.split(0)
+    assert [item.item_id for item in split.train] == ["alfworld_0", "alfworld_2622"]
+    tested = [item for item in split.test if item.metadata["part"] != "valid_train"]
+    assert [(item.item_id, item.metadata["part"]) for item in tested] == [
+        ("alfworld_2620", "valid_seen"),
+        ("alfworld_2621", "valid_unseen"),
+    ]
+    assert sum(item.metadata["part"] == "valid_train" for item in split.test) == 200
+    assert real.make_item(0).metadata == {"task": "look_at_obj_in_light", "room": "bedroom", "part": "train"}
+    with pytest.raises(ConfigError, match="alfworld_2622; there is no 'alfworld_2623'"):
+        real.make_item(2623)
+    assert len(real.expert(real.make_item(0))) > 2
+    assert real.expert(real.make_item(2621)) == []  # its walkthrough is in names that the game does not know
+
+
+def test_upstream_s_game_is_played_from_either_file(upstream: Path) -> None:
+    opening, results = played("alfworld", 0)
+    assert results[-1].success
+    own = read_game(upstream / real.names()[2420], mend=MEND)
+    assert f"Your task is to: {games.said(own.task, 0)}" in opening or games.said(own.task, 1) in opening
+    assert "UNKNOWN GOAL" not in own.grammar
+    assert (own.domain, own.problem) == (
+        read_game(upstream / real.names()[0], mend=MEND).domain,
+        mini.read(bathroom()).problem,
+    )
+
+
+def test_games_that_are_not_there_are_named_with_the_command_that_brings_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WINGSPAN_DATA", str(tmp_path))
+    real.solvable_games.cache_clear()
+    real.names.cache_clear()
+    spec = get_env("alfworld")
+    with pytest.raises(MissingDependency, match=MEND):
+        spec.check()
+    with pytest.raises(MissingDependency, match=MEND):
+        spec.split(0)
+    with pytest.raises(MissingDependency, match=f"there is no .*traj_data.json; run: {MEND}"):
+        read_game(tmp_path / "task" / "trial", mend=MEND)
+
+
+def test_damaged_games_are_told_with_file_line_and_command(upstream: Path) -> None:
+    folder = upstream / real.names()[0]
+    file = folder / "game.tw-pddl"
+    whole = file.read_text()
+    file.write_text(whole[:5000])
+    with pytest.raises(
+        ConfigError, match=rf"{file}, line 1: a whole JSON object was expected .*; run: {MEND}"
+    ):
+        read_game(folder, mend=MEND)
+    real.solvable_games.cache_clear()
+    with pytest.raises(ConfigError, match=r"game\.tw-pddl, line 1"):
+        real.solvable_games()
+    file.write_text(json.dumps({**json.loads(whole), "grammar": ""}))
+    with pytest.raises(ConfigError, match=r"a text 'grammar' was expected, not ''"):
+        read_game(folder, mend=MEND)
+    for damage in (whole.replace("(:init", "(:innit"), whole.replace("action GotoLocation", "action {")):
+        file.write_text(damage)
+        with pytest.raises(ConfigError, match=f"{file}: TextWorld cannot read this game"):
+            played("alfworld", 0)
+
+
+def test_specs_are_had_without_the_packages() -> None:
+    code = (
+        "import sys\n"
+        "class Hidden:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        "        if name.partition('.')[0] in ('alfworld', 'textworld', 'fast_downward', 'numpy'):\n"
+        "            raise ModuleNotFoundError(name)\n"
+        "sys.meta_path.insert(0, Hidden())\n"
+        "from envs.registry import get_env\n"
+        "print(get_env('alfworld').name, get_env('alfworld-mini').split(0).train[0].item_id)\n"
+    )
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert said.stdout.split() == ["alfworld", "alfworld-mini_0"]

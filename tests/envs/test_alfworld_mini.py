@@ -1,0 +1,101 @@
+"""The games of `alfworld-mini`: what was solved is what is made, the same bytes everywhere, each once."""
+
+import json
+import os
+import subprocess
+import sys
+from collections import Counter
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from bench.kill import measure
+from envs.builtin.alfworld.games import TASK_TYPES, read_game
+from envs.builtin.alfworld.mini.drafts import GAMES as COUNTS
+from envs.builtin.alfworld.mini.drafts import drafts
+from envs.builtin.alfworld.mini.make import make
+from envs.builtin.alfworld.mini.plans import fingerprint, plans
+from envs.builtin.alfworld.mini.spec import make_item, read, split
+from envs.builtin.alfworld.upstream import constants
+from envs.errors import ConfigError
+from envs.registry import get_env
+
+pytestmark = pytest.mark.skipif(
+    any(find_spec(name) is None for name in ("alfworld", "textworld", "fast_downward")),
+    reason="uv pip install -e '.[alfworld]'",
+)
+
+DIGEST = """
+import hashlib, sys
+from pathlib import Path
+from envs.builtin.alfworld.mini.make import make
+folder = Path(sys.argv[1])
+make(folder)
+digest = hashlib.sha256()
+for file in sorted(folder.rglob("*")):
+    if file.is_file():
+        digest.update(str(file.relative_to(folder)).encode() + file.read_bytes())
+print(digest.hexdigest())
+"""
+
+
+def test_items_are_the_games_that_are_made_and_that_the_planner_solved() -> None:
+    made = list(drafts())
+    assert len(made) == sum(COUNTS.values())
+    assert [(plan.game, plan.problem) for plan in plans()] == [(one.folder, fingerprint(one)) for one in made]
+    items = [*split(0).train, *split(0).test]
+    assert [read(item.index).walkthrough for item in items[::20]] == [
+        plan.plan for plan in plans() if plan.plan
+    ][::20]
+    assert len(items) == sum(bool(plan.plan) for plan in plans()) >= 200
+
+
+def test_parts_have_all_task_types_and_share_no_game_and_unseen_rooms_are_in_no_other() -> None:
+    items = [*split(0).train, *split(0).test]
+    counts = Counter((i.metadata["part"], i.metadata["task"]) for i in items)
+    assert all(counts[part, task] >= 3 for part in COUNTS for task in TASK_TYPES)
+    solved = [plan for plan in plans() if plan.plan]
+    assert len({plan.problem for plan in solved}) == len(items)
+    assert len({plan.game.split("/")[1] for plan in solved}) == len(items)
+    scenes = [(one.part, one.filled.room.number) for one in drafts()]
+    rooms = {part: {number for there, number in scenes if there == part} for part in COUNTS}
+    assert not rooms["unseen"] & (rooms["train"] | rooms["seen"])
+    assert rooms["unseen"] <= set(constants().TEST_SCENE_NUMBERS)
+    assert rooms["train"] <= set(constants().TRAIN_SCENE_NUMBERS)
+
+
+def test_the_same_bytes_are_made_whatever_the_hash_seed(tmp_path: Path) -> None:
+    said = set()
+    for seed in ("1", "2"):
+        (tmp_path / seed).mkdir()
+        environment = {**os.environ, "PYTHONHASHSEED": seed}
+        command = [sys.executable, "-c", DIGEST, tmp_path / seed]
+        said.add(subprocess.run(command, capture_output=True, text=True, env=environment, check=True).stdout)
+    assert len(said) == 1
+    folder = tmp_path / "1" / plans()[0].game
+    game = json.loads((folder / "game.tw-pddl").read_text())
+    assert sorted(game) == ["grammar", "pddl_domain", "pddl_problem", "solvable", "walkthrough"]
+    assert game["solvable"] is True
+    assert read_game(folder, mend="").walkthrough == plans()[0].plan
+
+
+def test_plans_of_other_games_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("envs.builtin.alfworld.mini.make.plans", lambda: plans()[1:] + plans()[:1])
+    with pytest.raises(ConfigError, match=r"is of another game than .*; install the pinned alfworld"):
+        make(tmp_path)
+
+
+def test_there_is_no_item_past_the_last() -> None:
+    with pytest.raises(ConfigError, match="there is no 'alfworld-mini_210'"):
+        make_item(210)
+
+
+def test_killed_games_cost_attempts_and_nothing_else() -> None:
+    """`python -m bench.kill alfworld-mini` does it more often."""
+    items = [item for item in get_env("alfworld-mini").split(0).train if item.metadata["room"] == "bathroom"][
+        :2
+    ]
+    outcome = measure("alfworld-mini", items, kills=2, chains=2, capacity=2)
+    assert (outcome.kills, outcome.episodes, outcome.solved) == (2, 4, 2)
+    assert outcome.same

@@ -1,0 +1,205 @@
+"""BabyAI in words, held against minigrid itself: what is seen, what commands do, what its bot achieves."""
+
+import asyncio
+import random
+
+import gymnasium
+import minigrid  # noqa: F401 - registers the levels
+import pytest
+
+from envs.builtin.babyai.env import LEVELS, SPEC, BabyAIEnv, expert, level_of, make_item, split
+from envs.builtin.babyai.view import Move, commands, look, path
+from envs.types import StepResult
+
+AHEAD = ((1, 0), (0, 1), (-1, 0), (0, -1))
+"""minigrid's directions."""
+ORDERED_DOORS = LEVELS.index("OpenDoorsOrderN4Debug-v0")
+ENDLESS = (188, 246, 308, 388, 566, 708, 748, 788)
+"""Items of the first 900 in which minigrid's bot alone plans for ever and never moves."""
+LOCKED_AWAY = (246, 566)
+"""Those of them in which the mission's object and the key of its room are both in that room."""
+
+
+def absolute(level, cell):
+    """Where a cell of the view lies in the grid."""
+    ahead, right = cell
+    dx, dy = AHEAD[level.agent_dir]
+    rx, ry = AHEAD[(level.agent_dir + 1) % 4]
+    x, y = level.agent_pos
+    return int(x + ahead * dx + right * rx), int(y + ahead * dy + right * ry)
+
+
+def wander(index: int, *, turns: int):
+    """The level after some random moves, at each of them."""
+    level = level_of(index)
+    rng = random.Random(index)
+    for _ in range(turns):
+        yield level
+        _, _, terminated, truncated, _ = level.step(rng.choice(list(Move)[:6]))
+        if terminated or truncated:
+            return
+
+
+@pytest.mark.parametrize("index", [0, 43, 5 + 40 * 7, 38 + 40 * 11])
+def test_an_item_is_agentgyms_level_and_seed(index):
+    theirs = gymnasium.make(f"BabyAI-{LEVELS[index % 40]}", disable_env_checker=True).unwrapped
+    theirs.reset(seed=index // 40)
+    ours = level_of(index)
+    assert ours.mission == theirs.mission
+    assert str(ours.pprint_grid()) == str(theirs.pprint_grid())
+
+
+@pytest.mark.parametrize("index", range(0, 400, 9))
+def test_everything_seen_is_where_it_is_said_to_be(index):
+    for level in wander(index, turns=15):
+        view = look(level)
+        for sight in view.sights:
+            thing = level.grid.get(*absolute(level, sight.cell))
+            assert (thing.type, thing.color) == (sight.kind, sight.color)
+            assert level.in_view(*absolute(level, sight.cell))
+        for cell in view.free - {(0, 0)}:
+            thing = level.grid.get(*absolute(level, cell))
+            assert thing is None or thing.can_overlap()
+        names = [sight.name for sight in view.sights]
+        assert len(set(names)) == len(names)
+        assert [sight.distance for sight in view.sights] == sorted(sight.distance for sight in view.sights)
+
+
+@pytest.mark.parametrize("index", range(3, 400, 13))
+def test_a_way_ends_in_front_of_its_target(index):
+    for level in wander(index, turns=10):
+        sights = look(level).sights
+        if not sights:
+            continue
+        target = sights[-1]
+        place, way = absolute(level, target.cell), path(look(level), target.cell)
+        if way is None:
+            continue
+        for move in way:
+            before = tuple(level.agent_pos)
+            _, _, terminated, truncated, _ = level.step(move)
+            if terminated or truncated:
+                return
+            assert move is not Move.FORWARD or tuple(level.agent_pos) != before, "walked into something"
+        assert tuple(level.front_pos) == place
+
+
+def test_every_offered_action_is_understood_and_no_other():
+    env = BabyAIEnv()
+    env.start(36)
+    level = env._level
+    before = (level.pprint_grid(), level.step_count)
+    for wrong in ("", "fly", "go to pink ball 1", "pick up", "go to red ball", "turn left\nturn right extra"):
+        result = env.act(wrong)
+        assert "is no action now" in result.observation
+        assert not (result.terminated)
+        assert not (result.truncated)
+        assert not (result.reward)
+    assert (level.pprint_grid(), level.step_count) == before
+    for offered in commands(look(level)):
+        env.start(36)
+        assert "is no action now" not in env.act(offered).observation
+    env.start(36)
+    assert "is no action now" not in env.act("  Turn   LEFT ").observation
+
+
+def test_the_reward_is_minigrids_and_running_out_of_steps_truncates():
+    env = BabyAIEnv()
+    item = make_item(0)
+    asyncio.run(env.reset(item))
+    level = env._level
+    results = [asyncio.run(env.step(step.action)) for step in expert(item)]
+    assert results[-1].reward == pytest.approx(1 - 0.9 * level.step_count / level.max_steps)
+    assert results[-1].terminated
+    assert results[-1].success
+    assert not results[-1].truncated
+    env.start(0)
+    result = StepResult("")
+    turns = 0
+    while not (result.terminated or result.truncated):
+        result = env.act("turn left")
+        turns += 1
+    assert turns == level.max_steps
+    assert result == StepResult(result.observation, 0.0, truncated=True)
+
+
+def solved(index: int) -> bool:
+    """Whether the expert's commands complete the item, and none comes after the end."""
+    env = BabyAIEnv()
+    env.start(index)
+    result = StepResult("")
+    for step in SPEC.solution(make_item(index)):
+        assert not result.terminated
+        result = env.act(step.action)
+    return result.success
+
+
+def test_the_expert_reaches_full_marks_through_the_words():
+    """Three items of each level, all but those that ask for two doors in an order."""
+    indices = [index for index in range(3 * len(LEVELS)) if index % len(LEVELS) != ORDERED_DOORS]
+    assert [index for index in indices if not solved(index)] == []
+
+
+def test_no_item_is_without_an_end():
+    assert [index for index in ENDLESS if not solved(index)] == list(LOCKED_AWAY)
+
+
+@pytest.mark.parametrize("index", LOCKED_AWAY)
+def test_an_object_that_is_locked_away_with_its_key_cannot_be_reached(index):
+    level = level_of(index)
+    cells = [(x, y) for x in range(level.width) for y in range(level.height)]
+    things = {cell: level.grid.get(*cell) for cell in cells}
+    reached = {tuple(map(int, level.agent_pos))}
+    while True:
+        keys = {things[c].color for c in reached if things[c] is not None and things[c].type == "key"}
+        around = {(x + dx, y + dy) for x, y in reached for dx, dy in AHEAD}
+        more = {c for c in around if c in things and passable(things[c], keys)} - reached
+        if not more:
+            break
+        reached |= more
+    assert len(reached) > 200
+    wanted = level.instrs.desc
+    assert set(map(tuple, wanted.obj_poss))
+    assert not reached & set(map(tuple, wanted.obj_poss))
+
+
+def passable(thing, keys: set[str]) -> bool:
+    """Whether an agent that has `keys`, and moves what lies in its way, gets where `thing` is."""
+    if thing is None or thing.type != "door":
+        return thing is None or thing.type != "wall"
+    return not thing.is_locked or thing.color in keys
+
+
+@pytest.mark.parametrize("index", [15, 55, 95, 175])
+def test_minigrid_takes_the_first_of_two_doors_for_a_wrong_second(index):
+    """Whichever door is opened first, the mission has failed: such items have no solution."""
+    doors = [
+        (x, y)
+        for x in range(level_of(index).width)
+        for y in range(level_of(index).height)
+        if (thing := level_of(index).grid.get(x, y)) is not None and thing.type == "door"
+    ]
+    assert len(doors) > 1
+    for x, y in doors:
+        level = level_of(index)
+        heading = next(
+            h
+            for h, (dx, dy) in enumerate(AHEAD)
+            if 0 < x - dx < level.width - 1 and 0 < y - dy < level.height - 1
+        )
+        dx, dy = AHEAD[heading]
+        level.agent_pos, level.agent_dir = (x - dx, y - dy), heading
+        assert not level.grid.get(x, y).is_open
+        _, reward, terminated, _, _ = level.step(Move.TOGGLE)
+        assert (terminated, reward) == (True, 0)
+    assert not SPEC.solution(make_item(index))
+
+
+def test_the_split_has_the_papers_sizes_and_every_level_on_both_sides():
+    first, again, other = split(0), split(0), split(1)
+    assert (len(first.train), len(first.test)) == (810, 90)
+    assert first == again
+    assert first.test != other.test
+    assert not {item.item_id for item in first.train} & {item.item_id for item in first.test}
+    for items in (first.train, first.test):
+        assert {item.metadata["level"] for item in items} == set(range(1, 41))

@@ -1,0 +1,361 @@
+"""The browser that web tasks share: what is seen, done and kept out, in a real Chromium."""
+
+import asyncio
+import os
+import random
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from bench.browser import kill_browser
+from envs.browser.actions import (
+    Click,
+    Go,
+    Goto,
+    NoAction,
+    Press,
+    Scroll,
+    Stop,
+    TabFocus,
+    Type,
+    described,
+    read_action,
+)
+from envs.browser.chromium import Chromium, answering
+from envs.browser.program import CHROMIUM, walls
+from envs.browser.seats import Seat
+from envs.browser.session import MAX_TABS, Session
+from envs.browser.solver import find
+from envs.browser.tree import Numbers, read_tree
+from envs.errors import EnvCrashed
+from tests.support.web_site import Site, site
+
+chromium = pytest.mark.skipif(CHROMIUM.missing() is not None, reason=f"{CHROMIUM.missing()}")
+
+
+@pytest.mark.parametrize(
+    ("said", "meant"),
+    [
+        ("click [12]", Click(12)),
+        ("I click. ```click [12]``` or ```click [13]```", Click(12)),
+        ("```\nclick[12]\n```", Click(12)),
+        ("type [3] [a [b] c] [0]", Type(3, "a [b] c", enter=False)),
+        ("type [3] [abc] [1]", Type(3, "abc", enter=True)),
+        ("type [3] [abc]", Type(3, "abc", enter=True)),
+        ("press [ctrl+a]", Press("Control+a")),
+        ("press [Meta+arrowdown]", Press("Meta+ArrowDown")),
+        ("scroll [down]", Scroll("down")),
+        ("scroll up", Scroll("up")),
+        ("goto [http://onestopmarket.com/a?b=c]", Goto("http://onestopmarket.com/a?b=c")),
+        ("tab_focus [1]", TabFocus(1)),
+        ("close_tab", Go("close_tab")),
+        ("go_back", Go("go_back")),
+        ("stop", Stop("")),
+        ("stop [42]", Stop("42")),
+    ],
+)
+def test_actions_are_read_as_webarena_reads_them(said: str, meant: object) -> None:
+    assert read_action(said) == meant
+
+
+@pytest.mark.parametrize(
+    "said",
+    ["", "``` ```", "click", "click [x]", "click 12", "type [1]", "jump [1]", "[click]", "stop" * 2000],
+)
+def test_what_is_no_action_is_told(said: str) -> None:
+    with pytest.raises(NoAction, match=r"."):
+        read_action(said)
+
+
+def test_what_was_done_is_told_as_webarena_tells_it() -> None:
+    assert described(Click(4), "link 'x'") == "click [4] where [4] is link 'x'"
+    assert described(Type(4, "abc", enter=True), "textbox 'q'") == "type [4] [abc ] where [4] is textbox 'q'"
+    assert described(Click(9), None) == (
+        'Attempt to perfom "click" on element "[9]" but no matching element found. '
+        "Please check the observation more carefully."
+    )
+
+
+def _node(node: str, role: str, name: str, *children: str, **properties: Any) -> dict[str, Any]:
+    return {
+        "nodeId": node,
+        "backendDOMNodeId": int(node),
+        "role": {"value": role},
+        "name": {"value": name},
+        "properties": [{"name": key, "value": {"value": value}} for key, value in properties.items()],
+        "childIds": list(children),
+    }
+
+
+def test_a_tree_is_written_as_webarena_writes_it() -> None:
+    """By hand, after the rules of its processor."""
+    nodes = [
+        _node("1", "RootWebArea", "Shop", "2", "3", "9", focused=True, focusable=True),
+        _node("2", "generic", "", "4"),  # nothing to say: its children take its place
+        _node("3", "link", "it's", "5", url="http://x", focusable=True),
+        _node("4", "image", ""),
+        _node("5", "StaticText", "it's"),  # told by its link
+        _node("9", "button", "Buy\nnow", "6", required=False, level=2),
+        _node("6", "StaticText", "far below"),
+    ]
+    bounds = {
+        1: (0, 0, 10, 10),
+        3: (5, 205, 50, 20),
+        5: (5, 205, 50, 20),
+        9: (0, 210, 9, 9),
+        6: (0, 990, 9, 9),
+    }
+    snapshot = {
+        "documents": [
+            {
+                "scrollOffsetY": 200,
+                "nodes": {"backendNodeId": list(bounds)},
+                "layout": {"nodeIndex": list(range(len(bounds))), "bounds": list(bounds.values())},
+            }
+        ]
+    }
+    numbers = Numbers()
+    tree = read_tree(nodes, snapshot, document="d", numbers=numbers, viewport=(100, 100))
+    assert tree.text.splitlines() == [
+        "[1] RootWebArea 'Shop' focused: True",
+        '\t[2] link "it\'s"',
+        "\t[4] button 'Buy\\nnow' required: False",
+    ]
+    assert tree.elements[2].box == (5, 5, 50, 20)
+    assert read_tree(nodes, snapshot, document="d", numbers=numbers, viewport=(100, 100)) == tree
+    after = read_tree(nodes, snapshot, document="e", numbers=numbers, viewport=(100, 100))
+    assert not set(after.elements) & set(tree.elements)  # another page has other numbers
+
+
+def play(use: Callable[[Seat, Site], Awaitable[None]]) -> None:
+    """`use` a seat in a browser; afterwards nothing of it is left."""
+    before = set(psutil.Process().children(recursive=True))
+
+    async def main(shop: Site) -> None:
+        seat = await Seat.take()
+        try:
+            await use(seat, shop)
+        finally:
+            await seat.leave()
+
+    with site() as shop:
+        asyncio.run(main(shop))
+    left = [one for one in psutil.Process().children(recursive=True) if one not in before]
+    assert not [one for one in left if one.status() == psutil.STATUS_ZOMBIE]
+    assert not left
+
+
+async def opened(seat: Seat, shop: Site, *paths: str) -> Session:
+    urls = [shop.url + path for path in paths or ("/",)]
+    return await Session.open(seat.chromium, origins=[shop.url], urls=urls)
+
+
+async def done(session: Session, said: str) -> str:
+    await session.act(read_action(said))
+    return await session.observe()
+
+
+@chromium
+def test_a_page_is_seen_and_acted_on() -> None:
+    async def use(seat: Seat, shop: Site) -> None:
+        session = await opened(seat, shop)
+        seen = await session.observe()
+        assert seen.startswith("Tab 0 (current): Shop\n\n[1] RootWebArea 'Shop' focused: True\n\t[")
+        assert "link 'Red lamp'" in seen
+        assert "The end of the page" not in seen
+        for _ in range(3):
+            seen = await done(session, "scroll [down]")
+        assert "The end of the page" in seen
+        for _ in range(3):
+            seen = await done(session, "scroll [up]")
+        seen = await done(session, f"type [{find(seen, 'combobox', 'Sort by')}] [price] [0]")
+        seen = await done(session, f"type [{find(seen, 'textbox', 'Search')}] [a lamp] [1]")
+        assert "RootWebArea 'Results for a lamp'" in seen
+        assert "StaticText 'by Price'" in seen
+        seen = await done(session, "go_back")
+        seen = await done(session, f"click [{find(seen, 'link', 'In a new tab')}]")
+        assert seen.startswith("Tab 0 (current): Shop | Tab 1: Red lamp\n")
+        seen = await done(session, "tab_focus [1]")
+        assert seen.startswith("Tab 0: Shop | Tab 1 (current): Red lamp\n")
+        assert "heading 'Red lamp'" in seen
+        seen = await done(session, f"click [{find(seen, 'button', 'Order')}]")
+        assert "StaticText 'Red lamp'" in seen
+        assert shop.orders == ["Red lamp"]
+        assert (await done(session, "close_tab")).startswith("Tab 0 (current): Shop\n")
+        stale = await done(session, "click [9999]")
+        assert stale.partition("\n\n")[2].startswith("[")
+        await done(session, "close_tab")
+        last = max(session.tree.elements)
+        assert await session.observe() == f"Tab 0 (current): \n\n[{last}] RootWebArea '' focused: True"
+        await session.close()
+
+    play(use)
+
+
+@chromium
+def test_the_same_page_is_told_in_the_same_words_whatever_the_browser_did_before() -> None:
+    async def use(seat: Seat, shop: Site) -> None:
+        openings = []
+        for path in ("/", "/product/1", "/"):
+            session = await opened(seat, shop, path)
+            openings.append([await session.observe(), await done(session, "press [Tab]")])
+            await session.close()
+        both = await asyncio.gather(opened(seat, shop), opened(seat, shop, "/product/2"))
+        openings.append([await both[0].observe(), await done(both[0], "press [Tab]")])
+        assert openings[0] == openings[2] == openings[3] != openings[1]
+
+    play(use)
+
+
+@chromium
+def test_nothing_but_the_named_sites_is_reached() -> None:
+    async def use(seat: Seat, shop: Site) -> None:
+        with site() as other:
+            shop.elsewhere = other.url
+            session = await opened(seat, shop, "/harm/page")
+            for url in (
+                f"{other.url}/goto",
+                shop.url.replace("127.0.0.1", "localhost") + "/",
+                shop.url.replace("http://", "http://x:y@") + "@" + other.url.removeprefix("http://"),
+                "file:///etc/passwd",
+                "chrome://version",
+                "view-source:" + shop.url,
+                "javascript:alert(1)",
+                "data:text/html,x",
+                "http://169.254.169.254/latest",
+                "nonsense",
+            ):
+                with pytest.raises(NoAction, match="no page of the sites"):
+                    await session.act(Goto(url))
+            seen = await session.observe()
+            assert "fetch kept" in seen
+            for name in ("out", "file", "download"):
+                await session.act(Click(find(await session.observe(), "link", name)))
+                if session.url != f"{shop.url}/harm/page":
+                    await session.act(Goto(f"{shop.url}/harm/page"))
+            await session.act(Goto(f"{shop.url}/harm/redirect"))
+            assert "secret" not in await session.content()
+            for said in ("go_back", "go_back", "go_forward", "go_forward"):
+                await done(session, said)
+            assert other.asked == []
+            assert (
+                await session.evaluate("'serviceWorker' in navigator && !!navigator.serviceWorker") is False
+            )
+            asked = "navigator.permissions.query({name: 'geolocation'}).then(found => found.state)"
+            assert await session.evaluate(asked) != "granted"
+            await session.close()
+
+    play(use)
+
+
+@chromium
+def test_tabs_have_an_end() -> None:
+    async def use(seat: Seat, shop: Site) -> None:
+        session = await opened(seat, shop, "/harm/tabs")
+        await done(session, f"click [{find(await session.observe(), 'button', 'More')}]")
+        await session.quiet()
+        assert len(session.context.pages) <= MAX_TABS
+        await session.close()
+
+    play(use)
+
+
+@chromium
+def test_a_browser_that_is_killed_is_noticed_at_once_and_replaced() -> None:
+    before = set(psutil.Process().children(recursive=True))
+
+    async def main() -> None:
+        with site() as shop:
+            seats = [await Seat.take() for _ in range(2)]
+            assert seats[0].chromium is seats[1].chromium
+            sessions = [await opened(seat, shop) for seat in seats]
+            waiting = asyncio.ensure_future(sessions[0].evaluate("new Promise(() => 0)"))
+            await asyncio.sleep(0.2)
+            kill_browser(random.Random(0))
+            with pytest.raises(EnvCrashed):
+                await asyncio.wait_for(waiting, 5)
+            with pytest.raises(EnvCrashed):
+                await sessions[1].observe()
+            assert not any(seat.alive for seat in seats)
+            third = await Seat.take()
+            assert third.chromium is not seats[0].chromium
+            session = await opened(third, shop)
+            assert "Red lamp" in await session.observe()
+            for seat in (*seats, third):
+                await seat.leave()
+
+    asyncio.run(main())
+    assert not [one for one in psutil.Process().children(recursive=True) if one not in before]
+
+
+@chromium
+def test_what_a_dead_browser_was_asked_is_not_waited_for() -> None:
+    """Playwright never answers some of what it was asked just before the end."""
+
+    async def main() -> None:
+        chromium = await Chromium.start()
+        context = await chromium.context(origins=())
+
+        async def asked() -> None:
+            assert context.browser is not None
+            async with answering(context.browser, limit_s=60):
+                await asyncio.Event().wait()
+
+        waiting = asyncio.ensure_future(asked())
+        await asyncio.sleep(0.2)
+        kill_browser(random.Random(0))
+        await asyncio.wait({waiting}, timeout=5)
+        assert waiting.done()
+        assert isinstance(waiting.exception(), TimeoutError)
+        with pytest.raises(EnvCrashed, match="it has died"):
+            await chromium.context(origins=())
+        await chromium.close()
+
+    asyncio.run(main())
+
+
+@chromium
+def test_a_page_that_hangs_or_a_site_that_is_gone_is_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("envs.browser.session.ANSWER_S", 1.0)
+    monkeypatch.setattr("envs.browser.session.NAVIGATION_S", 2.0)
+
+    async def use(seat: Seat, shop: Site) -> None:
+        session = await opened(seat, shop)
+        with site() as gone:
+            pass
+        with pytest.raises(EnvCrashed, match=f"{gone.url} does not answer|ERR_CONNECTION_REFUSED"):
+            await Session.open(seat.chromium, origins=[gone.url], urls=[gone.url])
+        with pytest.raises(EnvCrashed):
+            await session.act(Goto(f"{shop.url}/harm/hang"))
+        await session.close()
+        session = await opened(seat, shop)  # the browser goes on
+        assert "Red lamp" in await session.observe()
+        await session.close()
+
+    play(use)
+
+
+@chromium
+@pytest.mark.skipif(not walls().bubblewrap, reason="bubblewrap does not work here")
+def test_the_browser_sees_no_files_and_runs_as_nobody() -> None:
+    async def use(seat: Seat, shop: Site) -> None:
+        session = await opened(seat, shop)
+        page = await session.context.new_page()
+        await page.goto("chrome://version")
+        for process in psutil.Process().children(recursive=True):
+            with suppress(psutil.NoSuchProcess):
+                if "--type=renderer" not in process.cmdline():
+                    continue
+                assert process.uids().real != 0
+                status = Path(f"/proc/{process.pid}/status").read_text()
+                assert "NoNewPrivs:\t1" in status
+                if walls().sandbox:
+                    assert "Seccomp:\t2" in status
+                assert not os.path.exists(f"/proc/{process.pid}/root/home")
+        await session.close()
+
+    play(use)

@@ -1,0 +1,201 @@
+"""What every environment of the registry promises (`envs/base.py`), in this process and in one of its own.
+
+A new environment is tested here as soon as it is registered. One whose programs are missing is skipped, with
+the command that brings them. One that has no items of its own is given made ones, of which no solution is
+known; whatever it is told ends its episode.
+"""
+
+import asyncio
+import itertools
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
+from typing import TypeVar
+
+import pytest
+
+from bench.conformance import measure, some_items
+from envs.base import Environment
+from envs.errors import EnvCrashed, MissingDependency
+from envs.registry import MAX_EXPERT_TURNS, EnvSpec, ExpertStep, env_names, get_env
+from envs.runtime.hosted import HostedEnv
+from envs.runtime.processes import ProcessHost
+from envs.types import Item, StepResult
+
+T = TypeVar("T")
+
+GARBAGE = (
+    "",
+    " \t",
+    "\n",
+    "\n\n\n",
+    "two\nlines",
+    "\r\x00\x1b[2J",
+    "é 漢字 🙂 \u202e",
+    "word " * 20_000,
+    "get " + "9" * 5_000,
+    "-1",
+    "{}[]()<>%s${x}'\"\\",
+)
+
+QUICK = {"sciworld": Item(item_id="sciworld_4240", env="sciworld")}
+"""Items whose solution is found at once, where that is not so for the first."""
+
+
+ANY: dict[bool, Sequence[ExpertStep]] = {True: (), False: (ExpertStep(thought="", action="4"),)}
+"""By whether an environment has items of its own: what stands for a solution where none is known."""
+
+
+class Sample:
+    """An item of an environment with its solution, and what one instance answered to garbage and to that."""
+
+    def __init__(self, spec: EnvSpec) -> None:
+        spec.check()
+        if spec.own_items and not spec.has_expert:
+            pytest.skip(f"no solution of {spec.name}'s items is known")
+        self.spec = spec
+        train = some_items(spec)
+        items = [QUICK[spec.name]] if spec.name in QUICK else train
+        known = ((item, spec.solution(item) or ANY[spec.own_items]) for item in items)
+        self.item, self.solution = next((item, solution) for item, solution in known if solution)
+        self.other = next(i for i in train if i != self.item)
+        self.opening, self.garbage, self.results = on(spec.make, self.play)
+
+    async def play(self, env: Environment) -> tuple[str, list[StepResult], list[StepResult]]:
+        opening = await env.reset(self.item)
+        garbage = []
+        for action in GARBAGE:
+            garbage.append(await env.step(action))
+            if garbage[-1].terminated:
+                await env.reset(self.item)
+        return opening, garbage, await played(env, self.solution, seen=opening)  # garbage changes nothing
+
+
+async def played(env: Environment, solution: Sequence[ExpertStep], *, seen: str) -> list[StepResult]:
+    results: list[StepResult] = []
+    for step in solution:
+        results.append(await env.step(step.after(seen)))
+        seen = results[-1].observation
+        if results[-1].terminated:
+            break
+    return results
+
+
+def on(make: Callable[[], Environment], use: Callable[[Environment], Awaitable[T]]) -> T:
+    """What `use` returns for a new instance, which is closed afterwards."""
+
+    async def main() -> T:
+        env = make()
+        try:
+            return await use(env)
+        finally:
+            await env.close()
+
+    return asyncio.run(main())
+
+
+@pytest.fixture(scope="module", params=env_names())
+def sample(request: pytest.FixtureRequest) -> Sample:
+    try:
+        return Sample(get_env(request.param))
+    except MissingDependency as missing:
+        pytest.skip(str(missing))
+
+
+def test_observations_rewards_and_ends_are_what_they_are_said_to_be(sample: Sample) -> None:
+    assert type(sample.opening) is str
+    assert sample.opening.strip()
+    for result in [*sample.garbage, *sample.results]:
+        assert type(result) is StepResult
+        assert type(result.observation) is str
+        assert type(result.reward) is float
+        flags = (result.terminated, result.truncated, result.success)
+        assert {type(flag) for flag in flags} == {bool}
+        assert not (result.terminated and result.truncated)
+        assert result.terminated or not result.success
+        result.observation.encode()  # it is text, to be sent and stored
+
+
+def test_garbage_is_answered_and_ends_and_spoils_nothing(sample: Sample) -> None:
+    if not sample.spec.own_items:
+        assert {*sample.garbage, *sample.results} == {StepResult("", terminated=True)}
+        return
+    for action, result in zip(GARBAGE, sample.garbage, strict=True):
+        assert result.observation.strip(), action[:20]
+        assert len(result.observation) < 10_000
+        assert (result.reward, result.terminated, result.truncated) == (0.0, False, False)
+    *before, last = sample.results
+    assert not any(result.terminated for result in before)
+    assert last.success
+    assert 0 < sum(result.reward for result in sample.results) <= 1.0 + 1e-9
+
+
+def test_an_item_plays_the_same_on_any_instance_whatever_it_did_before(sample: Sample) -> None:
+    async def twice(env: Environment) -> None:
+        opening = await env.reset(sample.other)
+        assert opening != sample.opening
+        for _ in range(2):
+            assert await sample.play(env) == (sample.opening, sample.garbage, sample.results)
+
+    on(sample.spec.make, twice)
+
+
+def test_an_item_plays_the_same_in_another_process(sample: Sample) -> None:
+    host = ProcessHost(sample.spec.make, preload=sample.spec.preload)
+
+    async def there(env: Environment) -> None:
+        assert await sample.play(env) == (sample.opening, sample.garbage, sample.results)
+        with pytest.raises(EnvCrashed, match="RuntimeError: step before reset, or after the end"):
+            await env.step("look around")
+
+    on(lambda: HostedEnv(host), there)
+    asyncio.run(host.close())
+
+
+def test_nothing_is_played_before_a_reset_or_after_the_end(sample: Sample) -> None:
+    async def out_of_turn(env: Environment) -> None:
+        with pytest.raises(RuntimeError, match="before reset"):
+            await env.step("look around")
+        await env.close()
+        results = await played(env, sample.solution, seen=await env.reset(sample.item))
+        assert results[-1].terminated
+        with pytest.raises(RuntimeError, match="after the end"):
+            await env.step("look around")
+        assert await env.reset(sample.item) == sample.opening
+        await env.close()
+        await env.close()
+        with pytest.raises(RuntimeError, match="before reset"):
+            await env.step("look around")
+
+    on(sample.spec.make, out_of_turn)
+
+
+@pytest.mark.parametrize("hosted", [False, True])
+def test_nothing_is_left_behind(sample: Sample, hosted: bool) -> None:
+    """`bench/conformance.py` does it a thousand times."""
+    is_light = sample.spec.isolation == "none"
+    if hosted and not is_light:
+        pytest.skip("it has a process of its own already")
+    cycles = {(True, False): 40, (True, True): 8, (False, False): 2}[is_light, hosted]
+    left = asyncio.run(measure(sample.spec.name, cycles=cycles, hosted=hosted, warm_up=cycles // 3))
+    assert left.processes == 0
+    assert left.handles <= 0
+    assert left.memory_growth <= 0.05
+
+
+def test_every_item_has_a_name_of_its_own(sample: Sample) -> None:
+    if not sample.spec.own_items:
+        pytest.skip("its items are a user's; tests/tasks/test_data_files.py")
+    split = sample.spec.split(0)
+    items: list[Item] = [*split.train, *split.test]
+    assert len({item.item_id for item in items}) == len(items)
+    assert {item.env for item in items} == {sample.spec.name}
+    assert all(item.item_id.startswith(f"{sample.spec.name}_") for item in items)
+
+
+def test_an_expert_without_an_end_knows_no_solution() -> None:
+    turn, spec = ExpertStep(thought="", action="inventory"), get_env("textcraft")
+    item = spec.split(0).train[0]
+    assert replace(spec, expert=lambda _: itertools.repeat(turn)).solution(item) == ()
+    longest = (turn,) * MAX_EXPERT_TURNS
+    assert replace(spec, expert=lambda _: longest).solution(item) == longest
+    assert replace(spec, expert=lambda _: (*longest, turn)).solution(item) == ()

@@ -1,0 +1,316 @@
+"""Data sets: made once and alike, or downloaded over a real server that breaks off, changes and lies."""
+
+import asyncio
+import gzip
+import hashlib
+import io
+import multiprocessing
+import os
+import random
+import tarfile
+import threading
+import zipfile
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import pytest
+from aiohttp import web
+from typer.testing import CliRunner
+
+from envs.errors import ConfigError, MissingDependency
+from envs.requirements.data_sets import DataFile, DataSet
+from envs.requirements.detection import data_sets
+from envs.requirements.downloads import DownloadFailed, faults, pull
+from flows.cli.app import app
+
+BODY = random.Random(0).randbytes(3_000_000)
+
+
+@pytest.fixture(autouse=True)
+def own_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WINGSPAN_DATA", str(tmp_path / "sets"))
+
+
+@dataclass
+class Server:
+    """Serves `bodies`; cuts the first `cuts` answers short, after `cut_at` bytes."""
+
+    bodies: dict[str, bytes] = field(default_factory=lambda: {"big.bin": BODY})
+    etag: str = '"one"'
+    cuts: int = 0
+    cut_at: int = 1_000_000
+    refuses_from: int | None = None
+    """The number of the first request that is answered 503."""
+    page: bool = False
+    url: str = ""
+    asked: list[str | None] = field(default_factory=list)
+    """The `Range` of each request."""
+
+    async def answer(self, request: web.Request) -> web.StreamResponse:
+        span = request.headers.get("Range")
+        self.asked.append(span)
+        if self.refuses_from is not None and len(self.asked) > self.refuses_from:
+            return web.Response(status=503)
+        if self.page:
+            return web.Response(text="<p>too many users</p>", content_type="text/html")
+        body = self.bodies[request.match_info["name"]]
+        start = 0
+        if span is not None and request.headers.get("If-Range") == self.etag:
+            start = int(span.removeprefix("bytes=").removesuffix("-"))
+            if start >= len(body):
+                return web.Response(status=416, headers={"Content-Range": f"bytes */{len(body)}"})
+        response = web.StreamResponse(status=206 if start else 200, headers={"ETag": self.etag})
+        response.content_length = len(body) - start
+        await response.prepare(request)
+        if self.cuts > 0:
+            self.cuts -= 1
+            await response.write(body[start : start + self.cut_at])
+            assert request.transport is not None
+            request.transport.close()
+            return response
+        await response.write(body[start:])
+        return response
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    served = Server()
+    started, loop = threading.Event(), asyncio.new_event_loop()
+
+    async def start() -> None:
+        application = web.Application()
+        application.router.add_get("/{name}", served.answer)
+        runner = web.AppRunner(application)
+        await runner.setup()
+        site = web.TCPSite(runner, "127.0.0.1", 0)
+        await site.start()
+        served.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+        started.set()
+
+    def run() -> None:
+        loop.run_until_complete(start())
+        loop.run_forever()
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    assert started.wait(10)
+    yield served
+    loop.call_soon_threadsafe(loop.stop)
+    thread.join(10)
+
+
+def a_set(
+    server: Server, *paths: str, unpack: bool = False, holds: tuple[str, ...] = (), **known: object
+) -> DataSet:
+    files = tuple(
+        replace(DataFile(path=path, url=f"{server.url}/{path}", unpack=unpack), **known)
+        for path in paths  # type: ignore[arg-type]
+    )
+    return DataSet(name="toy", about="a toy", holds=holds or paths, files=files)
+
+
+def fetch(data_set: DataSet) -> Path:
+    return pull(data_set, progress=lambda path, done, total: None, pause_s=0.01)
+
+
+def test_a_download_that_breaks_off_goes_on_where_it_stopped(server: Server) -> None:
+    server.cuts = 2
+    folder = fetch(a_set(server, "big.bin"))
+    assert (folder / "big.bin").read_bytes() == BODY
+    assert server.asked == [None, "bytes=1000000-", "bytes=2000000-"]
+
+
+def test_one_that_was_given_up_goes_on_at_the_next_command(server: Server) -> None:
+    server.cuts, server.refuses_from = 1, 1
+    with pytest.raises(DownloadFailed, match=r"503.*1000000 bytes are kept"):
+        fetch(a_set(server, "big.bin"))
+    assert not (get_folder() / "big.bin").exists()
+    server.asked.clear()
+    server.refuses_from = None
+    assert (fetch(a_set(server, "big.bin")) / "big.bin").read_bytes() == BODY
+    assert server.asked == ["bytes=1000000-"]
+
+
+def test_bytes_of_two_versions_are_never_put_together(server: Server) -> None:
+    server.cuts, server.refuses_from = 1, 1
+    with pytest.raises(DownloadFailed):
+        fetch(a_set(server, "big.bin"))
+    server.refuses_from, server.etag, server.bodies = None, '"two"', {"big.bin": BODY[::-1]}
+    assert (fetch(a_set(server, "big.bin")) / "big.bin").read_bytes() == BODY[::-1]
+
+
+def test_what_is_here_is_not_downloaded_again(server: Server) -> None:
+    server.bodies["second.bin"] = b"2"
+    fetch(a_set(server, "big.bin"))
+    fetch(a_set(server, "big.bin", "second.bin"))
+    assert len(server.asked) == 2
+
+
+@pytest.mark.parametrize(
+    ("known", "told"),
+    [({"bytes": 5}, "bytes 3000000, and 5 was expected"), ({"sha256": "0" * 64}, "0{64} was expected")],
+)
+def test_a_file_that_is_not_what_it_should_be_is_refused(
+    server: Server, known: dict[str, object], told: str
+) -> None:
+    with pytest.raises(DownloadFailed, match=told):
+        fetch(a_set(server, "big.bin", **known))
+    assert not list(get_folder().glob("big*"))
+
+
+def test_a_right_checksum_passes(server: Server) -> None:
+    fetch(a_set(server, "big.bin", sha256=hashlib.sha256(BODY).hexdigest(), bytes=len(BODY)))
+
+
+def test_a_file_that_upstream_changed_is_noticed_though_it_tells_no_checksum(server: Server) -> None:
+    folder = fetch(a_set(server, "big.bin"))
+    (folder / "big.bin").unlink()
+    server.bodies, server.etag = {"big.bin": BODY[::-1]}, '"two"'
+    with pytest.raises(DownloadFailed, match="sha256"):
+        fetch(a_set(server, "big.bin"))
+
+
+def test_a_web_page_in_the_place_of_a_file_is_refused(server: Server) -> None:
+    server.page = True
+    with pytest.raises(DownloadFailed, match="web page"):
+        fetch(a_set(server, "big.bin"))
+
+
+def test_more_than_the_disk_holds_is_refused_before_anything_is_asked(server: Server) -> None:
+    with pytest.raises(ConfigError, match="GB free"):
+        fetch(a_set(server, "big.bin", bytes=10**18))
+    assert server.asked == []
+
+
+def packed(kind: str) -> bytes:
+    sink = io.BytesIO()
+    if kind == "zip":
+        with zipfile.ZipFile(sink, "w") as archive:
+            archive.writestr("in/a.txt", "A")
+    else:
+        with tarfile.open(fileobj=sink, mode="w:gz") as tar:
+            entry = tarfile.TarInfo("in/a.txt")
+            entry.size = 1
+            tar.addfile(entry, io.BytesIO(b"A"))
+    return sink.getvalue()
+
+
+@pytest.mark.parametrize("name", ["a.zip", "a.tar.gz"])
+def test_archives_are_unpacked(server: Server, name: str) -> None:
+    server.bodies[name] = packed(name.rpartition(".")[2])
+    folder = fetch(a_set(server, name, unpack=True, holds=("in/a.txt",)))
+    assert (folder / "in/a.txt").read_text() == "A"
+    assert not (folder / name).exists()
+    fetch(a_set(server, name, unpack=True, holds=("in/a.txt",)))
+    assert len(server.asked) == 1
+
+
+def test_one_file_in_gzip_is_unpacked(server: Server) -> None:
+    server.bodies["words.txt.gz"] = gzip.compress(b"words")
+    folder = fetch(a_set(server, "words.txt.gz", unpack=True, holds=("words.txt",)))
+    assert (folder / "words.txt").read_bytes() == b"words"
+
+
+def test_an_archive_cannot_write_outside_its_folder(server: Server) -> None:
+    sink = io.BytesIO()
+    with tarfile.open(fileobj=sink, mode="w:gz") as tar:
+        entry = tarfile.TarInfo("../../out.txt")
+        entry.size = 1
+        tar.addfile(entry, io.BytesIO(b"A"))
+    server.bodies["a.tar.gz"] = sink.getvalue()
+    with pytest.raises(DownloadFailed, match="outside"):
+        fetch(a_set(server, "a.tar.gz", unpack=True, holds=("x",)))
+    assert not (get_folder().parents[1] / "out.txt").exists()
+
+
+def test_a_broken_archive_is_told_and_deleted(server: Server) -> None:
+    server.bodies["a.gz"] = gzip.compress(BODY)[:-100]
+    with pytest.raises(DownloadFailed, match="cannot be unpacked"):
+        fetch(a_set(server, "a.gz", unpack=True, holds=("a",)))
+
+
+def test_check_finds_what_was_changed(server: Server) -> None:
+    data_set = a_set(server, "big.bin")
+    folder = fetch(data_set)
+    assert list(faults(data_set)) == []
+    (folder / "big.bin").write_bytes(BODY[::-1])
+    assert "other contents" in " ".join(faults(data_set))
+    (folder / "big.bin").unlink()
+    assert "is not there" in " ".join(faults(data_set))
+
+
+def test_what_is_missing_names_the_command() -> None:
+    data_set = DataSet(name="toy", about="", holds=("a", "b"), files=(DataFile(path="a", url="http://x/a"),))
+    assert data_set.missing() == "wingspan data pull toy"
+    with pytest.raises(MissingDependency, match=r"no .*/toy/a; run: wingspan data pull toy"):
+        data_set.ready()
+
+
+def write_numbers(folder: Path) -> None:
+    with (get_folder().parent / "made.log").open("a") as log:
+        log.write("made\n")
+    (folder / "numbers.txt").write_text("1 2 3")
+
+
+MADE = DataSet(name="toy", about="numbers", holds=("numbers.txt",), make=write_numbers)
+DATA_SETS = (MADE,)
+
+
+def test_what_is_made_here_is_made_once_by_many_processes() -> None:
+    assert MADE.missing() is None
+    with multiprocessing.get_context("fork").Pool(4) as pool:
+        folders = pool.map(_ready, range(8))
+    assert {folder / "numbers.txt" for folder in folders} == {MADE.path("numbers.txt")}
+    assert times_made() == 1
+
+
+def test_it_is_made_anew_when_what_decides_it_has_changed() -> None:
+    MADE.ready()
+    replace(MADE, made_with=("pytest",)).ready()
+    replace(MADE, made_with=("pytest",)).ready()
+    assert times_made() == 2
+
+
+def test_a_making_that_fails_leaves_what_was_there() -> None:
+    MADE.ready()
+
+    def fail(folder: Path) -> None:
+        (folder / "numbers.txt").write_text("half")
+        raise OSError("no more")
+
+    with pytest.raises(OSError, match="no more"):
+        replace(MADE, make=fail, made_with=("pytest",)).ready()
+    assert (get_folder() / "numbers.txt").read_text() == "1 2 3"
+
+
+def test_a_file_that_is_in_no_data_set_is_named() -> None:
+    with pytest.raises(MissingDependency, match=r"other\.txt; run: wingspan data make toy"):
+        MADE.path("other.txt")
+
+
+def test_commands(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(data_sets._MODULES, "toy", __name__)
+    run = CliRunner().invoke
+    assert "made when needed" in run(app, ["data", "list"]).output
+    assert run(app, ["data", "make", "toy"]).exit_code == 0
+    assert "make it by: wingspan data make" in str(run(app, ["data", "pull", "toy"]).exception)
+    assert "did you mean 'toy'" in str(run(app, ["data", "pull", "toi"]).exception)
+    data_set = a_set(server, "big.bin")
+    monkeypatch.setattr("tests.envs.test_data_sets.DATA_SETS", (data_set,))
+    assert run(app, ["data", "pull", "toy"]).exit_code == 0
+    assert "all as it was" in run(app, ["data", "check", "toy"]).output
+    (get_folder() / "big.bin").unlink()
+    assert run(app, ["data", "check", "toy"]).exit_code == 1
+
+
+def get_folder() -> Path:
+    return Path(os.environ["WINGSPAN_DATA"]) / "toy"
+
+
+def times_made() -> int:
+    return len((get_folder().parent / "made.log").read_text().splitlines())
+
+
+def _ready(_: int) -> Path:
+    return MADE.ready()

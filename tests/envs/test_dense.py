@@ -1,0 +1,172 @@
+"""Dense retrieval with a tiny random BERT: held against a plain comparison of all vectors in torch."""
+
+import asyncio
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from agents.clients.encoder import TransformerEncoder
+from envs.errors import ConfigError
+from envs.retrieval.dense import INDEX, Dense
+from envs.retrieval.remote import RemoteRetriever
+from envs.retrieval.service import retriever_app
+from envs.retrieval.types import Passage
+from flows.commands.serve_retriever import retriever_of
+from tests.envs.test_retrieval import WORDS, ids, texts, write_corpus
+from tests.support.http_server import serving
+
+faiss = pytest.importorskip("faiss", reason="faiss-cpu is not installed")
+COUNT = 100
+PASSAGES = texts(COUNT, seed=3)
+QUERIES = [" ".join(text.split()[:4]) for text in PASSAGES[::10]]
+
+
+def save_tiny_bert(folder: Path) -> Path:
+    """A BERT of 32 numbers a token, with a word piece for each word of the corpus."""
+    import torch
+    from transformers import BertConfig, BertModel, BertTokenizerFast
+
+    folder.mkdir(parents=True)
+    pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "query", "passage", ":", '"', *WORDS]
+    (folder / "vocab.txt").write_text("\n".join([*pieces, *(f"t{n}" for n in range(COUNT))]))
+    tokenizer = BertTokenizerFast(vocab=str(folder / "vocab.txt"))
+    tokenizer.save_pretrained(folder)
+    torch.manual_seed(0)
+    config = BertConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        intermediate_size=64,
+        initializer_range=0.5,
+    )
+    BertModel(config).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread() -> Iterator[None]:
+    """So small a model is none the faster for two, which wait for each other by spinning."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    faiss.omp_set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tiny_bert(tmp_path_factory.mktemp("models") / "tiny-e5")
+
+
+@pytest.fixture(scope="module")
+def encoder(model: Path) -> TransformerEncoder:
+    return TransformerEncoder(str(model))
+
+
+@pytest.fixture
+def corpus(tmp_path: Path) -> Path:
+    return write_corpus(tmp_path / "c.jsonl", PASSAGES)
+
+
+def plainly(model: Path, texts: Sequence[str]) -> list[list[float]]:
+    """E5's vectors as its model card makes them, one text at a time: no padding, no mask."""
+    import torch
+    from transformers import AutoModel, AutoTokenizer
+
+    tokenizer, bert = AutoTokenizer.from_pretrained(model), AutoModel.from_pretrained(model).eval()
+    vectors = []
+    for text in texts:
+        with torch.no_grad():
+            hidden = bert(**tokenizer(text, return_tensors="pt")).last_hidden_state[0].mean(dim=0)
+        vectors.append((hidden / hidden.norm()).tolist())
+    return vectors
+
+
+def dot(one: Sequence[float], other: Sequence[float]) -> float:
+    return sum(a * b for a, b in zip(one, other, strict=True))
+
+
+def test_the_nearest_by_e5s_vectors_are_found(model: Path, encoder: TransformerEncoder, corpus: Path):
+    dense = Dense(corpus, encoder)
+    found = dense.search_now(QUERIES, top_k=3)
+    passages = plainly(model, [f'passage: "T{n}"\n{text}' for n, text in enumerate(PASSAGES)])
+    for query, own in zip(plainly(model, [f"query: {text}" for text in QUERIES]), found, strict=True):
+        scores = [dot(query, passage) for passage in passages]
+        best = sorted(range(COUNT), key=lambda n: -scores[n])[:3]
+        assert [one.score for one in own] == pytest.approx([scores[n] for n in best], abs=1e-4)
+        assert own[0].contents == f'"T{ids(own)[0]}"\n{PASSAGES[int(ids(own)[0])]}'
+        assert scores[int(own[0].passage_id)] == pytest.approx(max(scores), abs=1e-4)
+
+
+def test_only_models_of_that_family_get_its_words(model: Path, tmp_path: Path):
+    other = tmp_path / "plain"
+    other.symlink_to(model)
+    (vector,) = TransformerEncoder(str(other)).queries(["wb1x wc2x"])
+    assert vector.tolist() == pytest.approx(plainly(model, ["wb1x wc2x"])[0], abs=1e-5)
+
+
+def test_cells_find_most_of_what_all_vectors_do_and_the_same_every_time(
+    encoder: TransformerEncoder, corpus: Path
+):
+    exact = Dense(corpus, encoder).search_now(QUERIES, top_k=1)
+    ivf = Dense(corpus, encoder, kind="ivf")
+    found = ivf.search_now(QUERIES, top_k=1)
+    assert found == Dense(corpus, encoder, kind="ivf").search_now(QUERIES, top_k=1)
+    same = sum(a[0].passage_id == b[0].passage_id for a, b in zip(exact, found, strict=True))
+    assert same >= len(QUERIES) - 2
+    versions = [asyncio.run(one.version()) for one in (ivf, Dense(corpus, encoder))]
+    assert len(set(versions)) == 2
+
+
+def test_an_index_that_is_there_is_used_and_one_that_does_not_fit_is_told(
+    encoder: TransformerEncoder, corpus: Path, tmp_path: Path
+):
+    flat = Dense(corpus, encoder)
+    expected = flat.search_now(QUERIES, top_k=2)
+    (made,) = [folder for folder in tmp_path.iterdir() if folder.name.startswith("c.jsonl.dense-")]
+    given = Dense(corpus, encoder, index=made / INDEX)
+    assert given.search_now(QUERIES, top_k=2) == expected
+    other = write_corpus(tmp_path / "other.jsonl", PASSAGES[:10])
+    with pytest.raises(ConfigError, match=r"expected vectors of the 10 passages .* got 100"):
+        Dense(other, encoder, index=made / INDEX).search_now(["q"], top_k=1)
+    (tmp_path / "cut.faiss").write_bytes((made / INDEX).read_bytes()[:1000])
+    with pytest.raises(ConfigError, match=r"cut\.faiss: no faiss index"):
+        Dense(corpus, encoder, index=tmp_path / "cut.faiss").search_now(["q"], top_k=1)
+
+    class Wider:
+        name = "wider"
+
+        def queries(self, texts: Sequence[str]):
+            return encoder.queries(texts).repeat(2, axis=1)
+
+        passages = queries
+
+    with pytest.raises(ConfigError, match="vectors have 64 numbers, the index's 32"):
+        Dense(corpus, Wider(), index=made / INDEX).search_now(["q"], top_k=1)
+
+
+def test_an_encoder_that_is_not_there_is_told(tmp_path: Path):
+    with pytest.raises(ConfigError, match=r"encoder .* cannot be loaded"):
+        TransformerEncoder(str(tmp_path / "none"))
+
+
+def test_it_is_served_as_the_command_line_asks_for_it(model: Path, encoder: TransformerEncoder, corpus: Path):
+    async def main() -> list[list[Passage]]:
+        served = retriever_of(corpus, encoder=str(model), kind="flat", index=None)
+        async with serving(retriever_app(served, top_k=3)) as url:
+            client = RemoteRetriever(url)
+            assert await client.version() == await Dense(corpus, encoder).version()
+            found = await client.search(QUERIES, top_k=2)
+            await client.close()
+            return found
+
+    here = Dense(corpus, encoder).search_now(QUERIES, top_k=2)
+    assert [ids(own) for own in asyncio.run(main())] == [ids(own) for own in here]
+    with pytest.raises(ConfigError, match="name its model with --encoder"):
+        retriever_of(corpus, encoder=None, kind="ivf", index=None)
+    with pytest.raises(ConfigError, match="--index: there is no file"):
+        retriever_of(corpus, encoder=str(model), kind="flat", index=corpus.with_name("none"))

@@ -1,0 +1,322 @@
+"""Environments in processes of their own, on this machine and as Ray actors: the same promises for both."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import psutil
+import pytest
+
+from envs.errors import ConfigError, EnvCrashed, MissingDependency
+from envs.runtime.hosted import Host, HostedEnv
+from envs.runtime.manager import EnvManager
+from envs.runtime.processes import ProcessHost
+from envs.types import Item, StepResult
+from tests.support.hosted_threads import Threaded
+from tests.support.hosted_toy import Rogue, broken, unplugged
+from tests.support.toy import ToyEnv, toy_item, toy_spec
+
+ITEM = Item(item_id="rogue_7", env="rogue", seed=3, metadata={"depth": [1, 2], "é": None})
+
+
+@pytest.fixture(scope="module")
+def ray() -> Iterator[None]:
+    import ray
+
+    from tasks.cluster.session import start_local_ray
+
+    start_local_ray(num_cpus=4)
+    yield
+    ray.shutdown()
+
+
+@pytest.fixture(params=["process", pytest.param("ray", marks=pytest.mark.slow)])
+def host_of(request: pytest.FixtureRequest) -> Any:
+    if request.param == "process":
+        return ProcessHost
+    request.getfixturevalue("ray")
+    from tasks.cluster.envs import RayHost
+
+    return RayHost
+
+
+async def ended(env: HostedEnv, host: Host) -> None:
+    await env.close()
+    await host.close()
+
+
+async def until_gone(pid: int) -> None:
+    """Waits for the system to take a killed process away."""
+    while psutil.pid_exists(pid):
+        await asyncio.sleep(0.01)
+
+
+def test_what_is_said_and_raised_arrives_as_it_was(host_of: Any) -> None:
+    async def main() -> None:
+        host = host_of(Rogue)
+        env = HostedEnv(host)
+        with pytest.raises(RuntimeError, match="step before reset"):
+            await env.step("pid")
+        assert await env.reset(ITEM) == "rogue_7 3 {'depth': [1, 2], 'é': None}"
+        for text in ("", "é 漢 🙂", "a\nb\r\n\x00", "x" * 3_000_000, "\ud800"):
+            assert await env.step(text) == StepResult(text, reward=0.25)
+        assert await env.step("end") == StepResult("end", reward=0.25, terminated=True, success=True)
+        assert await env.step("cut") == StepResult("cut", reward=0.25, truncated=True)
+        assert len((await env.step("repeat 1000000")).observation) == 3_000_000
+        assert int((await env.step("pid")).observation) == env.pid != os.getpid()
+        assert (await env.step("measure f1")).metrics == {"f1": 0.5}
+        assert await env.inspect("pid") == {"pid": env.pid}
+        with pytest.raises(ConfigError, match="Rogue knows no colour"):
+            await env.inspect("colour")
+        with pytest.raises(EnvCrashed, match="rogue_7: step raised KeyError: 'a b'"):
+            await env.step("raise a b")
+        with pytest.raises(MissingDependency, match=r"^apt-get install x$"):
+            await env.step("miss apt-get install x")
+        await ended(env, host)
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "text"),
+    [(unplugged, MissingDependency, "install java"), (broken, EnvCrashed, "OSError: no such port")],
+)
+def test_what_cannot_be_made_says_why(make: Any, error: Any, text: str) -> None:
+    async def main() -> None:
+        host = ProcessHost(make)
+        env = HostedEnv(host)
+        with pytest.raises(error, match=text):
+            await env.reset(ITEM)
+        await ended(env, host)
+
+    asyncio.run(main())
+
+
+def test_a_killed_process_is_a_crash_at_once_and_known_to_be_dead(host_of: Any) -> None:
+    async def main() -> None:
+        host = host_of(Rogue)
+        env = HostedEnv(host)
+        await env.prepare()
+        assert env.alive
+        await env.reset(ITEM)
+        hanging = asyncio.create_task(env.step("hang"))
+        await asyncio.sleep(0.2)
+        assert env.pid is not None
+        os.kill(env.pid, signal.SIGKILL)
+        with pytest.raises(EnvCrashed, match=r"rogue_7: .*in step"):
+            await asyncio.wait_for(hanging, 30)  # the step itself takes ten minutes
+        assert not env.alive
+        await env.close()
+        assert "rogue_7" in await env.reset(ITEM)  # it starts another
+        os.kill(env.pid, signal.SIGKILL)
+        while env.alive:  # nobody asked it anything
+            await asyncio.sleep(0.01)
+        await ended(env, host)
+
+    asyncio.run(main())
+
+
+def test_a_step_that_hangs_is_ended_by_whoever_gives_it_up_and_stalls_nobody(host_of: Any) -> None:
+    async def main() -> None:
+        host = host_of(Rogue)
+        env = HostedEnv(host)
+        lag = asyncio.create_task(longest_lag())
+        await env.reset(ITEM)
+        pid = env.pid
+        assert pid is not None
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.3):
+                await env.step("hang")
+        with pytest.raises(EnvCrashed, match="given up"):
+            await env.step("pid")
+        await ended(env, host)
+        await until_gone(pid)
+        lag.cancel()
+        assert await lag < 5  # the step itself takes ten minutes
+
+    asyncio.run(main())
+
+
+async def longest_lag() -> float:
+    longest = 0.0
+    try:
+        while True:
+            started = time.perf_counter()
+            await asyncio.sleep(0.005)
+            longest = max(longest, time.perf_counter() - started)
+    except asyncio.CancelledError:
+        return longest
+
+
+def test_what_an_environment_starts_ends_with_it() -> None:
+    async def main() -> None:
+        host = ProcessHost(Rogue)
+        closed, killed = HostedEnv(host), HostedEnv(host)
+        for env in (closed, killed):
+            await env.reset(ITEM)
+        programs = [int((await env.step("spawn")).observation) for env in (closed, killed)]
+        assert all(psutil.pid_exists(pid) for pid in programs)
+        assert killed.pid is not None
+        os.kill(killed.pid, signal.SIGKILL)
+        await closed.close()
+        for pid in programs:
+            await until_gone(pid)
+        await ended(killed, host)
+
+    asyncio.run(main())
+
+
+def test_a_process_that_exits_says_how() -> None:
+    async def main() -> None:
+        host = ProcessHost(Rogue)
+        env = HostedEnv(host)
+        await env.reset(ITEM)
+        with pytest.raises(EnvCrashed, match="ended with status 3 in step"):
+            await env.step("exit 3")
+        await env.close()
+        await env.reset(ITEM)
+        os.kill(env.pid or 0, signal.SIGSEGV)
+        with pytest.raises(EnvCrashed, match="killed by SIGSEGV in step"):
+            await env.step("hang")
+        await ended(env, host)
+
+    asyncio.run(main())
+
+
+def test_a_lost_nursery_is_replaced() -> None:
+    async def main() -> None:
+        host = ProcessHost(Rogue)
+        env = HostedEnv(host)
+        await env.reset(ITEM)
+        assert env.pid is not None
+        worker = psutil.Process(env.pid)
+        os.kill(worker.ppid(), signal.SIGKILL)
+        with pytest.raises(EnvCrashed):
+            await env.step("hang")
+        await env.close()
+        await until_gone(worker.pid)
+        assert "rogue_7" in await env.reset(ITEM)
+        await ended(env, host)
+
+    asyncio.run(main())
+
+
+def test_workers_share_what_was_imported_and_have_their_own_randomness() -> None:
+    async def main() -> None:
+        host = ProcessHost(Rogue, preload=("json", "no_such_module"))
+        envs = [HostedEnv(host) for _ in range(8)]
+        await asyncio.gather(*(env.prepare() for env in envs))
+        pids = [env.pid or 0 for env in envs]
+        assert len({psutil.Process(pid).ppid() for pid in pids}) == 1
+        assert psutil.Process(psutil.Process(pids[0]).ppid()).ppid() == os.getpid()
+        await asyncio.gather(*(env.close() for env in envs))
+        assert not any(map(psutil.pid_exists, pids))  # not even as zombies
+        await host.close()
+
+    asyncio.run(main())
+
+
+def test_where_modules_have_threads_workers_are_not_forked() -> None:
+    async def main() -> None:
+        host = ProcessHost(Threaded)
+        env = HostedEnv(host)
+        assert "rogue_7" in await env.reset(ITEM)
+        pid = env.pid or 0
+        assert "alone" in psutil.Process(pid).cmdline()
+        program = int((await env.step("spawn")).observation)
+        await env.close()
+        await until_gone(program)
+        assert not psutil.pid_exists(pid)
+        await host.close()
+
+    asyncio.run(main())
+
+
+def test_no_process_outlives_a_killed_parent() -> None:
+    """Not the nursery, not a worker that hangs."""
+    parent = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(PARENT)], stdout=subprocess.PIPE, text=True
+    )
+    assert parent.stdout is not None
+    assert parent.stdout.readline() == "hanging\n"
+    family = psutil.Process(parent.pid).children(recursive=True)
+    assert len(family) >= 3
+    parent.kill()
+    parent.wait()
+    gone, left = psutil.wait_procs(family, timeout=30)
+    assert not left
+    assert len(gone) == len(family)
+
+
+PARENT = """
+    import asyncio
+    from envs.runtime.hosted import HostedEnv
+    from envs.runtime.processes import ProcessHost
+    from tests.support.hosted_toy import Rogue
+    from tests.envs.test_hosted import ITEM
+
+    async def main():
+        host = ProcessHost(Rogue)
+        envs = [HostedEnv(host), HostedEnv(host)]
+        for env in envs:
+            await env.reset(ITEM)
+        hanging = asyncio.create_task(envs[0].step("hang"))
+        await asyncio.sleep(0.1)
+        print("hanging", flush=True)
+        await hanging
+
+    asyncio.run(main())
+"""
+
+
+def test_a_kind_that_needs_processes_gets_them_and_the_pool_sees_no_difference() -> None:
+    async def main() -> None:
+        envs = EnvManager([toy_spec(ToyEnv, isolation="process")], capacity=2)
+        others = psutil.Process().children(recursive=True)
+        await envs.warm_up("toy", 2)
+        nursery, *workers = (p for p in psutil.Process().children(recursive=True) if p not in others)
+        assert [worker.ppid() for worker in workers] == [nursery.pid] * 2
+        async with envs.lease("toy") as env:
+            await env.reset(toy_item())
+            results = [await env.step(action) for action in ("add 1", "nonsense", "add 2")]
+        assert [result.reward for result in results] == [0.0, 0.0, 1.0]
+        assert envs.runtime.metrics["toy"].step.count == 3
+        for worker in workers:
+            worker.kill()
+            await until_gone(worker.pid)
+        async with envs.lease("toy") as env:
+            assert await env.reset(toy_item()) == "Goal: reach 3."
+        assert envs.runtime.metrics["toy"].replaced == 1
+        await envs.close()
+        assert [p for p in psutil.Process().children(recursive=True) if p not in others] == []
+
+    asyncio.run(main())
+
+
+def test_what_cannot_be_sent_to_a_process_is_refused() -> None:
+    with pytest.raises(ConfigError, match="class or a function of a module"):
+        ProcessHost(lambda: ToyEnv())
+
+
+def test_giving_up_a_start_leaves_no_process() -> None:
+    async def main() -> None:
+        host = ProcessHost(Rogue)
+        first = HostedEnv(host)
+        await first.prepare()
+        nursery = psutil.Process(psutil.Process(first.pid).ppid())
+        starts = [asyncio.create_task(HostedEnv(host).prepare()) for _ in range(6)]
+        await asyncio.sleep(0)
+        for start in starts:
+            start.cancel()
+        await asyncio.gather(*starts, return_exceptions=True)
+        while [worker.pid for worker in nursery.children()] != [first.pid]:
+            await asyncio.sleep(0.01)
+        await ended(first, host)
+
+    asyncio.run(main())

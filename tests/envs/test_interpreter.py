@@ -1,0 +1,327 @@
+"""The sandboxed interpreter: what it does for honest code, and every way out that we could think of.
+
+All of it on every backend that works on this machine; without any, nothing can be said.
+"""
+
+import asyncio
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+import pytest
+import yaml
+
+from envs.sandbox.backend import Backend, Limits
+from envs.sandbox.interpreter import Interpreter, Run
+from envs.sandbox.sandbox import BACKENDS
+from envs.sandbox.seccomp import forbidden_numbers
+
+LIMITS = Limits(memory_mb=256, disk_mb=16, shm_mb=4)
+
+
+@pytest.fixture(scope="module", params=BACKENDS)
+def sandbox(request: pytest.FixtureRequest) -> Backend:
+    backend = BACKENDS[request.param]
+    if (remedy := backend.missing()) is not None:
+        pytest.skip(f"no {backend.name}: {remedy}")
+    return backend
+
+
+def runs(
+    sandbox: Backend,
+    *codes: str,
+    timeout_s: float = 10.0,
+    limits: Limits = LIMITS,
+    output_chars: int = 4000,
+) -> list[Run]:
+    async def main() -> list[Run]:
+        interpreter = Interpreter(sandbox, limits=limits, run_timeout_s=timeout_s, output_chars=output_chars)
+        try:
+            return [await interpreter.run(code) for code in codes]
+        finally:
+            await interpreter.close()
+
+    return asyncio.run(main())
+
+
+def test_variables_live_from_run_to_run_and_a_last_expression_is_shown(sandbox):
+    assert [
+        run.output
+        for run in runs(sandbox, "x = 20\nprint('hi')", "x + 1", "None", "def f(): return 'ä'\nf()")
+    ] == [
+        "hi\n",
+        "21\n",
+        "",
+        "'ä'\n",
+    ]
+
+
+def test_errors_are_told_as_python_tells_them(sandbox):
+    [division, syntax, leaving, after] = runs(
+        sandbox, "1\n1/0", "def f(:", "import sys; sys.exit(3)", "'still here'"
+    )
+    assert division.output == (
+        "Traceback (most recent call last):\n"
+        '  File "<code>", line 2, in <module>\nZeroDivisionError: division by zero\n'
+    )
+    assert syntax.output.endswith("SyntaxError: invalid syntax\n")
+    assert "interpreter" not in syntax.output
+    assert (leaving.output, after.output) == ("", "'still here'\n")
+
+
+def test_threads_and_processes_run(sandbox):
+    code = """
+import subprocess, threading
+from concurrent.futures import ProcessPoolExecutor
+threads = [threading.Thread(target=print, args=('thread',)) for _ in range(3)]
+[t.start() for t in threads], [t.join() for t in threads]
+print(subprocess.run(['sh', '-c', 'echo child | cat'], capture_output=True, text=True).stdout)
+with ProcessPoolExecutor(2) as pool: print(list(pool.map(abs, [-1, -2])))"""
+    assert runs(sandbox, code)[0].output.split() == ["thread"] * 3 + ["child", "[1,", "2]"]
+
+
+def test_output_of_child_processes_is_caught_in_order(sandbox):
+    code = "import os, sys\nprint('a', flush=True)\nos.system('echo b')\nprint('c', file=sys.stderr)"
+    assert runs(sandbox, code)[0].output == "a\nb\nc\n"
+
+
+@pytest.mark.parametrize(
+    ("code", "reason"),
+    [
+        ("while True: pass", "longer than 1 s"),
+        ("import os; os.kill(os.getpid(), 9)", "died"),
+        ("import os; os._exit(0)", "died"),
+    ],
+)
+def test_what_ends_the_interpreter_is_said_and_the_next_run_begins_afresh(sandbox, code, reason):
+    [_, ended, fresh] = runs(sandbox, "x = 1", code, "'x' in globals()", timeout_s=1)
+    assert reason in ended.ended
+    assert fresh == Run("False\n", ended=None)
+
+
+def test_an_interpreter_that_died_between_two_runs_says_so_and_begins_nothing(sandbox):
+    async def main() -> None:
+        interpreter = Interpreter(sandbox, limits=Limits(memory_mb=256))
+        try:
+            await interpreter.run("x = 1")
+            process = interpreter._process
+            os.killpg(process.pid, signal.SIGKILL)
+            await process.wait()
+            lost = await interpreter.run("print('begun')")
+            assert (lost.output, "died since the last run" in lost.ended) == ("", True)
+            assert (await interpreter.run("'x' in globals()")).output == "False\n"
+        finally:
+            await interpreter.close()
+
+    asyncio.run(main())
+
+
+def test_cpu_time_is_counted_run_by_run(sandbox):
+    """A session may take more in all than a run may; a run that spins, in children too, ends."""
+    limits = Limits(memory_mb=256, cpu_s=0.6)
+    work = "import time\nuntil = time.process_time() + 0.25\nwhile time.process_time() < until: pass"
+    spin = "import os\nif os.fork() == 0:\n    while True: pass\nos.wait()"
+    *worked, spun = runs(sandbox, *[work] * 4, spin, limits=limits, timeout_s=60)
+    assert [run.ended for run in worked] == [None] * 4
+    assert spun.ended == "it took more than 0.6 s of CPU time"
+
+
+def test_endless_output_is_cut_in_the_middle(sandbox):
+    [run] = runs(sandbox, "print('head')\nfor i in range(10**6): print('x' * 100)\n", output_chars=1000)
+    assert run.output.startswith("head\n")
+    assert "characters left out" in run.output
+    assert len(run.output) < 1100
+
+
+WAYS_OUT = yaml.safe_load((Path(__file__).parent / "ways_out.yaml").read_text())
+MACHINE = {
+    path: (os.stat(path).st_size, os.stat(path).st_mtime_ns)
+    for path in (
+        "/etc/shadow",
+        "/etc/passwd",
+        "/etc/hostname",
+        "/root",
+        "/home",
+        "/var",
+        "/opt",
+        "/srv",
+        "/etc",
+    )
+    if os.path.exists(path)
+}
+CALLS = f"""\
+import ctypes, os
+libc = ctypes.CDLL(None, use_errno=True)
+CALLS = {forbidden_numbers()}
+def theirs(path, at=None):
+    try: about = os.stat(at or path)
+    except OSError: return False
+    return ({MACHINE}).get(path) == (about.st_size, about.st_mtime_ns)
+"""
+"""`theirs`: whether what is found at a path is this machine's own, not of the same name in an image."""
+
+
+@pytest.fixture(scope="module")
+def found(sandbox: Backend) -> dict[str, str]:
+    """What each way out printed, all tried in one sandbox, one after the other."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SECRET", "SECRET")
+        results = runs(sandbox, *(CALLS + way for way in WAYS_OUT.values()))
+    return {way: result.output for way, result in zip(WAYS_OUT, results, strict=True)}
+
+
+@pytest.mark.parametrize("way", WAYS_OUT)
+def test_there_is_no_way_out(found, way):
+    assert "ESCAPED" not in found[way], found[way]
+
+
+def test_services_of_this_machine_are_out_of_reach(sandbox):
+    """By address, and by a socket that has a name but no file."""
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.socket(socket.AF_UNIX) as nameless:
+        nameless.bind("\0wingspan-test")
+        nameless.listen()
+        port = server.getsockname()[1]
+        results = runs(
+            sandbox,
+            f"import socket; socket.create_connection(('127.0.0.1', {port}), 2); print('ESCAPED')",
+            "import socket; socket.socket(socket.AF_UNIX).connect('\\0wingspan-test'); print('ESCAPED')",
+        )
+    assert [run.output.splitlines()[-1].split(":")[0] for run in results] == [
+        "ConnectionRefusedError",
+        "ConnectionRefusedError",
+    ]
+
+
+def test_files_of_this_machine_are_out_of_reach(sandbox, tmp_path):
+    (tmp_path / "secret").write_text("SECRET")
+    tmp_path.chmod(0o777)
+    [run] = runs(sandbox, f"print(open({str(tmp_path / 'secret')!r}).read())")
+    assert "FileNotFoundError" in run.output
+
+
+@pytest.mark.parametrize("folder", ["/work", "/tmp", "/dev/shm"])
+def test_files_have_a_size(sandbox, folder):
+    code = (
+        "written = 0\ntry:\n"
+        f"    for i in range(64):\n        f = open('{folder}/f%d' % i, 'wb', buffering=0)\n"
+        "        while f.tell() < 8 << 20: written += f.write(bytes(1 << 20))\n"
+        "except OSError: pass\nwritten >> 20"
+    )
+    [run] = runs(sandbox, code)
+    assert int(run.output) <= (4 if folder == "/dev/shm" else 16)
+
+
+GREED = {
+    "one process": "a = [bytes(1 << 20) for _ in range(10000)]",
+    "many processes": """
+import os, time
+for _ in range(12):
+    if os.fork() == 0:
+        a = [bytearray(b'x') * (1 << 20) for _ in range(150)]
+        time.sleep(60)
+time.sleep(60)""",
+    "nameless files": """
+import os
+while True:
+    f = os.memfd_create('m')
+    for _ in range(15):
+        os.write(f, bytes(1 << 20))""",
+}
+
+
+@pytest.mark.parametrize("code", GREED.values(), ids=GREED)
+def test_memory_has_an_end(sandbox, code):
+    with memory_of_the_machine() as used:
+        [run, after] = runs(sandbox, code, "'alive'", timeout_s=20)
+    # A container's own limit may be quicker than the watch; it kills without a word.
+    killed = bool(sandbox.end("")) and run.ended == "its process died"
+    assert killed or "MemoryError" in run.output or "memory" in (run.ended or ""), run
+    assert after.output == "'alive'\n"
+    assert max(used()) < 1.2e9
+
+
+@contextmanager
+def memory_of_the_machine() -> Iterator:
+    """Bytes that were taken since, at each of many moments."""
+    import threading
+
+    before, seen, over = psutil.virtual_memory().available, [0.0], threading.Event()
+
+    def watch() -> None:
+        while not over.wait(0.02):
+            seen.append(before - psutil.virtual_memory().available)
+
+    thread = threading.Thread(target=watch)
+    thread.start()
+    try:
+        yield lambda: seen
+    finally:
+        over.set()
+        thread.join()
+
+
+def test_a_fork_bomb_stops_and_leaves_nothing(sandbox):
+    before = len(psutil.pids())
+    code = "import os, time\nwhile True:\n    try: os.fork()\n    except OSError: time.sleep(0.05)"
+    [run] = runs(sandbox, code, timeout_s=3)
+    assert "longer than 3 s" in run.ended
+    time.sleep(0.5)
+    assert len(psutil.pids()) < before + 10
+
+
+def test_a_child_that_hides_from_its_parent_dies_with_the_sandbox(sandbox):
+    marker = "31" + str(os.getpid())
+    code = (
+        "import os\nif os.fork() == 0:\n    os.setsid()\n"
+        f"    if os.fork() == 0: os.execv('/usr/bin/sleep', ['sleep', '{marker}'])\n    os._exit(0)\n"
+        "import time; time.sleep(0.5)"
+    )
+    runs(sandbox, code)
+    time.sleep(0.5)
+    assert not subprocess.run(["pgrep", "-f", f"sleep {marker}"], capture_output=True).stdout
+
+
+def test_the_sandbox_dies_with_its_user(sandbox):
+    """Killed without a chance to clean up; a container only once its program reads on."""
+    marker = "32" + str(os.getpid())
+    code = "1" if sandbox.end("") else f"import os; os.execv('/usr/bin/sleep', ['sleep', '{marker}'])"
+    program = (
+        "import asyncio, os\n"
+        "from envs.sandbox.interpreter import Interpreter\nfrom envs.sandbox.sandbox import BACKENDS\n"
+        "from envs.sandbox.backend import Limits\n"
+        "async def main():\n"
+        f"    interpreter = Interpreter(BACKENDS[{sandbox.name!r}], limits=Limits(), run_timeout_s=60)\n"
+        "    await interpreter.run('1')\n"
+        "    asyncio.get_running_loop().call_later(1, os.kill, os.getpid(), 9)\n"
+        f"    await interpreter.run({code!r})\n"
+        "    await asyncio.sleep(60)\n"
+        "asyncio.run(main())"
+    )
+    root = Path(__file__).parents[2]
+    user = subprocess.Popen([sys.executable, "-c", program], cwd=root)
+    assert user.wait(timeout=60) == -signal.SIGKILL
+    if sandbox.end(""):
+        seek = [sandbox.name, "ps", "--quiet", f"--filter=name=wingspan-{user.pid}-"]
+    else:
+        seek = ["pgrep", "-f", f"sleep {marker}"]
+    deadline = time.monotonic() + 30
+    while subprocess.run(seek, capture_output=True).stdout:
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
+
+
+def test_a_forged_answer_spoils_only_the_forgers_own_run(sandbox):
+    forged = """
+import os
+for f in range(3, 20):
+    try: os.write(f, b'{"output": "forged"}\\n')
+    except OSError: pass"""
+    results = runs(sandbox, forged, "6 * 7", "6 * 7")
+    assert results[-1].output in ("42\n", "forged")

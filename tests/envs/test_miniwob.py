@@ -1,0 +1,80 @@
+"""MiniWoB++ in the browser of the web tasks: its own pages, its own rewards."""
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+
+from bench.browser import kill_browser
+from bench.kill import measure
+from envs.browser.program import CHROMIUM
+from envs.browser.solver import find
+from envs.builtin.miniwob.env import MiniWobEnv, pages, place_of
+from envs.builtin.miniwob.expert import EXPERTS
+from envs.builtin.miniwob.spec import SPEC, make_item, split
+from envs.builtin.miniwob.tasks import TASKS
+from envs.types import Item, StepResult
+
+pytestmark = pytest.mark.skipif(CHROMIUM.missing() is not None, reason=f"{CHROMIUM.missing()}")
+
+
+def item(task: str, seed: int = 0) -> Item:
+    return make_item(seed * len(TASKS) + TASKS.index(task))
+
+
+def test_items_are_tasks_and_seeds() -> None:
+    assert len(TASKS) == len(set(TASKS)) == 65
+    assert set(EXPERTS) <= set(TASKS)
+    assert len(EXPERTS) >= 15
+    for task in TASKS:
+        assert (pages() / "miniwob" / f"{task}.html").is_file()
+    sides = split(0)
+    assert (len(sides.train), len(sides.test)) == (780, 130)
+    assert {one.metadata["task"] for one in sides.test} == set(TASKS)
+    assert not {place_of(one.index)[1] for one in sides.train} & {
+        place_of(one.index)[1] for one in sides.test
+    }
+    assert place_of(65 * 3 + 1) == (TASKS[1], 3)
+
+
+def test_tasks_are_solved_by_what_is_seen_and_rewarded_by_their_page() -> None:
+    """`python -m bench.experts miniwob` plays all scripts."""
+    scripted = [item(task, seed) for seed, task in enumerate(("login-user", "choose-list", "read-table-2"))]
+
+    async def main() -> list[StepResult]:
+        env = MiniWobEnv()
+        ended = []
+        for one in scripted:
+            seen = await env.reset(one)
+            assert "OBJECTIVE: " in seen
+            assert "Time left" not in seen
+            for step in SPEC.expert(one):
+                ended.append(await env.step(step.after(seen)))
+                seen = ended[-1].observation
+        wrong = await env.reset(item("click-dialog-2"))
+        other = next(name for name in ("OK", "Cancel") if f'"{name}"' not in wrong)
+        ended.append(await env.step(f"click [{find(wrong, 'button', other)}]"))
+        await env.reset(item("focus-text"))
+        refused = await env.step("goto [http://miniwob.test/miniwob/click-test.html]")
+        assert "one page only" in refused.observation
+        ended.append(await env.step("stop"))
+        await env.close()
+        return ended
+
+    ended = asyncio.run(main())
+    *turns, wrong, stopped = ended
+    lengths = [len(SPEC.expert(one)) for one in scripted]
+    assert len(turns) == sum(lengths)
+    lasts = [turns[sum(lengths[: n + 1]) - 1] for n in range(len(lengths))]
+    assert all(last == replace(turns[-1], reward=1.0, terminated=True, success=True) for last in lasts)
+    assert (wrong.reward, wrong.terminated, wrong.success) == (-1.0, True, False)
+    assert (stopped.reward, stopped.terminated, stopped.success) == (0.0, True, False)
+
+
+def test_a_killed_browser_costs_attempts_and_nothing_else() -> None:
+    items = [item("click-test"), item("login-user")]
+    outcome = measure("miniwob", items, kills=1, chains=4, capacity=4, kill=kill_browser)
+    assert outcome.kills == 1
+    assert (outcome.episodes, outcome.solved) == (8, 4)
+    assert outcome.same
+    assert outcome.retried >= 1

@@ -1,0 +1,97 @@
+"""The `openenv` package's own client, unchanged, against our server."""
+
+import asyncio
+from typing import Any
+
+import httpx
+import pytest
+from openenv.cli._validation import validate_running_environment
+from openenv.core.generic_client import GenericEnvClient
+
+from envs.builtin.textcraft.expert import solve
+from envs.builtin.textcraft.world import game
+from envs.registry import env_names, get_env
+from envs.serve.limits import Limits
+from tests.support.serving import listening
+
+
+def test_an_episode_by_openenvs_client_is_the_games() -> None:
+    async def main() -> None:
+        async with listening(get_env("textcraft"), tokens=("secret",)) as url:
+            address = url.replace("http://", "ws://any:secret@")
+            async with GenericEnvClient(base_url=address) as env:
+                opened = await env.reset(item_id="textcraft_12", episode_id="mine")
+                assert opened.observation["text"] == game(12).opening
+                assert (opened.reward, opened.done) == (None, False)
+                for taken, step in enumerate(solve(game(12))):
+                    assert not opened.done
+                    assert (await env.state())["step_count"] == taken
+                    opened = await env.step({"text": step.action})
+                assert (opened.reward, opened.done, opened.observation["success"]) == (1, True, True)
+                assert (await env.state())["episode_id"] == "mine"
+                with pytest.raises(RuntimeError, match="has ended; reset it"):
+                    await env.step({"text": "inventory"})
+                again = await env.reset(seed=3)
+                assert again.observation == (await env.reset(seed=3, unknown="column")).observation
+                with pytest.raises(RuntimeError, match="text: Field required"):
+                    await env.step({"message": "inventory"})
+
+    asyncio.run(main())
+
+
+def test_a_full_server_and_a_missing_token_are_told_to_it() -> None:
+    async def main() -> None:
+        async with listening(get_env("textcraft"), limits=Limits(max_sessions=1), tokens=("secret",)) as url:
+            address = url.replace("http://", "ws://any:secret@")
+            async with GenericEnvClient(base_url=address) as env:
+                await env.reset()
+                async with GenericEnvClient(base_url=address) as other:
+                    with pytest.raises(RuntimeError, match="CAPACITY_REACHED"):
+                        await other.reset()
+            with pytest.raises(ConnectionError, match="401"):
+                await GenericEnvClient(base_url=url).connect()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("env", env_names())
+def test_openenvs_validator_finds_nothing_missing(env: str) -> None:
+    """`openenv validate --url`, on every environment that can be served here."""
+    spec = get_env(env)
+    if not spec.own_items or any(need.missing() for need in spec.needs):
+        pytest.skip(f"{env} has no items of its own, or needs something that is not installed")
+
+    async def main() -> dict[str, Any]:
+        async with listening(spec) as url:
+            return await asyncio.to_thread(validate_running_environment, url, 30.0)
+
+    report = asyncio.run(main())
+    assert report["summary"]["failed_criteria"] == []
+    assert report["standard_profile"] == "openenv-http/1.x"
+
+
+@pytest.mark.parametrize(
+    ("sent", "answered"),
+    [
+        ('{"jsonrpc": "2.0", "id": 7, "method": "tools/list"}', {"id": 7, "result": {"tools": []}}),
+        ('{"jsonrpc": "2.0", "id": "a", "method": "tools/call", "params": {"name": "x"}}', -32602),
+        ('{"jsonrpc": "2.0", "id": 1, "method": "initialise"}', -32601),
+        ('{"id": 1, "method": "tools/list"}', -32600),
+        ("[]", -32600),
+        ("{", -32700),
+    ],
+)
+def test_a_request_for_tools_is_answered_by_json_rpc(sent: str, answered: dict[str, Any] | int) -> None:
+    async def main() -> httpx.Response:
+        async with (
+            listening(get_env("textcraft"), tokens=("secret",)) as url,
+            httpx.AsyncClient(base_url=url) as http,
+        ):
+            assert (await http.post("/mcp", content=sent)).status_code == 401
+            return await http.post("/mcp", content=sent, headers={"Authorization": "Bearer secret"})
+
+    response = asyncio.run(main())
+    assert response.status_code == 200
+    content = response.json()
+    assert content.pop("jsonrpc") == "2.0"
+    assert (content if isinstance(answered, dict) else content["error"]["code"]) == answered

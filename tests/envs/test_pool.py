@@ -1,0 +1,407 @@
+"""The environment pool: its cap, its queue, what it keeps and what it throws away."""
+
+import asyncio
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import pytest
+
+from envs.errors import EnvCrashed, EpisodeTimeout, MissingDependency
+from envs.runtime.pool import EnvPool
+from envs.types import StepResult
+from tests.support.toy import ToyEnv, toy_item
+
+
+class Factory:
+    """Makes toy environments and remembers them."""
+
+    def __init__(self, make: Callable[[], Any] = ToyEnv) -> None:
+        self.made: list[Any] = []
+        self._make = make
+
+    def __call__(self) -> ToyEnv:
+        self.made.append(self._make())
+        return self.made[-1]
+
+
+def test_never_more_than_its_capacity() -> None:
+    async def main() -> None:
+        make = Factory()
+        pool = EnvPool(make, capacity=3)
+        lent = 0
+        most_lent = 0
+
+        async def user() -> None:
+            nonlocal lent, most_lent
+            async with pool.lease() as env:
+                lent += 1
+                most_lent = max(most_lent, lent)
+                await env.reset(toy_item())
+                for _ in range(10):
+                    await asyncio.sleep(0)
+                    assert pool.metrics.live <= 3
+                lent -= 1
+
+        await asyncio.gather(*(user() for _ in range(20)))
+        assert most_lent == 3
+        assert len(make.made) == 3
+        assert sum(env.resets for env in make.made) == 20
+        metrics = pool.metrics
+        assert (metrics.live, metrics.idle, metrics.waiting) == (3, 3, 0)
+        assert (metrics.created, metrics.replaced, metrics.recycled) == (3, 0, 0)
+
+    asyncio.run(main())
+
+
+def test_first_come_first_served() -> None:
+    async def main() -> None:
+        pool = EnvPool(Factory(), capacity=1)
+        served: list[int] = []
+
+        async def user(number: int) -> None:
+            async with pool.lease():
+                served.append(number)
+                await asyncio.sleep(0)
+
+        await asyncio.gather(*(user(i) for i in range(10)))
+        assert served == list(range(10))
+
+    asyncio.run(main())
+
+
+def test_waiting_ends_at_the_timeout_and_says_why() -> None:
+    async def main() -> None:
+        pool = EnvPool(Factory(), capacity=2)
+        async with pool.lease(), pool.lease():
+            with pytest.raises(EpisodeTimeout, match=r"2 of the pool's 2 .*max_live_envs") as raised:
+                async with pool.lease(timeout_s=0.02):
+                    pass
+            assert "0.02 s" in str(raised.value)
+            assert pool.metrics.waiting == 0
+        async with pool.lease(timeout_s=1):  # a caller that gave up takes no slot with it
+            assert pool.metrics.live == 2
+
+    asyncio.run(main())
+
+
+def test_a_broken_instance_is_closed_and_replaced() -> None:
+    async def main() -> None:
+        make = Factory()
+        pool = EnvPool(make, capacity=1)
+        with pytest.raises(KeyError):
+            async with pool.lease() as broken:
+                raise KeyError("broken")
+        async with pool.lease(timeout_s=1) as env:
+            assert env is not broken
+            assert [e.closed for e in make.made] == [True, False]
+            assert (pool.metrics.created, pool.metrics.replaced) == (2, 1)
+
+    asyncio.run(main())
+
+
+def test_an_instance_that_cannot_even_close_is_let_go() -> None:
+    class Stubborn(ToyEnv):
+        async def close(self) -> None:
+            raise OSError("no")
+
+    async def main() -> None:
+        pool = EnvPool(Stubborn, capacity=1)
+        with pytest.raises(KeyError):
+            async with pool.lease():
+                raise KeyError("broken")
+        async with pool.lease(timeout_s=1):
+            assert pool.metrics.live == 1
+        await pool.close()
+        assert pool.metrics.live == 0
+
+    asyncio.run(main())
+
+
+def test_fresh_means_a_new_instance_within_the_cap() -> None:
+    async def main() -> None:
+        make = Factory()
+        pool = EnvPool(make, capacity=1)
+        async with pool.lease() as first:
+            pass
+        async with pool.lease() as again:
+            assert again is first
+        async with pool.lease(fresh=True, timeout_s=1) as other:
+            assert other is not first
+            assert make.made[0].closed
+            assert pool.metrics.live == 1
+
+    asyncio.run(main())
+
+
+def test_a_cancelled_waiter_and_a_cancelled_user_leave_no_hole() -> None:
+    async def main() -> None:
+        make = Factory()
+        pool = EnvPool(make, capacity=1)
+
+        async def user() -> None:
+            async with pool.lease():
+                await asyncio.Event().wait()
+
+        using, waiting = asyncio.create_task(user()), asyncio.create_task(user())
+        await asyncio.sleep(0.01)
+        assert pool.metrics.waiting == 1
+        waiting.cancel()
+        using.cancel()
+        await asyncio.gather(using, waiting, return_exceptions=True)
+        async with pool.lease(timeout_s=1):
+            assert make.made[0].closed
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("ticks", range(6))
+def test_cancellation_at_any_moment_of_a_grant(ticks: int) -> None:
+    async def main() -> None:
+        pool = EnvPool(Factory(), capacity=1)
+        async with pool.lease():
+            pass  # one warm instance
+
+        async def user() -> None:
+            async with pool.lease():
+                await asyncio.sleep(0)
+
+        task = asyncio.create_task(user())
+        for _ in range(ticks):
+            await asyncio.sleep(0)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        async with pool.lease(timeout_s=1):
+            metrics = pool.metrics
+            assert (metrics.live, metrics.idle, metrics.waiting) == (1, 0, 0)
+
+    asyncio.run(main())
+
+
+def test_starts_are_spread_over_the_loops_turns() -> None:
+    """Hundreds of chains start at once; between two of them, everybody else gets a turn."""
+
+    async def main() -> None:
+        pool = EnvPool(Factory(), capacity=50)
+        events: list[str] = []
+        everyone_started = asyncio.Event()
+
+        async def user() -> None:
+            async with pool.lease():
+                events.append("start")
+                if events.count("start") == 50:
+                    everyone_started.set()
+                await everyone_started.wait()
+
+        async def bystander() -> None:
+            while not everyone_started.is_set():
+                events.append("other")
+                await asyncio.sleep(0)
+
+        await asyncio.gather(*(user() for _ in range(50)), bystander())
+        assert "startstart" not in "".join(events)
+
+    asyncio.run(main())
+
+
+def test_what_cannot_be_made_is_a_fault_and_takes_no_slot() -> None:
+    causes: list[Exception] = [OSError("no port"), MissingDependency("install it")]
+
+    def make() -> ToyEnv:
+        if causes:
+            raise causes.pop(0)
+        return ToyEnv()
+
+    async def main() -> None:
+        pool = EnvPool(make, capacity=1)
+        with pytest.raises(EnvCrashed, match="OSError: no port"):
+            async with pool.lease():
+                pass
+        with pytest.raises(MissingDependency, match="install it"):  # a retry would not help
+            async with pool.lease(timeout_s=1):
+                pass
+        async with pool.lease(timeout_s=1):
+            assert pool.metrics.live == 1
+
+    asyncio.run(main())
+
+
+def test_closing_the_pool() -> None:
+    async def main() -> None:
+        make = Factory()
+        pool = EnvPool(make, capacity=2)
+        async with pool.lease(), pool.lease():
+            pass
+        async with pool.lease() as lent:
+
+            async def late() -> None:
+                async with pool.lease(), pool.lease():
+                    pass
+
+            waiting = asyncio.create_task(late())
+            await asyncio.sleep(0.01)
+            await pool.close()
+            with pytest.raises(RuntimeError, match="closed"):
+                await waiting
+            with pytest.raises(RuntimeError, match="closed"):
+                async with pool.lease():
+                    pass
+            assert pool.metrics.idle == 0
+            assert await lent.reset(toy_item())  # what is lent plays on
+        await pool.close()
+        assert all(env.closed for env in make.made)
+        assert pool.metrics.live == 0
+
+    asyncio.run(main())
+
+
+def test_closing_turns_the_others_away_though_one_has_just_been_cancelled() -> None:
+    async def main() -> None:
+        pool = EnvPool(ToyEnv, capacity=1)
+
+        async def user() -> None:
+            async with pool.lease():
+                pass
+
+        async with pool.lease():
+            waiting = [asyncio.create_task(user()) for _ in range(3)]
+            await asyncio.sleep(0)
+            waiting[0].cancel()
+            await pool.close()
+            ended = await asyncio.gather(*waiting, return_exceptions=True)
+        assert [type(error) for error in ended] == [asyncio.CancelledError, RuntimeError, RuntimeError]
+
+    asyncio.run(main())
+
+
+def test_a_pool_outlives_an_event_loop_that_was_cut_short() -> None:
+    pool = EnvPool(Factory(), capacity=2)
+
+    async def user(seconds: float) -> None:
+        async with pool.lease(timeout_s=1) as env:
+            await env.reset(toy_item())
+            await asyncio.sleep(seconds)
+
+    async def cut_short() -> None:
+        users = [asyncio.create_task(user(30)) for _ in range(5)]
+        await asyncio.sleep(0.01)
+        assert len(users) == 5  # left to the loop, which cancels them
+
+    async def in_full() -> None:
+        await asyncio.gather(*(user(0) for _ in range(5)))
+
+    asyncio.run(cut_short())
+    asyncio.run(in_full())
+    assert (pool.metrics.live, pool.metrics.idle, pool.metrics.waiting) == (2, 2, 0)
+
+
+@dataclass
+class Mortal(ToyEnv):
+    """A toy that says whether it lives, and notes that it was prepared."""
+
+    alive: bool = True
+    prepared: int = 0
+
+    async def prepare(self) -> None:
+        self.prepared += 1
+        await asyncio.sleep(0)
+        if not self.alive:
+            raise OSError("stillborn")
+
+
+def test_a_dead_instance_is_replaced_and_not_lent() -> None:
+    async def main() -> None:
+        make = Factory(Mortal)
+        pool = EnvPool(make, capacity=2)
+        async with pool.lease(), pool.lease():
+            pass
+        for env in make.made:
+            env.alive = False
+        async with pool.lease(timeout_s=1) as env:
+            assert await env.reset(toy_item()) == "Goal: reach 3."
+            assert [dead.resets for dead in make.made] == [0, 0, 1]
+            assert [dead.closed for dead in make.made].count(True) == 1  # the other one when it is its turn
+            assert (pool.metrics.live, pool.metrics.replaced) == (2, 1)
+
+    asyncio.run(main())
+
+
+def test_an_instance_is_recycled_after_its_last_episode() -> None:
+    async def main() -> None:
+        make = Factory()
+        pool = EnvPool(make, capacity=1, max_episodes=3)
+        for _ in range(7):
+            async with pool.lease(timeout_s=1) as env:
+                await env.reset(toy_item())
+        assert [env.resets for env in make.made] == [3, 3, 1]
+        assert [env.closed for env in make.made] == [True, True, False]
+        assert (pool.metrics.recycled, pool.metrics.replaced) == (2, 0)
+
+    asyncio.run(main())
+
+
+def test_warm_instances_are_ready_and_within_the_cap() -> None:
+    async def main() -> None:
+        make = Factory(Mortal)
+        pool = EnvPool(make, capacity=3)
+        await pool.warm_up(2)
+        await pool.warm_up(9)
+        assert [env.prepared for env in make.made] == [1, 1, 1]
+        assert (pool.metrics.live, pool.metrics.idle) == (3, 3)
+        async with pool.lease():
+            assert pool.metrics.created == 3
+
+    asyncio.run(main())
+
+
+def test_what_cannot_be_made_ready_is_said_and_holds_no_slot() -> None:
+    async def main() -> None:
+        make = Factory(partial(Mortal, alive=False))
+        pool = EnvPool(make, capacity=2)
+        with pytest.raises(OSError, match="stillborn"):
+            await pool.warm_up(2)
+        await pool.close()
+        assert pool.metrics.live == 0
+        assert all(env.closed for env in make.made)
+
+    asyncio.run(main())
+
+
+def test_resets_and_steps_are_timed_whether_they_end_well_or_not() -> None:
+    class Slow(ToyEnv):
+        async def step(self, action: str) -> StepResult:
+            await asyncio.sleep(0.02 if action == "add 2" else 0)
+            return await super().step(action)
+
+    async def main() -> None:
+        pool = EnvPool(partial(Slow, crash_at=3), capacity=1)
+        with suppress(KeyError):
+            async with pool.lease() as env:
+                await env.reset(toy_item(target=9))
+                for action in ("add 1", "add 2", "add 1"):
+                    await env.step(action)
+        assert (pool.metrics.reset.count, pool.metrics.step.count) == (1, 3)
+        assert pool.metrics.step.longest >= 0.02
+        assert pool.metrics.step.mean >= 0.02 / 3
+        assert 0 < pool.metrics.reset.longest < pool.metrics.step.longest
+
+    asyncio.run(main())
+
+
+def test_what_an_environment_has_besides_is_had_through_the_lease() -> None:
+    async def main() -> None:
+        pool = EnvPool(ToyEnv, capacity=1)
+        async with pool.lease() as env:
+            await env.reset(toy_item())
+            assert getattr(env, "max_steps") == 100  # noqa: B009  # `Environment` does not know it
+            with pytest.raises(AttributeError, match="ToyEnv"):
+                getattr(env, "min_steps")  # noqa: B009
+
+    asyncio.run(main())
+
+
+def test_a_pool_holds_something() -> None:
+    with pytest.raises(ValueError, match="capacity 0"):
+        EnvPool(ToyEnv, capacity=0)

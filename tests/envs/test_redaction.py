@@ -1,0 +1,185 @@
+"""Secrets stay out of what is printed, logged and recorded, whatever a server says."""
+
+import asyncio
+import json
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from threading import Thread
+from urllib.parse import quote
+
+import pytest
+
+from agents.clients.endpoint import ChatClient, Endpoint, EndpointFailed
+from agents.clients.web_search import WebEndpoint, WebSearch
+from envs import redaction
+from envs.builtin.webarena.judge import ModelJudge
+from envs.errors import ConfigError, EnvCrashed, SamplerFailed, SearchFailed, described
+from envs.redaction import REDACTED, clean_logs, redacted, register_secret, register_url
+from envs.remote.servers import Servers, WireProtocol
+from envs.types import Item
+from flows.cli import app as cli
+
+KEY = 'sk-live/4f9+"x"==\'Zq81'
+"""With characters that URLs and JSON write in other ways."""
+
+
+PLAIN = "key-4f9Zq81-0123456789"
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_registered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(redaction, "_registered", set())
+
+
+@contextmanager
+def echo(status: int, *, before: str = "") -> Iterator[str]:
+    """The URL of a server that answers each request with its headers, after `before`."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            body = f"{before}{dict(self.headers)!s} {self.headers.get('Authorization')}".encode()
+            self.rfile.read(int(self.headers.get("Content-Length", 0)))
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        do_GET = do_POST
+
+        def log_message(self, *_: object) -> None: ...
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        yield f"http://127.0.0.1:{server.server_address[1]}"
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+def parts(key: str) -> list[str]:
+    """What of a key must not be there either: half of it tells too much."""
+    return [key[at : at + 8] for at in range(len(key) - 8)]
+
+
+def assert_clean(text: str, key: str = PLAIN) -> None:
+    assert not [part for part in parts(key) if part in text], text
+
+
+def asked(url: str) -> str:
+    endpoint = Endpoint(f"{url}/v1", "toy", api_key_variable="A_NAME_OF_NO_MEANING", tries=1)
+    client = ChatClient(endpoint)
+    with pytest.raises((EndpointFailed, ConfigError)) as caught:
+        asyncio.run(client.ask({"messages": []}, read=lambda reply: reply))
+    chain: BaseException | None = caught.value
+    told = []
+    while chain is not None:
+        told.append(str(chain))
+        chain = chain.__cause__
+    return "\n".join(told)
+
+
+@pytest.mark.parametrize("status", [200, 400, 401, 429, 500])
+@pytest.mark.parametrize("before", ["", *("x" * n for n in (120, 180, 220, 240, 260, 270))], ids=len)
+def test_an_endpoint_that_repeats_the_request_does_not_tell_the_key(
+    status: int, before: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Wherever the key stands, at the end of what is quoted, too."""
+    monkeypatch.setenv("A_NAME_OF_NO_MEANING", PLAIN)
+    with echo(status, before=before) as url:
+        told = asked(url)
+    assert "127.0.0.1" in told
+    assert_clean(told)
+
+
+def web_search(url: str) -> None:
+    asyncio.run(
+        WebSearch(WebEndpoint(url, "serper", api_key_variable="SEARCH", tries=1)).search("q", top_k=1)
+    )
+
+
+def judge(url: str) -> None:
+    asyncio.run(ModelJudge(url, "m", PLAIN).same_answer(question="q", reference="r", answer="a"))
+
+
+def environment(protocol: WireProtocol) -> Callable[[str], None]:
+    def play(url: str) -> None:
+        servers = Servers([url], protocol=protocol, token=PLAIN, patience_s=0.1)
+        asyncio.run(servers.make().reset(Item(item_id="textcraft_1", env="textcraft")))
+
+    return play
+
+
+@pytest.mark.parametrize("status", [200, 401, 500])
+@pytest.mark.parametrize("ask", [web_search, judge, environment("agentgym"), environment("openenv")])
+def test_nor_do_other_servers(
+    ask: Callable[[str], None], status: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SEARCH", PLAIN)
+    with echo(status) as url, pytest.raises((ConfigError, EnvCrashed, SearchFailed)) as caught:
+        ask(url)
+    assert_clean(f"{caught.value}\n{described(caught.value)}")
+
+
+def test_a_secret_is_found_as_urls_and_json_write_it() -> None:
+    register_secret(KEY)
+    for text in (KEY, quote(KEY, safe=""), json.dumps({"a": KEY}), f"Bearer {KEY}!"):
+        assert_clean(redacted(text), KEY)
+        assert REDACTED in redacted(text)
+    assert str(SamplerFailed(f"the server said {KEY}")) == f"the server said {REDACTED}"
+    assert described(KeyError(KEY)) == f"KeyError: '{REDACTED}'"
+    register_secret("abc")
+    register_secret(None)
+    assert redacted("abc") == "abc"  # no secret: it would be found in half of all words
+
+
+@pytest.mark.parametrize("name", ["HF_TOKEN", "WINGSPAN_TOKEN", "OPENAI_API_KEY", "MLFLOW_TRACKING_PASSWORD"])
+def test_variables_that_say_what_they_hold_are_secret(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(name, "hf_0123456789")
+    monkeypatch.setenv("TOKENIZERS_PARALLELISM", "parallel")
+    assert redacted("parallel with hf_0123456789") == f"parallel with {REDACTED}"
+
+
+def test_passwords_of_urls_are_known_by_their_form() -> None:
+    assert redacted("redis://:pa55@h:1/0, http://ada:p%40ss@host/x") == (
+        f"redis://{REDACTED}@h:1/0, http://{REDACTED}@host/x"
+    )
+    assert redacted("http://host:80/a@b and ssh://git@host") == "http://host:80/a@b and ssh://git@host"
+    assert redacted("{'Authorization': 'Basic YWRhOnBhc3M='}") == f"{{'Authorization': 'Basic {REDACTED}'}}"
+    register_url("postgresql://ada:p%40ssw0rd@db/mlflow")
+    assert redacted("password p@ssw0rd, p%40ssw0rd") == f"password {REDACTED}, {REDACTED}"
+
+
+def test_what_is_logged_is_clean(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(logging, "_logRecordFactory", logging.getLogRecordFactory())
+    register_secret(PLAIN)
+    clean_logs()
+    clean_logs()
+    log = logging.getLogger("somebody.else")
+    try:
+        raise RuntimeError("with " + PLAIN)
+    except RuntimeError:
+        log.exception("it said %s", PLAIN)
+    log.warning("%d of %s", 3, "ten")
+    assert_clean(caplog.text)
+    assert f"it said {REDACTED}" in caplog.text
+    assert f"RuntimeError: with {REDACTED}" in caplog.text
+    assert caplog.records[-1].args == (3, "ten")
+
+
+def test_a_traceback_of_the_command_line_is_clean(monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+    monkeypatch.setattr(logging, "_logRecordFactory", logging.getLogRecordFactory())
+    register_secret(PLAIN)
+
+    def fail(**_: object) -> None:
+        raise RuntimeError("with " + PLAIN)
+
+    monkeypatch.setattr(cli, "app", fail)
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    assert ended.value.code == 1
+    told = capsys.readouterr().err
+    assert f"RuntimeError: with {REDACTED}" in told
+    assert_clean(told)

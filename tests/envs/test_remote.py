@@ -1,0 +1,385 @@
+"""Playing on servers: the same game as at home, several of them, dead ones, full ones, wrong ones."""
+
+import asyncio
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import replace
+
+import pytest
+from aiohttp import web
+
+from agents.agent import FormatAgent
+from agents.limits import EpisodeLimits
+from agents.prompting.renderer import Renderer
+from agents.rollout.conversation import TokenSpeakers
+from agents.rollout.episode import Rules
+from agents.rollout.group import play
+from agents.samplers.sampler import ScriptedSampler
+from agents.types import SamplingParams, StopReason, Trajectory
+from bench.experts import actions_of
+from envs.builtin.textcraft.env import make_item
+from envs.errors import ConfigError, EnvCrashed
+from envs.registry import get_env
+from envs.remote.servers import Servers, WireProtocol, on_servers
+from envs.runtime.manager import EnvManager
+from envs.serve.limits import Limits
+from envs.types import Item, StepResult
+from tests.support.serving import Served, listening, served
+from tests.support.toy import toy_tokenizer
+
+PLAYS = itertools.count()
+
+
+@pytest.fixture(scope="module")
+def textcraft() -> Iterator[Served]:
+    with served("textcraft") as server:
+        yield server
+
+
+def encode(text: str) -> list[int]:
+    ids: list[int] = toy_tokenizer().encode(text, add_special_tokens=False)
+    return ids
+
+
+async def played(
+    envs: EnvManager,
+    items: Sequence[Item],
+    *,
+    chains: int = 2,
+    latency_s: float = 0.0,
+    on_turn: Callable[[str, int], None] = lambda episode_id, turn: None,
+) -> list[list[Trajectory]]:
+    """The expert plays, in every chain."""
+    spec = get_env(items[0].env)
+    texts = [[f"Action: {said}" for said in await actions_of(spec, item)] for item in items]
+
+    def script(episode_id: str, turn: int) -> str:
+        on_turn(episode_id, turn)
+        return texts[int(episode_id.split("/")[1])][turn]
+
+    limits = EpisodeLimits(
+        max_turns=60,
+        max_tokens_per_turn=300,
+        context_length=100_000,
+        episode_timeout_s=60,
+        step_timeout_s=20,
+    )
+    rules = Rules(agent=FormatAgent("action"), limits=limits)
+    return await play(
+        items,
+        name=f"play {next(PLAYS)}",
+        chains=chains,
+        envs=envs,
+        speakers=TokenSpeakers(
+            sampler=ScriptedSampler(script, encode=encode, latency_s=latency_s),
+            renderer=Renderer(toy_tokenizer()),
+            sampling=SamplingParams(max_tokens=300),
+        ),
+        rules_of=lambda _: rules,
+        max_attempts=3,
+    )
+
+
+def essence(groups: list[list[Trajectory]]) -> list[object]:
+    """All of the trajectories but how long they took."""
+    return [
+        (t.item, t.chain, t.prompt_ids, t.turns, t.stop_reason, t.reward, t.success)
+        for group in groups
+        for t in group
+    ]
+
+
+@pytest.mark.parametrize("protocol", ["openenv", "agentgym"])
+@pytest.mark.parametrize(
+    ("env", "places"),
+    [
+        ("textcraft", range(6)),
+        ("babyai", (0, 5)),
+        ("searchqa-mini", (0, 5)),
+        ("webshop-mini", (0, 5)),
+        ("alfworld-mini", (0,)),
+    ],
+)
+def test_a_remote_episode_is_the_local_one(env: str, places: Sequence[int], protocol: WireProtocol) -> None:
+    spec = get_env(env)
+    if any(need.missing() for need in spec.needs):
+        pytest.skip(f"{env} needs something that is not installed")
+    items = [spec.split(0).test[place] for place in places]
+
+    async def main() -> None:
+        async with listening(spec) as url:
+            servers = Servers([url], protocol=protocol)
+            remote = EnvManager([on_servers(spec, servers)], capacity=4)
+            local = EnvManager([spec], capacity=4)
+            there, here = await played(remote, items), await played(local, items)
+            assert essence(there) == essence(here)
+            assert all(trajectory.success for group in here for trajectory in group)
+            await remote.close()
+            assert servers.live == {url: 0}
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("protocol", ["openenv", "agentgym"])
+def test_a_killed_servers_episodes_are_played_elsewhere(protocol: WireProtocol, textcraft: Served) -> None:
+    deep = [item for item in get_env("textcraft").split(0).test if item.metadata["depth"] > 1]
+    items = deep[:20]
+    doomed = Served("textcraft")
+    begun: set[str] = set()
+
+    def kill_when_all_are_playing(episode_id: str, turn: int) -> None:
+        if turn == 1:
+            begun.add(episode_id)
+        if len(begun) == 16:
+            doomed.process.kill()
+
+    async def main() -> None:
+        servers = Servers([doomed.url, textcraft.url], protocol=protocol)
+        envs = EnvManager([on_servers(get_env("textcraft"), servers)], capacity=16)
+        groups = await played(envs, items, chains=4, latency_s=0.01, on_turn=kill_when_all_are_playing)
+        assert [(t.item, t.chain) for group in groups for t in group] == [
+            (item, chain) for item in items for chain in range(4)
+        ]
+        assert {(t.stop_reason, t.success) for group in groups for t in group} == {
+            (StopReason.TERMINATED, True)
+        }
+        assert max(t.attempts for group in groups for t in group) > 1
+        assert servers.live[doomed.url] == 0
+        await envs.close()
+
+    try:
+        asyncio.run(main())
+    finally:
+        doomed.stop()
+
+
+def test_instances_are_spread_and_a_dead_server_comes_back() -> None:
+    spec = get_env("textcraft")
+
+    async def main() -> None:
+        async with listening(spec) as url, AsyncExitStack() as doomed:
+            other = await doomed.enter_async_context(listening(spec))
+            servers = Servers([url, other])
+            envs = [servers.make() for _ in range(6)]
+            for env in envs:
+                await env.reset(make_item(1))
+            assert servers.live == {url: 3, other: 3}
+            await doomed.aclose()
+            with pytest.raises(EnvCrashed, match=other):
+                await envs[1].step("inventory")
+            for env in envs:
+                await env.close()
+            envs = [servers.make() for _ in range(3)]
+            for env in envs:
+                await env.reset(make_item(1))
+            assert servers.live == {url: 3, other: 0}
+            async with listening(spec, port=int(other.rpartition(":")[2])):
+                while not servers.live[other]:
+                    envs.append(servers.make())
+                    await envs[-1].reset(make_item(1))
+                    await asyncio.sleep(0.05)
+                for env in envs:
+                    await env.close()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("protocol", ["openenv", "agentgym"])
+def test_a_full_server_is_passed_by_and_waited_for(protocol: WireProtocol) -> None:
+    spec = get_env("textcraft")
+
+    async def main() -> None:
+        async with listening(spec, limits=Limits(max_sessions=1)) as small, listening(spec) as large:
+            both = Servers([small, large], protocol=protocol)
+            envs = [both.make() for _ in range(4)]
+            for env in envs:
+                await env.reset(make_item(1))
+            assert both.live == {small: 1, large: 3}
+            impatient = Servers([small], protocol=protocol, patience_s=0.3).make()
+            with pytest.raises(EnvCrashed, match=r"no server has room.*--max-sessions"):
+                await impatient.reset(make_item(1))
+            late = Servers([small], protocol=protocol).make()
+            waiting = asyncio.create_task(late.reset(make_item(1)))
+            await asyncio.sleep(0.3)
+            assert not waiting.done()
+            for env in envs:
+                await env.close()
+            assert await waiting == await spec.make().reset(make_item(1))
+            await late.close()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("protocol", ["openenv", "agentgym"])
+def test_a_session_that_expired_between_episodes_costs_nothing(protocol: WireProtocol) -> None:
+    async def main() -> None:
+        limits = Limits(idle_s=0.2)
+        async with listening(get_env("textcraft"), limits=limits, tokens=("secret",)) as url:
+            env = Servers([url], protocol=protocol, token="secret").make()
+            opening = await env.reset(make_item(1))
+            await asyncio.sleep(0.6)
+            with pytest.raises(EnvCrashed, match=url):
+                await env.step("inventory")  # in an episode it does
+            assert await env.reset(make_item(1)) == opening
+            await asyncio.sleep(0.6)
+            assert await env.reset(make_item(1)) == opening
+            assert (await env.step("inventory")).observation.startswith("Inventory")
+            await env.close()
+            await env.close()
+
+            for wrong in (None, "guess"):
+                stranger = Servers([url], protocol=protocol, token=wrong).make()
+                with pytest.raises(ConfigError, match=f"{url}.*401.*token"):
+                    await stranger.reset(make_item(1))
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("protocol", ["openenv", "agentgym"])
+def test_a_server_that_was_restarted_between_episodes_is_not_left_out(
+    protocol: WireProtocol, caplog: pytest.LogCaptureFixture
+) -> None:
+    spec = get_env("textcraft")
+
+    async def main() -> None:
+        async with listening(spec) as url:
+            env = Servers([url], protocol=protocol).make()
+            opening = await env.reset(make_item(1))
+        async with listening(spec, port=int(url.rpartition(":")[2])):
+            assert await env.reset(make_item(1)) == opening
+            assert (await env.step("inventory")).observation.startswith("Inventory")
+            await env.close()
+
+    asyncio.run(main())
+    assert not caplog.records
+
+
+@pytest.mark.parametrize("protocol", ["openenv", "agentgym"])
+def test_a_server_that_never_answers_is_left_out(protocol: WireProtocol) -> None:
+    async def main() -> None:
+        hung = await asyncio.start_server(lambda reader, writer: None, "127.0.0.1", 0)
+        silent = f"http://127.0.0.1:{hung.sockets[0].getsockname()[1]}"
+        async with hung, listening(get_env("textcraft")) as url:
+            servers = Servers([silent, url], protocol=protocol, request_timeout_s=0.5)
+            envs = [servers.make() for _ in range(2)]
+            for env in envs:
+                await env.reset(make_item(1))
+            assert servers.live == {silent: 0, url: 2}
+            for env in envs:
+                await env.close()
+
+    asyncio.run(main())
+
+
+def test_a_server_whose_steps_hang_gets_no_new_episodes() -> None:
+    """Whoever plays gives a step up long before `request_timeout_s`."""
+
+    class Hangs:
+        async def reset(self, item: Item) -> str:
+            return "begun"
+
+        async def step(self, action: str) -> StepResult:
+            await asyncio.sleep(60)
+            raise AssertionError
+
+        async def close(self) -> None: ...
+
+    async def main() -> None:
+        textcraft = get_env("textcraft")
+        async with (
+            listening(replace(textcraft, make=Hangs)) as silent,
+            listening(textcraft) as url,
+        ):
+            servers = Servers([silent, url], protocol="openenv")
+            first = servers.make()
+            assert await first.reset(make_item(1)) == "begun"
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(first.step("inventory"), 0.2)
+            await first.close()
+            second = servers.make()
+            assert await second.reset(make_item(1)) != "begun"
+            await second.close()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("protocol", ["openenv", "agentgym"])
+def test_what_no_retry_mends_is_said_in_one_line(protocol: WireProtocol, textcraft: Served) -> None:
+    async def main() -> None:
+        lost = Servers([f"{textcraft.url}/nowhere"], protocol=protocol).make()
+        with pytest.raises(ConfigError, match=r"/nowhere/.* answers 404"):
+            await lost.reset(make_item(1))
+        dead = Servers(["http://127.0.0.1:9"], protocol=protocol, patience_s=0.1).make()
+        with pytest.raises(EnvCrashed, match=r"no server has room.*127.0.0.1:9 .*Cannot connect"):
+            await dead.reset(make_item(1))
+
+    asyncio.run(main())
+    for urls in ([], ["localhost:8000"], ["http://"]):
+        with pytest.raises(ConfigError, match="servers: "):
+            Servers(urls, protocol=protocol)
+
+
+def test_agentgyms_own_answers_are_read_as_its_clients_read_them() -> None:
+    """A server that answers as AgentGym's SciWorld does: points to 100, one text in two, errors with 200."""
+    steps = [
+        {"observation": "good", "reward": 25, "score": 25, "done": False},
+        {"observation": "lost", "reward": -125, "score": -100, "done": True},
+        {"observation": "better", "reward": 40, "score": 40, "done": False},
+        {"observation": "done", "reward": 60, "score": 100, "done": True},
+        # an item that has 20 points at its reset: AgentGym's rewards add up to 80
+        {"observation": "nothing", "reward": 0, "score": 20, "done": False},
+        {"observation": "all", "reward": 80, "score": 100, "done": True},
+        {"error": "The id 7 is not valid."},
+    ]
+    asked: list[object] = []
+
+    async def answer(request: web.Request) -> web.Response:
+        asked.append((request.path, await request.json()))
+        match request.path:
+            case "/create":
+                return web.json_response({"id": 7})
+            case "/reset":
+                return web.json_response(
+                    {
+                        "task_name": "boil",
+                        "var_num": 3,
+                        "task_description": "Boil water.",
+                        "observation": "A room.",
+                    }
+                )
+            case "/step":
+                return web.json_response(steps.pop(0))
+        return web.json_response(True)
+
+    async def main() -> None:
+        app = web.Application()
+        app.router.add_post("/{name}", answer)
+        runner = web.AppRunner(app)
+        await runner.setup()
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+        env = Servers([url], protocol="agentgym").make()
+        item = Item(item_id="sciworld_3", env="sciworld")
+        assert await env.reset(item) == "Boil water.\nA room."
+        good, lost = await env.step("look"), await env.step("focus on air")
+        assert (good.reward, good.terminated, good.success) == (0.25, False, False)
+        assert (lost.reward, lost.terminated, lost.success) == (-0.25, True, False)
+        await env.reset(item)
+        better, done = await env.step("look"), await env.step("wait")
+        assert (better.reward, done.reward, done.terminated, done.success) == (0.4, 0.6, True, True)
+        await env.reset(item)
+        nothing, every = await env.step("look"), await env.step("wait")
+        assert (nothing.reward, every.reward, every.success) == (0.2, 0.8, True)
+        with pytest.raises(EnvCrashed, match="The id 7 is not valid"):
+            await env.step("look")
+        await env.close()
+        await runner.cleanup()
+
+    asyncio.run(main())
+    assert asked[:3] == [
+        ("/create", {}),
+        ("/reset", {"id": 7, "data_idx": 3}),
+        ("/step", {"id": 7, "action": "look"}),
+    ]
+    assert asked[-1] == ("/close", {"id": 7})

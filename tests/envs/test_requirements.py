@@ -1,0 +1,137 @@
+"""What environments need: how it is detected, and which command is named."""
+
+import os
+import tomllib
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+
+import pytest
+
+from envs.errors import MissingDependency
+from envs.registry import env_names, get_env
+from envs.requirements.detection import BUBBLEWRAP, JAVA, Package, install_command, pip_install, require
+
+ROOT = Path(__file__).parents[2]
+CONSTRAINED = "-c constraints.txt --overrides overrides.txt"
+
+
+def program(folder: Path, name: str, *, text: str = "exit 0") -> None:
+    folder.mkdir(exist_ok=True)
+    (folder / name).write_text(f"#!/bin/sh\n{text}\n")
+    (folder / name).chmod(0o755)
+
+
+@pytest.fixture
+def only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder that is the whole PATH."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    monkeypatch.setenv("PATH", str(folder))
+    monkeypatch.delenv("CONDA_PREFIX", raising=False)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("manager", "command"),
+    [
+        ("apt-get", "apt-get install default-jre-headless"),
+        ("dnf", "dnf install java-latest-openjdk-headless"),
+        ("brew", "brew install --cask temurin"),
+    ],
+)
+def test_the_command_is_this_machines_package_managers(only: Path, manager: str, command: str) -> None:
+    program(only, manager)
+    privileged = "" if os.geteuid() == 0 or manager == "brew" else "sudo "
+    assert JAVA.missing() == privileged + command
+
+
+def test_conda_is_named_within_its_environments_only(only: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program(only, "conda")
+    program(only, "brew")
+    assert install_command(BUBBLEWRAP.packages) == "brew install bubblewrap"
+    monkeypatch.setenv("CONDA_PREFIX", "/somewhere")
+    assert install_command(BUBBLEWRAP.packages) == "conda install -c conda-forge bubblewrap"
+
+
+def test_without_a_known_manager_all_commands_are_named(only: Path) -> None:
+    assert BUBBLEWRAP.missing() == " or ".join(
+        f"{manager} install {options}bubblewrap"
+        for manager, options in (("conda", "-c conda-forge "), ("apt-get", ""), ("dnf", ""), ("brew", ""))
+    )
+
+
+def test_a_program_that_does_not_run_is_missing(only: Path) -> None:
+    program(only, "java", text="echo 'no runtime present' >&2; exit 1")
+    remedy = JAVA.missing()
+    assert remedy is not None
+    assert "no runtime present" in remedy
+    assert "default-jre-headless" in remedy
+    program(only, "java")
+    assert JAVA.missing() is None
+
+
+def test_packages_are_wanted_as_pyproject_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    declared = [*project["dependencies"], *chain(*project["optional-dependencies"].values())]
+    for name in env_names():
+        for package in get_env(name).packages:
+            assert any(line.startswith(package) for line in declared), package
+            assert Package(package).missing() is None
+    assert Package("no-such-thing").missing() == f"uv pip install no-such-thing {CONSTRAINED}"
+    old = tmp_path / "minigrid-2.3.1.dist-info"
+    old.mkdir()
+    (old / "METADATA").write_text("Metadata-Version: 2.1\nName: minigrid\nVersion: 2.3.1\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    said = f"uv pip install -e . {CONSTRAINED} (minigrid 2.3.1 is installed, ==3.2.0 is wanted)"
+    assert Package("minigrid").missing() == said
+
+
+def test_all_that_is_missing_is_one_line(only: Path) -> None:
+    program(only, "apt-get")
+    with pytest.raises(
+        MissingDependency, match=r"^x needs Java, no-such-thing; .*jre-headless; uv pip install no"
+    ):
+        require("x", (JAVA, Package("no-such-thing")))
+    program(only, "java")
+    require("x", (JAVA,))
+
+
+@dataclass(frozen=True)
+class Absent:
+    """As `alfworld`'s are, the package and the data set."""
+
+    name: str
+    remedy: str
+
+    def missing(self) -> str:
+        return self.remedy
+
+
+def test_a_package_and_a_data_set_of_one_name_are_both_told() -> None:
+    install = pip_install("alfworld")
+    needs = (Absent("alfworld", install), Absent("textworld", install), Absent("alfworld", "wingspan data"))
+    with pytest.raises(MissingDependency) as missing:
+        require("x", needs)
+    assert str(missing.value) == f"x needs alfworld, textworld; {install}; wingspan data"
+
+
+def test_packages_are_installed_by_the_extra_that_has_them_within_the_constraints() -> None:
+    """`pip install alfworld==0.4.2` alone may change what the rest was tested with."""
+    assert pip_install("alfworld", "textworld") == f"uv pip install -e '.[alfworld]' {CONSTRAINED}"
+    assert pip_install("redis", "faiss-cpu") == f"uv pip install -e '.[search]' {CONSTRAINED}"
+    assert pip_install("playwright") == f"uv pip install -e '.[web]' {CONSTRAINED}"
+    assert pip_install("verl") == f"uv pip install -e . {CONSTRAINED}"
+    code = [file for folder in ("envs", "agents", "tasks", "flows") for file in (ROOT / folder).rglob("*.py")]
+    bypassing = [
+        f"{file.relative_to(ROOT)}: {line.strip()}"
+        for file in code
+        for line in file.read_text().splitlines()
+        if "pip install" in line and "constraints.txt" not in line
+    ]
+    assert bypassing == []
+
+
+def test_every_environment_says_where_its_items_come_from() -> None:
+    for name in env_names():
+        assert get_env(name).source

@@ -1,0 +1,146 @@
+"""Which sandbox is taken, what its command line is, and that a wall with a hole in it is noticed.
+
+What the walls hold back is tests/envs/test_interpreter.py's.
+"""
+
+import asyncio
+import base64
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from envs.errors import ConfigError, MissingDependency
+from envs.requirements.detection import DOCKER, PODMAN
+from envs.sandbox.backend import Limits, holes
+from envs.sandbox.bubblewrap import Bubblewrap
+from envs.sandbox.containers import Containers
+from envs.sandbox.enroot import Enroot
+from envs.sandbox.interpreter import Interpreter
+from envs.sandbox.sandbox import BACKENDS, Sandbox, choose_backend, enroot, seccomp
+
+LIMITS = Limits(memory_mb=100, processes=9, disk_mb=20, shm_mb=5, open_files=50)
+needs_bubblewrap = pytest.mark.skipif(Bubblewrap().missing() is not None, reason=str(Bubblewrap().missing()))
+
+
+def without(line: list[str], *words: str) -> list[str]:
+    """`line` less the first place where `words` stand in a row."""
+    at = next(i for i in range(len(line)) if line[i : i + len(words)] == list(words))
+    return line[:at] + line[at + len(words) :]
+
+
+@dataclass(frozen=True)
+class Weak(Bubblewrap):
+    """Bubblewrap less some words, and with another."""
+
+    left_out: tuple[str, ...] = ()
+    more: tuple[str, ...] = ()
+
+    def command(self, program: Sequence[str], limits: Limits, *, label: str) -> list[str]:
+        line = Bubblewrap.command(self, program, limits, label=label)
+        at = line.index("--die-with-parent")
+        line = [*line[:at], *self.more, *line[at:]]
+        for words in self.left_out:
+            line = without(line, *words.split())
+        return line
+
+
+SIZE = str(Limits().disk_mb << 20)
+
+
+@needs_bubblewrap
+@pytest.mark.parametrize(
+    ("weak", "found"),
+    [
+        (Weak(), None),
+        (Weak(more=("--share-net",)), "it shares the machine's net namespace"),
+        (Weak(left_out=("--disable-userns", "--seccomp 3")), "it can make user namespaces"),
+        (Weak(left_out=("--remount-ro /",)), "it can write to /"),
+        (Weak(left_out=(f"--size {SIZE}",)), "/tmp has no end"),
+        (Weak(left_out=(f"--nproc={Limits().processes}",)), "the number of processes has no end"),
+        (Weak(left_out=(f"--as={Limits().memory_mb << 20}",)), "a process's memory has no end"),
+        (Weak(more=("--ro-bind", "/sys", "/sys")), "it sees /sys"),
+        (Weak(left_out=("--seccomp 3",)), "it may call add_key, "),
+    ],
+    ids=lambda value: "" if isinstance(value, Weak) else value or "no hole",
+)
+def test_a_hole_in_the_walls_is_found(weak: Weak, found: str | None) -> None:
+    said = holes(weak)
+    assert said == found if found is None else found in str(said)
+    assert (weak.missing() is None) == (found is None)
+
+
+@needs_bubblewrap
+def test_behind_walls_with_a_hole_nothing_runs() -> None:
+    async def main() -> None:
+        await Interpreter(Weak(more=("--share-net",)), limits=LIMITS).run("1")
+
+    with pytest.raises(MissingDependency, match=r"never runs without one.*machine's net namespace"):
+        asyncio.run(main())
+
+
+def test_a_named_sandbox_is_taken_or_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WINGSPAN_SANDBOX", "chroot")
+    with pytest.raises(ConfigError, match=r"WINGSPAN_SANDBOX=chroot .*bubblewrap, podman, docker, enroot"):
+        choose_backend()
+    for backend in BACKENDS.values():
+        monkeypatch.setenv("WINGSPAN_SANDBOX", backend.name)
+        if backend.missing() is None:
+            assert choose_backend() is backend
+        else:
+            with pytest.raises(MissingDependency, match=f"never runs without one.*: {backend.name}: ."):
+                choose_backend()
+
+
+def test_without_any_sandbox_all_remedies_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("WINGSPAN_SANDBOX", raising=False)
+    said = Sandbox().missing()
+    assert said is not None
+    for remedy in ("install bubblewrap", "install podman", "install docker.io", "NVIDIA/enroot"):
+        assert remedy in said
+
+
+RUN = shlex.split(
+    "run --rm --interactive --pull=never --name=L --log-driver=none --network=none --ipc=private"
+    " --hostname=sandbox --user=65534:65534 --cap-drop=ALL --security-opt=no-new-privileges"
+    f" --security-opt=seccomp={seccomp.profile_file()} --pids-limit=9"
+    " --ulimit=nproc=4096:4096 --ulimit=nofile=50:50 --memory=145m --memory-swap=145m --shm-size=5m"
+    " --read-only --tmpfs /work:rw,exec,nosuid,nodev,mode=1777,size=20m"
+    " --tmpfs /tmp:rw,exec,nosuid,nodev,mode=1777,size=20m --tmpfs /sys:ro,size=4k"
+    " --tmpfs /sys/fs/cgroup:ro,size=4k --workdir=/work"
+)
+INSIDE = shlex.split(
+    "-i PATH=/usr/local/bin:/usr/bin:/bin HOME=/work LANG=C.UTF-8 timeout --signal=KILL 3600"
+    " prlimit --as=104857600 --nofile=50 --fsize=20971520 --core=0 python3 x.py"
+)
+
+
+def test_dockers_command_line() -> None:
+    line = Containers(DOCKER).command(["python3", "x.py"], LIMITS, label="L")
+    assert line == ["docker", *RUN, "--entrypoint=/usr/bin/env", "python:3.11-slim", *INSIDE]
+
+
+def test_podmans_command_line_shuts_what_podman_opens(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WINGSPAN_SANDBOX_IMAGE", "mine")
+    line = Containers(PODMAN).command(["python3", "x.py"], LIMITS, label="L")
+    own = ["--http-proxy=false", "--no-hosts", "--read-only-tmpfs=false"]
+    assert line == ["podman", *RUN, *own, "--entrypoint=/usr/bin/env", "mine", *INSIDE]
+
+
+def test_enroots_command_line() -> None:
+    line = Enroot().command(["python3", "x.py"], LIMITS, label="L")
+    folder = Path(enroot.__file__).parent / "enroot_config"
+    assert line == [
+        *("env", "WINGSPAN_DISK_MB=20", "WINGSPAN_SHM_MB=5"),
+        *("unshare", "--user", "--map-current-user", "--keep-caps"),
+        *("sh", "-c", 'echo 1 > /proc/sys/user/max_user_namespaces && exec "$@"', "L"),
+        *("setpriv", "--ambient-caps=-all", "--inh-caps=-all", "--no-new-privs"),
+        *("enroot", "start", "--pid", "--net", "--ipc", "--uts", f"--conf={folder}/sandbox.sh"),
+        *("wingspan-python", "/usr/bin/env", "-i", "--chdir=/work", *INSIDE[1:7], "prlimit", "--nproc=9"),
+        *("python3", "-I", "-c", seccomp.LOADER, base64.b64encode(seccomp.bpf()).decode()),
+        *INSIDE[7:],
+    ]
+    assert {"ENROOT_SYSCONF_PATH", "ENROOT_CONFIG_PATH"} <= Enroot().environment.keys()

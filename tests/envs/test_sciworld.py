@@ -1,0 +1,164 @@
+"""ScienceWorld: numbering, splits, scores, and the simulator's own gold paths through our interface."""
+
+import asyncio
+import os
+import signal
+
+import psutil
+import pytest
+
+from envs.builtin.sciworld import TASKS, Jvm, SciWorldEnv, expert, make_item, place_of, split
+from envs.errors import ConfigError, MissingDependency
+from envs.requirements.detection import JAVA
+
+needs_java = pytest.mark.skipif(JAVA.missing() is not None, reason=str(JAVA.missing()))
+
+
+def first_of(number: str) -> int:
+    index = 0
+    for task in TASKS:
+        if task.number == number:
+            return index
+        index += task.variations
+    raise KeyError(number)
+
+
+@needs_java
+def test_the_table_of_tasks_is_the_packages():
+    """Names, numbers of variations and their split, as the simulator says them."""
+    from scienceworld.constants import ID2TASK
+
+    left_out = {"5-1", "5-2", "9-1", "9-2", "9-3", "10-1", "10-2"}
+    assert [(task.number, task.name) for task in TASKS] == [
+        (number, name) for number, name in ID2TASK.items() if number not in left_out
+    ]
+    jvm = Jvm()
+    try:
+        for task in TASKS:
+            jvm.load(task.name, 0)
+            simulator = jvm._simulator
+            assert simulator.getTaskMaxVariations(task.name) == task.variations
+            assert list(simulator.getVariationsTrain()) == list(range(task.train))
+            assert list(simulator.getVariationsTest()) == list(range(task.test, task.variations))
+    finally:
+        jvm.close()
+
+
+def test_items_are_numbered_task_by_task():
+    assert (place_of(0)[0].name, place_of(0)[1]) == ("boil", 0)
+    assert (place_of(29)[0].name, place_of(29)[1]) == ("boil", 29)
+    assert (place_of(30)[0].name, place_of(30)[1]) == ("melt", 0)
+    last = sum(task.variations for task in TASKS) - 1
+    assert (place_of(last)[0].name, place_of(last)[1]) == ("identify-life-stages-2", 9)
+    with pytest.raises(ConfigError, match=str(last + 1)):
+        place_of(last + 1)
+
+
+def test_the_split_keeps_the_packages_training_and_test_variations_apart():
+    found = split(0)
+    assert (len(found.train), len(found.test)) == (2120, 200)
+    for item in found.train:
+        task, variation = place_of(int(item.item_id.removeprefix("sciworld_")))
+        assert variation < task.train
+    for item in found.test:
+        task, variation = place_of(int(item.item_id.removeprefix("sciworld_")))
+        assert variation >= task.test
+    assert split(0) == found
+    assert split(1).test != found.test
+
+
+@needs_java
+@pytest.mark.parametrize("number", ["1-2", "4-2", "7-1", "8-2"])
+def test_gold_paths_reach_full_marks(number):
+    """Some variations of tasks whose gold path is found in a second or two."""
+    first = first_of(number)
+
+    async def main() -> None:
+        env = SciWorldEnv()
+        try:
+            for index in range(first, first + 2):
+                opening = await env.reset(make_item(index))
+                assert opening.startswith("Your task is to")
+                rewards = []
+                for step in expert(make_item(index)):
+                    result = await env.step(step.action)
+                    rewards.append(result.reward)
+                    if result.terminated:
+                        break
+                assert result.terminated
+                assert result.success
+                assert sum(rewards) == pytest.approx(1.0)
+        finally:
+            await env.close()
+
+    asyncio.run(main())
+
+
+@needs_java
+def test_the_same_item_is_the_same_whatever_was_played_before():
+    """Java's own order of objects differs from game to game: here in the container that the path opens."""
+    item, other = make_item(35), make_item(34)
+
+    async def played(*items):
+        env = SciWorldEnv()
+        try:
+            for one in items:
+                seen = [await env.reset(one)]
+                for step in path:
+                    result = await env.step(step.action)
+                    seen.append((result.observation, result.reward))
+                    if result.terminated:
+                        break
+            return seen
+        finally:
+            await env.close()
+
+    path = expert(item)
+    expert(other)
+    assert expert(item) == path
+    first = asyncio.run(played(item))
+    assert asyncio.run(played(other, other, item)) == first
+    assert asyncio.run(played(item, item)) == first
+
+
+@needs_java
+def test_a_wrong_focus_ends_the_task_without_a_score():
+    async def main() -> None:
+        env = SciWorldEnv()
+        await env.reset(make_item(first_of("4-4")))
+        nonsense = await env.step("dance with the stove")
+        assert not nonsense.terminated
+        assert nonsense.reward == 0
+        wrong = await env.step("focus on air")
+        assert wrong.terminated
+        assert not wrong.success
+        assert wrong.reward == 0
+        await env.close()
+
+    asyncio.run(main())
+
+
+@needs_java
+def test_a_killed_jvm_is_a_fault_and_close_leaves_no_process():
+    async def main() -> None:
+        env = SciWorldEnv()
+        await env.reset(make_item(0))
+        pid = env._jvm.pid
+        os.kill(pid, signal.SIGKILL)
+        with pytest.raises(Exception, match=r"."):
+            await env.step("look around")
+        await env.close()
+        await env.close()
+        assert not psutil.pid_exists(pid)
+        await env.reset(make_item(1))  # it starts another
+        other = env._jvm.pid
+        await env.close()
+        assert not psutil.pid_exists(other)
+
+    asyncio.run(main())
+
+
+def test_without_java_the_remedy_is_named(monkeypatch, tmp_path):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(MissingDependency, match="apt-get install default-jre-headless"):
+        Jvm()

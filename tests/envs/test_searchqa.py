@@ -1,0 +1,371 @@
+"""SearchQA: what a turn says, what an answer is worth, the real data's form, and the stand-in's questions."""
+
+import asyncio
+import json
+import re
+import unicodedata
+from collections.abc import Sequence
+from pathlib import Path
+
+import pyarrow
+import pytest
+from pyarrow import parquet
+
+from envs.builtin.searchqa import spec as real
+from envs.builtin.searchqa.env import SearchQAEnv, said
+from envs.builtin.searchqa.making import CORPUS, QUESTIONS
+from envs.builtin.searchqa.mini import spec as mini
+from envs.builtin.searchqa.mini.spec import read_mini
+from envs.builtin.searchqa.questions import TEST, TRAIN, Question, QuestionFile, Source, ranges
+from envs.builtin.searchqa.scoring import compare
+from envs.errors import ConfigError, MissingDependency
+from envs.registry import get_env
+from envs.retrieval.types import Passage
+from envs.types import Item, StepResult
+
+
+class OneShelf:
+    """A retriever that knows two passages, and what it was asked."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[Sequence[str], int]] = []
+
+    async def version(self) -> str:
+        return "one shelf"
+
+    async def search(self, queries: Sequence[str], *, top_k: int) -> list[list[Passage]]:
+        self.asked.append((queries, top_k))
+        passages = [
+            Passage("0", '"Iceland"\nIts capital is\nReykjavik.', 2.0),
+            Passage("1", '"Oslo"\nNorway.', 1.0),
+        ]
+        return [passages[:top_k] for _ in queries]
+
+    async def close(self) -> None: ...
+
+
+def played(*actions: str, answers: Sequence[str] = ("Reykjavik",)) -> tuple[str, list[StepResult], OneShelf]:
+    shelf = OneShelf()
+
+    async def main() -> tuple[str, list[StepResult]]:
+        env = SearchQAEnv(lambda item: Question("Which city?", answers), lambda: shelf, top_k=2)
+        opening = await env.reset(Item(item_id="any_0", env="any"))
+        return opening, [await env.step(action) for action in actions]
+
+    return *asyncio.run(main()), shelf
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("<think>I wonder</think><search> the capital\nof it </search>", ("search", "the capital\nof it")),
+        ("<answer>Oslo</answer>", ("answer", "Oslo")),
+        ("<search>a</search><answer>b</answer>", ("search", "a")),
+        ("<answer>b</answer><search>a</search>", ("answer", "b")),
+        ("<answer>a</answer> or rather <answer>b</answer>", ("answer", "b")),
+        ("<answer>a <search>q</search>", ("search", "q")),
+        ("<search>q <answer>a</answer>", ("answer", "a")),
+        ("<answer>a<answer>b</answer>", ("answer", "a<answer>b")),
+        ("<answer></answer>", ("answer", "")),
+        ("<search>never closed", None),
+        ("</search>q<search>", None),
+        ("Reykjavik", None),
+        ("", None),
+    ],
+)
+def test_a_turn_is_what_the_references_patterns_find(text: str, expected: tuple[str, str] | None):
+    """Theirs: the first match of `<(search|answer)>(.*?)</\\1>`; of an answer, the last
+    `<answer>(.*?)</answer>`."""
+    first = re.search(r"<(search|answer)>(.*?)</\1>", text, re.DOTALL)
+    theirs = None if first is None else (first[1], first[2].strip())
+    if theirs is not None and theirs[0] == "answer":
+        theirs = ("answer", re.findall(r"<answer>(.*?)</answer>", text, re.DOTALL)[-1].strip())
+    assert said(text) == theirs == expected
+
+
+def test_reading_a_turn_takes_time_by_its_length_alone():
+    """The pattern above takes minutes for these."""
+    assert said("<search>" * 200_000) is None
+    assert said("<answer>" * 100_000 + "</search>" * 100_000) is None
+    assert said("<answer>x</answer>" * 50_000) == ("answer", "x")
+
+
+def test_a_search_is_told_as_search_r1_tells_it():
+    opening, (found,), shelf = played("<search>capital of Iceland</search>")
+    assert opening == "Question: Which city?"
+    assert found == StepResult(
+        '<information>Doc 1(Title: "Iceland") Its capital is\nReykjavik.\nDoc 2(Title: "Oslo") Norway.'
+        "</information>"
+    )
+    assert shelf.asked == [(["capital of Iceland"], 2)]
+
+
+def test_an_answer_ends_the_episode_right_or_wrong():
+    right = played("no tags", "<think>It is.</think><answer>The Reykjavik!</answer>")[1]
+    assert "<search>" in right[0].observation
+    assert (right[0].reward, right[0].terminated) == (0.0, False)
+    assert (right[1].reward, right[1].terminated, right[1].success) == (1.0, True, True)
+    assert right[1].metrics == {"exact_match": 1.0, "f1": 1.0}
+    (wrong,) = played("<answer>Reykjavik city</answer>")[1]
+    assert (wrong.reward, wrong.terminated, wrong.success) == (0.0, True, False)
+    assert wrong.metrics == {"exact_match": 0.0, "f1": pytest.approx(2 / 3)}
+    with pytest.raises(RuntimeError, match="after the end"):
+        played("<answer>Oslo</answer>", "<answer>Reykjavik</answer>")
+
+
+@pytest.mark.parametrize(
+    ("text", "accepted", "exact", "f1"),
+    [
+        ("the Beatles", ["Beatles"], 1, 1),
+        ("J.R.R. Tolkien", ["JRR Tolkien"], 1, 1),
+        ("an  apple a day", ["apple day"], 1, 1),
+        ("14 December 1972", ["December 14, 1972", "1972"], 0, 1),  # F1 knows no order
+        ("Paris, France", ["Paris"], 0, 2 / 3),  # 1 of 2 words, 1 of 1
+        ("Denver Broncos", ["Carolina Panthers", "Broncos of Denver"], 0, 4 / 5),  # 2 of 2, 2 of 3
+        ("yes yes no", ["yes no no"], 0, 2 / 3),  # as multisets: 2 of 3, 2 of 3
+        ("São Paulo", ["Sao Paulo"], 0, 1 / 2),
+        ("", ["x"], 0, 0),
+        ("the", ["a"], 1, 0),  # nothing is left of either, as in SQuAD's script
+    ],
+)
+def test_scores_of_worked_cases(text: str, accepted: list[str], exact: int, f1: float):
+    found = compare(text, accepted)
+    assert (found.exact, found.f1) == (exact, pytest.approx(f1))
+
+
+def rows_as_upstream(names: Sequence[str]) -> list[dict[str, object]]:
+    """Rows with the columns that Search-R1's data scripts leave."""
+    return [
+        {
+            "id": f"{'test' if name == 'bamboogle' else 'train'}_{number}",
+            "question": f"who wrote book {number} of {name}",
+            "golden_answers": [f"Author {number}", f"A. {number}"],
+            "metadata": None,
+            "data_source": name,
+            "prompt": [{"content": "Answer the given question. …", "role": "user"}],
+            "ability": "fact-reasoning",
+            "reward_model": {
+                "ground_truth": {"target": [f"Author {number}", f"A. {number}"]},
+                "style": "rule",
+            },
+            "extra_info": {"index": number, "split": "test"},
+        }
+        for number, name in enumerate(names)
+    ]
+
+
+def write(path: Path, rows: list[dict[str, object]]) -> Path:
+    parquet.write_table(pyarrow.Table.from_pylist(rows), path)
+    return path
+
+
+SAMPLE = (Source("nq", 3), Source("hotpotqa", 2))
+
+
+def test_questions_are_read_in_upstreams_form(tmp_path: Path):
+    path = write(tmp_path / "train.parquet", rows_as_upstream(["nq"] * 3 + ["hotpotqa"] * 2))
+    file = QuestionFile(path, sources=SAMPLE)
+    assert len(file) == 5
+    assert file[3] == Question("who wrote book 3 of hotpotqa?", ["Author 3", "A. 3"])
+    assert list(file) == [file[row] for row in range(5)]
+
+
+def test_a_wrong_file_of_questions_is_told_with_its_place(tmp_path: Path):
+    rows = rows_as_upstream(["nq"] * 3 + ["hotpotqa"] * 2)
+    path = write(tmp_path / "q.parquet", rows)
+    whole = path.read_bytes()
+    path.write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(
+        ConfigError, match=r"q\.parquet: no whole Parquet file .* wingspan data pull searchqa"
+    ):
+        QuestionFile(path, sources=SAMPLE)
+    write(path, rows[:4])
+    with pytest.raises(ConfigError, match=r"q\.parquet: expected 5 rows, got 4"):
+        QuestionFile(path, sources=SAMPLE)
+    write(path, [*rows[:2], rows[3], rows[2], rows[4]])
+    with pytest.raises(ConfigError, match=r"row 2: expected a question of nq, got one of 'hotpotqa'"):
+        QuestionFile(path, sources=SAMPLE)
+    write(path, [{"question": row["question"]} for row in rows])
+    with pytest.raises(
+        ConfigError, match=r"expected columns question, golden_answers, data_source; there are quest"
+    ):
+        QuestionFile(path, sources=SAMPLE)
+    write(path, [*rows[:4], rows[4] | {"golden_answers": []}])
+    with pytest.raises(ConfigError, match=r"row 4: expected golden_answers, a list of texts; got \[\]"):
+        QuestionFile(path, sources=SAMPLE)[4]
+
+
+def test_items_are_numbered_as_in_agentgyms_tables():
+    """agentenv-searchqa/README.md and its env_wrapper.py."""
+    tests = {source.name: numbers for source, numbers in ranges(TEST, first=0)}
+    assert tests["triviaqa"] == range(3610, 14923)
+    assert tests["popqa"] == range(14923, 29190)
+    assert tests["hotpotqa"] == range(29190, 36595)
+    assert tests["2wikimultihopqa"] == range(36595, 49171)
+    assert tests["musique"] == range(49171, 51588)
+    assert tests["bamboogle"] == range(51588, 51713)
+    assert [numbers for _, numbers in ranges(TRAIN, first=51713)] == [
+        range(51713, 130881),
+        range(130881, 221328),
+    ]
+    assert (real.FIRST_TRAIN, real.END) == (51713, 221328)
+
+
+def test_real_items_are_played_from_files_in_upstreams_form(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Of upstream's size: every row of the seven and the two data sets, made up."""
+    folder = tmp_path / "searchqa"
+    folder.mkdir()
+    for name, sources in (("test", TEST), ("train", TRAIN)):
+        names = [source.name for source in sources for _ in range(source.count)]
+        table = {
+            "question": [f"question {row} of {source}" for row, source in enumerate(names)],
+            "golden_answers": [[f"answer {row}"] for row in range(len(names))],
+            "data_source": names,
+        }
+        parquet.write_table(pyarrow.table(table), folder / f"{name}.parquet")
+    corpus = tmp_path / "corpus.jsonl"
+    corpus.write_text(
+        json.dumps({"id": "0", "contents": '"Question 7"\nquestion 7 of hotpotqa, answered'}) + "\n"
+    )
+    monkeypatch.setenv("WINGSPAN_DATA", str(tmp_path))
+    monkeypatch.setenv("WINGSPAN_RETRIEVER_SEARCHQA", str(corpus))
+    for cached in (real._test, real._train):
+        cached.cache_clear()
+    try:
+        spec = get_env("searchqa")
+        spec.check()
+        split = spec.split(0)
+        assert (len(split.train), len(split.test)) == (169_615, 400)
+        assert split.train[0].item_id == "searchqa_51713"
+        assert {item.metadata["source"] for item in split.test} == {source.name for source in TEST}
+        assert [item.index for item in split.test] == real.held_out(0) != real.held_out(1)
+        item = spec.item_of(51713 + 79168 + 7) if spec.item_of else None
+        assert item is not None
+        assert item.metadata == {"source": "hotpotqa"}
+        results = asyncio.run(solved(spec, item))
+        assert '"Question 7"' in results[0].observation
+        assert results[-1].success
+        with pytest.raises(ConfigError, match=r"221328 items, .*; there is no 'searchqa_221328'"):
+            spec.item_of(221328) if spec.item_of else None
+    finally:
+        for cached in (real._test, real._train):
+            cached.cache_clear()
+
+
+def test_without_its_data_searchqa_names_the_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("WINGSPAN_DATA", str(tmp_path))
+    monkeypatch.delenv("WINGSPAN_RETRIEVER_SEARCHQA", raising=False)
+    with pytest.raises(MissingDependency, match=r"wingspan data pull searchqa; wingspan data pull wiki-18"):
+        get_env("searchqa").check()
+    monkeypatch.setenv("WINGSPAN_RETRIEVER_SEARCHQA", "http://127.0.0.1:9")
+    with pytest.raises(MissingDependency) as caught:
+        get_env("searchqa").check()
+    assert "wiki-18" not in str(caught.value)
+
+
+async def solved(spec, item: Item) -> list[StepResult]:
+    env = spec.make()
+    await env.reset(item)
+    return [await env.step(step.action) for step in spec.expert(item)]
+
+
+def mini_corpus() -> dict[str, str]:
+    lines = mini.SEARCHQA_MINI.path(CORPUS).read_text().splitlines()
+    return {(row := json.loads(line))["id"]: row["contents"] for line in lines}
+
+
+AIRPORT = re.compile(
+    r'"(?P<name>.+)"\n(?P<code>[A-Z]{3}) is an airport of (?P<city>.+) in (?P<country>.+), (?P<feet>-?\d+) '
+    "feet high"
+)
+
+
+def test_every_answer_of_the_stand_in_follows_from_its_passages_and_is_the_only_one():
+    """Worked out anew from the passages' words alone, for all of its questions."""
+    corpus = mini_corpus()
+    airports = [match.groupdict() for text in corpus.values() if (match := AIRPORT.match(text))]
+    countries = {
+        text.partition("\n")[0].strip('"'): text for id, text in corpus.items() if id.startswith("country-")
+    }
+    by_code = {airport["code"]: airport for airport in airports}
+    assert len(by_code) == len(airports)
+    assert len(corpus) >= 5000
+
+    def fact(country: str, relation: str) -> list[str]:
+        told = "is a country in" if relation == "region" else f"Its {relation} is"
+        return re.findall(rf"{told} (.+?)\.(?: Its|$)", countries[country])
+
+    questions = read_mini(mini.SEARCHQA_MINI.path(QUESTIONS))
+    assert len(questions) >= 500
+    assert len({one.question for one in questions}) == len(questions)
+    for one in questions:
+        if one.kind == "higher":
+            codes = re.findall(r"\b[A-Z]{3}\b", one.question)
+            feet = {code: int(by_code[code]["feet"]) for code in codes}
+            assert [code for code in codes if feet[code] == max(feet.values())] == [one.answer]
+            continue
+        subject = re.search(r"that has (?:airport ([A-Z]{3})|(.+))\?$", one.question)
+        assert subject is not None
+        start = [a for a in airports if subject[1] == a["code"] or subject[2] == a["name"]]
+        assert len(start) == 1, one.question
+        country = start[0]["country"]
+        if one.kind == "capital airport":
+            (capital,) = fact(country, "capital")
+            there = [a["code"] for a in airports if (a["city"], a["country"]) == (capital, country)]
+            assert there == [one.answer]
+        else:
+            assert fact(country, one.kind) == [one.answer], one.question
+        assert len(one.hops) >= 2
+        assert {hop.evidence for hop in one.hops} <= corpus.keys()
+        assert len({hop.evidence for hop in one.hops}) == len(one.hops)
+
+
+def test_the_stand_ins_splits_share_no_passage_that_an_answer_needs():
+    questions = read_mini(mini.SEARCHQA_MINI.path(QUESTIONS))
+    for seed in range(5):
+        split = mini.split(seed)
+        needed = [
+            {hop.evidence for item in items for hop in questions[item.index].hops}
+            for items in (split.train, split.test)
+        ]
+        assert not needed[0] & needed[1]
+        assert len(split.train) + len(split.test) == len(questions)
+        assert len(split.test) > 200
+    assert mini.split(0) == mini.split(0)
+
+
+def test_the_experts_searches_show_the_evidence_and_its_answer_is_right():
+    """Every twentieth question; `python -m bench.experts searchqa-mini` plays all."""
+    corpus = mini_corpus()
+    spec = get_env("searchqa-mini")
+    questions = read_mini(mini.SEARCHQA_MINI.path(QUESTIONS))
+    for item in spec.split(0).train[::20]:
+        results = asyncio.run(solved(spec, item))
+        for hop, result in zip(questions[item.index].hops, results, strict=False):
+            assert corpus[hop.evidence].partition("\n")[2] in result.observation
+        assert results[-1].success
+        assert max(len(result.observation.split()) for result in results) < 2 * 45
+
+
+def test_passages_look_alike():
+    """Of ten airports' names at least three share all words but one with another's."""
+    names = [match["name"] for text in mini_corpus().values() if (match := AIRPORT.match(text))]
+    rest: dict[frozenset[str], int] = {}
+    for name in names:
+        words = frozenset(unicodedata.normalize("NFC", name).split())
+        for word in words:
+            rest[words - {word}] = rest.get(words - {word}, 0) + 1
+    alike = [name for name in names if any(rest[frozenset(name.split()) - {w}] > 1 for w in name.split())]
+    assert len(alike) > 0.3 * len(names)
+
+
+def test_a_broken_line_of_the_stand_in_is_told_with_its_number(tmp_path: Path):
+    path = tmp_path / "questions.jsonl"
+    lines = mini.SEARCHQA_MINI.path(QUESTIONS).read_text().splitlines()[:3]
+    path.write_text("\n".join([*lines[:2], lines[2][:40]]))
+    with pytest.raises(
+        ConfigError, match=r"questions\.jsonl, line 3: expected a question .* wingspan data make"
+    ):
+        read_mini(path)
+    with pytest.raises(ConfigError, match="there is no 'searchqa-mini_99999'"):
+        mini.make_item(99999)

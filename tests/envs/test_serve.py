@@ -1,0 +1,436 @@
+"""The server from outside, by plain HTTP: AgentGym's protocol, refusals, limits, the end."""
+
+import asyncio
+import base64
+import itertools
+import re
+import shutil
+import signal
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+
+from envs.builtin.sciworld import Jvm
+from envs.builtin.textcraft.expert import solve
+from envs.builtin.textcraft.world import game
+from envs.errors import ConfigError
+from envs.registry import get_env
+from envs.remote.servers import Servers
+from envs.serve.ids import MAX_ID, Ids
+from envs.serve.limits import Limits
+from envs.types import Item
+from tests.support.serving import Served, listening, served
+from tests.support.toy import ToyEnv, toy_spec
+
+
+@pytest.fixture(scope="module")
+def textcraft() -> Iterator[Served]:
+    with served("textcraft", "--max-body-bytes", "4096") as server:
+        yield server
+
+
+@pytest.fixture
+def http(textcraft: Served) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=textcraft.url) as client:
+        yield client
+
+
+def created(http: httpx.Client) -> int:
+    session_id = http.post("/create", json={}).raise_for_status().json()["id"]
+    assert isinstance(session_id, int)
+    return session_id
+
+
+def live(http: httpx.Client) -> int:
+    found = re.search(r"^wingspan_sessions_live\{.*\} (\S+)$", http.get("/metrics").text, re.M)
+    assert found is not None
+    return int(float(found.group(1)))
+
+
+AGENTGYM: dict[str, list[tuple[str, Any, Any]]] = {
+    # What the clients of agentenv/agentenv/envs/*.py at 3ef9235 send, in their order, and the keys that they
+    # read. They send the id in every body but the first, and die unless the status is 200.
+    "textcraft": [
+        (
+            "/create",
+            {"minecraft_dir": "agentenv_textcraft/", "commands": None, "goal": None},
+            "id observation",
+        ),
+        ("/reset", {"data_idx": 3}, "observation"),
+        ("/step", {"action": "inventory"}, "observation reward done"),
+        ("/step", {"action": ""}, "observation reward done"),
+        ("/close", {}, None),
+    ],
+    "babyai": [
+        ("/create", None, "id"),
+        ("/reset", {"data_idx": 3}, "observation reward score done"),
+        ("/step", {"action": "turn left"}, "observation reward score done"),
+        ("/close", {}, None),
+    ],
+}
+
+
+@pytest.mark.parametrize("env", AGENTGYM)
+def test_what_agentgyms_clients_send_is_answered_with_what_they_read(env: str) -> None:
+    async def main() -> None:
+        async with listening(get_env(env)) as url, httpx.AsyncClient(base_url=url) as http:
+            session_id = None
+            for path, body, keys in AGENTGYM[env]:
+                if session_id is not None:
+                    body = {**body, "id": session_id}
+                response = await (http.post(path) if body is None else http.post(path, json=body))
+                assert response.status_code == 200, response.text
+                content = response.json()
+                if keys is None:
+                    assert content is True
+                    continue
+                assert set(keys.split()) <= set(content)
+                assert isinstance(content.get("observation", ""), str)
+                assert isinstance(content.get("done", False), bool)
+                session_id = content.get("id", session_id)
+            assert isinstance(session_id, int)
+
+    asyncio.run(main())
+
+
+def test_an_episode_by_agentgyms_protocol_is_the_games(http: httpx.Client) -> None:
+    created = http.post("/create", json={}).json()
+    session_id = created["id"]
+    assert created == {"id": session_id, "observation": "", "reward": 0, "done": False}
+    opened = http.post("/reset", json={"id": session_id, "data_idx": 12}).json()
+    assert opened["observation"] == game(12).opening
+    assert http.get("/observation", params={"id": session_id}).json() == game(12).opening
+    stepped = http.post("/step", json={"id": session_id, "action": "get 2 oak logs"}).json()
+    assert stepped == {"observation": "Got 2 oak logs", "reward": 0, "done": False}
+    assert http.get("/detail", params={"id": session_id}).json() == {"id": session_id, **stepped}
+    assert http.post("/close", json={"id": session_id}).json() is True
+    assert http.post("/step", json={"id": session_id, "action": "inventory"}).status_code == 410
+
+
+def test_agentgyms_textcraft_begins_its_own_item_once_it_is_played_without_a_reset(
+    http: httpx.Client,
+) -> None:
+    stepped, looked, _ = [http.post("/create", json={}).json()["id"] for _ in range(3)]
+    answer = http.post("/step", json={"id": stepped, "action": "inventory"}).json()
+    assert answer["observation"].startswith("Inventory: You are not carrying anything")
+    seen = http.get("/observation", params={"id": looked}).json()
+    assert seen == game(looked % 544).opening  # there are 544 goals
+    detail = http.get("/detail", params={"id": looked}).json()
+    assert detail == {"id": looked, "observation": seen, "reward": 0, "done": False}
+
+
+def test_an_instance_that_is_only_created_builds_no_opening() -> None:
+    async def main() -> int:
+        async with listening(get_env("textcraft")) as url, httpx.AsyncClient(base_url=url) as http:
+            game.cache_clear()
+            for _ in range(20):
+                (await http.post("/create", json={})).raise_for_status()
+            return game.cache_info().misses
+
+    assert asyncio.run(main()) == 0
+
+
+def test_openenvs_http_routes_keep_their_session(http: httpx.Client) -> None:
+    opened = http.post("/reset", json={"item_id": "textcraft_12", "episode_id": "mine"}).json()
+    assert opened["observation"]["text"] == game(12).opening
+    session_id = opened["metadata"]["session_id"]
+    stepped = http.post("/step", json={"action": {"text": "get 2 oak logs"}, "session_id": session_id}).json()
+    assert stepped["observation"] == {
+        "text": "Got 2 oak logs",
+        "terminated": False,
+        "truncated": False,
+        "success": False,
+        "metrics": {},
+    }
+    assert (stepped["reward"], stepped["done"]) == (0, False)
+    assert http.get("/state", params={"session_id": session_id}).json() == {
+        "episode_id": "mine",
+        "step_count": 1,
+        "item_id": "textcraft_12",
+    }
+    again = http.post("/reset", json={"seed": 5, "session_id": session_id}).json()
+    other = http.post("/reset", json={"seed": 5}).json()
+    assert again["observation"] == other["observation"]
+    assert again["metadata"]["session_id"] == session_id != other["metadata"]["session_id"]
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "field"),
+    [
+        ("/reset", {"id": "x", "data_idx": 1}, ["body", "id"]),
+        ("/reset", {"id": 1, "data_idx": -1}, ["body", "data_idx"]),
+        ("/reset", {"data_idx": 1}, ["body", "id"]),
+        ("/reset", {"item_id": "babyai_1"}, ["body", "item_id"]),
+        ("/reset", {"seed": -1}, ["body", "seed"]),
+        ("/step", {"id": 1}, ["body", "action"]),
+        ("/step", {"action": "look"}, ["body", "id"]),
+        ("/step", {"action": {"text": "look"}}, ["body", "session_id"]),
+        ("/step", {"action": {"words": "look"}, "session_id": "1"}, ["body", "action", "text"]),
+        ("/close", {}, ["body", "id"]),
+        ("/create", {"goal": "minecraft:stick"}, ["body", "goal"]),
+        ("/close", b"{", ["body"]),
+        ("/step", b"[1]", ["body"]),
+    ],
+)
+def test_a_malformed_request_is_told_its_field(
+    http: httpx.Client, path: str, body: Any, field: list[str]
+) -> None:
+    response = http.post(path, content=body) if isinstance(body, bytes) else http.post(path, json=body)
+    assert response.status_code == 422
+    assert field in [fault["loc"] for fault in response.json()["detail"]]
+
+
+def test_what_is_not_there_or_not_now_has_its_status(http: httpx.Client) -> None:
+    session_id = created(http)
+    assert http.post("/step", json={"id": session_id ^ 1, "action": "inventory"}).status_code == 404
+    assert http.get("/nowhere").status_code == 404
+    assert http.get("/step").status_code == 405
+    assert http.get("/step").headers["Allow"] == "POST"
+    assert http.get("/ws").status_code == 426
+    assert http.get("/health", headers={"Origin": "http://evil.example"}).status_code == 200
+    assert http.post("/create", headers={"Origin": "http://evil.example"}).status_code == 403
+    large = http.post("/step", json={"id": session_id, "action": "x" * 5000})
+    assert large.status_code == 413
+    assert "4096" in large.json()["detail"]
+    http.post("/reset", json={"id": session_id, "data_idx": 0})
+    for step in solve(game(0)):
+        stepped = http.post("/step", json={"id": session_id, "action": step.action}).json()
+    assert (stepped["reward"], stepped["done"]) == (1, True)
+    ended = http.post("/step", json={"id": session_id, "action": "inventory"})
+    assert ended.status_code == 409
+    assert "has ended" in ended.json()["detail"]
+
+
+def test_metrics_count_what_was_done(http: httpx.Client) -> None:
+    before = live(http)
+    session_id = created(http)
+    http.post("/step", json={"id": session_id, "action": "inventory"})
+    assert live(http) == before + 1
+    http.post("/close", json={"id": session_id})
+    assert live(http) == before
+    text = http.get("/metrics").text
+    assert re.search(r'^wingspan_environment_seconds_count\{call="step",env="textcraft"\} [1-9]', text, re.M)
+    assert re.search(r'^wingspan_answers_total\{path="/step",status="200"\} [1-9]', text, re.M)
+    assert "process_resident_memory_bytes" in text
+
+
+def test_sessions_are_capped_and_expire() -> None:
+    async def main() -> None:
+        limits = Limits(max_sessions=3, idle_s=0.3)
+        async with (
+            listening(get_env("textcraft"), limits=limits) as url,
+            httpx.AsyncClient(base_url=url) as http,
+        ):
+            first = [(await http.post("/create", json={})).json()["id"] for _ in range(3)]
+            refused = await http.post("/create", json={})
+            assert refused.status_code == 429
+            assert "--max-sessions" in refused.json()["detail"]
+            assert int(refused.headers["Retry-After"]) >= 1
+            metrics = ""
+            while 'wingspan_sessions_live{env="textcraft"} 0.0' not in metrics:
+                await asyncio.sleep(0.05)
+                metrics = (await http.get("/metrics")).text
+            assert 'wingspan_sessions_ended_total{cause="idle",env="textcraft"} 3.0' in metrics
+            for session_id in first:
+                gone = await http.post("/step", json={"id": session_id, "action": "inventory"})
+                assert gone.status_code == 410
+            assert (await http.post("/create", json={})).json()["id"] not in first
+
+    asyncio.run(main())
+
+
+def test_who_looks_on_keeps_a_session_alive() -> None:
+    async def main() -> None:
+        limits = Limits(idle_s=0.4)
+        async with (
+            listening(get_env("textcraft"), limits=limits) as url,
+            httpx.AsyncClient(base_url=url) as http,
+        ):
+            watched, stated, left = [(await http.post("/create", json={})).json()["id"] for _ in range(3)]
+            until = asyncio.get_running_loop().time() + 1.5
+            while asyncio.get_running_loop().time() < until:
+                assert (await http.get("/observation", params={"id": watched})).status_code == 200
+                assert (await http.get("/state", params={"session_id": str(stated)})).status_code == 200
+                await asyncio.sleep(0.05)
+            assert (await http.get("/observation", params={"id": left})).status_code == 410
+
+    asyncio.run(main())
+
+
+def test_an_instance_that_leaks_is_replaced_between_its_episodes() -> None:
+    made: list[ToyEnv] = []
+
+    def make() -> ToyEnv:
+        made.append(ToyEnv())
+        return made[-1]
+
+    async def main() -> None:
+        spec = toy_spec(make, max_episodes=2)
+        async with listening(spec) as url, httpx.AsyncClient(base_url=url) as http:
+            body: dict[str, Any] = {"item_id": "toy_3", "metadata": {"target": 3}}
+            body["session_id"] = (await http.post("/reset", json=body)).json()["metadata"]["session_id"]
+            for _ in range(4):
+                assert (await http.post("/reset", json=body)).status_code == 200
+            assert [(env.resets, env.closed) for env in made] == [(2, True), (2, True), (1, False)]
+
+    asyncio.run(main())
+
+
+def test_a_token_opens_the_server_and_only_its_own_sessions() -> None:
+    async def main() -> None:
+        async with (
+            listening(get_env("textcraft"), tokens=("one", "two")) as url,
+            httpx.AsyncClient(base_url=url) as http,
+        ):
+            assert (await http.get("/health")).json() == {"status": "healthy"}
+            refused = await http.post("/create", json={})
+            assert refused.status_code == 401
+            assert "Bearer" in refused.json()["detail"]
+            for wrong in ("Bearer three", "Basic %%", "Bearer", "one", b"Bearer \xff"):
+                assert (await http.get("/metrics", headers={"Authorization": wrong})).status_code == 401
+            one = {"Authorization": "Bearer one"}
+            # a token in the URL, as AgentGym's clients can have it
+            two = {"Authorization": "Basic " + base64.b64encode(b"any:two").decode()}
+            session_id = (await http.post("/create", json={}, headers=one)).json()["id"]
+            step = {"id": session_id, "action": "inventory"}
+            assert (await http.post("/step", json=step, headers=two)).status_code == 404
+            assert (await http.post("/step", json=step, headers=one)).status_code == 200
+
+    asyncio.run(main())
+
+
+def test_a_taken_port_is_named(textcraft: Served) -> None:
+    port = int(textcraft.url.rpartition(":")[2])
+
+    async def main() -> None:
+        async with listening(get_env("textcraft"), port=port):
+            pass
+
+    with pytest.raises(ConfigError, match=f"cannot listen on 127.0.0.1:{port}: .*in use.*--port"):
+        asyncio.run(main())
+
+
+def test_an_interrupt_ends_it_cleanly() -> None:
+    with served("textcraft") as server, httpx.Client(base_url=server.url) as http:
+        created(http)
+        server.process.send_signal(signal.SIGINT)
+        _, said = server.process.communicate(timeout=30)
+    assert server.process.returncode == 0
+    assert said == ""
+
+
+def test_ids_come_once_in_no_order_and_are_known_again() -> None:
+    ids = Ids()
+    given = [ids.new() for _ in range(5000)]
+    assert len(set(given)) == 5000
+    assert all(0 <= one <= MAX_ID and ids.was_given(one) for one in given)
+    assert not any(ids.was_given(other) for other in range(2000) if other not in given)
+    rising = sum(a < b for a, b in itertools.pairwise(given))
+    assert 2200 < rising < 2800
+    assert not Ids().was_given(given[0])
+
+
+@pytest.mark.skipif(shutil.which("java") is None, reason="apt-get install default-jre-headless")
+def test_what_agentgyms_sciworld_tells_besides_is_what_the_package_says() -> None:
+    from scienceworld import ScienceWorldEnv
+
+    package = ScienceWorldEnv()
+    package.load("boil", 0)
+    package.step("look around")
+
+    async def main() -> None:
+        async with listening(get_env("sciworld")) as url, httpx.AsyncClient(base_url=url, timeout=60) as http:
+            session_id = (await http.post("/create")).json()["id"]
+            await http.post("/reset", json={"id": session_id, "data_idx": 0})
+
+            async def told(path: str) -> Any:
+                return (await http.get(path, params={"id": session_id})).raise_for_status().json()
+
+            hint = await told("/action_hint")
+            assert sorted(hint["possible_actions"]) == sorted(package.get_possible_actions())
+            assert sorted(hint["possible_objects"]) == sorted(package.get_possible_objects())
+            assert await told("/goals") == {"goals": package.get_goal_progress()}
+            assert await told("/task_description") == {"task_description": package.get_task_description()}
+            assert (await told("/object_tree"))["object_tree"].keys() == package.getObjectTree().keys()
+            state = await told("/state")
+            assert state["inventory"] == package.inventory()
+            assert state["current_moves"] == package.get_num_moves()
+            # OpenEnv's state of the same session, under its own name.
+            openenv = (await http.get("/state", params={"session_id": str(session_id)})).json()
+            assert openenv["item_id"] == "sciworld_0"
+
+    try:
+        asyncio.run(main())
+    finally:
+        package.close()
+
+
+@pytest.mark.skipif(shutil.which("java") is None, reason="apt-get install default-jre-headless")
+def test_sciworlds_points_are_whole_and_counted_from_the_reset_on() -> None:
+    """An item that has points at its reset, by the simulator itself, by the server, and by our client."""
+    item = Item(item_id="sciworld_4169", env="sciworld")
+    simulator, last = Jvm(), 0
+    described = simulator.load("chemistry-mix-paint-secondary-color", 1)
+
+    def said(action: str) -> dict[str, Any]:
+        """As AgentGym's server, which rounds as the package does."""
+        nonlocal last
+        observation, score, done = simulator.step(action)
+        before, last = last, round(100 * score)
+        return {"observation": observation, "reward": last - before, "score": last, "done": done}
+
+    async def main() -> None:
+        async with listening(get_env("sciworld")) as url, httpx.AsyncClient(base_url=url, timeout=60) as http:
+            me = {"id": (await http.post("/create")).json()["id"]}
+            opened = (await http.post("/reset", json={**me, "data_idx": 4169})).json()
+            assert opened["score"] == opened["reward"] == 20
+            assert opened.items() >= said("look around").items()
+            env = Servers([url], protocol="agentgym").make()
+            assert await env.reset(item) == f"{described}\n{opened['observation']}"
+            results = []
+            for step in get_env("sciworld").solution(item):
+                action = step.after("")
+                stepped = (await http.post("/step", json={**me, "action": action})).json()
+                assert stepped == said(action)
+                detail = (await http.get("/detail", params=me)).json()
+                assert detail == {**opened, **stepped}
+                results.append(await env.step(action))
+                if stepped["done"]:
+                    break
+            assert stepped["score"] == 100
+            assert results[-1].success
+            assert sum(result.reward for result in results) == pytest.approx(1.0)
+            await env.close()
+
+    try:
+        asyncio.run(main())
+    finally:
+        simulator.close()
+
+
+@pytest.mark.skipif(shutil.which("java") is None, reason="apt-get install default-jre-headless")
+def test_no_jvm_outlives_its_server() -> None:
+    with served("sciworld") as server, httpx.Client(base_url=server.url, timeout=60) as http:
+        session_id = http.post("/create").json()["id"]
+        opened = http.post("/reset", json={"id": session_id, "data_idx": 0}).json()
+        assert opened["task_name"] == "boil"
+        assert opened["task_description"].startswith("Your task is to boil water.")
+        assert opened["observation"].startswith("This room is called")
+        looked = http.post("/step", json={"id": session_id, "action": "look around"}).json()
+        assert set(looked) == {"observation", "reward", "score", "done"}
+        lost = http.post("/reset", json={"id": session_id, "data_idx": 10**6})
+        assert lost.status_code == 422
+        (fault,) = lost.json()["detail"]
+        assert fault["loc"] == ["body", "data_idx"]
+        by_name = http.post("/reset", json={"item_id": "sciworld_1000000"})
+        assert by_name.status_code == 422
+        assert by_name.json()["detail"][0]["loc"] == ["body", "item_id"]
+        assert "sciworld_1000000" in fault["msg"]
+        jvms = [child for child in psutil.Process(server.process.pid).children() if child.name() == "java"]
+        assert len(jvms) == 1
+        server.stop()
+    assert server.process.returncode == 0
+    assert not jvms[0].is_running()

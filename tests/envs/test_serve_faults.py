@@ -1,0 +1,198 @@
+"""Environments that break, hang or are slow, behind the server: statuses, what is left, who is told."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import httpx
+import pytest
+from aiohttp import ClientSession
+
+from envs.errors import EnvCrashed
+from envs.registry import EnvSpec, Split
+from envs.remote.servers import Servers
+from envs.serve.limits import Limits
+from envs.types import Item, StepResult
+from tests.support.serving import listening
+from tests.support.toy import ToyEnv, toy_item
+
+
+class Slow(ToyEnv):
+    """Waits in every step until it is let go on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inside = asyncio.Event()
+        self.go_on = asyncio.Event()
+
+    async def step(self, action: str) -> StepResult:
+        self.inside.set()
+        await self.go_on.wait()
+        return await super().step(action)
+
+
+def serving(
+    envs: list[ToyEnv], talk: Callable[[str, httpx.AsyncClient], Awaitable[None]], **limits: Any
+) -> None:
+    """Serve these instances, in turn, while `talk` runs."""
+    left = list(envs)
+    items = [toy_item(i) for i in range(3)]
+    spec = EnvSpec(
+        name="toy",
+        make=lambda: left.pop(0),
+        split=lambda seed: Split(train=items, test=[]),
+        expert=lambda item: [],
+        instructions="Count.",
+        packages=(),
+    )
+
+    async def main() -> None:
+        async with listening(spec, limits=Limits(**limits)) as url, httpx.AsyncClient(base_url=url) as http:
+            await talk(url, http)
+        assert all(env.closed for env in envs if env not in left)
+
+    asyncio.run(main())
+
+
+async def opened(http: httpx.AsyncClient) -> str:
+    """A session that plays: its id."""
+    wanted = {"item_id": "toy_1", "metadata": {"target": 3}}
+    answered = (await http.post("/reset", json=wanted)).raise_for_status().json()
+    assert answered["observation"]["text"] == "Goal: reach 3."
+    session_id = answered["metadata"]["session_id"]
+    assert isinstance(session_id, str)
+    return session_id
+
+
+def step(session_id: str, **more: Any) -> dict[str, Any]:
+    return {"action": {"text": "add 1"}, "session_id": session_id, **more}
+
+
+def test_a_crash_is_told_and_takes_only_its_own_session() -> None:
+    crashing, good = ToyEnv(crash_at=1), ToyEnv()
+
+    async def talk(url: str, http: httpx.AsyncClient) -> None:
+        first, second = await opened(http), await opened(http)
+        crashed = await http.post("/step", json=step(first))
+        assert crashed.status_code == 500
+        assert crashed.json() == {"detail": "the environment raised KeyError: 'the toy broke'; it was closed"}
+        assert crashing.closed
+        assert (await http.post("/step", json=step(first))).status_code == 410
+        assert (await http.post("/step", json=step(second))).status_code == 200
+        assert (
+            'wingspan_sessions_ended_total{cause="crashed",env="toy"} 1.0'
+            in (await http.get("/metrics")).text
+        )
+
+    serving([crashing, good], talk)
+
+
+def test_what_hangs_is_cut_off_at_the_servers_limit_or_the_clients() -> None:
+    async def talk(url: str, http: httpx.AsyncClient) -> None:
+        for more in ({}, {"timeout_s": 0.05}):
+            session_id = await opened(http)
+            late = await http.post("/step", json=step(session_id, **more))
+            assert late.status_code == 504
+            assert "0.05 s" in late.json()["detail"] if more else "0.2 s" in late.json()["detail"]
+            assert (await http.get("/state", params={"session_id": session_id})).status_code == 410
+
+    serving([ToyEnv(hang_at=1), ToyEnv(hang_at=1)], talk, step_timeout_s=0.2)
+
+
+def test_a_session_does_one_thing_at_a_time() -> None:
+    async def talk(url: str, http: httpx.AsyncClient) -> None:
+        slow.inside, slow.go_on = asyncio.Event(), asyncio.Event()
+        session_id = await opened(http)
+        first = asyncio.create_task(http.post("/step", json=step(session_id)))
+        await slow.inside.wait()
+        second = await http.post("/step", json=step(session_id))
+        assert second.status_code == 409
+        assert "busy" in second.json()["detail"]
+        slow.go_on.set()
+        assert (await first).json()["observation"]["text"] == "The total is 1."
+
+    slow = Slow()
+    serving([slow], talk)
+
+
+def test_a_step_under_way_is_finished_when_the_server_stops() -> None:
+    """The server is left by `talk` while the step waits; its answer still comes."""
+
+    async def talk(url: str, http: httpx.AsyncClient) -> None:
+        client = httpx.AsyncClient(base_url=url)
+        session_id = await opened(client)
+
+        async def ask() -> None:
+            answers.append((await client.post("/step", json=step(session_id))).json())
+            await client.aclose()
+
+        asking.append(asyncio.create_task(ask()))
+        await slow.inside.wait()
+        asyncio.get_running_loop().call_later(0.1, slow.go_on.set)
+
+    answers: list[Any] = []
+    asking: list[asyncio.Task[None]] = []
+    slow = Slow()
+    serving([slow], talk)
+    assert answers[0]["observation"]["text"] == "The total is 1."
+
+
+def test_by_websocket_an_error_is_told_before_the_end() -> None:
+    async def talk(url: str, http: httpx.AsyncClient) -> None:
+        async with ClientSession() as client, client.ws_connect(f"{url}/ws") as socket:
+            await socket.send_json({"type": "step", "data": {"text": "add 1"}})
+            assert (await socket.receive_json())["data"]["code"] == "SESSION_ERROR"
+            await socket.send_str("{")
+            assert (await socket.receive_json())["data"]["code"] == "INVALID_JSON"
+            await socket.send_json({"type": "mcp", "data": {}})
+            assert (await socket.receive_json())["data"]["code"] == "UNKNOWN_TYPE"
+            await socket.send_json({"type": "step", "data": {"words": "add 1"}})
+            told = (await socket.receive_json())["data"]
+            assert (told["code"], told["errors"][0]["loc"]) == ("VALIDATION_ERROR", ["data", "text"])
+            await socket.send_json({"type": "reset", "data": {"item_id": "toy_1", "metadata": {"target": 3}}})
+            assert (await socket.receive_json())["data"]["observation"]["text"] == "Goal: reach 3."
+            await socket.send_json({"type": "step", "data": {"text": "add 1"}})
+            told = await socket.receive_json()
+            assert told["type"] == "error"
+            assert told["data"]["code"] == "EXECUTION_ERROR"
+            assert "the toy broke" in told["data"]["message"]
+            assert (await socket.receive()).type.name in ("CLOSE", "CLOSING", "CLOSED")
+
+    serving([ToyEnv(crash_at=1)], talk)
+
+
+def test_a_connection_that_is_dropped_frees_its_environment() -> None:
+    dropped = ToyEnv()
+
+    async def talk(url: str, http: httpx.AsyncClient) -> None:
+        async with ClientSession() as client:
+            socket = await client.ws_connect(f"{url}/ws")
+            await socket.send_json({"type": "reset", "data": {"item_id": "toy_1", "metadata": {"target": 3}}})
+            await socket.receive_json()
+        while not dropped.closed:
+            await asyncio.sleep(0.01)
+
+    serving([dropped], talk)
+
+
+@pytest.mark.parametrize("protocol", ["openenv", "agentgym"])
+def test_our_client_tells_a_broken_environment_from_a_broken_server(protocol: Any) -> None:
+    async def talk(url: str, http: httpx.AsyncClient) -> None:
+        servers = Servers([url], protocol=protocol, patience_s=0.0)
+        item = Item(item_id="toy_1", env="toy", metadata={"target": 3})
+        env = servers.make()
+        await env.reset(item)
+        with pytest.raises(EnvCrashed, match="the toy broke"):
+            await env.step("add 1")
+        await env.close()
+        other = servers.make()  # at once: the server is not left out
+        await other.reset(item)
+        await other.close()
+
+    class Counting(ToyEnv):
+        """AgentGym's protocol knows no metadata."""
+
+        async def reset(self, item: Item) -> str:
+            return await super().reset(toy_item(item.index))
+
+    serving([Counting(crash_at=1), Counting()], talk)

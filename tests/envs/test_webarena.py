@@ -1,0 +1,499 @@
+"""WebArena: its tasks as the package ships them, its three ways of judging, and tasks played to their end."""
+
+import asyncio
+import json
+import random
+import re
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+import pytest
+
+from envs.browser.program import CHROMIUM
+from envs.browser.solver import click, find
+from envs.builtin.webarena import login, spec
+from envs.builtin.webarena.calls import Call, read_call
+from envs.builtin.webarena.env import Scene, WebEnv
+from envs.builtin.webarena.evaluators import (
+    clean,
+    contains,
+    exact_match,
+    must_include,
+    score,
+    stands_alone,
+    url_matches,
+)
+from envs.builtin.webarena.helpers import HELPERS
+from envs.builtin.webarena.judge import ModelJudge
+from envs.builtin.webarena.login import log_in, storage_state
+from envs.builtin.webarena.sites import PUBLIC, Sites
+from envs.builtin.webarena.tasks import TASK_FILE, Required, Task, read_tasks, tasks
+from envs.errors import ConfigError, EnvCrashed, MissingDependency
+from envs.types import Item, StepResult
+from tests.support.chat_server import chat_server, says
+from tests.support.web_site import Site, site
+
+chromium = pytest.mark.skipif(CHROMIUM.missing() is not None, reason=f"{CHROMIUM.missing()}")
+shipped = pytest.mark.skipif(TASK_FILE.missing() is not None, reason=f"{TASK_FILE.missing()}")
+
+
+def task(number: int = 0, *, start: str = "__SHOPPING__", logged_in: bool = False, **how: Any) -> Task:
+    """In the form of `test.raw.json`."""
+    evaluation = {"reference_answers": None, "reference_url": "", "program_html": [], **how}
+    return Task.model_validate(
+        {
+            "sites": ["shopping"],
+            "task_id": number,
+            "require_login": True,
+            "storage_state": "./.auth/shopping_state.json" if logged_in else None,
+            "start_url": start,
+            "geolocation": None,
+            "intent_template": "",
+            "instantiation_dict": {},
+            "intent": "What does the red lamp cost?",
+            "require_reset": False,
+            "eval": evaluation,
+            "intent_template_id": 1,
+        }
+    )
+
+
+@shipped
+def test_the_tasks_are_the_benchmarks() -> None:
+    """Counts as of its own repository."""
+    known = tasks()
+    assert list(known) == list(range(812))
+    kinds = [kind for one in known.values() for kind in one.eval.eval_types]
+    assert {kind: kinds.count(kind) for kind in sorted(set(kinds))} == {
+        "program_html": 411,
+        "string_match": 335,
+        "url_match": 205,
+    }
+    assert sum(one.eval.needs_judge for one in known.values()) == 118
+    assert known[7].start_urls == ("__MAP__",)
+    assert {name for one in known.values() for name in one.logins} == set(login.ACCOUNTS)
+    calls = [
+        call.name
+        for one in known.values()
+        for target in one.eval.program_html
+        for call in (read_call(target.url), read_call(target.locator))
+        if call is not None
+    ]
+    assert set(calls) == set(HELPERS)
+    sites = Sites({name: f"http://{name}.test" for name in PUBLIC}, PUBLIC)
+    for one in known.values():
+        assert "__" not in "".join(sites.filled(url) for url in one.start_urls)
+
+
+@shipped
+def test_templates_are_on_one_side_and_items_are_numbered_as_the_tasks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    split = spec.split(0)
+    assert (len(split.train) + len(split.test)) == 812
+    templates = [
+        {tasks()[item.index].intent_template_id for item in side} for side in (split.train, split.test)
+    ]
+    assert not templates[0] & templates[1]
+    assert 50 <= len(split.test) <= 110
+    assert split == spec.split(0) != spec.split(1)
+    assert spec.make_item(44).metadata == {"site": "gitlab"}
+    with pytest.raises(ConfigError, match=r"webarena_811; there is no 'webarena_812'"):
+        spec.make_item(812)
+    monkeypatch.setenv("WEBARENA_JUDGE_URL", "none")
+    split = spec.split(0)
+    assert (len(split.train) + len(split.test)) == 812 - 118
+
+
+def test_a_broken_file_of_tasks_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "tasks.json"
+    path.write_text('[\n{"task_id": 1,\n')
+    with pytest.raises(ConfigError, match=r"tasks.json, line 3: no JSON"):
+        read_tasks(path)
+    path.write_text(
+        '[{"task_id": "one", "sites": [], "intent": "", "start_url": "", "eval": {"eval_types": []}}]'
+    )
+    with pytest.raises(ConfigError, match=r"task 0.task_id: .* got 'one'"):
+        read_tasks(path)
+
+
+def test_answers_are_compared_as_webarena_compares_them() -> None:
+    assert clean("  'Red Lamp' ") == "red lamp"
+    assert clean('"Red "Lamp""') == 'red "lamp"'
+    assert exact_match("Quest Lumaflex™ Band", "quest lumaflex™ band")
+    assert not exact_match("12.50", "12.5")
+    assert must_include("557m", "It is 557m.")
+    assert must_include("0", "10 items")  # as part of a list; alone it is a word
+    assert not must_include("0", "10 items", as_word=True)
+    assert must_include("0", "There are 0. None.", as_word=True)
+    assert must_include("0", "$0, or none", as_word=True)
+    assert must_include("6", "6—because there are six", as_word=True)
+    assert must_include("6", "from 1\u20136", as_word=True)
+    assert must_include("ab", "cabs", as_word=True)
+
+
+def test_a_character_stands_alone_where_nltk_cuts_around_it() -> None:
+    """On texts drawn at random, quotes apart, of which NLTK makes something else now and then."""
+    tokenize = pytest.importorskip("nltk.tokenize.destructive").NLTKWordTokenizer().tokenize
+    rng = random.Random(0)
+    parts = [
+        "0",
+        "0",
+        "0",
+        "1",
+        "a",
+        " ",
+        " ",
+        " ",
+        ".",
+        ",",
+        ":",
+        ";",
+        "$",
+        "%",
+        "(",
+        ")",
+        "-",
+        "!",
+        "/",
+        " the ",
+    ]
+    for _ in range(3000):
+        text = "".join(rng.choice(parts) for _ in range(rng.randint(1, 8))).strip()
+        sentences = re.split(r"(?<=[.!?])\s+", text)
+        assert stands_alone("0", text) == any("0" in tokenize(one) for one in sentences), text
+    for dash in "\u2010\u2011\u2012\u2013\u2014\u2015\u2212":
+        for text in (f"0{dash}because", f"because{dash}0", f"1{dash}0", f"0{dash}", f"a {dash}0"):
+            assert stands_alone("0", text) == ("0" in tokenize(text)), text
+
+
+def test_addresses_are_compared_as_webarena_compares_them() -> None:
+    assert url_matches("http://h:1/dashboard/todos/", reference="http://h:1/dashboard/todos")
+    assert url_matches("http://h:1/a/b/c?x=1", reference="http://h:1/a/b")  # GOLD in PRED
+    assert not url_matches("http://h:1/a", reference="http://h:1/a/b")
+    assert url_matches("http://h:1/b", reference="http://h:1/a |OR| http://h:1/b")
+    assert url_matches("http://h:1/s?q=x&sort=asc&p=2", reference="http://h:1/s?sort=asc&q=x")
+    assert not url_matches("http://h:1/s?q=x", reference="http://h:1/s?sort=asc&q=x")
+    assert url_matches("http://h:1/s?q=y", reference="http://h:1/s?q=x |OR| http://h:1/s?q=y")
+    with pytest.raises(ConfigError, match="url_note 'EXACT'"):
+        url_matches("http://h", reference="http://h", note="EXACT")
+
+
+def test_parts_of_pages_are_compared_as_webarena_compares_them() -> None:
+    assert contains("12.50 &amp; more", Required(must_include=("& more", "13 |OR| 12.50")))
+    assert not contains("12.50", Required(must_include=("12.50", "more")))
+    assert contains(" 64.00\n", Required(exact_match="64.00"))
+    assert not contains("None", Required(exact_match=""))
+
+
+def test_calls_are_read_and_not_run() -> None:
+    assert read_call("func:f('a', __page__)") == Call("f", ("a", "__page__"))
+    assert read_call("document.title") is None
+    for text in ("func:__import__('os').system('x')", "func:f(1)", "func:f(x=1)", "func:f("):
+        with pytest.raises(ConfigError, match="func:"):
+            read_call(text)
+
+
+def test_sites_have_public_names() -> None:
+    sites = Sites({"shopping": "http://10.0.0.1:70", "shopping_admin": "http://10.0.0.1:70/admin"}, PUBLIC)
+    assert sites.shown("http://10.0.0.1:70/a?b") == "http://onestopmarket.com/a?b"
+    assert sites.shown("http://10.0.0.1:70/admin/x") == "http://luma.com/admin/x"
+    assert sites.shown("http://10.0.0.1:700/a") == "http://10.0.0.1:700/a"
+    for said in ("http://onestopmarket.com/a", "https://onestopmarket.com/a", "onestopmarket.com/a"):
+        assert sites.meant(said) == "http://10.0.0.1:70/a"
+    assert sites.meant("http://onestopmarket.com.evil/a") == "http://onestopmarket.com.evil/a"
+
+
+def test_what_is_missing_is_named_before_a_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name in PUBLIC:
+        monkeypatch.delenv(f"WA_{name.upper()}", raising=False)
+        monkeypatch.delenv(name.upper(), raising=False)
+    monkeypatch.setenv("WEBARENA_LOGINS", str(tmp_path))
+    monkeypatch.delenv("WEBARENA_JUDGE_URL", raising=False)
+    with pytest.raises(MissingDependency) as caught:
+        spec.SPEC.check()
+    for part in ("WA_GITLAB=http://…", "python -m envs.builtin.webarena.login", "WEBARENA_JUDGE_URL=none"):
+        assert part in str(caught.value)
+    with site() as shop:
+        for name in PUBLIC:
+            monkeypatch.setenv(f"WA_{name.upper()}", shop.url)
+        monkeypatch.setenv("WA_MAP", "http://127.0.0.1:9")
+        missing = spec.SITES_ANSWER.missing()
+        assert missing is not None
+        assert missing.startswith("start map (http://127.0.0.1:9: ")
+    with pytest.raises(
+        MissingDependency, match=r"shopping_state.json is not there, .*envs.builtin.webarena.login"
+    ):
+        storage_state(["shopping"])
+    (tmp_path / "shopping_state.json").write_text("{}")
+    with pytest.raises(ConfigError, match="no storage state"):
+        storage_state(["shopping"])
+
+
+def test_a_judge_says_so_in_its_last_line() -> None:
+    def ask(said: str) -> bool:
+        with chat_server(lambda body: says(said)) as server:
+            judge = ModelJudge(server.url, "toy")
+            answer = asyncio.run(judge.same_answer(question="the question", reference="r", answer="a"))
+            assert "the question" in server.asked[0]["messages"][0]["content"]
+        return answer
+
+    assert [ask(said) for said in ("Well.\nCorrect", "incorrect", "Partially correct.")] == [
+        True,
+        False,
+        False,
+    ]
+    with pytest.raises(EnvCrashed, match="gives no verdict"):
+        ask("I cannot say.")
+
+
+class Shop:
+    """A `Venue` whose one site is a shop on loopback."""
+
+    alive = True
+
+    def __init__(self, shop: Site, *, state: Any = None) -> None:
+        self.sites = Sites({"shopping": shop.url}, PUBLIC)
+        self._state = state
+
+    async def begin(self, task: Task) -> Scene:
+        return Scene(self.sites, self._state if task.logins else None)
+
+    async def close(self) -> None: ...
+
+
+def played(shop: Site, one: Task, *actions: str | Callable[[str], str], state: Any = None) -> list[Any]:
+    """The opening, and what each action was answered with."""
+
+    async def main() -> list[Any]:
+        env = WebEnv(
+            tasks=lambda: {one.task_id: one},
+            venue=Shop(shop, state=state),
+            helpers=HELPERS,
+            judge=lambda: None,
+        )
+        try:
+            told: list[Any] = [await env.reset(Item(item_id=f"webarena_{one.task_id}", env="webarena"))]
+            seen = told[0]
+            for action in actions:
+                told.append(await env.step(action if isinstance(action, str) else action(seen)))
+                seen = told[-1].observation
+            return told
+        finally:
+            await env.close()
+
+    return asyncio.run(main())
+
+
+RED = click("link", "Red lamp").after
+ORDER = click("button", "Order").after
+
+
+@chromium
+def test_a_question_is_asked_and_its_answer_judged() -> None:
+    one = task(eval_types=["string_match"], reference_answers={"must_include": ["12.50"]})
+    with site() as shop:
+        opening, followed, refused, unread, ended = played(
+            shop, one, RED, "goto [http://reddit.com]", "say hello", "```stop [It is $12.50]```"
+        )
+        assert opening.startswith("OBSERVATION:\nTab 0 (current): Shop\n\n[1] RootWebArea 'Shop'")
+        assert opening.endswith(
+            "\nURL: http://onestopmarket.com/\nOBJECTIVE: What does the red lamp cost?\nPREVIOUS ACTION: None"
+        )
+        number = find(opening, "link", "Red lamp")
+        assert followed.observation.endswith(
+            f"PREVIOUS ACTION: click [{number}] where [{number}] is link 'Red lamp'"
+        )
+        assert "URL: http://onestopmarket.com/product/1\n" in followed.observation
+        assert "no page of the sites" in refused.observation
+        assert "'say hello' is no action" in unread.observation
+        assert ended == StepResult("The task is done.", 1.0, terminated=True, success=True)
+        assert played(shop, one, "stop [80]")[-1] == StepResult(
+            "The task has ended; it is not done.", 0.0, terminated=True
+        )
+
+
+@chromium
+def test_an_address_and_pages_are_judged() -> None:
+    where = task(eval_types=["url_match"], reference_url="__SHOPPING__/product/1")
+    ordered = task(
+        eval_types=["url_match", "program_html"],
+        reference_url="__SHOPPING__/orders",
+        program_html=[
+            {
+                "url": "last",
+                "locator": "document.querySelector('#orders li').outerText",
+                "required_contents": {"exact_match": "Red lamp"},
+            },
+            {
+                "url": "__SHOPPING__/product/1",
+                "locator": "",
+                "required_contents": {"must_include": ["12.50 |OR| 12,50", "& free <mail>"]},
+            },
+            {
+                "url": "__SHOPPING__/product/1",
+                "locator": "document.querySelector('#price').outerText",
+                "prep_actions": [
+                    "document.querySelector('#price').append('!')",
+                    "nothing.at.all()",
+                    "document.querySelector('#price').append('?')",
+                ],
+                "required_contents": {"exact_match": "12.50!"},
+            },
+            {  # the policy's own page, which another one was opened beside
+                "url": "last",
+                "locator": "document.querySelector('#orders li').outerText",
+                "required_contents": {"exact_match": "Red lamp"},
+            },
+        ],
+    )
+    with site() as shop:
+        assert played(shop, where, RED, "stop []")[-1].success
+        assert not played(shop, where, "stop")[-1].success
+        assert not played(shop, ordered, RED, "stop")[-1].success
+        assert played(shop, ordered, RED, ORDER, "stop")[-1].success
+        html_first = ordered.model_copy(
+            update={"eval": ordered.eval.model_copy(update={"eval_types": ("program_html", "url_match")})}
+        )
+        assert played(shop, html_first, RED, ORDER, "stop")[-1].success
+        full = [*["new_tab"] * 11, "tab_focus [0]", "stop"]  # as many tabs as there may be
+        assert played(shop, ordered, RED, ORDER, *full)[-1].success
+
+
+@chromium
+def test_a_login_is_made_once_and_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WEBARENA_LOGINS", str(tmp_path))
+    monkeypatch.setitem(login._FORMS, "shopping", ("/login", "Email", "Password", "Sign In"))  # type: ignore[index]
+    one = task(eval_types=["string_match"], logged_in=True, reference_answers={"exact_match": "x"})
+    with site() as shop:
+        asyncio.run(log_in(Sites({"shopping": shop.url}, PUBLIC), to=["shopping"], into=tmp_path))
+        assert "Hello Ada" in played(shop, one, state=storage_state(one.logins))[0]
+        assert "Sign in" in played(shop, task(eval_types=["url_match"]))[0]
+        monkeypatch.setitem(login.ACCOUNTS, "shopping", {"username": "x", "password": "y"})  # type: ignore[index]
+        with pytest.raises(ConfigError, match=r"shopping .* does not take WebArena's account 'x'"):
+            asyncio.run(log_in(Sites({"shopping": shop.url}, PUBLIC), to=["shopping"], into=tmp_path))
+
+
+def test_a_task_that_needs_a_judge_is_refused_without_one() -> None:
+    one = task(eval_types=["string_match"], reference_answers={"fuzzy_match": ["about twelve"]})
+    with site() as shop, pytest.raises(ConfigError, match=r"webarena_0 needs a judge .*WEBARENA_JUDGE_URL"):
+        played(shop, one)
+
+
+class Page:
+    """What is looked at, where only its address counts."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+
+    @asynccontextmanager
+    async def another(self, url: str) -> AsyncIterator["Page"]:
+        yield Page(url)
+
+    async def content(self) -> str:
+        return f"<p>{self.url}</p>"
+
+    async def evaluate(self, expression: str) -> Any:
+        raise ValueError(expression)
+
+
+class Judge:
+    """Says yes to what it was told to."""
+
+    async def same_answer(self, *, question: str, reference: str, answer: str) -> bool:
+        return (reference, answer) == ("a dozen", "twelve")
+
+    async def same_reason(self, *, task: str, reason: str, answer: str) -> bool:
+        return (reason, answer) == ("sold out", "there are none left")
+
+
+def scored(one: Task, answer: str = "", *, url: str = "http://s.test/", at: str = "http://s.test") -> float:
+    return asyncio.run(
+        score(
+            one,
+            answer=answer,
+            pages=Page(url),
+            sites=Sites({"shopping": at}, PUBLIC),
+            judge=Judge(),
+            helpers=HELPERS,
+        )
+    )
+
+
+def test_a_judge_is_asked_where_words_may_differ() -> None:
+    fuzzy = task(eval_types=["string_match"], reference_answers={"fuzzy_match": ["a dozen"]})
+    assert (scored(fuzzy, "Twelve"), scored(fuzzy, "ten")) == (1.0, 0.0)
+    never = task(
+        eval_types=["string_match"], reference_answers={"fuzzy_match": "N/A"}, string_note="sold out"
+    )
+    assert [scored(never, said) for said in ("n/a", "There are none left", "done")] == [1.0, 1.0, 0.0]
+
+
+def _looks(url: str, locator: str, required: Mapping[str, Any]) -> Task:
+    target = {"url": url, "locator": locator, "required_contents": required}
+    return task(eval_types=["program_html"], program_html=[target])
+
+
+def test_helpers_are_asked_by_name() -> None:
+    post = _looks("func:reddit_get_post_url('__last_url__')", "", {"must_include": ["/f/books/12/</p>"]})
+    assert scored(post, url="http://s.test/f/books/12/a-title/-/comment/5") == 1.0
+    assert scored(post, url="http://s.test/user/ada") == 0.0
+    role = _looks(
+        "last", "func:gitlab_get_project_memeber_role(__page__, 'ada')", {"must_include": ["Guest"]}
+    )
+    assert scored(role) == 0.0  # no such member
+    with pytest.raises(ConfigError, match="func:run is unknown; there are gitlab_get"):
+        scored(_looks("func:run('x')", "", {}))
+    with pytest.raises(ConfigError, match=r"locator '\.price' is unknown"):
+        scored(_looks("last", ".price", {}))
+
+
+class _Magento(BaseHTTPRequestHandler):
+    """Magento's REST interface, as far as the helpers ask it."""
+
+    def do_POST(self) -> None:
+        account = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        right = account == {"username": "admin", "password": "admin1234"}
+        self._answer("a-token" if right and self.path == "/rest/default/V1/integration/admin/token" else None)
+
+    def do_GET(self) -> None:
+        if self.headers["Authorization"] != "Bearer a-token":
+            return self._answer(None)
+        reviews = [
+            {"nickname": "Bo", "ratings": [{"rating_name": "Rating", "percent": 20}]},
+            {"nickname": "Ada", "ratings": [{"rating_name": "Rating", "percent": 80}]},
+        ]
+        if self.path.startswith("/rest/V1/orders?") and "created_at" in self.path and "DESC" in self.path:
+            return self._answer({"items": [{"increment_id": "000000189"}]})
+        return self._answer(
+            {"/rest/V1/products/B01/reviews": reviews, "/rest/V1/products/B02/reviews": []}.get(self.path)
+        )
+
+    def _answer(self, value: Any) -> None:
+        body = json.dumps(value).encode()
+        self.send_response(401 if value is None else 200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: object) -> None: ...
+
+
+def test_the_shop_is_asked_through_its_own_interface() -> None:
+    server = ThreadingHTTPServer(("127.0.0.1", 0), _Magento)
+    Thread(target=server.serve_forever, daemon=True).start()
+    at = f"http://127.0.0.1:{server.server_address[1]}"
+    last = "func:shopping_get_latest_order_url()"
+    author, rating = (f"func:shopping_get_sku_latest_review_{what}" for what in ("author", "rating"))
+    assert scored(_looks(last, "", {"must_include": ["/sales/order/view/order_id/189/"]}), at=at) == 1.0
+    assert scored(_looks("last", f"{author}('B01')", {"exact_match": "Ada"}), at=at) == 1.0
+    assert scored(_looks("last", f"{rating}('B01')", {"exact_match": "80"}), at=at) == 1.0
+    assert scored(_looks("last", f"{author}('B02')", {"exact_match": "Ada"}), at=at) == 0.0
+    server.shutdown()
+    server.server_close()
+    with pytest.raises(EnvCrashed, match="does not answer"):
+        scored(_looks(last, "", {}), at=at)

@@ -1,0 +1,144 @@
+"""The made-up shop: always the same, hard enough to need its search, and every goal can be reached."""
+
+import hashlib
+from collections import Counter
+
+import pytest
+
+pytest.importorskip("bm25s", reason="pip install bm25s")
+pytest.importorskip("Stemmer", reason="pip install pystemmer")
+pytest.importorskip("rapidfuzz", reason="pip install rapidfuzz")
+
+from envs.builtin.webshop.data import WEBSHOP_MINI, stock_of
+from envs.builtin.webshop.env import Variant, WebShopEnv
+from envs.builtin.webshop.expert import solve
+from envs.builtin.webshop.goals import NO_LIMIT, GoalKind
+from envs.builtin.webshop.mini.data import write
+from envs.builtin.webshop.mini.words import DEPARTMENTS
+from envs.builtin.webshop.pages import PER_PAGE
+from envs.builtin.webshop.reward import alike, has_attribute
+from envs.builtin.webshop.session import Session
+from envs.builtin.webshop.shop import shop_of
+from envs.builtin.webshop.views import Past, View, show
+from envs.registry import get_env
+
+BYTES = "613c5ab93727e5ced5cc7d12d10662d5e57c91d2fd8c41bcb43043a2451a7139"
+
+
+@pytest.fixture(scope="module")
+def shop():
+    return shop_of(stock_of(WEBSHOP_MINI, GoalKind.HUMAN))
+
+
+def test_it_is_the_same_bytes_everywhere(tmp_path):
+    write(tmp_path)
+    digest = hashlib.sha256()
+    for name in WEBSHOP_MINI.holds:
+        digest.update((tmp_path / name).read_bytes())
+    assert digest.hexdigest() == BYTES
+
+
+def test_there_are_a_thousand_products_and_goals(shop):
+    assert len(shop.products) == 1000
+    assert len(shop.goals) == 1000
+    assert {product.category for product in shop.products.values()} == {one.name for one in DEPARTMENTS}
+    assert len({goal.instruction for goal in shop.goals}) > 900
+    assert all(goal.price_upper < NO_LIMIT for goal in shop.goals)
+    assert all(len(product.title.split()) <= 8 for product in shop.products.values())
+
+
+def test_no_product_is_in_both_halves(shop):
+    for seed in (0, 1):
+        split = get_env("webshop-mini").split(seed)
+        train, test = ({shop.goal(item.index).asin for item in half} for half in (split.train, split.test))
+        assert not train & test
+        assert len(split.test) == 100
+        assert len(split.train) == 900
+
+
+def test_no_word_passes_for_another(shop):
+    words = {word for one in DEPARTMENTS for word in (*one.attributes, *one.materials)}
+    assert not [(one, other) for one in words for other in words if one < other and alike(one, other)]
+    for product in list(shop.products.values())[::7]:
+        assert {word for word in words if has_attribute(product, word)} == {*product.attributes}
+
+
+def test_near_duplicates_differ_in_one_thing_and_some_are_traps(shop):
+    """Of the products that have all attributes of a goal, many are too dear or lack an option."""
+    faults: Counter[str] = Counter()
+    for goal in shop.goals[::10]:
+        alternatives = [
+            product
+            for product in shop.products.values()
+            if product.query == goal.query and all(has_attribute(product, one) for one in goal.attributes)
+        ]
+        for product in alternatives:
+            values = {value for offered in product.options.values() for value in offered}
+            faults["dear"] += shop.prices[product.asin] > goal.price_upper
+            faults["option"] += any(value not in values for _, value in goal.options)
+            faults["fits"] += bought_at_best(shop, product, goal) == 1
+    assert min(faults["dear"], faults["option"]) > 30, faults
+    assert faults["fits"] >= 100
+
+
+def bought_at_best(shop, product, goal) -> float:
+    """The reward of buying the product with those of the goal's options that it has."""
+    values = {value for offered in product.options.values() for value in offered}
+    wanted = [value for _, value in goal.options if value in values]
+    return shop.score(product, goal, chosen=wanted).reward
+
+
+def test_search_matters(shop):
+    """Whoever searches for the kind alone does, as a rule, not see one that fits on the first page."""
+    seen = Counter(
+        any(bought_at_best(shop, product, goal) == 1 for product in shop.search(goal.query)[:PER_PAGE])
+        for goal in shop.goals[::5]
+    )
+    assert seen[False] > seen[True], seen
+
+
+@pytest.mark.parametrize("kind", GoalKind)
+def test_the_buyer_reaches_full_marks_by_the_pages_alone(kind):
+    """`python -m bench.experts webshop-mini --items 900` plays them all."""
+    shop = shop_of(stock_of(WEBSHOP_MINI, kind))
+    env = WebShopEnv(Variant(name="webshop-mini", stock=stock_of(WEBSHOP_MINI, kind)))
+    lengths = Counter()
+    for number in range(0, len(shop.goals), 9):
+        env.start(shop, number)
+        steps = solve(shop, shop.goal(number))
+        results = [env.act(step.action) for step in steps]
+        assert results[-1].success
+        assert results[-1].reward == 1.0
+        assert [result.terminated for result in results] == [False] * (len(results) - 1) + [True]
+        lengths[len(steps)] += 1
+    assert sum(lengths[turns] for turns in (3, 4, 5, 6)) > 0.9 * sum(lengths.values())
+
+
+def test_the_buyer_clicks_only_what_is_on_the_page_and_says_what_stands_there(shop):
+    read = 0
+    for number in range(0, len(shop.goals), 50):
+        goal = shop.goal(number)
+        visit = Session(shop, goal)
+        for step in solve(shop, goal):
+            name, _, argument = step.action.removesuffix("]").partition("[")
+            assert name == "search" or argument.lower() in visit.page.actions.clickables
+            if "[SEP]" in step.thought:
+                row, _, limit = step.thought.removesuffix(".").rpartition(" below ")
+                assert row in show(visit.page, View.TEXT, Past((), ()))
+                *_, asin, title, price = row.split(" [SEP] ")
+                assert asin == argument
+                assert all(word in title.split() for word in [goal.query, *goal.attributes])
+                assert float(price.removeprefix("$")) <= float(limit) == goal.price_upper
+                read += 1
+            else:
+                assert step.thought.endswith(f": {argument}.")
+            visit.act(step.action)
+    assert read >= 18
+
+
+def test_first_use_makes_it_where_data_lie(tmp_path, monkeypatch):
+    monkeypatch.setenv("WINGSPAN_DATA", str(tmp_path))
+    env = get_env("webshop-mini")
+    assert env.requirements[0].missing() is None
+    assert len(env.split(0).test) == 100
+    assert (tmp_path / "webshop-mini" / "items_shuffle_1000.json").exists()

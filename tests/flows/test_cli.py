@@ -1,0 +1,285 @@
+"""The command line from outside: what a user types, sees and gets as exit status."""
+
+import errno
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+import yaml
+
+from envs.errors import ConfigError
+from flows.cli.app import app, one_line
+from flows.cli.overrides import parse_settings
+from flows.plan import locked, make_plan
+from tasks.config.capacity import read_model_size
+from tests.support.tiny_model import save_tiny_model
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    for file in ("dvc.yaml", "pipelines.yaml", ".dvcignore", "constraints.txt"):
+        shutil.copy(ROOT / file, tmp_path / file)
+    (tmp_path / "data").mkdir()
+    for package in ("envs", "agents", "tasks", "flows"):
+        (tmp_path / package).symlink_to(ROOT / package)
+    model = tmp_path / "models" / "textcraft-base"
+    model.mkdir(parents=True)
+    (model / "config.json").write_text("{}")
+    for file in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
+        shutil.copy(ROOT / "models" / "textcraft-base" / file, model / file)
+    return tmp_path
+
+
+def wingspan(*arguments: str, cwd: Path, **variables: str) -> subprocess.CompletedProcess[str]:
+    code = "import sys; sys.argv[0] = 'wingspan'; from flows.cli.app import main; main()"
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), **variables}
+    return subprocess.run(
+        [sys.executable, "-c", code, *arguments],
+        cwd=cwd,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+
+
+def the_error(done: subprocess.CompletedProcess[str]) -> str:
+    """Its one line, after checking that it is one and that the status says so."""
+    assert done.returncode == 2, done.stderr
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("error: ")
+    return line
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (
+            ["run", "webshop-mini-cpu", "--set", "warmup.new_words=0"],
+            ["pipelines.webshop-mini-cpu.warmup", "whole_words", "new_words, which is 0"],
+        ),
+        (["run", "textcraft-cpy"], ["'textcraft-cpy'", "did you mean 'textcraft-cpu'", "pipelines.yaml"]),
+        (
+            ["run", "textcraft-cpu", "--set", "data.parts={textcarft: }"],
+            ["'textcarft'", "'textcraft'", "registry"],
+        ),
+        (
+            ["run", "textcraft-cpu", "--set", "data.parts.textcraft.wieght=2"],
+            ["data.parts.textcraft.wieght", "did you mean 'weight'"],
+        ),
+        (["run", "textcraft-cpu", "--set", "train.algorithm=grop"], ["train.algorithm", "'grop'", "grpo"]),
+        (["run", "textcraft-cpu", "--set", "train.stpes=3"], ["train.stpes", "did you mean 'steps'"]),
+        (["run", "textcraft-cpu", "--set", "model=models/none"], ["'models/none'", "no such folder"]),
+        (["run", "textcraft-cpu", "--set", "horizon.rounds=[8,4]"], ["horizon", "[8, 4]", "must not fall"]),
+        (["run", "textcraft-cpu", "--set", "horizon.rounds=[]"], ["horizon.rounds", "at least 1"]),
+        (["run", "textcraft-cpu", "--set", "train.lr"], ["'train.lr'", "KEY=VALUE"]),
+        (["run", "textcraft-cpu", "--set", "seed=[1"], ["'seed=[1'", "YAML"]),
+        (
+            ["run", "textcraft-cpu", "--set", "seed=1", "--workspace", "runs/textcraft-cpu"],
+            ["seed=1", "--work"],
+        ),
+        (["stage", "trian", "textcraft-cpu"], ["'trian'", "did you mean 'train'"]),
+        (["stage", "train", "textcraft-cpu"], ["runs/textcraft-cpu/warmup", "not there"]),
+        (["stage", "evaluate", "textcraft-cpu"], ["runs/textcraft-cpu/data/test.jsonl", "prepare"]),
+        (["run"], ["Missing argument 'PIPELINE'; see wingspan run --help"]),
+        (["data", "pull"], ["Missing argument 'NAME'; see wingspan data pull --help"]),
+        (["deploy", "textcraft-cpy"], ["did you mean 'textcraft-cpu'"]),
+        (["deploy", "textcraft-cpu"], ["no Prefect server is configured", "PREFECT_API_URL"]),
+        (["run", "textcraft-cpu", "--serve-policy", "http://x/v1"], ["'http://x/v1'", "HOST:PORT"]),
+        (
+            ["run", "textcraft-cpu", "--set", "agent={program: tests.support.program_toy:play}"],
+            ["warmup", "tests.support.program_toy:play", "warmup: null"],
+        ),
+    ],
+)
+def test_a_mistake_is_one_line_that_names_it(project: Path, arguments: list[str], said: list[str]) -> None:
+    line = the_error(wingspan(*arguments, cwd=project))
+    assert all(part in line for part in said), line
+    assert not (project / "mlflow.db").exists()
+
+
+@pytest.mark.parametrize(
+    ("variable", "value"),
+    [
+        ("PREFECT_API_URL", "http://127.0.0.1:9/api"),
+        ("MLFLOW_TRACKING_URI", "http://127.0.0.1:9"),
+        ("RAY_ADDRESS", "127.0.0.1:9"),
+    ],
+)
+def test_a_server_that_does_not_answer_is_named_before_anything_starts(
+    project: Path, variable: str, value: str
+) -> None:
+    line = the_error(wingspan("run", "textcraft-cpu", cwd=project, **{variable: value}))
+    assert f"{variable}={value}" in line
+    assert not (project / "runs").exists()
+
+
+def test_a_port_in_use_is_named_before_anything_starts(project: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+        line = the_error(wingspan("run", "textcraft-cpu", "--serve-policy", address, cwd=project))
+    assert f"cannot listen on {address}" in line
+    assert not (project / "runs").exists()
+
+
+def test_outside_a_project_the_missing_file_is_named(tmp_path: Path) -> None:
+    assert "no pipelines.yaml here" in the_error(wingspan("run", "textcraft-cpu", cwd=tmp_path))
+
+
+def test_items_of_another_environment_in_the_workspace_are_refused(project: Path) -> None:
+    data = project / "runs" / "textcraft-cpu" / "data"
+    data.mkdir(parents=True)
+    (data / "train.jsonl").write_text('{"item_id": "babyai_3", "env": "babyai"}\n')
+    line = the_error(wingspan("run", "textcraft-cpu", cwd=project))
+    assert "'babyai_3'" in line
+    assert "train.jsonl:1" in line
+
+
+def test_a_stage_runs_from_the_command_line(project: Path) -> None:
+    done = wingspan("stage", "prepare", "textcraft-cpu", cwd=project)
+    assert done.returncode == 0, done.stderr
+    data = project / "runs" / "textcraft-cpu" / "data"
+    assert len((data / "test.jsonl").read_text().splitlines()) == 100
+
+
+def test_pipelines_are_listed(project: Path) -> None:
+    names = yaml.safe_load((ROOT / "pipelines.yaml").read_text())["pipelines"]
+    finished = project / "runs" / "babyai-cpu"
+    finished.mkdir(parents=True)
+    rates = {"before": {"sampled": {"success": 0.25}}, "after": {"sampled": {"success": 0.5}}}
+    (finished / "evaluation.json").write_text(json.dumps(rates))
+    (project / "runs" / "searchqa-mini-cpu" / "data").mkdir(parents=True)
+    listed = wingspan("pipelines", cwd=project).stdout.splitlines()
+    assert [line.split()[0] for line in listed] == list(names)
+    column = len(max(names, key=len)) + 2
+    runs = {line[:column].strip(): line[column:].split("  ")[0] for line in listed}
+    assert runs["babyai-cpu"] == "0.25 \N{RIGHTWARDS ARROW} 0.50"
+    assert (runs["searchqa-mini-cpu"], runs["textcraft-cpu"]) == ("unfinished", "never")
+
+
+def test_a_broken_pipeline_does_not_hide_the_others(project: Path) -> None:
+    file = project / "pipelines.yaml"
+    file.write_text(f"{file.read_text()}\n  broken: {{model: 3}}\n")
+    listed = {line.split()[0]: line for line in wingspan("pipelines", cwd=project).stdout.splitlines()}
+    assert "is refused: pipelines.yaml: pipelines.broken.model" in listed["broken"]
+    assert "textcraft-cpu" in listed
+
+
+def test_the_version_and_a_short_option_for_help(project: Path) -> None:
+    assert wingspan("--version", cwd=project).stdout == f"wingspan {metadata.version('wingspan')}\n"
+    for command in ([], ["run"], ["data", "pull"], ["serve-policy"]):
+        short, long = (wingspan(*command, option, cwd=project).stdout for option in ("-h", "--help"))
+        assert short == long
+        assert "Usage: wingspan" in long
+
+
+def test_the_shell_can_complete_commands(project: Path) -> None:
+    asked = {"_WINGSPAN_COMPLETE": "complete_bash", "COMP_WORDS": "wingspan ro", "COMP_CWORD": "1"}
+    assert wingspan(cwd=project, **asked).stdout.split() == ["rollout"]
+
+
+def phrases() -> Iterator[tuple[str, str]]:
+    """Every command, argument and option with its help."""
+
+    def of(command: Any, name: str) -> Iterator[tuple[str, str]]:
+        yield name, command.help or ""
+        for parameter in command.params:
+            yield f"{name} {parameter.name}", getattr(parameter, "help", None) or ""
+        for child, sub in getattr(command, "commands", {}).items():
+            yield from of(sub, f"{name} {child}")
+
+    yield from of(typer.main.get_command(app), "wingspan")
+
+
+@pytest.mark.parametrize(("place", "text"), list(phrases()))
+def test_help_is_a_whole_phrase_that_makes_sense_alone(place: str, text: str) -> None:
+    """A bare `Of one request.`, `Ask for it.` or `Its number.` only makes sense after something else."""
+    if place.endswith((" help", " install_completion", " show_completion")):
+        return  # of click and typer
+    words = text.split()
+    assert len(words) >= 3, place
+    assert words[0].lower() not in {"of", "its", "where", "what", "which", "as", "in", "by", "ask", "close"}
+    assert "it" not in [word.strip(".,;:").lower() for word in words[:3]]
+    assert text.rstrip().endswith(".")
+
+
+def test_help_imports_nothing_heavy(project: Path) -> None:
+    code = (
+        "import sys; from typer.testing import CliRunner; from flows.cli.app import app\n"
+        "assert CliRunner().invoke(app, ['--help']).exit_code == 0\n"
+        "print(sorted({'torch', 'verl', 'ray', 'mlflow', 'prefect', 'dvc'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_a_workspace_in_use_is_refused_and_free_again_after_a_kill(tmp_path: Path) -> None:
+    code = (
+        "import sys, time; from pathlib import Path; from flows.plan import locked\n"
+        "with locked(Path(sys.argv[1])): print('held', flush=True); time.sleep(600)"
+    )
+    holder = subprocess.Popen(
+        [sys.executable, "-c", code, str(tmp_path)], cwd=ROOT, stdout=subprocess.PIPE, text=True
+    )
+    assert holder.stdout is not None
+    assert holder.stdout.readline() == "held\n"
+    with pytest.raises(ConfigError, match=f"in use by process {holder.pid}"), locked(tmp_path):
+        pass
+    holder.kill()
+    holder.wait()
+    with locked(tmp_path):
+        assert (tmp_path / "lock").read_text() == str(os.getpid())
+
+
+def test_a_nearly_full_disk_is_found_before_the_start(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(project)
+    tiny = save_tiny_model(project / "tiny")
+    for file in ("config.json", "model.safetensors"):  # the tokenizer stays that of the shipped model
+        shutil.copy(tiny / file, project / "models" / "textcraft-base" / file)
+    size = read_model_size(tiny)
+    assert size is not None
+    # A weight, two moments and a copy in fp32, three times; two policies with their copies.
+    megabytes = 500 + size.parameters * (3 * 16 + 5 * 4) / 1e6
+    usage = shutil.disk_usage(project)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=1_000_000))
+    with pytest.raises(
+        ConfigError, match=rf"1 MB are free at .* may need {megabytes:.0f} MB \(3 checkpoints"
+    ):
+        make_plan("textcraft-cpu", overrides={}, workspace=None)
+
+
+def test_overrides_have_a_workspace_of_their_own(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(project)
+    plain = make_plan("textcraft-cpu", overrides={}, workspace=None)
+    places = [
+        make_plan("textcraft-cpu", overrides=overrides, workspace=None).workspace
+        for overrides in ({"seed": 1, "train.lr": 0.1}, {"train.lr": 0.1, "seed": 1}, {"seed": 2})
+    ]
+    assert plain.tracked
+    assert places[0] == places[1]
+    assert len({plain.workspace, *places}) == 3
+
+
+def test_a_disk_that_fills_up_is_one_line_wherever_it_is_noticed() -> None:
+    direct = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "runs/x/policy")
+    assert "runs/x/policy" in (one_line(direct) or "")
+    died = ValueError("the worker died")
+    died.__cause__ = RuntimeError("PytorchStreamWriter failed: No space left on device")
+    assert "disk is full" in (one_line(died) or "")
+    assert one_line(ValueError("a bug")) is None
+
+
+def test_settings_are_yaml_values() -> None:
+    told = parse_settings(["train.lr=1e-3", "horizon.rounds=[2, 4]", "warmup=null", "model=a=b"])
+    assert told == {"train.lr": 0.001, "horizon.rounds": [2, 4], "warmup": None, "model": "a=b"}

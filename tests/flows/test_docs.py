@@ -1,0 +1,274 @@
+"""Every fenced block and every command of README.md and docs/: it must be what the code accepts today.
+
+`tests/flows/test_tutorial.py` and `tests/tasks/test_new_environment.py` follow two pages word for word.
+"""
+
+import ast
+import importlib
+import inspect
+import json
+import re
+import shlex
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+import typer
+import yaml
+
+from envs.registry import get_env, is_own
+from envs.requirements.data_sets import get_data_set
+from flows.cli.app import app
+from tasks.config.pipelines import pipeline_names
+from tasks.config.settings import Pipeline
+
+ROOT = Path(__file__).parents[2]
+DOCUMENT = yaml.safe_load((ROOT / "pipelines.yaml").read_text())
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+OWN = "agents.custom."
+"""Modules that the pages have the reader write."""
+PROGRAMS = {
+    "apt-get", "cat", "do", "done", "echo", "export", "for", "hf", "mkdir", "pip", "printf", "ray", "source",
+    "umask",
+}  # fmt: skip
+"""First words of shell lines that are not ours, and that nothing here can check."""
+WITH_FILE = "textcraft:agentgym?listing="
+"""An environment that reads a file of the reader's; tests/envs/test_textcraft.py has one."""
+
+
+@dataclass(frozen=True)
+class Block:
+    page: Path
+    line: int
+    language: str
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.page.relative_to(ROOT)}:{self.line}"
+
+
+def blocks() -> Iterator[Block]:
+    for page in PAGES:
+        text = page.read_text()
+        for match in re.finditer(r"^( *)```(\w*)\n(.*?)^ *```$", text, re.MULTILINE | re.DOTALL):
+            indent, language, body = match.groups()
+            lines = [line.removeprefix(indent) for line in body.splitlines()]
+            yield Block(page, text[: match.start()].count("\n") + 1, language, "\n".join(lines) + "\n")
+
+
+BLOCKS = list(blocks())
+
+
+def of(*languages: str) -> Any:
+    chosen = [block for block in BLOCKS if block.language in languages]
+    return pytest.mark.parametrize("block", chosen, ids=map(str, chosen))
+
+
+@pytest.mark.parametrize("block", BLOCKS, ids=map(str, BLOCKS))
+def test_every_block_says_what_it_is(block: Block) -> None:
+    assert block.language in ("bash", "json", "python", "text", "yaml")
+
+
+@of("json")
+def test_json_is_json(block: Block) -> None:
+    json.loads(block.text)
+
+
+# --- YAML: a part of a pipeline, whole pipelines, or a line of dvc.yaml's list
+
+
+def merged(base: Any, given: Any, *, key: str = "") -> Any:
+    """`given` over `base`; parts, tools and the like are given whole."""
+    if not isinstance(base, dict) or not isinstance(given, dict) or key == "parts":
+        return given
+    return base | {name: merged(base.get(name), value, key=name) for name, value in given.items()}
+
+
+@of("yaml")
+def test_yaml_is_what_the_settings_accept(block: Block) -> None:
+    found = yaml.safe_load(block.text)
+    base = DOCUMENT["pipelines"]["textcraft-cpu"]
+    if all(isinstance(value, str) and value.startswith("${") for value in found.values()):
+        assert found.items() <= {name: f"${{pipelines.{name}}}" for name in pages_pipelines()}.items()
+    elif "pipelines" in found:
+        for given in found["pipelines"].values():
+            Pipeline.model_validate(merged(base, given))
+    elif found.keys() <= Pipeline.model_fields.keys():
+        Pipeline.model_validate(merged(base, found))
+    else:  # whole: nothing is taken from elsewhere, and DVC finds the keys that it asks for
+        for given in found.values():
+            Pipeline.model_validate(given)
+            assert {"seed", "warmup", "description"} <= given.keys()
+
+
+@of("yaml")
+def test_dvc_reads_and_rewrites_yaml_as_it_was_meant(block: Block) -> None:
+    """DVC has a YAML parser of its own, and `dvc exp run -S` writes the whole file anew."""
+    from dvc.utils.serialize import dumps_yaml, parse_yaml, parse_yaml_for_update
+
+    expected = yaml.safe_load(block.text)
+    assert parse_yaml(block.text, "a page") == expected
+    rewritten = dumps_yaml(parse_yaml_for_update(block.text, "a page"))
+    assert parse_yaml(rewritten, "a page") == yaml.safe_load(rewritten) == expected
+
+
+def inline_settings() -> Iterator[Any]:
+    for page in PAGES:
+        for text in dict.fromkeys(re.findall(r"`((?:\w+): ?\{[^`…]*\})`", page.read_text())):
+            found = yaml.safe_load(" ".join(text.split()))
+            if isinstance(found, dict) and found.keys() <= Pipeline.model_fields.keys():
+                yield pytest.param(found, id=f"{page.name}: {text}")
+
+
+@pytest.mark.parametrize("found", inline_settings())
+def test_settings_within_sentences_are_accepted(found: dict[str, Any]) -> None:
+    Pipeline.model_validate(merged(DOCUMENT["pipelines"]["textcraft-cpu"], found))
+
+
+def pages_pipelines() -> set[str]:
+    """Pipelines that a reader of the pages has."""
+    own = {
+        name
+        for block in BLOCKS
+        if block.language == "yaml"
+        for name in yaml.safe_load(block.text)
+        if name not in Pipeline.model_fields and name != "pipelines"
+    }
+    return {*pipeline_names(ROOT / "pipelines.yaml"), *own}
+
+
+# --- Python
+
+
+@of("python")
+def test_python_compiles_and_what_it_imports_is_there(block: Block) -> None:
+    tree = compile(block.text, str(block), "exec", flags=ast.PyCF_ONLY_AST | ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+    assert isinstance(tree, ast.Module)
+    names: dict[str, Any] = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                importlib.import_module(alias.name)
+        if isinstance(node, ast.ImportFrom):
+            assert node.module is not None
+            module = importlib.import_module(node.module)
+            names |= {alias.name: getattr(module, alias.name) for alias in node.names}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in names:
+            check_call(node, names[node.func.id])
+
+
+def check_call(call: ast.Call, function: Callable[..., Any]) -> None:
+    """The arguments must be ones that `function` takes."""
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):  # of a class written in C
+        return
+    signature.bind_partial(*call.args, **{one.arg: one.value for one in call.keywords if one.arg})
+
+
+@of("python")
+def test_definitions_run(block: Block, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks that start nothing: imports, functions, classes."""
+    monkeypatch.chdir(tmp_path)
+    body = ast.parse(block.text).body if "await" not in block.text else []
+    plain = ast.Import | ast.ImportFrom | ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
+    if body and all(isinstance(node, plain) for node in body):
+        exec(compile(block.text, str(block), "exec"), {"__name__": "a_page"})
+
+
+# --- Shell
+
+
+def commands(text: str) -> Iterator[list[str]]:
+    """Words of each command, without comments, redirections and variables before it."""
+    for line in text.replace("\\\n", " ").splitlines():
+        for part in re.split(r"&&|\|", line):
+            words = shlex.split(part, comments=True)
+            words = [word for word in words if word != "&"]
+            if ">" in words:
+                words = words[: words.index(">")]
+            if words:
+                yield words
+
+
+@of("bash")
+def test_shell_commands_are_ones_that_exist(block: Block) -> None:
+    for words in commands(block.text):
+        check_command(words)
+
+
+def inline() -> Iterator[Any]:
+    """Commands within a sentence; those with a placeholder for several things are none."""
+    for page in PAGES:
+        prose = re.sub(r"^ *```.*?^ *```$", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+        for text in dict.fromkeys(re.findall(r"`(wingspan [a-z][^`]*)`", prose.replace("\n", " "))):
+            if not re.search(r"[\[…*]", text):
+                yield pytest.param(" ".join(text.split()), id=f"{page.name}: {text}")
+
+
+@pytest.mark.parametrize("text", inline())
+def test_commands_within_sentences_exist(text: str) -> None:
+    words = shlex.split(text)
+    command, _ = found_command(words[1:])
+    options = {name for parameter in command.params for name in (*parameter.opts, *parameter.secondary_opts)}
+    assert {word for word in words if word.startswith("--")} <= options
+
+
+def check_command(words: list[str]) -> None:
+    program, *rest = words
+    match program:
+        case "wingspan":
+            check_wingspan(rest)
+        case "make":
+            assert all(re.search(rf"^{target}:", (ROOT / "Makefile").read_text(), re.M) for target in rest)
+        case "dvc":
+            from dvc.cli.parser import get_main_parser
+
+            get_main_parser().parse_args(rest)
+            for word in rest:
+                stage, at, name = word.partition("@")
+                assert not at or (stage == "report" and name in pages_pipelines())
+        case "python" if rest[0] == "-m":
+            assert find_spec(rest[1]) is not None
+        case "python" if rest[0] == "-c":
+            ast.parse(rest[1])
+        case "python":
+            assert rest[0] in {"agents/custom/sums_model.py"}  # which tests/flows/test_tutorial.py runs
+        case "uv":
+            assert rest[:2] == ["pip", "install"]
+        case "mlflow":
+            from mlflow.cli import cli
+
+            command = cli.get_command(click.Context(cli), rest[0])  # it has aliases
+            assert command is not None
+            command.make_context("mlflow", rest[1:])
+        case "prefect":
+            assert find_spec(f"prefect.cli.{rest[0].replace('-', '_')}") is not None
+        case _:
+            assert program in PROGRAMS, f"{program}: add a check for it, or its name to PROGRAMS"
+
+
+def found_command(words: list[str], command: Any = None) -> tuple[click.Command, list[str]]:
+    """The command that `words` begin with, and the rest."""
+    command = typer.main.get_command(app) if command is None else command
+    while hasattr(command, "commands") and words and not words[0].startswith("-"):
+        assert words[0] in command.commands, f"no command {words[0]!r}"
+        command, words = command.commands[words[0]], words[1:]
+    return command, words
+
+
+def check_wingspan(words: list[str]) -> None:
+    command, rest = found_command(words)
+    context = command.make_context(f"wingspan {words[0]}", list(rest))
+    given = context.params
+    if isinstance(given.get("pipeline"), str):
+        assert given["pipeline"] in pages_pipelines()
+    if words[:2] in (["data", "pull"], ["data", "make"], ["data", "check"]):
+        get_data_set(given["name"])
+    elif isinstance(given.get("name"), str) and words[0] in ("play", "envs", "serve-env"):
+        assert given["name"].startswith((OWN, WITH_FILE)) or is_own(given["name"]) or get_env(given["name"])

@@ -1,0 +1,172 @@
+"""What a command has started ends with it, and a signal ends a command: in small programs."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+GUARDED = """
+import os, subprocess, sys, time
+from multiprocessing.shared_memory import SharedMemory
+from flows.guardian import guard
+guard()
+stubborn = (
+    "import signal, sys, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); "
+    "from multiprocessing.shared_memory import SharedMemory; m = SharedMemory(create=True, size=1 << 12); "
+    "print(m.name, flush=True); time.sleep(1000)"
+)
+program = [sys.executable, "-c", stubborn]
+child = subprocess.Popen(program, stdout=subprocess.PIPE, text=True, start_new_session=True)
+name = child.stdout.readline().strip()
+grandchild = subprocess.Popen(["sh", "-c", "sleep 1000 & echo $!"], stdout=subprocess.PIPE, text=True)
+orphan = grandchild.stdout.readline().strip()
+if os.fork() == 0:  # a fork holds the descriptors of this process
+    time.sleep(15)
+    os._exit(0)
+print(child.pid, orphan, name, os.environ["TMPDIR"], flush=True)
+"""
+
+
+def is_running(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def start(code: str) -> "subprocess.Popen[str]":
+    return subprocess.Popen(
+        [sys.executable, "-c", code],
+        cwd=ROOT,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def wait_until_gone(pids: list[int], files: list[Path]) -> None:
+    deadline = time.monotonic() + 13  # before the fork ends by itself
+    while any(map(is_running, pids)) or any(file.exists() for file in files):
+        assert time.monotonic() < deadline, (pids, files)
+        time.sleep(0.05)
+
+
+@pytest.mark.parametrize("ending", ["kill -9", "return", "exception", "_exit"])
+def test_nothing_is_left_of_a_command(ending: str) -> None:
+    last = {
+        "kill -9": "time.sleep(1000)",
+        "return": "",
+        "exception": "raise ValueError",
+        "_exit": "os._exit(7)",
+    }[ending]
+    process = start(GUARDED + last)
+    assert process.stdout is not None
+    child, orphan, memory, folder = process.stdout.readline().split()
+    files = [Path("/dev/shm") / memory, Path(folder)]
+    if ending == "kill -9":
+        assert all(is_running(int(pid)) for pid in (child, orphan))
+        assert all(file.exists() for file in files)
+        process.kill()
+    wait_until_gone([process.pid, int(child), int(orphan)], files)
+    process.wait()
+
+
+def test_another_command_is_left_alone() -> None:
+    first, second = start(GUARDED + "time.sleep(1000)"), start(GUARDED + "time.sleep(1000)")
+    assert first.stdout is not None
+    assert second.stdout is not None
+    child, orphan, memory, folder = first.stdout.readline().split()
+    others = second.stdout.readline().split()
+    first.kill()
+    wait_until_gone([int(child), int(orphan)], [Path("/dev/shm") / memory, Path(folder)])
+    assert all(is_running(int(pid)) for pid in others[:2])
+    assert Path(others[3]).is_dir()
+    second.kill()
+    wait_until_gone([int(others[0]), int(others[1])], [Path(others[3])])
+    for process in (first, second):
+        process.wait()
+
+
+STOPPABLE = """
+import os, sys, time
+from flows.guardian import guard
+from flows.stopping import Stoppable, on_stop
+guard()
+with Stoppable("stopped; go on"):
+    on_stop(lambda: print("recorded", flush=True))
+    on_stop(lambda: 1 / 0)
+    print("ready", flush=True)
+    BODY
+"""
+BODIES = {
+    "sleeps": "time.sleep(1000)",
+    "closes slowly": """try:
+        time.sleep(1000)
+    finally:
+        time.sleep(1000)""",
+    "swallows it": """while True:
+        try:
+            time.sleep(1000)
+        except BaseException:
+            pass""",
+    "is in C code": "import ctypes; [ctypes.CDLL(None).usleep(900_000) for _ in range(1000)]",
+    "fails as it closes": """try:
+        time.sleep(1000)
+    finally:
+        raise ValueError""",
+}
+
+
+@pytest.mark.parametrize(
+    ("body", "number", "times"),
+    [
+        ("sleeps", signal.SIGINT, 1),
+        ("sleeps", signal.SIGTERM, 1),
+        ("closes slowly", signal.SIGINT, 1),
+        ("closes slowly", signal.SIGINT, 2),
+        ("swallows it", signal.SIGINT, 1),
+        ("is in C code", signal.SIGTERM, 1),
+        ("fails as it closes", signal.SIGINT, 1),
+    ],
+)
+def test_a_signal_ends_a_command(body: str, number: signal.Signals, times: int) -> None:
+    process = start(STOPPABLE.replace("BODY", BODIES[body]))
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    for _ in range(times):
+        os.killpg(process.pid, number)
+        time.sleep(0.2)
+    printed, errors = process.communicate(timeout=60)
+    assert process.returncode == 128 + number
+    assert printed == "recorded\n"
+    assert errors == "stopped; go on\n"
+
+
+def test_a_record_that_hangs_does_not_hold_a_command_up() -> None:
+    code = STOPPABLE.replace("1 / 0", "time.sleep(1000)").replace("BODY", "time.sleep(1000)")
+    process = start(code)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert errors == "stopped; go on\n"
+
+
+def test_signals_are_whose_they_were_after_it() -> None:
+    code = STOPPABLE.replace("BODY", "pass") + (
+        "import signal\n"
+        "assert signal.getsignal(signal.SIGINT) is signal.default_int_handler\n"
+        "assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL\n"
+        "assert signal.set_wakeup_fd(-1) == -1\n"
+    )
+    process = start(code)
+    printed, errors = process.communicate(timeout=60)
+    assert (process.returncode, printed, errors) == (0, "ready\n", "")

@@ -1,0 +1,223 @@
+"""Keys and receipts must say what DVC says, and change with exactly what a stage depends on."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from envs.errors import ConfigError
+from flows.lineage import Stage, declared_stages, holds, path_md5, receipt, stage_key
+from flows.stages import FINISHED, STAGES, claim_checkpoints
+from tasks.config.pipelines import load_pipeline
+from tasks.config.settings import Pipeline
+
+ROOT = Path(__file__).parents[2]
+NAME = "textcraft-cpu"
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A project with the real declarations, and a small file wherever a stage reads or writes one."""
+    for file in ("dvc.yaml", "pipelines.yaml", ".dvcignore"):
+        shutil.copy(ROOT / file, tmp_path / file)
+    monkeypatch.chdir(tmp_path)
+    for stage in declared_stages(NAME, pipeline=load_pipeline(NAME), workspace=Path("runs") / NAME).values():
+        for path in (*stage.deps, *stage.outs):
+            if path.suffix:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_text(f"{path}\n")
+            else:
+                (path / "nested").mkdir(parents=True, exist_ok=True)
+                (path / "nested" / "b.bin").write_bytes(b"\r\n\x00" * 99)
+                (path / "a.txt").write_text(f"{path}\n")
+    return tmp_path
+
+
+def keys(pipeline: Pipeline | None = None, *, code: bool = True) -> dict[str, str]:
+    pipeline = pipeline or load_pipeline(NAME)
+    stages = declared_stages(NAME, pipeline=pipeline, workspace=Path("runs") / NAME)
+    return {name: stage_key(stage, code=code) for name, stage in stages.items()}
+
+
+def changed(before: dict[str, str], after: dict[str, str]) -> set[str]:
+    return {name for name in before if before[name] != after[name]}
+
+
+def test_hashes_are_those_that_dvc_writes(project: Path) -> None:
+    from dvc.repo import Repo
+
+    with Repo.init(no_scm=True) as repo:
+        for name in STAGES:
+            repo.commit(f"{name}@{NAME}", force=True)
+    lock = yaml.safe_load(Path("dvc.lock").read_text())["stages"]
+    stages = declared_stages(NAME, pipeline=load_pipeline(NAME), workspace=Path("runs") / NAME)
+    assert set(stages) == set(STAGES)
+    for name, stage in stages.items():
+        recorded = lock[f"{name}@{NAME}"]
+        assert {str(p): path_md5(p) for p in stage.deps} == {d["path"]: d["md5"] for d in recorded["deps"]}
+        assert {str(p): path_md5(p) for p in stage.outs} == {d["path"]: d["md5"] for d in recorded["outs"]}
+        prefix = f"pipelines.{NAME}"
+        told = {key.removeprefix(prefix).lstrip(".") for key in recorded["params"]["pipelines.yaml"]}
+        assert told == set(stage.params)
+
+
+def test_caches_of_python_are_no_input(project: Path) -> None:
+    before = keys()
+    cache = Path("envs/__pycache__")
+    cache.mkdir()
+    (cache / "x.pyc").write_bytes(b"1")
+    assert keys() == before
+
+
+@pytest.mark.parametrize(
+    ("override", "touched"),
+    [
+        ({"data.split_seed": 7}, {"prepare", "provision", "warmup", "train", "evaluate", "report"}),
+        ({"warmup.lr": 1.0e-4}, {"warmup", "report"}),
+        ({"train.lr": 1.0e-4}, {"train", "report"}),
+        ({"horizon.rounds": [4, 8]}, {"train", "report"}),
+        ({"evaluate.samples_per_item": 2}, {"evaluate", "report"}),
+        ({"evaluate.quick_items": 2}, {"train", "evaluate", "report"}),
+        ({"seed": 3}, {"warmup", "train", "evaluate", "report"}),
+    ],
+)
+def test_a_parameter_changes_the_keys_of_the_stages_that_obey_it(
+    project: Path, override: dict[str, object], touched: set[str]
+) -> None:
+    assert changed(keys(), keys(load_pipeline(NAME, overrides=override))) == touched
+
+
+def test_contents_and_not_times_change_keys(project: Path) -> None:
+    before = keys()
+    data = Path("runs", NAME, "data", "train.jsonl")
+    data.write_text(data.read_text())
+    assert keys() == before
+    data.write_text("other\n")
+    assert changed(before, keys()) == {"provision", "warmup", "train", "report"}
+
+
+def test_another_workspace_has_its_own_paths_and_the_same_keys(project: Path) -> None:
+    other = Path("runs") / f"{NAME}-other"
+    shutil.copytree(Path("runs") / NAME, other)
+    pipeline = load_pipeline(NAME)
+    stages = declared_stages(NAME, pipeline=pipeline, workspace=other)
+    for name, stage in stages.items():
+        assert all(out.is_relative_to(other) for out in stage.outs)
+        assert stage_key(stage) == keys()[name]
+
+
+def test_a_receipt_holds_until_an_output_is_altered_or_gone(project: Path) -> None:
+    stage = declared_stages(NAME, pipeline=load_pipeline(NAME), workspace=Path("runs") / NAME)["train"]
+    found = json.loads(json.dumps(receipt(stage)))
+    assert holds(stage, found)
+    policy = Path("runs", NAME, "policy")
+    (policy / "a.txt").write_text("altered")
+    assert not holds(stage, found)
+    shutil.rmtree(policy)
+    assert not holds(stage, found)
+
+
+def test_a_missing_input_is_named(project: Path) -> None:
+    Path("runs", NAME, "data", "test.jsonl").unlink()
+    with pytest.raises(ConfigError, match=rf"runs/{NAME}/data/test.jsonl"):
+        keys()
+
+
+def test_without_a_warmup_training_reads_the_model(project: Path) -> None:
+    pipeline = load_pipeline(NAME, overrides={"warmup": None})
+    stages = declared_stages(NAME, pipeline=pipeline, workspace=Path("runs") / NAME)
+    assert "warmup" not in stages
+    assert Path(pipeline.model) in stages["train"].deps
+
+
+AGENT_STAGES = {"provision", "warmup", "train", "evaluate"}
+
+
+@pytest.mark.parametrize(
+    "agent",
+    [
+        {"program": "mine.play:play"},
+        {"format": "mine.play:Agent"},
+        {"tools": ["calculator", "mine.play:look"]},
+        {"reward": "mine.play:right"},
+        {"reward": {"string_equal": 1.0, "mine.play:right": 0.5}},
+    ],
+)
+def test_a_users_own_code_is_an_input_of_the_stages_that_run_it(project: Path, agent: dict[str, Any]) -> None:
+    Path("mine").mkdir()
+    Path("mine/play.py").write_text("from mine import words\n")
+    Path("mine/words.py").write_text("HELLO = 'hello'\n")
+    pipeline = load_pipeline(NAME, overrides={"agent": {"instructions": False, **agent}})
+    before, of_checkpoints = keys(pipeline), keys(pipeline, code=False)
+    Path("mine/words.py").write_text("HELLO = 'hi'\n")
+    assert changed(before, keys(pipeline)) == AGENT_STAGES
+    assert keys(pipeline, code=False) == of_checkpoints  # training goes on after a mend
+
+
+def test_an_environment_of_the_users_own_is_an_input_of_all_that_play_it(project: Path) -> None:
+    Path("guess_of_mine.py").write_text((ROOT / "tests" / "support" / "own_env.py").read_text())
+    pipeline = load_pipeline(NAME, overrides={"data.parts": {"guess": {"env": "guess_of_mine:SPEC"}}})
+    before, of_checkpoints = keys(pipeline), keys(pipeline, code=False)
+    Path("guess_of_mine.py").write_text("SPEC = None\n")
+    assert changed(before, keys(pipeline)) == {"prepare", *AGENT_STAGES}
+    assert keys(pipeline, code=False) == of_checkpoints
+
+
+def test_a_module_that_is_one_file_is_an_input_too(project: Path) -> None:
+    Path("one_file_of_mine.py").write_text("")
+    pipeline = load_pipeline(NAME, overrides={"agent.tools": ["one_file_of_mine:look"]})
+    before = keys(pipeline)
+    Path("another_file_of_mine.py").write_text("")
+    assert keys(pipeline) == before
+    Path("one_file_of_mine.py").write_text("look = None\n")
+    assert changed(before, keys(pipeline)) == AGENT_STAGES
+
+
+def test_code_in_a_package_that_a_stage_declares_is_no_other_input(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(ROOT)
+    pipeline = load_pipeline(NAME, overrides={"agent.tools": ["agents.custom.mine:look"]})
+    stages = declared_stages(NAME, pipeline=pipeline, workspace=Path("runs") / NAME)
+    assert {path for stage in stages.values() for path in stage.own_code} == set()
+
+
+def test_the_text_of_a_prompt_is_an_input_and_training_begins_anew_with_another(project: Path) -> None:
+    Path("brief.md").write_text("Be brief.\n")
+    pipeline = load_pipeline(NAME, overrides={"agent.prompt": "brief.md"})
+    before, of_checkpoints = keys(pipeline), keys(pipeline, code=False)
+    Path("brief.md").write_text("Be long.\n")
+    assert changed(before, keys(pipeline)) == AGENT_STAGES
+    assert changed(of_checkpoints, keys(pipeline, code=False)) == AGENT_STAGES
+
+
+def test_own_code_that_is_not_there_is_named(project: Path) -> None:
+    pipeline = load_pipeline(NAME, overrides={"agent.tools": ["nowhere_at_all.x:look"]})
+    with pytest.raises(ConfigError, match=r"'nowhere_at_all.x:look': there is no module 'nowhere_at_all'"):
+        keys(pipeline)
+
+
+def test_checkpoints_stay_for_the_same_training_and_go_for_any_other(project: Path) -> None:
+    def train_stage(overrides: dict[str, object] | None = None) -> Stage:
+        pipeline = load_pipeline(NAME, overrides=overrides)
+        return declared_stages(NAME, pipeline=pipeline, workspace=Path("runs") / NAME)["train"]
+
+    checkpoint = Path("runs", NAME, "train", "checkpoints", "global_step_4")
+    assert not claim_checkpoints(train_stage())  # nobody knows whose these were
+    checkpoint.mkdir(parents=True)
+    assert claim_checkpoints(train_stage())
+    Path("tasks/stages/train.py").write_text("mended\n")
+    assert claim_checkpoints(train_stage())
+    assert checkpoint.exists()
+    Path("runs", NAME, FINISHED).write_text(stage_key(train_stage()))
+    assert claim_checkpoints(train_stage())  # to write again what was lost of it
+    Path("tasks/stages/train.py").write_text("better\n")
+    assert not claim_checkpoints(train_stage())
+    checkpoint.mkdir(parents=True)
+    assert claim_checkpoints(train_stage())
+    assert not claim_checkpoints(train_stage({"train.lr": 1.0}))
+    assert not checkpoint.exists()
+    assert not Path("runs", NAME, "policy").exists()

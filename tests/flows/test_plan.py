@@ -1,0 +1,315 @@
+"""What a run would fail by is found before it starts: each mistake is one line of `wingspan plan`."""
+
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+from envs.errors import ConfigError
+from envs.files import check_writable, write_atomically
+from flows.cli.app import app
+from flows.commands.preview import preview
+from flows.lineage import cache_key, declared_stages, receipt, stage_key
+from flows.plan import make_plan
+from flows.versioning import check_lock
+from tasks.config.pipelines import load_pipeline, read_yaml
+from tasks.stages.prepare import prepare
+from tasks.tracking.tracker import check_tracking
+
+ROOT = Path(__file__).parents[2]
+NAME = "textcraft-cpu"
+SHORT = {
+    "rollout.context_length": 30,
+    "rollout.max_tokens_per_turn": 10,
+    "horizon.rounds": [1, 1, 1],
+    "evaluate.max_turns": 1,
+}
+"""A context that no prompt fits into, and whatever else depends on its length."""
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A project with the real declarations, code and model."""
+    for file in ("dvc.yaml", "pipelines.yaml", ".dvcignore", "constraints.txt"):
+        shutil.copy(ROOT / file, tmp_path / file)
+    for folder in ("envs", "agents", "tasks", "flows"):
+        (tmp_path / folder).symlink_to(ROOT / folder)
+    (tmp_path / "data").mkdir()
+    shutil.copytree(ROOT / "models" / "textcraft-base", tmp_path / "models" / "textcraft-base")
+    monkeypatch.chdir(tmp_path)
+    for variable in ("PREFECT_API_URL", "MLFLOW_TRACKING_URI", "RAY_ADDRESS"):
+        monkeypatch.delenv(variable, raising=False)
+    return tmp_path
+
+
+@pytest.fixture
+def storage(project: Path) -> Iterator[None]:
+    """A Prefect that stores its results in the project; it has none yet."""
+    from prefect.settings import PREFECT_LOCAL_STORAGE_PATH, temporary_settings
+
+    with temporary_settings({PREFECT_LOCAL_STORAGE_PATH: str(project / "prefect")}):
+        yield
+
+
+def refusal(overrides: dict[str, Any]) -> str:
+    with pytest.raises(ConfigError) as refused:
+        make_plan(NAME, overrides=overrides, workspace=None)
+    assert "\n" not in str(refused.value)
+    return str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        ({"train.lr": float("inf")}, "train.lr: Input should be a finite number"),
+        ({"train.lr": 1e10}, "train.lr: Input should be less than or equal to 1"),
+        ({"warmup.lr": 2.0}, "warmup.lr"),
+        ({"rollout.temperature": float("nan")}, "rollout.temperature: Input should be a finite number"),
+        ({"seed": -1}, "seed: Input should be greater than or equal to 0"),
+        ({"seed": 99999999999999999999}, "seed: Input should be less than 2147483648"),
+        ({"data.split_seed": -1}, "data.split_seed"),
+        ({"rollout.group_size": 1}, "GRPO compares the chains of an item with each other: give 2 or more"),
+        ({"rollout.group_size": 100000}, "1,600,000 episodes a step"),
+        ({"train.algorithm": "ppo"}, "'ppo' is no algorithm that is implemented; grpo is the only one"),
+        ({"agent.reward": {}}, "agent.reward: {} is neither the name of a reward nor several with weights"),
+        ({"agent.reward": 5}, "agent.reward: 5 is neither"),
+        ({"rollout.max_tokens_per_turn": 2000}, "rollout.max_tokens_per_turn 2000 leaves no room"),
+        ({"train.mini_batches": 1000}, "train.mini_batches 1000 is more than rollout.items_per_step"),
+        ({"horizon.rounds": [1000000]}, "horizon.rounds: 1000000 turns do not fit"),
+        ({"evaluate.max_turns": 1000000}, "evaluate.max_turns: 1000000 turns do not fit"),
+        ({"backend.workers": 100_000}, "backend.workers 100000: this machine has"),
+        ({"backend.device": "cuda"}, "use cpu with cpu, vllm with cuda"),
+        ({"backend.rollout": "vllm"}, "use cpu with cpu, vllm with cuda"),
+        ({"data.parts.textcraft.where": {"depth": [99]}}, "data.parts.textcraft has no training items"),
+        ({"data.parts.textcraft.where": {"dpth": [1]}}, "their metadata is like {'depth': 1}"),
+        (SHORT, "prompts of data.parts.two-step have 77 tokens or more"),
+        (SHORT | {"warmup": None}, "tokens or more, and rollout.max_tokens_per_turn 10 do not fit behind"),
+        ({"model": "Qwen/Qwen2.5-0.5B"}, "hf download Qwen/Qwen2.5-0.5B --local-dir models/Qwen2.5-0.5B"),
+        ({"agent.format": "json:JSONDecoder", "warmup": None}, "'json:JSONDecoder' cannot be made"),
+        ({"agent.reward": "qa_exact_match"}, "add a column 'answer' to the data"),
+    ],
+)  # fmt: skip
+def test_a_setting_that_a_run_would_fail_by_is_refused(
+    project: Path, overrides: dict[str, Any], said: str
+) -> None:
+    assert said in refusal(overrides)
+
+
+def lose_the_tokenizer(model: Path) -> None:
+    (model / "tokenizer.json").unlink()
+
+
+def cut_the_tokenizer(model: Path) -> None:
+    (model / "tokenizer.json").write_text((model / "tokenizer.json").read_text()[:1000])
+
+
+def lose_the_template(model: Path) -> None:
+    (model / "chat_template.jinja").unlink()
+
+
+def break_the_template(model: Path) -> None:
+    (model / "chat_template.jinja").write_text("{{ raise_exception('no conversations') }}")
+
+
+@pytest.mark.parametrize(
+    ("damage", "said"),
+    [
+        (lose_the_tokenizer, "has no tokenizer: the folder has no tokenizer.json"),
+        (cut_the_tokenizer, "cannot be loaded"),
+        (lose_the_template, "has no chat template; save one beside it as chat_template.jinja"),
+        (break_the_template, "refuses user: no conversations"),
+    ],
+)
+def test_a_model_that_cannot_be_spoken_to_is_refused(
+    project: Path, damage: Callable[[Path], None], said: str
+) -> None:
+    damage(project / "models" / "textcraft-base")
+    assert said in refusal({"warmup": None})
+
+
+@pytest.mark.parametrize(
+    ("uri", "said"),
+    [
+        ("nonsense://x", "MLflow has no store 'nonsense'"),
+        ("sqlite:///no-database.db", "no-database.db cannot be written (file is not a database)"),
+        ("sqlite:////proc/mlflow.db", "/proc cannot be written to"),
+        ("/proc/mlruns", "/proc cannot be written to"),
+        ("http://127.0.0.1:1", "does not answer"),
+    ],
+)
+def test_a_record_that_could_not_be_written_is_refused(
+    project: Path, monkeypatch: pytest.MonkeyPatch, uri: str, said: str
+) -> None:
+    (project / "no-database.db").write_text("no SQLite" * 100)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
+    with pytest.raises(ConfigError) as refused:
+        check_tracking()
+    assert said in str(refused.value)
+    assert "unset the variable to record in mlflow.db" in str(refused.value)
+
+
+def test_a_place_that_cannot_be_written_to_is_told_as_such(project: Path) -> None:
+    for check in (
+        lambda: check_writable(Path("/proc/x"), remedy="choose another"),
+        lambda: make_plan(NAME, overrides={}, workspace=Path("/proc/x")),
+    ):
+        with pytest.raises(ConfigError, match=r"^/proc cannot be written to \(.*\); choose another"):
+            check()
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (b"pipelines:\n  a: {seed: 1}\n  b: {}\n  a: {seed: 2}\n", "line 4: 'a' is in line 2"),
+        (b"pipelines:\n  a:\n    train:\n      lr: 1\n      lr: 2\n", "line 5: 'lr' is in line 4"),
+        (b"pipelines: {a: {seed: 1, seed: 2}}\n", "line 1: 'seed' is in line 1"),
+        ("pipelines:\n  a: {model: modèle}\n".encode("latin-1"), "save it as UTF-8"),
+        (b"pipelines: [a]\n", "pipelines is a list; give a block, NAME: {…}"),
+        (b"pipelines: {a: 5}\n", "pipelines.a is 5; give a block of parameters"),
+        (b"pipelines: {a: [\n", "is not YAML"),
+    ],
+)
+def test_a_file_of_pipelines_that_is_none_is_one_line(tmp_path: Path, text: bytes, said: str) -> None:
+    file = tmp_path / "pipelines.yaml"
+    file.write_bytes(text)
+    with pytest.raises(ConfigError) as refused:
+        load_pipeline("a", file=file)
+    assert said in str(refused.value)
+    assert str(file) in str(refused.value)
+
+
+def test_a_block_may_repeat_what_it_merges(tmp_path: Path) -> None:
+    file = tmp_path / "file.yaml"
+    file.write_text("a: &a {x: 1, y: 1}\nb: &b {<<: *a, x: 2}\nc: {<<: *b, y: 3}\n")
+    assert read_yaml(file) == yaml.safe_load(file.read_text())
+
+
+def test_a_port_that_is_taken_is_told_before_the_model_is_loaded(project: Path) -> None:
+    model = project / "models" / "textcraft-base"
+    lose_the_tokenizer(model)  # what loading it would complain of
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        done = CliRunner().invoke(app, ["serve-policy", str(model), "--port", str(port)])
+    assert isinstance(done.exception, ConfigError)
+    assert f"cannot listen on 127.0.0.1:{port}" in str(done.exception)
+
+
+def test_one_broken_pipeline_does_not_hide_the_others(project: Path) -> None:
+    document = yaml.safe_load((project / "pipelines.yaml").read_text())
+    document["pipelines"]["babyai-cpu"]["seed"] = "none"
+    (project / "pipelines.yaml").write_text(yaml.safe_dump(document))
+    done = CliRunner().invoke(app, ["pipelines"])
+    assert done.exit_code == 0
+    lines = {line.split()[0]: line for line in done.stdout.splitlines()}
+    assert "is refused: pipelines.yaml: pipelines.babyai-cpu.seed" in lines["babyai-cpu"]
+    assert "refused" not in lines[NAME]
+
+
+@pytest.mark.parametrize("text", ["stages: [", "stages:\n- a\n", "just text", "stages:\n  a: 1\n  a: 2\n"])
+def test_a_lock_that_dvc_could_not_read_is_refused(project: Path, text: str) -> None:
+    Path("dvc.lock").write_text(text)
+    with pytest.raises(ConfigError, match=r"^dvc\.lock.*; restore it by: git checkout dvc\.lock"):
+        make_plan(NAME, overrides={}, workspace=None)
+    make_plan(NAME, overrides={"seed": 1}, workspace=None)  # in a workspace that DVC does not track
+    Path("dvc.lock").write_text((ROOT / "dvc.lock").read_text())
+    check_lock()
+
+
+def test_a_pipelines_file_that_dvc_could_not_read_is_refused(project: Path) -> None:
+    file = project / "pipelines.yaml"
+    count = len(file.read_text().splitlines())
+    with file.open("a") as end:
+        end.write("  mine:\n    agent: {tools: [agents.custom.sums:add]}\n")
+    make_plan(NAME, overrides={}, workspace=None)  # DVC does not work here
+    Path(".dvc").mkdir()
+    assert refusal({}).startswith(f"pipelines.yaml, line {count + 2}: DVC cannot read this (")
+
+
+def test_a_file_that_a_stage_reads_and_nobody_writes_is_missed_at_once(project: Path) -> None:
+    Path("constraints.txt").unlink()
+    said = refusal({})
+    assert said.startswith("constraints.txt is not there, and stage ")
+
+
+def test_the_plan_names_the_stages_that_would_run_and_why(project: Path, storage: None) -> None:
+    plan, forecasts = preview(NAME, overrides={}, workspace=None)
+    assert [(f.stage, f.runs) for f in forecasts] == [(name, True) for name in plan.stages]
+    assert forecasts[0].reason == "it has not run in this workspace"
+    assert not (project / "runs").exists()  # nothing was started
+
+    finish(project, *plan.stages)
+    assert [f.runs for f in preview(NAME, overrides={}, workspace=None)[1]] == [False] * len(plan.stages)
+
+    document = yaml.safe_load((project / "pipelines.yaml").read_text())
+    document["pipelines"][NAME]["evaluate"]["samples_per_item"] = 1
+    (project / "pipelines.yaml").write_text(yaml.safe_dump(document))
+    reasons = {f.stage: f.reason for f in preview(NAME, overrides={}, workspace=None)[1] if f.runs}
+    assert reasons == {
+        "evaluate": "its code, parameters or inputs changed",
+        "report": "it comes after evaluate, which would run",
+    }
+    finish(project, *plan.stages)
+    (plan.workspace / "provision.json").write_text("changed")
+    _, (prepare, provision, *_) = preview(NAME, overrides={}, workspace=None)
+    assert (prepare.runs, provision.runs) == (False, True)
+    assert provision.reason == f"{plan.workspace / 'provision.json'} was changed"
+
+
+def finish(project: Path, *names: str) -> None:
+    """As if these stages had run: what they write, and what Prefect stores of it (as seen of Prefect 3.8)."""
+    stages = declared_stages(NAME, pipeline=load_pipeline(NAME), workspace=Path("runs") / NAME)
+    for name in names:
+        if name == "prepare":
+            prepare(load_pipeline(NAME), Path("runs") / NAME)
+            outs: tuple[Path, ...] = ()
+        else:
+            outs = stages[name].outs
+        for out in outs:
+            if out.suffix:
+                write_atomically(out, f"{out}\n")
+            else:
+                write_atomically(out / "file", f"{out}\n")
+        record = {"metadata": {}, "result": json.dumps(receipt(stages[name]))}
+        write_atomically(
+            project / "prefect" / cache_key(stages[name], stage_key(stages[name])), json.dumps(record)
+        )
+
+
+def test_the_command_checks_quickly_and_says_by_its_status_what_it_found(project: Path) -> None:
+    code = (
+        "import sys, time; sys.argv = ['wingspan', *sys.argv[1:]]\n"
+        "from flows.cli.app import main\n"
+        "try: main()\n"
+        "finally: print('cpu', time.process_time(), 'server', 'prefect.server' in sys.modules)\n"
+    )
+
+    def call(*arguments: str) -> subprocess.CompletedProcess[str]:
+        environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+        command = [sys.executable, "-c", code, *arguments]
+        return subprocess.run(command, cwd=project, env=environment, capture_output=True, text=True)
+
+    done = call("plan", NAME)
+    assert done.returncode == 0, done.stderr
+    first, *rows, cost = done.stdout.splitlines()
+    assert first == f"{NAME} in runs/{NAME}: nothing stands in its way"
+    assert rows[0].split()[:2] == ["prepare", "run"]
+    assert cost.endswith("server False")
+    assert float(cost.split()[1]) < 20, cost  # 4 s where nothing else runs
+    assert not (project / "runs").exists()
+
+    done = call("plan", NAME, "--set", "backend.rollout=vllm")
+    assert done.returncode == 2
+    assert done.stderr.count("\n") == 1
+    assert done.stderr.startswith("error: backend.rollout 'vllm' does not run on backend.device 'cpu'")
+
+    done = call("run")
+    assert done.stderr == "error: Missing argument 'PIPELINE'; see wingspan run --help\n"

@@ -1,0 +1,147 @@
+"""Gateways for tests: the toy tokenizer with tools, and a sampler that remembers all it sampled."""
+
+import asyncio
+import copy
+import random
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+from openai import AsyncOpenAI
+
+from agents.gateway.gateway import Gateway
+from agents.gateway.limits import Limits
+from agents.rollout.packing import pack
+from agents.samplers.sampler import Sampler, Script, ScriptedSampler
+from agents.types import Completion, FinishReason, SamplingParams, Trajectory
+from envs.types import Image, Item
+from tests.agents.test_tools_prompt import TEMPLATES
+from tests.support.toy import toy_tokenizer
+
+ITEM = Item(item_id="toy_7", env="toy", metadata={"target": 3})
+CONTEXT = 2000
+QUESTION = {"role": "user", "content": "Goal: reach 3."}
+SEARCH = {
+    "type": "function",
+    "function": {
+        "name": "search",
+        "description": "Finds passages.",
+        "parameters": {
+            "type": "object",
+            "properties": {"query": {"type": "string"}, "top_k": {"type": "integer"}},
+            "required": ["query"],
+        },
+    },
+}
+
+OTHER = {"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}
+
+
+def tokenizer_with(format: str = "hermes") -> Any:
+    """The toy's, with a template that has tools."""
+    tokenizer = copy.deepcopy(toy_tokenizer())
+    tokenizer.chat_template = TEMPLATES[format]
+    return tokenizer
+
+
+def encode(text: str) -> list[int]:
+    ids: list[int] = toy_tokenizer().encode(text, add_special_tokens=False)
+    return ids
+
+
+def scripted(script: Sequence[str] | Script, **options: Any) -> ScriptedSampler:
+    return ScriptedSampler(script, encode=encode, **options)
+
+
+def make_gateway(sampler: Sampler, tokenizer: Any = None, **options: Any) -> Gateway:
+    return Gateway(
+        sampler,
+        tokenizer or tokenizer_with(),
+        sampling=SamplingParams(max_tokens=200),
+        context_length=options.pop("context_length", CONTEXT),
+        limits=Limits(**options.pop("limits", {})),
+        **options,
+    )
+
+
+@asynccontextmanager
+async def client_of(base_url: str, *, api_key: str = "none", **options: Any) -> AsyncIterator[AsyncOpenAI]:
+    async with AsyncOpenAI(base_url=base_url, api_key=api_key, max_retries=0, **options) as client:
+        yield client
+
+
+async def ask(client: AsyncOpenAI, messages: Sequence[Any], **options: Any) -> Any:
+    """The assistant's message."""
+    answer = await client.chat.completions.create(model="policy", messages=list(messages), **options)
+    return answer.choices[0].message
+
+
+def told(message: Any) -> dict[str, Any]:
+    """As a framework sends it back."""
+    return dict(message.model_dump())
+
+
+class Gated(ScriptedSampler):
+    """Answers only when `opened` is set; `asked` tells that somebody waits."""
+
+    def __init__(self, script: Sequence[str]) -> None:
+        super().__init__(script, encode=encode)
+        self.asked = asyncio.Event()
+        self.opened = asyncio.Event()
+
+    async def sample(
+        self,
+        prompt_ids: Sequence[int],
+        *,
+        images: Sequence[Image] = (),
+        params: SamplingParams,
+        episode_id: str,
+    ) -> Completion:
+        self.asked.set()
+        await self.opened.wait()
+        return await super().sample(prompt_ids, images=images, params=params, episode_id=episode_id)
+
+
+class RandomSampler:
+    """Says random tokens, which decoding and encoding would change, and remembers what and on what."""
+
+    def __init__(self, seed: int = 0) -> None:
+        self.sampled: list[tuple[list[int], list[int]]] = []
+        """Prompt and completion."""
+        self._random = random.Random(seed)
+        self._words = [i for i in range(len(toy_tokenizer())) if i not in toy_tokenizer().all_special_ids]
+
+    async def sample(
+        self,
+        prompt_ids: Sequence[int],
+        *,
+        images: Sequence[Image] = (),
+        params: SamplingParams,
+        episode_id: str,
+    ) -> Completion:
+        ids = self._random.choices(self._words, k=self._random.randint(1, 4))
+        stopped = self._random.random() < 0.7
+        ids += [params.stop_token_ids[0]] if stopped else []
+        self.sampled.append((list(prompt_ids), ids))
+        return Completion(
+            token_ids=ids,
+            logprobs=[-0.1 * i for i in range(len(ids))],
+            finish_reason=FinishReason.STOP if stopped else FinishReason.LENGTH,
+            policy_version=5,
+        )
+
+
+def trained(trajectory: Trajectory) -> list[tuple[list[int], list[int]]]:
+    """Every run of the policy's tokens in the packed segments, and all that stands before it."""
+    found = []
+    for segment in pack(trajectory):
+        tokens = segment.prompt_ids + segment.response_ids
+        mask = [0] * len(segment.prompt_ids) + segment.response_mask
+        start = None
+        for place, bit in enumerate([*mask, 0]):
+            if bit and start is None:
+                start = place
+            elif not bit and start is not None:
+                found.append((tokens[:start], tokens[start:place]))
+                start = None
+    return found

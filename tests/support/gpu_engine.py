@@ -1,0 +1,177 @@
+"""verl's own FSDP2 engine, as the configuration of a GPU pipeline asks for it, on the CPU in fp32.
+
+A process of its own, `python -m tests.support.gpu_engine FOLDER`: verl's chunked log-probs replace the
+forward of a
+model's class. Prints how far log-probs, entropy and gradients of a packed row of three sequences are from
+those of the sequences one by one, as one JSON line for tied and one for untied embeddings.
+"""
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from tasks.config.pipelines import load_pipeline
+from tasks.verl import cpu as verl_cpu
+from tasks.verl import gpu_model
+from tasks.verl.config import verl_config
+from tasks.verl.sft import _join_process_group_of_one
+
+TEMPERATURE = 1.3
+ENTROPY_WEIGHT = 0.5
+
+
+def save_model(folder: Path, *, tied: bool) -> None:
+    import torch
+    from transformers import Qwen2Config, Qwen2ForCausalLM
+
+    from tests.support.toy import toy_tokenizer
+
+    tokenizer = toy_tokenizer()
+    tokenizer.save_pretrained(folder)
+    torch.manual_seed(0)
+    config = Qwen2Config(
+        vocab_size=len(tokenizer),
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        tie_word_embeddings=tied,
+        initializer_range=0.2,
+    )
+    Qwen2ForCausalLM(config).save_pretrained(folder)
+
+
+def make_engine(folder: Path) -> tuple[Any, str]:
+    """The engine of `textcraft-qwen2.5-3b` for another model, in fp32; and the attention it asks for."""
+    from omegaconf import open_dict
+    from verl.utils.config import omega_conf_to_dataclass
+    from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead
+
+    config = verl_config(
+        load_pipeline("textcraft-qwen2.5-3b"), model=folder, items=folder, checkpoints=folder
+    ).actor_rollout_ref
+    with open_dict(config):
+        config.actor.fsdp_config.use_torch_compile = False
+        names = ("param_dtype", "reduce_dtype", "buffer_dtype")
+        config.actor.fsdp_config.mixed_precision = dict.fromkeys(names, "fp32")
+    model = omega_conf_to_dataclass(config.model)
+    actor = omega_conf_to_dataclass(config.actor)
+    engine_config = actor.engine
+    engine_config.use_dynamic_bsz = True
+    engine_config.infer_max_token_len_per_gpu = engine_config.max_token_len_per_gpu = 512
+    engine = FSDPEngineWithLMHead(
+        model_config=model,
+        engine_config=engine_config,
+        optimizer_config=actor.optim,
+        checkpoint_config=actor.checkpoint,
+    )
+    engine.initialize()
+    return engine, config.model.override_config.attn_implementation
+
+
+def make_batch(sequences: list[Any]) -> Any:
+    import torch
+    from tensordict import TensorDict
+    from verl.utils import tensordict_utils as tu
+
+    def nested(values: list[Any]) -> Any:
+        return torch.nested.as_nested_tensor(values, layout=torch.jagged)
+
+    batch = TensorDict(
+        {
+            "input_ids": nested(sequences),
+            "position_ids": nested([torch.arange(len(s)) for s in sequences]),
+            "loss_mask": nested([torch.ones(len(s), dtype=torch.long) for s in sequences]),
+        },
+        batch_size=len(sequences),
+    )
+    tu.assign_non_tensor(
+        batch,
+        temperature=TEMPERATURE,
+        # As verl's TrainingWorker passes them on.
+        use_fused_kernels=gpu_model.gpu_model_options("")["use_fused_kernels"],
+        use_remove_padding=True,
+        calculate_entropy=True,
+        use_dynamic_bsz=True,
+        max_token_len_per_gpu=512,
+        global_token_num=[len(s) for s in sequences],
+        sp_size=1,
+    )
+    return batch
+
+
+def compare(folder: Path, *, tied: bool) -> dict[str, Any]:
+    import torch
+    from transformers import Qwen2ForCausalLM
+
+    torch.manual_seed(1)
+    # Without the padding token, whose embedding verl keeps still.
+    sequences = [torch.randint(4, 250, (length,)) for length in (9, 30, 17)]
+    # Its parts, not its forward, which verl replaces for the class.
+    reference = Qwen2ForCausalLM.from_pretrained(folder, attn_implementation="eager")
+    log_probs, entropies, loss = [], [], torch.zeros(())
+    for ids in sequences:
+        hidden = reference.model(ids[None], use_cache=False).last_hidden_state[0]
+        rows = (reference.lm_head(hidden) / TEMPERATURE).log_softmax(-1)  # [L, V]
+        log_probs.append(rows[:-1].gather(1, ids[1:, None])[:, 0])
+        entropies.append(-(rows.exp() * rows).sum(-1)[:-1])
+        loss = loss + log_probs[-1].sum() + ENTROPY_WEIGHT * entropies[-1].sum()
+    loss.backward()
+
+    engine, attention = make_engine(folder)
+    batch = make_batch(sequences)
+    with engine.eval_mode():
+        found = engine.forward_backward_batch(batch, None, forward_only=True)["model_output"]
+
+    def loss_of(model_output: Any, data: Any, dp_group: Any = None) -> tuple[Any, dict[str, Any]]:
+        sums = [
+            weight * row[:-1].sum()
+            for name, weight in (("log_probs", 1.0), ("entropy", ENTROPY_WEIGHT))
+            for row in model_output[name].unbind()
+        ]
+        return torch.stack(sums).sum(), {}
+
+    with engine.train_mode():
+        engine.forward_backward_batch(batch, loss_of, forward_only=False)
+        gradients = {name: p.grad.full_tensor() for name, p in engine.module.named_parameters()}
+    return {
+        "tied": tied,
+        "asked_attention": attention,
+        "loaded_attention": engine.module.config._attn_implementation,
+        "log_probs": rows_distance(found["log_probs"], log_probs),
+        "entropy": rows_distance(found["entropy"], entropies),
+        "gradients": max(
+            distance(gradients[name], p.grad) / float(p.grad.abs().max())
+            for name, p in reference.named_parameters()
+        ),
+    }
+
+
+def rows_distance(found: Any, expected: list[Any]) -> float:
+    """The last token of a row has no next one, whose log-prob could be compared."""
+    return max(distance(a[:-1], b) for a, b in zip(found.unbind(), expected, strict=True))
+
+
+def distance(a: Any, b: Any) -> float:
+    return float((a - b).abs().max())
+
+
+def main(folder: Path) -> None:
+    plugins = (verl_cpu.PLUGIN_ENV, gpu_model.PLUGIN_ENV)
+    modules = ",".join(plugin["VERL_USE_EXTERNAL_MODULES"] for plugin in plugins)
+    os.environ |= {**verl_cpu.PLUGIN_ENV, "VERL_USE_EXTERNAL_MODULES": modules}
+    _join_process_group_of_one()
+    from verl.utils.distributed import initialize_global_process_group
+
+    initialize_global_process_group()
+    for tied in (True, False):
+        place = folder / ("tied" if tied else "untied")
+        save_model(place, tied=tied)
+        print(json.dumps(compare(place, tied=tied)), flush=True)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

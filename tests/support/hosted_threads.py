@@ -1,0 +1,11 @@
+"""An environment whose module starts a thread as it is imported."""
+
+import threading
+
+from tests.support.hosted_toy import Rogue
+
+threading.Thread(target=threading.Event().wait, daemon=True).start()
+
+
+class Threaded(Rogue):
+    """A rogue like any other."""

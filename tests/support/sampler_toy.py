@@ -1,0 +1,94 @@
+"""Small random models for the CPU sampler, and Hugging Face's own forward to compare it with."""
+
+import random
+from typing import Any
+
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
+
+from agents.samplers.cpu.engine import CpuEngine, Request
+from agents.samplers.cpu.llama import model_shape
+from agents.types import Completion, SamplingParams
+
+VOCAB = 97
+CONTEXT = 256
+SIZES = {
+    "vocab_size": VOCAB,
+    "hidden_size": 48,
+    "intermediate_size": 80,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 512,
+    # far from uniform, so that a wrong key or position shows
+    "initializer_range": 0.3,
+    "bos_token_id": None,
+    "eos_token_id": None,
+    "pad_token_id": 0,
+}
+KINDS = ("mha-tied", "gqa-untied", "qwen2")
+
+
+def make_model(kind: str, *, seed: int = 0) -> Any:
+    torch.manual_seed(seed)
+    if kind == "mha-tied":
+        config = LlamaConfig(
+            **SIZES, num_key_value_heads=4, tie_word_embeddings=True, rope_parameters=rope(1e6), head_dim=8
+        )
+        model = LlamaForCausalLM(config)
+    elif kind == "gqa-untied":
+        model = LlamaForCausalLM(
+            LlamaConfig(**SIZES, num_key_value_heads=2, tie_word_embeddings=False, rope_parameters=rope(1e4))
+        )
+    else:
+        model = Qwen2ForCausalLM(
+            Qwen2Config(**SIZES, num_key_value_heads=1, tie_word_embeddings=True, rope_parameters=rope(1e5))
+        )
+    for name, parameter in model.named_parameters():
+        # gains and biases start at 1 and 0, where forgetting them goes unseen
+        if "norm" in name or "bias" in name:
+            torch.nn.init.uniform_(parameter, 0.5, 1.5)
+    return model.eval()
+
+
+def rope(theta: float) -> dict[str, Any]:
+    return {"rope_type": "default", "rope_theta": theta}
+
+
+def make_engine(model: Any, **options: Any) -> CpuEngine:
+    shape = model_shape(model.config, place="the test")
+    return CpuEngine(shape, model.state_dict(), **{"context_length": CONTEXT, "max_sequences": 16} | options)
+
+
+def complete(
+    engine: CpuEngine, prompts: dict[str, list[int]], *, params: SamplingParams
+) -> dict[str, Completion]:
+    """One completion per episode, all at once."""
+    episodes = list(prompts)
+    for index, episode in enumerate(episodes):
+        engine.submit(
+            Request(request_id=index, episode_id=episode, prompt_ids=prompts[episode], params=params)
+        )
+    finished = []
+    while engine.busy:
+        finished += engine.step()
+    assert sorted(index for index, _ in finished) == list(range(len(episodes)))
+    return {episodes[index]: completion for index, completion in finished}
+
+
+def reference_logprobs(
+    model: Any, prompt: list[int], sampled: list[int], *, temperature: float = 1.0
+) -> list[float]:
+    with torch.no_grad():
+        logits = model(torch.tensor([prompt + sampled])).logits[0]
+    logprobs = torch.log_softmax(logits[len(prompt) - 1 : -1] / temperature, dim=-1)
+    return logprobs[range(len(sampled)), sampled].tolist()
+
+
+def random_tokens(rng: random.Random, count: int) -> list[int]:
+    return [rng.randrange(1, VOCAB) for _ in range(count)]
+
+
+def groups(rng: random.Random) -> dict[str, list[int]]:
+    """Prompts of 3 groups of 3, of different lengths, one of a single token."""
+    prompts = [random_tokens(rng, length) for length in (1, 23, 40)]
+    return {f"{g}-{c}": list(prompts[g]) for g in range(3) for c in range(3)}

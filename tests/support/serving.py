@@ -1,0 +1,62 @@
+"""Servers for tests, on ports of their own: the command in a process, or the same server in this one."""
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+
+from envs.registry import EnvSpec
+from envs.serve.app import EnvServer
+from envs.serve.limits import Limits
+
+ROOT = Path(__file__).parents[2]
+
+
+class Served:
+    """A running `wingspan serve-env`."""
+
+    def __init__(self, name: str, *options: str) -> None:
+        code = "import sys; sys.argv[0] = 'wingspan'; from flows.cli.app import main; main()"
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", code, "serve-env", name, "--port", "0", *options],
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        assert self.process.stdout is not None
+        assert self.process.stderr is not None
+        said = self.process.stdout.readline()
+        url = re.search(r"http://127.0.0.1:\d+", said)
+        assert url is not None, said + self.process.stderr.read()
+        self.url = url.group()
+
+    def stop(self) -> None:
+        """Idempotent."""
+        self.process.terminate()
+        self.process.wait(timeout=30)
+        for pipe in (self.process.stdout, self.process.stderr):
+            if pipe is not None:
+                pipe.close()
+
+
+@contextmanager
+def served(name: str, *options: str) -> Iterator[Served]:
+    server = Served(name, *options)
+    try:
+        yield server
+    finally:
+        server.stop()
+
+
+@asynccontextmanager
+async def listening(
+    spec: EnvSpec, *, limits: Limits | None = None, tokens: tuple[str, ...] = (), port: int = 0
+) -> AsyncIterator[str]:
+    """A server in this event loop: its URL."""
+    server = EnvServer(spec, limits=limits or Limits(), tokens=tokens)
+    async with server.listening("127.0.0.1", port) as bound:
+        yield f"http://127.0.0.1:{bound}"

@@ -1,0 +1,31 @@
+"""A tiny random Llama with the toy tokenizer, in Hugging Face format: for tests that need any model."""
+
+from pathlib import Path
+
+
+def save_tiny_model(folder: Path, *, seed: int = 0) -> Path:
+    """Write it to `folder` (about 100k parameters, float32) and return the folder."""
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    from tests.support.toy import toy_tokenizer
+
+    tokenizer = toy_tokenizer()
+    tokenizer.save_pretrained(folder)
+    torch.manual_seed(seed)
+    config = LlamaConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        max_position_embeddings=512,
+        tie_word_embeddings=True,
+        initializer_range=0.08,
+        eos_token_id=tokenizer.eos_token_id,
+        bos_token_id=None,
+        pad_token_id=tokenizer.convert_tokens_to_ids("<|endoftext|>"),
+    )
+    LlamaForCausalLM(config).save_pretrained(folder)
+    return folder

@@ -1,0 +1,48 @@
+"""One episode on the toy, with everything real but its model."""
+
+from typing import Any
+
+from agents.agent import Agent
+from agents.limits import EpisodeLimits
+from agents.prompting.renderer import Renderer
+from agents.rewards import Reward
+from agents.rollout.context import ContextPolicy
+from agents.rollout.conversation import TokenSpeakers
+from agents.rollout.episode import Rules, run_episode
+from agents.samplers.sampler import Sampler
+from agents.tools.toolbox import Toolbox
+from agents.types import SamplingParams, Trajectory
+from envs.base import Environment
+from envs.types import Item
+from tests.support.toy import ToyEnv, toy_item, toy_tokenizer
+
+
+def encode(text: str) -> list[int]:
+    """As the toy's tokenizer does, with nothing added."""
+    ids: list[int] = toy_tokenizer().encode(text, add_special_tokens=False)
+    return ids
+
+
+async def play_toy(
+    sampler: Sampler,
+    *,
+    agent: Agent,
+    limits: EpisodeLimits,
+    tools: Toolbox | None = None,
+    reward: Reward | None = None,
+    context: ContextPolicy | None = None,
+    env: Environment | None = None,
+    item: Item | None = None,
+    tokenizer: Any = None,
+) -> Trajectory:
+    """`item`, else the toy's first, on `env`, else a new toy."""
+    item = item or toy_item()
+    speakers = TokenSpeakers(
+        sampler=sampler,
+        renderer=Renderer(tokenizer or toy_tokenizer()),
+        sampling=SamplingParams(max_tokens=1),
+        context=context or ContextPolicy(),
+    )
+    speaker = speakers.speaker("e", where=item.item_id, limits=limits)
+    rules = Rules(agent=agent, limits=limits, tools=tools, reward=reward)
+    return await run_episode(env or ToyEnv(), item, chain=0, speaker=speaker, rules=rules)

@@ -1,0 +1,101 @@
+"""The base model's stage: data, start point, optimizer and a short run of the whole."""
+
+import json
+import random
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from envs.builtin.textcraft.invented import words
+from tasks.base_model.data import draw
+from tasks.base_model.model import make_model, make_tokenizer
+from tasks.base_model.muon import orthogonal
+from tasks.base_model.train import base, make_encoder
+from tasks.config.settings import BaseCycle, BaseSettings
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return make_tokenizer()
+
+
+def test_every_word_of_an_item_name_is_one_token(tokenizer):
+    for word in [*words(), *map(str, range(1, 129))]:
+        assert len(tokenizer.encode(f" {word}", add_special_tokens=False)) == 1, word
+
+
+@pytest.mark.parametrize(
+    "text", ["Thought: naïve ☃\nAction: get 1 x", "  spaces\n\n\tand tabs ", "craft 999 zzz"]
+)
+def test_any_text_survives_the_tokenizer(tokenizer, text):
+    assert tokenizer.decode(tokenizer.encode(text, add_special_tokens=False)) == text
+
+
+def test_sequences_follow_the_chat_template_and_target_no_opening(tokenizer):
+    encoder = make_encoder(tokenizer)
+    rng = random.Random(3)
+    for _ in range(30):
+        sequence = draw(encoder, rng, progress=0.9)
+        assert len(sequence.ids) == len(sequence.targets)
+        text = tokenizer.decode(sequence.ids)
+        opening = text.split("<|end|>")[0]
+        rendered = tokenizer.apply_chat_template(
+            [{"role": "user", "content": opening.removeprefix("<|user|>")}],
+            add_generation_prompt=True,
+            tokenize=False,
+        )
+        prompt = tokenizer.encode(rendered, add_special_tokens=False)
+        assert sequence.ids[: len(prompt)] == prompt
+        assert not any(sequence.targets[: len(prompt)])
+        assert any(sequence.targets)
+
+
+def test_the_start_point_looks_back_one_two_and_three_tokens(tokenizer):
+    """Heads 0 to 2 of layer 0 attend 1, 2 and 3 tokens back, whatever the tokens are."""
+    model = make_model(tokenizer, layers=2, width=128, seed=0)
+    model.set_attn_implementation("eager")
+    ids = torch.randint(300, len(tokenizer), (8, 40), generator=torch.Generator().manual_seed(0))
+    with torch.inference_mode():
+        attention = model(ids, output_attentions=True).attentions[0]  # [B, H, T, T]
+    for head, distance in enumerate((1, 2, 3)):
+        weights = torch.diagonal(attention[:, head], offset=-distance, dim1=-2, dim2=-1)
+        assert weights.mean() > 0.7
+
+
+def test_the_start_point_copies_what_followed_before(tokenizer):
+    """On `a b c d … a b c`, an untrained model says `d` far more often than chance (1 in 1,285)."""
+    model = make_model(tokenizer, layers=4, width=128, seed=0)
+    generator = torch.Generator().manual_seed(0)
+    half = torch.randint(300, len(tokenizer), (64, 40), generator=generator)
+    ids = torch.cat([half, half], dim=1)
+    with torch.inference_mode():
+        said = model(ids).logits[:, 40:-1].argmax(-1)
+    assert (said == ids[:, 41:]).float().mean() > 0.5
+
+
+def test_orthogonal_brings_singular_values_near_one():
+    for shape in ((32, 128), (128, 32), (64, 64)):
+        values = torch.linalg.svdvals(orthogonal(torch.randn(*shape)))
+        assert values.min() > 0.3
+        assert values.max() < 1.3
+
+
+def test_a_short_run_learns_and_leaves_a_model_that_loads(tmp_path):
+    settings = BaseSettings(
+        seed=0,
+        cycles=[BaseCycle(tokens=20_000), BaseCycle(tokens=20_000, misreads=0.5)],
+        processes=2,
+        layers=2,
+        width=128,
+        batch_tokens=2000,
+        muon_lr=0.02,
+        adamw_lr=3e-3,
+    )
+    base(settings, tmp_path)
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert [line["cycle"] for line in lines] == [0, 1]
+    assert lines[-1]["tokens"] >= 20_000
+    assert lines[-1]["token_accuracy"] > 0.2  # the most frequent token alone: about 0.1
+    model = AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert model.config.eos_token_id == AutoTokenizer.from_pretrained(tmp_path).eos_token_id

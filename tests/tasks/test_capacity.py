@@ -1,0 +1,187 @@
+"""How much memory and disk a model takes, by its own files; and room for checkpoints."""
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from envs.errors import ConfigError, WingspanError
+from tasks.config import capacity
+from tasks.config.capacity import (
+    ModelSize,
+    check_memory,
+    checkpoint_bytes,
+    disk_bytes,
+    memory_plan,
+    read_model_size,
+)
+from tasks.config.pipelines import load_pipeline, pipeline_names
+from tasks.verl import checkpoints
+from tests.support.tiny_model import save_tiny_model
+from tests.support.verl_toy import toy_pipeline
+from tests.tasks.test_gpu_model import pretend_installed
+
+# By their model cards and config.json.
+QWEN_3B = ModelSize(
+    parameters=3_085_938_688, vocabulary=151_936, width=2048, mlp_width=11_008, layers=36, tied=True
+)
+QWEN_7B = ModelSize(
+    parameters=7_615_616_512, vocabulary=152_064, width=3584, mlp_width=18_944, layers=28, tied=False
+)
+GPU = 80 * 10**9
+
+
+def test_the_size_is_the_models(tmp_path: Path) -> None:
+    from transformers import AutoModelForCausalLM
+
+    folder = save_tiny_model(tmp_path)
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    size = read_model_size(folder)
+    assert size is not None
+    assert size.parameters == sum(p.numel() for p in model.parameters())
+    assert (size.width, size.mlp_width, size.layers, size.tied) == (64, 128, 2, True)
+    # In several files, with an index.
+    model.save_pretrained(folder, max_shard_size="100KB")
+    (folder / "model.safetensors").unlink(missing_ok=True)
+    assert len(list(folder.glob("*.safetensors"))) > 1
+    assert read_model_size(folder) == size
+
+
+def test_a_size_that_cannot_be_known_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    folder = save_tiny_model(tmp_path)
+    weights = folder / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:20])
+    assert read_model_size(folder) is None
+    weights.unlink()
+    assert read_model_size(folder) is None
+    assert read_model_size("nobody/such-model") is None
+
+
+def test_a_model_in_the_hubs_cache_is_read_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cache = tmp_path / "cache"
+    snapshot = cache / "models--some--model" / "snapshots" / ("a" * 40)
+    snapshot.mkdir(parents=True)
+    save_tiny_model(snapshot)
+    (cache / "models--some--model" / "refs").mkdir()
+    (cache / "models--some--model" / "refs" / "main").write_text("a" * 40)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(cache))
+    assert read_model_size("some/model") == read_model_size(snapshot)
+
+
+def test_checkpoints_and_disk_by_hand() -> None:
+    assert round(checkpoint_bytes(QWEN_3B) / 1e9) == 49
+    assert round(checkpoint_bytes(QWEN_7B) / 1e9) == 122
+    # Three checkpoints, and the trained policy here, in DVC's cache and in MLflow.
+    pipeline = load_pipeline("searchqa-qwen2.5-7b")
+    assert disk_bytes(pipeline, QWEN_7B, checkpoints=3) == (3 * 16 + 3 * 4) * 7_615_616_512
+
+
+def test_memory_by_hand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pipeline = load_pipeline("searchqa-qwen2.5-7b")
+    plan = memory_plan(pipeline, QWEN_7B, gpu=GPU)
+    assert plan.state == 2 * 7_615_616_512  # 16 bytes a parameter over 8 GPUs
+    assert plan.mask == 3 * 16_384**2
+    assert plan.logits == 24 * 512 * 152_064
+    assert plan.sampler == 48 * 10**9
+    pretend_installed(tmp_path, "2.8.3", monkeypatch)
+    assert memory_plan(pipeline, QWEN_7B, gpu=GPU).mask == 0
+
+
+@pytest.mark.parametrize(
+    "name", [name for name in pipeline_names() if load_pipeline(name).backend.device == "cuda"]
+)
+def test_shipped_pipelines_fit_eight_gpus_of_80_gb_without_flash_attention(name: str) -> None:
+    pipeline = load_pipeline(name)
+    size = QWEN_3B if "3b" in name else QWEN_7B
+    assert pipeline.model.lower().endswith(f"{'3b' if size is QWEN_3B else '7b'}-instruct")
+    plan = memory_plan(pipeline, size, gpu=GPU)
+    assert plan.training < GPU * 0.9
+    assert plan.sampling < GPU * 0.9
+
+
+@pytest.mark.parametrize(
+    ("backend", "tokens", "megabytes", "said"),
+    [
+        ({}, 1024, 6000, None),
+        ({}, 30_000, 6000, "train.micro_batch_tokens 30000 needs about 8 GB"),
+        ({"gpu_memory_utilization": 0.9}, 1024, 6000, "gpu_memory_utilization 0.9 leaves the trainer 1 GB"),
+        ({}, 30_000, None, None),  # no GPU here to compare with
+    ],
+)
+def test_what_does_not_fit_this_machines_gpus_is_refused(
+    backend: dict[str, Any],
+    tokens: int,
+    megabytes: int | None,
+    said: str | None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    programs = tmp_path / "programs"
+    programs.mkdir()
+    if megabytes is not None:
+        program = programs / "nvidia-smi"
+        program.write_text(f"#!/bin/sh\necho 81559\necho {megabytes}\n")
+        program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{programs}:/usr/bin:/bin")
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    pipeline = toy_pipeline(
+        save_tiny_model(tmp_path / "model"),
+        backend={"device": "cuda", "rollout": "vllm", **backend},
+        train__micro_batch_tokens=tokens,
+    )
+    if said is None:
+        check_memory(pipeline)
+        return
+    with pytest.raises(ConfigError) as error:
+        check_memory(pipeline)
+    assert said in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+class Disk:
+    """A disk of so many bytes, of which the files in `folder` take their part."""
+
+    def __init__(self, folder: Path, size: int) -> None:
+        self._folder, self._size = folder, size
+
+    def usage(self, path: Path) -> Any:
+        used = sum(file.stat().st_size for file in self._folder.rglob("*") if file.is_file())
+        return shutil._ntuple_diskusage(self._size, used, self._size - used)  # type: ignore[attr-defined]
+
+
+def write_checkpoint(folder: Path, step: int) -> None:
+    actor = folder / f"global_step_{step}" / "actor"
+    actor.mkdir(parents=True)
+    (actor / "model.pt").write_bytes(bytes(1000))
+    checkpoints.mark_complete(folder, step=step)
+
+
+def test_room_for_a_checkpoint_is_made_or_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    disk = Disk(tmp_path, 2500)
+    monkeypatch.setattr(shutil, "disk_usage", disk.usage)
+    for step in (1, 2):
+        write_checkpoint(tmp_path, step)
+    checkpoints.make_room(tmp_path, model="m")  # 500 are free, and the next needs 1000
+    assert checkpoints.complete_steps(tmp_path) == [2]
+    (tmp_path / "else").write_bytes(bytes(600))
+    with pytest.raises(WingspanError) as error:
+        checkpoints.make_room(tmp_path, model="m")
+    assert str(tmp_path) in str(error.value)
+    assert "needs 1.04e-06 GB, and 8.63e-07 GB are free" in str(error.value)
+    assert checkpoints.complete_steps(tmp_path) == [2]  # the last whole one is never given up
+
+
+def test_the_first_checkpoint_is_measured_by_the_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = save_tiny_model(tmp_path / "model")
+    size = read_model_size(model)
+    assert size is not None
+    folder = tmp_path / "checkpoints"
+    monkeypatch.setattr(shutil, "disk_usage", Disk(folder, capacity.CHECKPOINT_BYTES * size.parameters).usage)
+    checkpoints.make_room(folder, model=str(model))
+    monkeypatch.setattr(shutil, "disk_usage", Disk(folder, 1000).usage)
+    with pytest.raises(WingspanError, match="the next checkpoint in"):
+        checkpoints.make_room(folder, model=str(model))

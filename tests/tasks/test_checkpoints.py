@@ -1,0 +1,116 @@
+"""Which checkpoints count as whole, which are deleted, and where verl is told to resume."""
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from envs.errors import WingspanError
+from tasks.verl import checkpoints
+from tasks.verl.checkpoints import Resumption
+
+TRACKER = "latest_checkpointed_iteration.txt"
+
+
+def write(folder: Path, step: int, *, complete: bool) -> None:
+    actor = folder / f"global_step_{step}" / "actor"
+    (actor / "huggingface").mkdir(parents=True)
+    (actor / "model_world_size_1_rank_0.pt").write_bytes(bytes(10_000) + b"weights")
+    (actor / "huggingface" / "config.json").write_text("{}")
+    (folder / TRACKER).write_text(str(step))
+    if complete:
+        checkpoints.mark_complete(folder, step=step)
+
+
+def test_only_the_newest_two_are_kept(tmp_path: Path) -> None:
+    for step in (4, 8, 12):
+        write(tmp_path, step, complete=True)
+    assert checkpoints.complete_steps(tmp_path) == [8, 12]
+    assert not (tmp_path / "global_step_4").exists()
+
+
+def test_steps_are_ordered_as_numbers(tmp_path: Path) -> None:
+    for step in (9, 10, 100):
+        write(tmp_path, step, complete=True)
+    assert checkpoints.complete_steps(tmp_path) == [10, 100]
+
+
+def test_a_torn_checkpoint_is_deleted_and_the_one_before_it_resumed(tmp_path: Path) -> None:
+    write(tmp_path, 4, complete=True)
+    write(tmp_path, 8, complete=False)
+    assert checkpoints.resume(tmp_path) == Resumption(4)
+    assert (tmp_path / TRACKER).read_text() == "4"
+    assert not (tmp_path / "global_step_8").exists()
+
+
+def test_a_tracker_that_was_cut_off_is_written_again(tmp_path: Path) -> None:
+    write(tmp_path, 4, complete=True)
+    (tmp_path / TRACKER).write_text("")
+    assert checkpoints.resume(tmp_path) == Resumption(4)
+    assert (tmp_path / TRACKER).read_text() == "4"
+
+
+def test_with_no_whole_checkpoint_training_starts_anew(tmp_path: Path) -> None:
+    assert checkpoints.resume(tmp_path / "absent") == Resumption(0)
+    write(tmp_path, 4, complete=False)
+    assert checkpoints.resume(tmp_path) == Resumption(0)
+    assert list(tmp_path.iterdir()) == []
+
+
+def cut_short(checkpoint: Path) -> None:
+    file = checkpoint / "actor" / "model_world_size_1_rank_0.pt"
+    file.write_bytes(file.read_bytes()[:100])
+
+
+def change_a_byte(checkpoint: Path) -> None:
+    file = checkpoint / "actor" / "model_world_size_1_rank_0.pt"
+    data = bytearray(file.read_bytes())
+    data[5_000] ^= 1
+    file.write_bytes(data)
+
+
+def lose_a_file(checkpoint: Path) -> None:
+    (checkpoint / "actor" / "huggingface" / "config.json").unlink()
+
+
+def empty_all(checkpoint: Path) -> None:
+    for file in checkpoint.rglob("*"):
+        if file.is_file():
+            file.write_bytes(b"")
+
+
+DAMAGES = [
+    (cut_short, "actor/model_world_size_1_rank_0.pt has 100 of 10,007 bytes"),
+    (change_a_byte, "actor/model_world_size_1_rank_0.pt is not what was written"),
+    (lose_a_file, "actor/huggingface/config.json is not there"),
+    (empty_all, "complete is no record of its files"),
+]
+
+
+@pytest.mark.parametrize(("damage", "said"), DAMAGES)
+def test_a_damaged_checkpoint_is_named_and_the_one_before_it_resumed(
+    tmp_path: Path, damage: Callable[[Path], None], said: str
+) -> None:
+    write(tmp_path, 4, complete=True)
+    write(tmp_path, 8, complete=True)
+    damage(tmp_path / "global_step_8")
+    assert checkpoints.resume(tmp_path) == Resumption(4, (f"{tmp_path}/global_step_8/{said}",))
+    assert (tmp_path / TRACKER).read_text() == "4"
+    assert checkpoints.complete_steps(tmp_path) == [4]
+    assert checkpoints.resume(tmp_path) == Resumption(4)
+
+
+@pytest.mark.parametrize(("damage", "said"), DAMAGES)
+def test_without_a_whole_checkpoint_nothing_is_deleted_and_the_remedy_is_told(
+    tmp_path: Path, damage: Callable[[Path], None], said: str
+) -> None:
+    folder = tmp_path / "train" / "checkpoints"
+    write(folder, 4, complete=True)
+    write(folder, 8, complete=True)
+    for step in (4, 8):
+        damage(folder / f"global_step_{step}")
+    remedy = f"or delete {tmp_path / 'train'} to train from the start"
+    with pytest.raises(WingspanError, match=rf"{re.escape(f'global_step_8/{said}')}.*{re.escape(remedy)}"):
+        checkpoints.resume(folder)
+    assert checkpoints.complete_steps(folder) == [4, 8]

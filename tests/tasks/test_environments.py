@@ -1,0 +1,149 @@
+"""Where a pipeline's environments live: on this machine, or on servers that its settings name."""
+
+import asyncio
+import json
+import re
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+from urllib.request import Request, urlopen
+
+import pytest
+from typer.testing import CliRunner
+
+from agents.samplers.sampler import ScriptedSampler
+from envs.builtin.textcraft.env import SPEC
+from envs.errors import ConfigError, MissingDependency
+from envs.registry import get_env
+from flows.cli.app import app
+from tasks.config.environments import check_environments, environments, needed_here
+from tasks.config.pipelines import load_pipeline
+from tasks.config.settings import Pipeline
+from tasks.rollout.runner import Player
+from tasks.stages.prepare import prepare
+from tasks.stages.provision import provision
+from tests.support import verl_toy
+from tests.support.serving import served
+from tests.support.toy import toy_tokenizer
+
+PIPELINES = Path(__file__).parents[2] / "pipelines.yaml"
+
+
+def on(**servers: dict[str, Any]) -> Pipeline:
+    return load_pipeline("textcraft-cpu", overrides={"servers": servers}, file=PIPELINES)
+
+
+def test_the_experts_episodes_are_played_on_the_server(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("A_TOKEN", "secret")
+    with served("textcraft", "--token", "secret") as server:
+        pipeline = on(textcraft={"urls": [server.url], "token_from": "A_TOKEN"})
+        prepare(pipeline, tmp_path)
+        provision(pipeline, tmp_path)
+        here = json.loads((tmp_path / "provision.json").read_text())["envs"]["textcraft"]
+        assert here["episodes"] == 64
+        ask = Request(f"{server.url}/metrics", headers={"Authorization": "Bearer secret"})
+        with urlopen(ask) as metrics:
+            told = metrics.read().decode()
+    stepped = re.search(r'wingspan_environment_seconds_count\{[^}]*"step"[^}]*\} (\S+)', told)
+    assert stepped is not None, told
+    assert float(stepped.group(1)) == here["turns"]
+
+
+def test_an_environment_of_the_users_own_needs_no_line_in_the_registry(tmp_path: Path) -> None:
+    name = "tests.support.own_env:SPEC"
+    pipeline = load_pipeline(
+        "textcraft-cpu", overrides={"data.parts": {"say": {"env": name}}}, file=PIPELINES
+    )
+    prepare(pipeline, tmp_path)
+    provision(pipeline, tmp_path)
+    assert json.loads((tmp_path / "provision.json").read_text())["envs"][name]["solved"] > 0
+    items = [json.loads(line) for line in (tmp_path / "data" / "test.jsonl").read_text().splitlines()]
+    assert [(item["item_id"], item["env"]) for item in items] == [(f"{name}_6", name), (f"{name}_7", name)]
+    played = CliRunner().invoke(app, ["play", name, "3"], input="3\n")
+    assert played.stdout.splitlines()[-1] == "solved: reward 1 in 1 turn"
+
+
+@pytest.mark.parametrize(
+    ("env", "said"),
+    [
+        ("tests.support.own_env:NO_SPEC", "is a int; name an EnvSpec"),
+        ("tests.support.own_env:SPCE", "has no 'SPCE'; write MODULE:NAME"),
+        ("tests.no_such_file:SPEC", "cannot be imported: ModuleNotFoundError"),
+        ("no_such_module_at_all:SPEC", "unknown env 'no_such_module_at_all:SPEC'"),
+        ("gymnasum:Taxi-v4", "did you mean 'gymnasium:Taxi-v4'"),
+    ],
+)
+def test_what_is_no_environment_is_named(env: str, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        get_env(env)
+
+
+@dataclass(frozen=True)
+class Absent:
+    name: str = "a cauldron"
+
+    def missing(self) -> str | None:
+        return "fetch one"
+
+
+def test_what_is_played_on_servers_needs_nothing_here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """But for the warm-up, whose demonstrations are played here."""
+    with served("textcraft") as server:
+        monkeypatch.setattr("envs.builtin.textcraft.env.SPEC", replace(SPEC, requirements=(Absent(),)))
+        pipeline = on(textcraft={"urls": [server.url]})
+        with pytest.raises(MissingDependency, match="a cauldron; fetch one"):
+            check_environments(pipeline)
+        assert needed_here(pipeline) == {"textcraft", "a cauldron"}
+        pipeline = pipeline.model_copy(update={"warmup": None})
+        check_environments(pipeline)
+        assert needed_here(pipeline) == {"textcraft"}
+        prepare(pipeline, tmp_path)
+        provision(pipeline, tmp_path)
+        told = json.loads((tmp_path / "provision.json").read_text())
+        assert told["solved"] == 0  # one action of each item is tried
+        assert told["envs"]["textcraft"]["servers"] == [server.url]
+
+
+def test_there_is_a_place_for_each_environment() -> None:
+    both = load_pipeline("textcraft-babyai-cpu", overrides={"rollout.max_live_envs": 1}, file=PIPELINES)
+    with pytest.raises(ConfigError, match=r"max_live_envs is 1, and 2 environments .*\(textcraft, babyai\)"):
+        check_environments(both)
+
+
+@pytest.mark.parametrize(
+    ("servers", "said"),
+    [
+        ({"babyai": {"urls": ["http://a:1"]}}, r"servers\.babyai: this pipeline plays textcraft"),
+        ({"textcraft": {"urls": ["a:1"]}}, "'a:1' is not like http://host:8000"),
+        (
+            {"textcraft": {"urls": ["http://a:1"], "token_from": "NO_SUCH_VARIABLE"}},
+            r"servers\.textcraft\.token_from: the environment variable NO_SUCH_VARIABLE is not set",
+        ),
+    ],
+)
+def test_servers_that_cannot_be(servers: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        environments(on(**servers))
+
+
+def test_what_takes_long_to_start_is_started_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(verl_toy, "SPEC", replace(verl_toy.SPEC, isolation="process"))
+    verl_toy.register()
+    few = {"rollout__items_per_step": 1, "rollout__group_size": 3, "train__mini_batches": 1}
+    pipeline = verl_toy.toy_pipeline(Path("none"), **few)
+    player = Player(pipeline, sampler=ScriptedSampler([], encode=lambda text: []), tokenizer=toy_tokenizer())
+
+    async def main() -> None:
+        try:
+            await player.warm_up()
+            await player.warm_up()
+            counted = player.environments["parity"]
+            assert (counted.idle, counted.created) == (3, 3)
+        finally:
+            await player.close()
+
+    asyncio.run(main())

@@ -1,0 +1,26 @@
+"""The evaluation as it is run on a CPU: two policies, each in a process of its own."""
+
+import json
+import shutil
+from pathlib import Path
+
+from tasks.config.pipelines import load_pipeline
+from tasks.data.items import read_items, write_items
+from tasks.stages.evaluate import evaluate
+from tasks.stages.prepare import prepare
+
+
+def test_every_episode_is_counted_as_it_ends(tmp_path: Path) -> None:
+    settings = {"warmup": None, "rollout.max_tokens_per_turn": 4, "evaluate.max_turns": 1}
+    pipeline = load_pipeline("textcraft-cpu", overrides={**settings, "evaluate.samples_per_item": 2})
+    prepare(pipeline, tmp_path)
+    file = tmp_path / "data" / "test.jsonl"
+    write_items(file, read_items(file, data=pipeline.data)[:3])
+    shutil.copytree(pipeline.model, tmp_path / "policy")
+    calls: list[tuple[int, int]] = []
+    evaluate(pipeline, tmp_path, on_episodes=lambda done, total: calls.append((done, total)))
+    # Three items by two policies, each twice sampled and once greedily.
+    assert calls[-1] == (18, 18)
+    assert [done for done, _ in calls] == sorted({done for done, _ in calls})
+    evaluation = json.loads((tmp_path / "evaluation.json").read_text())
+    assert {evaluation[policy]["sampled"]["episodes"] for policy in ("before", "after")} == {6}

@@ -1,0 +1,270 @@
+"""Judges in pipelines and on disk, against a server that speaks OpenAI's protocol, and across processes."""
+
+import asyncio
+import json
+import sqlite3
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agents.clients.endpoint import Endpoint
+from agents.rewards import llm_judge
+from agents.rewards.judge.single_flight import SingleFlight
+from agents.rewards.judge.store import JudgeFile, Spent
+from agents.samplers.sampler import ScriptedSampler
+from envs.errors import BudgetSpent, ConfigError, RewardFailed
+from tasks.config.episodes import check_agent, reward_of
+from tasks.config.settings import AgentSettings
+from tasks.data.mixture import split
+from tasks.rollout.runner import Play, Player
+from tests.flows.test_lineage import AGENT_STAGES, changed, keys, project
+from tests.support.chat_server import Body, chat_server, in_turn, says
+from tests.support.reward_toy import judged
+from tests.support.toy import toy_tokenizer
+from tests.tasks.test_question import _project as questions
+from tests.tasks.test_question import pipeline_of
+
+__all__ = ["project", "questions"]  # fixtures
+ROOT = Path(__file__).parents[2]
+FIELDS = {"question": "9 + 9?", "answer": "18"}
+PROMPT = "{question}\n{final_response}\nScore it from {lowest} to {highest}."
+
+
+def agent_with(url: str, **changes: Any) -> dict[str, Any]:
+    judge = {"url": url, "model": "toy", "tries": 1, **changes}
+    return {"instructions": False, "format": "raw", "reward": "fair", "judges": {"fair": judge}}
+
+
+@pytest.mark.usefixtures("questions")
+def test_a_pipeline_names_its_judge(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Four chains, of which three answer alike at the same time: two requests."""
+    monkeypatch.setenv("TOY_KEY", "secret")
+    Path("data/fair.md").write_text(PROMPT)
+
+    def script(body: Body) -> Body:
+        asked = body["messages"][0]["content"]
+        return says("Well.\nScore: " + ("4" if "18" in asked else "1"))
+
+    def answers(episode_id: str, turn: int) -> str:
+        return "19" if episode_id.endswith("/2/1") else "18"
+
+    encode = lambda text: toy_tokenizer().encode(text, add_special_tokens=False)  # noqa: E731
+    with chat_server(script, key="secret", tokens=lambda _: 30) as server:
+        agent = agent_with(server.url, key_from="TOY_KEY", prompt="data/fair.md", lowest=1, highest=5)
+        agent["reward"] = {"fair": 2.0, "string_equal": 0.5}
+        pipeline = pipeline_of(agent)
+        check_agent(pipeline)
+        assert server.asked == []  # no money is spent on checks
+        (item,) = split(pipeline.data).test
+        player = Player(pipeline, sampler=ScriptedSampler(answers, encode=encode), tokenizer=toy_tokenizer())
+        player.check([item])
+
+        async def main() -> Any:
+            play = Play(name="p", max_turns={"math": 4}, chains=4, temperature=1.0)
+            try:
+                return (await player.play([item], play))[0]
+            finally:
+                await player.close()
+
+        group = asyncio.run(main())
+    assert [t.reward for t in group] == [2 * 0.75 + 0.5, 2 * 0.75 + 0.5, 0.0, 2 * 0.75 + 0.5]
+    assert [t.metrics["reward/fair/score"] for t in group] == [4, 4, 1, 4]
+    assert len(server.asked) == 2
+    assert server.asked[0]["messages"][0]["content"].startswith("9 + 9?\n")
+
+
+@pytest.mark.usefixtures("questions")
+def test_the_same_judge_is_one_for_all_of_a_process() -> None:
+    with chat_server(in_turn(says("Score: 3"))) as server:
+        settings = AgentSettings.model_validate(agent_with(server.url, max_requests=1))
+        first, second = reward_of(settings), reward_of(settings)
+        assert first is second is not None
+        asyncio.run(first.score(judged("x", fields=FIELDS)))
+        with pytest.raises(BudgetSpent, match="budget of 1 requests is spent"):
+            asyncio.run(second.score(judged("y", fields=FIELDS)))
+
+
+@pytest.mark.usefixtures("questions")
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"key_from": "NO_SUCH_KEY"}, r"agent\.judges\.fair: .*NO_SUCH_KEY is not set; put the key into it"),
+        ({"key_from": "sk-123"}, r"agent\.judges\.fair: .*no name of an environment variable"),
+        ({"key_from": "WRONG_KEY"}, r"agent\.judges\.fair: .*answered 401"),
+        ({"url": "http://127.0.0.1:9/v1"}, r"agent\.judges\.fair: no endpoint: .*start the server"),
+        ({"url": "127.0.0.1:9"}, r"agent\.judges\.fair: endpoint: url="),
+        ({"prompt": "data/none.md"}, r"agent\.judges\.fair\.prompt: cannot read data/none\.md"),
+        ({"prompt": "data/train.jsonl"}, r"agent\.judges\.fair: judge: the prompt"),
+        ({"lowest": 10}, r"agent\.judges\.fair: .*lowest below a highest"),
+    ],
+)
+def test_what_cannot_be_asked_is_found_before_the_run(
+    changes: dict[str, Any], said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WRONG_KEY", "wrong")
+    with chat_server(in_turn(says("Score: 3")), key="secret") as server:
+        with pytest.raises(ConfigError, match=said):
+            check_agent(pipeline_of(agent_with(server.url) | agent_of(server.url, changes)))
+        assert server.asked == []
+
+
+def agent_of(url: str, changes: dict[str, Any]) -> dict[str, Any]:
+    return {"judges": {"fair": {"url": url, "model": "toy", "tries": 1, **changes}}}
+
+
+@pytest.mark.usefixtures("questions")
+def test_judges_that_judge_nothing_or_have_anothers_name_are_refused() -> None:
+    agent = agent_with("http://127.0.0.1:9/v1")
+    with pytest.raises(ConfigError, match=r"'fair' judges nothing; name it in agent\.reward"):
+        check_agent(pipeline_of(agent | {"reward": "string_equal"}))
+    agent["judges"]["string_equal"] = agent["judges"].pop("fair")
+    with pytest.raises(ConfigError, match="'string_equal' is another reward's name"):
+        check_agent(pipeline_of(agent | {"reward": "string_equal"}))
+    with pytest.raises(ConfigError, match="unknown reward 'fare'"):
+        check_agent(pipeline_of(agent_with("http://127.0.0.1:9/v1") | {"reward": "fare"}))
+
+
+def test_a_judges_prompt_is_an_input_of_the_stages(project: Path) -> None:
+    from tasks.config.pipelines import load_pipeline
+
+    Path("fair.md").write_text(PROMPT)
+    agent = agent_with("http://127.0.0.1:9/v1", prompt="fair.md")
+    overrides = {f"agent.{key}": agent[key] for key in ("reward", "judges")}
+    before = keys(load_pipeline("textcraft-cpu", overrides=overrides))
+    Path("fair.md").write_text(PROMPT + " Be strict.")
+    after = keys(load_pipeline("textcraft-cpu", overrides=overrides))
+    assert changed(before, after) == AGENT_STAGES
+
+
+WORKER = """
+import asyncio, json, sys
+from agents.clients.endpoint import Endpoint
+from agents.rewards import llm_judge
+from envs.errors import BudgetSpent
+from tests.support.reward_toy import judged
+
+url, store, who = sys.argv[1:]
+judge = llm_judge(Endpoint(url, "toy", tries=1), name="fair", max_requests=10, store=store)
+
+async def main():
+    counts = {"asked": 0, "cached": 0, "refused": 0}
+    for number in range(8):
+        given = judged(f"{who} {number}", fields={"question": "?", "answer": "!"})
+        try:
+            result = await judge.score(given)
+        except BudgetSpent:
+            counts["refused"] += 1
+        else:
+            counts["cached" if result.metrics["cached"] else "asked"] += 1
+    print(json.dumps(counts))
+
+asyncio.run(main())
+"""
+
+
+def test_budget_and_replies_are_those_of_all_processes_and_outlive_them(tmp_path: Path) -> None:
+    def workers(*names: str) -> list[dict[str, int]]:
+        begun = [
+            subprocess.Popen(
+                [sys.executable, "-c", WORKER, server.url, str(tmp_path / "deep" / "judge.db"), name],
+                cwd=ROOT,
+                stdout=subprocess.PIPE,
+                text=True,
+            )
+            for name in names
+        ]
+        return [json.loads(process.communicate(timeout=300)[0]) for process in begun]
+
+    with chat_server(in_turn(says("Score: 3")), tokens=lambda _: 30) as server:
+        found = workers("a", "b", "c")
+        assert sum(one["asked"] for one in found) == len(server.asked) == 10
+        assert sum(one["refused"] for one in found) == 3 * 8 - 10
+        again = workers("a")  # what the first one asked is known; nothing more may be
+        assert again == [{"asked": 0, "cached": found[0]["asked"], "refused": found[0]["refused"]}]
+        assert len(server.asked) == 10
+        file = JudgeFile(tmp_path / "deep" / "judge.db", name="fair")
+        assert asyncio.run(file.read()) == Spent(requests=10, tokens=300)
+        assert asyncio.run(JudgeFile(tmp_path / "deep" / "judge.db", name="other").read()) == Spent()
+        more = llm_judge(
+            Endpoint(server.url, "toy"), name="fair", max_requests=11, store=tmp_path / "deep" / "judge.db"
+        )
+        asyncio.run(more.score(judged("new", fields=FIELDS)))  # a raised limit goes on
+
+
+def test_a_new_file_that_another_process_writes_is_waited_for(tmp_path: Path) -> None:
+    async def main() -> Spent:
+        other = sqlite3.connect(tmp_path / "judge.db", isolation_level=None)
+        other.execute("begin immediate")
+        reading = asyncio.ensure_future(JudgeFile(tmp_path / "judge.db", name="fair").read())
+        await asyncio.sleep(0.3)
+        other.execute("create table somebodys (key text)")
+        other.execute("commit")
+        other.close()
+        return await reading
+
+    assert asyncio.run(main()) == Spent()
+
+
+def test_a_file_that_cannot_be_used_is_named(tmp_path: Path) -> None:
+    (tmp_path / "text.db").write_text("no database at all, but long enough to be looked into" * 99)
+    (tmp_path / "file").write_text("")
+    for path in (tmp_path / "text.db", tmp_path / "file" / "judge.db"):
+        judge = llm_judge(Endpoint("http://127.0.0.1:9/v1", "toy"), store=path)
+        with pytest.raises(ConfigError, match=r"the judge's file .*; name another"):
+            judge.check({"question", "answer"})
+
+
+def test_equal_questions_at_the_same_time_are_asked_once_and_share_what_comes() -> None:
+    def script(body: Body) -> Body:
+        return says("Score: 3" if "good" in body["messages"][0]["content"] else "no score")
+
+    async def main(url: str) -> list[Any]:
+        judge = llm_judge(Endpoint(url, "toy", tries=2, backoff_s=0.01))
+        texts = ["good", "bad", "good", "bad", "good"]
+        scored = (judge.score(judged(text, fields=FIELDS)) for text in texts)
+        return await asyncio.gather(*scored, return_exceptions=True)
+
+    with chat_server(script) as server:
+        good, bad, *others = asyncio.run(main(server.url))
+        assert len(server.asked) == 1 + 2  # of the bad one there are two tries
+    assert [one.metrics["cached"] for one in (good, others[0], others[2])] == [0.0, 1.0, 1.0]
+    assert isinstance(bad, RewardFailed)
+    assert isinstance(others[1], RewardFailed)
+
+
+def test_who_leaves_does_not_break_off_what_others_wait_for() -> None:
+    async def main() -> None:
+        flights: SingleFlight[str] = SingleFlight()
+        gate, begun = asyncio.Event(), []
+
+        async def work() -> str:
+            begun.append(asyncio.current_task())
+            await gate.wait()
+            return "done"
+
+        first, second = (asyncio.create_task(flights.do("k", work)) for _ in range(2))
+        await asyncio.sleep(0)
+        first.cancel()
+        await asyncio.sleep(0)
+        assert len(begun) == 1
+        gate.set()
+        assert await second == ("done", False)
+        assert first.cancelled()
+        gate.clear()
+        third = asyncio.create_task(flights.do("k", work))  # what has ended is begun anew
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert len(begun) == 2
+        third.cancel()
+        await asyncio.sleep(0)
+        fourth = asyncio.create_task(flights.do("k", work))  # nobody waited: it was broken off
+        await asyncio.sleep(0.01)
+        assert begun[1] is not None
+        assert begun[1].cancelled()
+        gate.set()
+        assert await fourth == ("done", True)
+
+    asyncio.run(main())

@@ -1,0 +1,229 @@
+"""What a training listens on, and what somebody without its token can do there: attacks on a real one."""
+
+import ipaddress
+import os
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tasks.cluster import session as ray_session
+from tasks.data.items import write_items
+from tasks.stages.train import TrainSession
+from tasks.verl.actor import StepRecord
+from tests.support.tiny_model import save_tiny_model
+from tests.support.verl_toy import register, toy_items, toy_pipeline
+
+pytestmark = pytest.mark.slow
+
+LIMIT_S = 120
+POLL_S = 0.3
+
+QUEUE_ATTACK = """
+import os, pickle, sys, time
+import zmq
+
+class Payload:
+    def __reduce__(self):
+        return os.mkdir, (sys.argv[2],)
+
+connection = zmq.Context().socket(zmq.DEALER)
+connection.identity = b"TQ_STORAGE_MANAGER_attack"
+if os.environ.get("RAY_AUTH_MODE") == "token":
+    from tasks.cluster.network import queue_keys
+    public, connection.curve_secretkey = queue_keys()
+    connection.curve_publickey = connection.curve_serverkey = public
+connection.connect(sys.argv[1])
+connection.send_multipart([b"\\xc1\\xfe\\xed", pickle.dumps(Payload())])
+deadline = time.monotonic() + float(sys.argv[3])
+while time.monotonic() < deadline and not os.path.exists(sys.argv[2]):
+    time.sleep(0.05)
+connection.close(linger=0)
+sys.exit(not os.path.exists(sys.argv[2]))
+"""
+RAY_ATTACK = """
+import os, sys
+import ray
+
+@ray.remote
+def leave_trace(path):
+    os.mkdir(path)
+
+ray.init(address=sys.argv[1], log_to_driver=False)
+ray.get(leave_trace.remote(sys.argv[2]))
+"""
+
+
+@pytest.fixture
+def toy_in_ray(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sessions start a Ray of the test's defaults, whose workers know the toy environment."""
+    root = str(Path(__file__).parents[2])
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([root, os.environ.get("PYTHONPATH", "")]))
+    for name in ("RAY_ADDRESS", "RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"):
+        monkeypatch.delenv(name, raising=False)
+    hook = {"worker_process_setup_hook": "tests.support.verl_toy.register"}
+    monkeypatch.setattr(
+        ray_session, "start_local_ray", partial(ray_session.start_local_ray, runtime_env=hook)
+    )
+    register()
+
+
+class SocketWatch(threading.Thread):
+    """Notes every listening socket of this process and its descendants, from start to `stop`."""
+
+    def __init__(self) -> None:
+        super().__init__(daemon=True)
+        self.seen: dict[tuple[str, int], str] = {}
+        self._ended = threading.Event()
+
+    def run(self) -> None:
+        while not self._ended.wait(POLL_S):
+            self.seen |= {(address, port): name for name, address, port, _ in listening()}
+
+    def stop(self) -> None:
+        self._ended.set()
+        self.join()
+
+
+def listening() -> Iterator[tuple[str, str, int, int]]:
+    """(program, address, port, pid) of each TCP socket that listens, and of each open UDP socket."""
+    this = psutil.Process()
+    for process in (this, *this.children(recursive=True)):
+        try:
+            name = " ".join(process.cmdline()).strip()
+            for found in process.net_connections(kind="inet"):
+                if found.status == psutil.CONN_LISTEN or found.type == socket.SOCK_DGRAM:
+                    yield name, found.laddr.ip, found.laddr.port, process.pid
+        except psutil.Error:
+            continue  # it has ended
+
+
+def is_loopback(address: str) -> bool:
+    parsed = ipaddress.ip_address(address)
+    if isinstance(parsed, ipaddress.IPv6Address) and parsed.ipv4_mapped:
+        return parsed.ipv4_mapped.is_loopback
+    return parsed.is_loopback
+
+
+def outer_addresses() -> list[str]:
+    """This machine's IPv4 addresses that others may reach."""
+    return [
+        entry.address
+        for entries in psutil.net_if_addrs().values()
+        for entry in entries
+        if entry.family == socket.AF_INET and not is_loopback(entry.address)
+    ]
+
+
+def attack(code: str, *arguments: str, environment: dict[str, str]) -> int:
+    """Run `code` as another process, that knows nothing of the run but the arguments; its status."""
+    known = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+    # Else Ray would take 127.0.0.1 for this machine's other address, where nothing listens.
+    known["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
+    known["RAY_NUM_REDIS_GET_RETRIES"] = "2"  # for 20, a second each
+    done = subprocess.run(
+        [sys.executable, "-c", code, *arguments],
+        env=known | environment,
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+    )
+    print(done.stderr)  # why it failed, where it should not have
+    return done.returncode
+
+
+def with_token() -> dict[str, str]:
+    """What the run's own processes know, read as only its user can."""
+    [raylet] = [p for p in psutil.Process().children(recursive=True) if p.name() == "raylet"]
+    return {name: raylet.environ()[name] for name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN")}
+
+
+def attack_queue(folder: Path) -> None:
+    servers = {
+        f"tcp://{address}:{port}"
+        for name, address, port, _ in listening()
+        if "TransferQueueController" in name or "SimpleStorageUnit" in name
+        if ":" not in address  # Ray's own sockets are IPv6
+    }
+    assert len(servers) == 3  # handshake, requests, data
+    for index, server in enumerate(sorted(servers)):
+        refused, allowed = folder / f"refused-{index}", folder / f"allowed-{index}"
+        assert attack(QUEUE_ATTACK, server, str(refused), "3", environment={}) != 0
+        assert not refused.exists()
+        assert attack(QUEUE_ATTACK, server, str(allowed), "30", environment=with_token()) == 0
+
+
+def attack_ray(folder: Path) -> None:
+    import ray
+
+    address = ray.get_runtime_context().gcs_address
+    refused, allowed = folder / "ray-refused", folder / "ray-allowed"
+    for guess in ({}, {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "0" * 64}):
+        assert attack(RAY_ATTACK, address, str(refused), environment=guess) != 0
+        assert not refused.exists()
+    assert attack(RAY_ATTACK, address, str(allowed), environment=with_token()) == 0
+    assert allowed.exists()  # else it is no attack
+
+
+def attack_from_outside() -> None:
+    ports = {port for _, _, port, _ in listening()}
+    for address in outer_addresses():
+        for port in ports:
+            with socket.socket() as connection:
+                connection.settimeout(5)
+                assert connection.connect_ex((address, port)) != 0, (address, port)
+
+
+def find_token_in_files_and_commands() -> list[str]:
+    import ray
+
+    token = with_token()["RAY_AUTH_TOKEN"]
+    session = Path(ray._private.worker._global_node.get_session_dir_path())
+    files = [p for p in session.rglob("*") if p.is_file() and not p.is_symlink()]
+    assert any(p.name == "raylet.out" for p in files)
+    commands = psutil.process_iter(["cmdline"])
+    return [str(p) for p in files if token in p.read_text(errors="replace")] + [
+        str(p.pid) for p in commands if token in " ".join(p.info["cmdline"] or [])
+    ]
+
+
+def test_a_training_listens_on_loopback_and_obeys_nobody_without_its_token(
+    toy_in_ray: None, tmp_path: Path
+) -> None:
+    model = save_tiny_model(tmp_path / "model")
+    write_items(tmp_path / "data" / "train.jsonl", toy_items(12))
+    write_items(tmp_path / "data" / "test.jsonl", toy_items(4, first=100))
+    pipeline = toy_pipeline(
+        model, train__steps=1, train__steps_per_round=1, backend__workers=2, backend__samplers=1
+    )
+    watch = SocketWatch()
+
+    def on_step(record: StepRecord) -> None:
+        attack_from_outside()
+        attack_queue(tmp_path)
+        attack_ray(tmp_path)
+        assert find_token_in_files_and_commands() == []
+
+    watch.start()
+    try:
+        with TrainSession(pipeline, tmp_path, on_step=on_step) as session:
+            session.run_round(0)
+    finally:
+        watch.stop()
+    names = " ".join(watch.seen.values())
+    for program in (
+        "Trainer",
+        "TransferQueueController",
+        "SimpleStorageUnit",
+        "WorkerDict",
+        "DashboardAgent",
+    ):
+        assert f"ray::{program}" in names or f":{program}" in names
+    assert {at: name for at, name in watch.seen.items() if not is_loopback(at[0])} == {}
+    assert "RAY_AUTH_TOKEN" not in os.environ

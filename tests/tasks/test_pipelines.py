@@ -1,0 +1,98 @@
+"""Every file that ships and is parsed by somebody: it must parse, and agree with the others."""
+
+import configparser
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from envs.errors import ConfigError
+from envs.registry import get_env
+from flows.commands.deploy import ENTRYPOINT, deploy
+from flows.lineage import declared_stages, default_workspace
+from flows.stages import STAGES
+from tasks.config.pipelines import load_pipeline, pipeline_names
+
+ROOT = Path(__file__).parents[2]
+DOCUMENT = yaml.safe_load((ROOT / "pipelines.yaml").read_text())
+NAMES = pipeline_names(ROOT / "pipelines.yaml")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_pipeline_is_valid_and_its_stages_resolve(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    pipeline = load_pipeline(name)
+    for env in pipeline.data.envs:
+        get_env(env)
+    stages = declared_stages(name, pipeline=pipeline, workspace=default_workspace(name))
+    expected = STAGES if pipeline.warmup else tuple(stage for stage in STAGES if stage != "warmup")
+    assert tuple(stages) == expected
+    for stage in stages.values():
+        assert not any("$" in str(path) for path in (*stage.deps, *stage.outs))
+
+
+def test_every_stage_declares_its_own_code_and_all_declared_code_exists(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(ROOT)
+    name = NAMES[0]
+    stages = declared_stages(name, pipeline=load_pipeline(name), workspace=default_workspace(name))
+    for stage in stages.values():
+        code = [dep for dep in stage.deps if dep.parts[0] in ("envs", "agents", "tasks", "flows")]
+        assert Path("tasks", f"{stage.name}.py") in code
+        assert all(path.exists() for path in code)
+
+
+def test_a_stage_reads_only_what_an_earlier_one_or_nobody_writes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    name = NAMES[0]
+    home = default_workspace(name)
+    written: set[Path] = set()
+    for stage in declared_stages(name, pipeline=load_pipeline(name), workspace=home).values():
+        assert {dep for dep in stage.deps if dep.is_relative_to(home)} <= written
+        written.update(stage.outs)
+
+
+@pytest.mark.slow
+def test_every_pipeline_is_deployed_to_prefect_without_being_listed(monkeypatch: pytest.MonkeyPatch) -> None:
+    from prefect.client.orchestration import get_client
+    from prefect.client.schemas.actions import WorkPoolCreate
+    from prefect.testing.utilities import prefect_test_harness
+
+    monkeypatch.chdir(ROOT)
+    with prefect_test_harness(server_startup_timeout=300), get_client(sync_client=True) as client:
+        with pytest.raises(ConfigError, match=r"--pool nowhere.*prefect work-pool create nowhere"):
+            list(deploy(NAMES, pool="nowhere"))
+        client.create_work_pool(WorkPoolCreate(name="here", type="process"))
+        deployed = list(deploy(NAMES, pool="here"))
+        assert deployed == [f"train-agent/{name}" for name in NAMES]
+        for name in NAMES:
+            deployment = client.read_deployment_by_name(f"train-agent/{name}")
+            assert deployment.parameters == {"pipeline": name}
+            assert (deployment.path, deployment.work_pool_name) == (str(ROOT), "here")
+            assert deployment.entrypoint == ENTRYPOINT
+            assert deployment.description
+
+
+def test_an_unknown_pipeline_is_not_deployed() -> None:
+    with pytest.raises(ConfigError, match="did you mean 'textcraft-cpu'"):
+        list(deploy(["textcraft-cpy"], pool="here"))
+
+
+def test_dvc_knows_every_cpu_pipeline_and_no_other() -> None:
+    on_cpu = {name for name in NAMES if DOCUMENT["pipelines"][name]["backend"]["device"] == "cpu"}
+    declared = yaml.safe_load((ROOT / "dvc.yaml").read_text())["stages"]
+    for stage in STAGES:
+        assert set(declared[stage]["foreach"]) == on_cpu
+    config = configparser.ConfigParser()
+    config.read(ROOT / ".dvc" / "config")
+    assert config["core"]["analytics"] == "false"
+
+
+def test_the_packages_are_this_checkout() -> None:
+    code = "import envs, agents, tasks, flows\nfor m in (envs, agents, tasks, flows): print(m.__file__)"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    found = [Path(line).resolve() for line in done.stdout.splitlines()]
+    assert found == [ROOT / package / "__init__.py" for package in ("envs", "agents", "tasks", "flows")]

@@ -1,0 +1,129 @@
+"""Items as files, and environments proved by their expert."""
+
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from envs import registry
+from envs.errors import ConfigError, EnvCrashed, EpisodeTimeout
+from envs.registry import EnvSpec, ExpertStep, Split
+from envs.types import Item
+from tasks.config.pipelines import load_pipeline
+from tasks.config.settings import Pipeline
+from tasks.data.items import read_items
+from tasks.stages.prepare import prepare
+from tasks.stages.provision import provision
+from tests.support.toy import ToyEnv, toy_item
+
+PIPELINES = Path(__file__).parents[2] / "pipelines.yaml"
+SOLUTION = [ExpertStep(thought="", action="add 1"), ExpertStep(thought="", action="add 2")]
+
+
+class _Toy:
+    """Stands where a module of an environment would: the registry reads its `SPEC`."""
+
+    def __init__(self, *, solution: Sequence[ExpertStep] = SOLUTION, **faults: int) -> None:
+        self.lived: list[ToyEnv] = []
+
+        def make() -> ToyEnv:
+            self.lived.append(ToyEnv(**faults))
+            return self.lived[-1]
+
+        def split(seed: int) -> Split:
+            return Split(train=[toy_item(i) for i in range(40)], test=[toy_item(100 + seed)])
+
+        def expert(item: Item) -> Sequence[ExpertStep]:
+            return solution
+
+        self.SPEC = EnvSpec(
+            name="toy", make=make, split=split, expert=expert, instructions="", packages=("pytest",)
+        )
+
+
+@pytest.fixture
+def pipeline() -> Pipeline:
+    return load_pipeline("textcraft-cpu", overrides={"data.parts": {"toy": None}}, file=PIPELINES)
+
+
+def use(toy: _Toy, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(registry._MODULES, "toy", "tests.a_toy")
+    monkeypatch.setitem(sys.modules, "tests.a_toy", toy)
+
+
+def test_textcraft_is_prepared_with_no_goal_in_both_splits_and_the_same_bytes_again(tmp_path: Path) -> None:
+    pipeline = load_pipeline("textcraft-cpu", file=PIPELINES)
+    for folder in ("a", "b"):
+        prepare(pipeline, tmp_path / folder)
+    files = ("data/train.jsonl", "data/test.jsonl")
+    train, test = (read_items(tmp_path / "a" / file, data=pipeline.data) for file in files)
+    assert (len(train), len(test)) == (374, 100)
+    assert not {item.item_id for item in train} & {item.item_id for item in test}
+    for file in files:
+        assert (tmp_path / "a" / file).read_bytes() == (tmp_path / "b" / file).read_bytes()
+
+
+def test_provision_plays_the_expert_and_leaves_a_receipt(
+    tmp_path: Path, pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    toy = _Toy()
+    use(toy, monkeypatch)
+    prepare(pipeline, tmp_path)
+    provision(pipeline, tmp_path)
+    receipt = json.loads((tmp_path / "provision.json").read_text())
+    assert receipt["episodes"] == 40
+    assert receipt["turns"] == 80
+    assert receipt["solved"] == 40
+    assert receipt["envs"]["toy"]["packages"] == {"pytest": pytest.__version__}
+    assert toy.lived
+    assert all(env.closed for env in toy.lived)
+
+
+@pytest.mark.parametrize(
+    ("toy", "said"),
+    [
+        (_Toy(solution=SOLUTION[:1]), r"expert's solution of toy_0 does not solve it .*'The total is 1\.'"),
+        (_Toy(crash_at=2), "toy_0.*KeyError"),
+    ],
+)
+def test_an_environment_that_does_not_work_is_found_out(
+    tmp_path: Path, pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch, toy: _Toy, said: str
+) -> None:
+    use(toy, monkeypatch)
+    prepare(pipeline, tmp_path)
+    with pytest.raises(EnvCrashed, match=said):
+        provision(pipeline, tmp_path)
+    assert not (tmp_path / "provision.json").exists()
+
+
+def test_a_hung_environment_is_found_out(
+    tmp_path: Path, pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use(_Toy(hang_at=1), monkeypatch)
+    prepare(pipeline, tmp_path)
+    rollout = pipeline.rollout.model_copy(update={"episode_timeout_s": 0.2})
+    with pytest.raises(EpisodeTimeout, match=r"toy_0 took longer than 0\.2 s"):
+        provision(pipeline.model_copy(update={"rollout": rollout}), tmp_path)
+
+
+def test_without_an_expert_items_are_begun(
+    tmp_path: Path, pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    toy = _Toy(solution=())
+    use(toy, monkeypatch)
+    prepare(pipeline, tmp_path)
+    provision(pipeline, tmp_path)
+    receipt = json.loads((tmp_path / "provision.json").read_text())
+    assert (receipt["episodes"], receipt["solved"], receipt["turns"]) == (40, 0, 40)
+    assert sum(env.resets for env in toy.lived) == 40
+
+
+def test_items_of_another_environment_are_refused(
+    tmp_path: Path, pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use(_Toy(), monkeypatch)
+    prepare(load_pipeline("textcraft-cpu", file=PIPELINES), tmp_path)
+    with pytest.raises(ConfigError, match=r"textcraft_\d+.*none of data\.parts \(toy\)"):
+        provision(pipeline, tmp_path)

@@ -1,0 +1,165 @@
+"""Pipelines that name a program: what is refused, and how it is played by whichever sampler there is."""
+
+import asyncio
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+from agents.clients.endpoint import ChatClient, Endpoint
+from agents.samplers.sampler import Sampler
+from agents.types import StopReason, Trajectory
+from envs.errors import ConfigError
+from flows.cli.app import app
+from tasks.config.episodes import check_agent
+from tasks.config.settings import Pipeline
+from tasks.data.mixture import split
+from tasks.data.trajectories import read_trajectories
+from tasks.rollout.program_runner import ProgramPlayer, player_of
+from tasks.rollout.runner import ChatPlayer, Play, Player
+from tasks.stages.prepare import prepare
+from tasks.stages.provision import provision
+from tests.support.gateway_toy import RandomSampler, trained
+from tests.support.tiny_model import save_tiny_model
+from tests.support.toy import toy_tokenizer
+from tests.support.verl_toy import toy_pipeline
+
+TOY = "tests.support.program_toy"
+PROGRAM = {"program": f"{TOY}:play"}
+UNJUDGED = {"program": f"{TOY}:play_unjudged", "reward": f"{TOY}:even"}
+WARMUP = {"demonstrations": 1, "noise": 0, "steps": 1, "batch_size": 1, "lr": 1e-3}
+
+
+@pytest.fixture(autouse=True)
+def _project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("data").mkdir()
+    for side, numbers in (("train", range(4)), ("test", range(4, 6))):
+        rows = [{"question": f"{n}?", "log": str(tmp_path / "log")} for n in numbers]
+        Path(f"data/{side}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def pipeline_of(agent: dict[str, Any], **changes: Any) -> Pipeline:
+    part = {"env": "question", "train": "data/train.jsonl", "test": "data/test.jsonl"}
+    return toy_pipeline(Path("none"), data={"parts": {"asked": part}}, agent=agent, **changes)
+
+
+def played(pipeline: Pipeline, sampler: Sampler, *, turns: int = 2) -> list[Trajectory]:
+    async def main() -> Sequence[Sequence[Trajectory]]:
+        player = player_of(pipeline, sampler=sampler, tokenizer=toy_tokenizer(), processor=None)
+        items = split(pipeline.data).test
+        player.check(items)
+        play = Play(name="p", max_turns={"asked": turns}, chains=3, temperature=1.0)
+        try:
+            return await player.play(items, play)
+        finally:
+            await player.close()
+
+    return [t for group in asyncio.run(asyncio.wait_for(main(), 300)) for t in group]
+
+
+def test_a_pipeline_is_played_by_its_program_on_the_very_tokens_that_were_sampled() -> None:
+    sampler = RandomSampler()
+    trajectories = played(pipeline_of(PROGRAM), sampler)
+    assert [(t.item.fields["question"], t.chain) for t in trajectories] == [
+        (f"{n}?", chain) for n in (4, 5) for chain in range(3)
+    ]
+    told = [json.loads(line) for line in Path("log").read_text().splitlines()]
+    heard = [[turn.text for turn in t.turns] for t in trajectories]
+    assert sorted(heard) == sorted([one["says"] for one in seen] for seen in told)
+    assert {one["fingerprint"] for seen in told for one in seen} == {"policy_version=5"}
+    # Every answer of the sampler's is trained on once, after just what it was sampled on.
+    rows = [row for t in trajectories for row in trained(t)]
+    assert sorted(rows) == sorted(sampler.sampled)
+    for trajectory in trajectories:
+        assert {turn.completion.policy_version for turn in trajectory.turns} == {5}
+        assert trajectory.reward == (len(trajectory.turns[-1].text) % 2 == 0)
+        assert trajectory.metrics["other_sampling"] == 0
+
+
+def test_the_horizon_ends_a_program_and_the_reward_judges_what_there_is() -> None:
+    trajectories = played(pipeline_of(UNJUDGED), RandomSampler(), turns=1)
+    for trajectory in trajectories:
+        assert (len(trajectory.turns), trajectory.stop_reason) == (1, StopReason.MAX_TURNS)
+        assert trajectory.success == (len(trajectory.turns[0].text) % 2 == 0) == bool(trajectory.reward)
+
+
+@pytest.mark.parametrize(
+    ("agent", "changes", "said"),
+    [
+        ({"format": "react"}, {}, r"format: agent\.program 'tests.support.program_toy:play' .*; leave it out"),
+        ({"tools": ["calculator"]}, {}, r"agent\.tools: "),
+        ({"prompt": "data/x.md"}, {}, r"agent\.prompt: "),
+        ({"instructions": True}, {}, r"agent\.instructions: "),
+        ({"context": {"when_full": "fold"}}, {}, r"agent\.context: "),
+        ({"reward": "environment"}, {}, r"agent\.reward: 'environment' is what an environment gave"),
+        ({"reward": {"environment_success": 1, "tool_use": 1}}, {}, r"'environment_success' is what"),
+        ({"reward": "string_equl"}, {}, "unknown reward"),
+        ({"program": "play"}, {}, r"agent\.program: 'play' is no MODULE:NAME"),
+        ({"program": "tests.nowhere:play"}, {}, r"agent\.program: 'tests.nowhere:play' cannot be imported"),
+        ({"program": f"{TOY}:plya"}, {}, r"agent\.program: .*program_toy\.py has no 'plya'"),
+        ({"program": f"{TOY}:TURNS"}, {}, r"agent\.program: 'tests.support.program_toy:TURNS' is a int"),
+        ({"program": f"{TOY}:Made"}, {}, r"is a type; name a function"),
+        ({"program": f"{TOY}:of_two"}, {}, r"too many positional.*take \(base_url, api_key, item\)"),
+        ({}, {"warmup": WARMUP}, r"warmup: .* set warmup: null"),
+        ({}, {"servers": {"question": {"urls": ["http://127.0.0.1:9"]}}}, r"servers\.question: .*take it"),
+    ],
+)  # fmt: skip
+def test_what_a_program_has_no_use_for_is_refused_before_anything_starts(
+    agent: dict[str, Any], changes: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(ConfigError, match=said) as error:
+        check_agent(pipeline_of(PROGRAM | agent, **changes))
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("agent", [PROGRAM, UNJUDGED, {"program": f"{TOY}:blocking"}])
+def test_a_program_that_can_be_is_not_refused(agent: dict[str, Any]) -> None:
+    pipeline = pipeline_of(agent)
+    check_agent(pipeline)
+    assert Pipeline.model_validate(pipeline.model_dump(mode="json")) == pipeline  # as verl's process gets it
+    prepare(pipeline, Path("run"))
+    provision(pipeline, Path("run"))
+    assert json.loads(Path("run/provision.json").read_text())["episodes"] == 4
+
+
+def test_a_reward_that_asks_for_the_environment_stops_a_programs_run() -> None:
+    pipeline = pipeline_of({"program": f"{TOY}:play_unjudged", "reward": f"{TOY}:of_the_environment"})
+    prepare(pipeline, Path("run"))
+    with pytest.raises(ConfigError, match=r"takes 'env', which nothing fills"):
+        provision(pipeline, Path("run"))
+
+
+def test_who_plays_is_the_settings_choice() -> None:
+    made = [
+        player_of(pipeline_of(agent), sampler=RandomSampler(), tokenizer=toy_tokenizer(), processor=None)
+        for agent in (PROGRAM, {"instructions": False, "reward": "string_equal"})
+    ]
+    assert [type(player) for player in made] == [ProgramPlayer, Player]
+    with pytest.raises(ConfigError, match=r"give --policy FOLDER in the place of --endpoint"):
+        ChatPlayer(pipeline_of(PROGRAM), client=ChatClient(Endpoint("http://127.0.0.1:9/v1", "m")))
+
+
+def test_a_program_is_played_from_the_command_line(tmp_path: Path) -> None:
+    root = Path(__file__).parents[2]
+    document = yaml.safe_load((root / "pipelines.yaml").read_text())
+    model = save_tiny_model(tmp_path / "model")
+    asked = {"env": "question", "train": "data/train.jsonl", "test": "data/test.jsonl"}
+    document["pipelines"]["asked"] = document["pipelines"]["textcraft-cpu"] | {
+        "model": str(model),
+        "warmup": None,
+        "data": {"parts": {"asked": asked}},
+        "agent": {"program": f"{TOY}:play"},
+    }
+    Path("pipelines.yaml").write_text(yaml.safe_dump(document))
+    options = ["--set", "rollout.context_length=256", "--set", "rollout.max_tokens_per_turn=8"]
+    done = CliRunner().invoke(app, ["rollout", "asked", "--items", "1", "--out", "out.jsonl", *options])
+    assert done.exit_code == 0, done.output
+    (trajectory,) = read_trajectories(Path("out.jsonl"))
+    assert len(trajectory.turns) == 2
+    assert "asked-test_0 #0 turn 1 observation: Sure?" in done.output
+    assert "asked-test_0 #0 begins task: " in done.output

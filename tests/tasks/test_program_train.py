@@ -1,0 +1,143 @@
+"""A program that uses OpenAI's client, trained by real verl on the CPU, with the policy served meanwhile."""
+
+import json
+import os
+import threading
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+
+from agents.clients.endpoint import Endpoint
+from agents.rollout.packing import pack
+from agents.rollout.rollout import rollout
+from agents.types import Trajectory
+from tasks.data.trajectories import read_trajectories
+from tasks.rollout.served_policy import ServedAt
+from tasks.stages.evaluate import evaluate
+from tasks.stages.prepare import prepare
+from tasks.stages.train import TrainSession
+from tasks.verl.actor import StepRecord
+from tests.support.tiny_model import save_tiny_model
+from tests.support.verl_toy import toy_pipeline
+from tests.tasks.test_served_policy import free_port
+
+pytestmark = pytest.mark.slow
+ROOT = Path(__file__).parents[2]
+STEPS = 2
+
+
+class Questioner(threading.Thread):
+    """Asks the served policy again and again, from before it is there until it is gone."""
+
+    def __init__(self, url: str) -> None:
+        super().__init__(daemon=True)
+        self._client = openai.OpenAI(base_url=url, api_key="none", max_retries=0, timeout=60)
+        self.fingerprints: list[str | None] = []
+        self.ended = threading.Event()
+
+    def run(self) -> None:
+        message: Any = {"role": "user", "content": "Are you there?"}
+        while not self.ended.is_set():
+            try:
+                answer = self._client.chat.completions.create(
+                    model="policy", messages=[message], max_tokens=4
+                )
+            except openai.APIConnectionError:
+                self.ended.wait(0.2)
+            else:
+                self.fingerprints.append(answer.system_fingerprint)
+
+
+def test_a_program_is_trained_token_exactly_and_its_policy_answers_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]))
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.chdir(tmp_path)
+    Path("data").mkdir()
+    log = tmp_path / "log"
+    for side, count in (("train", 4), ("test", 2)):
+        rows = [{"question": f"{side} {n}?", "log": str(log)} for n in range(count)]
+        Path(f"data/{side}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    model = save_tiny_model(tmp_path / "model")
+    pipeline = toy_pipeline(
+        model,
+        data={
+            "parts": {"asked": {"env": "question", "train": "data/train.jsonl", "test": "data/test.jsonl"}}
+        },
+        agent={"program": "tests.support.program_toy:play"},
+        train__steps=STEPS,
+        train__steps_per_round=STEPS,
+        rollout__items_per_step=2,
+        evaluate__quick_items=2,
+    )
+    workspace = tmp_path / "run"
+    prepare(pipeline, workspace)
+    at = ServedAt(host="127.0.0.1", port=free_port(), token=None)
+    questioner = Questioner(at.url)
+    questioner.start()
+    between: list[int] = []
+
+    def on_step(record: StepRecord) -> None:
+        played = rollout(
+            ["And now?"], agent="raw", model=Endpoint(at.url, "policy"), max_turns=1, max_tokens_per_turn=4
+        )
+        between.extend(turn.completion.policy_version for t in played for turn in t.turns)
+
+    with TrainSession(pipeline, workspace, on_step=on_step, serve=at) as session:
+        result = session.run_round(0)
+        questioner.ended.set()
+        session.export()
+    questioner.join()
+    assert result.evaluation["episodes"] == 2
+    assert between == [1, 2]  # after each step, the weights of that step
+    versions = [int((one or "").removeprefix("policy_version=")) for one in questioner.fingerprints]
+    assert set(versions) <= set(range(STEPS + 1))
+    assert len(set(versions)) > 1
+    assert versions == sorted(versions)
+
+    evaluate(pipeline, workspace)
+    told = json.loads((workspace / "evaluation.json").read_text())
+    assert told["after"]["sampled"]["turns"] == 2
+
+    clients = [json.loads(line) for line in log.read_text().splitlines()]
+    seen = {json.dumps([one["says"] for one in talk]): talk for talk in clients}
+    for step in range(1, STEPS + 1):
+        trajectories = read_trajectories(workspace / "train" / "trajectories" / f"step_{step:04d}.jsonl")
+        assert len(trajectories) == 2 * 4
+        for trajectory in trajectories:
+            talk = seen[json.dumps([turn.text for turn in trajectory.turns])]
+            assert {one["fingerprint"] for one in talk} == {f"policy_version={step - 1}"}
+            assert {turn.completion.policy_version for turn in trajectory.turns} == {step - 1}
+            assert trajectory.reward == float(len(talk[-1]["says"]) % 2 == 0)
+            # What the client was told of its requests is where the mask is 1, and nothing else is.
+            (segment,) = pack(trajectory)
+            mask = [0] * len(segment.prompt_ids) + segment.response_mask
+            expected = [0] * len(mask)
+            for one in talk:
+                begins = one["prompt_tokens"]
+                expected[begins : begins + one["completion_tokens"]] = [1] * one["completion_tokens"]
+            assert mask == expected
+    first = read_trajectories(workspace / "train" / "trajectories" / "step_0001.jsonl")
+    assert_sampled_by(model, first, temperature=1.3)
+
+
+def assert_sampled_by(model: Path, trajectories: list[Trajectory], *, temperature: float) -> None:
+    """Transformers' own forward pass gives every trained token the log-prob that was recorded."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    policy = AutoModelForCausalLM.from_pretrained(model)
+    for trajectory in trajectories:
+        for segment in pack(trajectory):
+            ids = torch.tensor(segment.prompt_ids + segment.response_ids)
+            with torch.no_grad():
+                logits = policy(ids[None]).logits[0, :-1] / temperature
+            logprobs = torch.log_softmax(logits, -1).gather(-1, ids[1:, None])[:, 0]
+            sampled = torch.tensor(segment.response_mask, dtype=torch.bool)
+            ours = torch.tensor(segment.logprobs)[sampled]
+            torch.testing.assert_close(
+                logprobs[len(segment.prompt_ids) - 1 :][sampled], ours, atol=1e-4, rtol=0
+            )

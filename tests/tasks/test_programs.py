@@ -1,0 +1,243 @@
+"""Somebody's agents as rollouts: groups, retries, faults, horizons."""
+
+import asyncio
+import sys
+import threading
+from collections import Counter
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any
+
+import openai
+import pytest
+
+from agents.rewards import reward
+from agents.rollout.packing import pack
+from agents.types import StopReason, Trajectory
+from envs.errors import ConfigError
+from envs.types import Item
+from tasks.errors import SamplerDied
+from tasks.rollout.programs import AgentProgram, play_program
+from tests.support.gateway_toy import QUESTION, ask, client_of, make_gateway, scripted, told
+from tests.support.toy import toy_item
+
+
+def played(
+    program: AgentProgram, *, items: int = 1, script: Any = None, context_length: int = 2000, **options: Any
+) -> list[list[Trajectory]]:
+    async def work() -> list[list[Trajectory]]:
+        gateway = make_gateway(
+            scripted(script or (lambda name, turn: f"Action: add {turn}")), context_length=context_length
+        )
+        settings: dict[str, Any] = {"name": "test", "chains": 2, "concurrency": 3, "timeout_s": 300.0}
+        async with gateway.listening():
+            groups = await play_program(
+                program, [toy_item(i) for i in range(items)], gateway=gateway, **(settings | options)
+            )
+            assert gateway.sessions.live == 0
+            return groups
+
+    return asyncio.run(asyncio.wait_for(work(), 300))
+
+
+async def talk(base_url: str, turns: int) -> None:
+    async with client_of(base_url) as client:
+        messages: list[Any] = [QUESTION]
+        for _ in range(turns):
+            messages += [told(await ask(client, messages)), QUESTION]
+
+
+def test_groups_of_chains_with_rewards() -> None:
+    async def program(base_url: str, api_key: str, item: Item) -> Mapping[str, Any]:
+        async with client_of(base_url.partition("/sessions")[0] + "/v1", api_key=api_key) as client:
+            says = told(await ask(client, [QUESTION]))
+            await ask(client, [QUESTION, says, QUESTION])
+        return {"reward": item.index, "success": True, "turn_rewards": [0.5, 0.0], "steps": 2}
+
+    groups = played(program, items=3)
+    assert [[(t.item.index, t.chain) for t in group] for group in groups] == [
+        [(i, 0), (i, 1)] for i in range(3)
+    ]
+    for trajectory in (t for group in groups for t in group):
+        assert trajectory.reward == trajectory.item.index + 0.5
+        assert (trajectory.success, trajectory.stop_reason) == (True, StopReason.TERMINATED)
+        assert trajectory.metrics["reward/steps"] == 2
+        assert [turn.text for turn in trajectory.turns] == ["Action: add 0", "Action: add 1"]
+        assert len(pack(trajectory)) == 1
+
+
+def test_what_fails_once_is_tried_again_and_twice_is_an_error() -> None:
+    tries: Counter[str] = Counter()
+
+    async def program(base_url: str, api_key: str, item: Item) -> float:
+        tries[item.item_id] += 1
+        if item.index == 1:
+            raise KeyError("a bug")
+        if item.index == 2:
+            return "good"  # type: ignore[return-value]
+        await talk(base_url, 1)
+        if tries[item.item_id] == 1:
+            raise RuntimeError("once")
+        return 1.0
+
+    ((good,), (bug,), (odd,)) = played(program, items=3, chains=1)
+    assert (good.reward, good.attempts, len(good.turns)) == (1.0, 2, 1)
+    for trajectory, cause in (
+        (bug, "ProgramFailed: toy_1: the program: KeyError: 'a bug'"),
+        (odd, "ProgramFailed: toy_2: the program: ValueError: the reward is a str"),
+    ):
+        assert (trajectory.stop_reason, trajectory.attempts) == (StopReason.ERROR, 2)
+        assert (trajectory.error or "").startswith(cause)
+
+
+def test_a_program_that_takes_too_long_is_an_error() -> None:
+    async def program(base_url: str, api_key: str, item: Item) -> float:
+        await asyncio.Event().wait()
+        return 1.0
+
+    ((trajectory,),) = played(program, chains=1, timeout_s=0.1, max_attempts=3)
+    assert (trajectory.stop_reason, trajectory.attempts) == (StopReason.ERROR, 3)
+    assert (
+        trajectory.error
+        == "EpisodeTimeout: toy_0: the program took longer than 0.1 s; raise rollout.episode_timeout_s"
+    )
+
+
+def test_an_answer_that_the_sampler_failed_to_give_is_no_bad_play() -> None:
+    async def program(base_url: str, api_key: str, item: Item) -> float:
+        await talk(base_url, 1)
+        try:
+            await talk(base_url, 2)
+        except Exception:
+            return 0.0
+        return 1.0
+
+    ((trajectory,),) = played(program, script=["Yes."], chains=1)
+    assert trajectory.stop_reason is StopReason.ERROR
+    assert "SamplerFailed" in (trajectory.error or "")
+
+
+@pytest.mark.parametrize(
+    ("options", "reason", "turns"),
+    [
+        ({"max_turns_of": lambda _: 3}, StopReason.MAX_TURNS, 3),
+        ({"context_length": 80}, StopReason.MAX_CONTEXT, 2),
+    ],
+)
+def test_out_of_turns_or_of_context_a_program_may_raise(
+    options: dict[str, Any], reason: StopReason, turns: int
+) -> None:
+    async def program(base_url: str, api_key: str, item: Item) -> float:
+        await talk(base_url, 99)
+        return 1.0
+
+    ((trajectory, _),) = played(program, **options)
+    assert (trajectory.stop_reason, trajectory.reward, trajectory.success) == (reason, 0.0, False)
+    assert len(trajectory.turns) == turns
+    assert pack(trajectory)
+
+
+def test_a_mistake_in_the_set_up_ends_the_play() -> None:
+    async def program(base_url: str, api_key: str, item: Item) -> float:
+        raise ConfigError("no such tool")
+
+    with pytest.raises(ConfigError, match="no such tool"):
+        played(program)
+
+
+def test_a_dead_sampler_ends_the_play_whatever_the_program_makes_of_it() -> None:
+    def dead(name: str, turn: int) -> str:
+        raise SamplerDied("the sampler died")
+
+    async def program(base_url: str, api_key: str, item: Item) -> float:
+        with suppress(openai.InternalServerError):
+            await talk(base_url, 1)
+        return 1.0
+
+    with pytest.raises(SamplerDied):
+        played(program, script=dead)
+
+
+def test_a_program_that_is_not_async_has_a_thread_for_each_episode() -> None:
+    together = threading.Barrier(3, timeout=100)
+
+    def program(base_url: str, api_key: str, item: Item) -> float:
+        together.wait()  # all three are here at once
+        with openai.OpenAI(base_url=base_url, api_key=api_key, max_retries=0) as client:
+            message: Any = QUESTION
+            client.chat.completions.create(model="policy", messages=[message])
+        return item.index
+
+    groups = played(program, items=3, chains=1)
+    assert [(t.reward, len(t.turns), t.attempts) for (t,) in groups] == [(i, 1, 1) for i in range(3)]
+
+
+@pytest.mark.parametrize("blocks", [True, False])
+def test_a_program_that_ends_the_interpreter_ends_its_episode_alone(blocks: bool) -> None:
+    async def asynchronous(base_url: str, api_key: str, item: Item) -> float:
+        sys.exit(3)
+
+    def synchronous(base_url: str, api_key: str, item: Item) -> float:
+        sys.exit(3)
+
+    ((trajectory,),) = played(synchronous if blocks else asynchronous, chains=1)
+    assert trajectory.error == "ProgramFailed: toy_0: the program: RuntimeError: it raised SystemExit: 3"
+
+
+@reward
+def last_digit(final_response: str, item: Item, fields: dict[str, Any]) -> dict[str, Any]:
+    assert fields == item.fields
+    return {"reward": int(final_response[-1]), "success": True, "length": len(final_response)}
+
+
+def test_where_a_program_returns_none_the_reward_judges() -> None:
+    async def program(base_url: str, api_key: str, item: Item) -> float | None:
+        await talk(base_url, 3)
+        return 9.0 if item.index else None
+
+    groups = played(program, items=2, reward=last_digit)
+    for trajectory in groups[0]:
+        assert (trajectory.reward, trajectory.success) == (2, True)  # "Action: add 2"
+        assert [turn.reward for turn in trajectory.turns] == [0, 0, 2]
+        assert trajectory.metrics["reward/length"] == len("Action: add 2")
+    assert [(t.reward, t.success) for t in groups[1]] == [(9, False)] * 2
+
+    ((judged, _),) = played(program, reward=last_digit, max_turns_of=lambda _: 2)
+    assert (judged.reward, judged.stop_reason) == (1, StopReason.MAX_TURNS)  # it raised for want of turns
+
+    ((none, _),) = played(program)
+    assert (none.error or "").endswith("have it return the reward, or name one as agent.reward")
+
+
+def test_a_reward_that_fails_drops_the_episode_and_plays_it_no_more() -> None:
+    episodes = []
+
+    @reward(retries=0)
+    def broken() -> float:
+        raise KeyError("a bug")
+
+    async def program(base_url: str, api_key: str, item: Item) -> None:
+        episodes.append(await talk(base_url, 1))
+
+    ((trajectory,),) = played(program, chains=1, reward=broken, max_attempts=3)
+    assert (trajectory.stop_reason, trajectory.attempts, len(episodes)) == (StopReason.ERROR, 1, 1)
+    assert (trajectory.error or "").startswith("RewardFailed: ")
+
+
+def test_turns_and_episodes_are_told_when_they_have_ended() -> None:
+    async def program(base_url: str, api_key: str, item: Item) -> float:
+        await talk(base_url, 2)
+        return 1.0
+
+    turns: list[tuple[str, int, str, str]] = []
+    ended: list[Trajectory] = []
+    groups = played(
+        program,
+        chains=1,
+        on_turn=lambda item, chain, so_far: turns.append(
+            (item.item_id, len(so_far), so_far[-1].text, so_far[-1].observation)
+        ),
+        on_trajectory=ended.append,
+    )
+    assert turns == [("toy_0", 1, "Action: add 0", "Goal: reach 3."), ("toy_0", 2, "Action: add 1", "")]
+    assert [ended] == groups

@@ -1,0 +1,35 @@
+"""What is said of the code that a run came from, asked of a real Git repository."""
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tasks.tracking.provenance import provenance
+
+
+@pytest.fixture
+def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "code.py").write_text("a = 1\n")
+    (tmp_path / "dvc.lock").write_text("schema: '2.0'\n")
+    author = ("-c", "user.name=a", "-c", "user.email=a@b.c")
+    for arguments in (["init", "--quiet"], ["add", "."], [*author, "commit", "--quiet", "-m", "first"]):
+        subprocess.run(["git", *arguments], cwd=tmp_path, check=True)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_the_lock_that_a_run_writes_is_no_change_of_the_code(repository: Path) -> None:
+    assert provenance(envs=[])["git.dirty"] == "false"
+    (repository / "dvc.lock").write_text("schema: '2.0'\nstages: {}\n")
+    assert provenance(envs=[])["git.dirty"] == "false"
+
+
+@pytest.mark.parametrize("name", ["code.py", "new.py"])
+def test_any_other_change_is_one(repository: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    (repository / name).write_text("a = 2\n")
+    assert provenance(envs=[])["git.dirty"] == "true"
+    below = repository / "folder"
+    below.mkdir()
+    monkeypatch.chdir(below)
+    assert provenance(envs=[])["git.dirty"] == "true"

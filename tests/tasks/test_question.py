@@ -1,0 +1,178 @@
+"""Questions out of a user's data, from the file to the metrics: asked, answered with a tool, judged."""
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agents.rewards import reward
+from agents.rewards.text import verdict
+from agents.samplers.sampler import ScriptedSampler
+from agents.tools.tool import tool
+from agents.types import StopReason, Trajectory
+from envs.builtin.question.env import QuestionEnv
+from envs.errors import ConfigError, MissingDependency
+from envs.registry import get_env
+from envs.sandbox.workspace import HasWorkspace
+from envs.types import Item
+from tasks.config.episodes import check_agent, check_reward
+from tasks.config.settings import AgentSettings, Pipeline
+from tasks.data.items import read_items
+from tasks.data.mixture import split
+from tasks.data.trajectories import summarise
+from tasks.rollout.runner import Play, Player
+from tasks.stages.prepare import prepare
+from tasks.stages.provision import provision
+from tests.support.toy import toy_tokenizer
+from tests.support.verl_toy import toy_pipeline
+
+TRAIN, TEST = "data/train.jsonl", "data/test.jsonl"
+
+
+@pytest.fixture(autouse=True)
+def _project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("data").mkdir()
+    write(TRAIN, *({"question": f"{n} + {n}?", "answer": str(2 * n)} for n in range(5)))
+    write(TEST, {"question": "9 + 9?", "answer": "18"})
+
+
+def write(path: str, *rows: dict[str, str]) -> None:
+    Path(path).write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def test_the_question_is_asked_and_any_action_is_the_answer() -> None:
+    messages = [{"role": "system", "content": "s"}, {"role": "user", "content": "b?"}]
+
+    async def main() -> None:
+        env = QuestionEnv()
+        assert await env.reset(Item("a_0", "question", fields={"question": "a?"})) == "a?"
+        assert await env.reset(Item("a_1", "question", fields={"messages": messages})) == "b?"
+        result = await env.step("")
+        assert (result.terminated, result.reward, result.success) == (True, 0.0, False)
+
+    asyncio.run(main())
+    for ask in (get_env("question").split, get_env("workspace").split):
+        with pytest.raises(ConfigError, match="no items of its own; give a part"):
+            ask(0)
+
+
+@tool
+def double(number: int) -> str:
+    """Double a number."""
+    return str(2 * number)
+
+
+@reward
+def right(final_response: str, answer: str) -> dict[str, float | bool]:
+    """1 for the answer of the data."""
+    return verdict(final_response == answer, length=float(len(final_response)))
+
+
+TOOLS = {
+    "instructions": False,
+    "format": "json",
+    "tools": [f"{__name__}:double"],
+    "reward": f"{__name__}:right",
+}
+
+
+def pipeline_of(agent: dict[str, Any], *, env: str = "question", **changes: Any) -> Pipeline:
+    part = {"env": env, "train": TRAIN, "test": TEST}
+    rollout = {"rollout__max_tokens_per_turn": 200, "rollout__context_length": 2000}
+    return toy_pipeline(Path("none"), data={"parts": {"math": part}}, agent=agent, **rollout, **changes)
+
+
+def test_a_group_uses_a_tool_and_is_judged_by_the_answer_in_the_data() -> None:
+    pipeline = pipeline_of(TOOLS)
+    (item,) = split(pipeline.data).test
+
+    def says(episode_id: str, turn: int) -> str:
+        if turn == 0:
+            return '{"name": "double", "arguments": {"number": 9}}'
+        return json.dumps({"answer": "18" if episode_id.endswith("/0/1") else "19"})
+
+    encode = lambda text: toy_tokenizer().encode(text, add_special_tokens=False)  # noqa: E731
+    player = Player(pipeline, sampler=ScriptedSampler(says, encode=encode), tokenizer=toy_tokenizer())
+
+    async def main() -> list[Trajectory]:
+        play = Play(name="p", max_turns={"math": 4}, chains=2, temperature=1.0)
+        try:
+            return (await player.play([item], play))[0]
+        finally:
+            await player.close()
+
+    group = asyncio.run(main())
+    assert [t.stop_reason for t in group] == [StopReason.TERMINATED] * 2
+    assert [turn.observation for turn in group[0].turns] == ["18", ""]
+    assert sorted(t.reward for t in group) == [0.0, 1.0]
+    assert [t.success for t in group] == [t.reward == 1 for t in group]
+    summary = summarise(group)
+    assert (summary["success"], summary["tool_calls/double"], summary["tool_failures/double"]) == (0.5, 1, 0)
+    assert summary["reward/length"] == 2
+
+
+def test_questions_are_provisioned_without_an_expert(tmp_path: Path) -> None:
+    pipeline = pipeline_of(TOOLS)
+    check_agent(pipeline)
+    prepare(pipeline, tmp_path / "run")
+    assert len(read_items(tmp_path / "run" / "data" / "train.jsonl", data=pipeline.data)) == 5
+    provision(pipeline, tmp_path / "run")
+    receipt = json.loads((tmp_path / "run" / "provision.json").read_text())
+    assert (receipt["episodes"], receipt["solved"], receipt["turns"]) == (5, 0, 5)
+
+
+def test_a_workspace_is_tried_before_training(tmp_path: Path) -> None:
+    pipeline = pipeline_of(TOOLS, env="workspace")
+    try:
+        env = get_env("workspace").make()
+    except MissingDependency as missing:
+        pytest.skip(str(missing))
+    assert isinstance(env, HasWorkspace)
+    prepare(pipeline, tmp_path / "run")
+    provision(pipeline, tmp_path / "run")
+    assert json.loads((tmp_path / "run" / "provision.json").read_text())["episodes"] == 5
+
+
+def test_a_reward_that_some_item_does_not_fill_stops_the_run(tmp_path: Path) -> None:
+    pipeline = pipeline_of(TOOLS)
+    write(TRAIN, {"question": "1?", "answer": "1"}, {"question": "why?"})
+    prepare(pipeline, tmp_path / "run")
+    with pytest.raises(ConfigError, match=r"math_1: reward 'right' takes 'answer', which nothing fills"):
+        provision(pipeline, tmp_path / "run")
+    settings = AgentSettings.model_validate(TOOLS)
+    check_reward(settings, [Item(item_id="a_0", env="question", metadata={"answer": "x"})])
+    check_reward(AgentSettings(instructions=False), [Item(item_id="a_0", env="question")])
+
+
+WARMUP = {"demonstrations": 1, "noise": 0, "steps": 1, "batch_size": 1, "lr": 1e-3}
+
+
+@pytest.mark.parametrize(
+    ("agent", "changes", "said"),
+    [
+        ({"tools": ["calculater"]}, {}, "unknown tool 'calculater'; did you mean 'calculator'"),
+        ({"tools": ["calculator"], "format": "action"}, {}, "format 'action' calls no tools"),
+        ({"format": "jsn"}, {}, "unknown format"),
+        ({"format": "a:B", "prompt": "data/x.md"}, {}, r"agent\.prompt: agent\.format 'a:B' words what"),
+        ({"format": "a:B", "instructions": True}, {}, r"agent\.instructions: agent\.format 'a:B' words"),
+        ({"reward": "string_equl"}, {}, "unknown reward"),
+        ({"reward": f"{__name__}:WARMUP"}, {}, "is no reward; decorate it"),
+        ({"reward": None}, {}, r"agent\.reward: environment 'question' gives no rewards; name one"),
+        ({}, {"warmup": WARMUP}, r"warmup: demonstrations are written in format 'action'.* is 'json'"),
+        ({"tools": [], "format": "action"}, {"warmup": WARMUP}, r"warmup: question has no expert.*: null"),
+    ],
+)  # fmt: skip
+def test_an_agent_that_cannot_be_is_refused(
+    agent: dict[str, Any], changes: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(ConfigError, match=said):
+        check_agent(pipeline_of(TOOLS | agent, **changes))
+
+
+def test_questions_are_not_played_on_servers() -> None:
+    pipeline = pipeline_of(TOOLS, servers={"question": {"urls": ["http://127.0.0.1:9"]}})
+    with pytest.raises(ConfigError, match=r"servers\.question: its items are your data"):
+        Player(pipeline, sampler=ScriptedSampler([], encode=lambda text: []), tokenizer=toy_tokenizer())

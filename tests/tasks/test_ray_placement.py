@@ -1,0 +1,152 @@
+"""Where training processes go on a cluster: by number, and on a real one of two nodes."""
+
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from envs.errors import ConfigError
+from tasks.cluster import address as ray_address
+from tasks.cluster import placement as ray_placement
+from tasks.cluster.address import asks_for_token, check_ray_address
+from tasks.cluster.placement import Placement, place_workers, placement
+from tasks.config.settings import BackendSettings
+
+
+def backend(workers: int, *, tensor_parallel: int = 1) -> BackendSettings:
+    return BackendSettings(device="cpu", rollout="cpu", workers=workers, tensor_parallel=tensor_parallel)
+
+
+@pytest.mark.parametrize(
+    ("workers", "tensor_parallel", "rooms", "nodes"),
+    [
+        (2, 1, [2, 2], 1),
+        (2, 1, [1, 1], 2),
+        (3, 1, [2, 2], None),
+        (3, 1, [2, 2, 1], 3),
+        (4, 1, [2, 3, 1], 2),
+        (4, 2, [3, 3], 2),
+        (4, 4, [2, 2], None),
+        (2, 2, [1, 1], None),
+        (6, 2, [2, 2, 2], 3),
+        (1, 1, [], None),
+        (1, 1, [0], None),
+    ],
+)
+def test_workers_go_to_the_fewest_nodes_in_equal_numbers(
+    workers: int, tensor_parallel: int, rooms: list[int], nodes: int | None
+) -> None:
+    expected = nodes and Placement(nodes=nodes, workers_per_node=workers // nodes)
+    for order in itertools.permutations(rooms):
+        assert placement(workers, tensor_parallel=tensor_parallel, rooms=order) == expected
+
+
+@pytest.mark.parametrize(
+    ("address", "problem"),
+    [
+        ("127.0.0.1:1", "no Ray cluster answers"),
+        ("no-such-host.invalid:6379", "no Ray cluster answers"),
+        ("127.0.0.1", "is no HOST:PORT"),
+        ("ray://127.0.0.1:10001", "is no HOST:PORT"),
+        ("127.0.0.1:123456", "no Ray cluster answers"),
+    ],
+)
+def test_an_address_without_a_cluster_is_refused_with_its_remedy(
+    address: str, problem: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RAY_ADDRESS", address)
+    with pytest.raises(ConfigError, match=rf"^RAY_ADDRESS={address}:? {problem}.*; .*or unset it") as error:
+        check_ray_address()
+    assert "\n" not in str(error.value)
+
+
+def test_what_answers_but_is_no_cluster_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    import socket
+
+    monkeypatch.setattr(ray_address, "PROBE_TIMEOUT_S", 5.0)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        monkeypatch.setenv("RAY_ADDRESS", f"127.0.0.1:{silent.getsockname()[1]}")
+        with pytest.raises(ConfigError, match="no Ray cluster answers"):
+            check_ray_address()
+
+
+def test_no_address_is_no_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
+    for value in ("", "local"):
+        monkeypatch.setenv("RAY_ADDRESS", value)
+        check_ray_address()
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[str]:
+    """The address of a cluster of two nodes, a logical GPU on each; this process is connected to it."""
+    import ray
+    from ray.cluster_utils import Cluster
+
+    from tasks.cluster.network import loopback_and_token
+
+    with pytest.MonkeyPatch.context() as patch, loopback_and_token():
+        patch.setenv("RAY_prestart_worker_first_driver", "0")
+        nodes = Cluster()
+        for _ in range(2):
+            nodes.add_node(num_gpus=1, num_cpus=6, include_dashboard=False)
+        try:
+            ray.init(address=nodes.address, log_to_driver=False)
+            patch.setenv("RAY_ADDRESS", nodes.address)
+            yield nodes.address
+        finally:
+            ray.shutdown()
+            nodes.shutdown()
+
+
+@pytest.mark.slow
+def test_verl_gets_its_placement_groups_on_two_nodes(verl: Any, cluster: str) -> None:
+    import ray
+    from verl.single_controller.ray.base import RayResourcePool, ResourcePoolManager
+
+    placed = place_workers(backend(2))
+    assert placed == Placement(nodes=2, workers_per_node=1)
+    booked = ResourcePoolManager(resource_pool_spec={}, mapping={}).max_colocate_count
+    assert booked == ray_placement.WORKER_CPUS
+    pool = RayResourcePool([placed.workers_per_node] * placed.nodes, max_colocate_count=booked)
+    [first, second] = _within(60, lambda: pool.get_placement_groups(device_name="cpu"))
+    table = [ray.util.placement_group_table(group)["bundles_to_node_id"][0] for group in (first, second)]
+    assert len(set(table)) == 2
+
+    # Nothing is free now, which may change: it is waited for, then refused.
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ray_placement, "FREE_TIMEOUT_S", 2.0)
+        with pytest.raises(ConfigError, match=r"free are 0 GPUs on .*, 0 GPUs on .*; add nodes"):
+            place_workers(backend(2))
+    for group in (first, second):
+        ray.util.remove_placement_group(group)
+    assert place_workers(backend(1)) == Placement(nodes=1, workers_per_node=1)
+
+
+@pytest.mark.slow
+def test_what_fits_on_no_nodes_is_refused_at_once(cluster: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        place_workers(backend(3))
+    assert str(error.value).startswith("backend.workers 3 cannot be placed: free are 1 GPU on ")
+    assert str(error.value).endswith("set it to 2")
+    with pytest.raises(ConfigError, match=r"a multiple of backend\.tensor_parallel 2; add nodes"):
+        place_workers(backend(2, tensor_parallel=2))
+
+
+@pytest.mark.slow
+def test_a_cluster_is_joined_with_its_token_alone(cluster: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    check_ray_address()
+    assert asks_for_token()
+    monkeypatch.setenv("RAY_AUTH_TOKEN", "0" * 64)
+    with pytest.raises(ConfigError, match=r"refuses this process's token; set RAY_AUTH_MODE=token"):
+        check_ray_address()
+
+
+def _within(seconds: float, work: Any) -> Any:
+    from concurrent.futures import ThreadPoolExecutor
+
+    pool = ThreadPoolExecutor(1)
+    try:
+        return pool.submit(work).result(timeout=seconds)
+    finally:
+        pool.shutdown(wait=False)

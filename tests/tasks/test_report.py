@@ -1,0 +1,317 @@
+"""The report against numbers done by hand, hostile text, and workspaces with parts missing."""
+
+import json
+import re
+import xml.etree.ElementTree as ET
+from pathlib import Path
+
+import pytest
+from matplotlib.figure import Figure
+
+from tasks.config.parameters import changed_parameters, write_changes
+from tasks.reporting.charts import smoothed, smoothing_window, success_over_steps
+from tasks.reporting.excerpts import Verdict, choose_pairs
+from tasks.reporting.intervals import gain_interval, wilson
+from tasks.reporting.results import dropped, environment_steps, phases, read_results, stages_of
+from tasks.stages.report import report
+from tests.support.html_page import Page
+from tests.support.report_toy import (
+    ITEMS,
+    toy_pipeline,
+    write_evaluation,
+    write_rounds,
+    write_training,
+    write_workspace,
+)
+
+
+@pytest.fixture(scope="module")
+def workspace(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("runs") / "toy-run"
+    write_workspace(folder)
+    report(toy_pipeline(), folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def page(workspace: Path) -> Page:
+    return Page(workspace / "report" / "index.html")
+
+
+# Newcombe 1998, Statistics in Medicine 17: table I of "Two-sided confidence intervals for the single
+# proportion" (method 3), and table II of "Interval estimation for the difference" (method 10).
+@pytest.mark.parametrize(
+    ("solved", "items", "low", "high"),
+    [(81, 263, 0.2553, 0.3662), (15, 148, 0.0624, 0.1605), (0, 20, 0.0, 0.1611), (1, 29, 0.0061, 0.1718)],
+)
+def test_wilson_against_published_values(solved: int, items: int, low: float, high: float) -> None:
+    assert wilson(solved / items, n=items) == pytest.approx((low, high), abs=5e-5)
+
+
+@pytest.mark.parametrize(("before", "after", "low", "high"), [(3, 9, 0.1705, 0.8090), (0, 10, 0.6075, 1.0)])
+def test_the_gain_against_published_values(before: int, after: int, low: float, high: float) -> None:
+    assert gain_interval(before / 10, after / 10, n=10) == pytest.approx((low, high), abs=5e-5)
+
+
+def test_nothing_is_known_of_no_items() -> None:
+    assert wilson(0.0, n=0) == (0.0, 1.0)
+
+
+def test_stages_of_the_horizon() -> None:
+    assert stages_of([8, 8, 12, 16, 16, 16]) == [(1, 2, 8), (3, 3, 12), (4, 6, 16)]
+
+
+def test_sums_by_hand(workspace: Path) -> None:
+    results = read_results(workspace)
+    assert environment_steps(results) == [4, 10, 18, 28]  # two episodes of 2, 3, 4 and 5 turns
+    assert phases(results)["rest"] == pytest.approx([0.75] * 4)  # 4 - 2 - 1 - 0.25
+    assert dropped(results.steps) == {"EnvCrashed": 1}
+    assert "report" not in results.seconds
+
+
+def test_the_headline(page: Page) -> None:
+    # Sampled: 2 of 8 episodes before, 4 of 8 after. Greedy: 1 of 4, then 3 of 4.
+    told = " ".join(page.text.split())
+    assert "25.0% → 50.0% of 4 held-out items are solved" in told
+    assert "+25.0 points" in told
+    assert "Greedy: 25.0% → 75.0%, +50.0 points" in told
+
+
+def test_the_table_by_depth_is_of_every_sample(page: Page) -> None:
+    # Depth 1: (0,1)(1,0) → (1,1)(0,1); depth 2: nothing → (1,0)(0,0).
+    assert ["1", "2", "50.0%", "75.0%", "+25.0", "50.0%", "100.0%", "+50.0"] in page.rows("1")
+    assert ["2", "2", "0.0%", "25.0%", "+25.0", "0.0%", "50.0%", "+50.0"] in page.rows("2")
+    assert ["all", "4", "25.0%", "50.0%", "+25.0", "25.0%", "75.0%", "+50.0"] in page.rows("all")
+
+
+def test_other_metadata_is_told_too(page: Page) -> None:
+    # wood: toy_0, toy_2, toy_3 with (0,1)(0,0)(0,0) → (1,1)(1,0)(0,0); stone: toy_1 with (1,0) → (0,1).
+    assert page.rows("wood") == [["wood", "3", "16.7%", "50.0%", "+33.3", "33.3%", "66.7%", "+33.3"]]
+    assert page.rows("stone") == [["stone", "1", "50.0%", "50.0%", "0.0", "0.0%", "100.0%", "+100.0"]]
+
+
+def test_dropped_episodes_and_time(page: Page) -> None:
+    assert page.rows("training") == [["training", "9", "1", "EnvCrashed 1"]]
+    assert page.rows("final evaluation") == [["final evaluation", "24", "0", "\u2013"]]
+    # 26 s of training: four steps of 2 + 1 + 0.25 + 0.75 s, and 10 s outside them.
+    assert page.rows("rollout")[0][:3] == ["rollout", "8.0 s", "30.8%"]
+    assert page.rows("rest")[0][:3] == ["rest", "3.0 s", "11.5%"]
+    assert page.rows("start-up and quick evaluations")[0][1] == "10.0 s"
+    assert page.rows("all stages")[0][1] == "30.0 s"
+
+
+def test_totals_of_training(page: Page) -> None:
+    told = re.sub(r"\s+", " ", page.text)
+    # 28 turns of 3 tokens; rollouts took 4 times 2 s.
+    for fact in ("episodes 8", "environment steps 28", "sampled tokens 84", "time in steps 16.0 s"):
+        assert fact in told
+    assert "tokens/s in rollouts 10 " in told
+
+
+def test_pairs_are_of_one_item_and_show_every_turn(workspace: Path, page: Page) -> None:
+    pairs = choose_pairs(read_results(workspace), decode=str)
+    found = {pair.item.item_id: pair for pair in pairs}
+    assert {item_id: pair.verdict for item_id, pair in found.items()} == {
+        "toy_0": Verdict.SOLVED,
+        "toy_1": Verdict.LOST,
+        "toy_2": Verdict.SOLVED,
+        "toy_3": Verdict.FAILING,
+    }
+    assert pairs[0].item.item_id == "toy_2"  # the deepest that training has solved
+    turn = found["toy_0"].after.turns[0]
+    assert (turn.thought, turn.action, turn.tokens, turn.policy_version) == ("wood first", "get 1 log", 3, 4)
+    assert turn.mean_logprob == pytest.approx(-1.75 / 3)
+    assert found["toy_0"].opening == "[1, 2]"
+    assert page.text.count("3 tokens, log-prob \u22120.58, version 4") == 8  # four items of two turns
+
+
+def test_an_item_with_a_dropped_episode_is_not_shown(tmp_path: Path) -> None:
+    write_evaluation(tmp_path)
+    file = tmp_path / "evaluation_trajectories.jsonl"
+    lines = file.read_text().splitlines()
+    lines[0] = lines[0].replace('"max_turns"', '"error"')
+    file.write_text("\n".join(lines))
+    pairs = choose_pairs(read_results(tmp_path), decode=str)
+    assert sorted(pair.item.item_id for pair in pairs) == ["toy_1", "toy_2", "toy_3"]
+
+
+def test_the_page_is_well_formed_and_needs_nothing_else(page: Page) -> None:
+    assert len(page.ids) == len(set(page.ids))
+    assert page.references
+    assert {reference.removeprefix("#") for reference in page.references} <= set(page.ids)
+    assert not {"script", "link", "img", "iframe"} & set(page.tags)
+
+
+def test_plots_follow_the_page_s_colours(workspace: Path) -> None:
+    drawings = re.findall(r"<svg.*?</svg>", (workspace / "report" / "index.html").read_text(), re.DOTALL)
+    assert len(drawings) == 16
+    for drawing in drawings:
+        assert (
+            re.findall(r"#[0-9a-fA-F]{6}\b(?!-)", re.sub(r'"[^"]*#[^":;]*"|url\([^)]*\)', "", drawing)) == []
+        )
+        assert "var(--ink)" in drawing
+
+
+def test_plots_are_files_too(workspace: Path) -> None:
+    folder = workspace / "report"
+    names = {
+        "success",
+        "by_depth",
+        "by_kind",
+        "turns",
+        "stop_reasons",
+        "informative_groups",
+        "entropy",
+        "seconds",
+        "reward",
+        "tokens_per_episode",
+        "tokens_per_turn",
+        "kl",
+        "clip_fraction",
+        "grad_norm",
+        "lr",
+    }
+    assert {path.stem for path in folder.glob("*.svg")} == names | {"success_narrow"}
+    for path in folder.glob("*.svg"):
+        assert ET.fromstring(path.read_text()).tag.endswith("svg")
+        assert path.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_same_workspace_gives_the_same_page(workspace: Path) -> None:
+    folder = workspace / "report"
+    first = {path.name: path.read_bytes() for path in folder.iterdir()}
+    (folder / "old.svg").write_text("of an earlier page")
+    assert report(toy_pipeline(), workspace) == folder / "index.html"
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == first
+
+
+def test_hostile_text_stays_text(tmp_path: Path) -> None:
+    evil = "<script>alert(1)</script>\"'><img src=x onerror=alert(2)>--></svg></style>{{ 7 * 7 }}$\\frac{"
+    items = [
+        type(item)(
+            item_id=f"{evil}{index}",
+            env=item.env,
+            metadata={"depth": item.metadata["depth"], f"{evil}key/../x": f"{evil}{index % 2}"},
+        )
+        for index, item in enumerate(ITEMS)
+    ]
+    write_workspace(tmp_path, items=items, action=evil)
+    page = Page(report(toy_pipeline(), tmp_path))
+    assert not {"script", "img"} & set(page.tags)
+    assert "onerror" not in page.attributes
+    assert page.text.count(evil) > 16  # items, metadata, plot labels, and an action per turn
+    assert "49" not in page.text.split(evil)[1]
+
+
+@pytest.mark.parametrize(
+    ("writers", "missing"),
+    [
+        ([], ["Training has not begun", "final evaluation is missing", "provision.json"]),
+        ([write_training], ["No round has ended", "final evaluation is missing"]),
+        ([write_training, write_rounds], ["No trajectories to read", "timing.json"]),
+        ([write_evaluation], ["Training has not begun"]),
+    ],
+)
+def test_what_is_missing_is_named(tmp_path: Path, writers: list, missing: list[str]) -> None:
+    for write in writers:
+        write(tmp_path)
+    page = Page(report(toy_pipeline(), tmp_path))
+    for words in missing:
+        assert words in page.text
+    assert ("not evaluated yet" in page.text) == (write_evaluation not in writers)
+
+
+def test_a_run_that_was_stopped_says_where(tmp_path: Path) -> None:
+    write_training(tmp_path)
+    page = Page(report(toy_pipeline(train__steps=9), tmp_path))
+    assert "Training is at step 4 of 9." in page.text
+
+
+def test_without_a_warm_up_before_is_the_model(tmp_path: Path) -> None:
+    write_evaluation(tmp_path)
+    page = Page(report(toy_pipeline(warmup=None), tmp_path))
+    assert "This pipeline has no warm-up" in page.text
+    assert "Before is the model it starts from." in page.text
+
+
+def test_the_fine_print_is_of_what_was_evaluated(tmp_path: Path) -> None:
+    write_workspace(tmp_path)
+    settings = {"temperature": 0.7, "samples_per_item": 1, "quick_items": 50}
+    pipeline = toy_pipeline(**{f"evaluate__{key}": value for key, value in settings.items()})
+    told = " ".join(Page(report(pipeline, tmp_path)).text.split())
+    assert "Sampled at temperature 0.7, 1 sample per item" in told
+    assert "Quick evaluations play 4 test items once each" in told  # of a test split of four
+
+
+def test_a_turn_that_could_not_be_parsed_is_shown_as_it_was_written(tmp_path: Path) -> None:
+    write_workspace(tmp_path)
+    file = tmp_path / "evaluation_trajectories.jsonl"
+    written = file.read_text().replace('"failed": false', '"failed": true')
+    file.write_text(written.replace('"text": "Thought: wood first', '"text": "Let me <think> about wood'))
+    text = Page(report(toy_pipeline(), tmp_path)).text
+    assert text.count("Let me <think> about wood") == 16  # four items of two turns, before and after
+    assert text.count("no action found") == 16
+
+
+def test_parameters_are_listed_by_block_and_none_is_json(page: Page) -> None:
+    headings = re.findall(r"<h3>([\w.-]+)</h3>", page.source)
+    assert {"pipeline", "data", "data.parts.one-step", "rollout", "train"} <= set(headings)
+    assert "where.depth [1]" in re.sub(r"\s+", " ", page.text)
+    assert '{"' not in page.text
+
+
+def test_parameters_that_a_run_changed_are_listed_first(tmp_path: Path) -> None:
+    write_workspace(tmp_path)
+    default, pipeline = toy_pipeline(), toy_pipeline(train__lr=0.25, warmup=None)
+    write_changes(tmp_path, name="toy", changed=changed_parameters(pipeline, default=default))
+    page = Page(report(pipeline, tmp_path))
+    assert default.warmup is not None
+    assert page.rows("train.lr") == [["train.lr", str(default.train.lr), "0.25"]]
+    assert page.rows("warmup.steps") == [["warmup.steps", str(default.warmup.steps), "\u2013"]]
+
+
+@pytest.mark.parametrize(
+    ("uri", "shown"),
+    [
+        ("sqlite:///mlflow.db", "run abc in sqlite:///mlflow.db"),
+        (
+            "http://me:secret@tracking:5000/",
+            "http://tracking:5000/#/experiments/7/runs/abc?workflowType=machine_learning",
+        ),
+        ("postgresql://me:secret@store/db", "run abc in postgresql://store/db"),
+    ],
+)
+def test_the_mlflow_run_is_named_without_a_password(tmp_path: Path, uri: str, shown: str) -> None:
+    record = {"uri": uri, "run_id": "abc", "experiment_id": "7", "identity": "", "finished": False}
+    (tmp_path / "mlflow.json").write_text(json.dumps(record))
+    page = Page(report(toy_pipeline(), tmp_path))
+    assert shown in page.text
+    assert "secret" not in page.source
+
+
+def test_curves_are_smoothed_by_the_mean_of_their_neighbours() -> None:
+    assert smoothing_window(9) == 1
+    assert smoothing_window(51) == 7
+    values = [(float(step), float(step % 2)) for step in range(1, 17)]
+    smooth = smoothed(values)  # over three steps
+    assert [step for step, _ in smooth] == [step for step, _ in values]
+    assert smooth[0][1] == pytest.approx(1 / 2)  # of 1 and 0: there is none before it
+    assert smooth[1][1] == pytest.approx(2 / 3)  # 1, 0, 1
+    assert smooth[2][1] == pytest.approx(1 / 3)
+
+
+def test_the_first_rate_does_not_cover_the_axis() -> None:
+    figure = Figure(figsize=(11.0, 3.8), layout="constrained")
+    axes = figure.subplots()
+    paint = success_over_steps(
+        training=[(1.0, 0.5), (2.0, 0.6)], quick=[], before=0.4, after=0.7, stages=[(1, 2, 10)]
+    )
+    paint(axes)
+    figure.draw_without_rendering()
+    (label,) = [text for text in axes.texts if text.get_text() == "40%"]
+    numbers = [tick.get_window_extent() for tick in axes.get_yticklabels()]
+    assert not any(label.get_window_extent().overlaps(number) for number in numbers)
+
+
+def test_a_finished_run_lacks_nothing(page: Page) -> None:
+    assert "missing" not in page.text

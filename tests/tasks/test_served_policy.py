@@ -1,0 +1,93 @@
+"""The policy that is being trained, served: addresses, and the door that is shut while weights change."""
+
+import asyncio
+import socket
+from pathlib import Path
+
+import openai
+import pytest
+
+from agents.types import SamplingParams
+from envs.errors import ConfigError
+from tasks.rollout.served_policy import Doorway, ServedAt, ServedPolicy
+from tests.support.gateway_toy import QUESTION, Gated, ask, client_of, tokenizer_with
+from tests.support.verl_toy import toy_pipeline
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port: int = server.getsockname()[1]
+        return port
+
+
+@pytest.mark.parametrize(("text", "host", "port"), [("8001", "127.0.0.1", 8001), ("0.0.0.0:9", "0.0.0.0", 9)])
+def test_an_address_is_a_port_or_a_host_and_a_port(
+    text: str, host: str, port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WINGSPAN_TOKEN", "secret")
+    assert ServedAt.read(text) == ServedAt(host=host, port=port, token="secret")
+
+
+@pytest.mark.parametrize("text", ["", "0", "65536", "eight", "http://127.0.0.1:8001/v1/", "-1"])
+def test_what_is_no_address_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match=r"is no PORT or HOST:PORT"):
+        ServedAt.read(text)
+
+
+def test_a_port_in_use_is_refused() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        taken = server.getsockname()[1]
+        with pytest.raises(ConfigError, match=f"cannot listen on 127.0.0.1:{taken}: .*choose another"):
+            ServedAt.read(str(taken)).check()
+    ServedAt.read(str(taken)).check()
+
+
+def test_who_comes_while_the_weights_change_waits_and_who_is_inside_is_waited_for() -> None:
+    async def work() -> None:
+        sampler = Gated(["One.", "Two."])
+        at = ServedAt(host="127.0.0.1", port=free_port(), token="secret")
+        served = ServedPolicy(
+            toy_pipeline(Path("none"), rollout__max_tokens_per_turn=50),
+            sampler=sampler,
+            tokenizer=tokenizer_with(),
+            at=at,
+        )
+        await served.start()
+        async with client_of(at.url, api_key="secret") as client, client_of(at.url) as nobody:
+            with pytest.raises(openai.AuthenticationError):
+                await ask(nobody, [QUESTION])
+            first = asyncio.create_task(ask(client, [QUESTION]))
+            await sampler.asked.wait()
+            pausing = asyncio.create_task(served.pause())
+            await asyncio.sleep(0.05)
+            second = asyncio.create_task(ask(client, [QUESTION]))
+            await asyncio.sleep(0.05)
+            assert not pausing.done()
+            sampler.opened.set()
+            await pausing
+            assert (await first).content == "One."
+            await asyncio.sleep(0.05)
+            assert not second.done()
+            await served.resume()
+            assert (await second).content == "One."  # a conversation of its own
+        await served.close()
+
+    asyncio.run(asyncio.wait_for(work(), 300))
+
+
+def test_who_has_left_is_waited_for_too() -> None:
+    async def work() -> None:
+        sampler = Gated(["One."])
+        door = Doorway(sampler)
+        params = SamplingParams(max_tokens=9)
+        asked = asyncio.create_task(door.sample([1], params=params, episode_id="e"))
+        await sampler.asked.wait()
+        asked.cancel()
+        shutting = asyncio.create_task(door.shut())
+        await asyncio.sleep(0.05)
+        assert asked.cancelled()
+        assert not shutting.done()  # the sampler is at work still
+        sampler.opened.set()
+        await shutting
+
+    asyncio.run(asyncio.wait_for(work(), 300))

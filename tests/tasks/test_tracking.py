@@ -1,0 +1,467 @@
+"""MLflow's record of a run, read back from a real SQLite store."""
+
+import getpass
+import hashlib
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tokenizers import Tokenizer
+from tokenizers.decoders import Fuse
+from tokenizers.models import WordLevel
+
+from agents.types import Completion, FinishReason, StopReason, Trajectory, Turn
+from envs.errors import ConfigError, WingspanError
+from envs.types import Item
+from flows.commands.runs import run_rows
+from tasks.config.parameters import changed_parameters, write_changes
+from tasks.config.pipelines import load_pipeline
+from tasks.config.settings import Pipeline
+from tasks.data.trajectories import write_trajectories
+from tasks.tracking.names import step_metric
+from tasks.tracking.recorded_runs import PID, PROCESSES, TIME, heartbeat, mark_gone
+from tasks.tracking.tracker import Tracker, check_tracking, connect, experiment_of, is_recorded
+
+PIPELINES = Path(__file__).parents[2] / "pipelines.yaml"
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """MLflow takes seconds to make a database: one for all tests, each with runs of its own."""
+    return tmp_path_factory.mktemp("mlflow")
+
+
+@pytest.fixture
+def workspace(store: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(store)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{store}/mlflow.db")
+    return Path("runs") / request.node.name
+
+
+@pytest.fixture
+def pipeline() -> Pipeline:
+    parts = {"textcraft": {}, "craft?easy=yes": {"env": "textcraft"}}
+    overrides = {"train.steps": 5, "train.steps_per_round": 2, "warmup.lr": 0.25, "data.parts": parts}
+    return load_pipeline("textcraft-cpu", overrides=overrides, file=PIPELINES)
+
+
+def write_step(workspace: Path, step: int) -> None:
+    file = workspace / "train" / "metrics.jsonl"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    numbers = {"success": step / 10, "stop_max_turns": 1, "envs_live/shop:text?actions=false": 3}
+    numbers |= {"kl": 0.5, "seconds": 2.0, "horizon": 10 + step // 3, "temperature": 1 - step / 10}
+    with file.open("a") as lines:
+        lines.write(json.dumps({"step": step, **numbers}) + "\n")
+
+
+def write_round(workspace: Path, index: int, *, steps: tuple[int, int]) -> None:
+    for step in range(steps[0], steps[1] + 1):
+        write_step(workspace, step)
+    file = workspace / "train" / "rounds" / f"{index:02}.json"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    ended = {"index": index, "first_step": steps[0], "last_step": steps[1], "seconds": 1.0}
+    file.write_text(json.dumps({**ended, "evaluation": {"success": 0.5 + index / 10}}))
+    for step in steps:
+        file = workspace / "train" / "trajectories" / f"step_{step:04d}.jsonl"
+        # Two chains of each of three items, of which the first is traced.
+        write_trajectories(file, [episode(item, chain=c) for item in range(3) for c in range(2)])
+
+
+def episode(index: int, *, chain: int = 0, **metrics: str) -> Trajectory:
+    """Of 10 s: two turns of 3 s of sampling and 1 s of the environment each."""
+    completion = Completion(
+        token_ids=[1, 2], logprobs=[-0.5, -0.5], finish_reason=FinishReason.STOP, policy_version=5
+    )
+    turns = [
+        Turn(
+            completion=completion,
+            text=f"Action: get {n}",
+            action=f"get {n}",
+            observation=f"Got {n}",
+            reward=0.0,
+            observation_ids=[7],
+            sampling_s=3.0,
+            env_s=1.0,
+        )
+        for n in (1, 2)
+    ]
+    return Trajectory(
+        item=Item(f"textcraft_{index}", "textcraft", metadata={"depth": 1}),
+        chain=chain,
+        prompt_ids=[1, 2, 3],
+        turns=turns,
+        stop_reason=StopReason.MAX_TURNS,
+        reward=0.0,
+        success=False,
+        seconds=10.0,
+        metrics=metrics,
+    )
+
+
+def write_results(workspace: Path, *, trajectories: int = 3, success: float = 0.75) -> None:
+    before = {"sampled": {"success": 0.25, "success_depth_2": 0.125}, "greedy": {"success": 0.5}}
+    after = {"sampled": {"success": success, "episodes": 8}, "greedy": {"success": 0.5}}
+    workspace.mkdir(parents=True, exist_ok=True)
+    (workspace / "evaluation.json").write_text(json.dumps({"before": before, "after": after}))
+    (workspace / "timing.json").write_text(json.dumps({"stages": {"train": 12.5}}))
+    (workspace / "report").mkdir()
+    (workspace / "report" / "index.html").write_text("<p>a report</p>")
+    (workspace / "policy").mkdir()
+    (workspace / "policy" / "config.json").write_text('{"model_type": "llama"}')
+    write_tokenizer(workspace / "policy")
+    played = [
+        episode(index, policy=policy, mode=mode)
+        for policy in ("before", "after")
+        for mode in ("sampled", "greedy")
+        for index in range(trajectories)
+    ]
+    write_trajectories(workspace / "evaluation_trajectories.jsonl", played)
+
+
+def write_tokenizer(folder: Path) -> None:
+    """Its tokens 1, 2 and 3 are two words, a blank line, and three words."""
+    words = {"<unk>": 0, "Play fair.": 1, "\n\n": 2, "Goal: a log": 3}
+    tokenizer = Tokenizer(WordLevel(words, unk_token="<unk>"))
+    tokenizer.decoder = Fuse()
+    folder.mkdir(parents=True, exist_ok=True)
+    tokenizer.save(str(folder / "tokenizer.json"))
+
+
+def runs_of(workspace: Path) -> tuple[Any, dict[int, Any]]:
+    """The parent run, and the rounds' runs by number."""
+    import mlflow
+
+    client = mlflow.MlflowClient()
+    parent = client.get_run(json.loads((workspace / "mlflow.json").read_text())["run_id"])
+    children = client.search_runs(
+        [parent.info.experiment_id], filter_string=f"tags.`mlflow.parentRunId` = '{parent.info.run_id}'"
+    )
+    return parent, {int(run.data.tags["round"]): run for run in children}
+
+
+def traces_of(workspace: Path) -> list[Any]:
+    import mlflow
+
+    parent, _ = runs_of(workspace)
+    found: list[Any] = mlflow.search_traces(
+        locations=[parent.info.experiment_id], run_id=parent.info.run_id, return_type="list"
+    )
+    return found
+
+
+def series(run: Any, key: str) -> list[tuple[int, float]]:
+    import mlflow
+
+    return sorted((m.step, m.value) for m in mlflow.MlflowClient().get_metric_history(run.info.run_id, key))
+
+
+def test_a_whole_run_is_recorded(workspace: Path, pipeline: Pipeline) -> None:
+    import mlflow
+
+    with Tracker("one", pipeline=pipeline, workspace=workspace) as tracker:
+        tracker.tag({"git.commit": "abc"})
+        for index, steps in enumerate([(1, 2), (3, 4), (5, 5)]):
+            write_round(workspace, index, steps=steps)
+            tracker.sync_training()
+        write_results(workspace)
+        (workspace / "train" / "prompt.md").write_text("Be brief.\n")
+        tracker.finish()
+    parent, rounds = runs_of(workspace)
+    assert parent.info.status == "FINISHED"
+    assert parent.data.tags["git.commit"] == "abc"
+    assert parent.data.params["warmup.lr"] == "0.25"
+    assert parent.data.params["data.parts.craft_easy_yes.env"] == "textcraft"
+    assert parent.data.params["horizon.rounds"] == str(pipeline.horizon.rounds)
+    assert series(parent, "rollout/success") == [(1, 0.1), (2, 0.2), (3, 0.3), (4, 0.4), (5, 0.5)]
+    assert parent.data.metrics["rollout/counts/stop_max_turns"] == 1
+    assert parent.data.metrics["train/kl"] == 0.5
+    assert parent.data.metrics["time/step"] == 2.0
+    assert parent.data.metrics["system/envs_live/shop:text_actions_false"] == 3.0
+    assert series(parent, "eval/quick/success") == [(2, 0.5), (4, 0.6), (5, 0.7)]
+    assert series(parent, "eval/sampled/success") == [(0, 0.25), (5, 0.75)]
+    assert series(parent, "eval/sampled/success_depth_2") == [(0, 0.125)]
+    assert parent.data.metrics["eval/sampled/counts/episodes"] == 8
+    assert parent.data.metrics["time/stages/train"] == 12.5
+    assert {n: series(run, "rollout/success") for n, run in rounds.items()} == {
+        1: [(1, 0.1), (2, 0.2)],
+        2: [(3, 0.3), (4, 0.4)],
+        3: [(5, 0.5)],
+    }
+    assert {run.info.status for run in rounds.values()} == {"FINISHED"}
+    assert is_recorded(workspace, pipeline=pipeline)
+
+    page = mlflow.artifacts.download_artifacts(run_id=parent.info.run_id, artifact_path="report/index.html")
+    assert Path(page).read_text() == "<p>a report</p>"
+    prompt = mlflow.artifacts.download_artifacts(run_id=parent.info.run_id, artifact_path="prompt.md")
+    assert Path(prompt).read_text() == "Be brief.\n"
+    policy = Path(mlflow.artifacts.download_artifacts("models:/one/1"))
+    assert json.loads((policy / "config.json").read_text()) == {"model_type": "llama"}
+
+
+def test_a_trace_shows_the_task_and_the_turns_with_the_times_they_took(
+    workspace: Path, pipeline: Pipeline
+) -> None:
+    write_round(workspace, 0, steps=(1, 2))
+    write_results(workspace, trajectories=30)
+    with Tracker("two", pipeline=pipeline, workspace=workspace) as tracker:
+        tracker.finish()
+    traces = {trace.info.tags["mlflow.traceName"]: trace for trace in traces_of(workspace)}
+    of_rounds = {f"step {step}, textcraft_{index}" for step in (1, 2) for index in (0, 1)}
+    assert of_rounds < set(traces)
+    for policy in ("before", "after"):
+        names = {name for name in traces if name.startswith(f"{policy} training, textcraft_")}
+        assert len(names) == 10
+        assert {traces[name].info.tags["policy"] for name in names} == {policy}
+    trace = traces["after training, textcraft_0"]
+    assert trace.info.tags["stop_reason"] == "max_turns"
+    assert trace.info.tags["depth"] == "1"
+    root, *spans = sorted(trace.data.spans, key=lambda span: span.start_time_ns)
+    assert root.inputs == {"task": "Goal: a log", "prompt": "Play fair.\n\nGoal: a log"}
+    assert [(s.span_type, (s.end_time_ns - s.start_time_ns) / 1e9) for s in (root, *spans)] == [
+        ("AGENT", pytest.approx(10)),
+        *[("CHAT_MODEL", pytest.approx(3)), ("TOOL", pytest.approx(1))] * 2,
+    ]
+    assert {span.parent_id for span in spans} == {root.span_id}
+    chat, tool, second, _ = spans
+    assert chat.inputs["messages"][0]["content"] == root.inputs["prompt"]
+    assert chat.outputs["choices"][0]["message"]["content"] == "Action: get 1"
+    assert (tool.inputs, tool.outputs) == ({"action": "get 1"}, "Got 1")
+    assert second.inputs["messages"][0]["content"] == "Got 1"
+    # The prompt's three tokens; for the second turn, also the two of the first and one of its answer.
+    assert [span.attributes["mlflow.chat.tokenUsage"]["input_tokens"] for span in (chat, second)] == [3, 6]
+    assessments = {one.name: one.feedback.value for one in trace.info.assessments}
+    assert assessments == {"success": False, "reward": 0.0}
+
+
+def test_no_trace_is_recorded_twice(workspace: Path, pipeline: Pipeline) -> None:
+    import mlflow
+
+    for _ in range(2):
+        with Tracker("seven", pipeline=pipeline, workspace=workspace) as tracker:
+            write_round(workspace, 0, steps=(1, 2))
+            tracker.sync_training()
+        _, rounds = runs_of(workspace)
+        mlflow.MlflowClient().update_run(
+            rounds[1].info.run_id, status="RUNNING"
+        )  # as if killed before the end
+    assert len(traces_of(workspace)) == 4
+
+
+def test_the_run_says_what_it_is_in_mlflow_s_own_columns(workspace: Path, pipeline: Pipeline) -> None:
+    import mlflow
+
+    default = load_pipeline("textcraft-cpu", file=PIPELINES)
+    changed = changed_parameters(pipeline, default=default)
+    assert changed["warmup.lr"] == (default.warmup and default.warmup.lr, 0.25)
+    write_changes(workspace, name="eight", changed=changed)
+    (workspace / "data").mkdir()
+    (workspace / "data" / "test.jsonl").write_text("{}\n{}\n")
+    with Tracker("eight", pipeline=pipeline, workspace=workspace) as tracker:
+        tracker.tag({"git.commit": "abc"})
+        write_round(workspace, 0, steps=(1, 2))
+        write_results(workspace)
+        tracker.finish()
+    parent, rounds = runs_of(workspace)
+    experiment = mlflow.get_experiment(parent.info.experiment_id)
+    assert experiment.tags["mlflow.experimentKind"] == "custom_model_development"
+    assert parent.data.tags["mlflow.source.name"] == "wingspan run eight"
+    assert parent.data.tags["mlflow.source.git.commit"] == "abc"
+    assert parent.data.tags["mlflow.user"] == getpass.getuser()
+    note = parent.data.tags["mlflow.note.content"]
+    assert "25.0% before, 75.0% after" in note
+    assert f"- `warmup.lr`: {default.warmup and default.warmup.lr} → 0.25" in note
+    assert f"runs/{parent.info.run_id}/artifacts/report/index.html" in note
+    (data,) = parent.inputs.dataset_inputs
+    assert data.dataset.digest == hashlib.md5(b"{}\n{}\n").hexdigest()
+    assert [(tag.key, tag.value) for tag in data.tags] == [("mlflow.data.context", "evaluation")]
+    assert rounds[1].data.params == {
+        "first_step": "1",
+        "last_step": "2",
+        "horizon": "10",
+        "temperature": "0.9 → 0.8",
+    }
+
+
+def test_the_best_version_is_the_champion(workspace: Path, pipeline: Pipeline) -> None:
+    import mlflow
+
+    client = mlflow.MlflowClient()
+    for number, (success, items, best) in enumerate(
+        [(0.5, "a", 1), (0.25, "a", 1), (0.75, "a", 3), (1.0, "b", 3)], start=1
+    ):
+        folder = workspace / str(number)
+        write_round(folder, 0, steps=(1, 2))
+        write_results(folder, success=success)
+        with Tracker("nine", pipeline=pipeline, workspace=folder) as tracker:
+            tracker.tag({"md5.data/test.jsonl": items, "git.commit": "abc"})
+            tracker.finish()
+        version = client.get_model_version("nine", str(number))
+        assert version.tags["success"] == f"{success:.4f}"
+        assert version.tags["base_model"] == "models/textcraft-base"
+        assert version.tags["git.commit"] == "abc"
+        assert "Success on the test split: 25.0% before" in version.description
+        assert int(client.get_model_version_by_alias("nine", "champion").version) == best
+
+
+def test_a_killed_run_goes_on_and_counts_no_step_twice(workspace: Path, pipeline: Pipeline) -> None:
+    import mlflow
+
+    with Tracker("three", pipeline=pipeline, workspace=workspace) as tracker:
+        write_round(workspace, 0, steps=(1, 2))
+        tracker.sync_training()
+    parent, rounds = runs_of(workspace)
+    # The kill came after the metrics of round 1 and before its run was closed.
+    mlflow.MlflowClient().update_run(rounds[1].info.run_id, status="RUNNING")
+    with Tracker("three", pipeline=pipeline, workspace=workspace) as tracker:
+        write_round(workspace, 1, steps=(3, 4))
+        tracker.sync_training()
+    again, rounds = runs_of(workspace)
+    assert again.info.run_id == parent.info.run_id
+    assert [step for step, _ in series(again, "rollout/success")] == [1, 2, 3, 4]
+    assert sorted(rounds) == [1, 2]
+    assert [step for step, _ in series(rounds[1], "rollout/success")] == [1, 2]
+
+
+def test_other_parameters_are_another_run(workspace: Path, pipeline: Pipeline) -> None:
+    with Tracker("four", pipeline=pipeline, workspace=workspace):
+        pass
+    first, _ = runs_of(workspace)
+    other = pipeline.model_copy(update={"seed": 9})
+    with Tracker("four", pipeline=other, workspace=workspace):
+        pass
+    second, _ = runs_of(workspace)
+    assert second.info.run_id != first.info.run_id
+    assert second.data.params["seed"] == "9"
+
+
+def test_a_run_that_fails_is_marked_and_its_error_is_kept(workspace: Path, pipeline: Pipeline) -> None:
+    with pytest.raises(ZeroDivisionError), Tracker("five", pipeline=pipeline, workspace=workspace):
+        _ = 1 / 0
+    parent, _ = runs_of(workspace)
+    assert parent.info.status == "FAILED"
+
+
+def test_a_run_that_is_stopped_is_killed_and_so_is_its_open_round(
+    workspace: Path, pipeline: Pipeline
+) -> None:
+    import mlflow
+
+    with Tracker("seven", pipeline=pipeline, workspace=workspace) as tracker:
+        write_round(workspace, 0, steps=(1, 2))
+        write_round(workspace, 1, steps=(3, 4))
+        tracker.sync_training()
+    mlflow.MlflowClient().update_run(runs_of(workspace)[1][2].info.run_id, status="RUNNING")
+    tracker = Tracker("seven", pipeline=pipeline, workspace=workspace)
+    time.sleep(0.1)  # connecting has begun
+    with pytest.raises(KeyboardInterrupt), tracker:
+        raise KeyboardInterrupt
+    parent, rounds = runs_of(workspace)
+    assert parent.info.status == "KILLED"
+    assert [rounds[number].info.status for number in (1, 2)] == ["FINISHED", "KILLED"]
+
+
+def test_runs_whose_process_is_gone_are_killed_and_others_are_not(
+    workspace: Path, pipeline: Pipeline
+) -> None:
+    code = (
+        "import sys, time; from pathlib import Path; from tasks.config.pipelines import load_pipeline; "
+        "from tasks.tracking.tracker import Tracker\n"
+        f"pipeline = load_pipeline('textcraft-cpu', file=Path({str(PIPELINES)!r}))\n"
+        "with Tracker('x', pipeline=pipeline, workspace=Path(sys.argv[1])): time.sleep(1000)\n"
+    )
+    names = ("dead", "alive", "elsewhere", "silent")
+    places = {name: workspace / name for name in names}
+    processes = {
+        name: subprocess.Popen(
+            [sys.executable, "-c", code, str(places[name])],
+            env=os.environ | {"PYTHONPATH": str(PIPELINES.parent)},
+        )
+        for name in ("dead", "alive")
+    }
+    try:
+        while not all((places[name] / "mlflow.json").exists() for name in processes):
+            assert all(process.poll() is None for process in processes.values())
+            time.sleep(0.1)
+        client = connect()
+        experiment = experiment_of(client)
+        while not all(PID in runs_of(places[name])[0].data.tags for name in processes):
+            time.sleep(0.1)
+        processes["dead"].kill()
+        processes["dead"].wait()
+        for name, age in (("elsewhere", 60), ("silent", 3600)):
+            run = client.create_run(experiment, run_name=name)
+            tags = heartbeat() | {PROCESSES: "of another machine", PID: "1", TIME: str(time.time() - age)}
+            for key, value in tags.items():
+                client.set_tag(run.info.run_id, key, value)
+            places[name].mkdir(parents=True)
+            (places[name] / "mlflow.json").write_text(json.dumps({"run_id": run.info.run_id}))
+        mark_gone(client, experiment_id=experiment)
+        found = {name: runs_of(place)[0].info.status for name, place in places.items()}
+        assert found == {"dead": "KILLED", "alive": "RUNNING", "elsewhere": "RUNNING", "silent": "KILLED"}
+        rows = {row[0]: row for row in run_rows()}
+        assert rows["dead"][1] == "killed"
+        assert rows["alive"][1] == "running"
+    finally:
+        for process in processes.values():
+            process.kill()
+            process.wait()
+
+
+def test_a_record_that_cannot_be_written_is_told_at_the_end(workspace: Path, pipeline: Pipeline) -> None:
+    told = pytest.raises(WingspanError, match=r"incomplete .*evaluation\.json")
+    with told, Tracker("six", pipeline=pipeline, workspace=workspace) as tracker:
+        tracker.finish()  # nothing was evaluated
+    assert not is_recorded(workspace, pipeline=pipeline)
+
+
+def test_a_server_that_does_not_answer_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
+    with pytest.raises(ConfigError, match=r"MLFLOW_TRACKING_URI=http://127\.0\.0\.1:9 .*mlflow\.db"):
+        check_tracking()
+
+
+def test_two_first_runs_at_once_make_one_database(tmp_path: Path) -> None:
+    code = (
+        "import sys; from pathlib import Path; from tasks.config.pipelines import load_pipeline; "
+        "from tasks.tracking.tracker import Tracker\n"
+        f"pipeline = load_pipeline('textcraft-cpu', file=Path({str(PIPELINES)!r}))\n"
+        "with Tracker('x', pipeline=pipeline, workspace=Path(sys.argv[1])): pass\n"
+    )
+    environment = os.environ | {"MLFLOW_TRACKING_URI": f"sqlite:///{tmp_path}/mlflow.db"}
+    both = [
+        subprocess.Popen(
+            [sys.executable, "-c", code, str(tmp_path / name)],
+            cwd=tmp_path,
+            env=environment | {"PYTHONPATH": str(PIPELINES.parent)},
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for name in "ab"
+    ]
+    told = [process.communicate()[1] for process in both]
+    assert [process.returncode for process in both] == [0, 0], told
+    assert not any("MLflow:" in text for text in told), told
+
+
+@pytest.mark.parametrize(
+    ("key", "name"),
+    [
+        ("success_depth_2", "rollout/success_depth_2"),
+        ("tool_calls/search", "rollout/tool_calls/search"),
+        ("dropped_EnvCrashed", "rollout/counts/dropped_EnvCrashed"),
+        ("kl_reference", "train/kl_reference"),
+        ("rollout_probs_diff_max", "train/rollout_probs_diff_max"),
+        ("importance_capped", "train/importance_capped"),
+        ("horizon_rooms", "train/horizon_rooms"),
+        ("seconds_weight_sync", "time/weight_sync"),
+        ("tokens_per_s", "time/tokens_per_s"),
+        ("env_step_seconds/shop:text?a=b", "time/env_step/shop:text_a_b"),
+    ],
+)
+def test_a_metric_is_in_the_section_of_its_kind(key: str, name: str) -> None:
+    assert step_metric(key) == name

@@ -1,0 +1,122 @@
+"""What a training session does without starting anything: refusals, and finished rounds."""
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+
+from envs.errors import ConfigError, WingspanError
+from tasks.data.items import write_items
+from tasks.stages.train import RoundResult, TrainSession, _drop_steps_after, _in_short
+from tasks.verl import checkpoints
+from tasks.verl.actor import StepRecord
+from tasks.verl.config import check_pipeline
+from tests.support.verl_toy import toy_items, toy_pipeline
+
+WARMUP = {"demonstrations": 1, "noise": 0.0, "steps": 1, "batch_size": 1, "lr": 1e-3}
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        ({"backend": {"device": "cpu", "rollout": "vllm"}}, "use cpu with cpu"),
+        ({"train__micro_batch_tokens": 100}, "train.micro_batch_tokens 100"),
+        ({"train__mini_batches": 5}, "train.mini_batches 5"),
+        ({"backend": {"device": "cuda", "rollout": "vllm", "workers": 3, "tensor_parallel": 2}}, "workers 3"),
+        ({"backend": {"device": "cuda", "rollout": "vllm"}, "rollout__top_p": 0.9}, "top_p 0.9"),
+        ({"backend": {"device": "cuda", "rollout": "vllm", "samplers": 2}}, "samplers 2"),
+    ],
+)
+def test_settings_that_contradict_each_other_are_refused(overrides: dict[str, object], said: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        check_pipeline(toy_pipeline(Path("m"), **overrides))
+    assert said in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_finished_rounds_are_read_and_nothing_starts(tmp_path: Path) -> None:
+    done = RoundResult(index=0, first_step=1, last_step=2, evaluation={"success": 0.5}, seconds=1.0)
+    path = tmp_path / "train" / "rounds" / "00.json"
+    path.parent.mkdir(parents=True)
+    path.write_text(json.dumps(asdict(done)))
+    (tmp_path / "train" / "checkpoints" / "global_step_2").mkdir(parents=True)
+    checkpoints.mark_complete(tmp_path / "train" / "checkpoints", step=2)
+    with TrainSession(toy_pipeline(Path("m")), tmp_path) as session:
+        assert session.rounds == 2
+        assert session.run_round(0) == done
+
+
+def test_the_last_round_is_as_long_as_the_steps_that_are_left(tmp_path: Path) -> None:
+    with TrainSession(toy_pipeline(Path("m"), train__steps=5), tmp_path) as session:
+        assert session.rounds == 3
+
+
+def test_metrics_are_cut_to_the_steps_of_the_checkpoint(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    lines = [json.dumps({"step": step, "loss": 0.5}) + "\n" for step in (1, 2, 3, 4)]
+    path.write_text("".join(lines) + '{"step": 5, "lo')
+    _drop_steps_after(path, 3)
+    assert path.read_text() == "".join(lines[:3])
+    _drop_steps_after(path, 0)
+    assert path.read_text() == ""
+    _drop_steps_after(tmp_path / "absent.jsonl", 3)
+
+
+def test_a_step_that_nobody_wrote_down_is_in_its_checkpoint(tmp_path: Path) -> None:
+    """The training process saves a step before the session hears of it, which may be killed in between."""
+    file = tmp_path / "train" / "metrics.jsonl"
+    checkpoint = tmp_path / "train" / "checkpoints" / "global_step_2"
+    checkpoint.mkdir(parents=True)
+    StepRecord(step=2, metrics={"success": 0.5}, trajectories=[], saved=True).write(checkpoint)
+    file.write_text(json.dumps({"step": 1, "success": 0.25}) + "\n")
+    for _ in range(2):
+        with TrainSession(toy_pipeline(Path("m")), tmp_path) as session:
+            session._step = 2
+            session._write_missing_step()
+    steps = [json.loads(line) for line in file.read_text().splitlines()]
+    assert steps == [{"step": 1, "success": 0.25}, {"step": 2, "success": 0.5}]
+
+
+def test_an_export_without_a_checkpoint_is_refused(tmp_path: Path) -> None:
+    with (
+        TrainSession(toy_pipeline(Path("m")), tmp_path) as session,
+        pytest.raises(WingspanError, match="no whole"),
+    ):
+        session.export()
+
+
+def test_missing_files_are_named_before_anything_is_started(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="prepare"):
+        TrainSession(toy_pipeline(Path("m")), tmp_path).run_round(0)
+    write_items(tmp_path / "data" / "train.jsonl", toy_items(4))
+    with pytest.raises(ConfigError, match="warm-up"):
+        TrainSession(toy_pipeline(Path("m"), warmup=WARMUP), tmp_path).run_round(0)
+
+
+def test_rounds_after_the_checkpoint_that_is_resumed_are_not_believed(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = tmp_path / "train"
+    for index, last in ((0, 2), (1, 4)):
+        checkpoint = folder / "checkpoints" / f"global_step_{last}"
+        checkpoint.mkdir(parents=True)
+        (checkpoint / "weights").write_bytes(bytes(100))
+        checkpoints.mark_complete(folder / "checkpoints", step=last)
+        done = RoundResult(index=index, first_step=last - 1, last_step=last, evaluation={}, seconds=1.0)
+        (folder / "rounds").mkdir(exist_ok=True)
+        (folder / "rounds" / f"{index:02d}.json").write_text(json.dumps(asdict(done)))
+    (folder / "metrics.jsonl").write_text("".join(json.dumps({"step": n}) + "\n" for n in (1, 2, 3, 4)))
+    (folder / "checkpoints" / "global_step_4" / "weights").write_bytes(b"")
+    with TrainSession(toy_pipeline(Path("m")), tmp_path) as session:
+        assert session.run_round(0).last_step == 2
+    assert not (folder / "rounds" / "01.json").exists()
+    assert (folder / "metrics.jsonl").read_text() == '{"step": 1}\n{"step": 2}\n'
+    assert "goes back to step 2" in caplog.text
+    assert "weights has 0 of 100 bytes" in caplog.text
+
+
+def test_a_remote_traceback_in_an_error_is_cut_to_its_cause() -> None:
+    remote = "\x1b[36mray::Worker.update()\x1b[39m (pid=7)\n  File \"x.py\", line 3\nKeyError: 'x'\n"
+    assert _in_short(RuntimeError(remote)) == "RuntimeError: KeyError: 'x'"
+    assert _in_short(RuntimeError("two\n lines")) == "RuntimeError: two lines"

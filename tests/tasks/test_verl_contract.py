@@ -1,0 +1,230 @@
+"""What this project takes from verl 0.9.1 is there and has the expected shape; imports the real verl.
+
+Every name that `tasks/verl/cpu`, `tasks/verl/trainer.py`, `tasks/verl/rollout.py` and `tasks/verl/sft.py`
+replace or rely on without verl promising it. A failure here after an upgrade says where to look.
+"""
+
+import inspect
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from agents.types import Completion, FinishReason, StopReason, Trajectory, Turn
+from envs.errors import ConfigError
+from envs.types import Item
+from tasks.config.pipelines import load_pipeline
+from tasks.verl.config import verl_config
+
+
+def parameters(function: Any) -> list[str]:
+    return list(inspect.signature(function).parameters)
+
+
+def test_the_platform_answers_and_is_never_found_by_probing(verl: ModuleType) -> None:
+    from verl.plugin.platform import get_platform
+    from verl.plugin.platform.platform_base import PlatformBase
+
+    from tasks.verl.cpu.platform import PlatformCpu
+
+    assert isinstance(get_platform(), PlatformCpu)
+    assert not PlatformCpu.__abstractmethods__
+    assert PlatformCpu().is_platform_available(use_smi_check=True) is False
+    assert issubclass(PlatformCpu, PlatformBase)
+
+
+def test_patches_reached_the_modules_that_use_them(verl: ModuleType) -> None:
+    import verl.utils.distributed as distributed
+    import verl.utils.model as model
+    from verl.workers import engine_workers
+    from verl.workers.engine.fsdp import transformer_impl
+
+    from tasks.verl.cpu import engine, patches
+
+    assert engine_workers.initialize_global_process_group_ray is patches.init_process_group_ray
+    assert distributed.initialize_global_process_group is patches.init_process_group
+    assert transformer_impl.CPUOffloadPolicy is patches.UnpinnedOffloadPolicy
+    assert transformer_impl.prepare_micro_batches is engine.split_by_prompt
+    assert "load_valuehead_model(" in inspect.getsource(transformer_impl.FSDPEngine._build_module)
+    assert parameters(model.load_valuehead_model)[:3] == ["local_path", "torch_dtype", "model_config"]
+
+
+def test_engine_is_chosen_for_the_cpu_and_overrides_what_exists(verl: ModuleType) -> None:
+    from verl.workers.engine.base import EngineRegistry
+    from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead
+
+    from tasks.verl.cpu.engine import CpuEngine
+
+    assert EngineRegistry.get_engine_cls("language_model", "fsdp2") is CpuEngine
+    for method in ("initialize", "prepare_model_inputs", "prepare_model_outputs"):
+        assert parameters(getattr(CpuEngine, method)) == parameters(getattr(FSDPEngineWithLMHead, method))
+
+
+def test_rollout_backend_has_every_method_that_verl_calls(verl: ModuleType) -> None:
+    from verl.workers.rollout.base import BaseRollout, get_rollout_class
+    from verl.workers.rollout.llm_server import LLMServerClient, LLMServerManager
+    from verl.workers.rollout.replica import RolloutReplica, get_rollout_replica_class
+
+    from tasks.verl.cpu import rollout
+
+    assert get_rollout_class("cpu") is rollout.CpuRollout
+    assert get_rollout_replica_class("cpu") is rollout.CpuReplica
+    assert not rollout.CpuReplica.__abstractmethods__
+    assert not rollout.CpuRollout.__abstractmethods__
+    assert {"weights", "wire_format"} <= set(parameters(BaseRollout.update_weights))
+    assert LLMServerManager.get_client is rollout._get_client
+    assert LLMServerManager._init_global_load_balancer is rollout._init_load_balancer
+    assert parameters(rollout._verl_get_client)[:2] == ["self", "client_cls"]
+    assert parameters(LLMServerClient.generate)[:4] == ["self", "request_id", "prompt_ids", "sampling_params"]
+    assert {"wake_up", "sleep", "clear_kv_cache", "max_concurrency"} <= set(dir(RolloutReplica))
+
+
+def test_what_gpus_need_of_verl_is_where_it_is_replaced(verl: ModuleType) -> None:
+    from verl.utils import fsdp_utils
+    from verl.workers.rollout.llm_server import LLMServerClient
+
+    assert parameters(fsdp_utils._select_fsdp2_wrap_targets) == [
+        "model",
+        "fsdp_transformer_layer_cls_to_wrap",
+    ]
+    assert "_select_fsdp2_wrap_targets(" in inspect.getsource(fsdp_utils.apply_fsdp2)
+    asked = inspect.getsource(LLMServerClient.generate)
+    assert "server_id, server = await self._acquire_server(" in asked
+    assert "await server.generate.remote(" in asked
+
+
+def test_trainer_overrides_what_exists(verl: ModuleType) -> None:
+    from verl.trainer.ppo.v1.trainer_base import PPOTrainer
+    from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
+
+    from tasks.verl.trainer import StepTrainer, update_options
+
+    for method in ("init", "_step_once", "_get_required_batch_multiple", "_update_actor"):
+        assert parameters(getattr(StepTrainer, method)) == parameters(getattr(PPOTrainer, method))
+    assert parameters(PPOTrainer.step) == ["self", "metrics", "timing_raw"]
+    assert parameters(PPOTrainerSync.on_step_end) == ["self"]
+    # The order in which `run_step` and the rollout manager rely on them.
+    source = inspect.getsource(PPOTrainer.step)
+    assert source.index("self.prepare_step()") < source.index("self._step_once(")
+    assert "self.agent_loop_manager.generate_sequences(batch)" in inspect.getsource(
+        PPOTrainer._submit_batch_to_rollout
+    )
+    update = inspect.getsource(PPOTrainer._update_actor)
+    ours = inspect.getsource(update_options)
+    for key in ("calculate_entropy", "distillation_use_topk", "distillation_only", "global_batch_size"):
+        assert f'"{key}"' in update
+        assert f'"{key}"' in ours
+
+
+def test_verl_writes_its_tracker_after_the_checkpoint(verl: ModuleType) -> None:
+    from verl.trainer.ppo.v1.trainer_base import PPOTrainer
+
+    source = inspect.getsource(PPOTrainer._save_checkpoint)
+    assert source.index("actor_rollout_wg.save_checkpoint") < source.index(
+        "latest_checkpointed_iteration.txt"
+    )
+
+
+def test_another_version_of_verl_is_refused(verl: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    from tasks.verl.cpu import plugin
+
+    monkeypatch.setattr(plugin, "VERL_VERSION", "0.9.2")
+    with pytest.raises(ConfigError, match=r"verl 0\.9\.1 is installed.*0\.9\.2"):
+        plugin.activate()
+
+
+@pytest.mark.parametrize("name", ["textcraft-cpu", "textcraft-qwen2.5-3b"])
+def test_shipped_pipelines_make_configurations_that_verl_accepts(
+    verl: ModuleType, name: str, tmp_path: Any
+) -> None:
+    from verl.utils.config import omega_conf_to_dataclass, validate_config
+
+    pipeline = load_pipeline(name)
+    config = verl_config(
+        pipeline, model="some/model", items=tmp_path / "train.jsonl", checkpoints=tmp_path / "checkpoints"
+    )
+    with_reference = pipeline.train.kl_loss_coef > 0
+    validate_config(config, use_reference_policy=with_reference, use_critic=False)
+    rollout = omega_conf_to_dataclass(config.actor_rollout_ref.rollout)
+    actor = omega_conf_to_dataclass(config.actor_rollout_ref.actor)
+    omega_conf_to_dataclass(config.algorithm)
+    assert rollout.name == pipeline.backend.rollout
+    assert rollout.max_model_len == pipeline.rollout.context_length
+    assert actor.engine.strategy == "fsdp2"
+    assert actor.optim.lr == pipeline.train.lr
+    assert (actor.use_kl_loss, actor.kl_loss_type) == (with_reference, "low_var_kl")
+    assert actor.ppo_max_token_len_per_gpu == pipeline.train.micro_batch_tokens
+    assert config.trainer.n_gpus_per_node == pipeline.backend.workers
+
+
+def test_the_gpu_pipeline_runs_vllm_in_bf16_over_packed_rows(tmp_path: Any) -> None:
+    config = verl_config(
+        load_pipeline("textcraft-qwen2.5-3b"), model="m", items=tmp_path, checkpoints=tmp_path
+    )
+    model, rollout = config.actor_rollout_ref.model, config.actor_rollout_ref.rollout
+    assert (rollout.name, rollout.dtype, rollout.tensor_model_parallel_size) == ("vllm", "bfloat16", 1)
+    assert model.use_remove_padding
+    assert model.enable_gradient_checkpointing
+    assert model.override_config.attn_implementation == "sdpa"  # flash-attn is not among the CPU's packages
+    assert model.use_fused_kernels
+    assert not config.algorithm.rollout_correction.bypass_mode
+
+
+def test_grpo_advantages_by_hand(verl: ModuleType) -> None:
+    """(r - mean) / (std + 1e-6) over the group, on action tokens only; groups do not mix."""
+    import numpy as np
+    import torch
+    from verl import DataProto
+    from verl.trainer.ppo.v1.utils import compute_advantage_for_multi_trajectories
+
+    from tasks.verl.rows import fields_of, rows_of
+
+    rewards = {"a": [1.0, 0.0, 0.0, 1.0], "b": [1.0, 0.25]}
+    rows = [
+        row
+        for uid, group in rewards.items()
+        for row in rows_of(uid, [trajectory(r, chain=i) for i, r in enumerate(group)])
+    ]
+    fields = fields_of(rows)
+    data = DataProto(batch=fields.select("response_mask", "rm_scores").to_padded_tensor())
+    data.batch["token_level_rewards"] = data.batch["rm_scores"]
+    data.non_tensor_batch["uid"] = np.array([row.uid for row in rows], dtype=object)
+    keys = [row.key for row in rows]
+    advantages = compute_advantage_for_multi_trajectories(data, batch_keys=keys, adv_estimator="grpo").batch[
+        "advantages"
+    ]
+    # a: mean .5, sample std sqrt(1/3); b: mean .625, sample std .75/sqrt(2)
+    expected = [0.5, -0.5, -0.5, 0.5]
+    expected = [x / (3**-0.5 + 1e-6) for x in expected] + [
+        x / (0.75 / 2**0.5 + 1e-6) for x in (0.375, -0.375)
+    ]
+    mask = torch.tensor([1.0, 1.0, 0.0, 0.0, 1.0])  # two sampled, two observed, one sampled
+    torch.testing.assert_close(advantages, torch.tensor(expected)[:, None] * mask)
+
+
+def trajectory(reward: float, *, chain: int) -> Trajectory:
+    """Turns of 2 and 1 tokens with an observation of 2 between."""
+
+    def turn(ids: list[int], observed: list[int], reward: float) -> Turn:
+        completion = Completion(
+            token_ids=ids, logprobs=[-1.0] * len(ids), finish_reason=FinishReason.STOP, policy_version=3
+        )
+        return Turn(
+            completion=completion,
+            text="",
+            action="",
+            observation="",
+            reward=reward,
+            observation_ids=observed,
+        )
+
+    return Trajectory(
+        item=Item(item_id="x_0", env="x"),
+        chain=chain,
+        prompt_ids=[1, 2, 3],
+        turns=[turn([4, 5], [6, 7], 0.0), turn([8], [], reward)],
+        stop_reason=StopReason.TERMINATED,
+        reward=reward,
+        success=reward == 1.0,
+        seconds=0.0,
+    )

@@ -1,0 +1,250 @@
+"""verl's update in this process, against a loop over whole trajectories that knows of no rows."""
+
+import random
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import fmean, stdev
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from agents.types import Completion, FinishReason, StopReason, Trajectory, Turn
+from envs.types import Item
+from tasks.config.settings import Pipeline
+from tasks.verl.rows import has_gradient_without_advantage, rows_of
+from tests.support.tiny_model import save_tiny_model
+from tests.support.verl_toy import toy_pipeline
+from tests.support.verl_update import policy_worker, update
+
+torch = pytest.importorskip("torch")
+
+Groups = list[list[Trajectory]]
+
+CLIP, KL_COEF, ENTROPY_COEF, TEMPERATURE = 0.2, 0.05, 0.02, 1.3
+SEGMENTS = ((1, 1, 2, 1), (3, 1, 3, 2))
+"""Of each trajectory of each group: 14 rows, and the 7th is in the middle of a trajectory."""
+REWARDS = ((1.0, 0.0, 0.25, 0.0), (0.0, 1.0, 1.0, 0.0))
+PLAYED = 16
+"""Episodes of a step, of which 8 are trained on."""
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tiny_model(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="module")
+def worker(verl: ModuleType, model: Path) -> Iterator[Any]:
+    with policy_worker(pipeline(), model) as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def groups(model: Path) -> Groups:
+    """Sampled by a policy near the one that is trained: ratios are not 1, and some are clipped."""
+    return played(model, SEGMENTS, REWARDS)
+
+
+def pipeline(**train: Any) -> Pipeline:
+    """A micro-batch holds a few rows; the rate is so small that mini-batches meet the same weights."""
+    options = {
+        "mini_batches": 1,
+        "micro_batch_tokens": 160,
+        "lr": 1e-12,
+        "clip_ratio": CLIP,
+        "kl_loss_coef": KL_COEF,
+        "entropy_coef": ENTROPY_COEF,
+    } | train
+    return toy_pipeline(
+        Path("model"),
+        rollout__temperature=TEMPERATURE,
+        **{f"train__{name}": v for name, v in options.items()},
+    )
+
+
+def test_every_trajectory_weighs_the_same(worker: Any, model: Path, groups: Groups) -> None:
+    reference = nearby(groups, seed=3)
+    expected = loss_by_hand(model, groups, reference)
+    found = update(worker, pipeline(), groups, reference=reference)
+    assert sum(found["actor/pg_loss"]) == pytest.approx(expected.policy, abs=1e-7)
+    assert sum(found["kl_loss"]) == pytest.approx(expected.kl, rel=1e-5)
+    assert sum(found["actor/entropy_loss"]) == pytest.approx(expected.entropy, rel=1e-5)
+    assert found["grad_norm"] == pytest.approx([expected.grad_norm], rel=1e-5)
+    assert 0 < fmean(found["actor/pg_clipfrac"]) < 1
+
+
+def test_mini_batches_may_separate_a_trajectory(worker: Any, model: Path, groups: Groups) -> None:
+    rows = [row for group in groups for row in rows_of("uid", group)]
+    assert rows[6].trajectory is rows[7].trajectory, "the first of two mini-batches ends within a trajectory"
+    reference = nearby(groups, seed=3)
+    expected = loss_by_hand(model, groups, reference)
+    found = update(worker, pipeline(mini_batches=2), groups, reference=reference)
+    assert len(found["grad_norm"]) == 2
+    # each is divided by the half of the episodes that were played
+    assert sum(found["actor/pg_loss"]) / 2 == pytest.approx(expected.policy, abs=1e-7)
+    assert sum(found["kl_loss"]) / 2 == pytest.approx(expected.kl, rel=1e-5)
+    assert sum(found["actor/entropy_loss"]) / 2 == pytest.approx(expected.entropy, rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    "coefficients",
+    [
+        {"kl_loss_coef": 0.0, "entropy_coef": 0.0},
+        {"kl_loss_coef": 0.0, "entropy_coef": ENTROPY_COEF},
+        {"kl_loss_coef": KL_COEF, "entropy_coef": 0.0},
+        {"kl_loss_coef": KL_COEF, "entropy_coef": ENTROPY_COEF},
+    ],
+)
+def test_groups_of_equal_rewards_are_left_out_where_their_gradient_is_zero(
+    worker: Any, model: Path, coefficients: dict[str, float]
+) -> None:
+    settings = pipeline(**coefficients)
+    equal = played(model, ((1, 2),), ((1.0, 1.0),))
+    reference = nearby(equal, seed=3) if coefficients["kl_loss_coef"] else None
+    [grad_norm] = update(worker, settings, equal, reference=reference)["grad_norm"]
+    assert has_gradient_without_advantage(settings.train) == (grad_norm > 0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loss:
+    policy: float
+    kl: float
+    entropy: float
+    grad_norm: float
+
+
+def loss_by_hand(model: Path, groups: Groups, reference: Groups) -> Loss:
+    """In float64, each turn by itself: the mean over a trajectory's sampled tokens, summed, by `PLAYED`."""
+    policy = exact(model)
+    sums = {"policy": torch.zeros(()), "kl": torch.zeros(()), "entropy": torch.zeros(())}
+    for group, references in zip(groups, reference, strict=True):
+        rewards = [t.reward for t in group]
+        for trajectory, other in zip(group, references, strict=True):
+            advantage = (trajectory.reward - fmean(rewards)) / (stdev(rewards) + 1e-6)
+            per_token: dict[str, list[Any]] = {name: [] for name in sums}
+            for (context, turn), (_, known) in zip(turns_of(trajectory), turns_of(other), strict=True):
+                distribution = next_tokens(policy, context, turn.completion.token_ids)
+                log_probs = taken(distribution, turn.completion.token_ids)
+                ratio = (log_probs - torch.tensor(turn.completion.logprobs)).exp()
+                clipped = ratio.clamp(1 - CLIP, 1 + CLIP)
+                per_token["policy"].append(-torch.minimum(ratio * advantage, clipped * advantage))
+                gap = torch.tensor(known.completion.logprobs) - log_probs
+                per_token["kl"].append(gap.exp() - gap - 1)  # k3
+                per_token["entropy"].append(-(distribution.exp() * distribution).sum(-1))
+            for name, values in per_token.items():
+                sums[name] = sums[name] + torch.cat(values).mean() / PLAYED
+    loss = sums["policy"] + KL_COEF * sums["kl"] - ENTROPY_COEF * sums["entropy"]
+    loss.backward()
+    squares = [p.grad.square().sum() for p in policy.parameters()]
+    values = {name: value.item() for name, value in sums.items()}
+    return Loss(grad_norm=sum(squares).item() ** 0.5, **values)
+
+
+def turns_of(trajectory: Trajectory) -> Iterator[tuple[list[int], Turn]]:
+    """Each turn, with all tokens that it was sampled on."""
+    context = trajectory.prompt_ids
+    for turn in trajectory.turns:
+        context = context if turn.prompt_ids is None else turn.prompt_ids
+        yield context, turn
+        context = context + turn.completion.token_ids + turn.observation_ids
+
+
+def exact(model: Path) -> Any:
+    from transformers import AutoModelForCausalLM
+
+    return AutoModelForCausalLM.from_pretrained(model, attn_implementation="eager", dtype=torch.float64)
+
+
+def next_tokens(policy: Any, context: list[int], sampled: list[int]) -> Any:
+    """[C, V]: log-probs at the places of `sampled`."""
+    logits = policy(torch.tensor([context + sampled])).logits[0, len(context) - 1 : -1]
+    return (logits / TEMPERATURE).log_softmax(-1)
+
+
+def taken(distribution: Any, sampled: list[int]) -> Any:
+    """[C]: those of `sampled`."""
+    return distribution.gather(1, torch.tensor(sampled)[:, None])[:, 0]
+
+
+def played(model: Path, segments: Sequence[Sequence[int]], rewards: Sequence[Sequence[float]]) -> Groups:
+    """Random trajectories, in each group one with so many segments for each number."""
+    rng = random.Random(7)
+    groups = [
+        [
+            random_trajectory(rng, group=group, chain=chain, segments=count, reward=rewards[group][chain])
+            for chain, count in enumerate(counts)
+        ]
+        for group, counts in enumerate(segments)
+    ]
+    policy = exact(model)
+
+    def log_probs(context: list[int], sampled: list[int]) -> list[float]:
+        with torch.no_grad():
+            found: list[float] = taken(next_tokens(policy, context, sampled), sampled).tolist()
+        return [x + rng.gauss(0.0, 0.2) for x in found]
+
+    return [[with_log_probs(t, log_probs) for t in group] for group in groups]
+
+
+def nearby(groups: Groups, *, seed: int) -> Groups:
+    """The same tokens with the log-probs of another policy."""
+    rng = random.Random(seed)
+    known = {id(turn.completion.token_ids): turn for group in groups for t in group for turn in t.turns}
+
+    def log_probs(context: list[int], sampled: list[int]) -> list[float]:
+        return [x + rng.gauss(0.0, 0.3) for x in known[id(sampled)].completion.logprobs]
+
+    return [[with_log_probs(t, log_probs) for t in group] for group in groups]
+
+
+def with_log_probs(
+    trajectory: Trajectory, log_probs: Callable[[list[int], list[int]], list[float]]
+) -> Trajectory:
+    turns = [
+        replace(
+            turn,
+            completion=replace(turn.completion, logprobs=log_probs(context, turn.completion.token_ids)),
+        )
+        for context, turn in turns_of(trajectory)
+    ]
+    return replace(trajectory, turns=turns)
+
+
+def random_trajectory(
+    rng: random.Random, *, group: int, chain: int, segments: int, reward: float
+) -> Trajectory:
+    def tokens(lowest: int, highest: int) -> list[int]:
+        # none of the special ones: the padding token's embedding is zero, and has no gradient in Hugging Face
+        return [rng.randrange(10, 250) for _ in range(rng.randint(lowest, highest))]
+
+    def turn(prompt_ids: list[int] | None) -> Turn:
+        sampled = tokens(1, 9)
+        return Turn(
+            completion=Completion(
+                token_ids=sampled, logprobs=[], finish_reason=FinishReason.STOP, policy_version=0
+            ),
+            text="",
+            action="",
+            observation="",
+            reward=0.0,
+            observation_ids=tokens(3, 3),
+            prompt_ids=prompt_ids,
+        )
+
+    turns = [
+        turn(tokens(4, 12) if segment and not number else None)
+        for segment in range(segments)
+        for number in range(rng.randint(1, 3))
+    ]
+    return Trajectory(
+        item=Item(item_id=f"x_{group}", env="x"),
+        chain=chain,
+        prompt_ids=[10 + group, 9, 8, 7, 6],
+        turns=[*turns[:-1], replace(turns[-1], reward=reward)],
+        stop_reason=StopReason.TERMINATED,
+        reward=reward,
+        success=reward == 1.0,
+        seconds=0.0,
+    )

@@ -1,0 +1,149 @@
+"""A packed row computes what separate sequences do: log-probs, and gradients of all parameters."""
+
+from pathlib import Path
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from envs.errors import ConfigError
+
+torch = pytest.importorskip("torch")
+
+from tasks.verl.cpu.attention import ATTENTION, computed_pairs, packed_attention  # noqa: E402
+from tasks.verl.cpu.packing import PromptBlock, pack_row  # noqa: E402
+from tests.support.tiny_model import save_tiny_model  # noqa: E402
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tiny_model(tmp_path_factory.mktemp("model"))
+
+
+def load(folder: Path, attention: str):  # type: ignore[no-untyped-def]
+    from transformers import AttentionInterface, AutoModelForCausalLM
+
+    AttentionInterface.register(ATTENTION, packed_attention)
+    return AutoModelForCausalLM.from_pretrained(folder, attn_implementation=attention)
+
+
+def samples_with_shared_prompts() -> tuple[list[torch.Tensor], list[int]]:
+    torch.manual_seed(1)
+    prompts = [torch.randint(0, 250, (n,)) for n in (7, 12)]
+    of = [0, 1, 0, 0, 1]
+    lengths = [5, 9, 1, 30, 2]
+    samples = [torch.cat([prompts[p], torch.randint(0, 250, (n,))]) for p, n in zip(of, lengths, strict=True)]
+    return samples, [len(prompts[p]) for p in of]
+
+
+def test_log_probs_and_gradients_are_those_of_separate_sequences(folder: Path) -> None:
+    samples, prompt_lengths = samples_with_shared_prompts()
+    masks = [(torch.rand(len(s)) < 0.6).long() for s in samples]
+    for mask, length in zip(masks, prompt_lengths, strict=True):
+        mask[length] = 1  # the first token after the prompt, whose logits lie at the shared prompt's end
+    weights = [torch.rand(len(s)) for s in samples]
+
+    reference = load(folder, "sdpa")
+    expected, loss = [], torch.zeros(())
+    for sample, mask, weight in zip(samples, masks, weights, strict=True):
+        log_probs = reference(sample[None]).logits[0].log_softmax(-1)
+        taken = log_probs[:-1].gather(1, sample[1:, None])[:, 0] * mask[1:]
+        loss = loss + (taken * weight[1:]).sum()
+        expected.append(torch.cat([taken, torch.zeros(1)]))
+    loss.backward()
+
+    model = load(folder, ATTENTION)
+    row = pack_row(samples, prompt_lengths=prompt_lengths, masks=masks)
+    assert row.input_ids.shape[1] == sum(map(len, samples)) - 2 * 7 - 12  # each prompt once
+    logits = model(
+        row.input_ids, position_ids=row.position_ids, logits_to_keep=row.logit_rows, blocks=row.blocks
+    ).logits[0]
+    values = logits.log_softmax(-1).gather(1, row.labels[:, None])[:, 0]
+    found = torch.zeros(sum(map(len, samples))).index_put((row.targets,), values)
+    torch.testing.assert_close(found, torch.cat(expected), atol=1e-5, rtol=1e-5)
+
+    # `weights` are laid out by token, log-probs one place earlier.
+    flat = torch.cat([torch.cat([w[1:], torch.zeros(1)]) for w in weights])
+    (found * flat).sum().backward()
+    for (name, a), (_, b) in zip(model.named_parameters(), reference.named_parameters(), strict=True):
+        torch.testing.assert_close(a.grad, b.grad, atol=2e-5, rtol=1e-4, msg=name)
+
+
+def test_sequences_without_responses_are_blocks_of_their_own(folder: Path) -> None:
+    torch.manual_seed(2)
+    samples = [torch.randint(0, 250, (n,)) for n in (4, 9)]
+    masks = [torch.ones(len(s), dtype=torch.long) for s in samples]
+    row = pack_row(samples, prompt_lengths=[4, 9], masks=masks)
+    assert len(row.labels) == 3 + 8  # the first token of a sequence has no log-prob
+    model, reference = load(folder, ATTENTION), load(folder, "sdpa")
+    found = model(
+        row.input_ids, position_ids=row.position_ids, logits_to_keep=row.logit_rows, blocks=row.blocks
+    ).logits[0]
+    expected = torch.cat([reference(s[None]).logits[0][:-1] for s in samples])
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
+
+
+def test_tokens_that_are_masked_get_no_gradient(folder: Path) -> None:
+    sample = torch.arange(20)
+    mask = torch.zeros(20, dtype=torch.long)
+    mask[12:15] = 1
+    row = pack_row([sample], prompt_lengths=[10], masks=[mask])
+    assert row.labels.tolist() == [12, 13, 14]
+    assert row.targets.tolist() == [11, 12, 13]
+    assert row.logit_rows.tolist() == [11, 12, 13]
+
+
+@settings(deadline=None, max_examples=30)
+@given(
+    st.lists(
+        st.tuples(st.integers(1, 20), st.lists(st.integers(0, 20), min_size=1, max_size=4)),
+        min_size=1,
+        max_size=3,
+    )
+)
+@example([(70, [900, 3])])  # more than the kernel takes at once
+def test_attention_and_its_gradients_are_those_of_a_mask_and_no_pair_is_wasted(
+    lengths: list[tuple[int, list[int]]],
+) -> None:
+    torch.manual_seed(0)
+    heads, kv_heads, dim, scale = 4, 2, 8, 0.3
+    blocks, allowed = as_blocks(lengths)
+    count = len(allowed)
+    shapes = [(1, heads, count, dim), (1, kv_heads, count, dim), (1, kv_heads, count, dim)]
+    q, k, v = (torch.randn(shape, dtype=torch.float64, requires_grad=True) for shape in shapes)
+    upstream = torch.randn(1, count, heads, dim, dtype=torch.float64)
+
+    found, _ = packed_attention(torch.nn.Module(), q, k, v, None, blocks=blocks, scaling=scale)
+    gradients = torch.autograd.grad(found, (q, k, v), upstream)
+
+    share = heads // kv_heads
+    scores = q @ k.repeat_interleave(share, dim=1).transpose(2, 3) * scale
+    weights = scores.masked_fill(~allowed, -torch.inf).softmax(-1)
+    expected = (weights @ v.repeat_interleave(share, dim=1)).transpose(1, 2)
+    torch.testing.assert_close(found, expected, atol=1e-12, rtol=1e-10)
+    for mine, theirs in zip(gradients, torch.autograd.grad(expected, (q, k, v), upstream), strict=True):
+        torch.testing.assert_close(mine, theirs, atol=1e-11, rtol=1e-9)
+    assert computed_pairs(blocks) == int(allowed.sum())
+
+
+def as_blocks(lengths: list[tuple[int, list[int]]]) -> tuple[tuple[PromptBlock, ...], torch.Tensor]:
+    """Blocks of (prompt, responses), and which of the row's tokens each of them may see, [T, T]."""
+    blocks, allowed = [], []
+    start = 0
+    for prompt, responses in lengths:
+        blocks.append(PromptBlock(start, prompt, tuple(responses)))
+        allowed.append(torch.ones(prompt + sum(responses), prompt + sum(responses), dtype=torch.bool).tril())
+        first = prompt
+        for response in responses:
+            allowed[-1][first + response :, first : first + response] = False  # later responses
+            first += response
+        start += prompt + sum(responses)
+    return tuple(blocks), torch.block_diag(*(x.int() for x in allowed)).bool()
+
+
+def test_dropout_is_refused() -> None:
+    x = torch.ones(1, 1, 2, 4)
+    with pytest.raises(ConfigError, match=r"attention_dropout 0\.1"):
+        packed_attention(
+            torch.nn.Module(), x, x, x, None, blocks=(PromptBlock(0, 2, (0,)),), scaling=1.0, dropout=0.1
+        )

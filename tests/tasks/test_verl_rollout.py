@@ -1,0 +1,176 @@
+"""What is handed to verl's trainer: which episodes, laid out how, and what its client is asked."""
+
+import asyncio
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from agents.types import Completion, FinishReason, SamplingParams, StopReason, Trajectory, Turn
+from envs.errors import SamplerFailed
+from envs.types import Item
+from tasks.errors import Diverged, SamplerDied
+from tasks.verl.rollout import ItemDataset, VerlSampler, check_log_probs, why_none
+from tasks.verl.rows import fields_of, is_informative, rows_of, trainable
+
+
+def trajectory(
+    reward: float = 0.0, *, chain: int = 0, stop: StopReason = StopReason.TERMINATED, turns: int = 2
+) -> Trajectory:
+    def turn(last: bool) -> Turn:
+        completion = Completion(
+            token_ids=[4, 5], logprobs=[-0.5, -1.5], finish_reason=FinishReason.STOP, policy_version=7
+        )
+        return Turn(
+            completion=completion,
+            text="",
+            action="",
+            observation="",
+            reward=reward if last else 0.0,
+            observation_ids=[6],
+        )
+
+    return Trajectory(
+        item=Item(item_id="x_1", env="x"),
+        chain=chain,
+        prompt_ids=[1, 2, 3],
+        turns=[turn(i == turns - 1) for i in range(turns)],
+        stop_reason=stop,
+        reward=reward,
+        success=reward > 0,
+        seconds=0.1,
+    )
+
+
+FAILED = trajectory(stop=StopReason.ERROR, turns=0)
+NO_ROOM = trajectory(stop=StopReason.MAX_CONTEXT, turns=0)
+WON, LOST = trajectory(1.0), trajectory(0.0, chain=1)
+
+
+@pytest.mark.parametrize(
+    ("group", "skip_equal", "kept"),
+    [
+        ([WON, LOST], True, [WON, LOST]),
+        ([WON, FAILED, LOST], True, [WON, LOST]),
+        ([WON, FAILED], True, []),  # compared with nothing
+        ([WON, FAILED, FAILED], False, []),
+        ([WON, NO_ROOM, LOST], True, [WON, LOST]),
+        ([LOST, LOST], True, []),  # no advantage, no gradient
+        ([LOST, LOST], False, [LOST, LOST]),  # but with a KL term there is one
+        ([FAILED, FAILED], False, []),
+    ],
+)
+def test_which_episodes_are_trained_on(
+    group: list[Trajectory], skip_equal: bool, kept: list[Trajectory]
+) -> None:
+    assert trainable(group, skip_equal=skip_equal) == kept
+
+
+def test_a_failed_episode_does_not_make_a_group_informative() -> None:
+    assert is_informative([WON, LOST])
+    assert not is_informative([WON, FAILED])  # its reward of 0 is none
+    assert not is_informative([FAILED, FAILED])
+
+
+def test_a_step_without_episodes_is_explained_by_a_real_failure_or_by_the_room_that_is_missing() -> None:
+    """The first episode's error was told, which is none where another one failed."""
+    no_turn = trajectory(stop=StopReason.MAX_CONTEXT, turns=0)
+    failed = replace(trajectory(stop=StopReason.ERROR, turns=0), error="EnvCrashed: the world ended")
+    assert why_none([no_turn, failed, failed]) == (
+        "no episode was played to its end; 2 failed, the first of them by EnvCrashed: the world ended"
+    )
+    assert why_none([no_turn, no_turn]) == (
+        "the policy had no turn in any of 2 episodes (max_context): their prompts have 3 tokens or more; "
+        "raise rollout.context_length"
+    )
+
+
+def test_rows_carry_exactly_what_was_sampled() -> None:
+    fields = fields_of([*rows_of("a", [WON]), *rows_of("b", [trajectory(1.0, turns=1)])])
+    long, short = fields[0], fields[1]
+    assert long["prompts"].tolist() == [1, 2, 3]
+    assert long["responses"].tolist() == [4, 5, 6, 4, 5]  # no observation at the end
+    assert long["input_ids"].tolist() == [1, 2, 3, 4, 5, 6, 4, 5]
+    assert long["position_ids"].tolist() == list(range(8))
+    assert long["response_mask"].tolist() == long["loss_mask"].tolist() == [1, 1, 0, 1, 1]
+    assert long["rm_scores"].tolist() == [0.0, 0.0, 0.0, 0.0, 1.0]
+    assert long["rollout_log_probs"].tolist() == [-0.5, -1.5, 0.0, -0.5, -1.5]
+    assert short["responses"].tolist() == [4, 5]
+    assert [long["uid"], short["uid"]] == ["a", "b"]
+
+
+def test_each_segment_carries_the_tokens_of_its_whole_trajectory() -> None:
+    first, second = trajectory(1.0).turns
+    segmented = replace(trajectory(1.0), turns=[first, replace(second, prompt_ids=[1, 9])])
+    fields = fields_of([*rows_of("a", [segmented]), *rows_of("b", [trajectory(1.0, turns=1)])])
+    assert [row["responses"].tolist() for row in fields] == [[4, 5], [4, 5], [4, 5]]
+    assert fields["trajectory_tokens"].tolist() == [4, 4, 2]
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("-inf")])
+def test_log_probs_that_are_not_numbers_are_found(value: float) -> None:
+    first, second = trajectory(1.0).turns
+    completion = replace(second.completion, logprobs=[-0.5, value])
+    diverged = replace(trajectory(1.0, chain=1), turns=[first, replace(second, completion=completion)])
+    check_log_probs([[WON, LOST], [FAILED, WON]], step=3, lr=0.5)
+    with pytest.raises(Diverged, match=rf"^step 3: .* {value} \(x_1, chain 1\); lower train\.lr \(0\.5\)$"):
+        check_log_probs([[WON, LOST], [FAILED, diverged]], step=3, lr=0.5)
+
+
+class Client:
+    """verl's client as far as it is used: answers what it was given."""
+
+    def __init__(self, answer: Any) -> None:
+        self.answer = answer
+        self.asked: tuple[Any, ...] = ()
+
+    async def generate(
+        self, request_id: str, *, prompt_ids: list[int], sampling_params: dict[str, Any], image_data: None
+    ) -> Any:
+        self.asked = (request_id, prompt_ids, sampling_params)
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        return self.answer
+
+
+def sample(client: Client, **params: Any) -> Completion:
+    asked = SamplingParams(max_tokens=9, stop_token_ids=(2,), **params)
+    return asyncio.run(VerlSampler(client).sample((1, 2), params=asked, episode_id="e"))
+
+
+@pytest.mark.parametrize(("ids", "reason"), [([8, 2], FinishReason.STOP), ([8, 9], FinishReason.LENGTH)])
+def test_verls_answer_becomes_a_completion(ids: list[int], reason: FinishReason) -> None:
+    client = Client(
+        SimpleNamespace(
+            token_ids=ids, log_probs=[-0.1, -0.2], stop_reason="x", extra_fields={"global_steps": 3}
+        )
+    )
+    assert sample(client, temperature=0.5) == Completion(
+        token_ids=ids, logprobs=[-0.1, -0.2], finish_reason=reason, policy_version=3
+    )
+    request_id, prompt_ids, asked = client.asked
+    assert (request_id, prompt_ids) == ("e", [1, 2])
+    assert asked["temperature"] == 0.5
+    assert asked["top_k"] == -1  # verl's "all"
+    assert asked["stop_token_ids"] == [2]
+    assert asked["logprobs"] is True
+
+
+def test_an_empty_answer_is_a_fault_and_a_dead_server_is_not() -> None:
+    from ray.exceptions import ActorDiedError
+
+    empty = SimpleNamespace(token_ids=[], log_probs=[], stop_reason="aborted", extra_fields={})
+    with pytest.raises(SamplerFailed, match="aborted"):
+        sample(Client(empty))
+    with pytest.raises(SamplerDied):
+        sample(Client(ActorDiedError()))
+
+
+def test_the_dataset_gives_items_back(tmp_path: Any) -> None:
+    from tasks.data.items import item_from_json, write_items
+
+    items = [Item(item_id=f"x_{i}", env="x", metadata={"depth": i}) for i in range(3)]
+    write_items(tmp_path / "items.jsonl", items)
+    rows = ItemDataset(str(tmp_path / "items.jsonl"), tokenizer=None)
+    assert [item_from_json(rows[i]["item"], place="row") for i in range(len(rows))] == items

@@ -1,0 +1,156 @@
+"""Two rounds of real verl on the CPU, with a kill -9 in the second: what is on disk afterwards."""
+
+import json
+import os
+import signal
+from functools import partial
+from pathlib import Path
+
+import pytest
+import ray
+
+from envs.errors import WingspanError
+from tasks.cluster import session as ray_session
+from tasks.config.capacity import checkpoint_bytes, read_model_size
+from tasks.data.items import write_items
+from tasks.data.trajectories import read_trajectories
+from tasks.errors import Diverged
+from tasks.rollout.runner import Play
+from tasks.stages.train import TrainSession
+from tasks.verl import checkpoints
+from tasks.verl.actor import StepRecord
+from tests.support.tiny_model import save_tiny_model
+from tests.support.verl_toy import register, toy_items, toy_pipeline
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+def toy_in_ray(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sessions start a Ray whose workers know the toy environment."""
+    root = str(Path(__file__).parents[2])
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([root, os.environ.get("PYTHONPATH", "")]))
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    hook = {"worker_process_setup_hook": "tests.support.verl_toy.register"}
+    monkeypatch.setattr(
+        ray_session, "start_local_ray", partial(ray_session.start_local_ray, runtime_env=hook)
+    )
+    register()
+
+
+def test_training_survives_kill_9_and_counts_every_step_once(toy_in_ray: None, tmp_path: Path) -> None:
+    from transformers import AutoModelForCausalLM
+
+    model = save_tiny_model(tmp_path / "model")
+    write_items(tmp_path / "data" / "train.jsonl", toy_items(12))
+    write_items(tmp_path / "data" / "test.jsonl", toy_items(4, first=100))
+    # So little room that most episodes are of two segments, two rows for the trainer.
+    pipeline = toy_pipeline(model, agent__context={"when_full": "drop"}, rollout__context_length=136)
+    folder = tmp_path / "train"
+    seen: list[int] = []
+
+    def on_step(record: StepRecord) -> None:
+        seen.append(record.step)
+        if seen == [1, 2, 3]:  # step 3 is in no checkpoint
+            (folder / "checkpoints" / "global_step_3").mkdir()  # as if it died while writing one
+            (folder / "checkpoints" / "latest_checkpointed_iteration.txt").write_text("")
+            os.kill(pid_of_trainer(), signal.SIGKILL)
+
+    with TrainSession(pipeline, tmp_path, on_step=on_step) as session:
+        first = session.run_round(0)
+        assert checkpoints.complete_steps(folder / "checkpoints") == [2]
+        second = session.run_round(1)
+        groups = session.play(
+            toy_items(2, first=200), Play(name="greedy", max_turns={"parity": 4}, chains=2, temperature=0.0)
+        )
+        policy = session.export()
+
+    assert seen == [1, 2, 3, 3, 4]
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines] == [1, 2, 3, 4]
+    assert [line["policy_version"] for line in lines] == [0, 1, 2, 3]
+    assert all(line["episodes"] == 16 and line["horizon"] == 4 for line in lines)
+    assert all(line["segments"] > 1 for line in lines)
+    assert all(line["trained"] == 16 * line["informative_groups"] for line in lines)  # episodes, not segments
+    assert all(line["envs_live/parity"] == 16 for line in lines)  # an instance for each of 2 x 8 episodes
+    assert [line["envs_created/parity"] for line in lines] == [16, 16, 16, 16]  # the killed one's are gone
+    assert [round(line["temperature"], 6) for line in lines] == [1.3, 1.2, 1.1, 1.0]
+    assert (first.first_step, first.last_step) == (1, 2)
+    assert (second.first_step, second.last_step) == (3, 4)
+    assert second.evaluation["episodes"] == 4
+    assert checkpoints.complete_steps(folder / "checkpoints") == [2, 4]
+
+    # What the plan counts with: weights and two moments in fp32, and the policy once more.
+    size = read_model_size(model)
+    assert size is not None
+    actor = folder / "checkpoints" / "global_step_4" / "actor"
+    files = [*actor.glob("model_*.pt"), *actor.glob("optim_*.pt"), *actor.glob("huggingface/*.safetensors")]
+    assert len(files) == 3
+    assert sum(file.stat().st_size for file in files) == pytest.approx(checkpoint_bytes(size), rel=0.1)
+
+    # Every turn carries the version that sampled it, the one before its step.
+    for step in (1, 2, 3, 4):
+        trajectories = read_trajectories(folder / "trajectories" / f"step_{step:04d}.jsonl")
+        assert {turn.completion.policy_version for t in trajectories for turn in t.turns} == {step - 1}
+
+    # No item comes twice within the first 12 of an epoch, the killed process notwithstanding.
+    shown = [
+        t.item.item_id
+        for s in (1, 2, 3)
+        for t in read_trajectories(folder / "trajectories" / f"step_{s:04d}.jsonl")
+    ]
+    assert len(set(shown)) == 3 * 2
+
+    before, after = (AutoModelForCausalLM.from_pretrained(p).state_dict() for p in (model, policy))
+    assert any((after[name] != before[name]).any() for name in before)
+    for one, other in groups:  # greedy chains say the same
+        assert [t.completion.token_ids for t in one.turns] == [t.completion.token_ids for t in other.turns]
+
+    # Finished rounds are read; nothing starts for them.
+    with TrainSession(pipeline, tmp_path) as session:
+        assert session.run_round(0) == first
+        assert session.run_round(1) == second
+
+    # What was cut short is done again, from the checkpoint before it.
+    weights = next((folder / "checkpoints" / "global_step_4").rglob("model_world_size_1_rank_0.pt"))
+    weights.write_bytes(weights.read_bytes()[:1000])
+    with TrainSession(pipeline, tmp_path, on_step=on_step) as session:
+        assert session.run_round(0) == first
+        assert session.run_round(1).last_step == 4
+        session.export()
+    assert seen == [1, 2, 3, 3, 4, 3, 4]
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines] == [1, 2, 3, 4]
+    assert checkpoints.complete_steps(folder / "checkpoints") == [2, 4]
+
+    # With none that is whole, one line says so before anything starts.
+    for file in (folder / "checkpoints").rglob("*.pt"):
+        file.write_bytes(b"")
+    with TrainSession(pipeline, tmp_path) as session, pytest.raises(WingspanError) as refused:
+        session.run_round(1)
+    assert f"delete {folder} to train from the start" in str(refused.value)
+    assert not ray.is_initialized()
+
+
+def test_a_gradient_that_is_no_number_ends_the_run_before_its_weights_go_anywhere(
+    toy_in_ray: None, tmp_path: Path
+) -> None:
+    model = save_tiny_model(tmp_path / "model")
+    write_items(tmp_path / "data" / "train.jsonl", toy_items(12))
+    write_items(tmp_path / "data" / "test.jsonl", toy_items(4, first=100))
+    pipeline = toy_pipeline(model, train__entropy_coef=3e38, train__save_every=1)
+    with (
+        TrainSession(pipeline, tmp_path) as session,
+        pytest.raises(Diverged, match=r"^step 1: the gradient norm is (nan|inf); lower train\.lr") as error,
+    ):
+        session.run_round(0)
+    assert not set(str(error.value)) & {"\n", "\x1b"}
+    assert checkpoints.complete_steps(tmp_path / "train" / "checkpoints") == []
+
+
+def pid_of_trainer() -> int:
+    import psutil
+
+    children = psutil.Process().children(recursive=True)
+    [trainer] = [p for p in children if p.cmdline()[:1] and p.cmdline()[0].startswith("ray::Trainer")]
+    return int(trainer.pid)

@@ -1,0 +1,162 @@
+"""Demonstrations by hand, and one supervised training run through verl's engine."""
+
+import asyncio
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from agents.prompting.renderer import Renderer
+from envs import registry
+from envs.errors import ConfigError
+from envs.registry import EnvSpec, ExpertStep
+from envs.types import Item, Message
+from tasks.config.settings import Pipeline
+from tasks.data.demonstrations import Demonstration, demonstrate
+from tasks.data.items import write_items
+from tasks.stages.warmup import warmup
+from tests.support.tiny_model import save_tiny_model
+from tests.support.toy import ToyEnv, toy_item, toy_tokenizer
+from tests.support.verl_toy import register, toy_items, toy_pipeline
+
+SETTINGS = {"demonstrations": 6, "noise": 0.0, "steps": 12, "batch_size": 4, "lr": 1e-2}
+
+
+TOY_DATA = {"parts": {"toy": {}}}
+
+
+def adder(item: Item) -> list[ExpertStep]:
+    """Reaches the target of `ToyEnv` by ones."""
+    return [ExpertStep(thought="on" if i else "", action="add 1") for i in range(item.metadata["target"])]
+
+
+SPEC = EnvSpec(
+    name="toy",
+    make=ToyEnv,
+    split=lambda _: None,
+    expert=adder,
+    instructions="Play.",
+    packages=(),  # type: ignore[arg-type, return-value]
+)
+
+
+@pytest.fixture(autouse=True)
+def _toy_is_registered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(registry._MODULES, "toy", __name__)
+
+
+def play(pipeline: Pipeline, items: list[Item]) -> list[Demonstration]:
+    return asyncio.run(demonstrate(items, pipeline=pipeline, tokenizer=toy_tokenizer()))
+
+
+def pipeline(**warmup: float) -> Pipeline:
+    return toy_pipeline(Path("none"), warmup=SETTINGS | warmup, data=TOY_DATA)
+
+
+def test_a_demonstration_is_the_conversation_that_an_episode_would_see() -> None:
+    [game, *_] = play(pipeline(), [toy_item(0, target=2)])
+    tokenizer = toy_tokenizer()
+    assert tokenizer.decode(game.prompt_ids + game.response_ids) == (
+        "<|im_start|>user\nGoal: reach 2.<|im_end|>\n<|im_start|>assistant\n"
+        "Action: add 1<|im_end|>\n"
+        "<|im_start|>user\nThe total is 1.<|im_end|>\n<|im_start|>assistant\n"
+        "Thought: on\nAction: add 1<|im_end|>"
+    )
+    spoken = [i for i, m in zip(game.response_ids, game.mask, strict=True) if m]
+    assert tokenizer.decode(spoken) == "Action: add 1<|im_end|>Thought: on\nAction: add 1<|im_end|>"
+    observed = Renderer(tokenizer).reply_ids([Message("user", "The total is 1.")], closed=True)
+    assert [i for i, m in zip(game.response_ids, game.mask, strict=True) if not m] == observed
+
+
+@pytest.mark.parametrize("imitate_noise", [False, True])
+def test_useless_turns_are_seen_and_imitated_only_where_asked(
+    imitate_noise: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A borrowed `look` does nothing; a borrowed `add 1` passes the target: that game is not taken."""
+    spec = replace(SPEC, expert=lambda item: [ExpertStep(thought="", action="look"), *adder(item)])
+    monkeypatch.setattr(sys.modules[__name__], "SPEC", spec)
+    settings = SETTINGS | {"noise": 0.4, "imitate_noise": imitate_noise}
+    noisy = toy_pipeline(Path("none"), warmup=settings, data=TOY_DATA, rollout__context_length=500)
+    items = [toy_item(i, target=2) for i in range(3)]
+    games = play(noisy, items)
+    assert max(game.turns for game in games) > 3, "no useless turn in any game"
+    for game in games:
+        seen = toy_tokenizer().decode(game.response_ids)
+        imitated = toy_tokenizer().decode([i for i, m in zip(game.response_ids, game.mask, strict=True) if m])
+        assert imitated.count("Action:") == (game.turns if imitate_noise else 3)
+        assert imitated.count("Action: add 1") == 2
+        assert seen.count("Action:") == game.turns
+        assert seen.count("Action: look") == game.turns - 2
+
+
+def test_instructions_open_the_prompt_where_the_pipeline_says_so() -> None:
+    with_them = toy_pipeline(Path("none"), warmup=SETTINGS, data=TOY_DATA, agent={"instructions": True})
+    [game, *_] = play(with_them, [toy_item(0)])
+    assert "user\nPlay.\n\nGoal: reach 3." in toy_tokenizer().decode(game.prompt_ids)
+
+
+def test_the_same_seed_gives_the_same_demonstrations_and_another_one_others() -> None:
+    items = [toy_item(i, target=3 + i) for i in range(4)]
+    assert play(pipeline(noise=0.3), items) == play(pipeline(noise=0.3), items)
+    other = toy_pipeline(Path("none"), warmup=SETTINGS | {"noise": 0.3}, data=TOY_DATA, seed=1)
+    assert play(other, items) != play(pipeline(noise=0.3), items)
+
+
+def test_items_that_do_not_fit_are_left_out_and_none_fitting_is_refused() -> None:
+    games = play(pipeline(), [toy_item(0, target=2), toy_item(1, target=40)])
+    assert {game.item_id for game in games} == {"toy_0"}
+    with pytest.raises(ConfigError, match=r"rollout\.context_length 160"):
+        play(pipeline(), [toy_item(1, target=40)])
+
+
+def test_no_warmup_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="no warm-up"):
+        warmup(toy_pipeline(tmp_path, warmup=None), tmp_path)
+
+
+def test_a_model_that_is_not_there_is_refused_before_anything_starts(tmp_path: Path) -> None:
+    register()
+    write_items(tmp_path / "data" / "train.jsonl", toy_items(4))
+    with pytest.raises(ConfigError, match="cannot be loaded"):
+        warmup(toy_pipeline(tmp_path / "none", warmup=SETTINGS), tmp_path)
+
+
+@pytest.mark.slow
+def test_the_loss_falls_and_the_policy_is_a_model_like_the_one_it_came_from(tmp_path: Path) -> None:
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    register()
+    write_items(tmp_path / "data" / "train.jsonl", toy_items(4))
+    model = save_tiny_model(tmp_path / "model")
+    steps: list[dict[str, float]] = []
+    folder = warmup(toy_pipeline(model, warmup=SETTINGS), tmp_path, on_step=steps.append)
+    assert [m["step"] for m in steps] == list(range(1, 13))
+    assert len((folder / "metrics.jsonl").read_text().splitlines()) == 12
+
+    # The first loss is that of the untrained model on the first batch's 4 equal games: by hand.
+    game = asyncio.run(
+        demonstrate(toy_items(1), pipeline=toy_pipeline(model, warmup=SETTINGS), tokenizer=toy_tokenizer())
+    )[0]
+    assert steps[0]["tokens"] == 4 * sum(game.mask)
+    losses = [loss_of(AutoModelForCausalLM.from_pretrained(path), game) for path in (model, folder)]
+    assert steps[0]["loss"] == pytest.approx(losses[0], rel=0.02)  # prompts differ in one digit
+    assert losses[1] < 0.3 * losses[0]
+
+    before, after = (AutoModelForCausalLM.from_pretrained(p).state_dict() for p in (model, folder))
+    assert before.keys() == after.keys()
+    assert {t.dtype for t in after.values()} == {torch.float32}
+    assert AutoTokenizer.from_pretrained(folder).get_vocab() == toy_tokenizer().get_vocab()
+    assert AutoTokenizer.from_pretrained(folder).chat_template == toy_tokenizer().chat_template
+
+
+def loss_of(model, game: Demonstration) -> float:  # type: ignore[no-untyped-def]
+    """Mean negative log-prob of the tokens that are trained on."""
+    import torch
+
+    ids = torch.tensor(game.prompt_ids + game.response_ids)
+    wanted = torch.tensor([0] * len(game.prompt_ids) + game.mask, dtype=torch.bool)[1:]
+    with torch.no_grad():
+        log_probs = model(ids[None]).logits[0, :-1].log_softmax(-1)
+    return -float(log_probs.gather(1, ids[1:, None])[:, 0][wanted].mean())
