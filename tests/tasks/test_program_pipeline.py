@@ -91,7 +91,7 @@ def test_the_horizon_ends_a_program_and_the_reward_judges_what_there_is() -> Non
 @pytest.mark.parametrize(
     ("agent", "changes", "said"),
     [
-        ({"format": "react"}, {}, r"format: agent\.program 'tests\.support\.program_toy:play' .*leave it out"),
+        ({"format": "react"}, {}, r"agent\.program 'tests\.support\.program_toy:play' .*leave it out"),
         ({"tools": ["calculator"]}, {}, r"agent\.tools: "),
         ({"prompt": "data/x.md"}, {}, r"agent\.prompt: "),
         ({"instructions": True}, {}, r"agent\.instructions: "),
