@@ -1,18 +1,28 @@
-"""What all tests share: their order, and the way to import verl."""
+"""What all tests share: their markers, time limits and order, and the way to import verl."""
 
 import os
 from collections.abc import Iterator
+from pathlib import Path
 from types import ModuleType
 
 import pytest
 
 from envs import registry
 
+SLOW_TIMEOUT_S = 600
+
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Files with whole runs come first: begun last, they would leave all cores idle but one."""
-    long = {item.path for item in items if item.get_closest_marker("slow") is not None}
-    items.sort(key=lambda item: item.path not in long)
+    """Mark each test by its folder, give slow tests more time, and put their files first.
+
+    A file with whole runs that began last would leave all cores but one idle.
+    """
+    for item in items:
+        item.add_marker(item.path.relative_to(Path(__file__).parent).parts[0])
+        if item.get_closest_marker("slow") is not None and item.get_closest_marker("timeout") is None:
+            item.add_marker(pytest.mark.timeout(SLOW_TIMEOUT_S))
+    slow_files = {item.path for item in items if item.get_closest_marker("slow") is not None}
+    items.sort(key=lambda item: item.path not in slow_files)
 
 
 @pytest.fixture(scope="module", autouse=True)
