@@ -16,7 +16,7 @@ from typing import Any, NoReturn, TypeVar
 
 import httpx
 
-from agents.clients.rate_limit import Gate, Pace
+from agents.clients.rate_limit import ConcurrencyLimiter, RateLimiter
 from agents.formats.json_values import Broken, decode_at, skip_space
 from envs.errors import ConfigError, described
 from envs.redaction import redacted, register_secret
@@ -134,8 +134,8 @@ class ChatClient:
         self._before_request = before_request
         self._after_reply = after_reply
         self._url = f"{endpoint.url.rstrip('/')}/chat/completions"
-        self._gate = Gate(endpoint.concurrent)
-        self._pace = Pace(endpoint.requests_per_s)
+        self._limiter = ConcurrencyLimiter(endpoint.concurrent)
+        self._rate = RateLimiter(endpoint.requests_per_s)
 
     async def check(self) -> None:
         """Raise `ConfigError` if nobody answers there, the key is not where it should be, or is refused."""
@@ -159,8 +159,8 @@ class ChatClient:
         backoff_s = endpoint.backoff_s
         for attempt in range(1, endpoint.tries + 1):
             try:
-                async with self._gate:
-                    await asyncio.sleep(self._pace.wait_s())
+                async with self._limiter:
+                    await asyncio.sleep(self._rate.wait_s())
                     if self._before_request is not None:
                         await self._before_request()
                     answer = await self._send("POST", self._url, body=body)

@@ -1,4 +1,4 @@
-"""Limits on what runs at the same time and how soon after another, whichever event loop it runs in."""
+"""Limits on how many things run at once and how soon one follows another, whichever event loop they run in."""
 
 import asyncio
 import threading
@@ -6,33 +6,33 @@ import time
 import weakref
 
 
-class Gate:
-    """Lets in at most `most` at a time, in each event loop that uses it; a semaphore cannot leave its own."""
+class ConcurrencyLimiter:
+    """Lets at most `limit` in at a time, in each event loop that uses it: a semaphore is bound to one loop."""
 
-    def __init__(self, most: int) -> None:
-        self._most = most
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
         self._by_loop: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore]
         self._by_loop = weakref.WeakKeyDictionary()
 
     async def __aenter__(self) -> None:
-        await self._by_loop.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(self._most)).acquire()
+        await self._by_loop.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(self._limit)).acquire()
 
     async def __aexit__(self, *_: object) -> None:
         self._by_loop[asyncio.get_running_loop()].release()
 
 
-class Pace:
-    """Spreads requests evenly: `per_s` of them a second, None as they come; whatever thread asks."""
+class RateLimiter:
+    """Spaces requests evenly over time, across threads; `per_s=None` does not limit them."""
 
     def __init__(self, per_s: float | None) -> None:
-        self._gap_s = 0.0 if per_s is None else 1.0 / per_s
-        self._next = 0.0
+        self._interval_s = 0.0 if per_s is None else 1.0 / per_s
+        self._next_s = 0.0
         self._lock = threading.Lock()
 
     def wait_s(self) -> float:
-        """Take the next turn: seconds until it comes."""
+        """Reserve the next place; returns the seconds to wait for it."""
         with self._lock:
             now = time.monotonic()
-            at = max(now, self._next)
-            self._next = at + self._gap_s
-            return at - now
+            start = max(now, self._next_s)
+            self._next_s = start + self._interval_s
+            return start - now

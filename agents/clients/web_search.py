@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 
 import httpx
 
-from agents.clients.rate_limit import Gate, Pace
+from agents.clients.rate_limit import ConcurrencyLimiter, RateLimiter
 from envs.errors import ConfigError, SearchFailed, described
 from envs.redaction import redacted, register_secret
 from envs.retrieval.types import MAX_QUERY, Passage
@@ -73,8 +73,8 @@ class WebSearch:
     def __init__(self, endpoint: WebEndpoint) -> None:
         """Raises `ConfigError` if the key is not where it should be."""
         self.endpoint = endpoint
-        self._gate = Gate(endpoint.concurrent)
-        self._pace = Pace(endpoint.requests_per_s)
+        self._limiter = ConcurrencyLimiter(endpoint.concurrent)
+        self._rate = RateLimiter(endpoint.requests_per_s)
         self._headers = _headers(endpoint)
 
     async def version(self) -> str:
@@ -101,8 +101,8 @@ class WebSearch:
                 await asyncio.sleep(min(wait_s, endpoint.max_backoff_s))
                 wait_s *= 2
             try:
-                async with self._gate:
-                    await asyncio.sleep(self._pace.wait_s())
+                async with self._limiter:
+                    await asyncio.sleep(self._rate.wait_s())
                     answer = await self._send(query, top_k)
             except (TimeoutError, httpx.RequestError) as error:
                 problem = described(error)

@@ -17,16 +17,16 @@ from starlette.routing import Route
 
 from agents.gateway import answers
 from agents.gateway.bodies import EndSession, OpenSession, read
-from agents.gateway.errors import Refused
+from agents.gateway.errors import RequestRejected
 from agents.gateway.generation import Wanted
-from agents.gateway.limits import Limits
+from agents.gateway.limits import GatewayLimits
 from agents.gateway.policy import Answer, Policy
 from agents.gateway.recording import Recording
 from agents.gateway.requests import ChatRequest
 from agents.gateway.response_answers import Response as ResponsesAnswer
 from agents.gateway.response_store import NothingKept
 from agents.gateway.responses import ResponsesRequest
-from agents.gateway.sessions import PREFIX, Session, Sessions
+from agents.gateway.sessions import PREFIX, GatewaySession, GatewaySessions
 from envs.errors import WingspanError, described
 from envs.redaction import register_secret
 
@@ -35,7 +35,9 @@ Handler = Callable[[Request], Awaitable[Response]]
 _log = logging.getLogger(__name__)
 
 
-def make_app(policy: Policy, sessions: Sessions, *, limits: Limits, token: str | None) -> Starlette:
+def make_app(
+    policy: Policy, sessions: GatewaySessions, *, limits: GatewayLimits, token: str | None
+) -> Starlette:
     """The ASGI application. `token` opens all of it; a session's id opens that session's completions."""
     handlers = _Handlers(policy, sessions, limits=limits, token=token)
     routes: list[tuple[str, str, Handler]] = [
@@ -56,7 +58,9 @@ def make_app(policy: Policy, sessions: Sessions, *, limits: Limits, token: str |
 
 
 class _Handlers:
-    def __init__(self, policy: Policy, sessions: Sessions, *, limits: Limits, token: str | None) -> None:
+    def __init__(
+        self, policy: Policy, sessions: GatewaySessions, *, limits: GatewayLimits, token: str | None
+    ) -> None:
         self._policy = policy
         self._sessions = sessions
         self._limits = limits
@@ -116,7 +120,7 @@ class _Handlers:
             return StreamingResponse(told.events(), media_type="text/event-stream")
         return _json(told.body())
 
-    async def _answer(self, request: Request, session: Session | None, wanted: Wanted) -> Answer:
+    async def _answer(self, request: Request, session: GatewaySession | None, wanted: Wanted) -> Answer:
         if session is None:
             recording = Recording(f"plain-{next(self._plain)}", self._policy.rendering)
             work = asyncio.create_task(self._policy.answer(wanted, recording))
@@ -124,7 +128,7 @@ class _Handlers:
             work = session.answer(wanted)
         return await _unless_gone(request, work)
 
-    def _session_of(self, request: Request) -> Session | None:
+    def _session_of(self, request: Request) -> GatewaySession | None:
         """Whose request it is, by its path or its key; None for one that belongs to no session."""
         if "id" in request.path_params:
             return self._sessions.find(request.path_params["id"])
@@ -139,7 +143,7 @@ class _Handlers:
             _bearer(request).encode(), self._token.encode()
         ):
             why = "a token is needed: 'Authorization: Bearer TOKEN', which clients send as the API key"
-            raise Refused(401, why, code="invalid_api_key")
+            raise RequestRejected(401, why, code="invalid_api_key")
 
     async def _body(self, request: Request) -> bytes:
         most = self._limits.max_body_bytes
@@ -147,7 +151,7 @@ class _Handlers:
         async for part in request.stream():
             body += part
             if len(body) > most:
-                raise Refused(
+                raise RequestRejected(
                     413, f"the body has more than {most} bytes; serve with a larger --max-body-bytes"
                 )
         return bytes(body)
@@ -162,9 +166,11 @@ async def _unless_gone(request: Request, work: "asyncio.Task[Answer]") -> Answer
         gone.cancel()
         left = work.cancel()
     if left:
-        raise Refused(400, "the client has left")
+        raise RequestRejected(400, "the client has left")
     if work.cancelled():
-        raise Refused(410, "the session was ended in the midst of this request", code="session_not_found")
+        raise RequestRejected(
+            410, "the session was ended in the midst of this request", code="session_not_found"
+        )
     return work.result()
 
 
@@ -176,16 +182,16 @@ def _told(handler: Handler) -> Handler:
         try:
             if "origin" in request.headers:
                 # A page in somebody's browser can reach servers that the outside cannot.
-                raise Refused(403, "requests from web pages (header Origin) are not served")
+                raise RequestRejected(403, "requests from web pages (header Origin) are not served")
             return await handler(request)
-        except Refused as refused:
+        except RequestRejected as refused:
             return _json(refused.body, status=refused.status)
         except WingspanError as fault:
             _log.warning("%s: %s", request.url.path, fault)
-            return _json(Refused(500, str(fault)).body, status=500)
+            return _json(RequestRejected(500, str(fault)).body, status=500)
         except Exception as error:
             _log.exception("%s", request.url.path)
-            return _json(Refused(500, f"the gateway raised {described(error)}").body, status=500)
+            return _json(RequestRejected(500, f"the gateway raised {described(error)}").body, status=500)
 
     return answered
 
@@ -194,7 +200,7 @@ async def _not_routed(request: Request, error: Exception) -> Response:
     """Starlette's own: 404 and 405."""
     assert isinstance(error, HTTPException)
     why = f"{request.method} {request.url.path}: {error.detail}; see docs/gateway.md"
-    return _json(Refused(error.status_code, why).body, status=error.status_code)
+    return _json(RequestRejected(error.status_code, why).body, status=error.status_code)
 
 
 def _bearer(request: Request) -> str:

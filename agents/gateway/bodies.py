@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic_core import from_json
 
-from agents.gateway.errors import Refused
+from agents.gateway.errors import RequestRejected
 from envs.types import Item
 
 M = TypeVar("M", bound=BaseModel)
@@ -63,7 +63,7 @@ def read(model: type[M], raw: bytes) -> M:
     try:
         data = from_json(raw, allow_inf_nan=False) if raw else {}
     except ValueError as error:
-        raise Refused(400, f"the body is not JSON: {error}") from None
+        raise RequestRejected(400, f"the body is not JSON: {error}") from None
     return validated(model, data)
 
 
@@ -79,7 +79,7 @@ def validated(model: type[M], data: object, *, within: str = "") -> M:
         why = first["msg"].removeprefix("Value error, ")
         if first["type"] == "extra_forbidden":
             why = "it is not supported; leave it out"
-        raise Refused(
+        raise RequestRejected(
             400, f"{param or 'the body'}: {why} (it was {first['input']!r:.80})", param=param
         ) from None
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic_core import from_json
 
 from agents.gateway.conversation import WrittenCall
-from agents.gateway.errors import Refused
+from agents.gateway.errors import RequestRejected
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -53,19 +53,21 @@ class CallWriter:
             before, _, after = self._between({"role": "assistant", "content": _SAYS}).partition(_SAYS)
         except (TemplateError, ValueError, TypeError) as error:
             why = f"the chat template refuses an assistant's calls: {' '.join(str(error).split())[:200]}"
-            raise Refused(400, why, param="messages") from None
+            raise RequestRejected(400, why, param="messages") from None
         if not (written.startswith(before) and written.endswith(after)):
             why = "the chat template writes an assistant's calls outside of its message"
-            raise Refused(400, f"{why}; send them as text", param="messages")
+            raise RequestRejected(400, f"{why}; send them as text", param="messages")
         return written[len(before) : len(written) - len(after)]
 
     def beginning(self, name: str) -> str:
         """All that the template writes of a call of `name` before its arguments. Raises `Refused`."""
         if not _NAME.fullmatch(name):
-            raise Refused(400, f"a call of {name!r} cannot be begun; give plain names", param="tool_choice")
+            raise RequestRejected(
+                400, f"a call of {name!r} cannot be begun; give plain names", param="tool_choice"
+            )
         if self._thinks_first():
             why = "the chat template begins each answer with a thought, where no call can be begun"
-            raise Refused(400, f"{why}; use tool_choice 'auto'", param="tool_choice")
+            raise RequestRejected(400, f"{why}; use tool_choice 'auto'", param="tool_choice")
         bare, full = (self.message("", [WrittenCall(name, text)]) for text in ("{}", f'{{"{_KEY}": ""}}'))
         alike = (one == other for one, other in zip(bare, full, strict=False))
         before_arguments = full[: sum(takewhile(bool, alike))]
@@ -73,7 +75,7 @@ class CallWriter:
         text = before_arguments.rstrip(" \t\n{<")
         if name not in text:
             why = "the chat template writes a call's arguments before its name"
-            raise Refused(400, f"{why}; use tool_choice 'auto'", param="tool_choice")
+            raise RequestRejected(400, f"{why}; use tool_choice 'auto'", param="tool_choice")
         return text
 
     def _thinks_first(self) -> bool:

@@ -8,7 +8,7 @@ NO_TURNS_LEFT = "max_turns_reached"
 """Code of the answer to a request beyond a session's last turn."""
 
 
-class Refused(Exception):
+class RequestRejected(Exception):
     """Why, and the HTTP status that says so. OpenAI's clients try again from 500 on, and at 408, 409, 429."""
 
     def __init__(

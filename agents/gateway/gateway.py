@@ -10,10 +10,10 @@ import uvicorn
 from starlette.applications import Starlette
 
 from agents.gateway.app import make_app
-from agents.gateway.errors import Refused
-from agents.gateway.limits import Limits
+from agents.gateway.errors import RequestRejected
+from agents.gateway.limits import GatewayLimits
 from agents.gateway.policy import Policy
-from agents.gateway.sessions import Session, Sessions
+from agents.gateway.sessions import GatewaySession, GatewaySessions
 from agents.samplers.sampler import Sampler
 from agents.types import SamplingParams
 from envs.errors import ConfigError
@@ -37,7 +37,7 @@ class Gateway:
         sampling: SamplingParams,
         context_length: int,
         model: str = "policy",
-        limits: Limits = Limits(),  # noqa: B008  # it is frozen
+        limits: GatewayLimits = GatewayLimits(),  # noqa: B008  # it is frozen
         token: str | None = None,
         processor: "ProcessorMixin | None" = None,
     ) -> None:
@@ -56,7 +56,7 @@ class Gateway:
             processor=processor,
         )
         self.model = model
-        self.sessions = Sessions(policy, limits)
+        self.sessions = GatewaySessions(policy, limits)
         self.app: Starlette = make_app(policy, self.sessions, limits=limits, token=token)
         self._url: str | None = None
 
@@ -96,7 +96,7 @@ class Gateway:
         name: str | None = None,
         max_turns: int | None = None,
         metadata: Mapping[str, Any] | None = None,
-    ) -> AsyncIterator[Session]:
+    ) -> AsyncIterator[GatewaySession]:
         """An episode of `item`, for a program at its `base_url`; its `trajectory` can be had afterwards, too.
 
         `name` is the sampler's key and seed: the same names give the same draws. Raises `ConfigError` where
@@ -114,7 +114,7 @@ class Gateway:
                 expires=False,
                 metadata=metadata,
             )
-        except Refused as refused:
+        except RequestRejected as refused:
             raise ConfigError(refused.message) from None
         try:
             yield session

@@ -11,7 +11,7 @@ from typing import Annotated, Literal, Self
 from pydantic import AfterValidator, BeforeValidator, Field
 
 from agents.gateway.conversation import Conversation, Said, Tool
-from agents.gateway.errors import Refused
+from agents.gateway.errors import RequestRejected
 
 _HALF = "\ufffd"
 """How the half of a character is decoded."""
@@ -54,17 +54,21 @@ class Tools:
         """
         names = [str(tool["function"]["name"]) for tool in tools]
         if len(set(names)) < len(names):
-            raise Refused(400, f"tools are called {names}; give each a name of its own", param="tools")
+            raise RequestRejected(
+                400, f"tools are called {names}; give each a name of its own", param="tools"
+            )
         if named is not None:
             if named not in names:
-                raise Refused(400, f"no tool is called {named!r}; there are: {names}", param="tool_choice")
+                raise RequestRejected(
+                    400, f"no tool is called {named!r}; there are: {names}", param="tool_choice"
+                )
             return cls(tools, function=named, named=True)
         if choice == "none":
             return cls([])
         if choice == "auto":
             return cls(tools)
         if len(names) != 1:
-            raise Refused(
+            raise RequestRejected(
                 400,
                 f"'required' with {len(names)} tools: without a grammar nothing holds the policy to one of "
                 "several; use 'auto', name the function, or offer one tool",

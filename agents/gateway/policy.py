@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from agents.gateway.errors import CONTEXT_FULL, Refused
+from agents.gateway.errors import CONTEXT_FULL, RequestRejected
 from agents.gateway.generation import Wanted
 from agents.gateway.recording import Asked, Recording
 from agents.gateway.rendering import Reading, Rendering
@@ -58,7 +58,7 @@ class Policy:
         """Sample the next message. Raises `Refused`, and `SamplerFailed` where there is none."""
         if wanted.model != self.name:
             why = f"there is no model {wanted.model!r}; this is {self.name!r}"
-            raise Refused(404, why, param="model", code="model_not_found")
+            raise RequestRejected(404, why, param="model", code="model_not_found")
         conversation, tools = wanted.conversation, wanted.tools
         params = self._params(wanted)
         begun = self.rendering.begun(tools.function) if tools.function is not None else None
@@ -90,7 +90,7 @@ class Policy:
     async def _sample(self, asked: Asked, params: SamplingParams) -> Completion:
         room = self._context_length - len(asked.ids)
         if room < min(MIN_COMPLETION, params.max_tokens):
-            raise Refused(
+            raise RequestRejected(
                 400,
                 f"the conversation has {len(asked.ids)} tokens, which leaves no room for an answer in a "
                 f"context of {self._context_length}; send a shorter one",
@@ -104,7 +104,7 @@ class Policy:
                 self._sampler, asked.ids, images=asked.images, params=params, episode_id=name, where=name
             )
         except ConfigError as error:
-            raise Refused(400, str(error)) from error
+            raise RequestRejected(400, str(error)) from error
         if not self.rendering.placeholder_ids.isdisjoint(completion.token_ids):
             # Whoever counts pictures by these tokens, the trainer too, would see one that there is not.
             raise SamplerFailed(f"{name}: the sampler answered a token that stands for a picture")

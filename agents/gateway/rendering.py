@@ -15,7 +15,7 @@ from agents.formats import NATIVE, turn_parser
 from agents.formats.calls import ParsedTurn
 from agents.gateway.calls import Begun, CallWriter
 from agents.gateway.conversation import Conversation, Said, Tool, WrittenCall, canonical
-from agents.gateway.errors import Refused
+from agents.gateway.errors import RequestRejected
 from agents.prompting.native_tools import SENTINEL, check_native
 from agents.prompting.renderer import Renderer
 from agents.rollout.actions import said
@@ -84,7 +84,7 @@ class Rendering:
         try:
             return self._renderer.prompt_ids(messages, tools=conversation.tools)
         except (ConfigError, EnvCrashed) as error:  # the latter for a picture that nobody can decode
-            raise Refused(400, str(error), param="messages") from None
+            raise RequestRejected(400, str(error), param="messages") from None
 
     def reply_ids(self, messages: Sequence[Said], *, after: Sequence[int]) -> list[int]:
         """What stands between the completion `after` and the next one. Raises `Refused`."""
@@ -92,7 +92,7 @@ class Rendering:
         try:
             return self._renderer.reply_ids([self._message(one) for one in messages], closed=closed)
         except (ConfigError, EnvCrashed) as error:  # the latter for a picture that nobody can decode
-            raise Refused(400, str(error), param="messages") from None
+            raise RequestRejected(400, str(error), param="messages") from None
 
     def _begin(self, name: str) -> Begun:
         self._tool_format("tool_choice")
@@ -146,7 +146,7 @@ class Rendering:
     def _tool_format(self, param: str) -> str:
         if self.format is None:
             why = "the policy's chat template has no tools whose calls can be read"
-            raise Refused(400, f"{why}; write of them in a message's text", param=param)
+            raise RequestRejected(400, f"{why}; write of them in a message's text", param=param)
         return self.format
 
     def _message(self, message: Said) -> Message:

@@ -7,7 +7,7 @@ from pydantic import BaseModel, Field, model_validator
 from agents.gateway.bodies import Strict, present
 from agents.gateway.content import AnyContent, Content
 from agents.gateway.conversation import Said, Tool, WrittenCall, canonical
-from agents.gateway.errors import Refused
+from agents.gateway.errors import RequestRejected
 from agents.gateway.generation import Auto, Stop, Tools, Wanted
 from envs.types import Role
 
@@ -139,11 +139,11 @@ class ChatRequest(Strict):
         if self.messages[-1].role == "assistant":
             last = f"messages[{len(self.messages) - 1}]"
             why = "the last message is the assistant's; end with the message that it is to answer"
-            raise Refused(400, why, param=f"{last}.role")
+            raise RequestRejected(400, why, param=f"{last}.role")
         for place, message in enumerate(self.messages):
             if message.role == "assistant" and message.content.images:
                 why = "the policy shows no pictures itself; send them as the user's"
-                raise Refused(400, why, param=f"messages[{place}].content")
+                raise RequestRejected(400, why, param=f"messages[{place}].content")
         choice = self.tool_choice
         named = choice.function.name if isinstance(choice, ChosenFunction) else None
         return Wanted(
@@ -166,7 +166,7 @@ class ChatRequest(Strict):
 def check_format(kind: str, *, param: str) -> None:
     """Raise `Refused` for a form of answers that only a grammar could hold the policy to."""
     if kind != "text":
-        raise Refused(
+        raise RequestRejected(
             400,
             f"{kind!r}: sampling has no grammar that could hold the policy to JSON; ask for it in a message, "
             "or as the arguments of a tool that tool_choice names, and check what comes",

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from agents.gateway.conversation import Said
-from agents.gateway.errors import Refused
+from agents.gateway.errors import RequestRejected
 
 PARAM = "previous_response_id"
 
@@ -22,7 +22,7 @@ class Kept:
         """The conversation up to an answer. Raises `Refused`."""
         if response_id not in self._messages:
             why = f"this session has no response {response_id!r}, or it was not to be stored"
-            raise Refused(
+            raise RequestRejected(
                 400, f"{why}; send the whole input", param=PARAM, code="previous_response_not_found"
             )
         return self._messages[response_id]
@@ -37,7 +37,7 @@ class NothingKept(Kept):
     def before(self, response_id: str) -> Sequence[Said]:
         """There is none. Raises `Refused`."""
         why = "outside of a session no answer is kept"
-        raise Refused(
+        raise RequestRejected(
             400,
             f"{why}; open one (docs/gateway.md), or send the whole input",
             param=PARAM,

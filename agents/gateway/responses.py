@@ -12,7 +12,7 @@ from pydantic import BaseModel, Field
 from agents.gateway.bodies import Strict, validated
 from agents.gateway.content import AnyContent, Content
 from agents.gateway.conversation import Said, Tool, WrittenCall, canonical
-from agents.gateway.errors import Refused
+from agents.gateway.errors import RequestRejected
 from agents.gateway.generation import Auto, Tools, Wanted
 from agents.gateway.requests import ROLES, check_format
 from agents.gateway.response_store import Kept
@@ -140,7 +140,7 @@ class ResponsesRequest(Strict):
         given = [Said("user", self.input)] if isinstance(self.input, str) else _messages(self.input)
         if given[-1].role == "assistant":
             why = "the last item is the assistant's; end with the one that it is to answer"
-            raise Refused(400, why, param=f"input[{len(self.input) - 1}]")
+            raise RequestRejected(400, why, param=f"input[{len(self.input) - 1}]")
         choice = self.tool_choice
         named = choice.name if isinstance(choice, NamedFunction) else None
         return Wanted(
@@ -170,7 +170,9 @@ def _messages(items: Sequence[dict[str, Any]]) -> list[Said]:
         within = f"input[{place}]"
         kind = data.get("type", "message")
         if kind not in _ITEMS:
-            raise Refused(400, f"{within}: items of type {kind!r} are not supported", param=f"{within}.type")
+            raise RequestRejected(
+                400, f"{within}: items of type {kind!r} are not supported", param=f"{within}.type"
+            )
         item = validated(_ITEMS[kind], data, within=within)
         if isinstance(item, CallItem):
             said = messages.pop() if speaking else Said("assistant", "")
@@ -183,7 +185,7 @@ def _messages(items: Sequence[dict[str, Any]]) -> list[Said]:
         else:
             if item.role == "assistant" and item.content.images:
                 why = "the policy shows no pictures itself; send them as the user's"
-                raise Refused(400, why, param=f"{within}.content")
+                raise RequestRejected(400, why, param=f"{within}.content")
             messages.append(Said(ROLES[item.role], item.content.text, (), item.content.images))
             speaking = item.role == "assistant"
     return messages

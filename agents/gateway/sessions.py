@@ -10,9 +10,9 @@ from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from agents.gateway.errors import CONTEXT_FULL, NO_TURNS_LEFT, Refused
+from agents.gateway.errors import CONTEXT_FULL, NO_TURNS_LEFT, RequestRejected
 from agents.gateway.generation import Wanted
-from agents.gateway.limits import Limits
+from agents.gateway.limits import GatewayLimits
 from agents.gateway.policy import Answer, Policy
 from agents.gateway.recording import Recording
 from agents.gateway.response_store import Kept
@@ -24,7 +24,7 @@ PREFIX = "session-"
 """Of every session's id, by which an API key is known to name one."""
 
 
-class Session:
+class GatewaySession:
     """One episode of somebody's program."""
 
     def __init__(
@@ -39,7 +39,7 @@ class Session:
         expires: bool,
         metadata: Mapping[str, Any],
     ) -> None:
-        """`name`: the sampler's seed and key; else the id, which is drawn. The rest: see `Sessions.open`."""
+        """`name`: the sampler's seed and key; else the id, which is drawn. The rest: see `GatewaySessions.open`."""
         self.session_id = PREFIX + secrets.token_urlsafe(16)
         self.base_url = f"{url}/sessions/{self.session_id}/v1"
         """As OpenAI's clients take it."""
@@ -122,11 +122,11 @@ class Session:
         if self.turns + self._underway >= self._max_turns:
             self._stop_reason = StopReason.MAX_TURNS
             why = f"this session has had its {self._max_turns} turns; end it"
-            raise Refused(400, why, code=NO_TURNS_LEFT)
+            raise RequestRejected(400, why, code=NO_TURNS_LEFT)
         self._underway += 1
         try:
             answer = await self._policy.answer(wanted, self._recording)
-        except Refused as refused:
+        except RequestRejected as refused:
             if refused.code == CONTEXT_FULL:
                 self._stop_reason = StopReason.MAX_CONTEXT
             raise
@@ -143,13 +143,13 @@ class Session:
         return answer
 
 
-class Sessions:
+class GatewaySessions:
     """The live sessions of one gateway."""
 
-    def __init__(self, policy: Policy, limits: Limits) -> None:
+    def __init__(self, policy: Policy, limits: GatewayLimits) -> None:
         self._policy = policy
         self._limits = limits
-        self._open: OrderedDict[str, Session] = OrderedDict()
+        self._open: OrderedDict[str, GatewaySession] = OrderedDict()
 
     @property
     def live(self) -> int:
@@ -167,7 +167,7 @@ class Sessions:
         max_turns: int | None = None,
         expires: bool,
         metadata: Mapping[str, Any] | None = None,
-    ) -> Session:
+    ) -> GatewaySession:
         """A new session below `url`, the gateway's own, of at most `max_turns`.
 
         `metadata` goes to the trajectory's metrics. One that `expires` is forgotten when it is idle too long.
@@ -175,8 +175,8 @@ class Sessions:
         """
         if self.live >= self._limits.max_sessions:
             why = f"all {self._limits.max_sessions} sessions are in use"
-            raise Refused(429, f"{why}; end some, or serve with a larger --max-sessions")
-        session = Session(
+            raise RequestRejected(429, f"{why}; end some, or serve with a larger --max-sessions")
+        session = GatewaySession(
             self._policy,
             item,
             url=url,
@@ -189,20 +189,20 @@ class Sessions:
         self._open[session.session_id] = session
         return session
 
-    def find(self, session_id: str) -> Session:
+    def find(self, session_id: str) -> GatewaySession:
         """The session called so, which counts as its use. Raises `Refused` 404."""
         self._forget_idle()
         session = self._open.get(session_id)
         if session is None:
             why = f"it was ended, or unused for {self._limits.idle_s:g} s"
-            raise Refused(
+            raise RequestRejected(
                 404, f"there is no session {session_id!r}: {why}; open another", code="session_not_found"
             )
         session.used_at = time.monotonic()
         self._open.move_to_end(session_id)
         return session
 
-    def end(self, session: Session) -> None:
+    def end(self, session: GatewaySession) -> None:
         """Forget a session; to end it again does nothing."""
         session.end()
         self._open.pop(session.session_id, None)

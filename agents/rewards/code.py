@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from agents.clients.rate_limit import Gate
+from agents.clients.rate_limit import ConcurrencyLimiter
 from agents.rewards.function import reward
 from agents.rewards.text import verdict
 from envs.sandbox.backend import Backend, Limits
@@ -32,7 +32,7 @@ OUTPUT_CHARS = 200_000
 LIMITS = Limits()
 
 _FENCE = re.compile(r"```[ \t]*(?:python3?|py)?[ \t]*\r?\n(.*?)(?:\r?\n)?```", re.DOTALL | re.IGNORECASE)
-_GATE = Gate(os.cpu_count() or 1)
+_LIMITER = ConcurrencyLimiter(os.cpu_count() or 1)
 
 _FEED = """
 import json, subprocess, sys
@@ -160,7 +160,7 @@ async def code_tests(
     code = code_of(final_response)
     if code is None:
         return verdict(False, passed=0.0, code=0.0)
-    async with _GATE:
+    async with _LIMITER:
         backend = await asyncio.to_thread(_backend)
         count = await passed(code, wanted, backend=backend)
     return verdict(count == len(wanted), passed=count / len(wanted), code=1.0)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, overload
 
-from agents.clients.rate_limit import Gate
+from agents.clients.rate_limit import ConcurrencyLimiter
 from agents.rewards.limits import TooSlow, time_limit
 from agents.rewards.types import ALWAYS, RewardInput, RewardResult, read_result
 from agents.tools.threads import in_thread
@@ -24,7 +24,7 @@ from envs.requirements.detection import Requirement, require
 
 TIMEOUT_S = 30.0
 RETRIES = 2
-_BLOCKING = Gate(16)
+_BLOCKING = ConcurrencyLimiter(16)
 """Calls in threads at a time."""
 
 

@@ -15,7 +15,7 @@ import types
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
-from agents.clients.rate_limit import Gate
+from agents.clients.rate_limit import ConcurrencyLimiter
 from agents.tools.faults import infrastructure_fault, text_of
 from agents.tools.outcome import SHORTEST, Outcome, cut, read_outcome
 from agents.tools.signature import ArgumentsRefused, read_signature
@@ -79,7 +79,7 @@ class Tool:
             type(function).__call__
         )
         # Shared by all instances of a class.
-        self._gate = None if max_concurrency is None else Gate(max_concurrency)
+        self._limiter = None if max_concurrency is None else ConcurrencyLimiter(max_concurrency)
 
     @property
     def schema(self) -> dict[str, Any]:
@@ -142,9 +142,9 @@ class Tool:
                 values[self._signature.env] = env
             elif self._signature.env_required:
                 raise ConfigError(f"tool {self.name!r} is stateful and was called without an environment")
-        if self._gate is None:
+        if self._limiter is None:
             return await self._run(values)
-        async with self._gate:
+        async with self._limiter:
             return await self._run(values)
 
     async def _run(self, values: dict[str, Any]) -> tuple[ToolStatus, Outcome]:

@@ -22,10 +22,10 @@ from envs.redaction import register_secret
 from envs.registry import EnvSpec
 from envs.serve.agentgym.handlers import AgentGym
 from envs.serve.describe import describe
-from envs.serve.limits import Limits
+from envs.serve.limits import ServerLimits
 from envs.serve.mcp import mcp
 from envs.serve.openenv import OpenEnv
-from envs.serve.sessions import Refused, Sessions
+from envs.serve.sessions import EnvSessions, RequestRejected
 from envs.serve.wire import OWNER, answer, body_of
 
 GRACE_S = 10.0
@@ -39,9 +39,9 @@ _log = logging.getLogger(__name__)
 class EnvServer:
     """One environment over HTTP."""
 
-    def __init__(self, spec: EnvSpec, *, limits: Limits, tokens: Sequence[str] = ()) -> None:
+    def __init__(self, spec: EnvSpec, *, limits: ServerLimits, tokens: Sequence[str] = ()) -> None:
         """`tokens`: each opens the server, and sees its own sessions only; none: open to all."""
-        self.sessions = Sessions(spec, limits)
+        self.sessions = EnvSessions(spec, limits)
         self._tokens = tuple(tokens)
         for token in tokens:
             register_secret(token)
@@ -106,7 +106,7 @@ class EnvServer:
             if path != "/health":
                 request[OWNER] = self._owner(request)
             response = await handler(request)
-        except Refused as refused:
+        except RequestRejected as refused:
             headers = {}
             if refused.retry_after_s is not None:
                 headers["Retry-After"] = str(refused.retry_after_s)
@@ -127,14 +127,16 @@ class EnvServer:
     def _owner(self, request: web.Request) -> str:
         if "Origin" in request.headers:
             # A page in somebody's browser can reach servers that the outside cannot.
-            raise Refused(403, "requests from web pages (header Origin) are not served")
+            raise RequestRejected(403, "requests from web pages (header Origin) are not served")
         if not self._tokens:
             return ""
         sent = _token_of(request.headers.get("Authorization", "")).encode(errors="surrogateescape")
         for token in self._tokens:
             if hmac.compare_digest(sent, token.encode()):
                 return token
-        raise Refused(401, "a token is needed: 'Authorization: Bearer TOKEN', or http://user:TOKEN@host")
+        raise RequestRejected(
+            401, "a token is needed: 'Authorization: Bearer TOKEN', or http://user:TOKEN@host"
+        )
 
     async def _reset(self, request: web.Request) -> web.Response:
         body = await body_of(request)
@@ -174,7 +176,13 @@ def _token_of(authorization: str) -> str:
 
 
 async def serve(
-    spec: EnvSpec, *, host: str, port: int, limits: Limits, tokens: Sequence[str], say: Callable[[str], None]
+    spec: EnvSpec,
+    *,
+    host: str,
+    port: int,
+    limits: ServerLimits,
+    tokens: Sequence[str],
+    say: Callable[[str], None],
 ) -> None:
     """Serve until SIGINT or SIGTERM; `say` is told where.
 

@@ -9,7 +9,7 @@ from typing import Any, Literal
 from aiohttp import web
 from pydantic import BaseModel, ValidationError
 
-from envs.serve.sessions import Refused
+from envs.serve.sessions import RequestRejected
 from envs.serve.wire import answer, read_json
 
 _NO_JSON, _NO_REQUEST, _NO_METHOD, _NO_TOOL = -32700, -32600, -32601, -32602
@@ -49,7 +49,7 @@ async def mcp(request: web.Request) -> web.Response:
 def _response(raw: bytes) -> McpResponse:
     try:
         content = read_json(raw)
-    except Refused:
+    except RequestRejected:
         return McpResponse(error=McpError(code=_NO_JSON, message="the body is not JSON"))
     try:
         asked = McpRequest.model_validate(content)

@@ -26,7 +26,7 @@ from envs.serve.openenv_bodies import (
     State,
     StateQuery,
 )
-from envs.serve.sessions import Refused, Session, Sessions
+from envs.serve.sessions import EnvSession, EnvSessions, RequestRejected
 from envs.serve.wire import OWNER, answer, checked, read_json
 from envs.types import Item, StepResult
 
@@ -40,7 +40,7 @@ _log = logging.getLogger(__name__)
 class OpenEnv:
     """The handlers, for one environment."""
 
-    def __init__(self, sessions: Sessions) -> None:
+    def __init__(self, sessions: EnvSessions) -> None:
         self._sessions = sessions
         self._spec = sessions.spec
         self._train = self._spec.split(0).train
@@ -99,11 +99,11 @@ class OpenEnv:
         # Compression would cost more time than a step, and memory for every connection.
         socket = web.WebSocketResponse(compress=False, max_msg_size=self._sessions.limits.max_body_bytes)
         if not socket.can_prepare(request).ok:
-            raise Refused(426, "this path is for WebSocket connections")
+            raise RequestRejected(426, "this path is for WebSocket connections")
         await socket.prepare(request)
         try:
             session = self._sessions.open(request[OWNER])
-        except Refused as refused:
+        except RequestRejected as refused:
             await _send(socket, _error(refused))
             await socket.close(code=WSCloseCode.TRY_AGAIN_LATER)
             return socket
@@ -114,7 +114,7 @@ class OpenEnv:
             await self._sessions.close(session)
         return socket
 
-    async def said(self, session: Session, message: Message) -> dict[str, object]:
+    async def said(self, session: EnvSession, message: Message) -> dict[str, object]:
         """The answer to a message."""
         match message.type:
             case "reset":
@@ -128,7 +128,7 @@ class OpenEnv:
                 return {"type": "state", "data": _state(session)}
         return {"type": "observation", "data": result}
 
-    async def _reset(self, session: Session, wanted: Reset, item: Item) -> Result:
+    async def _reset(self, session: EnvSession, wanted: Reset, item: Item) -> Result:
         observation = await self._sessions.reset(session, item)
         session.episode_id = wanted.episode_id
         return Result(observation=Observation(text=observation), reward=None, done=False)
@@ -139,7 +139,7 @@ class OpenEnv:
         name, _, index = wanted.item_id.rpartition("_")
         if name != self._spec.name or not (index.isascii() and index.isdecimal() and len(index) <= 16):
             fault = f"{wanted.item_id[:60]!r} is no item of {self._spec.name!r}, e.g. '{self._spec.name}_12'"
-            raise Refused(422, [{"loc": [place, "item_id"], "msg": fault, "type": "value_error"}])
+            raise RequestRejected(422, [{"loc": [place, "item_id"], "msg": fault, "type": "value_error"}])
         return self._sessions.item(
             int(index), field=(place, "item_id"), seed=wanted.seed or 0, metadata=wanted.metadata
         )
@@ -148,7 +148,7 @@ class OpenEnv:
 class _Talk:
     """One WebSocket: it is read all the time, so that pings are answered while the environment works."""
 
-    def __init__(self, protocol: OpenEnv, session: Session, socket: web.WebSocketResponse) -> None:
+    def __init__(self, protocol: OpenEnv, session: EnvSession, socket: web.WebSocketResponse) -> None:
         self._protocol = protocol
         self._session = session
         self._socket = socket
@@ -163,9 +163,9 @@ class _Talk:
                     break
                 try:
                     if self._answering is not None and not self._answering.done():
-                        raise Refused(409, "the last message is not answered yet: one at a time")
+                        raise RequestRejected(409, "the last message is not answered yet: one at a time")
                     said = _read(message.data)
-                except Refused as refused:
+                except RequestRejected as refused:
                     await _send(self._socket, _error(refused))
                     continue
                 if said.type == "close":
@@ -180,11 +180,11 @@ class _Talk:
     async def _answer(self, message: Message) -> None:
         try:
             answered = await self._protocol.said(self._session, message)
-        except Refused as refused:
+        except RequestRejected as refused:
             answered = _error(refused)
         except Exception as error:
             _log.exception("message %s", message.type)
-            answered = _error(Refused(500, f"the server failed: {type(error).__name__}"))
+            answered = _error(RequestRejected(500, f"the server failed: {type(error).__name__}"))
         await _send(self._socket, answered)
 
     async def _close_with_session(self) -> None:
@@ -198,11 +198,11 @@ def _read(raw: bytes | str) -> Message:
     said = read_json(raw)
     if isinstance(said, dict) and said.get("type") not in ("reset", "step", "state", "close"):
         fault = f"{str(said.get('type'))[:60]!r} is not reset, step, state or close"
-        raise Refused(422, [{"loc": ["type"], "msg": fault, "type": "unknown_type"}])
+        raise RequestRejected(422, [{"loc": ["type"], "msg": fault, "type": "unknown_type"}])
     return checked(Message, said, place="message")
 
 
-def _error(refused: Refused) -> dict[str, object]:
+def _error(refused: RequestRejected) -> dict[str, object]:
     """In OpenEnv's form."""
     if not isinstance(refused.detail, list):
         code = _CODES.get(refused.status, "EXECUTION_ERROR")
@@ -233,7 +233,7 @@ def _result(result: StepResult) -> Result:
     )
 
 
-def _state(session: Session) -> State:
+def _state(session: EnvSession) -> State:
     return State(
         episode_id=session.episode_id,
         step_count=session.steps,

@@ -20,7 +20,7 @@ from envs.registry import EnvSpec, item_numbered
 from envs.runtime.hosted import HostedEnv
 from envs.runtime.manager import host_of
 from envs.serve.ids import Ids
-from envs.serve.limits import Limits
+from envs.serve.limits import ServerLimits
 from envs.serve.metrics import Metrics
 from envs.types import Image, Item, Observation, StepResult
 
@@ -32,7 +32,7 @@ CLOSE_TIMEOUT_S = 10.0
 _log = logging.getLogger(__name__)
 
 
-class Refused(Exception):
+class RequestRejected(Exception):
     """A request that is not carried out, and the HTTP status that says why."""
 
     def __init__(self, status: int, detail: object, *, retry_after_s: int | None = None) -> None:
@@ -54,7 +54,7 @@ class Cause(StrEnum):
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
-class Session:
+class EnvSession:
     """One live instance and where its episode stands."""
 
     session_id: int
@@ -79,15 +79,15 @@ class Session:
     ended: asyncio.Event = field(default_factory=asyncio.Event)
 
 
-class Sessions:
+class EnvSessions:
     """All sessions of one environment on one server."""
 
-    def __init__(self, spec: EnvSpec, limits: Limits) -> None:
+    def __init__(self, spec: EnvSpec, limits: ServerLimits) -> None:
         self.spec = spec
         self.limits = limits
         self.metrics = Metrics(spec.name, live=lambda: self.live, capacity=limits.max_sessions)
         self._ids = Ids()
-        self._open: OrderedDict[int, Session] = OrderedDict()  # longest unused first
+        self._open: OrderedDict[int, EnvSession] = OrderedDict()  # longest unused first
         self._closing = 0
         self._draining = False
         self._host = host_of(spec)
@@ -97,34 +97,34 @@ class Sessions:
         """Instances that hold resources."""
         return len(self._open) + self._closing
 
-    def open(self, owner: str) -> Session:
+    def open(self, owner: str) -> EnvSession:
         """A new session with an environment of its own."""
         if self._draining:
-            raise Refused(503, "the server is shutting down")
+            raise RequestRejected(503, "the server is shutting down")
         if self.live >= self.limits.max_sessions:
-            raise Refused(
+            raise RequestRejected(
                 429,
                 f"all {self.limits.max_sessions} instances are in use; close some, or serve with a larger "
                 "--max-sessions",
                 retry_after_s=1,
             )
-        session = Session(session_id=self._ids.new(), owner=owner, env=self._make())
+        session = EnvSession(session_id=self._ids.new(), owner=owner, env=self._make())
         self._open[session.session_id] = session
         self.metrics.opened.inc()
         return session
 
-    def find(self, session_id: int, owner: str) -> Session:
+    def find(self, session_id: int, owner: str) -> EnvSession:
         """The session called so; it is never another owner's."""
         session = self._open.get(session_id)
         if session is not None and session.owner == owner:
             return session
         if session is None and self._ids.was_given(session_id):
-            raise Refused(
+            raise RequestRejected(
                 410,
                 f"session {session_id} is over: it was closed, lost to a crash, or unused for "
                 f"{self.limits.idle_s:g} s; create another",
             )
-        raise Refused(404, f"there is no session {session_id}; create one")
+        raise RequestRejected(404, f"there is no session {session_id}; create one")
 
     def item(
         self,
@@ -138,23 +138,25 @@ class Sessions:
         try:
             item = item_numbered(self.spec, index)
         except ConfigError as error:
-            raise Refused(422, [{"loc": [*field], "msg": str(error), "type": "value_error"}]) from None
+            raise RequestRejected(
+                422, [{"loc": [*field], "msg": str(error), "type": "value_error"}]
+            ) from None
         return replace(item, seed=seed or item.seed, metadata={**item.metadata, **(metadata or {})})
 
-    def touch(self, session: Session) -> None:
+    def touch(self, session: EnvSession) -> None:
         """It is in use: let it not expire."""
         session.used_at = time.monotonic()
         if session.session_id in self._open:
             self._open.move_to_end(session.session_id)
 
-    async def ask(self, session: Session, what: str) -> Any:
+    async def ask(self, session: EnvSession, what: str) -> Any:
         """A fact of the episode under way, which its environment tells (`Inspectable`)."""
         env = session.env
         if not isinstance(env, Inspectable):
-            raise Refused(501, f"{self.spec.name} tells nothing of {what!r}")
+            raise RequestRejected(501, f"{self.spec.name} tells nothing of {what!r}")
         return await self._do(session, lambda: env.inspect(what), self.limits.step_timeout_s)
 
-    async def reset(self, session: Session, item: Item) -> str:
+    async def reset(self, session: EnvSession, item: Item) -> str:
         """Start an episode; returns the first observation."""
         with self.metrics.reset_s.time():
             seen = Observation.of(
@@ -166,11 +168,11 @@ class Sessions:
         session.observation = seen.text
         return seen.text
 
-    async def step(self, session: Session, action: str, *, timeout_s: float | None = None) -> StepResult:
+    async def step(self, session: EnvSession, action: str, *, timeout_s: float | None = None) -> StepResult:
         """One action, in the server's time limit or the smaller `timeout_s`."""
         if session.item is None or session.done:
             state = "has not begun" if session.item is None else "has ended"
-            raise Refused(409, f"the episode of session {session.session_id} {state}; reset it")
+            raise RequestRejected(409, f"the episode of session {session.session_id} {state}; reset it")
         limit_s = min(timeout_s or self.limits.step_timeout_s, self.limits.step_timeout_s)
         with self.metrics.step_s.time():
             result = await self._do(session, lambda: session.env.step(action), limit_s)
@@ -181,7 +183,7 @@ class Sessions:
         session.done = result.terminated or result.truncated
         return result
 
-    async def close(self, session: Session, cause: Cause = Cause.CLOSED) -> None:
+    async def close(self, session: EnvSession, cause: Cause = Cause.CLOSED) -> None:
         """End a session and free what it holds; to end it again does nothing."""
         if self._open.pop(session.session_id, None) is None:
             return
@@ -197,9 +199,9 @@ class Sessions:
         try:
             return self.spec.make() if self._host is None else HostedEnv(self._host)
         except Exception as error:
-            raise Refused(500, f"cannot make an environment: {described(error)}") from error
+            raise RequestRejected(500, f"cannot make an environment: {described(error)}") from error
 
-    async def _begin(self, session: Session, item: Item) -> str | Observation:
+    async def _begin(self, session: EnvSession, item: Item) -> str | Observation:
         """Begin an episode, on a new instance where this one has had as many as it may."""
         if session.episodes == self.spec.max_episodes:
             worn, session.env, session.episodes = session.env, self._make(), 0
@@ -207,18 +209,18 @@ class Sessions:
         session.episodes += 1
         return await session.env.reset(item)
 
-    async def _close(self, session: Session, env: Environment) -> None:
+    async def _close(self, session: EnvSession, env: Environment) -> None:
         try:
             async with asyncio.timeout(CLOSE_TIMEOUT_S):
                 await env.close()
         except Exception as error:
             _log.warning("closing session %d failed: %s", session.session_id, described(error))
 
-    async def _only_text(self, session: Session, images: Sequence[Image]) -> None:
+    async def _only_text(self, session: EnvSession, images: Sequence[Image]) -> None:
         """Refuse pictures, for which the protocols have no place, rather than leave them out."""
         if images:
             await self.close(session)
-            raise Refused(
+            raise RequestRejected(
                 501, f"{self.spec.name} answers with pictures, which are not served; play it without a server"
             )
 
@@ -246,22 +248,24 @@ class Sessions:
         if self._host is not None:
             await self._host.close()
 
-    async def _do(self, session: Session, work: Callable[[], Awaitable[T]], limit_s: float) -> T:
+    async def _do(self, session: EnvSession, work: Callable[[], Awaitable[T]], limit_s: float) -> T:
         """Make a call of the session's environment; one that fails takes its session along."""
         if session.busy:
-            raise Refused(409, f"session {session.session_id} is busy: one request at a time")
+            raise RequestRejected(409, f"session {session.session_id} is busy: one request at a time")
         session.busy = True
         try:
             async with asyncio.timeout(limit_s) as limit:
                 return await work()
         except ConfigError as error:
-            raise Refused(422, str(error)) from error
+            raise RequestRejected(422, str(error)) from error
         except Exception as error:
             if limit.expired() and isinstance(error, TimeoutError):
                 await self.close(session, Cause.TIMEOUT)
-                raise Refused(504, f"the environment took longer than {limit_s:g} s; it was closed") from None
+                raise RequestRejected(
+                    504, f"the environment took longer than {limit_s:g} s; it was closed"
+                ) from None
             await self.close(session, Cause.CRASHED)
-            raise Refused(500, f"the environment raised {described(error)}; it was closed") from error
+            raise RequestRejected(500, f"the environment raised {described(error)}; it was closed") from error
         finally:
             session.busy = False
             self.touch(session)

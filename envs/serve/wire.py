@@ -6,7 +6,7 @@ from aiohttp import web
 from pydantic import BaseModel, ValidationError
 from pydantic_core import from_json, to_json
 
-from envs.serve.sessions import Refused
+from envs.serve.sessions import RequestRejected
 
 M = TypeVar("M", bound=BaseModel)
 
@@ -19,7 +19,7 @@ def checked(model: type[M], data: object, *, place: str = "body") -> M:
     try:
         return model.model_validate(data)
     except ValidationError as error:
-        raise Refused(422, faults(error, place=place)) from None
+        raise RequestRejected(422, faults(error, place=place)) from None
 
 
 def faults(error: ValidationError, *, place: str) -> list[dict[str, Any]]:
@@ -40,7 +40,7 @@ def read_json(raw: bytes | str) -> object:
         return from_json(raw, allow_inf_nan=False)
     except ValueError as error:
         fault = {"loc": ["body"], "msg": f"not JSON: {error}", "type": "json_invalid"}
-        raise Refused(422, [fault]) from None
+        raise RequestRejected(422, [fault]) from None
 
 
 def answer(content: object, *, status: int = 200, headers: dict[str, str] | None = None) -> web.Response:

@@ -6,11 +6,11 @@ from typing import Annotated
 
 import typer
 
-from agents.gateway.limits import Limits as GatewayLimits
+from agents.gateway.limits import GatewayLimits
 from envs.errors import ConfigError
-from envs.serve.limits import Limits
+from envs.serve.limits import ServerLimits
 
-_SERVED = Limits()
+_SERVED = ServerLimits()
 """Defaults of `serve-env`."""
 _SPOKEN_TO = GatewayLimits()
 """Defaults of `serve-policy`."""
@@ -56,7 +56,7 @@ def serve_env(
     from flows.guardian import guard
 
     guard()
-    limits = Limits(
+    limits = ServerLimits(
         max_sessions=max_sessions,
         idle_s=idle_s,
         step_timeout_s=step_timeout_s,

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from agents.gateway.gateway import Gateway, listener
-from agents.gateway.limits import Limits
+from agents.gateway.limits import GatewayLimits
 from agents.samplers.local import LocalModel
 from agents.types import SamplingParams
 
@@ -20,7 +20,7 @@ async def serve_policy(
     sampling: SamplingParams,
     context_length: int | None,
     threads: int,
-    limits: Limits,
+    limits: GatewayLimits,
     token: str | None,
     say: Callable[[str], None],
 ) -> None:

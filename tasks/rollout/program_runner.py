@@ -5,7 +5,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from agents.gateway.gateway import Gateway
-from agents.gateway.limits import Limits
+from agents.gateway.limits import GatewayLimits
 from agents.rewards.types import check_items
 from agents.rollout.group import OnOpening, OnTurn
 from agents.samplers.sampler import Sampler
@@ -82,7 +82,7 @@ class ProgramPlayer(PipelinePlayer):
             self._tokenizer,
             sampling=sampling_of(self._pipeline, temperature=play.temperature),
             context_length=rollout.context_length,
-            limits=Limits(max_sessions=rollout.max_live_envs),
+            limits=GatewayLimits(max_sessions=rollout.max_live_envs),
             processor=self._processor,
         )
         async with gateway.listening():

@@ -16,7 +16,7 @@ from functools import partial
 from typing import Any, Protocol
 
 from agents.gateway.gateway import Gateway
-from agents.gateway.sessions import Session
+from agents.gateway.sessions import GatewaySession
 from agents.rewards.assignment import PREFIX, with_rewards
 from agents.rewards.types import Reward, RewardInput, read_result
 from agents.rollout.group import OnTurn, given_up, in_groups
@@ -132,7 +132,7 @@ async def play_program(
 
 
 async def _play(
-    program: AgentProgram, item: Item, *, session: Session, timeout_s: float, reward: Reward | None
+    program: AgentProgram, item: Item, *, session: GatewaySession, timeout_s: float, reward: Reward | None
 ) -> Trajectory:
     returned = await _returned(program, item, session=session, timeout_s=timeout_s)
     if returned is None:
@@ -149,7 +149,9 @@ async def _play(
     )
 
 
-async def _returned(program: AgentProgram, item: Item, *, session: Session, timeout_s: float) -> Returned:
+async def _returned(
+    program: AgentProgram, item: Item, *, session: GatewaySession, timeout_s: float
+) -> Returned:
     """What the program came back with; None, too, where it had no turn or no room left and raised."""
     try:
         async with asyncio.timeout(timeout_s) as deadline:

@@ -57,14 +57,14 @@ class ServedAt:
         return f"http://{self.host}:{self.port}/v1"
 
 
-class Doorway:
-    """A `Sampler` that can be shut: requests then wait, and none is left with the sampler behind it."""
+class PausableSampler:
+    """A `Sampler` that can be paused: requests then wait, and none is left running on the sampler behind it."""
 
     def __init__(self, sampler: Sampler) -> None:
         self._sampler = sampler
-        self._opened = asyncio.Event()
-        self._opened.set()
-        self._inside: set[asyncio.Task[Completion]] = set()
+        self._resumed = asyncio.Event()
+        self._resumed.set()
+        self._running: set[asyncio.Task[Completion]] = set()
 
     async def sample(
         self,
@@ -74,26 +74,25 @@ class Doorway:
         params: SamplingParams,
         episode_id: str,
     ) -> Completion:
-        """See `Sampler`."""
-        while not self._opened.is_set():  # it may be shut again before who waits comes to run
-            await self._opened.wait()
+        while not self._resumed.is_set():  # it may be paused again before this task runs
+            await self._resumed.wait()
         work = asyncio.create_task(
             self._sampler.sample(prompt_ids, images=images, params=params, episode_id=episode_id)
         )
-        self._inside.add(work)
-        work.add_done_callback(self._inside.discard)
-        # Not every sampler can break off: one whose client has left is sampled to its end, and waited for.
+        self._running.add(work)
+        work.add_done_callback(self._running.discard)
+        # Not every sampler can cancel a completion: if the client disconnects, it still runs to its end.
         return await asyncio.shield(work)
 
-    async def shut(self) -> None:
-        """Let nobody in; returns when all that are inside have their answers."""
-        self._opened.clear()
-        if self._inside:
-            await asyncio.wait(self._inside)
+    async def pause(self) -> None:
+        """Hold new requests back; returns when all that are running have their answers."""
+        self._resumed.clear()
+        if self._running:
+            await asyncio.wait(self._running)
 
-    def open(self) -> None:
-        """Let in whoever waits."""
-        self._opened.set()
+    def resume(self) -> None:
+        """Let the waiting requests go on."""
+        self._resumed.set()
 
 
 class ServedPolicy:
@@ -109,10 +108,10 @@ class ServedPolicy:
         processor: "ProcessorMixin | None" = None,
     ) -> None:
         """`processor`: of a model that sees. Raises `ConfigError` for a chat template that cannot be used."""
-        self._door = Doorway(sampler)
+        self._sampler = PausableSampler(sampler)
         self._at = at
         self._gateway = Gateway(
-            self._door,
+            self._sampler,
             tokenizer,
             sampling=sampling_of(pipeline, temperature=pipeline.evaluate.temperature),
             context_length=pipeline.rollout.context_length,
@@ -128,13 +127,13 @@ class ServedPolicy:
 
     async def pause(self) -> None:
         """Answer nobody until `resume`; returns when the sampler has nothing more to do for others."""
-        await self._door.shut()
+        await self._sampler.pause()
 
     async def resume(self) -> None:
         """Answer, with the weights that the sampler has now."""
-        self._door.open()
+        self._sampler.resume()
 
     async def close(self) -> None:
         """Stop listening; answers under way are given."""
-        self._door.open()
+        self._sampler.resume()
         await self._listening.aclose()

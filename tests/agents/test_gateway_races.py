@@ -17,7 +17,7 @@ from agents.samplers.cpu.sampler import CpuSampler
 from agents.types import Completion, SamplingParams
 from envs.errors import SamplerFailed
 from envs.types import Image
-from tasks.rollout.served_policy import Doorway
+from tasks.rollout.served_policy import PausableSampler
 from tests.support.gateway_toy import (
     ITEM,
     QUESTION,
@@ -157,7 +157,10 @@ def test_who_lost_patience_may_ask_again_while_the_sampler_is_still_at_work(tmp_
     async def work() -> None:
         sampler = Endless(save_tiny_model(tmp_path))
         gateway = Gateway(
-            Doorway(sampler), tokenizer_with(), sampling=SamplingParams(max_tokens=150), context_length=512
+            PausableSampler(sampler),
+            tokenizer_with(),
+            sampling=SamplingParams(max_tokens=150),
+            context_length=512,
         )
         async with (
             gateway.listening(),

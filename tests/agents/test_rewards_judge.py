@@ -11,7 +11,7 @@ import pytest
 from aiohttp import web
 
 from agents.clients.endpoint import TryAgain
-from agents.clients.rate_limit import Pace
+from agents.clients.rate_limit import RateLimiter
 from agents.rewards import Endpoint, llm_judge, weighted
 from agents.rewards.judge.reward import PROMPT, read_score
 from agents.rewards.judge.store import MemoryCache, Spent
@@ -256,12 +256,12 @@ def test_a_judge_serves_one_event_loop_after_the_other():
 
 
 def test_pace_and_memory():
-    pace = Pace(10.0)
+    pace = RateLimiter(10.0)
     turns = [(time.monotonic(), pace.wait_s(), time.monotonic()) for _ in range(3)]
     for (before, waited, _), (_, waits, after) in pairwise(turns):
         assert (after + waits) - (before + waited) >= 0.0999
     assert turns[2][1] <= 0.2
-    assert [Pace(None).wait_s() for _ in range(3)] == [0.0] * 3
+    assert [RateLimiter(None).wait_s() for _ in range(3)] == [0.0] * 3
 
     async def main() -> None:
         cache = MemoryCache(most=2)

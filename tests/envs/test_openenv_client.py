@@ -11,7 +11,7 @@ from openenv.core.generic_client import GenericEnvClient
 from envs.builtin.textcraft.expert import solve
 from envs.builtin.textcraft.world import game
 from envs.registry import env_names, get_env
-from envs.serve.limits import Limits
+from envs.serve.limits import ServerLimits
 from tests.support.serving import listening
 
 
@@ -41,7 +41,9 @@ def test_an_episode_by_openenvs_client_is_the_games() -> None:
 
 def test_a_full_server_and_a_missing_token_are_told_to_it() -> None:
     async def main() -> None:
-        async with listening(get_env("textcraft"), limits=Limits(max_sessions=1), tokens=("secret",)) as url:
+        async with listening(
+            get_env("textcraft"), limits=ServerLimits(max_sessions=1), tokens=("secret",)
+        ) as url:
             address = url.replace("http://", "ws://any:secret@")
             async with GenericEnvClient(base_url=address) as env:
                 await env.reset()

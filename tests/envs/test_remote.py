@@ -23,7 +23,7 @@ from envs.errors import ConfigError, EnvCrashed
 from envs.registry import get_env
 from envs.remote.servers import Servers, WireProtocol, on_servers
 from envs.runtime.manager import EnvManager
-from envs.serve.limits import Limits
+from envs.serve.limits import ServerLimits
 from envs.types import Item, StepResult
 from tests.support.serving import Served, listening, served
 from tests.support.toy import toy_tokenizer
@@ -190,7 +190,7 @@ def test_a_full_server_is_passed_by_and_waited_for(protocol: WireProtocol) -> No
     spec = get_env("textcraft")
 
     async def main() -> None:
-        async with listening(spec, limits=Limits(max_sessions=1)) as small, listening(spec) as large:
+        async with listening(spec, limits=ServerLimits(max_sessions=1)) as small, listening(spec) as large:
             both = Servers([small, large], protocol=protocol)
             envs = [both.make() for _ in range(4)]
             for env in envs:
@@ -214,7 +214,7 @@ def test_a_full_server_is_passed_by_and_waited_for(protocol: WireProtocol) -> No
 @pytest.mark.parametrize("protocol", ["openenv", "agentgym"])
 def test_a_session_that_expired_between_episodes_costs_nothing(protocol: WireProtocol) -> None:
     async def main() -> None:
-        limits = Limits(idle_s=0.2)
+        limits = ServerLimits(idle_s=0.2)
         async with listening(get_env("textcraft"), limits=limits, tokens=("secret",)) as url:
             env = Servers([url], protocol=protocol, token="secret").make()
             opening = await env.reset(make_item(1))

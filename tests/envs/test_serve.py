@@ -20,7 +20,7 @@ from envs.errors import ConfigError
 from envs.registry import get_env
 from envs.remote.servers import Servers
 from envs.serve.ids import MAX_ID, Ids
-from envs.serve.limits import Limits
+from envs.serve.limits import ServerLimits
 from envs.types import Item
 from tests.support.serving import Served, listening, served
 from tests.support.toy import ToyEnv, toy_spec
@@ -219,7 +219,7 @@ def test_metrics_count_what_was_done(http: httpx.Client) -> None:
 
 def test_sessions_are_capped_and_expire() -> None:
     async def main() -> None:
-        limits = Limits(max_sessions=3, idle_s=0.3)
+        limits = ServerLimits(max_sessions=3, idle_s=0.3)
         async with (
             listening(get_env("textcraft"), limits=limits) as url,
             httpx.AsyncClient(base_url=url) as http,
@@ -244,7 +244,7 @@ def test_sessions_are_capped_and_expire() -> None:
 
 def test_who_looks_on_keeps_a_session_alive() -> None:
     async def main() -> None:
-        limits = Limits(idle_s=0.4)
+        limits = ServerLimits(idle_s=0.4)
         async with (
             listening(get_env("textcraft"), limits=limits) as url,
             httpx.AsyncClient(base_url=url) as http,

@@ -11,7 +11,7 @@ from aiohttp import ClientSession
 from envs.errors import EnvCrashed
 from envs.registry import EnvSpec, Split
 from envs.remote.servers import Servers
-from envs.serve.limits import Limits
+from envs.serve.limits import ServerLimits
 from envs.types import Item, StepResult
 from tests.support.serving import listening
 from tests.support.toy import ToyEnv, toy_item
@@ -47,7 +47,10 @@ def serving(
     )
 
     async def main() -> None:
-        async with listening(spec, limits=Limits(**limits)) as url, httpx.AsyncClient(base_url=url) as http:
+        async with (
+            listening(spec, limits=ServerLimits(**limits)) as url,
+            httpx.AsyncClient(base_url=url) as http,
+        ):
             await talk(url, http)
         assert all(env.closed for env in envs if env not in left)
 

@@ -10,7 +10,7 @@ from typing import Any
 from openai import AsyncOpenAI
 
 from agents.gateway.gateway import Gateway
-from agents.gateway.limits import Limits
+from agents.gateway.limits import GatewayLimits
 from agents.rollout.packing import pack
 from agents.samplers.sampler import Sampler, Script, ScriptedSampler
 from agents.types import Completion, FinishReason, SamplingParams, Trajectory
@@ -59,7 +59,7 @@ def make_gateway(sampler: Sampler, tokenizer: Any = None, **options: Any) -> Gat
         tokenizer or tokenizer_with(),
         sampling=SamplingParams(max_tokens=200),
         context_length=options.pop("context_length", CONTEXT),
-        limits=Limits(**options.pop("limits", {})),
+        limits=GatewayLimits(**options.pop("limits", {})),
         **options,
     )
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from envs.registry import EnvSpec
 from envs.serve.app import EnvServer
-from envs.serve.limits import Limits
+from envs.serve.limits import ServerLimits
 
 ROOT = Path(__file__).parents[2]
 
@@ -54,9 +54,9 @@ def served(name: str, *options: str) -> Iterator[Served]:
 
 @asynccontextmanager
 async def listening(
-    spec: EnvSpec, *, limits: Limits | None = None, tokens: tuple[str, ...] = (), port: int = 0
+    spec: EnvSpec, *, limits: ServerLimits | None = None, tokens: tuple[str, ...] = (), port: int = 0
 ) -> AsyncIterator[str]:
     """A server in this event loop: its URL."""
-    server = EnvServer(spec, limits=limits or Limits(), tokens=tokens)
+    server = EnvServer(spec, limits=limits or ServerLimits(), tokens=tokens)
     async with server.listening("127.0.0.1", port) as bound:
         yield f"http://127.0.0.1:{bound}"

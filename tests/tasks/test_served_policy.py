@@ -9,7 +9,7 @@ import pytest
 
 from agents.types import SamplingParams
 from envs.errors import ConfigError
-from tasks.rollout.served_policy import Doorway, ServedAt, ServedPolicy
+from tasks.rollout.served_policy import PausableSampler, ServedAt, ServedPolicy
 from tests.support.gateway_toy import QUESTION, Gated, ask, client_of, tokenizer_with
 from tests.support.verl_toy import toy_pipeline
 
@@ -75,19 +75,19 @@ def test_who_comes_while_the_weights_change_waits_and_who_is_inside_is_waited_fo
     asyncio.run(asyncio.wait_for(work(), 300))
 
 
-def test_who_has_left_is_waited_for_too() -> None:
+def test_a_pause_waits_for_a_request_whose_client_has_left() -> None:
     async def work() -> None:
         sampler = Gated(["One."])
-        door = Doorway(sampler)
+        pausable = PausableSampler(sampler)
         params = SamplingParams(max_tokens=9)
-        asked = asyncio.create_task(door.sample([1], params=params, episode_id="e"))
+        asked = asyncio.create_task(pausable.sample([1], params=params, episode_id="e"))
         await sampler.asked.wait()
         asked.cancel()
-        shutting = asyncio.create_task(door.shut())
+        pausing = asyncio.create_task(pausable.pause())
         await asyncio.sleep(0.05)
         assert asked.cancelled()
-        assert not shutting.done()  # the sampler is at work still
+        assert not pausing.done()  # the sampler is at work still
         sampler.opened.set()
-        await shutting
+        await pausing
 
     asyncio.run(asyncio.wait_for(work(), 300))

@@ -7,7 +7,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from envs.serve.agentgym import bodies
-from envs.serve.sessions import Session, Sessions
+from envs.serve.sessions import EnvSession, EnvSessions
 from envs.types import StepResult
 
 
@@ -23,7 +23,7 @@ class Look:
 
     answer: Any
     """Type of what `read` returns."""
-    read: Callable[[Sessions, Session], Awaitable[object]]
+    read: Callable[[EnvSessions, EnvSession], Awaitable[object]]
 
 
 def _as_asked(number: int) -> int:
@@ -46,18 +46,18 @@ class Family:
     numbers than it has items."""
     begins_unasked: bool = False
     """Whether an instance that is stepped or looked at before any reset begins the item of its own number."""
-    created: Callable[[Session], object]
+    created: Callable[[EnvSession], object]
     created_answer: Any
-    opened: Callable[[Sessions, Session], Awaitable[object]]
+    opened: Callable[[EnvSessions, EnvSession], Awaitable[object]]
     opened_answer: Any
-    stepped: Callable[[Sessions, Session, StepResult], Awaitable[object]]
+    stepped: Callable[[EnvSessions, EnvSession, StepResult], Awaitable[object]]
     stepped_answer: Any
     closed: object = True
     looks: Mapping[str, Look]
     """By path."""
 
 
-def created(session: Session) -> Created:
+def created(session: EnvSession) -> Created:
     """What most clients are told of a new instance."""
     return Created(id=session.session_id)
 
@@ -65,42 +65,42 @@ def created(session: Session) -> Created:
 def asked(what: str, answer: Any = dict[str, Any]) -> Look:
     """A fact that the environment tells."""
 
-    async def read(sessions: Sessions, session: Session) -> object:
+    async def read(sessions: EnvSessions, session: EnvSession) -> object:
         return await sessions.ask(session, what)
 
     return Look(answer, read)
 
 
-def told(answer: Any, tell: Callable[[Session], object]) -> Look:
+def told(answer: Any, tell: Callable[[EnvSession], object]) -> Look:
     """What the session knows by itself."""
 
-    async def read(sessions: Sessions, session: Session) -> object:
+    async def read(sessions: EnvSessions, session: EnvSession) -> object:
         sessions.touch(session)
         return tell(session)
 
     return Look(answer, read)
 
 
-def opens(tell: Callable[[Session], object]) -> Callable[[Sessions, Session], Awaitable[object]]:
+def opens(tell: Callable[[EnvSession], object]) -> Callable[[EnvSessions, EnvSession], Awaitable[object]]:
     """A reset is answered by what the session knows by itself."""
 
-    async def opened(_: Sessions, session: Session) -> object:
+    async def opened(_: EnvSessions, session: EnvSession) -> object:
         return tell(session)
 
     return opened
 
 
 def steps(
-    tell: Callable[[Session, StepResult], object],
-) -> Callable[[Sessions, Session, StepResult], Awaitable[object]]:
+    tell: Callable[[EnvSession, StepResult], object],
+) -> Callable[[EnvSessions, EnvSession, StepResult], Awaitable[object]]:
     """A step is, too."""
 
-    async def stepped(_: Sessions, session: Session, result: StepResult) -> object:
+    async def stepped(_: EnvSessions, session: EnvSession, result: StepResult) -> object:
         return tell(session, result)
 
     return stepped
 
 
-def seen(session: Session) -> str:
+def seen(session: EnvSession) -> str:
     """What the policy was shown last."""
     return session.observation

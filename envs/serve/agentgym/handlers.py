@@ -8,7 +8,7 @@ from aiohttp import web
 from envs.serve.agentgym.bodies import OfSession
 from envs.serve.agentgym.families import family_of
 from envs.serve.agentgym.family import Family, Look
-from envs.serve.sessions import Refused, Session, Sessions
+from envs.serve.sessions import EnvSession, EnvSessions, RequestRejected
 from envs.serve.wire import OWNER, answer, body_of, checked
 from envs.types import Item
 
@@ -16,7 +16,7 @@ from envs.types import Item
 class AgentGym:
     """The handlers, for one environment."""
 
-    def __init__(self, sessions: Sessions) -> None:
+    def __init__(self, sessions: EnvSessions) -> None:
         self._sessions = sessions
         self.family: Family = family_of(sessions.spec.name)
 
@@ -71,10 +71,10 @@ class AgentGym:
         session = self._find(wanted.session, request)
         await self._begin(session)
         if session.item is None:
-            raise Refused(409, f"the episode of session {session.session_id} has not begun; reset it")
+            raise RequestRejected(409, f"the episode of session {session.session_id} has not begun; reset it")
         return answer(await self.looks[request.path].read(self._sessions, session))
 
-    async def _begin(self, session: Session) -> None:
+    async def _begin(self, session: EnvSession) -> None:
         """Start the item of the instance's own number where the clients may leave the reset out, and have."""
         if self.family.begins_unasked and session.item is None:
             await self._sessions.reset(session, self._item(session.session_id, field="id"))
@@ -88,5 +88,5 @@ class AgentGym:
     def _item(self, number: int, *, field: str) -> Item:
         return self._sessions.item(self.family.number_of(number), field=("body", field))
 
-    def _find(self, session_id: int, request: web.Request) -> Session:
+    def _find(self, session_id: int, request: web.Request) -> EnvSession:
         return self._sessions.find(session_id, request[OWNER])

@@ -5,7 +5,7 @@ from pydantic import BaseModel
 from envs.builtin.sciworld import place_of
 from envs.serve.agentgym import bodies
 from envs.serve.agentgym.family import Created, Family, Look, asked, created, opens, seen, steps, told
-from envs.serve.sessions import Session, Sessions
+from envs.serve.sessions import EnvSession, EnvSessions
 from envs.types import StepResult
 
 
@@ -41,13 +41,13 @@ class SciWorldOpened(Opened):
     task_description: str
 
 
-def _opened(session: Session) -> Opened:
+def _opened(session: EnvSession) -> Opened:
     return Opened(
         observation=session.observation, reward=session.reward, done=session.done, score=session.score
     )
 
 
-def _stepped(session: Session, result: StepResult) -> Scored:
+def _stepped(session: EnvSession, result: StepResult) -> Scored:
     return Scored(
         observation=result.observation, reward=result.reward, done=session.done, score=session.score
     )
@@ -60,17 +60,17 @@ def _textcraft_goal(number: int) -> int:
     return number % len(goals())
 
 
-def _textcraft_opened(session: Session) -> TextCraftCreated:
+def _textcraft_opened(session: EnvSession) -> TextCraftCreated:
     return TextCraftCreated(
         id=session.session_id, observation=session.observation, reward=session.reward, done=session.done
     )
 
 
-def _textcraft_stepped(session: Session, result: StepResult) -> Scene:
+def _textcraft_stepped(session: EnvSession, result: StepResult) -> Scene:
     return Scene(observation=result.observation, reward=result.reward, done=session.done)
 
 
-async def _sciworld_opened(sessions: Sessions, session: Session) -> SciWorldOpened:
+async def _sciworld_opened(sessions: EnvSessions, session: EnvSession) -> SciWorldOpened:
     assert session.item is not None
     task, variation = place_of(session.item.index)
     described = (await sessions.ask(session, "task_description"))["task_description"]
@@ -84,7 +84,7 @@ async def _sciworld_opened(sessions: Sessions, session: Session) -> SciWorldOpen
     )
 
 
-async def _sciworld_stepped(sessions: Sessions, session: Session, result: StepResult) -> Scored:
+async def _sciworld_stepped(sessions: EnvSessions, session: EnvSession, result: StepResult) -> Scored:
     points = await sessions.ask(session, "points")
     return Scored(observation=result.observation, done=session.done, **points)
 

@@ -9,7 +9,7 @@ from pydantic import BaseModel
 
 from envs.serve.agentgym import bodies
 from envs.serve.agentgym.family import Created, Family, Look, asked, created, seen, steps, told
-from envs.serve.sessions import Session, Sessions
+from envs.serve.sessions import EnvSession, EnvSessions
 from envs.types import StepResult
 
 
@@ -78,14 +78,14 @@ class WebArenaStepped(BaseModel):
     info: None = None
 
 
-async def _alfworld_scene(sessions: Sessions, session: Session) -> dict[str, Any]:
+async def _alfworld_scene(sessions: EnvSessions, session: EnvSession) -> dict[str, Any]:
     return {
         "observation": await sessions.ask(session, "observation"),
         "available_actions": await sessions.ask(session, "available_actions"),
     }
 
 
-async def _alfworld_opened(sessions: Sessions, session: Session) -> AlfWorldOpened:
+async def _alfworld_opened(sessions: EnvSessions, session: EnvSession) -> AlfWorldOpened:
     return AlfWorldOpened(
         id=session.session_id,
         task_type=await sessions.ask(session, "task_type"),
@@ -93,43 +93,45 @@ async def _alfworld_opened(sessions: Sessions, session: Session) -> AlfWorldOpen
     )
 
 
-async def _alfworld_stepped(sessions: Sessions, session: Session, result: StepResult) -> AlfWorldStepped:
+async def _alfworld_stepped(
+    sessions: EnvSessions, session: EnvSession, result: StepResult
+) -> AlfWorldStepped:
     return AlfWorldStepped(
         reward=result.reward, done=session.done, **await _alfworld_scene(sessions, session)
     )
 
 
-async def _alfworld_detail(sessions: Sessions, session: Session) -> AlfWorldStepped:
+async def _alfworld_detail(sessions: EnvSessions, session: EnvSession) -> AlfWorldStepped:
     return AlfWorldStepped(
         reward=session.reward, done=session.done, **await _alfworld_scene(sessions, session)
     )
 
 
-async def _webshop_opened(sessions: Sessions, session: Session) -> list[str | None]:
+async def _webshop_opened(sessions: EnvSessions, session: EnvSession) -> list[str | None]:
     return [await sessions.ask(session, "observation"), None]
 
 
-async def _webshop_stepped(sessions: Sessions, session: Session, result: StepResult) -> WebShopStepped:
+async def _webshop_stepped(sessions: EnvSessions, session: EnvSession, result: StepResult) -> WebShopStepped:
     state = await sessions.ask(session, "observation")
     return WebShopStepped(state=state, reward=result.reward, done=session.done)
 
 
-async def _webshop_state(sessions: Sessions, session: Session) -> dict[str, str]:
+async def _webshop_state(sessions: EnvSessions, session: EnvSession) -> dict[str, str]:
     html, instruction = [await sessions.ask(session, what) for what in ("html", "instruction_text")]
     return {"url": "", "html": html, "instruction_text": instruction}
 
 
-async def _question(sessions: Sessions, session: Session) -> str:
+async def _question(sessions: EnvSessions, session: EnvSession) -> str:
     """The prompt as a whole, which is what AgentGym's clients are shown."""
     sessions.touch(session)
     return f"{sessions.spec.instructions}\n\n{session.observation}"
 
 
-def _searchqa_stepped(session: Session, result: StepResult) -> SearchQAStepped:
+def _searchqa_stepped(session: EnvSession, result: StepResult) -> SearchQAStepped:
     return SearchQAStepped(observation=result.observation, reward=result.reward, done=session.done)
 
 
-async def _webarena_opened(sessions: Sessions, session: Session) -> WebArenaOpened:
+async def _webarena_opened(sessions: EnvSessions, session: EnvSession) -> WebArenaOpened:
     return WebArenaOpened(
         observation=await sessions.ask(session, "page"),
         sites=await sessions.ask(session, "sites"),
@@ -137,7 +139,7 @@ async def _webarena_opened(sessions: Sessions, session: Session) -> WebArenaOpen
     )
 
 
-def _webarena_stepped(session: Session, result: StepResult) -> WebArenaStepped:
+def _webarena_stepped(session: EnvSession, result: StepResult) -> WebArenaStepped:
     return WebArenaStepped(
         observation=result.observation,
         reward=result.reward,
@@ -146,7 +148,7 @@ def _webarena_stepped(session: Session, result: StepResult) -> WebArenaStepped:
     )
 
 
-def _number(session: Session) -> int:
+def _number(session: EnvSession) -> int:
     return session.session_id
 
 
