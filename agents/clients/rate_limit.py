@@ -1,4 +1,4 @@
-"""Limits on how many things run at once and how soon one follows another, whichever event loop they run in."""
+"""Limits on how much runs at once and how soon one call follows another, in any event loop."""
 
 import asyncio
 import threading
@@ -7,7 +7,7 @@ import weakref
 
 
 class ConcurrencyLimiter:
-    """Lets at most `limit` in at a time, in each event loop that uses it: a semaphore is bound to one loop."""
+    """Lets at most `limit` in at a time, per event loop: a semaphore is bound to one loop."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit

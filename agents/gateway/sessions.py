@@ -39,7 +39,7 @@ class GatewaySession:
         expires: bool,
         metadata: Mapping[str, Any],
     ) -> None:
-        """`name`: the sampler's seed and key; else the id, which is drawn. The rest: see `GatewaySessions.open`."""
+        """`name`: the sampler's seed and key; None takes the random id. The rest is as in `GatewaySessions.open`."""
         self.session_id = PREFIX + secrets.token_urlsafe(16)
         self.base_url = f"{url}/sessions/{self.session_id}/v1"
         """As OpenAI's clients take it."""

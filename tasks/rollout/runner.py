@@ -12,12 +12,12 @@ from agents.clients.endpoint import ChatClient
 from agents.horizon import annealed
 from agents.prompting.renderer import Renderer
 from agents.rewards.types import check_items
+from agents.rollout import group
 from agents.rollout.chat_conversation import ChatSpeakers
 from agents.rollout.context import ContextPolicy
 from agents.rollout.conversation import Speakers, TokenSpeakers
 from agents.rollout.episode import Rules
 from agents.rollout.group import OnOpening, OnTurn
-from agents.rollout.rollout import group
 from agents.samplers.sampler import Sampler
 from agents.types import SamplingParams, Trajectory
 from envs.errors import ConfigError

@@ -58,7 +58,7 @@ class ServedAt:
 
 
 class PausableSampler:
-    """A `Sampler` that can be paused: requests then wait, and none is left running on the sampler behind it."""
+    """A `Sampler` that can be paused: requests then wait, and none is left running on its sampler."""
 
     def __init__(self, sampler: Sampler) -> None:
         self._sampler = sampler
