@@ -1,29 +1,31 @@
-"""What changes from one training step to the next: the horizon, by AgentGym-RL's keys, and the temperature.
+"""What changes from one training step to the next: the horizon and the temperature.
 
-Pure in the global step, so that a resumed run is at the stage where it was.
+The horizon is AgentGym-RL's (ScalingInter-RL). `fixed` and `scaling_inter_stepwise` are its names; its
+`rounds` are called `max_turns` here, and its `steps_scaling_inter` is `steps_per_stage`. All of it depends on
+the global step alone, so a resumed run is at the stage where it was.
 """
 
 from collections.abc import Sequence
 
 
-def horizon(step: int, *, rounds: Sequence[int], steps_scaling_inter: int | None = None) -> int:
+def horizon(step: int, *, max_turns: Sequence[int], steps_per_stage: int | None = None) -> int:
     """Turns allowed at global `step` (the first is 1).
 
-    `fixed`: `rounds` has one value and `steps_scaling_inter` is None. `scaling_inter_stepwise`:
-    stage `i` lasts `steps_scaling_inter` steps and allows `rounds[i]` turns; the last stage has no
+    `fixed`: `max_turns` has one value and `steps_per_stage` is None. `scaling_inter_stepwise`:
+    stage `i` lasts `steps_per_stage` steps and allows `max_turns[i]` turns; the last stage has no
     end. Raises `ValueError` for a step below 1 or a schedule that is neither.
     """
     if step < 1:
         raise ValueError(f"step {step}: global steps are counted from 1")
-    if not rounds:
-        raise ValueError("rounds is empty: a schedule has at least one stage")
-    if steps_scaling_inter is None:
-        if len(rounds) != 1:
-            raise ValueError(f"rounds {list(rounds)} has stages, but steps_scaling_inter is None")
-        return rounds[0]
-    if steps_scaling_inter < 1:
-        raise ValueError(f"steps_scaling_inter {steps_scaling_inter}: a stage lasts at least one step")
-    return rounds[min((step - 1) // steps_scaling_inter, len(rounds) - 1)]
+    if not max_turns:
+        raise ValueError("max_turns is empty: a schedule has at least one stage")
+    if steps_per_stage is None:
+        if len(max_turns) != 1:
+            raise ValueError(f"max_turns {list(max_turns)} has stages, but steps_per_stage is None")
+        return max_turns[0]
+    if steps_per_stage < 1:
+        raise ValueError(f"steps_per_stage {steps_per_stage}: a stage lasts at least one step")
+    return max_turns[min((step - 1) // steps_per_stage, len(max_turns) - 1)]
 
 
 def annealed(step: int, *, first: float, last: float, steps: int) -> float:

@@ -211,25 +211,25 @@ class TrainSettings(Section):
 
 
 class HorizonSettings(Section):
-    """Interaction turns allowed at each training step, by AgentGym-RL's keys."""
+    """How many turns an episode may have at each training step (`agents/horizon.py`)."""
 
     type: Literal["fixed", "scaling_inter_stepwise"]
-    rounds: Annotated[list[Positive], Field(min_length=1)]
-    """Turns per stage; AgentGym-RL calls turns "rounds"."""
-    steps_scaling_inter: Positive | None = None
-    """Training steps per stage; only for `scaling_inter_stepwise`."""
+    max_turns: Annotated[list[Positive], Field(min_length=1)]
+    """Of each curriculum stage."""
+    steps_per_stage: Positive | None = None
+    """Training steps of each curriculum stage; only for `scaling_inter_stepwise`."""
 
     @model_validator(mode="after")
     def _stages_fit_type(self) -> "HorizonSettings":
-        if any(b < a for a, b in zip(self.rounds, self.rounds[1:], strict=False)):
-            raise ValueError(f"rounds {self.rounds} must not fall: a stage never shortens the horizon")
-        if self.type == "fixed" and (len(self.rounds) != 1 or self.steps_scaling_inter is not None):
+        if any(b < a for a, b in zip(self.max_turns, self.max_turns[1:], strict=False)):
+            raise ValueError(f"max_turns {self.max_turns} must not fall: a stage never shortens the horizon")
+        if self.type == "fixed" and (len(self.max_turns) != 1 or self.steps_per_stage is not None):
             raise ValueError(
-                "a fixed horizon takes one value in rounds and no steps_scaling_inter; "
+                "a fixed horizon takes one value in max_turns and no steps_per_stage; "
                 "use type: scaling_inter_stepwise for stages"
             )
-        if self.type == "scaling_inter_stepwise" and self.steps_scaling_inter is None:
-            raise ValueError("scaling_inter_stepwise needs steps_scaling_inter: training steps per stage")
+        if self.type == "scaling_inter_stepwise" and self.steps_per_stage is None:
+            raise ValueError("scaling_inter_stepwise needs steps_per_stage: training steps per stage")
         return self
 
 

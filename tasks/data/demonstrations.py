@@ -19,7 +19,7 @@ from envs.registry import EnvSpec, ExpertStep, get_env
 from envs.types import Image, Item, Message, Observation
 from tasks.config.episodes import agent_of
 from tasks.config.settings import Pipeline
-from tasks.data.mixture import training_draws
+from tasks.data.mixture import training_order
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -52,7 +52,7 @@ async def demonstrate(
     assert settings is not None
     seed = f"demonstrations/{pipeline.seed}"
     rng = random.Random(seed)
-    draws = training_draws(items, pipeline.data, seed=seed)
+    order = training_order(items, pipeline.data, seed=seed)
     specs = {env: get_env(env) for env in pipeline.data.envs}
     agents = {env: agent_of(pipeline.agent, spec, None) for env, spec in specs.items()}
     stages = {env: _Stage(spec, items, rng=rng, noise=settings.noise) for env, spec in specs.items()}
@@ -61,7 +61,7 @@ async def demonstrate(
     failures = 0
     try:
         while len(games) < settings.demonstrations:
-            item = next(draws)
+            item = items[next(order)]
             stage = stages[item.env]
             solution = stage.solution(item)
             game = None

@@ -51,25 +51,25 @@ def split(data: DataSettings) -> Split:
     return Split(train=train, test=test)
 
 
-def training_draws(items: Sequence[Item], data: DataSettings, *, seed: int | str) -> Iterator[Item]:
-    """The items that training plays, in order, without an end.
+def training_order(items: Sequence[Item], data: DataSettings, *, seed: int | str) -> Iterator[int]:
+    """The indices into `items` in the order in which training samples them, without end.
 
     Parts take turns so that at every moment each has had its share, to within one item; within a part each
-    item comes once before any comes again.
+    item comes once before any comes again. A pure function: the same arguments give the same order.
     """
-    own: dict[str, list[Item]] = {name: [] for name in data.parts}
-    for item in items:
+    indices: dict[str, list[int]] = {name: [] for name in data.parts}
+    for index, item in enumerate(items):
         name = data.part_of(item)
         assert name is not None
-        own[name].append(item)
-    sources = {name: _shuffled(part, seed=f"draws/{seed}/{name}") for name, part in own.items()}
+        indices[name].append(index)
+    sources = {name: _shuffled(part, seed=f"draws/{seed}/{name}") for name, part in indices.items()}
     total = sum(part.weight for part in data.parts.values())
     shares = {name: part.weight / total for name, part in data.parts.items()}
-    drawn = dict.fromkeys(shares, 0)
+    counts = dict.fromkeys(shares, 0)
     for number in count(1):
-        due = {name: share * number - drawn[name] for name, share in shares.items()}
+        due = {name: share * number - counts[name] for name, share in shares.items()}
         name = max(due, key=due.__getitem__)
-        drawn[name] += 1
+        counts[name] += 1
         yield next(sources[name])
 
 
@@ -77,7 +77,7 @@ def training_turns(pipeline: Pipeline, *, step: int) -> dict[str, int]:
     """Turns that an episode of each part may have at training step `step` (from 1)."""
     schedules = {name: part.horizon or pipeline.horizon for name, part in pipeline.data.parts.items()}
     return {
-        name: horizon(step, rounds=schedule.rounds, steps_scaling_inter=schedule.steps_scaling_inter)
+        name: horizon(step, max_turns=schedule.max_turns, steps_per_stage=schedule.steps_per_stage)
         for name, schedule in schedules.items()
     }
 
@@ -87,9 +87,9 @@ def evaluation_turns(pipeline: Pipeline) -> dict[str, int]:
     return {name: part.max_turns or pipeline.evaluate.max_turns for name, part in pipeline.data.parts.items()}
 
 
-def _shuffled(items: Sequence[Item], *, seed: str) -> Iterator[Item]:
+def _shuffled(indices: Sequence[int], *, seed: str) -> Iterator[int]:
     rng = random.Random(seed)
-    order = list(items)
+    order = list(indices)
     while True:
         rng.shuffle(order)
         yield from order

@@ -24,7 +24,7 @@ from envs.types import Item
 from tasks.cluster.session import check_ray, connect_ray, end_local_ray, keep_logs, result_of
 from tasks.config.settings import Pipeline
 from tasks.data.items import read_items, write_items
-from tasks.data.mixture import evaluation_turns, training_draws
+from tasks.data.mixture import evaluation_turns, training_order
 from tasks.data.trajectories import summarise, write_trajectories
 from tasks.errors import RayDied, SamplerDied, names_dead_engine
 from tasks.rollout.runner import Play
@@ -245,7 +245,7 @@ class TrainSession:
             return
         self._resume()
         self._check_policy()
-        self._write_draws()
+        self._write_training_items()
         self._write_prompts()
         if self._actor is None:
             self._launch()
@@ -287,12 +287,13 @@ class TrainSession:
         )
         self._actor.prepare.remote()  # nobody waits: if it fails, `start` does it again, and says so
 
-    def _write_draws(self) -> None:
-        """The items in the order in which training plays them, `rollout.items_per_step` a step."""
+    def _write_training_items(self) -> None:
+        """The items in the order in which training samples them, `rollout.items_per_step` a step."""
         train, seed = self._pipeline.train, self._pipeline.seed
         items = read_items(self._workspace / "data" / "train.jsonl", data=self._pipeline.data)
         count = train.steps * self._pipeline.rollout.items_per_step
-        write_items(self._items, islice(training_draws(items, self._pipeline.data, seed=seed), count))
+        order = islice(training_order(items, self._pipeline.data, seed=seed), count)
+        write_items(self._items, (items[index] for index in order))
 
     def _write_prompts(self) -> None:
         """What the agent is told before all else, and its judges, to be kept with what came of it."""

@@ -161,11 +161,11 @@ def _cuda(pipeline: Pipeline, *, model: str) -> dict[str, Any]:
 def _check_turns(pipeline: Pipeline) -> None:
     """Every turn takes a token of the context at least."""
     turns = {
-        "horizon.rounds": max(pipeline.horizon.rounds),
+        "horizon.max_turns": max(pipeline.horizon.max_turns),
         "evaluate.max_turns": pipeline.evaluate.max_turns,
     }
     for name, part in pipeline.data.parts.items():
-        turns[f"data.parts.{name}.horizon.rounds"] = max(part.horizon.rounds) if part.horizon else 0
+        turns[f"data.parts.{name}.horizon.max_turns"] = max(part.horizon.max_turns) if part.horizon else 0
         turns[f"data.parts.{name}.max_turns"] = part.max_turns or 0
     length = pipeline.rollout.context_length
     for key, count in turns.items():

@@ -23,34 +23,36 @@ STAGES = [10, 20, 30]
     ],
 )
 def test_stepwise_table(step: int, turns: int) -> None:
-    assert horizon(step, rounds=STAGES, steps_scaling_inter=100) == turns
+    assert horizon(step, max_turns=STAGES, steps_per_stage=100) == turns
 
 
 def test_resuming_at_100_skips_no_stage() -> None:
     # AgentGym-RL's scheduler, resumed at 100, gives stage 2 at step 101 and stage 3 at 102.
-    resumed = [horizon(step, rounds=STAGES, steps_scaling_inter=100) for step in range(101, 203)]
+    resumed = [horizon(step, max_turns=STAGES, steps_per_stage=100) for step in range(101, 203)]
     assert resumed == [20] * 100 + [30] * 2
 
 
 @pytest.mark.parametrize("step", [1, 100, 100_000])
 def test_fixed_never_changes(step: int) -> None:
-    assert horizon(step, rounds=[15]) == 15
+    assert horizon(step, max_turns=[15]) == 15
 
 
 @pytest.mark.parametrize(
-    ("step", "rounds", "inter", "named"),
+    ("step", "max_turns", "inter", "named"),
     [
         (0, [5], None, "step 0"),
         (-3, [5, 8], 10, "step -3"),
         (1, [], None, "empty"),
         (1, [], 10, "empty"),
-        (1, [5, 8], None, "steps_scaling_inter"),
-        (1, [5, 8], 0, "steps_scaling_inter 0"),
+        (1, [5, 8], None, "steps_per_stage"),
+        (1, [5, 8], 0, "steps_per_stage 0"),
     ],
 )
-def test_what_is_no_schedule_is_refused(step: int, rounds: list[int], inter: int | None, named: str) -> None:
+def test_what_is_no_schedule_is_refused(
+    step: int, max_turns: list[int], inter: int | None, named: str
+) -> None:
     with pytest.raises(ValueError, match=named):
-        horizon(step, rounds=rounds, steps_scaling_inter=inter)
+        horizon(step, max_turns=max_turns, steps_per_stage=inter)
 
 
 @pytest.mark.parametrize(("step", "expected"), [(1, 1.3), (2, 1.2), (3, 1.1), (4, 1.0), (5, 1.0), (100, 1.0)])

@@ -81,8 +81,11 @@ def the_error(done: subprocess.CompletedProcess[str]) -> str:
         (["run", "textcraft-cpu", "--set", "train.algorithm=grop"], ["train.algorithm", "'grop'", "grpo"]),
         (["run", "textcraft-cpu", "--set", "train.stpes=3"], ["train.stpes", "did you mean 'steps'"]),
         (["run", "textcraft-cpu", "--set", "model=models/none"], ["'models/none'", "no such folder"]),
-        (["run", "textcraft-cpu", "--set", "horizon.rounds=[8,4]"], ["horizon", "[8, 4]", "must not fall"]),
-        (["run", "textcraft-cpu", "--set", "horizon.rounds=[]"], ["horizon.rounds", "at least 1"]),
+        (
+            ["run", "textcraft-cpu", "--set", "horizon.max_turns=[8,4]"],
+            ["horizon", "[8, 4]", "must not fall"],
+        ),
+        (["run", "textcraft-cpu", "--set", "horizon.max_turns=[]"], ["horizon.max_turns", "at least 1"]),
         (["run", "textcraft-cpu", "--set", "train.lr"], ["'train.lr'", "KEY=VALUE"]),
         (["run", "textcraft-cpu", "--set", "seed=[1"], ["'seed=[1'", "YAML"]),
         (
@@ -281,5 +284,5 @@ def test_a_disk_that_fills_up_is_one_line_wherever_it_is_noticed() -> None:
 
 
 def test_settings_are_yaml_values() -> None:
-    told = parse_settings(["train.lr=1e-3", "horizon.rounds=[2, 4]", "warmup=null", "model=a=b"])
-    assert told == {"train.lr": 0.001, "horizon.rounds": [2, 4], "warmup": None, "model": "a=b"}
+    told = parse_settings(["train.lr=1e-3", "horizon.max_turns=[2, 4]", "warmup=null", "model=a=b"])
+    assert told == {"train.lr": 0.001, "horizon.max_turns": [2, 4], "warmup": None, "model": "a=b"}

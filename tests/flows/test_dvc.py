@@ -33,7 +33,7 @@ OWN = """
     train:
       {algorithm: grpo, steps: 1, steps_per_round: 1, save_every: 1, lr: 1.0e-3, mini_batches: 1,
       micro_batch_tokens: 8192}
-    horizon: {type: fixed, rounds: [3]}
+    horizon: {type: fixed, max_turns: [3]}
     evaluate: {max_turns: 3, samples_per_item: 1, quick_items: 8}
     backend: {device: cpu, rollout: cpu}
 """

@@ -78,7 +78,7 @@ def test_caches_of_python_are_no_input(project: Path) -> None:
         ({"data.split_seed": 7}, {"prepare", "provision", "warmup", "train", "evaluate", "report"}),
         ({"warmup.lr": 1.0e-4}, {"warmup", "report"}),
         ({"train.lr": 1.0e-4}, {"train", "report"}),
-        ({"horizon.rounds": [4, 8]}, {"train", "report"}),
+        ({"horizon.max_turns": [4, 8]}, {"train", "report"}),
         ({"evaluate.samples_per_item": 2}, {"evaluate", "report"}),
         ({"evaluate.quick_items": 2}, {"train", "evaluate", "report"}),
         ({"seed": 3}, {"warmup", "train", "evaluate", "report"}),

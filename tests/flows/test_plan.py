@@ -30,7 +30,7 @@ NAME = "textcraft-cpu"
 SHORT = {
     "rollout.context_length": 30,
     "rollout.max_tokens_per_turn": 10,
-    "horizon.rounds": [1, 1, 1],
+    "horizon.max_turns": [1, 1, 1],
     "evaluate.max_turns": 1,
 }
 """A context that no prompt fits into, and whatever else depends on its length."""
@@ -84,7 +84,7 @@ def refusal(overrides: dict[str, Any]) -> str:
         ({"agent.reward": 5}, "agent.reward: 5 is neither"),
         ({"rollout.max_tokens_per_turn": 2000}, "rollout.max_tokens_per_turn 2000 leaves no room"),
         ({"train.mini_batches": 1000}, "train.mini_batches 1000 is more than rollout.items_per_step"),
-        ({"horizon.rounds": [1000000]}, "horizon.rounds: 1000000 turns do not fit"),
+        ({"horizon.max_turns": [1000000]}, "horizon.max_turns: 1000000 turns do not fit"),
         ({"evaluate.max_turns": 1000000}, "evaluate.max_turns: 1000000 turns do not fit"),
         ({"backend.workers": 100_000}, "backend.workers 100000: this machine has"),
         ({"backend.device": "cuda"}, "use cpu with cpu, vllm with cuda"),

@@ -39,8 +39,8 @@ def toy_pipeline(**overrides: Any) -> Pipeline:
     values = {
         "train.steps": 4,
         "train.steps_per_round": 2,
-        "horizon.rounds": [5, 9],
-        "horizon.steps_scaling_inter": 2,
+        "horizon.max_turns": [5, 9],
+        "horizon.steps_per_stage": 2,
         "evaluate.samples_per_item": 2,
         "evaluate.quick_items": 4,
     }

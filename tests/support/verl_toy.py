@@ -88,7 +88,7 @@ def toy_pipeline(model: Path, **overrides: Any) -> Pipeline:
             "mini_batches": 2,
             "micro_batch_tokens": 1024,
         },
-        "horizon": {"type": "fixed", "rounds": [4]},
+        "horizon": {"type": "fixed", "max_turns": [4]},
         "evaluate": {"max_turns": 4, "samples_per_item": 1, "quick_items": 4},
         "backend": {"device": "cpu", "rollout": "cpu", "samplers": 2},
     }

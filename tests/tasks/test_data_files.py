@@ -16,7 +16,7 @@ from envs.registry import Split, get_env
 from envs.types import Item
 from tasks.config.settings import DataSettings
 from tasks.data.items import item_from_json, item_to_json
-from tasks.data.mixture import split, training_draws
+from tasks.data.mixture import split, training_order
 from tasks.data.sources import checked_source
 
 SUMS = [{"question": f"{n} + {n}?", "answer": str(2 * n)} for n in range(5)]
@@ -123,8 +123,8 @@ def test_items_of_several_parts_of_one_environment_know_theirs() -> None:
     for item in (*found.train, *found.test):
         part = item.item_id.rpartition("_")[0].removesuffix("-test")
         assert settings.part_of(item) == part
-    draws = training_draws(found.train, settings, seed=0)
-    assert [next(draws).part for _ in range(6)].count("hard") == 2
+    order = training_order(found.train, settings, seed=0)
+    assert [found.train[next(order)].part for _ in range(6)].count("hard") == 2
     assert settings.part_of(Item(item_id="math_0", env="question", part="math")) is None
     assert settings.part_of(Item(item_id="easy_0", env="question")) is None
 

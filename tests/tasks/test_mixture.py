@@ -21,7 +21,7 @@ from envs.errors import ConfigError
 from envs.registry import EnvSpec, Split
 from envs.types import Item
 from tasks.config.settings import DataSettings
-from tasks.data.mixture import evaluation_turns, split, training_draws, training_turns
+from tasks.data.mixture import evaluation_turns, split, training_order, training_turns
 from tasks.data.trajectories import summarise
 from tasks.rollout.runner import Play, Player
 from tests.support.toy import ToyEnv, toy_tokenizer
@@ -108,14 +108,14 @@ def test_no_part_and_no_weight_are_refused() -> None:
 def test_every_part_has_its_share_at_every_moment(weights: list[float], count: int, seed: int) -> None:
     data = parts(**{f"p{i}": {"env": f"e{i}", "weight": weight} for i, weight in enumerate(weights)})
     items = [item for i in range(len(weights)) for item in items_of(f"e{i}", range(5))]
-    drawn = list(islice(training_draws(items, data, seed=seed), count))
+    sampled = [items[i] for i in islice(training_order(items, data, seed=seed), count)]
     for end in range(1, count + 1):
-        found = Counter(item.env for item in drawn[:end])
+        found = Counter(item.env for item in sampled[:end])
         for i, weight in enumerate(weights):
             # an apportionment by the largest remainder so far is off by less than the number of parts
             assert abs(found[f"e{i}"] - end * weight / sum(weights)) < max(1, len(weights) - 1) + 1e-6
     for i in range(len(weights)):
-        own = [item.item_id for item in drawn if item.env == f"e{i}"]
+        own = [item.item_id for item in sampled if item.env == f"e{i}"]
         for start in range(0, len(own), 5):  # each once before any comes again
             assert len(set(own[start : start + 5])) == len(own[start : start + 5])
 
@@ -124,7 +124,7 @@ def test_the_seed_chooses_the_order() -> None:
     data, items = parts(here={}), items_of("here", range(50))
 
     def first(seed: int) -> list[Item]:
-        return list(islice(training_draws(items, data, seed=seed), 50))
+        return [items[i] for i in islice(training_order(items, data, seed=seed), 50)]
 
     assert first(1) == first(1) != first(2)
     assert sorted(first(1), key=lambda item: item.index) == items
@@ -134,7 +134,7 @@ def pipeline_of(**data: Any) -> Any:
     return toy_pipeline(Path("none"), data={"parts": data}, agent={"instructions": True})
 
 
-SCALING = {"type": "scaling_inter_stepwise", "rounds": [2, 5], "steps_scaling_inter": 3}
+SCALING = {"type": "scaling_inter_stepwise", "max_turns": [2, 5], "steps_per_stage": 3}
 
 
 def test_a_part_may_have_its_own_horizon() -> None:

@@ -176,7 +176,7 @@ def test_a_whole_run_is_recorded(workspace: Path, pipeline: Pipeline) -> None:
     assert parent.data.tags["git.commit"] == "abc"
     assert parent.data.params["warmup.lr"] == "0.25"
     assert parent.data.params["data.parts.craft_easy_yes.env"] == "textcraft"
-    assert parent.data.params["horizon.rounds"] == str(pipeline.horizon.rounds)
+    assert parent.data.params["horizon.max_turns"] == str(pipeline.horizon.max_turns)
     assert series(parent, "rollout/success") == [(1, 0.1), (2, 0.2), (3, 0.3), (4, 0.4), (5, 0.5)]
     assert parent.data.metrics["rollout/counts/stop_max_turns"] == 1
     assert parent.data.metrics["train/kl"] == 0.5
