@@ -41,7 +41,7 @@ def test_every_stage_declares_its_own_code_and_all_declared_code_exists(
     stages = declared_stages(name, pipeline=load_pipeline(name), workspace=default_workspace(name))
     for stage in stages.values():
         code = [dep for dep in stage.deps if dep.parts[0] in ("envs", "agents", "tasks", "flows")]
-        assert Path("tasks", f"{stage.name}.py") in code
+        assert Path("tasks/stages", f"{stage.name}.py") in code
         assert all(path.exists() for path in code)
 
 
