@@ -78,7 +78,7 @@ def _common(pipeline: Pipeline, *, model: str, items: str, checkpoints: str) -> 
         "reward.num_workers": 0,  # rewards come with the episodes
         "data.train_files": items,
         "data.val_files": items,  # verl wants some; evaluation is ours
-        "data.custom_cls.path": "pkg://tasks.verl_rollout",
+        "data.custom_cls.path": "pkg://tasks.verl.rollout",
         "data.custom_cls.name": "ItemDataset",
         "data.shuffle": False,  # `tasks/data/mixture.py` has chosen the order
         "data.train_batch_size": rollout.items_per_step,
