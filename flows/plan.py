@@ -13,7 +13,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from agents.prompting.images import sees
+from agents.prompting.images import has_vision
 from envs.errors import ConfigError
 from envs.files import check_writable
 from flows.lineage import Stage, check_inputs, declared_stages, default_workspace
@@ -21,7 +21,7 @@ from flows.versioning import check_lock, check_yaml
 from tasks.cluster.address import check_ray_address
 from tasks.config.capacity import check_memory, checkpoint_bytes, disk_bytes, read_model_size
 from tasks.config.environments import check_environments
-from tasks.config.episodes import check_agent, check_reward, check_sight
+from tasks.config.episodes import check_agent, check_reward, check_vision
 from tasks.config.pipelines import load_pipeline
 from tasks.config.prompts import check_prompts
 from tasks.config.settings import Pipeline
@@ -188,7 +188,7 @@ def check_items(pipeline: Pipeline) -> None:
     items = split(pipeline.data)
     both = [*items.train, *items.test]
     check_reward(pipeline.agent, both)
-    check_sight(both, sees=sees(pipeline.model) is not False)
+    check_vision(both, has_vision=has_vision(pipeline.model) is not False)
     check_prompts(pipeline, both)
 
 

@@ -17,7 +17,7 @@ from typing import Any, NoReturn, TypeVar
 import httpx
 
 from agents.clients.rate_limit import ConcurrencyLimiter, RateLimiter
-from agents.formats.json_values import Broken, decode_at, skip_space
+from agents.formats.json_values import InvalidJson, decode_at, skip_space
 from envs.errors import ConfigError, described
 from envs.redaction import redacted, register_secret
 
@@ -224,7 +224,7 @@ def _quoted(text: str) -> str:
 def _reply(url: str, text: str) -> Reply:
     decoded = decode_at(text, skip_space(text, 0))
     try:
-        if isinstance(decoded, Broken):
+        if isinstance(decoded, InvalidJson):
             raise ValueError(f"its JSON {decoded.why}")
         choice = decoded.value["choices"][0]
         message = choice["message"]

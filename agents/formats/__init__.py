@@ -11,7 +11,7 @@ from typing import Any
 
 from agents.formats import action, code_block, hermes, json_calls, qwen3, react, searchr1
 from agents.formats.calls import ParsedTurn, TurnParser
-from agents.formats.fitting import fitted
+from agents.formats.fitting import fit_types
 from envs.errors import ConfigError
 
 FORMATS: dict[str, TurnParser] = {
@@ -68,7 +68,7 @@ def turn_parser(format: str, schemas: Sequence[Mapping[str, Any]]) -> TurnParser
     def parse_and_fit(text: str) -> ParsedTurn:
         turn = parse(text)
         calls = (
-            fitted(call, parameters[call.name]) if call.name in parameters else call for call in turn.calls
+            fit_types(call, parameters[call.name]) if call.name in parameters else call for call in turn.calls
         )
         return replace(turn, calls=tuple(calls))
 

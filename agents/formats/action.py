@@ -17,7 +17,7 @@ def action(text: str) -> ParsedTurn:
     found = _ACTION.findall(text)
     said = found[0].strip() if len(found) == 1 else ""
     if not said:
-        return ParsedTurn(thought="", action=text, unread=True)
+        return ParsedTurn(thought="", action=text, is_ambiguous=True)
     thought = text[: text.index("Action:")]
     return ParsedTurn(thought=_THOUGHT_LABEL.sub("", thought).strip(), action=said)
 

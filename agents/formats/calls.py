@@ -39,7 +39,7 @@ class ParsedTurn:
     """How many characters of the text its first call reaches to, its closing tag included, where one was read
     before any `problem`; told by the formats of chat templates, 0 elsewhere."""
 
-    unread: bool = False
+    is_ambiguous: bool = False
     """The text holds no action, or several; `action` is the whole text, which the environment answers."""
 
     def __post_init__(self) -> None:
@@ -47,9 +47,9 @@ class ParsedTurn:
         assert said.count(True) == 1
 
     @property
-    def failed(self) -> bool:
+    def is_malformed(self) -> bool:
         """Whether the text is not in the format."""
-        return self.unread or self.problem is not None
+        return self.is_ambiguous or self.problem is not None
 
 
 TurnParser = Callable[[str], ParsedTurn]

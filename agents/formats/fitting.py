@@ -18,7 +18,7 @@ _JSON_TYPES: dict[str, type | tuple[type, ...]] = {"number": (int, float), "obje
 _MISSING = object()
 
 
-def fitted(call: ToolCall, parameters: Mapping[str, Any]) -> ToolCall:
+def fit_types(call: ToolCall, parameters: Mapping[str, Any]) -> ToolCall:
     """`call`, its text values as the JSON schema `parameters` has them.
 
     A plain input (`react.py`) goes to the only parameter, or to the only one that is required. A number,

@@ -3,7 +3,7 @@
 import re
 
 from agents.formats.calls import ParsedTurn, ToolCall
-from agents.formats.json_values import Broken, call_of, decode_at, skip_space
+from agents.formats.json_values import InvalidJson, call_of, decode_at, skip_space
 from agents.formats.scan import Found, bounded, marks, plain_answer, scan, turn_of
 
 EXPECTED = (
@@ -35,8 +35,8 @@ def _read(text: str, match: re.Match[str]) -> tuple[Found, int]:
 def read_json(text: str, position: int, *, expected: str) -> tuple[Found, int]:
     """The call in JSON that begins at `position`, up to and with the closing tag after it."""
     decoded = decode_at(text, position)
-    if isinstance(decoded, Broken):
-        return Found(problem=f"A call cannot be read: its JSON {decoded.why}. {expected}"), decoded.at
+    if isinstance(decoded, InvalidJson):
+        return Found(problem=f"A call cannot be read: its JSON {decoded.why}. {expected}"), decoded.position
     call = call_of(decoded.value)
     if not isinstance(call, ToolCall):
         why = call or '"name" and "arguments" are not both there'

@@ -41,12 +41,12 @@ _ESCAPED_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 
 
 @dataclass(frozen=True, slots=True)
-class Broken:
+class InvalidJson:
     """No JSON value stands there."""
 
     why: str
     """Fits after "its JSON "."""
-    at: int
+    position: int
     """Where it breaks off; reading may go on from here."""
 
 
@@ -65,7 +65,7 @@ def skip_space(text: str, position: int) -> int:
     return match.end()
 
 
-def decode_at(text: str, position: int) -> Value | Broken:
+def decode_at(text: str, position: int) -> Value | InvalidJson:
     """The JSON value that begins exactly at `position`.
 
     NaN, infinities, numbers out of range and values nested deeper than `MAX_DEPTH` are refused.
@@ -73,12 +73,12 @@ def decode_at(text: str, position: int) -> Value | Broken:
     try:
         value, end = _DECODER.raw_decode(text, position)
     except json.JSONDecodeError as error:
-        at = max(error.pos, position)
-        return Broken(f"breaks off after {at - position} characters: {error.msg}", at)
+        end = max(error.pos, position)
+        return InvalidJson(f"breaks off after {end - position} characters: {error.msg}", end)
     except RecursionError:
-        return Broken(f"is nested more than {MAX_DEPTH} deep", len(text))
+        return InvalidJson(f"is nested more than {MAX_DEPTH} deep", len(text))
     if fault := _fault(value, 1):
-        return Broken(fault, end)
+        return InvalidJson(fault, end)
     if _ESCAPED_SURROGATE.search(text, position, end):
         value = _without_surrogates(value)
     return Value(value, end)

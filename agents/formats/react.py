@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from agents.formats.calls import ParsedTurn, ToolCall
-from agents.formats.json_values import MAX_NAME, Broken, decode_at
+from agents.formats.json_values import MAX_NAME, InvalidJson, decode_at
 from agents.formats.scan import UNCLOSED, bounded, marks, scan
 
 PLAIN_INPUT = "input"
@@ -94,6 +94,7 @@ def _read(text: str, match: re.Match[str]) -> tuple[_Label, int]:
     if not opening:
         return _Label(name), match.end()
     decoded = decode_at(text, opening.end())
-    if isinstance(decoded, Broken):
-        return _Label(name, problem=f"Your Action Input cannot be read: its JSON {decoded.why}."), decoded.at
+    if isinstance(decoded, InvalidJson):
+        problem = f"Your Action Input cannot be read: its JSON {decoded.why}."
+        return _Label(name, problem=problem), decoded.position
     return _Label(name, value=decoded.value), decoded.end

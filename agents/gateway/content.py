@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator
 
-from agents.prompting.images import check_picture
+from agents.prompting.images import check_image
 from envs.images import read_image
 from envs.types import Image
 
@@ -61,7 +61,7 @@ def _part(part: object) -> str | Image:
         )
     image = read_image(source)
     try:
-        check_picture(image)
+        check_image(image)
     except ValueError as error:
         raise ValueError(f"{source[:40]!r} {error}") from None
     return image

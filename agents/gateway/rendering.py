@@ -19,7 +19,7 @@ from agents.gateway.errors import RequestRejected
 from agents.prompting.native_tools import SENTINEL, check_native
 from agents.prompting.renderer import Renderer
 from agents.rollout.actions import said
-from agents.samplers.stop_texts import cut, shortened, text_before
+from agents.samplers.stop_texts import cut_at_stop, text_before, truncate
 from agents.types import Completion
 from envs.errors import ConfigError, EnvCrashed
 from envs.types import Message
@@ -90,7 +90,7 @@ class Rendering:
         """What stands between the completion `after` and the next one. Raises `Refused`."""
         closed = after[-1] in self.stop_token_ids
         try:
-            return self._renderer.reply_ids([self._message(one) for one in messages], closed=closed)
+            return self._renderer.reply_ids([self._message(one) for one in messages], is_closed=closed)
         except (ConfigError, EnvCrashed) as error:  # the latter for a picture that nobody can decode
             raise RequestRejected(400, str(error), param="messages") from None
 
@@ -114,7 +114,7 @@ class Rendering:
         call, where that is not the only one. `begun` is what stands before it.
         """
         decode = self._renderer.decode
-        completion = cut(completion, stop, decode=decode)
+        completion = cut_at_stop(completion, stop, decode=decode)
         text = text_before(decode(completion.token_ids), stop)
         if not tools:
             return completion, Reading(text=text, content=text, action=text)
@@ -123,7 +123,7 @@ class Rendering:
         turn = parse(head + text)
         if one_call and turn.first_call_end and (len(turn.calls) > 1 or turn.problem is not None):
             end = turn.first_call_end - len(head)
-            completion = shortened(completion, self._tokens_of(completion.token_ids, characters=end))
+            completion = truncate(completion, self._tokens_of(completion.token_ids, characters=end))
             text = text[:end]
             turn = parse(head + text)
         return completion, _read(turn, text, begun)
@@ -175,7 +175,7 @@ def _read(turn: ParsedTurn, text: str, begun: Begun | None) -> Reading:
         calls=calls,
         thought=turn.thought,
         action=said(turn),
-        failed=turn.failed,
+        failed=turn.is_malformed,
     )
     if begun is None or (calls and calls[0].name == begun.name):
         return read

@@ -25,7 +25,7 @@ _OF_TOKENS = ("input_ids", "attention_mask", "token_type_ids", "mm_token_type_id
 _OPENED = 64  # pictures that are kept decoded: a conversation's are shown again with every turn
 
 
-class Pictures:
+class VisionProcessor:
     """A processor of images."""
 
     placeholder_ids: frozenset[int]
@@ -111,13 +111,13 @@ class Pictures:
 
     def _call(self, text: str, images: Sequence[Image], **options: Any) -> Mapping[str, Any]:
         made: Mapping[str, Any] = self._processor(
-            text=[text], images=[opened(image) for image in images], **options
+            text=[text], images=[decode_image(image) for image in images], **options
         )
         return made
 
 
 @lru_cache(_OPENED)
-def opened(image: Image) -> "PIL.Image.Image":
+def decode_image(image: Image) -> "PIL.Image.Image":
     """Decoded, upright, in RGB: not to be changed.
 
     Raises `EnvCrashed` for what is no picture: whoever made it, it was not the policy.
@@ -133,17 +133,17 @@ def opened(image: Image) -> "PIL.Image.Image":
         ) from None
 
 
-def check_picture(image: Image) -> None:
+def check_image(image: Image) -> None:
     """Raise `ValueError` unless its first bytes are those of a picture that Pillow can open."""
     import PIL.Image
 
     try:
         PIL.Image.open(io.BytesIO(image.data)).verify()
-    except Exception as error:  # see `opened`
+    except Exception as error:  # see `decode_image`
         raise ValueError(f"is no picture that can be read: {described(error)}") from None
 
 
-def sees(model: str | Path) -> bool | None:
+def has_vision(model: str | Path) -> bool | None:
     """Whether the model of a folder takes pictures; None for what is no folder, but a name. Loads nothing."""
     config = Path(model) / "config.json"
     return "vision_config" in json.loads(config.read_text()) if config.is_file() else None

@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any
 
-from agents.prompting.images import Pictures
+from agents.prompting.images import VisionProcessor
 from envs.errors import ConfigError
 from envs.types import Image, Message, Role
 
@@ -56,12 +56,12 @@ class Renderer:
                 f"the tokenizer of {tokenizer.name_or_path!r} has no chat template; save one beside it as "
                 "chat_template.jinja, or use a model that was made for conversations"
             )
-        self._pictures = None if processor is None else Pictures(processor)
-        self.placeholder_ids = frozenset() if self._pictures is None else self._pictures.placeholder_ids
+        self._vision = None if processor is None else VisionProcessor(processor)
+        self.placeholder_ids = frozenset() if self._vision is None else self._vision.placeholder_ids
         self._encode, self._decode = _codec(tokenizer)
         control = {t.content for t in tokenizer.added_tokens_decoder.values() if t.special}
         control |= set(tokenizer.all_special_tokens)
-        control |= set() if self._pictures is None else self._pictures.marks
+        control |= set() if self._vision is None else self._vision.marks
         longest_first = sorted(control, key=len, reverse=True)
         self._control = re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
         self._system_role = self._takes_system()
@@ -86,14 +86,14 @@ class Renderer:
         encoded = self._pictured_prompt if images_of(messages) else self._prompt
         return list(encoded(tuple(messages), json.dumps(list(tools)) if tools else ""))
 
-    def reply_ids(self, messages: Sequence[Message], *, closed: bool) -> list[int]:
+    def reply_ids(self, messages: Sequence[Message], *, is_closed: bool) -> list[int]:
         """Tokens between a completion and the next one: end of turn, `messages`, prompt to speak.
 
-        `closed`: the completion ended with a stop token, so none is added here. Raises `ConfigError` for
+        `is_closed`: the completion ended with a stop token, so none is added here. Raises `ConfigError` for
         roles that the template refuses at this place, and for pictures where there is no processor.
         """
         encoded = self._encode_reply if images_of(messages) else self._reply
-        return list(encoded(tuple(messages), closed))
+        return list(encoded(tuple(messages), is_closed))
 
     def encode(self, text: str) -> list[int]:
         """Text that is the template's own, its control tokens included, as tokens."""
@@ -111,7 +111,7 @@ class Renderer:
         text = self._render(turns, tools=json.loads(tools) if tools else None)
         return tuple(self._encode_with(images_of(messages), text))
 
-    def _encode_reply(self, messages: tuple[Message, ...], closed: bool) -> tuple[int, ...]:
+    def _encode_reply(self, messages: tuple[Message, ...], is_closed: bool) -> tuple[int, ...]:
         (first, *gaps), trims = self._frame(tuple((m.role, len(m.images)) for m in messages))
         said = (self._clean(message.content) for message in messages)
         texts = (text.strip() for text in said) if trims else said
@@ -119,17 +119,17 @@ class Renderer:
         # in the white space that follows them.
         text = first + "".join(text + gap for text, gap in zip(texts, gaps, strict=True))
         ids = self._encode_with(images_of(messages), text)
-        return tuple(ids[ids.index(self._end_of_turn) + 1 :] if closed else ids)
+        return tuple(ids[ids.index(self._end_of_turn) + 1 :] if is_closed else ids)
 
     def _encode_with(self, images: Sequence[Image], text: str) -> list[int]:
         if not images:
             return self._encode(text)
-        if self._pictures is None:
+        if self._vision is None:
             raise ConfigError(
                 f"{len(images)} pictures are to be shown, but {self._name} reads text only; use a "
                 "vision-language model, whose folder has a processor, or leave the pictures out"
             )
-        return self._pictures.encode(text, images)
+        return self._vision.encode(text, images)
 
     def _cut_frame(self, shapes: tuple[tuple[Role, int], ...]) -> tuple[list[str], bool]:
         """What the template writes around messages of these roles and numbers of pictures after a completion:
@@ -175,8 +175,8 @@ class Renderer:
         from jinja2 import TemplateError
 
         try:
-            if self._pictures is not None:
-                return self._pictures.render(turns, tools=tools)
+            if self._vision is not None:
+                return self._vision.render(turns, tools=tools)
             conversation = [{"role": role, "content": content} for role, content, _ in turns]
             text = self._tokenizer.apply_chat_template(
                 conversation, tools=tools, tokenize=False, add_generation_prompt=True

@@ -110,7 +110,7 @@ class Context:
             *others, last = messages
             said = f"{last.content}\n\n[left: about {max(0, left)} tokens, {turns_left} turns]"
             messages = [*others, replace(last, content=said)]
-        return self._renderer.reply_ids(messages, closed=closed)
+        return self._renderer.reply_ids(messages, is_closed=closed)
 
     def go_on(self, completion: Completion, reply_ids: Sequence[int], images: Sequence[Image]) -> bool:
         """Put a turn behind the context; False, and nothing is put, where no room would be left."""

@@ -137,7 +137,7 @@ class _Episode:
             if spoken is None:
                 return StopReason.MAX_CONTEXT
             parsed = spoken.parsed or self._agent.parse(spoken.text)
-            self._parse_failures += parsed.failed
+            self._parse_failures += parsed.is_malformed
             spoke = time.perf_counter()
             outcome = await self._hands.carry_out(parsed)
             answered = time.perf_counter()
@@ -155,7 +155,7 @@ class _Episode:
                 text=spoken.text,
                 thought="\n".join(filter(None, (spoken.thought, parsed.thought))),
                 action=said(parsed),
-                failed=parsed.failed,
+                failed=parsed.is_malformed,
                 observation="" if cut else outcome.step.observation,
                 reward=outcome.step.reward,
                 observation_ids=[],

@@ -176,7 +176,7 @@ def _speakers(
     if isinstance(model, Endpoint):
         yield ChatSpeakers(client=ChatClient(model), sampling=sampling)
         return
-    with model.loaded(context_length=context_length) as loaded:
+    with model.load(context_length=context_length) as loaded:
         if format in NATIVE:
             check_native(loaded.tokenizer, format)
         renderer = Renderer(loaded.tokenizer, loaded.processor)

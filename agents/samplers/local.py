@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Loaded:
+class LoadedModel:
     """A model that is ready to play."""
 
     sampler: "CpuSampler | TransformersSampler"
@@ -48,7 +48,7 @@ class LocalModel:
             )
 
     @contextmanager
-    def loaded(self, *, context_length: int) -> Iterator[Loaded]:
+    def load(self, *, context_length: int) -> Iterator[LoadedModel]:
         """It, within. A model whose architecture the CPU engine does not know is sampled by transformers.
 
         Raises `ConfigError` for a model that cannot be loaded, `MissingDependency` for what its processor
@@ -66,7 +66,7 @@ class LocalModel:
         processor = load_processor(self.folder)
         sampler = self._sampler(processor, context_length=context_length)
         try:
-            yield Loaded(sampler, tokenizer, processor)
+            yield LoadedModel(sampler, tokenizer, processor)
         finally:
             sampler.close()
 

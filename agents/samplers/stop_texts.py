@@ -21,7 +21,7 @@ def text_before(text: str, stop: Sequence[str]) -> str:
     return text[: min(places)] if places else text
 
 
-def cut(completion: Completion, stop: Sequence[str], *, decode: Decode) -> Completion:
+def cut_at_stop(completion: Completion, stop: Sequence[str], *, decode: Decode) -> Completion:
     """`completion` up to and with the first token by which its text contains one of `stop`."""
 
     def contains(length: int) -> bool:
@@ -38,10 +38,10 @@ def cut(completion: Completion, stop: Sequence[str], *, decode: Decode) -> Compl
             high = middle
         else:
             low = middle + 1
-    return shortened(completion, low)
+    return truncate(completion, low)
 
 
-def shortened(completion: Completion, length: int) -> Completion:
+def truncate(completion: Completion, length: int) -> Completion:
     """The first `length` tokens of `completion`, which ends there because no more was wanted.
 
     The beginning of a sample is a sample: nothing else is to be known of it to train on it.
@@ -54,7 +54,7 @@ def shortened(completion: Completion, length: int) -> Completion:
     )
 
 
-class StopWatch:
+class StopDetector:
     """Says after each token whether a completion has come to a stop text; for samplers."""
 
     def __init__(self, stop: Sequence[str], *, decode: Decode) -> None:
@@ -63,7 +63,7 @@ class StopWatch:
         # A token says a byte at least, or nothing at all: of the latter there may be some.
         self._window = max((len(one.encode()) for one in stop), default=0) + _MARGIN
 
-    def reached(self, token_ids: list[int]) -> bool:
+    def is_reached(self, token_ids: list[int]) -> bool:
         """Whether the text of `token_ids` ([C]) contains one; the last token is new."""
         end = self._decode(token_ids[-self._window :])
         if not any(one in end for one in self._stop):

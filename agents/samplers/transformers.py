@@ -13,9 +13,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from agents.prompting.images import Pictures
-from agents.samplers.cpu.sampling import check_params, draw, random_key, uniforms
-from agents.samplers.stop_texts import StopWatch
+from agents.prompting.images import VisionProcessor
+from agents.samplers.sampling import check_params, draw, random_key, uniforms
+from agents.samplers.stop_texts import StopDetector
 from agents.types import Completion, FinishReason, SamplingParams
 from envs.errors import ConfigError, described
 from envs.types import Image
@@ -50,7 +50,7 @@ class TransformersSampler:
             self._model: Any = kind.from_pretrained(Path(model), dtype="float32").eval()
         except (OSError, ValueError) as error:
             raise ConfigError(f"{model} cannot be loaded: {described(error)[:300]}; check `model`") from error
-        self._pictures = None if processor is None else Pictures(processor)
+        self._vision = None if processor is None else VisionProcessor(processor)
         self._tokenizer: Any = None if processor is None else processor.tokenizer
         self._folder = Path(model)
         self._context_length = context_length
@@ -76,7 +76,7 @@ class TransformersSampler:
             raise ConfigError(
                 f"{episode_id}: {len(prompt_ids)} tokens of prompt in a context of {self._context_length}"
             )
-        if images and self._pictures is None:
+        if images and self._vision is None:
             raise ConfigError(f"{episode_id}: {len(images)} pictures for a model that reads text only")
         unwanted = threading.Event()
         asked = (list(prompt_ids), list(images), params, min(params.max_tokens, room), episode_id, unwanted)
@@ -101,9 +101,9 @@ class TransformersSampler:
     ) -> Completion:
         import torch
 
-        watch = StopWatch(params.stop, decode=self._decoded) if params.stop else None
+        watch = StopDetector(params.stop, decode=self._decoded) if params.stop else None
         key = random_key(self._seed, episode_id)
-        banned = sorted(self._pictures.placeholder_ids) if self._pictures else []
+        banned = sorted(self._vision.placeholder_ids) if self._vision else []
         tokens: list[int] = []
         logprobs: list[float] = []
         with torch.inference_mode():
@@ -119,7 +119,7 @@ class TransformersSampler:
                 tempered = torch.log_softmax(logits[0] / (params.temperature or 1.0), dim=-1)
                 logprobs.append(float(tempered[token]))
                 reason = FinishReason.STOP if token in params.stop_token_ids else None
-                if reason is None and watch is not None and watch.reached(tokens):
+                if reason is None and watch is not None and watch.is_reached(tokens):
                     reason = FinishReason.CUT
                 if reason is not None or len(tokens) == most or unwanted.is_set():
                     break
@@ -146,10 +146,10 @@ class TransformersSampler:
         import torch
 
         given = {"input_ids": torch.tensor([prompt])}
-        if self._pictures is None:
+        if self._vision is None:
             return given
-        given |= self._pictures.inputs(images)
-        types = self._pictures.token_types(prompt)
+        given |= self._vision.inputs(images)
+        types = self._vision.token_types(prompt)
         if types is None:
             return given
         # Positions in time, height and width. Told at every step: left to itself, a model goes on from the

@@ -156,7 +156,7 @@ def _player(pipeline: Pipeline, model: Endpoint | LocalModel) -> Iterator[Callab
     if isinstance(model, Endpoint):
         yield lambda: ChatPlayer(pipeline, client=ChatClient(model))
         return
-    with model.loaded(context_length=pipeline.rollout.context_length) as loaded:
+    with model.load(context_length=pipeline.rollout.context_length) as loaded:
         yield lambda: player_of(
             pipeline, sampler=loaded.sampler, tokenizer=loaded.tokenizer, processor=loaded.processor
         )

@@ -33,7 +33,7 @@ async def serve_policy(
     local.check()
     listener(host, port).close()  # before the model is loaded, which takes long
     length = context_length or _context_of(folder)
-    with local.loaded(context_length=length) as loaded:
+    with local.load(context_length=length) as loaded:
         gateway = Gateway(
             loaded.sampler,
             loaded.tokenizer,

@@ -16,7 +16,7 @@ from itertools import cycle as endlessly
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from agents.samplers.cpu.malloc import keep_freed_memory
+from agents.malloc import keep_freed_memory
 from tasks.base_model.data import Encoder, Sequence, draw
 from tasks.base_model.model import ASSISTANT, END, USER, make_model, make_tokenizer
 from tasks.config.settings import BaseSettings

@@ -152,10 +152,10 @@ def program_of(settings: AgentSettings) -> "AgentProgram":
     return cast("AgentProgram", program)
 
 
-def check_sight(items: Iterable[Item], *, sees: bool) -> None:
+def check_vision(items: Iterable[Item], *, has_vision: bool) -> None:
     """Raise `ConfigError`, naming an item, for questions with pictures to a model that reads text only."""
     item = next((item for item in items if image_sources(item)), None)
-    if item is not None and not sees:
+    if item is not None and not has_vision:
         raise ConfigError(
             f"{item.item_id} shows pictures, and the model reads text only; use a vision-language model, or "
             "leave out the column image or images"

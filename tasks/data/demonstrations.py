@@ -169,7 +169,7 @@ async def _play(
             if not result.success:
                 return None
         else:
-            reply_ids = renderer.reply_ids([Message("user", result.observation)], closed=True)
+            reply_ids = renderer.reply_ids([Message("user", result.observation)], is_closed=True)
             ids += reply_ids
             mask += [0] * len(reply_ids)
     return Demonstration(

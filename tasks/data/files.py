@@ -14,7 +14,7 @@ from typing import Any, get_args
 
 import PIL.Image
 
-from agents.prompting.images import check_picture
+from agents.prompting.images import check_image
 from envs.errors import ConfigError
 from envs.images import FIELDS, data_uri, image_sources, read_image, recognised
 from envs.registry import EnvSpec, Split, get_env
@@ -204,7 +204,7 @@ def _picture(source: object, *, folder: Path, place: str) -> str:
                 raise ConfigError(
                     f"{place} is {_shown(source)}; give a file's path, or data:MEDIA_TYPE;base64,…"
                 )
-        check_picture(image)
+        check_image(image)
     except ValueError as error:
         raise ConfigError(f"{place}: {error}") from None
     return data_uri(image)

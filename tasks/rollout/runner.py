@@ -26,7 +26,7 @@ from envs.runtime.metrics import PoolMetrics
 from envs.types import Item
 from tasks.cluster.envs import over_cluster
 from tasks.config.environments import environments
-from tasks.config.episodes import check_sight, rules_for
+from tasks.config.episodes import check_vision, rules_for
 from tasks.config.settings import ContextSettings, Pipeline
 from tasks.data.mixture import training_turns
 
@@ -194,13 +194,13 @@ class Player(AgentPlayer):
         super().__init__(pipeline, tokenizer=tokenizer)
         self._sampler = sampler
         self._renderer = Renderer(tokenizer, processor)
-        self._sees = processor is not None
+        self._has_vision = processor is not None
         self._context = ContextPolicy(**dict(pipeline.agent.context))
 
     def check(self, items: Sequence[Item]) -> None:
         """See `PipelinePlayer`; raises `ConfigError` for pictures, too, where the model reads text only."""
         super().check(items)
-        check_sight(items, sees=self._sees)
+        check_vision(items, has_vision=self._has_vision)
 
     def _speakers(self, sampling: SamplingParams) -> TokenSpeakers:
         return TokenSpeakers(

@@ -224,7 +224,7 @@ def _sampler(
 ) -> Iterator[Playing]:
     """Play with the CPU sampler, in this process."""
     local = LocalModel(Path(model), seed=pipeline.seed, max_sequences=pipeline.backend.max_sequences)
-    with local.loaded(context_length=pipeline.rollout.context_length) as loaded:
+    with local.load(context_length=pipeline.rollout.context_length) as loaded:
 
         async def gather(items: Sequence[Item], how: Play) -> list[list[Trajectory]]:
             player = player_of(

@@ -16,7 +16,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from agents.prompting.images import sees
+from agents.prompting.images import has_vision
 from envs.errors import EnvCrashed, EpisodeTimeout, WingspanError
 from envs.files import write_atomically
 from envs.registry import EnvSpec, ExpertStep, get_env
@@ -26,7 +26,7 @@ from envs.sandbox.workspace import HasWorkspace
 from envs.types import Item, Observation, StepResult
 from tasks.cluster.envs import over_cluster
 from tasks.config.environments import environments
-from tasks.config.episodes import check_reward, check_sight
+from tasks.config.episodes import check_reward, check_vision
 from tasks.config.settings import Pipeline
 from tasks.data.items import read_items
 
@@ -48,7 +48,7 @@ def provision(pipeline: Pipeline, workspace: Path) -> None:
         read_items(workspace / "data" / file, data=pipeline.data) for file in ("train.jsonl", "test.jsonl")
     )
     check_reward(pipeline.agent, (*items, *held_out))
-    check_sight((*items, *held_out), sees=sees(pipeline.model) is not False)
+    check_vision((*items, *held_out), has_vision=has_vision(pipeline.model) is not False)
     started = time.perf_counter()
     proofs = {env: _proofs(get_env(env), items) for env in pipeline.data.envs}
     turns, steps = asyncio.run(_prove(proofs, pipeline=pipeline))

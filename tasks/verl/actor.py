@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from agents.samplers.cpu import malloc as heap
+from agents import malloc
 from agents.types import Trajectory
 from envs.runtime.metrics import PoolMetrics
 from envs.types import Item
@@ -266,7 +266,7 @@ def environment_of(pipeline: Pipeline) -> dict[str, str]:
     if pipeline.backend.device == "cpu":
         # Ray sets OMP_NUM_THREADS itself in every worker: what a user set must travel by another name.
         threads = os.environ.get("OMP_NUM_THREADS")
-        variables |= PLUGIN_ENV | THREADS_ENV | heap.ENVIRONMENT
+        variables |= PLUGIN_ENV | THREADS_ENV | malloc.ENVIRONMENT
         return variables | ({"WINGSPAN_THREADS": threads} if threads else {})
     from verl.trainer.constants_ppo import get_ppo_ray_runtime_env
 

@@ -6,7 +6,7 @@ What a laptop and a cluster do differently is `_cpu` and `_cuda`; all else is th
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from agents.prompting.images import sees
+from agents.prompting.images import has_vision
 from envs.errors import ConfigError, MissingDependency
 from envs.requirements.detection import pip_install
 from tasks.cluster.placement import Placement
@@ -184,7 +184,7 @@ def check_pipeline(pipeline: Pipeline) -> None:
             f"backend.rollout {backend.rollout!r} does not run on backend.device {backend.device!r}; "
             "use cpu with cpu, vllm with cuda"
         )
-    if backend.device == "cpu" and sees(pipeline.model):
+    if backend.device == "cpu" and has_vision(pipeline.model):
         raise ConfigError(
             f"backend.device cpu: {pipeline.model} is a vision-language model, and the CPU backend trains "
             "text only; use device: cuda with rollout: vllm"

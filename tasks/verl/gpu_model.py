@@ -7,7 +7,7 @@ The one place for verl's options of a model on GPUs; the warm-up (`tasks/verl/sf
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-from agents.prompting.images import sees
+from agents.prompting.images import has_vision
 from envs.errors import MissingDependency
 
 PLUGIN_ENV = {"VERL_USE_EXTERNAL_MODULES": "tasks.verl.gpu_plugin"}
@@ -44,7 +44,7 @@ def gpu_model_options(model: str) -> dict[str, Any]:
     Raises `MissingDependency` for a vision-language model where flash-attn is missing: verl replaces the
     attention of such models by one that calls it.
     """
-    if sees(model) and flash_attention_version() is None:
+    if has_vision(model) and flash_attention_version() is None:
         raise MissingDependency(
             f"model {model!r} takes images, and verl trains such models with flash-attn only; "
             f"{INSTALL_FLASH_ATTENTION}"

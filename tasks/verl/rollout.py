@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 
 from torch.utils.data import Dataset
 
-from agents.prompting.images import opened
+from agents.prompting.images import decode_image
 from agents.types import Completion, FinishReason, SamplingParams, Trajectory
 from envs.errors import SamplerFailed, described
 from envs.runtime.metrics import PoolMetrics
@@ -87,7 +87,7 @@ class VerlSampler:
                 episode_id,
                 # As the model sees them; verl's server folds what stands for a picture into one token again.
                 prompt_ids=list(prompt_ids),
-                image_data=[opened(image) for image in images] or None,
+                image_data=[decode_image(image) for image in images] or None,
                 sampling_params={
                     "max_tokens": params.max_tokens,
                     "temperature": params.temperature,

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from agents.prompting.images import Pictures, load_processor
+from agents.prompting.images import VisionProcessor, load_processor
 from envs.errors import ConfigError
 from envs.types import Image
 
@@ -54,7 +54,7 @@ def vision_of(ids: Sequence[int], images: Sequence[Image], processor: Any) -> Vi
         if images:
             raise ConfigError(f"{type(processor).__name__} has no positions for pictures; {REMEDY}")
         return Vision({}, torch.arange(length))
-    pictures = _pictures(processor)
+    pictures = _vision(processor)
     inputs = pictures.inputs(images)
     grid = inputs.get("image_grid_thw")
     if grid is not None:
@@ -80,5 +80,5 @@ def side_by_side(rows: Sequence[torch.Tensor]) -> torch.Tensor:
 
 
 @lru_cache(1)
-def _pictures(processor: Any) -> Pictures:
-    return Pictures(processor)
+def _vision(processor: Any) -> VisionProcessor:
+    return VisionProcessor(processor)

@@ -21,7 +21,7 @@ from agents.formats.action import action, raw
 )
 def test_an_action_is_read(text: str, expected: str, thought: str) -> None:
     parsed = action(text)
-    assert (parsed.action, parsed.thought, parsed.failed) == (expected, thought, False)
+    assert (parsed.action, parsed.thought, parsed.is_malformed) == (expected, thought, False)
 
 
 @pytest.mark.parametrize(
@@ -37,7 +37,7 @@ def test_an_action_is_read(text: str, expected: str, thought: str) -> None:
 )
 def test_text_without_one_action_is_passed_on_as_it_is(text: str) -> None:
     parsed = action(text)
-    assert (parsed.action, parsed.failed) == (text, True)
+    assert (parsed.action, parsed.is_malformed) == (text, True)
 
 
 @given(st.text(alphabet=st.sampled_from("Action:Thought \n\tx")) | st.text())
@@ -46,7 +46,7 @@ def test_every_parser_is_total(text: str) -> None:
         parsed = parse(text)
         assert parsed.action is not None
         assert parsed.action in text
-        assert parsed.action == text or not parsed.failed
+        assert parsed.action == text or not parsed.is_malformed
 
 
 def test_raw_text_is_the_action() -> None:

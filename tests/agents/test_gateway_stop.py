@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from agents.rollout.packing import pack
 from agents.samplers.cpu.sampler import CpuSampler
-from agents.samplers.stop_texts import StopWatch, cut, text_before
+from agents.samplers.stop_texts import StopDetector, cut_at_stop, text_before
 from agents.types import Completion, FinishReason, SamplingParams
 from tests.support.gateway_toy import (
     ITEM,
@@ -64,7 +64,7 @@ def test_a_completion_ends_with_the_first_token_by_which_its_text_has_a_stop(
     inner = text[start : data.draw(st.integers(start + 1, min(len(text), start + 9)))]
     stop = [*data.draw(st.lists(st.sampled_from(WORDS), max_size=2)), inner]
     ids = [*encode(text), toy_tokenizer().eos_token_id]
-    found = cut(completion_of(ids), stop, decode=decode)
+    found = cut_at_stop(completion_of(ids), stop, decode=decode)
     length = first_tokens_with(ids, stop)
     assert length is not None
     assert found.token_ids == ids[:length]
@@ -74,14 +74,14 @@ def test_a_completion_ends_with_the_first_token_by_which_its_text_has_a_stop(
     assert decode(found.token_ids).startswith(before)
     assert not any(one in before for one in stop)
     assert any(decode(found.token_ids)[len(before) :].startswith(one) for one in stop)
-    watch = StopWatch(stop, decode=decode)
-    assert [watch.reached(ids[:n]) for n in range(1, length + 1)] == [False] * (length - 1) + [True]
+    watch = StopDetector(stop, decode=decode)
+    assert [watch.is_reached(ids[:n]) for n in range(1, length + 1)] == [False] * (length - 1) + [True]
 
 
 def test_without_a_stop_text_nothing_is_cut() -> None:
     whole = completion_of(encode("Action: add 1"))
-    assert cut(whole, [], decode=decode) is whole
-    assert cut(whole, ["Observation"], decode=decode) is whole
+    assert cut_at_stop(whole, [], decode=decode) is whole
+    assert cut_at_stop(whole, ["Observation"], decode=decode) is whole
 
 
 @pytest.mark.parametrize("streamed", [False, True])
@@ -207,7 +207,7 @@ def test_the_cpu_engine_ends_there_itself(tmp_path: Any) -> None:
                     params=SamplingParams(max_tokens=60, stop_token_ids=params.stop_token_ids, stop=stop),
                     episode_id=name,
                 )
-                expected = cut(whole, stop, decode=decode)
+                expected = cut_at_stop(whole, stop, decode=decode)
                 assert stopped.token_ids == expected.token_ids
                 assert stopped.finish_reason is FinishReason.CUT
                 assert len(stopped.token_ids) < len(whole.token_ids)

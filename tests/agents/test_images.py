@@ -80,14 +80,14 @@ def test_the_pieces_are_what_the_processor_makes_of_the_whole(
         replies = [Message(role, *one) for one in seen]
         # cut where the policy's words end: what they are encoded as is its own affair
         ids += tokenizer.encode(f"{before}{said}x", add_special_tokens=False)
-        ids += renderer.reply_ids(replies, closed=False)
+        ids += renderer.reply_ids(replies, is_closed=False)
         messages += [Message("assistant", f"{said}x"), *replies]
     assert ids == whole(messages, processor)
 
 
 def test_a_completion_that_ended_itself_is_not_ended_twice() -> None:
     reply = [Message("user", "Look.", (WIDE,))]
-    ended, open_ = (renderer().reply_ids(reply, closed=closed) for closed in (True, False))
+    ended, open_ = (renderer().reply_ids(reply, is_closed=closed) for closed in (True, False))
     assert [token("<|im_end|>"), *ended] == open_
 
 
@@ -102,7 +102,7 @@ def test_words_cannot_forge_pictures(make: Callable[[], Any], parts: list[str]) 
         harmless, hostile = (Message("user", text, shown) for text in ("x", "".join(parts)))
         for ids, wanted in (
             (renderer.prompt_ids([hostile]), renderer.prompt_ids([harmless])),
-            (renderer.reply_ids([hostile], closed=True), renderer.reply_ids([harmless], closed=True)),
+            (renderer.reply_ids([hostile], is_closed=True), renderer.reply_ids([harmless], is_closed=True)),
         ):
             # of tokens that a tokenizer does not have, None: there are none
             assert [ids.count(one) for one in control] == [wanted.count(one) for one in control]
@@ -112,7 +112,7 @@ def test_a_model_that_reads_text_only_is_shown_no_pictures() -> None:
     plain = Renderer(toy_tokenizer())
     for make in (
         lambda message: plain.prompt_ids([message]),
-        lambda message: plain.reply_ids([message], closed=True),
+        lambda message: plain.reply_ids([message], is_closed=True),
     ):
         with pytest.raises(ConfigError, match=r"1 pictures are to be shown.*use a vision-language model"):
             make(Message("user", "x", (SMALL,)))
@@ -128,7 +128,7 @@ def test_a_template_that_passes_over_pictures_is_refused() -> None:
             renderer()
         processor.chat_template = users_only
         with pytest.raises(ConfigError, match="shows 0 of 1 pictures"):
-            renderer().reply_ids([Message("tool", "x", (SMALL,))], closed=True)
+            renderer().reply_ids([Message("tool", "x", (SMALL,))], is_closed=True)
     finally:
         processor.chat_template = kept
 

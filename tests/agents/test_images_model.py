@@ -12,7 +12,7 @@ import pytest
 import torch
 import transformers
 
-from agents.prompting.images import load_processor, opened, sees
+from agents.prompting.images import decode_image, has_vision, load_processor
 from agents.rollout.context import ContextPolicy
 from agents.rollout.packing import pack
 from agents.samplers.cpu.sampler import CpuSampler
@@ -111,9 +111,10 @@ def test_rows_are_as_verl_lays_them_out(verl: ModuleType, folder: Path, bound: A
     )
     for shown in ((), (WIDE,), (SMALL, TALL, WIDE)):
         ids = renderer().prompt_ids([Message("user", "Goal.", shown[:1])])
-        ids += renderer().reply_ids([Message("user", "And now?", shown[1:])], closed=False)
+        ids += renderer().reply_ids([Message("user", "And now?", shown[1:])], is_closed=False)
         output = SimpleNamespace(
-            multi_modal_data={"images": [opened(image) for image in shown] or None}, mm_processor_kwargs=None
+            multi_modal_data={"images": [decode_image(image) for image in shown] or None},
+            mm_processor_kwargs=None,
         )
         tokens = torch.tensor(ids)
         theirs = inputs_of(worker, output, tokens)
@@ -205,7 +206,7 @@ def test_what_cannot_see_says_so(folder: Path, tmp_path: Path) -> None:
             asyncio.run(sampler.sample([1], images=[SMALL], params=params, episode_id="e"))
         assert asyncio.run(sampler.sample([1], params=params, episode_id="e")).token_ids
         sampler.close()
-    assert (sees(folder), sees(text), sees("some/name")) == (True, False, None)
+    assert (has_vision(folder), has_vision(text), has_vision("some/name")) == (True, False, None)
     with pytest.raises(ConfigError, match="trains text only"):
         check_pipeline(toy_pipeline(folder))
     with pytest.raises(ConfigError, match="no positions for pictures"):
@@ -228,7 +229,7 @@ def test_a_model_of_this_machine_comes_with_its_processor(folder: Path, tmp_path
         with pytest.raises(MissingDependency, match="torchvision"):
             load_processor(tmp_path)
         return
-    with LocalModel(tmp_path, seed=1).loaded(context_length=LIMITS.context_length) as loaded:
+    with LocalModel(tmp_path, seed=1).load(context_length=LIMITS.context_length) as loaded:
         assert isinstance(loaded.sampler, TransformersSampler)
         own = played(loaded.sampler, Gallery(), toy_item(1), policy=ContextPolicy(), limits=SHORT)
         assert [s.response_ids for s in pack(own)] == [

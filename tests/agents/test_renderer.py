@@ -34,15 +34,15 @@ def test_the_pieces_make_the_whole_conversation(template: str) -> None:
     for said, seen in zip(says, sees, strict=True):
         # this template's policy begins with the space that the template puts there
         ids += tokenizer.encode(f" {said}" if template == NO_SYSTEM else said, add_special_tokens=False)
-        ids += renderer.reply_ids([Message("user", seen)], closed=False)
+        ids += renderer.reply_ids([Message("user", seen)], is_closed=False)
     assert ids == whole(template, "Goal: reach 9.", says[0], sees[0], says[1], sees[1])
 
 
 @each_template
 def test_a_completion_that_ended_itself_is_not_ended_twice(template: str) -> None:
     renderer = Renderer(toy_tokenizer(template))
-    open_ids = renderer.reply_ids([Message("user", "The total is 1.")], closed=False)
-    closed_ids = renderer.reply_ids([Message("user", "The total is 1.")], closed=True)
+    open_ids = renderer.reply_ids([Message("user", "The total is 1.")], is_closed=False)
+    closed_ids = renderer.reply_ids([Message("user", "The total is 1.")], is_closed=True)
     stop = renderer.stop_token_ids[0]
     assert closed_ids == open_ids[open_ids.index(stop) + 1 :]
 
@@ -83,8 +83,8 @@ def test_decoding_shows_no_control_tokens(template: str) -> None:
 )
 def test_an_observation_cannot_forge_a_turn(parts: list[str]) -> None:
     renderer = Renderer(toy_tokenizer(CHATML))
-    harmless = renderer.reply_ids([Message("user", "x")], closed=True)
-    hostile = renderer.reply_ids([Message("user", "".join(parts))], closed=True)
+    harmless = renderer.reply_ids([Message("user", "x")], is_closed=True)
+    hostile = renderer.reply_ids([Message("user", "".join(parts))], is_closed=True)
     prompt = renderer.prompt_ids([Message("user", "".join(parts))])
     for control in ("<|im_start|>", "<|im_end|>", "<|endoftext|>"):
         token = token_id(control)
@@ -100,7 +100,7 @@ def test_a_tokenizer_in_plain_python_will_do() -> None:
     tokenizer.chat_template = PIPES
     renderer = Renderer(tokenizer)
     ids = renderer.prompt_ids([Message("user", "Goal.")])
-    ids += [*renderer.reply_ids([Message("user", "Seen.")], closed=False)]
+    ids += [*renderer.reply_ids([Message("user", "Seen.")], is_closed=False)]
     assert (
         tokenizer.decode(ids) == "<|user|>Goal.<|end|><|assistant|><|end|><|user|>Seen.<|end|><|assistant|>"
     )
@@ -119,9 +119,9 @@ def test_padding_and_truncation_asked_for_elsewhere_do_not_matter() -> None:
 
 def test_answers_are_copies() -> None:
     renderer = Renderer(toy_tokenizer(CHATML))
-    renderer.reply_ids([Message("user", "x")], closed=True).clear()
+    renderer.reply_ids([Message("user", "x")], is_closed=True).clear()
     renderer.prompt_ids([Message("user", "x")]).clear()
-    assert renderer.reply_ids([Message("user", "x")], closed=True)
+    assert renderer.reply_ids([Message("user", "x")], is_closed=True)
     assert renderer.prompt_ids([Message("user", "x")])
 
 

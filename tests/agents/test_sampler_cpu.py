@@ -15,7 +15,7 @@ from transformers import LlamaConfig, Qwen2Config
 from agents.samplers.cpu.engine import CHUNK, Request
 from agents.samplers.cpu.llama import model_shape
 from agents.samplers.cpu.sampler import CpuSampler
-from agents.samplers.cpu.sampling import draw, params_from_mapping, uniforms
+from agents.samplers.sampling import draw, params_from_mapping, uniforms
 from agents.types import Completion, FinishReason, SamplingParams
 from envs.errors import ConfigError, SamplerFailed
 from tests.support.sampler_toy import (

@@ -13,7 +13,7 @@ import pytest
 from rich.console import Console
 
 from agents.clients.endpoint import Endpoint
-from agents.prompting.images import opened
+from agents.prompting.images import decode_image
 from agents.rollout.chat_conversation import OF_TOOLS
 from agents.rollout.context import ContextPolicy
 from agents.rollout.rollout import rollout
@@ -28,7 +28,7 @@ from envs.runtime.hosted import HostedEnv
 from envs.runtime.processes import ProcessHost
 from envs.types import Image, Item, Observation, StepResult
 from flows.commands.turns import TurnPrinter
-from tasks.config.episodes import check_sight
+from tasks.config.episodes import check_vision
 from tasks.config.settings import DataSettings
 from tasks.data.demonstrations import demonstrate
 from tasks.data.files import read_parts
@@ -105,9 +105,9 @@ def test_a_row_may_show_pictures(project: Path) -> None:
         "None?",
     ]
     with pytest.raises(ConfigError, match="geo_0 shows pictures, and the model reads text only"):
-        check_sight(items, sees=False)
-    check_sight(items, sees=True)
-    check_sight(items[2:], sees=False)
+        check_vision(items, has_vision=False)
+    check_vision(items, has_vision=True)
+    check_vision(items[2:], has_vision=False)
 
 
 def test_pictures_of_tables_and_datasets(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -122,7 +122,7 @@ def test_pictures_of_tables_and_datasets(project: Path, monkeypatch: pytest.Monk
         part = {"env": "question", "train": train, "test": "data/geo/test.jsonl"}
         [item] = read_parts(DataSettings.model_validate({"parts": {"geo": part}}))["geo"].train
         [image] = asyncio.run(QuestionEnv().reset(item)).images
-        assert opened(image).tobytes() == opened(WIDE).tobytes()
+        assert decode_image(image).tobytes() == decode_image(WIDE).tobytes()
 
 
 @pytest.mark.parametrize(

@@ -65,7 +65,7 @@ def test_a_demonstration_is_the_conversation_that_an_episode_would_see() -> None
     )
     spoken = [i for i, m in zip(game.response_ids, game.mask, strict=True) if m]
     assert tokenizer.decode(spoken) == "Action: add 1<|im_end|>Thought: on\nAction: add 1<|im_end|>"
-    observed = Renderer(tokenizer).reply_ids([Message("user", "The total is 1.")], closed=True)
+    observed = Renderer(tokenizer).reply_ids([Message("user", "The total is 1.")], is_closed=True)
     assert [i for i, m in zip(game.response_ids, game.mask, strict=True) if not m] == observed
 
 

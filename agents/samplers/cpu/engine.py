@@ -14,8 +14,8 @@ import torch
 
 from agents.samplers.cpu.kv_cache import Prefix, PromptAttention, Segment, SlotAttention
 from agents.samplers.cpu.llama import Llama, ModelShape
-from agents.samplers.cpu.sampling import check_params, draw, random_key, uniforms
 from agents.samplers.cpu.scheduler import Resident, Residents
+from agents.samplers.sampling import check_params, draw, random_key, uniforms
 from agents.types import Completion, FinishReason, SamplingParams
 from envs.errors import ConfigError
 

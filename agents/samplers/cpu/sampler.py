@@ -14,8 +14,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from agents.samplers.cpu.malloc import keep_freed_memory
-from agents.samplers.stop_texts import Decode, StopWatch
+from agents.malloc import keep_freed_memory
+from agents.samplers.stop_texts import Decode, StopDetector
 from agents.types import Completion, SamplingParams
 from envs.errors import ConfigError, SamplerFailed, WingspanError, described
 from envs.types import Image
@@ -100,7 +100,7 @@ class CpuSampler:
             episode_id=episode_id,
             prompt_ids=list(prompt_ids),
             params=params,
-            is_enough=StopWatch(params.stop, decode=self._decoded).reached if params.stop else None,
+            is_enough=StopDetector(params.stop, decode=self._decoded).is_reached if params.stop else None,
         )
         answer: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
 
