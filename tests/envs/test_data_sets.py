@@ -19,8 +19,8 @@ from aiohttp import web
 from typer.testing import CliRunner
 
 from envs.errors import ConfigError, MissingDependency
+from envs.requirements import data_sets
 from envs.requirements.data_sets import DataFile, DataSet
-from envs.requirements.detection import data_sets
 from envs.requirements.downloads import DownloadFailed, faults, pull
 from flows.cli.app import app
 

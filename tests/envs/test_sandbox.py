@@ -14,12 +14,13 @@ import pytest
 
 from envs.errors import ConfigError, MissingDependency
 from envs.requirements.detection import DOCKER, PODMAN
+from envs.sandbox import enroot, seccomp
 from envs.sandbox.backend import Limits, holes
 from envs.sandbox.bubblewrap import Bubblewrap
 from envs.sandbox.containers import Containers
 from envs.sandbox.enroot import Enroot
 from envs.sandbox.interpreter import Interpreter
-from envs.sandbox.sandbox import BACKENDS, Sandbox, choose_backend, enroot, seccomp
+from envs.sandbox.sandbox import BACKENDS, Sandbox, choose_backend
 
 LIMITS = Limits(memory_mb=100, processes=9, disk_mb=20, shm_mb=5, open_files=50)
 needs_bubblewrap = pytest.mark.skipif(Bubblewrap().missing() is not None, reason=str(Bubblewrap().missing()))
