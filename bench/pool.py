@@ -72,13 +72,13 @@ async def measure(spec: EnvSpec, *, live: int, turns: int, pairs: int) -> Result
             users.create_task(user(items[i % len(items)]))
         await ready.wait()
         reset_cpu = _cpu_s()
-        held = envs.runtime.metrics[spec.name].live
+        held = envs.metrics[spec.name].live
         memory_each = (await asyncio.to_thread(_memory) - memory) / live
         cpu_before = _cpu_s()
         go.set()
         await done.wait()
         step_cpu = _cpu_s() - cpu_before
-    metrics = envs.runtime.metrics[spec.name]
+    metrics = envs.metrics[spec.name]
     await envs.close()
     seconds = time.perf_counter() - started
     return Result(

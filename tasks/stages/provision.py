@@ -117,7 +117,7 @@ async def _prove(
             for own in proofs.values()
         ]
         turns = dict(zip(proofs, await asyncio.gather(*played), strict=True))
-        return turns, {env: metrics.step.mean for env, metrics in envs.runtime.metrics.items()}
+        return turns, {env: metrics.step.mean for env, metrics in envs.metrics.items()}
     finally:
         await envs.close()
 

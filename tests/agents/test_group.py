@@ -129,7 +129,7 @@ def test_after_its_last_attempt_a_chain_is_data_with_its_cause() -> None:
     async def main() -> list[list[Trajectory]]:
         envs = toys(Broken, capacity=8)
         groups = await played(envs, [toy_item(0), toy_item(1)])
-        assert envs.runtime.metrics["toy"].replaced == 4 * 3
+        assert envs.metrics["toy"].replaced == 4 * 3
         return groups
 
     good, bad = asyncio.run(main())
@@ -233,7 +233,7 @@ def test_cancelling_leaves_the_environments_usable() -> None:
         slow = ScriptedSampler(TEXTS, encode=encode, latency_s=30)
         task = asyncio.create_task(played(envs, [toy_item(i) for i in range(4)], sampler=slow))
         await asyncio.sleep(0.05)
-        assert envs.runtime.metrics["toy"].waiting == 13
+        assert envs.metrics["toy"].waiting == 13
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
@@ -241,7 +241,7 @@ def test_cancelling_leaves_the_environments_usable() -> None:
         [group] = await played(envs, [toy_item()], chains=3)
         assert all(t.success for t in group)
         assert [env.closed for env in make.made] == [True] * 3 + [False] * 3
-        metrics = envs.runtime.metrics["toy"]
+        metrics = envs.metrics["toy"]
         assert (metrics.live, metrics.idle, metrics.waiting) == (3, 3, 0)
 
     asyncio.run(main())
@@ -256,9 +256,9 @@ def test_what_is_no_fault_of_an_episode_ends_the_play() -> None:
         envs = toys(Unplugged, capacity=2)
         with pytest.raises(MissingDependency, match="install java"):
             await played(envs, [toy_item(i) for i in range(3)])
-        assert envs.runtime.metrics["toy"].waiting == 0
+        assert envs.metrics["toy"].waiting == 0
         await envs.close()
-        assert envs.runtime.metrics["toy"].live == 0
+        assert envs.metrics["toy"].live == 0
 
     asyncio.run(main())
 

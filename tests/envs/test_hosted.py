@@ -286,13 +286,13 @@ def test_a_kind_that_needs_processes_gets_them_and_the_pool_sees_no_difference()
             await env.reset(toy_item())
             results = [await env.step(action) for action in ("add 1", "nonsense", "add 2")]
         assert [result.reward for result in results] == [0.0, 0.0, 1.0]
-        assert envs.runtime.metrics["toy"].step.count == 3
+        assert envs.metrics["toy"].step.count == 3
         for worker in workers:
             worker.kill()
             await until_gone(worker.pid)
         async with envs.lease("toy") as env:
             assert await env.reset(toy_item()) == "Goal: reach 3."
-        assert envs.runtime.metrics["toy"].replaced == 1
+        assert envs.metrics["toy"].replaced == 1
         await envs.close()
         assert [p for p in psutil.Process().children(recursive=True) if p not in others] == []
 

@@ -44,9 +44,9 @@ def test_each_kind_has_its_own_instances_and_its_own_cap() -> None:
                 with pytest.raises(EpisodeTimeout):
                     async with envs.lease(full, timeout_s=0.01):
                         pass
-        assert {name: metrics.idle for name, metrics in envs.runtime.metrics.items()} == {"a": 2, "b": 1}
+        assert {name: metrics.idle for name, metrics in envs.metrics.items()} == {"a": 2, "b": 1}
         await envs.close()
-        assert [metrics.live for metrics in envs.runtime.metrics.values()] == [0, 0]
+        assert [metrics.live for metrics in envs.metrics.values()] == [0, 0]
 
     asyncio.run(main())
 
@@ -60,10 +60,10 @@ def test_what_idles_makes_room_for_another_kind() -> None:
     async def main() -> None:
         envs = managed(capacity=4, total=4)
         await users(envs, "a", 4, served=[])
-        assert envs.runtime.metrics["a"].idle == 4
+        assert envs.metrics["a"].idle == 4
         async with envs.lease("b", timeout_s=1), envs.lease("b", timeout_s=1):
-            assert {name: metrics.live for name, metrics in envs.runtime.metrics.items()} == {"a": 2, "b": 2}
-        assert envs.runtime.metrics["a"].recycled == 2
+            assert {name: metrics.live for name, metrics in envs.metrics.items()} == {"a": 2, "b": 2}
+        assert envs.metrics["a"].recycled == 2
 
     asyncio.run(main())
 
@@ -75,15 +75,15 @@ def test_a_kind_in_constant_use_does_not_starve_another() -> None:
         busy = asyncio.create_task(users(envs, "a", 40, served=served))
         for _ in range(6):
             await asyncio.sleep(0)
-        assert envs.runtime.metrics["a"].live == 4
+        assert envs.metrics["a"].live == 4
         await users(envs, "b", 10, served=served)
         await busy
         first, last = served.index("b"), len(served) - 1 - served[::-1].index("b")
         assert first < 10
         assert last < 40  # b has had its half of the instances while a went on
         # Where both wait, neither takes an instance from the other again and again.
-        assert envs.runtime.metrics["a"].recycled <= 2
-        assert envs.runtime.metrics["b"].recycled <= 2
+        assert envs.metrics["a"].recycled <= 2
+        assert envs.metrics["b"].recycled <= 2
 
     asyncio.run(main())
 
@@ -108,7 +108,7 @@ def test_everybody_is_served_and_no_cap_is_passed(
                 served.append(kind)
                 for _ in range(turns):
                     await asyncio.sleep(0)
-                    lives = {name: metrics.live for name, metrics in envs.runtime.metrics.items()}
+                    lives = {name: metrics.live for name, metrics in envs.metrics.items()}
                     assert sum(lives.values()) <= total
                     assert all(lives[name] <= capacity[name] for name in lives)
                 if breaks:
@@ -118,7 +118,7 @@ def test_everybody_is_served_and_no_cap_is_passed(
         assert [type(end) for end in ends] == [KeyError if breaks else type(None) for *_, breaks in calls]
         assert len(served) == len(calls)
         await envs.close()
-        assert sum(metrics.live for metrics in envs.runtime.metrics.values()) == 0
+        assert sum(metrics.live for metrics in envs.metrics.values()) == 0
 
     asyncio.run(main())
 
@@ -128,8 +128,8 @@ def test_warming_up_takes_nothing_from_others() -> None:
         envs = managed(capacity=4, total=5)
         await envs.warm_up("a", 3)
         await envs.warm_up("b", 4)
-        assert {name: metrics.idle for name, metrics in envs.runtime.metrics.items()} == {"a": 3, "b": 2}
-        assert envs.runtime.metrics["a"].recycled == 0
+        assert {name: metrics.idle for name, metrics in envs.metrics.items()} == {"a": 3, "b": 2}
+        assert envs.metrics["a"].recycled == 0
 
     asyncio.run(main())
 
@@ -145,6 +145,6 @@ def test_an_instance_may_be_limited_in_episodes_by_its_kind() -> None:
         for _ in range(3):
             async with envs.lease("toy", timeout_s=1) as env:
                 await env.reset(toy_item())
-        assert envs.runtime.metrics["toy"].recycled == 3
+        assert envs.metrics["toy"].recycled == 3
 
     asyncio.run(main())
