@@ -92,7 +92,7 @@ class Trajectory:
     """What one episode leaves. Tokens of the prompt and of observations are never the policy's."""
 
     item: Item
-    chain: int
+    sample_index: int
     """Index within the item's group."""
     prompt_ids: list[int]  # [P]
     turns: list[Turn]

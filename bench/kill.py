@@ -8,7 +8,7 @@
 A scripted sampler plays items twice, undisturbed and with kills among its turns, each of a process chosen
 at random: TextCraft's and BabyAI's instances are given a process each, ALFWorld's have one, ScienceWorld's
 JVMs are its own. With `--servers` the instances live on so many HTTP servers, and these are killed, and
-started again at once. Half of the chains solve their item, half give up before the end. Prints one JSON
+started again at once. Half of the episodes solve their item, half give up before the end. Prints one JSON
 object:
 
 - `kills`: processes killed
@@ -186,12 +186,12 @@ def measure(
     items: Sequence[Item],
     *,
     kills: int,
-    chains: int = 8,
+    num_samples: int = 8,
     capacity: int = 8,
     fleet: Fleet | None = None,
     kill: Callable[[random.Random], bool] | None = None,
 ) -> Outcome:
-    """Play `chains` of each item undisturbed, then with `kills`, on instances here or on `fleet`. `kill`
+    """Play `num_samples` of each item undisturbed, then with `kills`, on instances here or on `fleet`. `kill`
     ends something; by default any process of the environment's, or any server."""
     spec = get_env(env)
     if fleet is not None:
@@ -202,9 +202,9 @@ def measure(
     turns = max(map(len, solutions))
 
     def say(episode_id: str, turn: int) -> str:
-        _, place, chain, _ = episode_id.split("/")
+        _, place, sample_index, _ = episode_id.split("/")
         actions = solutions[int(place)]
-        actions = actions if int(chain) % 2 == 0 else actions[: len(actions) // 2]
+        actions = actions if int(sample_index) % 2 == 0 else actions[: len(actions) // 2]
         return actions[turn] if turn < len(actions) else f"Action: {IDLE_ACTION}"
 
     tokenizer = make_tokenizer()
@@ -223,7 +223,7 @@ def measure(
     )
     rules = Rules(agent=FormatAgent("action"), limits=limits)
     renderer = Renderer(tokenizer)
-    calls = sum(chains // 2 * (len(solution) + turns) for solution in solutions)
+    calls = sum(num_samples // 2 * (len(solution) + turns) for solution in solutions)
     kill = kill or (Processes().kill if fleet is None else fleet.kill)
     killer = Killer(sampler(), kills=kills, calls=calls, kill=kill)
 
@@ -234,7 +234,7 @@ def measure(
         await play(
             items,
             name="play",
-            chains=chains,
+            num_samples=num_samples,
             envs=envs,
             speakers=TokenSpeakers(
                 sampler=sampler,
@@ -247,7 +247,7 @@ def measure(
         )
         seconds = time.perf_counter() - started
         await envs.close()
-        return sorted(ended, key=lambda t: (t.item.item_id, t.chain)), seconds
+        return sorted(ended, key=lambda t: (t.item.item_id, t.sample_index)), seconds
 
     undisturbed, undisturbed_s = asyncio.run(played(sampler()))
     disturbed, disturbed_s = asyncio.run(played(killer))
@@ -267,7 +267,7 @@ def told(trajectory: Trajectory) -> tuple[str, int, StopReason, float, bool, lis
     """All of a trajectory that its environment decides."""
     return (
         trajectory.item.item_id,
-        trajectory.chain,
+        trajectory.sample_index,
         trajectory.stop_reason,
         trajectory.reward,
         trajectory.success,

@@ -1,7 +1,7 @@
 """What the rollout core costs by itself: a scripted policy plays TextCraft, in process.
 
-    python -m bench.rollout --chains 512 --turns 10 --latency 0
-    python -m bench.rollout --chains 512 --turns 10 --agent react
+    python -m bench.rollout --episodes 512 --turns 10 --latency 0
+    python -m bench.rollout --episodes 512 --turns 10 --agent react
 
 With `--agent react` it calls one trivial tool a turn instead of acting in the environment.
 
@@ -11,12 +11,12 @@ Prints one JSON object:
   prompts included, per environment step
 - `episodes_per_s`
 - `loop_lag_ms`: the longest time for which the event loop left another task waiting
-- `wall_s`: from the start of play to the end of its last chain
+- `wall_s`: from the start of play to the end of its last episode
 - `ideal_s`: turns times latency, what the simulated model alone would take
 - `peak_mb`: most memory that the process ever had, imports included
 
 The recipe book is loaded before the clock starts, as it is once per process. Without latency, a few
-chains are over in a moment: play is then repeated on other items, caches as they are, until about
+episodes are over in a moment: play is then repeated on other items, caches as they are, until about
 `MIN_STEPS` steps are measured, and `wall_s` is the mean.
 """
 
@@ -54,7 +54,7 @@ class Result:
     """One measurement; the docstring of this file says what its fields are."""
 
     agent: str
-    chains: int
+    episodes: int
     turns: int
     latency_s: float
     cpu_ms_per_step: float
@@ -65,13 +65,13 @@ class Result:
     peak_mb: float
 
 
-def measure(*, agent: str, chains: int, turns: int, latency_s: float) -> Result:
-    """Play `chains` episodes of `turns` turns at once, in groups of `GROUP_SIZE` where that divides."""
+def measure(*, agent: str, episodes: int, turns: int, latency_s: float) -> Result:
+    """Play `episodes` of `turns` turns at once, in groups of `GROUP_SIZE` where that divides."""
     spec = get_env("textcraft")
     train = spec.split(0).train
-    group_size = GROUP_SIZE if chains % GROUP_SIZE == 0 else 1
-    num_items = chains // group_size
-    repeats = 1 if latency_s else max(1, MIN_STEPS // (chains * turns))
+    group_size = GROUP_SIZE if episodes % GROUP_SIZE == 0 else 1
+    num_items = episodes // group_size
+    repeats = 1 if latency_s else max(1, MIN_STEPS // (episodes * turns))
     batches = [[train[(r * num_items + i) % len(train)] for i in range(num_items)] for r in range(repeats)]
 
     tokenizer = make_tokenizer()
@@ -94,7 +94,7 @@ def measure(*, agent: str, chains: int, turns: int, latency_s: float) -> Result:
     renderer = Renderer(tokenizer)
 
     async def play_all() -> tuple[float, float, float]:
-        envs = EnvManager([spec], capacity=chains)
+        envs = EnvManager([spec], capacity=episodes)
         await spec.make().reset(train[-1])
         heart = Heartbeat()
         beating = asyncio.create_task(heart.beat())
@@ -105,7 +105,7 @@ def measure(*, agent: str, chains: int, turns: int, latency_s: float) -> Result:
             groups = await play(
                 items,
                 name=f"batch {index}",
-                chains=group_size,
+                num_samples=group_size,
                 envs=envs,
                 speakers=TokenSpeakers(
                     sampler=sampler,
@@ -126,11 +126,11 @@ def measure(*, agent: str, chains: int, turns: int, latency_s: float) -> Result:
     cpu_s, wall_s, lag_s = asyncio.run(play_all())
     return Result(
         agent=agent,
-        chains=chains,
+        episodes=episodes,
         turns=turns,
         latency_s=latency_s,
-        cpu_ms_per_step=round(1e3 * cpu_s / (chains * turns * repeats), 4),
-        episodes_per_s=round(chains * repeats / wall_s, 1),
+        cpu_ms_per_step=round(1e3 * cpu_s / (episodes * turns * repeats), 4),
+        episodes_per_s=round(episodes * repeats / wall_s, 1),
         loop_lag_ms=round(1e3 * lag_s, 1),
         wall_s=round(wall_s / repeats, 4),
         ideal_s=turns * latency_s,
@@ -196,13 +196,13 @@ def check(groups: Sequence[Sequence[Trajectory]], *, turns: int) -> None:
 def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description="CPU cost of the rollout core, without a model")
-    parser.add_argument("--chains", type=int, default=512, help="episodes played at once")
+    parser.add_argument("--episodes", type=int, default=512, help="episodes played at once")
     parser.add_argument("--turns", type=int, default=10)
     parser.add_argument("--agent", choices=SCRIPTS, default="action")
     parser.add_argument("--latency", type=float, default=0.0, help="seconds that the simulated model takes")
     arguments = parser.parse_args()
     result = measure(
-        agent=arguments.agent, chains=arguments.chains, turns=arguments.turns, latency_s=arguments.latency
+        agent=arguments.agent, episodes=arguments.episodes, turns=arguments.turns, latency_s=arguments.latency
     )
     print(json.dumps(asdict(result)))
 

@@ -156,7 +156,7 @@ def random_rows(pipeline: Pipeline, *, items: int) -> list[Row]:
     for item in range(items):
         prompt = tokens(rng.randint(*PROMPT_TOKENS))
         room = pipeline.rollout.context_length - len(prompt)
-        for chain in range(pipeline.rollout.group_size):
+        for sample_index in range(pipeline.rollout.group_size):
             sampled = tokens(max(2, min(room, int(MEDIAN_RESPONSE * rng.lognormvariate(0.0, SPREAD)))))
             completion = Completion(
                 token_ids=sampled,
@@ -169,7 +169,7 @@ def random_rows(pipeline: Pipeline, *, items: int) -> list[Row]:
             )
             trajectory = Trajectory(
                 item=Item(item_id=f"random_{item}", env="random"),
-                chain=chain,
+                sample_index=sample_index,
                 prompt_ids=prompt,
                 turns=[turn],
                 stop_reason=StopReason.TERMINATED,

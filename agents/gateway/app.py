@@ -82,7 +82,7 @@ class _Handlers:
         session = self._sessions.open(
             wanted.item.item,
             url=str(request.base_url).rstrip("/"),
-            chain=wanted.chain,
+            sample_index=wanted.sample_index,
             max_turns=wanted.max_turns,
             expires=True,
             metadata=wanted.metadata,

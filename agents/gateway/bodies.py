@@ -44,7 +44,7 @@ class OpenSession(Strict):
     """Body of `POST /sessions`."""
 
     item: ItemBody
-    chain: int = Field(default=0, ge=0)
+    sample_index: int = Field(default=0, ge=0)
     max_turns: int | None = Field(default=None, ge=1)
     metadata: dict[str, float | str | bool] = {}
     """Kept among the trajectory's metrics."""

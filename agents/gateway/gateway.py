@@ -92,7 +92,7 @@ class Gateway:
         self,
         item: Item,
         *,
-        chain: int = 0,
+        sample_index: int = 0,
         name: str | None = None,
         max_turns: int | None = None,
         metadata: Mapping[str, Any] | None = None,
@@ -108,7 +108,7 @@ class Gateway:
             session = self.sessions.open(
                 item,
                 url=self._url,
-                chain=chain,
+                sample_index=sample_index,
                 name=name,
                 max_turns=max_turns,
                 expires=False,

@@ -148,7 +148,7 @@ class Recording:
         self,
         item: Item,
         *,
-        chain: int,
+        sample_index: int,
         reward: float,
         success: bool,
         turn_rewards: Sequence[float] | None,
@@ -172,7 +172,7 @@ class Recording:
             turns += _turns_of(segment, rewards, first=not turns)
         return Trajectory(
             item=item,
-            chain=chain,
+            sample_index=sample_index,
             prompt_ids=ordered[0].prompt_ids if ordered else [],
             prompt_images=tuple(ordered[0].prompt_images) if ordered else (),
             turns=turns,

@@ -33,7 +33,7 @@ class GatewaySession:
         item: Item,
         *,
         url: str,
-        chain: int,
+        sample_index: int,
         name: str | None,
         max_turns: int,
         expires: bool,
@@ -49,7 +49,7 @@ class GatewaySession:
         """Why the last request got no answer, where that is neither the program's nor the policy's fault."""
         self._policy = policy
         self._item = item
-        self._chain = chain
+        self._sample_index = sample_index
         self._max_turns = max_turns
         self._metadata = metadata
         self._recording = Recording(name or self.session_id, policy.rendering)
@@ -99,7 +99,7 @@ class GatewaySession:
         answers, beside `reward`. Raises `ValueError` where they are not as many as the turns."""
         return self._recording.trajectory(
             self._item,
-            chain=self._chain,
+            sample_index=self._sample_index,
             reward=reward,
             success=success,
             turn_rewards=turn_rewards,
@@ -162,7 +162,7 @@ class GatewaySessions:
         item: Item,
         *,
         url: str,
-        chain: int = 0,
+        sample_index: int = 0,
         name: str | None = None,
         max_turns: int | None = None,
         expires: bool,
@@ -180,7 +180,7 @@ class GatewaySessions:
             self._policy,
             item,
             url=url,
-            chain=chain,
+            sample_index=sample_index,
             name=name,
             max_turns=max_turns or self._limits.max_turns,
             expires=expires,

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase, ProcessorMixin
 
 _SYSTEM, _USER, _ASSISTANT, _REPLY = "Wspan0system", "Wspan1user", "Wspan2assistant", "Wspan3reply"
-_PROMPTS_CACHED = 1024  # chains of one item start with the same prompt
+_PROMPTS_CACHED = 1024  # samples of one item start with the same prompt
 _REPLIES_CACHED = 8192  # siblings meet the same answers
 _PICTURED_CACHED = 64  # prompts with pictures, which the cache keeps alive
 

@@ -18,7 +18,7 @@ def with_rewards(trajectory: Trajectory, result: RewardResult) -> Trajectory:
     includes `environment`. Raises `ValueError` for a failed episode, for one with no turn to carry a
     reward, and where `turn_rewards` are not as many as the turns.
     """
-    where = f"{trajectory.item.item_id}, chain {trajectory.chain}"
+    where = f"{trajectory.item.item_id}, sample {trajectory.sample_index}"
     if trajectory.stop_reason is StopReason.ERROR:
         raise ValueError(
             f"{where}: a failed episode has no reward ({trajectory.error}); drop it and count it"

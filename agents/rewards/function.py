@@ -60,7 +60,7 @@ class FunctionReward:
     async def score(self, given: RewardInput) -> RewardResult:
         """See `Reward`. A parameter that this item does not fill is a `ConfigError`, as in `check`."""
         trajectory = given.trajectory
-        where = f"{trajectory.item.item_id}, chain {trajectory.chain}"
+        where = f"{trajectory.item.item_id}, sample {trajectory.sample_index}"
         if trajectory.stop_reason is StopReason.ERROR:
             raise ValueError(f"{where}: a failed episode has no reward ({trajectory.error}); drop it")
         arguments = given.arguments(self.parameters)

@@ -40,7 +40,7 @@ async def run_episode(
     env: Environment,
     item: Item,
     *,
-    chain: int,
+    sample_index: int,
     speaker: Speaker,
     rules: Rules,
     on_opening: Callable[[Sequence[Message]], None] | None = None,
@@ -69,7 +69,7 @@ async def run_episode(
         ) from None
     trajectory = Trajectory(
         item=item,
-        chain=chain,
+        sample_index=sample_index,
         prompt_ids=speaker.prompt_ids,
         prompt_images=speaker.prompt_images,
         turns=episode.turns,

@@ -1,6 +1,6 @@
-"""Many episodes at once: every chain of every item, each on an environment of its own.
+"""Many episodes at once: every sample of every item, each on an environment of its own.
 
-Chains run side by side, as many as the environments' capacity; none waits for a sibling. An episode that
+Samples run side by side, as many as the environments' capacity; none waits for a sibling. An episode that
 fails through no fault of the policy is tried again on a fresh environment, then given up as a
 trajectory with `StopReason.ERROR`: data to count, never to train on.
 """
@@ -25,16 +25,16 @@ from envs.types import Item, Message
 _log = logging.getLogger(__name__)
 
 OnOpening = Callable[[Item, int, Sequence[Message]], None]
-"""Called with an item, the chain and the messages before its first turn, at each try."""
+"""Called with an item, the sample and the messages before its first turn, at each try."""
 OnTurn = Callable[[Item, int, Sequence[Turn]], None]
-"""Called with an item, the chain and all its turns so far; a chain that is tried again begins anew."""
+"""Called with an item, the sample and all its turns so far; a sample that is tried again begins anew."""
 
 
 async def play(
     items: Sequence[Item],
     *,
     name: str,
-    chains: int,
+    num_samples: int,
     envs: EnvManager,
     speakers: Speakers,
     rules_of: Callable[[Item], Rules],
@@ -43,20 +43,20 @@ async def play(
     on_turn: OnTurn | None = None,
     on_trajectory: Callable[[Trajectory], None] | None = None,
 ) -> list[list[Trajectory]]:
-    """Play `chains` episodes of each item; returns one group per item, in the order of `items`.
+    """Play `num_samples` episodes of each item; returns one group per item, in the order of `items`.
 
     `rules_of` says how an item is played: items may be of several environments.
     `name` is this play's own among all of the same model. Episodes are called
-    `<name>/<place in items>/<chain>/<attempt>`, by which a sampler keeps their caches and seeds their
+    `<name>/<place in items>/<sample>/<attempt>`, by which a sampler keeps their caches and seeds their
     draws: the same names give the same draws, in another play they must differ.
     `on_opening` is called as each episode begins, `on_turn` as each turn is carried out, `on_trajectory` as
-    each chain ends. A chain's `EpisodeFault`s stay its own; any other exception (a missing package, a bug)
-    cancels all chains and is raised. On cancellation, too, every environment has gone back or been closed
+    each sample ends. A sample's `EpisodeFault`s stay its own; any other exception (a missing package, a bug)
+    cancels all samples and is raised. On cancellation, too, every environment has gone back or been closed
     when this returns.
     """
 
-    play_chain = partial(
-        _play_chain,
+    run_attempts = partial(
+        _run_sample,
         envs=envs,
         speakers=speakers,
         max_attempts=max_attempts,
@@ -64,34 +64,38 @@ async def play(
         on_turn=on_turn,
     )
 
-    async def chain_of(place: int, item: Item, chain: int) -> Trajectory:
-        trajectory = await play_chain(item, chain=chain, name=f"{name}/{place}/{chain}", rules=rules_of(item))
+    async def run_sample(place: int, item: Item, sample_index: int) -> Trajectory:
+        trajectory = await run_attempts(
+            item, sample_index=sample_index, name=f"{name}/{place}/{sample_index}", rules=rules_of(item)
+        )
         if on_trajectory is not None:
             on_trajectory(trajectory)
         return trajectory
 
-    return await in_groups(items, chains=chains, chain_of=chain_of)
+    return await in_groups(items, num_samples=num_samples, run_sample=run_sample)
 
 
 async def in_groups(
     items: Sequence[Item],
     *,
-    chains: int,
-    chain_of: Callable[[int, Item, int], Coroutine[Any, Any, Trajectory]],
+    num_samples: int,
+    run_sample: Callable[[int, Item, int], Coroutine[Any, Any, Trajectory]],
 ) -> list[list[Trajectory]]:
-    """`chain_of(place, item, chain)` for every chain of every item at once; one group per item, in order."""
+    """`run_sample(index, item, sample_index)` for every sample at once; one group per item, in order."""
     with _heap_set_aside():
         ended = await together(
-            chain_of(place, item, chain) for place, item in enumerate(items) for chain in range(chains)
+            run_sample(place, item, sample_index)
+            for place, item in enumerate(items)
+            for sample_index in range(num_samples)
         )
-    return [ended[place * chains : (place + 1) * chains] for place in range(len(items))]
+    return [ended[place * num_samples : (place + 1) * num_samples] for place in range(len(items))]
 
 
-def given_up(item: Item, *, chain: int, cause: str, attempts: int, seconds: float) -> Trajectory:
+def given_up(item: Item, *, sample_index: int, cause: str, attempts: int, seconds: float) -> Trajectory:
     """What is left of an episode that failed at its last attempt: data to count."""
     return Trajectory(
         item=item,
-        chain=chain,
+        sample_index=sample_index,
         prompt_ids=[],
         turns=[],
         stop_reason=StopReason.ERROR,
@@ -103,10 +107,10 @@ def given_up(item: Item, *, chain: int, cause: str, attempts: int, seconds: floa
     )
 
 
-async def _play_chain(
+async def _run_sample(
     item: Item,
     *,
-    chain: int,
+    sample_index: int,
     name: str,
     envs: EnvManager,
     speakers: Speakers,
@@ -123,26 +127,28 @@ async def _play_chain(
                 trajectory = await run_episode(
                     env,
                     item,
-                    chain=chain,
+                    sample_index=sample_index,
                     speaker=speakers.speaker(
                         f"{name}/{attempt}",  # a cache of its own for every attempt
                         where=item.item_id,
                         limits=rules.limits,
                     ),
                     rules=rules,
-                    on_opening=None if on_opening is None else partial(on_opening, item, chain),
-                    on_turn=None if on_turn is None else partial(on_turn, item, chain),
+                    on_opening=None if on_opening is None else partial(on_opening, item, sample_index),
+                    on_turn=None if on_turn is None else partial(on_turn, item, sample_index),
                 )
         except RewardFailed as fault:  # the reward has tried again itself; the episode is not played anew
             cause, attempts = f"{type(fault).__name__}: {fault}", attempt
-            _log.warning("chain %d: %s", chain, cause)
+            _log.warning("sample %d: %s", sample_index, cause)
             break
         except EpisodeFault as fault:
             cause = f"{type(fault).__name__}: {fault}"
-            _log.warning("attempt %d of %d, chain %d: %s", attempt, max_attempts, chain, cause)
+            _log.warning("attempt %d of %d, sample %d: %s", attempt, max_attempts, sample_index, cause)
         else:
             return trajectory if attempt == 1 else replace(trajectory, attempts=attempt)
-    return given_up(item, chain=chain, cause=cause, attempts=attempts, seconds=time.perf_counter() - started)
+    return given_up(
+        item, sample_index=sample_index, cause=cause, attempts=attempts, seconds=time.perf_counter() - started
+    )
 
 
 @contextmanager

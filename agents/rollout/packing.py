@@ -36,7 +36,7 @@ def pack(trajectory: Trajectory) -> list[PackedSegment]:
     all segments is computed (verl 0.9.1, `compute_advantage_for_multi_trajectories`). Raises `ValueError`
     for what must never train: an episode that failed, or a segment that has no sampled token.
     """
-    where = f"{trajectory.item.item_id}, chain {trajectory.chain}"
+    where = f"{trajectory.item.item_id}, sample {trajectory.sample_index}"
     if trajectory.stop_reason is StopReason.ERROR:
         raise ValueError(f"{where}: a failed episode never trains ({trajectory.error}); drop it and count it")
     if not trajectory.turns or not trajectory.turns[-1].completion.token_ids:

@@ -46,7 +46,7 @@ def rollout(
     env: EnvSpec | str = "question",
     instructions: str = "",
     context: ContextPolicy | None = None,
-    num_chains: int = 1,
+    num_samples: int = 1,
     max_turns: int = 8,
     max_tokens_per_turn: int = 512,
     context_length: int = 8192,
@@ -60,7 +60,7 @@ def rollout(
     on_turn: OnTurn | None = None,
     on_trajectory: Callable[[Trajectory], None] | None = None,
 ) -> list[Trajectory]:
-    """Play `num_chains` episodes of each item; returns their trajectories, item by item.
+    """Play `num_samples` episodes of each item; returns their trajectories, item by item.
 
     `items` are items of environments, rows of data (which become the fields of items of `env`), or bare
     questions. `env` is an environment's name, or one of your own. `agent` is one of your own, or the name
@@ -75,7 +75,7 @@ def rollout(
     Raises `ConfigError` and `MissingDependency` before anything is played for what can be seen then, and
     `ConfigError` where an endpoint refuses model or key. A failed episode is data: `StopReason.ERROR`.
     """
-    counts = {"num_chains": num_chains, "max_turns": max_turns, "max_attempts": max_attempts}
+    counts = {"num_samples": num_samples, "max_turns": max_turns, "max_attempts": max_attempts}
     for name, value in counts.items():
         if value < 1:
             raise ConfigError(f"{name}={value}; give 1 or more")
@@ -113,7 +113,7 @@ def rollout(
             return await play(
                 played,
                 name="rollout",
-                chains=num_chains,
+                num_samples=num_samples,
                 envs=envs,
                 speakers=speakers,
                 rules_of=lambda _: rules,

@@ -305,7 +305,7 @@ def rollout(
     items: Annotated[
         int | None, typer.Option(min=1, help="How many items of the split to play.", show_default="all")
     ] = None,
-    num_chains: Annotated[int, typer.Option(min=1, help="How many episodes to play of each item.")] = 1,
+    num_samples: Annotated[int, typer.Option(min=1, help="How many episodes to play of each item.")] = 1,
     max_turns: Annotated[
         int | None,
         typer.Option(min=1, help="Turns that an episode may have.", show_default="evaluate.max_turns"),
@@ -356,7 +356,12 @@ def rollout(
     guard()
     chosen = load_pipeline(pipeline, overrides=parse_settings(settings or []))
     asked = Rollout(
-        split=split, items=items, chains=num_chains, max_turns=max_turns, temperature=temperature, out=out
+        split=split,
+        items=items,
+        num_samples=num_samples,
+        max_turns=max_turns,
+        temperature=temperature,
+        out=out,
     )
     player = model_of(chosen, endpoint=endpoint, model=model, api_key_from=api_key_from, policy=policy)
     with Stoppable(None):  # the summary says it

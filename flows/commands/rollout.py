@@ -37,7 +37,7 @@ class Rollout:
     split: str = "test"
     items: int | None = None
     """The first of the split; None is all."""
-    chains: int = 1
+    num_samples: int = 1
     max_turns: int | None = None
     """In the place of the pipeline's."""
     temperature: float | None = None
@@ -85,7 +85,7 @@ def rollout(pipeline: Pipeline, model: Endpoint | LocalModel, asked: Rollout, *,
     play = Play(
         name="rollout",
         max_turns={part: asked.max_turns or turns for part, turns in evaluation_turns(pipeline).items()},
-        chains=asked.chains,
+        num_samples=asked.num_samples,
         temperature=pipeline.evaluate.temperature if asked.temperature is None else asked.temperature,
     )
     ended: list[Trajectory] = []

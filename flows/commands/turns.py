@@ -25,18 +25,18 @@ class TurnPrinter:
     def __init__(self, console: Console) -> None:
         self._console = console
 
-    def opening(self, item: Item, chain: int, messages: Sequence[Message]) -> None:
+    def opening(self, item: Item, sample_index: int, messages: Sequence[Message]) -> None:
         """See `agents.rollout.group.OnOpening`."""
-        who = f"{item.item_id} #{chain} begins"
+        who = f"{item.item_id} #{sample_index} begins"
         for message in messages:
             label = "task" if message.role == "user" else f"task ({message.role})"
             self._lines(who, label, message.content, style=_STYLES["task"])
             self._lines(who, "images", _media(message.images), style=_STYLES["images"])
 
-    def turn(self, item: Item, chain: int, turns: Sequence[Turn]) -> None:
+    def turn(self, item: Item, sample_index: int, turns: Sequence[Turn]) -> None:
         """See `agents.rollout.group.OnTurn`."""
         turn = turns[-1]
-        who = f"{item.item_id} #{chain} turn {len(turns)}"
+        who = f"{item.item_id} #{sample_index} turn {len(turns)}"
         facts = {
             "thought": turn.thought,
             # a turn that is not in the format has no action; it is shown whole
@@ -49,7 +49,7 @@ class TurnPrinter:
 
     def trajectory(self, trajectory: Trajectory) -> None:
         """One that has ended."""
-        who = f"{trajectory.item.item_id} #{trajectory.chain}"
+        who = f"{trajectory.item.item_id} #{trajectory.sample_index}"
         if trajectory.stop_reason is StopReason.ERROR:
             self._line(who, f"dropped after {trajectory.attempts} tries: {trajectory.error}", style="red")
             return

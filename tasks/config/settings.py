@@ -37,7 +37,7 @@ def _known_algorithm(name: Any) -> Any:
 
 def _comparable(count: Any) -> Any:
     if isinstance(count, int) and count < 2:
-        raise ValueError(f"GRPO compares the chains of an item with each other: give 2 or more, not {count}")
+        raise ValueError(f"GRPO compares the samples of an item with each other: give 2 or more, not {count}")
     return count
 
 
@@ -164,7 +164,7 @@ class RolloutSettings(Section):
 
     items_per_step: Positive
     group_size: Annotated[Positive, BeforeValidator(_comparable)]
-    """Chains per item; their rewards are compared with each other."""
+    """Samples per item; their rewards are compared with each other."""
     temperature: Annotated[float, Field(gt=0)] = 1.0
     """At the first training step."""
     final_temperature: Annotated[float, Field(gt=0)] | None = None
@@ -321,12 +321,12 @@ class EvaluateSettings(Section):
 
     max_turns: Positive
     samples_per_item: Positive
-    """Chains per item at `temperature`; a greedy one is played beside them."""
+    """Samples per item at `temperature`; a greedy one is played beside them."""
     temperature: Annotated[float, Field(gt=0)] = 1.0
-    """Of the sampled chains; `rollout.temperature` is training's own."""
+    """Of the sampled episodes; `rollout.temperature` is training's own."""
     quick_items: Positive
-    """Test items of the evaluation after each round, one sampled chain each; all of them where the split has
-    fewer."""
+    """Test items of the evaluation after each round, one sampled episode each; all of them where the
+    split has fewer."""
 
 
 class BackendSettings(Section):

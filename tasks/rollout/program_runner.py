@@ -73,9 +73,9 @@ class ProgramPlayer(PipelinePlayer):
         """See `PipelinePlayer`; an episode is shown when it has ended, its first prompt as the opening."""
         rollout = self._pipeline.rollout
 
-        def open_with(item: Item, chain: int, prompt_ids: list[int]) -> None:
+        def open_with(item: Item, sample_index: int, prompt_ids: list[int]) -> None:
             if on_opening is not None:
-                on_opening(item, chain, [Message("user", str(self._tokenizer.decode(prompt_ids)))])
+                on_opening(item, sample_index, [Message("user", str(self._tokenizer.decode(prompt_ids)))])
 
         gateway = Gateway(  # a play's own: temperatures differ, and a free port costs milliseconds
             self._sampler,
@@ -91,7 +91,7 @@ class ProgramPlayer(PipelinePlayer):
                 items,
                 gateway=gateway,
                 name=play.name,
-                chains=play.chains,
+                num_samples=play.num_samples,
                 concurrency=rollout.max_live_envs,
                 timeout_s=rollout.episode_timeout_s,
                 reward=self._reward,

@@ -2,7 +2,7 @@
 
 A program is anything that takes a URL and an item and comes back with a reward, or leaves that to one of
 `agents/rewards`. What `agents/rollout/group.py` does for our own episodes is done here for programs:
-chains side by
+samples side by
 side, retries, faults as data.
 """
 
@@ -60,7 +60,7 @@ async def play_program(
     *,
     gateway: Gateway,
     name: str,
-    chains: int,
+    num_samples: int,
     concurrency: int,
     timeout_s: float,
     reward: Reward | None = None,
@@ -70,7 +70,7 @@ async def play_program(
     on_turn: OnTurn | None = None,
     on_trajectory: Callable[[Trajectory], None] | None = None,
 ) -> list[list[Trajectory]]:
-    """Play `chains` episodes of each item; returns one group per item, in the order of `items`.
+    """Play `num_samples` episodes of each item; returns one group per item, in the order of `items`.
 
     `concurrency`: programs at once, at most as many as the gateway has sessions. `timeout_s`: of one of
     them. `reward` judges the episodes whose program returns None. `max_turns_of`: the model's answers in an
@@ -83,11 +83,11 @@ async def play_program(
     with `StopReason.ERROR`; so is one that ended on an answer that the sampler failed to give. A program
     that raises because there was no turn or no room left has been played to its end, and is taken to have
     returned None; where there is no `reward`, that is 0. Where the reward itself fails, the episode is given
-    up at once. A `WingspanError` other than an `EpisodeFault` cancels all chains and is raised.
+    up at once. A `WingspanError` other than an `EpisodeFault` cancels all samples and is raised.
     """
     places = asyncio.Semaphore(concurrency)
 
-    async def chain_of(place: int, item: Item, chain: int) -> Trajectory:
+    async def run_sample(place: int, item: Item, sample_index: int) -> Trajectory:
         started = time.perf_counter()
         cause, attempts = "never tried", max_attempts
         for attempt in range(1, max_attempts + 1):
@@ -96,8 +96,8 @@ async def play_program(
                     places,
                     gateway.session(
                         item,
-                        chain=chain,
-                        name=f"{name}/{place}/{chain}/{attempt}",
+                        sample_index=sample_index,
+                        name=f"{name}/{place}/{sample_index}/{attempt}",
                         max_turns=max_turns_of(item) if max_turns_of else None,
                     ) as session,
                 ):
@@ -106,29 +106,33 @@ async def play_program(
                     )
             except RewardFailed as fault:  # it has tried again itself
                 cause, attempts = f"{type(fault).__name__}: {fault}", attempt
-                _log.warning("chain %d: %s", chain, cause)
+                _log.warning("sample %d: %s", sample_index, cause)
                 break
             except EpisodeFault as fault:
                 cause = f"{type(fault).__name__}: {fault}"
-                _log.warning("attempt %d of %d, chain %d: %s", attempt, max_attempts, chain, cause)
+                _log.warning("attempt %d of %d, sample %d: %s", attempt, max_attempts, sample_index, cause)
             else:
                 return replace(trajectory, attempts=attempt)
         return given_up(
-            item, chain=chain, cause=cause, attempts=attempts, seconds=time.perf_counter() - started
+            item,
+            sample_index=sample_index,
+            cause=cause,
+            attempts=attempts,
+            seconds=time.perf_counter() - started,
         )
 
-    async def told(place: int, item: Item, chain: int) -> Trajectory:
-        trajectory = await chain_of(place, item, chain)
+    async def told(place: int, item: Item, sample_index: int) -> Trajectory:
+        trajectory = await run_sample(place, item, sample_index)
         if on_prompt is not None and trajectory.turns:
-            on_prompt(item, chain, trajectory.prompt_ids)
+            on_prompt(item, sample_index, trajectory.prompt_ids)
         if on_turn is not None:
             for count in range(1, len(trajectory.turns) + 1):
-                on_turn(item, chain, trajectory.turns[:count])
+                on_turn(item, sample_index, trajectory.turns[:count])
         if on_trajectory is not None:
             on_trajectory(trajectory)
         return trajectory
 
-    return await in_groups(items, chains=chains, chain_of=told)
+    return await in_groups(items, num_samples=num_samples, run_sample=told)
 
 
 async def _play(

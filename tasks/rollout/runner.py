@@ -42,7 +42,7 @@ class Play:
     """This play's own: the sampler's draws depend on it (`agents/rollout/group.py`)."""
     max_turns: Mapping[str, int]
     """Of an episode, by part of the pipeline's data."""
-    chains: int
+    num_samples: int
     """Episodes per item."""
     temperature: float
     """0 is greedy."""
@@ -55,7 +55,7 @@ def training_play(pipeline: Pipeline, *, step: int) -> Play:
     return Play(
         name=f"train {step}",
         max_turns=training_turns(pipeline, step=step),
-        chains=rollout.group_size,
+        num_samples=rollout.group_size,
         temperature=annealed(step, first=rollout.temperature, last=last, steps=pipeline.train.steps),
     )
 
@@ -152,7 +152,7 @@ class AgentPlayer(PipelinePlayer):
         return await group.play(
             items,
             name=play.name,
-            chains=play.chains,
+            num_samples=play.num_samples,
             envs=self._envs,
             speakers=self._speakers(sampling_of(self._pipeline, temperature=play.temperature)),
             rules_of=rules_of,
@@ -165,9 +165,9 @@ class AgentPlayer(PipelinePlayer):
     async def warm_up(self) -> None:
         """See `PipelinePlayer`: instances that are processes, also in the place of those that have ended."""
         rollout = self._pipeline.rollout
-        chains = rollout.items_per_step * rollout.group_size
+        num_samples = rollout.items_per_step * rollout.group_size
         for env in self._slow_to_start:
-            await self._envs.warm_up(env, -(-chains // len(self._rules)))
+            await self._envs.warm_up(env, -(-num_samples // len(self._rules)))
 
     @property
     def environments(self) -> Mapping[str, PoolMetrics]:

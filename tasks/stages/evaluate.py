@@ -188,8 +188,8 @@ def _evaluate_policy(pipeline: Pipeline, workspace: Path, items: Sequence[Item],
 
     with _player(pipeline, model=str(policy.model), workspace=workspace, count=count) as play:
         for mode, temperature in {"sampled": settings.temperature, "greedy": 0.0}.items():
-            chains = settings.samples_per_item if mode == "sampled" else 1
-            how = Play(name=mode, max_turns=turns, chains=chains, temperature=temperature)
+            num_samples = settings.samples_per_item if mode == "sampled" else 1
+            how = Play(name=mode, max_turns=turns, num_samples=num_samples, temperature=temperature)
             groups = play(items, how)
             summaries[mode] = summarise([t for group in groups for t in group])
             kept += [

@@ -51,7 +51,7 @@ class RoundResult:
     first_step: int
     last_step: int
     evaluation: dict[str, float]
-    """`summarise` of the quick evaluation: test items, one chain each, at `evaluate.temperature`."""
+    """`summarise` of the quick evaluation: test items, one sample each, at `evaluate.temperature`."""
     seconds: float
     """Wall time, start-up included; of the last attempt, where one was interrupted."""
 
@@ -209,7 +209,7 @@ class TrainSession:
         play = Play(
             name=f"after {last}",
             max_turns=evaluation_turns(self._pipeline),
-            chains=1,
+            num_samples=1,
             temperature=settings.temperature,
         )
         groups = self._call("play", self._quick_items(), play)

@@ -34,7 +34,7 @@ def description(pipeline: Pipeline, *, name: str, workspace: Path) -> str:
     lines = [
         f"`{pipeline.model}` trained on {' and '.join(pipeline.data.envs)} by "
         f"{pipeline.train.algorithm.upper()}: {pipeline.train.steps} steps of "
-        f"{pipeline.rollout.items_per_step} items, {pipeline.rollout.group_size} chains each. "
+        f"{pipeline.rollout.items_per_step} items, {pipeline.rollout.group_size} samples each. "
         f"Workspace: `{workspace}`."
     ]
     changed = read_changes(workspace)

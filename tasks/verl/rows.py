@@ -60,7 +60,7 @@ class Row:
     @property
     def key(self) -> str:
         """By which verl knows which segments are one episode's, and which is its last."""
-        return f"{self.uid}_{self.trajectory.chain}_{self.number}"
+        return f"{self.uid}_{self.trajectory.sample_index}_{self.number}"
 
 
 def rows_of(uid: str, group: Group) -> list[Row]:

@@ -255,7 +255,7 @@ def test_a_reward_that_fails_drops_the_trajectory_without_playing_it_again() -> 
         return await play(
             [toy_item()],
             name="p",
-            chains=2,
+            num_samples=2,
             envs=envs,
             speakers=speakers,
             rules_of=lambda _: rules,

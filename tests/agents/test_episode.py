@@ -49,7 +49,7 @@ def play_one(
         run_episode(
             env or ToyEnv(),
             item or toy_item(),
-            chain=0,
+            sample_index=0,
             speaker=TokenSpeakers(
                 sampler=sampler,
                 renderer=Renderer(toy_tokenizer(template)),

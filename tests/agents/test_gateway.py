@@ -36,7 +36,10 @@ def test_a_conversation_is_one_segment_of_the_sampled_tokens() -> None:
     async def work() -> None:
         says = ["Action: add 1", "Action: add 2"]
         gateway = make_gateway(scripted(says))
-        async with gateway.listening(), gateway.session(ITEM, chain=4, metadata={"kind": "a"}) as session:
+        async with (
+            gateway.listening(),
+            gateway.session(ITEM, sample_index=4, metadata={"kind": "a"}) as session,
+        ):
             async with client_of(session.base_url) as client:
                 first = await ask(client, [QUESTION])
                 assert first.content == says[0]
@@ -57,7 +60,7 @@ def test_a_conversation_is_one_segment_of_the_sampled_tokens() -> None:
         assert answer.usage is not None
         assert answer.usage.completion_tokens == len(sampled[1])
         assert answer.usage.prompt_tokens == len(segment.prompt_ids) + len(sampled[0]) + len(between)
-        assert (trajectory.item, trajectory.chain, trajectory.reward, trajectory.success) == (
+        assert (trajectory.item, trajectory.sample_index, trajectory.reward, trajectory.success) == (
             ITEM,
             4,
             1.0,

@@ -115,7 +115,7 @@ def test_a_session_over_http_leaves_its_trajectory() -> None:
         gateway = make_gateway(scripted(["Action: add 3"] * 2), token="secret", limits={"max_sessions": 1})
         auth = {"Authorization": "Bearer secret"}
         async with gateway.listening() as url, httpx.AsyncClient(base_url=url) as http:
-            body = {"item": {"item_id": "toy_7", "env": "toy"}, "chain": 2, "metadata": {"kind": "a"}}
+            body = {"item": {"item_id": "toy_7", "env": "toy"}, "sample_index": 2, "metadata": {"kind": "a"}}
             refused = await http.post("/sessions", json=body)
             assert (refused.status_code, refused.json()["error"]["code"]) == (401, "invalid_api_key")
             opened = (await http.post("/sessions", json=body, headers=auth)).json()
@@ -139,7 +139,7 @@ def test_a_session_over_http_leaves_its_trajectory() -> None:
                 with pytest.raises(openai.NotFoundError) as gone:
                     await ask(client, [QUESTION])
             assert gone.value.code == "session_not_found"
-        assert (trajectory.item.item_id, trajectory.chain, trajectory.reward) == ("toy_7", 2, 0.5)
+        assert (trajectory.item.item_id, trajectory.sample_index, trajectory.reward) == ("toy_7", 2, 0.5)
         assert trajectory.metrics["kind"] == "a"
         (segment,) = pack(trajectory)
         assert sum(segment.response_mask) == sum(len(turn.completion.token_ids) for turn in trajectory.turns)

@@ -57,7 +57,7 @@ async def played(
 ) -> list[list[Trajectory]]:
     arguments: dict[str, Any] = {
         "name": f"play {next(PLAYS)}",
-        "chains": 4,
+        "num_samples": 4,
         "rules_of": lambda _: RULES,
         "max_attempts": 3,
     }
@@ -77,16 +77,16 @@ def test_groups_come_in_the_order_of_their_items() -> None:
         return await played(toys(ToyEnv, capacity=3), items, on_trajectory=seen.append, max_attempts=1)
 
     groups = asyncio.run(main())
-    assert [[(t.item.item_id, t.chain) for t in group] for group in groups] == [
-        [(f"toy_{i}", chain) for chain in range(4)] for i in range(5)
+    assert [[(t.item.item_id, t.sample_index) for t in group] for group in groups] == [
+        [(f"toy_{i}", sample_index) for sample_index in range(4)] for i in range(5)
     ]
     for index, group in enumerate(groups):
         solvable = index % 2 == 0
         # three turns reach 3; for a target of 4 the script has no fourth text
         reason = StopReason.TERMINATED if solvable else StopReason.ERROR
         assert {t.stop_reason for t in group} == {reason}
-    assert sorted((t.item.item_id, t.chain) for t in seen) == sorted(
-        (t.item.item_id, t.chain) for group in groups for t in group
+    assert sorted((t.item.item_id, t.sample_index) for t in seen) == sorted(
+        (t.item.item_id, t.sample_index) for group in groups for t in group
     )
 
 
@@ -110,16 +110,16 @@ def test_a_retry_takes_no_warm_instance() -> None:
 
     async def main() -> list[list[Trajectory]]:
         envs = toys(make, capacity=2)
-        await played(envs, [toy_item()], chains=2)
+        await played(envs, [toy_item()], num_samples=2)
         for env in stale:
             env.crash_at = 1
-        return await played(envs, [toy_item()], chains=2, max_attempts=2)
+        return await played(envs, [toy_item()], num_samples=2, max_attempts=2)
 
     [group] = asyncio.run(main())
     assert [(t.attempts, t.stop_reason) for t in group] == [(2, StopReason.TERMINATED)] * 2
 
 
-def test_after_its_last_attempt_a_chain_is_data_with_its_cause() -> None:
+def test_after_its_last_attempt_a_sample_is_data_with_its_cause() -> None:
     class Broken(ToyEnv):
         async def reset(self, item: Item) -> str:
             if item.item_id == "toy_1":
@@ -200,12 +200,12 @@ def test_plays_of_one_name_draw_alike_and_others_do_not(tmp_path: Path) -> None:
     first = words("one", capacity=12)
     assert first == words("one", capacity=2)
     assert first != words("other", capacity=12)
-    chains = len(first) // len(items)
-    assert first[:chains] != first[chains : 2 * chains]
+    num_samples = len(first) // len(items)
+    assert first[:num_samples] != first[num_samples : 2 * num_samples]
 
 
-def test_no_chain_waits_for_a_sibling() -> None:
-    """One chain hangs in its first step; its siblings are done long before its time is up."""
+def test_no_sample_waits_for_a_sibling() -> None:
+    """One sample hangs in its first step; its siblings are done long before its time is up."""
     done: list[int] = []
     released = asyncio.Event()
 
@@ -215,7 +215,7 @@ def test_no_chain_waits_for_a_sibling() -> None:
                 await released.wait()
 
     def note(trajectory: Trajectory) -> None:
-        done.append(trajectory.chain)
+        done.append(trajectory.sample_index)
         if len(done) == 3:
             released.set()
 
@@ -238,7 +238,7 @@ def test_cancelling_leaves_the_environments_usable() -> None:
         with pytest.raises(asyncio.CancelledError):
             await task
         assert len(asyncio.all_tasks()) <= 1 + 3  # this one, and environments that are being closed
-        [group] = await played(envs, [toy_item()], chains=3)
+        [group] = await played(envs, [toy_item()], num_samples=3)
         assert all(t.success for t in group)
         assert [env.closed for env in make.made] == [True] * 3 + [False] * 3
         metrics = envs.metrics["toy"]

@@ -199,7 +199,7 @@ def played(
     )
     speaker = speakers.speaker("e", where="e", limits=limits)
     rules = {"agent": FormatAgent("action"), "limits": limits, **rules}
-    return asyncio.run(run_episode(env, item, chain=0, speaker=speaker, rules=Rules(**rules)))
+    return asyncio.run(run_episode(env, item, sample_index=0, speaker=speaker, rules=Rules(**rules)))
 
 
 @settings(deadline=None, max_examples=40)

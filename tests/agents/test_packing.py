@@ -43,7 +43,7 @@ def a_trajectory(
 ) -> Trajectory:
     return Trajectory(
         item=toy_item(7),
-        chain=2,
+        sample_index=2,
         prompt_ids=prompt,
         turns=turns,
         stop_reason=stop,
@@ -95,7 +95,7 @@ def test_packing_leaves_the_trajectory_as_it_was() -> None:
 
 def test_an_error_never_trains() -> None:
     failed = a_trajectory([a_turn([11], [])], prompt=[1], stop=StopReason.ERROR)
-    with pytest.raises(ValueError, match=r"toy_7, chain 2.*it broke"):
+    with pytest.raises(ValueError, match=r"toy_7, sample 2.*it broke"):
         pack(failed)
 
 

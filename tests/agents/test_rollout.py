@@ -61,10 +61,10 @@ def test_questions_with_tools_and_a_reward() -> None:
             tools=[double, "calculator"],
             reward=right,
             model=Endpoint(server.url, "toy"),
-            num_chains=2,
+            num_samples=2,
         )
-    assert [(t.item.item_id, t.chain) for t in trajectories] == [
-        (f"question_{place}", chain) for place in range(3) for chain in range(2)
+    assert [(t.item.item_id, t.sample_index) for t in trajectories] == [
+        (f"question_{place}", sample_index) for place in range(3) for sample_index in range(2)
     ]
     assert [t.turns[-1].action for t in trajectories] == ["2", "2", "4", "4", "6", "6"]
     assert [(t.reward, t.success) for t in trajectories[::2]] == [(0.0, False), (1.0, True), (0.0, False)]
@@ -88,9 +88,9 @@ def test_an_environment_by_name_and_turns_as_they_come() -> None:
     seen: list[tuple[str, int, int, str]] = []
     ended: list[str] = []
 
-    def on_turn(item: Item, chain: int, turns: Sequence[Turn]) -> None:
+    def on_turn(item: Item, sample_index: int, turns: Sequence[Turn]) -> None:
         assert not ended
-        seen.append((item.item_id, chain, len(turns), turns[-1].action))
+        seen.append((item.item_id, sample_index, len(turns), turns[-1].action))
 
     item = get_env("textcraft").split(0).test[0]
     with chat_server(in_turn(says("Action: inventory"))) as server:
@@ -112,7 +112,7 @@ def test_a_local_model_gives_tokens(tmp_path: Path) -> None:
     model = LocalModel(save_tiny_model(tmp_path), seed=3)
 
     def play(**changes: Any) -> list[list[list[int]]]:
-        arguments: dict[str, Any] = {"agent": "action", "env": toy_spec(), "model": model, "num_chains": 2}
+        arguments: dict[str, Any] = {"agent": "action", "env": toy_spec(), "model": model, "num_samples": 2}
         limits = {"max_turns": 2, "max_tokens_per_turn": 12, "context_length": 256}
         played = rollout([toy_item()], **(arguments | limits | changes))
         assert {t.stop_reason for t in played} == {StopReason.MAX_TURNS}
@@ -163,7 +163,7 @@ def test_a_context_policy_is_what_the_model_sees_of_its_past(tmp_path: Path, whe
         ({"reward": "math_equl"}, "unknown reward 'math_equl'; did you mean 'math_equal'"),
         ({"reward": right}, "takes 'answer', which nothing fills"),
         ({"env": "textcarft"}, "unknown env 'textcarft'; did you mean 'textcraft'"),
-        ({"num_chains": 0}, "num_chains=0"),
+        ({"num_samples": 0}, "num_samples=0"),
         ({"items": []}, "no items"),
         ({"items": [{"text": "6 * 7?"}], "reward": None}, "question"),
         (
@@ -208,7 +208,7 @@ def test_the_command_shows_turns_and_sums_up(tmp_path: Path) -> None:
         in_turn(says("Thought: what have I?\nAction: inventory"), says("I [bold]give up"))
     ) as server:
         done = wingspan(
-            *at(server), "--items", "2", "--num-chains", "2", "--max-turns", "3", "--temperature", "0.5",
+            *at(server), "--items", "2", "--num-samples", "2", "--max-turns", "3", "--temperature", "0.5",
             "--out", str(out),
         )  # fmt: skip
     assert done.exit_code == 0, done.output
@@ -222,12 +222,13 @@ def test_the_command_shows_turns_and_sums_up(tmp_path: Path) -> None:
         server.asked[0]["messages"][-1]["content"].splitlines()
     )
     for item in (first, second):
-        for chain in range(2):
+        for sample_index in range(2):
             assert any(
-                line.startswith(f"{item.item_id} #{chain} turn 3 said: I [bold]give up") for line in lines
+                line.startswith(f"{item.item_id} #{sample_index} turn 3 said: I [bold]give up")
+                for line in lines
             )
             assert any(
-                line.startswith(f"{item.item_id} #{chain} max_turns, no success, reward 0, 3 turns")
+                line.startswith(f"{item.item_id} #{sample_index} max_turns, no success, reward 0, 3 turns")
                 for line in lines
             )
     assert f"{first.item_id} #0 turn 1 observation: " in done.output

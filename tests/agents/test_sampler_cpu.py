@@ -138,7 +138,7 @@ def test_a_group_computes_its_prompt_once_and_each_turn_only_the_new(llama: Any,
     engine = make_engine(llama)
     prompts = {str(i): list(prompt) for prompt in [random_tokens(rng, 50)] for i in range(8)}
     first = complete(engine, prompts, params=SamplingParams(max_tokens=5))
-    # 49 tokens once; then each chain feeds the 50th for its own logits
+    # 49 tokens once; then each sample feeds the 50th for its own logits
     assert engine.stats.prefilled == 49 + 8
     assert engine.stats.reused == 7 * 49
     assert engine.stats.sampled == 8 * 5

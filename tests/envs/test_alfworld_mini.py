@@ -96,6 +96,6 @@ def test_killed_games_cost_attempts_and_nothing_else() -> None:
     items = [item for item in get_env("alfworld-mini").split(0).train if item.metadata["room"] == "bathroom"][
         :2
     ]
-    outcome = measure("alfworld-mini", items, kills=2, chains=2, capacity=2)
+    outcome = measure("alfworld-mini", items, kills=2, num_samples=2, capacity=2)
     assert (outcome.kills, outcome.episodes, outcome.solved) == (2, 4, 2)
     assert outcome.same

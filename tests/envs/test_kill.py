@@ -20,7 +20,7 @@ def test_killed_processes_cost_attempts_and_nothing_else() -> None:
 @pytest.mark.skipif(shutil.which("java") is None, reason="apt-get install default-jre-headless")
 def test_killed_jvms_cost_attempts_and_nothing_else() -> None:
     items = [Item(item_id="sciworld_4240", env="sciworld")]
-    outcome = measure("sciworld", items, kills=2, chains=4, capacity=2)
+    outcome = measure("sciworld", items, kills=2, num_samples=4, capacity=2)
     assert outcome.kills == 2
     assert (outcome.episodes, outcome.solved) == (4, 2)
     assert outcome.same

@@ -73,7 +73,7 @@ def test_tasks_are_solved_by_what_is_seen_and_rewarded_by_their_page() -> None:
 
 def test_a_killed_browser_costs_attempts_and_nothing_else() -> None:
     items = [item("click-test"), item("login-user")]
-    outcome = measure("miniwob", items, kills=1, chains=4, capacity=4, kill=kill_browser)
+    outcome = measure("miniwob", items, kills=1, num_samples=4, capacity=4, kill=kill_browser)
     assert outcome.kills == 1
     assert (outcome.episodes, outcome.solved) == (8, 4)
     assert outcome.same

@@ -181,7 +181,7 @@ def test_cancellation_at_any_moment_of_a_grant(ticks: int) -> None:
 
 
 def test_starts_are_spread_over_the_loops_turns() -> None:
-    """Hundreds of chains start at once; between two of them, everybody else gets a turn."""
+    """Hundreds of samples start at once; between two of them, everybody else gets a turn."""
 
     async def main() -> None:
         pool = EnvPool(Factory(), capacity=50)

@@ -46,11 +46,11 @@ async def played(
     envs: EnvManager,
     items: Sequence[Item],
     *,
-    chains: int = 2,
+    num_samples: int = 2,
     latency_s: float = 0.0,
     on_turn: Callable[[str, int], None] = lambda episode_id, turn: None,
 ) -> list[list[Trajectory]]:
-    """The expert plays, in every chain."""
+    """The expert plays, in every sample."""
     spec = get_env(items[0].env)
     texts = [[f"Action: {said}" for said in await actions_of(spec, item)] for item in items]
 
@@ -69,7 +69,7 @@ async def played(
     return await play(
         items,
         name=f"play {next(PLAYS)}",
-        chains=chains,
+        num_samples=num_samples,
         envs=envs,
         speakers=TokenSpeakers(
             sampler=ScriptedSampler(script, encode=encode, latency_s=latency_s),
@@ -84,7 +84,7 @@ async def played(
 def essence(groups: list[list[Trajectory]]) -> list[object]:
     """All of the trajectories but how long they took."""
     return [
-        (t.item, t.chain, t.prompt_ids, t.turns, t.stop_reason, t.reward, t.success)
+        (t.item, t.sample_index, t.prompt_ids, t.turns, t.stop_reason, t.reward, t.success)
         for group in groups
         for t in group
     ]
@@ -137,9 +137,9 @@ def test_a_killed_servers_episodes_are_played_elsewhere(protocol: WireProtocol, 
     async def main() -> None:
         servers = Servers([doomed.url, textcraft.url], protocol=protocol)
         envs = EnvManager([on_servers(get_env("textcraft"), servers)], capacity=16)
-        groups = await played(envs, items, chains=4, latency_s=0.01, on_turn=kill_when_all_are_playing)
-        assert [(t.item, t.chain) for group in groups for t in group] == [
-            (item, chain) for item in items for chain in range(4)
+        groups = await played(envs, items, num_samples=4, latency_s=0.01, on_turn=kill_when_all_are_playing)
+        assert [(t.item, t.sample_index) for group in groups for t in group] == [
+            (item, sample_index) for item in items for sample_index in range(4)
         ]
         assert {(t.stop_reason, t.success) for group in groups for t in group} == {
             (StopReason.TERMINATED, True)

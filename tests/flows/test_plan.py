@@ -77,7 +77,7 @@ def refusal(overrides: dict[str, Any]) -> str:
         ({"seed": -1}, "seed: Input should be greater than or equal to 0"),
         ({"seed": 99999999999999999999}, "seed: Input should be less than 2147483648"),
         ({"data.split_seed": -1}, "data.split_seed"),
-        ({"rollout.group_size": 1}, "GRPO compares the chains of an item with each other: give 2 or more"),
+        ({"rollout.group_size": 1}, "GRPO compares the samples of an item with each other: give 2 or more"),
         ({"rollout.group_size": 100000}, "1,600,000 episodes a step"),
         ({"train.algorithm": "ppo"}, "'ppo' is no algorithm that is implemented; grpo is the only one"),
         ({"agent.reward": {}}, "agent.reward: {} is neither the name of a reward nor several with weights"),

@@ -69,7 +69,7 @@ def played(
     )
     return Trajectory(
         item=item,
-        chain=0,
+        sample_index=0,
         prompt_ids=[1, 2],
         turns=[turn] * (turns - 1) + [replace(turn, reward=float(success))],
         stop_reason=StopReason.TERMINATED if success else StopReason.MAX_TURNS,

@@ -18,7 +18,7 @@ def played(
     given = rewards or [0.0] * len(texts)
     return Trajectory(
         item=toy_item(7),
-        chain=2,
+        sample_index=2,
         prompt_ids=[1],
         turns=[
             Turn(

@@ -45,4 +45,4 @@ async def play_toy(
     )
     speaker = speakers.speaker("e", where=item.item_id, limits=limits)
     rules = Rules(agent=agent, limits=limits, tools=tools, reward=reward)
-    return await run_episode(env or ToyEnv(), item, chain=0, speaker=speaker, rules=rules)
+    return await run_episode(env or ToyEnv(), item, sample_index=0, speaker=speaker, rules=rules)

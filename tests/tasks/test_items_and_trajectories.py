@@ -27,7 +27,7 @@ def make(item: Item, *, reward: float, turns: int = 1, error: str | None = None)
     )
     return Trajectory(
         item=item,
-        chain=0,
+        sample_index=0,
         prompt_ids=[1, 2],
         turns=[] if error else [turn] * turns,
         stop_reason=StopReason.ERROR if error else StopReason.TERMINATED,

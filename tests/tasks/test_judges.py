@@ -40,7 +40,7 @@ def agent_with(url: str, **changes: Any) -> dict[str, Any]:
 
 @pytest.mark.usefixtures("questions")
 def test_a_pipeline_names_its_judge(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Four chains, of which three answer alike at the same time: two requests."""
+    """Four samples, of which three answer alike at the same time: two requests."""
     monkeypatch.setenv("TOY_KEY", "secret")
     Path("data/fair.md").write_text(PROMPT)
 
@@ -63,7 +63,7 @@ def test_a_pipeline_names_its_judge(monkeypatch: pytest.MonkeyPatch) -> None:
         player.check([item])
 
         async def main() -> Any:
-            play = Play(name="p", max_turns={"math": 4}, chains=4, temperature=1.0)
+            play = Play(name="p", max_turns={"math": 4}, num_samples=4, temperature=1.0)
             try:
                 return (await player.play([item], play))[0]
             finally:

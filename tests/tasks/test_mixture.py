@@ -160,7 +160,7 @@ def test_items_of_two_environments_are_played_side_by_side_each_by_its_own_rules
     async def main() -> Any:
         try:
             return await player.play(
-                items, Play(name="both", max_turns={"here": 2, "there": 8}, chains=2, temperature=1.0)
+                items, Play(name="both", max_turns={"here": 2, "there": 8}, num_samples=2, temperature=1.0)
             )
         finally:
             await player.close()

@@ -53,7 +53,7 @@ def played(pipeline: Pipeline, sampler: Sampler, *, turns: int = 2) -> list[Traj
         player = player_of(pipeline, sampler=sampler, tokenizer=toy_tokenizer(), processor=None)
         items = split(pipeline.data).test
         player.check(items)
-        play = Play(name="p", max_turns={"asked": turns}, chains=3, temperature=1.0)
+        play = Play(name="p", max_turns={"asked": turns}, num_samples=3, temperature=1.0)
         try:
             return await player.play(items, play)
         finally:
@@ -65,8 +65,8 @@ def played(pipeline: Pipeline, sampler: Sampler, *, turns: int = 2) -> list[Traj
 def test_a_pipeline_is_played_by_its_program_on_the_very_tokens_that_were_sampled() -> None:
     sampler = RandomSampler()
     trajectories = played(pipeline_of(PROGRAM), sampler)
-    assert [(t.item.fields["question"], t.chain) for t in trajectories] == [
-        (f"{n}?", chain) for n in (4, 5) for chain in range(3)
+    assert [(t.item.fields["question"], t.sample_index) for t in trajectories] == [
+        (f"{n}?", sample_index) for n in (4, 5) for sample_index in range(3)
     ]
     told = [json.loads(line) for line in Path("log").read_text().splitlines()]
     heard = [[turn.text for turn in t.turns] for t in trajectories]

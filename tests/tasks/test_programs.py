@@ -29,7 +29,7 @@ def played(
         gateway = make_gateway(
             scripted(script or (lambda name, turn: f"Action: add {turn}")), context_length=context_length
         )
-        settings: dict[str, Any] = {"name": "test", "chains": 2, "concurrency": 3, "timeout_s": 300.0}
+        settings: dict[str, Any] = {"name": "test", "num_samples": 2, "concurrency": 3, "timeout_s": 300.0}
         async with gateway.listening():
             groups = await play_program(
                 program, [toy_item(i) for i in range(items)], gateway=gateway, **(settings | options)
@@ -47,7 +47,7 @@ async def talk(base_url: str, turns: int) -> None:
             messages += [told(await ask(client, messages)), QUESTION]
 
 
-def test_groups_of_chains_with_rewards() -> None:
+def test_groups_of_samples_with_rewards() -> None:
     async def program(base_url: str, api_key: str, item: Item) -> Mapping[str, Any]:
         async with client_of(base_url.partition("/sessions")[0] + "/v1", api_key=api_key) as client:
             says = told(await ask(client, [QUESTION]))
@@ -55,7 +55,7 @@ def test_groups_of_chains_with_rewards() -> None:
         return {"reward": item.index, "success": True, "turn_rewards": [0.5, 0.0], "steps": 2}
 
     groups = played(program, items=3)
-    assert [[(t.item.index, t.chain) for t in group] for group in groups] == [
+    assert [[(t.item.index, t.sample_index) for t in group] for group in groups] == [
         [(i, 0), (i, 1)] for i in range(3)
     ]
     for trajectory in (t for group in groups for t in group):
@@ -80,7 +80,7 @@ def test_what_fails_once_is_tried_again_and_twice_is_an_error() -> None:
             raise RuntimeError("once")
         return 1.0
 
-    ((good,), (bug,), (odd,)) = played(program, items=3, chains=1)
+    ((good,), (bug,), (odd,)) = played(program, items=3, num_samples=1)
     assert (good.reward, good.attempts, len(good.turns)) == (1.0, 2, 1)
     for trajectory, cause in (
         (bug, "ProgramFailed: toy_1: the program: KeyError: 'a bug'"),
@@ -95,7 +95,7 @@ def test_a_program_that_takes_too_long_is_an_error() -> None:
         await asyncio.Event().wait()
         return 1.0
 
-    ((trajectory,),) = played(program, chains=1, timeout_s=0.1, max_attempts=3)
+    ((trajectory,),) = played(program, num_samples=1, timeout_s=0.1, max_attempts=3)
     assert (trajectory.stop_reason, trajectory.attempts) == (StopReason.ERROR, 3)
     assert (
         trajectory.error
@@ -112,7 +112,7 @@ def test_an_answer_that_the_sampler_failed_to_give_is_no_bad_play() -> None:
             return 0.0
         return 1.0
 
-    ((trajectory,),) = played(program, script=["Yes."], chains=1)
+    ((trajectory,),) = played(program, script=["Yes."], num_samples=1)
     assert trajectory.stop_reason is StopReason.ERROR
     assert "SamplerFailed" in (trajectory.error or "")
 
@@ -168,7 +168,7 @@ def test_a_program_that_is_not_async_has_a_thread_for_each_episode() -> None:
             client.chat.completions.create(model="policy", messages=[message])
         return item.index
 
-    groups = played(program, items=3, chains=1)
+    groups = played(program, items=3, num_samples=1)
     assert [(t.reward, len(t.turns), t.attempts) for (t,) in groups] == [(i, 1, 1) for i in range(3)]
 
 
@@ -180,7 +180,7 @@ def test_a_program_that_ends_the_interpreter_ends_its_episode_alone(blocks: bool
     def synchronous(base_url: str, api_key: str, item: Item) -> float:
         sys.exit(3)
 
-    ((trajectory,),) = played(synchronous if blocks else asynchronous, chains=1)
+    ((trajectory,),) = played(synchronous if blocks else asynchronous, num_samples=1)
     assert trajectory.error == "ProgramFailed: toy_0: the program: RuntimeError: it raised SystemExit: 3"
 
 
@@ -219,7 +219,7 @@ def test_a_reward_that_fails_drops_the_episode_and_plays_it_no_more() -> None:
     async def program(base_url: str, api_key: str, item: Item) -> None:
         episodes.append(await talk(base_url, 1))
 
-    ((trajectory,),) = played(program, chains=1, reward=broken, max_attempts=3)
+    ((trajectory,),) = played(program, num_samples=1, reward=broken, max_attempts=3)
     assert (trajectory.stop_reason, trajectory.attempts, len(episodes)) == (StopReason.ERROR, 1, 1)
     assert (trajectory.error or "").startswith("RewardFailed: ")
 
@@ -233,8 +233,8 @@ def test_turns_and_episodes_are_told_when_they_have_ended() -> None:
     ended: list[Trajectory] = []
     groups = played(
         program,
-        chains=1,
-        on_turn=lambda item, chain, so_far: turns.append(
+        num_samples=1,
+        on_turn=lambda item, sample_index, so_far: turns.append(
             (item.item_id, len(so_far), so_far[-1].text, so_far[-1].observation)
         ),
         on_trajectory=ended.append,

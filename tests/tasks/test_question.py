@@ -98,7 +98,7 @@ def test_a_group_uses_a_tool_and_is_judged_by_the_answer_in_the_data() -> None:
     player = Player(pipeline, sampler=ScriptedSampler(says, encode=encode), tokenizer=toy_tokenizer())
 
     async def main() -> list[Trajectory]:
-        play = Play(name="p", max_turns={"math": 4}, chains=2, temperature=1.0)
+        play = Play(name="p", max_turns={"math": 4}, num_samples=2, temperature=1.0)
         try:
             return (await player.play([item], play))[0]
         finally:

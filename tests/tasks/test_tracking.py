@@ -68,11 +68,11 @@ def write_round(workspace: Path, index: int, *, steps: tuple[int, int]) -> None:
     file.write_text(json.dumps({**ended, "evaluation": {"success": 0.5 + index / 10}}))
     for step in steps:
         file = workspace / "train" / "trajectories" / f"step_{step:04d}.jsonl"
-        # Two chains of each of three items, of which the first is traced.
-        write_trajectories(file, [episode(item, chain=c) for item in range(3) for c in range(2)])
+        # Two samples of each of three items, of which the first is traced.
+        write_trajectories(file, [episode(item, sample_index=c) for item in range(3) for c in range(2)])
 
 
-def episode(index: int, *, chain: int = 0, **metrics: str) -> Trajectory:
+def episode(index: int, *, sample_index: int = 0, **metrics: str) -> Trajectory:
     """Of 10 s: two turns of 3 s of sampling and 1 s of the environment each."""
     completion = Completion(
         token_ids=[1, 2], logprobs=[-0.5, -0.5], finish_reason=FinishReason.STOP, policy_version=5
@@ -92,7 +92,7 @@ def episode(index: int, *, chain: int = 0, **metrics: str) -> Trajectory:
     ]
     return Trajectory(
         item=Item(f"textcraft_{index}", "textcraft", metadata={"depth": 1}),
-        chain=chain,
+        sample_index=sample_index,
         prompt_ids=[1, 2, 3],
         turns=turns,
         stop_reason=StopReason.MAX_TURNS,

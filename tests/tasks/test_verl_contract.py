@@ -183,7 +183,7 @@ def test_grpo_advantages_by_hand(verl: ModuleType) -> None:
     rows = [
         row
         for uid, group in rewards.items()
-        for row in rows_of(uid, [trajectory(r, chain=i) for i, r in enumerate(group)])
+        for row in rows_of(uid, [trajectory(r, sample_index=i) for i, r in enumerate(group)])
     ]
     fields = fields_of(rows)
     data = DataProto(batch=fields.select("response_mask", "rm_scores").to_padded_tensor())
@@ -202,7 +202,7 @@ def test_grpo_advantages_by_hand(verl: ModuleType) -> None:
     torch.testing.assert_close(advantages, torch.tensor(expected)[:, None] * mask)
 
 
-def trajectory(reward: float, *, chain: int) -> Trajectory:
+def trajectory(reward: float, *, sample_index: int) -> Trajectory:
     """Turns of 2 and 1 tokens with an observation of 2 between."""
 
     def turn(ids: list[int], observed: list[int], reward: float) -> Turn:
@@ -220,7 +220,7 @@ def trajectory(reward: float, *, chain: int) -> Trajectory:
 
     return Trajectory(
         item=Item(item_id="x_0", env="x"),
-        chain=chain,
+        sample_index=sample_index,
         prompt_ids=[1, 2, 3],
         turns=[turn([4, 5], [6, 7], 0.0), turn([8], [], reward)],
         stop_reason=StopReason.TERMINATED,

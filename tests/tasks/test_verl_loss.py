@@ -173,8 +173,14 @@ def played(model: Path, segments: Sequence[Sequence[int]], rewards: Sequence[Seq
     rng = random.Random(7)
     groups = [
         [
-            random_trajectory(rng, group=group, chain=chain, segments=count, reward=rewards[group][chain])
-            for chain, count in enumerate(counts)
+            random_trajectory(
+                rng,
+                group=group,
+                sample_index=sample_index,
+                segments=count,
+                reward=rewards[group][sample_index],
+            )
+            for sample_index, count in enumerate(counts)
         ]
         for group, counts in enumerate(segments)
     ]
@@ -213,7 +219,7 @@ def with_log_probs(
 
 
 def random_trajectory(
-    rng: random.Random, *, group: int, chain: int, segments: int, reward: float
+    rng: random.Random, *, group: int, sample_index: int, segments: int, reward: float
 ) -> Trajectory:
     def tokens(lowest: int, highest: int) -> list[int]:
         # none of the special ones: the padding token's embedding is zero, and has no gradient in Hugging Face
@@ -240,7 +246,7 @@ def random_trajectory(
     ]
     return Trajectory(
         item=Item(item_id=f"x_{group}", env="x"),
-        chain=chain,
+        sample_index=sample_index,
         prompt_ids=[10 + group, 9, 8, 7, 6],
         turns=[*turns[:-1], replace(turns[-1], reward=reward)],
         stop_reason=StopReason.TERMINATED,

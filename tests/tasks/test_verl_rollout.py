@@ -16,7 +16,7 @@ from tasks.verl.rows import fields_of, is_informative, rows_of, trainable
 
 
 def trajectory(
-    reward: float = 0.0, *, chain: int = 0, stop: StopReason = StopReason.TERMINATED, turns: int = 2
+    reward: float = 0.0, *, sample_index: int = 0, stop: StopReason = StopReason.TERMINATED, turns: int = 2
 ) -> Trajectory:
     def turn(last: bool) -> Turn:
         completion = Completion(
@@ -33,7 +33,7 @@ def trajectory(
 
     return Trajectory(
         item=Item(item_id="x_1", env="x"),
-        chain=chain,
+        sample_index=sample_index,
         prompt_ids=[1, 2, 3],
         turns=[turn(i == turns - 1) for i in range(turns)],
         stop_reason=stop,
@@ -45,7 +45,7 @@ def trajectory(
 
 FAILED = trajectory(stop=StopReason.ERROR, turns=0)
 NO_ROOM = trajectory(stop=StopReason.MAX_CONTEXT, turns=0)
-WON, LOST = trajectory(1.0), trajectory(0.0, chain=1)
+WON, LOST = trajectory(1.0), trajectory(0.0, sample_index=1)
 
 
 @pytest.mark.parametrize(
@@ -112,9 +112,9 @@ def test_each_segment_carries_the_tokens_of_its_whole_trajectory() -> None:
 def test_log_probs_that_are_not_numbers_are_found(value: float) -> None:
     first, second = trajectory(1.0).turns
     completion = replace(second.completion, logprobs=[-0.5, value])
-    diverged = replace(trajectory(1.0, chain=1), turns=[first, replace(second, completion=completion)])
+    diverged = replace(trajectory(1.0, sample_index=1), turns=[first, replace(second, completion=completion)])
     check_log_probs([[WON, LOST], [FAILED, WON]], step=3, lr=0.5)
-    with pytest.raises(Diverged, match=rf"^step 3: .* {value} \(x_1, chain 1\); lower train\.lr \(0\.5\)$"):
+    with pytest.raises(Diverged, match=rf"^step 3: .* {value} \(x_1, sample 1\); lower train\.lr \(0\.5\)$"):
         check_log_probs([[WON, LOST], [FAILED, diverged]], step=3, lr=0.5)
 
 

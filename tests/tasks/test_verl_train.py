@@ -61,7 +61,8 @@ def test_training_survives_kill_9_and_counts_every_step_once(toy_in_ray: None, t
         assert checkpoints.complete_steps(folder / "checkpoints") == [2]
         second = session.run_round(1)
         groups = session.play(
-            toy_items(2, first=200), Play(name="greedy", max_turns={"parity": 4}, chains=2, temperature=0.0)
+            toy_items(2, first=200),
+            Play(name="greedy", max_turns={"parity": 4}, num_samples=2, temperature=0.0),
         )
         policy = session.export()
 
@@ -103,7 +104,7 @@ def test_training_survives_kill_9_and_counts_every_step_once(toy_in_ray: None, t
 
     before, after = (AutoModelForCausalLM.from_pretrained(p).state_dict() for p in (model, policy))
     assert any((after[name] != before[name]).any() for name in before)
-    for one, other in groups:  # greedy chains say the same
+    for one, other in groups:  # greedy samples say the same
         assert [t.completion.token_ids for t in one.turns] == [t.completion.token_ids for t in other.turns]
 
     # Finished rounds are read; nothing starts for them.

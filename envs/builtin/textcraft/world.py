@@ -151,7 +151,7 @@ def goals(listing: str = "") -> tuple[tuple[str, int], ...]:
     return tuple(sorted(book(listing).item_recipes_min_depth(1), key=lambda goal: goal[1]))
 
 
-@lru_cache(maxsize=4096)  # the chains of a group share an opening
+@lru_cache(maxsize=4096)  # the samples of a group share an opening
 def game(index: int, seed: int = 0, listing: str = "") -> Game:
     """Goal `index` of `goals(listing)`; `seed` varies order and distractors. Raises `ConfigError`."""
     if not 0 <= index < len(goals(listing)):
