@@ -9,6 +9,7 @@ import pytest
 
 from envs import registry
 
+pytest_plugins = ["tests.support.sandboxes"]
 SLOW_TIMEOUT_S = 600
 
 

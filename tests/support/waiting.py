@@ -1,0 +1,23 @@
+"""Waiting for what a test can observe but not be notified of: another process, a thread, a file, a counter."""
+
+import asyncio
+import time
+from collections.abc import Callable
+
+POLL_S = 0.01
+
+
+def wait_until(condition: Callable[[], bool], *, timeout_s: float = 60.0) -> None:
+    """Return as soon as `condition()` is true; fail after `timeout_s`."""
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, f"still not true after {timeout_s:g} s"
+        time.sleep(POLL_S)
+
+
+async def wait_until_async(condition: Callable[[], bool], *, timeout_s: float = 60.0) -> None:
+    """As `wait_until`, while the event loop runs."""
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, f"still not true after {timeout_s:g} s"
+        await asyncio.sleep(POLL_S)
