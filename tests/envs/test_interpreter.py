@@ -119,6 +119,7 @@ def test_an_interpreter_that_died_between_two_runs_says_so_and_begins_nothing(sa
             (process,) = {*psutil.Process().children()} - before
             os.killpg(process.pid, signal.SIGKILL)
             await wait_until_async(lambda: not process.is_running())
+            await asyncio.sleep(0.2)  # for asyncio's own thread to tell the event loop
             lost = await interpreter.run("print('begun')")
             assert (lost.output, "died since the last run" in lost.ended) == ("", True)
             assert (await interpreter.run("'x' in globals()")).output == "False\n"

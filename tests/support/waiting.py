@@ -1,4 +1,4 @@
-"""Waiting for what a test can observe but not be notified of: another process, a thread, a file, a counter."""
+"""Waiting for what a test can see but not be notified of: another process, a thread, a file, a counter."""
 
 import asyncio
 import time
