@@ -52,7 +52,7 @@ async def play(env: MiniWobEnv, item: Item, steps: list[float], *, seen: str = "
     """One episode by its script, which may have begun; adds the seconds of each step."""
     seen = seen or await env.reset(item)
     for step in SPEC.expert(item):
-        action = step.after(seen)
+        action = step.resolve(seen)
         started = time.perf_counter()
         result = await env.step(action)
         steps.append(time.perf_counter() - started)
@@ -148,9 +148,9 @@ async def left(episodes: int, *, live: int = 8) -> dict[str, int]:
 
     async def episode(item: Item) -> None:
         async with envs.lease(SPEC.name) as env:
-            seen = Observation.of(await env.reset(item)).text
+            seen = Observation.wrap(await env.reset(item)).text
             for step in SPEC.expert(item):
-                result = await env.step(step.after(seen))
+                result = await env.step(step.resolve(seen))
                 seen = result.observation
                 if result.terminated:
                     break

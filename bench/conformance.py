@@ -50,7 +50,7 @@ class Left:
 
 def some_items(spec: EnvSpec) -> Sequence[Item]:
     """The first items of `spec`; made ones where they are a user's."""
-    if spec.own_items:
+    if spec.has_items:
         return spec.split(0).train[:ITEMS]
     return [
         Item(item_id=f"made_{n}", env=spec.name, part="made", fields={"question": f"What is {n} + {n}?"})

@@ -29,10 +29,10 @@ ROUNDING = 1e-6
 async def play(envs: EnvManager, item: Item, solution: Sequence[ExpertStep]) -> tuple[bool, float, int]:
     """Success, the sum of rewards and the number of turns."""
     async with envs.lease(item.env) as env:
-        seen = Observation.of(await env.reset(item)).text
+        seen = Observation.wrap(await env.reset(item)).text
         total, turns, success = 0.0, 0, False
         for step in solution:
-            result = await env.step(step.after(seen))
+            result = await env.step(step.resolve(seen))
             seen = result.observation
             total, turns, success = total + result.reward, turns + 1, success or result.success
             if result.terminated or result.truncated:
@@ -42,14 +42,14 @@ async def play(envs: EnvManager, item: Item, solution: Sequence[ExpertStep]) -> 
 
 async def actions_of(spec: EnvSpec, item: Item) -> list[str]:
     """The solution of `item` as texts; played on an instance of its own where it depends on what is seen."""
-    solution = spec.solution(item)
+    solution = spec.solve(item)
     if all(isinstance(step.action, str) for step in solution):
-        return [step.after("") for step in solution]
+        return [step.resolve("") for step in solution]
     env = spec.make()
     try:
-        seen, actions = Observation.of(await env.reset(item)).text, list[str]()
+        seen, actions = Observation.wrap(await env.reset(item)).text, list[str]()
         for step in solution:
-            actions.append(step.after(seen))
+            actions.append(step.resolve(seen))
             seen = (await env.step(actions[-1])).observation
         return actions
     finally:
@@ -66,7 +66,7 @@ async def measure(name: str, *, items: int, marks: float, live: int, test: bool)
     solutions: list[tuple[Item, Sequence[ExpertStep]]] = []
     unknown = 0
     for item in there[:: max(1, len(there) // items)][:items]:
-        solution = spec.solution(item)
+        solution = spec.solve(item)
         unknown += not solution
         if solution:
             solutions.append((item, solution))

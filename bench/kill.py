@@ -281,7 +281,7 @@ def some_items(spec: EnvSpec, count: int) -> list[Item]:
     for item in spec.split(0).train:
         if len(found) == count:
             break
-        if spec.solution(item):
+        if spec.solve(item):
             found.append(item)
     return found
 

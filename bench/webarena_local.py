@@ -50,7 +50,7 @@ async def play(env: WebEnv, item: Item, steps: list[ExpertStep], times: Times) -
     total = 0.0
     for step in steps:
         try:
-            action = step.after(seen)
+            action = step.resolve(seen)
         except LookupError:
             return 0.0
         started = time.perf_counter()
@@ -64,7 +64,7 @@ async def play(env: WebEnv, item: Item, steps: list[ExpertStep], times: Times) -
 
 async def restores() -> tuple[list[float], float]:
     """Seconds of each, and megabytes of a copy that has shown a page of each site."""
-    sites, seconds = LiveSites(WEBARENA_LOCAL.ready()), []
+    sites, seconds = LiveSites(WEBARENA_LOCAL.prepare()), []
     addresses = await sites.restored()
     async with httpx.AsyncClient(timeout=30, trust_env=False, follow_redirects=True) as client:
         for _ in range(RESTORES):

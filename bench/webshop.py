@@ -49,7 +49,7 @@ def measure(*, steps: int, visits: int) -> dict[str, object]:
     load_s = time.perf_counter() - started
     spec = get_env(VARIANT.name)
     train = spec.split(0).train
-    solutions = [(item.index, [step.after("") for step in spec.solution(item)]) for item in train]
+    solutions = [(item.index, [step.resolve("") for step in spec.solve(item)]) for item in train]
     rng = random.Random("bench/webshop")
     words = sorted({word for product in shop.products.values() for word in product.title.split()})
     took: dict[str, list[float]] = defaultdict(list)

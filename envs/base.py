@@ -34,7 +34,7 @@ class HasProcess(Protocol):
     """What an environment has besides, if its instance is a process of its own."""
 
     @property
-    def alive(self) -> bool:
+    def is_alive(self) -> bool:
         """False once the process has died; found out at once, without asking the process."""
         ...
 

@@ -18,14 +18,14 @@ counted. It never becomes a reward. A malformed *action* is no error at all: it 
 and an observation says so.
 """
 
-from envs.redaction import redacted
+from envs.redaction import redact
 
 
 class WingspanError(Exception):
     """Base of all; its text is one line that names the value, the place and the remedy, and no secret."""
 
     def __str__(self) -> str:
-        return redacted(super().__str__())
+        return redact(super().__str__())
 
 
 class ConfigError(WingspanError):
@@ -73,6 +73,6 @@ def unknown_item(env: str, index: int, *, count: int) -> ConfigError:
     return ConfigError(f"{env} has {count} items, {env}_0 to {env}_{count - 1}; there is no '{env}_{index}'")
 
 
-def described(error: BaseException) -> str:
+def describe(error: BaseException) -> str:
     """`KeyError: 'x'`, on one line and without secrets."""
-    return redacted(" ".join(f"{type(error).__name__}: {error}".split()))
+    return redact(" ".join(f"{type(error).__name__}: {error}".split()))

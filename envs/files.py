@@ -36,7 +36,7 @@ def check_writable(folder: Path, *, remedy: str) -> None:
 
 
 @contextmanager
-def one_at_a_time(path: Path) -> Iterator[None]:
+def lock_file(path: Path) -> Iterator[None]:
     """Wait until no other process is within the same `path`, a file that is made for this and stays."""
     with path.open("a") as file:
         fcntl.flock(file, fcntl.LOCK_EX)  # the system lets go of it however this process ends

@@ -20,7 +20,7 @@ _MAGIC = {
 }
 
 
-def recognised(data: bytes) -> Image:
+def recognize_image(data: bytes) -> Image:
     """A picture by its first bytes: PNG, JPEG, GIF or WebP. Raises `ValueError` for anything else."""
     for magic, media_type in _MAGIC.items():
         if data.startswith(magic):
@@ -57,7 +57,7 @@ def read_image(source: str, *, folder: Path = Path()) -> Image:
             f"{source[:_SHOWN]!r} is no file that can be read ({why}) and no data:MEDIA_TYPE{_MARK}…"
         ) from None
     try:
-        return recognised(data)
+        return recognize_image(data)
     except ValueError as error:
         raise ValueError(f"{source!r} {error}; give PNG, JPEG, GIF or WebP") from None
 

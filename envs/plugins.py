@@ -8,10 +8,10 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from envs.errors import ConfigError, described
+from envs.errors import ConfigError, describe
 
 
-def load(name: str, *, key: str) -> Any:
+def load_object(name: str, *, key: str) -> Any:
     """What `module:attribute` names.
 
     `key` of pipelines.yaml is named in the `ConfigError` for a module that cannot be imported or has no such
@@ -22,11 +22,9 @@ def load(name: str, *, key: str) -> Any:
     try:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
-        raise ConfigError(
-            f"{key}: {name!r} cannot be imported: {described(error)}{_remedy(error)}"
-        ) from error
+        raise ConfigError(f"{key}: {name!r} cannot be imported: {describe(error)}{_remedy(error)}") from error
     except Exception as error:
-        raise ConfigError(f"{key}: {name!r} cannot be imported: {described(error)}") from error
+        raise ConfigError(f"{key}: {name!r} cannot be imported: {describe(error)}") from error
     if not hasattr(module, attribute):
         raise ConfigError(f"{key}: {module.__file__} has no {attribute!r}; write MODULE:NAME")
     return getattr(module, attribute)
@@ -41,7 +39,7 @@ def is_module(name: str) -> bool:
         return False
 
 
-def sources(names: Iterable[str], *, key: str) -> list[Path]:
+def find_sources(names: Iterable[str], *, key: str) -> list[Path]:
     """The files and folders of what `names` name as `module:attribute`: the whole of a package, because its
     modules import each other. Below the project's folder they are relative. Raises `ConfigError`, naming
     `key`, for a module that is not there."""

@@ -43,7 +43,7 @@ def register_url(url: str) -> None:
         register_secret(unquote(password))
 
 
-def redacted(text: str) -> str:
+def redact(text: str) -> str:
     """`text` without what is known to be secret; as URLs, JSON and Python write it, too."""
     for secret in sorted(_registered | _of_environment(), key=len, reverse=True):
         for form in {secret, quote(secret, safe=""), json.dumps(secret)[1:-1], repr(secret)[1:-1]}:
@@ -73,11 +73,11 @@ class _CleanRecords:
             said = record.getMessage()
         except Exception:  # its arguments do not fit; whoever writes it says so
             return record
-        if (clean := redacted(said)) != said:
+        if (clean := redact(said)) != said:
             record.msg, record.args = clean, None
         if record.exc_info:
             trace = self._format.formatException(record.exc_info)
-            if (clean := redacted(trace)) != trace:
+            if (clean := redact(trace)) != trace:
                 record.exc_text = clean  # which formatters take where there is one
         return record
 

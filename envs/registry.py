@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from envs.base import Environment
 from envs.errors import ConfigError
-from envs.plugins import is_module, load
+from envs.plugins import is_module, load_object
 from envs.requirements.detection import Package, Requirement, require
 from envs.types import Item
 
@@ -44,7 +44,7 @@ class ExpertStep:
     """The action, or a function of the last observation that gives it: for what is only known once it is
     seen, such as an element's number. The function raises `LookupError` where it finds nothing to act on."""
 
-    def after(self, observation: str) -> str:
+    def resolve(self, observation: str) -> str:
         """The action that follows `observation`, the text of the opening or of the last result."""
         return self.action if isinstance(self.action, str) else self.action(observation)
 
@@ -54,7 +54,7 @@ def no_expert(item: Item) -> Sequence[ExpertStep]:
     return ()
 
 
-def any_fields(fields: Mapping[str, Any]) -> None:
+def accept_any_fields(fields: Mapping[str, Any]) -> None:
     """For an environment that is given no more of a row than its text."""
 
 
@@ -68,15 +68,15 @@ class EnvSpec:
     """A new instance; cheap, for `reset` does the work."""
     split: Callable[[int], Split]
     """`split(seed)`: train and test items, the same for the same seed on every machine. Raises `ConfigError`
-    where there are none (`own_items`)."""
+    where there are none (`has_items`)."""
     expert: Callable[[Item], Iterable[ExpertStep]]
     """A solution of an item, for demonstrations and health checks; empty where none is known, `no_expert`
-    where none ever is. Callers take `solution`, which is never without an end."""
+    where none ever is. Callers take `solve`, which is never without an end."""
     instructions: str
     """How to play, for a model that was not made for this environment."""
     packages: tuple[str, ...]
     """Distributions that it needs and whose versions a run records."""
-    item_of: Callable[[int], Item] | None = None
+    make_item: Callable[[int], Item] | None = None
     """The item of a number, as AgentGym numbers them, be it in the split or not; two numbers are never the
     same problem. Raises `ConfigError`, naming the range, where there is none. None: only those of the split
     are known."""
@@ -89,11 +89,11 @@ class EnvSpec:
     """Of one instance before it is replaced, where it leaks; None is for ever."""
     preload: tuple[str, ...] = ()
     """Modules that are imported once for all instances where each has a process."""
-    own_items: bool = True
+    has_items: bool = True
     """Whether it brings its items; else they are a user's data (docs/data.md), in `Item.fields`."""
-    own_rewards: bool = True
+    has_rewards: bool = True
     """Whether its steps are rewarded; else a pipeline must name a reward."""
-    check_fields: Callable[[Mapping[str, Any]], object] = any_fields
+    check_fields: Callable[[Mapping[str, Any]], object] = accept_any_fields
     """Held against a row of a user's data before anything starts; raises `ConfigError` for what `reset` would
     refuse."""
 
@@ -107,7 +107,7 @@ class EnvSpec:
         """Whether solutions of its items may be known."""
         return self.expert is not no_expert
 
-    def solution(self, item: Item) -> Sequence[ExpertStep]:
+    def solve(self, item: Item) -> Sequence[ExpertStep]:
         """What the expert does in `item`; empty where it knows no solution of at most `MAX_EXPERT_TURNS`."""
         steps = tuple(islice(self.expert(item), MAX_EXPERT_TURNS + 1))
         return steps if len(steps) <= MAX_EXPERT_TURNS else ()
@@ -117,7 +117,7 @@ class EnvSpec:
         require(f"environment {self.name!r}", self.needs)
 
     @contextmanager
-    def using(self) -> Iterator[None]:
+    def explain_missing(self) -> Iterator[None]:
         """Within, what fails because something is missing is a `MissingDependency`; costs microseconds."""
         try:
             yield
@@ -158,10 +158,10 @@ _FAMILIES = {
 """Name before the colon → module with `spec(argument) -> EnvSpec`, for packages of many environments."""
 
 
-def item_numbered(spec: EnvSpec, number: int) -> Item:
+def get_item(spec: EnvSpec, number: int) -> Item:
     """The item `<spec.name>_<number>`; raises `ConfigError`, naming the range, where there is none."""
-    if spec.item_of is not None:
-        return spec.item_of(number)
+    if spec.make_item is not None:
+        return spec.make_item(number)
     known = _items_of(spec)
     if number not in known:
         raise ConfigError(
@@ -177,7 +177,7 @@ def _items_of(spec: EnvSpec) -> Mapping[int, Item]:
     return {item.index: item for item in (*split.train, *split.test)}
 
 
-def env_names() -> list[str]:
+def list_env_names() -> list[str]:
     """All environments with a name of their own, whether or not they can be played here."""
     return list(_MODULES)
 
@@ -193,7 +193,7 @@ class Family:
     packages: tuple[str, ...]
 
 
-def families() -> list[Family]:
+def list_families() -> list[Family]:
     """All families, whether or not their packages are installed."""
     modules = {name: import_module(module) for name, module in _FAMILIES.items()}
     return [
@@ -205,7 +205,7 @@ def families() -> list[Family]:
 def get_env(name: str) -> EnvSpec:
     """The environment called `name`; raises `ConfigError` if there is none, `MissingDependency` if its
     package is not installed."""
-    if is_own(name):
+    if is_user_env(name):
         return _own_env(name)
     family, colon, argument = name.partition(":")
     known = _FAMILIES if colon else _MODULES
@@ -221,7 +221,7 @@ def get_env(name: str) -> EnvSpec:
     return spec
 
 
-def is_own(name: str) -> bool:
+def is_user_env(name: str) -> bool:
     """Whether `name` is a user's own environment, `module:SPEC`, of a module that is there."""
     module, colon, _ = name.partition(":")
     return bool(colon) and module not in _FAMILIES and is_module(module.partition(".")[0])
@@ -230,7 +230,7 @@ def is_own(name: str) -> bool:
 def _own_env(name: str) -> EnvSpec:
     """The `EnvSpec` that `name` names, called `name`, and so are its items: whoever has an item finds its
     environment by it, in any process."""
-    spec = load(name, key="env")
+    spec = load_object(name, key="env")
     if not isinstance(spec, EnvSpec):
         raise ConfigError(
             f"env {name!r} is a {type(spec).__name__}; name an EnvSpec (docs/new-environment.md)"
@@ -243,8 +243,8 @@ def _own_env(name: str) -> EnvSpec:
         items = spec.split(seed)
         return Split(train=[*map(renamed, items.train)], test=[*map(renamed, items.test)])
 
-    def item_of(index: int) -> Item:
-        assert spec.item_of is not None
-        return renamed(spec.item_of(index))
+    def make_item(index: int) -> Item:
+        assert spec.make_item is not None
+        return renamed(spec.make_item(index))
 
-    return replace(spec, name=name, split=split, item_of=spec.item_of and item_of)
+    return replace(spec, name=name, split=split, make_item=spec.make_item and make_item)

@@ -60,9 +60,9 @@ class Observation:
     images: tuple[Image, ...] = ()
 
     @classmethod
-    def of(cls, seen: "str | Observation") -> "Observation":
+    def wrap(cls, observation: "str | Observation") -> "Observation":
         """What `Environment.reset` returned, in the one form."""
-        return cls(seen) if isinstance(seen, str) else seen
+        return cls(observation) if isinstance(observation, str) else observation
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,7 @@ from prefect import Task, flow
 from prefect.cache_policies import NO_CACHE, CacheKeyFnPolicy
 from prefect.runtime import flow_run
 
-from envs.errors import WingspanError, described
+from envs.errors import WingspanError, describe
 from flows.guardian import guard
 from flows.lineage import LOCK_FILE, Receipt, Stage, cache_key, holds, path_md5, receipt, stage_key
 from flows.plan import Plan, checked_address, locked, make_plan
@@ -99,7 +99,7 @@ def run_with_prefect(
         raise failures[0]
     if prefect_failure is not None and not outcome:
         raise WingspanError(
-            f"Prefect could not begin the run: {described(prefect_failure)[:300]}"
+            f"Prefect could not begin the run: {describe(prefect_failure)[:300]}"
         ) from prefect_failure
     return outcome[0], prefect_failure
 

@@ -18,8 +18,8 @@ import httpx
 
 from agents.clients.rate_limit import ConcurrencyLimiter, RateLimiter
 from agents.formats.json_values import InvalidJson, decode_at, skip_space
-from envs.errors import ConfigError, described
-from envs.redaction import redacted, register_secret
+from envs.errors import ConfigError, describe
+from envs.redaction import redact, register_secret
 
 _LATER = (408, 409, 429)
 _DENIED = (401, 403, 404)
@@ -191,7 +191,7 @@ class ChatClient:
         except httpx.InvalidURL as error:
             raise ConfigError(f"endpoint: url={self.endpoint.url!r}: {error}; correct it") from None
         except httpx.RequestError as error:
-            raise TryAgain(f"{url}: {described(error)}") from error
+            raise TryAgain(f"{url}: {describe(error)}") from error
 
     def _refused(self, answer: httpx.Response) -> NoReturn:
         status = answer.status_code
@@ -218,7 +218,7 @@ def _said(url: str, answer: httpx.Response) -> str:
 
 def _quoted(text: str) -> str:
     """What a server said, on one line; cut after it is redacted, so that no part of a key is left."""
-    return redacted(" ".join(text.split()))[:_DETAIL]
+    return redact(" ".join(text.split()))[:_DETAIL]
 
 
 def _reply(url: str, text: str) -> Reply:
@@ -231,7 +231,7 @@ def _reply(url: str, text: str) -> Reply:
         if not isinstance(message, dict):
             raise TypeError(f"the message is a {type(message).__name__}")
     except (ValueError, LookupError, TypeError) as error:
-        raise TryAgain(f"{url}: no chat completion ({described(error)}): {_quoted(text)}") from error
+        raise TryAgain(f"{url}: no chat completion ({describe(error)}): {_quoted(text)}") from error
     usage = decoded.value.get("usage")
     total = usage.get("total_tokens") if isinstance(usage, dict) else None
     finish = choice.get("finish_reason")

@@ -16,8 +16,8 @@ from urllib.parse import urlsplit
 import httpx
 
 from agents.clients.rate_limit import ConcurrencyLimiter, RateLimiter
-from envs.errors import ConfigError, SearchFailed, described
-from envs.redaction import redacted, register_secret
+from envs.errors import ConfigError, SearchFailed, describe
+from envs.redaction import redact, register_secret
 from envs.retrieval.types import MAX_QUERY, Passage
 
 Format = Literal["searxng", "serper"]
@@ -105,7 +105,7 @@ class WebSearch:
                     await asyncio.sleep(self._rate.wait_s())
                     answer = await self._send(query, top_k)
             except (TimeoutError, httpx.RequestError) as error:
-                problem = described(error)
+                problem = describe(error)
                 continue
             if answer.status_code in _LATER or answer.status_code >= 500:
                 problem = _said(answer)
@@ -195,4 +195,4 @@ def _line(value: object) -> str:
 
 
 def _said(answer: httpx.Response) -> str:
-    return f"HTTP {answer.status_code}: {redacted(' '.join(answer.text.split()))[:_SHOWN]}"
+    return f"HTTP {answer.status_code}: {redact(' '.join(answer.text.split()))[:_SHOWN]}"

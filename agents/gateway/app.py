@@ -27,7 +27,7 @@ from agents.gateway.response_answers import Response as ResponsesAnswer
 from agents.gateway.response_store import NothingKept
 from agents.gateway.responses import ResponsesRequest
 from agents.gateway.sessions import PREFIX, GatewaySession, GatewaySessions
-from envs.errors import WingspanError, described
+from envs.errors import WingspanError, describe
 from envs.redaction import register_secret
 
 Handler = Callable[[Request], Awaitable[Response]]
@@ -191,7 +191,7 @@ def _told(handler: Handler) -> Handler:
             return _json(RequestRejected(500, str(fault)).body, status=500)
         except Exception as error:
             _log.exception("%s", request.url.path)
-            return _json(RequestRejected(500, f"the gateway raised {described(error)}").body, status=500)
+            return _json(RequestRejected(500, f"the gateway raised {describe(error)}").body, status=500)
 
     return answered
 

@@ -17,7 +17,7 @@ from agents.gateway.policy import Answer, Policy
 from agents.gateway.recording import Recording
 from agents.gateway.response_store import Kept
 from agents.types import StopReason, Trajectory
-from envs.errors import SamplerFailed, WingspanError, described
+from envs.errors import SamplerFailed, WingspanError, describe
 from envs.types import Item
 
 PREFIX = "session-"
@@ -39,7 +39,8 @@ class GatewaySession:
         expires: bool,
         metadata: Mapping[str, Any],
     ) -> None:
-        """`name`: the sampler's seed and key; None takes the random id. The rest is as in `GatewaySessions.open`."""
+        """`name`: the sampler's seed and key; None takes the random id. The rest is as in
+        `GatewaySessions.open`."""
         self.session_id = PREFIX + secrets.token_urlsafe(16)
         self.base_url = f"{url}/sessions/{self.session_id}/v1"
         """As OpenAI's clients take it."""
@@ -134,7 +135,7 @@ class GatewaySession:
             self.fault = fault
             raise
         except Exception as error:
-            self.fault = SamplerFailed(f"the gateway raised {described(error)}")
+            self.fault = SamplerFailed(f"the gateway raised {describe(error)}")
             raise
         finally:
             self._underway -= 1

@@ -11,7 +11,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from envs.errors import ConfigError, EnvCrashed, MissingDependency, described
+from envs.errors import ConfigError, EnvCrashed, MissingDependency, describe
 from envs.requirements.detection import pip_install
 from envs.types import Image
 
@@ -50,7 +50,7 @@ class VisionProcessor:
             without, with_one = (self.render([("user", _WORD, count)]) for count in (0, 1))
         except (TemplateError, ValueError, TypeError) as error:
             raise ConfigError(
-                f"the chat template of {type(processor).__name__} refuses pictures: {described(error)[:200]}"
+                f"the chat template of {type(processor).__name__} refuses pictures: {describe(error)[:200]}"
             ) from None
         # Most templates write the picture's token once; Gemma's writes where it begins.
         candidates = [getattr(processor, name, None) for name in ("image_token", "boi_token")]
@@ -129,7 +129,7 @@ def decode_image(image: Image) -> "PIL.Image.Image":
         return PIL.ImageOps.exif_transpose(PIL.Image.open(io.BytesIO(image.data))).convert("RGB")
     except Exception as error:  # Pillow raises whatever its decoders do
         raise EnvCrashed(
-            f"a picture ({image.media_type}, {len(image.data)} bytes) cannot be read: {described(error)}"
+            f"a picture ({image.media_type}, {len(image.data)} bytes) cannot be read: {describe(error)}"
         ) from None
 
 
@@ -140,7 +140,7 @@ def check_image(image: Image) -> None:
     try:
         PIL.Image.open(io.BytesIO(image.data)).verify()
     except Exception as error:  # see `decode_image`
-        raise ValueError(f"is no picture that can be read: {described(error)}") from None
+        raise ValueError(f"is no picture that can be read: {describe(error)}") from None
 
 
 def has_vision(model: str | Path) -> bool | None:
@@ -167,5 +167,5 @@ def load_processor(model: str | Path) -> "ProcessorMixin | None":
         ) from None
     except (OSError, ValueError) as error:
         raise ConfigError(
-            f"{model} has no processor ({described(error)[:200]}); save it beside the model"
+            f"{model} has no processor ({describe(error)[:200]}); save it beside the model"
         ) from error

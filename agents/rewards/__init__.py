@@ -2,14 +2,14 @@
 
 `REWARDS` has those that need no settings, by the names that pipelines use; `llm_judge` needs some, which a
 pipeline gives under `agent.judges`. One of
-your own is a function under `@reward`; several in one are `weighted`. `with_rewards` puts a result on a
-trajectory.
+your own is a function under `@reward`; `combine_rewards` makes one of several. `assign_rewards` puts a result
+on a trajectory.
 """
 
 import difflib
 
 from agents.clients.endpoint import Endpoint
-from agents.rewards.assignment import with_rewards
+from agents.rewards.assignment import assign_rewards
 from agents.rewards.code import code_tests
 from agents.rewards.environment import environment, environment_success
 from agents.rewards.formats import answer_format, think_answer_format, think_format, tool_use
@@ -27,7 +27,7 @@ from agents.rewards.qa import (
 )
 from agents.rewards.text import number_equal, string_equal
 from agents.rewards.types import Reward, RewardInput, RewardResult
-from agents.rewards.weighted import weighted
+from agents.rewards.weighted import combine_rewards
 from agents.rewards.workspace import workspace_tests
 from envs.errors import ConfigError
 
@@ -38,11 +38,11 @@ __all__ = [
     "Reward",
     "RewardInput",
     "RewardResult",
+    "assign_rewards",
+    "combine_rewards",
     "get_reward",
     "llm_judge",
     "reward",
-    "weighted",
-    "with_rewards",
 ]
 
 REWARDS: dict[str, FunctionReward] = {

@@ -10,7 +10,7 @@ PREFIX = "reward/"
 """Before the names of a reward's metrics among a trajectory's."""
 
 
-def with_rewards(trajectory: Trajectory, result: RewardResult) -> Trajectory:
+def assign_rewards(trajectory: Trajectory, result: RewardResult) -> Trajectory:
     """`trajectory` with the rewards of `result` in place of those that it had.
 
     A turn's reward is its entry of `turn_rewards`, else 0; the last turn's is that and the outcome. The

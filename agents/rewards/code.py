@@ -19,7 +19,7 @@ from typing import Any
 from agents.clients.rate_limit import ConcurrencyLimiter
 from agents.rewards.function import reward
 from agents.rewards.text import verdict
-from envs.sandbox.backend import Backend, Limits
+from envs.sandbox.backend import Backend, SandboxLimits
 from envs.sandbox.interpreter import Interpreter
 from envs.sandbox.sandbox import Sandbox, choose_backend
 
@@ -29,7 +29,7 @@ TOTAL_TIMEOUT_S = 60.0
 """Seconds of all tests of one answer; those that are left then have failed, for its code is slow."""
 OUTPUT_CHARS = 200_000
 """Of one test; a program that prints more has failed it."""
-LIMITS = Limits()
+LIMITS = SandboxLimits()
 
 _FENCE = re.compile(r"```[ \t]*(?:python3?|py)?[ \t]*\r?\n(.*?)(?:\r?\n)?```", re.DOTALL | re.IGNORECASE)
 _LIMITER = ConcurrencyLimiter(os.cpu_count() or 1)
@@ -60,7 +60,7 @@ Test = str | InputOutput
 """A string is code that raises where the test fails."""
 
 
-def code_of(response: str) -> str | None:
+def extract_code(response: str) -> str | None:
     """The last Python code block (three backquotes) of `response`; None where there is none."""
     found = _FENCE.findall(response)
     return found[-1] if found else None
@@ -95,7 +95,9 @@ def _read_test(test: Any) -> Test:
     raise ValueError(f"one of `tests` is {repr(test)[:80]}; give code, or texts as `input` and `output`")
 
 
-async def passed(code: str, tests: Sequence[Test], *, backend: Backend, limits: Limits = LIMITS) -> int:
+async def passed(
+    code: str, tests: Sequence[Test], *, backend: Backend, limits: SandboxLimits = LIMITS
+) -> int:
     """How many of `tests` the program passes; after one that ends the interpreter no other is tried.
 
     Raises `MissingDependency` where the backend does not work, `EnvCrashed` if no interpreter starts.
@@ -157,7 +159,7 @@ async def code_tests(
     has `TOTAL_TIMEOUT_S`; as many run at a time as there are cores.
     """
     wanted = read_tests(tests, entry_point=entry_point)
-    code = code_of(final_response)
+    code = extract_code(final_response)
     if code is None:
         return verdict(False, passed=0.0, code=0.0)
     async with _LIMITER:

@@ -17,9 +17,9 @@ from typing import Any, overload
 from agents.clients.rate_limit import ConcurrencyLimiter
 from agents.rewards.limits import TooSlow, time_limit
 from agents.rewards.types import ALWAYS, RewardInput, RewardResult, read_result
-from agents.tools.threads import in_thread
+from agents.tools.threads import run_in_thread
 from agents.types import StopReason
-from envs.errors import ConfigError, EpisodeFault, RewardFailed, WingspanError, described
+from envs.errors import ConfigError, EpisodeFault, RewardFailed, WingspanError, describe
 from envs.requirements.detection import Requirement, require
 
 TIMEOUT_S = 30.0
@@ -73,7 +73,7 @@ class FunctionReward:
                 if isinstance(error, WingspanError) and not isinstance(error, EpisodeFault):
                     raise  # the user's to mend; another call would say the same
                 cause = error
-        said = str(cause) if isinstance(cause, TooSlow) else described(cause or RuntimeError())
+        said = str(cause) if isinstance(cause, TooSlow) else describe(cause or RuntimeError())
         raise RewardFailed(
             f"{where}: reward {self.name!r} failed at each of {self.retries + 1} calls, the last: {said}"
         ) from cause
@@ -84,9 +84,9 @@ class FunctionReward:
                 return await self.function(**arguments)
         async with _BLOCKING, time_limit(self.timeout_s):
             try:
-                return await in_thread(partial(self.function, **arguments), name=f"reward {self.name!r}")
+                return await run_in_thread(partial(self.function, **arguments), name=f"reward {self.name!r}")
             except SystemExit as error:  # the function's end, not this program's
-                raise RuntimeError(f"it raised {described(error)}") from error
+                raise RuntimeError(f"it raised {describe(error)}") from error
 
     def _require(self, available: Collection[str]) -> None:
         for name, needed in self.parameters.items():

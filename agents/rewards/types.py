@@ -31,7 +31,7 @@ class RewardInput:
     """The episode's own, at its end; not yet lent to another."""
 
     @classmethod
-    def of(
+    def from_trajectory(
         cls,
         trajectory: Trajectory,
         *,

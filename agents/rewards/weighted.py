@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from agents.rewards.types import Reward, RewardInput, RewardResult
 from envs.errors import ConfigError
-from envs.runtime.concurrency import together
+from envs.runtime.concurrency import gather_or_cancel
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +21,7 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Weighted:
+class CombinedReward:
     """A reward made of others, which are computed at the same time."""
 
     name: str
@@ -34,7 +34,7 @@ class Weighted:
 
     async def score(self, given: RewardInput) -> RewardResult:
         """See `Reward`. What one part raises ends the others."""
-        results = await together(part.reward.score(given) for part in self.parts)
+        results = await gather_or_cancel(part.reward.score(given) for part in self.parts)
         metrics: dict[str, float] = {}
         per_turn: list[float] | None = None
         for part, result in zip(self.parts, results, strict=True):
@@ -55,9 +55,9 @@ class Weighted:
         )
 
 
-def weighted(
+def combine_rewards(
     weights: Mapping[str, float], *, rewards: Mapping[str, Reward], name: str = "weighted"
-) -> Weighted:
+) -> CombinedReward:
     """The sum of `rewards[n] * weights[n]` over the names in `weights`.
 
     The metrics are `n`, the part's total before its weight, and `n/m` for each metric `m` of the part.
@@ -73,4 +73,4 @@ def weighted(
         if isinstance(weight, bool) or not math.isfinite(weight):
             raise ConfigError(f"reward {name!r}: the weight of {part!r} is {weight}; give a finite number")
         parts.append(Part(part, float(weight), rewards[part]))
-    return Weighted(name=name, parts=tuple(parts))
+    return CombinedReward(name=name, parts=tuple(parts))

@@ -8,7 +8,7 @@ from agents.rewards.text import verdict
 from envs.base import Environment
 from envs.errors import ConfigError
 from envs.sandbox.sandbox import Sandbox
-from envs.sandbox.workspace import HasWorkspace, files_of
+from envs.sandbox.workspace import HasWorkspace, read_files
 
 
 @reward(needs=(Sandbox(),), timeout_s=None)
@@ -23,5 +23,5 @@ async def workspace_tests(
     """
     if not isinstance(env, HasWorkspace):
         raise ConfigError(f"{type(env).__name__} has no workspace to run tests in; ask in env: workspace")
-    written = await env.workspace.put(files_of({"test_files": test_files}, name="test_files"))
+    written = await env.workspace.put(read_files({"test_files": test_files}, name="test_files"))
     return verdict(not written.failed and await env.workspace.succeeds(test_command))

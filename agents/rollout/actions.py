@@ -13,8 +13,8 @@ from agents.formats.calls import ParsedTurn, ToolCall
 from agents.tools.toolbox import Toolbox
 from agents.tools.types import ToolResult, ToolStatus
 from envs.base import Environment
-from envs.errors import EnvCrashed, EpisodeTimeout, WingspanError, described
-from envs.runtime.concurrency import together
+from envs.errors import EnvCrashed, EpisodeTimeout, WingspanError, describe
+from envs.runtime.concurrency import gather_or_cancel
 from envs.runtime.instance import Instance
 from envs.types import Image, Item, Observation, StepResult
 
@@ -56,7 +56,7 @@ class Hands:
     async def reset(self) -> Observation:
         """The environment's first observation; it has the whole episode's time."""
         try:
-            return Observation.of(await self._env.reset(self._item))
+            return Observation.wrap(await self._env.reset(self._item))
         except Exception as error:
             self._env_failed("reset", error)
 
@@ -104,11 +104,11 @@ class Hands:
             tools = self._tools = Toolbox([])  # its answers are the ones for names that nothing has
         results: list[ToolResult] = []
         if len(calls) > 1 and not any(tools.is_stateful(call.name) for call in calls):
-            results += await together(self._one(tools, call) for call in calls)
+            results += await gather_or_cancel(self._one(tools, call) for call in calls)
         else:
             for call in calls:
                 results.append(await self._one(tools, call))
-                if results[-1].finished:
+                if results[-1].ends_episode:
                     break
         steps = [result.step for result in results if result.step is not None]
         for step in steps:
@@ -119,7 +119,7 @@ class Hands:
             StepResult(
                 observation="\n".join(observations),
                 reward=sum(step.reward for step in steps),
-                terminated=any(result.finished for result in results)
+                terminated=any(result.ends_episode for result in results)
                 and not any(step.truncated for step in steps),
                 truncated=any(step.truncated for step in steps),
                 success=any(step.success for step in steps),
@@ -127,7 +127,7 @@ class Hands:
             ),
             [result.images for result in results],
             summary=_summary(results),
-            answer=next((result.observation for result in results if result.finished), ""),
+            answer=next((result.observation for result in results if result.ends_episode), ""),
         )
 
     async def _one(self, tools: Toolbox, call: ToolCall) -> ToolResult:
@@ -154,7 +154,7 @@ class Hands:
     def _env_failed(self, where: str, error: Exception) -> NoReturn:
         if isinstance(error, WingspanError):
             raise error
-        raise EnvCrashed(f"{self._item.item_id}: {where} raised {described(error)}") from error
+        raise EnvCrashed(f"{self._item.item_id}: {where} raised {describe(error)}") from error
 
 
 def _summary(results: Sequence[ToolResult]) -> str | None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 from agents.agent import Agent, with_images
 from agents.limits import EpisodeLimits
-from agents.rewards.assignment import with_rewards
+from agents.rewards.assignment import assign_rewards
 from agents.rewards.types import Reward, RewardInput
 from agents.rollout.actions import Hands, said
 from agents.rollout.conversation import Speaker
@@ -84,7 +84,7 @@ async def run_episode(
     given = RewardInput(
         final_response=episode.final_response, trajectory=trajectory, fields=item.fields, env=env
     )
-    return with_rewards(trajectory, await rules.reward.score(given))
+    return assign_rewards(trajectory, await rules.reward.score(given))
 
 
 class _Episode:

@@ -18,7 +18,6 @@ from agents.rollout.conversation import Speakers
 from agents.rollout.episode import Rules, run_episode
 from agents.types import StopReason, Trajectory, Turn
 from envs.errors import EpisodeFault, RewardFailed
-from envs.runtime.concurrency import together
 from envs.runtime.manager import EnvManager
 from envs.types import Item, Message
 
@@ -83,7 +82,7 @@ async def in_groups(
 ) -> list[list[Trajectory]]:
     """`run_sample(index, item, sample_index)` for every sample at once; one group per item, in order."""
     with _heap_set_aside():
-        ended = await together(
+        ended = await gather_or_cancel(
             run_sample(place, item, sample_index)
             for place, item in enumerate(items)
             for sample_index in range(num_samples)

@@ -27,7 +27,7 @@ from agents.rollout.conversation import Speakers, TokenSpeakers
 from agents.rollout.episode import Rules
 from agents.rollout.group import OnTurn, play
 from agents.samplers.local import LocalModel
-from agents.tools.registry import prebuilt
+from agents.tools.registry import get_tool
 from agents.tools.toolbox import Toolbox
 from agents.types import SamplingParams, Trajectory
 from envs.errors import ConfigError
@@ -85,7 +85,7 @@ def rollout(
             "give a LocalModel"
         )
     specs, played = _items(items, env=env)
-    box = Toolbox(prebuilt(one) if isinstance(one, str) else one for one in tools)
+    box = Toolbox(get_tool(one) if isinstance(one, str) else one for one in tools)
     rules = Rules(
         agent=_agent(agent, box, instructions=instructions),
         limits=EpisodeLimits(

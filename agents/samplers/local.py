@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from agents.prompting.images import load_processor
-from envs.errors import ConfigError, described
+from envs.errors import ConfigError, describe
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase, ProcessorMixin
@@ -61,7 +61,7 @@ class LocalModel:
             tokenizer = AutoTokenizer.from_pretrained(str(self.folder))
         except (OSError, ValueError) as error:
             raise ConfigError(
-                f"{self.folder} has no tokenizer ({described(error)[:200]}); save it beside the model"
+                f"{self.folder} has no tokenizer ({describe(error)[:200]}); save it beside the model"
             ) from error
         processor = load_processor(self.folder)
         sampler = self._sampler(processor, context_length=context_length)

@@ -12,7 +12,7 @@ from functools import lru_cache
 from typing import Protocol
 
 from agents.types import Completion, FinishReason, SamplingParams
-from envs.errors import SamplerFailed, WingspanError, described
+from envs.errors import SamplerFailed, WingspanError, describe
 from envs.types import Image
 
 
@@ -54,7 +54,7 @@ async def checked_sample(
     except WingspanError:
         raise
     except Exception as error:
-        raise SamplerFailed(f"{where}: the sampler raised {described(error)}") from error
+        raise SamplerFailed(f"{where}: the sampler raised {describe(error)}") from error
     sampled = len(completion.token_ids)
     if not 0 < sampled <= params.max_tokens or sampled != len(completion.logprobs):
         raise SamplerFailed(

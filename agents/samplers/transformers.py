@@ -17,7 +17,7 @@ from agents.prompting.images import VisionProcessor
 from agents.samplers.sampling import check_params, draw, random_key, uniforms
 from agents.samplers.stop_texts import StopDetector
 from agents.types import Completion, FinishReason, SamplingParams
-from envs.errors import ConfigError, described
+from envs.errors import ConfigError, describe
 from envs.types import Image
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ class TransformersSampler:
         try:
             self._model: Any = kind.from_pretrained(Path(model), dtype="float32").eval()
         except (OSError, ValueError) as error:
-            raise ConfigError(f"{model} cannot be loaded: {described(error)[:300]}; check `model`") from error
+            raise ConfigError(f"{model} cannot be loaded: {describe(error)[:300]}; check `model`") from error
         self._vision = None if processor is None else VisionProcessor(processor)
         self._tokenizer: Any = None if processor is None else processor.tokenizer
         self._folder = Path(model)

@@ -3,7 +3,7 @@
 from agents.tools.calling import Tool
 from agents.tools.tool import tool
 from envs.base import Environment
-from envs.errors import EnvCrashed, WingspanError, described
+from envs.errors import EnvCrashed, WingspanError, describe
 from envs.types import StepResult
 
 
@@ -25,7 +25,7 @@ def act(*, description: str | None = None) -> Tool:
         except WingspanError:
             raise
         except Exception as error:
-            raise EnvCrashed(f"act: step raised {described(error)}") from error
+            raise EnvCrashed(f"act: step raised {describe(error)}") from error
 
     made = tool(stateful=True, timeout_s=None, max_length=None)(act)
     if description is not None:

@@ -16,10 +16,10 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from agents.clients.rate_limit import ConcurrencyLimiter
-from agents.tools.faults import infrastructure_fault, text_of
-from agents.tools.outcome import SHORTEST, Outcome, cut, read_outcome
+from agents.tools.faults import error_text, infrastructure_fault
+from agents.tools.outcome import SHORTEST, ToolOutput, cut, read_outcome
 from agents.tools.signature import ArgumentsRefused, read_signature
-from agents.tools.threads import in_thread
+from agents.tools.threads import run_in_thread
 from agents.tools.types import ToolError, ToolResult, ToolStatus
 from envs.base import Environment
 from envs.errors import ConfigError
@@ -104,7 +104,7 @@ class Tool:
         return ToolResult(
             observation=outcome.observation,
             status=status,
-            finished=status is ToolStatus.OK and ends,
+            ends_episode=status is ToolStatus.OK and ends,
             images=outcome.images,
             metrics=outcome.metrics,
             summary=outcome.summary,
@@ -128,9 +128,9 @@ class Tool:
     def __repr__(self) -> str:
         return f"<Tool {self.name}>"
 
-    async def _answer(self, arguments: Any, env: Environment | None) -> tuple[ToolStatus, Outcome]:
+    async def _answer(self, arguments: Any, env: Environment | None) -> tuple[ToolStatus, ToolOutput]:
         if self._unbound:
-            raise ConfigError(f"tool {self.name!r} is a method; call it of an instance, see tools_of")
+            raise ConfigError(f"tool {self.name!r} is a method; call it of an instance, see collect_tools")
         try:
             values = self._signature.values(arguments)
         except ArgumentsRefused as error:
@@ -147,7 +147,7 @@ class Tool:
         async with self._limiter:
             return await self._run(values)
 
-    async def _run(self, values: dict[str, Any]) -> tuple[ToolStatus, Outcome]:
+    async def _run(self, values: dict[str, Any]) -> tuple[ToolStatus, ToolOutput]:
         work = asyncio.create_task(self._work(values), name=f"tool {self.name}")
         try:
             await asyncio.sleep(0)  # enough for a tool that waits for nothing; a timer costs more than that
@@ -167,29 +167,31 @@ class Tool:
         except Exception as error:
             return self._raised(error)
 
-    async def _work(self, values: dict[str, Any]) -> Outcome:
+    async def _work(self, values: dict[str, Any]) -> ToolOutput:
         try:
             if self._is_async:
                 return read_outcome(await self._function(**values))
-            found = await in_thread(
+            found = await run_in_thread(
                 functools.partial(_called, self._function, values), name=f"tool {self.name!r}"
             )
-            return found if isinstance(found, Outcome) else read_outcome(await found)
+            return found if isinstance(found, ToolOutput) else read_outcome(await found)
         except SystemExit as error:  # a program's way to end; this one goes on
             raise ToolError(f"{self.name} failed: it tried to exit with status {error.code}") from None
 
-    def _raised(self, error: Exception) -> tuple[ToolStatus, Outcome]:
+    def _raised(self, error: Exception) -> tuple[ToolStatus, ToolOutput]:
         if fault := infrastructure_fault(error):
             raise fault
         if isinstance(error, ToolError):
-            return self._told(ToolStatus.RAISED, text_of(error))
-        return self._told(ToolStatus.RAISED, f"{self.name} failed: {type(error).__name__}: {text_of(error)}")
+            return self._told(ToolStatus.RAISED, error_text(error))
+        return self._told(
+            ToolStatus.RAISED, f"{self.name} failed: {type(error).__name__}: {error_text(error)}"
+        )
 
-    def _told(self, status: ToolStatus, text: str) -> tuple[ToolStatus, Outcome]:
+    def _told(self, status: ToolStatus, text: str) -> tuple[ToolStatus, ToolOutput]:
         return status, cut(read_outcome(text), max_length=self.max_length)
 
 
-def _called(function: Callable[..., Any], values: dict[str, Any]) -> Outcome | Awaitable[Any]:
+def _called(function: Callable[..., Any], values: dict[str, Any]) -> ToolOutput | Awaitable[Any]:
     """In a thread; a value is read there, too, for it may be large."""
     value = function(**values)
     return value if inspect.isawaitable(value) else read_outcome(value)

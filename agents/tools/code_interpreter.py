@@ -1,21 +1,21 @@
 """Python for an agent, in a sandbox: by itself, or in the episode's, where variables and files stay."""
 
 from agents.tools.calling import Tool
-from agents.tools.sandboxed import text_of, workspace_of
+from agents.tools.sandboxed import get_workspace, read_reply
 from agents.tools.tool import tool
 from agents.tools.types import ToolError
 from envs.base import Environment
-from envs.sandbox.backend import Backend, Limits
+from envs.sandbox.backend import Backend, SandboxLimits
 from envs.sandbox.interpreter import Interpreter
 from envs.sandbox.sandbox import choose_backend
 
 MAX_LENGTH = 4096
 MAX_CONCURRENCY = 32
-"""Sandboxes at once in this process, each of up to `Limits.memory_mb`."""
+"""Sandboxes at once in this process, each of up to `SandboxLimits.memory_mb`."""
 
 
 def code_interpreter(
-    *, backend: Backend | None = None, limits: Limits | None = None, run_timeout_s: float = 10.0
+    *, backend: Backend | None = None, limits: SandboxLimits | None = None, run_timeout_s: float = 10.0
 ) -> Tool:
     """A tool `code_interpreter` that runs each code in a sandbox of its own, and needs no environment.
 
@@ -34,7 +34,7 @@ def code_interpreter(
             code: Python, as in a file.
         """
         interpreter = Interpreter(
-            walls, limits=limits or Limits(), run_timeout_s=run_timeout_s, output_chars=MAX_LENGTH
+            walls, limits=limits or SandboxLimits(), run_timeout_s=run_timeout_s, output_chars=MAX_LENGTH
         )
         try:
             run = await interpreter.run(code)
@@ -56,4 +56,4 @@ async def code_session(code: str, env: Environment) -> str:
     Args:
         code: Python, as at a prompt.
     """
-    return text_of(await workspace_of(env).python(code))
+    return read_reply(await get_workspace(env).python(code))

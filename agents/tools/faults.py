@@ -10,7 +10,7 @@ def infrastructure_fault(error: BaseException) -> WingspanError | None:
     return error if isinstance(error, WingspanError) else None
 
 
-def text_of(error: Exception) -> str:
+def error_text(error: Exception) -> str:
     """`str(error)`, even where that raises."""
     try:
         return str(error)

@@ -7,7 +7,7 @@ from typing import Any
 from pydantic_core import to_json
 
 from agents.tools.types import Summary
-from envs.images import recognised
+from envs.images import recognize_image
 from envs.types import Image, StepResult
 
 SHORTEST = 100
@@ -15,7 +15,7 @@ SHORTEST = 100
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
+class ToolOutput:
     """See `ToolResult`, which has the same fields."""
 
     observation: str
@@ -25,31 +25,31 @@ class Outcome:
     step: StepResult | None = None
 
 
-def read_outcome(value: Any) -> Outcome:
+def read_outcome(value: Any) -> ToolOutput:
     """Text as it is, a `StepResult`, a `Summary`, a mapping with `observation`, or any other value as JSON.
 
     Of such a mapping `image` and `images` are pictures (`Image`, or bytes of a kind that is recognised), all
     else must be numbers. Raises `TypeError` or `ValueError` for what is none of these.
     """
     if isinstance(value, str):
-        return Outcome(observation=_encodable(value))
+        return ToolOutput(observation=_encodable(value))
     if value is None:
-        return Outcome(observation="(no output)")
+        return ToolOutput(observation="(no output)")
     if isinstance(value, StepResult):
-        return Outcome(observation=_encodable(value.observation), images=value.images, step=value)
+        return ToolOutput(observation=_encodable(value.observation), images=value.images, step=value)
     if isinstance(value, Summary):
-        return Outcome(observation=value.too_long, summary=_encodable(value.text))
+        return ToolOutput(observation=value.too_long, summary=_encodable(value.text))
     if isinstance(value, Mapping) and "observation" in value:
         rest = {str(name): found for name, found in value.items()}
         observation = read_outcome(rest.pop("observation")).observation
         pictures = [rest.pop("image")] if rest.get("image") is not None else []
         pictures += rest.pop("images", None) or ()
         rest.pop("image", None)
-        return Outcome(observation=observation, images=tuple(_images(pictures)), metrics=_metrics(rest))
-    return Outcome(observation=to_json(value, fallback=str, inf_nan_mode="constants").decode())
+        return ToolOutput(observation=observation, images=tuple(_images(pictures)), metrics=_metrics(rest))
+    return ToolOutput(observation=to_json(value, fallback=str, inf_nan_mode="constants").decode())
 
 
-def cut(outcome: Outcome, *, max_length: int | None) -> Outcome:
+def cut(outcome: ToolOutput, *, max_length: int | None) -> ToolOutput:
     """`outcome` with an observation of `max_length` characters at most, shortened in the middle."""
     text = outcome.observation
     if max_length is None or len(text) <= max_length:
@@ -73,7 +73,7 @@ def _images(values: Iterable[Any]) -> Iterable[Image]:
         if not isinstance(value, bytes):
             raise TypeError(f"an image is {type(value).__name__}; return bytes or envs.types.Image")
         try:
-            yield recognised(value)
+            yield recognize_image(value)
         except ValueError as error:
             raise ValueError(f"an image {error}; return envs.types.Image with its media type") from None
 

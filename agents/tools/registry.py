@@ -17,7 +17,7 @@ from agents.tools.summarize import summarize
 from agents.tools.toolbox import Toolbox
 from envs.errors import ConfigError
 
-PREBUILT: dict[str, Callable[[], Tool]] = {
+TOOLS: dict[str, Callable[[], Tool]] = {
     "act": act,
     "answer": lambda: answer,
     "calculator": lambda: calculator,
@@ -36,19 +36,19 @@ PREBUILT: dict[str, Callable[[], Tool]] = {
 }
 
 
-def prebuilt(name: str) -> Tool:
+def get_tool(name: str) -> Tool:
     """The prebuilt tool of this name.
 
     Raises `ConfigError` for an unknown one, and for settings that one lacks; `MissingDependency` where it
     needs a sandbox and this machine has none, or a corpus that is not there.
     """
-    if name not in PREBUILT:
-        near = get_close_matches(name, PREBUILT, n=1)
-        meant = f"; did you mean {near[0]!r}?" if near else "; there are: " + ", ".join(PREBUILT)
+    if name not in TOOLS:
+        near = get_close_matches(name, TOOLS, n=1)
+        meant = f"; did you mean {near[0]!r}?" if near else "; there are: " + ", ".join(TOOLS)
         raise ConfigError(f"unknown tool {name!r}{meant} See agents/tools/registry.py")
-    return PREBUILT[name]()
+    return TOOLS[name]()
 
 
 def toolbox(names: Iterable[str]) -> Toolbox:
-    """The prebuilt tools of these names; raises as `prebuilt`, and `ConfigError` for a name given twice."""
-    return Toolbox(prebuilt(name) for name in names)
+    """The prebuilt tools of these names; raises as `get_tool`, and `ConfigError` for a name given twice."""
+    return Toolbox(get_tool(name) for name in names)

@@ -17,7 +17,7 @@ def walled(tool: Tool) -> Tool:
     return tool
 
 
-def workspace_of(env: Environment) -> Workspace:
+def get_workspace(env: Environment) -> Workspace:
     """The environment's. Raises `ConfigError` for one that has none."""
     if not isinstance(env, HasWorkspace):
         raise ConfigError(
@@ -27,7 +27,7 @@ def workspace_of(env: Environment) -> Workspace:
     return env.workspace
 
 
-def text_of(reply: Reply) -> str:
+def read_reply(reply: Reply) -> str:
     """Raises `ToolError` for what failed."""
     if reply.failed:
         raise ToolError(reply.text)

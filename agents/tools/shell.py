@@ -1,6 +1,6 @@
 """The tool that runs commands in the episode's sandbox."""
 
-from agents.tools.sandboxed import text_of, workspace_of
+from agents.tools.sandboxed import get_workspace, read_reply
 from agents.tools.tool import tool
 from envs.base import Environment
 
@@ -12,4 +12,4 @@ async def shell(command: str, env: Environment) -> str:
     Args:
         command: For sh, e.g. "python3 solve.py | head".
     """
-    return text_of(await workspace_of(env).shell(command))
+    return read_reply(await get_workspace(env).shell(command))

@@ -20,7 +20,7 @@ _left_behind: set[threading.Thread] = set()
 T = TypeVar("T")
 
 
-async def in_thread(function: Callable[[], T], *, name: str) -> T:
+async def run_in_thread(function: Callable[[], T], *, name: str) -> T:
     """What `function` returns or raises. Cancelled, it leaves the thread behind, to end when it may.
 
     `name` is the caller's, for errors and debuggers. Raises `WingspanError` if more than

@@ -58,7 +58,8 @@ def tool(**options: Unpack[Options]) -> Decorator: ...
 def tool(target: Any = None, /, **options: Unpack[Options]) -> Any:
     """Make a `Tool` of a function, asynchronous or not, of a method in its class, or of a bound method.
 
-    Of a class, its `__call__` is made one; the class stays a class, and an instance has the tool: `tools_of`.
+    Of a class, its `__call__` is made one; the class stays a class, and an instance has the tool
+    (`collect_tools`).
     The JSON schema is the signature's, with descriptions from the docstring's `Args:` (Google style). A tool
     answers text, a `StepResult`, a mapping (see `read_outcome`), or any other value, told as JSON.
 
@@ -78,7 +79,7 @@ def tool(target: Any = None, /, **options: Unpack[Options]) -> Any:
     return _made(target, options)
 
 
-def tools_of(holder: object) -> tuple[Tool, ...]:
+def collect_tools(holder: object) -> tuple[Tool, ...]:
     """All tools of an object, in the order in which its classes define them; a tool is its own only one.
 
     Raises `ConfigError` where there are none.

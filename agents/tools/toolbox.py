@@ -6,7 +6,7 @@ from difflib import get_close_matches
 from typing import Any
 
 from agents.tools.calling import Tool
-from agents.tools.tool import tools_of
+from agents.tools.tool import collect_tools
 from agents.tools.types import ToolResult, ToolStatus, ToolUsage
 from envs.base import Environment
 from envs.errors import ConfigError
@@ -19,12 +19,12 @@ class Toolbox:
     """Tools by name. An episode has one of its own, for the counts."""
 
     def __init__(self, tools: Iterable[object]) -> None:
-        """`tools`, and objects whose tools are meant; see `tools_of`.
+        """`tools`, and objects whose tools are meant; see `collect_tools`.
 
         Raises `ConfigError` for two of one name.
         """
         self.tools: dict[str, Tool] = {}
-        for found in (one for holder in tools for one in tools_of(holder)):
+        for found in (one for holder in tools for one in collect_tools(holder)):
             if found.name in self.tools:
                 raise ConfigError(f"two tools are called {found.name!r}; give one of them another name=")
             self.tools[found.name] = found

@@ -42,7 +42,7 @@ class ToolResult:
     observation: str
     """For the agent; at most the tool's `max_length` characters."""
     status: ToolStatus = ToolStatus.OK
-    finished: bool = False
+    ends_episode: bool = False
     """The episode ends with this call."""
     images: tuple[Image, ...] = ()
     """For the agent, with the observation."""

@@ -54,7 +54,7 @@ class Chromium:
         """Start the driver and the browser; 1 to 2 s. Raises `MissingDependency` or `EnvCrashed`."""
         path = CHROMIUM.path()
         if path is None:
-            raise MissingDependency(f"no Chromium on this machine; {CHROMIUM.missing()}")
+            raise MissingDependency(f"no Chromium on this machine; {CHROMIUM.find_remedy()}")
         from playwright.async_api import Error, async_playwright
 
         playwright = await async_playwright().start()
@@ -81,7 +81,7 @@ class Chromium:
         return cls(playwright, browser)
 
     @property
-    def alive(self) -> bool:
+    def is_alive(self) -> bool:
         """False once the browser or its driver has ended."""
         return self._browser.is_connected()
 

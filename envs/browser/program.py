@@ -40,7 +40,7 @@ class ChromiumProgram:
         folder = os.environ.get("PLAYWRIGHT_BROWSERS_PATH", str(Path.home() / ".cache" / "ms-playwright"))
         return next((path for pattern in _OWN for path in sorted(Path(folder).glob(pattern))[-1:]), None)
 
-    def missing(self) -> str | None:
+    def find_remedy(self) -> str | None:
         """See `Requirement`."""
         path = self.path()
         if path is None:

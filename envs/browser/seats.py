@@ -1,8 +1,8 @@
 """Which Chromium an instance of an environment has a seat in: as few browsers as there are seats.
 
 A browser belongs to the event loop that started it. It comes with its first seat and ends with its last; when
-it dies, all its seats are lost, each instance notices by `Seat.alive` or by the call under way, and the next
-seat is in a new one.
+it dies, all its seats are lost, each instance notices by `Seat.is_alive` or by the call under way, and the
+next seat is in a new one.
 """
 
 import asyncio
@@ -28,7 +28,7 @@ class _Browser:
         if not self.starting.done():
             return True
         failed = self.starting.cancelled() or self.starting.exception() is not None
-        return not failed and self.starting.result().alive
+        return not failed and self.starting.result().is_alive
 
 
 _browsers: WeakKeyDictionary[asyncio.AbstractEventLoop, list[_Browser]] = WeakKeyDictionary()
@@ -57,9 +57,9 @@ class Seat:
             raise
 
     @property
-    def alive(self) -> bool:
+    def is_alive(self) -> bool:
         """False once the browser has died."""
-        return self.chromium.alive
+        return self.chromium.is_alive
 
     async def leave(self) -> None:
         """Give the seat back; the last one ends the browser. Idempotent."""

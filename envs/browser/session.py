@@ -87,7 +87,7 @@ class Session:
         return session
 
     @property
-    def alive(self) -> bool:
+    def is_alive(self) -> bool:
         """False once the context, a page of it, or the browser is known to have died."""
         return not self._traffic.fault and self._browser.is_connected()
 
@@ -155,7 +155,7 @@ class Session:
             try:
                 return await self.page.evaluate(f"() => {expression}")
             except self._errors() as error:
-                if self.page.is_closed() or not self.alive:
+                if self.page.is_closed() or not self.is_alive:
                     raise
                 raise ValueError(first_line(error)) from None
 

@@ -100,7 +100,7 @@ class Jvm:
         """Start it; raises `MissingDependency` without Java or the package."""
         # The simulator writes a table of its objects into the folder that it is started in.
         self._folder = tempfile.TemporaryDirectory()
-        with SPEC.using():
+        with SPEC.explain_missing():
             from py4j.java_gateway import GatewayParameters, JavaGateway, launch_gateway
             from scienceworld.constants import JAR_PATH
 
@@ -125,7 +125,7 @@ class Jvm:
         return int(self._process.pid)
 
     @property
-    def alive(self) -> bool:
+    def is_alive(self) -> bool:
         """False once the process has ended."""
         return self._process.poll() is None
 
@@ -193,9 +193,9 @@ class SciWorldEnv:
         self._is_playing = False
 
     @property
-    def alive(self) -> bool:
+    def is_alive(self) -> bool:
         """See `envs/base.py`, `HasProcess`."""
-        return self._jvm is None or self._jvm.alive
+        return self._jvm is None or self._jvm.is_alive
 
     async def prepare(self) -> None:
         """See `envs/base.py`, `HasProcess`."""
@@ -322,7 +322,7 @@ SPEC = EnvSpec(
     name="sciworld",
     make=SciWorldEnv,
     split=split,
-    item_of=make_item,
+    make_item=make_item,
     expert=expert,
     instructions=INSTRUCTIONS,
     packages=("scienceworld",),

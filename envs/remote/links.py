@@ -12,8 +12,8 @@ from typing import Any, NoReturn, Protocol
 
 import aiohttp
 
-from envs.errors import ConfigError, EnvCrashed, described
-from envs.redaction import redacted, register_secret
+from envs.errors import ConfigError, EnvCrashed, describe
+from envs.redaction import redact, register_secret
 from envs.remote.agentgym import ACTIONS, dialect_of
 from envs.types import Item, StepResult
 
@@ -153,7 +153,7 @@ class AgentGymLink:
             async with self._http.request(method, f"{self._url}{path}", **content) as response:
                 raw = await response.read()
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            raise Unreachable(f"{path}: {described(error)}") from error
+            raise Unreachable(f"{path}: {describe(error)}") from error
         if response.status != 200:
             _refused(response.status, _detail(raw), url=f"{self._url}{path}", creates=path == "/create")
         try:
@@ -215,7 +215,7 @@ class OpenEnvLink:
         except aiohttp.WSServerHandshakeError as error:
             _refused(error.status, error.message, url=self._url, creates=True)
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            raise Unreachable(described(error)) from error
+            raise Unreachable(describe(error)) from error
 
     async def _ask(self, kind: str, data: dict[str, Any]) -> Any:
         socket = self._socket
@@ -229,7 +229,7 @@ class OpenEnvLink:
             raise Unreachable(f"{kind}: no answer within {self._timeout_s:g} s") from error
         except (aiohttp.ClientError, OSError) as error:
             # Idle too long, or the server has died: the next connection tells.
-            raise Gone(f"{kind}: {described(error)}") from error
+            raise Gone(f"{kind}: {describe(error)}") from error
         if message.type is not aiohttp.WSMsgType.TEXT:
             raise Gone(f"{kind}: the server closed the connection")
         try:
@@ -308,4 +308,4 @@ def _detail(raw: bytes) -> str:
                 if isinstance(content.get("detail"), list)
                 else str(content.get("detail", content))
             )
-    return redacted(" ".join(said.split()))[:300]
+    return redact(" ".join(said.split()))[:300]

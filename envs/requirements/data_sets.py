@@ -19,7 +19,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from envs.errors import ConfigError, MissingDependency
-from envs.files import one_at_a_time, write_atomically
+from envs.files import lock_file, write_atomically
 from envs.requirements.detection import pip_install
 
 ROOT_VARIABLE = "WINGSPAN_DATA"
@@ -51,7 +51,7 @@ class DataSet:
     name: str
     about: str
     """One line: what it is, where it comes from, its licence."""
-    holds: tuple[str, ...]
+    required_paths: tuple[str, ...]
     """Paths within the folder without which it is not complete."""
     files: tuple[DataFile, ...] = ()
     make: Callable[[Path], None] | None = None
@@ -65,30 +65,30 @@ class DataSet:
         """Where it lies: `$WINGSPAN_DATA/<name>`, else `data_sets/<name>` in the checkout."""
         return data_root() / self.name
 
-    def missing(self) -> str | None:
+    def find_remedy(self) -> str | None:
         """See `Requirement`; what can be made here is never missing."""
-        if self.make is not None or all((self.folder / path).exists() for path in self.holds):
+        if self.make is not None or all((self.folder / path).exists() for path in self.required_paths):
             return None
         return f"wingspan data pull {self.name}"
 
-    def ready(self) -> Path:
+    def prepare(self) -> Path:
         """The folder, complete; what is made here is made now, once for all processes.
 
         Raises `MissingDependency`, naming the command, where it has to be downloaded first.
         """
         if self.make is not None:
             return self._made(self.make)
-        command = self.missing()
+        command = self.find_remedy()
         if command is not None:
-            lacks = next(path for path in self.holds if not (self.folder / path).exists())
+            lacks = next(path for path in self.required_paths if not (self.folder / path).exists())
             raise MissingDependency(
                 f"data set {self.name!r}: there is no {self.folder / lacks}; run: {command}"
             )
         return self.folder
 
     def path(self, relative: str) -> Path:
-        """One of its files; raises as `ready` does, and where this file is not there."""
-        path = self.ready() / relative
+        """One of its files; raises as `prepare` does, and where this file is not there."""
+        path = self.prepare() / relative
         if not path.exists():
             verb = "pull" if self.make is None else "make"
             raise MissingDependency(
@@ -103,21 +103,21 @@ class DataSet:
                 f"data set {self.name!r} is a download; get it by: wingspan data pull {self.name}"
             )
         (self.folder / RECEIPT).unlink(missing_ok=True)
-        return self.ready()
+        return self.prepare()
 
     def _made(self, make: Callable[[Path], None]) -> Path:
         key = self._key(make)
         if _made_by(self.folder) == key:
             return self.folder
         data_root().mkdir(parents=True, exist_ok=True)
-        with one_at_a_time(data_root() / f".{self.name}.lock"):
+        with lock_file(data_root() / f".{self.name}.lock"):
             if _made_by(self.folder) == key:  # by another process, meanwhile
                 return self.folder
             making = self.folder.with_name(f".{self.name}.making")
             shutil.rmtree(making, ignore_errors=True)
             making.mkdir()
             make(making)
-            lacks = [path for path in self.holds if not (making / path).exists()]
+            lacks = [path for path in self.required_paths if not (making / path).exists()]
             if lacks:
                 raise RuntimeError(f"{make.__module__} made no {', '.join(lacks)} for data set {self.name!r}")
             write_atomically(making / RECEIPT, json.dumps({"made_by": key}))
@@ -163,7 +163,7 @@ _MODULES: dict[str, str] = {
 """Data set → module with `DATA_SETS`, a tuple in which it is."""
 
 
-def data_set_names() -> list[str]:
+def list_data_set_names() -> list[str]:
     """All data sets, whether or not they are here."""
     return list(_MODULES)
 

@@ -30,7 +30,7 @@ class Requirement(Protocol):
         """As users call it."""
         ...
 
-    def missing(self) -> str | None:
+    def find_remedy(self) -> str | None:
         """None if it is here and works; else the command that mends that."""
         ...
 
@@ -41,7 +41,7 @@ class Package:
 
     name: str
 
-    def missing(self) -> str | None:
+    def find_remedy(self) -> str | None:
         """See `Requirement`."""
         from packaging.requirements import Requirement as Declared
 
@@ -66,7 +66,7 @@ class Program:
     packages: Mapping[str, str]
     """Package manager → what it calls the program."""
 
-    def missing(self) -> str | None:
+    def find_remedy(self) -> str | None:
         """See `Requirement`."""
         path = shutil.which(self.command[0])
         if path is None:
@@ -93,7 +93,7 @@ class UserNamespaces:
 
     name: str = "user namespaces"
 
-    def missing(self) -> str | None:
+    def find_remedy(self) -> str | None:
         """See `Requirement`."""
         said = failure(["unshare", "--user", "true"])
         if said is None:
@@ -151,7 +151,7 @@ _INSTALL = {
 
 def require(who: str, needs: Iterable[Requirement]) -> None:
     """Raise `MissingDependency`, with all that is missing of what `who` needs, unless all is here."""
-    lacks = [(need.name, remedy) for need in needs if (remedy := need.missing()) is not None]
+    lacks = [(need.name, remedy) for need in needs if (remedy := need.find_remedy()) is not None]
     if lacks:  # a package and a data set may have one name, and several packages one command
         names, remedies = (dict.fromkeys(column) for column in zip(*lacks, strict=True))
         raise MissingDependency(f"{who} needs {', '.join(names)}; {'; '.join(remedies)}")

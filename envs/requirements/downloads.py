@@ -17,8 +17,8 @@ from typing import Protocol
 
 import httpx
 
-from envs.errors import ConfigError, MissingDependency, WingspanError, described
-from envs.files import one_at_a_time, write_atomically
+from envs.errors import ConfigError, MissingDependency, WingspanError, describe
+from envs.files import lock_file, write_atomically
 from envs.requirements.data_sets import RECEIPT, DataFile, DataSet, read_receipt
 
 CONNECT_TIMEOUT_S = 30.0
@@ -52,7 +52,7 @@ def pull(data_set: DataSet, *, progress: Progress, pause_s: float = PAUSE_S) -> 
         )
     folder = data_set.folder
     folder.mkdir(parents=True, exist_ok=True)
-    with one_at_a_time(folder.with_name(f".{data_set.name}.lock")):
+    with lock_file(folder.with_name(f".{data_set.name}.lock")):
         receipt = read_receipt(folder)
         wanted = [file for file in data_set.files if not _is_here(file, folder, receipt)]
         _check_disk(wanted, folder)
@@ -66,7 +66,7 @@ def pull(data_set: DataSet, *, progress: Progress, pause_s: float = PAUSE_S) -> 
                 pause_s=pause_s,
             )
             write_atomically(folder / RECEIPT, json.dumps({"files": receipt}, indent=2) + "\n")
-    lacks = [path for path in data_set.holds if not (folder / path).exists()]
+    lacks = [path for path in data_set.required_paths if not (folder / path).exists()]
     if lacks:
         raise MissingDependency(
             f"{data_set.name!r} was downloaded, but has no {', '.join(lacks)}: upstream's files have "
@@ -93,7 +93,7 @@ def faults(data_set: DataSet) -> Iterator[str]:
                 yield f"{path}: {path.stat().st_size} bytes, and {entry['bytes']} were downloaded"
             elif _sha256(path) != entry["sha256"]:
                 yield f"{path}: has other contents than what was downloaded"
-    for relative in data_set.holds:
+    for relative in data_set.required_paths:
         if not (data_set.folder / relative).exists():
             yield f"{data_set.folder / relative}: is not there"
 
@@ -169,7 +169,7 @@ def _download(
             if refused or failures == ATTEMPTS:
                 there = part.stat().st_size if part.exists() else 0
                 raise DownloadFailed(
-                    f"{url}: {described(error)}; {there} bytes are kept, and the same command goes on"
+                    f"{url}: {describe(error)}; {there} bytes are kept, and the same command goes on"
                 ) from error
             time.sleep(pause_s * 2 ** (failures - 1))
 
@@ -220,7 +220,7 @@ def _unpack(path: Path, *, url: str) -> None:
     except (OSError, EOFError, zipfile.BadZipFile, tarfile.TarError) as error:
         path.unlink()
         raise DownloadFailed(
-            f"{url} cannot be unpacked ({described(error)}); it was deleted, pull again"
+            f"{url} cannot be unpacked ({describe(error)}); it was deleted, pull again"
         ) from error
 
 

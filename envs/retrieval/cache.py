@@ -15,7 +15,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, TypeVar
 from weakref import WeakKeyDictionary
 
-from envs.errors import ConfigError, MissingDependency, described
+from envs.errors import ConfigError, MissingDependency, describe
 from envs.redaction import register_url
 from envs.requirements.detection import pip_install
 from envs.retrieval.redis_server import EmbeddedServer, embedded_server
@@ -87,7 +87,7 @@ class SearchCache:
             return await use(await self._client())
         except (RedisError, OSError, TimeoutError, MissingDependency) as error:
             await self.close()
-            self._go_without(described(error))
+            self._go_without(describe(error))
             return None
 
     async def _client(self) -> "Redis":

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from envs.errors import ConfigError, MissingDependency
-from envs.files import one_at_a_time, write_atomically
+from envs.files import lock_file, write_atomically
 
 MADE = "made.json"
 SAY_FROM_S = 10.0
@@ -44,7 +44,7 @@ def built(corpus: Path, *, kind: str, facts: Mapping[str, Any], build: Callable[
     if found is not None:
         return found
     try:
-        with one_at_a_time(corpus.with_name(f".{corpus.name}.{kind}.lock")):
+        with lock_file(corpus.with_name(f".{corpus.name}.{kind}.lock")):
             found = _made_of(folder, _wanted(corpus, facts))  # by another process, meanwhile
             return found or _build(corpus, folder, facts=facts, build=build)
     except PermissionError as error:

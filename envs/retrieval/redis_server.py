@@ -18,7 +18,7 @@ from functools import cache
 from pathlib import Path
 
 from envs.errors import MissingDependency
-from envs.files import one_at_a_time
+from envs.files import lock_file
 from envs.requirements.data_sets import data_root
 from envs.requirements.detection import install_command, pip_install
 
@@ -66,7 +66,7 @@ class EmbeddedServer:
         with self._starting:
             if not _answers(self.socket):
                 self._folder.mkdir(parents=True, exist_ok=True)
-                with one_at_a_time(self._folder / "lock"):
+                with lock_file(self._folder / "lock"):
                     if not _answers(self.socket):  # nobody else has started it meanwhile
                         self._start()
         return f"unix://{self.socket}"
@@ -110,7 +110,7 @@ class Redis:
 
     name = "Redis"
 
-    def missing(self) -> str | None:
+    def find_remedy(self) -> str | None:
         """See `Requirement`."""
         lacks = [name for name in ("redis",) if importlib.util.find_spec(name) is None]
         if not os.environ.get("WINGSPAN_REDIS") and _program() is None:

@@ -13,7 +13,7 @@ from weakref import WeakKeyDictionary
 
 import aiohttp
 
-from envs.errors import ConfigError, SearchFailed, described
+from envs.errors import ConfigError, SearchFailed, describe
 from envs.retrieval.types import Passage
 
 ATTEMPTS = 4
@@ -57,7 +57,7 @@ class RemoteRetriever:
             except (KeyError, TypeError, ValueError) as error:
                 raise SearchFailed(
                     f"{self._url}/retrieve: expected {{'result': [[{{'document': …, 'score': …}}]]}}, got "
-                    f"{str(answer)[:120]!r} ({described(error)})"
+                    f"{str(answer)[:120]!r} ({describe(error)})"
                 ) from None
             if len(lists) != len(asked):
                 raise SearchFailed(f"{self._url}/retrieve: {len(lists)} results for {len(asked)} queries")
@@ -86,7 +86,7 @@ class RemoteRetriever:
                             return None
                         break
             except (aiohttp.ClientError, TimeoutError, ValueError) as error:
-                problem = described(error)
+                problem = describe(error)
         raise SearchFailed(f"the retriever {self._url}{path} does not answer: {problem}")
 
     def _session(self) -> aiohttp.ClientSession:

@@ -29,7 +29,7 @@ class Channel(Protocol):
         ...
 
     @property
-    def alive(self) -> bool:
+    def is_alive(self) -> bool:
         """False once it has died; found out at once."""
         ...
 
@@ -69,9 +69,9 @@ class HostedEnv:
         return None if self._channel is None else self._channel.pid
 
     @property
-    def alive(self) -> bool:
+    def is_alive(self) -> bool:
         """See `HasProcess`."""
-        return self._channel is None or self._channel.alive
+        return self._channel is None or self._channel.is_alive
 
     async def prepare(self) -> None:
         """See `HasProcess`."""
@@ -99,7 +99,7 @@ class HostedEnv:
         if channel is None:
             return
         try:
-            if channel.alive and not self._is_asked:
+            if channel.is_alive and not self._is_asked:
                 with suppress(EnvCrashed, TimeoutError):
                     async with asyncio.timeout(GRACE_S):
                         await channel.call(["close", None])
@@ -119,7 +119,7 @@ class HostedEnv:
             raise EnvCrashed(f"{self._item_id}: {error} in {method}") from None
         self._is_asked = False
         if "error" in answer:
-            raise raised(answer, place=f"{self._item_id}: {method}")
+            raise restore_error(answer, place=f"{self._item_id}: {method}")
         return answer["value"]
 
 
@@ -127,7 +127,7 @@ def _with_images(values: dict[str, Any]) -> dict[str, Any]:
     return {**values, "images": tuple(read_image(uri) for uri in values["images"])}
 
 
-def raised(answer: dict[str, Any], *, place: str) -> WingspanError:
+def restore_error(answer: dict[str, Any], *, place: str) -> WingspanError:
     """The exception of an answer: as it was if it is one of ours, else `EnvCrashed` with class and text."""
     known = getattr(errors, answer["error"], None)
     if isinstance(known, type) and issubclass(known, WingspanError):

@@ -25,9 +25,9 @@ class Instance:
         """Whether it must not be lent again."""
 
     @property
-    def alive(self) -> bool:
+    def is_alive(self) -> bool:
         """False if it is known to be dead."""
-        return self._process is None or self._process.alive
+        return self._process is None or self._process.is_alive
 
     async def prepare(self) -> None:
         """Do what can be done ahead of the first reset."""

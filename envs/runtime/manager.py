@@ -1,9 +1,8 @@
-"""All live environments of a program: a pool for each kind, a cap for each, and one over all where wanted.
+"""All live environments of a program: one pool for each kind, each with a cap, and an optional total cap.
 
-Owns where the instances of a kind live: in this process, each in one of its own, or wherever `spread` puts
-them. Who gets the next instance of a kind is its pool's business (`envs/runtime/pool.py`); what kinds may
-take from
-each other is `Shares`'.
+Owns where the instances of a kind live: in this process, each in a process of its own, or on the host that
+`remote_host` makes. Which caller gets the next instance of a kind is decided by its pool
+(`envs/runtime/pool.py`); how many a kind may take from the total is decided here.
 """
 
 import asyncio
@@ -29,11 +28,11 @@ class EnvManager:
         *,
         capacity: int | Mapping[str, int],
         total: int | None = None,
-        spread: Callable[[EnvSpec], Host] | None = None,
+        remote_host: Callable[[EnvSpec], Host] | None = None,
     ) -> None:
         """`capacity`: live instances of each kind at most, or of each by its name; `total`: of all together.
 
-        `spread` chooses another host than this machine for kinds that are or need processes.
+        `remote_host` chooses another host than this machine for kinds that are or need processes.
         """
         self._pools: dict[str, EnvPool] = {}
         self._hosts: list[Host] = []
@@ -43,7 +42,7 @@ class EnvManager:
         shares = None if total is None or total >= sum(caps.values()) else Shares(total, caps)
         for name, spec in kinds.items():
             pool = EnvPool(
-                self._maker(spec, spread),
+                self._maker(spec, remote_host),
                 capacity=capacities[name],
                 max_episodes=spec.max_episodes,
                 budget=shares,
@@ -82,19 +81,21 @@ class EnvManager:
             )
         return self._pools[env]
 
-    def _maker(self, spec: EnvSpec, spread: Callable[[EnvSpec], Host] | None) -> Callable[[], Environment]:
-        host = host_of(spec, spread=spread)
+    def _maker(
+        self, spec: EnvSpec, remote_host: Callable[[EnvSpec], Host] | None
+    ) -> Callable[[], Environment]:
+        host = make_host(spec, remote_host=remote_host)
         if host is None:
             return spec.make
         self._hosts.append(host)
         return partial(HostedEnv, host)
 
 
-def host_of(spec: EnvSpec, *, spread: Callable[[EnvSpec], Host] | None = None) -> Host | None:
+def make_host(spec: EnvSpec, *, remote_host: Callable[[EnvSpec], Host] | None = None) -> Host | None:
     """Where instances of `spec` are to live, each in a `HostedEnv`; None for this very process."""
-    if spec.isolation == "none" or (spec.isolation == "own" and spread is None):
+    if spec.isolation == "none" or (spec.isolation == "own" and remote_host is None):
         return None
-    return ProcessHost(spec.make, preload=spec.preload) if spread is None else spread(spec)
+    return ProcessHost(spec.make, preload=spec.preload) if remote_host is None else remote_host(spec)
 
 
 class Shares:

@@ -13,7 +13,7 @@ from typing import Protocol
 
 from envs.base import Environment
 from envs.errors import EnvCrashed, EpisodeTimeout, WingspanError
-from envs.runtime.concurrency import together
+from envs.runtime.concurrency import gather_or_cancel
 from envs.runtime.instance import Instance
 from envs.runtime.metrics import Clock, PoolMetrics
 
@@ -78,7 +78,7 @@ class EnvPool:
         """
         instance = await self._wait_for_slot(timeout_s)
         try:
-            if instance is not None and (fresh or not instance.alive):
+            if instance is not None and (fresh or not instance.is_alive):
                 self._replaced += 1
                 await _close(instance)
                 instance = None
@@ -107,7 +107,7 @@ class EnvPool:
             await self._prepare()
 
         try:
-            await together(prepare() for _ in range(missing))
+            await gather_or_cancel(prepare() for _ in range(missing))
         finally:  # after a failure, some of the others never got to begin
             for _ in range(missing - begun):
                 self._free_slot()

@@ -21,7 +21,7 @@ from typing import Any
 from envs.base import Environment
 from envs.errors import ConfigError, EnvCrashed
 from envs.runtime.fork_server import MESSAGE_BYTES, Setup, command
-from envs.runtime.hosted import raised
+from envs.runtime.hosted import restore_error
 from envs.runtime.worker import receive, send
 
 ANSWER_TIMEOUT_S = 120.0
@@ -79,7 +79,7 @@ class ProcessHost:
         if isinstance(answer, dict):
             ours.close()
             self._end_nursery()
-            raise raised(answer, place="loading the environment in its process")
+            raise restore_error(answer, place="loading the environment in its process")
         ours.setblocking(False)
         return ProcessChannel(self, ours, int(answer))
 
@@ -147,7 +147,7 @@ class ProcessChannel:
         self._ended: Future[int | None] | None = None
 
     @property
-    def alive(self) -> bool:
+    def is_alive(self) -> bool:
         """See `Channel`."""
         try:
             return self._connection.recv(1, socket.MSG_PEEK) != b""

@@ -36,7 +36,7 @@ class Worker:
             if self._env is None:
                 self._env = self._make()
             if method == "reset":
-                return {"value": _opened(Observation.of(await self._env.reset(Item(**argument))))}
+                return {"value": _opened(Observation.wrap(await self._env.reset(Item(**argument))))}
             if method == "step":
                 return {"value": _stepped(await self._env.step(argument))}
             if method == "inspect":

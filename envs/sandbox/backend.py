@@ -27,7 +27,7 @@ _NAMESPACES = ("pid", "net", "ipc", "mnt", "uts")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
+class SandboxLimits:
     """What a sandbox may use."""
 
     cpu_s: float = 30.0
@@ -59,11 +59,11 @@ class Backend(Hashable, Protocol):
         """What `command` itself is to be started with; nothing of it is seen inside."""
         ...
 
-    def missing(self) -> str | None:
+    def find_remedy(self) -> str | None:
         """None if it works here; else what to do, in a few words."""
         ...
 
-    def command(self, program: Sequence[str], limits: Limits, *, label: str) -> list[str]:
+    def command(self, program: Sequence[str], limits: SandboxLimits, *, label: str) -> list[str]:
         """The command line that runs `program` behind walls; its standard streams are the program's."""
         ...
 
@@ -79,7 +79,7 @@ class Backend(Hashable, Protocol):
         ...
 
 
-def limited(program: Sequence[str], limits: Limits) -> list[str]:
+def apply_limits(program: Sequence[str], limits: SandboxLimits) -> list[str]:
     """`program`, to be run inside, with the limits that the kernel keeps for each process."""
     return [
         "prlimit",
@@ -94,23 +94,23 @@ def limited(program: Sequence[str], limits: Limits) -> list[str]:
 @cache
 def check(backend: Backend) -> None:
     """Raise `MissingDependency` if `backend` does not work here; that it does is found out once."""
-    remedy = backend.missing()
+    remedy = backend.find_remedy()
     if remedy is not None:
         raise MissingDependency(
             f"no sandbox for code, and it never runs without one: {backend.name} does not work here; {remedy}"
         )
 
 
-def fallen(backend: Backend) -> str | None:
-    """What `Backend.missing` says of one that is installed: None if its walls stand."""
-    said = holes(backend)
+def find_failure(backend: Backend) -> str | None:
+    """What `Backend.find_remedy` says of one that is installed: None if its walls stand."""
+    said = find_escapes(backend)
     return None if said is None else f"its walls do not stand here ({said})"
 
 
 @cache
-def holes(backend: Backend) -> str | None:
+def find_escapes(backend: Backend) -> str | None:
     """Try the backend's walls from inside; None if all stand, else what is wrong, in a few words."""
-    limits = Limits()
+    limits = SandboxLimits()
     request = {
         "limits": asdict(limits),
         "environment": sorted(ENVIRONMENT),

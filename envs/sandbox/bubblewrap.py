@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from envs.requirements.detection import BUBBLEWRAP, UTIL_LINUX, UserNamespaces
-from envs.sandbox.backend import ENVIRONMENT, NOBODY, Limits, fallen, limited
+from envs.sandbox.backend import ENVIRONMENT, NOBODY, SandboxLimits, apply_limits, find_failure
 from envs.sandbox.seccomp import bpf_file, unknown_machine
 
 
@@ -29,14 +29,14 @@ class Bubblewrap:
         """See `Backend`."""
         return {}
 
-    def missing(self) -> str | None:
+    def find_remedy(self) -> str | None:
         """See `Backend`."""
         for need in (BUBBLEWRAP, UTIL_LINUX, UserNamespaces()):
-            if (remedy := need.missing()) is not None:
+            if (remedy := need.find_remedy()) is not None:
                 return remedy
-        return unknown_machine() or fallen(self)
+        return unknown_machine() or find_failure(self)
 
-    def command(self, program: Sequence[str], limits: Limits, *, label: str) -> list[str]:
+    def command(self, program: Sequence[str], limits: SandboxLimits, *, label: str) -> list[str]:
         """See `Backend`."""
         drop = ["setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups", "--no-new-privs"]
         size = str(limits.disk_mb << 20)
@@ -71,7 +71,7 @@ class Bubblewrap:
             *("--remount-ro", "/dev"),
             *("--remount-ro", "/"),
             *processes,
-            *limited(program, limits),
+            *apply_limits(program, limits),
         ]
 
     def first_process(self, pid: int, *, label: str) -> int | None:

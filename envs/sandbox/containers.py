@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from envs.requirements.detection import PROBE_TIMEOUT_S, Program, failure
-from envs.sandbox.backend import ENVIRONMENT, NOBODY, Limits, fallen, limited
+from envs.sandbox.backend import ENVIRONMENT, NOBODY, SandboxLimits, apply_limits, find_failure
 from envs.sandbox.seccomp import profile_file, unknown_machine
 
 IMAGE = "python:3.11-slim"
@@ -40,17 +40,17 @@ class Containers:
         """See `Backend`."""
         return {name: os.environ[name] for name in _CLIENT if name in os.environ}
 
-    def missing(self) -> str | None:
+    def find_remedy(self) -> str | None:
         """See `Backend`."""
-        if (remedy := self.program.missing()) is not None:
+        if (remedy := self.program.find_remedy()) is not None:
             return remedy
         if (said := failure([self.name, "info"])) is not None:
             return f"make `{self.name} info` work ({said})"
         if failure([self.name, "image", "inspect", _image()]) is not None:
             return f"{self.name} pull {_image()}"
-        return unknown_machine() or fallen(self)
+        return unknown_machine() or find_failure(self)
 
-    def command(self, program: Sequence[str], limits: Limits, *, label: str) -> list[str]:
+    def command(self, program: Sequence[str], limits: SandboxLimits, *, label: str) -> list[str]:
         """See `Backend`."""
         # Files in memory count as the container's memory, unlike the processes' limit.
         memory_mb = limits.memory_mb + 2 * limits.disk_mb + limits.shm_mb
@@ -90,7 +90,7 @@ class Containers:
             "-i",
             *(f"{name}={value}" for name, value in ENVIRONMENT.items()),
             *("timeout", "--signal=KILL", str(LIFE_S)),
-            *limited(program, limits),
+            *apply_limits(program, limits),
         ]
 
     def first_process(self, pid: int, *, label: str) -> int | None:

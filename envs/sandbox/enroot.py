@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from envs.requirements.detection import UTIL_LINUX, UserNamespaces, failure
-from envs.sandbox.backend import ENVIRONMENT, Limits, fallen, limited
+from envs.sandbox.backend import ENVIRONMENT, SandboxLimits, apply_limits, find_failure
 from envs.sandbox.containers import IMAGE, LIFE_S
 from envs.sandbox.seccomp import LOADER, bpf, unknown_machine
 
@@ -38,20 +38,20 @@ class Enroot:
         client = {name: os.environ[name] for name in _CLIENT if name in os.environ}
         return {**client, **own, "ENROOT_LOGIN_SHELL": "no"}
 
-    def missing(self) -> str | None:
+    def find_remedy(self) -> str | None:
         """See `Backend`."""
         if (said := failure(["enroot", "version"])) is not None:
             return f"{INSTALL} ({said})"
         for need in (UTIL_LINUX, UserNamespaces()):
-            if (remedy := need.missing()) is not None:
+            if (remedy := need.find_remedy()) is not None:
                 return remedy
         if os.geteuid() == 0:
             return "start the run as a user other than root"
         if failure(["sh", "-c", f"enroot list | grep -qx {CONTAINER}"]) is not None:
             return MAKE
-        return unknown_machine() or fallen(self)
+        return unknown_machine() or find_failure(self)
 
-    def command(self, program: Sequence[str], limits: Limits, *, label: str) -> list[str]:
+    def command(self, program: Sequence[str], limits: SandboxLimits, *, label: str) -> list[str]:
         """See `Backend`."""
         return [
             "env",
@@ -68,7 +68,7 @@ class Enroot:
             *("timeout", "--signal=KILL", str(LIFE_S)),
             *("prlimit", f"--nproc={limits.processes}"),
             *(self.python, "-I", "-c", LOADER, base64.b64encode(bpf()).decode()),
-            *limited(program, limits),
+            *apply_limits(program, limits),
         ]
 
     def first_process(self, pid: int, *, label: str) -> int | None:

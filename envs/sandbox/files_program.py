@@ -34,7 +34,7 @@ def where(path: str | Path) -> Path:
     return ROOT / path
 
 
-def text_of(path: str | Path) -> str:
+def read_text(path: str | Path) -> str:
     """The text of a file, with its line ends as they are."""
     file = where(path)
     if not file.exists():
@@ -97,7 +97,7 @@ def line_of(text: str, at: int) -> int:
 
 def read(path: str, first: int, last: int | None) -> str:
     """Lines with their numbers."""
-    lines = text_of(path).split("\n")
+    lines = read_text(path).split("\n")
     if lines[-1] == "":
         lines.pop()
     if not lines:
@@ -130,7 +130,7 @@ def create(path: str, text: str, overwrite: bool) -> str:
 
 def edit(path: str, old: str, new: str) -> str:
     """Replace what is there exactly once."""
-    text = text_of(path)
+    text = read_text(path)
     if not old:
         raise Refused("the text to be replaced is empty")
     at = text.find(old)
@@ -203,7 +203,7 @@ def grep(pattern: str, path: str) -> str:
     found: list[str] = []
     for file in files_under(path):
         try:
-            lines = text_of(file).split("\n")
+            lines = read_text(file).split("\n")
         except (Refused, OSError):
             continue
         for number, line in enumerate(lines, 1):

@@ -21,7 +21,7 @@ from pathlib import Path
 import psutil
 
 from envs.errors import EnvCrashed
-from envs.sandbox.backend import Backend, Limits, check
+from envs.sandbox.backend import Backend, SandboxLimits, check
 
 START_TIMEOUT_S = 30.0
 WATCH_S = 0.1
@@ -48,7 +48,7 @@ class Interpreter:
         self,
         backend: Backend,
         *,
-        limits: Limits,
+        limits: SandboxLimits,
         run_timeout_s: float = 10.0,
         output_chars: int = 4000,
     ) -> None:

@@ -1,6 +1,6 @@
 """The program that tries the walls of a sandbox from inside; it needs nothing but the standard library.
 
-Its argument is what to hold the sandbox to, as JSON; it prints a JSON list of the holes that it found.
+Its argument is what to hold the sandbox to, as JSON; it prints a JSON list of the find_escapes that it found.
 """
 
 import ctypes
@@ -24,7 +24,7 @@ _ADDED = {"LC_CTYPE", "PWD", "OLDPWD", "SHLVL", "_"}
 _CLONE_NEWUSER = 0x10000000
 
 
-def holes(asked: dict[str, Any]) -> list[str]:
+def find_escapes(asked: dict[str, Any]) -> list[str]:
     """What is not as it must be, in a few words each."""
     limits, status = asked["limits"], Path("/proc/self/status").read_text()
     facts = dict(line.split(":", 1) for line in status.splitlines())
@@ -119,4 +119,4 @@ def _more_processes_than(most: int) -> bool:
 
 
 if __name__ == "__main__":
-    print(json.dumps(holes(json.loads(sys.argv[1]))))
+    print(json.dumps(find_escapes(json.loads(sys.argv[1]))))

@@ -29,7 +29,7 @@ def choose_backend() -> Backend:
     """
     tried = {}
     for backend in _candidates():
-        remedy = backend.missing()
+        remedy = backend.find_remedy()
         if remedy is None:
             return backend
         tried[backend.name] = remedy
@@ -54,7 +54,7 @@ class Sandbox:
 
     name: str = "a sandbox"
 
-    def missing(self) -> str | None:
+    def find_remedy(self) -> str | None:
         """See `Requirement`."""
         try:
             choose_backend()

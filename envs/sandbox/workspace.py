@@ -16,7 +16,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from envs.base import Environment
 from envs.errors import ConfigError
-from envs.sandbox.backend import Backend, Limits
+from envs.sandbox.backend import Backend, SandboxLimits
 from envs.sandbox.interpreter import Interpreter
 from envs.sandbox.sandbox import choose_backend
 from envs.types import Item, Observation, StepResult
@@ -42,7 +42,11 @@ class Workspace:
     """One sandbox, started when first used; one piece of work at a time, in the order of asking."""
 
     def __init__(
-        self, *, backend: Backend | None = None, limits: Limits | None = None, run_timeout_s: float = 30.0
+        self,
+        *,
+        backend: Backend | None = None,
+        limits: SandboxLimits | None = None,
+        run_timeout_s: float = 30.0,
     ) -> None:
         """`backend`: else the one that this machine has, which takes programs to find out; `run_timeout_s`:
         of one piece of work.
@@ -52,7 +56,7 @@ class Workspace:
         self._seconds = run_timeout_s
         self._interpreter = Interpreter(
             backend or choose_backend(),
-            limits=limits or Limits(),
+            limits=limits or SandboxLimits(),
             output_chars=OUTPUT_CHARS,
         )
         self._turn = asyncio.Lock()
@@ -132,7 +136,7 @@ class Workspace:
             return Reply(f"it took longer than {self._seconds:g} s, or too much memory", failed=True)
 
 
-def files_of(fields: Mapping[str, Any], *, name: str = "files") -> dict[str, str]:
+def read_files(fields: Mapping[str, Any], *, name: str = "files") -> dict[str, str]:
     """The field `name` of a row as files; one whose text is null is left out, as Parquet writes those that
     another row has. Raises `ConfigError` for what are no files."""
     files = fields.get(name) or {}
@@ -170,7 +174,7 @@ class WithWorkspace:
         """See `Environment`. Raises `ConfigError` for files that cannot be written."""
         await self.workspace.close()
         observation = await self._env.reset(item)
-        if files := files_of(item.fields):
+        if files := read_files(item.fields):
             reply = await self.workspace.put(files)
             if reply.failed:
                 raise ConfigError(f"{item.item_id}: its files cannot be written: {reply.text}")

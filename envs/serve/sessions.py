@@ -15,10 +15,10 @@ from enum import StrEnum
 from typing import Any, TypeVar
 
 from envs.base import Environment, Inspectable
-from envs.errors import ConfigError, described
-from envs.registry import EnvSpec, item_numbered
+from envs.errors import ConfigError, describe
+from envs.registry import EnvSpec, get_item
 from envs.runtime.hosted import HostedEnv
-from envs.runtime.manager import host_of
+from envs.runtime.manager import make_host
 from envs.serve.ids import Ids
 from envs.serve.limits import ServerLimits
 from envs.serve.metrics import Metrics
@@ -90,7 +90,7 @@ class EnvSessions:
         self._open: OrderedDict[int, EnvSession] = OrderedDict()  # longest unused first
         self._closing = 0
         self._draining = False
-        self._host = host_of(spec)
+        self._host = make_host(spec)
 
     @property
     def live(self) -> int:
@@ -136,7 +136,7 @@ class EnvSessions:
     ) -> Item:
         """The item of a number; refuses, naming the request's `field`, a number that no item has."""
         try:
-            item = item_numbered(self.spec, index)
+            item = get_item(self.spec, index)
         except ConfigError as error:
             raise RequestRejected(
                 422, [{"loc": [*field], "msg": str(error), "type": "value_error"}]
@@ -159,7 +159,7 @@ class EnvSessions:
     async def reset(self, session: EnvSession, item: Item) -> str:
         """Start an episode; returns the first observation."""
         with self.metrics.reset_s.time():
-            seen = Observation.of(
+            seen = Observation.wrap(
                 await self._do(session, lambda: self._begin(session, item), self.limits.step_timeout_s)
             )
         await self._only_text(session, seen.images)
@@ -199,7 +199,7 @@ class EnvSessions:
         try:
             return self.spec.make() if self._host is None else HostedEnv(self._host)
         except Exception as error:
-            raise RequestRejected(500, f"cannot make an environment: {described(error)}") from error
+            raise RequestRejected(500, f"cannot make an environment: {describe(error)}") from error
 
     async def _begin(self, session: EnvSession, item: Item) -> str | Observation:
         """Begin an episode, on a new instance where this one has had as many as it may."""
@@ -214,7 +214,7 @@ class EnvSessions:
             async with asyncio.timeout(CLOSE_TIMEOUT_S):
                 await env.close()
         except Exception as error:
-            _log.warning("closing session %d failed: %s", session.session_id, described(error))
+            _log.warning("closing session %d failed: %s", session.session_id, describe(error))
 
     async def _only_text(self, session: EnvSession, images: Sequence[Image]) -> None:
         """Refuse pictures, for which the protocols have no place, rather than leave them out."""
@@ -265,7 +265,7 @@ class EnvSessions:
                     504, f"the environment took longer than {limit_s:g} s; it was closed"
                 ) from None
             await self.close(session, Cause.CRASHED)
-            raise RequestRejected(500, f"the environment raised {described(error)}; it was closed") from error
+            raise RequestRejected(500, f"the environment raised {describe(error)}; it was closed") from error
         finally:
             session.busy = False
             self.touch(session)

@@ -13,8 +13,8 @@ from typing import Annotated
 
 import typer
 
-from envs.errors import ConfigError, WingspanError, described
-from envs.redaction import clean_logs, redacted
+from envs.errors import ConfigError, WingspanError, describe
+from envs.redaction import clean_logs, redact
 from envs.requirements.detection import APPLICATION
 from flows.cli.overrides import parse_settings
 from flows.cli.serve import serve_env, serve_policy, serve_retriever, serve_sites
@@ -113,7 +113,7 @@ def run(
     typer.echo(next_commands(pipeline, workspace=place, settings=settings or []))
     if prefect_failure is not None:
         typer.echo(
-            f"Prefect's record of this run is incomplete ({described(prefect_failure)[:200]}); "
+            f"Prefect's record of this run is incomplete ({describe(prefect_failure)[:200]}); "
             "everything else is finished",
             err=True,
         )
@@ -473,9 +473,9 @@ def main() -> None:
     except Exception as error:
         line = _usage(error) or one_line(error)
         if line is None:
-            print(redacted(traceback.format_exc()), end="", file=sys.stderr)
+            print(redact(traceback.format_exc()), end="", file=sys.stderr)
             sys.exit(1)
-        print(f"error: {redacted(line)}", file=sys.stderr)
+        print(f"error: {redact(line)}", file=sys.stderr)
         sys.exit(2)
 
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
-from envs.requirements.data_sets import DataSet, data_set_names, get_data_set
+from envs.requirements.data_sets import DataSet, get_data_set, list_data_set_names
 
 if TYPE_CHECKING:
     from envs.requirements.downloads import Progress as Told
@@ -16,7 +16,7 @@ COLUMNS = ("data set", "state", "size", "about")
 
 def data_set_rows() -> list[Sequence[str]]:
     """One row a data set: its name, whether it is here, what it weighs, what it is."""
-    return [_row(get_data_set(name)) for name in data_set_names()]
+    return [_row(get_data_set(name)) for name in list_data_set_names()]
 
 
 @contextmanager
@@ -41,9 +41,9 @@ def _row(data_set: DataSet) -> Sequence[str]:
         least = "" if all(sizes) else "at least "
         size = f"{least}{_bytes(sum(n or 0 for n in sizes))}" if any(sizes) else "unknown"
     if data_set.make is not None:
-        state = "made" if (data_set.folder / data_set.holds[0]).exists() else "made when needed"
+        state = "made" if (data_set.folder / data_set.required_paths[0]).exists() else "made when needed"
     else:
-        state = data_set.missing() or f"here: {data_set.folder}"
+        state = data_set.find_remedy() or f"here: {data_set.folder}"
     return (data_set.name, state, size, data_set.about)
 
 

@@ -184,4 +184,4 @@ def serve_sites(
     from flows.guardian import guard
 
     guard()
-    serve_here(WEBARENA_LOCAL.ready(), first_port=port, say=typer.echo)
+    serve_here(WEBARENA_LOCAL.prepare(), first_port=port, say=typer.echo)

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from envs.errors import ConfigError, MissingDependency, WingspanError
-from envs.registry import env_names, get_env
+from envs.registry import get_env, list_env_names
 from envs.requirements.detection import APPLICATION, PROBE_TIMEOUT_S, Package, Requirement, UserNamespaces
 from envs.retrieval.redis_server import Redis
 from envs.sandbox.sandbox import BACKENDS
@@ -76,7 +76,7 @@ def examine(name: str) -> list[Finding]:
         *findings,
         *_environments(pipeline),
         *_sandboxes(),
-        _finding(Redis.name, Redis().missing(), "a cache of searches", needed=False),
+        _finding(Redis.name, Redis().find_remedy(), "a cache of searches", needed=False),
         _gpus(pipeline),
         _vllm(pipeline),
         *_gpu_model(pipeline),
@@ -102,14 +102,14 @@ def _python() -> Finding:
 def _packages() -> Iterator[Finding]:
     """One line for all that are there, one for each that is not, or that must not be there."""
     names = _core_packages()
-    lacks = {name: remedy for name in names if (remedy := Package(name).missing()) is not None}
+    lacks = {name: remedy for name in names if (remedy := Package(name).find_remedy()) is not None}
     for name, remedy in lacks.items():
         yield Finding(name, State.MISSING, "", "everything", remedy)
     here = len(names) - len(lacks)
     yield Finding(
         "packages", State.OK, f"{here} of {len(names)} that pyproject.toml asks for{_strays()}", "everything"
     )
-    if Package("openai-agents").missing() is None:
+    if Package("openai-agents").find_remedy() is None:
         told = "installed, and hides our package `agents`"
         yield Finding(
             "openai-agents", State.MISSING, told, "must not be there", "pip uninstall openai-agents"
@@ -148,20 +148,22 @@ def _environments(pipeline: "Pipeline") -> Iterator[Finding]:
     used: dict[Requirement, list[str]] = {}
     core = _core_packages()
     here = needed_here(pipeline)
-    for name in dict.fromkeys([*env_names(), *pipeline.data.envs]):
+    for name in dict.fromkeys([*list_env_names(), *pipeline.data.envs]):
         for need in get_env(name).needs:
             if need.name not in core:
                 used.setdefault(need, []).append(name)
     for need, names in used.items():
         purpose = f"environment {', '.join(names)}"
-        yield _finding(need.name, need.missing(), purpose, needed=need.name in here)
+        yield _finding(need.name, need.find_remedy(), purpose, needed=need.name in here)
 
 
 def _sandboxes() -> Iterator[Finding]:
     namespaces = UserNamespaces()
-    yield _finding(namespaces.name, namespaces.missing(), "bubblewrap, enroot, rootless podman", needed=False)
+    yield _finding(
+        namespaces.name, namespaces.find_remedy(), "bubblewrap, enroot, rootless podman", needed=False
+    )
     for backend in BACKENDS.values():
-        yield _finding(backend.name, backend.missing(), "a sandbox for code", needed=False)
+        yield _finding(backend.name, backend.find_remedy(), "a sandbox for code", needed=False)
 
 
 def _gpus(pipeline: "Pipeline") -> Finding:
@@ -186,7 +188,7 @@ def _gpus(pipeline: "Pipeline") -> Finding:
 
 def _vllm(pipeline: "Pipeline") -> Finding:
     return _finding(
-        "vllm", Package("vllm").missing(), "pipelines on cuda", needed=pipeline.backend.rollout == "vllm"
+        "vllm", Package("vllm").find_remedy(), "pipelines on cuda", needed=pipeline.backend.rollout == "vllm"
     )
 
 

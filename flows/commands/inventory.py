@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from textwrap import shorten
 
 from envs.errors import ConfigError
-from envs.registry import EnvSpec, Family, env_names, families, get_env
+from envs.registry import EnvSpec, Family, get_env, list_env_names, list_families
 from envs.requirements.data_sets import DataSet
 from envs.requirements.detection import Package, Requirement
 from envs.sandbox.sandbox import BACKENDS
@@ -27,7 +27,11 @@ def environment_rows() -> list[Sequence[str]]:
 
     After those with a name of their own come the families, and Python in a sandbox, which tools play.
     """
-    rows = [*map(_row, map(get_env, env_names())), *map(_family_row, families()), _interpreter_row()]
+    rows = [
+        *map(_row, map(get_env, list_env_names())),
+        *map(_family_row, list_families()),
+        _interpreter_row(),
+    ]
     names = max(len(name) for _, name, _, _ in rows)
     room = WIDTH - 1 - names - _ITEMS - 3 * 2
     return [
@@ -38,8 +42,8 @@ def environment_rows() -> list[Sequence[str]]:
 
 def environment_facts(name: str) -> list[tuple[str, str]]:
     """All about the environment or the family `name`. Raises `ConfigError` if there is none."""
-    family = next((one for one in families() if one.name == name.removesuffix(":…")), None)
-    if family is not None and name not in env_names():
+    family = next((one for one in list_families() if one.name == name.removesuffix(":…")), None)
+    if family is not None and name not in list_env_names():
         return [
             ("environments", f"{family.name}:…, e.g. {family.example}"),
             ("source", family.source),
@@ -51,7 +55,7 @@ def environment_facts(name: str) -> list[tuple[str, str]]:
         ("items", _items(spec, _lacks(spec.needs))),
         ("source", spec.source),
         ("expert", "solves items, for demonstrations" if spec.has_expert else "none: no warm-up"),
-        ("rewards", "its own" if spec.own_rewards else "none: agent.reward must name one"),
+        ("rewards", "its own" if spec.has_rewards else "none: agent.reward must name one"),
         *_needs(spec.needs),
     ]
 
@@ -87,7 +91,7 @@ def _row(spec: EnvSpec) -> Sequence[str]:
 
 
 def _items(spec: EnvSpec, lacks: Iterable[Requirement]) -> str:
-    if not spec.own_items:
+    if not spec.has_items:
         return "your data"
     if any(isinstance(need, Package | DataSet) for need in lacks):  # programs are needed to play only
         return "unknown"
@@ -101,14 +105,14 @@ def _family_row(family: Family) -> Sequence[str]:
 
 
 def _interpreter_row() -> Sequence[str]:
-    works = [name for name, backend in BACKENDS.items() if backend.missing() is None]
+    works = [name for name, backend in BACKENDS.items() if backend.find_remedy() is None]
     where = f"in {', '.join(works)}" if works else "no sandbox: wingspan doctor --all"
     return (_mark(bool(works)), "(code interpreter)", where, "docs/tools.md")
 
 
 def _needs(needs: Iterable[Requirement]) -> list[tuple[str, str]]:
     """A row for each need: that it is here, or the command that brings it."""
-    rows = [(f"{_kind(need)} {need.name}", need.missing()) for need in needs]
+    rows = [(f"{_kind(need)} {need.name}", need.find_remedy()) for need in needs]
     return [(name, f"{HERE} is here" if remedy is None else f"{NOT_HERE} {remedy}") for name, remedy in rows]
 
 
@@ -119,7 +123,7 @@ def _kind(need: Requirement) -> str:
 
 def _lacks(needs: Iterable[Requirement]) -> Mapping[Requirement, str]:
     """What is missing, and the command that brings it."""
-    return {need: remedy for need in needs if (remedy := need.missing()) is not None}
+    return {need: remedy for need in needs if (remedy := need.find_remedy()) is not None}
 
 
 def _mark(is_here: bool) -> str:

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from envs.base import Environment
 from envs.errors import ConfigError, EnvCrashed, WingspanError
-from envs.registry import EnvSpec, ExpertStep, get_env, item_numbered
+from envs.registry import EnvSpec, ExpertStep, get_env, get_item
 from envs.types import Image, Item, Observation, StepResult
 
 PROMPT = "> "
@@ -44,7 +44,7 @@ def find_item(spec: EnvSpec, asked: str, *, seed: int | None) -> Item:
         raise ConfigError(
             f"{asked!r} is no item of {spec.name}; give its number, or its id, e.g. {spec.name}_0"
         )
-    item = item_numbered(spec, int(index))
+    item = get_item(spec, int(index))
     return item if seed is None else replace(item, seed=seed)
 
 
@@ -54,7 +54,7 @@ def followed(solution: Sequence[ExpertStep], turns: Sequence[tuple[str, str]]) -
     done = 0
     for seen, action in turns:
         with suppress(LookupError):
-            done += done < len(solution) and action.split() == solution[done].after(seen).split()
+            done += done < len(solution) and action.split() == solution[done].resolve(seen).split()
     return done
 
 
@@ -77,7 +77,7 @@ class _Session:
     def play(self) -> None:
         self._say(f"{self._item.item_id}, seed {self._item.seed}. {HELP}\n", style="dim")
         try:
-            seen = Observation.of(self._runner.run(self._env.reset(self._item)))
+            seen = Observation.wrap(self._runner.run(self._env.reset(self._item)))
         except Exception as error:
             self._crashed(error)
         self._show(seen.text, seen.images)
@@ -119,7 +119,7 @@ class _Session:
 
     def _hint(self) -> str:
         if self._solution is None:
-            self._solution = self._spec.solution(self._item)
+            self._solution = self._spec.solve(self._item)
         solution = self._solution
         if not solution:
             return "no solution of this item is known"
@@ -130,7 +130,7 @@ class _Session:
         warning = " (you have gone ways of your own, too: it may be too late)" if strayed else ""
         thought = f"{solution[done].thought}\n" if solution[done].thought else ""
         try:
-            action = solution[done].after(self._seen)
+            action = solution[done].resolve(self._seen)
         except LookupError as error:
             return f"the expert finds nothing to act on: {error}{warning}"
         return f"{thought}expert: {action}{warning}"

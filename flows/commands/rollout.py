@@ -13,7 +13,7 @@ from rich.console import Console
 from agents.clients.endpoint import ChatClient, Endpoint
 from agents.samplers.local import LocalModel
 from agents.types import StopReason, Trajectory
-from envs.errors import ConfigError, described
+from envs.errors import ConfigError, describe
 from envs.types import Item
 from flows.cli.tables import print_table
 from flows.commands.turns import TurnPrinter
@@ -170,4 +170,4 @@ def _opened(out: Path | None) -> "nullcontext[None] | TextIO":
         out.parent.mkdir(parents=True, exist_ok=True)
         return out.open("a")
     except OSError as error:
-        raise ConfigError(f"--out {out} cannot be written: {described(error)}; give another file") from None
+        raise ConfigError(f"--out {out} cannot be written: {describe(error)}; give another file") from None

@@ -90,7 +90,7 @@ def episode(game: Game, encoder: Encoder, rng: random.Random, *, misreads: float
     targets = [False] * len(ids)
 
     def turn(step: ExpertStep, *, right: bool) -> bool:
-        action = step.after("")  # crafting needs no look
+        action = step.resolve("")  # crafting needs no look
         words = [*encoder.text(f"Thought: {step.thought}\nAction: {action}"), encoder.end]
         result = env.act(action)
         ids.extend(words)

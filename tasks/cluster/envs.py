@@ -16,7 +16,7 @@ CPUS = 0.05
 """That an actor books: environments mostly wait for the policy."""
 
 
-def over_cluster() -> Callable[[EnvSpec], Host] | None:
+def find_cluster_host() -> Callable[[EnvSpec], Host] | None:
     """What puts environments on the cluster that this process is connected to, if it has several nodes."""
     if "ray" not in sys.modules:  # importing it takes a second
         return None
@@ -63,7 +63,7 @@ class RayChannel:
         self._lost = False  # a call may hear of the end before that one does
 
     @property
-    def alive(self) -> bool:
+    def is_alive(self) -> bool:
         """See `Channel`."""
         return not self._lost and not self._life.done()
 

@@ -52,7 +52,7 @@ def _environment(name: str, *, pipeline: Pipeline) -> EnvSpec:
     spec, settings = get_env(name), pipeline.servers.get(name)
     if settings is None:
         return spec
-    if not spec.own_items:
+    if not spec.has_items:
         raise ConfigError(
             f"servers.{name}: its items are your data, which servers are not given; take it out, and it is "
             "played here"

@@ -9,15 +9,15 @@ from agents.agent import Agent, FormatAgent, Schema
 from agents.formats import NATIVE
 from agents.limits import EpisodeLimits
 from agents.prompting.native_tools import check_native
-from agents.rewards import Reward, get_reward, weighted
+from agents.rewards import Reward, combine_rewards, get_reward
 from agents.rewards.types import check_items
 from agents.rollout.episode import Rules
-from agents.tools.registry import prebuilt
+from agents.tools.registry import get_tool
 from agents.tools.search import check_search
 from agents.tools.toolbox import Toolbox
-from envs.errors import ConfigError, described
+from envs.errors import ConfigError, describe
 from envs.images import image_sources
-from envs.plugins import load
+from envs.plugins import load_object
 from envs.registry import EnvSpec, get_env
 from envs.types import Item
 from tasks.config.judges import check_judges, judge_of
@@ -85,7 +85,7 @@ def check_agent(pipeline: Pipeline) -> None:
             agent_of(agent, spec, tools)
             if "search" in agent.tools:
                 check_search(None if spec.name in pipeline.servers else spec.make())
-            if agent.reward is None and not spec.own_rewards:
+            if agent.reward is None and not spec.has_rewards:
                 raise ConfigError(
                     f"agent.reward: environment {spec.name!r} gives no rewards; name one (docs/rewards.md)"
                 )
@@ -140,7 +140,7 @@ def program_of(settings: AgentSettings) -> "AgentProgram":
         )
     if ":" not in name:
         raise ConfigError(f"agent.program: {name!r} is no MODULE:NAME, e.g. agents.custom.mine:play")
-    program = load(name, key="agent.program")
+    program = load_object(name, key="agent.program")
     if inspect.isclass(program) or not callable(program):
         raise ConfigError(f"agent.program: {name!r} is a {type(program).__name__}; name a function")
     try:
@@ -178,12 +178,12 @@ def agent_of(settings: AgentSettings, spec: EnvSpec, tools: Toolbox | None) -> A
 
 
 def _own_agent(name: str, schemas: Sequence[Schema]) -> Agent:
-    make = load(name, key="agent.format")
+    make = load_object(name, key="agent.format")
     try:
         made = make(schemas)
     except Exception as error:  # of a user's code, or of whatever else the name stands for
         raise ConfigError(
-            f"agent.format: {name!r} cannot be made with the schemas of the tools ({described(error)}); name "
+            f"agent.format: {name!r} cannot be made with the schemas of the tools ({describe(error)}); name "
             "a class of agents.agent.Agent"
         ) from error
     if not isinstance(made, Agent):
@@ -198,7 +198,7 @@ def toolbox_of(settings: AgentSettings) -> Toolbox | None:
     if not settings.tools:
         return None
     return Toolbox(
-        load(name, key="agent.tools") if ":" in name else prebuilt(name) for name in settings.tools
+        load_object(name, key="agent.tools") if ":" in name else get_tool(name) for name in settings.tools
     )
 
 
@@ -208,7 +208,9 @@ def reward_of(settings: AgentSettings) -> Reward | None:
         return None
     if isinstance(settings.reward, str):
         return _reward(settings.reward, settings)
-    return weighted(settings.reward, rewards={name: _reward(name, settings) for name in settings.reward})
+    return combine_rewards(
+        settings.reward, rewards={name: _reward(name, settings) for name in settings.reward}
+    )
 
 
 def _reward(name: str, settings: AgentSettings) -> Reward:
@@ -216,7 +218,7 @@ def _reward(name: str, settings: AgentSettings) -> Reward:
         return judge_of(name, settings.judges[name])
     if ":" not in name:
         return get_reward(name)
-    reward: Reward = load(name, key="agent.reward")
+    reward: Reward = load_object(name, key="agent.reward")
     if not all(callable(getattr(reward, method, None)) for method in ("score", "check")):
         raise ConfigError(f"agent.reward: {name!r} is no reward; decorate it with @reward")
     return reward
@@ -228,4 +230,4 @@ def _prompt(path: Path | None) -> str:
     try:
         return path.read_text(encoding="utf-8").strip()
     except OSError as error:
-        raise ConfigError(f"agent.prompt: cannot read {path}: {described(error)}") from None
+        raise ConfigError(f"agent.prompt: cannot read {path}: {describe(error)}") from None

@@ -7,7 +7,7 @@ from functools import lru_cache
 from agents.clients.endpoint import Endpoint
 from agents.rewards import REWARDS, llm_judge
 from agents.rewards.judge.reward import PROMPT, LLMJudge
-from envs.errors import ConfigError, described
+from envs.errors import ConfigError, describe
 from tasks.config.settings import AgentSettings, JudgeSettings
 
 
@@ -20,7 +20,7 @@ def judge_of(name: str, settings: JudgeSettings) -> LLMJudge:
             prompt = settings.prompt.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigError(
-                f"agent.judges.{name}.prompt: cannot read {settings.prompt}: {described(error)}; name another"
+                f"agent.judges.{name}.prompt: cannot read {settings.prompt}: {describe(error)}; name another"
             ) from None
     try:
         return _made(name, settings.model_dump_json(), prompt)

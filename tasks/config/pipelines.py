@@ -11,7 +11,7 @@ from typing import Any, get_args, get_origin
 import yaml
 from pydantic import BaseModel, ValidationError
 
-from envs.errors import ConfigError, described
+from envs.errors import ConfigError, describe
 from tasks.config.settings import BaseSettings, Pipeline
 
 PIPELINES_FILE = Path("pipelines.yaml")
@@ -64,7 +64,7 @@ def read_yaml(file: Path) -> Any:
     except FileNotFoundError:
         raise ConfigError(f"no {file} here; run from the project's folder") from None
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{file} cannot be read ({described(error)}); save it as UTF-8") from None
+        raise ConfigError(f"{file} cannot be read ({describe(error)}); save it as UTF-8") from None
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)(text)
     try:
         node = loader.get_single_node()

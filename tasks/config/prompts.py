@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from agents.prompting.renderer import Renderer
-from envs.errors import ConfigError, WingspanError, described
+from envs.errors import ConfigError, WingspanError, describe
 from envs.registry import EnvSpec
 from envs.types import Item, Observation
 from tasks.config.environments import environments
@@ -75,7 +75,7 @@ def load_tokenizer(model: str) -> "PreTrainedTokenizerBase":
         return AutoTokenizer.from_pretrained(model)
     except Exception as error:  # of transformers, tokenizers, the hub's client, or a damaged file
         raise ConfigError(
-            f"the tokenizer of model {model!r} cannot be loaded ({described(error)[:200]}); save it again"
+            f"the tokenizer of model {model!r} cannot be loaded ({describe(error)[:200]}); save it again"
         ) from None
 
 
@@ -100,7 +100,7 @@ def _begun(items: Sequence[Item], spec: EnvSpec, *, pipeline: Pipeline) -> Seque
         env = spec.make()
         try:
             async with asyncio.timeout(pipeline.rollout.step_timeout_s):
-                return [Observation.of(await env.reset(item)) for item in items]
+                return [Observation.wrap(await env.reset(item)) for item in items]
         finally:
             await env.close()
 

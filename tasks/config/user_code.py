@@ -6,8 +6,8 @@
 from collections.abc import Iterator
 from pathlib import Path
 
-from envs.plugins import sources
-from envs.registry import is_own
+from envs.plugins import find_sources
+from envs.registry import is_user_env
 from tasks.config.settings import AgentSettings, DataSettings
 
 
@@ -16,7 +16,7 @@ def agent_code(settings: AgentSettings) -> list[Path]:
 
     Raises `ConfigError` for a module that is not there.
     """
-    return sources((name for name in _names(settings) if ":" in name), key="agent")
+    return find_sources((name for name in _names(settings) if ":" in name), key="agent")
 
 
 def environment_code(settings: DataSettings) -> list[Path]:
@@ -24,7 +24,7 @@ def environment_code(settings: DataSettings) -> list[Path]:
 
     Raises `ConfigError` for a module that is not there.
     """
-    return sources((env for env in settings.envs if is_own(env)), key="data.parts")
+    return find_sources((env for env in settings.envs if is_user_env(env)), key="data.parts")
 
 
 def reward_names(settings: AgentSettings) -> list[str]:

@@ -108,7 +108,7 @@ class _Stage:
     def solution(self, item: Item) -> Sequence[ExpertStep]:
         """The expert's; some take seconds to find, so they are kept."""
         if item.item_id not in self._solutions:
-            self._solutions[item.item_id] = self._spec.solution(item)
+            self._solutions[item.item_id] = self._spec.solve(item)
         return self._solutions[item.item_id]
 
 
@@ -144,7 +144,7 @@ async def _play(
     imitate_noise: bool,
 ) -> Demonstration | None:
     """The game of `script`, or None if it was not solved by its last line, and only then."""
-    seen = Observation.of(await env.reset(item))
+    seen = Observation.wrap(await env.reset(item))
     _check_text(item, seen.images)
     opening = agent.render(item, seen.text)
     ids: list[int] = []
@@ -152,7 +152,7 @@ async def _play(
     observation = seen.text
     for index, line in enumerate(script):
         try:
-            action = line.step.after(observation)
+            action = line.step.resolve(observation)
         except LookupError:  # a careless turn has led away from what the expert knows
             return None
         said = line.thoughtless or spoken_text(line.step.thought, action)

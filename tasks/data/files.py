@@ -16,7 +16,7 @@ import PIL.Image
 
 from agents.prompting.images import check_image
 from envs.errors import ConfigError
-from envs.images import FIELDS, data_uri, image_sources, read_image, recognised
+from envs.images import FIELDS, data_uri, image_sources, read_image, recognize_image
 from envs.registry import EnvSpec, Split, get_env
 from envs.types import Image, Item, Role
 from tasks.config.pipelines import did_you_mean
@@ -38,7 +38,7 @@ def check_data(data: DataSettings) -> None:
         if part.train is not None and part.test is not None:
             check_there(part.train, key=f"data.parts.{name}.train")
             check_there(part.test, key=f"data.parts.{name}.test")
-        elif not get_env(part.env).own_items:
+        elif not get_env(part.env).has_items:
             raise ConfigError(
                 f"data.parts.{name}: environment {part.env!r} has no items of its own; give train and test "
                 "(docs/data.md)"
@@ -77,14 +77,14 @@ def _items(source: str, *, part: str, data: DataSettings, prefix: str) -> list[t
     """Each with the place of its row."""
     spec = get_env(data.parts[part].env)
     known: dict[str, Item] = {}
-    if spec.own_items and spec.item_of is None:
+    if spec.has_items and spec.make_item is None:
         split = spec.split(data.split_seed)
         known = {item.item_id: item for item in (*split.train, *split.test)}
     places: dict[str, str] = {}
     items = []
     for row in read_rows(source):
         kind, columns = _checked(_renamed(row, data.parts[part].columns), folder=Path(source).parent)
-        if (kind == "item_id") != spec.own_items:
+        if (kind == "item_id") != spec.has_items:
             raise ConfigError(f"{row.place}: {_misplaced(kind, env=spec.name)}")
         if kind == "item_id":
             item = _known(columns.pop("item_id"), known, place=row.place, spec=spec)
@@ -197,7 +197,7 @@ def _picture(source: object, *, folder: Path, place: str) -> str:
             case str():
                 image = read_image(source, folder=folder)
             case {"bytes": bytes(data)}:  # of Parquet, as Hugging Face writes it
-                image = recognised(data)
+                image = recognize_image(data)
             case PIL.Image.Image():  # of Hugging Face's datasets
                 image = Image(_png(source), "image/png")
             case _:
@@ -222,14 +222,14 @@ def _check_text(value: object, *, place: str) -> None:
 
 
 def _known(item_id: str, known: Mapping[str, Item], *, place: str, spec: EnvSpec) -> Item:
-    if spec.item_of is not None:
+    if spec.make_item is not None:
         env, _, number = item_id.rpartition("_")
         if env != spec.name or not number.isdecimal():
             raise ConfigError(
                 f"{place}: item_id {item_id!r} is none of {spec.name}; write {spec.name}_NUMBER"
             )
         try:
-            item = spec.item_of(int(number))
+            item = spec.make_item(int(number))
         except ConfigError as error:
             raise ConfigError(f"{place}: {error}") from None
         if item.item_id != item_id:  # 007

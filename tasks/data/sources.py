@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
-from envs.errors import ConfigError, described
+from envs.errors import ConfigError, describe
 
 FOLDER = "data"
 """Of the project; DVC's dependency (dvc.yaml)."""
@@ -151,7 +151,7 @@ def _read_parquet(path: Path) -> list[Row]:
         frame = pandas.read_parquet(path, dtype_backend="pyarrow")
         found = frame.to_dict("records")
     except Exception as error:  # of pandas, of pyarrow, or of the disk
-        raise ConfigError(f"{path} cannot be read as Parquet: {described(error)}") from None
+        raise ConfigError(f"{path} cannot be read as Parquet: {describe(error)}") from None
     return _numbered(found, source=str(path))
 
 
@@ -164,7 +164,7 @@ def _read_hub(source: str) -> list[Row]:
         found = list(datasets.load_dataset(form["name"], form["config"], split=form["split"]))
     except Exception as error:  # of the package, of the network, or of the decoding of a column
         raise ConfigError(
-            f"{source} cannot be had: {described(error)}; correct the name, the config or the split, or put "
+            f"{source} cannot be had: {describe(error)}; correct the name, the config or the split, or put "
             f"the rows in a file below {FOLDER}/"
         ) from None
     return _numbered(found, source=source)
@@ -186,7 +186,7 @@ def _text(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} cannot be read as UTF-8: {described(error)}") from None
+        raise ConfigError(f"{path} cannot be read as UTF-8: {describe(error)}") from None
 
 
 def _parsed(text: str, *, path: Path, line: int = 1) -> Any:
@@ -202,4 +202,4 @@ def _parsed(text: str, *, path: Path, line: int = 1) -> Any:
             f"{path}, line {line + error.lineno - 1}: malformed JSON: {error.msg} (column {error.colno})"
         ) from None
     except (RecursionError, ValueError) as error:  # nested too deeply; a number of thousands of digits
-        raise ConfigError(f"{path}, from line {line} on, cannot be read: {described(error)}") from None
+        raise ConfigError(f"{path}, from line {line} on, cannot be read: {describe(error)}") from None

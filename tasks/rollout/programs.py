@@ -17,10 +17,10 @@ from typing import Any, Protocol
 
 from agents.gateway.gateway import Gateway
 from agents.gateway.sessions import GatewaySession
-from agents.rewards.assignment import PREFIX, with_rewards
+from agents.rewards.assignment import PREFIX, assign_rewards
 from agents.rewards.types import Reward, RewardInput, read_result
 from agents.rollout.group import OnTurn, given_up, in_groups
-from agents.tools.threads import in_thread
+from agents.tools.threads import run_in_thread
 from agents.types import StopReason, Trajectory
 from envs.errors import (
     EpisodeFault,
@@ -28,7 +28,7 @@ from envs.errors import (
     ProgramFailed,
     RewardFailed,
     WingspanError,
-    described,
+    describe,
 )
 from envs.types import Item
 
@@ -144,7 +144,7 @@ async def _play(
     try:
         result = read_result(returned, turns=session.turns)
     except Exception as error:  # it may be anything
-        raise ProgramFailed(f"{item.item_id}: the program: {described(error)}") from error
+        raise ProgramFailed(f"{item.item_id}: the program: {describe(error)}") from error
     return session.trajectory(
         reward=result.reward,
         success=bool(result.success),
@@ -172,7 +172,7 @@ async def _returned(
             raise session.fault from error
         if session.stop_reason is not StopReason.TERMINATED:
             return None
-        raise ProgramFailed(f"{item.item_id}: the program: {described(error)}") from error
+        raise ProgramFailed(f"{item.item_id}: the program: {describe(error)}") from error
     if session.fault is not None:  # the program went on without the answer that it did not get
         raise session.fault
     return returned
@@ -180,8 +180,8 @@ async def _returned(
 
 async def _judged(trajectory: Trajectory, *, reward: Reward | None) -> Trajectory:
     if reward is not None and trajectory.turns:
-        given = RewardInput.of(trajectory, fields=trajectory.item.fields)
-        return with_rewards(trajectory, await reward.score(given))
+        given = RewardInput.from_trajectory(trajectory, fields=trajectory.item.fields)
+        return assign_rewards(trajectory, await reward.score(given))
     if reward is None and trajectory.stop_reason is StopReason.TERMINATED:
         raise ProgramFailed(
             f"{trajectory.item.item_id}: the program returned None; have it return the reward, or name one "
@@ -196,10 +196,10 @@ async def _called(program: AgentProgram, base_url: str, api_key: str, item: Item
         if _is_async(program):
             returned = called()
         else:
-            returned = await in_thread(called, name=f"program {item.item_id}")
+            returned = await run_in_thread(called, name=f"program {item.item_id}")
         return await returned if inspect.isawaitable(returned) else returned
     except SystemExit as error:  # the program's end, not this one's
-        raise RuntimeError(f"it raised {described(error)}") from error
+        raise RuntimeError(f"it raised {describe(error)}") from error
 
 
 def _is_async(program: AgentProgram) -> bool:

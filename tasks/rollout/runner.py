@@ -24,7 +24,7 @@ from envs.errors import ConfigError
 from envs.runtime.manager import EnvManager
 from envs.runtime.metrics import PoolMetrics
 from envs.types import Item
-from tasks.cluster.envs import over_cluster
+from tasks.cluster.envs import find_cluster_host
 from tasks.config.environments import environments
 from tasks.config.episodes import check_vision, rules_for
 from tasks.config.settings import ContextSettings, Pipeline
@@ -121,7 +121,7 @@ class AgentPlayer(PipelinePlayer):
         self._rules = {spec.name: rules_for(spec, pipeline, tokenizer=tokenizer) for spec in specs}
         self._slow_to_start = [spec.name for spec in specs if spec.isolation != "none"]
         most = pipeline.rollout.max_live_envs
-        self._envs = EnvManager(specs, capacity=most, total=most, spread=over_cluster())
+        self._envs = EnvManager(specs, capacity=most, total=most, remote_host=find_cluster_host())
 
     def check(self, items: Sequence[Item]) -> None:
         """See `PipelinePlayer`."""

@@ -24,7 +24,7 @@ from envs.requirements.detection import Program
 from envs.runtime.manager import EnvManager
 from envs.sandbox.workspace import HasWorkspace
 from envs.types import Item, Observation, StepResult
-from tasks.cluster.envs import over_cluster
+from tasks.cluster.envs import find_cluster_host
 from tasks.config.environments import environments
 from tasks.config.episodes import check_reward, check_vision
 from tasks.config.settings import Pipeline
@@ -95,11 +95,11 @@ def _proofs(spec: EnvSpec, items: Sequence[Item]) -> list[_Proof]:
     until = time.perf_counter() + SOLVING_S
     found: list[_Proof] = []
     # An environment on servers may lack here what its expert needs.
-    solvable = own if all(need.missing() is None for need in spec.needs) else []
+    solvable = own if all(need.find_remedy() is None for need in spec.needs) else []
     for item in solvable[:: max(1, len(own) // EPISODES)][:EPISODES]:
         if time.perf_counter() > until:
             break
-        solution = spec.solution(item)
+        solution = spec.solve(item)
         if solution:
             found.append(_Proof(item, solution))
     return found or [_Proof(item, ()) for item in own[:EPISODES]]
@@ -110,7 +110,7 @@ async def _prove(
 ) -> tuple[dict[str, list[int]], dict[str, float]]:
     """Play every solution at once; returns each one's turns and the mean seconds of a step, by env."""
     most = pipeline.rollout.max_live_envs
-    envs = EnvManager(environments(pipeline), capacity=most, total=most, spread=over_cluster())
+    envs = EnvManager(environments(pipeline), capacity=most, total=most, remote_host=find_cluster_host())
     try:
         played = [
             asyncio.gather(*(_solve(proof, envs=envs, pipeline=pipeline) for proof in own))
@@ -127,12 +127,12 @@ async def _solve(proof: _Proof, *, envs: EnvManager, pipeline: Pipeline) -> int:
     limit_s = pipeline.rollout.episode_timeout_s
     try:
         async with envs.lease(item.env, timeout_s=limit_s) as env, asyncio.timeout(limit_s):
-            seen = Observation.of(await env.reset(item)).text
+            seen = Observation.wrap(await env.reset(item)).text
             if isinstance(env, HasWorkspace):
                 await _try_sandbox(env, item)
             results: list[StepResult] = []
             for step in proof.solution or [ExpertStep("", TRIAL)]:
-                results.append(await env.step(step.after(seen)))
+                results.append(await env.step(step.resolve(seen)))
                 seen = results[-1].observation
     except TimeoutError:
         raise EpisodeTimeout(

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from envs.redaction import redacted
+from envs.redaction import redact
 from tasks.config.parameters import flat
 from tasks.tracking.names import allowed
 
@@ -43,7 +43,7 @@ def log_params(client: "MlflowClient", run_id: str, params: Iterable[tuple[str, 
     """Write parameters, their values as text without what is known to be secret."""
     from mlflow.entities import Param
 
-    every = [Param(allowed(key), redacted(str(value))) for key, value in params]
+    every = [Param(allowed(key), redact(str(value))) for key, value in params]
     for start in range(0, len(every), MAX_PARAMS):
         client.log_batch(run_id, params=every[start : start + MAX_PARAMS])
 

@@ -23,9 +23,9 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 from urllib.parse import urlsplit
 
-from envs.errors import WingspanError, described
-from envs.files import one_at_a_time, write_atomically
-from envs.redaction import redacted, register_url
+from envs.errors import WingspanError, describe
+from envs.files import lock_file, write_atomically
+from envs.redaction import redact, register_url
 from tasks.config.parameters import flat
 from tasks.config.settings import Pipeline
 from tasks.tracking import facts, recorded_runs
@@ -141,7 +141,7 @@ class Tracker:
         if self._failure is not None and error is None:
             raise WingspanError(
                 f"the MLflow record at {tracking_uri()} is incomplete "
-                f"({described(self._failure)[:MAX_TOLD]}); all results are in {self._workspace}: "
+                f"({describe(self._failure)[:MAX_TOLD]}); all results are in {self._workspace}: "
                 "mend the cause and run the same command to complete it"
             ) from self._failure
 
@@ -166,7 +166,7 @@ class Tracker:
                 write(*self._run)
             except Exception as error:  # a record that fails must not stop what it records
                 self._failure = error
-                _log.warning("MLflow: %s", described(error)[:MAX_TOLD])
+                _log.warning("MLflow: %s", describe(error)[:MAX_TOLD])
 
         self._thread.submit(job)
 
@@ -201,7 +201,7 @@ class Tracker:
         tags = self._tags | {
             MLFLOW_TAGS[key]: value for key, value in self._tags.items() if key in MLFLOW_TAGS
         }
-        client.log_batch(run_id, tags=[RunTag(key, redacted(value)) for key, value in tags.items()])
+        client.log_batch(run_id, tags=[RunTag(key, redact(value)) for key, value in tags.items()])
 
     def _write_training(self, client: "MlflowClient", run_id: str) -> None:
         log_datasets(client, run_id, folder=self._workspace / "data", envs=self._pipeline.data.envs)
@@ -301,7 +301,7 @@ def connect() -> "MlflowClient":
 def _alone() -> AbstractContextManager[None]:
     """Two first runs at once would both create the tables of a database file."""
     file = tracking_uri().removeprefix("sqlite:///")
-    return nullcontext() if file == tracking_uri() else one_at_a_time(Path(f"{file}.lock"))
+    return nullcontext() if file == tracking_uri() else lock_file(Path(f"{file}.lock"))
 
 
 def unfinished_run(workspace: Path, *, pipeline: Pipeline) -> str | None:

@@ -23,7 +23,7 @@ from torch.utils.data import Dataset
 
 from agents.prompting.images import decode_image
 from agents.types import Completion, FinishReason, SamplingParams, Trajectory
-from envs.errors import SamplerFailed, described
+from envs.errors import SamplerFailed, describe
 from envs.runtime.metrics import PoolMetrics
 from envs.types import Image, Item
 from tasks.config.settings import Pipeline
@@ -277,4 +277,4 @@ def check_log_probs(groups: Iterable[Group], *, step: int, lr: float) -> None:
 def _log_failure(warming: Future[None]) -> None:
     """It is no episode's yet: the next to need an environment meets the same failure, and counts it."""
     if not warming.cancelled() and (error := warming.exception()) is not None:
-        _log.warning("environments cannot be started ahead: %s", described(error))
+        _log.warning("environments cannot be started ahead: %s", describe(error))

@@ -19,7 +19,7 @@ from agents.rollout.conversation import TokenSpeakers
 from agents.rollout.episode import Rules, run_episode
 from agents.rollout.packing import pack
 from agents.samplers.sampler import Sampler
-from agents.tools.registry import prebuilt
+from agents.tools.registry import get_tool
 from agents.tools.tool import tool
 from agents.tools.toolbox import Toolbox
 from agents.types import Completion, FinishReason, SamplingParams, StopReason, Trajectory
@@ -295,7 +295,7 @@ def test_a_summary_goes_on_with_the_pictures_of_the_opening_and_of_its_own_turn(
         async def reset(self, item: Item) -> Any:
             return Observation(await super().reset(item), (TALL,))
 
-    box = Toolbox([look, prebuilt("summarize")])
+    box = Toolbox([look, get_tool("summarize")])
     sampler = Sums(0)
     trajectory = played(
         sampler,

@@ -13,7 +13,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agents.rewards import REWARDS, RewardInput, RewardResult, get_reward, reward, weighted, with_rewards
+from agents.rewards import (
+    REWARDS,
+    RewardInput,
+    RewardResult,
+    assign_rewards,
+    combine_rewards,
+    get_reward,
+    reward,
+)
 from agents.rewards.environment import environment, environment_success
 from agents.rewards.types import ALWAYS
 from agents.types import StopReason
@@ -51,12 +59,12 @@ def test_all_names_that_are_always_there():
         assert (item.item_id, dict(fields)) == ("toy_7", {"x": 1})
         return float(isinstance(env, ToyEnv))
 
-    given_ = RewardInput.of(played("a", "b"), fields={"x": 1}, env=ToyEnv())
+    given_ = RewardInput.from_trajectory(played("a", "b"), fields={"x": 1}, env=ToyEnv())
     everything.check(given_.free_names)
     assert given_.free_names == {"x", "target", "env"}
     assert scored(everything, given_).reward == 1.0
     assert everything.name == "everything"
-    assert RewardInput.of(played()).final_response == ""
+    assert RewardInput.from_trajectory(played()).final_response == ""
 
 
 def test_a_parameter_that_nothing_fills_is_found_before_anything_starts():
@@ -246,9 +254,9 @@ def test_a_failed_episode_has_no_reward():
     with pytest.raises(ValueError, match="it broke"):
         scored(environment, judged(stop=StopReason.ERROR))
     with pytest.raises(ValueError, match="it broke"):
-        with_rewards(played("a", stop=StopReason.ERROR), RewardResult(reward=1.0))
+        assign_rewards(played("a", stop=StopReason.ERROR), RewardResult(reward=1.0))
     with pytest.raises(ValueError, match="no turn"):
-        with_rewards(played(), RewardResult(reward=1.0))
+        assign_rewards(played(), RewardResult(reward=1.0))
 
 
 def test_several_rewards_by_hand():
@@ -258,7 +266,7 @@ def test_several_rewards_by_hand():
         "play": environment,
         "unused": reward(lambda: math.nan),
     }
-    both = weighted({"correct": 2.0, "format": -0.5, "play": 10}, rewards=rewards, name="both")
+    both = combine_rewards({"correct": 2.0, "format": -0.5, "play": 10}, rewards=rewards, name="both")
     both.check(["answer"])
     with pytest.raises(ConfigError, match="'answer'"):
         both.check([])
@@ -269,7 +277,7 @@ def test_several_rewards_by_hand():
         success=True,
         metrics={"correct": 1.0, "correct/f1": 0.75, "format": 3.5, "play": 0.25},
     )
-    after = with_rewards(played("a", "b", rewards=[0.0, 0.25], metrics={"parse_failures": 1}), result)
+    after = assign_rewards(played("a", "b", rewards=[0.0, 0.25], metrics={"parse_failures": 1}), result)
     assert [turn.reward for turn in after.turns] == [-0.5, 1.5 + 1.75]
     assert (after.reward, after.success) == (2.75, True)
     assert after.metrics["parse_failures"] == 1
@@ -287,11 +295,11 @@ def test_parts_are_computed_side_by_side_and_fail_together():
             ended.append("waits")
 
     broken = reward(retries=0)(lambda: 1 / 0)
-    both = weighted({"waits": 1.0, "broken": 1.0}, rewards={"waits": waits, "broken": broken})
+    both = combine_rewards({"waits": 1.0, "broken": 1.0}, rewards={"waits": waits, "broken": broken})
     with pytest.raises(RewardFailed, match="division by zero"):
         scored(both, judged("x"))
     assert ended == ["waits"]
-    nested = weighted({"both": 1.0}, rewards={"both": both})
+    nested = combine_rewards({"both": 1.0}, rewards={"both": both})
     with pytest.raises(RewardFailed, match="division by zero"):
         scored(nested, judged("x"))
 
@@ -302,14 +310,14 @@ def test_parts_are_computed_side_by_side_and_fail_together():
 )
 def test_weights_that_cannot_be(weights, said):
     with pytest.raises(ConfigError, match=said):
-        weighted(weights, rewards=REWARDS)
+        combine_rewards(weights, rewards=REWARDS)
 
 
 def test_the_environments_rewards_stay_where_they_were():
     before = played("a", "b", "c", rewards=[0.5, 0.0, 1.0], success=True)
-    after = with_rewards(before, scored(environment, RewardInput.of(before)))
+    after = assign_rewards(before, scored(environment, RewardInput.from_trajectory(before)))
     assert (after.turns, after.reward, after.success) == (before.turns, before.reward, True)
-    assert scored(environment_success, RewardInput.of(before)).reward == 1.0
+    assert scored(environment_success, RewardInput.from_trajectory(before)).reward == 1.0
 
 
 @settings(deadline=None)
@@ -321,7 +329,7 @@ def test_the_environments_rewards_stay_where_they_were():
 def test_sums_agree_and_turns_keep_their_order(per_turn, outcome, knows_turns):
     before = played(*(f"text {i}" for i in range(len(per_turn))), rewards=[9.0] * len(per_turn))
     result = RewardResult(reward=outcome, turn_rewards=tuple(per_turn) if knows_turns else None)
-    after = with_rewards(before, result)
+    after = assign_rewards(before, result)
     assert after.reward == sum(turn.reward for turn in after.turns)
     assert after.reward == pytest.approx(result.total, abs=1e-6)
     assert [turn.text for turn in after.turns] == [turn.text for turn in before.turns]
@@ -335,7 +343,7 @@ def test_sums_agree_and_turns_keep_their_order(per_turn, outcome, knows_turns):
 @given(turns=st.integers(1, 5), more=st.integers(1, 3))
 def test_rewards_of_another_number_of_turns_are_refused(turns, more):
     with pytest.raises(ValueError, match=f"{turns + more} turn_rewards for {turns} turns"):
-        with_rewards(played(*["x"] * turns), RewardResult(reward=0.0, turn_rewards=(0.0,) * (turns + more)))
+        assign_rewards(played(*["x"] * turns), RewardResult(reward=0.0, turn_rewards=(0.0,) * (turns + more)))
 
 
 def test_prebuilt_rewards_are_called_as_they_are_listed():

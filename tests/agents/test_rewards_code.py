@@ -6,12 +6,12 @@ import pytest
 
 from agents.rewards import REWARDS
 from agents.rewards import code as rewards_code
-from agents.rewards.code import InputOutput, code_of, read_tests
+from agents.rewards.code import InputOutput, extract_code, read_tests
 from envs.errors import MissingDependency, RewardFailed
 from envs.sandbox.sandbox import CHOICE_VARIABLE, Sandbox
 from tests.support.reward_toy import judged
 
-SANDBOX = Sandbox().missing()
+SANDBOX = Sandbox().find_remedy()
 in_sandbox = pytest.mark.skipif(SANDBOX is not None, reason=str(SANDBOX))
 
 
@@ -73,10 +73,10 @@ def test_a_response_without_code_is_wrong():
 
 
 def test_the_last_code_block():
-    assert code_of("```python\na\n```\nthen\n```py\nb\nc\n```") == "b\nc"
-    assert code_of("```\na\n```") == "a"
-    assert code_of("```python\n```") == ""
-    assert code_of("`a`") is None
+    assert extract_code("```python\na\n```\nthen\n```py\nb\nc\n```") == "b\nc"
+    assert extract_code("```\na\n```") == "a"
+    assert extract_code("```python\n```") == ""
+    assert extract_code("`a`") is None
 
 
 def test_tests_as_data_sets_have_them():

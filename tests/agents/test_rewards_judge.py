@@ -12,7 +12,7 @@ from aiohttp import web
 
 from agents.clients.endpoint import TryAgain
 from agents.clients.rate_limit import RateLimiter
-from agents.rewards import Endpoint, llm_judge, weighted
+from agents.rewards import Endpoint, combine_rewards, llm_judge
 from agents.rewards.judge.reward import PROMPT, read_score
 from agents.rewards.judge.store import MemoryCache, Spent
 from envs.errors import BudgetSpent, ConfigError, RewardFailed
@@ -203,7 +203,7 @@ def test_budgets():
         await few.score(judged("a", fields=FIELDS))
         await few.score(judged("b", fields=FIELDS))
         await few.score(judged("b", fields=FIELDS))  # remembered: costs nothing
-        both = weighted({"few": 1.0}, rewards={"few": few})
+        both = combine_rewards({"few": 1.0}, rewards={"few": few})
         with pytest.raises(BudgetSpent, match=r"budget of 2 requests is spent .* raise its max_requests"):
             await both.score(judged("c", fields=FIELDS))
 

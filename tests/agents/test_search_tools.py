@@ -141,7 +141,7 @@ def test_no_more_is_asked_in_a_second_than_is_allowed():
     assert times[-1] - times[0] > 4.5 / 50
 
 
-@pytest.mark.skipif(Redis().missing() is not None, reason=f"there is no Redis: {Redis().missing()}")
+@pytest.mark.skipif(Redis().find_remedy() is not None, reason=f"there is no Redis: {Redis().find_remedy()}")
 def test_the_web_is_asked_once_for_the_same(tmp_path: Path):
     server, engine = EmbeddedServer(tmp_path), Engine()
     try:

@@ -15,7 +15,7 @@ from tasks.config.settings import DataSettings
 from tasks.data.files import read_parts
 from tests.support.chat_server import chat_server, says
 
-MISSING = Sandbox().missing()
+MISSING = Sandbox().find_remedy()
 needs_sandbox = pytest.mark.skipif(MISSING is not None, reason=str(MISSING))
 TOOLS = ["shell", "list_files", "grep", "read_file", "edit_file", "create_file", "undo_edit"]
 HIDDEN = (

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from pydantic import AfterValidator, BaseModel, Field
 
 from agents.tools.calling import Tool
-from agents.tools.threads import in_thread
-from agents.tools.tool import tool, tools_of
+from agents.tools.threads import run_in_thread
+from agents.tools.tool import collect_tools, tool
 from agents.tools.types import ToolError, ToolResult, ToolStatus
 from envs.base import Environment
 from envs.errors import ConfigError, EnvCrashed, WingspanError
@@ -144,7 +144,7 @@ def test_what_a_model_quotes_is_what_it_would_be_unquoted(whole: int, flag: bool
 )
 def test_wrong_arguments_are_told_and_nothing_is_run(arguments: Any, told: list[str]):
     result = called(ride, arguments)
-    assert (result.status, result.finished) == (ToolStatus.BAD_ARGUMENTS, False)
+    assert (result.status, result.ends_episode) == (ToolStatus.BAD_ARGUMENTS, False)
     assert all(words in result.observation for words in told), result.observation
     assert len(result.observation) < 1000
 
@@ -225,10 +225,10 @@ class BookSearch:
 
 def test_methods_are_tools_of_their_own_instance():
     small, large = Shelf(["a"]), Shelf(["a", "b"])
-    assert [t.name for t in tools_of(small)] == ["count", "find_book", "rules"]
+    assert [t.name for t in collect_tools(small)] == ["count", "find_book", "rules"]
     assert [called(t).observation for t in (small.count, large.count)] == ["1", "2"]
     assert called(large.find, {"title": "b"}).observation == "true"
-    assert called(tools_of(small)[2]).observation == "be quiet"
+    assert called(collect_tools(small)[2]).observation == "be quiet"
     assert list(small.find.parameters["properties"]) == ["title"]
     assert small.count() == 1
     with pytest.raises(ConfigError, match="is a method"):
@@ -238,7 +238,7 @@ def test_methods_are_tools_of_their_own_instance():
 def test_a_class_stays_a_class_and_its_instances_are_tools():
     search = BookSearch("Emma")
     assert search("q") == "q: Emma"
-    [found] = tools_of(search)
+    [found] = collect_tools(search)
     assert (found.name, found.description, found.timeout_s) == ("book_search", "Search all books.", 5)
     assert called(found, {"query": "q"}).observation == "q: Emma"
 
@@ -263,10 +263,10 @@ def test_a_subclass_may_take_a_tool_away_or_change_it():
         def count(self) -> str:
             return "many"
 
-    assert [t.name for t in tools_of(Quiet([]))] == ["count", "find_book"]
-    assert called(tools_of(Quiet([]))[0]).observation == "many"
+    assert [t.name for t in collect_tools(Quiet([]))] == ["count", "find_book"]
+    assert called(collect_tools(Quiet([]))[0]).observation == "many"
     with pytest.raises(ConfigError, match="int has no tools"):
-        tools_of(3)
+        collect_tools(3)
 
 
 def _untyped(x):
@@ -354,7 +354,7 @@ def test_a_tool_that_raises_is_an_observation(error: BaseException, told: str, a
         raise error
 
     result = called(tool(name="probe", finish=True)(later if asynchronous else plain))
-    assert (result.status, result.finished) == (ToolStatus.RAISED, False)
+    assert (result.status, result.ends_episode) == (ToolStatus.RAISED, False)
     assert result.observation.startswith(told)
 
 
@@ -423,12 +423,12 @@ def test_too_many_hanging_threads_are_said_to_the_user(monkeypatch: pytest.Monke
     async def main() -> None:
         for _ in range(2):
             with pytest.raises(TimeoutError):
-                await asyncio.wait_for(in_thread(lambda: over.wait(60), name="slow"), 0.05)
+                await asyncio.wait_for(run_in_thread(lambda: over.wait(60), name="slow"), 0.05)
         with pytest.raises(WingspanError, match="2 threads hang"):
-            await in_thread(lambda: 1, name="quick")
+            await run_in_thread(lambda: 1, name="quick")
         over.set()
         await asyncio.sleep(0.2)
-        assert await in_thread(lambda: 1, name="quick") == 1
+        assert await run_in_thread(lambda: 1, name="quick") == 1
 
     asyncio.run(main())
 

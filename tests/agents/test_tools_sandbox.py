@@ -10,18 +10,18 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from agents.tools.code_interpreter import code_interpreter
-from agents.tools.registry import PREBUILT, toolbox
+from agents.tools.registry import TOOLS, toolbox
 from agents.tools.toolbox import Toolbox
 from agents.tools.types import ToolResult, ToolStatus
 from envs.errors import ConfigError, MissingDependency
-from envs.sandbox.backend import Limits
+from envs.sandbox.backend import SandboxLimits
 from envs.sandbox.sandbox import Sandbox
 from envs.sandbox.workspace import WithWorkspace, Workspace
 from tests.support.toy import ToyEnv, toy_item
 
-MISSING = Sandbox().missing()
+MISSING = Sandbox().find_remedy()
 needs_sandbox = pytest.mark.skipif(MISSING is not None, reason=str(MISSING))
-LIMITS = Limits(memory_mb=256, disk_mb=16, shm_mb=4)
+LIMITS = SandboxLimits(memory_mb=256, disk_mb=16, shm_mb=4)
 NAMES = ["code_session", "shell", "read_file", "create_file", "edit_file", "undo_edit", "list_files", "grep"]
 Call = tuple[str, Mapping[str, Any]]
 
@@ -276,10 +276,10 @@ def test_prebuilt_tools_are_chosen_by_name():
 
 
 @needs_sandbox
-@pytest.mark.parametrize("name", PREBUILT)
+@pytest.mark.parametrize("name", TOOLS)
 def test_every_prebuilt_tool_is_told_in_full(name: str, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("WINGSPAN_WEB_SEARCH", "searxng+http://127.0.0.1:8888")
-    tool = PREBUILT[name]()
+    tool = TOOLS[name]()
     assert tool.name == name
     assert tool.description
     assert all(about.get("description") for about in tool.parameters.get("properties", {}).values())

@@ -43,7 +43,7 @@ def test_calls_go_by_name_and_are_counted():
         ("calculator", {"expression": "6*7"}),
         ("answer", {"answer": 42}),
     )
-    assert [(r.observation, r.finished) for r in results if r.status is ToolStatus.OK] == [
+    assert [(r.observation, r.ends_episode) for r in results if r.status is ToolStatus.OK] == [
         ("EMMA", False),
         ("42", False),
         ("42", True),
@@ -76,7 +76,9 @@ def test_two_tools_of_one_name_are_refused():
 
 
 def test_an_answer_that_is_refused_does_not_end_the_episode():
-    assert [r.finished for r in played(Toolbox([answer]), ("answer", {}), ("answer", {"answer": "x"}))] == [
+    assert [
+        r.ends_episode for r in played(Toolbox([answer]), ("answer", {}), ("answer", {"answer": "x"}))
+    ] == [
         False,
         True,
     ]
@@ -86,9 +88,9 @@ def test_acting_steps_the_environment_and_keeps_its_reward():
     env, box = ToyEnv(), Toolbox([act(description="Say: add N")])
     asyncio.run(env.reset(toy_item(target=3)))
     [add, vague, solved] = played(box, *[("act", {"action": a}) for a in ("add 1", "jump", "add 2")], env=env)
-    assert (add.observation, add.finished) == ("The total is 1.", False)
+    assert (add.observation, add.ends_episode) == ("The total is 1.", False)
     assert (vague.status, vague.observation) == (ToolStatus.OK, "Could not execute jump")
-    assert solved.finished
+    assert solved.ends_episode
     assert solved.step is not None
     assert (solved.step.reward, solved.step.terminated, solved.step.success) == (1.0, True, True)
     assert box.schemas[0]["function"]["description"] == "Say: add N"
@@ -99,7 +101,7 @@ def test_an_environments_own_end_ends_the_episode():
     env = ToyEnv(max_steps=1)
     asyncio.run(env.reset(toy_item()))
     [result] = played(Toolbox([act()]), ("act", {"action": "x"}), env=env)
-    assert result.finished
+    assert result.ends_episode
     assert result.step is not None
     assert result.step.truncated
 

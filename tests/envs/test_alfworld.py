@@ -98,10 +98,10 @@ def played(name: str, index: int) -> tuple[str, list[StepResult]]:
 
     async def play() -> tuple[str, list[StepResult]]:
         spec = get_env(name)
-        assert spec.item_of is not None
-        env, item = spec.make(), spec.item_of(index)
+        assert spec.make_item is not None
+        env, item = spec.make(), spec.make_item(index)
         opening = await env.reset(item)
-        results = [await env.step(step.after("")) for step in spec.expert(item)]
+        results = [await env.step(step.resolve("")) for step in spec.expert(item)]
         await env.close()
         return opening, results
 
@@ -193,7 +193,7 @@ def test_what_older_versions_call_put_is_understood() -> None:
         env = spec.make()
         await env.reset(mini.make_item(index))
         for step in spec.expert(mini.make_item(index)):
-            result = await env.step(re.sub(r"^move (.+) to ", r"put \1 in/on ", step.after("")))
+            result = await env.step(re.sub(r"^move (.+) to ", r"put \1 in/on ", step.resolve("")))
         return result
 
     assert asyncio.run(play()).success
@@ -209,7 +209,7 @@ def upstream(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         cache.cache_clear()
     root = tmp_path / "alfworld" / "json_2.1.1"
     known = real.agentgym_games()
-    plan = [step.after("") for step in mini.expert(mini.make_item(bathroom()))]
+    plan = [step.resolve("") for step in mini.expert(mini.make_item(bathroom()))]
     write(root / known[0], game, walkthrough=plan)
     write(root / known[1], game, solvable=False)
     write(root / known[2420], game, only_problem=True)

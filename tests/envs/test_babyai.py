@@ -128,7 +128,7 @@ def solved(index: int) -> bool:
     env = BabyAIEnv()
     env.start(index)
     result = StepResult("")
-    for step in SPEC.solution(make_item(index)):
+    for step in SPEC.solve(make_item(index)):
         assert not result.terminated
         result = env.act(step.action)
     return result.success
@@ -192,7 +192,7 @@ def test_minigrid_takes_the_first_of_two_doors_for_a_wrong_second(index):
         assert not level.grid.get(x, y).is_open
         _, reward, terminated, _, _ = level.step(Move.TOGGLE)
         assert (terminated, reward) == (True, 0)
-    assert not SPEC.solution(make_item(index))
+    assert not SPEC.solve(make_item(index))
 
 
 def test_the_split_has_the_papers_sizes_and_every_level_on_both_sides():

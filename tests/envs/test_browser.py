@@ -34,7 +34,7 @@ from envs.browser.tree import Numbers, read_tree
 from envs.errors import EnvCrashed
 from tests.support.web_site import Site, site
 
-chromium = pytest.mark.skipif(CHROMIUM.missing() is not None, reason=f"{CHROMIUM.missing()}")
+chromium = pytest.mark.skipif(CHROMIUM.find_remedy() is not None, reason=f"{CHROMIUM.find_remedy()}")
 
 
 @pytest.mark.parametrize(
@@ -280,7 +280,7 @@ def test_a_browser_that_is_killed_is_noticed_at_once_and_replaced() -> None:
                 await asyncio.wait_for(waiting, 5)
             with pytest.raises(EnvCrashed):
                 await sessions[1].observe()
-            assert not any(seat.alive for seat in seats)
+            assert not any(seat.is_alive for seat in seats)
             third = await Seat.take()
             assert third.chromium is not seats[0].chromium
             session = await opened(third, shop)

@@ -16,7 +16,7 @@ import pytest
 from bench.conformance import measure, some_items
 from envs.base import Environment
 from envs.errors import EnvCrashed, MissingDependency
-from envs.registry import MAX_EXPERT_TURNS, EnvSpec, ExpertStep, env_names, get_env
+from envs.registry import MAX_EXPERT_TURNS, EnvSpec, ExpertStep, get_env, list_env_names
 from envs.runtime.hosted import HostedEnv
 from envs.runtime.processes import ProcessHost
 from envs.types import Item, StepResult
@@ -50,12 +50,12 @@ class Sample:
 
     def __init__(self, spec: EnvSpec) -> None:
         spec.check()
-        if spec.own_items and not spec.has_expert:
+        if spec.has_items and not spec.has_expert:
             pytest.skip(f"no solution of {spec.name}'s items is known")
         self.spec = spec
         train = some_items(spec)
         items = [QUICK[spec.name]] if spec.name in QUICK else train
-        known = ((item, spec.solution(item) or ANY[spec.own_items]) for item in items)
+        known = ((item, spec.solve(item) or ANY[spec.has_items]) for item in items)
         self.item, self.solution = next((item, solution) for item, solution in known if solution)
         self.other = next(i for i in train if i != self.item)
         self.opening, self.garbage, self.results = on(spec.make, self.play)
@@ -73,7 +73,7 @@ class Sample:
 async def played(env: Environment, solution: Sequence[ExpertStep], *, seen: str) -> list[StepResult]:
     results: list[StepResult] = []
     for step in solution:
-        results.append(await env.step(step.after(seen)))
+        results.append(await env.step(step.resolve(seen)))
         seen = results[-1].observation
         if results[-1].terminated:
             break
@@ -93,7 +93,7 @@ def on(make: Callable[[], Environment], use: Callable[[Environment], Awaitable[T
     return asyncio.run(main())
 
 
-@pytest.fixture(scope="module", params=env_names())
+@pytest.fixture(scope="module", params=list_env_names())
 def sample(request: pytest.FixtureRequest) -> Sample:
     try:
         return Sample(get_env(request.param))
@@ -116,7 +116,7 @@ def test_observations_rewards_and_ends_are_what_they_are_said_to_be(sample: Samp
 
 
 def test_garbage_is_answered_and_ends_and_spoils_nothing(sample: Sample) -> None:
-    if not sample.spec.own_items:
+    if not sample.spec.has_items:
         assert {*sample.garbage, *sample.results} == {StepResult("", terminated=True)}
         return
     for action, result in zip(GARBAGE, sample.garbage, strict=True):
@@ -183,7 +183,7 @@ def test_nothing_is_left_behind(sample: Sample, hosted: bool) -> None:
 
 
 def test_every_item_has_a_name_of_its_own(sample: Sample) -> None:
-    if not sample.spec.own_items:
+    if not sample.spec.has_items:
         pytest.skip("its items are a user's; tests/tasks/test_data_files.py")
     split = sample.spec.split(0)
     items: list[Item] = [*split.train, *split.test]
@@ -195,7 +195,7 @@ def test_every_item_has_a_name_of_its_own(sample: Sample) -> None:
 def test_an_expert_without_an_end_knows_no_solution() -> None:
     turn, spec = ExpertStep(thought="", action="inventory"), get_env("textcraft")
     item = spec.split(0).train[0]
-    assert replace(spec, expert=lambda _: itertools.repeat(turn)).solution(item) == ()
+    assert replace(spec, expert=lambda _: itertools.repeat(turn)).solve(item) == ()
     longest = (turn,) * MAX_EXPERT_TURNS
-    assert replace(spec, expert=lambda _: longest).solution(item) == longest
-    assert replace(spec, expert=lambda _: (*longest, turn)).solution(item) == ()
+    assert replace(spec, expert=lambda _: longest).solve(item) == longest
+    assert replace(spec, expert=lambda _: (*longest, turn)).solve(item) == ()

@@ -101,13 +101,13 @@ def server() -> Iterator[Server]:
 
 
 def a_set(
-    server: Server, *paths: str, unpack: bool = False, holds: tuple[str, ...] = (), **known: object
+    server: Server, *paths: str, unpack: bool = False, required_paths: tuple[str, ...] = (), **known: object
 ) -> DataSet:
     files = tuple(
         replace(DataFile(path=path, url=f"{server.url}/{path}", unpack=unpack), **known)
         for path in paths  # type: ignore[arg-type]
     )
-    return DataSet(name="toy", about="a toy", holds=holds or paths, files=files)
+    return DataSet(name="toy", about="a toy", required_paths=required_paths or paths, files=files)
 
 
 def fetch(data_set: DataSet) -> Path:
@@ -199,16 +199,16 @@ def packed(kind: str) -> bytes:
 @pytest.mark.parametrize("name", ["a.zip", "a.tar.gz"])
 def test_archives_are_unpacked(server: Server, name: str) -> None:
     server.bodies[name] = packed(name.rpartition(".")[2])
-    folder = fetch(a_set(server, name, unpack=True, holds=("in/a.txt",)))
+    folder = fetch(a_set(server, name, unpack=True, required_paths=("in/a.txt",)))
     assert (folder / "in/a.txt").read_text() == "A"
     assert not (folder / name).exists()
-    fetch(a_set(server, name, unpack=True, holds=("in/a.txt",)))
+    fetch(a_set(server, name, unpack=True, required_paths=("in/a.txt",)))
     assert len(server.asked) == 1
 
 
 def test_one_file_in_gzip_is_unpacked(server: Server) -> None:
     server.bodies["words.txt.gz"] = gzip.compress(b"words")
-    folder = fetch(a_set(server, "words.txt.gz", unpack=True, holds=("words.txt",)))
+    folder = fetch(a_set(server, "words.txt.gz", unpack=True, required_paths=("words.txt",)))
     assert (folder / "words.txt").read_bytes() == b"words"
 
 
@@ -220,14 +220,14 @@ def test_an_archive_cannot_write_outside_its_folder(server: Server) -> None:
         tar.addfile(entry, io.BytesIO(b"A"))
     server.bodies["a.tar.gz"] = sink.getvalue()
     with pytest.raises(DownloadFailed, match="outside"):
-        fetch(a_set(server, "a.tar.gz", unpack=True, holds=("x",)))
+        fetch(a_set(server, "a.tar.gz", unpack=True, required_paths=("x",)))
     assert not (get_folder().parents[1] / "out.txt").exists()
 
 
 def test_a_broken_archive_is_told_and_deleted(server: Server) -> None:
     server.bodies["a.gz"] = gzip.compress(BODY)[:-100]
     with pytest.raises(DownloadFailed, match="cannot be unpacked"):
-        fetch(a_set(server, "a.gz", unpack=True, holds=("a",)))
+        fetch(a_set(server, "a.gz", unpack=True, required_paths=("a",)))
 
 
 def test_check_finds_what_was_changed(server: Server) -> None:
@@ -241,10 +241,12 @@ def test_check_finds_what_was_changed(server: Server) -> None:
 
 
 def test_what_is_missing_names_the_command() -> None:
-    data_set = DataSet(name="toy", about="", holds=("a", "b"), files=(DataFile(path="a", url="http://x/a"),))
-    assert data_set.missing() == "wingspan data pull toy"
+    data_set = DataSet(
+        name="toy", about="", required_paths=("a", "b"), files=(DataFile(path="a", url="http://x/a"),)
+    )
+    assert data_set.find_remedy() == "wingspan data pull toy"
     with pytest.raises(MissingDependency, match=r"no .*/toy/a; run: wingspan data pull toy"):
-        data_set.ready()
+        data_set.prepare()
 
 
 def write_numbers(folder: Path) -> None:
@@ -253,12 +255,12 @@ def write_numbers(folder: Path) -> None:
     (folder / "numbers.txt").write_text("1 2 3")
 
 
-MADE = DataSet(name="toy", about="numbers", holds=("numbers.txt",), make=write_numbers)
+MADE = DataSet(name="toy", about="numbers", required_paths=("numbers.txt",), make=write_numbers)
 DATA_SETS = (MADE,)
 
 
 def test_what_is_made_here_is_made_once_by_many_processes() -> None:
-    assert MADE.missing() is None
+    assert MADE.find_remedy() is None
     with multiprocessing.get_context("fork").Pool(4) as pool:
         folders = pool.map(_ready, range(8))
     assert {folder / "numbers.txt" for folder in folders} == {MADE.path("numbers.txt")}
@@ -266,21 +268,21 @@ def test_what_is_made_here_is_made_once_by_many_processes() -> None:
 
 
 def test_it_is_made_anew_when_what_decides_it_has_changed() -> None:
-    MADE.ready()
-    replace(MADE, made_with=("pytest",)).ready()
-    replace(MADE, made_with=("pytest",)).ready()
+    MADE.prepare()
+    replace(MADE, made_with=("pytest",)).prepare()
+    replace(MADE, made_with=("pytest",)).prepare()
     assert times_made() == 2
 
 
 def test_a_making_that_fails_leaves_what_was_there() -> None:
-    MADE.ready()
+    MADE.prepare()
 
     def fail(folder: Path) -> None:
         (folder / "numbers.txt").write_text("half")
         raise OSError("no more")
 
     with pytest.raises(OSError, match="no more"):
-        replace(MADE, make=fail, made_with=("pytest",)).ready()
+        replace(MADE, make=fail, made_with=("pytest",)).prepare()
     assert (get_folder() / "numbers.txt").read_text() == "1 2 3"
 
 
@@ -313,4 +315,4 @@ def times_made() -> int:
 
 
 def _ready(_: int) -> Path:
-    return MADE.ready()
+    return MADE.prepare()

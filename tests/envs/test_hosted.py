@@ -103,7 +103,7 @@ def test_a_killed_process_is_a_crash_at_once_and_known_to_be_dead(host_of: Any) 
         host = host_of(Rogue)
         env = HostedEnv(host)
         await env.prepare()
-        assert env.alive
+        assert env.is_alive
         await env.reset(ITEM)
         hanging = asyncio.create_task(env.step("hang"))
         await asyncio.sleep(0.2)
@@ -111,11 +111,11 @@ def test_a_killed_process_is_a_crash_at_once_and_known_to_be_dead(host_of: Any) 
         os.kill(env.pid, signal.SIGKILL)
         with pytest.raises(EnvCrashed, match=r"rogue_7: .*in step"):
             await asyncio.wait_for(hanging, 30)  # the step itself takes ten minutes
-        assert not env.alive
+        assert not env.is_alive
         await env.close()
         assert "rogue_7" in await env.reset(ITEM)  # it starts another
         os.kill(env.pid, signal.SIGKILL)
-        while env.alive:  # nobody asked it anything
+        while env.is_alive:  # nobody asked it anything
             await asyncio.sleep(0.01)
         await ended(env, host)
 

@@ -17,14 +17,14 @@ import psutil
 import pytest
 import yaml
 
-from envs.sandbox.backend import Backend, Limits
+from envs.sandbox.backend import Backend, SandboxLimits
 from envs.sandbox.interpreter import Interpreter, Run
 from envs.sandbox.sandbox import BACKENDS
 from envs.sandbox.seccomp import forbidden_numbers
 from tests.support.sandboxes import working_sandboxes
 from tests.support.waiting import wait_until, wait_until_async
 
-LIMITS = Limits(memory_mb=256, disk_mb=16, shm_mb=4)
+LIMITS = SandboxLimits(memory_mb=256, disk_mb=16, shm_mb=4)
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -42,7 +42,7 @@ def runs(
     sandbox: Backend,
     *codes: str,
     timeout_s: float = 10.0,
-    limits: Limits = LIMITS,
+    limits: SandboxLimits = LIMITS,
     output_chars: int = 4000,
 ) -> list[Run]:
     async def main() -> list[Run]:
@@ -112,7 +112,7 @@ def test_what_ends_the_interpreter_is_said_and_the_next_run_begins_afresh(sandbo
 
 def test_an_interpreter_that_died_between_two_runs_says_so_and_begins_nothing(sandbox):
     async def main() -> None:
-        interpreter = Interpreter(sandbox, limits=Limits(memory_mb=256))
+        interpreter = Interpreter(sandbox, limits=SandboxLimits(memory_mb=256))
         try:
             before = {*psutil.Process().children()}
             await interpreter.run("x = 1")
@@ -131,7 +131,7 @@ def test_an_interpreter_that_died_between_two_runs_says_so_and_begins_nothing(sa
 
 def test_cpu_time_is_counted_run_by_run(sandbox):
     """A session may take more in all than a run may; a run that spins, in children too, ends."""
-    limits = Limits(memory_mb=256, cpu_s=0.6)
+    limits = SandboxLimits(memory_mb=256, cpu_s=0.6)
     work = "import time\nuntil = time.process_time() + 0.25\nwhile time.process_time() < until: pass"
     spin = "import os\nif os.fork() == 0:\n    while True: pass\nos.wait()"
     *worked, spun = runs(sandbox, *[work] * 4, spin, limits=limits, timeout_s=60)
@@ -299,7 +299,7 @@ def test_the_sandbox_dies_with_its_user(sandbox):
     program = (
         "import asyncio, os\n"
         "from envs.sandbox.interpreter import Interpreter\nfrom envs.sandbox.sandbox import BACKENDS\n"
-        "from envs.sandbox.backend import Limits\n"
+        "from envs.sandbox.backend import SandboxLimits as Limits\n"
         "async def main():\n"
         f"    interpreter = Interpreter(BACKENDS[{sandbox.name!r}], limits=Limits(), run_timeout_s=60)\n"
         "    await interpreter.run('1')\n"

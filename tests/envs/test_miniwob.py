@@ -15,7 +15,7 @@ from envs.builtin.miniwob.spec import SPEC, make_item, split
 from envs.builtin.miniwob.tasks import TASKS
 from envs.types import Item, StepResult
 
-pytestmark = pytest.mark.skipif(CHROMIUM.missing() is not None, reason=f"{CHROMIUM.missing()}")
+pytestmark = pytest.mark.skipif(CHROMIUM.find_remedy() is not None, reason=f"{CHROMIUM.find_remedy()}")
 
 
 def item(task: str, seed: int = 0) -> Item:
@@ -49,7 +49,7 @@ def test_tasks_are_solved_by_what_is_seen_and_rewarded_by_their_page() -> None:
             assert "OBJECTIVE: " in seen
             assert "Time left" not in seen
             for step in SPEC.expert(one):
-                ended.append(await env.step(step.after(seen)))
+                ended.append(await env.step(step.resolve(seen)))
                 seen = ended[-1].observation
         wrong = await env.reset(item("click-dialog-2"))
         other = next(name for name in ("OK", "Cancel") if f'"{name}"' not in wrong)

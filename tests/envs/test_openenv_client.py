@@ -10,7 +10,7 @@ from openenv.core.generic_client import GenericEnvClient
 
 from envs.builtin.textcraft.expert import solve
 from envs.builtin.textcraft.world import game
-from envs.registry import env_names, get_env
+from envs.registry import get_env, list_env_names
 from envs.serve.limits import ServerLimits
 from tests.support.serving import listening
 
@@ -56,11 +56,11 @@ def test_a_full_server_and_a_missing_token_are_told_to_it() -> None:
     asyncio.run(main())
 
 
-@pytest.mark.parametrize("env", env_names())
+@pytest.mark.parametrize("env", list_env_names())
 def test_openenvs_validator_finds_nothing_missing(env: str) -> None:
     """`openenv validate --url`, on every environment that can be served here."""
     spec = get_env(env)
-    if not spec.own_items or any(need.missing() for need in spec.needs):
+    if not spec.has_items or any(need.find_remedy() for need in spec.needs):
         pytest.skip(f"{env} has no items of its own, or needs something that is not installed")
 
     async def main() -> dict[str, Any]:

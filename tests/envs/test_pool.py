@@ -301,13 +301,13 @@ def test_a_pool_outlives_an_event_loop_that_was_cut_short() -> None:
 class Mortal(ToyEnv):
     """A toy that says whether it lives, and notes that it was prepared."""
 
-    alive: bool = True
+    is_alive: bool = True
     prepared: int = 0
 
     async def prepare(self) -> None:
         self.prepared += 1
         await asyncio.sleep(0)
-        if not self.alive:
+        if not self.is_alive:
             raise OSError("stillborn")
 
 
@@ -318,7 +318,7 @@ def test_a_dead_instance_is_replaced_and_not_lent() -> None:
         async with pool.lease(), pool.lease():
             pass
         for env in make.made:
-            env.alive = False
+            env.is_alive = False
         async with pool.lease(timeout_s=1) as env:
             assert await env.reset(toy_item()) == "Goal: reach 3."
             assert [dead.resets for dead in make.made] == [0, 0, 1]
@@ -358,7 +358,7 @@ def test_warm_instances_are_ready_and_within_the_cap() -> None:
 
 def test_what_cannot_be_made_ready_is_said_and_holds_no_slot() -> None:
     async def main() -> None:
-        make = Factory(partial(Mortal, alive=False))
+        make = Factory(partial(Mortal, is_alive=False))
         pool = EnvPool(make, capacity=2)
         with pytest.raises(OSError, match="stillborn"):
             await pool.warm_up(2)

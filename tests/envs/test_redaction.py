@@ -15,8 +15,8 @@ from agents.clients.endpoint import ChatClient, Endpoint, EndpointFailed
 from agents.clients.web_search import WebEndpoint, WebSearch
 from envs import redaction
 from envs.builtin.webarena.judge import ModelJudge
-from envs.errors import ConfigError, EnvCrashed, SamplerFailed, SearchFailed, described
-from envs.redaction import REDACTED, clean_logs, redacted, register_secret, register_url
+from envs.errors import ConfigError, EnvCrashed, SamplerFailed, SearchFailed, describe
+from envs.redaction import REDACTED, clean_logs, redact, register_secret, register_url
 from envs.remote.servers import Servers, WireProtocol
 from envs.types import Item
 from flows.cli import app as cli
@@ -120,36 +120,36 @@ def test_nor_do_other_servers(
     monkeypatch.setenv("SEARCH", PLAIN)
     with echo(status) as url, pytest.raises((ConfigError, EnvCrashed, SearchFailed)) as caught:
         ask(url)
-    assert_clean(f"{caught.value}\n{described(caught.value)}")
+    assert_clean(f"{caught.value}\n{describe(caught.value)}")
 
 
 def test_a_secret_is_found_as_urls_and_json_write_it() -> None:
     register_secret(KEY)
     for text in (KEY, quote(KEY, safe=""), json.dumps({"a": KEY}), f"Bearer {KEY}!"):
-        assert_clean(redacted(text), KEY)
-        assert REDACTED in redacted(text)
+        assert_clean(redact(text), KEY)
+        assert REDACTED in redact(text)
     assert str(SamplerFailed(f"the server said {KEY}")) == f"the server said {REDACTED}"
-    assert described(KeyError(KEY)) == f"KeyError: '{REDACTED}'"
+    assert describe(KeyError(KEY)) == f"KeyError: '{REDACTED}'"
     register_secret("abc")
     register_secret(None)
-    assert redacted("abc") == "abc"  # no secret: it would be found in half of all words
+    assert redact("abc") == "abc"  # no secret: it would be found in half of all words
 
 
 @pytest.mark.parametrize("name", ["HF_TOKEN", "WINGSPAN_TOKEN", "OPENAI_API_KEY", "MLFLOW_TRACKING_PASSWORD"])
 def test_variables_that_say_what_they_hold_are_secret(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(name, "hf_0123456789")
     monkeypatch.setenv("TOKENIZERS_PARALLELISM", "parallel")
-    assert redacted("parallel with hf_0123456789") == f"parallel with {REDACTED}"
+    assert redact("parallel with hf_0123456789") == f"parallel with {REDACTED}"
 
 
 def test_passwords_of_urls_are_known_by_their_form() -> None:
-    assert redacted("redis://:pa55@h:1/0, http://ada:p%40ss@host/x") == (
+    assert redact("redis://:pa55@h:1/0, http://ada:p%40ss@host/x") == (
         f"redis://{REDACTED}@h:1/0, http://{REDACTED}@host/x"
     )
-    assert redacted("http://host:80/a@b and ssh://git@host") == "http://host:80/a@b and ssh://git@host"
-    assert redacted("{'Authorization': 'Basic YWRhOnBhc3M='}") == f"{{'Authorization': 'Basic {REDACTED}'}}"
+    assert redact("http://host:80/a@b and ssh://git@host") == "http://host:80/a@b and ssh://git@host"
+    assert redact("{'Authorization': 'Basic YWRhOnBhc3M='}") == f"{{'Authorization': 'Basic {REDACTED}'}}"
     register_url("postgresql://ada:p%40ssw0rd@db/mlflow")
-    assert redacted("password p@ssw0rd, p%40ssw0rd") == f"password {REDACTED}, {REDACTED}"
+    assert redact("password p@ssw0rd, p%40ssw0rd") == f"password {REDACTED}, {REDACTED}"
 
 
 def test_what_is_logged_is_clean(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:

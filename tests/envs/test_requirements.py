@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from envs.errors import MissingDependency
-from envs.registry import env_names, get_env
+from envs.registry import get_env, list_env_names
 from envs.requirements.detection import BUBBLEWRAP, JAVA, Package, install_command, pip_install, require
 
 ROOT = Path(__file__).parents[2]
@@ -43,7 +43,7 @@ def only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_the_command_is_this_machines_package_managers(only: Path, manager: str, command: str) -> None:
     program(only, manager)
     privileged = "" if os.geteuid() == 0 or manager == "brew" else "sudo "
-    assert JAVA.missing() == privileged + command
+    assert JAVA.find_remedy() == privileged + command
 
 
 def test_conda_is_named_within_its_environments_only(only: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -55,7 +55,7 @@ def test_conda_is_named_within_its_environments_only(only: Path, monkeypatch: py
 
 
 def test_without_a_known_manager_all_commands_are_named(only: Path) -> None:
-    assert BUBBLEWRAP.missing() == " or ".join(
+    assert BUBBLEWRAP.find_remedy() == " or ".join(
         f"{manager} install {options}bubblewrap"
         for manager, options in (("conda", "-c conda-forge "), ("apt-get", ""), ("dnf", ""), ("brew", ""))
     )
@@ -63,28 +63,28 @@ def test_without_a_known_manager_all_commands_are_named(only: Path) -> None:
 
 def test_a_program_that_does_not_run_is_missing(only: Path) -> None:
     program(only, "java", text="echo 'no runtime present' >&2; exit 1")
-    remedy = JAVA.missing()
+    remedy = JAVA.find_remedy()
     assert remedy is not None
     assert "no runtime present" in remedy
     assert "default-jre-headless" in remedy
     program(only, "java")
-    assert JAVA.missing() is None
+    assert JAVA.find_remedy() is None
 
 
 def test_packages_are_wanted_as_pyproject_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     declared = [*project["dependencies"], *chain(*project["optional-dependencies"].values())]
-    for name in env_names():
+    for name in list_env_names():
         for package in get_env(name).packages:
             assert any(line.startswith(package) for line in declared), package
-            assert Package(package).missing() is None
-    assert Package("no-such-thing").missing() == f"uv pip install no-such-thing {CONSTRAINED}"
+            assert Package(package).find_remedy() is None
+    assert Package("no-such-thing").find_remedy() == f"uv pip install no-such-thing {CONSTRAINED}"
     old = tmp_path / "minigrid-2.3.1.dist-info"
     old.mkdir()
     (old / "METADATA").write_text("Metadata-Version: 2.1\nName: minigrid\nVersion: 2.3.1\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     said = f"uv pip install -e . {CONSTRAINED} (minigrid 2.3.1 is installed, ==3.2.0 is wanted)"
-    assert Package("minigrid").missing() == said
+    assert Package("minigrid").find_remedy() == said
 
 
 def test_all_that_is_missing_is_one_line(only: Path) -> None:
@@ -104,7 +104,7 @@ class Absent:
     name: str
     remedy: str
 
-    def missing(self) -> str:
+    def find_remedy(self) -> str:
         return self.remedy
 
 
@@ -133,5 +133,5 @@ def test_packages_are_installed_by_the_extra_that_has_them_within_the_constraint
 
 
 def test_every_environment_says_where_its_items_come_from() -> None:
-    for name in env_names():
+    for name in list_env_names():
         assert get_env(name).source

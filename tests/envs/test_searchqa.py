@@ -239,14 +239,14 @@ def test_real_items_are_played_from_files_in_upstreams_form(tmp_path: Path, monk
         assert split.train[0].item_id == "searchqa_51713"
         assert {item.metadata["source"] for item in split.test} == {source.name for source in TEST}
         assert [item.index for item in split.test] == real.held_out(0) != real.held_out(1)
-        item = spec.item_of(51713 + 79168 + 7) if spec.item_of else None
+        item = spec.make_item(51713 + 79168 + 7) if spec.make_item else None
         assert item is not None
         assert item.metadata == {"source": "hotpotqa"}
         results = asyncio.run(solved(spec, item))
         assert '"Question 7"' in results[0].observation
         assert results[-1].success
         with pytest.raises(ConfigError, match=r"221328 items, .*; there is no 'searchqa_221328'"):
-            spec.item_of(221328) if spec.item_of else None
+            spec.make_item(221328) if spec.make_item else None
     finally:
         for cached in (real._test, real._train):
             cached.cache_clear()

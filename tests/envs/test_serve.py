@@ -391,8 +391,8 @@ def test_sciworlds_points_are_whole_and_counted_from_the_reset_on() -> None:
             env = Servers([url], protocol="agentgym").make()
             assert await env.reset(item) == f"{described}\n{opened['observation']}"
             results = []
-            for step in get_env("sciworld").solution(item):
-                action = step.after("")
+            for step in get_env("sciworld").solve(item):
+                action = step.resolve("")
                 stepped = (await http.post("/step", json={**me, "action": action})).json()
                 assert stepped == said(action)
                 detail = (await http.get("/detail", params=me)).json()

@@ -91,7 +91,7 @@ CLIENTS: dict[str, list[Call]] = {
 @pytest.mark.parametrize("env", CLIENTS)
 def test_what_a_client_sends_is_answered_with_what_it_reads(env: str) -> None:
     spec = get_env(env)
-    if any(need.missing() for need in spec.needs):
+    if any(need.find_remedy() for need in spec.needs):
         pytest.skip(f"{env} needs something that is not installed")
 
     async def main() -> None:
@@ -115,7 +115,7 @@ def test_a_page_and_its_actions_are_told_apart() -> None:
 
     async def main() -> None:
         spec = get_env("webshop-mini")
-        if any(need.missing() for need in spec.needs):
+        if any(need.find_remedy() for need in spec.needs):
             pytest.skip("webshop-mini needs something that is not installed")
         async with listening(spec) as url, httpx.AsyncClient(base_url=url) as http:
             number = (await http.post("/create")).json()

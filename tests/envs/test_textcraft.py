@@ -255,13 +255,13 @@ def test_a_listing_gives_the_numbers_of_a_server_that_lists_its_files_so(tmp_pat
     assert goals(str(listing)) == tuple(numbered) != goals()
 
     spec = get_env(f"textcraft:agentgym?listing={listing}")
-    item = spec.item_of(12)
+    item = spec.make_item(12)
     assert item.item_id == f"{spec.name}_12"
     assert get_env(item.env).name == spec.name
     env = spec.make()
     opening = asyncio.run(env.reset(item))
     assert opening.endswith(f"Goal: craft {plain(numbered[12][0])}.")
-    for step in spec.solution(item):
+    for step in spec.solve(item):
         result = asyncio.run(env.step(step.action))
     assert result.success
     assert goals() == tuple(sorted(book().item_recipes_min_depth(1), key=lambda goal: goal[1]))

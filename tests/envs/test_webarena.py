@@ -37,8 +37,8 @@ from envs.types import Item, StepResult
 from tests.support.chat_server import chat_server, says
 from tests.support.web_site import Site, site
 
-chromium = pytest.mark.skipif(CHROMIUM.missing() is not None, reason=f"{CHROMIUM.missing()}")
-shipped = pytest.mark.skipif(TASK_FILE.missing() is not None, reason=f"{TASK_FILE.missing()}")
+chromium = pytest.mark.skipif(CHROMIUM.find_remedy() is not None, reason=f"{CHROMIUM.find_remedy()}")
+shipped = pytest.mark.skipif(TASK_FILE.find_remedy() is not None, reason=f"{TASK_FILE.find_remedy()}")
 
 
 def task(number: int = 0, *, start: str = "__SHOPPING__", logged_in: bool = False, **how: Any) -> Task:
@@ -222,7 +222,7 @@ def test_what_is_missing_is_named_before_a_run(monkeypatch: pytest.MonkeyPatch, 
         for name in PUBLIC:
             monkeypatch.setenv(f"WA_{name.upper()}", shop.url)
         monkeypatch.setenv("WA_MAP", "http://127.0.0.1:9")
-        missing = spec.SITES_ANSWER.missing()
+        missing = spec.SITES_ANSWER.find_remedy()
         assert missing is not None
         assert missing.startswith("start map (http://127.0.0.1:9: ")
     with pytest.raises(
@@ -254,7 +254,7 @@ def test_a_judge_says_so_in_its_last_line() -> None:
 class Shop:
     """A `Venue` whose one site is a shop on loopback."""
 
-    alive = True
+    is_alive = True
 
     def __init__(self, shop: Site, *, state: Any = None) -> None:
         self.sites = Sites({"shopping": shop.url}, PUBLIC)

@@ -29,8 +29,8 @@ from envs.builtin.webarena_local.venue import APPLICATIONS, TASKS, tasks, values
 from envs.errors import EnvCrashed
 
 pytestmark = pytest.mark.skipif(
-    any(need.missing() for need in SPEC.needs),
-    reason="; ".join(filter(None, (n.missing() for n in SPEC.needs))),
+    any(need.find_remedy() for need in SPEC.needs),
+    reason="; ".join(filter(None, (n.find_remedy() for n in SPEC.needs))),
 )
 KINDS = {"string_match", "url_match", "program_html"}
 SAMPLE = (8, 37, 46, 69, 84)
@@ -39,7 +39,7 @@ SAMPLE = (8, 37, 46, 69, 84)
 
 @pytest.fixture(scope="module")
 def data() -> Path:
-    return WEBARENA_LOCAL.ready()
+    return WEBARENA_LOCAL.prepare()
 
 
 @pytest.fixture(scope="module")
@@ -186,10 +186,10 @@ def test_what_is_written_on_one_copy_no_other_sees_and_a_restored_one_has_forgot
         assert "logged in as" in await page(again["forge"], "forge", "/kelp/ticket/1")
         os.kill(ours.pid, signal.SIGKILL)
         until = time.monotonic() + 10
-        while ours.alive and time.monotonic() < until:
+        while ours.is_alive and time.monotonic() < until:
             await asyncio.sleep(0.02)
-        assert not ours.alive
-        assert theirs.alive
+        assert not ours.is_alive
+        assert theirs.is_alive
         assert "Kitchen" in await page((await ours.restored())["shop"], "shop", "/catalogue/")
         assert not folder.exists()
         await ours.close()
@@ -228,7 +228,7 @@ def test_players_do_their_tasks_and_to_change_nothing_is_worth_nothing():
             seen = await env.reset(item)
             assert "127.0.0.1" not in seen
             for step in expert(item):
-                result = await env.step(step.after(seen))
+                result = await env.step(step.resolve(seen))
                 seen = result.observation
             assert (result.reward, result.terminated, result.success) == (1.0, True, True), number
         await env.close()
@@ -245,8 +245,8 @@ def test_a_killed_copy_is_a_fault_and_never_a_reward():
         seen = await env.reset(make_item(8))
         os.kill(env._venue._sites.pid, signal.SIGKILL)
         with pytest.raises(EnvCrashed):
-            await env.step(expert(make_item(8))[0].after(seen))
-        assert not env.alive
+            await env.step(expert(make_item(8))[0].resolve(seen))
+        assert not env.is_alive
         await env.close()
 
     asyncio.run(main())

@@ -193,7 +193,7 @@ def test_search_is_bm25_by_hand_and_equals_go_by_their_order():
     assert Index(["of the"]).search("red", limit=9) == []
 
 
-ITEMS, ATTRIBUTES, HUMANS = WEBSHOP.holds
+ITEMS, ATTRIBUTES, HUMANS = WEBSHOP.required_paths
 BAD = [
     (ITEMS, lambda text: text[: len(text) // 2], "expected JSON"),
     (ITEMS, lambda text: text.rstrip()[:-1], "expected ',' or ']', found the end of the file"),
@@ -215,7 +215,7 @@ def test_a_bad_file_is_told_with_place_expectation_and_remedy(tmp_path, monkeypa
     monkeypatch.setenv("WINGSPAN_DATA", str(tmp_path))
     folder = tmp_path / WEBSHOP.name
     folder.mkdir()
-    for file in WEBSHOP.holds:
+    for file in WEBSHOP.required_paths:
         text = (SAMPLE / file).read_text(encoding="utf-8")
         (folder / file).write_text(spoil(text) if file == name else text, encoding="utf-8")
     with pytest.raises(ConfigError, match=said) as error:
@@ -300,5 +300,5 @@ def test_an_episode_ends_with_the_purchase_and_lists_what_can_be_done():
 
 def test_the_downloads_are_told_by_address():
     for data in (WEBSHOP, WEBSHOP_FULL):
-        assert {file.path for file in data.files} == {*data.holds}
+        assert {file.path for file in data.files} == {*data.required_paths}
         assert all(file.url.startswith("https://") for file in data.files)

@@ -33,7 +33,7 @@ def shop():
 def test_it_is_the_same_bytes_everywhere(tmp_path):
     write(tmp_path)
     digest = hashlib.sha256()
-    for name in WEBSHOP_MINI.holds:
+    for name in WEBSHOP_MINI.required_paths:
         digest.update((tmp_path / name).read_bytes())
     assert digest.hexdigest() == BYTES
 
@@ -139,6 +139,6 @@ def test_the_buyer_clicks_only_what_is_on_the_page_and_says_what_stands_there(sh
 def test_first_use_makes_it_where_data_lie(tmp_path, monkeypatch):
     monkeypatch.setenv("WINGSPAN_DATA", str(tmp_path))
     env = get_env("webshop-mini")
-    assert env.requirements[0].missing() is None
+    assert env.requirements[0].find_remedy() is None
     assert len(env.split(0).test) == 100
     assert (tmp_path / "webshop-mini" / "items_shuffle_1000.json").exists()

@@ -20,7 +20,7 @@ import pytest
 import typer
 import yaml
 
-from envs.registry import get_env, is_own
+from envs.registry import get_env, is_user_env
 from envs.requirements.data_sets import get_data_set
 from flows.cli.app import app
 from tasks.config.pipelines import pipeline_names
@@ -271,4 +271,6 @@ def check_wingspan(words: list[str]) -> None:
     if words[:2] in (["data", "pull"], ["data", "make"], ["data", "check"]):
         get_data_set(given["name"])
     elif isinstance(given.get("name"), str) and words[0] in ("play", "envs", "serve-env"):
-        assert given["name"].startswith((OWN, WITH_FILE)) or is_own(given["name"]) or get_env(given["name"])
+        assert (
+            given["name"].startswith((OWN, WITH_FILE)) or is_user_env(given["name"]) or get_env(given["name"])
+        )

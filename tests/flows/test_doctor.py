@@ -17,7 +17,7 @@ from typer.testing import CliRunner, Result
 
 from envs.builtin.textcraft.env import make_item
 from envs.errors import ConfigError, MissingDependency
-from envs.registry import ExpertStep, env_names, families, get_env
+from envs.registry import ExpertStep, get_env, list_env_names, list_families
 from envs.requirements.detection import JAVA
 from flows.cli.app import app
 from flows.commands.inventory import HERE, NOT_HERE
@@ -58,8 +58,8 @@ def play_on(here: Path, env: str) -> None:
 def test_environments_are_listed_with_what_is_missing(no_programs: Path) -> None:
     done = call("envs")
     rows = {line.split()[1]: line for line in done.stdout.splitlines()}
-    named = [f"{family.name}:…" for family in families()]
-    assert list(rows) == [*env_names(), *named, "(code"]
+    named = [f"{family.name}:…" for family in list_families()]
+    assert list(rows) == [*list_env_names(), *named, "(code"]
     assert rows["textcraft"].startswith(HERE)
     assert "374 train, 100 test" in rows["textcraft"]
     assert rows["sciworld"].startswith(NOT_HERE)
@@ -215,7 +215,7 @@ def test_what_cannot_be_played_is_one_line() -> None:
         ("babyai", "-1", ConfigError, "'-1'"),
         ("babby", "1", ConfigError, "did you mean 'babyai'"),
     ]
-    if JAVA.missing() is None:
+    if JAVA.find_remedy() is None:
         cases.append(
             ("sciworld", "99999", ConfigError, "sciworld has 4639 items, .*; there is no 'sciworld_99999'")
         )

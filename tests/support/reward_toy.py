@@ -44,4 +44,4 @@ def played(
 
 def judged(*texts: str, fields: dict[str, Any] | None = None, **facts: Any) -> RewardInput:
     """What a reward is given for such an episode."""
-    return RewardInput.of(played(*texts, **facts), fields=fields)
+    return RewardInput.from_trajectory(played(*texts, **facts), fields=fields)

@@ -28,7 +28,7 @@ def _remedies(config: pytest.Config) -> dict[str, str | None]:
         config.stash[_REMEDIES] = (
             json.loads(from_controller)
             if from_controller
-            else {name: backend.missing() for name, backend in BACKENDS.items()}
+            else {name: backend.find_remedy() for name, backend in BACKENDS.items()}
         )
     return config.stash[_REMEDIES]
 

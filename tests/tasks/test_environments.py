@@ -84,7 +84,7 @@ def test_what_is_no_environment_is_named(env: str, said: str) -> None:
 class Absent:
     name: str = "a cauldron"
 
-    def missing(self) -> str | None:
+    def find_remedy(self) -> str | None:
         return "fetch one"
 
 

@@ -22,7 +22,7 @@ from agents.types import Trajectory
 from envs import registry
 from envs.builtin.question.env import QuestionEnv
 from envs.errors import ConfigError
-from envs.images import data_uri, read_image, recognised
+from envs.images import data_uri, read_image, recognize_image
 from envs.registry import EnvSpec, Split
 from envs.runtime.hosted import HostedEnv
 from envs.runtime.processes import ProcessHost
@@ -57,7 +57,7 @@ def shown(image: Image) -> dict[str, Any]:
     ],
 )
 def test_kinds_are_recognised_and_written_as_uris(head: bytes, media_type: str) -> None:
-    image = recognised(head + b"x")
+    image = recognize_image(head + b"x")
     assert image == Image(head + b"x", media_type)
     assert read_image(data_uri(image)) == image
 
@@ -65,7 +65,7 @@ def test_kinds_are_recognised_and_written_as_uris(head: bytes, media_type: str) 
 @pytest.mark.parametrize("head", [b"", b"RIFF\0\0\0\0WAVE", b"BM"])
 def test_other_kinds_are_not(head: bytes) -> None:
     with pytest.raises(ValueError, match="no kind known"):
-        recognised(head)
+        recognize_image(head)
 
 
 @pytest.fixture

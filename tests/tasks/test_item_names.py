@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from envs.errors import ConfigError, MissingDependency
-from envs.registry import EnvSpec, env_names, get_env, item_numbered
+from envs.registry import EnvSpec, get_env, get_item, list_env_names
 from envs.types import Item, Observation
 from flows.commands.play import find_item
 from tasks.config.settings import DataSettings
@@ -54,13 +54,13 @@ PROBLEM: dict[str, Callable[[int], object]] = {
 """What a problem is where openings look alike, or take a browser."""
 
 
-@pytest.fixture(scope="module", params=env_names())
+@pytest.fixture(scope="module", params=list_env_names())
 def spec(request: pytest.FixtureRequest) -> EnvSpec:
     spec = get_env(request.param)
-    if not spec.own_items:
+    if not spec.has_items:
         pytest.skip(f"{spec.name}'s items are a user's")
     try:
-        item_numbered(spec, 0)
+        get_item(spec, 0)
     except MissingDependency as missing:
         pytest.skip(str(missing))
     return spec
@@ -70,12 +70,12 @@ def spec(request: pytest.FixtureRequest) -> EnvSpec:
 @settings(max_examples=60, deadline=None)
 def test_a_number_is_the_item_of_that_name_or_is_refused(spec: EnvSpec, number: int) -> None:
     if _is_there(spec, number):
-        item = item_numbered(spec, number)
+        item = get_item(spec, number)
         assert (item.item_id, item.env) == (f"{spec.name}_{number}", spec.name)
         assert find_item(spec, str(number), seed=None) == item
         return
     with pytest.raises(ConfigError, match=rf"; there is no '{spec.name}_{number}'") as refused:
-        item_numbered(spec, number)
+        get_item(spec, number)
     first, last = map(int, re.findall(rf"{spec.name}_(\d+)", str(refused.value).partition(";")[0]))
     assert not first <= number <= last
     assert all(_is_there(spec, known) for known in (first, last))
@@ -91,13 +91,13 @@ def test_two_numbers_are_never_the_same_item(spec: EnvSpec) -> None:
             spec.check()
         except MissingDependency as missing:
             pytest.skip(str(missing))
-        problems = asyncio.run(_openings(spec, [item_numbered(spec, n) for n in numbers][:8]))
+        problems = asyncio.run(_openings(spec, [get_item(spec, n) for n in numbers][:8]))
     assert len({str(problem) for problem in problems}) == len(problems)
 
 
 def _is_there(spec: EnvSpec, number: int) -> bool:
     try:
-        item_numbered(spec, number)
+        get_item(spec, number)
     except ConfigError:
         return False
     return True
@@ -106,7 +106,7 @@ def _is_there(spec: EnvSpec, number: int) -> bool:
 async def _openings(spec: EnvSpec, items: list[Item]) -> list[object]:
     env = spec.make()
     try:
-        return [Observation.of(await env.reset(item)).text for item in items]
+        return [Observation.wrap(await env.reset(item)).text for item in items]
     finally:
         await env.close()
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, TypeVar
 from agents.malloc import keep_freed_memory
 from agents.samplers.stop_texts import Decode, StopDetector
 from agents.types import Completion, SamplingParams
-from envs.errors import ConfigError, SamplerFailed, WingspanError, described
+from envs.errors import ConfigError, SamplerFailed, WingspanError, describe
 from envs.types import Image
 
 if TYPE_CHECKING:
@@ -170,7 +170,7 @@ class CpuSampler:
                 # nobody may wait for ever, and what the cache holds is no longer certain
                 self._engine.reset()
                 failure = error if isinstance(error, SamplerFailed) else None
-                self._fail_all(failure or SamplerFailed(f"the CPU engine failed: {described(error)}"))
+                self._fail_all(failure or SamplerFailed(f"the CPU engine failed: {describe(error)}"))
         self._fail_all(SamplerFailed("the CPU sampler was closed"))
 
     def _take_orders(self) -> bool:

@@ -20,7 +20,7 @@ def _archive(place: str, size: int) -> DataFile:
 GAMES = DataSet(
     name="alfworld",
     about="ALFWorld's games (Shridhar et al. 2021, MIT): json_2.1.1, with json_2.1.2's games for TextWorld",
-    holds=(f"{ROOT}/train", f"{ROOT}/valid_seen", f"{ROOT}/valid_unseen"),
+    required_paths=(f"{ROOT}/train", f"{ROOT}/valid_seen", f"{ROOT}/valid_unseen"),
     files=(
         _archive("0.2.2/json_2.1.1_json.zip", 72_018_818),  # traj_data.json
         _archive("0.2.2/json_2.1.1_pddl.zip", 34_881_784),  # initial_state.pddl

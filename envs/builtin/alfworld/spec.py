@@ -47,7 +47,7 @@ def solvable_games() -> Mapping[str, bool]:
 
     Raises `MissingDependency` where there are none, `ConfigError` for a damaged file.
     """
-    root = GAMES.ready()
+    root = GAMES.prepare()
     found = dict(_listed(root / ROOT))
     key = hashlib.sha256(
         "\n".join(f"{name} {size}" for name, (_, size) in found.items()).encode()
@@ -96,14 +96,14 @@ def make_item(index: int) -> Item:
 def read(index: int) -> Game:
     """The game of an item."""
     make_item(index)
-    return read_game(GAMES.ready() / ROOT / names()[index], mend=MEND)
+    return read_game(GAMES.prepare() / ROOT / names()[index], mend=MEND)
 
 
 def split(seed: int) -> Split:
     """Training: the games of `train` that upstream solved, 3,553 of them. Test: those of `valid_seen` (140)
     and `valid_unseen` (134), and AgentGym's 200 of `valid_train`; metadata's `part` tells them apart. It is
     the same for every seed, as it is upstream."""
-    with SPEC.using():
+    with SPEC.explain_missing():
         items = [make_item(index) for index in range(len(names()))]
         solved = solvable_games()
     return Split(
@@ -123,7 +123,7 @@ SPEC = EnvSpec(
     name=NAME,
     make=maker(read),
     split=split,
-    item_of=make_item,
+    make_item=make_item,
     expert=expert,
     instructions=INSTRUCTIONS,
     packages=PACKAGES,

@@ -143,7 +143,7 @@ class BabyAIEnv:
 def level_of(index: int) -> "MiniGridEnv":
     """minigrid's environment of item `index`, just reset; raises `MissingDependency` without minigrid."""
     os.environ.setdefault("PYGAME_HIDE_SUPPORT_PROMPT", "1")
-    with SPEC.using():
+    with SPEC.explain_missing():
         import gymnasium
         import minigrid  # noqa: F401 - registers the levels
         from minigrid.envs.babyai.core import roomgrid_level
@@ -193,7 +193,7 @@ SPEC = EnvSpec(
     name="babyai",
     make=BabyAIEnv,
     split=split,
-    item_of=make_item,
+    make_item=make_item,
     expert=expert,
     instructions=INSTRUCTIONS,
     packages=("minigrid", "gymnasium"),

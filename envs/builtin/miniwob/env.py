@@ -48,10 +48,10 @@ class MiniWobEnv:
         self._did = "None"
 
     @property
-    def alive(self) -> bool:
+    def is_alive(self) -> bool:
         """See `envs/base.py`, `HasProcess`."""
-        seated = self._seat is None or self._seat.alive
-        return seated and (self._session is None or self._session.alive)
+        seated = self._seat is None or self._seat.is_alive
+        return seated and (self._session is None or self._session.is_alive)
 
     async def prepare(self) -> None:
         """See `envs/base.py`, `HasProcess`."""

@@ -66,6 +66,6 @@ SPEC = EnvSpec(
     instructions=INSTRUCTIONS,
     packages=(),
     source=SOURCE,
-    own_items=False,
-    own_rewards=False,
+    has_items=False,
+    has_rewards=False,
 )

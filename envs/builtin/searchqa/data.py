@@ -9,7 +9,7 @@ SEARCHQA = DataSet(
     name="searchqa",
     about="questions of NQ, TriviaQA, PopQA, HotpotQA, 2WikiMultihopQA, MuSiQue and Bamboogle with their "
     "answers, as Search-R1 and AgentGym put them together; each under its own licence",
-    holds=("train.parquet", "test.parquet"),
+    required_paths=("train.parquet", "test.parquet"),
     files=(
         DataFile(path="train.parquet", url=f"{_HUB}/PeterJinGo/nq_hotpotqa_train/resolve/main/train.parquet"),
         DataFile(path="test.parquet", url=f"{_HUB}/PeterJinGo/nq_hotpotqa_train/resolve/main/test.parquet"),
@@ -20,7 +20,7 @@ WIKI_18 = DataSet(
     name="wiki-18",
     about="Wikipedia of December 2018 in 21,015,324 passages of 100 words (some 5 GB, 14 GB unpacked), CC "
     "BY-SA; its BM25 index is built here on first use",
-    holds=("wiki-18.jsonl",),
+    required_paths=("wiki-18.jsonl",),
     files=(
         DataFile(
             path="wiki-18.jsonl.gz",
@@ -34,7 +34,7 @@ WIKI_18_E5 = DataSet(
     name="wiki-18-e5",
     about="the flat faiss index of wiki-18 by intfloat/e5-base-v2 (64 GB, in two parts that are one file), "
     "for wingspan serve-retriever --index",
-    holds=("part_aa", "part_ab"),
+    required_paths=("part_aa", "part_ab"),
     files=tuple(
         DataFile(path=part, url=f"{_HUB}/PeterJinGo/wiki-18-e5-index/resolve/main/{part}")
         for part in ("part_aa", "part_ab")
@@ -45,7 +45,7 @@ SEARCHQA_MINI = DataSet(
     name="searchqa-mini",
     about="7,179 passages on airports and countries and 1,408 questions that take two or three of them; made "
     "here from the packages airportsdata and countryinfo (MIT)",
-    holds=(CORPUS, QUESTIONS),
+    required_paths=(CORPUS, QUESTIONS),
     make=make_mini,
     made_with=("airportsdata", "countryinfo", "tantivy"),
 )

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from envs.errors import ConfigError, described
+from envs.errors import ConfigError, describe
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,7 @@ class QuestionFile:
             raise
         except Exception as error:  # of pyarrow, or of the disk
             raise ConfigError(
-                f"{path}: no whole Parquet file ({described(error)}); delete it and run: "
+                f"{path}: no whole Parquet file ({describe(error)}); delete it and run: "
                 "wingspan data pull searchqa"
             ) from None
         self._check(sources)

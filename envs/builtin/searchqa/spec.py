@@ -34,9 +34,9 @@ class Wiki18:
 
     name = "wiki-18"
 
-    def missing(self) -> str | None:
+    def find_remedy(self) -> str | None:
         """See `Requirement`."""
-        return None if place_for(NAME) is not None else WIKI_18.missing()
+        return None if place_for(NAME) is not None else WIKI_18.find_remedy()
 
 
 def _retriever() -> Retriever:
@@ -55,7 +55,7 @@ def _train() -> QuestionFile:
 
 def ask(item: Item) -> Question:
     """What `item` asks; raises `ConfigError` for a number that there is not."""
-    with SPEC.using():
+    with SPEC.explain_missing():
         return _question(item.index)
 
 
@@ -72,7 +72,7 @@ def make_env() -> SearchQAEnv:
 
 def make_item(index: int) -> Item:
     """The item `searchqa_<index>`."""
-    with SPEC.using():
+    with SPEC.explain_missing():
         return _item(index, _question(index))
 
 
@@ -92,7 +92,7 @@ def held_out(seed: int) -> list[int]:
 
 def split(seed: int) -> Split:
     """All training items of AgentGym, and 400 of its tests, the seven data sets in equal parts."""
-    with SPEC.using():
+    with SPEC.explain_missing():
         train = [_item(FIRST_TRAIN + row, question) for row, question in enumerate(_train())]
     return Split(train=train, test=[make_item(index) for index in held_out(seed)])
 
@@ -111,7 +111,7 @@ SPEC = EnvSpec(
     name=NAME,
     make=make_env,
     split=split,
-    item_of=make_item,
+    make_item=make_item,
     expert=expert,
     instructions=INSTRUCTIONS,
     packages=("tantivy", "pyarrow"),

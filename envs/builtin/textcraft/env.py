@@ -68,7 +68,7 @@ class TextCraftEnv:
 
     async def reset(self, item: Item) -> str:
         """Start `item`; returns the recipes and the goal."""
-        with SPEC.using():
+        with SPEC.explain_missing():
             from envs.builtin.textcraft.world import game
         return self.start(game(item.index, item.seed, self._listing))
 
@@ -115,7 +115,7 @@ def _readable(observation: str) -> str:
 
 def make_item(index: int, *, seed: int = 0, listing: str = "") -> Item:
     """The item `textcraft_<index>`. Raises `ConfigError` for a number that no goal has."""
-    with SPEC.using():
+    with SPEC.explain_missing():
         from envs.builtin.textcraft.world import goals
     env = _name(listing)
     if not 0 <= index < len(goals(listing)):
@@ -126,7 +126,7 @@ def make_item(index: int, *, seed: int = 0, listing: str = "") -> Item:
 
 def split(seed: int, *, listing: str = "") -> Split:
     """374 training and 100 test goals, chosen per depth; no goal is in both."""
-    with SPEC.using():
+    with SPEC.explain_missing():
         from envs.builtin.textcraft.world import goals
     rng = random.Random(f"textcraft/split/{seed}")
     by_depth: dict[int, list[int]] = {depth: [] for depth in TEST_DEPTHS}
@@ -174,7 +174,7 @@ def _spec(listing: str) -> EnvSpec:
         name=_name(listing),
         make=partial(TextCraftEnv, listing),
         split=partial(split, listing=listing),
-        item_of=partial(make_item, listing=listing),
+        make_item=partial(make_item, listing=listing),
         expert=partial(expert, listing=listing),
         instructions=INSTRUCTIONS,
         packages=PACKAGES,

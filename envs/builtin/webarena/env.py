@@ -36,7 +36,7 @@ class Venue(Protocol):
     """Where one instance's tasks are played: it has the sites ready, one task after the other."""
 
     @property
-    def alive(self) -> bool:
+    def is_alive(self) -> bool:
         """False once its sites are known to have died."""
         ...
 
@@ -74,10 +74,10 @@ class WebEnv:
         self._did = "None"
 
     @property
-    def alive(self) -> bool:
+    def is_alive(self) -> bool:
         """See `envs/base.py`, `HasProcess`."""
-        seated = self._seat is None or self._seat.alive
-        return seated and (self._session is None or self._session.alive) and self._venue.alive
+        seated = self._seat is None or self._seat.is_alive
+        return seated and (self._session is None or self._session.is_alive) and self._venue.is_alive
 
     async def prepare(self) -> None:
         """See `envs/base.py`, `HasProcess`."""
@@ -92,7 +92,7 @@ class WebEnv:
         task = tasks[item.index]
         self._judge = self._judge_of()
         if task.eval.needs_judge and self._judge is None:
-            raise ConfigError(f"{item.item_id} needs a judge of its answer; {JUDGE_NAMED.missing()}")
+            raise ConfigError(f"{item.item_id} needs a judge of its answer; {JUDGE_NAMED.find_remedy()}")
         await self._leave()
         await self.prepare()
         assert self._seat is not None

@@ -100,7 +100,7 @@ class JudgeNamed:
 
     name = "a judge of answers"
 
-    def missing(self) -> str | None:
+    def find_remedy(self) -> str | None:
         """See `Requirement`."""
         if is_left_out() or judge_of_environment() is not None:
             return None

@@ -70,7 +70,7 @@ class LoggedIn:
 
     name = "WebArena's logins"
 
-    def missing(self) -> str | None:
+    def find_remedy(self) -> str | None:
         """See `Requirement`."""
         missing = [site for site in ACCOUNTS if not (folder() / f"{site}_state.json").exists()]
         return f"{COMMAND} ({', '.join(missing)}: no file in {folder()})" if missing else None

@@ -77,7 +77,7 @@ class SitesAnswer:
 
     name = "WebArena's sites"
 
-    def missing(self) -> str | None:
+    def find_remedy(self) -> str | None:
         """See `Requirement`."""
         named = _named()
         if unnamed := sorted(PUBLIC.keys() - named.keys()):

@@ -47,7 +47,7 @@ Action: your next action"""
 class _Served:
     """The benchmark's sites, which somebody serves."""
 
-    alive = True
+    is_alive = True
 
     async def begin(self, task: Task) -> Scene:
         """See `Venue`."""
@@ -93,7 +93,7 @@ SPEC = EnvSpec(
     name="webarena",
     make=make,
     split=split,
-    item_of=make_item,
+    make_item=make_item,
     expert=no_expert,
     instructions=INSTRUCTIONS,
     packages=("playwright",),

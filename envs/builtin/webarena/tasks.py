@@ -140,7 +140,7 @@ class TaskFile:
         except PackageNotFoundError:
             return None
 
-    def missing(self) -> str | None:
+    def find_remedy(self) -> str | None:
         """See `Requirement`."""
         path = self.path()
         remedy = pip_install(PACKAGE)
@@ -158,7 +158,7 @@ TASK_FILE = TaskFile()
 @cache
 def tasks() -> Mapping[int, Task]:
     """All 812; raises `MissingDependency` without them."""
-    path, missing = TASK_FILE.path(), TASK_FILE.missing()
+    path, missing = TASK_FILE.path(), TASK_FILE.find_remedy()
     if path is None or missing is not None:
         raise MissingDependency(f"environment 'webarena' needs {TASK_FILE.name}; {missing}")
     return read_tasks(path)

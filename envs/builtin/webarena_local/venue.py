@@ -44,14 +44,14 @@ class LocalVenue:
         self._sites: LiveSites | None = None
 
     @property
-    def alive(self) -> bool:
+    def is_alive(self) -> bool:
         """See `envs/builtin/webarena/env.py`, `Venue`."""
-        return self._sites is None or self._sites.alive
+        return self._sites is None or self._sites.is_alive
 
     async def begin(self, task: Task) -> Scene:
         """Fresh sites; the first time on a machine their data are made, which takes half a minute."""
         if self._sites is None:
-            self._sites = LiveSites(WEBARENA_LOCAL.ready())
+            self._sites = LiveSites(WEBARENA_LOCAL.prepare())
         addresses = await self._sites.restored()
         urls = {name: addresses[ours] for name, ours in APPLICATIONS.items()}
         return Scene(Sites(urls, PUBLIC), logged_in(task.logins))

@@ -43,7 +43,7 @@ def make_mini(folder: Path) -> None:
 WEBSHOP = DataSet(
     name="webshop",
     about=f"WebShop's subset of 1,000 products: {_LICENCE}",
-    holds=("items_shuffle_1000.json", "items_ins_v2_1000.json", HUMANS),
+    required_paths=("items_shuffle_1000.json", "items_ins_v2_1000.json", HUMANS),
     files=(
         DataFile(
             path="items_shuffle_1000.json",
@@ -61,7 +61,7 @@ WEBSHOP = DataSet(
 WEBSHOP_FULL = DataSet(
     name="webshop-full",
     about=f"WebShop's 1.18 million products: {_LICENCE}",
-    holds=("items_shuffle.json", "items_ins_v2.json", HUMANS),
+    required_paths=("items_shuffle.json", "items_ins_v2.json", HUMANS),
     files=(
         DataFile(path="items_shuffle.json", url=f"{_DRIVE}1A2whVgOO0euk5O13n2iYDM0bQRkkRduB"),
         DataFile(path="items_ins_v2.json", url=f"{_DRIVE}1s2j6NgHljiZzQNL3veZaAiyW_qDEgBNi"),
@@ -71,7 +71,7 @@ WEBSHOP_FULL = DataSet(
 WEBSHOP_MINI = DataSet(
     name="webshop-mini",
     about="a made-up shop of 1,000 products and as many goals, in WebShop's files; made here",
-    holds=("items_shuffle_1000.json", "items_ins_v2_1000.json", HUMANS),
+    required_paths=("items_shuffle_1000.json", "items_ins_v2_1000.json", HUMANS),
     make=make_mini,
 )
 DATA_SETS = (WEBSHOP, WEBSHOP_FULL, WEBSHOP_MINI)
@@ -79,5 +79,5 @@ DATA_SETS = (WEBSHOP, WEBSHOP_FULL, WEBSHOP_MINI)
 
 def stock_of(data: DataSet, goals: GoalKind) -> Stock:
     """The shop of a data set with one kind of goals."""
-    items, attributes, _ = data.holds
+    items, attributes, _ = data.required_paths
     return Stock(data=data, items=items, attributes=attributes, goals=goals)

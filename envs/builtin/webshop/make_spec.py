@@ -61,7 +61,7 @@ def spec_of(variant: Variant, *, halves: "Callable[[Shop, int], Halves]", source
         name=variant.name,
         make=partial(WebShopEnv, variant),
         split=partial(_split, variant, halves),
-        item_of=partial(_item, variant),
+        make_item=partial(_item, variant),
         expert=partial(_expert, variant),
         instructions=INSTRUCTIONS,
         packages=PACKAGES,

@@ -63,7 +63,7 @@ def _trajectory(draft: Draft) -> dict[str, Any]:
 GAMES = DataSet(
     name="alfworld-mini",
     about="210 games in ALFWorld's format, made from what the package alfworld ships (MIT)",
-    holds=("train", "valid_seen", "valid_unseen"),
+    required_paths=("train", "valid_seen", "valid_unseen"),
     make=make,
     made_with=PACKAGES[:1],
 )

@@ -35,7 +35,7 @@ def make_item(index: int) -> Item:
 def read(index: int) -> Game:
     """The game of an item."""
     make_item(index)
-    return read_game(GAMES.ready() / _folders()[index], mend=f"wingspan data make {NAME}")
+    return read_game(GAMES.prepare() / _folders()[index], mend=f"wingspan data make {NAME}")
 
 
 def split(seed: int) -> Split:
@@ -58,7 +58,7 @@ SPEC = EnvSpec(
     name=NAME,
     make=maker(read),
     split=split,
-    item_of=make_item,
+    make_item=make_item,
     expert=expert,
     instructions=INSTRUCTIONS,
     packages=PACKAGES,

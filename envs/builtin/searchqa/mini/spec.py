@@ -71,7 +71,7 @@ def make_env() -> SearchQAEnv:
 
 def make_item(index: int) -> Item:
     """The item `searchqa-mini_<index>`."""
-    with SPEC.using():
+    with SPEC.explain_missing():
         found = _of(index)
     return Item(
         item_id=f"{NAME}_{index}",
@@ -83,7 +83,7 @@ def make_item(index: int) -> Item:
 
 def split(seed: int) -> Split:
     """Two of the ten groups are for tests: no country or airport is asked for in both splits."""
-    with SPEC.using():
+    with SPEC.explain_missing():
         questions = _questions()
     held_out = random.Random(f"{NAME}/split/{seed}").sample(range(GROUPS), TEST_GROUPS)
     train = [index for index, one in enumerate(questions) if one.group not in held_out]
@@ -93,7 +93,7 @@ def split(seed: int) -> Split:
 
 def expert(item: Item) -> Sequence[ExpertStep]:
     """The searches that find the evidence, then the answer."""
-    with SPEC.using():
+    with SPEC.explain_missing():
         found = _of(item.index)
     searches = [ExpertStep(hop.thought, f"<search>{hop.query}</search>") for hop in found.hops]
     return [*searches, ExpertStep(found.thought, f"<answer>{found.answer}</answer>")]
@@ -103,7 +103,7 @@ SPEC = EnvSpec(
     name=NAME,
     make=make_env,
     split=split,
-    item_of=make_item,
+    make_item=make_item,
     expert=expert,
     instructions=INSTRUCTIONS,
     packages=("tantivy", "airportsdata", "countryinfo"),

@@ -42,7 +42,7 @@ def make(folder: Path) -> None:
 WEBARENA_LOCAL = DataSet(
     name="webarena-local",
     about="an invented shop, forum, forge and CMS for WebArena's kinds of task, all made here",
-    holds=("django.sqlite3", "search", "forge", "repositories"),
+    required_paths=("django.sqlite3", "search", "forge", "repositories"),
     make=make,
     made_with=("django", *PACKAGES),
 )

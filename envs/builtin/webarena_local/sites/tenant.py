@@ -70,9 +70,9 @@ class LiveSites:
         self._process: HostedEnv | None = None
 
     @property
-    def alive(self) -> bool:
+    def is_alive(self) -> bool:
         """False once its process has died."""
-        return self._process is None or self._process.alive
+        return self._process is None or self._process.is_alive
 
     @property
     def pid(self) -> int | None:
