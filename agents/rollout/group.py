@@ -18,6 +18,7 @@ from agents.rollout.conversation import Speakers
 from agents.rollout.episode import Rules, run_episode
 from agents.types import StopReason, Trajectory, Turn
 from envs.errors import EpisodeFault, RewardFailed
+from envs.runtime.concurrency import gather_or_cancel
 from envs.runtime.manager import EnvManager
 from envs.types import Item, Message
 
