@@ -1,35 +1,56 @@
 """What changes from one training step to the next: the horizon and the temperature.
 
-The horizon is AgentGym-RL's (ScalingInter-RL). `fixed` and `scaling_inter_stepwise` are its names; its
-`rounds` are called `max_turns` here, and its `steps_scaling_inter` is `steps_per_stage`. All of it depends on
-the global step alone, so a resumed run is at the stage where it was.
+All of it depends on the global step alone, so a resumed run is at the stage where it was.
 """
 
-from collections.abc import Sequence
+from itertools import pairwise
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from agents.settings import Positive, Settings
 
 
-def horizon(step: int, *, max_turns: Sequence[int], steps_per_stage: int | None = None) -> int:
-    """Turns allowed at global `step` (the first is 1).
+class Horizon(Settings):
+    """How many turns an episode may have at each training step: AgentGym-RL's schedules (ScalingInter-RL).
 
-    `fixed`: `max_turns` has one value and `steps_per_stage` is None. `scaling_inter_stepwise`:
-    stage `i` lasts `steps_per_stage` steps and allows `max_turns[i]` turns; the last stage has no
-    end. Raises `ValueError` for a step below 1 or a schedule that is neither.
+    `type` has AgentGym-RL's names. Its `rounds` are called `max_turns` here, and its `steps_scaling_inter`
+    is `steps_per_stage`.
     """
-    if step < 1:
-        raise ValueError(f"step {step}: global steps are counted from 1")
-    if not max_turns:
-        raise ValueError("max_turns is empty: a schedule has at least one stage")
-    if steps_per_stage is None:
-        if len(max_turns) != 1:
-            raise ValueError(f"max_turns {list(max_turns)} has stages, but steps_per_stage is None")
-        return max_turns[0]
-    if steps_per_stage < 1:
-        raise ValueError(f"steps_per_stage {steps_per_stage}: a stage lasts at least one step")
-    return max_turns[min((step - 1) // steps_per_stage, len(max_turns) - 1)]
+
+    type: Literal["fixed", "scaling_inter_stepwise"]
+    """`fixed` has one value. With `scaling_inter_stepwise`, curriculum stage `i` lasts `steps_per_stage`
+    training steps and allows `max_turns[i]` turns; the last stage has no end."""
+    max_turns: Annotated[list[Positive], Field(min_length=1)]
+    """Of each curriculum stage."""
+    steps_per_stage: Positive | None = None
+
+    @model_validator(mode="after")
+    def _stages_fit_type(self) -> "Horizon":
+        if any(after < before for before, after in pairwise(self.max_turns)):
+            raise ValueError(f"max_turns {self.max_turns} must not fall: a stage never shortens the horizon")
+        if self.type == "fixed" and (len(self.max_turns) != 1 or self.steps_per_stage is not None):
+            raise ValueError(
+                "a fixed horizon takes one value in max_turns and no steps_per_stage; "
+                "use type: scaling_inter_stepwise for stages"
+            )
+        if self.type == "scaling_inter_stepwise" and self.steps_per_stage is None:
+            raise ValueError("scaling_inter_stepwise needs steps_per_stage: training steps per stage")
+        return self
+
+    def max_turns_at(self, step: int) -> int:
+        """The turns allowed at global `step`; raises `ValueError` for a step below 1, which is the first."""
+        _check_step(step)
+        stage = 0 if self.steps_per_stage is None else (step - 1) // self.steps_per_stage
+        return self.max_turns[min(stage, len(self.max_turns) - 1)]
 
 
-def annealed(step: int, *, first: float, last: float, steps: int) -> float:
+def anneal(step: int, *, first: float, last: float, steps: int) -> float:
     """`first` at global `step` 1, `last` from step `steps` on, and the straight line between them."""
+    _check_step(step)
+    return first + (last - first) * min(1.0, (step - 1) / max(1, steps - 1))
+
+
+def _check_step(step: int) -> None:
     if step < 1:
         raise ValueError(f"step {step}: global steps are counted from 1")
-    return first + (last - first) * min(1.0, (step - 1) / max(1, steps - 1))

@@ -9,6 +9,7 @@ on a trajectory.
 import difflib
 
 from agents.clients.endpoint import Endpoint
+from agents.judging import JudgeSettings
 from agents.rewards.assignment import assign_rewards
 from agents.rewards.code import code_tests
 from agents.rewards.environment import environment, environment_success
@@ -35,6 +36,7 @@ __all__ = [
     "REWARDS",
     "Endpoint",
     "FunctionReward",
+    "JudgeSettings",
     "Reward",
     "RewardInput",
     "RewardResult",

@@ -6,13 +6,15 @@ the policy's own words are the tokens that it sampled, in a prompt as well.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Literal, get_args
+from dataclasses import replace
+from typing import Annotated, Literal
+
+from pydantic import Field
 
 from agents.agent import Opening
 from agents.prompting.renderer import Renderer, images_of
+from agents.settings import Positive, Settings
 from agents.types import Completion, Turn
-from envs.errors import ConfigError
 from envs.types import Image, Message
 
 FOLD_REQUEST = (
@@ -22,35 +24,22 @@ FOLD_REQUEST = (
 FOLDED = "What you wrote down before the conversation was cut:"
 _THOUGHT_END = "</think>"
 
-WhenFull = Literal["stop", "fold", "drop"]
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ContextPolicy:
+class ContextPolicy(Settings):
     """What the policy sees of its own past."""
 
-    when_full: WhenFull = "stop"
+    when_full: Literal["stop", "fold", "drop"] = "stop"
     """Where no room is left for another turn: `stop` ends the episode; `drop` leaves out the oldest turns
     until half of the context is free. `fold` does not wait for that: see `fold_at`."""
-    fold_at: float = 0.75
+    fold_at: Annotated[float, Field(gt=0, lt=1)] = 0.75
     """With `fold`: the share of the context from which on the policy is asked for a summary, in a turn that
     trains like every other, to go on with that instead of all that came before."""
     keep_thoughts: bool = True
     """Whether later turns see what stood up to `</think>` in earlier ones. If not, a turn is a segment."""
-    max_observation: int | None = None
+    max_observation: Positive | None = None
     """Characters of a reply; the middle of a longer one is left out."""
     show_budget: bool = False
     """Whether each reply ends with how many tokens and turns are left."""
-
-    def __post_init__(self) -> None:
-        """Raises `ConfigError` for a value that cannot be."""
-        if self.when_full not in get_args(WhenFull):
-            known = ", ".join(get_args(WhenFull))
-            raise ConfigError(f"context: when_full={self.when_full!r}; give one of {known}")
-        if not 0 < self.fold_at < 1:
-            raise ConfigError(f"context: fold_at={self.fold_at}; give a share above 0 and below 1")
-        if self.max_observation is not None and self.max_observation < 1:
-            raise ConfigError(f"context: max_observation={self.max_observation}; give 1 character or more")
 
 
 class Context:

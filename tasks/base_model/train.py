@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from agents.malloc import keep_freed_memory
 from tasks.base_model.data import Encoder, Sequence, draw
 from tasks.base_model.model import ASSISTANT, END, USER, make_model, make_tokenizer
-from tasks.config.settings import BaseSettings
+from tasks.config.base_model import BaseSettings
 
 if TYPE_CHECKING:
     import torch

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from envs.errors import ConfigError
-from tasks.config.settings import BackendSettings
+from tasks.config.training import BackendSettings
 
 WORKER_CPUS = 3
 """That verl books for each worker, with its GPU (`ResourcePoolManager.max_colocate_count`)."""

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, cast
 
 from agents.agent import Agent, FormatAgent, Schema
 from agents.formats import NATIVE
-from agents.limits import EpisodeLimits
 from agents.prompting.native_tools import check_native
 from agents.rewards import Reward, combine_rewards, get_reward
 from agents.rewards.types import check_items
@@ -20,8 +19,9 @@ from envs.images import image_sources
 from envs.plugins import load_object
 from envs.registry import EnvSpec, get_env
 from envs.types import Item
+from tasks.config.agent import AgentSettings
 from tasks.config.judges import check_judges, judge_of
-from tasks.config.settings import AgentSettings, Pipeline
+from tasks.config.settings import Pipeline
 from tasks.config.user_code import reward_names
 
 if TYPE_CHECKING:
@@ -46,16 +46,9 @@ def rules_for(spec: EnvSpec, pipeline: Pipeline, *, tokenizer: "PreTrainedTokeni
     tools = toolbox_of(agent)
     if agent.format in NATIVE and tools is not None and tokenizer is not None:
         check_native(tokenizer, agent.format)
-    rollout = pipeline.rollout
     return Rules(
         agent=agent_of(agent, spec, tools),
-        limits=EpisodeLimits(
-            max_turns=pipeline.evaluate.max_turns,
-            max_tokens_per_turn=rollout.max_tokens_per_turn,
-            context_length=rollout.context_length,
-            episode_timeout_s=rollout.episode_timeout_s,
-            step_timeout_s=rollout.step_timeout_s,
-        ),
+        limits=pipeline.rollout.limits(max_turns=pipeline.evaluate.max_turns),
         tools=tools,
         reward=reward_of(agent),
     )

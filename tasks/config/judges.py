@@ -8,12 +8,12 @@ from agents.clients.endpoint import Endpoint
 from agents.rewards import REWARDS, llm_judge
 from agents.rewards.judge.reward import PROMPT, LLMJudge
 from envs.errors import ConfigError, describe
-from tasks.config.settings import AgentSettings, JudgeSettings
+from tasks.config.agent import AgentSettings, JudgeBlock
 
 
-def judge_of(name: str, settings: JudgeSettings) -> LLMJudge:
-    """The judge called `name`: for the same settings the same one in this process, with what it remembers
-    and has spent. Raises `ConfigError` for a prompt that cannot be read, or values that cannot be."""
+def judge_of(name: str, settings: JudgeBlock) -> LLMJudge:
+    """The judge called `name`: the same settings give the same judge in this process, with its cache and
+    budget. Raises `ConfigError` for a prompt that cannot be read, or an invalid endpoint."""
     prompt = PROMPT
     if settings.prompt is not None:
         try:
@@ -23,16 +23,17 @@ def judge_of(name: str, settings: JudgeSettings) -> LLMJudge:
                 f"agent.judges.{name}.prompt: cannot read {settings.prompt}: {describe(error)}; name another"
             ) from None
     try:
-        return _made(name, settings.model_dump_json(), prompt)
+        return _make_judge(name, settings, prompt)
     except ConfigError as error:
         raise ConfigError(f"agent.judges.{name}: {error}") from None
 
 
 def check_judges(settings: AgentSettings, *, names: list[str]) -> None:
-    """Find out, before anything starts, whether the judges of `settings` can be asked; `names`: the rewards.
+    """Check, before anything starts, that the judges of `settings` answer; `names`: those of the rewards.
 
-    Asks each endpoint for its models, which costs nothing. Raises `ConfigError` for a name that is another
-    reward's, a judge that no reward names, a key that is missing or refused, a server that does not answer.
+    Asks each endpoint for its list of models, which costs nothing. Raises `ConfigError` for a name that
+    another reward has, a judge that no reward names, a missing or rejected key, or a server that does not
+    answer.
     """
     for name in settings.judges:
         if name in REWARDS or ":" in name:
@@ -56,26 +57,14 @@ def _ask(judge: LLMJudge) -> None:
 
 
 @lru_cache(maxsize=64)
-def _made(name: str, settings: str, prompt: str) -> LLMJudge:
-    given = JudgeSettings.model_validate_json(settings)
+def _make_judge(name: str, settings: JudgeBlock, prompt: str) -> LLMJudge:
     endpoint = Endpoint(
-        url=given.url,
-        model=given.model,
-        api_key_variable=given.key_from,
-        request_timeout_s=given.request_timeout_s,
-        tries=given.tries,
-        requests_per_s=given.requests_per_s,
-        concurrent=given.concurrent,
+        url=settings.url,
+        model=settings.model,
+        api_key_variable=settings.key_from,
+        request_timeout_s=settings.request_timeout_s,
+        tries=settings.tries,
+        requests_per_s=settings.requests_per_s,
+        concurrent=settings.concurrent,
     )
-    return llm_judge(
-        endpoint,
-        name=name,
-        prompt=prompt,
-        lowest=given.lowest,
-        highest=given.highest,
-        temperature=given.temperature,
-        reply_tokens=given.reply_tokens,
-        max_requests=given.max_requests,
-        max_tokens=given.max_tokens,
-        store=given.store,
-    )
+    return llm_judge(endpoint, settings, name=name, prompt=prompt)

@@ -12,7 +12,8 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from envs.errors import ConfigError, describe
-from tasks.config.settings import BaseSettings, Pipeline
+from tasks.config.base_model import BaseSettings
+from tasks.config.settings import Pipeline
 
 PIPELINES_FILE = Path("pipelines.yaml")
 

@@ -8,7 +8,8 @@ from pathlib import Path
 
 from envs.plugins import find_sources
 from envs.registry import is_user_env
-from tasks.config.settings import AgentSettings, DataSettings
+from tasks.config.agent import AgentSettings
+from tasks.config.data import DataSettings
 
 
 def agent_code(settings: AgentSettings) -> list[Path]:

@@ -19,8 +19,8 @@ from envs.errors import ConfigError
 from envs.images import FIELDS, data_uri, image_sources, read_image, recognize_image
 from envs.registry import EnvSpec, Split, get_env
 from envs.types import Image, Item, Role
+from tasks.config.data import DataSettings
 from tasks.config.pipelines import did_you_mean
-from tasks.config.settings import DataSettings
 from tasks.data.sources import Row, check_there, foreign, read_rows
 
 KINDS = ("question", "messages", "item_id")

@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from envs.errors import ConfigError
 from envs.types import Item
-from tasks.config.settings import DataSettings
+from tasks.config.data import DataSettings
 
 
 class _Line(BaseModel):

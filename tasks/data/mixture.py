@@ -9,11 +9,11 @@ import random
 from collections.abc import Iterator, Sequence
 from itertools import count
 
-from agents.horizon import horizon
 from envs.errors import ConfigError
 from envs.registry import Split, get_env
 from envs.types import Item
-from tasks.config.settings import DataSettings, Pipeline
+from tasks.config.data import DataSettings
+from tasks.config.settings import Pipeline
 from tasks.data.files import check_data, read_parts
 
 
@@ -76,10 +76,7 @@ def training_order(items: Sequence[Item], data: DataSettings, *, seed: int | str
 def training_turns(pipeline: Pipeline, *, step: int) -> dict[str, int]:
     """Turns that an episode of each part may have at training step `step` (from 1)."""
     schedules = {name: part.horizon or pipeline.horizon for name, part in pipeline.data.parts.items()}
-    return {
-        name: horizon(step, max_turns=schedule.max_turns, steps_per_stage=schedule.steps_per_stage)
-        for name, schedule in schedules.items()
-    }
+    return {name: schedule.max_turns_at(step) for name, schedule in schedules.items()}
 
 
 def evaluation_turns(pipeline: Pipeline) -> dict[str, int]:

@@ -15,7 +15,7 @@ from envs.types import Item, Message
 from tasks.config.episodes import program_of, reward_of
 from tasks.config.settings import Pipeline
 from tasks.rollout.programs import play_program
-from tasks.rollout.runner import PipelinePlayer, Play, Player, max_turns_of, sampling_of
+from tasks.rollout.runner import PipelinePlayer, Play, Player, max_turns_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase, ProcessorMixin
@@ -80,7 +80,7 @@ class ProgramPlayer(PipelinePlayer):
         gateway = Gateway(  # a play's own: temperatures differ, and a free port costs milliseconds
             self._sampler,
             self._tokenizer,
-            sampling=sampling_of(self._pipeline, temperature=play.temperature),
+            sampling=rollout.sampling(temperature=play.temperature),
             context_length=rollout.context_length,
             limits=GatewayLimits(max_sessions=rollout.max_live_envs),
             processor=self._processor,

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from agents.clients.endpoint import ChatClient
-from agents.horizon import annealed
+from agents.horizon import anneal
 from agents.prompting.renderer import Renderer
 from agents.rewards.types import check_items
 from agents.rollout import group
@@ -27,7 +27,7 @@ from envs.types import Item
 from tasks.cluster.envs import find_cluster_host
 from tasks.config.environments import environments
 from tasks.config.episodes import check_vision, rules_for
-from tasks.config.settings import ContextSettings, Pipeline
+from tasks.config.settings import Pipeline
 from tasks.data.mixture import training_turns
 
 if TYPE_CHECKING:
@@ -56,18 +56,7 @@ def training_play(pipeline: Pipeline, *, step: int) -> Play:
         name=f"train {step}",
         max_turns=training_turns(pipeline, step=step),
         num_samples=rollout.group_size,
-        temperature=annealed(step, first=rollout.temperature, last=last, steps=pipeline.train.steps),
-    )
-
-
-def sampling_of(pipeline: Pipeline, *, temperature: float) -> SamplingParams:
-    """How the model speaks, a turn."""
-    rollout = pipeline.rollout
-    return SamplingParams(
-        max_tokens=rollout.max_tokens_per_turn,
-        temperature=temperature,
-        top_p=rollout.top_p,
-        top_k=rollout.top_k,
+        temperature=anneal(step, first=rollout.temperature, last=last, steps=pipeline.train.steps),
     )
 
 
@@ -154,7 +143,7 @@ class AgentPlayer(PipelinePlayer):
             name=play.name,
             num_samples=play.num_samples,
             envs=self._envs,
-            speakers=self._speakers(sampling_of(self._pipeline, temperature=play.temperature)),
+            speakers=self._speakers(self._pipeline.rollout.sampling(temperature=play.temperature)),
             rules_of=rules_of,
             max_attempts=self._pipeline.rollout.max_attempts,
             on_opening=on_opening,
@@ -195,7 +184,7 @@ class Player(AgentPlayer):
         self._sampler = sampler
         self._renderer = Renderer(tokenizer, processor)
         self._has_vision = processor is not None
-        self._context = ContextPolicy(**dict(pipeline.agent.context))
+        self._context = pipeline.agent.context
 
     def check(self, items: Sequence[Item]) -> None:
         """See `PipelinePlayer`; raises `ConfigError` for pictures, too, where the model reads text only."""
@@ -219,7 +208,7 @@ class ChatPlayer(AgentPlayer):
                 "whose tokens are known; give --policy FOLDER in the place of --endpoint"
             )
         for key, value in pipeline.agent.context:
-            if value != ContextSettings.model_fields[key].default:
+            if value != ContextPolicy.model_fields[key].default:
                 raise ConfigError(
                     f"agent.context.{key}={value}: what an endpoint's model sees is the whole conversation; "
                     "leave agent.context out"

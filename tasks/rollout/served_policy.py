@@ -18,7 +18,6 @@ from envs.errors import ConfigError
 from envs.redaction import register_secret
 from envs.types import Image
 from tasks.config.settings import Pipeline
-from tasks.rollout.runner import sampling_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase, ProcessorMixin
@@ -113,7 +112,7 @@ class ServedPolicy:
         self._gateway = Gateway(
             self._sampler,
             tokenizer,
-            sampling=sampling_of(pipeline, temperature=pipeline.evaluate.temperature),
+            sampling=pipeline.rollout.sampling(temperature=pipeline.evaluate.temperature),
             context_length=pipeline.rollout.context_length,
             model=MODEL,
             token=at.token,

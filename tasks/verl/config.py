@@ -10,7 +10,8 @@ from agents.prompting.images import has_vision
 from envs.errors import ConfigError, MissingDependency
 from envs.requirements.detection import pip_install
 from tasks.cluster.placement import Placement
-from tasks.config.settings import IMPORTANCE_CAP, Pipeline
+from tasks.config.settings import Pipeline
+from tasks.config.training import IMPORTANCE_CAP
 from tasks.verl.gpu_model import gpu_model_options
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ import torch
 
 from agents.rollout.packing import PackedSegment, pack
 from agents.types import StopReason, Trajectory
-from tasks.config.settings import TrainSettings
+from tasks.config.training import TrainSettings
 from tasks.data.trajectories import sampled_tokens
 from tasks.verl.vision import side_by_side, vision_of
 

@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 from aiohttp import web
+from pydantic import ValidationError
 
 from agents.clients.endpoint import TryAgain
 from agents.clients.rate_limit import RateLimiter
-from agents.rewards import Endpoint, combine_rewards, llm_judge
+from agents.rewards import Endpoint, JudgeSettings, combine_rewards, llm_judge
 from agents.rewards.judge.reward import PROMPT, read_score
 from agents.rewards.judge.store import MemoryCache, Spent
 from envs.errors import BudgetSpent, ConfigError, RewardFailed
@@ -199,7 +200,7 @@ def test_an_endpoint_says_how_long_to_wait():
 
 def test_budgets():
     async def talk(judge: Judge) -> None:
-        few = llm_judge(at(judge), max_requests=2)
+        few = llm_judge(at(judge), JudgeSettings(max_requests=2))
         await few.score(judged("a", fields=FIELDS))
         await few.score(judged("b", fields=FIELDS))
         await few.score(judged("b", fields=FIELDS))  # remembered: costs nothing
@@ -207,7 +208,7 @@ def test_budgets():
         with pytest.raises(BudgetSpent, match=r"budget of 2 requests is spent .* raise its max_requests"):
             await both.score(judged("c", fields=FIELDS))
 
-        cheap = llm_judge(at(judge), max_tokens=40)
+        cheap = llm_judge(at(judge), JudgeSettings(max_tokens=40))
         await cheap.score(judged("a", fields=FIELDS))
         await cheap.score(judged("b", fields=FIELDS))
         with pytest.raises(BudgetSpent, match=r"40 tokens is spent \(2 requests, 60 tokens so far\)"):
@@ -220,7 +221,7 @@ def test_tokens_that_nobody_reports_cannot_be_limited():
     async def talk(judge: Judge) -> None:
         await llm_judge(at(judge)).score(judged("x", fields=FIELDS))
         with pytest.raises(ConfigError, match="limit max_requests instead"):
-            await llm_judge(at(judge), max_tokens=10).score(judged("x", fields=FIELDS))
+            await llm_judge(at(judge), JudgeSettings(max_tokens=10)).score(judged("x", fields=FIELDS))
 
     with_judge([says("Score: 3", tokens=None)], talk)
 
@@ -298,8 +299,8 @@ def test_settings_that_cannot_be(monkeypatch):
     for prompt in ("{", "{0}", "{}", "{item.seed}", "{a[0]}"):
         with pytest.raises(ConfigError, match="judge: the prompt"):
             llm_judge(endpoint, prompt=prompt)
-    with pytest.raises(ConfigError, match="lowest below a highest"):
-        llm_judge(endpoint, lowest=1.0, highest=1.0)
+    with pytest.raises(ValidationError, match="lowest below a highest"):
+        JudgeSettings(lowest=1.0, highest=1.0)
     for bad in ({"url": "127.0.0.1:9"}, {"tries": 0}, {"requests_per_s": 0.0}, {"concurrent": -1}):
         with pytest.raises(ConfigError, match=next(iter(bad))):
             Endpoint(**{"url": "http://127.0.0.1:9/v1", "model": "toy", **bad})

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 from typer.testing import CliRunner
 
 from agents.agent import FormatAgent
@@ -131,7 +132,7 @@ def test_a_local_model_gives_tokens(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("value", [{"when_full": "fould"}, {"fold_at": 1.0}, {"max_observation": 0}])
 def test_a_context_policy_that_cannot_be_is_refused(value: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match=f"context: {next(iter(value))}="):
+    with pytest.raises(ValidationError, match=next(iter(value))):
         ContextPolicy(**value)
 
 

@@ -11,7 +11,7 @@ from agents.rollout.rollout import rollout
 from agents.types import Trajectory
 from envs.errors import ConfigError
 from envs.sandbox.sandbox import Sandbox
-from tasks.config.settings import DataSettings
+from tasks.config.data import DataSettings
 from tasks.data.files import read_parts
 from tests.support.chat_server import chat_server, says
 

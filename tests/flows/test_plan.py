@@ -84,6 +84,11 @@ def refusal(overrides: dict[str, Any]) -> str:
         ({"agent.reward": 5}, "agent.reward: 5 is neither"),
         ({"rollout.max_tokens_per_turn": 2000}, "rollout.max_tokens_per_turn 2000 leaves no room"),
         ({"train.mini_batches": 1000}, "train.mini_batches 1000 is more than rollout.items_per_step"),
+        ({"agent.context": {"fold_at": 1.0}}, "agent.context.fold_at: Input should be less than 1"),
+        (
+            {"agent.judges": {"fair": {"url": "http://127.0.0.1:9/v1", "model": "m", "lowest": 10}}},
+            "agent.judges.fair: scores from 10.0 to 10.0; give a lowest below a highest",
+        ),
         ({"horizon.max_turns": [1000000]}, "horizon.max_turns: 1000000 turns do not fit"),
         ({"evaluate.max_turns": 1000000}, "evaluate.max_turns: 1000000 turns do not fit"),
         ({"backend.workers": 100_000}, "backend.workers 100000: this machine has"),

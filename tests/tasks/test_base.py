@@ -12,7 +12,7 @@ from tasks.base_model.data import draw
 from tasks.base_model.model import make_model, make_tokenizer
 from tasks.base_model.muon import orthogonal
 from tasks.base_model.train import base, make_encoder
-from tasks.config.settings import BaseCycle, BaseSettings
+from tasks.config.base_model import BaseCycle, BaseSettings
 
 
 @pytest.fixture(scope="module")

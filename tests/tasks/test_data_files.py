@@ -14,7 +14,7 @@ from pydantic import ValidationError
 from envs.errors import ConfigError
 from envs.registry import Split, get_env
 from envs.types import Item
-from tasks.config.settings import DataSettings
+from tasks.config.data import DataSettings
 from tasks.data.items import item_from_json, item_to_json
 from tasks.data.mixture import split, training_order
 from tasks.data.sources import checked_source

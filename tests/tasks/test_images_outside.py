@@ -28,8 +28,8 @@ from envs.runtime.hosted import HostedEnv
 from envs.runtime.processes import ProcessHost
 from envs.types import Image, Item, Observation, StepResult
 from flows.commands.turns import TurnPrinter
+from tasks.config.data import DataSettings
 from tasks.config.episodes import check_vision
-from tasks.config.settings import DataSettings
 from tasks.data.demonstrations import demonstrate
 from tasks.data.files import read_parts
 from tasks.data.items import item_from_json, item_to_json

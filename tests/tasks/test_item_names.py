@@ -18,7 +18,7 @@ from envs.errors import ConfigError, MissingDependency
 from envs.registry import EnvSpec, get_env, get_item, list_env_names
 from envs.types import Item, Observation
 from flows.commands.play import find_item
-from tasks.config.settings import DataSettings
+from tasks.config.data import DataSettings
 from tasks.data.files import read_parts
 from tests.support.serving import listening
 

@@ -8,7 +8,7 @@ import pytest
 from agents.types import Completion, FinishReason, StopReason, Trajectory, Turn
 from envs.errors import ConfigError
 from envs.types import Item
-from tasks.config.settings import DataSettings
+from tasks.config.data import DataSettings
 from tasks.data.items import read_items, write_items
 from tasks.data.trajectories import read_trajectories, summarise, write_trajectories
 

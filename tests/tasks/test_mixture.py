@@ -20,7 +20,7 @@ from envs import registry
 from envs.errors import ConfigError
 from envs.registry import EnvSpec, Split
 from envs.types import Item
-from tasks.config.settings import DataSettings
+from tasks.config.data import DataSettings
 from tasks.data.mixture import evaluation_turns, split, training_order, training_turns
 from tasks.data.trajectories import summarise
 from tasks.rollout.runner import Play, Player

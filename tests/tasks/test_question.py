@@ -17,8 +17,9 @@ from envs.errors import ConfigError, MissingDependency
 from envs.registry import get_env
 from envs.sandbox.workspace import HasWorkspace
 from envs.types import Item
+from tasks.config.agent import AgentSettings
 from tasks.config.episodes import check_agent, check_reward
-from tasks.config.settings import AgentSettings, Pipeline
+from tasks.config.settings import Pipeline
 from tasks.data.items import read_items
 from tasks.data.mixture import split
 from tasks.data.trajectories import summarise

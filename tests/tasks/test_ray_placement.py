@@ -11,7 +11,7 @@ from tasks.cluster import address as ray_address
 from tasks.cluster import placement as ray_placement
 from tasks.cluster.address import asks_for_token, check_ray_address
 from tasks.cluster.placement import Placement, place_workers, placement
-from tasks.config.settings import BackendSettings
+from tasks.config.training import BackendSettings
 
 
 def backend(workers: int, *, tensor_parallel: int = 1) -> BackendSettings:

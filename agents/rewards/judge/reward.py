@@ -6,15 +6,14 @@ How the model is reached is `agents/clients/endpoint.py`'s; what is remembered a
 
 import hashlib
 import json
-import math
 import re
 import string
 from collections.abc import Collection, Mapping
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from agents.clients.endpoint import ChatClient, Endpoint, Reply, TryAgain
+from agents.judging import JudgeSettings
 from agents.rewards.function import FunctionReward
 from agents.rewards.judge.single_flight import SingleFlight
 from agents.rewards.judge.store import Budget, Cache, JudgeFile, MemoryCache
@@ -38,6 +37,7 @@ the reference. Then end with a line that holds `Score: ` and one number from {lo
 
 _SCORE = re.compile(r"Score: ([-+]?\d+(?:\.\d+)?)")
 _OURS = ("lowest", "highest")
+_DEFAULTS = JudgeSettings()
 
 
 class LLMJudge:
@@ -48,11 +48,8 @@ class LLMJudge:
         *,
         name: str,
         endpoint: Endpoint,
+        settings: JudgeSettings,
         prompt: str,
-        lowest: float,
-        highest: float,
-        temperature: float,
-        reply_tokens: int,
         budget: Budget,
         cache: Cache,
     ) -> None:
@@ -60,11 +57,10 @@ class LLMJudge:
         self.budget = budget
         """What was spent so far."""
         self._endpoint = endpoint
+        self._settings = settings
         self._prompt = prompt
-        self._lowest = lowest
-        self._highest = highest
         self._cache = cache
-        self._sampling = {"temperature": temperature, "max_tokens": reply_tokens}
+        self._sampling = {"temperature": settings.temperature, "max_tokens": settings.reply_tokens}
         self._client = ChatClient(
             endpoint, before_request=budget.take_request, after_reply=self._count_tokens
         )
@@ -94,7 +90,8 @@ class LLMJudge:
         return await self._reward.score(given)
 
     async def _judged(self, **values: Any) -> dict[str, float]:
-        prompt = self._prompt.format(**values, lowest=f"{self._lowest:g}", highest=f"{self._highest:g}")
+        lowest, highest = self._settings.lowest, self._settings.highest
+        prompt = self._prompt.format(**values, lowest=f"{lowest:g}", highest=f"{highest:g}")
         asked = {"messages": [{"role": "user", "content": prompt}], **self._sampling}
         request = json.dumps([self._endpoint.url, self._endpoint.body(asked)], sort_keys=True)
         key = hashlib.sha256(request.encode()).hexdigest()
@@ -104,7 +101,7 @@ class LLMJudge:
             # Episodes of one item end alike, and at the same time.
             reply, asking = await self._flights.do(key, partial(self._asked, key, asked))
         score = self._read(reply)
-        scaled = (score - self._lowest) / (self._highest - self._lowest)
+        scaled = (score - lowest) / (highest - lowest)
         return {"reward": scaled, "score": score, "cached": float(not asking)}
 
     async def _asked(self, key: str, asked: Mapping[str, Any]) -> str:
@@ -125,53 +122,37 @@ class LLMJudge:
 
     def _read(self, reply: str) -> float:
         score = read_score(reply)
-        if not self._lowest <= score <= self._highest:
-            raise TryAgain(f"a score of {score:g}, not within {self._lowest:g} to {self._highest:g}")
+        lowest, highest = self._settings.lowest, self._settings.highest
+        if not lowest <= score <= highest:
+            raise TryAgain(f"a score of {score:g}, not within {lowest:g} to {highest:g}")
         return score
 
 
 def llm_judge(
     endpoint: Endpoint,
+    settings: JudgeSettings = _DEFAULTS,
     *,
     name: str = "llm_judge",
     prompt: str = PROMPT,
-    lowest: float = 0.0,
-    highest: float = 10.0,
-    temperature: float = 0.0,
-    reply_tokens: int = 1024,
-    max_requests: int | None = None,
-    max_tokens: int | None = None,
     cache: Cache | None = None,
-    store: Path | str | None = None,
 ) -> LLMJudge:
     """A reward in [0, 1] by the model at `endpoint`; metrics `score`, as it was given, and `cached`.
 
     `prompt` names in braces what it is filled with: names that any reward may ask for, or of the data,
-    and `{lowest}` and `{highest}`, the range of scores. The model must end its reply, of `reply_tokens` at
-    most, with a line `Score: 7`, and nothing else on it. `max_requests` and `max_tokens` limit what may be
-    spent in all; beyond, scoring raises `BudgetSpent`. Replies and what was spent are kept by this process,
-    or in the file `store` (`JudgeFile`), by `name`, for all that name it; `cache` is another one for replies.
-    Raises `ConfigError` for a prompt, a range or a limit that cannot be.
+    and `{lowest}` and `{highest}`, the range of scores. The model must end its reply with a line `Score: 7`,
+    and nothing else on it. Scoring beyond the budget raises `BudgetSpent`. Replies and what was spent are
+    kept by this process, or in the file `settings.store` (`JudgeFile`), by `name`; `cache` is another store
+    for replies. Raises `ConfigError` for an invalid prompt.
     """
-    if not (math.isfinite(lowest) and math.isfinite(highest) and lowest < highest):
-        raise ConfigError(f"judge {name!r}: scores from {lowest} to {highest}; give a lowest below a highest")
-    if not reply_tokens > 0:
-        raise ConfigError(f"judge {name!r}: reply_tokens={reply_tokens}; give a number above 0")
-    for limit, value in (("max_requests", max_requests), ("max_tokens", max_tokens)):
-        if value is not None and value < 1:
-            raise ConfigError(f"judge {name!r}: {limit}={value}; give 1 or more, or None for no limit")
-    file = None if store is None else JudgeFile(Path(store), name=name)
-    kept: Cache = MemoryCache() if file is None else file
+    file = None if settings.store is None else JudgeFile(settings.store, name=name)
+    default_cache: Cache = MemoryCache() if file is None else file
     return LLMJudge(
         name=name,
         endpoint=endpoint,
+        settings=settings,
         prompt=prompt,
-        lowest=lowest,
-        highest=highest,
-        temperature=temperature,
-        reply_tokens=reply_tokens,
-        budget=Budget(max_requests=max_requests, max_tokens=max_tokens, ledger=file),
-        cache=kept if cache is None else cache,
+        budget=Budget(max_requests=settings.max_requests, max_tokens=settings.max_tokens, ledger=file),
+        cache=default_cache if cache is None else cache,
     )
 
 

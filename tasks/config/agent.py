@@ -1,0 +1,69 @@
+"""The block `agent`: how the model is prompted, how its output is read, and what rewards its episodes."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator, Field, model_validator
+
+from agents.judging import JudgeSettings
+from agents.rollout.context import ContextPolicy
+from agents.settings import Settings
+
+
+def _check_reward(value: Any) -> Any:
+    weights = value.values() if isinstance(value, dict) else ()
+    has_weights = bool(weights) and all(isinstance(weight, int | float) for weight in weights)
+    if value is not None and not isinstance(value, str) and not has_weights:
+        raise ValueError(
+            f"{value!r} is neither the name of a reward nor several with weights, such as "
+            "{qa_exact_match: 1.0, think_format: 0.2}"
+        )
+    return value
+
+
+class JudgeBlock(JudgeSettings):
+    """One of `judges`: a judge, and the endpoint that serves it (`agents.clients.endpoint.Endpoint`)."""
+
+    url: str
+    """Of an OpenAI-compatible endpoint, up to the version, e.g. `http://127.0.0.1:8000/v1`."""
+    model: str
+    key_from: str | None = None
+    """Name of the environment variable that holds the key; no file holds the key itself."""
+    prompt: Path | None = None
+    """A file with the prompt, which names in braces what it is filled with; None is the default prompt."""
+    requests_per_s: float | None = None
+    concurrent: int = 16
+    request_timeout_s: float = 60.0
+    tries: int = 5
+
+
+class AgentSettings(Settings):
+    """One agent: its format, prompt, tools and reward; or somebody's program."""
+
+    program: str | None = None
+    """An agent program, `module:name`, which calls the policy by OpenAI's protocol (docs/gateway.md). It
+    prompts the model itself: of the other settings it takes `reward` and `judges` alone."""
+    format: str = "action"
+    """One of `agents/formats` (`action`: an optional `Thought: …`, then `Action: …`), or your own `Agent`,
+    `module:Class`, which is constructed with the JSON schemas of the tools."""
+    instructions: bool
+    """Whether the conversation opens with the environment's instructions. A model that was made
+    for one environment does without: every prompt token costs time."""
+    prompt: Path | None = None
+    """A file with the text that opens every conversation."""
+    tools: list[str] = Field([])
+    """Prebuilt tools by name, and others as `module:name`."""
+    reward: Annotated[str | dict[str, float] | None, BeforeValidator(_check_reward)] = None
+    """What judges an episode: a prebuilt reward, one of `judges`, or one as `module:name`, or several with
+    weights. None takes the environment's own, or the program's. With a program, it judges the episodes for
+    which the program returns None."""
+    judges: dict[Annotated[str, Field(pattern=r"^[A-Za-z]\w*$")], JudgeBlock] = Field({})
+    """Language models that judge, by the names that `reward` uses."""
+    context: ContextPolicy = ContextPolicy()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _programs_instruct_themselves(cls, values: Any) -> Any:
+        if isinstance(values, dict) and values.get("program") is not None:
+            return {"instructions": False} | values
+        return values

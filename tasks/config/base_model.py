@@ -1,0 +1,34 @@
+"""The block `base`: how the shipped base model was made (`tasks/base_model/train.py`)."""
+
+from typing import Annotated
+
+from pydantic import Field
+
+from agents.settings import Positive, Settings
+
+
+class BaseCycle(Settings):
+    """One cycle of the base model's learning rate, which falls to zero at its end."""
+
+    tokens: Positive
+    rate: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """The peak of the learning rates, as a share of `muon_lr` and `adamw_lr`."""
+    misreads: Annotated[float, Field(ge=0, le=1)] = 0.0
+    """Share of the games in which the expert misreads recipes, is refused, and reads again."""
+    families: Annotated[float, Field(ge=0, le=1)] = 0.0
+    """Share of the sequences that drill families of recipes which differ in one word alone; above 0, most
+    families of the games are such, too."""
+
+
+class BaseSettings(Settings):
+    """The whole training of the base model."""
+
+    seed: int
+    cycles: Annotated[list[BaseCycle], Field(min_length=1)]
+    processes: Positive
+    """They share the work, one core each; they change its speed, not its result."""
+    layers: Positive
+    width: Annotated[int, Field(ge=128, multiple_of=32)]
+    batch_tokens: Positive
+    muon_lr: Annotated[float, Field(gt=0)]
+    adamw_lr: Annotated[float, Field(gt=0)]

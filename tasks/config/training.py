@@ -1,0 +1,152 @@
+"""The blocks `warmup`, `rollout`, `train`, `evaluate` and `backend`: how a policy is trained, and where."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field, model_validator
+
+from agents.limits import EpisodeLimits
+from agents.settings import Positive, Seconds, Settings
+from agents.types import SamplingParams
+
+LearningRate = Annotated[float, Field(gt=0, le=1)]
+"""Each step of the optimizer changes a weight by about so much, and weights are below 1."""
+IMPORTANCE_CAP = 2.0
+"""`train.importance_cap` on GPUs, where a pipeline does not give it."""
+
+
+def _check_algorithm(name: Any) -> Any:
+    if name != "grpo":
+        raise ValueError(f"{name!r} is not implemented; grpo is the only algorithm")
+    return name
+
+
+def _check_group_size(count: Any) -> Any:
+    if isinstance(count, int) and count < 2:
+        raise ValueError(f"GRPO compares the samples of an item with each other: give 2 or more, not {count}")
+    return count
+
+
+class WarmupSettings(Settings):
+    """Supervised warm-up on the environment's scripted expert."""
+
+    demonstrations: Positive
+    noise: Annotated[float, Field(ge=0, lt=1)]
+    """Probability that a turn of a demonstration is preceded by a careless, uninformative one."""
+    imitate_noise: bool = False
+    """Whether the careless turns are imitated, too. The policy then starts with a mixed skill, and RL has
+    the rest to do; otherwise it learns only to recover from them."""
+    new_words: Annotated[int, Field(ge=0)] = 0
+    """How many words of the demonstrations, of those that `model` spells, get a token each: for a small
+    model that was made for another environment."""
+    whole_words: tuple[str, ...] = ()
+    """Regular expressions (Oniguruma's) of texts that count as one word although the tokenizer of `model`
+    splits them: `" ?\\[SEP\\]"`."""
+    steps: Positive
+    batch_size: Positive
+    lr: LearningRate
+
+    @model_validator(mode="after")
+    def _whole_words_are_new(self) -> "WarmupSettings":
+        if self.whole_words and not self.new_words:
+            raise ValueError(
+                f"whole_words {list(self.whole_words)} need new_words, which is 0: they get no tokens"
+            )
+        return self
+
+
+class RolloutSettings(Settings):
+    """How episodes are sampled: in training, and but for the temperature in evaluation."""
+
+    items_per_step: Positive
+    group_size: Annotated[Positive, BeforeValidator(_check_group_size)]
+    """Samples per item; their rewards are compared with each other."""
+    temperature: Annotated[float, Field(gt=0)] = 1.0
+    """At the first training step."""
+    final_temperature: Annotated[float, Field(gt=0)] | None = None
+    """At the last one, reached in equal steps; None keeps `temperature`."""
+    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    top_k: Annotated[int, Field(ge=0)] = 0
+    max_tokens_per_turn: Positive
+    context_length: Positive
+    """Tokens of a whole episode, prompt included."""
+    episode_timeout_s: Seconds
+    step_timeout_s: Seconds
+    max_attempts: Positive = 3
+    """Attempts at an episode that fails for a reason other than the policy's, the first included."""
+    max_live_envs: Positive
+    """Episodes at once: environments, or programs."""
+
+    def limits(self, *, max_turns: int) -> EpisodeLimits:
+        """The limits of an episode of `max_turns`."""
+        return EpisodeLimits(
+            max_turns=max_turns,
+            max_tokens_per_turn=self.max_tokens_per_turn,
+            context_length=self.context_length,
+            episode_timeout_s=self.episode_timeout_s,
+            step_timeout_s=self.step_timeout_s,
+        )
+
+    def sampling(self, *, temperature: float) -> SamplingParams:
+        """How a turn is sampled at `temperature`; 0 is greedy."""
+        return SamplingParams(
+            max_tokens=self.max_tokens_per_turn,
+            temperature=temperature,
+            top_p=self.top_p,
+            top_k=self.top_k,
+        )
+
+
+class TrainSettings(Settings):
+    """The algorithm, its optimizer steps and its checkpoints."""
+
+    algorithm: Annotated[Literal["grpo"], BeforeValidator(_check_algorithm)]
+    steps: Positive
+    steps_per_round: Positive
+    """A round ends with a checkpoint, a quick evaluation and its own MLflow run."""
+    save_every: Positive
+    """Steps between checkpoints within a round."""
+    lr: LearningRate
+    clip_ratio: Annotated[float, Field(gt=0, lt=1)] = 0.2
+    mini_batches: Positive
+    """Optimizer steps per training step and epoch."""
+    epochs: Positive = 1
+    """Passes over each step's trajectories."""
+    kl_loss_coef: Annotated[float, Field(ge=0)] = 0.0
+    """Weight of the low-variance KL to the warm-up policy; 0 loads no reference model."""
+    entropy_coef: Annotated[float, Field(ge=0)] = 0.0
+    """Weight of a bonus for the policy's entropy (nats, mean over tokens): without it, a policy may become
+    certain before it has found what is right."""
+    micro_batch_tokens: Positive
+    """Padded tokens of one forward and backward pass."""
+    importance_cap: Annotated[float, Field(ge=1, allow_inf_nan=False)] | None = None
+    """Token-level truncated importance sampling: a token's loss is multiplied by the ratio of the trainer's
+    probability to the sampler's, at most by this. vLLM in bf16 and FSDP differ in the third digit, so the
+    default is 2.0 on cuda; null switches it off. On a CPU both compute the same, and a value is refused."""
+
+
+class EvaluateSettings(Settings):
+    """The final evaluation on the test split, and the quick one after each round."""
+
+    max_turns: Positive
+    samples_per_item: Positive
+    """Samples per item at `temperature`, besides a greedy one."""
+    temperature: Annotated[float, Field(gt=0)] = 1.0
+    """`rollout.temperature` is for training only."""
+    quick_items: Positive
+    """Test items of the evaluation after each round, one sample each; all of them where the split has
+    fewer."""
+
+
+class BackendSettings(Settings):
+    """Where the model runs. Everything else is the same on a laptop and on a cluster."""
+
+    device: Literal["cpu", "cuda"]
+    rollout: Literal["cpu", "vllm"]
+    workers: Positive = 1
+    """Training processes (FSDP ranks); on GPUs one per GPU."""
+    tensor_parallel: Positive = 1
+    gpu_memory_utilization: Annotated[float, Field(gt=0, lt=1)] = 0.6
+    max_sequences: Positive = 256
+    """Episodes that one sampler decodes at the same time."""
+    samplers: Positive = 1
+    """CPU samplers for each training process, a core each; training waits while they decode."""
