@@ -79,7 +79,7 @@ def refusal(overrides: dict[str, Any]) -> str:
         ({"data.split_seed": -1}, "data.split_seed"),
         ({"rollout.group_size": 1}, "GRPO compares the samples of an item with each other: give 2 or more"),
         ({"rollout.group_size": 100000}, "1,600,000 episodes a step"),
-        ({"train.algorithm": "ppo"}, "'ppo' is no algorithm that is implemented; grpo is the only one"),
+        ({"train.algorithm": "ppo"}, "'ppo' is not implemented; grpo is the only algorithm"),
         ({"agent.reward": {}}, "agent.reward: {} is neither the name of a reward nor several with weights"),
         ({"agent.reward": 5}, "agent.reward: 5 is neither"),
         ({"rollout.max_tokens_per_turn": 2000}, "rollout.max_tokens_per_turn 2000 leaves no room"),
