@@ -9,9 +9,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from agents.formats import ACTIONS, NATIVE, turn_parser
+from agents.formats import ACTIONS, FORMATS, NATIVE, turn_parser
 from agents.formats.calls import ParsedTurn
 from agents.prompting.tools_prompt import tools_prompt
+from envs.errors import ConfigError
 from envs.types import Image, Item, Message
 
 Schema = Mapping[str, Any]
@@ -41,6 +42,16 @@ class Agent(ABC):
     def parse(self, text: str) -> ParsedTurn:
         """What the model's `text` says. Total: every text is an action, calls, an answer or a problem."""
 
+    def write(self, turn: ParsedTurn) -> str:
+        """The text that `parse` reads as `turn`: what a scripted expert says. Only demonstrations need it.
+
+        Raises `ConfigError` if the agent cannot express `turn`.
+        """
+        raise ConfigError(
+            f"{type(self).__name__} writes no turns, which demonstrations need; give it the method "
+            "`write`, the inverse of `parse`, or set warmup: null"
+        )
+
     def reply(self, turn: ParsedTurn, observations: Sequence[str]) -> Sequence[Message]:
         """The messages that follow `turn`. `observations`: what the environment said, or each call's tool,
         or the turn's `problem`."""
@@ -64,9 +75,17 @@ def with_images(messages: Sequence[Message], images: Sequence[tuple[Image, ...]]
 class FormatAgent(Agent):
     """An agent that writes in one of `agents/formats`."""
 
-    def __init__(self, format: str, *, schemas: Sequence[Schema] = (), instructions: str = "") -> None:
+    def __init__(
+        self,
+        format: str,
+        *,
+        schemas: Sequence[Schema] = (),
+        instructions: str = "",
+        action_hint: str = "your next action",
+    ) -> None:
         """`schemas` of its tools; `instructions` come before all else, as the system message where the
-        format has tools, else at the head of the first one.
+        format has tools, else at the head of the first one. The form of a turn follows them, where
+        `action_hint` stands for the environment's action; with an empty one they state the form themselves.
 
         Raises `ConfigError` for an unknown format, and for tools that it cannot call or describe.
         """
@@ -76,11 +95,24 @@ class FormatAgent(Agent):
         self._acts = format in ACTIONS
         self._tools = tuple(schemas) if self._native else ()
         described = "" if self._native or self._acts else tools_prompt(format, schemas)
+        form = FORMATS[format].form
+        if instructions and form and action_hint:
+            # The form continues a paragraph; a list is followed by a new line.
+            separator = " " if instructions.endswith(".") else "\n"
+            instructions += separator + form.replace("{action}", action_hint)
         self._system = "\n\n".join(filter(None, [instructions, described]))
 
     def parse(self, text: str) -> ParsedTurn:
         """See `Agent`."""
         return self._read(text)
+
+    def write(self, turn: ParsedTurn) -> str:
+        """See `Agent`."""
+        text = FORMATS[self.format].write(turn)
+        read = self._read(text)
+        if (read.action, read.calls, read.answer) != (turn.action, turn.calls, turn.answer):
+            raise ConfigError(f"format {self.format!r} cannot express the turn {text[:200]!r}")
+        return text
 
     def render(self, item: Item, observation: str) -> Opening:
         """See `Agent`. An item's own `messages` come before its last one, which is the observation; its

@@ -76,6 +76,9 @@ class EnvSpec:
     """How to play, for a model that was not made for this environment."""
     packages: tuple[str, ...]
     """Distributions that it needs and whose versions a run records."""
+    action_hint: str = "your next action"
+    """What stands for an action where an agent states the form of a turn; empty where `instructions`
+    themselves say what a turn looks like."""
     make_item: Callable[[int], Item] | None = None
     """The item of a number, as AgentGym numbers them, be it in the split or not; two numbers are never the
     same problem. Raises `ConfigError`, naming the range, where there is none. None: only those of the split

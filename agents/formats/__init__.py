@@ -6,24 +6,36 @@ What each format tells the model about the tools is `agents/prompting/tools_prom
 
 import difflib
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from agents.formats import action, code_block, hermes, json_calls, qwen3, react, searchr1
-from agents.formats.calls import ParsedTurn, TurnParser
+from agents.formats.calls import ParsedTurn, TurnParser, TurnWriter
 from agents.formats.fitting import fit_types
 from envs.errors import ConfigError
 
-FORMATS: dict[str, TurnParser] = {
-    "action": action.action,
-    "raw": action.raw,
-    "react": react.react,
-    "hermes": hermes.hermes,
-    "qwen3": qwen3.qwen3,
-    "llama3": json_calls.llama3,
-    "json": json_calls.json,
-    "code": code_block.code,
-    "searchr1": searchr1.searchr1,
+
+@dataclass(frozen=True, slots=True)
+class Format:
+    """How the turns of an agent are read and written."""
+
+    parse: TurnParser
+    write: TurnWriter
+    form: str = ""
+    """Follows an agent's instructions where a turn is an action; `{action}` stands for what the environment
+    calls one. Formats that call tools are described by `agents/prompting`."""
+
+
+FORMATS: dict[str, Format] = {
+    "action": Format(action.action, action.write_action, action.ACTION_FORM),
+    "raw": Format(action.raw, action.write_raw, action.RAW_FORM),
+    "react": Format(react.react, react.write_react),
+    "hermes": Format(hermes.hermes, hermes.write_hermes),
+    "qwen3": Format(qwen3.qwen3, qwen3.write_qwen3),
+    "llama3": Format(json_calls.llama3, json_calls.write_llama3),
+    "json": Format(json_calls.json, json_calls.write_json),
+    "code": Format(code_block.code, code_block.write_code),
+    "searchr1": Format(searchr1.searchr1, searchr1.write_searchr1),
 }
 
 ACTIONS = ("action", "raw")
@@ -56,7 +68,7 @@ def turn_parser(format: str, schemas: Sequence[Mapping[str, Any]]) -> TurnParser
         near = difflib.get_close_matches(format, FORMATS, n=1)
         hint = f"did you mean {near[0]!r}? " if near else ""
         raise ConfigError(f"unknown format of calls {format!r}; {hint}Known: {', '.join(FORMATS)}")
-    parse = FORMATS[format]
+    parse = FORMATS[format].parse
     if format in ACTIONS and schemas:
         names = ", ".join(function_of(schema)["name"] for schema in schemas)
         raise ConfigError(f"format {format!r} calls no tools, got {names}; use another format, or no tools")

@@ -14,14 +14,31 @@ def action(text: str) -> ParsedTurn:
     Two actions in one text are refused, as AgentGym refuses them: the second was written without
     having seen the observation of the first. A text without an action is given to the environment whole.
     """
-    found = _ACTION.findall(text)
-    said = found[0].strip() if len(found) == 1 else ""
-    if not said:
+    matches = _ACTION.findall(text)
+    command = matches[0].strip() if len(matches) == 1 else ""
+    if not command:
         return ParsedTurn(thought="", action=text, is_ambiguous=True)
     thought = text[: text.index("Action:")]
-    return ParsedTurn(thought=_THOUGHT_LABEL.sub("", thought).strip(), action=said)
+    return ParsedTurn(thought=_THOUGHT_LABEL.sub("", thought).strip(), action=command)
+
+
+def write_action(turn: ParsedTurn) -> str:
+    """`Thought: …` where the turn has a thought, and `Action: …`."""
+    thought = f"Thought: {turn.thought}\n" if turn.thought else ""
+    return f"{thought}Action: {turn.action}"
+
+
+ACTION_FORM = "Answer in this form:\n" + write_action(ParsedTurn(thought="your reasoning", action="{action}"))
 
 
 def raw(text: str) -> ParsedTurn:
     """The whole text is the action, without the white space around it."""
     return ParsedTurn(thought="", action=text.strip())
+
+
+RAW_FORM = "Your whole text is taken as {action}."
+
+
+def write_raw(turn: ParsedTurn) -> str:
+    """The action; the format has no place for a thought."""
+    return str(turn.action)

@@ -54,3 +54,6 @@ class ParsedTurn:
 
 TurnParser = Callable[[str], ParsedTurn]
 """Total: no text makes it raise, and its work is linear in the text's length."""
+
+TurnWriter = Callable[[ParsedTurn], str]
+"""The inverse of a parser, for the turns that its format can express."""

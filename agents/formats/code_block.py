@@ -3,7 +3,17 @@
 import re
 
 from agents.formats.calls import ParsedTurn, ToolCall
-from agents.formats.scan import Ends, Found, bounded, give_up, marks, plain_answer, scan, turn_of
+from agents.formats.scan import (
+    Ends,
+    Found,
+    bounded,
+    give_up,
+    marks,
+    plain_answer,
+    scan,
+    turn_of,
+    write_thinking,
+)
 
 TOOL, ARGUMENT = "code_interpreter", "code"
 """The one tool that the format can call, and its one argument."""
@@ -43,3 +53,9 @@ def code(text: str) -> ParsedTurn:
     if len(items) > 1:
         items = [Found(problem=f"Your turn has {len(items)} blocks of code; one a turn. {EXPECTED}")]
     return turn_of(items, thought=scanned.thought, otherwise=plain_answer(scanned, expected=EXPECTED))
+
+
+def write_code(turn: ParsedTurn) -> str:
+    """The call's code as a block, or the answer."""
+    blocks = [f"```python\n{call.arguments[ARGUMENT]}\n```" for call in turn.calls]
+    return write_thinking(turn.thought, "\n\n".join(blocks) or str(turn.answer))

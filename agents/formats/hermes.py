@@ -3,8 +3,8 @@
 import re
 
 from agents.formats.calls import ParsedTurn, ToolCall
-from agents.formats.json_values import InvalidJson, call_of, decode_at, skip_space
-from agents.formats.scan import Found, bounded, marks, plain_answer, scan, turn_of
+from agents.formats.json_values import InvalidJson, call_of, decode_at, dumps, skip_space
+from agents.formats.scan import Found, bounded, marks, plain_answer, scan, turn_of, write_thinking
 
 EXPECTED = (
     'Write each call as <tool_call>{"name": "...", "arguments": {...}}</tool_call>, or answer in plain text.'
@@ -53,3 +53,10 @@ def closed(text: str, position: int, *, calls: tuple[ToolCall, ...], expected: s
     if end == len(text):
         return Found(calls=calls, first_end=position), end
     return Found(problem=f"A call is not followed by {CLOSED}. {expected}"), end
+
+
+def write_hermes(turn: ParsedTurn) -> str:
+    """As the chat template of Qwen2.5 writes calls."""
+    calls = [dumps({"name": call.name, "arguments": call.arguments}) for call in turn.calls]
+    blocks = "\n".join(f"{OPENED}\n{call}\n{CLOSED}" for call in calls)
+    return write_thinking(turn.thought, blocks or str(turn.answer))

@@ -10,8 +10,19 @@ from dataclasses import replace
 from typing import Any
 
 from agents.formats.calls import ParsedTurn, ToolCall
-from agents.formats.json_values import Value, broken_end, call_of, decode_at
-from agents.formats.scan import UNCLOSED, Ends, Found, Scan, bounded, marks, plain_answer, scan, turn_of
+from agents.formats.json_values import Value, broken_end, call_of, decode_at, dumps
+from agents.formats.scan import (
+    UNCLOSED,
+    Ends,
+    Found,
+    Scan,
+    bounded,
+    marks,
+    plain_answer,
+    scan,
+    turn_of,
+    write_thinking,
+)
 
 JSON_EXPECTED = (
     'Write one JSON object {"name": "...", "arguments": {...}}, or an array of such objects, '
@@ -112,3 +123,16 @@ def _calls_or_answer(value: Any) -> Found | str | None:
         answer = value["answer"]
         return Found(answer=answer if isinstance(answer, str) else stdlib_json.dumps(answer))
     return _call(value)
+
+
+def write_json(turn: ParsedTurn) -> str:
+    """One call, an array of several, or `{"answer": …}`."""
+    calls = [{"name": call.name, "arguments": call.arguments} for call in turn.calls]
+    value = {"answer": turn.answer} if turn.answer is not None else calls if len(calls) > 1 else calls[0]
+    return write_thinking(turn.thought, dumps(value))
+
+
+def write_llama3(turn: ParsedTurn) -> str:
+    """Calls with `;` between them."""
+    calls = [dumps({"name": call.name, "parameters": call.arguments}) for call in turn.calls]
+    return write_thinking(turn.thought, "; ".join(calls) or str(turn.answer))

@@ -119,6 +119,10 @@ def broken_end(text: str, position: int, *, limit: int) -> int:
     return limit
 
 
+dumps = json.JSONEncoder(ensure_ascii=False).encode
+"""A JSON value as the formats write it."""
+
+
 def call_of(value: Any) -> ToolCall | str | None:
     """A call, why it is a bad one (fits after "its "), or None for a value that is none at all.
 

@@ -7,8 +7,8 @@ import re
 
 from agents.formats.calls import ParsedTurn, ToolCall
 from agents.formats.hermes import CLOSED, OPENED, closed, read_json
-from agents.formats.json_values import MAX_NAME, skip_space
-from agents.formats.scan import Ends, Found, bounded, marks, plain_answer, scan, turn_of
+from agents.formats.json_values import MAX_NAME, dumps, skip_space
+from agents.formats.scan import Ends, Found, bounded, marks, plain_answer, scan, turn_of, write_thinking
 
 EXPECTED = (
     "Write each call as <tool_call>\n<function=NAME>\n<parameter=KEY>\nVALUE\n</parameter>\n</function>\n"
@@ -84,3 +84,14 @@ def _read_functions(text: str, position: int, ends: Ends) -> tuple[Found, int]:
         return found, position  # nor is it there in the midst of prose
     whole, position = closed(text, position, calls=found.calls, expected=EXPECTED)
     return (whole if len(calls) == 1 else found), position
+
+
+def write_qwen3(turn: ParsedTurn) -> str:
+    """As the chat template of Qwen3-Coder writes calls; values that are no text are JSON."""
+    blocks = []
+    for call in turn.calls:
+        lines = [OPENED, f"<function={call.name}>"]
+        for key, value in call.arguments.items():
+            lines += [f"<parameter={key}>", value if isinstance(value, str) else dumps(value), "</parameter>"]
+        blocks.append("\n".join([*lines, _FUNCTION_CLOSED, CLOSED]))
+    return write_thinking(turn.thought, "\n".join(blocks) or str(turn.answer))

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from agents.formats.calls import ParsedTurn, ToolCall
-from agents.formats.json_values import MAX_NAME, InvalidJson, decode_at
+from agents.formats.json_values import MAX_NAME, InvalidJson, decode_at, dumps
 from agents.formats.scan import UNCLOSED, bounded, marks, scan
 
 PLAIN_INPUT = "input"
@@ -98,3 +98,13 @@ def _read(text: str, match: re.Match[str]) -> tuple[_Label, int]:
         problem = f"Your Action Input cannot be read: its JSON {decoded.why}."
         return _Label(name, problem=problem), decoded.position
     return _Label(name, value=decoded.value), decoded.end
+
+
+def write_react(turn: ParsedTurn) -> str:
+    """`Thought:` where the turn has one, then the call or the final answer."""
+    lines = [f"Thought: {turn.thought}"] if turn.thought else []
+    for call in turn.calls:
+        lines += [f"Action: {call.name}", f"Action Input: {dumps(call.arguments)}"]
+    if turn.answer is not None:
+        lines.append(f"Final Answer: {turn.answer}")
+    return "\n".join(lines)

@@ -117,6 +117,11 @@ def scan(
     return Scan(thinking, [part for _, part in pieces if part is not None], closed)
 
 
+def write_thinking(thought: str, rest: str) -> str:
+    """`thought` as a think-block before `rest`; `rest` alone where there is no thought."""
+    return f"{_OPEN}\n{thought}\n{_CLOSE}\n\n{rest}" if thought else rest
+
+
 _NOTHING = marks(r"(?!)")
 
 

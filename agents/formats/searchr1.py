@@ -3,7 +3,7 @@
 import re
 
 from agents.formats.calls import ParsedTurn, ToolCall
-from agents.formats.scan import UNCLOSED, Ends, Found, bounded, give_up, marks, scan, turn_of
+from agents.formats.scan import UNCLOSED, Ends, Found, bounded, give_up, marks, scan, turn_of, write_thinking
 
 TOOL, ARGUMENT = "search", "query"
 """The one tool that the format can call, and its one argument."""
@@ -43,3 +43,9 @@ def searchr1(text: str) -> ParsedTurn:
     why = "Your turn has neither a search nor an answer." if scanned.closed else UNCLOSED
     otherwise = ParsedTurn(thought=scanned.thought, problem=f"{why} {EXPECTED}")
     return turn_of(items, thought=scanned.thought, otherwise=otherwise)
+
+
+def write_searchr1(turn: ParsedTurn) -> str:
+    """The search or the answer between its tags."""
+    searches = [f"<search>{call.arguments[ARGUMENT]}</search>" for call in turn.calls]
+    return write_thinking(turn.thought, "\n".join(searches) or f"<answer>{turn.answer}</answer>")

@@ -49,7 +49,7 @@ def check_native(tokenizer: "PreTrainedTokenizerBase", format: str) -> None:
     call = {"type": "function", "function": {"name": _NAME, "arguments": {_ARGUMENT: _VALUE}}}
     says = {"role": "assistant", "content": "", "tool_calls": [call]}
     written = _render(tokenizer, [user, says], tools=[SENTINEL], opened=False).rpartition(_USER)[2]
-    read_by = [name for name in NATIVE if FORMATS[name](written).calls == (_CALL,)]
+    read_by = [name for name in NATIVE if FORMATS[name].parse(written).calls == (_CALL,)]
     if format not in read_by:
         instead = f"use format {read_by[0]!r}, which reads them" if read_by else _REMEDY
         raise _unusable(tokenizer, f"does not write calls in format {format!r}; {instead}")

@@ -42,9 +42,7 @@ PACKAGES = ("gymnasium",)
 
 INSTRUCTIONS = """\
 You act in the environment {id}. {hint}Every round you are told what you see, and you answer with your \
-thought and one action. Actions: {actions}. Answer in this form:
-Thought: your reasoning
-Action: your next action"""
+thought and one action. Actions: {actions}."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,9 +40,7 @@ MAX_MESSAGE = 16 << 20
 
 INSTRUCTIONS = """\
 You act in an environment. The first message ends with the form of an action. Every round you are told what \
-happened, and you answer with your thought and one action, on one line. Answer in this form:
-Thought: your reasoning
-Action: your next action"""
+happened, and you answer with your thought and one action, on one line."""
 
 
 class OpenEnvEnv:

@@ -39,9 +39,7 @@ MAX_ANSWER_LENGTH = 10_000
 
 INSTRUCTIONS = """\
 You are asked one question and have one try to answer it. Your answer stands on one line; where it must \
-have several lines, write \\n between them. Answer in this form:
-Thought: your reasoning
-Action: your answer"""
+have several lines, write \\n between them."""
 
 _LITERAL = re.compile(r"[\w\s,'\"\[\]-]*")
 _ARITHMETIC = re.compile(r"(?:[\d\s+\-/().]|(?<!\*)\*(?!\*))*")
@@ -99,6 +97,7 @@ def spec(argument: str) -> EnvSpec:
         split=partial(split, name),
         expert=partial(expert, name),
         instructions=INSTRUCTIONS,
+        action_hint="your answer",
         packages=PACKAGES,
         source=SOURCE,
         isolation="process" if argument.partition("?")[0] in SLOW else "none",

@@ -71,9 +71,7 @@ NLTK_DATA = ("words", "averaged_perceptron_tagger_eng")
 
 INSTRUCTIONS = """\
 You play a text game whose rules the first message tells. Every round you are told what happened, and you \
-answer with your thought and your move, on one line, as the rules want it. Answer in this form:
-Thought: your reasoning
-Action: your move"""
+answer with your thought and your move, on one line, as the rules want it."""
 
 
 class TextArenaEnv:
@@ -147,6 +145,7 @@ def spec(argument: str) -> EnvSpec:
         split=partial(seeded_split, name),
         expert=no_expert,
         instructions=INSTRUCTIONS,
+        action_hint="your move",
         packages=PACKAGES,
         source=SOURCE,
         isolation="process" if argument.startswith(SLOW) else "none",

@@ -87,10 +87,7 @@ answer with your thought and one action. Actions: open OBJ, close OBJ, activate 
 connect OBJ to OBJ, disconnect OBJ, use OBJ [on OBJ], look around, look at OBJ, look in OBJ, read OBJ, \
 move OBJ to OBJ, pick up OBJ, put down OBJ, pour OBJ into OBJ, dunk OBJ into OBJ, mix OBJ, go to LOC, \
 eat OBJ, flush OBJ, focus on OBJ (only on what the task asks for: a wrong one ends it), wait, wait1, \
-examine OBJ, task, inventory. Where a name is ambiguous you are asked to choose by a number. Answer in \
-this form:
-Thought: your reasoning
-Action: your next action"""
+examine OBJ, task, inventory. Where a name is ambiguous you are asked to choose by a number."""
 
 
 class Jvm:

@@ -167,7 +167,12 @@ def agent_of(settings: AgentSettings, spec: EnvSpec, tools: Toolbox | None) -> A
                 )
         return _own_agent(settings.format, schemas)
     words = [_prompt(settings.prompt), spec.instructions if settings.instructions else ""]
-    return FormatAgent(settings.format, schemas=schemas, instructions="\n\n".join(filter(None, words)))
+    return FormatAgent(
+        settings.format,
+        schemas=schemas,
+        instructions="\n\n".join(filter(None, words)),
+        action_hint=spec.action_hint,
+    )
 
 
 def _own_agent(name: str, schemas: Sequence[Schema]) -> Agent:

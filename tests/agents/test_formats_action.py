@@ -42,7 +42,7 @@ def test_text_without_one_action_is_passed_on_as_it_is(text: str) -> None:
 
 @given(st.text(alphabet=st.sampled_from("Action:Thought \n\tx")) | st.text())
 def test_every_parser_is_total(text: str) -> None:
-    for parse in (FORMATS[name] for name in ACTIONS):
+    for parse in (FORMATS[name].parse for name in ACTIONS):
         parsed = parse(text)
         assert parsed.action is not None
         assert parsed.action in text

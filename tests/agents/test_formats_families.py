@@ -128,7 +128,7 @@ def test_what_was_written_is_read(family: str, case: int) -> None:
 @each_family
 def test_a_malformed_turn_is_told_what_is_expected(family: str) -> None:
     for text in MALFORMED[family]:
-        turn = FORMATS[family](text)
+        turn = FORMATS[family].parse(text)
         assert turn.calls == (), text[:80]
         assert turn.problem, text[:80]
         assert len(turn.problem) < 600, text[:80]
@@ -161,8 +161,8 @@ def test_no_mutation_raises(family: str, text: str, calls: list[ToolCall], data:
 @given(text=hostile)
 def test_a_thought_is_never_a_call(family: str, text: str) -> None:
     quoted = text + WRITERS[family]([EVIL]) + text
-    assert FORMATS[family](f"<think>{quoted}</think>").calls == ()
-    assert FORMATS[family](f"<think>{quoted.replace('</think>', '')}").calls == ()
+    assert FORMATS[family].parse(f"<think>{quoted}</think>").calls == ()
+    assert FORMATS[family].parse(f"<think>{quoted.replace('</think>', '')}").calls == ()
 
 
 @each_family
@@ -174,7 +174,7 @@ def test_a_call_within_an_argument_is_none(family: str, quote: str) -> None:
             written = WRITERS[family](calls)
             for end in range(0, len(written) + 1, 7):
                 for part in (written[:end], written):
-                    assert "evil" not in {call.name for call in FORMATS[family](part).calls}
+                    assert "evil" not in {call.name for call in FORMATS[family].parse(part).calls}
 
 
 @each_family
@@ -182,20 +182,20 @@ def test_what_was_cut_off_is_no_call(family: str) -> None:
     calls = [ToolCall("f", {"x": "value", "n": "7"}), ToolCall("g", {"y": "z"})]
     written = WRITERS[family](calls)
     for end in range(len(written)):
-        turn = FORMATS[family](written[:end])
+        turn = FORMATS[family].parse(written[:end])
         assert list(turn.calls) == calls[: len(turn.calls)], written[:end]
 
 
 def test_hermes_reads_tight_json_and_calls_between_thoughts() -> None:
     calls = [ToolCall("f", {"x": "ünï"}), ToolCall("g", {})]
-    assert FORMATS["hermes"](hermes_tight(calls)).calls == tuple(calls)
-    turn = FORMATS["hermes"](f"<think>a</think>{hermes(calls[:1])}<think>b</think>{hermes(calls[1:])}")
+    assert FORMATS["hermes"].parse(hermes_tight(calls)).calls == tuple(calls)
+    turn = FORMATS["hermes"].parse(f"<think>a</think>{hermes(calls[:1])}<think>b</think>{hermes(calls[1:])}")
     assert (turn.calls, turn.thought) == (tuple(calls), "a\nb")
 
 
 @pytest.mark.parametrize("family", ["hermes", "qwen3", "llama3"])
 def test_plain_text_is_the_answer_of_a_native_format(family: str) -> None:
-    turn = FORMATS[family]('<think>2 + 2</think>\n\nIt is {"x": [4]}.\n')
+    turn = FORMATS[family].parse('<think>2 + 2</think>\n\nIt is {"x": [4]}.\n')
     assert (turn.answer, turn.thought, turn.calls) == ('It is {"x": [4]}.', "2 + 2", ())
 
 
@@ -203,25 +203,25 @@ def test_qwen3_forgives_what_its_models_forget() -> None:
     call = ToolCall("f", {"x": "a\nb"})
     body = "<function=f>\n<parameter=x>\na\nb\n</parameter>\n</function>"
     for text in (body, f"I will.\n{body}\n</tool_call>", f"<tool_call>{body}", f"{body}\nThat is it."):
-        assert FORMATS["qwen3"](text).calls == (call,)
-    assert FORMATS["qwen3"](f"<tool_call>{body}<tool_call>{body}</tool_call>").calls == (call, call)
-    assert FORMATS["qwen3"](hermes([call])).calls == (call,)
+        assert FORMATS["qwen3"].parse(text).calls == (call,)
+    assert FORMATS["qwen3"].parse(f"<tool_call>{body}<tool_call>{body}</tool_call>").calls == (call, call)
+    assert FORMATS["qwen3"].parse(hermes([call])).calls == (call,)
 
 
 def test_llama3_reads_a_tag_and_several_calls() -> None:
     text = '<|python_tag|>{"name": "f", "parameters": {"x": 1}}; {"name": "g", "arguments": null}'
-    assert FORMATS["llama3"](text).calls == (ToolCall("f", {"x": 1}), ToolCall("g", {}))
+    assert FORMATS["llama3"].parse(text).calls == (ToolCall("f", {"x": 1}), ToolCall("g", {}))
     openai = {"type": "function", "function": {"name": "f", "arguments": '{"x": "\\n"}'}}
-    assert FORMATS["llama3"](json.dumps(openai)).calls == (ToolCall("f", {"x": "\n"}),)
+    assert FORMATS["llama3"].parse(json.dumps(openai)).calls == (ToolCall("f", {"x": "\n"}),)
 
 
 def test_json_takes_the_first_call_or_answer() -> None:
     text = 'Data: {"k": 1}.\n```json\n{"name": "f", "arguments": {}}\n```\n{"name": "evil", "arguments": {}}'
-    assert FORMATS["json"](text).calls == (ToolCall("f", {}),)
-    assert FORMATS["json"]('So {"answer": "42"}').answer == "42"
-    assert FORMATS["json"]('{"answer": [1, 2]}').answer == "[1, 2]"
+    assert FORMATS["json"].parse(text).calls == (ToolCall("f", {}),)
+    assert FORMATS["json"].parse('So {"answer": "42"}').answer == "42"
+    assert FORMATS["json"].parse('{"answer": [1, 2]}').answer == "[1, 2]"
 
 
 def test_lone_surrogates_become_replacement_characters() -> None:
     text = '<tool_call>{"name": "f", "arguments": {"x\\ud800": ["\\uD83d", "\ud800"]}}</tool_call>'
-    assert FORMATS["hermes"](text).calls == (ToolCall("f", {"x\ufffd": ["\ufffd", "\ufffd"]}),)
+    assert FORMATS["hermes"].parse(text).calls == (ToolCall("f", {"x\ufffd": ["\ufffd", "\ufffd"]}),)

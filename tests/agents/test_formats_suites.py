@@ -39,7 +39,7 @@ def test_what_is_broken_is_no_call(family: str) -> None:
     cases = malformed(family)
     assert len(set(cases)) >= LEAST
     for text in cases:
-        turn = FORMATS[family](text)
+        turn = FORMATS[family].parse(text)
         assert turn.calls == (), text
         # Where plain text is the answer, a mark that is broken itself leaves plain text.
         told = turn.problem or (turn.answer if family in ("qwen3", "llama3") else None)

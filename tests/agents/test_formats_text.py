@@ -17,7 +17,7 @@ Read = tuple[tuple[ToolCall, ...], str | None]
 
 
 def read(format: str, text: str) -> Read:
-    turn = FORMATS[format](text)
+    turn = FORMATS[format].parse(text)
     return turn.calls, turn.answer
 
 
@@ -68,7 +68,7 @@ def test_react_reads(text: str, expected: Read) -> None:
     ],
 )
 def test_react_says_what_is_wrong(text: str, why: str) -> None:
-    problem = FORMATS["react"](text).problem
+    problem = FORMATS["react"].parse(text).problem
     assert problem
     assert why in problem
     assert "Final Answer: ..." in problem
@@ -107,7 +107,7 @@ def test_code_reads(text: str, expected: Read) -> None:
     ],
 )
 def test_code_says_what_is_wrong(text: str, why: str) -> None:
-    assert why in (FORMATS["code"](text).problem or "")
+    assert why in (FORMATS["code"].parse(text).problem or "")
 
 
 @pytest.mark.parametrize(
@@ -135,7 +135,7 @@ def test_searchr1_reads(text: str, expected: Read) -> None:
     ],
 )
 def test_searchr1_says_what_is_wrong(text: str, why: str) -> None:
-    assert why in (FORMATS["searchr1"](text).problem or "")
+    assert why in (FORMATS["searchr1"].parse(text).problem or "")
 
 
 @pytest.mark.parametrize(
@@ -233,30 +233,30 @@ def test_bombs_cost_little(format: str) -> None:
     for bomb in BOMBS:
         text = bomb * ((1 << 15) // len(bomb))
         started = time.process_time()
-        assert isinstance(FORMATS[format](text), ParsedTurn)
+        assert isinstance(FORMATS[format].parse(text), ParsedTurn)
         assert time.process_time() - started < 1, bomb
 
 
 @pytest.mark.parametrize("format", sorted(set(FORMATS) - set(ACTIONS)))
 def test_what_is_too_long_is_refused(format: str) -> None:
-    assert "write at most" in (FORMATS[format]("x" * (MAX_CHARS + 1)).problem or "")
+    assert "write at most" in (FORMATS[format].parse("x" * (MAX_CHARS + 1)).problem or "")
 
 
 def test_a_turn_of_too_many_marks_is_refused() -> None:
     one = '<tool_call>{"name": "f", "arguments": {}}</tool_call>'
-    assert len(FORMATS["hermes"](one * MAX_MARKS).calls) == MAX_MARKS
-    assert "one at a time" in (FORMATS["hermes"](one * (MAX_MARKS + 1)).problem or "")
+    assert len(FORMATS["hermes"].parse(one * MAX_MARKS).calls) == MAX_MARKS
+    assert "one at a time" in (FORMATS["hermes"].parse(one * (MAX_MARKS + 1)).problem or "")
 
 
 def test_nesting_ends_at_the_limit() -> None:
     for depth, reads in ((MAX_DEPTH - 2, True), (MAX_DEPTH - 1, False)):
         text = '{"name": "f", "arguments": {"x": ' + "[" * depth + "]" * depth + "}}"
-        assert bool(FORMATS["json"](text).calls) == reads
+        assert bool(FORMATS["json"].parse(text).calls) == reads
 
 
 @pytest.mark.parametrize("format", FORMATS)
 @settings(max_examples=100, deadline=None)
 @given(text=hostile)
 def test_every_format_is_total(format: str, text: str) -> None:
-    turn = FORMATS[format](text)
+    turn = FORMATS[format].parse(text)
     (turn.thought + (turn.answer or "") + (turn.problem or "")).encode()

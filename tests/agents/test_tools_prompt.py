@@ -48,7 +48,7 @@ def test_what_the_prompts_show_is_read() -> None:
     shown = {"json": '{"name": "the name', "code": "```python", "searchr1": "<answer>Beijing"}
     for format, beginning in shown.items():
         prompt = tools_prompt(format, TOOLS[format])
-        assert FORMATS[format](prompt[prompt.rindex(beginning) :]).problem is None
+        assert FORMATS[format].parse(prompt[prompt.rindex(beginning) :]).problem is None
 
 
 @pytest.mark.parametrize(
@@ -86,7 +86,9 @@ def test_what_the_template_writes_is_read(format: str) -> None:
         says = {"role": "assistant", "content": "", "tool_calls": []}
         says["tool_calls"] = [{"type": "function", "function": {"name": "f", "arguments": arguments}}]
         text = tokenizer.apply_chat_template([{"role": "user", "content": ""}, says], tokenize=False)
-        turn = FORMATS[format](text.rpartition("<|im_start|>assistant\n")[2].removesuffix("<|im_end|>\n"))
+        turn = FORMATS[format].parse(
+            text.rpartition("<|im_start|>assistant\n")[2].removesuffix("<|im_end|>\n")
+        )
         if format == "qwen3" and not all(isinstance(value, str) for value in arguments.values()):
             assert [call.name for call in turn.calls] == ["f"]
         else:

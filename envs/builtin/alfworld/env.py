@@ -15,9 +15,7 @@ and you answer with your thought and one of these actions, word for word. You st
 room at first: "go to" a place to see what is on it; a closed one must be opened to see what is in it. You \
 can carry one object: "take" it where you find it, "move" it to a place. Objects are heated with a \
 microwave, cooled with a fridge and cleaned with a sinkbasin while you carry them and stand there; "use" \
-turns on a lamp. If you are told "Nothing happens", the action was not possible. Answer in this form:
-Thought: your reasoning
-Action: your next action"""
+turns on a lamp. If you are told "Nothing happens", the action was not possible."""
 
 
 class AlfWorldEnv:

@@ -28,10 +28,7 @@ click [id]: click on the element with this number
 type [id] [text] [0|1]: write into a field, or choose from a list; 1, the default, presses Enter afterwards
 hover [id]: move the mouse to the element
 press [keys]: press keys, e.g. press [Control+a]
-scroll [down|up]: move the page by the height of the window
-Answer in this form:
-Thought: your reasoning
-Action: your next action"""
+scroll [down|up]: move the page by the height of the window"""
 
 
 def make_item(index: int) -> Item:

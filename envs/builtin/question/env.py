@@ -64,6 +64,7 @@ SPEC = EnvSpec(
     split=no_items,
     expert=no_expert,
     instructions=INSTRUCTIONS,
+    action_hint="your answer",
     packages=(),
     source=SOURCE,
     has_items=False,

@@ -114,6 +114,7 @@ SPEC = EnvSpec(
     make_item=make_item,
     expert=expert,
     instructions=INSTRUCTIONS,
+    action_hint="",
     packages=("tantivy", "pyarrow"),
     requirements=(SEARCHQA, Wiki18()),
     source="Search-R1's questions over Wikipedia of 2018: wingspan data pull searchqa and wiki-18",

@@ -51,9 +51,7 @@ observation, and you answer with your thought and your action. You can "get" an 
 e.g. "get 2 oak logs": this works for items that no recipe makes. You can "craft" a target from \
 ingredients that you have, naming the exact counts of its recipe, e.g. "craft 4 oak planks using \
 1 oak logs"; where a recipe names a group such as planks, use any item of the group. You can look \
-at your "inventory". Answer in this form:
-Thought: your reasoning
-Action: your next action"""
+at your "inventory"."""
 
 _RAW_TAG = re.compile(r"ItemTagWithCount\(item_tag=ItemTag\(tag=(.+?), item_id=(.+?)\), count=\d+\)")
 

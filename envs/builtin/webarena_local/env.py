@@ -34,10 +34,7 @@ press [keys]: press keys, e.g. press [Control+a]
 scroll [down|up]: move the page by the height of the window
 new_tab, tab_focus [number], close_tab: open a tab, change to one (the first is 0), close the current one
 goto [url], go_back, go_forward: load an address, move through the history
-stop [answer]: end the task, with the answer if a question was asked
-Answer in this form:
-Thought: your reasoning
-Action: your next action"""
+stop [answer]: end the task, with the answer if a question was asked"""
 
 
 def make() -> WebEnv:

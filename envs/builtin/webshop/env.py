@@ -33,9 +33,7 @@ shop, and you answer with your thought and one action. You can search for produc
 search[keywords], with keywords of your choice. You can click what can be clicked on the page, e.g. \
 click[Buy Now]: a product's number in the results opens the product, a value of an option chooses it, \
 "Buy Now" buys the product with the options chosen and is your last action. Choose every option that the \
-instruction asks for before you buy. What is no action on the page changes nothing. Answer in this form:
-Thought: your reasoning
-Action: your next action"""
+instruction asks for before you buy. What is no action on the page changes nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

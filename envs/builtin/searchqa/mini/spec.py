@@ -106,6 +106,7 @@ SPEC = EnvSpec(
     make_item=make_item,
     expert=expert,
     instructions=INSTRUCTIONS,
+    action_hint="",
     packages=("tantivy", "airportsdata", "countryinfo"),
     requirements=(SEARCHQA_MINI,),
     source="made here of the packages airportsdata and countryinfo (MIT); nothing to download",
