@@ -79,7 +79,9 @@ def test_a_whole_episode_by_hand() -> None:
 
 def test_instructions_open_the_first_message() -> None:
     played = play_one(says("Action: add 3"), agent=FormatAgent("action", instructions="Play."))
-    assert "user\nPlay.\n\nGoal: reach 3.<|im_end|>" in toy_tokenizer().decode(played.prompt_ids)
+    form = "Answer in this form:\nThought: your reasoning\nAction: your next action"
+    prompt = toy_tokenizer().decode(played.prompt_ids)
+    assert f"user\nPlay. {form}\n\nGoal: reach 3.<|im_end|>" in prompt
 
 
 @pytest.mark.parametrize(

@@ -91,9 +91,15 @@ def test_useless_turns_are_seen_and_imitated_only_where_asked(
 
 
 def test_instructions_open_the_prompt_where_the_pipeline_says_so() -> None:
-    with_them = toy_pipeline(Path("none"), warmup=SETTINGS, data=TOY_DATA, agent={"instructions": True})
+    with_them = toy_pipeline(
+        Path("none"),
+        warmup=SETTINGS,
+        data=TOY_DATA,
+        agent={"instructions": True},
+        rollout__context_length=300,
+    )
     [game, *_] = play(with_them, [toy_item(0)])
-    assert "user\nPlay.\n\nGoal: reach 3." in toy_tokenizer().decode(game.prompt_ids)
+    assert "Action: your next action\n\nGoal: reach 3." in toy_tokenizer().decode(game.prompt_ids)
 
 
 def test_the_same_seed_gives_the_same_demonstrations_and_another_one_others() -> None:
