@@ -19,7 +19,7 @@ def run_rows() -> Iterator[tuple[str, ...]]:
     mark_gone(client, experiment_id=experiment_id)
     for run in read_runs(client, experiment_id=experiment_id):
         step, success = _progress(run)
-        started = datetime.fromtimestamp(run.started).strftime("%Y-%m-%d %H:%M")
+        started = datetime.fromtimestamp(run.start_time).strftime("%Y-%m-%d %H:%M")
         yield run.name, run.state.lower(), step, success, started, _shown(run.workspace)
 
 

@@ -1,8 +1,8 @@
-"""How pictures of a run look, and how they become files; what they draw is `tasks/reporting/charts.py`'s.
+"""The style of a run's plots, and their rendering to files; `charts.py` draws their content.
 
-Every plot is made twice: a PNG that stands alone, and an SVG whose colours and font are those of the
-page around it (CSS variables, so that it follows light and dark). The colours are Okabe and Ito's,
-which colour-blind readers tell apart; no fact rests on colour alone.
+Every plot is rendered twice: as a PNG that stands alone, and as an SVG that takes its colors and font from
+the page (CSS variables, so it follows light and dark mode). The palette is Okabe and Ito's, which is safe for
+color-blind readers; no information depends on color alone.
 """
 
 import io
@@ -14,33 +14,33 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-INK, MUTED, LINE = "#1d2733", "#67727f", "#d9dee4"
+INK, GRAY, LINE = "#1d2733", "#67727f", "#d9dee4"
 BANDS = ("#f3f5f7", "#e7ebef")
 BEFORE, AFTER, THIRD = "#d55e00", "#0072b2", "#009e73"
 PAPER = "#fefefe"
 SERIES = (AFTER, BEFORE, THIRD, "#cc79a7", "#e69f00", "#56b4e9")
-PARTS = (THIRD, "#e69f00", "#cc79a7", "#56b4e9", MUTED)
-"""Parts of a whole; without the two colours that mean before and after."""
+PARTS = (THIRD, "#e69f00", "#cc79a7", "#56b4e9", GRAY)
+"""Colors for parts of a whole, without the two that mean before and after."""
 MARKERS = ("o", "s", "^", "D", "v", "P")
 VARIABLES = {
     INK: "ink",
-    MUTED: "muted",
+    GRAY: "muted",
     LINE: "line",
     BANDS[0]: "band-0",
     BANDS[1]: "band-1",
     PAPER: "paper",
-    **{colour: f"series-{index}" for index, colour in enumerate(SERIES)},
+    **{color: f"series-{index}" for index, color in enumerate(SERIES)},
 }
-"""Colour in a plot → the page's CSS variable of the same role."""
+"""Color in a plot → the page's CSS variable of the same role."""
 
 _STYLE: dict[str, Any] = {
     "svg.fonttype": "none",
-    "text.parse_math": False,  # an environment's words may hold a dollar sign
+    "text.parse_math": False,  # environment text may contain a dollar sign
     "font.family": "sans-serif",
     "font.size": 9.5,
     "text.color": INK,
-    "axes.edgecolor": MUTED,
-    "axes.labelcolor": MUTED,
+    "axes.edgecolor": GRAY,
+    "axes.labelcolor": GRAY,
     "axes.linewidth": 0.8,
     "axes.spines.top": False,
     "axes.spines.right": False,
@@ -52,8 +52,8 @@ _STYLE: dict[str, Any] = {
     "axes.titlepad": 8,
     "grid.color": LINE,
     "grid.linewidth": 0.7,
-    "xtick.color": MUTED,
-    "ytick.color": MUTED,
+    "xtick.color": GRAY,
+    "ytick.color": GRAY,
     "xtick.labelsize": 8.5,
     "ytick.labelsize": 8.5,
     "xtick.major.size": 3,
@@ -71,18 +71,18 @@ _STYLE: dict[str, Any] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plot:
-    """One picture in both forms."""
+    """One plot, rendered as SVG and PNG."""
 
     name: str
     """File name without its suffix."""
     alt: str
     """What it shows, in words."""
     svg: str
-    """A file of its own."""
+    """A complete SVG file."""
     png: bytes
 
     def inline(self) -> str:
-        """The SVG for a page: no prolog, ids of its own, the page's colours, `alt` as its label."""
+        """The SVG for a page: no prolog, unique ids, the page's colors, `alt` as its label."""
         body = self.svg[self.svg.index("<svg") :]
         body = re.sub(r"<metadata>.*?</metadata>", "", body, flags=re.DOTALL)
         body = re.sub(r'\bid="', f'id="{self.name}-', body)
@@ -90,24 +90,24 @@ class Plot:
         body = re.sub(r'<svg ([^>]*?)width="[^"]*" height="[^"]*"|<svg ', r"<svg \1", body, count=1)
         body = re.sub(
             "|".join(VARIABLES),
-            lambda found: f"var(--{VARIABLES[found[0].lower()]})",
+            lambda match: f"var(--{VARIABLES[match[0].lower()]})",
             body,
             flags=re.IGNORECASE,
         )
-        return body.replace("<svg ", f'<svg role="img" aria-label="{_quoted(self.alt)}" ', 1)
+        return body.replace("<svg ", f'<svg role="img" aria-label="{_escape_attribute(self.alt)}" ', 1)
 
 
-def draw(
-    name: str, paint: Callable[["Axes"], None], *, alt: str, width: float = 5.3, height: float = 2.6
+def render_plot(
+    name: str, draw: Callable[["Axes"], None], *, alt: str, width: float = 5.3, height: float = 2.6
 ) -> Plot:
-    """Let `paint` draw on the axes of a figure of `width` by `height` inches; same numbers, same bytes."""
+    """Render `draw` on a figure of `width` by `height` inches; the same data gives the same bytes."""
     from matplotlib import rc_context
     from matplotlib.figure import Figure
 
     style: Any = {**_STYLE, "svg.hashsalt": name}
     with rc_context(style):
         figure = Figure(figsize=(width, height), layout="constrained")
-        paint(figure.subplots())
+        draw(figure.subplots())
         svg, png = io.StringIO(), io.BytesIO()
         figure.savefig(svg, format="svg", metadata={"Date": None, "Creator": None})
         figure.set_layout_engine("none")  # it stays as it was laid out
@@ -115,5 +115,5 @@ def draw(
     return Plot(name=name, alt=alt, svg=svg.getvalue(), png=png.getvalue())
 
 
-def _quoted(text: str) -> str:
+def _escape_attribute(text: str) -> str:
     return text.replace("&", "&amp;").replace('"', "&quot;").replace("<", "&lt;")

@@ -1,35 +1,34 @@
-"""What the plots of a run draw: each function takes plain numbers and returns a painter of axes.
+"""Chart functions: each takes plain numbers and returns a function that draws on Matplotlib axes.
 
-The look, the colours and the files are `tasks/reporting/chart_style.py`'s; which plots there are, their
-callers'.
+`chart_style.py` owns style and files; `figures.py` and `compare.py` choose the charts.
 """
 
 from collections.abc import Callable, Mapping, Sequence
 from statistics import fmean
 from typing import TYPE_CHECKING
 
-from tasks.reporting.chart_style import AFTER, BANDS, BEFORE, INK, MARKERS, MUTED, PAPER, PARTS, SERIES, THIRD
+from tasks.reporting.chart_style import AFTER, BANDS, BEFORE, GRAY, INK, MARKERS, PAPER, PARTS, SERIES, THIRD
 from tasks.reporting.intervals import wilson
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-Painter = Callable[["Axes"], None]
+DrawFunction = Callable[["Axes"], None]
 Stages = Sequence[tuple[int, int, int]]
-"""(first step, last step, max_turns) of each stage of the horizon."""
+"""(first step, last step, max_turns) of each curriculum stage."""
 
 
 def smoothing_window(steps: int) -> int:
-    """Steps, an odd number, over which curves of `steps` steps are averaged; 1 where there are too few."""
+    """Width in steps (odd) of the moving average for a curve of `steps` steps; 1 for short curves."""
     return 1 if steps < 10 else 2 * max(1, steps // 16) + 1
 
 
-def smoothed(values: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
-    """Each (step, value) with the mean of the `smoothing_window` around it, which is cut at both ends."""
+def smooth(values: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
+    """Moving average over `smoothing_window` steps; the window is clipped at both ends."""
     half = smoothing_window(len(values)) // 2
     return [
-        (step, fmean(value for _, value in values[max(0, at - half) : at + half + 1]))
-        for at, (step, _) in enumerate(values)
+        (step, fmean(value for _, value in values[max(0, index - half) : index + half + 1]))
+        for index, (step, _) in enumerate(values)
     ]
 
 
@@ -41,7 +40,7 @@ def success_over_steps(
     after: float | None,
     stages: Stages,
     narrow: bool = False,
-) -> Painter:
+) -> DrawFunction:
     """Success against training steps.
 
     `training`: (step, rate) of the training episodes; `quick`: (step, rate, items) of the evaluation
@@ -49,11 +48,11 @@ def success_over_steps(
     `narrow`: the legend takes two rows.
     """
 
-    def paint(axes: "Axes") -> None:
+    def draw(axes: "Axes") -> None:
         last = stages[-1][1]
         _stages(axes, stages=stages)
         if training:
-            _line(axes, training, color=MUTED, label="training episodes")
+            _line(axes, training, color=GRAY, label="training episodes")
         if quick:
             points = [(step, rate) for step, rate, _ in quick]
             spans = [wilson(rate, n=items) for _, rate, items in quick]
@@ -68,18 +67,18 @@ def success_over_steps(
                 label="quick evaluation",
                 zorder=3,
             )
-        for rate, step, colour, label in (
+        for rate, step, color, label in (
             (before, 0, BEFORE, "test split, before"),
             (after, last + 0.5, AFTER, "test split, after"),
         ):
             if rate is None:
                 continue
-            face = PAPER if step == 0 else colour
+            face = PAPER if step == 0 else color
             axes.plot(
                 [step],
                 [rate],
                 "D",
-                color=colour,
+                color=color,
                 mfc=face,
                 mew=1.6,
                 ms=7,
@@ -95,7 +94,7 @@ def success_over_steps(
                 textcoords="offset points",
                 ha="left",
                 va="bottom" if step == 0 else "center",
-                color=colour,
+                color=color,
                 fontweight="bold",
                 bbox={"facecolor": PAPER, "edgecolor": "none", "alpha": 0.8, "pad": 0.8},
                 zorder=5,
@@ -107,7 +106,7 @@ def success_over_steps(
         _whole_steps(axes)
         axes.legend(loc="lower left", bbox_to_anchor=(-0.01, 1.0), ncols=2 if narrow else 4)
 
-    return paint
+    return draw
 
 
 def paired_bars(
@@ -116,34 +115,34 @@ def paired_bars(
     before: Sequence[float | None],
     after: Sequence[float | None],
     items: Sequence[int],
-) -> Painter:
+) -> DrawFunction:
     """Success before and after, side by side for each group, with 95% intervals over `items`."""
 
-    def paint(axes: "Axes") -> None:
-        for rates, colour, label, shift in ((before, BEFORE, "before", -0.2), (after, AFTER, "after", 0.2)):
+    def draw(axes: "Axes") -> None:
+        for rates, color, label, shift in ((before, BEFORE, "before", -0.2), (after, AFTER, "after", 0.2)):
             for index, rate in enumerate(rates):
                 if rate is None:
                     continue
-                at = index + shift
+                x = index + shift
                 hatch = "////" if label == "before" else None
                 axes.bar(
-                    at,
+                    x,
                     rate,
                     width=0.36,
-                    color=PAPER if hatch else colour,
-                    edgecolor=colour,
+                    color=PAPER if hatch else color,
+                    edgecolor=color,
                     linewidth=1,
                     hatch=hatch,
                     label=label if index == 0 else None,
                 )
                 low, high = wilson(rate, n=items[index])
-                axes.vlines(at, low, high, color=INK, linewidth=1)
+                axes.vlines(x, low, high, color=INK, linewidth=1)
         axes.set_xticks(range(len(labels)), labels)
         axes.tick_params(axis="x", length=0, colors=INK)
         _percent_axis(axes, label="success")
         axes.legend(loc="lower left", bbox_to_anchor=(-0.01, 1.0), ncols=2)
 
-    return paint
+    return draw
 
 
 def line_over_steps(
@@ -153,17 +152,17 @@ def line_over_steps(
     stages: Stages,
     percent: bool = False,
     ceiling: bool = False,
-) -> Painter:
+) -> DrawFunction:
     """One series of (step, value); `ceiling` draws the horizon above it."""
 
-    def paint(axes: "Axes") -> None:
+    def draw(axes: "Axes") -> None:
         from matplotlib.ticker import MaxNLocator
 
-        _stages(axes, stages=stages, named=not ceiling)
+        _stages(axes, stages=stages, label_turns=not ceiling)
         _line(axes, values, color=INK)
         if ceiling:
             for first, last, turns in stages:
-                axes.hlines(turns, first - 0.5, last + 0.5, color=MUTED, linewidth=1, linestyle="--")
+                axes.hlines(turns, first - 0.5, last + 0.5, color=GRAY, linewidth=1, linestyle="--")
             first, _, turns = stages[0]
             axes.annotate(
                 "horizon",
@@ -171,7 +170,7 @@ def line_over_steps(
                 xytext=(0, 3),
                 textcoords="offset points",
                 fontsize=8.5,
-                color=MUTED,
+                color=GRAY,
             )
         axes.set_xlim(0.5, stages[-1][1] + 0.5)
         if percent:
@@ -187,19 +186,19 @@ def line_over_steps(
         axes.set_xlabel("training step")
         _whole_steps(axes)
 
-    return paint
+    return draw
 
 
 def runs_over_environment_steps(
     curves: Sequence[tuple[str, int, Sequence[tuple[float, float]]]],
-) -> Painter:
+) -> DrawFunction:
     """Success of several runs against environment steps: (label, index of its look, points) each.
 
-    The runs of one look share a colour, a marker and a label.
+    The runs of one look share a color, a marker and a label.
     """
 
-    def paint(axes: "Axes") -> None:
-        named = set()
+    def draw(axes: "Axes") -> None:
+        label_turns = set()
         for label, look, points in curves:
             axes.plot(
                 *zip(*points, strict=True),
@@ -209,9 +208,9 @@ def runs_over_environment_steps(
                 ms=5,
                 clip_on=False,
                 zorder=3,
-                label=None if look in named else label,
+                label=None if look in label_turns else label,
             )
-            named.add(look)
+            label_turns.add(look)
         right = max(x for _, _, points in curves for x, _ in points)
         axes.set_xlim(0, right)
         _percent_axis(axes, label="success on the test split")
@@ -219,19 +218,19 @@ def runs_over_environment_steps(
         axes.set_xlabel("environment steps in training")
         axes.legend(loc="lower left", bbox_to_anchor=(-0.01, 1.0), ncols=4, handlelength=1.8)
 
-    return paint
+    return draw
 
 
 def stacked_over_steps(
     series: Mapping[str, Sequence[float]], *, steps: Sequence[int], label: str, percent: bool = False
-) -> Painter:
-    """Parts of a whole at each of `steps`, as stacked bars; a part that is always 0 is left out."""
+) -> DrawFunction:
+    """Stacked bars of the parts of a whole at each of `steps`; a part that is always 0 is omitted."""
 
-    def paint(axes: "Axes") -> None:
+    def draw(axes: "Axes") -> None:
         floor = [0.0] * len(steps)
         for index, (name, values) in enumerate(series.items()):
             if not any(values):
-                continue  # a part keeps its colour whichever others there are
+                continue  # a part keeps its color whichever parts are present
             axes.bar(
                 steps,
                 values,
@@ -256,21 +255,21 @@ def stacked_over_steps(
             handlelength=0.8,
         )
 
-    return paint
+    return draw
 
 
 def _line(
     axes: "Axes", values: Sequence[tuple[float, float]], *, color: str, label: str | None = None
 ) -> None:
-    """A curve over steps: smoothed, with the single steps faint behind it."""
+    """Draw a smoothed curve over steps, with the raw values faint behind it."""
     if smoothing_window(len(values)) > 1:
         axes.plot(*zip(*values, strict=True), color=color, linewidth=0.9, alpha=0.35)
     marker = "o" if len(values) == 1 else None
-    axes.plot(*zip(*smoothed(values), strict=True), color=color, linewidth=1.6, marker=marker, label=label)
+    axes.plot(*zip(*smooth(values), strict=True), color=color, linewidth=1.6, marker=marker, label=label)
 
 
-def _stages(axes: "Axes", *, stages: Stages, named: bool = True) -> None:
-    """The horizon's stages as bands, each with its turns where there is room for the words."""
+def _stages(axes: "Axes", *, stages: Stages, label_turns: bool = True) -> None:
+    """Draw the curriculum stages as bands, labeled with their turns where the label fits."""
     from matplotlib.transforms import blended_transform_factory
 
     across = blended_transform_factory(axes.transData, axes.transAxes)
@@ -278,7 +277,7 @@ def _stages(axes: "Axes", *, stages: Stages, named: bool = True) -> None:
     for index, (first, end, turns) in enumerate(stages):
         left = 0.0 if first == 1 else first - 0.5
         axes.axvspan(left, end + 0.5, color=BANDS[index % 2], linewidth=0, zorder=0)
-        if named and (end - first + 1) / last > 0.08:
+        if label_turns and (end - first + 1) / last > 0.08:
             middle = (left + end + 0.5) / 2
             axes.text(
                 middle,
@@ -287,7 +286,7 @@ def _stages(axes: "Axes", *, stages: Stages, named: bool = True) -> None:
                 transform=across,
                 ha="center",
                 va="top",
-                color=MUTED,
+                color=GRAY,
                 fontsize=8.5,
             )
 

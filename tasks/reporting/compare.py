@@ -1,9 +1,8 @@
-"""Several runs side by side: their results and the parameters that differ, and a plot of success against
-environment steps.
+"""Comparison of runs: their results, the parameters that differ, and success against environment steps.
 
-Runs whose workspaces are named `<name>-seed<number>` are seeds of one setting: each has its row, and
-the setting one more with the medians. Environment steps are what runs are compared at, for a longer
-horizon makes a training step dearer.
+Runs whose workspaces are named `<name>-seed<number>` are seeds of one setting: each has a row, and the
+setting has one more with the medians. Runs are compared at equal environment steps because a training step
+costs more with a longer horizon.
 """
 
 import json
@@ -17,7 +16,7 @@ from typing import Any
 from envs.errors import ConfigError
 from envs.files import check_writable
 from tasks.config.parameters import flat
-from tasks.reporting.chart_style import Plot, draw
+from tasks.reporting.chart_style import Plot, render_plot
 from tasks.reporting.charts import runs_over_environment_steps
 from tasks.reporting.pages import duration, percent, points, render_page, write_page
 from tasks.reporting.results import PARAMETERS, Results, environment_steps, read_results, stages_of
@@ -35,9 +34,9 @@ class Run:
     setting: str
     """The name without its seed."""
     seeds: int
-    """Runs that the numbers are the medians of."""
+    """Number of runs that the medians are taken over."""
     horizon: str
-    """Turns of its stages, each times its training steps."""
+    """Turns of each curriculum stage times its training steps."""
     environment_steps: float
     seconds: float
     """Of all stages."""
@@ -54,10 +53,10 @@ class Run:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """What is shown of runs, as text."""
+    """A comparison of runs, as text."""
 
     names: Sequence[str]
-    """Of the runs, in the order given."""
+    """Names of the runs, in the given order."""
     header: Sequence[str]
     cells: Sequence[Sequence[str]]
     """A row for each run and each setting's medians."""
@@ -116,12 +115,12 @@ def differences(parameters: Mapping[str, Mapping[str, Any]]) -> list[list[str]]:
 
     Runs whose parameters are unknown have `?` and make no difference.
     """
-    known = [values for values in parameters.values() if values]
-    keys = dict.fromkeys(key for values in known for key in values if key != "description")
+    recorded_parameters = [values for values in parameters.values() if values]
+    keys = dict.fromkeys(key for values in recorded_parameters for key in values if key != "description")
     return [
-        [key, *(_shown(values, key) for values in parameters.values())]
+        [key, *(_format_value(values, key) for values in parameters.values())]
         for key in keys
-        if len({_shown(values, key) for values in known}) > 1
+        if len({_format_value(values, key) for values in recorded_parameters}) > 1
     ]
 
 
@@ -139,20 +138,20 @@ def notes_on(parameters: Mapping[str, Mapping[str, Any]]) -> list[str]:
         for name, values in parameters.items()
         if values
     }
-    if len({tuple(found) for found in envs.values()}) > 1:
-        told = "; ".join(f"{name}: {', '.join(found)}" for name, found in envs.items())
-        notes.append(f"The environments differ, so that success does not mean the same: {told}.")
+    if len({tuple(names) for names in envs.values()}) > 1:
+        listing = "; ".join(f"{name}: {', '.join(names)}" for name, names in envs.items())
+        notes.append(f"The environments differ, so that success does not mean the same: {listing}.")
     return notes
 
 
-def _shown(values: Mapping[str, Any], key: str) -> str:
+def _format_value(values: Mapping[str, Any], key: str) -> str:
     if not values:
         return "?"
     return json.dumps(values[key], ensure_ascii=False).strip('"') if key in values else "-"
 
 
 def read_run(workspace: Path) -> Run:
-    """The run of `workspace`. Raises `ConfigError` if it has not been trained and evaluated."""
+    """The run of `workspace`. Raises `ConfigError` for an unfinished run."""
     results = read_results(workspace)
     before, after, greedy = (
         results.rate(policy, mode)
@@ -160,7 +159,7 @@ def read_run(workspace: Path) -> Run:
     )
     if before is None or after is None or greedy is None or not results.steps:
         raise ConfigError(f"{workspace} holds no finished run; run its pipeline to the end first")
-    spent = environment_steps(results)
+    env_steps = environment_steps(results)
     name = workspace.resolve().name
     depths = results.evaluation["after"]["sampled"]
     return Run(
@@ -168,7 +167,7 @@ def read_run(workspace: Path) -> Run:
         setting=_SEED.sub("", name),
         seeds=1,
         horizon=_horizon(results),
-        environment_steps=spent[-1],
+        environment_steps=env_steps[-1],
         seconds=sum(results.seconds.values()),
         before=before,
         after=after,
@@ -182,11 +181,11 @@ def read_run(workspace: Path) -> Run:
         curve=[
             (0.0, before),
             *(
-                (spent[done.last_step - 1], done.evaluation["success"])
+                (env_steps[done.last_step - 1], done.evaluation["success"])
                 for done in results.rounds
-                if "success" in done.evaluation and done.last_step < len(spent)
+                if "success" in done.evaluation and done.last_step < len(env_steps)
             ),
-            (spent[-1], after),
+            (env_steps[-1], after),
         ],
     )
 
@@ -250,17 +249,17 @@ def table(rows: Sequence[Run]) -> tuple[list[str], list[list[str]]]:
 def markdown(header: Sequence[str], cells: Sequence[Sequence[str]]) -> str:
     """A Markdown table; its first two columns to the left, numbers to the right."""
     rule = ["---", "---", *("---:" for _ in header[2:])]
-    escaped = ([cell.replace("|", "\\|") for cell in row] for row in [header, rule, *cells])
-    return "".join(f"| {' | '.join(row)} |\n" for row in escaped)
+    rows = ([cell.replace("|", "\\|") for cell in row] for row in [header, rule, *cells])
+    return "".join(f"| {' | '.join(row)} |\n" for row in rows)
 
 
 def _plot(runs: Sequence[Run]) -> Plot:
     settings = list(dict.fromkeys(run.setting for run in runs))
-    told = "; ".join(f"{run.name} {run.before:.0%} to {run.after:.0%}" for run in runs)
-    return draw(
+    summary = "; ".join(f"{run.name} {run.before:.0%} to {run.after:.0%}" for run in runs)
+    return render_plot(
         "compare",
         runs_over_environment_steps([(run.setting, settings.index(run.setting), run.curve) for run in runs]),
-        alt=f"Success on the test split against environment steps: {told}.",
+        alt=f"Success on the test split against environment steps: {summary}.",
         width=8.6,
         height=4.2,
     )

@@ -1,5 +1,6 @@
-"""Which trajectories a report shows to be read, and what is told of each: pairs of one item, played
-before and after training, chosen for what they teach rather than for how they look.
+"""The trajectories that a report prints: pairs of episodes of one item, before and after training.
+
+The choice covers every outcome that training had, failures included, not just the best-looking episodes.
 """
 
 from collections.abc import Callable, Sequence
@@ -16,30 +17,36 @@ PAIRS = 5
 
 
 class Verdict(StrEnum):
-    """What training made of one item."""
+    """How training changed the result on one item."""
 
-    SOLVED = "solved by training"
-    FAILING = "still not solved"
-    LOST = "solved before, not after"
-    KEPT = "solved before and after"
+    NEWLY_SOLVED = "solved by training"
+    STILL_UNSOLVED = "still not solved"
+    NO_LONGER_SOLVED = "solved before, not after"
+    STILL_SOLVED = "solved before and after"
 
 
-ORDER = (Verdict.SOLVED, Verdict.FAILING, Verdict.SOLVED, Verdict.LOST, Verdict.FAILING)
-"""What the pairs show, where there are such items; gaps are filled in `Verdict`'s order."""
+ORDER = (
+    Verdict.NEWLY_SOLVED,
+    Verdict.STILL_UNSOLVED,
+    Verdict.NEWLY_SOLVED,
+    Verdict.NO_LONGER_SOLVED,
+    Verdict.STILL_UNSOLVED,
+)
+"""The verdicts of the pairs, where such items exist; gaps are filled in `Verdict`'s order."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadTurn:
-    """One turn, to be read."""
+    """One turn, as the report prints it."""
 
     thought: str
     action: str
-    parsed: bool
-    """False where no action was found in `text`."""
+    is_parsed: bool
+    """False if `text` contains no action."""
     text: str
-    """All that the policy wrote in this turn."""
-    cut: bool
-    """The completion ran into the limit of tokens."""
+    """The whole completion of this turn."""
+    is_truncated: bool
+    """The completion reached the token limit."""
     observation: str
     reward: float
     tokens: int
@@ -52,7 +59,7 @@ class ReadTurn:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadEpisode:
-    """One trajectory, to be read."""
+    """One trajectory, as the report prints it."""
 
     success: bool
     stop_reason: str
@@ -64,40 +71,40 @@ class ReadEpisode:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pair:
-    """One item, played by both policies; a side that was not kept is None."""
+    """Episodes of one item by both policies; None where no episode was recorded."""
 
     item: Item
     verdict: Verdict
     opening: str | None
-    """What the policy was told, the chat template's own tokens included; None without its tokenizer."""
+    """The prompt, with the chat template's own tokens; None without a tokenizer."""
     before: ReadEpisode | None
     after: ReadEpisode
 
 
 def choose_pairs(results: Results, *, decode: Callable[[list[int]], str | None]) -> list[Pair]:
-    """At most `PAIRS` items with their sampled trajectories, the most telling first.
+    """Choose at most `PAIRS` items with their sampled trajectories, the most informative first.
 
-    Of each verdict, items of different kinds (the first metadata key that tells kinds apart, such as
-    depth) come first, hard ones before easy ones. The same results give the same choice.
+    Within a verdict, items of different kinds (the first integer metadata value, such as depth) come first,
+    hard ones before easy ones. Deterministic.
     """
     before, after = (results.find(policy, "sampled") for policy in ("before", "after"))
     by_verdict: dict[Verdict, list[str]] = {verdict: [] for verdict in Verdict}
     for item_id, trajectory in after.items():
         if StopReason.ERROR in (trajectory.stop_reason, item_id in before and before[item_id].stop_reason):
-            continue  # says nothing of the policy
+            continue  # says nothing about the policy
         by_verdict[_verdict(before.get(item_id), trajectory)].append(item_id)
     queues = {
-        verdict: _spread(item_ids, kind_of=lambda item_id: _kind(after[item_id].item))
+        verdict: _interleave_kinds(item_ids, kind_of=lambda item_id: _kind(after[item_id].item))
         for verdict, item_ids in by_verdict.items()
     }
-    wanted = [verdict for verdict in ORDER if queues[verdict]]
-    wanted += [verdict for verdict in Verdict for _ in queues[verdict]]
-    chosen: list[Pair] = []
-    for verdict in wanted:
-        if queues[verdict] and len(chosen) < PAIRS:
+    verdicts = [verdict for verdict in ORDER if queues[verdict]]
+    verdicts += [verdict for verdict in Verdict for _ in queues[verdict]]
+    pairs: list[Pair] = []
+    for verdict in verdicts:
+        if queues[verdict] and len(pairs) < PAIRS:
             item_id = queues[verdict].pop(0)
             first, then = before.get(item_id), after[item_id]
-            chosen.append(
+            pairs.append(
                 Pair(
                     item=then.item,
                     verdict=verdict,
@@ -106,7 +113,7 @@ def choose_pairs(results: Results, *, decode: Callable[[list[int]], str | None])
                     after=read_episode(then),
                 )
             )
-    return sorted(chosen, key=lambda pair: list(Verdict).index(pair.verdict))
+    return sorted(pairs, key=lambda pair: list(Verdict).index(pair.verdict))
 
 
 def read_episode(trajectory: Trajectory) -> ReadEpisode:
@@ -115,9 +122,9 @@ def read_episode(trajectory: Trajectory) -> ReadEpisode:
         ReadTurn(
             thought=turn.thought,
             action=turn.action,
-            parsed=not turn.failed,
+            is_parsed=not turn.failed,
             text=turn.text,
-            cut=turn.completion.finish_reason is FinishReason.LENGTH,
+            is_truncated=turn.completion.finish_reason is FinishReason.LENGTH,
             observation=turn.observation,
             reward=turn.reward,
             tokens=len(turn.completion.token_ids),
@@ -141,21 +148,21 @@ def read_episode(trajectory: Trajectory) -> ReadEpisode:
 def _verdict(before: Trajectory | None, after: Trajectory) -> Verdict:
     solved_before = before is not None and before.success
     if after.success:
-        return Verdict.KEPT if solved_before else Verdict.SOLVED
-    return Verdict.LOST if solved_before else Verdict.FAILING
+        return Verdict.STILL_SOLVED if solved_before else Verdict.NEWLY_SOLVED
+    return Verdict.NO_LONGER_SOLVED if solved_before else Verdict.STILL_UNSOLVED
 
 
 def _kind(item: Item) -> int:
     return next((value for value in item.metadata.values() if isinstance(value, int)), 0)
 
 
-def _spread(item_ids: Sequence[str], *, kind_of: Callable[[str], int]) -> list[str]:
-    """One of every kind, then a second of every kind …; within a round the greatest kind first."""
+def _interleave_kinds(item_ids: Sequence[str], *, kind_of: Callable[[str], int]) -> list[str]:
+    """One of every kind, then a second of every kind …; each time the highest kind first."""
     ranks: dict[int, int] = {}
-    ranked = []
+    entries = []
     for item_id in item_ids:
         kind = kind_of(item_id)
-        ranked.append((ranks.setdefault(kind, 0), kind, item_id))
+        entries.append((ranks.setdefault(kind, 0), kind, item_id))
         ranks[kind] += 1
-    ranked.sort(key=lambda entry: entry[1], reverse=True)
-    return [item_id for _, _, item_id in sorted(ranked, key=lambda entry: entry[0])]
+    entries.sort(key=lambda entry: entry[1], reverse=True)
+    return [item_id for _, _, item_id in sorted(entries, key=lambda entry: entry[0])]

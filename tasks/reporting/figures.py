@@ -1,9 +1,9 @@
-"""Which plots a report has, and what each says in words for those who do not see it."""
+"""The plots of a report, each with alternative text for readers who cannot see it."""
 
 from collections.abc import Sequence
 
-from tasks.reporting import charts as paint
-from tasks.reporting.chart_style import Plot, draw
+from tasks.reporting import charts
+from tasks.reporting.chart_style import Plot, render_plot
 from tasks.reporting.charts import Stages
 from tasks.reporting.pages import percent
 from tasks.reporting.results import POLICIES, Grouping, Results, phases
@@ -34,21 +34,21 @@ LINES = {
         "Mean absolute difference of a token's probability between sampler and trainer.",
     ),
 }
-"""Key of a step → label of the axis, and what the curve shows."""
+"""Key of a training step → axis label and alternative text."""
 
 
 def all_plots(results: Results, *, stages: Stages, groupings: Sequence[Grouping]) -> list[Plot]:
-    """The plots that `results` has the numbers for."""
-    drawn = []
+    """Every plot that `results` has data for."""
+    plots = []
     if results.steps or results.evaluation:
-        drawn += [
+        plots += [
             _success(results, stages=stages, name="success", width=11.0, height=3.8),
             _success(results, stages=stages, name="success_narrow", width=4.6, height=3.4),
         ]
-    drawn += [_by_group(grouping) for grouping in groupings]
+    plots += [_by_group(grouping) for grouping in groupings]
     if results.steps:
-        drawn += _dynamics(results, stages=stages)
-    return drawn
+        plots += _dynamics(results, stages=stages)
+    return plots
 
 
 def _success(results: Results, *, stages: Stages, name: str, width: float, height: float) -> Plot:
@@ -57,11 +57,11 @@ def _success(results: Results, *, stages: Stages, name: str, width: float, heigh
         for done in results.rounds
         if "success" in done.evaluation
     ]
-    told = "; ".join(f"step {step:.0f}: {rate:.0%}" for step, rate, _ in quick)
+    evaluations = "; ".join(f"step {step:.0f}: {rate:.0%}" for step, rate, _ in quick)
     turns = ", then ".join(f"{turns} turns from step {first}" for first, _, turns in stages)
-    return draw(
+    return render_plot(
         name,
-        paint.success_over_steps(
+        charts.success_over_steps(
             training=_series(results, "success"),
             quick=quick,
             before=results.rate("before", "sampled"),
@@ -69,7 +69,7 @@ def _success(results: Results, *, stages: Stages, name: str, width: float, heigh
             stages=stages,
             narrow=width < 6,
         ),
-        alt=f"Success against training steps. Horizon: {turns}. Quick evaluations: {told or 'none'}.",
+        alt=f"Success against training steps. Horizon: {turns}. Quick evaluations: {evaluations or 'none'}.",
         width=width,
         height=height,
     )
@@ -77,9 +77,9 @@ def _success(results: Results, *, stages: Stages, name: str, width: float, heigh
 
 def _by_group(grouping: Grouping) -> Plot:
     rates = {policy: [group.rates[policy, "sampled"] for group in grouping.groups] for policy in POLICIES}
-    return draw(
+    return render_plot(
         grouping.plot_name,
-        paint.paired_bars(
+        charts.paired_bars(
             labels=[
                 shorten(f"{grouping.key} {group.value}") + "\n"
                 f"{percent(was, digits=0)} → {percent(now, digits=0)}\n"
@@ -102,10 +102,10 @@ def _dynamics(results: Results, *, stages: Stages) -> list[Plot]:
         name: [step.get(key, 0.0) / max(1.0, step["episodes"]) for step in results.steps]
         for key, name in STOPS.items()
     }
-    drawn = [
-        draw(
+    plots = [
+        render_plot(
             key,
-            paint.line_over_steps(
+            charts.line_over_steps(
                 _series(results, key),
                 label=label,
                 stages=stages,
@@ -118,10 +118,10 @@ def _dynamics(results: Results, *, stages: Stages) -> list[Plot]:
         if _series(results, key)
     ]
     return [
-        *drawn,
-        draw(
+        *plots,
+        render_plot(
             "stop_reasons",
-            paint.stacked_over_steps(
+            charts.stacked_over_steps(
                 ends,
                 steps=steps,
                 label="episodes",
@@ -129,9 +129,9 @@ def _dynamics(results: Results, *, stages: Stages) -> list[Plot]:
             ),
             alt="How training episodes ended, as shares, over steps.",
         ),
-        draw(
+        render_plot(
             "seconds",
-            paint.stacked_over_steps(
+            charts.stacked_over_steps(
                 {name.replace("_", " "): parts for name, parts in phases(results).items()},
                 steps=steps,
                 label="seconds per step",

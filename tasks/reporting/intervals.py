@@ -1,7 +1,7 @@
 """95% intervals of success rates; pure arithmetic.
 
-Where an item was played several times, `n` is the number of *items*: samples of one item are alike,
-and counting each of them would claim more than was seen.
+If an item has several samples, `n` is the number of *items*: samples of one item are correlated, and
+counting each of them would make the interval too narrow.
 """
 
 from math import sqrt
@@ -11,7 +11,7 @@ Z = 1.959964
 
 
 def wilson(rate: float, *, n: int) -> tuple[float, float]:
-    """Wilson's score interval of a `rate` seen on `n` items (Wilson 1927); `(0, 1)` where `n` is 0."""
+    """Wilson's score interval of a `rate` over `n` items (Wilson 1927); `(0, 1)` where `n` is 0."""
     if n == 0:
         return 0.0, 1.0
     centre = (rate + Z**2 / (2 * n)) / (1 + Z**2 / n)
@@ -22,7 +22,8 @@ def wilson(rate: float, *, n: int) -> tuple[float, float]:
 def gain_interval(before: float, after: float, *, n: int) -> tuple[float, float]:
     """Interval of `after - before`, each on `n` items: Newcombe's hybrid score (1998), method 10.
 
-    It takes the two for independent; they share their items, so the truth is, if anything, narrower.
+    It assumes that the two are independent; they share their items, so the true interval is, if anything,
+    narrower.
     """
     before_low, before_high = wilson(before, n=n)
     after_low, after_high = wilson(after, n=n)

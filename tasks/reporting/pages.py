@@ -1,7 +1,6 @@
-"""From facts to a page: templates, how numbers are written, and the folder of a page with its plots.
+"""Rendering of HTML pages: templates, number formats, and the folder of a page with its plots.
 
-The templates are in `templates/`; what they are told is their callers' (`tasks/stages/report.py`,
-`tasks/reporting/compare.py`).
+The templates are in `templates/`; the callers (`tasks/stages/report.py`, `compare.py`) provide their data.
 """
 
 import json
@@ -12,11 +11,11 @@ from typing import Any
 from tasks.reporting.chart_style import Plot
 
 PAGES = Path(__file__).parent / "templates"
-NONE = "\N{EN DASH}"
+DASH = "\N{EN DASH}"
 
 
 def render_page(template: str, **facts: Any) -> str:
-    """A template of `templates/` with `facts`; everything but the plots is escaped."""
+    """Render a template of `templates/` with `facts`; everything except the plots is escaped."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
     environment = Environment(
@@ -31,7 +30,7 @@ def render_page(template: str, **facts: Any) -> str:
 
 
 def write_page(folder: Path, *, page: str, plots: Sequence[Plot]) -> Path:
-    """Write `index.html` and the plots into `folder`, without those of an earlier page; the page's path."""
+    """Write `index.html` and `plots` into `folder`, replacing an earlier page; returns its path."""
     folder.mkdir(parents=True, exist_ok=True)
     for old in [*folder.glob("*.svg"), *folder.glob("*.png")]:
         old.unlink()
@@ -45,13 +44,13 @@ def write_page(folder: Path, *, page: str, plots: Sequence[Plot]) -> Path:
 
 def percent(rate: float | None, *, digits: int = 1) -> str:
     """`41.3%`, or a dash for None."""
-    return NONE if rate is None else f"{100 * rate:.{digits}f}%"
+    return DASH if rate is None else f"{100 * rate:.{digits}f}%"
 
 
 def points(gain: float | None) -> str:
-    """Percentage points with their sign, `+4.0`; `0.0` for none, a dash for None."""
+    """Percentage points with their sign, `+4.0`; `0.0` for no change, a dash for None."""
     if gain is None:
-        return NONE
+        return DASH
     text = f"{100 * gain:+.1f}"
     return "0.0" if text[1:] == "0.0" else text.replace("-", "\N{MINUS SIGN}")
 
@@ -67,21 +66,21 @@ def duration(seconds: float) -> str:
 
 
 def seconds(value: float) -> str:
-    """`1.25 s`, `3 ms`, `40 µs`: of one turn."""
+    """`1.25 s`, `3 ms`, `40 µs`: the duration of one turn."""
     if value >= 0.1:
         return f"{value:.2f} s"
     return f"{1e3 * value:.0f} ms" if value >= 0.001 else f"{1e6 * value:.0f} \N{MICRO SIGN}s"
 
 
-def counted(number: float, noun: str) -> str:
+def format_count(number: float, noun: str) -> str:
     """`1 sample`, `4 samples`, `1,250 samples`."""
     return f"{number:,.0f} {noun}" + ("" if number == 1 else "s")
 
 
-def plain(value: object) -> str:
+def format_value(value: object) -> str:
     """A parameter's value; a dash for None."""
     if value is None:
-        return NONE
+        return DASH
     return value if isinstance(value, str) else json.dumps(value)
 
 
@@ -90,8 +89,8 @@ FILTERS: Mapping[str, Callable[..., str]] = {
     "points": points,
     "duration": duration,
     "count": lambda number: f"{number:,.0f}",
-    "counted": counted,
+    "format_count": format_count,
     "seconds": seconds,
-    "plain": plain,
+    "format_value": format_value,
 }
-"""Numbers as the templates write them."""
+"""The number formats of the templates."""

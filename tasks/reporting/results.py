@@ -1,7 +1,6 @@
-"""What a run has left in its workspace, read back: the facts under a report and under a comparison.
+"""The results of a run, read from its workspace: the data of a report and of a comparison.
 
-Owns reading and adding up. Parts that no stage has written yet are empty or None, for a report of
-half a run is still worth reading; how they look is `tasks/stages/report.py`'s.
+Parts that no stage has written yet are empty or None, so that an unfinished run has a report too.
 """
 
 import hashlib
@@ -19,14 +18,14 @@ from tasks.data.trajectories import read_trajectories
 from tasks.stages.train import RoundResult
 
 Summary = Mapping[str, float]
-"""What `tasks.data.trajectories.summarise` makes of trajectories."""
+"""The output of `tasks.data.trajectories.summarise`."""
 
 PARAMETERS = "parameters.json"
 """In the folder of the report: all parameters of the run."""
 POLICIES = ("before", "after")
 MODES = ("sampled", "greedy")
 MAX_GROUPS = 8
-"""An item's metadata with more values than this tells items apart, not kinds of items."""
+"""A metadata key with more values than this identifies items, not kinds of items."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,25 +37,25 @@ class Results:
     rounds: list[RoundResult]
     evaluation: Mapping[str, Mapping[str, Summary]]
     """Policy → mode → summary, as in `evaluation.json`; empty before the evaluation."""
-    played: list[Trajectory]
+    trajectories: list[Trajectory]
     """The first trajectory of every test item, policy and mode; `metrics` say which."""
     seconds: Mapping[str, float]
-    """By stage, over all attempts; the report's own are left out, for it is still being made."""
+    """By stage, over all attempts; without the report stage, which is still running."""
     provision: Mapping[str, Any]
 
     def items(self) -> list[Item]:
         """The items that were evaluated, in order."""
-        return list({t.item.item_id: t.item for t in self.played}.values())
+        return list({t.item.item_id: t.item for t in self.trajectories}.values())
 
     def rate(self, policy: str, mode: str) -> float | None:
         """Success on the test split; None where it was not evaluated or no episode counted."""
         return self.evaluation.get(policy, {}).get(mode, {}).get("success")
 
     def find(self, policy: str, mode: str) -> dict[str, Trajectory]:
-        """The kept trajectories of one policy and mode, by item."""
+        """The recorded trajectories of one policy and mode, by item id."""
         return {
             t.item.item_id: t
-            for t in self.played
+            for t in self.trajectories
             if (t.metrics.get("policy"), t.metrics.get("mode")) == (policy, mode)
         }
 
@@ -80,22 +79,22 @@ class Grouping:
 
     @property
     def plot_name(self) -> str:
-        """Name of its plot's files; environments may call their metadata anything."""
+        """File name of its plot; metadata keys are arbitrary text."""
         if re.fullmatch(r"\w{1,40}", self.key, flags=re.ASCII):
             return f"by_{self.key}"
         return f"by_{hashlib.md5(self.key.encode(), usedforsecurity=False).hexdigest()[:8]}"
 
 
 def read_results(workspace: Path) -> Results:
-    """What `workspace` holds by now."""
-    evaluated = workspace / "evaluation_trajectories.jsonl"
+    """Read the files that `workspace` has so far."""
+    trajectory_file = workspace / "evaluation_trajectories.jsonl"
     rounds = sorted((workspace / "train" / "rounds").glob("*.json"))
     timing = _json(workspace / "timing.json").get("stages", {})
     return Results(
         steps=_lines(workspace / "train" / "metrics.jsonl"),
         rounds=[RoundResult(**_json(path)) for path in rounds],
         evaluation=_json(workspace / "evaluation.json"),
-        played=read_trajectories(evaluated) if evaluated.exists() else [],
+        trajectories=read_trajectories(trajectory_file) if trajectory_file.exists() else [],
         seconds={stage: s for stage, s in timing.items() if stage != "report"},
         provision=_json(workspace / "provision.json"),
     )
@@ -105,15 +104,15 @@ def groupings(results: Results) -> list[Grouping]:
     """Success by every metadata key that has 2 to `MAX_GROUPS` plain values over the test items."""
     items = results.items()
     keys = dict.fromkeys(key for item in items for key in item.metadata)
-    found = []
+    result = []
     for key in keys:
         values = [item.metadata.get(key) for item in items]
         if not all(isinstance(value, (str, int, float)) for value in values):
             continue
         distinct = sorted(set(values), key=lambda value: (isinstance(value, str), value))
         if 2 <= len(distinct) <= MAX_GROUPS:
-            found.append(_grouping(results, key=key, values=distinct))
-    return found
+            result.append(_grouping(results, key=key, values=distinct))
+    return result
 
 
 def stages_of(horizons: Sequence[int]) -> list[tuple[int, int, int]]:
@@ -135,8 +134,8 @@ def environment_steps(results: Results) -> list[float]:
     return sums
 
 
-def dropped(summaries: Sequence[Summary]) -> dict[str, int]:
-    """Episodes that were dropped, by cause, over all `summaries`; the most frequent first."""
+def count_dropped(summaries: Sequence[Summary]) -> dict[str, int]:
+    """Count dropped episodes by cause over `summaries`, the most frequent first."""
     causes: dict[str, int] = {}
     for summary in summaries:
         for key, count in summary.items():
@@ -147,20 +146,20 @@ def dropped(summaries: Sequence[Summary]) -> dict[str, int]:
 
 
 def phases(results: Results) -> dict[str, list[float]]:
-    """Seconds of every training step by phase; `rest` is what no phase accounts for."""
+    """Seconds of every training step by phase; `rest` is the time outside all phases."""
     names = dict.fromkeys(
         key.removeprefix("seconds_") for step in results.steps for key in step if key.startswith("seconds_")
     )
-    found = {name: [step.get(f"seconds_{name}", 0.0) for step in results.steps] for name in names}
-    told = [sum(parts) for parts in zip(*found.values(), strict=True)] or [0.0] * len(results.steps)
-    found["rest"] = [
-        max(0.0, step.get("seconds", 0.0) - part) for step, part in zip(results.steps, told, strict=True)
+    seconds = {name: [step.get(f"seconds_{name}", 0.0) for step in results.steps] for name in names}
+    sums = [sum(parts) for parts in zip(*seconds.values(), strict=True)] or [0.0] * len(results.steps)
+    seconds["rest"] = [
+        max(0.0, step.get("seconds", 0.0) - part) for step, part in zip(results.steps, sums, strict=True)
     ]
-    return found
+    return seconds
 
 
 def _grouping(results: Results, *, key: str, values: Sequence[Any]) -> Grouping:
-    told = {
+    summaries = {
         (policy, mode): results.evaluation.get(policy, {}).get(mode, {})
         for policy in POLICIES
         for mode in MODES
@@ -170,7 +169,7 @@ def _grouping(results: Results, *, key: str, values: Sequence[Any]) -> Grouping:
         Group(
             value=value,
             items=sizes.count(value),
-            rates={pair: summary.get(f"success_{key}_{value}") for pair, summary in told.items()},
+            rates={pair: summary.get(f"success_{key}_{value}") for pair, summary in summaries.items()},
         )
         for value in values
     ]

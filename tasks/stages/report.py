@@ -17,8 +17,7 @@ from statistics import fmean
 from tasks.config.parameters import grouped, read_changes
 from tasks.config.settings import Pipeline
 from tasks.data.mixture import training_turns
-from tasks.reporting import charts as paint
-from tasks.reporting import figures as report_plots
+from tasks.reporting import charts, figures
 from tasks.reporting.excerpts import choose_pairs
 from tasks.reporting.intervals import gain_interval, wilson
 from tasks.reporting.pages import duration, render_page, write_page
@@ -27,7 +26,7 @@ from tasks.reporting.results import (
     PARAMETERS,
     Results,
     Summary,
-    dropped,
+    count_dropped,
     environment_steps,
     groupings,
     phases,
@@ -65,7 +64,7 @@ def report(pipeline: Pipeline, workspace: Path) -> Path:
     planned = (training_turns(pipeline, step=step) for step in range(1, pipeline.train.steps + 1))
     stages = stages_of([max(turns.values()) for turns in planned])
     found = groupings(results)
-    plots = report_plots.all_plots(results, stages=stages, groupings=found)
+    plots = figures.all_plots(results, stages=stages, groupings=found)
     page = render_page(
         "report.html",
         name=workspace.resolve().name,
@@ -87,7 +86,7 @@ def report(pipeline: Pipeline, workspace: Path) -> Path:
         parameters=grouped(pipeline.model_dump(mode="json")),
         changed=read_changes(workspace),
         quick_items=quick_items(results),
-        window=paint.smoothing_window(len(results.steps)),
+        window=charts.smoothing_window(len(results.steps)),
         mlflow=mlflow_run(workspace),
         lineage=lineage(results, workspace, pipeline=pipeline),
     )
@@ -140,7 +139,7 @@ def missing_parts(results: Results, *, pipeline: Pipeline) -> list[str]:
         f"Training is at step {done} of {due}.": 0 < done < due,
         "No round has ended yet: there is no quick evaluation.": done > 0 and not results.rounds,
         "The final evaluation is missing: no evaluation.json.": not results.evaluation,
-        "No trajectories to read: no evaluation_trajectories.jsonl.": not results.played,
+        "No trajectories to read: no evaluation_trajectories.jsonl.": not results.trajectories,
         "How long the stages took was not recorded: no timing.json.": not results.seconds,
         "No receipt of the environments: no provision.json.": not results.provision,
     }
@@ -170,7 +169,7 @@ def dropped_by_place(results: Results) -> dict[str, tuple[int, dict[str, int]]]:
         "final evaluation": [summary for modes in results.evaluation.values() for summary in modes.values()],
     }
     return {
-        place: (int(sum(s["episodes"] + s["dropped"] for s in summaries)), dropped(summaries))
+        place: (int(sum(s["episodes"] + s["dropped"] for s in summaries)), count_dropped(summaries))
         for place, summaries in places.items()
         if summaries
     }

@@ -1,4 +1,4 @@
-"""Numbers, parameters and data sets written to an MLflow run, in batches of the sizes that MLflow allows."""
+"""Writes metrics, parameters and data sets to an MLflow run, in batches of the sizes that MLflow allows."""
 
 import hashlib
 import json
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from envs.redaction import redact
 from tasks.config.parameters import flat
-from tasks.tracking.names import allowed
+from tasks.tracking.names import metric_key
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -23,7 +23,7 @@ MAX_PARAMS = 100
 def metrics_of(
     values: Mapping[str, Any], *, step: int, at_ms: int, name: Callable[[str], str]
 ) -> list["Metric"]:
-    """The numbers among the leaves of `values`, each under the `name` of its key; `step` itself is none."""
+    """The numeric leaves of `values` except `step`, each named by `name` of its key."""
     from mlflow.entities import Metric
 
     return [
@@ -34,22 +34,22 @@ def metrics_of(
 
 
 def log_metrics(client: "MlflowClient", run_id: str, metrics: Sequence["Metric"]) -> None:
-    """Write `metrics`; those that the run has already, it keeps once."""
+    """Write `metrics`; MLflow keeps equal ones once."""
     for start in range(0, len(metrics), MAX_METRICS):
         client.log_batch(run_id, metrics=metrics[start : start + MAX_METRICS])
 
 
 def log_params(client: "MlflowClient", run_id: str, params: Iterable[tuple[str, Any]]) -> None:
-    """Write parameters, their values as text without what is known to be secret."""
+    """Write parameters, as text, with secrets redacted."""
     from mlflow.entities import Param
 
-    every = [Param(allowed(key), redact(str(value))) for key, value in params]
-    for start in range(0, len(every), MAX_PARAMS):
-        client.log_batch(run_id, params=every[start : start + MAX_PARAMS])
+    all_params = [Param(metric_key(key), redact(str(value))) for key, value in params]
+    for start in range(0, len(all_params), MAX_PARAMS):
+        client.log_batch(run_id, params=all_params[start : start + MAX_PARAMS])
 
 
 def log_datasets(client: "MlflowClient", run_id: str, *, folder: Path, envs: Sequence[str]) -> None:
-    """Name those item files of `folder` that are there as the run's inputs, by their MD5 as in `dvc.lock`."""
+    """Record the item files of `folder` as inputs of the run, with their MD5 as in `dvc.lock`."""
     from mlflow.entities import Dataset, DatasetInput, InputTag
 
     inputs = []

@@ -1,4 +1,4 @@
-"""What MLflow is told of a run besides its numbers: descriptions, tags, and what tells its rounds apart."""
+"""Descriptions, tags and parameters of an MLflow run and of its rounds."""
 
 import getpass
 import os
@@ -30,17 +30,17 @@ def source_tags(name: str) -> dict[str, str]:
 
 
 def description(pipeline: Pipeline, *, name: str, workspace: Path) -> str:
-    """Markdown: what is trained on what, and which parameters are not those of `pipelines.yaml`."""
+    """Markdown: model, environments and algorithm, and the parameters that differ from `pipelines.yaml`."""
     lines = [
         f"`{pipeline.model}` trained on {' and '.join(pipeline.data.envs)} by "
         f"{pipeline.train.algorithm.upper()}: {pipeline.train.steps} steps of "
         f"{pipeline.rollout.items_per_step} items, {pipeline.rollout.group_size} samples each. "
         f"Workspace: `{workspace}`."
     ]
-    changed = read_changes(workspace)
-    if changed:
+    changes = read_changes(workspace)
+    if changes:
         lines.append(f"\nParameters that differ from `{name}` in `pipelines.yaml`:\n")
-        lines += [f"- `{key}`: {before} → {after}" for key, (before, after) in changed.items()]
+        lines += [f"- `{key}`: {before} → {after}" for key, (before, after) in changes.items()]
     return "\n".join(lines)
 
 
@@ -71,7 +71,7 @@ def version_tags(
 
 
 def round_params(steps: Sequence[Mapping[str, Any]], *, first: int, last: int) -> dict[str, str]:
-    """What tells a round from the others: its steps, and the schedules at the first and the last of them."""
+    """The parameters of a round: its steps, and the schedules at its first and last step."""
     params = {"first_step": str(first), "last_step": str(last)}
     for key in ("horizon", "temperature"):
         values = [f"{step[key]:.4g}" for step in steps if key in step]

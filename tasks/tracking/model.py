@@ -1,4 +1,4 @@
-"""The trained policy in MLflow's registry: a version per run, with what it scored and came from."""
+"""The trained policy in MLflow's model registry: one version per run, with its scores and sources."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -9,9 +9,9 @@ if TYPE_CHECKING:
     from mlflow.entities.model_registry import ModelVersion
 
 BEST = "champion"
-"""Alias of the version with the greatest success among those evaluated alike: `models:/<name>@champion`."""
+"""Alias of the most successful of the comparable versions: `models:/<name>@champion`."""
 COMPARABLE = ("md5.data/test.jsonl", "evaluate.max_turns", "evaluate.temperature")
-"""Tags that two versions share if their success is of the same items, limits and temperature."""
+"""Two versions are comparable if these tags are equal: the same items, limits and temperature."""
 
 
 def register(
@@ -26,8 +26,7 @@ def register(
     """Store the policy's folder and make it the newest version of the registered model `name`.
 
     The folder is in Hugging Face format and loads from what
-    `mlflow.artifacts.download_artifacts("models:/<name>/<version>")` returns. A run that has a version gets
-    no other.
+    `mlflow.artifacts.download_artifacts("models:/<name>/<version>")` returns. A run gets one version at most.
     """
     if client.search_model_versions(f"run_id = '{run_id}'"):
         return
@@ -47,7 +46,7 @@ def register(
 
 
 def _is_best(client: "MlflowClient", version: "ModelVersion") -> bool:
-    """Whether `version` takes the alias; one that was evaluated on something else leaves it where it is."""
+    """Whether `version` takes the alias; a version that is not comparable does not."""
     model = client.get_registered_model(version.name)
     if BEST not in model.aliases:
         return True

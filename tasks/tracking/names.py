@@ -1,10 +1,9 @@
-"""What the numbers of a run are called in MLflow, and where its pages are.
+"""The names of a run's metrics in MLflow, and the addresses of its pages.
 
 The files of a workspace have flat names (`train/metrics.jsonl`: `success`, `kl`, `seconds_update`). MLflow's
-charts have a section per prefix, sections and charts in alphabetical order, so the prefix decides what one
-sees first:
+charts have a section per prefix, sections and charts in alphabetical order, so the prefix decides the order:
 
-| prefix | what |
+| prefix | metrics |
 |---|---|
 | `eval/quick` | the test split after each round |
 | `eval/sampled`, `eval/greedy` | the test split before (step 0) and after training |
@@ -13,7 +12,7 @@ sees first:
 | `train` | the optimizer, and the schedules of horizon and temperature |
 | `system` | environment instances; MLflow has a page of its own for these |
 
-Counts of episodes are in a section below, as in `rollout/counts/stop_max_turns`.
+Counts of episodes have a subsection, as in `rollout/counts/stop_max_turns`.
 """
 
 import re
@@ -39,7 +38,7 @@ _COUNTS = ("episodes", "dropped", "stop_", "dropped_")
 
 
 def run_page(experiment_id: str, run_id: str, *, tab: str = "") -> str:
-    """The address of a run within MLflow's pages, which without the query open as for GenAI applications."""
+    """The address of a run's page in MLflow; without the query, MLflow opens its GenAI view."""
     return f"/#/experiments/{experiment_id}/runs/{run_id}{tab}?workflowType=machine_learning"
 
 
@@ -50,7 +49,7 @@ def without_password(uri: str) -> str:
 
 
 def step_metric(key: str) -> str:
-    """The name of a number of a training step, from its key in `train/metrics.jsonl`."""
+    """Map the key of a training metric in `train/metrics.jsonl` to its name in MLflow."""
     if key in _TRAIN or key.startswith(_TRAIN_PREFIXES):
         name = f"train/{key}"
     elif key == "seconds":
@@ -65,16 +64,15 @@ def step_metric(key: str) -> str:
         name = f"system/{key}"
     else:
         return summary_metric(key, group="rollout")
-    return allowed(name)
+    return metric_key(name)
 
 
 def summary_metric(key: str, *, group: str) -> str:
-    """The name of a number of `tasks.data.trajectories.summarise`; `group`: the episodes, e.g.
-    `eval/quick`."""
+    """Map a key of `tasks.data.trajectories.summarise` to its name in MLflow; `group`: e.g. `eval/quick`."""
     is_count = key in _COUNTS or key.startswith(tuple(c for c in _COUNTS if c.endswith("_")))
-    return allowed(f"{group}/counts/{key}" if is_count else f"{group}/{key}")
+    return metric_key(f"{group}/counts/{key}" if is_count else f"{group}/{key}")
 
 
-def allowed(key: str) -> str:
-    """`key` as MLflow allows it: `webshop-mini:text?actions=false` has signs that it does not."""
+def metric_key(key: str) -> str:
+    """Replace characters that MLflow does not allow, as in `webshop-mini:text?actions=false`."""
     return re.sub(r"[^\w\-. :/]", "_", key, flags=re.ASCII)

@@ -1,4 +1,4 @@
-"""What a run's results came from, besides its parameters: the code's commit and the versions."""
+"""The sources of a run's results besides its parameters: the commit of the code and package versions."""
 
 import platform
 import subprocess
@@ -8,7 +8,7 @@ from importlib.metadata import PackageNotFoundError, version
 from envs.registry import get_env
 
 WRITTEN_BY_RUNS = "dvc.lock"
-"""A change to this file alone does not make the code another one: every run writes it, to be committed."""
+"""Every run writes this file, so a change to it alone does not make the code dirty."""
 PACKAGES = ("torch", "verl", "ray", "transformers", "prefect", "mlflow", "dvc")
 
 
@@ -20,7 +20,7 @@ def provenance(*, envs: Sequence[str]) -> dict[str, str]:
         try:
             facts[f"version.{package}"] = version(package)
         except PackageNotFoundError:
-            continue  # e.g. verl on a machine that only evaluates
+            continue  # e.g. no verl on a machine that only evaluates
     commit = _git("rev-parse", "HEAD")
     if commit is not None:
         facts["git.commit"] = commit

@@ -1,5 +1,4 @@
-"""Whether MLflow can write to where a tracking URI points, found out without MLflow, whose import takes
-seconds."""
+"""Check that MLflow can write to a tracking URI, without importing MLflow, which takes seconds."""
 
 import socket
 import sqlite3
@@ -12,21 +11,21 @@ from envs.errors import ConfigError
 from envs.files import check_writable
 
 SCHEMES = frozenset({"http", "https", "databricks", "databricks-uc", "uc", "mysql", "postgresql", "mssql"})
-"""MLflow's own, besides SQLite and folders."""
+"""Schemes that MLflow supports besides SQLite and folders."""
 
 
 def check_store(uri: str, *, remedy: str) -> None:
-    """Raise `ConfigError`, ending with `remedy`, for a URI of no kind that MLflow knows, a server that does
-    not answer, and a file or folder that cannot be written to."""
+    """Raise `ConfigError`, ending with `remedy`, for an unknown scheme, a server that does not answer, or a
+    file or folder that is not writable."""
     parts = urlsplit(uri)
-    place = f"MLFLOW_TRACKING_URI={uri}"
+    setting = f"MLFLOW_TRACKING_URI={uri}"
     if parts.scheme == "sqlite":
-        _check_sqlite(Path(parts.path.removeprefix("/")), place=place, remedy=remedy)
+        _check_sqlite(Path(parts.path.removeprefix("/")), setting=setting, remedy=remedy)
     elif parts.scheme in ("", "file"):
-        check_writable(Path(parts.path), remedy=f"correct {place}, or {remedy}")
+        check_writable(Path(parts.path), remedy=f"correct {setting}, or {remedy}")
     elif parts.scheme.partition("+")[0] not in SCHEMES | _plugins():
         raise ConfigError(
-            f"{place}: MLflow has no store {parts.scheme!r}; give e.g. http://127.0.0.1:5000 or "
+            f"{setting}: MLflow has no store {parts.scheme!r}; give e.g. http://127.0.0.1:5000 or "
             f"sqlite:///mlflow.db, or {remedy}"
         )
     if parts.scheme in ("http", "https") and parts.hostname:
@@ -34,15 +33,17 @@ def check_store(uri: str, *, remedy: str) -> None:
         try:
             socket.create_connection((parts.hostname, port), timeout=5).close()
         except OSError as error:
-            raise ConfigError(f"{place} does not answer ({error}); start that server, or {remedy}") from None
+            raise ConfigError(
+                f"{setting} does not answer ({error}); start that server, or {remedy}"
+            ) from None
 
 
 def _plugins() -> set[str]:
     return {entry.name for entry in entry_points(group="mlflow.tracking_store")}
 
 
-def _check_sqlite(file: Path, *, place: str, remedy: str) -> None:
-    check_writable(file.parent, remedy=f"correct {place}, or {remedy}")
+def _check_sqlite(file: Path, *, setting: str, remedy: str) -> None:
+    check_writable(file.parent, remedy=f"correct {setting}, or {remedy}")
     if not file.exists():
         return
     try:
@@ -50,5 +51,5 @@ def _check_sqlite(file: Path, *, place: str, remedy: str) -> None:
             database.execute("BEGIN IMMEDIATE")
             database.rollback()
     except sqlite3.Error as error:
-        if "locked" not in str(error):  # as it is while another run writes
-            raise ConfigError(f"{place}: {file} cannot be written ({error}); {remedy}") from None
+        if "locked" not in str(error):  # another run is writing
+            raise ConfigError(f"{setting}: {file} cannot be written ({error}); {remedy}") from None

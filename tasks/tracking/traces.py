@@ -1,8 +1,8 @@
-"""Trajectories as MLflow traces: a few of each round's training, and of the evaluation before and after.
+"""Trajectories as MLflow traces: a few from each round of training and from the evaluations.
 
-A trace is an episode: its name says when it was played and of which item, its input is the task and the whole
-prompt. A turn is two spans, what the policy said (a chat) and what the environment answered (a tool). Spans
-have the times that the turns took.
+A trace is an episode: its name states the step and the item, its input is the task and the whole prompt. A
+turn is two spans: the policy's completion (a chat model) and the environment's response (a tool), with their
+durations.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -12,18 +12,18 @@ from typing import TYPE_CHECKING, Any
 
 from agents.types import StopReason, Trajectory, Turn
 from tasks.data.trajectories import read_trajectories, sampled_tokens
-from tasks.tracking.names import allowed
+from tasks.tracking.names import metric_key
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
     from mlflow.entities import LiveSpan
 
-EVALUATED = 10
+EVALUATION_ITEMS = 10
 """Items of the test split whose sampled episodes, before and after training, become traces."""
 PER_STEP = 2
 """Items of the first and of the last step of a round, each with one of its episodes."""
 MAX_TASK = 500
-"""Characters of the task that are shown ahead of the whole prompt."""
+"""Characters of the task, shown before the whole prompt."""
 
 Decode = Callable[[list[int]], str | None]
 """Tokens to text; None where there is no tokenizer."""
@@ -38,11 +38,11 @@ class EpisodeTrace:
     tags: Mapping[str, str]
     trajectory: Trajectory
     ended_at_ns: int
-    """Since the epoch; not known of an episode: when its file was written."""
+    """Nanoseconds since the epoch: when the trajectory file was written, as episodes record no end."""
 
 
 def round_traces(train: Path, *, number: int, first_step: int, last_step: int) -> list[EpisodeTrace]:
-    """Of round `number`, from the trajectories that the folder `train` keeps of each step."""
+    """Choose the traces of round `number` from the trajectories in the folder `train`."""
     traces = []
     for step in sorted({first_step, last_step}):
         file = train / "trajectories" / f"step_{step:04d}.jsonl"
@@ -62,10 +62,10 @@ def round_traces(train: Path, *, number: int, first_step: int, last_step: int) -
 
 
 def evaluation_traces(file: Path) -> list[EpisodeTrace]:
-    """Of items that are spread over the test split: sampled, before and after training."""
-    sampled = [t for t in read_trajectories(file) if t.metrics["mode"] == "sampled"]
-    item_ids = list(dict.fromkeys(t.item.item_id for t in sampled))
-    chosen = set(item_ids[:: max(1, len(item_ids) // EVALUATED)][:EVALUATED])
+    """Choose sampled episodes of items spread over the test split, before and after training."""
+    trajectories = [t for t in read_trajectories(file) if t.metrics["mode"] == "sampled"]
+    item_ids = list(dict.fromkeys(t.item.item_id for t in trajectories))
+    trace_ids = set(item_ids[:: max(1, len(item_ids) // EVALUATION_ITEMS)][:EVALUATION_ITEMS])
     return [
         EpisodeTrace(
             name=f"{t.metrics['policy']} training, {t.item.item_id}",
@@ -73,24 +73,24 @@ def evaluation_traces(file: Path) -> list[EpisodeTrace]:
             trajectory=t,
             ended_at_ns=file.stat().st_mtime_ns,
         )
-        for t in sampled
-        if t.item.item_id in chosen
+        for t in trajectories
+        if t.item.item_id in trace_ids
     ]
 
 
 def log_traces(
     client: "MlflowClient", run_id: str, traces: Iterable[EpisodeTrace], *, decode: Decode
 ) -> None:
-    """Record those of `traces` whose names the run does not have yet."""
+    """Record the `traces` whose names the run does not have yet."""
     experiment_id = client.get_run(run_id).info.experiment_id
-    recorded = {
+    existing_names = {
         trace.info.tags.get("mlflow.traceName")
         for trace in client.search_traces(
             locations=[experiment_id], run_id=run_id, max_results=500, include_spans=False
         )
     }
     for trace in traces:
-        if trace.name not in recorded:
+        if trace.name not in existing_names:
             _log(trace, run_id=run_id, experiment_id=experiment_id, decode=decode)
 
 
@@ -101,7 +101,9 @@ def _log(trace: EpisodeTrace, *, run_id: str, experiment_id: str, decode: Decode
     trajectory = trace.trajectory
     facts = {"item": trajectory.item.item_id, "env": trajectory.item.env}
     facts |= {"stop_reason": str(trajectory.stop_reason), "success": str(trajectory.success).lower()}
-    facts |= {allowed(key): str(value) for key, value in trajectory.item.metadata.items() if _is_short(value)}
+    facts |= {
+        metric_key(key): str(value) for key, value in trajectory.item.metadata.items() if _is_short(value)
+    }
     prompt = decode(trajectory.prompt_ids) or ""
     episode = mlflow.start_span_no_context(
         trace.name,
@@ -170,7 +172,7 @@ def _log_turn(turn: Turn, *, number: int, message: str, context: int, episode: "
 
 
 def _turns(trajectory: Trajectory, *, prompt: str, decode: Decode) -> Iterator[tuple[Turn, str, int]]:
-    """Each turn with what the policy read since the last one, and how many tokens it was sampled on."""
+    """Each turn with the text since the previous turn and the number of tokens in its context."""
     message, context = prompt, len(trajectory.prompt_ids)
     for turn in trajectory.turns:
         if turn.prompt_ids is not None:  # a new segment
@@ -181,7 +183,7 @@ def _turns(trajectory: Trajectory, *, prompt: str, decode: Decode) -> Iterator[t
 
 
 def task_of(prompt: str) -> str:
-    """The end of the opening, where environments put the goal: the last paragraph of `prompt`."""
+    """The task: the last paragraph of `prompt`, where environments state the goal."""
     paragraphs: Sequence[str] = [part.strip() for part in prompt.split("\n\n") if part.strip()]
     return paragraphs[-1][-MAX_TASK:] if paragraphs else ""
 

@@ -1,12 +1,11 @@
-"""The record of a run in MLflow.
+"""The MLflow record of a run.
 
-One parent run per workspace and set of parameters, one child per round. All writing happens on one
-background thread, in batches, so that nothing waits for MLflow. Training is recorded from its own
-files: whatever `train/metrics.jsonl` has and MLflow has not is written, so a run that was killed is
-completed, and no step is ever written twice. `tracking_names.py` names the metrics, `tracking_facts.py`
-describes the run, `tracking_traces.py` makes traces of episodes, `tracking_model.py` registers the policy. No
-module but `tracking*.py` imports MLflow. A run that is open has a heartbeat
-(`tasks/tracking/recorded_runs.py`).
+One parent run per workspace and set of parameters, one child per round. All writing happens on one background
+thread, in batches, so that nothing waits for MLflow. Training is recorded from its files: whatever
+`train/metrics.jsonl` has and MLflow lacks is written, so a resumed run completes its record and no step is
+written twice. `names.py` names the metrics, `facts.py` describes the run, `traces.py` makes traces of
+episodes, `model.py` registers the policy, `recorded_runs.py` owns the heartbeat. Only this package imports
+MLflow.
 """
 
 import hashlib
@@ -31,7 +30,7 @@ from tasks.config.settings import Pipeline
 from tasks.tracking import facts, recorded_runs
 from tasks.tracking.batches import log_datasets, log_metrics, log_params, metrics_of
 from tasks.tracking.model import register
-from tasks.tracking.names import allowed, run_page, step_metric, summary_metric, without_password
+from tasks.tracking.names import metric_key, run_page, step_metric, summary_metric, without_password
 from tasks.tracking.store import check_store
 from tasks.tracking.traces import EpisodeTrace, evaluation_traces, log_traces, round_traces
 from tasks.verl.policies import decoder
@@ -49,29 +48,29 @@ EXPERIMENT_TAGS = {
     "mlflow.note.content": "Policies trained by Wingspan: a run per workspace, a nested run per round.",
 }
 MLFLOW_TAGS = {"git.commit": "mlflow.source.git.commit", "git.dirty": "mlflow.source.git.dirty"}
-"""Facts of a run that MLflow shows by tags of its own."""
+"""Facts of a run that MLflow shows by its own tags."""
 RECORD = "mlflow.json"
-"""In the workspace: which MLflow run is its own."""
-MAX_TOLD = 300
-"""Characters of a server's complaint."""
+"""In the workspace: the id of its MLflow run."""
+MAX_ERROR_CHARACTERS = 300
+"""Characters of an error in a message."""
 
 _log = logging.getLogger(__name__)
 
 
 def ui_command() -> str | None:
-    """The command that shows the records in a browser, at `UI`; None where a tracking server does that."""
-    given = os.environ.get("MLFLOW_TRACKING_URI")
-    if given and urlsplit(given).scheme in ("http", "https"):
+    """The command that shows the records in a browser, at `UI`; None if a tracking server does that."""
+    uri = os.environ.get("MLFLOW_TRACKING_URI")
+    if uri and urlsplit(uri).scheme in ("http", "https"):
         return None
-    # By the variable's name, for its value may hold a password; MLflow sets the variable itself, too.
-    store = DEFAULT_URI if given in (None, "", DEFAULT_URI) else '"$MLFLOW_TRACKING_URI"'
+    # The variable's name, as its value may contain a password; MLflow sets the variable too.
+    store = DEFAULT_URI if uri in (None, "", DEFAULT_URI) else '"$MLFLOW_TRACKING_URI"'
     return f"mlflow ui --workers 1 --backend-store-uri {store}"
 
 
 def recorded_page(workspace: Path) -> str:
     """The address of the run of `workspace` in a browser."""
     server = UI if ui_command() else without_password(tracking_uri()).rstrip("/")
-    record = _recorded(workspace)
+    record = _read_record(workspace)
     if "experiment_id" not in record:
         return server
     return server + run_page(record["experiment_id"], record["run_id"])
@@ -85,7 +84,7 @@ def tracking_uri() -> str:
 
 
 def check_tracking() -> None:
-    """Raise `ConfigError` for a place that MLflow cannot write to (`tasks/tracking/store.py`)."""
+    """Raise `ConfigError` if MLflow cannot write to the tracking URI."""
     default = DEFAULT_URI.removeprefix("sqlite:///")
     check_store(tracking_uri(), remedy=f"unset the variable to record in {default}")
 
@@ -93,8 +92,8 @@ def check_tracking() -> None:
 class Tracker:
     """The MLflow run of one workspace, open for as long as the context.
 
-    Methods return at once. What fails is logged as a warning and made good by a later call, `finish`
-    at the latest; leaving raises `WingspanError` if the record stayed incomplete.
+    Methods return at once. A failure is logged as a warning and repaired by a later call, `finish` at the
+    latest; leaving the context raises `WingspanError` if the record is still incomplete.
     """
 
     def __init__(self, name: str, *, pipeline: Pipeline, workspace: Path) -> None:
@@ -129,9 +128,9 @@ class Tracker:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Wait until all is written; a run that did not come to its end is marked as failed, or as killed."""
+        """Wait until everything is written; an unfinished run is marked as failed or killed."""
         if error is not None and not isinstance(error, Exception):
-            with suppress(Exception):  # who stops a run does not wait for its record; `mark_gone` will
+            with suppress(Exception):  # stopping does not wait for the record; `mark_gone` corrects it
                 self.kill()
             return
         self._left.set()
@@ -141,12 +140,12 @@ class Tracker:
         if self._failure is not None and error is None:
             raise WingspanError(
                 f"the MLflow record at {tracking_uri()} is incomplete "
-                f"({describe(self._failure)[:MAX_TOLD]}); all results are in {self._workspace}: "
-                "mend the cause and run the same command to complete it"
+                f"({describe(self._failure)[:MAX_ERROR_CHARACTERS]}); all results are in {self._workspace}: "
+                "fix the cause and run the same command to complete it"
             ) from self._failure
 
     def kill(self) -> None:
-        """Mark the run as killed, unless it has ended; what was not written yet, the next start writes."""
+        """Mark the run as killed, unless it has ended; the next start writes what is missing."""
         self._left.set()
         with self._ending:
             self._thread.shutdown(wait=True, cancel_futures=True)
@@ -155,7 +154,7 @@ class Tracker:
 
     def _keep_beating(self) -> None:
         while not self._left.wait(recorded_runs.INTERVAL_S):
-            with suppress(RuntimeError):  # the thread that writes has ended meanwhile
+            with suppress(RuntimeError):  # the writer thread has ended
                 self._later(recorded_runs.beat)
 
     def _later(self, write: Callable[["MlflowClient", str], None]) -> None:
@@ -164,9 +163,9 @@ class Tracker:
                 if self._run is None:
                     self._run = self._open()
                 write(*self._run)
-            except Exception as error:  # a record that fails must not stop what it records
+            except Exception as error:  # a failing record must not stop the run
                 self._failure = error
-                _log.warning("MLflow: %s", describe(error)[:MAX_TOLD])
+                _log.warning("MLflow: %s", describe(error)[:MAX_ERROR_CHARACTERS])
 
         self._thread.submit(job)
 
@@ -176,7 +175,7 @@ class Tracker:
         run_id = unfinished_run(self._workspace, pipeline=self._pipeline)
         if run_id is None or not _exists(client, run_id):
             run_id = self._start(client)
-        if not client.get_run(run_id).data.params:  # the run is new, or was begun by a try that failed
+        if not client.get_run(run_id).data.params:  # the run is new, or an earlier start failed
             log_params(client, run_id, flat(self._pipeline.model_dump(mode="json"), sep="."))
         client.update_run(run_id, status="RUNNING")
         recorded_runs.beat(client, run_id)
@@ -187,12 +186,12 @@ class Tracker:
         experiment_id = experiment_of(client)
         tags = {
             **facts.source_tags(self._name),
-            **recorded_runs.heartbeat(),  # from its first moment, so that no end leaves it running
+            **recorded_runs.heartbeat(),  # from the start, so that no crash leaves it running
             "mlflow.note.content": self._description(),
         }
         run = client.create_run(experiment_id, run_name=self._workspace.name, tags=tags)
         run_id: str = run.info.run_id
-        _remember(self._workspace, pipeline=self._pipeline, run=run, finished=False)
+        _write_record(self._workspace, pipeline=self._pipeline, run=run, is_finished=False)
         return run_id
 
     def _write_tags(self, client: "MlflowClient", run_id: str) -> None:
@@ -211,10 +210,10 @@ class Tracker:
             client.log_artifact(run_id, str(prompt))
         children = _children(client, parent)
         for file in sorted((self._workspace / "train" / "rounds").glob("*.json")):
-            ended = json.loads(file.read_text())
-            number, first, last = ended["index"] + 1, ended["first_step"], ended["last_step"]
+            result = json.loads(file.read_text())
+            number, first, last = result["index"] + 1, result["first_step"], result["last_step"]
             at_ms = file.stat().st_mtime_ns // 1_000_000
-            began_ms = at_ms - round(1000 * ended["seconds"])
+            began_ms = at_ms - round(1000 * result["seconds"])
             child = children.get(number) or _begin_child(client, parent, number=number, began_ms=began_ms)
             if child.info.status == "FINISHED":
                 continue
@@ -223,11 +222,11 @@ class Tracker:
                 client, child.info.run_id, facts.round_params(own_steps, first=first, last=last).items()
             )
             quick = partial(summary_metric, group="eval/quick")
-            series = metrics_of(ended["evaluation"], step=last, at_ms=at_ms, name=quick)
+            series = metrics_of(result["evaluation"], step=last, at_ms=at_ms, name=quick)
             for values in own_steps:
                 series += metrics_of(values, step=values["step"], at_ms=at_ms, name=step_metric)
-            # Until the child is finished, all of the round is written again, to both; with the same
-            # timestamp it makes the same rows, which MLflow keeps once.
+            # Until the child is finished, the whole round is written again to both; with equal timestamps the
+            # rows are equal, and MLflow keeps them once.
             for target in (child.info.run_id, run_id):
                 log_metrics(client, target, series)
             self._log_traces(
@@ -245,7 +244,7 @@ class Tracker:
         last = self._pipeline.train.steps
         timing = json.loads((workspace / "timing.json").read_text())
         at_ms = (workspace / "evaluation.json").stat().st_mtime_ns // 1_000_000
-        series = metrics_of(timing, step=last, at_ms=at_ms, name=lambda key: allowed(f"time/{key}"))
+        series = metrics_of(timing, step=last, at_ms=at_ms, name=lambda key: metric_key(f"time/{key}"))
         for policy, step in (("before", 0), ("after", last)):
             for mode, summary in evaluation[policy].items():
                 name = partial(summary_metric, group=f"eval/{mode}")
@@ -271,8 +270,8 @@ class Tracker:
             description=f"{result} [Run]({page})\n\n{self._description()}",
         )
         client.set_terminated(run_id, status="FINISHED")
-        _remember(workspace, pipeline=self._pipeline, run=client.get_run(run_id), finished=True)
-        self._failure = None  # whatever was missing is there now
+        _write_record(workspace, pipeline=self._pipeline, run=client.get_run(run_id), is_finished=True)
+        self._failure = None  # earlier failures are repaired
 
     def _log_traces(self, client: "MlflowClient", run_id: str, traces: list[EpisodeTrace]) -> None:
         start = self._pipeline.model
@@ -284,7 +283,7 @@ class Tracker:
 
 
 def connect() -> "MlflowClient":
-    """A client of where the record is kept; the first time, MLflow creates its database."""
+    """Connect to the tracking URI; the first time, MLflow creates its database."""
     os.environ.setdefault("MLFLOW_ENABLE_ASYNC_TRACE_LOGGING", "false")
     os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
     import mlflow
@@ -292,28 +291,28 @@ def connect() -> "MlflowClient":
     logging.getLogger("mlflow").setLevel(logging.WARNING)
     logging.getLogger("alembic").setLevel(logging.WARNING)
     mlflow.set_tracking_uri(tracking_uri())
-    with _alone():
+    with _exclusive():
         client = mlflow.MlflowClient()
         client.search_experiments(max_results=1)
     return client
 
 
-def _alone() -> AbstractContextManager[None]:
-    """Two first runs at once would both create the tables of a database file."""
+def _exclusive() -> AbstractContextManager[None]:
+    """Serialize first connections: two at once would both create the tables of a database file."""
     file = tracking_uri().removeprefix("sqlite:///")
     return nullcontext() if file == tracking_uri() else lock_file(Path(f"{file}.lock"))
 
 
 def unfinished_run(workspace: Path, *, pipeline: Pipeline) -> str | None:
     """The MLflow run that this workspace began with these parameters and has not finished."""
-    record = _recorded(workspace)
+    record = _read_record(workspace)
     ours = record.get("uri") == tracking_uri() and record.get("identity") == _identity(pipeline)
     return str(record["run_id"]) if ours and not record["finished"] else None
 
 
 def is_recorded(workspace: Path, *, pipeline: Pipeline) -> bool:
     """Whether MLflow has a finished run of this workspace with these parameters."""
-    record = _recorded(workspace)
+    record = _read_record(workspace)
     return record.get("identity") == _identity(pipeline) and bool(record.get("finished"))
 
 
@@ -323,19 +322,19 @@ def _read_steps(file: Path) -> dict[int, dict[str, Any]]:
     return {int(values["step"]): values for values in map(json.loads, lines)}
 
 
-def _recorded(workspace: Path) -> dict[str, Any]:
+def _read_record(workspace: Path) -> dict[str, Any]:
     file = workspace / RECORD
     record: dict[str, Any] = json.loads(file.read_text()) if file.exists() else {}
     return record
 
 
-def _remember(workspace: Path, *, pipeline: Pipeline, run: "Run", finished: bool) -> None:
+def _write_record(workspace: Path, *, pipeline: Pipeline, run: "Run", is_finished: bool) -> None:
     record = {
         "uri": tracking_uri(),
         "run_id": run.info.run_id,
         "experiment_id": run.info.experiment_id,
         "identity": _identity(pipeline),
-        "finished": finished,
+        "finished": is_finished,
     }
     write_atomically(workspace / RECORD, json.dumps(record, indent=2) + "\n")
 
@@ -345,14 +344,14 @@ def _identity(pipeline: Pipeline) -> str:
 
 
 def experiment_of(client: "MlflowClient") -> str:
-    """The id of the experiment that all runs are in; it is created if there is none."""
-    found: Experiment | None = client.get_experiment_by_name(EXPERIMENT)
-    if found is not None:
+    """The id of the experiment that all runs are in; created if missing."""
+    experiment: Experiment | None = client.get_experiment_by_name(EXPERIMENT)
+    if experiment is not None:
         for key, value in EXPERIMENT_TAGS.items():
-            if key not in found.tags:  # of an earlier version; what a user has set there stays
-                client.set_experiment_tag(found.experiment_id, key, value)
-        return str(found.experiment_id)
-    # A tracking server says itself where artifacts go; beside a SQLite file they go to a folder.
+            if key not in experiment.tags:  # created by an earlier version; a user's own value stays
+                client.set_experiment_tag(experiment.experiment_id, key, value)
+        return str(experiment.experiment_id)
+    # A tracking server decides where artifacts go; with a SQLite file they go to a folder.
     here = Path("mlartifacts").resolve().as_uri() if tracking_uri().startswith("sqlite") else None
     return str(client.create_experiment(EXPERIMENT, artifact_location=here, tags=dict(EXPERIMENT_TAGS)))
 
@@ -374,8 +373,8 @@ def _children(client: "MlflowClient", parent: "Run") -> dict[int, "Run"]:
 
 
 def _begin_child(client: "MlflowClient", parent: "Run", *, number: int, began_ms: int) -> "Run":
-    shared = ("mlflow.user", "mlflow.source.name", "mlflow.source.type", "pipeline")
-    tags = {key: parent.data.tags[key] for key in shared if key in parent.data.tags}
+    inherited_tags = ("mlflow.user", "mlflow.source.name", "mlflow.source.type", "pipeline")
+    tags = {key: parent.data.tags[key] for key in inherited_tags if key in parent.data.tags}
     tags |= {"mlflow.parentRunId": parent.info.run_id, "round": str(number)}
     return client.create_run(
         parent.info.experiment_id, start_time=began_ms, run_name=f"round {number}", tags=tags

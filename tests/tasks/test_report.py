@@ -9,10 +9,10 @@ import pytest
 from matplotlib.figure import Figure
 
 from tasks.config.parameters import changed_parameters, write_changes
-from tasks.reporting.charts import smoothed, smoothing_window, success_over_steps
+from tasks.reporting.charts import smooth, smoothing_window, success_over_steps
 from tasks.reporting.excerpts import Verdict, choose_pairs
 from tasks.reporting.intervals import gain_interval, wilson
-from tasks.reporting.results import dropped, environment_steps, phases, read_results, stages_of
+from tasks.reporting.results import count_dropped, environment_steps, phases, read_results, stages_of
 from tasks.stages.report import report
 from tests.support.html_page import Page
 from tests.support.report_toy import (
@@ -65,7 +65,7 @@ def test_sums_by_hand(workspace: Path) -> None:
     results = read_results(workspace)
     assert environment_steps(results) == [4, 10, 18, 28]  # two episodes of 2, 3, 4 and 5 turns
     assert phases(results)["rest"] == pytest.approx([0.75] * 4)  # 4 - 2 - 1 - 0.25
-    assert dropped(results.steps) == {"EnvCrashed": 1}
+    assert count_dropped(results.steps) == {"EnvCrashed": 1}
     assert "report" not in results.seconds
 
 
@@ -112,10 +112,10 @@ def test_pairs_are_of_one_item_and_show_every_turn(workspace: Path, page: Page) 
     pairs = choose_pairs(read_results(workspace), decode=str)
     found = {pair.item.item_id: pair for pair in pairs}
     assert {item_id: pair.verdict for item_id, pair in found.items()} == {
-        "toy_0": Verdict.SOLVED,
-        "toy_1": Verdict.LOST,
-        "toy_2": Verdict.SOLVED,
-        "toy_3": Verdict.FAILING,
+        "toy_0": Verdict.NEWLY_SOLVED,
+        "toy_1": Verdict.NO_LONGER_SOLVED,
+        "toy_2": Verdict.NEWLY_SOLVED,
+        "toy_3": Verdict.STILL_UNSOLVED,
     }
     assert pairs[0].item.item_id == "toy_2"  # the deepest that training has solved
     turn = found["toy_0"].after.turns[0]
@@ -293,11 +293,11 @@ def test_curves_are_smoothed_by_the_mean_of_their_neighbours() -> None:
     assert smoothing_window(9) == 1
     assert smoothing_window(51) == 7
     values = [(float(step), float(step % 2)) for step in range(1, 17)]
-    smooth = smoothed(values)  # over three steps
-    assert [step for step, _ in smooth] == [step for step, _ in values]
-    assert smooth[0][1] == pytest.approx(1 / 2)  # of 1 and 0: there is none before it
-    assert smooth[1][1] == pytest.approx(2 / 3)  # 1, 0, 1
-    assert smooth[2][1] == pytest.approx(1 / 3)
+    curve = smooth(values)  # over three steps
+    assert [step for step, _ in curve] == [step for step, _ in values]
+    assert curve[0][1] == pytest.approx(1 / 2)  # of 1 and 0: there is none before it
+    assert curve[1][1] == pytest.approx(2 / 3)  # 1, 0, 1
+    assert curve[2][1] == pytest.approx(1 / 3)
 
 
 def test_the_first_rate_does_not_cover_the_axis() -> None:
