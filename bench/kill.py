@@ -33,6 +33,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from urllib.request import urlopen
 
 import psutil
@@ -40,9 +41,9 @@ import psutil
 from agents.agent import FormatAgent
 from agents.limits import EpisodeLimits
 from agents.prompting.renderer import Renderer
-from agents.rollout.conversation import TokenSpeakers
-from agents.rollout.episode import Rules
-from agents.rollout.group import play
+from agents.rollout.conversation import TokenConversation
+from agents.rollout.episode import EpisodeConfig
+from agents.rollout.group import run_groups
 from agents.samplers.sampler import ScriptedSampler
 from agents.types import Completion, SamplingParams, StopReason, Trajectory
 from bench.experts import actions_of
@@ -221,7 +222,7 @@ def measure(
         episode_timeout_s=600,
         step_timeout_s=60,
     )
-    rules = Rules(agent=FormatAgent("action"), limits=limits)
+    config = EpisodeConfig(agent=FormatAgent("action"), limits=limits)
     renderer = Renderer(tokenizer)
     calls = sum(num_samples // 2 * (len(solution) + turns) for solution in solutions)
     kill = kill or (Processes().kill if fleet is None else fleet.kill)
@@ -231,17 +232,18 @@ def measure(
         ended: list[Trajectory] = []
         envs = EnvManager([spec], capacity=capacity)
         started = time.perf_counter()
-        await play(
+        await run_groups(
             items,
             name="play",
             num_samples=num_samples,
             envs=envs,
-            speakers=TokenSpeakers(
+            start_conversation=partial(
+                TokenConversation,
                 sampler=sampler,
                 renderer=renderer,
                 sampling=SamplingParams(max_tokens=limits.max_tokens_per_turn),
             ),
-            rules_of=lambda _: rules,
+            get_config=lambda _: config,
             max_attempts=kills + 1,
             on_trajectory=ended.append,
         )

@@ -28,13 +28,14 @@ import time
 import zlib
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 
 from agents.agent import FormatAgent
 from agents.limits import EpisodeLimits
 from agents.prompting.renderer import Renderer
-from agents.rollout.conversation import TokenSpeakers
-from agents.rollout.episode import Rules
-from agents.rollout.group import play
+from agents.rollout.conversation import TokenConversation
+from agents.rollout.episode import EpisodeConfig
+from agents.rollout.group import run_groups
 from agents.samplers.sampler import ScriptedSampler
 from agents.tools.tool import tool
 from agents.tools.toolbox import Toolbox
@@ -88,7 +89,7 @@ def measure(*, agent: str, episodes: int, turns: int, latency_s: float) -> Resul
         step_timeout_s=5,
     )
     tools = Toolbox([look]) if agent == "react" else None
-    rules = Rules(
+    config = EpisodeConfig(
         agent=FormatAgent(agent, schemas=tools.schemas if tools else ()), limits=limits, tools=tools
     )
     renderer = Renderer(tokenizer)
@@ -102,17 +103,18 @@ def measure(*, agent: str, episodes: int, turns: int, latency_s: float) -> Resul
         heart.longest_s = 0.0
         cpu, wall = time.process_time(), time.perf_counter()
         for index, items in enumerate(batches):
-            groups = await play(
+            groups = await run_groups(
                 items,
                 name=f"batch {index}",
                 num_samples=group_size,
                 envs=envs,
-                speakers=TokenSpeakers(
+                start_conversation=partial(
+                    TokenConversation,
                     sampler=sampler,
                     renderer=renderer,
                     sampling=SamplingParams(max_tokens=limits.max_tokens_per_turn),
                 ),
-                rules_of=lambda _: rules,
+                get_config=lambda _: config,
                 max_attempts=1,
             )
             check(groups, turns=turns)

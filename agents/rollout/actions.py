@@ -24,7 +24,7 @@ _written = json.JSONEncoder(ensure_ascii=False).encode
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class ActionResult:
     """What came of one turn."""
 
     observations: Sequence[str]
@@ -41,7 +41,7 @@ class Outcome:
     are none."""
 
 
-class Hands:
+class ActionExecutor:
     """An episode's means to act: its environment, and its tools."""
 
     def __init__(self, env: Environment, item: Item, *, tools: Toolbox | None, step_timeout_s: float) -> None:
@@ -60,19 +60,19 @@ class Hands:
         except Exception as error:
             self._env_failed("reset", error)
 
-    async def carry_out(self, turn: ParsedTurn) -> Outcome:
+    async def execute(self, turn: ParsedTurn) -> ActionResult:
         """Raises `EnvCrashed`, `EpisodeTimeout`, and `WingspanError`s of the environment and the tools."""
         self._turns += 1
         if turn.action is not None:
             step = await self._in_time(self._step(turn.action))
             self._env_metrics |= step.metrics
-            return Outcome((step.observation,), step, (step.images,))
+            return ActionResult((step.observation,), step, (step.images,))
         if turn.calls:
             return await self._call(turn.calls)
         if turn.answer is not None:
-            return Outcome((), StepResult(observation="", terminated=True))
+            return ActionResult((), StepResult(observation="", terminated=True))
         assert turn.problem is not None
-        return Outcome((turn.problem,), StepResult(observation=turn.problem))
+        return ActionResult((turn.problem,), StepResult(observation=turn.problem))
 
     @property
     def metrics(self) -> dict[str, float]:
@@ -98,7 +98,7 @@ class Hands:
         except Exception as error:
             self._env_failed("step", error)
 
-    async def _call(self, calls: Sequence[ToolCall]) -> Outcome:
+    async def _call(self, calls: Sequence[ToolCall]) -> ActionResult:
         tools = self._tools
         if tools is None:
             tools = self._tools = Toolbox([])  # its answers are the ones for names that nothing has
@@ -114,7 +114,7 @@ class Hands:
         for step in steps:
             self._env_metrics |= step.metrics
         observations = [result.observation for result in results]
-        return Outcome(
+        return ActionResult(
             observations,
             StepResult(
                 observation="\n".join(observations),
@@ -165,7 +165,7 @@ def _summary(results: Sequence[ToolResult]) -> str | None:
     return "\n\n".join([found[-1], *(result.observation for result in results if result.summary is None)])
 
 
-def said(turn: ParsedTurn) -> str:
+def format_action(turn: ParsedTurn) -> str:
     """What the turn does, in one line a call, for reading: `calculator({"expression": "6*7"})`."""
     if turn.action is not None:
         return turn.action

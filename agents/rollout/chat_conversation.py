@@ -1,4 +1,4 @@
-"""A model behind an OpenAI-compatible endpoint, as a `Speaker`: the conversation is kept as messages.
+"""A model behind an OpenAI-compatible endpoint, as a `Conversation`: the conversation is kept as messages.
 
 No tokens are known, so completions are empty and nothing of it can be trained on. Where the opening has
 tools, the server is given them and reads the calls (function calling); else the agent reads the text. How
@@ -7,7 +7,6 @@ the endpoint is reached is `agents/clients/endpoint.py`'s.
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from agents.agent import Opening
@@ -17,8 +16,8 @@ from agents.formats.json_values import call_of
 from agents.formats.scan import split_thinking
 from agents.limits import MIN_COMPLETION, EpisodeLimits
 from agents.prompting.renderer import images_of
-from agents.rollout.context import folded
-from agents.rollout.conversation import Heard, Spoken
+from agents.rollout.context import summarized_opening
+from agents.rollout.conversation import Continuation, ModelTurn
 from agents.types import Completion, FinishReason, SamplingParams, Turn
 from envs.errors import ConfigError, SamplerFailed
 from envs.images import data_uri
@@ -28,40 +27,35 @@ OF_TOOLS = "Pictures from the tools, in the order of their answers:"
 _EXPECTED = "Call a tool with its arguments as one JSON object, or answer in plain text."
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ChatSpeakers:
-    """Speakers of one endpoint's model; see `agents.rollout.conversation.Speakers`."""
+class ChatConversation:
+    """A `Conversation` that is kept as messages, with the model of an endpoint.
 
-    client: ChatClient
-    sampling: SamplingParams
-    """`max_tokens` is set for each turn; `top_k`, which not every endpoint takes, is sent where it is set."""
-
-    def __post_init__(self) -> None:
-        if self.sampling.stop_token_ids:
-            raise ConfigError(
-                f"stop_token_ids={self.sampling.stop_token_ids}: an endpoint takes no tokens; leave them out"
-            )
-
-    def speaker(self, episode_id: str, *, where: str, limits: EpisodeLimits) -> "ChatSpeaker":
-        """See `Speakers`."""
-        return ChatSpeaker(self, where=where, limits=limits)
-
-
-class ChatSpeaker:
-    """See `Speaker`.
-
-    The endpoint tells after each turn how many tokens the conversation has: the next completion gets what
-    is left of `context_length`. Where it tells nothing, its own limit is the only one.
+    The endpoint reports after each turn how many tokens the conversation has: the next completion gets what
+    is left of `context_length`. Where it reports nothing, its own limit is the only one.
     """
 
     prompt_ids: list[int]
     prompt_images: tuple[Image, ...]
 
-    def __init__(self, model: ChatSpeakers, *, where: str, limits: EpisodeLimits) -> None:
+    def __init__(
+        self,
+        episode_id: str,  # an endpoint keeps no cache by episode
+        *,
+        where: str,
+        limits: EpisodeLimits,
+        client: ChatClient,
+        sampling: SamplingParams,
+    ) -> None:
+        """`sampling`: its `max_tokens` is set for each turn; `top_k`, which not every endpoint takes, is sent
+        where it is not 0. Raises `ConfigError` for `stop_token_ids`, which no endpoint takes."""
+        if sampling.stop_token_ids:
+            raise ConfigError(
+                f"stop_token_ids={sampling.stop_token_ids}: an endpoint takes no tokens; leave them out"
+            )
         self.prompt_ids = []
         self.prompt_images = ()
-        self._client = model.client
-        self._sampling = model.sampling
+        self._client = client
+        self._sampling = sampling
         self._where = where
         self._limits = limits
         self._opening: Sequence[Message] = ()
@@ -71,15 +65,15 @@ class ChatSpeaker:
         self._call_ids: list[str] = []  # of the last completion's calls, while they wait for their replies
 
     def open(self, opening: Opening) -> bool:
-        """See `Speaker`; how long the opening is only the endpoint can tell."""
+        """See `Conversation`; how long the opening is only the endpoint can tell."""
         self._opening = opening.messages
         self._messages = _said(opening.messages)
         self.prompt_images = tuple(images_of(opening.messages))
         self._tools = [dict(schema) for schema in opening.tools]
         return True
 
-    async def speak(self) -> Spoken | None:
-        """See `Speaker`; None where the endpoint says that the conversation is too long for it."""
+    async def generate(self) -> ModelTurn | None:
+        """See `Conversation`; None where the endpoint says that the conversation is too long for it."""
         asked = {
             "messages": self._messages,
             "max_tokens": min(self._limits.max_tokens_per_turn, self._room),
@@ -95,8 +89,10 @@ class ChatSpeaker:
         except EndpointFailed as error:
             raise SamplerFailed(f"{self._where}: {error}") from error
 
-    async def hear(self, turns: Sequence[Turn], messages: Sequence[Message], *, turns_left: int) -> Heard:
-        """See `Speaker`."""
+    async def add_reply(
+        self, turns: Sequence[Turn], messages: Sequence[Message], *, turns_left: int
+    ) -> Continuation:
+        """See `Conversation`."""
         replies = _said(messages)
         turns[-1].images[:] = images_of(messages)
         if self._call_ids:
@@ -110,11 +106,11 @@ class ChatSpeaker:
                 reply["tool_call_id"] = call_id
             self._call_ids = []
         self._messages += replies
-        return Heard(goes_on=self._room >= min(MIN_COMPLETION, self._limits.max_tokens_per_turn))
+        return Continuation(goes_on=self._room >= min(MIN_COMPLETION, self._limits.max_tokens_per_turn))
 
-    def go_on_with(self, summary: str, images: Sequence[Image]) -> bool:
-        """See `Speaker`; how long it is only the endpoint can tell."""
-        self._messages = _said(folded(self._opening, summary, images))
+    def restart(self, summary: str, images: Sequence[Image]) -> bool:
+        """See `Conversation`; how long it is only the endpoint can tell."""
+        self._messages = _said(summarized_opening(self._opening, summary, images))
         self._call_ids = []
         self._used = 0
         return True
@@ -123,7 +119,7 @@ class ChatSpeaker:
     def _room(self) -> int:
         return self._limits.context_length - self._used
 
-    def _take(self, reply: Reply) -> Spoken:
+    def _take(self, reply: Reply) -> ModelTurn:
         """Put the reply behind the conversation. Raises `TryAgain` for one that is no chat message."""
         content, calls = reply.message.get("content"), reply.message.get("tool_calls") or []
         if content is not None and not isinstance(content, str):
@@ -142,7 +138,7 @@ class ChatSpeaker:
         # vLLM's name, then that of others
         reasoning = reply.message.get("reasoning") or reply.message.get("reasoning_content")
         cut = reply.finish_reason == "length"
-        return Spoken(
+        return ModelTurn(
             text=text,
             thought=reasoning.strip() if isinstance(reasoning, str) else "",
             parsed=parsed,

@@ -17,11 +17,11 @@ from agents.settings import Positive, Settings
 from agents.types import Completion, Turn
 from envs.types import Image, Message
 
-FOLD_REQUEST = (
+SUMMARY_REQUEST = (
     "The conversation is about to be cut. Write down all that is needed to go on: the task, what has been "
     "done, what was found out, what comes next. Only what you write now will be left."
 )
-FOLDED = "What you wrote down before the conversation was cut:"
+SUMMARY_HEADING = "What you wrote down before the conversation was cut:"
 _THOUGHT_END = "</think>"
 
 
@@ -123,32 +123,32 @@ class Context:
         self._told = count
         return True
 
-    def is_to_fold(self, completion: Completion, reply_ids: Sequence[int]) -> bool:
+    def needs_summary(self, completion: Completion, reply_ids: Sequence[int]) -> bool:
         """Whether the turn is to be followed by a summary."""
         if self._policy.when_full != "fold":
             return False
         size = len(self.ids) + len(completion.token_ids) + len(reply_ids)
         return size > self._policy.fold_at * self._length
 
-    def ask_to_fold(
+    def request_summary(
         self, completion: Completion, messages: Sequence[Message], *, turns_left: int, summary_tokens: int
     ) -> list[int] | None:
         """Put the turn behind the context with the wish for a summary; its reply's tokens, or None, with
         nothing put, where that finds no room."""
         messages = self._shortened(messages)
         if messages and messages[-1].role == "user":
-            last = replace(messages[-1], content=f"{messages[-1].content}\n\n{FOLD_REQUEST}")
+            last = replace(messages[-1], content=f"{messages[-1].content}\n\n{SUMMARY_REQUEST}")
             messages = [*messages[:-1], last]
         else:
-            messages = [*messages, Message("user", FOLD_REQUEST)]
+            messages = [*messages, Message("user", SUMMARY_REQUEST)]
         reply_ids = self._told_ids(completion, messages, turns_left=turns_left)
         put = self._put(completion, reply_ids, images_of(messages), room=summary_tokens)
         return reply_ids if put else None
 
-    def fold(self, summary: str, images: Sequence[Image] = ()) -> bool:
+    def restart(self, summary: str, images: Sequence[Image] = ()) -> bool:
         """Begin a segment with the opening, the policy's `summary` and what else it is to see; False, and
         nothing is begun, where that is too long."""
-        messages = folded(self._opening.messages, summary, images)
+        messages = summarized_opening(self._opening.messages, summary, images)
         prompt = self._renderer.prompt_ids(messages, tools=self._opening.tools)
         if not self._begin(prompt, images_of(messages)):
             return False
@@ -193,10 +193,12 @@ class Context:
         return sampled[low:]
 
 
-def folded(opening: Sequence[Message], summary: str, images: Sequence[Image] = ()) -> list[Message]:
+def summarized_opening(
+    opening: Sequence[Message], summary: str, images: Sequence[Image] = ()
+) -> list[Message]:
     """The opening, and at its end the `summary` of what followed, with `images` that are still to be seen."""
     *others, last = opening
-    said = f"{last.content}\n\n{FOLDED}\n{summary.strip()}"
+    said = f"{last.content}\n\n{SUMMARY_HEADING}\n{summary.strip()}"
     return [*others, replace(last, content=said, images=(*last.images, *images))]
 
 

@@ -1,8 +1,8 @@
-"""The model's side of one episode: it is shown an opening, speaks, and hears what came of it.
+"""The model's side of one episode: it is shown an opening, answers, and is shown what came of the answer.
 
-Owns the conversation's state. `TokenSpeaker` keeps it as tokens, so that what was sampled can be trained on
-as it was sampled; `agents/rollout/chat_conversation.py` keeps it as messages, for servers that tell no
-tokens.
+Owns the conversation's state. `TokenConversation` keeps it as tokens, so that what was sampled can be
+trained on as it was sampled; `agents/rollout/chat_conversation.py` keeps it as messages, for servers that
+report no tokens.
 """
 
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ from envs.types import Image, Message
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Spoken:
+class ModelTurn:
     """What the model said in one turn."""
 
     text: str
@@ -37,7 +37,7 @@ class Spoken:
 
 
 @dataclass(frozen=True, slots=True)
-class Heard:
+class Continuation:
     """How the conversation goes on after a turn."""
 
     goes_on: bool
@@ -46,7 +46,7 @@ class Heard:
     """What the policy was asked for in between."""
 
 
-class Speaker(Protocol):
+class Conversation(Protocol):
     """The model in one episode."""
 
     @property
@@ -63,67 +63,69 @@ class Speaker(Protocol):
         """Show the opening; False where it leaves no room for a turn."""
         ...
 
-    async def speak(self) -> Spoken | None:
+    async def generate(self) -> ModelTurn | None:
         """The next turn; None where there is no room for it after all. Raises `SamplerFailed` if there is
         none to be had."""
         ...
 
-    async def hear(self, turns: Sequence[Turn], messages: Sequence[Message], *, turns_left: int) -> Heard:
+    async def add_reply(
+        self, turns: Sequence[Turn], messages: Sequence[Message], *, turns_left: int
+    ) -> Continuation:
         """Tell what came of the last of `turns`, and put the reply's tokens, where it goes on, into its
         `observation_ids`, the reply's pictures into its `images`."""
         ...
 
-    def go_on_with(self, summary: str, images: Sequence[Image]) -> bool:
-        """Instead of `hear`: forget all but the opening, and go on with `summary` and the turn's `images`;
-        False, and nothing is forgotten, where that is too long."""
+    def restart(self, summary: str, images: Sequence[Image]) -> bool:
+        """Instead of `add_reply`: forget all but the opening, and go on with `summary` and the turn's
+        `images`; False, and nothing is forgotten, where that is too long."""
         ...
 
 
-class Speakers(Protocol):
-    """Makes the speakers of many episodes, of one model."""
+class StartConversation(Protocol):
+    """Starts the model's side of one episode: a `partial` of `TokenConversation` or `ChatConversation`."""
 
-    def speaker(self, episode_id: str, *, where: str, limits: EpisodeLimits) -> Speaker:
-        """For one episode; `where` names it in errors."""
+    def __call__(self, episode_id: str, *, where: str, limits: EpisodeLimits) -> Conversation:
+        """`where` names the episode in errors."""
         ...
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TokenSpeakers:
-    """Speakers by tokens: all that is trained on comes from these."""
+class TokenConversation:
+    """A `Conversation` that is kept as tokens: all that is trained on comes from these.
 
-    sampler: Sampler
-    renderer: Renderer
-    sampling: SamplingParams
-    """`max_tokens` is set for each turn; `stop_token_ids`, where empty, are the chat template's."""
-    context: ContextPolicy = ContextPolicy()  # noqa: RUF009  # it is frozen
+    Token in, token out: the context is made of what was sampled, never of a decoded and encoded copy. A
+    completion has at most `max_tokens_per_turn` tokens and the room that is left.
+    """
 
-    def speaker(self, episode_id: str, *, where: str, limits: EpisodeLimits) -> "TokenSpeaker":
-        """See `Speakers`."""
-        return TokenSpeaker(self, episode_id, where=where, limits=limits)
-
-
-class TokenSpeaker:
-    """See `Speaker`. Token in, token out: the context is made of what was sampled, never of a decoded and
-    encoded copy. A completion has at most `max_tokens_per_turn` tokens and the room that is left."""
-
-    def __init__(self, model: TokenSpeakers, episode_id: str, *, where: str, limits: EpisodeLimits) -> None:
-        self._sampler = model.sampler
-        self._renderer = model.renderer
-        self._policy = model.context
+    def __init__(
+        self,
+        episode_id: str,
+        *,
+        where: str,
+        limits: EpisodeLimits,
+        sampler: Sampler,
+        renderer: Renderer,
+        sampling: SamplingParams,
+        context: ContextPolicy | None = None,
+    ) -> None:
+        """`sampling`: its `max_tokens` is set for each turn; where `stop_token_ids` is empty, the chat
+        template's are used."""
+        self._sampler = sampler
+        self._renderer = renderer
+        self._policy = context or ContextPolicy()
         self._episode_id = episode_id
         self._where = where
         self._limits = limits
         self._params = replace(
-            model.sampling,
+            sampling,
             max_tokens=limits.max_tokens_per_turn,
-            stop_token_ids=model.sampling.stop_token_ids or model.renderer.stop_token_ids,
+            stop_token_ids=sampling.stop_token_ids or renderer.stop_token_ids,
         )
         self._context: Context | None = None
         self.prompt_ids: list[int] = []
         self.prompt_images: tuple[Image, ...] = ()
 
     def open(self, opening: Opening) -> bool:
-        """See `Speaker`."""
+        """See `Conversation`."""
         self._context = Context(
             opening,
             renderer=self._renderer,
@@ -135,8 +137,8 @@ class TokenSpeaker:
         self.prompt_images = tuple(self._context.images)
         return not self._context.is_full
 
-    async def speak(self) -> Spoken:
-        """See `Speaker`."""
+    async def generate(self) -> ModelTurn:
+        """See `Conversation`."""
         context, params, renderer = self._opened, self._params, self._renderer
         if context.room < params.max_tokens:
             params = replace(params, max_tokens=context.room)
@@ -151,58 +153,60 @@ class TokenSpeaker:
         if not renderer.placeholder_ids.isdisjoint(completion.token_ids):
             # Whoever counts pictures by these tokens, the trainer too, would see one that there is not.
             raise SamplerFailed(f"{self._where}: the sampler answered a token that stands for a picture")
-        return Spoken(
+        return ModelTurn(
             text=renderer.decode(completion.token_ids),
             completion=completion,
             prompt_ids=context.segment_prompt,
             prompt_images=tuple(context.segment_images),
         )
 
-    async def hear(self, turns: Sequence[Turn], messages: Sequence[Message], *, turns_left: int) -> Heard:
-        """See `Speaker`."""
+    async def add_reply(
+        self, turns: Sequence[Turn], messages: Sequence[Message], *, turns_left: int
+    ) -> Continuation:
+        """See `Conversation`."""
         context, turn = self._opened, turns[-1]
         reply_ids = context.reply_ids(turn.completion, messages, turns_left=turns_left)
-        if context.is_to_fold(turn.completion, reply_ids):
-            return await self._fold(turn, messages, turns_left=turns_left)
+        if context.needs_summary(turn.completion, reply_ids):
+            return await self._summarize(turn, messages, turns_left=turns_left)
         turn.observation_ids.extend(reply_ids)
         turn.images[:] = images_of(messages)
         if context.go_on(turn.completion, reply_ids, turn.images):
-            return Heard(goes_on=True)
+            return Continuation(goes_on=True)
         if self._policy.when_full == "drop" and context.drop(turns):
-            return Heard(goes_on=True)
+            return Continuation(goes_on=True)
         turn.observation_ids.clear()
-        return Heard(goes_on=False)
+        return Continuation(goes_on=False)
 
-    def go_on_with(self, summary: str, images: Sequence[Image]) -> bool:
-        """See `Speaker`."""
-        return self._opened.fold(summary, images)
+    def restart(self, summary: str, images: Sequence[Image]) -> bool:
+        """See `Conversation`."""
+        return self._opened.restart(summary, images)
 
-    async def _fold(self, turn: Turn, messages: Sequence[Message], *, turns_left: int) -> Heard:
+    async def _summarize(self, turn: Turn, messages: Sequence[Message], *, turns_left: int) -> Continuation:
         """Ask for a summary and go on with it: a turn of its own, but none of the horizon's."""
         context = self._opened
-        reply_ids = context.ask_to_fold(
+        reply_ids = context.request_summary(
             turn.completion,
             messages,
             turns_left=turns_left,
             summary_tokens=self._limits.max_tokens_per_turn,
         )
         if reply_ids is None:
-            return Heard(goes_on=False)
+            return Continuation(goes_on=False)
         turn.observation_ids.extend(reply_ids)
         turn.images[:] = images_of(messages)
-        spoken = await self.speak()
+        turn = await self.generate()
         summary = Turn(
-            completion=spoken.completion,
-            text=spoken.text,
+            completion=turn.completion,
+            text=turn.text,
             action="",
             observation="",
             reward=0.0,
             observation_ids=[],
-            prompt_ids=spoken.prompt_ids,
-            prompt_images=spoken.prompt_images,
+            prompt_ids=turn.prompt_ids,
+            prompt_images=turn.prompt_images,
         )
-        kept = spoken.text if self._policy.keep_thoughts else split_thinking(spoken.text)[1]
-        return Heard(goes_on=context.fold(kept), summary=summary)
+        kept = turn.text if self._policy.keep_thoughts else split_thinking(turn.text)[1]
+        return Continuation(goes_on=context.restart(kept), summary=summary)
 
     @property
     def _opened(self) -> Context:

@@ -15,8 +15,8 @@ from agents.agent import Agent, with_images
 from agents.limits import EpisodeLimits
 from agents.rewards.assignment import assign_rewards
 from agents.rewards.types import Reward, RewardInput
-from agents.rollout.actions import Hands, said
-from agents.rollout.conversation import Speaker
+from agents.rollout.actions import ActionExecutor, format_action
+from agents.rollout.conversation import Conversation
 from agents.tools.toolbox import Toolbox
 from agents.types import StopReason, Trajectory, Turn
 from envs.base import Environment
@@ -25,7 +25,7 @@ from envs.types import Item, Message, StepResult
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rules:
+class EpisodeConfig:
     """How an item is played, by whichever model."""
 
     agent: Agent
@@ -41,8 +41,8 @@ async def run_episode(
     item: Item,
     *,
     sample_index: int,
-    speaker: Speaker,
-    rules: Rules,
+    conversation: Conversation,
+    config: EpisodeConfig,
     on_opening: Callable[[Sequence[Message]], None] | None = None,
     on_turn: Callable[[Sequence[Turn]], None] | None = None,
 ) -> Trajectory:
@@ -50,18 +50,20 @@ async def run_episode(
     `on_turn` with all turns so far as each is carried out.
 
     Turns that are not in the agent's format are counted in `metrics["parse_failures"]`, segments in
-    `metrics["segments"]`; the tools' metrics are `Hands.metrics`. A prompt that leaves no room for a
+    `metrics["segments"]`; the tools' metrics are `ActionExecutor.metrics`. A prompt that leaves no room for a
     completion ends at once, `MAX_CONTEXT` with no turns and reward 0.
 
     Raises `EnvCrashed`, `EpisodeTimeout`, `SamplerFailed` or `RewardFailed`: the episode is then void, and
     `env` is not to be used again. Other `WingspanError`s of the environment pass through.
     """
-    episode = _Episode(env, item, speaker=speaker, rules=rules, on_opening=on_opening, on_turn=on_turn)
-    limit_s = rules.limits.episode_timeout_s
+    episode = _Episode(
+        env, item, conversation=conversation, config=config, on_opening=on_opening, on_turn=on_turn
+    )
+    limit_s = config.limits.episode_timeout_s
     started = time.perf_counter()
     try:
         async with asyncio.timeout(limit_s) as deadline:
-            stop_reason = await episode.play(deadline)
+            stop_reason = await episode.run(deadline)
     except TimeoutError:
         raise EpisodeTimeout(
             f"{item.item_id}: the episode took longer than {limit_s:g} s, at turn "
@@ -70,8 +72,8 @@ async def run_episode(
     trajectory = Trajectory(
         item=item,
         sample_index=sample_index,
-        prompt_ids=speaker.prompt_ids,
-        prompt_images=speaker.prompt_images,
+        prompt_ids=conversation.prompt_ids,
+        prompt_images=conversation.prompt_images,
         turns=episode.turns,
         stop_reason=stop_reason,
         reward=sum(turn.reward for turn in episode.turns),
@@ -79,12 +81,12 @@ async def run_episode(
         seconds=time.perf_counter() - started,
         metrics=episode.metrics,
     )
-    if rules.reward is None or not trajectory.turns:
+    if config.reward is None or not trajectory.turns:
         return trajectory
     given = RewardInput(
         final_response=episode.final_response, trajectory=trajectory, fields=item.fields, env=env
     )
-    return assign_rewards(trajectory, await rules.reward.score(given))
+    return assign_rewards(trajectory, await config.reward.score(given))
 
 
 class _Episode:
@@ -95,22 +97,22 @@ class _Episode:
         env: Environment,
         item: Item,
         *,
-        speaker: Speaker,
-        rules: Rules,
+        conversation: Conversation,
+        config: EpisodeConfig,
         on_opening: Callable[[Sequence[Message]], None] | None,
         on_turn: Callable[[Sequence[Turn]], None] | None,
     ) -> None:
         self._item = item
-        self._speaker = speaker
+        self._conversation = conversation
         self._on_opening = on_opening
         self._on_turn = on_turn
-        self._agent = rules.agent
-        self._max_turns = rules.limits.max_turns
-        self._hands = Hands(
+        self._agent = config.agent
+        self._max_turns = config.limits.max_turns
+        self._executor = ActionExecutor(
             env,
             item,
-            tools=None if rules.tools is None else rules.tools.fresh(),
-            step_timeout_s=rules.limits.step_timeout_s,
+            tools=None if config.tools is None else config.tools.fresh(),
+            step_timeout_s=config.limits.step_timeout_s,
         )
         self.turns: list[Turn] = []
         self.success = False
@@ -122,65 +124,67 @@ class _Episode:
     def metrics(self) -> dict[str, float]:
         """Of the episode so far."""
         segments = 1 + sum(turn.prompt_ids is not None for turn in self.turns)
-        return {"parse_failures": self._parse_failures, "segments": segments, **self._hands.metrics}
+        return {"parse_failures": self._parse_failures, "segments": segments, **self._executor.metrics}
 
-    async def play(self, deadline: asyncio.Timeout) -> StopReason:
-        seen = await self._hands.reset()
+    async def run(self, deadline: asyncio.Timeout) -> StopReason:
+        seen = await self._executor.reset()
         opening = self._agent.render(self._item, seen.text)
         if self._on_opening is not None:
             self._on_opening(opening.messages)
-        if not self._speaker.open(replace(opening, messages=with_images(opening.messages, [seen.images]))):
+        if not self._conversation.open(
+            replace(opening, messages=with_images(opening.messages, [seen.images]))
+        ):
             return StopReason.MAX_CONTEXT
         while True:
             asked = time.perf_counter()
-            spoken = await self._speaker.speak()
-            if spoken is None:
+            output = await self._conversation.generate()
+            if output is None:
                 return StopReason.MAX_CONTEXT
-            parsed = spoken.parsed or self._agent.parse(spoken.text)
+            parsed = output.parsed or self._agent.parse(output.text)
             self._parse_failures += parsed.is_malformed
             spoke = time.perf_counter()
-            outcome = await self._hands.carry_out(parsed)
+            result = await self._executor.execute(parsed)
             answered = time.perf_counter()
             if _is_past(deadline):
                 raise TimeoutError  # neither side suspends, so the loop never got to say it
-            answer = outcome.answer if parsed.calls else parsed.answer
-            self.final_response = spoken.text if answer is None else answer
+            answer = result.answer if parsed.calls else parsed.answer
+            self.final_response = output.text if answer is None else answer
             self._acted += 1
-            self.success |= outcome.step.success
-            cut = outcome.summary is not None and self._speaker.go_on_with(
-                outcome.summary, outcome.step.images
+            self.success |= result.step.success
+            cut = result.summary is not None and self._conversation.restart(
+                result.summary, result.step.images
             )
             turn = Turn(
-                completion=spoken.completion,
-                text=spoken.text,
-                thought="\n".join(filter(None, (spoken.thought, parsed.thought))),
-                action=said(parsed),
+                completion=output.completion,
+                text=output.text,
+                thought="\n".join(filter(None, (output.thought, parsed.thought))),
+                action=format_action(parsed),
                 failed=parsed.is_malformed,
-                observation="" if cut else outcome.step.observation,
-                reward=outcome.step.reward,
+                observation="" if cut else result.step.observation,
+                reward=result.step.reward,
                 observation_ids=[],
-                prompt_ids=spoken.prompt_ids,
-                prompt_images=spoken.prompt_images,
-                images=[] if cut else list(outcome.step.images),
+                prompt_ids=output.prompt_ids,
+                prompt_images=output.prompt_images,
+                images=[] if cut else list(result.step.images),
                 sampling_s=spoke - asked,
                 env_s=answered - spoke,
             )
             self.turns.append(turn)
             if self._on_turn is not None:
                 self._on_turn(self.turns)
-            stop_reason = self._stop_reason(outcome.step)
+            stop_reason = self._stop_reason(result.step)
             if stop_reason is not None:
                 return stop_reason
             if cut:
                 continue
-            heard = await self._speaker.hear(
+            continuation = await self._conversation.add_reply(
                 self.turns,
-                with_images(self._agent.reply(parsed, outcome.observations), outcome.images),
+                with_images(self._agent.reply(parsed, result.observations), result.images),
                 turns_left=self._max_turns - self._acted,
             )
-            if heard.summary is not None:
-                self.turns.append(heard.summary)
-            if not heard.goes_on:
+            if continuation.summary is not None:
+                self.turns.append(continuation.summary)
+            if not continuation.goes_on:
                 return StopReason.MAX_CONTEXT
 
     def _stop_reason(self, result: StepResult) -> StopReason | None:

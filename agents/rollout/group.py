@@ -14,8 +14,8 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from agents.rollout.conversation import Speakers
-from agents.rollout.episode import Rules, run_episode
+from agents.rollout.conversation import StartConversation
+from agents.rollout.episode import EpisodeConfig, run_episode
 from agents.types import StopReason, Trajectory, Turn
 from envs.errors import EpisodeFault, RewardFailed
 from envs.runtime.concurrency import gather_or_cancel
@@ -30,14 +30,14 @@ OnTurn = Callable[[Item, int, Sequence[Turn]], None]
 """Called with an item, the sample and all its turns so far; a sample that is tried again begins anew."""
 
 
-async def play(
+async def run_groups(
     items: Sequence[Item],
     *,
     name: str,
     num_samples: int,
     envs: EnvManager,
-    speakers: Speakers,
-    rules_of: Callable[[Item], Rules],
+    start_conversation: StartConversation,
+    get_config: Callable[[Item], EpisodeConfig],
     max_attempts: int,
     on_opening: OnOpening | None = None,
     on_turn: OnTurn | None = None,
@@ -45,10 +45,10 @@ async def play(
 ) -> list[list[Trajectory]]:
     """Play `num_samples` episodes of each item; returns one group per item, in the order of `items`.
 
-    `rules_of` says how an item is played: items may be of several environments.
-    `name` is this play's own among all of the same model. Episodes are called
+    `get_config` returns the configuration of an item's episodes: items may be of several environments.
+    `name` is unique among the rollouts with the same model. Episodes are called
     `<name>/<place in items>/<sample>/<attempt>`, by which a sampler keeps their caches and seeds their
-    draws: the same names give the same draws, in another play they must differ.
+    draws: the same name gives the same draws.
     `on_opening` is called as each episode begins, `on_turn` as each turn is carried out, `on_trajectory` as
     each sample ends. A sample's `EpisodeFault`s stay its own; any other exception (a missing package, a bug)
     cancels all samples and is raised. On cancellation, too, every environment has gone back or been closed
@@ -58,7 +58,7 @@ async def play(
     run_attempts = partial(
         _run_sample,
         envs=envs,
-        speakers=speakers,
+        start_conversation=start_conversation,
         max_attempts=max_attempts,
         on_opening=on_opening,
         on_turn=on_turn,
@@ -66,16 +66,16 @@ async def play(
 
     async def run_sample(place: int, item: Item, sample_index: int) -> Trajectory:
         trajectory = await run_attempts(
-            item, sample_index=sample_index, name=f"{name}/{place}/{sample_index}", rules=rules_of(item)
+            item, sample_index=sample_index, name=f"{name}/{place}/{sample_index}", config=get_config(item)
         )
         if on_trajectory is not None:
             on_trajectory(trajectory)
         return trajectory
 
-    return await in_groups(items, num_samples=num_samples, run_sample=run_sample)
+    return await gather_groups(items, num_samples=num_samples, run_sample=run_sample)
 
 
-async def in_groups(
+async def gather_groups(
     items: Sequence[Item],
     *,
     num_samples: int,
@@ -91,7 +91,9 @@ async def in_groups(
     return [ended[place * num_samples : (place + 1) * num_samples] for place in range(len(items))]
 
 
-def given_up(item: Item, *, sample_index: int, cause: str, attempts: int, seconds: float) -> Trajectory:
+def failed_trajectory(
+    item: Item, *, sample_index: int, cause: str, attempts: int, seconds: float
+) -> Trajectory:
     """What is left of an episode that failed at its last attempt: data to count."""
     return Trajectory(
         item=item,
@@ -113,8 +115,8 @@ async def _run_sample(
     sample_index: int,
     name: str,
     envs: EnvManager,
-    speakers: Speakers,
-    rules: Rules,
+    start_conversation: StartConversation,
+    config: EpisodeConfig,
     max_attempts: int,
     on_opening: OnOpening | None,
     on_turn: OnTurn | None,
@@ -128,12 +130,12 @@ async def _run_sample(
                     env,
                     item,
                     sample_index=sample_index,
-                    speaker=speakers.speaker(
+                    conversation=start_conversation(
                         f"{name}/{attempt}",  # a cache of its own for every attempt
                         where=item.item_id,
-                        limits=rules.limits,
+                        limits=config.limits,
                     ),
-                    rules=rules,
+                    config=config,
                     on_opening=None if on_opening is None else partial(on_opening, item, sample_index),
                     on_turn=None if on_turn is None else partial(on_turn, item, sample_index),
                 )
@@ -146,7 +148,7 @@ async def _run_sample(
             _log.warning("attempt %d of %d, sample %d: %s", attempt, max_attempts, sample_index, cause)
         else:
             return trajectory if attempt == 1 else replace(trajectory, attempts=attempt)
-    return given_up(
+    return failed_trajectory(
         item, sample_index=sample_index, cause=cause, attempts=attempts, seconds=time.perf_counter() - started
     )
 

@@ -11,6 +11,7 @@ Owns how a script's values become those that `agents/rollout/group.py` plays; a 
 import asyncio
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 from agents.agent import Agent, FormatAgent
@@ -21,11 +22,11 @@ from agents.prompting.native_tools import check_native
 from agents.prompting.renderer import Renderer
 from agents.rewards import Reward, get_reward
 from agents.rewards.types import check_items
-from agents.rollout.chat_conversation import ChatSpeakers
+from agents.rollout.chat_conversation import ChatConversation
 from agents.rollout.context import ContextPolicy
-from agents.rollout.conversation import Speakers, TokenSpeakers
-from agents.rollout.episode import Rules
-from agents.rollout.group import OnTurn, play
+from agents.rollout.conversation import StartConversation, TokenConversation
+from agents.rollout.episode import EpisodeConfig
+from agents.rollout.group import OnTurn, run_groups
 from agents.samplers.local import LocalModel
 from agents.tools.registry import get_tool
 from agents.tools.toolbox import Toolbox
@@ -66,11 +67,11 @@ def rollout(
     questions. `env` is an environment's name, or one of your own. `agent` is one of your own, or the name
     of a format (`agents/formats`), which is told `instructions` and the tools; `hermes`, `qwen3` and
     `llama3` are function calling where `model` is an endpoint. `tools` are tools, objects that have some,
-    and names of prebuilt ones; `reward` is one, or its name, and None leaves it to the environment.
+    and names of get_tool ones; `reward` is one, or its name, and None leaves it to the environment.
     `context` is what the model sees of its own past, for models whose tokens are known: a `LocalModel`.
     `context_length` is in tokens; with an endpoint they are counted as it reports them.
     `max_live_envs` is how many environments, and so episodes, live at a time. The rest is as in
-    pipelines.yaml; the callbacks are those of `agents.rollout.group.play`.
+    pipelines.yaml; the callbacks are those of `agents.rollout.group.run_groups`.
 
     Raises `ConfigError` and `MissingDependency` before anything is played for what can be seen then, and
     `ConfigError` where an endpoint refuses model or key. A failed episode is data: `StopReason.ERROR`.
@@ -86,7 +87,7 @@ def rollout(
         )
     specs, played = _items(items, env=env)
     box = Toolbox(get_tool(one) if isinstance(one, str) else one for one in tools)
-    rules = Rules(
+    config = EpisodeConfig(
         agent=_agent(agent, box, instructions=instructions),
         limits=EpisodeLimits(
             max_turns=max_turns,
@@ -98,8 +99,8 @@ def rollout(
         tools=box if box.tools else None,
         reward=get_reward(reward) if isinstance(reward, str) else reward,
     )
-    if rules.reward is not None:
-        check_items(rules.reward, played)
+    if config.reward is not None:
+        check_items(config.reward, played)
     sampling = SamplingParams(
         max_tokens=max_tokens_per_turn, temperature=temperature, top_p=top_p, top_k=top_k
     )
@@ -110,13 +111,13 @@ def rollout(
             await ChatClient(model).check()
         envs = EnvManager(specs, capacity=max_live_envs, total=max(max_live_envs, len(specs)))
         try:
-            return await play(
+            return await run_groups(
                 played,
                 name="rollout",
                 num_samples=num_samples,
                 envs=envs,
-                speakers=speakers,
-                rules_of=lambda _: rules,
+                start_conversation=start_conversation,
+                get_config=lambda _: config,
                 max_attempts=max_attempts,
                 on_turn=on_turn,
                 on_trajectory=on_trajectory,
@@ -124,9 +125,9 @@ def rollout(
         finally:
             await envs.close()
 
-    with _speakers(
+    with _start_conversation(
         model, sampling=sampling, context_length=context_length, format=format, context=context
-    ) as speakers:
+    ) as start_conversation:
         return [trajectory for group in asyncio.run(gather()) for trajectory in group]
 
 
@@ -164,23 +165,24 @@ def _agent(agent: Agent | str, tools: Toolbox, *, instructions: str) -> Agent:
 
 
 @contextmanager
-def _speakers(
+def _start_conversation(
     model: Endpoint | LocalModel,
     *,
     sampling: SamplingParams,
     context_length: int,
     format: str,
     context: ContextPolicy | None,
-) -> Iterator[Speakers]:
+) -> Iterator[StartConversation]:
     """`format` is the one in which tools are called; empty where there are none, or the agent knows."""
     if isinstance(model, Endpoint):
-        yield ChatSpeakers(client=ChatClient(model), sampling=sampling)
+        yield partial(ChatConversation, client=ChatClient(model), sampling=sampling)
         return
     with model.load(context_length=context_length) as loaded:
         if format in NATIVE:
             check_native(loaded.tokenizer, format)
         renderer = Renderer(loaded.tokenizer, loaded.processor)
-        yield TokenSpeakers(
+        yield partial(
+            TokenConversation,
             sampler=loaded.sampler,
             renderer=renderer,
             sampling=sampling,

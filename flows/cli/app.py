@@ -363,9 +363,9 @@ def rollout(
         temperature=temperature,
         out=out,
     )
-    player = model_of(chosen, endpoint=endpoint, model=model, api_key_from=api_key_from, policy=policy)
+    runner = model_of(chosen, endpoint=endpoint, model=model, api_key_from=api_key_from, policy=policy)
     with Stoppable(None):  # the summary says it
-        any_counts = play_items(chosen, player, asked, console=Console())
+        any_counts = play_items(chosen, runner, asked, console=Console())
     if not any_counts:
         raise typer.Exit(1)
 

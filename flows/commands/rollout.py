@@ -24,8 +24,8 @@ from tasks.config.settings import Pipeline
 from tasks.config.user_code import reward_names
 from tasks.data.mixture import evaluation_turns, split
 from tasks.data.trajectories import summarise, trajectory_to_dict
-from tasks.rollout.program_runner import player_of
-from tasks.rollout.runner import ChatPlayer, PipelinePlayer, Play
+from tasks.rollout.program_runner import make_runner
+from tasks.rollout.runner import EndpointRunner, RolloutRunner, RolloutSpec
 
 SPLITS = ("test", "train")
 
@@ -64,7 +64,7 @@ def model_of(
         local.check()
         return local
     if policy is not None:
-        raise ConfigError(f"--endpoint {endpoint} and --policy {policy}: only one of them can play")
+        raise ConfigError(f"--endpoint {endpoint} and --policy {policy}: give only one of them")
     if model is None:
         raise ConfigError(f"--endpoint {endpoint}: which of its models? Give --model NAME")
     asked = Endpoint(endpoint, model, api_key_variable=api_key_from)
@@ -75,14 +75,14 @@ def model_of(
 def rollout(pipeline: Pipeline, model: Endpoint | LocalModel, asked: Rollout, *, console: Console) -> bool:
     """Play, and show every turn; returns whether any episode counts.
 
-    Trajectories are written as they end. Ctrl-C ends the play, and what has ended until then is summed up
+    Trajectories are written as they end. Ctrl-C ends the rollout, and what has ended until then is summed up
     before it is raised.
     Raises `ConfigError` and `MissingDependency` before anything is played.
     """
     items = _items(pipeline, asked)
     check_environments(pipeline)
     check_judges(pipeline.agent, names=reward_names(pipeline.agent))
-    play = Play(
+    spec = RolloutSpec(
         name="rollout",
         max_turns={part: asked.max_turns or turns for part, turns in evaluation_turns(pipeline).items()},
         num_samples=asked.num_samples,
@@ -91,7 +91,7 @@ def rollout(pipeline: Pipeline, model: Endpoint | LocalModel, asked: Rollout, *,
     ended: list[Trajectory] = []
     printer = TurnPrinter(console)
 
-    async def gather(make: Callable[[], PipelinePlayer], out: TextIO | None) -> None:
+    async def gather(make: Callable[[], RolloutRunner], out: TextIO | None) -> None:
         def end(trajectory: Trajectory) -> None:
             ended.append(trajectory)
             printer.trajectory(trajectory)
@@ -99,18 +99,16 @@ def rollout(pipeline: Pipeline, model: Endpoint | LocalModel, asked: Rollout, *,
                 out.write(json.dumps(trajectory_to_dict(trajectory)) + "\n")
                 out.flush()
 
-        player = make()
+        runner = make()
         try:
-            player.check(items)
+            runner.check(items)
             if isinstance(model, Endpoint):
                 await ChatClient(model).check()
             if out is not None:
                 out.truncate(0)
-            await player.play(
-                items, play, on_opening=printer.opening, on_turn=printer.turn, on_trajectory=end
-            )
+            await runner.run(items, spec, on_opening=printer.opening, on_turn=printer.turn, on_trajectory=end)
         finally:
-            await player.close()
+            await runner.close()
 
     stopped = False
     with _opened(asked.out) as out, _player(pipeline, model) as make:
@@ -151,13 +149,13 @@ def _items(pipeline: Pipeline, asked: Rollout) -> Sequence[Item]:
 
 
 @contextmanager
-def _player(pipeline: Pipeline, model: Endpoint | LocalModel) -> Iterator[Callable[[], PipelinePlayer]]:
-    """Makes the player, in the event loop that it is to play in."""
+def _player(pipeline: Pipeline, model: Endpoint | LocalModel) -> Iterator[Callable[[], RolloutRunner]]:
+    """Makes the runner, in the event loop that will run it."""
     if isinstance(model, Endpoint):
-        yield lambda: ChatPlayer(pipeline, client=ChatClient(model))
+        yield lambda: EndpointRunner(pipeline, client=ChatClient(model))
         return
     with model.load(context_length=pipeline.rollout.context_length) as loaded:
-        yield lambda: player_of(
+        yield lambda: make_runner(
             pipeline, sampler=loaded.sampler, tokenizer=loaded.tokenizer, processor=loaded.processor
         )
 

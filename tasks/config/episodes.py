@@ -1,4 +1,4 @@
-"""How the items of an environment are played: a pipeline's agent block, made into `Rules`."""
+"""How the items of an environment are played: a pipeline's agent block, made into an `EpisodeConfig`."""
 
 import inspect
 from collections.abc import Iterable, Sequence
@@ -10,7 +10,7 @@ from agents.formats import NATIVE
 from agents.prompting.native_tools import check_native
 from agents.rewards import Reward, combine_rewards, get_reward
 from agents.rewards.types import check_items
-from agents.rollout.episode import Rules
+from agents.rollout.episode import EpisodeConfig
 from agents.tools.registry import get_tool
 from agents.tools.search import check_search
 from agents.tools.toolbox import Toolbox
@@ -35,7 +35,9 @@ ENVIRONMENTS_OWN = frozenset({"environment", "environment_success"})
 """Rewards that say what an environment said."""
 
 
-def rules_for(spec: EnvSpec, pipeline: Pipeline, *, tokenizer: "PreTrainedTokenizerBase | None") -> Rules:
+def make_episode_config(
+    spec: EnvSpec, pipeline: Pipeline, *, tokenizer: "PreTrainedTokenizerBase | None"
+) -> EpisodeConfig:
     """How items of `spec` are played by `pipeline`'s agent in evaluation; training has other horizons.
 
     `tokenizer` is None where the model is behind an endpoint, which has the chat template.
@@ -46,7 +48,7 @@ def rules_for(spec: EnvSpec, pipeline: Pipeline, *, tokenizer: "PreTrainedTokeni
     tools = toolbox_of(agent)
     if agent.format in NATIVE and tools is not None and tokenizer is not None:
         check_native(tokenizer, agent.format)
-    return Rules(
+    return EpisodeConfig(
         agent=agent_of(agent, spec, tools),
         limits=pipeline.rollout.limits(max_turns=pipeline.evaluate.max_turns),
         tools=tools,

@@ -15,7 +15,7 @@ from envs.errors import ConfigError, WingspanError, describe
 from envs.registry import EnvSpec
 from envs.types import Item, Observation
 from tasks.config.environments import environments
-from tasks.config.episodes import rules_for
+from tasks.config.episodes import make_episode_config
 from tasks.config.settings import Pipeline
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ def check_prompts(pipeline: Pipeline, items: Sequence[Item]) -> None:
     if pipeline.agent.program is not None:
         return  # which puts the items itself
     specs = {spec.name: spec for spec in environments(pipeline)}
-    rules = {name: rules_for(spec, pipeline, tokenizer=tokenizer) for name, spec in specs.items()}
+    configs = {name: make_episode_config(spec, pipeline, tokenizer=tokenizer) for name, spec in specs.items()}
     if pipeline.warmup is not None and pipeline.warmup.new_words:
         return  # the policy gets another vocabulary
     for name in pipeline.data.parts:
@@ -47,7 +47,7 @@ def check_prompts(pipeline: Pipeline, items: Sequence[Item]) -> None:
         sizes = []
         for item, seen in zip(own, _begun(own, spec, pipeline=pipeline), strict=True):
             if not seen.images:  # which only a processor can count
-                opening = rules[spec.name].agent.render(item, seen.text)
+                opening = configs[spec.name].agent.render(item, seen.text)
                 sizes.append(len(renderer.prompt_ids(opening.messages, tools=opening.tools)))
         if sizes:
             _check_room(pipeline, min(sizes), part=name)

@@ -14,30 +14,30 @@ from envs.runtime.metrics import PoolMetrics
 from envs.types import Item, Message
 from tasks.config.episodes import program_of, reward_of
 from tasks.config.settings import Pipeline
-from tasks.rollout.programs import play_program
-from tasks.rollout.runner import PipelinePlayer, Play, Player, max_turns_of
+from tasks.rollout.programs import run_program
+from tasks.rollout.runner import RolloutRunner, RolloutSpec, TokenRunner, get_max_turns
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase, ProcessorMixin
 
 
-def player_of(
+def make_runner(
     pipeline: Pipeline,
     *,
     sampler: Sampler,
     tokenizer: "PreTrainedTokenizerBase",
     processor: "ProcessorMixin | None",
-) -> PipelinePlayer:
+) -> RolloutRunner:
     """Whoever plays `pipeline` by tokens: its agent, or its program.
 
     `processor`: of a model that sees. Raises `ConfigError`.
     """
     if pipeline.agent.program is not None:
-        return ProgramPlayer(pipeline, sampler=sampler, tokenizer=tokenizer, processor=processor)
-    return Player(pipeline, sampler=sampler, tokenizer=tokenizer, processor=processor)
+        return ProgramRunner(pipeline, sampler=sampler, tokenizer=tokenizer, processor=processor)
+    return TokenRunner(pipeline, sampler=sampler, tokenizer=tokenizer, processor=processor)
 
 
-class ProgramPlayer(PipelinePlayer):
+class ProgramRunner(RolloutRunner):
     """By somebody's program; it is handed the items, and no environment is made for them."""
 
     def __init__(
@@ -57,45 +57,45 @@ class ProgramPlayer(PipelinePlayer):
         self._processor = processor
 
     def check(self, items: Sequence[Item]) -> None:
-        """See `PipelinePlayer`."""
+        """See `RolloutRunner`."""
         if self._reward is not None:
             check_items(self._reward, items, with_env=False)
 
-    async def play(
+    async def run(
         self,
         items: Sequence[Item],
-        play: Play,
+        spec: RolloutSpec,
         *,
         on_opening: OnOpening | None = None,
         on_turn: OnTurn | None = None,
         on_trajectory: Callable[[Trajectory], None] | None = None,
     ) -> list[list[Trajectory]]:
-        """See `PipelinePlayer`; an episode is shown when it has ended, its first prompt as the opening."""
+        """See `RolloutRunner`; an episode is shown when it has ended, its first prompt as the opening."""
         rollout = self._pipeline.rollout
 
         def open_with(item: Item, sample_index: int, prompt_ids: list[int]) -> None:
             if on_opening is not None:
                 on_opening(item, sample_index, [Message("user", str(self._tokenizer.decode(prompt_ids)))])
 
-        gateway = Gateway(  # a play's own: temperatures differ, and a free port costs milliseconds
+        gateway = Gateway(  # one for each rollout: temperatures differ, and a free port costs milliseconds
             self._sampler,
             self._tokenizer,
-            sampling=rollout.sampling(temperature=play.temperature),
+            sampling=rollout.sampling(temperature=spec.temperature),
             context_length=rollout.context_length,
             limits=GatewayLimits(max_sessions=rollout.max_live_envs),
             processor=self._processor,
         )
         async with gateway.listening():
-            return await play_program(
+            return await run_program(
                 self._program,
                 items,
                 gateway=gateway,
-                name=play.name,
-                num_samples=play.num_samples,
+                name=spec.name,
+                num_samples=spec.num_samples,
                 concurrency=rollout.max_live_envs,
                 timeout_s=rollout.episode_timeout_s,
                 reward=self._reward,
-                max_turns_of=partial(max_turns_of, pipeline=self._pipeline, play=play),
+                get_max_turns=partial(get_max_turns, pipeline=self._pipeline, spec=spec),
                 max_attempts=rollout.max_attempts,
                 on_prompt=open_with,
                 on_turn=on_turn,
@@ -103,12 +103,12 @@ class ProgramPlayer(PipelinePlayer):
             )
 
     async def warm_up(self) -> None:
-        """See `PipelinePlayer`; there is nothing."""
+        """See `RolloutRunner`; there is nothing."""
 
     @property
     def environments(self) -> Mapping[str, PoolMetrics]:
-        """See `PipelinePlayer`; there are none."""
+        """See `RolloutRunner`; there are none."""
         return {}
 
     async def close(self) -> None:
-        """See `PipelinePlayer`; there is nothing."""
+        """See `RolloutRunner`; there is nothing."""

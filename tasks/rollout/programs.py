@@ -19,7 +19,7 @@ from agents.gateway.gateway import Gateway
 from agents.gateway.sessions import GatewaySession
 from agents.rewards.assignment import PREFIX, assign_rewards
 from agents.rewards.types import Reward, RewardInput, read_result
-from agents.rollout.group import OnTurn, given_up, in_groups
+from agents.rollout.group import OnTurn, failed_trajectory, gather_groups
 from agents.tools.threads import run_in_thread
 from agents.types import StopReason, Trajectory
 from envs.errors import (
@@ -54,7 +54,7 @@ class AgentProgram(Protocol):
         ...
 
 
-async def play_program(
+async def run_program(
     program: AgentProgram,
     items: Sequence[Item],
     *,
@@ -64,7 +64,7 @@ async def play_program(
     concurrency: int,
     timeout_s: float,
     reward: Reward | None = None,
-    max_turns_of: Callable[[Item], int] | None = None,
+    get_max_turns: Callable[[Item], int] | None = None,
     max_attempts: int = 2,
     on_prompt: Callable[[Item, int, list[int]], None] | None = None,
     on_turn: OnTurn | None = None,
@@ -74,8 +74,8 @@ async def play_program(
 
     `concurrency`: programs at once, at most as many as the gateway has sessions. `timeout_s`: of one of
     them. `reward` judges the episodes whose program returns None. `max_turns_of`: the model's answers in an
-    episode; None leaves them to the gateway's limits. `name` is this play's own, as in
-    `agents.rollout.group.play`.
+    episode; None leaves them to the gateway's limits. `name` is unique, as in
+    `agents.rollout.group.run_groups`.
     When an episode has ended, `on_prompt` is called with its first prompt's tokens, `on_turn` with its turns
     one by one, and `on_trajectory` with the episode.
 
@@ -98,7 +98,7 @@ async def play_program(
                         item,
                         sample_index=sample_index,
                         name=f"{name}/{place}/{sample_index}/{attempt}",
-                        max_turns=max_turns_of(item) if max_turns_of else None,
+                        max_turns=get_max_turns(item) if get_max_turns else None,
                     ) as session,
                 ):
                     trajectory = await _play(
@@ -113,7 +113,7 @@ async def play_program(
                 _log.warning("attempt %d of %d, sample %d: %s", attempt, max_attempts, sample_index, cause)
             else:
                 return replace(trajectory, attempts=attempt)
-        return given_up(
+        return failed_trajectory(
             item,
             sample_index=sample_index,
             cause=cause,
@@ -132,7 +132,7 @@ async def play_program(
             on_trajectory(trajectory)
         return trajectory
 
-    return await in_groups(items, num_samples=num_samples, run_sample=told)
+    return await gather_groups(items, num_samples=num_samples, run_sample=told)
 
 
 async def _play(

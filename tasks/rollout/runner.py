@@ -6,6 +6,7 @@ Where the pipeline names a program, it is played by `tasks/rollout/program_runne
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from agents.clients.endpoint import ChatClient
@@ -13,10 +14,10 @@ from agents.horizon import anneal
 from agents.prompting.renderer import Renderer
 from agents.rewards.types import check_items
 from agents.rollout import group
-from agents.rollout.chat_conversation import ChatSpeakers
+from agents.rollout.chat_conversation import ChatConversation
 from agents.rollout.context import ContextPolicy
-from agents.rollout.conversation import Speakers, TokenSpeakers
-from agents.rollout.episode import Rules
+from agents.rollout.conversation import StartConversation, TokenConversation
+from agents.rollout.episode import EpisodeConfig
 from agents.rollout.group import OnOpening, OnTurn
 from agents.samplers.sampler import Sampler
 from agents.types import SamplingParams, Trajectory
@@ -26,7 +27,7 @@ from envs.runtime.metrics import PoolMetrics
 from envs.types import Item
 from tasks.cluster.envs import find_cluster_host
 from tasks.config.environments import environments
-from tasks.config.episodes import check_vision, rules_for
+from tasks.config.episodes import check_vision, make_episode_config
 from tasks.config.settings import Pipeline
 from tasks.data.mixture import training_turns
 
@@ -35,11 +36,11 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Play:
+class RolloutSpec:
     """How some items are played once; it goes unchanged to whoever holds the sampler."""
 
     name: str
-    """This play's own: the sampler's draws depend on it (`agents/rollout/group.py`)."""
+    """Unique per rollout: the sampler's draws depend on it (`agents/rollout/group.py`)."""
     max_turns: Mapping[str, int]
     """Of an episode, by part of the pipeline's data."""
     num_samples: int
@@ -48,11 +49,11 @@ class Play:
     """0 is greedy."""
 
 
-def training_play(pipeline: Pipeline, *, step: int) -> Play:
+def make_training_spec(pipeline: Pipeline, *, step: int) -> RolloutSpec:
     """How the items of training step `step` (from 1) are played."""
     rollout = pipeline.rollout
     last = rollout.temperature if rollout.final_temperature is None else rollout.final_temperature
-    return Play(
+    return RolloutSpec(
         name=f"train {step}",
         max_turns=training_turns(pipeline, step=step),
         num_samples=rollout.group_size,
@@ -60,14 +61,14 @@ def training_play(pipeline: Pipeline, *, step: int) -> Play:
     )
 
 
-def max_turns_of(item: Item, pipeline: Pipeline, play: Play) -> int:
-    """Turns that an episode of `item` may have in `play`."""
+def get_max_turns(item: Item, pipeline: Pipeline, spec: RolloutSpec) -> int:
+    """Turns that an episode of `item` may have in `spec`."""
     part = pipeline.data.part_of(item)
     assert part is not None  # files of items are checked when they are read
-    return play.max_turns[part]
+    return spec.max_turns[part]
 
 
-class PipelinePlayer(ABC):
+class RolloutRunner(ABC):
     """Plays items of a pipeline, in whichever event loop awaits it; one loop only."""
 
     @abstractmethod
@@ -75,16 +76,16 @@ class PipelinePlayer(ABC):
         """Raise `ConfigError` or `MissingDependency` for rewards that cannot be computed for `items`."""
 
     @abstractmethod
-    async def play(
+    async def run(
         self,
         items: Sequence[Item],
-        play: Play,
+        spec: RolloutSpec,
         *,
         on_opening: OnOpening | None = None,
         on_turn: OnTurn | None = None,
         on_trajectory: Callable[[Trajectory], None] | None = None,
     ) -> list[list[Trajectory]]:
-        """One group per item, in order; the callbacks are those of `agents.rollout.group.play`."""
+        """One group per item, in order; the callbacks are those of `agents.rollout.group.run_groups`."""
 
     @abstractmethod
     async def warm_up(self) -> None:
@@ -100,51 +101,55 @@ class PipelinePlayer(ABC):
         """Give back what it holds."""
 
 
-class AgentPlayer(PipelinePlayer):
+class AgentRunner(RolloutRunner):
     """By the pipeline's own agent, in its environments."""
 
     def __init__(self, pipeline: Pipeline, *, tokenizer: "PreTrainedTokenizerBase | None") -> None:
-        """`tokenizer`: see `rules_for`."""
+        """`tokenizer`: see `make_episode_config`."""
         specs = environments(pipeline)
         self._pipeline = pipeline
-        self._rules = {spec.name: rules_for(spec, pipeline, tokenizer=tokenizer) for spec in specs}
+        self._configs = {
+            spec.name: make_episode_config(spec, pipeline, tokenizer=tokenizer) for spec in specs
+        }
         self._slow_to_start = [spec.name for spec in specs if spec.isolation != "none"]
         most = pipeline.rollout.max_live_envs
         self._envs = EnvManager(specs, capacity=most, total=most, remote_host=find_cluster_host())
 
     def check(self, items: Sequence[Item]) -> None:
-        """See `PipelinePlayer`."""
-        for env, rules in self._rules.items():
-            if rules.reward is not None:
-                check_items(rules.reward, (item for item in items if item.env == env))
+        """See `RolloutRunner`."""
+        for env, config in self._configs.items():
+            if config.reward is not None:
+                check_items(config.reward, (item for item in items if item.env == env))
 
     @abstractmethod
-    def _speakers(self, sampling: SamplingParams) -> Speakers:
+    def _start_conversation(self, sampling: SamplingParams) -> StartConversation:
         """Of the model that plays."""
 
-    async def play(
+    async def run(
         self,
         items: Sequence[Item],
-        play: Play,
+        spec: RolloutSpec,
         *,
         on_opening: OnOpening | None = None,
         on_turn: OnTurn | None = None,
         on_trajectory: Callable[[Trajectory], None] | None = None,
     ) -> list[list[Trajectory]]:
-        """See `PipelinePlayer`."""
+        """See `RolloutRunner`."""
 
-        def rules_of(item: Item) -> Rules:
-            rules = self._rules[item.env]
-            turns = max_turns_of(item, self._pipeline, play)
-            return replace(rules, limits=replace(rules.limits, max_turns=turns))
+        def get_config(item: Item) -> EpisodeConfig:
+            config = self._configs[item.env]
+            turns = get_max_turns(item, self._pipeline, spec)
+            return replace(config, limits=replace(config.limits, max_turns=turns))
 
-        return await group.play(
+        return await group.run_groups(
             items,
-            name=play.name,
-            num_samples=play.num_samples,
+            name=spec.name,
+            num_samples=spec.num_samples,
             envs=self._envs,
-            speakers=self._speakers(self._pipeline.rollout.sampling(temperature=play.temperature)),
-            rules_of=rules_of,
+            start_conversation=self._start_conversation(
+                self._pipeline.rollout.sampling(temperature=spec.temperature)
+            ),
+            get_config=get_config,
             max_attempts=self._pipeline.rollout.max_attempts,
             on_opening=on_opening,
             on_turn=on_turn,
@@ -152,15 +157,15 @@ class AgentPlayer(PipelinePlayer):
         )
 
     async def warm_up(self) -> None:
-        """See `PipelinePlayer`: instances that are processes, also in the place of those that have ended."""
+        """See `RolloutRunner`: instances that are processes, also in the place of those that have ended."""
         rollout = self._pipeline.rollout
         num_samples = rollout.items_per_step * rollout.group_size
         for env in self._slow_to_start:
-            await self._envs.warm_up(env, -(-num_samples // len(self._rules)))
+            await self._envs.warm_up(env, -(-num_samples // len(self._configs)))
 
     @property
     def environments(self) -> Mapping[str, PoolMetrics]:
-        """See `PipelinePlayer`."""
+        """See `RolloutRunner`."""
         return self._envs.metrics
 
     async def close(self) -> None:
@@ -168,7 +173,7 @@ class AgentPlayer(PipelinePlayer):
         await self._envs.close()
 
 
-class Player(AgentPlayer):
+class TokenRunner(AgentRunner):
     """With a sampler, by tokens: all that is trained on is played so."""
 
     def __init__(
@@ -187,17 +192,21 @@ class Player(AgentPlayer):
         self._context = pipeline.agent.context
 
     def check(self, items: Sequence[Item]) -> None:
-        """See `PipelinePlayer`; raises `ConfigError` for pictures, too, where the model reads text only."""
+        """See `RolloutRunner`; raises `ConfigError` for pictures, too, where the model reads text only."""
         super().check(items)
         check_vision(items, has_vision=self._has_vision)
 
-    def _speakers(self, sampling: SamplingParams) -> TokenSpeakers:
-        return TokenSpeakers(
-            sampler=self._sampler, renderer=self._renderer, sampling=sampling, context=self._context
+    def _start_conversation(self, sampling: SamplingParams) -> StartConversation:
+        return partial(
+            TokenConversation,
+            sampler=self._sampler,
+            renderer=self._renderer,
+            sampling=sampling,
+            context=self._context,
         )
 
 
-class ChatPlayer(AgentPlayer):
+class EndpointRunner(AgentRunner):
     """With the model of an endpoint, by messages."""
 
     def __init__(self, pipeline: Pipeline, *, client: ChatClient) -> None:
@@ -216,5 +225,5 @@ class ChatPlayer(AgentPlayer):
         super().__init__(pipeline, tokenizer=None)
         self._client = client
 
-    def _speakers(self, sampling: SamplingParams) -> ChatSpeakers:
-        return ChatSpeakers(client=self._client, sampling=sampling)
+    def _start_conversation(self, sampling: SamplingParams) -> StartConversation:
+        return partial(ChatConversation, client=self._client, sampling=sampling)

@@ -30,11 +30,11 @@ from tasks.data.items import read_items
 from tasks.data.mixture import evaluation_turns
 from tasks.data.trajectories import summarise, write_trajectories
 from tasks.interrupts import interrupts_blocked
-from tasks.rollout.program_runner import player_of
-from tasks.rollout.runner import Play
+from tasks.rollout.program_runner import make_runner
+from tasks.rollout.runner import RolloutSpec
 
-Playing = Callable[[Sequence[Item], Play], list[list[Trajectory]]]
-"""`PipelinePlayer.play` with one policy, for callers that wait."""
+RunRollout = Callable[[Sequence[Item], RolloutSpec], list[list[Trajectory]]]
+"""`RolloutRunner.run` with one policy, for callers that wait."""
 OnEpisodes = Callable[[int, int], None]
 """Sees how many episodes have ended, and how many there are in all."""
 
@@ -186,11 +186,11 @@ def _evaluate_policy(pipeline: Pipeline, workspace: Path, items: Sequence[Item],
     def count(episodes: int) -> None:
         _counts[policy.index] += episodes
 
-    with _player(pipeline, model=str(policy.model), workspace=workspace, count=count) as play:
+    with _open_runner(pipeline, model=str(policy.model), workspace=workspace, count=count) as run:
         for mode, temperature in {"sampled": settings.temperature, "greedy": 0.0}.items():
             num_samples = settings.samples_per_item if mode == "sampled" else 1
-            how = Play(name=mode, max_turns=turns, num_samples=num_samples, temperature=temperature)
-            groups = play(items, how)
+            spec = RolloutSpec(name=mode, max_turns=turns, num_samples=num_samples, temperature=temperature)
+            groups = run(items, spec)
             summaries[mode] = summarise([t for group in groups for t in group])
             kept += [
                 _labelled(group[0], policy=policy.name, mode=mode, version=policy.version) for group in groups
@@ -208,40 +208,40 @@ def _labelled(trajectory: Trajectory, *, policy: str, mode: str, version: int) -
 
 
 @contextmanager
-def _player(
+def _open_runner(
     pipeline: Pipeline, *, model: str, workspace: Path, count: Callable[[int], None]
-) -> Iterator[Playing]:
+) -> Iterator[RunRollout]:
     """`count` is called with the number of episodes that have just ended."""
     on_servers = pipeline.backend.rollout == "vllm"
-    player = (_servers if on_servers else _sampler)(pipeline, model=model, workspace=workspace, count=count)
-    with player as play:
-        yield play
+    runner = (_servers if on_servers else _sampler)(pipeline, model=model, workspace=workspace, count=count)
+    with runner as run:
+        yield run
 
 
 @contextmanager
 def _sampler(
     pipeline: Pipeline, *, model: str, workspace: Path, count: Callable[[int], None]
-) -> Iterator[Playing]:
+) -> Iterator[RunRollout]:
     """Play with the CPU sampler, in this process."""
     local = LocalModel(Path(model), seed=pipeline.seed, max_sequences=pipeline.backend.max_sequences)
     with local.load(context_length=pipeline.rollout.context_length) as loaded:
 
-        async def gather(items: Sequence[Item], how: Play) -> list[list[Trajectory]]:
-            player = player_of(
+        async def gather(items: Sequence[Item], spec: RolloutSpec) -> list[list[Trajectory]]:
+            runner = make_runner(
                 pipeline, sampler=loaded.sampler, tokenizer=loaded.tokenizer, processor=loaded.processor
             )
             try:
-                return await player.play(items, how, on_trajectory=lambda _: count(1))
+                return await runner.run(items, spec, on_trajectory=lambda _: count(1))
             finally:
-                await player.close()
+                await runner.close()
 
-        yield lambda items, how: asyncio.run(gather(items, how))
+        yield lambda items, spec: asyncio.run(gather(items, spec))
 
 
 @contextmanager
 def _servers(
     pipeline: Pipeline, *, model: str, workspace: Path, count: Callable[[int], None]
-) -> Iterator[Playing]:
+) -> Iterator[RunRollout]:
     """Play with the generation servers that training would use, on a training process of its own."""
     import ray
 
@@ -257,14 +257,14 @@ def _servers(
             checkpoints=Path(no_checkpoints),
         )
 
-        def play(items: Sequence[Item], how: Play) -> list[list[Trajectory]]:
-            found: list[list[Trajectory]] = result_of(trainer.play.remote(items, how))
+        def run(items: Sequence[Item], spec: RolloutSpec) -> list[list[Trajectory]]:
+            found: list[list[Trajectory]] = result_of(trainer.run_rollout.remote(items, spec))
             count(sum(map(len, found)))
             return found
 
         try:
             result_of(trainer.start.remote())
-            yield play
+            yield run
         finally:
             ray.kill(trainer)
             if owns_ray:

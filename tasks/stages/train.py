@@ -27,7 +27,7 @@ from tasks.data.items import read_items, write_items
 from tasks.data.mixture import evaluation_turns, training_order
 from tasks.data.trajectories import summarise, write_trajectories
 from tasks.errors import RayDied, SamplerDied, names_dead_engine
-from tasks.rollout.runner import Play
+from tasks.rollout.runner import RolloutSpec
 from tasks.verl import checkpoints
 from tasks.verl.actor import StepRecord, launch
 from tasks.verl.config import check_pipeline
@@ -165,9 +165,9 @@ class TrainSession:
         _write_atomically(path, json.dumps(asdict(result), indent=1))
         return result
 
-    def play(self, items: Sequence[Item], play: Play) -> list[list[Trajectory]]:
-        """`PipelinePlayer.play` with the policy as trained so far."""
-        groups: list[list[Trajectory]] = self._restarting(lambda: self._call("play", items, play))
+    def run_rollout(self, items: Sequence[Item], spec: RolloutSpec) -> list[list[Trajectory]]:
+        """`RolloutRunner.run` with the policy as trained so far."""
+        groups: list[list[Trajectory]] = self._restarting(lambda: self._call("run_rollout", items, spec))
         return groups
 
     def export(self) -> Path:
@@ -206,13 +206,13 @@ class TrainSession:
                 self._on_step(record)
         self._on_phase("quick evaluation")
         settings = self._pipeline.evaluate
-        play = Play(
+        spec = RolloutSpec(
             name=f"after {last}",
             max_turns=evaluation_turns(self._pipeline),
             num_samples=1,
             temperature=settings.temperature,
         )
-        groups = self._call("play", self._quick_items(), play)
+        groups = self._call("run_rollout", self._quick_items(), spec)
         return summarise([t for group in groups for t in group])
 
     def _quick_items(self) -> list[Item]:

@@ -20,7 +20,7 @@ from envs.types import Item
 from tasks.cluster.placement import Placement, place_workers
 from tasks.config.settings import Pipeline
 from tasks.data.trajectories import read_trajectories, sampled_tokens, summarise, write_trajectories
-from tasks.rollout.runner import Play
+from tasks.rollout.runner import RolloutSpec
 from tasks.verl import checkpoints, gpu_model
 from tasks.verl.cpu import PLUGIN_ENV, THREADS_ENV
 
@@ -180,9 +180,9 @@ class Trainer:
             "trained": rollout.trained,
             "entropy": -sum(logprobs) / len(logprobs),
             "tokens_per_s": tokens / rollout.seconds,
-            **self._horizons(rollout.play.max_turns),
+            **self._horizons(rollout.spec.max_turns),
             **_environments(rollout.environments),
-            "temperature": rollout.play.temperature,
+            "temperature": rollout.spec.temperature,
             "policy_version": step - 1,
             "seconds": time.perf_counter() - started,
             "seconds_rollout": rollout.seconds,
@@ -204,9 +204,9 @@ class Trainer:
         by_part = {f"horizon_{name}": count for name, count in turns.items()} if differ else {}
         return {"horizon": max(turns.values()), **by_part}
 
-    def play(self, items: Sequence[Item], play: Play) -> list[list[Trajectory]]:
-        """`PipelinePlayer.play` with the policy as it is; nothing is trained."""
-        return self._manager.play(items, play)
+    def run_rollout(self, items: Sequence[Item], spec: RolloutSpec) -> list[list[Trajectory]]:
+        """`RolloutRunner.run` with the policy as it is; nothing is trained."""
+        return self._manager.run_rollout(items, spec)
 
     def stop(self) -> None:
         """End the environments and TransferQueue; the rest ends with this process."""

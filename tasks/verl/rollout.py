@@ -29,8 +29,8 @@ from envs.types import Image, Item
 from tasks.config.settings import Pipeline
 from tasks.data.items import item_from_json, item_to_json, read_items
 from tasks.errors import Diverged, NoEpisodes, SamplerDied, names_dead_engine
-from tasks.rollout.program_runner import player_of
-from tasks.rollout.runner import Play, training_play
+from tasks.rollout.program_runner import make_runner
+from tasks.rollout.runner import RolloutSpec, make_training_spec
 from tasks.rollout.served_policy import ServedAt, ServedPolicy
 from tasks.verl.rows import (
     Group,
@@ -122,14 +122,14 @@ class StepRollout:
     """What was played for one training step."""
 
     groups: list[Group]
-    play: Play
+    spec: RolloutSpec
     seconds: float
     trained: int
     """Trajectories that were handed to the trainer, whatever their number of segments."""
     informative: int
     """Groups with rewards that differ."""
     environments: Mapping[str, PoolMetrics]
-    """By name, at the end of the play."""
+    """By name, at the end of the rollout."""
 
 
 class RolloutManager:
@@ -141,7 +141,7 @@ class RolloutManager:
         self._sampler = VerlSampler(client)
         self._tokenizer = tokenizer
         self._processor = processor
-        self._player = player_of(pipeline, sampler=self._sampler, tokenizer=tokenizer, processor=processor)
+        self._runner = make_runner(pipeline, sampler=self._sampler, tokenizer=tokenizer, processor=processor)
         self._served: ServedPolicy | None = None
         self._loop = asyncio.new_event_loop()
         threading.Thread(target=self._loop.run_forever, name="rollout", daemon=True).start()
@@ -178,8 +178,8 @@ class RolloutManager:
         uids = [str(uid) for uid in prompts["uid"]]
         items = [item_from_json(str(line), place="train items") for line in prompts["item"]]
         started = time.perf_counter()
-        play = training_play(self._pipeline, step=step)
-        groups = self.play(items, play)
+        spec = make_training_spec(self._pipeline, step=step)
+        groups = self.run_rollout(items, spec)
         seconds = time.perf_counter() - started
         if self._served is not None:  # the trainer goes on with the sampler asleep
             self._run(self._served.pause())
@@ -199,17 +199,17 @@ class RolloutManager:
         tq.kv_batch_put(keys=uids, partition_id="train", tags=[{"status": "finished"} for _ in uids])
         self.last = StepRollout(
             groups=groups,
-            play=play,
+            spec=spec,
             seconds=seconds,
             trained=sum(map(len, chosen)),
             informative=sum(is_informative(group) for group in groups),
-            environments=self._player.environments,
+            environments=self._runner.environments,
         )
         self._warming = self._warm_up()  # while the trainer computes
 
-    def play(self, items: Sequence[Item], play: Play) -> list[Group]:
-        """`PipelinePlayer.play`, for callers that wait."""
-        return self._run(self._player.play(items, play))
+    def run_rollout(self, items: Sequence[Item], spec: RolloutSpec) -> list[Group]:
+        """`RolloutRunner.run`, for callers that wait."""
+        return self._run(self._runner.run(items, spec))
 
     def serve(self, at: ServedAt) -> None:
         """Serve the policy to others, too, but for the time from a step's last episode to `on_new_weights`.
@@ -236,11 +236,11 @@ class RolloutManager:
         if self._served is not None:
             self._run(self._served.close())
         self._warming.cancel()
-        self._run(self._player.close())
+        self._run(self._runner.close())
         self._loop.call_soon_threadsafe(self._loop.stop)
 
     def _warm_up(self) -> Future[None]:
-        warming = asyncio.run_coroutine_threadsafe(self._player.warm_up(), self._loop)
+        warming = asyncio.run_coroutine_threadsafe(self._runner.warm_up(), self._loop)
         warming.add_done_callback(_log_failure)
         return warming
 

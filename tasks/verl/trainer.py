@@ -21,7 +21,7 @@ from verl.utils.skip import SkipManager
 
 from tasks.config.settings import Pipeline
 from tasks.errors import Diverged
-from tasks.rollout.runner import training_play
+from tasks.rollout.runner import make_training_spec
 from tasks.verl import checkpoints
 from tasks.verl.loss import set_loss
 from tasks.verl.rollout import RolloutManager
@@ -63,7 +63,7 @@ class StepTrainer(PPOTrainerSync):  # type: ignore[misc]
         SkipManager.set_step(self.global_steps)
         # Log-probs are those of the distribution that was sampled from.
         rollout = self.config.actor_rollout_ref.rollout
-        rollout.temperature = training_play(self._pipeline, step=self.global_steps).temperature
+        rollout.temperature = make_training_spec(self._pipeline, step=self.global_steps).temperature
         metrics: dict[str, float] = {}
         self.timing_raw: dict[str, float] = {}
         batch = self.step(metrics, self.timing_raw)

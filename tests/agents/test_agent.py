@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import pytest
@@ -12,9 +13,9 @@ from agents.formats.calls import ParsedTurn, ToolCall
 from agents.limits import EpisodeLimits
 from agents.prompting.renderer import Renderer
 from agents.rewards import Reward, reward
-from agents.rollout.conversation import TokenSpeakers
-from agents.rollout.episode import Rules
-from agents.rollout.group import play
+from agents.rollout.conversation import TokenConversation
+from agents.rollout.episode import EpisodeConfig
+from agents.rollout.group import run_groups
 from agents.rollout.packing import pack
 from agents.samplers.sampler import ScriptedSampler
 from agents.tools.act import act
@@ -243,22 +244,23 @@ def test_a_reward_that_fails_drops_the_trajectory_without_playing_it_again() -> 
         asked += 1
         raise ConnectionError("the judge is away")
 
-    speakers = TokenSpeakers(
+    start_conversation = partial(
+        TokenConversation,
         sampler=ScriptedSampler(["Action: add 3"], encode=encode),
         renderer=Renderer(toy_tokenizer()),
         sampling=SamplingParams(max_tokens=1),
     )
-    rules = Rules(agent=FormatAgent("action"), limits=LIMITS, reward=judge)
+    config = EpisodeConfig(agent=FormatAgent("action"), limits=LIMITS, reward=judge)
     envs: EnvManager = toys(ToyEnv, capacity=2)
 
     async def main() -> list[list[Trajectory]]:
-        return await play(
+        return await run_groups(
             [toy_item()],
             name="p",
             num_samples=2,
             envs=envs,
-            speakers=speakers,
-            rules_of=lambda _: rules,
+            start_conversation=start_conversation,
+            get_config=lambda _: config,
             max_attempts=5,
         )
 

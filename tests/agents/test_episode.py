@@ -4,14 +4,15 @@ import asyncio
 import random
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
 import pytest
 
 from agents.agent import Agent, FormatAgent
 from agents.limits import MIN_COMPLETION, EpisodeLimits
 from agents.prompting.renderer import Renderer
-from agents.rollout.conversation import TokenSpeakers
-from agents.rollout.episode import Rules, run_episode
+from agents.rollout.conversation import TokenConversation
+from agents.rollout.episode import EpisodeConfig, run_episode
 from agents.rollout.packing import pack
 from agents.samplers.sampler import Sampler, ScriptedSampler
 from agents.types import Completion, FinishReason, SamplingParams, StopReason, Trajectory
@@ -50,12 +51,13 @@ def play_one(
             env or ToyEnv(),
             item or toy_item(),
             sample_index=0,
-            speaker=TokenSpeakers(
+            conversation=partial(
+                TokenConversation,
                 sampler=sampler,
                 renderer=Renderer(toy_tokenizer(template)),
                 sampling=SamplingParams(max_tokens=1, stop_token_ids=stop_token_ids),
-            ).speaker("e", where="toy_0", limits=limits),
-            rules=Rules(agent=agent or FormatAgent("action"), limits=limits),
+            )("e", where="toy_0", limits=limits),
+            config=EpisodeConfig(agent=agent or FormatAgent("action"), limits=limits),
         )
     )
 

@@ -4,6 +4,7 @@ import asyncio
 import gc
 import itertools
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,9 @@ import pytest
 from agents.agent import FormatAgent
 from agents.limits import EpisodeLimits
 from agents.prompting.renderer import Renderer
-from agents.rollout.conversation import TokenSpeakers
-from agents.rollout.episode import Rules
-from agents.rollout.group import play
+from agents.rollout.conversation import TokenConversation
+from agents.rollout.episode import EpisodeConfig
+from agents.rollout.group import run_groups
 from agents.rollout.packing import pack
 from agents.samplers.sampler import Sampler, ScriptedSampler
 from agents.types import Completion, SamplingParams, StopReason, Trajectory
@@ -49,7 +50,7 @@ PLAYS = itertools.count()
 LIMITS = EpisodeLimits(
     max_turns=5, max_tokens_per_turn=40, context_length=400, episode_timeout_s=5, step_timeout_s=5
 )
-RULES = Rules(agent=FormatAgent("action"), limits=LIMITS)
+RULES = EpisodeConfig(agent=FormatAgent("action"), limits=LIMITS)
 
 
 async def played(
@@ -61,12 +62,13 @@ async def played(
         "rules_of": lambda _: RULES,
         "max_attempts": 3,
     }
-    speakers = TokenSpeakers(
+    start_conversation = partial(
+        TokenConversation,
         sampler=sampler or ScriptedSampler(TEXTS, encode=encode),
         renderer=Renderer(toy_tokenizer()),
         sampling=SamplingParams(max_tokens=40),
     )
-    return await play(items, envs=envs, speakers=speakers, **(arguments | changes))
+    return await run_groups(items, envs=envs, start_conversation=start_conversation, **(arguments | changes))
 
 
 def test_groups_come_in_the_order_of_their_items() -> None:

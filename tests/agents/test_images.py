@@ -5,6 +5,7 @@ import json
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -15,8 +16,8 @@ from agents.agent import FormatAgent, with_images
 from agents.limits import EpisodeLimits
 from agents.prompting.renderer import Renderer
 from agents.rollout.context import ContextPolicy
-from agents.rollout.conversation import TokenSpeakers
-from agents.rollout.episode import Rules, run_episode
+from agents.rollout.conversation import TokenConversation
+from agents.rollout.episode import EpisodeConfig, run_episode
 from agents.rollout.packing import pack
 from agents.samplers.sampler import Sampler
 from agents.tools.registry import get_tool
@@ -192,14 +193,20 @@ def played(
     *,
     policy: ContextPolicy,
     limits: EpisodeLimits = LIMITS,
-    **rules: Any,
+    **config: Any,
 ) -> Trajectory:
-    speakers = TokenSpeakers(
-        sampler=sampler, renderer=renderer(), sampling=SamplingParams(max_tokens=1), context=policy
+    start_conversation = partial(
+        TokenConversation,
+        sampler=sampler,
+        renderer=renderer(),
+        sampling=SamplingParams(max_tokens=1),
+        context=policy,
     )
-    speaker = speakers.speaker("e", where="e", limits=limits)
-    rules = {"agent": FormatAgent("action"), "limits": limits, **rules}
-    return asyncio.run(run_episode(env, item, sample_index=0, speaker=speaker, rules=Rules(**rules)))
+    conversation = start_conversation("e", where="e", limits=limits)
+    config = {"agent": FormatAgent("action"), "limits": limits, **config}
+    return asyncio.run(
+        run_episode(env, item, sample_index=0, conversation=conversation, config=EpisodeConfig(**config))
+    )
 
 
 @settings(deadline=None, max_examples=40)

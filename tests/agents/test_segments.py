@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from agents.agent import FormatAgent
 from agents.limits import EpisodeLimits
-from agents.rollout.context import FOLD_REQUEST, FOLDED, ContextPolicy, shortened
+from agents.rollout.context import SUMMARY_HEADING, SUMMARY_REQUEST, ContextPolicy, shortened
 from agents.rollout.packing import pack
 from agents.samplers.sampler import Sampler, ScriptedSampler
 from agents.types import Completion, FinishReason, SamplingParams, StopReason, Trajectory
@@ -128,10 +128,10 @@ def test_folding_by_hand() -> None:
     assert [t.action for t in trajectory.turns] == ["add 1", "add 1", "", "add 1"]
     decode = toy_tokenizer().decode
     assert decode(sampler.shown[2]).endswith(
-        f"The total is 2.\n\n{FOLD_REQUEST}<|im_end|>\n<|im_start|>assistant\n"
+        f"The total is 2.\n\n{SUMMARY_REQUEST}<|im_end|>\n<|im_start|>assistant\n"
     )
     assert decode(sampler.shown[3]) == (
-        f"<|im_start|>user\nGoal: reach 3.\n\n{FOLDED}\nThe total is 2. Add 1.<|im_end|>\n"
+        f"<|im_start|>user\nGoal: reach 3.\n\n{SUMMARY_HEADING}\nThe total is 2. Add 1.<|im_end|>\n"
         "<|im_start|>assistant\n"
     )
     first, second = pack(trajectory)
@@ -148,7 +148,7 @@ def test_a_fold_is_asked_for_whole_and_leaves_thoughts_out_if_they_are_not_kept(
     policy = ContextPolicy(when_full="fold", fold_at=0.18, max_observation=4, keep_thoughts=keep_thoughts)
     assert played(sampler, policy, limits=limits).success
     decode = toy_tokenizer().decode
-    assert f"\n\n{FOLD_REQUEST}<|im_end|>" in decode(sampler.shown[2])
+    assert f"\n\n{SUMMARY_REQUEST}<|im_end|>" in decode(sampler.shown[2])
     assert ("I think" in decode(sampler.shown[3])) == keep_thoughts
     assert "\nThe total is 2. Add 1.<" in decode(sampler.shown[3]) or keep_thoughts
 

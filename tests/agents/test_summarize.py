@@ -8,7 +8,7 @@ from typing import Any
 from agents.agent import FormatAgent
 from agents.clients.endpoint import Endpoint
 from agents.limits import EpisodeLimits
-from agents.rollout.context import FOLDED, ContextPolicy
+from agents.rollout.context import SUMMARY_HEADING, ContextPolicy
 from agents.rollout.packing import pack
 from agents.rollout.rollout import rollout
 from agents.samplers.sampler import ScriptedSampler
@@ -48,7 +48,7 @@ def test_the_next_turn_sees_the_opening_and_the_summary() -> None:
     trajectory, shown = played([call("act", action="add 2"), cut, call("act", action="add 1")])
     assert trajectory.success
     assert shown[2] == shown[0].replace(
-        "reach 3.<|im_end|>", f"reach 3.\n\n{FOLDED}\nThe total is 2. Add 1.<|im_end|>"
+        "reach 3.<|im_end|>", f"reach 3.\n\n{SUMMARY_HEADING}\nThe total is 2. Add 1.<|im_end|>"
     )
     assert [turn.observation for turn in trajectory.turns] == ["The total is 2.", "", "The total is 3."]
     first, second = pack(trajectory)
@@ -61,14 +61,14 @@ def test_a_second_summary_takes_the_place_of_the_first() -> None:
     _, shown = played(
         [call("summarize", summary="one"), call("summarize", summary="two"), call("act", action="add 3")]
     )
-    assert shown[2].count(FOLDED) == 1
+    assert shown[2].count(SUMMARY_HEADING) == 1
     assert "\ntwo<" in shown[2]
 
 
 def test_what_other_calls_of_the_turn_answered_is_kept() -> None:
     both = f"[{call('calculator', expression='6*7')}, {call('summarize', summary='Half of it.')}]"
     _, shown = played([both, call("act", action="add 3")])
-    assert f"{FOLDED}\nHalf of it.\n\n42<" in shown[1]
+    assert f"{SUMMARY_HEADING}\nHalf of it.\n\n42<" in shown[1]
 
 
 def test_a_summary_without_room_cuts_nothing_and_is_told() -> None:
@@ -97,13 +97,13 @@ def test_turns_that_are_dropped_later_leave_the_summary() -> None:
 def test_by_function_calling() -> None:
     def script(body: Any) -> Any:
         last = body["messages"][-1]["content"]
-        return says("42") if FOLDED in last else calls(("summarize", {"summary": "Say 42."}))
+        return says("42") if SUMMARY_HEADING in last else calls(("summarize", {"summary": "Say 42."}))
 
     with chat_server(script) as server:
         [trajectory] = rollout(
             ["6 * 7?"], agent="hermes", tools=["summarize"], model=Endpoint(server.url, "toy")
         )
     assert server.asked[1]["messages"] == [
-        {"role": "user", "content": f"6 * 7?\n\n{FOLDED}\nSay 42."},
+        {"role": "user", "content": f"6 * 7?\n\n{SUMMARY_HEADING}\nSay 42."},
     ]
     assert trajectory.turns[-1].action == "42"

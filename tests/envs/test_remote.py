@@ -5,6 +5,7 @@ import itertools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
+from functools import partial
 
 import pytest
 from aiohttp import web
@@ -12,8 +13,8 @@ from aiohttp import web
 from agents.agent import FormatAgent
 from agents.limits import EpisodeLimits
 from agents.prompting.renderer import Renderer
-from agents.rollout.conversation import TokenSpeakers
-from agents.rollout.episode import Rules
+from agents.rollout.conversation import TokenConversation
+from agents.rollout.episode import EpisodeConfig
 from agents.rollout.group import play
 from agents.samplers.sampler import ScriptedSampler
 from agents.types import SamplingParams, StopReason, Trajectory
@@ -65,18 +66,19 @@ async def played(
         episode_timeout_s=60,
         step_timeout_s=20,
     )
-    rules = Rules(agent=FormatAgent("action"), limits=limits)
+    config = EpisodeConfig(agent=FormatAgent("action"), limits=limits)
     return await play(
         items,
         name=f"play {next(PLAYS)}",
         num_samples=num_samples,
         envs=envs,
-        speakers=TokenSpeakers(
+        start_conversation=partial(
+            TokenConversation,
             sampler=ScriptedSampler(script, encode=encode, latency_s=latency_s),
             renderer=Renderer(toy_tokenizer()),
             sampling=SamplingParams(max_tokens=300),
         ),
-        rules_of=lambda _: rules,
+        get_config=lambda _: config,
         max_attempts=3,
     )
 

@@ -1,5 +1,6 @@
 """One episode on the toy, with everything real but its model."""
 
+from functools import partial
 from typing import Any
 
 from agents.agent import Agent
@@ -7,8 +8,8 @@ from agents.limits import EpisodeLimits
 from agents.prompting.renderer import Renderer
 from agents.rewards import Reward
 from agents.rollout.context import ContextPolicy
-from agents.rollout.conversation import TokenSpeakers
-from agents.rollout.episode import Rules, run_episode
+from agents.rollout.conversation import TokenConversation
+from agents.rollout.episode import EpisodeConfig, run_episode
 from agents.samplers.sampler import Sampler
 from agents.tools.toolbox import Toolbox
 from agents.types import SamplingParams, Trajectory
@@ -37,12 +38,13 @@ async def play_toy(
 ) -> Trajectory:
     """`item`, else the toy's first, on `env`, else a new toy."""
     item = item or toy_item()
-    speakers = TokenSpeakers(
+    start_conversation = partial(
+        TokenConversation,
         sampler=sampler,
         renderer=Renderer(tokenizer or toy_tokenizer()),
         sampling=SamplingParams(max_tokens=1),
         context=context or ContextPolicy(),
     )
-    speaker = speakers.speaker("e", where=item.item_id, limits=limits)
-    rules = Rules(agent=agent, limits=limits, tools=tools, reward=reward)
-    return await run_episode(env or ToyEnv(), item, sample_index=0, speaker=speaker, rules=rules)
+    conversation = start_conversation("e", where=item.item_id, limits=limits)
+    config = EpisodeConfig(agent=agent, limits=limits, tools=tools, reward=reward)
+    return await run_episode(env or ToyEnv(), item, sample_index=0, conversation=conversation, config=config)

@@ -34,7 +34,7 @@ from tasks.data.demonstrations import demonstrate
 from tasks.data.files import read_parts
 from tasks.data.items import item_from_json, item_to_json
 from tasks.data.trajectories import read_trajectories, trajectory_to_dict, write_trajectories
-from tasks.rollout.runner import Player
+from tasks.rollout.runner import TokenRunner
 from tests.agents.test_images import SMALL, TALL, WIDE, Gallery, Viewer, played
 from tests.support import verl_toy
 from tests.support.chat_server import calls, chat_server, in_turn, says
@@ -158,13 +158,13 @@ def test_a_player_of_text_refuses_items_with_pictures(project: Path) -> None:
     pipeline = toy_pipeline(Path("none"), data={"parts": {"geo": part}}, agent=agent)
 
     async def main() -> None:
-        player = Player(pipeline, sampler=Viewer(0), tokenizer=toy_tokenizer())
+        runner = TokenRunner(pipeline, sampler=Viewer(0), tokenizer=toy_tokenizer())
         try:
-            player.check([Item(item_id="geo_1", env="question", fields={"question": "a", "answer": "b"})])
+            runner.check([Item(item_id="geo_1", env="question", fields={"question": "a", "answer": "b"})])
             with pytest.raises(ConfigError, match="geo_0"):
-                player.check([Item(item.item_id, item.env, fields={**item.fields, "answer": "b"})])
+                runner.check([Item(item.item_id, item.env, fields={**item.fields, "answer": "b"})])
         finally:
-            await player.close()
+            await runner.close()
 
     asyncio.run(main())
 

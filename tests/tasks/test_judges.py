@@ -19,7 +19,7 @@ from envs.errors import BudgetSpent, ConfigError, RewardFailed
 from tasks.config.agent import AgentSettings
 from tasks.config.episodes import check_agent, reward_of
 from tasks.data.mixture import split
-from tasks.rollout.runner import Play, Player
+from tasks.rollout.runner import RolloutSpec, TokenRunner
 from tests.flows.test_lineage import AGENT_STAGES, changed, keys, project
 from tests.support.chat_server import Body, chat_server, in_turn, says
 from tests.support.reward_toy import judged
@@ -59,15 +59,17 @@ def test_a_pipeline_names_its_judge(monkeypatch: pytest.MonkeyPatch) -> None:
         check_agent(pipeline)
         assert server.asked == []  # no money is spent on checks
         (item,) = split(pipeline.data).test
-        player = Player(pipeline, sampler=ScriptedSampler(answers, encode=encode), tokenizer=toy_tokenizer())
-        player.check([item])
+        runner = TokenRunner(
+            pipeline, sampler=ScriptedSampler(answers, encode=encode), tokenizer=toy_tokenizer()
+        )
+        runner.check([item])
 
         async def main() -> Any:
-            play = Play(name="p", max_turns={"math": 4}, num_samples=4, temperature=1.0)
+            spec = RolloutSpec(name="p", max_turns={"math": 4}, num_samples=4, temperature=1.0)
             try:
-                return (await player.play([item], play))[0]
+                return (await runner.run([item], spec))[0]
             finally:
-                await player.close()
+                await runner.close()
 
         group = asyncio.run(main())
     assert [t.reward for t in group] == [2 * 0.75 + 0.5, 2 * 0.75 + 0.5, 0.0, 2 * 0.75 + 0.5]

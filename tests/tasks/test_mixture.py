@@ -23,7 +23,7 @@ from envs.types import Item
 from tasks.config.data import DataSettings
 from tasks.data.mixture import evaluation_turns, split, training_order, training_turns
 from tasks.data.trajectories import summarise
-from tasks.rollout.runner import Play, Player
+from tasks.rollout.runner import RolloutSpec, TokenRunner
 from tests.support.toy import ToyEnv, toy_tokenizer
 from tests.support.verl_toy import toy_pipeline
 
@@ -154,16 +154,17 @@ def test_items_of_two_environments_are_played_side_by_side_each_by_its_own_rules
         update={"rollout": pipeline.rollout.model_copy(update={"max_tokens_per_turn": 40})}
     )
     sampler = ScriptedSampler(["Action: add 1"] * 9, encode=encode)
-    player = Player(pipeline, sampler=sampler, tokenizer=toy_tokenizer())
+    runner = TokenRunner(pipeline, sampler=sampler, tokenizer=toy_tokenizer())
     items = [items_of("here", range(1))[0], items_of("there", range(1))[0]]
 
     async def main() -> Any:
         try:
-            return await player.play(
-                items, Play(name="both", max_turns={"here": 2, "there": 8}, num_samples=2, temperature=1.0)
+            return await runner.run(
+                items,
+                RolloutSpec(name="both", max_turns={"here": 2, "there": 8}, num_samples=2, temperature=1.0),
             )
         finally:
-            await player.close()
+            await runner.close()
 
     groups = asyncio.run(main())
     assert [[(t.stop_reason, len(t.turns)) for t in group] for group in groups] == [

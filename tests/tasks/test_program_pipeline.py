@@ -19,8 +19,8 @@ from tasks.config.episodes import check_agent
 from tasks.config.settings import Pipeline
 from tasks.data.mixture import split
 from tasks.data.trajectories import read_trajectories
-from tasks.rollout.program_runner import ProgramPlayer, player_of
-from tasks.rollout.runner import ChatPlayer, Play, Player
+from tasks.rollout.program_runner import ProgramRunner, make_runner
+from tasks.rollout.runner import EndpointRunner, RolloutSpec, TokenRunner
 from tasks.stages.prepare import prepare
 from tasks.stages.provision import provision
 from tests.support.gateway_toy import RandomSampler, trained
@@ -50,14 +50,14 @@ def pipeline_of(agent: dict[str, Any], **changes: Any) -> Pipeline:
 
 def played(pipeline: Pipeline, sampler: Sampler, *, turns: int = 2) -> list[Trajectory]:
     async def main() -> Sequence[Sequence[Trajectory]]:
-        player = player_of(pipeline, sampler=sampler, tokenizer=toy_tokenizer(), processor=None)
+        runner = make_runner(pipeline, sampler=sampler, tokenizer=toy_tokenizer(), processor=None)
         items = split(pipeline.data).test
-        player.check(items)
-        play = Play(name="p", max_turns={"asked": turns}, num_samples=3, temperature=1.0)
+        runner.check(items)
+        spec = RolloutSpec(name="p", max_turns={"asked": turns}, num_samples=3, temperature=1.0)
         try:
-            return await player.play(items, play)
+            return await runner.run(items, spec)
         finally:
-            await player.close()
+            await runner.close()
 
     return [t for group in asyncio.run(asyncio.wait_for(main(), 300)) for t in group]
 
@@ -136,12 +136,12 @@ def test_a_reward_that_asks_for_the_environment_stops_a_programs_run() -> None:
 
 def test_who_plays_is_the_settings_choice() -> None:
     made = [
-        player_of(pipeline_of(agent), sampler=RandomSampler(), tokenizer=toy_tokenizer(), processor=None)
+        make_runner(pipeline_of(agent), sampler=RandomSampler(), tokenizer=toy_tokenizer(), processor=None)
         for agent in (PROGRAM, {"instructions": False, "reward": "string_equal"})
     ]
-    assert [type(player) for player in made] == [ProgramPlayer, Player]
+    assert [type(runner) for runner in made] == [ProgramRunner, TokenRunner]
     with pytest.raises(ConfigError, match=r"give --policy FOLDER in the place of --endpoint"):
-        ChatPlayer(pipeline_of(PROGRAM), client=ChatClient(Endpoint("http://127.0.0.1:9/v1", "m")))
+        EndpointRunner(pipeline_of(PROGRAM), client=ChatClient(Endpoint("http://127.0.0.1:9/v1", "m")))
 
 
 def test_a_program_is_played_from_the_command_line(tmp_path: Path) -> None:

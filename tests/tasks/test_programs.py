@@ -17,7 +17,7 @@ from agents.types import StopReason, Trajectory
 from envs.errors import ConfigError
 from envs.types import Item
 from tasks.errors import SamplerDied
-from tasks.rollout.programs import AgentProgram, play_program
+from tasks.rollout.programs import AgentProgram, run_program
 from tests.support.gateway_toy import QUESTION, ask, client_of, make_gateway, scripted, told
 from tests.support.toy import toy_item
 
@@ -31,7 +31,7 @@ def played(
         )
         settings: dict[str, Any] = {"name": "test", "num_samples": 2, "concurrency": 3, "timeout_s": 300.0}
         async with gateway.listening():
-            groups = await play_program(
+            groups = await run_program(
                 program, [toy_item(i) for i in range(items)], gateway=gateway, **(settings | options)
             )
             assert gateway.sessions.live == 0
@@ -202,7 +202,7 @@ def test_where_a_program_returns_none_the_reward_judges() -> None:
         assert trajectory.metrics["reward/length"] == len("Action: add 2")
     assert [(t.reward, t.success) for t in groups[1]] == [(9, False)] * 2
 
-    ((judged, _),) = played(program, reward=last_digit, max_turns_of=lambda _: 2)
+    ((judged, _),) = played(program, reward=last_digit, get_max_turns=lambda _: 2)
     assert (judged.reward, judged.stop_reason) == (1, StopReason.MAX_TURNS)  # it raised for want of turns
 
     ((none, _),) = played(program)

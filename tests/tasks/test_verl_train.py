@@ -15,7 +15,7 @@ from tasks.config.capacity import checkpoint_bytes, read_model_size
 from tasks.data.items import write_items
 from tasks.data.trajectories import read_trajectories
 from tasks.errors import Diverged
-from tasks.rollout.runner import Play
+from tasks.rollout.runner import RolloutSpec
 from tasks.stages.train import TrainSession
 from tasks.verl import checkpoints
 from tasks.verl.actor import StepRecord
@@ -60,9 +60,9 @@ def test_training_survives_kill_9_and_counts_every_step_once(toy_in_ray: None, t
         first = session.run_round(0)
         assert checkpoints.complete_steps(folder / "checkpoints") == [2]
         second = session.run_round(1)
-        groups = session.play(
+        groups = session.run_rollout(
             toy_items(2, first=200),
-            Play(name="greedy", max_turns={"parity": 4}, num_samples=2, temperature=0.0),
+            RolloutSpec(name="greedy", max_turns={"parity": 4}, num_samples=2, temperature=0.0),
         )
         policy = session.export()
 

@@ -8,7 +8,8 @@ import pytest
 from agents.agent import Agent, FormatAgent, Opening
 from agents.clients.endpoint import ChatClient, Endpoint
 from agents.formats.calls import ParsedTurn
-from agents.rollout.chat_conversation import ChatSpeakers
+from agents.limits import EpisodeLimits
+from agents.rollout.chat_conversation import ChatConversation
 from agents.rollout.rollout import rollout
 from agents.tools.tool import tool
 from agents.types import FinishReason, SamplingParams, StopReason, Trajectory
@@ -240,8 +241,17 @@ def test_an_agent_that_does_not_answer_each_call_is_named() -> None:
 
 def test_tokens_cannot_stop_an_endpoint() -> None:
     client = ChatClient(Endpoint("http://127.0.0.1:9/v1", "toy"))
+    limits = EpisodeLimits(
+        max_turns=1, max_tokens_per_turn=8, context_length=99, episode_timeout_s=1, step_timeout_s=1
+    )
     with pytest.raises(ConfigError, match="stop_token_ids"):
-        ChatSpeakers(client=client, sampling=SamplingParams(max_tokens=8, stop_token_ids=(1,)))
+        ChatConversation(
+            "e",
+            where="e",
+            limits=limits,
+            client=client,
+            sampling=SamplingParams(max_tokens=8, stop_token_ids=(1,)),
+        )
 
 
 def test_further_entries_and_those_that_are_taken_out() -> None:
