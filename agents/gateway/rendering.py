@@ -18,7 +18,7 @@ from agents.gateway.conversation import Conversation, Said, Tool, WrittenCall, c
 from agents.gateway.errors import RequestRejected
 from agents.prompting.native_tools import SENTINEL, check_native
 from agents.prompting.renderer import Renderer
-from agents.rollout.actions import said
+from agents.rollout.actions import format_action
 from agents.samplers.stop_texts import cut_at_stop, text_before, truncate
 from agents.types import Completion
 from envs.errors import ConfigError, EnvCrashed
@@ -174,7 +174,7 @@ def _read(turn: ParsedTurn, text: str, begun: Begun | None) -> Reading:
         content=turn.thought if calls else text,
         calls=calls,
         thought=turn.thought,
-        action=said(turn),
+        action=format_action(turn),
         failed=turn.is_malformed,
     )
     if begun is None or (calls and calls[0].name == begun.name):

@@ -15,7 +15,7 @@ from agents.limits import EpisodeLimits
 from agents.prompting.renderer import Renderer
 from agents.rollout.conversation import TokenConversation
 from agents.rollout.episode import EpisodeConfig
-from agents.rollout.group import play
+from agents.rollout.group import run_groups
 from agents.samplers.sampler import ScriptedSampler
 from agents.types import SamplingParams, StopReason, Trajectory
 from bench.experts import actions_of
@@ -67,7 +67,7 @@ async def played(
         step_timeout_s=20,
     )
     config = EpisodeConfig(agent=FormatAgent("action"), limits=limits)
-    return await play(
+    return await run_groups(
         items,
         name=f"play {next(PLAYS)}",
         num_samples=num_samples,
