@@ -8,7 +8,7 @@ from agents.formats import ACTIONS, FORMATS, NATIVE
 from agents.tools.act import act
 from agents.tools.tool import tool
 from agents.tools.toolbox import Toolbox
-from envs.registry import list_env_names, get_env
+from envs.registry import get_env, list_env_names
 from envs.types import Item
 from tasks.config.episodes import agent_of
 from tasks.config.settings import AgentSettings
