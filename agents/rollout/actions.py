@@ -15,7 +15,7 @@ from agents.tools.types import ToolResult, ToolStatus
 from envs.base import Environment
 from envs.errors import EnvCrashed, EpisodeTimeout, WingspanError, describe
 from envs.runtime.concurrency import gather_or_cancel
-from envs.runtime.instance import Instance
+from envs.runtime.instance import Instance, unwrap
 from envs.types import Image, Item, Observation, StepResult
 
 T = TypeVar("T")
@@ -131,12 +131,12 @@ class ActionExecutor:
         )
 
     async def _one(self, tools: Toolbox, call: ToolCall) -> ToolResult:
-        calling = tools.call(call.name, call.arguments, env=self._env)
+        calling = tools.call(call.name, call.arguments, env=unwrap(self._env))
         result = await (calling if tools.keeps_time(call.name) else self._in_time(calling))
         out_of_time = result.status is ToolStatus.TIMED_OUT and tools.is_stateful(call.name)
         if out_of_time and isinstance(self._env, Instance):
             # The tool may be at work on it still: this episode goes on, but no other shall have it.
-            self._env.spoiled = True
+            self._env.is_reusable = False
         return result
 
     async def _in_time(self, work: Coroutine[Any, Any, T]) -> T:

@@ -21,6 +21,7 @@ from agents.tools.toolbox import Toolbox
 from agents.types import StopReason, Trajectory, Turn
 from envs.base import Environment
 from envs.errors import EpisodeTimeout
+from envs.runtime.instance import unwrap
 from envs.types import Item, Message, StepResult
 
 
@@ -84,7 +85,7 @@ async def run_episode(
     if config.reward is None or not trajectory.turns:
         return trajectory
     given = RewardInput(
-        final_response=episode.final_response, trajectory=trajectory, fields=item.fields, env=env
+        final_response=episode.final_response, trajectory=trajectory, fields=item.fields, env=unwrap(env)
     )
     return assign_rewards(trajectory, await config.reward.score(given))
 

@@ -13,7 +13,7 @@ from envs.base import Environment
 from envs.errors import ConfigError, MissingDependency
 from envs.retrieval.cache import CachedRetriever, shared_cache
 from envs.retrieval.places import VARIABLE, retriever_at
-from envs.retrieval.types import Retriever, information
+from envs.retrieval.types import HasRetriever, Retriever, information
 
 TOP_K = 3
 MAX_LENGTH = 8192
@@ -76,11 +76,9 @@ def web_search() -> Tool:
 
 def retriever_of(env: object) -> Retriever:
     """An environment's own. Raises `ConfigError` for one that has none."""
-    # Not by a protocol's `isinstance`: the environment is lent in a wrapper (`envs/runtime/instance.py`).
-    found: Retriever | None = getattr(env, "retriever", None)
-    if found is None:
+    if not isinstance(env, HasRetriever):
         raise ConfigError(_NOTHING)
-    return found
+    return env.retriever
 
 
 def check_search(env: object) -> None:

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 MAX_QUERY = 1000
 """Characters of a query that are read; what follows is not searched for."""
@@ -45,6 +45,16 @@ class Retriever(Protocol):
 
     async def close(self) -> None:
         """Free what it holds for the running event loop. Idempotent; it may be used again."""
+        ...
+
+
+@runtime_checkable
+class HasRetriever(Protocol):
+    """What an environment has besides, if its episodes search."""
+
+    @property
+    def retriever(self) -> Retriever:
+        """For a tool that searches instead of an action (`agents/tools/search.py`)."""
         ...
 
 

@@ -1,7 +1,6 @@
-"""One environment as a pool lends it: the environment itself, with a clock and a count of its episodes."""
+"""One environment as a pool lends it: wrapped with clocks and a count of its episodes."""
 
 import time
-from typing import Any
 
 from envs.base import Environment, HasProcess
 from envs.runtime.metrics import Clock
@@ -9,20 +8,21 @@ from envs.types import Item, Observation, StepResult
 
 
 class Instance:
-    """An `Environment` around another."""
+    """An `Environment` around `unwrapped`, which tools and rewards are given: it may offer more than the
+    protocol, such as a workspace. An environment in another process offers nothing more."""
 
-    __slots__ = ("_env", "_process", "_resets", "_steps", "episodes", "spoiled")
+    __slots__ = ("_process", "_resets", "_steps", "episodes", "is_reusable", "unwrapped")
 
     def __init__(self, env: Environment, *, resets: Clock, steps: Clock) -> None:
         """The clocks are the pool's: one of each for all its instances."""
-        self._env = env
+        self.unwrapped = env
         self._process = env if isinstance(env, HasProcess) else None
         self._resets = resets
         self._steps = steps
         self.episodes = 0
-        """Begun so far."""
-        self.spoiled = False
-        """Whether it must not be lent again."""
+        """How many have begun."""
+        self.is_reusable = True
+        """Whether it may be lent again."""
 
     @property
     def is_alive(self) -> bool:
@@ -35,32 +35,27 @@ class Instance:
             await self._process.prepare()
 
     async def reset(self, item: Item) -> str | Observation:
-        """See `Environment`."""
         self.episodes += 1
         started = time.perf_counter()
         try:
-            return await self._env.reset(item)
+            return await self.unwrapped.reset(item)
         finally:
             self._resets.add_since(started)
 
     async def step(self, action: str) -> StepResult:
-        """See `Environment`."""
         started = time.perf_counter()
         try:
-            return await self._env.step(action)
+            return await self.unwrapped.step(action)
         finally:
             self._steps.add_since(started)
 
     async def close(self) -> None:
-        """See `Environment`."""
-        await self._env.close()
-
-    def __getattr__(self, name: str) -> Any:
-        """What the environment has besides, for tools and rewards that work on it: a workspace, a board.
-
-        One that lives in another process has nothing besides.
-        """
-        return getattr(self._env, name)
+        await self.unwrapped.close()
 
     def __repr__(self) -> str:
-        return f"<{type(self._env).__name__}>"
+        return f"<{type(self.unwrapped).__name__}>"
+
+
+def unwrap(env: Environment) -> Environment:
+    """The environment itself, where `env` is a pool's `Instance` of it."""
+    return env.unwrapped if isinstance(env, Instance) else env

@@ -14,6 +14,7 @@ from envs.base import Environment
 from envs.errors import ConfigError
 from envs.registry import EnvSpec
 from envs.runtime.hosted import Host, HostedEnv
+from envs.runtime.instance import Instance
 from envs.runtime.metrics import PoolMetrics
 from envs.runtime.pool import EnvPool
 from envs.runtime.processes import ProcessHost
@@ -54,7 +55,7 @@ class EnvManager:
 
     def lease(
         self, env: str, *, timeout_s: float | None = None, fresh: bool = False
-    ) -> AbstractAsyncContextManager[Environment]:
+    ) -> AbstractAsyncContextManager[Instance]:
         """Lend an instance of the kind `env`; see `EnvPool.lease`."""
         return self._pool(env).lease(timeout_s=timeout_s, fresh=fresh)
 

@@ -67,9 +67,7 @@ class EnvPool:
         self._steps = Clock()
 
     @asynccontextmanager
-    async def lease(
-        self, *, timeout_s: float | None = None, fresh: bool = False
-    ) -> AsyncIterator[Environment]:
+    async def lease(self, *, timeout_s: float | None = None, fresh: bool = False) -> AsyncIterator[Instance]:
         """Lend one instance; it comes back on leaving, or is closed if an exception leaves with it.
 
         Waits at most `timeout_s` seconds for its turn (None: as long as it takes), else raises
@@ -240,7 +238,7 @@ class EnvPool:
     def _take_back(self, instance: Instance) -> None:
         if self._closed:
             self._discard(instance)
-        elif instance.spoiled:
+        elif not instance.is_reusable:
             self._replaced += 1
             self._discard(instance)
         elif self._max_episodes is not None and instance.episodes >= self._max_episodes:

@@ -128,8 +128,8 @@ async def _solve(proof: _Proof, *, envs: EnvManager, pipeline: Pipeline) -> int:
     try:
         async with envs.lease(item.env, timeout_s=limit_s) as env, asyncio.timeout(limit_s):
             seen = Observation.wrap(await env.reset(item)).text
-            if isinstance(env, HasWorkspace):
-                await _try_sandbox(env, item)
+            if isinstance(env.unwrapped, HasWorkspace):
+                await _try_sandbox(env.unwrapped, item)
             results: list[StepResult] = []
             for step in proof.solution or [ExpertStep("", TRIAL)]:
                 results.append(await env.step(step.resolve(seen)))

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from envs.errors import EnvCrashed, EpisodeTimeout, MissingDependency
+from envs.runtime.instance import unwrap
 from envs.runtime.pool import EnvPool
 from envs.types import StepResult
 from tests.support.toy import ToyEnv, toy_item
@@ -390,14 +391,15 @@ def test_resets_and_steps_are_timed_whether_they_end_well_or_not() -> None:
     asyncio.run(main())
 
 
-def test_what_an_environment_has_besides_is_had_through_the_lease() -> None:
+def test_the_environment_itself_is_reached_through_the_lease() -> None:
     async def main() -> None:
         pool = EnvPool(ToyEnv, capacity=1)
         async with pool.lease() as env:
-            await env.reset(toy_item())
-            assert getattr(env, "max_steps") == 100  # noqa: B009  # `Environment` does not know it
-            with pytest.raises(AttributeError, match="ToyEnv"):
-                getattr(env, "min_steps")  # noqa: B009
+            inner = unwrap(env)
+            assert isinstance(inner, ToyEnv)
+            assert unwrap(inner) is inner
+            assert not hasattr(env, "max_steps")
+            assert inner.max_steps == 100
 
     asyncio.run(main())
 
