@@ -23,6 +23,7 @@ from tests.support.gateway_toy import (
     told,
 )
 from tests.support.toy import CHATML, NO_SYSTEM, toy_tokenizer
+from tests.support.waiting import wait_until_async
 
 
 def run(work: Any) -> None:
@@ -212,8 +213,7 @@ def test_what_the_client_did_not_wait_for_is_no_turn() -> None:
             asking = asyncio.create_task(ask(client, [QUESTION]))
             await sampler.asked.wait()
             asking.cancel()
-            while session.busy:
-                await asyncio.sleep(0.01)
+            await wait_until_async(lambda: not session.busy)
             sampler.asked.clear()
             asking = asyncio.create_task(ask(client, [QUESTION]))
             await sampler.asked.wait()

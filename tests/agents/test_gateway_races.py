@@ -31,6 +31,7 @@ from tests.support.gateway_toy import (
     trained,
 )
 from tests.support.tiny_model import save_tiny_model
+from tests.support.waiting import wait_until_async
 
 
 class Unsteady(RandomSampler):
@@ -89,8 +90,7 @@ def test_many_at_once_that_fail_are_left_or_answered(seed: int) -> None:
         async with gateway.listening(), gateway.session(ITEM) as session:
             async with client_of(session.base_url) as client:
                 await asyncio.gather(*(agent(client, [QUESTION]) for _ in range(4)))
-            while session.busy:
-                await asyncio.sleep(0.001)
+            await wait_until_async(lambda: not session.busy)
             trajectory = session.trajectory(reward=1.0)
         found = trained(trajectory)
         assert len(found) == len(trajectory.turns)
@@ -170,12 +170,10 @@ def test_who_lost_patience_may_ask_again_while_the_sampler_is_still_at_work(tmp_
             talk: list[Any] = [QUESTION, told(await ask(client, [QUESTION], max_tokens=2)), QUESTION]
             for _ in range(3):
                 left = asyncio.create_task(ask(client, talk, temperature=0.9))
-                while not session.busy:
-                    await asyncio.sleep(0.001)
-                await asyncio.sleep(0.01)
+                await wait_until_async(lambda: session.busy)
+                await asyncio.sleep(0.01)  # any moment of its work will do
                 left.cancel()
-                while session.busy:
-                    await asyncio.sleep(0.001)
+                await wait_until_async(lambda: not session.busy)
             await ask(client, talk, max_tokens=3)
         assert session.turns == 2
         assert len(pack(session.trajectory())) == 1

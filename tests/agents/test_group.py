@@ -25,6 +25,7 @@ from envs.runtime.manager import EnvManager
 from envs.types import Image, Item, StepResult
 from tests.support.tiny_model import save_tiny_model
 from tests.support.toy import ToyEnv, toy_item, toy_tokenizer, toys
+from tests.support.waiting import wait_until_async
 
 TEXTS = ["Action: add 1", "Action: add 1", "Action: add 1"]
 
@@ -234,8 +235,7 @@ def test_cancelling_leaves_the_environments_usable() -> None:
         envs = toys(make, capacity=3)
         slow = ScriptedSampler(TEXTS, encode=encode, latency_s=30)
         task = asyncio.create_task(played(envs, [toy_item(i) for i in range(4)], sampler=slow))
-        await asyncio.sleep(0.05)
-        assert envs.metrics["toy"].waiting == 13
+        await wait_until_async(lambda: envs.metrics["toy"].waiting == 13)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task

@@ -1,15 +1,16 @@
 """Mathematics: what is equal, what is too large to tell, and all of it off the main thread."""
 
 import asyncio
-import time
 from concurrent.futures import ThreadPoolExecutor
 
+import psutil
 import pytest
 
 from agents.rewards import REWARDS
 from agents.rewards.math.process import MathProcesses
 from envs.errors import RewardFailed
 from tests.support.reward_toy import judged
+from tests.support.waiting import wait_until
 
 
 def value_of(name, *texts, answer):
@@ -79,12 +80,13 @@ def test_threads_share_the_processes():
 
 
 def test_a_process_that_was_killed_is_a_failure_and_then_replaced():
+    before = {*psutil.Process().children()}
     processes = MathProcesses(1)
     try:
         assert processes.compare(["4"], "$4$").correct
-        [idle] = processes._idle
-        idle._process.kill()
-        time.sleep(0.1)
+        [worker] = {*psutil.Process().children()} - before
+        worker.kill()
+        wait_until(lambda: worker.status() == psutil.STATUS_ZOMBIE)
         with pytest.raises(RuntimeError, match="ended with status -9"):
             processes.compare(["4"], "$4$")
         assert processes.compare(["4"], "$4$").correct

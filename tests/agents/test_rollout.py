@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -32,6 +31,7 @@ from tasks.data.trajectories import read_trajectories
 from tests.support.chat_server import ChatServer, calls, chat_server, fails, in_turn, says
 from tests.support.tiny_model import save_tiny_model
 from tests.support.toy import toy_item, toy_spec
+from tests.support.waiting import wait_until
 
 ROOT = Path(__file__).parents[2]
 NOBODY = Endpoint("http://127.0.0.1:9/v1", "toy", tries=1)
@@ -337,8 +337,7 @@ def test_what_has_ended_is_summed_up_after_ctrl_c() -> None:
             text=True,
             preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler) and None,
         )
-        while len(server.asked) < 4:
-            time.sleep(0.05)
+        wait_until(lambda: len(server.asked) >= 4)
         process.send_signal(signal.SIGINT)
         told, _ = process.communicate(timeout=60)
         over.set()

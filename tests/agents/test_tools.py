@@ -21,6 +21,7 @@ from envs.base import Environment
 from envs.errors import ConfigError, EnvCrashed, WingspanError
 from envs.types import Image, StepResult
 from tests.support.toy import ToyEnv
+from tests.support.waiting import wait_until_async
 
 
 def called(target: Tool, arguments: Any = None, **keywords: Any) -> ToolResult:
@@ -400,20 +401,23 @@ def test_a_tool_that_hangs_is_an_observation():
 
 def test_a_tool_that_will_not_be_ended_is_left_behind():
     """Its caller goes on; the loop's own end waits for it."""
-    until = time.monotonic() + 4
+    let_go, has_ended = threading.Event(), threading.Event()
 
     @tool(timeout_s=0.1)
     async def clings() -> None:
-        while time.monotonic() < until:
+        while not let_go.is_set():
             with contextlib.suppress(asyncio.CancelledError):
-                await asyncio.sleep(0.5)
+                await asyncio.sleep(0.01)
+        has_ended.set()
 
     async def main() -> ToolResult:
         result = await clings.call({})
-        assert time.monotonic() < until
+        assert not has_ended.is_set()
+        let_go.set()
         return result
 
     assert asyncio.run(main()).status is ToolStatus.TIMED_OUT
+    assert has_ended.is_set()
 
 
 def test_too_many_hanging_threads_are_said_to_the_user(monkeypatch: pytest.MonkeyPatch):
@@ -427,7 +431,7 @@ def test_too_many_hanging_threads_are_said_to_the_user(monkeypatch: pytest.Monke
         with pytest.raises(WingspanError, match="2 threads hang"):
             await run_in_thread(lambda: 1, name="quick")
         over.set()
-        await asyncio.sleep(0.2)
+        await wait_until_async(lambda: all(thread.name != "slow" for thread in threading.enumerate()))
         assert await run_in_thread(lambda: 1, name="quick") == 1
 
     asyncio.run(main())
@@ -453,8 +457,7 @@ def test_being_cancelled_passes_through(asynchronous: bool):
 
     async def main() -> None:
         call = asyncio.create_task((later if asynchronous else plain).call({}))
-        while not begun.is_set():
-            await asyncio.sleep(0.01)
+        await wait_until_async(begun.is_set)
         call.cancel()
         with pytest.raises(asyncio.CancelledError):
             await call
@@ -498,16 +501,17 @@ def test_errors_are_cut_too():
 
 
 def test_synchronous_tools_run_side_by_side():
+    count = 64
+    all_inside = threading.Barrier(count, timeout=30)
+
     @tool
-    def sleeps() -> None:
-        time.sleep(0.3)
+    def waits_for_the_others() -> None:
+        all_inside.wait()
 
-    async def main(count: int) -> float:
-        started = time.perf_counter()
-        await asyncio.gather(*(sleeps.call({}) for _ in range(count)))
-        return time.perf_counter() - started
+    async def main() -> list[ToolResult]:
+        return await asyncio.gather(*(waits_for_the_others.call({}) for _ in range(count)))
 
-    assert asyncio.run(main(64)) < 3  # one after the other: 19.2 s
+    assert {result.status for result in asyncio.run(main())} == {ToolStatus.OK}
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])

@@ -4,7 +4,6 @@ import asyncio
 import json
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -20,9 +19,10 @@ from envs.errors import ConfigError, EnvCrashed
 from envs.registry import get_env
 from envs.types import Item, StepResult
 from tests.support.openenv_server import WORDS
+from tests.support.waiting import wait_until
 
 SERVER = Path(__file__).parents[1] / "support" / "openenv_server.py"
-START_S = 120.0
+START_S = 100.0
 
 
 @pytest.fixture(scope="module")
@@ -33,9 +33,7 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     try:
         assert process.stdout is not None
         address = f"http://127.0.0.1:{process.stdout.readline().strip()}"
-        ends = time.monotonic() + START_S
-        while not _answers(address) and time.monotonic() < ends:
-            time.sleep(0.05)
+        wait_until(lambda: _answers(address), timeout_s=START_S)
         yield address
     finally:
         process.kill()

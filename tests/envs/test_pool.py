@@ -14,6 +14,7 @@ from envs.runtime.instance import unwrap
 from envs.runtime.pool import EnvPool
 from envs.types import StepResult
 from tests.support.toy import ToyEnv, toy_item
+from tests.support.waiting import wait_until_async
 
 
 class Factory:
@@ -147,8 +148,7 @@ def test_a_cancelled_waiter_and_a_cancelled_user_leave_no_hole() -> None:
                 await asyncio.Event().wait()
 
         using, waiting = asyncio.create_task(user()), asyncio.create_task(user())
-        await asyncio.sleep(0.01)
-        assert pool.metrics.waiting == 1
+        await wait_until_async(lambda: pool.metrics.waiting == 1)
         waiting.cancel()
         using.cancel()
         await asyncio.gather(using, waiting, return_exceptions=True)
@@ -242,7 +242,7 @@ def test_closing_the_pool() -> None:
                     pass
 
             waiting = asyncio.create_task(late())
-            await asyncio.sleep(0.01)
+            await wait_until_async(lambda: pool.metrics.waiting == 1)
             await pool.close()
             with pytest.raises(RuntimeError, match="closed"):
                 await waiting
@@ -287,7 +287,7 @@ def test_a_pool_outlives_an_event_loop_that_was_cut_short() -> None:
 
     async def cut_short() -> None:
         users = [asyncio.create_task(user(30)) for _ in range(5)]
-        await asyncio.sleep(0.01)
+        await wait_until_async(lambda: pool.metrics.waiting == 3)
         assert len(users) == 5  # left to the loop, which cancels them
 
     async def in_full() -> None:

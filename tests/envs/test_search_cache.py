@@ -6,7 +6,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import psutil
@@ -18,6 +18,7 @@ from envs.retrieval import redis_server
 from envs.retrieval.cache import CachedRetriever, SearchCache, key_of, shared_cache
 from envs.retrieval.redis_server import EmbeddedServer, Redis, program
 from envs.retrieval.types import Passage
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.skipif(
     Redis().find_remedy() is not None, reason=f"there is no Redis: {Redis().find_remedy()}"
@@ -75,17 +76,6 @@ def servers_of(folder: Path) -> list[psutil.Process]:
     return found
 
 
-def eventually(holds: Callable[[], bool]) -> None:
-    """Wait for it; a test that fails here takes 10 s."""
-
-    async def main() -> None:
-        async with asyncio.timeout(10):
-            while not holds():
-                await asyncio.sleep(0.01)
-
-    asyncio.run(main())
-
-
 def test_a_result_is_the_same_from_the_cache_and_asked_for_once(server: EmbeddedServer):
     retriever, cache = Counted(), SearchCache(server)
     first = searched(cache, retriever, ["a", "b"])
@@ -125,10 +115,10 @@ def test_processes_share_one_server_which_the_last_run_leaves_its_results_to(tmp
         assert process.stdout.readline().split() == ["1", str(n)]
     for process in running:
         process.communicate(timeout=30)
-    eventually(lambda: not servers_of(tmp_path))
+    wait_until(lambda: not servers_of(tmp_path))
     later = start("0", "1", "2", "3")
     assert later.communicate(timeout=30)[0].split() == ["1", "3"]
-    eventually(lambda: not servers_of(tmp_path))
+    wait_until(lambda: not servers_of(tmp_path))
 
 
 def test_the_server_ends_with_a_starter_that_is_killed(tmp_path: Path):
@@ -142,7 +132,7 @@ def test_the_server_ends_with_a_starter_that_is_killed(tmp_path: Path):
         assert starter.stdout.readline() == "up\n"
         assert len(servers_of(tmp_path)) == 1
         starter.kill()
-    eventually(lambda: not servers_of(tmp_path))
+    wait_until(lambda: not servers_of(tmp_path))
 
 
 def test_a_server_that_is_killed_under_load_costs_nothing_but_its_results(

@@ -15,6 +15,7 @@ from envs.serve.limits import ServerLimits
 from envs.types import Item, StepResult
 from tests.support.serving import listening
 from tests.support.toy import ToyEnv, toy_item
+from tests.support.waiting import wait_until_async
 
 
 class Slow(ToyEnv):
@@ -172,8 +173,7 @@ def test_a_connection_that_is_dropped_frees_its_environment() -> None:
             socket = await client.ws_connect(f"{url}/ws")
             await socket.send_json({"type": "reset", "data": {"item_id": "toy_1", "metadata": {"target": 3}}})
             await socket.receive_json()
-        while not dropped.closed:
-            await asyncio.sleep(0.01)
+        await wait_until_async(lambda: dropped.closed)
 
     serving([dropped], talk)
 

@@ -9,7 +9,6 @@ import signal
 import sqlite3
 import subprocess
 import sys
-import time
 from collections import Counter
 from pathlib import Path
 
@@ -27,6 +26,7 @@ from envs.builtin.webarena_local.sites.logins import COOKIES
 from envs.builtin.webarena_local.sites.tenant import LiveSites
 from envs.builtin.webarena_local.venue import APPLICATIONS, TASKS, tasks, values
 from envs.errors import EnvCrashed
+from tests.support.waiting import wait_until, wait_until_async
 
 pytestmark = pytest.mark.skipif(
     any(need.find_remedy() for need in SPEC.needs),
@@ -185,10 +185,7 @@ def test_what_is_written_on_one_copy_no_other_sees_and_a_restored_one_has_forgot
         folder = Path(f"/proc/{ours.pid}/cwd").resolve()
         assert "logged in as" in await page(again["forge"], "forge", "/kelp/ticket/1")
         os.kill(ours.pid, signal.SIGKILL)
-        until = time.monotonic() + 10
-        while ours.is_alive and time.monotonic() < until:
-            await asyncio.sleep(0.02)
-        assert not ours.is_alive
+        await wait_until_async(lambda: not ours.is_alive)
         assert theirs.is_alive
         assert "Kitchen" in await page((await ours.restored())["shop"], "shop", "/catalogue/")
         assert not folder.exists()
@@ -211,10 +208,7 @@ def test_copies_end_with_whoever_owns_them(data):
     owner.kill()
     owner.wait()
     owner.stdout.close()
-    until = time.monotonic() + 20
-    while psutil.pid_exists(copy) and time.monotonic() < until:
-        time.sleep(0.05)
-    assert not psutil.pid_exists(copy)
+    wait_until(lambda: not psutil.pid_exists(copy))
 
 
 def test_players_do_their_tasks_and_to_change_nothing_is_worth_nothing():

@@ -26,6 +26,7 @@ from tasks.data.trajectories import write_trajectories
 from tasks.tracking.names import step_metric
 from tasks.tracking.recorded_runs import PID, PROCESSES, TIME, heartbeat, mark_gone
 from tasks.tracking.tracker import Tracker, check_tracking, connect, experiment_of, is_recorded
+from tests.support.waiting import wait_until
 
 PIPELINES = Path(__file__).parents[2] / "pipelines.yaml"
 
@@ -384,13 +385,10 @@ def test_runs_whose_process_is_gone_are_killed_and_others_are_not(
         for name in ("dead", "alive")
     }
     try:
-        while not all((places[name] / "mlflow.json").exists() for name in processes):
-            assert all(process.poll() is None for process in processes.values())
-            time.sleep(0.1)
+        wait_until(lambda: all((places[name] / "mlflow.json").exists() for name in processes))
         client = connect()
         experiment = experiment_of(client)
-        while not all(PID in runs_of(places[name])[0].data.tags for name in processes):
-            time.sleep(0.1)
+        wait_until(lambda: all(PID in runs_of(places[name])[0].data.tags for name in processes))
         processes["dead"].kill()
         processes["dead"].wait()
         for name, age in (("elsewhere", 60), ("silent", 3600)):

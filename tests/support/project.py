@@ -1,0 +1,196 @@
+"""A small project in a folder of its own, with its own Prefect and MLflow, and its `wingspan` command."""
+
+import json
+import os
+import pty
+import re
+import select
+import shutil
+import signal
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+import yaml
+
+from tests.support.waiting import wait_until
+
+ROOT = Path(__file__).parents[2]
+NAME = "textcraft-cpu"
+STEPS, STEPS_PER_ROUND = 6, 2
+SMALL = {
+    "warmup": {"demonstrations": 6, "steps": 1, "batch_size": 2},
+    "rollout": {"items_per_step": 2, "group_size": 2, "max_tokens_per_turn": 8},
+    "train": {"steps": STEPS, "steps_per_round": STEPS_PER_ROUND, "save_every": 1, "mini_batches": 1},
+    "horizon": {"rounds": [2, 3], "steps_scaling_inter": 3},
+    "evaluate": {"max_turns": 2, "samples_per_item": 1, "quick_items": 4},
+}
+RUN_TIMEOUT_S = 540.0
+
+
+@dataclass(frozen=True, slots=True)
+class Project:
+    """This checkout in `folder`, with a random model and settings that take seconds."""
+
+    folder: Path
+
+    @classmethod
+    def make(cls, folder: Path) -> "Project":
+        """Copy the code and the declarations, make the model and the command that dvc.yaml names."""
+        from tasks.base_model.model import make_model, make_tokenizer
+
+        for name in ("dvc.yaml", ".dvcignore", "constraints.txt"):
+            shutil.copy(ROOT / name, folder / name)
+        ignore = shutil.ignore_patterns("__pycache__", "cache", "tmp")
+        for name in ("data", "envs", "agents", "tasks", "flows", ".dvc"):
+            shutil.copytree(ROOT / name, folder / name, ignore=ignore)
+        document = yaml.safe_load((ROOT / "pipelines.yaml").read_text())
+        for block, values in SMALL.items():
+            document["pipelines"][NAME][block].update(values)
+        (folder / "pipelines.yaml").write_text(yaml.safe_dump(document))
+        tokenizer = make_tokenizer()
+        tokenizer.save_pretrained(folder / "models" / "textcraft-base")
+        model = make_model(tokenizer, layers=2, width=128, seed=0)
+        model.save_pretrained(folder / "models" / "textcraft-base")
+        subprocess.run(["git", "init", "--quiet", "."], cwd=folder, check=True)
+        binaries = folder / ".bin"
+        binaries.mkdir()
+        code = "import sys; sys.path.insert(0, '.'); from flows.cli.app import main; main()"
+        (binaries / "wingspan").write_text(f'#!/bin/sh\nexec {sys.executable} -c "{code}" "$@"\n')
+        (binaries / "wingspan").chmod(0o755)
+        return cls(folder)
+
+    @property
+    def run_folder(self) -> Path:
+        return self.folder / "runs" / NAME
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """Of every command: the project's own Prefect, and no server of the caller's."""
+        environment = {
+            **os.environ,
+            "PATH": f"{self.folder / '.bin'}{os.pathsep}{os.environ['PATH']}",
+            "PREFECT_HOME": str(self.folder / ".prefect"),
+            "PYTHONPATH": "",
+        }
+        environment.pop("PREFECT_API_URL", None)
+        environment.pop("MLFLOW_TRACKING_URI", None)
+        return environment
+
+    @property
+    def output(self) -> str:
+        """What the last command of `start` or `run` has printed so far."""
+        return (self.folder / "output").read_text()
+
+    def start(self, *arguments: str) -> subprocess.Popen[str]:
+        """Start a command; its lines go to a file."""
+        with (self.folder / "output").open("w") as output:
+            return subprocess.Popen(
+                arguments, cwd=self.folder, env=self.environment, stdout=output, stderr=output, text=True
+            )
+
+    def run(self, *arguments: str) -> list[str]:
+        """Run a command to its end; returns its lines."""
+        assert self.start(*arguments).wait(timeout=RUN_TIMEOUT_S) == 0, self.output
+        return self.output.splitlines()
+
+    def plan(self) -> list[str]:
+        """What `wingspan plan` prints."""
+        return self.run("wingspan", "plan", NAME)
+
+    def finished_steps(self) -> list[int]:
+        file = self.run_folder / "train" / "metrics.jsonl"
+        lines = file.read_text().splitlines() if file.exists() else []
+        return [json.loads(line)["step"] for line in lines]
+
+    def flow_states(self) -> list[str]:
+        """States of Prefect's flow runs, in the order in which they began."""
+        with sqlite3.connect(self.folder / ".prefect" / "prefect.db") as database:
+            rows = database.execute("select state_type from flow_run order by expected_start_time")
+            return [state for (state,) in rows]
+
+    def mlflow_runs(self) -> tuple[Any, list[Any]]:
+        """MLflow's one parent run and its rounds, in order."""
+        import mlflow
+
+        mlflow.set_tracking_uri(f"sqlite:///{self.folder}/mlflow.db")
+        client = mlflow.MlflowClient()
+        experiment = client.get_experiment_by_name("wingspan")
+        assert experiment is not None
+        runs = client.search_runs([experiment.experiment_id])
+        (parent,) = [run for run in runs if "mlflow.parentRunId" not in run.data.tags]
+        rounds = [run for run in runs if run.data.tags.get("mlflow.parentRunId") == parent.info.run_id]
+        return parent, sorted(rounds, key=lambda run: int(run.data.tags["round"]))
+
+    def processes(self) -> dict[int, str]:
+        """Command lines of the processes that a command of this project started, orphans included."""
+        mark = f"PREFECT_HOME={self.folder / '.prefect'}".encode()
+        commands = {}
+        for process in psutil.process_iter():
+            with suppress(OSError, psutil.Error):
+                if mark in Path(f"/proc/{process.pid}/environ").read_bytes().split(b"\0"):
+                    commands[process.pid] = " ".join(process.cmdline())
+        return commands
+
+    def kill_process(self, name: str) -> None:
+        """Kill the one process whose command line contains `name`."""
+        (pid,) = [pid for pid, line in self.processes().items() if name in line]
+        os.kill(pid, signal.SIGKILL)
+
+    def wait_until_all_ended(self) -> None:
+        """Takes 10 s on an idle machine, of which the guardian gives 8 s to stubborn processes."""
+        wait_until(lambda: not self.processes())
+
+
+class Terminal:
+    """A `wingspan run` in the foreground of its own terminal."""
+
+    def __init__(self, project: Project) -> None:
+        self.pid, self._terminal = pty.fork()
+        if self.pid == 0:
+            os.chdir(project.folder)
+            os.execvpe("wingspan", ["wingspan", "run", NAME], {**project.environment, "COLUMNS": "120"})
+        self._output = b""
+
+    @property
+    def screen(self) -> str:
+        """All that was printed, without colours and cursor movements."""
+        return re.sub(rb"\x1b\[[0-9;?]*[A-Za-z]|\r", b"", self._output).decode(errors="replace")
+
+    def read(self) -> bool:
+        """Read what there is; returns whether the terminal is still open."""
+        if not select.select([self._terminal], [], [], 0.1)[0]:
+            return True
+        try:
+            part = os.read(self._terminal, 1 << 16)
+        except OSError:  # its last process has ended
+            return False
+        self._output += part
+        return bool(part)
+
+    def press_ctrl_c(self) -> None:
+        """Send SIGINT to every process of the foreground, as the key does."""
+        os.write(self._terminal, b"\x03")
+
+    def wait_until(self, condition: Callable[[], bool]) -> None:
+        while not condition():
+            assert self.read(), self.screen[-3000:]
+
+    def end(self) -> int:
+        """Wait for the end; returns the exit status."""
+        while self.read():
+            pass
+        _, status = os.waitpid(self.pid, 0)
+        os.close(self._terminal)
+        return os.waitstatus_to_exitcode(status)
+
+    def is_at(self, stage: str) -> bool:
+        """Whether the display shows a spinner before `stage`."""
+        marks = re.findall(rf"(\S)  {stage}\b", self.screen[-2000:])
+        return bool(marks) and marks[-1] in "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
