@@ -28,7 +28,7 @@ SMALL = {
     "warmup": {"demonstrations": 6, "steps": 1, "batch_size": 2},
     "rollout": {"items_per_step": 2, "group_size": 2, "max_tokens_per_turn": 8},
     "train": {"steps": STEPS, "steps_per_round": STEPS_PER_ROUND, "save_every": 1, "mini_batches": 1},
-    "horizon": {"rounds": [2, 3], "steps_scaling_inter": 3},
+    "horizon": {"max_turns": [2, 3], "steps_per_stage": 3},
     "evaluate": {"max_turns": 2, "samples_per_item": 1, "quick_items": 4},
 }
 RUN_TIMEOUT_S = 540.0
