@@ -18,6 +18,9 @@ counted. It never becomes a reward. A malformed *action* is no error at all: it 
 and an observation says so.
 """
 
+import difflib
+from collections.abc import Iterable
+
 from envs.redaction import redact
 
 
@@ -76,3 +79,9 @@ def unknown_item(env: str, index: int, *, count: int) -> ConfigError:
 def describe(error: BaseException) -> str:
     """`KeyError: 'x'`, on one line and without secrets."""
     return redact(" ".join(f"{type(error).__name__}: {error}".split()))
+
+
+def suggest(name: str, known: Iterable[str]) -> str:
+    """`did you mean 'x'? ` for the known name nearest to `name`; empty if none is near."""
+    nearest = difflib.get_close_matches(name, [*known], n=1)
+    return f"did you mean {nearest[0]!r}? " if nearest else ""

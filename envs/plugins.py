@@ -1,14 +1,143 @@
-"""What `module:name` names: anything that Python can import, from the project's folder or installed."""
+"""Other people's code: registries that distributions extend by entry points, and objects named `module:name`.
+
+An entry point makes a name known in every process, including Ray's workers; a call of `register_env`,
+`register_tool`, `register_reward` or `register_format` makes it known in the calling process alone.
+"""
 
 import importlib
 import os
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from importlib.metadata import EntryPoint, entry_points
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
-from envs.errors import ConfigError, describe
+from envs.errors import ConfigError, describe, suggest
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry(Generic[T]):
+    load: Callable[[], T]
+    origin: str
+    """Where the name was defined, for the message that refuses a second one."""
+    reference: str | None = None
+    """`module:name` of an entry point."""
+    value: Any = None
+    """What was registered."""
+
+
+class Registry(Mapping[str, T]):
+    """Objects of one kind by name: the project's, those registered in this process, those of entry points.
+
+    Entry points are read once, at the first lookup, which takes some 30 ms; their modules are imported when
+    their names are looked up. Two definitions of one name raise `ConfigError`, which names both origins.
+    """
+
+    def __init__(
+        self,
+        kind: str,
+        builtin: Mapping[str, Any],
+        *,
+        group: str,
+        origin: str,
+        validate: Callable[[str, Any], T],
+        load: Callable[[Any], T] | None = None,
+    ) -> None:
+        """`builtin`: name → object, or what `load` makes it of; `origin`: the file that lists them;
+        `validate(name, value)`: what a plug-in gave as a `T`, or `ConfigError`."""
+        self._kind = kind
+        self._group = group
+        self._origin = origin
+        self._validate = validate
+        self._entries = {
+            name: _Entry(partial(load or _identity, value), f"wingspan ({origin})")
+            for name, value in builtin.items()
+        }
+        self._has_entry_points = False
+
+    def __getitem__(self, name: str) -> T:
+        return self._all()[name].load()
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._all())
+
+    def __len__(self) -> int:
+        return len(self._all())
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._all()
+
+    def find(self, name: str) -> T:
+        """The object called `name`. Raises `ConfigError` for an unknown name and for a plug-in that cannot be
+        loaded."""
+        if name not in self:
+            raise ConfigError(
+                f"unknown {self._kind} {name!r}; {suggest(name, self)}{self._origin} has: {', '.join(self)}"
+            )
+        return self[name]
+
+    def register(self, name: str, value: Any) -> None:
+        """Make `value` known as `name` in this process. Registering an equal value again does nothing."""
+        checked = self._validate(name, value)
+        entries = self._all()
+        if name in entries and entries[name].value == value:
+            return
+        caller = sys._getframe(2).f_globals.get("__name__", "?")
+        entry = _Entry(lambda: checked, f"registered by {caller}", value=value)
+        self._entries = {**entries, name: self._only(name, entry, entries)}
+
+    @contextmanager
+    def scope(self) -> Iterator[None]:
+        """Forget on exit what was registered within; for tests."""
+        before = self._all()
+        try:
+            yield
+        finally:
+            self._entries = before
+
+    def reference(self, name: str) -> str | None:
+        """`module:name` of what an entry point calls `name`; None for all other names."""
+        entry = self._all().get(name)
+        return None if entry is None else entry.reference
+
+    def _all(self) -> dict[str, _Entry[T]]:
+        if not self._has_entry_points:
+            entries = dict(self._entries)
+            for point in entry_points(group=self._group):
+                distribution = "?" if point.dist is None else f"{point.dist.name} {point.dist.version}"
+                origin = f"{distribution} ({point.value})"
+                entry = _Entry(partial(self._load, point, origin), origin, point.value)
+                entries[point.name] = self._only(point.name, entry, entries)
+            self._entries, self._has_entry_points = entries, True
+        return self._entries
+
+    def _only(self, name: str, entry: _Entry[T], entries: Mapping[str, _Entry[T]]) -> _Entry[T]:
+        if name in entries:
+            raise ConfigError(
+                f"two definitions of {self._kind} {name!r}: {entries[name].origin} and {entry.origin}; "
+                "rename or remove one"
+            )
+        return entry
+
+    def _load(self, point: EntryPoint, origin: str) -> T:
+        try:
+            value = point.load()
+        except Exception as error:
+            raise ConfigError(
+                f"{self._kind} {point.name!r} of {origin} cannot be loaded: {describe(error)}; correct or "
+                "uninstall it"
+            ) from error
+        return self._validate(point.name, value)
+
+
+def _identity(value: Any) -> Any:
+    return value
 
 
 def load_object(name: str, *, key: str) -> Any:

@@ -1,9 +1,8 @@
-"""Which environments there are: one visible dict, one of families, whose environments are named
-`family:argument`, and a user's own, named `module:SPEC` (docs/new-environment.md)."""
+"""Which environments there are: one visible dict of this project's, those of plug-ins, families, whose
+environments are named `family:argument`, and a user's own, named `module:SPEC` (docs/new-environment.md)."""
 
-import difflib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from importlib import import_module
@@ -11,8 +10,8 @@ from itertools import islice
 from typing import Any, Literal
 
 from envs.base import Environment
-from envs.errors import ConfigError
-from envs.plugins import is_module, load_object
+from envs.errors import ConfigError, suggest
+from envs.plugins import Registry, is_module, load_object
 from envs.requirements.detection import Package, Requirement, require
 from envs.types import Item
 
@@ -129,7 +128,7 @@ class EnvSpec:
             raise
 
 
-_MODULES = {
+_BUILTIN = {
     "alfworld": "envs.builtin.alfworld.spec",
     "alfworld-mini": "envs.builtin.alfworld.mini.spec",
     "babyai": "envs.builtin.babyai.env",
@@ -145,8 +144,7 @@ _MODULES = {
     "webshop-mini": "envs.builtin.webshop.mini.spec",
     "workspace": "envs.builtin.question.workspace",
 }
-"""Environment name → module with a `SPEC`; imported on first use, so that an environment whose
-package is missing does not stop the others."""
+"""Name → module with a `SPEC`, imported on first use: a missing package stops its own environment alone."""
 
 
 _FAMILIES = {
@@ -180,9 +178,52 @@ def _items_of(spec: EnvSpec) -> Mapping[int, Item]:
     return {item.index: item for item in (*split.train, *split.test)}
 
 
+def _load_builtin(module: str) -> EnvSpec:
+    spec: EnvSpec = import_module(module).SPEC
+    return spec
+
+
+def _validate(name: str, value: Any) -> EnvSpec:
+    if not isinstance(value, EnvSpec):
+        raise ConfigError(
+            f"env {name!r} is a {type(value).__name__}; name an EnvSpec (docs/new-environment.md)"
+        )
+    if value.name != name:
+        raise ConfigError(
+            f"env {name!r} calls itself {value.name!r}; give its EnvSpec and its entry point the same name"
+        )
+    return value
+
+
+_ENVIRONMENTS: Registry[EnvSpec] = Registry(
+    "env",
+    _BUILTIN,
+    group="wingspan.environments",
+    origin="envs/registry.py",
+    validate=_validate,
+    load=_load_builtin,
+)
+
+
+def register_env(spec: EnvSpec) -> None:
+    """Make `spec` known by its name in this process; entry points of the group `wingspan.environments` are
+    known in every process. Raises `ConfigError` if another environment has this name."""
+    _ENVIRONMENTS.register(spec.name, spec)
+
+
+def env_scope() -> AbstractContextManager[None]:
+    """Forget on exit the environments that were registered within; for tests."""
+    return _ENVIRONMENTS.scope()
+
+
+def env_reference(name: str) -> str | None:
+    """`module:name` of a plug-in's environment; None for all others."""
+    return _ENVIRONMENTS.reference(name)
+
+
 def list_env_names() -> list[str]:
-    """All environments with a name of their own, whether or not they can be played here."""
-    return list(_MODULES)
+    """All environments with a name of their own, plug-ins included, whether or not they can be played."""
+    return list(_ENVIRONMENTS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -211,16 +252,14 @@ def get_env(name: str) -> EnvSpec:
     if is_user_env(name):
         return _own_env(name)
     family, colon, argument = name.partition(":")
-    known = _FAMILIES if colon else _MODULES
-    if family not in known:
-        near = difflib.get_close_matches(family, known, n=1)
-        hint = f"; did you mean {near[0] + colon + argument!r}?" if near else ""
-        have = ", ".join([*_MODULES, *(f"{one}:…" for one in _FAMILIES)])
+    if not colon:
+        return _ENVIRONMENTS.find(name)
+    if family not in _FAMILIES:
         raise ConfigError(
-            f"unknown env {name!r}{hint or ';'} envs/registry.py has: {have}; your own is named MODULE:SPEC"
+            f"unknown env {name!r}; {suggest(name, (f'{other}:{argument}' for other in _FAMILIES))}"
+            f"envs/registry.py has the families {', '.join(_FAMILIES)}; your own is named MODULE:SPEC"
         )
-    module = import_module(known[family])
-    spec: EnvSpec = module.spec(argument) if colon else module.SPEC
+    spec: EnvSpec = import_module(_FAMILIES[family]).spec(argument)
     return spec
 
 

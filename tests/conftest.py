@@ -7,7 +7,7 @@ from types import ModuleType
 
 import pytest
 
-from envs import registry
+from envs.registry import env_scope
 
 pytest_plugins = ["tests.support.sandboxes"]
 SLOW_TIMEOUT_S = 600
@@ -28,11 +28,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="module", autouse=True)
 def only_own_envs() -> Iterator[None]:
-    """An environment that a file of tests registers is gone after it: files run in any order."""
-    before = dict(registry._MODULES)
-    yield
-    registry._MODULES.clear()
-    registry._MODULES.update(before)
+    """Forget what a file of tests registers: files run in any order."""
+    with env_scope():
+        yield
+
+
+@pytest.fixture(autouse=True)
+def _own_envs_of_a_test() -> Iterator[None]:
+    """Forget what a test registers."""
+    with env_scope():
+        yield
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,7 @@ your own is a function under `@reward`; `combine_rewards` makes one of several. 
 on a trajectory.
 """
 
-import difflib
+from typing import Any
 
 from agents.clients.endpoint import Endpoint
 from agents.judging import JudgeSettings
@@ -31,6 +31,7 @@ from agents.rewards.types import Reward, RewardInput, RewardResult
 from agents.rewards.weighted import combine_rewards
 from agents.rewards.workspace import workspace_tests
 from envs.errors import ConfigError
+from envs.plugins import Registry
 
 __all__ = [
     "REWARDS",
@@ -44,40 +45,56 @@ __all__ = [
     "combine_rewards",
     "get_reward",
     "llm_judge",
+    "register_reward",
     "reward",
 ]
 
-REWARDS: dict[str, FunctionReward] = {
-    "environment": environment,
-    "environment_success": environment_success,
-    "string_equal": string_equal,
-    "number_equal": number_equal,
-    "math_equal": math_equal,
-    "math_equal_with_tool": math_equal_with_tool,
-    "math_equal_with_think": math_equal_with_think,
-    "qa_exact_match": qa_exact_match,
-    "qa_exact_match_with_format": qa_exact_match_with_format,
-    "qa_exact_match_with_tool": qa_exact_match_with_tool,
-    "qa_f1": qa_f1,
-    "qa_f1_with_format": qa_f1_with_format,
-    "qa_f1_with_tool": qa_f1_with_tool,
-    "searchr1_exact_match": searchr1_exact_match,
-    "think_format": think_format,
-    "answer_format": answer_format,
-    "think_answer_format": think_answer_format,
-    "tool_use": tool_use,
-    "code_tests": code_tests,
-    "workspace_tests": workspace_tests,
-}
-"""Name → reward; each is called as its key says."""
+_BUILTIN: tuple[FunctionReward, ...] = (
+    environment,
+    environment_success,
+    string_equal,
+    number_equal,
+    math_equal,
+    math_equal_with_tool,
+    math_equal_with_think,
+    qa_exact_match,
+    qa_exact_match_with_format,
+    qa_exact_match_with_tool,
+    qa_f1,
+    qa_f1_with_format,
+    qa_f1_with_tool,
+    searchr1_exact_match,
+    think_format,
+    answer_format,
+    think_answer_format,
+    tool_use,
+    code_tests,
+    workspace_tests,
+)
 
 
-def get_reward(name: str) -> FunctionReward:
-    """The reward called `name`; raises `ConfigError` if there is none."""
-    if name not in REWARDS:
-        near = difflib.get_close_matches(name, REWARDS, n=1)
-        hint = f"; did you mean {near[0]!r}?" if near else ";"
-        raise ConfigError(
-            f"unknown reward {name!r}{hint} agents/rewards/__init__.py has: {', '.join(REWARDS)}"
-        )
-    return REWARDS[name]
+def _validate(name: str, value: Any) -> Reward:
+    if not all(callable(getattr(value, method, None)) for method in ("score", "check")):
+        raise ConfigError(f"reward {name!r} is a {type(value).__name__}; decorate a function with @reward")
+    reward: Reward = value
+    return reward
+
+
+REWARDS: Registry[Reward] = Registry(
+    "reward",
+    {reward.name: reward for reward in _BUILTIN},
+    group="wingspan.rewards",
+    origin="agents/rewards/__init__.py",
+    validate=_validate,
+)
+
+
+def register_reward(reward: Reward) -> None:
+    """Make `reward` known by its name in this process; entry points of the group `wingspan.rewards` are
+    known in every process. Raises `ConfigError` if another reward has this name."""
+    REWARDS.register(reward.name, reward)
+
+
+def get_reward(name: str) -> Reward:
+    """The reward called `name`. Raises `ConfigError` for an unknown name."""
+    return REWARDS.find(name)

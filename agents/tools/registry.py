@@ -1,8 +1,8 @@
-"""Every prebuilt tool, by the name that a pipeline gives."""
+"""The tools by the names that pipelines use: one visible dict, and those of plug-ins."""
 
-from collections.abc import Callable, Iterable
-from difflib import get_close_matches
+from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 from agents.tools import files
 from agents.tools.act import act
@@ -14,10 +14,10 @@ from agents.tools.sandboxed import walled
 from agents.tools.search import search, web_search
 from agents.tools.shell import shell
 from agents.tools.summarize import summarize
-from agents.tools.toolbox import Toolbox
 from envs.errors import ConfigError
+from envs.plugins import Registry
 
-TOOLS: dict[str, Callable[[], Tool]] = {
+_BUILTIN: dict[str, Callable[[], Tool]] = {
     "act": act,
     "answer": lambda: answer,
     "calculator": lambda: calculator,
@@ -36,19 +36,38 @@ TOOLS: dict[str, Callable[[], Tool]] = {
 }
 
 
-def get_tool(name: str) -> Tool:
-    """The prebuilt tool of this name.
+def _validate(name: str, value: Any) -> Callable[[], Tool]:
+    if isinstance(value, Tool):
+        return lambda: value
+    if not callable(value):
+        raise ConfigError(f"tool {name!r} is a {type(value).__name__}; decorate a function with @tool")
+    make: Callable[[], Tool] = value
+    return make
 
-    Raises `ConfigError` for an unknown one, and for settings that one lacks; `MissingDependency` where it
-    needs a sandbox and this machine has none, or a corpus that is not there.
+
+TOOLS: Registry[Callable[[], Tool]] = Registry(
+    "tool",
+    _BUILTIN,
+    group="wingspan.tools",
+    origin="agents/tools/registry.py",
+    validate=_validate,
+)
+"""Name → a function that makes the tool."""
+
+
+def register_tool(tool: Tool | Callable[[], Tool], *, name: str | None = None) -> None:
+    """Make `tool`, or what a function makes, known in this process by `name`, or else by the tool's own name.
+
+    Entry points of the group `wingspan.tools` are known in every process. Raises `ConfigError` if another
+    tool has this name.
     """
-    if name not in TOOLS:
-        near = get_close_matches(name, TOOLS, n=1)
-        meant = f"; did you mean {near[0]!r}?" if near else "; there are: " + ", ".join(TOOLS)
-        raise ConfigError(f"unknown tool {name!r}{meant} See agents/tools/registry.py")
-    return TOOLS[name]()
+    TOOLS.register(name or (tool.name if isinstance(tool, Tool) else tool.__name__), tool)
 
 
-def toolbox(names: Iterable[str]) -> Toolbox:
-    """The prebuilt tools of these names; raises as `get_tool`, and `ConfigError` for a name given twice."""
-    return Toolbox(get_tool(name) for name in names)
+def get_tool(name: str) -> Tool:
+    """The tool called `name`.
+
+    Raises `ConfigError` for an unknown name or a missing setting of the tool, and `MissingDependency` if the
+    tool needs a sandbox or a corpus that this machine lacks.
+    """
+    return TOOLS.find(name)()

@@ -6,13 +6,13 @@ here from code and what packages ship, when they are first needed. Owns no forma
 environment's affair.
 """
 
-import difflib
 import hashlib
 import inspect
 import json
 import os
 import shutil
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
@@ -20,6 +20,7 @@ from pathlib import Path
 
 from envs.errors import ConfigError, MissingDependency
 from envs.files import lock_file, write_atomically
+from envs.plugins import Registry
 from envs.requirements.detection import pip_install
 
 ROOT_VARIABLE = "WINGSPAN_DATA"
@@ -148,7 +149,7 @@ class DataSet:
         return digest.hexdigest()
 
 
-_MODULES: dict[str, str] = {
+_BUILTIN = {
     "searchqa": "envs.builtin.searchqa.data",
     "searchqa-mini": "envs.builtin.searchqa.data",
     "wiki-18": "envs.builtin.searchqa.data",
@@ -160,22 +161,49 @@ _MODULES: dict[str, str] = {
     "alfworld": "envs.builtin.alfworld.data",
     "alfworld-mini": "envs.builtin.alfworld.data",
 }
-"""Data set → module with `DATA_SETS`, a tuple in which it is."""
+"""Name → module with `DATA_SETS`, a tuple in which the data set is."""
+
+
+def _load_builtin(name: str) -> DataSet:
+    data_sets: tuple[DataSet, ...] = import_module(_BUILTIN[name]).DATA_SETS
+    return next(data_set for data_set in data_sets if data_set.name == name)
+
+
+def _validate(name: str, value: object) -> DataSet:
+    if not isinstance(value, DataSet) or value.name != name:
+        raise ConfigError(f"data set {name!r} is {value!r:.80}; name a DataSet of this name")
+    return value
+
+
+_DATA_SETS: Registry[DataSet] = Registry(
+    "data set",
+    {name: name for name in _BUILTIN},
+    group="wingspan.data_sets",
+    origin="wingspan data list",
+    validate=_validate,
+    load=_load_builtin,
+)
+
+
+def register_data_set(data_set: DataSet) -> None:
+    """Make `data_set` known by its name in this process; entry points of the group `wingspan.data_sets` are
+    known in every process. Raises `ConfigError` if another data set has this name."""
+    _DATA_SETS.register(data_set.name, data_set)
+
+
+def data_set_scope() -> AbstractContextManager[None]:
+    """Forget on exit the data sets that were registered within; for tests."""
+    return _DATA_SETS.scope()
 
 
 def list_data_set_names() -> list[str]:
     """All data sets, whether or not they are here."""
-    return list(_MODULES)
+    return list(_DATA_SETS)
 
 
 def get_data_set(name: str) -> DataSet:
     """The data set called `name`; raises `ConfigError` if there is none."""
-    if name not in _MODULES:
-        near = difflib.get_close_matches(name, _MODULES, n=1)
-        hint = f"; did you mean {near[0]!r}?" if near else ";"
-        raise ConfigError(f"unknown data set {name!r}{hint} wingspan data list tells which there are")
-    there: tuple[DataSet, ...] = import_module(_MODULES[name]).DATA_SETS
-    return next(one for one in there if one.name == name)
+    return _DATA_SETS.find(name)
 
 
 def data_root() -> Path:

@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from agents.agent import Agent, FormatAgent, Schema
-from agents.formats import NATIVE
+from agents.formats import FORMATS, NATIVE
+from agents.formats.registry import AGENTS
 from agents.prompting.native_tools import check_native
 from agents.rewards import Reward, combine_rewards, get_reward
 from agents.rewards.types import check_items
@@ -160,7 +161,7 @@ def check_vision(items: Iterable[Item], *, has_vision: bool) -> None:
 def agent_of(settings: AgentSettings, spec: EnvSpec, tools: Toolbox | None) -> Agent:
     """The agent of `settings`, with what it is told about `spec`. Raises `ConfigError`."""
     schemas = [] if tools is None else tools.schemas
-    if ":" in settings.format:
+    if settings.format not in FORMATS:
         for key in ("prompt", "instructions"):
             if getattr(settings, key):
                 raise ConfigError(
@@ -178,7 +179,7 @@ def agent_of(settings: AgentSettings, spec: EnvSpec, tools: Toolbox | None) -> A
 
 
 def _own_agent(name: str, schemas: Sequence[Schema]) -> Agent:
-    make = load_object(name, key="agent.format")
+    make = load_object(name, key="agent.format") if ":" in name else AGENTS.find(name)
     try:
         made = make(schemas)
     except Exception as error:  # of a user's code, or of whatever else the name stands for

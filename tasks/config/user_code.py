@@ -1,31 +1,36 @@
-"""A user's own code, which a pipeline names as `module:name`: which files it is.
+"""The files of code that is not this project's: of a user's objects, named `module:name`, and of plug-ins.
 
 `envs/plugins.py` loads it.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
-from envs.plugins import find_sources
-from envs.registry import is_user_env
+from agents.formats.registry import AGENTS
+from agents.rewards import REWARDS
+from agents.tools.registry import TOOLS
+from envs.plugins import Registry, find_sources
+from envs.registry import env_reference, is_user_env
 from tasks.config.agent import AgentSettings
 from tasks.config.data import DataSettings
 
 
 def agent_code(settings: AgentSettings) -> list[Path]:
-    """The files and folders of the agent, tools and rewards that `settings` name as `module:name`.
+    """The files and folders of the agent, tools and rewards of `settings` that are not this project's.
 
     Raises `ConfigError` for a module that is not there.
     """
-    return find_sources((name for name in _names(settings) if ":" in name), key="agent")
+    return find_sources(_agent_references(settings), key="agent")
 
 
 def environment_code(settings: DataSettings) -> list[Path]:
-    """The files and folders of the environments that `settings` name as `module:name`.
+    """The files and folders of the environments of `settings` that are not this project's.
 
     Raises `ConfigError` for a module that is not there.
     """
-    return find_sources((env for env in settings.envs if is_user_env(env)), key="data.parts")
+    references = (env if is_user_env(env) else env_reference(env) for env in settings.envs)
+    return find_sources(filter(None, references), key="data.parts")
 
 
 def reward_names(settings: AgentSettings) -> list[str]:
@@ -35,9 +40,16 @@ def reward_names(settings: AgentSettings) -> list[str]:
     return [settings.reward] if isinstance(settings.reward, str) else list(settings.reward)
 
 
-def _names(settings: AgentSettings) -> Iterator[str]:
+def _agent_references(settings: AgentSettings) -> Iterator[str]:
     if settings.program is not None:
         yield settings.program
-    yield settings.format
-    yield from settings.tools
-    yield from reward_names(settings)
+    named: list[tuple[Registry[Any], Sequence[str]]] = [
+        (AGENTS, [settings.format]),
+        (TOOLS, settings.tools),
+        (REWARDS, reward_names(settings)),
+    ]
+    for registry, names in named:
+        for name in names:
+            reference = name if ":" in name else registry.reference(name)
+            if reference is not None:
+                yield reference

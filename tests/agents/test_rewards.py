@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agents.rewards import (
+    FunctionReward,
     REWARDS,
     RewardInput,
     RewardResult,
@@ -357,5 +358,7 @@ def test_the_table_of_the_documentation_lists_all_of_them():
     listed = re.findall(r"^\| `(\w+)` \| ([^|]*)\|", prebuilt, re.MULTILINE)
     assert [name for name, _ in listed] == list(REWARDS)
     for name, fields in listed:
-        required = {one for one, needed in REWARDS[name].parameters.items() if needed}
+        reward = get_reward(name)
+        assert isinstance(reward, FunctionReward)
+        required = {parameter for parameter, is_required in reward.parameters.items() if is_required}
         assert required - set(ALWAYS) == set(re.findall(r"`(\w+)`", fields.partition("optional")[0]))

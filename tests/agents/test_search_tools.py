@@ -15,7 +15,7 @@ from agents.clients.web_search import Format, WebEndpoint, WebSearch, web_endpoi
 from agents.limits import EpisodeLimits
 from agents.rewards import get_reward
 from agents.samplers.sampler import ScriptedSampler
-from agents.tools.registry import toolbox
+from agents.tools.registry import get_tool
 from agents.tools.search import check_search, search_tool, web_search_tool
 from agents.tools.toolbox import Toolbox
 from agents.tools.types import ToolResult, ToolStatus
@@ -156,7 +156,7 @@ def test_the_endpoint_is_named_by_a_variable(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("WINGSPAN_WEB_SEARCH", "searxng+http://127.0.0.1:8888")
     monkeypatch.setenv("WINGSPAN_WEB_SEARCH_PER_S", "2")
     assert web_endpoint() == WebEndpoint("http://127.0.0.1:8888", "searxng", requests_per_s=2.0)
-    assert list(toolbox(["web_search", "search"]).tools) == ["web_search", "search"]
+    assert list(Toolbox(map(get_tool, ["web_search", "search"])).tools) == ["web_search", "search"]
     for name, value, why in (
         ("WINGSPAN_WEB_SEARCH_PER_S", "many", "'many'; give requests a second"),
         ("WINGSPAN_WEB_SEARCH_PER_S", "0", "requests_per_s=0.0; give a number above 0"),
@@ -165,7 +165,7 @@ def test_the_endpoint_is_named_by_a_variable(monkeypatch: pytest.MonkeyPatch):
     ):
         monkeypatch.setenv(name, value)
         with pytest.raises(ConfigError, match=why):
-            toolbox(["web_search"])
+            Toolbox(map(get_tool, ["web_search"]))
 
 
 LIMITS = EpisodeLimits(
@@ -196,7 +196,7 @@ def test_the_search_r1_agent_plays_searchqa_with_the_search_tool():
         pool = EnvPool(spec.make, capacity=1)
         said = [f"<think>{step.thought}</think>\n{step.action}" for step in steps]
         async with pool.lease() as env:
-            by_tool = await played(*said, tools=toolbox(["search"]), env=env, item=item)
+            by_tool = await played(*said, tools=Toolbox(map(get_tool, ["search"])), env=env, item=item)
             by_action = await played(*said, tools=None, env=env, item=item, format="raw")
         await pool.close()
         return by_tool, by_action
@@ -219,19 +219,19 @@ def test_the_search_tool_searches_what_the_variable_names(tmp_path: Path, monkey
     check_search(ToyEnv())
 
     async def main() -> ToolResult:
-        return await toolbox(["search"]).call("search", {"query": "blue"}, env=ToyEnv())
+        return await Toolbox(map(get_tool, ["search"])).call("search", {"query": "blue"}, env=ToyEnv())
 
     assert asyncio.run(main()).observation == '<information>Doc 1(Title: "T1") blue thing</information>'
     monkeypatch.setenv("WINGSPAN_RETRIEVER", str(tmp_path / "none.jsonl"))
     with pytest.raises(MissingDependency, match="there is no such corpus"):
-        toolbox(["search"])
+        Toolbox(map(get_tool, ["search"]))
     monkeypatch.delenv("WINGSPAN_RETRIEVER")
     check_search(get_env("searchqa-mini").make())
     for given in (ToyEnv(), None):
         with pytest.raises(ConfigError, match=r"nothing to search.*export WINGSPAN_RETRIEVER"):
             check_search(given)
     with pytest.raises(ConfigError, match="nothing to search"):
-        asyncio.run(toolbox(["search"]).call("search", {"query": "blue"}, env=ToyEnv()))
+        asyncio.run(Toolbox(map(get_tool, ["search"])).call("search", {"query": "blue"}, env=ToyEnv()))
 
 
 def test_a_retriever_that_gives_no_answer_voids_the_episode(tmp_path: Path):

@@ -12,7 +12,8 @@ from agents.rollout.context import SUMMARY_HEADING, ContextPolicy
 from agents.rollout.packing import pack
 from agents.rollout.rollout import rollout
 from agents.samplers.sampler import ScriptedSampler
-from agents.tools.registry import toolbox
+from agents.tools.registry import get_tool
+from agents.tools.toolbox import Toolbox
 from agents.types import StopReason, Trajectory
 from tests.agents.test_segments import Recorder
 from tests.support.chat_server import calls, chat_server, says
@@ -37,7 +38,7 @@ def played(
 ) -> tuple[Trajectory, list[str]]:
     """The trajectory, and what the policy was shown before each turn."""
     sampler = Recorder(ScriptedSampler(texts, encode=encode))
-    tools = toolbox(["act", "summarize", "calculator"])
+    tools = Toolbox(map(get_tool, ["act", "summarize", "calculator"]))
     agent = FormatAgent("json", schemas=tools.schemas)
     trajectory = asyncio.run(play_toy(sampler, agent=agent, limits=limits, tools=tools, context=policy))
     return trajectory, [toy_tokenizer().decode(ids) for ids in sampler.shown]

@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from agents.tools.code_interpreter import code_interpreter
-from agents.tools.registry import TOOLS, toolbox
+from agents.tools.registry import TOOLS, get_tool
 from agents.tools.toolbox import Toolbox
 from agents.tools.types import ToolResult, ToolStatus
 from envs.errors import ConfigError, MissingDependency
@@ -32,7 +32,7 @@ def played(*calls: Call, timeout_s: float = 30.0) -> list[ToolResult]:
     async def main() -> list[ToolResult]:
         env = WithWorkspace(ToyEnv(), Workspace(limits=LIMITS, run_timeout_s=timeout_s))
         await env.reset(toy_item())
-        box = toolbox(NAMES)
+        box = Toolbox(map(get_tool, NAMES))
         try:
             return [await box.call(name, arguments, env=env) for name, arguments in calls]
         finally:
@@ -240,7 +240,7 @@ def test_the_machines_own_files_are_out_of_reach(tmp_path: Path):
 def test_an_episode_begins_with_nothing_of_the_last():
     async def main() -> list[str]:
         env = WithWorkspace(ToyEnv(), Workspace(limits=LIMITS))
-        box, told = toolbox(["shell"]), []
+        box, told = Toolbox(map(get_tool, ["shell"])), []
         for _ in range(2):
             await env.reset(toy_item())
             told.append((await box.call("shell", {"command": "ls; touch left"}, env=env)).observation)
@@ -256,7 +256,7 @@ def test_an_environment_without_a_workspace_is_refused():
         await box.call("shell", {"command": "ls"}, env=ToyEnv())
 
     with pytest.raises(ConfigError, match="ToyEnv has no workspace"):
-        asyncio.run(call(toolbox(["shell"])))
+        asyncio.run(call(Toolbox(map(get_tool, ["shell"]))))
 
 
 @pytest.mark.parametrize("name", ["code_interpreter", *NAMES])
@@ -264,15 +264,19 @@ def test_without_a_sandbox_no_tool_is_made(name: str, tmp_path: Path, monkeypatc
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("WINGSPAN_SANDBOX", raising=False)
     with pytest.raises(MissingDependency, match="never runs without one"):
-        toolbox([name])
+        Toolbox(map(get_tool, [name]))
 
 
 def test_prebuilt_tools_are_chosen_by_name():
-    assert list(toolbox(["calculator", "act", "answer"]).tools) == ["calculator", "act", "answer"]
+    assert list(Toolbox(map(get_tool, ["calculator", "act", "answer"])).tools) == [
+        "calculator",
+        "act",
+        "answer",
+    ]
     with pytest.raises(ConfigError, match="unknown tool 'calculater'; did you mean 'calculator'"):
-        toolbox(["calculater"])
+        Toolbox(map(get_tool, ["calculater"]))
     with pytest.raises(ConfigError, match="two tools are called 'answer'"):
-        toolbox(["answer", "answer"])
+        Toolbox(map(get_tool, ["answer", "answer"]))
 
 
 @needs_sandbox

@@ -19,8 +19,7 @@ from aiohttp import web
 from typer.testing import CliRunner
 
 from envs.errors import ConfigError, MissingDependency
-from envs.requirements import data_sets
-from envs.requirements.data_sets import DataFile, DataSet
+from envs.requirements.data_sets import DataFile, DataSet, data_set_scope, get_data_set, register_data_set
 from envs.requirements.downloads import DownloadFailed, faults, pull
 from flows.cli.app import app
 
@@ -256,7 +255,6 @@ def write_numbers(folder: Path) -> None:
 
 
 MADE = DataSet(name="toy", about="numbers", required_paths=("numbers.txt",), make=write_numbers)
-DATA_SETS = (MADE,)
 
 
 def test_what_is_made_here_is_made_once_by_many_processes() -> None:
@@ -291,19 +289,26 @@ def test_a_file_that_is_in_no_data_set_is_named() -> None:
         MADE.path("other.txt")
 
 
-def test_commands(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(data_sets._MODULES, "toy", __name__)
+def test_commands_of_a_data_set_that_is_made_here() -> None:
     run = CliRunner().invoke
-    assert "made when needed" in run(app, ["data", "list"]).output
-    assert run(app, ["data", "make", "toy"]).exit_code == 0
-    assert "make it by: wingspan data make" in str(run(app, ["data", "pull", "toy"]).exception)
-    assert "did you mean 'toy'" in str(run(app, ["data", "pull", "toi"]).exception)
-    data_set = a_set(server, "big.bin")
-    monkeypatch.setattr("tests.envs.test_data_sets.DATA_SETS", (data_set,))
-    assert run(app, ["data", "pull", "toy"]).exit_code == 0
-    assert "all as it was" in run(app, ["data", "check", "toy"]).output
-    (get_folder() / "big.bin").unlink()
-    assert run(app, ["data", "check", "toy"]).exit_code == 1
+    with data_set_scope():
+        register_data_set(MADE)
+        assert "made when needed" in run(app, ["data", "list"]).output
+        assert run(app, ["data", "make", "toy"]).exit_code == 0
+        assert "make it by: wingspan data make" in str(run(app, ["data", "pull", "toy"]).exception)
+        assert "did you mean 'toy'" in str(run(app, ["data", "pull", "toi"]).exception)
+    with pytest.raises(ConfigError, match="unknown data set 'toy'"):
+        get_data_set("toy")
+
+
+def test_commands_of_a_download(server: Server) -> None:
+    run = CliRunner().invoke
+    with data_set_scope():
+        register_data_set(a_set(server, "big.bin"))
+        assert run(app, ["data", "pull", "toy"]).exit_code == 0
+        assert "all as it was" in run(app, ["data", "check", "toy"]).output
+        (get_folder() / "big.bin").unlink()
+        assert run(app, ["data", "check", "toy"]).exit_code == 1
 
 
 def get_folder() -> Path:

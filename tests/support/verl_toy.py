@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from envs.registry import EnvSpec, ExpertStep, Split
+from envs.registry import EnvSpec, ExpertStep, Split, register_env
 from envs.types import Item, StepResult
 from tasks.config.settings import Pipeline
 
@@ -56,9 +56,7 @@ def toy_items(count: int, *, first: int = 0) -> list[Item]:
 
 def register() -> None:
     """Make the environment known in this process; Ray calls it in every worker process."""
-    from envs import registry
-
-    registry._MODULES["parity"] = "tests.support.verl_toy"
+    register_env(SPEC)
 
 
 def toy_pipeline(model: Path, **overrides: Any) -> Pipeline:

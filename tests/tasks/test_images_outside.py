@@ -19,11 +19,10 @@ from agents.rollout.context import ContextPolicy
 from agents.rollout.rollout import rollout
 from agents.tools.tool import tool
 from agents.types import Trajectory
-from envs import registry
 from envs.builtin.question.env import QuestionEnv
 from envs.errors import ConfigError
 from envs.images import data_uri, read_image, recognize_image
-from envs.registry import EnvSpec, Split
+from envs.registry import EnvSpec, Split, register_env
 from envs.runtime.hosted import HostedEnv
 from envs.runtime.processes import ProcessHost
 from envs.types import Image, Item, Observation, StepResult
@@ -287,8 +286,7 @@ def test_demonstrations_with_pictures_are_refused(monkeypatch: pytest.MonkeyPatc
         instructions="",
         packages=(),
     )
-    monkeypatch.setattr(verl_toy, "SPEC", spec)
-    monkeypatch.setitem(registry._MODULES, "parity", "tests.support.verl_toy")
+    register_env(spec)
     warmup = {"demonstrations": 1, "noise": 0, "steps": 1, "batch_size": 1, "lr": 1e-3}
     pipeline = toy_pipeline(Path("none"), warmup=warmup)
     with pytest.raises(ConfigError, match=r"parity_\d+ shows pictures.*set warmup: null"):

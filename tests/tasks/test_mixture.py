@@ -1,12 +1,10 @@
 """Items in parts: which there are, in what order training draws them, and the rules each is played by."""
 
 import asyncio
-import sys
 from collections import Counter
 from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -16,9 +14,8 @@ from pydantic import ValidationError
 
 from agents.samplers.sampler import ScriptedSampler
 from agents.types import StopReason
-from envs import registry
 from envs.errors import ConfigError
-from envs.registry import EnvSpec, Split
+from envs.registry import EnvSpec, Split, register_env
 from envs.types import Item
 from tasks.config.data import DataSettings
 from tasks.data.mixture import evaluation_turns, split, training_order, training_turns
@@ -47,12 +44,9 @@ def spec_of(name: str) -> EnvSpec:
 
 
 @pytest.fixture(autouse=True)
-def _two_toys(monkeypatch: pytest.MonkeyPatch) -> None:
+def _two_toys() -> None:
     for name in ("here", "there"):
-        module = ModuleType(name)
-        module.SPEC = spec_of(name)  # type: ignore[attr-defined]
-        monkeypatch.setitem(sys.modules, f"tests.{name}", module)
-        monkeypatch.setitem(registry._MODULES, name, f"tests.{name}")
+        register_env(spec_of(name))
 
 
 def parts(**parts: dict[str, Any] | None) -> DataSettings:

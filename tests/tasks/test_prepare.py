@@ -1,15 +1,13 @@
 """Items as files, and environments proved by their expert."""
 
 import json
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
-from envs import registry
 from envs.errors import ConfigError, EnvCrashed, EpisodeTimeout
-from envs.registry import EnvSpec, ExpertStep, Split
+from envs.registry import EnvSpec, ExpertStep, Split, register_env
 from envs.types import Item
 from tasks.config.pipelines import load_pipeline
 from tasks.config.settings import Pipeline
@@ -23,7 +21,7 @@ SOLUTION = [ExpertStep(thought="", action="add 1"), ExpertStep(thought="", actio
 
 
 class _Toy:
-    """Stands where a module of an environment would: the registry reads its `SPEC`."""
+    """An environment whose instances are kept."""
 
     def __init__(self, *, solution: Sequence[ExpertStep] = SOLUTION, **faults: int) -> None:
         self.lived: list[ToyEnv] = []
@@ -38,7 +36,7 @@ class _Toy:
         def expert(item: Item) -> Sequence[ExpertStep]:
             return solution
 
-        self.SPEC = EnvSpec(
+        self.spec = EnvSpec(
             name="toy", make=make, split=split, expert=expert, instructions="", packages=("pytest",)
         )
 
@@ -46,11 +44,6 @@ class _Toy:
 @pytest.fixture
 def pipeline() -> Pipeline:
     return load_pipeline("textcraft-cpu", overrides={"data.parts": {"toy": None}}, file=PIPELINES)
-
-
-def use(toy: _Toy, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(registry._MODULES, "toy", "tests.a_toy")
-    monkeypatch.setitem(sys.modules, "tests.a_toy", toy)
 
 
 def test_textcraft_is_prepared_with_no_goal_in_both_splits_and_the_same_bytes_again(tmp_path: Path) -> None:
@@ -65,11 +58,9 @@ def test_textcraft_is_prepared_with_no_goal_in_both_splits_and_the_same_bytes_ag
         assert (tmp_path / "a" / file).read_bytes() == (tmp_path / "b" / file).read_bytes()
 
 
-def test_provision_plays_the_expert_and_leaves_a_receipt(
-    tmp_path: Path, pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_provision_plays_the_expert_and_leaves_a_receipt(tmp_path: Path, pipeline: Pipeline) -> None:
     toy = _Toy()
-    use(toy, monkeypatch)
+    register_env(toy.spec)
     prepare(pipeline, tmp_path)
     provision(pipeline, tmp_path)
     receipt = json.loads((tmp_path / "provision.json").read_text())
@@ -89,30 +80,26 @@ def test_provision_plays_the_expert_and_leaves_a_receipt(
     ],
 )
 def test_an_environment_that_does_not_work_is_found_out(
-    tmp_path: Path, pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch, toy: _Toy, said: str
+    tmp_path: Path, pipeline: Pipeline, toy: _Toy, said: str
 ) -> None:
-    use(toy, monkeypatch)
+    register_env(toy.spec)
     prepare(pipeline, tmp_path)
     with pytest.raises(EnvCrashed, match=said):
         provision(pipeline, tmp_path)
     assert not (tmp_path / "provision.json").exists()
 
 
-def test_a_hung_environment_is_found_out(
-    tmp_path: Path, pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    use(_Toy(hang_at=1), monkeypatch)
+def test_a_hung_environment_is_found_out(tmp_path: Path, pipeline: Pipeline) -> None:
+    register_env(_Toy(hang_at=1).spec)
     prepare(pipeline, tmp_path)
     rollout = pipeline.rollout.model_copy(update={"episode_timeout_s": 0.2})
     with pytest.raises(EpisodeTimeout, match=r"toy_0 took longer than 0\.2 s"):
         provision(pipeline.model_copy(update={"rollout": rollout}), tmp_path)
 
 
-def test_without_an_expert_items_are_begun(
-    tmp_path: Path, pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_an_expert_items_are_begun(tmp_path: Path, pipeline: Pipeline) -> None:
     toy = _Toy(solution=())
-    use(toy, monkeypatch)
+    register_env(toy.spec)
     prepare(pipeline, tmp_path)
     provision(pipeline, tmp_path)
     receipt = json.loads((tmp_path / "provision.json").read_text())
@@ -120,10 +107,8 @@ def test_without_an_expert_items_are_begun(
     assert sum(env.resets for env in toy.lived) == 40
 
 
-def test_items_of_another_environment_are_refused(
-    tmp_path: Path, pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    use(_Toy(), monkeypatch)
+def test_items_of_another_environment_are_refused(tmp_path: Path, pipeline: Pipeline) -> None:
+    register_env(_Toy().spec)
     prepare(load_pipeline("textcraft-cpu", file=PIPELINES), tmp_path)
     with pytest.raises(ConfigError, match=r"textcraft_\d+.*none of data\.parts \(toy\)"):
         provision(pipeline, tmp_path)

@@ -2,15 +2,13 @@
 
 import asyncio
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from agents.prompting.renderer import Renderer
-from envs import registry
 from envs.errors import ConfigError
-from envs.registry import EnvSpec, ExpertStep
+from envs.registry import EnvSpec, ExpertStep, register_env
 from envs.types import Item, Message
 from tasks.config.settings import Pipeline
 from tasks.data.demonstrations import Demonstration, demonstrate
@@ -31,19 +29,20 @@ def adder(item: Item) -> list[ExpertStep]:
     return [ExpertStep(thought="on" if i else "", action="add 1") for i in range(item.metadata["target"])]
 
 
+EXPERT = adder
 SPEC = EnvSpec(
     name="toy",
     make=ToyEnv,
     split=lambda _: None,
-    expert=adder,
+    expert=lambda item: EXPERT(item),
     instructions="Play.",
     packages=(),  # type: ignore[arg-type, return-value]
 )
 
 
 @pytest.fixture(autouse=True)
-def _toy_is_registered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(registry._MODULES, "toy", __name__)
+def _toy_is_registered() -> None:
+    register_env(SPEC)
 
 
 def play(pipeline: Pipeline, items: list[Item]) -> list[Demonstration]:
@@ -74,8 +73,11 @@ def test_useless_turns_are_seen_and_imitated_only_where_asked(
     imitate_noise: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A borrowed `look` does nothing; a borrowed `add 1` passes the target: that game is not taken."""
-    spec = replace(SPEC, expert=lambda item: [ExpertStep(thought="", action="look"), *adder(item)])
-    monkeypatch.setattr(sys.modules[__name__], "SPEC", spec)
+    monkeypatch.setattr(
+        sys.modules[__name__],
+        "EXPERT",
+        lambda item: [ExpertStep(thought="", action="look"), *adder(item)],
+    )
     settings = SETTINGS | {"noise": 0.4, "imitate_noise": imitate_noise}
     noisy = toy_pipeline(Path("none"), warmup=settings, data=TOY_DATA, rollout__context_length=500)
     items = [toy_item(i, target=2) for i in range(3)]
