@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agents.rewards import (
-    FunctionReward,
     REWARDS,
+    FunctionReward,
     RewardInput,
     RewardResult,
     assign_rewards,
