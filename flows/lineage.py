@@ -1,11 +1,11 @@
-"""What a stage depends on and leaves, read from `dvc.yaml`, its only declaration.
+"""What a stage reads and writes, from `dvc.yaml`, its only declaration.
 
 A stage's *key* is the hash of what DVC hashes: the contents of its dependencies and the values of its
-parameters. Its *receipt* is the hash of each output. Files and folders are hashed as DVC hashes them,
-so that keys, receipts and `dvc.lock` speak of the same things. Besides what is declared there, a stage that
-obeys the settings of the agent or of the data depends on the files they name: a prompt, and code of the
-user's own. DVC cannot know these unless they lie in `agents` or `envs`. Leaves out: running anything, and
-DVC itself, whose import costs seconds.
+parameters. Its *receipt* holds the hash of each output. Files and folders are hashed as DVC hashes them, so
+keys, receipts and `dvc.lock` agree. Besides the declared dependencies, a stage with the parameters of the
+agent or of the data depends on the files that they name: prompts and the user's code. DVC does not know
+these unless they are in `agents` or `envs`. Leaves out: running anything, and DVC itself, whose import takes
+seconds.
 """
 
 import hashlib
@@ -30,10 +30,7 @@ LOCK_FILE = Path("dvc.lock")
 IGNORE_FILE = Path(".dvcignore")
 RUNS = Path("runs")
 CODE = ("envs", "agents", "tasks", "flows")
-"""The packages: a dependency in one of them is code, not data."""
-
-Receipt = dict[str, str]
-"""Output path, relative to the workspace → its MD5 as in `dvc.lock`."""
+"""Packages: a dependency in one of them is code, not data."""
 
 _EXPRESSION = re.compile(r"\$\{([^}]+)\}")
 
@@ -48,8 +45,17 @@ class Stage:
     params: Mapping[str, Any]
     """By dotted key within the pipeline, e.g. `{"train": {"lr": 3e-4, …}, "seed": 0}`."""
     outs: tuple[Path, ...]
-    own_code: tuple[Path, ...] = ()
-    """Those of `deps` that are a user's code, outside of the packages."""
+    user_code: tuple[Path, ...] = ()
+    """Those of `deps` that are the user's code, outside of the packages."""
+
+
+@dataclass(frozen=True, slots=True)
+class Receipt:
+    """What a stage wrote, handed to the stages that read it."""
+
+    stage: str
+    outputs: Mapping[str, str]
+    """Path relative to the workspace → MD5 as in `dvc.lock`."""
 
 
 def default_workspace(name: str) -> Path:
@@ -72,75 +78,75 @@ def declared_stages(name: str, *, pipeline: Pipeline, workspace: Path) -> dict[s
     values = pipeline.model_dump(mode="json")
     home = default_workspace(name)
 
-    def placed(template: Any) -> Path:
-        declared = next(iter(template)) if isinstance(template, dict) else template
-        path = Path(_interpolated(declared, key=name, item=values))
+    def resolve(template: Any) -> Path:
+        text = next(iter(template)) if isinstance(template, dict) else template
+        path = Path(_interpolate(text, key=name, item=values))
         return workspace / path.relative_to(home) if path.is_relative_to(home) else path
 
     stages = {}
     for stage_name, declaration in declarations.items():
         if "do" not in declaration:
-            continue  # not a pipeline's: the base model
+            continue  # the base model, which belongs to no pipeline
         body = declaration["do"]
         prefix = f"pipelines.{name}"
         keys = [
-            _interpolated(dotted, key=name, item=values).removeprefix(prefix).removeprefix(".")
+            _interpolate(key, key=name, item=values).removeprefix(prefix).removeprefix(".")
             for block in body["params"]
-            for dotted in block[str(PIPELINES_FILE)]
+            for key in block[str(PIPELINES_FILE)]
         ]
         stages[stage_name] = Stage(
             name=stage_name,
             workspace=workspace,
-            deps=tuple(placed(dep) for dep in body["deps"]),
-            params={dotted: _lookup(values, dotted) for dotted in keys},
-            outs=tuple(placed(out) for out in body["outs"]),
+            deps=tuple(resolve(dep) for dep in body["deps"]),
+            params={key: _lookup(values, key) for key in keys},
+            outs=tuple(resolve(out) for out in body["outs"]),
         )
-    stages = {name: _with_own_files(stage, pipeline) for name, stage in stages.items()}
+    stages = {name: _add_user_files(stage, pipeline) for name, stage in stages.items()}
     return stages if pipeline.warmup is not None else _without_warmup(stages)
 
 
 def check_inputs(stages: Iterable[Stage]) -> None:
-    """Raise `ConfigError` for a file that a stage reads and that neither is there nor is written by a stage
-    before it."""
-    written: set[Path] = set()
+    """Raise `ConfigError` for a missing file that a stage reads and no earlier stage writes."""
+    outputs: set[Path] = set()
     for stage in stages:
         for dep in stage.deps:
-            if dep not in written and not dep.exists() and not _is_of_hub(dep):
+            if dep not in outputs and not dep.exists() and not _is_of_hub(dep):
                 raise ConfigError(
-                    f"{dep} is not there, and stage {stage.name} reads it; restore it by: git checkout {dep}"
+                    f"{dep} is not there, and stage {stage.name} reads it; restore it: git checkout {dep}"
                 )
-        written.update(stage.outs)
+        outputs.update(stage.outs)
 
 
 def stage_key(stage: Stage, *, code: bool = True) -> str:
     """Hash of the contents of `stage`'s dependencies and of its parameters.
 
-    `code=False` leaves the project's and the user's code out: what a checkpoint belongs to. Raises
-    `ConfigError` for a dependency that is not there.
+    `code=False` leaves out the project's and the user's code, as for checkpoints. Raises `ConfigError` for a
+    missing dependency.
     """
     deps = {
         str(dep.relative_to(stage.workspace) if dep.is_relative_to(stage.workspace) else dep): _input_md5(dep)
         for dep in stage.deps
-        if code or not (dep.parts[0] in CODE or dep in stage.own_code)
+        if code or not (dep.parts[0] in CODE or dep in stage.user_code)
     }
     facts = json.dumps([stage.name, deps, stage.params], sort_keys=True)
     return hashlib.md5(facts.encode(), usedforsecurity=False).hexdigest()
 
 
 def cache_key(stage: Stage, key: str) -> str:
-    """What Prefect stores the receipt of `stage` under, once it has run on the inputs of `key`."""
-    place = str(stage.workspace.resolve()).replace("/", "-")
-    return f"wingspan{place}-{key}"
+    """The name under which Prefect stores the receipt of a `stage` that has run on the inputs of `key`."""
+    workspace = str(stage.workspace.resolve()).replace("/", "-")
+    return f"wingspan{workspace}-{key}"
 
 
-def receipt(stage: Stage) -> Receipt:
-    """Hash of each output of a `stage` that has run. Raises `FileNotFoundError` if it left one out."""
-    return {str(out.relative_to(stage.workspace)): path_md5(out) for out in stage.outs}
+def make_receipt(stage: Stage) -> Receipt:
+    """Hash the outputs of `stage`, which has run. Raises `FileNotFoundError` for a missing one."""
+    outputs = {str(out.relative_to(stage.workspace)): path_md5(out) for out in stage.outs}
+    return Receipt(stage.name, outputs)
 
 
-def holds(stage: Stage, expected: Receipt) -> bool:
-    """Whether the outputs of `stage` are there and are those of the receipt `expected`."""
-    return all(out.exists() for out in stage.outs) and receipt(stage) == expected
+def holds(stage: Stage, receipt: Receipt) -> bool:
+    """Whether the outputs of `stage` exist and are those of `receipt`."""
+    return all(out.exists() for out in stage.outs) and make_receipt(stage) == receipt
 
 
 def path_md5(path: Path) -> str:
@@ -160,12 +166,12 @@ def _input_md5(path: Path) -> str:
     if path.exists():
         return path_md5(path)
     if _is_of_hub(path):
-        return f"hub:{path}"  # its name and revision are all that there is to hash
-    raise ConfigError(f"{path} is not there, and a stage reads it; run the stage that writes it first")
+        return f"hub:{path}"  # a model on the hub is hashed by its name and revision
+    raise ConfigError(f"{path} is not there, and a stage reads it; first run the stage that writes it")
 
 
 def _is_of_hub(path: Path) -> bool:
-    """Whether `path`, where nothing is, may be the name of a model on a hub."""
+    """Whether the missing `path` may be the name of a model on a hub."""
     return not (path.parts[0] in (*CODE, DATA, str(RUNS)) or path.is_absolute() or path.suffix)
 
 
@@ -176,22 +182,22 @@ def _file_md5(path: Path, size: int, mtime_ns: int) -> str:
 
 
 def _files_of(folder: Path) -> Iterator[Path]:
-    ignored = _ignored_names()
+    patterns = _ignore_patterns()
 
-    def kept(names: list[str]) -> list[str]:
-        return [name for name in names if not any(fnmatch(name, rule) for rule in ignored)]
+    def filter_names(names: list[str]) -> list[str]:
+        return [name for name in names if not any(fnmatch(name, pattern) for pattern in patterns)]
 
     for root, folders, files in os.walk(folder):
-        folders[:] = kept(folders)  # in place: os.walk goes down what is left
-        yield from (Path(root, name) for name in kept(files))
+        folders[:] = filter_names(folders)  # in place: os.walk descends into what is left
+        yield from (Path(root, name) for name in filter_names(files))
 
 
-def _ignored_names() -> list[str]:
+def _ignore_patterns() -> list[str]:
     lines = IGNORE_FILE.read_text().splitlines() if IGNORE_FILE.exists() else []
     return [line.strip() for line in lines if line.strip() and not line.startswith("#")]
 
 
-def _interpolated(template: str, *, key: str, item: Mapping[str, Any]) -> str:
+def _interpolate(template: str, *, key: str, item: Mapping[str, Any]) -> str:
     def value_of(match: re.Match[str]) -> str:
         expression = match[1]
         return key if expression == "key" else str(_lookup(item, expression.removeprefix("item.")))
@@ -199,34 +205,37 @@ def _interpolated(template: str, *, key: str, item: Mapping[str, Any]) -> str:
     return _EXPRESSION.sub(value_of, template)
 
 
-def _lookup(values: Mapping[str, Any], dotted: str) -> Any:
-    found: Any = values
-    for part in dotted.split(".") if dotted else ():
-        found = found[part]
-    return found
+def _lookup(values: Mapping[str, Any], key: str) -> Any:
+    value: Any = values
+    for part in key.split(".") if key else ():
+        value = value[part]
+    return value
 
 
-def _with_own_files(stage: Stage, pipeline: Pipeline) -> Stage:
-    declared = [dep.resolve() for dep in stage.deps]
+def _add_user_files(stage: Stage, pipeline: Pipeline) -> Stage:
+    declared_deps = [dep.resolve() for dep in stage.deps]
 
-    def undeclared(paths: Iterable[Path]) -> tuple[Path, ...]:
-        return tuple(p for p in paths if not any(p.resolve().is_relative_to(dep) for dep in declared))
+    def drop_declared(paths: Iterable[Path | None]) -> tuple[Path, ...]:
+        return tuple(
+            path
+            for path in paths
+            if path is not None and not any(path.resolve().is_relative_to(dep) for dep in declared_deps)
+        )
 
-    agent, named, given = pipeline.agent, list[Path](), list[Path | None]()
+    agent, modules, prompts = pipeline.agent, list[Path](), list[Path | None]()
     if "data" in stage.params:
-        named += environment_code(pipeline.data)
+        modules += environment_code(pipeline.data)
     if "agent" in stage.params:
-        named += agent_code(agent)
-        given += [agent.prompt, *(judge.prompt for judge in agent.judges.values())]
-    code = undeclared(dict.fromkeys(named))
-    prompts = undeclared(path for path in given if path is not None)
-    return replace(stage, deps=stage.deps + code + prompts, own_code=code)
+        modules += agent_code(agent)
+        prompts += [agent.prompt, *(judge.prompt for judge in agent.judges.values())]
+    code = drop_declared(dict.fromkeys(modules))
+    return replace(stage, deps=stage.deps + code + drop_declared(prompts), user_code=code)
 
 
 def _without_warmup(stages: dict[str, Stage]) -> dict[str, Stage]:
-    (dropped,) = stages["warmup"].outs
+    (folder,) = stages["warmup"].outs
     return {
-        name: replace(stage, deps=tuple(dep for dep in stage.deps if dep != dropped))
+        name: replace(stage, deps=tuple(dep for dep in stage.deps if dep != folder))
         for name, stage in stages.items()
         if name != "warmup"
     }

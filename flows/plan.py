@@ -1,4 +1,4 @@
-"""What one run will do, checked before anything expensive starts, and the lock on its workspace."""
+"""The plan of a run, checked before anything expensive starts, and the lock on its workspace."""
 
 import errno
 import fcntl
@@ -8,8 +8,7 @@ import os
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
-from functools import cache
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +16,7 @@ from agents.prompting.images import has_vision
 from envs.errors import ConfigError
 from envs.files import check_writable
 from flows.lineage import Stage, check_inputs, declared_stages, default_workspace
+from flows.prefect_runs import check_server
 from flows.versioning import check_lock, check_yaml
 from tasks.cluster.address import check_ray_address
 from tasks.config.capacity import check_memory, checkpoint_bytes, disk_bytes, read_model_size
@@ -28,6 +28,7 @@ from tasks.config.settings import Pipeline
 from tasks.data.files import check_data
 from tasks.data.items import read_items
 from tasks.data.mixture import split
+from tasks.tracking.tracker import check_tracking
 from tasks.verl.checkpoints import KEPT
 from tasks.verl.config import check_pipeline
 
@@ -35,38 +36,53 @@ if TYPE_CHECKING:
     from tasks.rollout.served_policy import ServedAt
 
 SPARE_BYTES = 500_000_000
-"""Disk that a run needs besides its policies: logs, trajectories, Ray's and MLflow's own files."""
+"""Disk that a run needs besides its policies: logs, trajectories, and the files of Ray and MLflow."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """One pipeline, with all parameters, in one workspace."""
+    """A pipeline with all its parameters, in a workspace."""
 
     name: str
     pipeline: Pipeline
     workspace: Path
     stages: Mapping[str, Stage]
-    tracked: bool
+    is_tracked: bool
     """Whether the workspace is the one that DVC tracks, with the parameters of `pipelines.yaml`."""
+    served_at: "ServedAt | None" = None
+    """Where the policy is served during training."""
+
+
+def check_run(
+    name: str, *, overrides: Mapping[str, Any], workspace: Path | None, serve_policy: str | None = None
+) -> Plan:
+    """Make the plan of a run, and check the servers and the port that it needs besides.
+
+    `serve_policy`: `PORT` or `HOST:PORT`. Raises as `make_plan` does.
+    """
+    served_at = None if serve_policy is None else _read_address(serve_policy)
+    check_server()
+    check_tracking()
+    return replace(make_plan(name, overrides=overrides, workspace=workspace), served_at=served_at)
 
 
 def make_plan(name: str, *, overrides: Mapping[str, Any], workspace: Path | None) -> Plan:
     """Load and check pipeline `name` with `overrides` by dotted key.
 
-    Raises `ConfigError` for anything that would stop the run later and can be seen now, and
-    `MissingDependency` for what its environment needs and this machine has not.
+    Raises `ConfigError` for anything that would stop the run later and can be checked now, and
+    `MissingDependency` for requirements that are not installed.
     """
     pipeline = load_pipeline(name, overrides=dict(overrides))
     home = default_workspace(name)
-    place = workspace or (_workspace_of(home, overrides) if overrides else home)
-    if place == home and overrides:
+    folder = workspace or (_workspace_of(home, overrides) if overrides else home)
+    if folder == home and overrides:
         raise ConfigError(
-            f"{home} belongs to the parameters of pipelines.yaml, but {_spelled(overrides)} was set; "
-            "leave --workspace out, or choose another folder"
+            f"{home} belongs to the parameters of pipelines.yaml, but {_format_overrides(overrides)} was "
+            "set; omit --workspace, or choose another folder"
         )
-    if place.exists() and not place.is_dir():
-        raise ConfigError(f"workspace {place} is a file; give a folder, or a name that is free")
-    check_writable(place, remedy="choose another --workspace, or make it writable")
+    if folder.exists() and not folder.is_dir():
+        raise ConfigError(f"workspace {folder} is a file; give a folder or a new name")
+    check_writable(folder, remedy="choose another --workspace, or make it writable")
     check_pipeline(pipeline)
     check_workers(pipeline)
     check_environments(pipeline)
@@ -75,36 +91,36 @@ def make_plan(name: str, *, overrides: Mapping[str, Any], workspace: Path | None
     check_model(pipeline)
     check_ray_address()
     check_items(pipeline)
-    _check_items(place, pipeline)
-    check_disk(place, pipeline)
+    _check_items(folder, pipeline)
+    check_disk(folder, pipeline)
     check_memory(pipeline)
-    if place == home:
+    if folder == home:
         check_lock()
         if Path(".dvc").is_dir():
             check_yaml()
-    stages = declared_stages(name, pipeline=pipeline, workspace=place)
+    stages = declared_stages(name, pipeline=pipeline, workspace=folder)
     check_inputs(stages.values())
     return Plan(
         name=name,
         pipeline=pipeline,
-        workspace=place,
+        workspace=folder,
         stages=stages,
-        tracked=place == home,
+        is_tracked=folder == home,
     )
 
 
-def checked_address(text: str) -> "ServedAt":
-    """`PORT` or `HOST:PORT`, where the policy is to be served. Raises `ConfigError` if it is not free."""
+def _read_address(text: str) -> "ServedAt":
+    """Raises `ConfigError` for an address that is not `PORT` or `HOST:PORT`, or that is not free."""
     from tasks.rollout.served_policy import ServedAt
 
-    at = ServedAt.read(text)
-    at.check()
-    return at
+    address = ServedAt.read(text)
+    address.check()
+    return address
 
 
 @contextmanager
-def locked(workspace: Path) -> Iterator[None]:
-    """Hold `workspace`; the system lets go of it however this process ends.
+def lock(workspace: Path) -> Iterator[None]:
+    """Lock `workspace` for this process; the system releases it however the process ends.
 
     Raises `ConfigError` if another live process holds it.
     """
@@ -127,16 +143,16 @@ def locked(workspace: Path) -> Iterator[None]:
 
 
 def _workspace_of(home: Path, overrides: Mapping[str, Any]) -> Path:
-    told = json.dumps(dict(overrides), sort_keys=True)
-    return home.with_name(f"{home.name}-{hashlib.md5(told.encode(), usedforsecurity=False).hexdigest()[:8]}")
+    text = json.dumps(dict(overrides), sort_keys=True)
+    return home.with_name(f"{home.name}-{hashlib.md5(text.encode(), usedforsecurity=False).hexdigest()[:8]}")
 
 
-def _spelled(overrides: Mapping[str, Any]) -> str:
+def _format_overrides(overrides: Mapping[str, Any]) -> str:
     return ", ".join(f"{key}={value}" for key, value in overrides.items())
 
 
 def check_model(pipeline: Pipeline) -> None:
-    """Raise `ConfigError` unless the model is a folder that holds one, or a name that the model hub knows."""
+    """Raise `ConfigError` unless the model is a folder with a saved model, or the name of one on the hub."""
     folder = Path(pipeline.model)
     if folder.is_dir():
         if not (folder / "config.json").exists():
@@ -149,14 +165,13 @@ def check_model(pipeline: Pipeline) -> None:
         )
     if pipeline.backend.device == "cpu":
         raise ConfigError(
-            f"model {pipeline.model!r}: there is no such folder, and on backend.device cpu no model hub is "
-            f"asked; download it by: hf download {pipeline.model} --local-dir models/{folder.name}, and set "
+            f"model {pipeline.model!r}: there is no such folder, and backend.device cpu does not use a "
+            f"model hub; download it: hf download {pipeline.model} --local-dir models/{folder.name}, and set "
             f"model: models/{folder.name}"
         )
     _ask_hub(pipeline.model)
 
 
-@cache  # a process asks once: the command and its flow make the same plan
 def _ask_hub(model: str) -> None:
     from huggingface_hub import HfApi, try_to_load_from_cache
 
@@ -164,7 +179,7 @@ def _ask_hub(model: str) -> None:
         return
     try:
         HfApi().model_info(model, timeout=10)
-    except Exception as error:  # whatever the hub's client raises, the model cannot be had
+    except Exception as error:  # whatever the hub's client raises, the model is not available
         raise ConfigError(
             f"model {model!r} is neither a folder nor on the hub ({type(error).__name__}); give a folder in "
             "Hugging Face format, or a name on a model hub that this machine can reach"
@@ -172,7 +187,7 @@ def _ask_hub(model: str) -> None:
 
 
 def check_workers(pipeline: Pipeline) -> None:
-    """Raise `ConfigError` for more training processes than this machine has cores, if it is to train."""
+    """Raise `ConfigError` for more training processes than cores, unless training runs on a cluster."""
     backend, cores = pipeline.backend, os.cpu_count() or 1
     if backend.device == "cpu" and backend.workers > cores and not os.environ.get("RAY_ADDRESS"):
         raise ConfigError(
@@ -182,18 +197,16 @@ def check_workers(pipeline: Pipeline) -> None:
 
 
 def check_items(pipeline: Pipeline) -> None:
-    """Raise `ConfigError` for items that cannot be had, judged or shown to the model; see
-    `tasks/data/mixture.py`,
-    `tasks/config/episodes.py` and `tasks/config/prompts.py`."""
+    """Raise `ConfigError` for items that cannot be loaded, rewarded or shown to the model."""
     items = split(pipeline.data)
-    both = [*items.train, *items.test]
-    check_reward(pipeline.agent, both)
-    check_vision(both, has_vision=has_vision(pipeline.model) is not False)
-    check_prompts(pipeline, both)
+    all_items = [*items.train, *items.test]
+    check_reward(pipeline.agent, all_items)
+    check_vision(all_items, has_vision=has_vision(pipeline.model) is not False)
+    check_prompts(pipeline, all_items)
 
 
 def _check_items(workspace: Path, pipeline: Pipeline) -> None:
-    """Items that are there already, by hand or from an earlier run, must be of this pipeline's parts."""
+    """Raise `ConfigError` for existing items that do not belong to the parts of this pipeline."""
     for file in (workspace / "data" / "train.jsonl", workspace / "data" / "test.jsonl"):
         if file.exists():
             read_items(file, data=pipeline.data)
@@ -201,19 +214,19 @@ def _check_items(workspace: Path, pipeline: Pipeline) -> None:
 
 def check_disk(workspace: Path, pipeline: Pipeline) -> None:
     """Raise `ConfigError` if the disk of `workspace` is too full for a whole run."""
-    place = next(parent for parent in (workspace, *workspace.absolute().parents) if parent.exists())
-    free = shutil.disk_usage(place).free
-    needed = SPARE_BYTES
+    folder = next(parent for parent in (workspace, *workspace.absolute().parents) if parent.exists())
+    free = shutil.disk_usage(folder).free
+    needed_bytes = SPARE_BYTES
     checkpoints = ""
-    # On a CPU a model is a folder: the hub is not asked for one that is missing.
+    # On a CPU the model is a folder: do not ask the hub for a missing one.
     is_known = pipeline.backend.device == "cuda" or Path(pipeline.model).is_dir()
     size = read_model_size(pipeline.model) if is_known else None
     if size is not None:
         present = sum(file.stat().st_size for file in workspace.rglob("*") if file.is_file())
-        needed += max(0, disk_bytes(pipeline, size, checkpoints=KEPT + 1) - present)
+        needed_bytes += max(0, disk_bytes(pipeline, size, checkpoints=KEPT + 1) - present)
         checkpoints = f" ({KEPT + 1} checkpoints of {checkpoint_bytes(size) / 1e6:.0f} MB, and policies)"
-    if free < needed:
+    if free < needed_bytes:
         raise ConfigError(
-            f"{free / 1e6:.0f} MB are free at {place}, and this run may need {needed / 1e6:.0f} MB"
-            f"{checkpoints}; free some"
+            f"{free / 1e6:.0f} MB are free at {folder}, and this run may need {needed_bytes / 1e6:.0f} MB"
+            f"{checkpoints}; free some space"
         )

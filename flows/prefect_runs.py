@@ -4,7 +4,7 @@ end.
 The server that is configured (`PREFECT_API_URL`, or a profile) is used; where none is, a temporary one is
 started, on loopback, which keeps its records in `PREFECT_HOME`. It has a session of its own, so that Ctrl-C
 in a terminal does not reach it before the run's state is set, and ends with the command
-(`flows/guardian.py`).
+(`flows/endings/guardian.py`).
 """
 
 import json
@@ -22,10 +22,12 @@ from uuid import UUID
 
 from envs.errors import ConfigError, WingspanError
 from envs.files import write_atomically
+from flows.lineage import Receipt
 
 if TYPE_CHECKING:
     from prefect.client.orchestration import SyncPrefectClient
     from prefect.client.schemas.objects import State
+    from prefect.results import ResultStore
 
 RECORD = "prefect.json"
 """In the workspace: which Prefect flow run worked in it last."""
@@ -120,6 +122,15 @@ def check_server() -> None:
             f"PREFECT_API_URL={url} does not answer ({getattr(error, 'reason', error)}); start that server, "
             "or unset the variable to use a temporary one"
         ) from None
+
+
+def read_receipt(store: "ResultStore", key: str) -> Receipt | None:
+    """The receipt that Prefect stored under `key`; None if there is none or it cannot be read."""
+    try:
+        receipt = store.read(key).result
+    except Exception:  # each storage raises its own; the stage runs again
+        return None
+    return receipt if isinstance(receipt, Receipt) else None
 
 
 def take_over(workspace: Path, *, flow_run_id: UUID | None) -> None:

@@ -8,6 +8,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import partial
 from types import TracebackType
 from typing import Self
 
@@ -17,6 +18,8 @@ from rich.progress_bar import ProgressBar
 from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
+
+from tasks.progress import Progress
 
 
 class StageState(StrEnum):
@@ -142,7 +145,7 @@ class Display:
         if self._plain:
             self.note(f"{stage}: {text}")
 
-    def count(self, stage: str, done: int, *, total: int) -> None:
+    def count(self, stage: str, done: int, total: int) -> None:
         """`done` of `total` episodes of `stage` have ended."""
         row = self._rows[stage]
         before = int(row.values.get("step", 0))
@@ -152,6 +155,14 @@ class Display:
             row.first_step = (done, time.perf_counter())
         if self._plain and before * _PLAIN_LINES // total < done * _PLAIN_LINES // total:
             self.note(f"{stage}: {self._position(stage)}")
+
+    def progress(self, stage: str) -> Progress:
+        """Observers that show the progress of `stage`."""
+        return Progress(
+            on_step=partial(self.step, stage),
+            on_episodes=partial(self.count, stage),
+            on_phase=partial(self.phase, stage),
+        )
 
     def note(self, text: str) -> None:
         """A line that stays on the screen."""

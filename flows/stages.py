@@ -1,7 +1,6 @@
-"""The stages of a pipeline in their order, and how one is run: timed, and on its own checkpoints.
+"""The stages of a pipeline in their order, and what surrounds the work of one: timing, display, checkpoints.
 
-What a stage reads and writes is in `dvc.yaml` (`flows/lineage.py`). Both ways to run one, the Prefect
-flow and `wingspan stage` (which `dvc repro` calls), come through here.
+What a stage reads and writes is declared in `dvc.yaml` (`flows/lineage.py`).
 """
 
 import json
@@ -11,47 +10,27 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from envs.files import write_atomically
 from flows.lineage import Stage, stage_key
 from flows.progress import Display, StageState
 from tasks.config.settings import Pipeline
 
-if TYPE_CHECKING:
-    from tasks.verl.actor import StepRecord
-
 STAGES = ("prepare", "provision", "warmup", "train", "evaluate", "report")
-"""Stage `x` is the function `x(pipeline, workspace)` of `tasks/stages/x.py`; imported when it runs."""
+"""Stage `x` is in `tasks/stages/x.py`: a function `x(pipeline, workspace, progress)`, imported when it runs;
+`train` alone is a session, whose rounds `flows/train_agent.py` drives."""
 
 TIMING = "timing.json"
-"""In the workspace: `{"stages": {name: seconds}, "run": {"wall", "orchestration"}}`. A stage's seconds
-add up over the attempts since it last began anew, but for attempts that were killed."""
+"""In the workspace: `{"stages": {name: seconds}, "run": {"wall", "orchestration"}}`. The seconds of a stage
+include those of earlier attempts that it resumed, except attempts that were killed."""
 FINISHED = Path("train", "finished")
-"""In the workspace: the key of the training that has come to its end there."""
+"""In the workspace: the key of the training that was completed there."""
 
 
-def call_stage(name: str, *, pipeline: Pipeline, workspace: Path, display: Display) -> None:
-    """Run the body of stage `name`, its steps shown on `display`."""
-    body = import_module(f"tasks.stages.{name}").__dict__[name]
-    if name == "train":
-        body(
-            pipeline,
-            workspace,
-            on_step=lambda record: show_training(record, display=display),
-            on_phase=lambda text: display.phase(name, text),
-        )
-    elif name == "warmup":
-        body(pipeline, workspace, on_step=lambda values: display.step(name, values))
-    elif name == "evaluate":
-        body(pipeline, workspace, on_episodes=lambda done, total: display.count(name, done, total=total))
-    else:
-        body(pipeline, workspace)
-
-
-def show_training(record: "StepRecord", *, display: Display) -> None:
-    """Show one training step."""
-    display.step("train", {"step": record.step, **record.metrics})
+def run_body(stage: Stage, *, pipeline: Pipeline, display: Display) -> None:
+    """Do the work of `stage`, its progress shown on `display`."""
+    body = import_module(f"tasks.stages.{stage.name}").__dict__[stage.name]
+    body(pipeline, stage.workspace, display.progress(stage.name))
 
 
 def make_display(name: str, *, pipeline: Pipeline, stages: Sequence[str], workspace: Path) -> Display:
@@ -65,31 +44,21 @@ def make_display(name: str, *, pipeline: Pipeline, stages: Sequence[str], worksp
 
 
 @contextmanager
-def running(stage: Stage, *, display: Display) -> Iterator[None]:
-    """Around the body of `stage`: on its own checkpoints, timed and shown."""
-    trains = stage.name == "train"
-    key = stage_key(stage) if trains else ""
-    resumed = trains and claim_checkpoints(stage)
+def show_stage(stage: Stage, *, display: Display, resumed: bool) -> Iterator[None]:
+    """Show that `stage` runs, and write its seconds to `timing.json`, also if it fails.
+
+    `resumed`: add them to those of earlier attempts.
+    """
     display.stage(stage.name, StageState.RUNNING)
-    with _timed(stage.name, workspace=stage.workspace, resumed=resumed):
-        yield
-    if trains:
-        write_atomically(stage.workspace / FINISHED, key)
-    display.stage(stage.name, StageState.DONE)
-
-
-@contextmanager
-def _timed(stage: str, *, workspace: Path, resumed: bool) -> Iterator[None]:
-    """Add the seconds of this block to the workspace's `timing.json`, also where it fails."""
-    started = time.perf_counter()
+    start = time.perf_counter()
     try:
         yield
     finally:
-        seconds = time.perf_counter() - started
-        timing = read_timing(workspace)
-        before = timing["stages"].get(stage, 0.0) if resumed else 0.0
-        timing["stages"][stage] = round(before + seconds, 3)
-        write_timing(workspace, timing)
+        timing = read_timing(stage.workspace)
+        before = timing["stages"].get(stage.name, 0.0) if resumed else 0.0
+        timing["stages"][stage.name] = round(before + time.perf_counter() - start, 3)
+        write_timing(stage.workspace, timing)
+    display.stage(stage.name, StageState.DONE)
 
 
 def read_timing(workspace: Path) -> dict[str, dict[str, float]]:
@@ -105,11 +74,10 @@ def write_timing(workspace: Path, timing: dict[str, dict[str, float]]) -> None:
 
 
 def claim_checkpoints(train: Stage) -> bool:
-    """Make `train/` the training's own: keep what was made from the same inputs, clear all else.
+    """Clear `train/` unless it holds training from the same inputs; returns whether there is some to resume.
 
-    Code is not among these inputs, so that training that a bug has stopped goes on after the mend. Of one
-    that came to its end it is: there is nothing to go on with, and other code would not have made it.
-    Returns whether something to go on from was kept.
+    Code is not among these inputs, so that training that a bug has stopped resumes after the fix. Training
+    that was completed is an exception: there is nothing to resume, and other code would not have made it.
     """
     if would_resume(train):
         return True
@@ -121,9 +89,13 @@ def claim_checkpoints(train: Stage) -> bool:
 
 
 def would_resume(train: Stage) -> bool:
-    """Whether what `train/` holds was made from the same inputs and may be gone on with. Raises `ConfigError`
-    for an input that is not there."""
+    """Whether `train/` holds training from the same inputs. Raises `ConfigError` for a missing input."""
     owner, finished = train.workspace / "train" / "key", train.workspace / FINISHED
     if not owner.exists() or owner.read_text() != stage_key(train, code=False):
         return False
     return not finished.exists() or finished.read_text() == stage_key(train)
+
+
+def mark_finished(train: Stage, key: str) -> None:
+    """Note that the training with `key` is complete."""
+    write_atomically(train.workspace / FINISHED, key)

@@ -1,6 +1,6 @@
-"""Tells DVC what a run of the flow has made, as if `dvc repro` had run the stages.
+"""Records a run of the flow in DVC, as if `dvc repro` had run the stages.
 
-The terminal is the display's (`flows/progress.py`): nothing of DVC's is written to it.
+DVC prints nothing: the terminal belongs to the display (`flows/progress.py`).
 """
 
 import atexit
@@ -15,14 +15,14 @@ from tasks.config.pipelines import PIPELINES_FILE, read_yaml
 from tasks.config.settings import Pipeline
 
 WARMUP = "warmup"
-"""Every pipeline has this stage in `dvc.yaml`, which knows no conditions; in the flow, not every one has."""
+"""In `dvc.yaml`, which knows no conditions, every pipeline has this stage; in the flow, not all have it."""
 
 
 def check_lock() -> None:
-    """Raise `ConfigError` for a `dvc.lock` that DVC could not add to."""
+    """Raise `ConfigError` for a `dvc.lock` that DVC cannot read."""
     if not LOCK_FILE.exists():
         return
-    remedy = f"restore it by: git checkout {LOCK_FILE}, or delete it"
+    remedy = f"restore it: git checkout {LOCK_FILE}, or delete it"
     try:
         document = read_yaml(LOCK_FILE)
     except ConfigError as error:
@@ -32,7 +32,7 @@ def check_lock() -> None:
 
 
 def check_yaml() -> None:
-    """Raise `ConfigError` for declarations that DVC could not read: its parser refuses what others accept."""
+    """Raise `ConfigError` for declarations that DVC's YAML parser, stricter than others, rejects."""
     from ruamel.yaml import YAML
     from ruamel.yaml.error import MarkedYAMLError
 
@@ -48,25 +48,25 @@ def check_yaml() -> None:
 
 
 def write_no_warmup(workspace: Path, *, model: str) -> None:
-    """Write the output that DVC expects of the stage `warmup`, for a pipeline that has none."""
+    """Write the output that DVC expects of the stage `warmup`, for a pipeline without one."""
     write_atomically(workspace / WARMUP / "none.txt", f"no warm-up: training starts from {model}\n")
 
 
 def commit_to_dvc(stages: Sequence[str], *, name: str, pipeline: Pipeline, workspace: Path) -> None:
     """Record the outputs of `stages` of `pipeline`, called `name`, in `dvc.lock` and DVC's cache.
 
-    A pipeline that `dvc.yaml` does not list, or a folder that is no DVC repository, has nothing to
-    record. Raises `WingspanError` if DVC cannot do it; the outputs themselves are not touched.
+    Does nothing for a pipeline that `dvc.yaml` does not list, or outside of a DVC repository. Raises
+    `WingspanError` if DVC fails; the outputs themselves are not touched.
     """
     import colorama
     from dvc.exceptions import DvcException, NotDvcRepoError
     from dvc.repo import Repo
 
-    # DVC's import wraps the standard streams, which are the display's now, and resets their colours at exit.
+    # DVC's import wraps the standard streams, which the display uses, and resets their colours at exit.
     colorama.deinit()
     atexit.unregister(colorama.initialise.reset_all)
-    # After its import, which sets them. Above ERROR, both packages draw no progress bars on a terminal
-    # either (`dvc.progress.Tqdm`); what goes wrong is raised, and said below.
+    # After the import, which sets the levels. Above ERROR, both packages draw no progress bars either
+    # (`dvc.progress.Tqdm`); failures are raised.
     for package in ("dvc", "dvc_data"):
         logging.getLogger(package).setLevel(logging.CRITICAL)
     try:
@@ -74,11 +74,11 @@ def commit_to_dvc(stages: Sequence[str], *, name: str, pipeline: Pipeline, works
     except NotDvcRepoError:
         return
     with repo:
-        known = {stage.addressing for stage in repo.index.stages}
-        if pipeline.warmup is None and f"{WARMUP}@{name}" in known:
+        addresses = {stage.addressing for stage in repo.index.stages}
+        if pipeline.warmup is None and f"{WARMUP}@{name}" in addresses:
             write_no_warmup(workspace, model=pipeline.model)
             stages = [WARMUP, *stages]
-        targets = [address for stage in stages if (address := f"{stage}@{name}") in known]
+        targets = [address for stage in stages if (address := f"{stage}@{name}") in addresses]
         try:
             for target in targets:
                 repo.commit(target, force=True)

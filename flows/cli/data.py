@@ -1,45 +1,87 @@
-"""The commands `wingspan data …`: which data sets there are, and how they come here."""
+"""The commands `wingspan data …`, which list, download, generate and check data sets."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+import typer
 
 from envs.requirements.data_sets import DataSet, get_data_set, list_data_set_names
 
 if TYPE_CHECKING:
-    from envs.requirements.downloads import Progress as Told
+    from envs.requirements.downloads import Progress
 
 COLUMNS = ("data set", "state", "size", "about")
 
+data_app = typer.Typer(
+    help="List, download, make and check the data sets of environments.", no_args_is_help=True
+)
+DataSetName = Annotated[
+    str, typer.Argument(metavar="NAME", help="Name of a data set; `wingspan data list` lists them.")
+]
 
-def data_set_rows() -> list[Sequence[str]]:
-    """One row a data set: its name, whether it is here, what it weighs, what it is."""
-    return [_row(get_data_set(name)) for name in list_data_set_names()]
+
+@data_app.command("list")
+def list_data() -> None:
+    """List the data sets: whether they are here, their size, what they are."""
+    from flows.cli.tables import print_table
+
+    print_table(COLUMNS, [_row(get_data_set(name)) for name in list_data_set_names()])
+
+
+@data_app.command("pull")
+def pull_data(name: DataSetName) -> None:
+    """Download a data set, or the missing files of it."""
+    from envs.requirements.downloads import pull
+
+    with _show_downloads() as progress:
+        folder = pull(get_data_set(name), progress=progress)
+    typer.echo(f"{name}: {folder}")
+
+
+@data_app.command("make")
+def make_data(name: DataSetName) -> None:
+    """Generate a data set again; a run generates a missing one by itself."""
+    typer.echo(f"{name}: {get_data_set(name).make_again()}")
+
+
+@data_app.command("check")
+def check_data(name: DataSetName) -> None:
+    """Verify a downloaded data set; exits with status 1 if a file is missing or changed."""
+    from envs.requirements.downloads import faults
+
+    messages = list(faults(get_data_set(name)))
+    for message in messages:
+        typer.echo(message)
+    if messages:
+        raise typer.Exit(1)
+    typer.echo(f"{name}: all files are as they were downloaded")
 
 
 @contextmanager
-def shown() -> "Iterator[Told]":
-    """Bars of a download, one a file, while within; yields what `pull` tells its progress to."""
+def _show_downloads() -> "Iterator[Progress]":
+    """Show a progress bar for each file; yields the observer for `pull`."""
+    from rich.progress import BarColumn, DownloadColumn, TextColumn, TimeRemainingColumn
+    from rich.progress import Progress as ProgressBars
+
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
-    with Progress(*columns) as bars:
+    with ProgressBars(*columns) as bars:
         tasks = {}
 
-        def told(path: str, done: int, total: int | None) -> None:
+        def update(path: str, done: int, total: int | None) -> None:
             if path not in tasks:
                 tasks[path] = bars.add_task(path, total=total)
             bars.update(tasks[path], completed=done, total=total)
 
-        yield told
+        yield update
 
 
 def _row(data_set: DataSet) -> Sequence[str]:
     sizes = [file.bytes for file in data_set.files]
     size = ""
     if sizes:
-        least = "" if all(sizes) else "at least "
-        size = f"{least}{_bytes(sum(n or 0 for n in sizes))}" if any(sizes) else "unknown"
+        at_least = "" if all(sizes) else "at least "
+        size = f"{at_least}{_format_bytes(sum(n or 0 for n in sizes))}" if any(sizes) else "unknown"
     if data_set.make is not None:
         state = "made" if (data_set.folder / data_set.required_paths[0]).exists() else "made when needed"
     else:
@@ -47,5 +89,5 @@ def _row(data_set: DataSet) -> Sequence[str]:
     return (data_set.name, state, size, data_set.about)
 
 
-def _bytes(count: int) -> str:
+def _format_bytes(count: int) -> str:
     return f"{count / 1e9:.1f} GB" if count >= 1e9 else f"{count / 1e6:.1f} MB"

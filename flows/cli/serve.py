@@ -1,5 +1,4 @@
-"""The commands of `wingspan` that serve something over HTTP until Ctrl-C; `flows/cli/app.py` registers
-them."""
+"""The commands that serve something over HTTP until Ctrl-C."""
 
 from pathlib import Path
 from typing import Annotated
@@ -9,26 +8,16 @@ import typer
 from agents.gateway.limits import GatewayLimits
 from envs.errors import ConfigError
 from envs.serve.limits import ServerLimits
+from flows.cli.options import EnvironmentName, Host, Port
 
-_SERVED = ServerLimits()
-"""Defaults of `serve-env`."""
-_SPOKEN_TO = GatewayLimits()
-"""Defaults of `serve-policy`."""
-
-Host = Annotated[
-    str, typer.Option(help="Address to listen on; 0.0.0.0 listens on all addresses of this machine.")
-]
-Port = Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 takes a free one.")]
+_ENV_DEFAULTS = ServerLimits()
+_POLICY_DEFAULTS = GatewayLimits()
 
 
 def serve_env(
-    name: Annotated[
-        str, typer.Argument(metavar="NAME", help="Name of an environment; `wingspan envs` lists them.")
-    ],
+    name: EnvironmentName,
     host: Host = "127.0.0.1",
-    port: Annotated[
-        int, typer.Option(min=0, max=65535, help="Port to listen on; 0 takes a free one.")
-    ] = 8000,
+    port: Port = 8000,
     token: Annotated[
         list[str] | None,
         typer.Option(
@@ -37,23 +26,23 @@ def serve_env(
     ] = None,
     max_sessions: Annotated[
         int, typer.Option(min=1, help="How many instances may be live at once.")
-    ] = _SERVED.max_sessions,
+    ] = _ENV_DEFAULTS.max_sessions,
     idle_s: Annotated[
         float, typer.Option(min=0.1, help="Seconds without a request after which an instance is closed.")
-    ] = _SERVED.idle_s,
+    ] = _ENV_DEFAULTS.idle_s,
     step_timeout_s: Annotated[
         float, typer.Option(min=0.1, help="Seconds that one step or reset may take.")
-    ] = _SERVED.step_timeout_s,
+    ] = _ENV_DEFAULTS.step_timeout_s,
     max_body_bytes: Annotated[
         int, typer.Option(min=1024, help="Bytes that the body of a request may have.")
-    ] = _SERVED.max_body_bytes,
+    ] = _ENV_DEFAULTS.max_body_bytes,
 ) -> None:
     """Serve an environment over HTTP, with AgentGym's protocol and OpenEnv's, until Ctrl-C."""
     import asyncio
 
     from envs.registry import get_env
     from envs.serve.app import serve
-    from flows.guardian import guard
+    from flows.endings.guardian import guard
 
     guard()
     limits = ServerLimits(
@@ -71,9 +60,7 @@ def serve_policy(
         Path, typer.Argument(metavar="FOLDER", help="Folder of a model in Hugging Face format.")
     ],
     host: Host = "127.0.0.1",
-    port: Annotated[
-        int, typer.Option(min=0, max=65535, help="Port to listen on; 0 takes a free one.")
-    ] = 8001,
+    port: Port = 8001,
     model: Annotated[str, typer.Option(help="Name of the model that requests give.")] = "policy",
     temperature: Annotated[
         float, typer.Option(min=0, max=2, help="Temperature of requests that give none.")
@@ -90,16 +77,16 @@ def serve_policy(
     token: Annotated[str | None, typer.Option(envvar="WINGSPAN_TOKEN", help="Require this token.")] = None,
     max_sessions: Annotated[
         int, typer.Option(min=1, help="How many sessions may be live at once.")
-    ] = _SPOKEN_TO.max_sessions,
+    ] = _POLICY_DEFAULTS.max_sessions,
     idle_s: Annotated[
         float, typer.Option(min=0.1, help="Seconds without a request after which a session is forgotten.")
-    ] = _SPOKEN_TO.idle_s,
+    ] = _POLICY_DEFAULTS.idle_s,
     max_turns: Annotated[
         int, typer.Option(min=1, help="Answers that a session may have.")
-    ] = _SPOKEN_TO.max_turns,
+    ] = _POLICY_DEFAULTS.max_turns,
     max_body_bytes: Annotated[
         int, typer.Option(min=1024, help="Bytes that the body of a request may have.")
-    ] = _SPOKEN_TO.max_body_bytes,
+    ] = _POLICY_DEFAULTS.max_body_bytes,
 ) -> None:
     """Serve a policy over HTTP, with OpenAI's protocol, until Ctrl-C; sessions keep the sampled tokens."""
     import asyncio
@@ -145,9 +132,7 @@ def serve_retriever(
         int, typer.Option(min=1, help="Passages that a request gets if it asks for no number.")
     ] = 3,
     host: Host = "127.0.0.1",
-    port: Annotated[
-        int, typer.Option(min=0, max=65535, help="Port to listen on; 0 takes a free one.")
-    ] = 8002,
+    port: Port = 8002,
 ) -> None:
     """Serve a corpus for searches over HTTP, with Search-R1's protocol, until Ctrl-C."""
     import asyncio
@@ -181,7 +166,7 @@ def serve_sites(
     """Serve a fresh copy of webarena-local's sites on this machine until Ctrl-C."""
     from envs.builtin.webarena_local.sites.data import WEBARENA_LOCAL
     from envs.builtin.webarena_local.sites.tenant import serve_here
-    from flows.guardian import guard
+    from flows.endings.guardian import guard
 
     guard()
     serve_here(WEBARENA_LOCAL.prepare(), first_port=port, say=typer.echo)

@@ -8,12 +8,20 @@ from rich.text import Text
 
 
 def print_table(
-    columns: Sequence[str], rows: Sequence[Sequence[str]], *, console: Console, heads: bool = False
+    columns: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    *,
+    console: Console | None = None,
+    has_header: bool = False,
 ) -> None:
-    """Print `rows`, one cell per column. Plain lines are never wrapped or cut; they have no heads, so that
-    programs can read them, unless `heads` says that the cells mean nothing without."""
+    """Print `rows`, one cell per column.
+
+    Plain lines are never wrapped or cut. For programs that read them, they have no header unless `has_header`
+    says that the cells mean nothing without it.
+    """
+    console = console or Console()
     if not console.is_terminal:
-        lines = [columns, *rows] if heads else rows
+        lines = [columns, *rows] if has_header else rows
         widths = [max(len(cell) for cell in cells) for cells in zip(*lines, strict=True)]
         for row in lines:
             line = "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))

@@ -1,21 +1,20 @@
-"""Prefect deployments of the pipelines: one each, all of the same flow."""
+"""Prefect deployments of the pipelines: one for each, all of the same flow."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping
 
 from envs.errors import ConfigError
-from tasks.config.pipelines import load_pipeline
+from tasks.config.settings import Pipeline
 
 ENTRYPOINT = "flows/train_agent.py:train_agent"
-"""From the folder of the project, in which the worker runs it."""
+"""Path relative to the project's folder, in which the worker runs it."""
 
 
-def deploy(names: Sequence[str], *, pool: str) -> Iterator[str]:
-    """Deploy the pipelines `names` to the work pool `pool`; yields each deployment's name once it is there.
+def deploy(pipelines: Mapping[str, Pipeline], *, pool: str) -> Iterator[str]:
+    """Deploy `pipelines`, by name, to the work pool `pool`; yields the name of each deployment.
 
-    What was deployed earlier under the same name is replaced. Raises `ConfigError` for a pipeline that is not
-    valid, before anything is deployed, and for a pool that the server does not have.
+    An earlier deployment of the same name is replaced. Raises `ConfigError` for a work pool that the server
+    does not know.
     """
-    pipelines = {name: load_pipeline(name) for name in names}
     from prefect.client.orchestration import get_client
     from prefect.deployments.runner import RunnerDeployment
     from prefect.exceptions import ObjectNotFound

@@ -4,17 +4,15 @@ Reads what Prefect stored of finished stages from its folder; starts no server a
 Prefect is set to store elsewhere, stages are shown as if they had not run.
 """
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from flows.lineage import Receipt, Stage, cache_key, path_md5, stage_key
-from flows.plan import Plan, make_plan
-from flows.prefect_runs import check_server
+from flows.plan import Plan, check_run
+from flows.prefect_runs import read_receipt
 from flows.stages import would_resume
-from tasks.tracking.tracker import check_tracking
 from tasks.verl import checkpoints
 
 COLUMNS = ("stage", "would", "why")
@@ -37,10 +35,8 @@ class Forecast:
 def preview(
     name: str, *, overrides: Mapping[str, Any], workspace: Path | None
 ) -> tuple[Plan, list[Forecast]]:
-    """The plan of a run, checked, and its stages. Raises as `make_plan` does."""
-    check_server()
-    check_tracking()
-    plan = make_plan(name, overrides=overrides, workspace=workspace)
+    """The plan of a run, checked, and what would happen to its stages. Raises as `make_plan` does."""
+    plan = check_run(name, overrides=overrides, workspace=workspace)
     forecasts: list[Forecast] = []
     for stage in plan.stages.values():
         forecasts.append(_forecast(stage, earlier=forecasts))
@@ -51,17 +47,19 @@ def _forecast(stage: Stage, *, earlier: Sequence[Forecast]) -> Forecast:
     first = next((forecast.stage for forecast in earlier if forecast.runs), None)
     if first is not None:
         return Forecast(stage.name, True, f"it comes after {first}, which would run")
-    stored = _stored(cache_key(stage, stage_key(stage)))
-    if stored is None:
-        begun = any(out.exists() for out in stage.outs)
-        reason = "its code, parameters or inputs changed" if begun else "it has not run in this workspace"
+    receipt = _stored_receipt(cache_key(stage, stage_key(stage)))
+    if receipt is None:
+        has_outputs = any(out.exists() for out in stage.outs)
+        reason = (
+            "its code, parameters or inputs changed" if has_outputs else "it has not run in this workspace"
+        )
         return Forecast(stage.name, True, _resumption(stage) or reason)
-    lost = [out for out in stored if not (stage.workspace / out).exists()]
-    if lost:
-        return Forecast(stage.name, True, f"{stage.workspace / lost[0]} was deleted")
-    changed = [out for out, md5 in stored.items() if path_md5(stage.workspace / out) != md5]
-    if changed:
-        return Forecast(stage.name, True, f"{stage.workspace / changed[0]} was changed")
+    for out, md5 in receipt.outputs.items():
+        path = stage.workspace / out
+        if not path.exists():
+            return Forecast(stage.name, True, f"{path} was deleted")
+        if path_md5(path) != md5:
+            return Forecast(stage.name, True, f"{path} was changed")
     return Forecast(stage.name, False, "finished on the same code, parameters and inputs")
 
 
@@ -73,13 +71,10 @@ def _resumption(stage: Stage) -> str | None:
     return f"it goes on after step {steps[-1]}" if steps else None
 
 
-def _stored(key: str) -> Receipt | None:
-    """What Prefect stored of a finished stage, in the form of `prefect.results.ResultRecord`."""
+def _stored_receipt(key: str) -> Receipt | None:
+    from prefect.filesystems import LocalFileSystem
+    from prefect.results import ResultStore
     from prefect.settings import get_current_settings
 
-    file = get_current_settings().results.local_storage_path / key
-    try:
-        receipt: Receipt = json.loads(json.loads(file.read_text())["result"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
-    return receipt
+    folder = LocalFileSystem(basepath=str(get_current_settings().results.local_storage_path))
+    return read_receipt(ResultStore(result_storage=folder), key)

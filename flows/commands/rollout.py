@@ -32,20 +32,20 @@ SPLITS = ("test", "train")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rollout:
-    """What is to be played."""
+    """Which episodes to run."""
 
     split: str = "test"
     items: int | None = None
-    """The first of the split; None is all."""
+    """How many items of the split, from the first; None takes all."""
     num_samples: int = 1
     max_turns: int | None = None
-    """In the place of the pipeline's."""
+    """Replaces the pipeline's."""
     temperature: float | None = None
-    """In the place of `evaluate.temperature`."""
+    """Replaces `evaluate.temperature`."""
     out: Path | None = None
 
 
-def model_of(
+def make_model(
     pipeline: Pipeline,
     *,
     endpoint: str | None,
@@ -53,11 +53,11 @@ def model_of(
     api_key_from: str | None,
     policy: Path | None,
 ) -> Endpoint | LocalModel:
-    """What plays, by the command line's options; raises `ConfigError` for those that do not go together."""
+    """The model that the options of the command line name; raises `ConfigError` for contradictory options."""
     if endpoint is None:
         for option, value in (("--model", model), ("--api-key-from", api_key_from)):
             if value is not None:
-                raise ConfigError(f"{option} {value} is an endpoint's; give --endpoint URL, too")
+                raise ConfigError(f"{option} {value} needs an endpoint; give --endpoint URL as well")
         local = LocalModel(
             policy or Path(pipeline.model), seed=pipeline.seed, max_sequences=pipeline.backend.max_sequences
         )
@@ -67,33 +67,34 @@ def model_of(
         raise ConfigError(f"--endpoint {endpoint} and --policy {policy}: give only one of them")
     if model is None:
         raise ConfigError(f"--endpoint {endpoint}: which of its models? Give --model NAME")
-    asked = Endpoint(endpoint, model, api_key_variable=api_key_from)
-    asked.headers()
-    return asked
+    client = Endpoint(endpoint, model, api_key_variable=api_key_from)
+    client.headers()  # raises for a missing key
+    return client
 
 
-def rollout(pipeline: Pipeline, model: Endpoint | LocalModel, asked: Rollout, *, console: Console) -> bool:
-    """Play, and show every turn; returns whether any episode counts.
+def run_rollout(
+    pipeline: Pipeline, model: Endpoint | LocalModel, request: Rollout, *, console: Console
+) -> bool:
+    """Run the episodes and show every turn; returns whether any episode ended without an error.
 
-    Trajectories are written as they end. Ctrl-C ends the rollout, and what has ended until then is summed up
-    before it is raised.
-    Raises `ConfigError` and `MissingDependency` before anything is played.
+    Trajectories are written as they end. After Ctrl-C, the finished episodes are summarised before
+    `KeyboardInterrupt` is raised. Raises `ConfigError` and `MissingDependency` before anything is played.
     """
-    items = _items(pipeline, asked)
+    items = _items(pipeline, request)
     check_environments(pipeline)
     check_judges(pipeline.agent, names=reward_names(pipeline.agent))
     spec = RolloutSpec(
         name="rollout",
-        max_turns={part: asked.max_turns or turns for part, turns in evaluation_turns(pipeline).items()},
-        num_samples=asked.num_samples,
-        temperature=pipeline.evaluate.temperature if asked.temperature is None else asked.temperature,
+        max_turns={part: request.max_turns or turns for part, turns in evaluation_turns(pipeline).items()},
+        num_samples=request.num_samples,
+        temperature=pipeline.evaluate.temperature if request.temperature is None else request.temperature,
     )
-    ended: list[Trajectory] = []
+    trajectories: list[Trajectory] = []
     printer = TurnPrinter(console)
 
     async def gather(make: Callable[[], RolloutRunner], out: TextIO | None) -> None:
         def end(trajectory: Trajectory) -> None:
-            ended.append(trajectory)
+            trajectories.append(trajectory)
             printer.trajectory(trajectory)
             if out is not None:
                 out.write(json.dumps(trajectory_to_dict(trajectory)) + "\n")
@@ -110,58 +111,57 @@ def rollout(pipeline: Pipeline, model: Endpoint | LocalModel, asked: Rollout, *,
         finally:
             await runner.close()
 
-    stopped = False
-    with _opened(asked.out) as out, _player(pipeline, model) as make:
+    is_stopped = False
+    with _open(request.out) as out, _open_model(pipeline, model) as make:
         try:
             asyncio.run(gather(make, out))
         except KeyboardInterrupt:
-            stopped = True
-            printer.note("stopped; what follows is of the episodes that have ended")
-    if ended:
-        print_table(("", ""), summary_rows(summarise(ended)), console=console)
-    if asked.out is not None:
-        printer.note(f"trajectories: {asked.out}")
-    if stopped:
+            is_stopped = True
+            printer.note("stopped; this is the summary of the episodes that have ended")
+    if trajectories:
+        print_table(("", ""), summary_rows(summarise(trajectories)), console=console)
+    if request.out is not None:
+        printer.note(f"trajectories: {request.out}")
+    if is_stopped:
         raise KeyboardInterrupt
-    return any(trajectory.stop_reason is not StopReason.ERROR for trajectory in ended)
+    return any(trajectory.stop_reason is not StopReason.ERROR for trajectory in trajectories)
 
 
 def summary_rows(summary: Mapping[str, float]) -> list[tuple[str, str]]:
-    """The numbers of `tasks.data.trajectories.summarise` that say something, in its order; the main ones
-    first."""
+    """The informative numbers of `tasks.data.trajectories.summarise`, the main ones first."""
     first = [key for key in ("success", "reward", "turns", "episodes", "dropped") if key in summary]
     rest = [
         key
         for key, value in summary.items()
         if key not in first
-        and (value or not key.startswith(("stop_", "tokens")))  # an endpoint tells no tokens
+        and (value or not key.startswith(("stop_", "tokens")))  # an endpoint reports no tokens
     ]
     return [(key, f"{summary[key]:.4g}") for key in [*first, *rest]]
 
 
-def _items(pipeline: Pipeline, asked: Rollout) -> Sequence[Item]:
-    if asked.split not in SPLITS:
+def _items(pipeline: Pipeline, request: Rollout) -> Sequence[Item]:
+    if request.split not in SPLITS:
         raise ConfigError(
-            f"--split {asked.split!r}{did_you_mean(asked.split, SPLITS)}; there are: {', '.join(SPLITS)}"
+            f"--split {request.split!r}{did_you_mean(request.split, SPLITS)}; there are: {', '.join(SPLITS)}"
         )
     parts = split(pipeline.data)
-    return (parts.test if asked.split == "test" else parts.train)[: asked.items]
+    return (parts.test if request.split == "test" else parts.train)[: request.items]
 
 
 @contextmanager
-def _player(pipeline: Pipeline, model: Endpoint | LocalModel) -> Iterator[Callable[[], RolloutRunner]]:
-    """Makes the runner, in the event loop that will run it."""
+def _open_model(pipeline: Pipeline, model: Endpoint | LocalModel) -> Iterator[Callable[[], RolloutRunner]]:
+    """Yields what makes the runner, to be called in the event loop that runs it."""
     if isinstance(model, Endpoint):
         yield lambda: EndpointRunner(pipeline, client=ChatClient(model))
         return
-    with model.load(context_length=pipeline.rollout.context_length) as loaded:
+    with model.load(context_length=pipeline.rollout.context_length) as sampling:
         yield lambda: make_runner(
-            pipeline, sampler=loaded.sampler, tokenizer=loaded.tokenizer, processor=loaded.processor
+            pipeline, sampler=sampling.sampler, tokenizer=sampling.tokenizer, processor=sampling.processor
         )
 
 
-def _opened(out: Path | None) -> "nullcontext[None] | TextIO":
-    """Whatever it held is there until something is played."""
+def _open(out: Path | None) -> "nullcontext[None] | TextIO":
+    """Open `out` without truncating it: its content stays until an episode begins."""
     if out is None:
         return nullcontext()
     try:

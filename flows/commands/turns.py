@@ -1,4 +1,4 @@
-"""Episodes on the console as they are played: the task, then each turn's thought, action and observation."""
+"""Prints episodes as they run: the task, then the thought, action and observation of each turn."""
 
 from collections.abc import Sequence
 
@@ -19,24 +19,26 @@ _STYLES = {
 
 
 class TurnPrinter:
-    """Prints to one console. Episodes are played side by side, so every line says whose it is. On a terminal
-    long lines are wrapped between words; elsewhere all are plain and whole, for programs that read them."""
+    """Prints the turns of concurrent episodes to one console; every line names its episode.
+
+    On a terminal long lines are wrapped between words; elsewhere lines are plain and whole, for programs.
+    """
 
     def __init__(self, console: Console) -> None:
         self._console = console
 
     def opening(self, item: Item, sample_index: int, messages: Sequence[Message]) -> None:
-        """See `agents.rollout.group.OnOpening`."""
-        who = f"{item.item_id} #{sample_index} begins"
+        """Print the first messages of an episode."""
+        episode = f"{item.item_id} #{sample_index} begins"
         for message in messages:
             label = "task" if message.role == "user" else f"task ({message.role})"
-            self._lines(who, label, message.content, style=_STYLES["task"])
-            self._lines(who, "images", _media(message.images), style=_STYLES["images"])
+            self._lines(episode, label, message.content, style=_STYLES["task"])
+            self._lines(episode, "images", _media(message.images), style=_STYLES["images"])
 
     def turn(self, item: Item, sample_index: int, turns: Sequence[Turn]) -> None:
-        """See `agents.rollout.group.OnTurn`."""
+        """Print the last of `turns`."""
         turn = turns[-1]
-        who = f"{item.item_id} #{sample_index} turn {len(turns)}"
+        episode = f"{item.item_id} #{sample_index} turn {len(turns)}"
         facts = {
             "thought": turn.thought,
             # a turn that is not in the format has no action; it is shown whole
@@ -45,33 +47,35 @@ class TurnPrinter:
             "observation": turn.observation,
         }
         for label, text in facts.items():
-            self._lines(who, label, text, style=_STYLES[label])
+            self._lines(episode, label, text, style=_STYLES[label])
 
     def trajectory(self, trajectory: Trajectory) -> None:
-        """One that has ended."""
-        who = f"{trajectory.item.item_id} #{trajectory.sample_index}"
+        """Print how an episode ended."""
+        episode = f"{trajectory.item.item_id} #{trajectory.sample_index}"
         if trajectory.stop_reason is StopReason.ERROR:
-            self._line(who, f"dropped after {trajectory.attempts} tries: {trajectory.error}", style="red")
+            self._line(
+                episode, f"dropped after {trajectory.attempts} attempts: {trajectory.error}", style="red"
+            )
             return
         outcome = "success" if trajectory.success else "no success"
         self._line(
-            who,
+            episode,
             f"{trajectory.stop_reason}, {outcome}, reward {trajectory.reward:g}, "
             f"{len(trajectory.turns)} turns in {trajectory.seconds:.1f} s",
             style="cyan",
         )
 
     def note(self, text: str) -> None:
-        """A line of nobody's."""
+        """Print a line that belongs to no episode."""
         self._console.print(text, markup=False, highlight=False, soft_wrap=True)
 
-    def _lines(self, who: str, label: str, text: str, *, style: str) -> None:
+    def _lines(self, episode: str, label: str, text: str, *, style: str) -> None:
         for line in filter(str.strip, text.splitlines()):
-            self._line(who, f"{label}: {line}", style=style)
+            self._line(episode, f"{label}: {line}", style=style)
 
-    def _line(self, who: str, text: str, *, style: str) -> None:
+    def _line(self, episode: str, text: str, *, style: str) -> None:
         at_terminal = self._console.is_terminal
-        line = Text.assemble((who, "blue"), "  " if at_terminal else " ", (text, style))
+        line = Text.assemble((episode, "blue"), "  " if at_terminal else " ", (text, style))
         self._console.print(line, soft_wrap=not at_terminal)
 
 

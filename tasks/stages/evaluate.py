@@ -1,8 +1,8 @@
-"""Stage `evaluate`: the test split, played by the policy before and after training.
+"""Stage `evaluate`: the policy before and after training, on the test split.
 
-Each plays every test item `samples_per_item` times at `evaluate.temperature` and once greedily, with
-the same limits. On a CPU both policies play side by side, each with a sampler in a process of its own;
-elsewhere verl's generation servers are brought up with one after the other, and nothing is trained.
+Each policy runs `samples_per_item` episodes of every test item at `evaluate.temperature` and a greedy one,
+under the same limits. On a CPU both are evaluated at once, each with a sampler in its own process; on GPUs
+verl's generation servers are started with one policy after the other.
 """
 
 import asyncio
@@ -10,7 +10,7 @@ import json
 import tempfile
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from multiprocessing import get_context
@@ -30,28 +30,26 @@ from tasks.data.items import read_items
 from tasks.data.mixture import evaluation_turns
 from tasks.data.trajectories import summarise, write_trajectories
 from tasks.interrupts import interrupts_blocked
+from tasks.progress import SILENT, Progress
 from tasks.rollout.program_runner import make_runner
 from tasks.rollout.runner import RolloutSpec
 
 RunRollout = Callable[[Sequence[Item], RolloutSpec], list[list[Trajectory]]]
-"""`RolloutRunner.run` with one policy, for callers that wait."""
-OnEpisodes = Callable[[int, int], None]
-"""Sees how many episodes have ended, and how many there are in all."""
-
+"""`RolloutRunner.run` with one policy, as a blocking call."""
 _counts: Any = None
-"""Where this process counts the episodes that have ended, by policy: memory that the processes share, in
-which each has a place that no other writes."""
+"""Finished episodes by policy index, in memory shared by the processes; each process writes only the counts
+of its own policies."""
 POLL_S = 0.5
-"""How often they are added up."""
+"""Seconds between two sums of the counts."""
 
 
-def evaluate(pipeline: Pipeline, workspace: Path, *, on_episodes: OnEpisodes | None = None) -> None:
+def evaluate(pipeline: Pipeline, workspace: Path, progress: Progress = SILENT) -> None:
     """Write `evaluation.json` and `evaluation_trajectories.jsonl`.
 
     The first: `{"before" | "after": {"sampled" | "greedy": <tasks.data.trajectories.summarise>}}`. The
     second: of every item, policy and mode the first trajectory, whose `metrics` say which they were.
-    Policy versions are training steps: 0 before, the last one after. `on_episodes` is called as episodes
-    end. Raises `ConfigError` where a policy is missing.
+    Policy versions are training steps: 0 before, the last one after. Raises `ConfigError` for a missing
+    policy.
     """
     items = read_items(workspace / "data" / "test.jsonl", data=pipeline.data)
     start = workspace / "warmup" if pipeline.warmup else pipeline.model
@@ -68,18 +66,16 @@ def evaluate(pipeline: Pipeline, workspace: Path, *, on_episodes: OnEpisodes | N
     total = len(policies) * len(items) * (pipeline.evaluate.samples_per_item + 1)
     spawn = get_context("spawn")
     counts = spawn.RawArray("q", len(policies))
-    progress: AbstractContextManager[None] = (
-        nullcontext() if on_episodes is None else _progress(counts, total, on_episodes)
-    )
-    if pipeline.backend.rollout == "cpu":
-        with progress:
-            results = _side_by_side(work, policies, counts)
-    else:
-        _count_in(counts)
-        with progress:
+    with _report_episodes(counts, total, progress):
+        if pipeline.backend.rollout == "cpu":
+            results = _in_parallel(work, policies, counts)
+        else:
+            _count_in(counts)
             results = [work(policy) for policy in policies]
-    summaries = {policy.name: found for policy, (found, _) in zip(policies, results, strict=True)}
-    write_trajectories(workspace / "evaluation_trajectories.jsonl", [t for _, kept in results for t in kept])
+    summaries = {policy.name: summary for policy, (summary, _) in zip(policies, results, strict=True)}
+    write_trajectories(
+        workspace / "evaluation_trajectories.jsonl", [t for _, examples in results for t in examples]
+    )
     write_atomically(workspace / "evaluation.json", json.dumps(summaries, indent=2) + "\n")
 
 
@@ -98,8 +94,8 @@ def _count_in(counts: Any) -> None:
 
 
 @contextmanager
-def _progress(counts: Sequence[int], total: int, on_episodes: OnEpisodes) -> Iterator[None]:
-    """Call `on_episodes` with the sum of `counts` when it has grown, for as long as the context is open."""
+def _report_episodes(counts: Sequence[int], total: int, progress: Progress) -> Iterator[None]:
+    """While the context is open, report the sum of `counts` whenever it has grown."""
     is_over = Event()
 
     def watch() -> None:
@@ -107,7 +103,7 @@ def _progress(counts: Sequence[int], total: int, on_episodes: OnEpisodes) -> Ite
         while True:
             was_over = is_over.wait(POLL_S)
             if (done := sum(counts)) > before:
-                on_episodes(done, total)
+                progress.on_episodes(done, total)
                 before = done
             if was_over:
                 return
@@ -121,67 +117,69 @@ def _progress(counts: Sequence[int], total: int, on_episodes: OnEpisodes) -> Ite
         thread.join()
 
 
-_Found = tuple[dict[str, dict[str, float]], list[Trajectory]]
-"""Of one policy: summaries by mode, and the trajectories to keep."""
+_Evaluation = tuple[dict[str, dict[str, float]], list[Trajectory]]
+"""Results of one policy: summaries by mode, and the trajectories to write."""
 
 
-def _side_by_side(
-    work: Callable[[_Policy], _Found], policies: Sequence[_Policy], counts: Any
-) -> list[_Found]:
-    """`work` for every policy, each in its own process, one core each; no process outlives the call.
+def _in_parallel(
+    work: Callable[[_Policy], _Evaluation], policies: Sequence[_Policy], counts: Any
+) -> list[_Evaluation]:
+    """Call `work` for every policy in its own process, one core each; no process outlives the call.
 
-    The processes count their episodes in `counts`, an array that they share.
+    `counts` is shared memory in which the processes count their episodes.
     """
     context = get_context("spawn")  # a fork of torch's threads would hang
     processes: list[SpawnProcess] = []
-    places: dict[Connection, int] = {}
-    found: dict[int, _Found] = {}
+    indices: dict[Connection, int] = {}
+    evaluations: dict[int, _Evaluation] = {}
     try:
         with interrupts_blocked():
-            for place, policy in enumerate(policies):
+            for index, policy in enumerate(policies):
                 receiving, sending = context.Pipe(duplex=False)
-                places[receiving] = place
+                indices[receiving] = index
                 processes.append(context.Process(target=_send, args=(sending, work, policy, counts)))
                 processes[-1].start()
                 sending.close()
-        while len(found) < len(policies):
-            ready = [end for end in wait(set(places)) if isinstance(end, Connection)]
+        while len(evaluations) < len(policies):
+            ready = [end for end in wait(set(indices)) if isinstance(end, Connection)]
             for receiving in ready:
-                found[places.pop(receiving)] = _receive(receiving)
+                evaluations[indices.pop(receiving)] = _receive(receiving)
         for process in processes:
             process.join()
-        return [found[place] for place in range(len(policies))]
+        return [evaluations[index] for index in range(len(policies))]
     finally:
         for process in processes:
             process.kill()
 
 
-def _send(sending: Connection, work: Callable[[_Policy], _Found], policy: _Policy, counts: Any) -> None:
+def _send(sending: Connection, work: Callable[[_Policy], _Evaluation], policy: _Policy, counts: Any) -> None:
     _count_in(counts)
     try:
-        answer: _Found | Exception = work(policy)
+        answer: _Evaluation | Exception = work(policy)
     except Exception as error:
-        error.add_note(traceback.format_exc())  # pickled, it has none
+        error.add_note(traceback.format_exc())  # pickling drops the traceback
         answer = error
-    with suppress(BrokenPipeError):  # who asked was stopped meanwhile
+    with suppress(BrokenPipeError):  # the parent process was stopped meanwhile
         sending.send(answer)
 
 
-def _receive(receiving: Connection) -> _Found:
+def _receive(receiving: Connection) -> _Evaluation:
     with receiving:
         try:
-            answer: _Found | Exception = receiving.recv()
+            answer: _Evaluation | Exception = receiving.recv()
         except EOFError:
-            raise WingspanError("evaluation: a process died, for want of memory perhaps") from None
+            raise WingspanError("evaluation: a process died; it may have run out of memory") from None
     if isinstance(answer, Exception):
         raise answer
     return answer
 
 
-def _evaluate_policy(pipeline: Pipeline, workspace: Path, items: Sequence[Item], policy: _Policy) -> _Found:
+def _evaluate_policy(
+    pipeline: Pipeline, workspace: Path, items: Sequence[Item], policy: _Policy
+) -> _Evaluation:
     settings, turns = pipeline.evaluate, evaluation_turns(pipeline)
     summaries: dict[str, dict[str, float]] = {}
-    kept: list[Trajectory] = []
+    examples: list[Trajectory] = []
 
     def count(episodes: int) -> None:
         _counts[policy.index] += episodes
@@ -192,13 +190,13 @@ def _evaluate_policy(pipeline: Pipeline, workspace: Path, items: Sequence[Item],
             spec = RolloutSpec(name=mode, max_turns=turns, num_samples=num_samples, temperature=temperature)
             groups = run(items, spec)
             summaries[mode] = summarise([t for group in groups for t in group])
-            kept += [
-                _labelled(group[0], policy=policy.name, mode=mode, version=policy.version) for group in groups
+            examples += [
+                _label(group[0], policy=policy.name, mode=mode, version=policy.version) for group in groups
             ]
-    return summaries, kept
+    return summaries, examples
 
 
-def _labelled(trajectory: Trajectory, *, policy: str, mode: str, version: int) -> Trajectory:
+def _label(trajectory: Trajectory, *, policy: str, mode: str, version: int) -> Trajectory:
     # A sampler that was started with a policy's files counts its versions from there.
     turns = [
         replace(turn, completion=replace(turn.completion, policy_version=version))
@@ -211,7 +209,7 @@ def _labelled(trajectory: Trajectory, *, policy: str, mode: str, version: int) -
 def _open_runner(
     pipeline: Pipeline, *, model: str, workspace: Path, count: Callable[[int], None]
 ) -> Iterator[RunRollout]:
-    """`count` is called with the number of episodes that have just ended."""
+    """`count` is called with the number of episodes that have ended since the last call."""
     on_servers = pipeline.backend.rollout == "vllm"
     runner = (_servers if on_servers else _sampler)(pipeline, model=model, workspace=workspace, count=count)
     with runner as run:
@@ -242,7 +240,7 @@ def _sampler(
 def _servers(
     pipeline: Pipeline, *, model: str, workspace: Path, count: Callable[[int], None]
 ) -> Iterator[RunRollout]:
-    """Play with the generation servers that training would use, on a training process of its own."""
+    """Play with the generation servers that training would use, in a process that does not train."""
     import ray
 
     from tasks.cluster.session import connect_ray, end_local_ray, result_of

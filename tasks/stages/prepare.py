@@ -5,10 +5,11 @@ from pathlib import Path
 from tasks.config.settings import Pipeline
 from tasks.data.items import write_items
 from tasks.data.mixture import split
+from tasks.progress import SILENT, Progress
 
 
-def prepare(pipeline: Pipeline, workspace: Path) -> None:
-    """Write `data/train.jsonl` and `data/test.jsonl`, one `Item` a line."""
+def prepare(pipeline: Pipeline, workspace: Path, progress: Progress = SILENT) -> None:
+    """Write `data/train.jsonl` and `data/test.jsonl`, one `Item` per line."""
     items = split(pipeline.data)
     write_items(workspace / "data" / "train.jsonl", items.train)
     write_items(workspace / "data" / "test.jsonl", items.test)

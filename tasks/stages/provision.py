@@ -29,6 +29,7 @@ from tasks.config.environments import environments
 from tasks.config.episodes import check_reward, check_vision
 from tasks.config.settings import Pipeline
 from tasks.data.items import read_items
+from tasks.progress import SILENT, Progress
 
 EPISODES = 64
 """Most expert episodes of each environment; more than any sensible number of live ones on a laptop."""
@@ -38,7 +39,7 @@ TRIAL = "look"
 """The one action where no solution is known; whatever it is taken for, it must be answered."""
 
 
-def provision(pipeline: Pipeline, workspace: Path) -> None:
+def provision(pipeline: Pipeline, workspace: Path, progress: Progress = SILENT) -> None:
     """Play expert episodes of every environment at once; write `provision.json`.
 
     Raises `EnvCrashed` or `EpisodeTimeout` if an episode does not end in success, `ConfigError` for an item

@@ -17,6 +17,7 @@ from statistics import fmean
 from tasks.config.parameters import grouped, read_changes
 from tasks.config.settings import Pipeline
 from tasks.data.mixture import training_turns
+from tasks.progress import SILENT, Progress
 from tasks.reporting import charts, figures
 from tasks.reporting.excerpts import choose_pairs
 from tasks.reporting.intervals import gain_interval, wilson
@@ -55,7 +56,7 @@ class Change:
         return self.after - self.before
 
 
-def report(pipeline: Pipeline, workspace: Path) -> Path:
+def report(pipeline: Pipeline, workspace: Path, progress: Progress = SILENT) -> Path:
     """Write `report/index.html` and its plots (`*.svg`, `*.png`) from what `workspace` holds by now.
 
     What is missing is named on the page. Returns the page's path.

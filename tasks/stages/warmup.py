@@ -1,7 +1,7 @@
-"""The warm-up stage: the policy imitates the environment's scripted expert before it is trained by RL.
+"""Stage `warmup`: the policy imitates the environment's scripted expert before it is trained by RL.
 
-Demonstrations come from training items only (`tasks/data/demonstrations.py`); the training runs in a
-process of its own (`tasks/verl/sft.py`), so that verl and its memory are gone when it ends.
+Demonstrations come from training items only (`tasks/data/demonstrations.py`). Training runs in a separate
+process (`tasks/verl/sft.py`), so that verl's memory is freed when it ends.
 """
 
 import asyncio
@@ -10,7 +10,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,6 +20,7 @@ from tasks.config.settings import Pipeline
 from tasks.data.demonstrations import Demonstration, demonstrate
 from tasks.data.items import read_items
 from tasks.data.vocabulary import add_words, cut_less, spelt_words
+from tasks.progress import SILENT, Progress
 from tasks.verl.actor import environment_of
 from tasks.verl.sft import SftRequest
 
@@ -27,14 +28,12 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 
-def warmup(
-    pipeline: Pipeline, workspace: Path, *, on_step: Callable[[dict[str, float]], None] | None = None
-) -> Path:
-    """Train on `data/train.jsonl`'s items; returns `workspace/warmup`, the policy with its tokenizer.
+def warmup(pipeline: Pipeline, workspace: Path, progress: Progress = SILENT) -> Path:
+    """Train on the items of `data/train.jsonl`; returns `workspace/warmup`, the policy with its tokenizer.
 
-    Beside it lie `metrics.jsonl` (a line per step, as `tasks/verl/sft.py` says them; `on_step` sees them
-    as they come). Raises `ConfigError` for a pipeline without a warm-up or a model that cannot be
-    loaded, `WingspanError` if the training process fails.
+    The folder also holds `metrics.jsonl`, with one line per step as `tasks/verl/sft.py` prints it. Raises
+    `ConfigError` for a pipeline without a warm-up or a model that cannot be loaded, `WingspanError` if the
+    training process fails.
     """
     settings = pipeline.warmup
     if settings is None:
@@ -42,7 +41,7 @@ def warmup(
     items = read_items(workspace / "data" / "train.jsonl", data=pipeline.data)
     target = workspace.resolve() / "warmup"
     with tempfile.TemporaryDirectory() as folder:
-        model, games = _start(pipeline, items, folder=Path(folder))
+        model, demonstrations = _start(pipeline, items, folder=Path(folder))
         request = SftRequest(
             model=model,
             output=str(target),
@@ -52,19 +51,19 @@ def warmup(
             batch_size=settings.batch_size,
             lr=settings.lr,
             micro_batch_tokens=pipeline.train.micro_batch_tokens,
-            prompts=[game.prompt_ids for game in games],
-            responses=[game.response_ids for game in games],
-            masks=[game.mask for game in games],
+            prompts=[demonstration.prompt_ids for demonstration in demonstrations],
+            responses=[demonstration.response_ids for demonstration in demonstrations],
+            masks=[demonstration.mask for demonstration in demonstrations],
         )
-        lines = _run(request, environment=environment_of(pipeline), on_step=on_step)
+        lines = _run(request, environment=environment_of(pipeline), progress=progress)
     (target / "metrics.jsonl").write_text("".join(line + "\n" for line in lines))
     return target
 
 
 def _start(pipeline: Pipeline, items: Sequence[Item], *, folder: Path) -> tuple[str, list[Demonstration]]:
-    """The model to begin with, in `folder` if it gets new words, and the demonstrations in its tokens."""
+    """The model to start from, saved in `folder` if it gets new words, and demonstrations in its tokens."""
 
-    def played(tokenizer: "PreTrainedTokenizerBase") -> list[Demonstration]:
+    def play_experts(tokenizer: "PreTrainedTokenizerBase") -> list[Demonstration]:
         return asyncio.run(demonstrate(items, pipeline=pipeline, tokenizer=tokenizer))
 
     settings = pipeline.warmup
@@ -72,22 +71,19 @@ def _start(pipeline: Pipeline, items: Sequence[Item], *, folder: Path) -> tuple[
     tokenizer = _tokenizer(pipeline.model)
     if settings.whole_words:
         tokenizer = cut_less(tokenizer, settings.whole_words, folder)
-    games = played(tokenizer)
+    demonstrations = play_experts(tokenizer)
     if not settings.new_words:
-        return pipeline.model, games
-    conversations = (game.prompt_ids + game.response_ids for game in games)
+        return pipeline.model, demonstrations
+    conversations = (
+        demonstration.prompt_ids + demonstration.response_ids for demonstration in demonstrations
+    )
     words = spelt_words(tokenizer, conversations, at_most=settings.new_words)
     add_words(pipeline.model, tokenizer, words, folder, seed=pipeline.seed)
-    return str(folder), played(_tokenizer(str(folder)))
+    return str(folder), play_experts(_tokenizer(str(folder)))
 
 
-def _run(
-    request: SftRequest,
-    *,
-    environment: dict[str, str],
-    on_step: Callable[[dict[str, float]], None] | None,
-) -> list[str]:
-    """Run `tasks.verl.sft`; the JSON lines it said."""
+def _run(request: SftRequest, *, environment: dict[str, str], progress: Progress) -> list[str]:
+    """Run `tasks.verl.sft`; returns the JSON lines that it printed."""
     lines = []
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "request.json"
@@ -95,28 +91,29 @@ def _run(
         with (Path(folder) / "log").open("w+") as log:
             process = subprocess.Popen(
                 [sys.executable, "-m", "tasks.verl.sft", str(path)],
-                # One thread: training starts up beside it, and threads that spin stop each other.
+                # One thread: the trainer starts up meanwhile, and spinning threads slow each other down.
                 env={**os.environ, **environment, "WINGSPAN_THREADS": "1"},
                 stdout=subprocess.PIPE,
                 stderr=log,
                 text=True,
-                start_new_session=True,  # Ctrl-C is for us, who then end it
+                start_new_session=True,  # Ctrl-C reaches only this process, which then kills it
             )
             assert process.stdout is not None
             try:
                 for line in process.stdout:
                     if not line.startswith("{"):
-                        continue  # verl prints, too
+                        continue  # other output of verl
                     lines.append(line.rstrip())
-                    if on_step is not None:
-                        on_step(json.loads(line))
+                    progress.on_step(json.loads(line))
             except BaseException:
                 process.kill()
                 raise
             if process.wait() != 0:
                 log.seek(0)
-                said = [line for line in log.read().splitlines() if line.strip()]
-                raise WingspanError(f"the warm-up process failed: {said[-1] if said else process.returncode}")
+                lines = [line for line in log.read().splitlines() if line.strip()]
+                raise WingspanError(
+                    f"the warm-up process failed: {lines[-1] if lines else process.returncode}"
+                )
     return lines
 
 

@@ -19,7 +19,7 @@ import yaml
 from envs.errors import ConfigError
 from flows.cli.app import app, one_line
 from flows.cli.overrides import parse_settings
-from flows.plan import locked, make_plan
+from flows.plan import lock, make_plan
 from tasks.config.capacity import read_model_size
 from tests.support.tiny_model import save_tiny_model
 
@@ -229,19 +229,19 @@ def test_help_imports_nothing_heavy(project: Path) -> None:
 
 def test_a_workspace_in_use_is_refused_and_free_again_after_a_kill(tmp_path: Path) -> None:
     code = (
-        "import sys, time; from pathlib import Path; from flows.plan import locked\n"
-        "with locked(Path(sys.argv[1])): print('held', flush=True); time.sleep(600)"
+        "import sys, time; from pathlib import Path; from flows.plan import lock\n"
+        "with lock(Path(sys.argv[1])): print('held', flush=True); time.sleep(600)"
     )
     holder = subprocess.Popen(
         [sys.executable, "-c", code, str(tmp_path)], cwd=ROOT, stdout=subprocess.PIPE, text=True
     )
     assert holder.stdout is not None
     assert holder.stdout.readline() == "held\n"
-    with pytest.raises(ConfigError, match=f"in use by process {holder.pid}"), locked(tmp_path):
+    with pytest.raises(ConfigError, match=f"in use by process {holder.pid}"), lock(tmp_path):
         pass
     holder.kill()
     holder.wait()
-    with locked(tmp_path):
+    with lock(tmp_path):
         assert (tmp_path / "lock").read_text() == str(os.getpid())
 
 
@@ -269,7 +269,7 @@ def test_overrides_have_a_workspace_of_their_own(project: Path, monkeypatch: pyt
         make_plan("textcraft-cpu", overrides=overrides, workspace=None).workspace
         for overrides in ({"seed": 1, "train.lr": 0.1}, {"train.lr": 0.1, "seed": 1}, {"seed": 2})
     ]
-    assert plain.tracked
+    assert plain.is_tracked
     assert places[0] == places[1]
     assert len({plain.workspace, *places}) == 3
 

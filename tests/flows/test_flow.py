@@ -173,6 +173,39 @@ def test_once_more_does_nothing(project: Project) -> None:
     project.mlflow_runs()  # asserts that there is still one parent run
 
 
+def test_prefect_draws_the_graph_with_its_rounds(project: Project) -> None:
+    """`graph-v2` is what Prefect's page of a run draws."""
+    code = (
+        "import json, os, urllib.request as web\n"
+        "from flows.endings.guardian import guard; guard()\n"
+        "from flows.prefect_runs import configure_prefect; configure_prefect()\n"
+        "def get(path, data=None):\n"
+        "    headers = {'content-type': 'application/json'}\n"
+        "    url = os.environ['PREFECT_API_URL'] + path\n"
+        "    return json.load(web.urlopen(web.Request(url, data=data, headers=headers)))\n"
+        "runs = get('/flow_runs/filter', b'{\"sort\": \"START_TIME_ASC\"}')\n"
+        "print(json.dumps([get('/flow_runs/' + run['id'] + '/graph-v2') for run in runs]))"
+    )
+    graphs = [dict(graph["nodes"]) for graph in json.loads(project.run(sys.executable, "-c", code)[-1])]
+
+    def parents(nodes: dict[str, Any]) -> dict[str, set[str]]:
+        names = {key: node["label"].rpartition("-")[0] for key, node in nodes.items()}
+        return {names[key]: {names[edge["id"]] for edge in node["parents"]} for key, node in nodes.items()}
+
+    start = {"prepare": set[str](), "provision": {"prepare"}, "warmup": {"prepare", "provision"}}
+    assert parents(graphs[2]) == start | {  # the run that was killed in its second round
+        "round 1: rollout and train": {"prepare", "warmup"},
+        "round 1: quick evaluation": {"round 1: rollout and train"},
+        "round 2: rollout and train": {"round 1: quick evaluation"},
+    }
+    assert parents(graphs[-1]) == start | {  # the run that found everything up to date
+        "train": {"prepare", "warmup"},
+        "evaluate": {"prepare", "warmup", "train"},
+        "report": {"prepare", "provision", "train", "evaluate"},
+        "record": {"report"},
+    }
+
+
 def test_what_was_lost_is_made_again_and_nothing_else(project: Project) -> None:
     (project.run_folder / "evaluation.json").unlink()
     lines = project.run("wingspan", "run", NAME)

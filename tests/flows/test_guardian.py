@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[2]
 GUARDED = """
 import os, subprocess, sys, time
 from multiprocessing.shared_memory import SharedMemory
-from flows.guardian import guard
+from flows.endings.guardian import guard
 guard()
 stubborn = (
     "import signal, sys, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); "
@@ -98,8 +98,8 @@ def test_another_command_is_left_alone() -> None:
 
 STOPPABLE = """
 import os, sys, time
-from flows.guardian import guard
-from flows.stopping import Stoppable, on_stop
+from flows.endings.guardian import guard
+from flows.endings.stopping import Stoppable, on_stop
 guard()
 with Stoppable("stopped; go on"):
     on_stop(lambda: print("recorded", flush=True))

@@ -1,15 +1,15 @@
 """Keys and receipts must say what DVC says, and change with exactly what a stage depends on."""
 
-import json
 import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from prefect.serializers import JSONSerializer
 
 from envs.errors import ConfigError
-from flows.lineage import Stage, declared_stages, holds, path_md5, receipt, stage_key
+from flows.lineage import Receipt, Stage, declared_stages, holds, make_receipt, path_md5, stage_key
 from flows.stages import FINISHED, STAGES, claim_checkpoints
 from tasks.config.pipelines import load_pipeline
 from tasks.config.settings import Pipeline
@@ -111,13 +111,16 @@ def test_another_workspace_has_its_own_paths_and_the_same_keys(project: Path) ->
 
 def test_a_receipt_holds_until_an_output_is_altered_or_gone(project: Path) -> None:
     stage = declared_stages(NAME, pipeline=load_pipeline(NAME), workspace=Path("runs") / NAME)["train"]
-    found = json.loads(json.dumps(receipt(stage)))
-    assert holds(stage, found)
+    receipt = make_receipt(stage)
+    stored = JSONSerializer().loads(JSONSerializer().dumps(receipt))
+    assert stored == receipt
+    assert isinstance(stored, Receipt)
+    assert holds(stage, stored)
     policy = Path("runs", NAME, "policy")
     (policy / "a.txt").write_text("altered")
-    assert not holds(stage, found)
+    assert not holds(stage, stored)
     shutil.rmtree(policy)
-    assert not holds(stage, found)
+    assert not holds(stage, stored)
 
 
 def test_a_missing_input_is_named(project: Path) -> None:
@@ -182,7 +185,7 @@ def test_code_in_a_package_that_a_stage_declares_is_no_other_input(
     monkeypatch.chdir(ROOT)
     pipeline = load_pipeline(NAME, overrides={"agent.tools": ["agents.custom.mine:look"]})
     stages = declared_stages(NAME, pipeline=pipeline, workspace=Path("runs") / NAME)
-    assert {path for stage in stages.values() for path in stage.own_code} == set()
+    assert {path for stage in stages.values() for path in stage.user_code} == set()
 
 
 def test_the_text_of_a_prompt_is_an_input_and_training_begins_anew_with_another(project: Path) -> None:

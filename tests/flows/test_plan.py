@@ -1,6 +1,5 @@
 """What a run would fail by is found before it starts: each mistake is one line of `wingspan plan`."""
 
-import json
 import os
 import shutil
 import socket
@@ -12,13 +11,16 @@ from typing import Any
 
 import pytest
 import yaml
+from prefect.filesystems import LocalFileSystem
+from prefect.results import ResultStore
+from prefect.serializers import JSONSerializer
 from typer.testing import CliRunner
 
 from envs.errors import ConfigError
 from envs.files import check_writable, write_atomically
 from flows.cli.app import app
 from flows.commands.preview import preview
-from flows.lineage import cache_key, declared_stages, receipt, stage_key
+from flows.lineage import cache_key, declared_stages, make_receipt, stage_key
 from flows.plan import make_plan
 from flows.versioning import check_lock
 from tasks.config.pipelines import load_pipeline, read_yaml
@@ -270,7 +272,7 @@ def test_the_plan_names_the_stages_that_would_run_and_why(project: Path, storage
 
 
 def finish(project: Path, *names: str) -> None:
-    """As if these stages had run: what they write, and what Prefect stores of it (as seen of Prefect 3.8)."""
+    """As if these stages had run: what they write, and what Prefect stores of it."""
     stages = declared_stages(NAME, pipeline=load_pipeline(NAME), workspace=Path("runs") / NAME)
     for name in names:
         if name == "prepare":
@@ -283,10 +285,9 @@ def finish(project: Path, *names: str) -> None:
                 write_atomically(out, f"{out}\n")
             else:
                 write_atomically(out / "file", f"{out}\n")
-        record = {"metadata": {}, "result": json.dumps(receipt(stages[name]))}
-        write_atomically(
-            project / "prefect" / cache_key(stages[name], stage_key(stages[name])), json.dumps(record)
-        )
+        folder = LocalFileSystem(basepath=str(project / "prefect"))
+        store = ResultStore(result_storage=folder, serializer=JSONSerializer())
+        store.write(make_receipt(stages[name]), key=cache_key(stages[name], stage_key(stages[name])))
 
 
 def test_the_command_checks_quickly_and_says_by_its_status_what_it_found(project: Path) -> None:
@@ -305,7 +306,7 @@ def test_the_command_checks_quickly_and_says_by_its_status_what_it_found(project
     done = call("plan", NAME)
     assert done.returncode == 0, done.stderr
     first, *rows, cost = done.stdout.splitlines()
-    assert first == f"{NAME} in runs/{NAME}: nothing stands in its way"
+    assert first == f"{NAME} in runs/{NAME}: all checks passed"
     assert rows[0].split()[:2] == ["prepare", "run"]
     assert cost.endswith("server False")
     assert float(cost.split()[1]) < 20, cost  # 4 s where nothing else runs

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from tasks.config.pipelines import load_pipeline
 from tasks.data.items import read_items, write_items
+from tasks.progress import Progress
 from tasks.stages.evaluate import evaluate
 from tasks.stages.prepare import prepare
 
@@ -18,7 +19,7 @@ def test_every_episode_is_counted_as_it_ends(tmp_path: Path) -> None:
     write_items(file, read_items(file, data=pipeline.data)[:3])
     shutil.copytree(pipeline.model, tmp_path / "policy")
     calls: list[tuple[int, int]] = []
-    evaluate(pipeline, tmp_path, on_episodes=lambda done, total: calls.append((done, total)))
+    evaluate(pipeline, tmp_path, Progress(on_episodes=lambda done, total: calls.append((done, total))))
     # Three items by two policies, each twice sampled and once greedily.
     assert calls[-1] == (18, 18)
     assert [done for done, _ in calls] == sorted({done for done, _ in calls})

@@ -6,7 +6,7 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
 
@@ -15,8 +15,8 @@ import pytest
 
 from tasks.cluster import session as ray_session
 from tasks.data.items import write_items
+from tasks.progress import Progress
 from tasks.stages.train import TrainSession
-from tasks.verl.actor import StepRecord
 from tests.support.tiny_model import save_tiny_model
 from tests.support.verl_toy import register, toy_items, toy_pipeline
 
@@ -204,7 +204,7 @@ def test_a_training_listens_on_loopback_and_obeys_nobody_without_its_token(
     )
     watch = SocketWatch()
 
-    def on_step(record: StepRecord) -> None:
+    def on_step(values: Mapping[str, float]) -> None:
         attack_from_outside()
         attack_queue(tmp_path)
         attack_ray(tmp_path)
@@ -212,8 +212,8 @@ def test_a_training_listens_on_loopback_and_obeys_nobody_without_its_token(
 
     watch.start()
     try:
-        with TrainSession(pipeline, tmp_path, on_step=on_step) as session:
-            session.run_round(0)
+        with TrainSession(pipeline, tmp_path, Progress(on_step=on_step)) as session:
+            session.evaluate_round(session.train_round(0))
     finally:
         watch.stop()
     names = " ".join(watch.seen.values())

@@ -3,6 +3,7 @@
 import json
 import os
 import threading
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +15,11 @@ from agents.rollout.packing import pack
 from agents.rollout.rollout import rollout
 from agents.types import Trajectory
 from tasks.data.trajectories import read_trajectories
+from tasks.progress import Progress
 from tasks.rollout.served_policy import ServedAt
 from tasks.stages.evaluate import evaluate
 from tasks.stages.prepare import prepare
 from tasks.stages.train import TrainSession
-from tasks.verl.actor import StepRecord
 from tests.support.tiny_model import save_tiny_model
 from tests.support.verl_toy import toy_pipeline
 from tests.tasks.test_served_policy import free_port
@@ -80,14 +81,14 @@ def test_a_program_is_trained_token_exactly_and_its_policy_answers_meanwhile(
     questioner.start()
     between: list[int] = []
 
-    def on_step(record: StepRecord) -> None:
+    def on_step(values: Mapping[str, float]) -> None:
         played = rollout(
             ["And now?"], agent="raw", model=Endpoint(at.url, "policy"), max_turns=1, max_tokens_per_turn=4
         )
         between.extend(turn.completion.policy_version for t in played for turn in t.turns)
 
-    with TrainSession(pipeline, workspace, on_step=on_step, serve=at) as session:
-        result = session.run_round(0)
+    with TrainSession(pipeline, workspace, Progress(on_step=on_step), serve=at) as session:
+        result = session.evaluate_round(session.train_round(0))
         questioner.ended.set()
         session.export()
     questioner.join()

@@ -8,7 +8,7 @@ import pytest
 
 from envs.errors import ConfigError, WingspanError
 from tasks.data.items import write_items
-from tasks.stages.train import RoundResult, TrainSession, _drop_steps_after, _in_short
+from tasks.stages.train import RoundResult, TrainSession, _drop_steps_after, _error_line
 from tasks.verl import checkpoints
 from tasks.verl.actor import StepRecord
 from tasks.verl.config import check_pipeline
@@ -43,13 +43,13 @@ def test_finished_rounds_are_read_and_nothing_starts(tmp_path: Path) -> None:
     (tmp_path / "train" / "checkpoints" / "global_step_2").mkdir(parents=True)
     checkpoints.mark_complete(tmp_path / "train" / "checkpoints", step=2)
     with TrainSession(toy_pipeline(Path("m")), tmp_path) as session:
-        assert session.rounds == 2
-        assert session.run_round(0) == done
+        assert session.num_rounds == 2
+        assert session.evaluate_round(session.train_round(0)) == done
 
 
 def test_the_last_round_is_as_long_as_the_steps_that_are_left(tmp_path: Path) -> None:
     with TrainSession(toy_pipeline(Path("m"), train__steps=5), tmp_path) as session:
-        assert session.rounds == 3
+        assert session.num_rounds == 3
 
 
 def test_metrics_are_cut_to_the_steps_of_the_checkpoint(tmp_path: Path) -> None:
@@ -81,17 +81,17 @@ def test_a_step_that_nobody_wrote_down_is_in_its_checkpoint(tmp_path: Path) -> N
 def test_an_export_without_a_checkpoint_is_refused(tmp_path: Path) -> None:
     with (
         TrainSession(toy_pipeline(Path("m")), tmp_path) as session,
-        pytest.raises(WingspanError, match="no whole"),
+        pytest.raises(WingspanError, match="no complete"),
     ):
         session.export()
 
 
 def test_missing_files_are_named_before_anything_is_started(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="prepare"):
-        TrainSession(toy_pipeline(Path("m")), tmp_path).run_round(0)
+        TrainSession(toy_pipeline(Path("m")), tmp_path).train_round(0)
     write_items(tmp_path / "data" / "train.jsonl", toy_items(4))
     with pytest.raises(ConfigError, match="warm-up"):
-        TrainSession(toy_pipeline(Path("m"), warmup=WARMUP), tmp_path).run_round(0)
+        TrainSession(toy_pipeline(Path("m"), warmup=WARMUP), tmp_path).train_round(0)
 
 
 def test_rounds_after_the_checkpoint_that_is_resumed_are_not_believed(
@@ -109,7 +109,7 @@ def test_rounds_after_the_checkpoint_that_is_resumed_are_not_believed(
     (folder / "metrics.jsonl").write_text("".join(json.dumps({"step": n}) + "\n" for n in (1, 2, 3, 4)))
     (folder / "checkpoints" / "global_step_4" / "weights").write_bytes(b"")
     with TrainSession(toy_pipeline(Path("m")), tmp_path) as session:
-        assert session.run_round(0).last_step == 2
+        assert session.evaluate_round(session.train_round(0)).last_step == 2
     assert not (folder / "rounds" / "01.json").exists()
     assert (folder / "metrics.jsonl").read_text() == '{"step": 1}\n{"step": 2}\n'
     assert "goes back to step 2" in caplog.text
@@ -118,5 +118,5 @@ def test_rounds_after_the_checkpoint_that_is_resumed_are_not_believed(
 
 def test_a_remote_traceback_in_an_error_is_cut_to_its_cause() -> None:
     remote = "\x1b[36mray::Worker.update()\x1b[39m (pid=7)\n  File \"x.py\", line 3\nKeyError: 'x'\n"
-    assert _in_short(RuntimeError(remote)) == "RuntimeError: KeyError: 'x'"
-    assert _in_short(RuntimeError("two\n lines")) == "RuntimeError: two lines"
+    assert _error_line(RuntimeError(remote)) == "RuntimeError: KeyError: 'x'"
+    assert _error_line(RuntimeError("two\n lines")) == "RuntimeError: two lines"

@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 
@@ -15,10 +16,10 @@ from tasks.config.capacity import checkpoint_bytes, read_model_size
 from tasks.data.items import write_items
 from tasks.data.trajectories import read_trajectories
 from tasks.errors import Diverged
+from tasks.progress import Progress
 from tasks.rollout.runner import RolloutSpec
 from tasks.stages.train import TrainSession
 from tasks.verl import checkpoints
-from tasks.verl.actor import StepRecord
 from tests.support.tiny_model import save_tiny_model
 from tests.support.verl_toy import register, toy_items, toy_pipeline
 
@@ -49,17 +50,17 @@ def test_training_survives_kill_9_and_counts_every_step_once(toy_in_ray: None, t
     folder = tmp_path / "train"
     seen: list[int] = []
 
-    def on_step(record: StepRecord) -> None:
-        seen.append(record.step)
+    def on_step(values: Mapping[str, float]) -> None:
+        seen.append(int(values["step"]))
         if seen == [1, 2, 3]:  # step 3 is in no checkpoint
             (folder / "checkpoints" / "global_step_3").mkdir()  # as if it died while writing one
             (folder / "checkpoints" / "latest_checkpointed_iteration.txt").write_text("")
             os.kill(pid_of_trainer(), signal.SIGKILL)
 
-    with TrainSession(pipeline, tmp_path, on_step=on_step) as session:
-        first = session.run_round(0)
+    with TrainSession(pipeline, tmp_path, Progress(on_step=on_step)) as session:
+        first = session.evaluate_round(session.train_round(0))
         assert checkpoints.complete_steps(folder / "checkpoints") == [2]
-        second = session.run_round(1)
+        second = session.evaluate_round(session.train_round(1))
         groups = session.run_rollout(
             toy_items(2, first=200),
             RolloutSpec(name="greedy", max_turns={"parity": 4}, num_samples=2, temperature=0.0),
@@ -109,15 +110,15 @@ def test_training_survives_kill_9_and_counts_every_step_once(toy_in_ray: None, t
 
     # Finished rounds are read; nothing starts for them.
     with TrainSession(pipeline, tmp_path) as session:
-        assert session.run_round(0) == first
-        assert session.run_round(1) == second
+        assert session.evaluate_round(session.train_round(0)) == first
+        assert session.evaluate_round(session.train_round(1)) == second
 
     # What was cut short is done again, from the checkpoint before it.
     weights = next((folder / "checkpoints" / "global_step_4").rglob("model_world_size_1_rank_0.pt"))
     weights.write_bytes(weights.read_bytes()[:1000])
-    with TrainSession(pipeline, tmp_path, on_step=on_step) as session:
-        assert session.run_round(0) == first
-        assert session.run_round(1).last_step == 4
+    with TrainSession(pipeline, tmp_path, Progress(on_step=on_step)) as session:
+        assert session.evaluate_round(session.train_round(0)) == first
+        assert session.evaluate_round(session.train_round(1)).last_step == 4
         session.export()
     assert seen == [1, 2, 3, 3, 4, 3, 4]
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
@@ -128,7 +129,7 @@ def test_training_survives_kill_9_and_counts_every_step_once(toy_in_ray: None, t
     for file in (folder / "checkpoints").rglob("*.pt"):
         file.write_bytes(b"")
     with TrainSession(pipeline, tmp_path) as session, pytest.raises(WingspanError) as refused:
-        session.run_round(1)
+        session.evaluate_round(session.train_round(1))
     assert f"delete {folder} to train from the start" in str(refused.value)
     assert not ray.is_initialized()
 
@@ -144,7 +145,7 @@ def test_a_gradient_that_is_no_number_ends_the_run_before_its_weights_go_anywher
         TrainSession(pipeline, tmp_path) as session,
         pytest.raises(Diverged, match=r"^step 1: the gradient norm is (nan|inf); lower train\.lr") as error,
     ):
-        session.run_round(0)
+        session.evaluate_round(session.train_round(0))
     assert not set(str(error.value)) & {"\n", "\x1b"}
     assert checkpoints.complete_steps(tmp_path / "train" / "checkpoints") == []
 

@@ -13,6 +13,7 @@ from envs.types import Item, Message
 from tasks.config.settings import Pipeline
 from tasks.data.demonstrations import Demonstration, demonstrate
 from tasks.data.items import write_items
+from tasks.progress import Progress
 from tasks.stages.warmup import warmup
 from tests.support.tiny_model import save_tiny_model
 from tests.support.toy import ToyEnv, toy_item, toy_tokenizer
@@ -139,7 +140,7 @@ def test_the_loss_falls_and_the_policy_is_a_model_like_the_one_it_came_from(tmp_
     write_items(tmp_path / "data" / "train.jsonl", toy_items(4))
     model = save_tiny_model(tmp_path / "model")
     steps: list[dict[str, float]] = []
-    folder = warmup(toy_pipeline(model, warmup=SETTINGS), tmp_path, on_step=steps.append)
+    folder = warmup(toy_pipeline(model, warmup=SETTINGS), tmp_path, Progress(on_step=steps.append))
     assert [m["step"] for m in steps] == list(range(1, 13))
     assert len((folder / "metrics.jsonl").read_text().splitlines()) == 12
 

@@ -42,7 +42,7 @@ def on_stop(record: Callable[[], object]) -> None:
 
 
 @contextmanager
-def signals_claimed() -> Iterator[None]:
+def claim_signals() -> Iterator[None]:
     """Have the signals come to the `Stoppable` around, if any: Prefect has put its own handler in between.
 
     After one, the main thread stays here: Prefect's engine would set a state of its own.

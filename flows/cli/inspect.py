@@ -1,0 +1,79 @@
+"""The commands that show what there is: pipelines, runs, environments, and what they need."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from flows.cli.options import PipelineName
+
+
+def pipelines() -> None:
+    """List the pipelines of pipelines.yaml, and the test success of those that were run."""
+    from flows.cli.tables import print_table
+    from flows.commands.inventory import PIPELINE_COLUMNS, pipeline_rows
+
+    print_table(PIPELINE_COLUMNS, pipeline_rows())
+
+
+def runs() -> None:
+    """List the recorded runs with their state, steps and success, and mark those that were killed."""
+    from flows.cli.tables import print_table
+    from flows.commands.runs import COLUMNS, run_rows
+
+    print_table(COLUMNS, list(run_rows()))
+
+
+def envs(
+    name: Annotated[
+        str | None,
+        typer.Argument(metavar="NAME", help="Show the details of this environment.", show_default="list all"),
+    ] = None,
+) -> None:
+    """List the environments and whether they can be played here, or show one with what it lacks."""
+    from flows.cli.tables import print_table
+    from flows.commands.inventory import COLUMNS, environment_facts, environment_rows
+
+    if name is None:
+        print_table(COLUMNS, environment_rows())
+    else:
+        print_table(("", ""), environment_facts(name))
+
+
+def doctor(
+    pipeline: PipelineName = "textcraft-cpu",
+    show_all: Annotated[
+        bool, typer.Option("--all", help="Also show what other pipelines, tools and environments may need.")
+    ] = False,
+) -> None:
+    """Check what a pipeline needs and, for each missing requirement, show the command that installs it.
+
+    Exits with status 1 if the pipeline cannot run here.
+    """
+    from flows.cli.tables import print_table
+    from flows.commands.doctor import COLUMNS, State, examine
+
+    findings = examine(pipeline)
+    print_table(COLUMNS, [finding.row for finding in findings if show_all or finding.is_needed])
+    if any(finding.state is State.MISSING for finding in findings):
+        raise typer.Exit(1)
+
+
+def compare(
+    workspaces: Annotated[list[Path], typer.Argument(metavar="WORKSPACE…", help="Folders of finished runs.")],
+    out: Annotated[Path, typer.Option(help="Folder to write the comparison to.")] = Path("runs/comparison"),
+) -> None:
+    """Compare finished runs: one table of results, one of the parameters that differ, and a plot.
+
+    Runs in folders named `<name>-seed<k>` are seeds of one setting, and their medians are shown as well.
+    """
+    from flows.cli.tables import print_table
+    from tasks.reporting.compare import compare as compare_runs
+
+    comparison = compare_runs(workspaces, out)
+    print_table(comparison.header, comparison.cells, has_header=True)
+    for note in comparison.notes:
+        typer.echo(note)
+    if comparison.differing:
+        print_table(("parameter", *comparison.names), comparison.differing, has_header=True)
+    typer.echo(f"comparison: {comparison.page}")

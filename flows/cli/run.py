@@ -1,0 +1,127 @@
+"""The commands that run pipelines, or parts of them, and `wingspan plan`, which says what a run would do."""
+
+import shlex
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from envs.errors import describe
+from flows.cli.options import PipelineName, Settings, Workspace
+from flows.cli.overrides import parse_settings
+
+BASE_MODEL = Path("models/textcraft-base")
+"""The output of stage `base` in dvc.yaml."""
+
+
+def run(
+    pipeline: PipelineName,
+    settings: Settings = None,
+    workspace: Workspace = None,
+    serve_policy: Annotated[
+        str | None,
+        typer.Option(
+            metavar="[HOST:]PORT",
+            help="Serve the policy over OpenAI's protocol during training; if WINGSPAN_TOKEN is set, "
+            "clients must send it.",
+            show_default="not served",
+        ),
+    ] = None,
+) -> None:
+    """Run a pipeline from its data to its report, or resume it where it stopped."""
+    from flows.cli.next_commands import next_commands
+    from flows.endings.guardian import guard
+    from flows.endings.stopping import Stoppable, leave
+    from flows.plan import check_run, lock
+    from flows.prefect_runs import configure_prefect
+
+    guard()
+    with Stoppable(_resume_line()):
+        overrides = parse_settings(settings or [])
+        plan = check_run(pipeline, overrides=overrides, workspace=workspace, serve_policy=serve_policy)
+        if plan.served_at is not None:
+            typer.echo(f"during training, the policy answers at {plan.served_at.url} as model 'policy'")
+        with lock(plan.workspace):
+            configure_prefect()
+            from flows.train_agent import run_with_prefect
+
+            evaluation, prefect_failure = run_with_prefect(plan, overrides=overrides)
+    before, after = (evaluation[policy]["sampled"].get("success") for policy in ("before", "after"))
+    typer.echo(f"success on the test split: {_format_rate(before)} before, {_format_rate(after)} after")
+    typer.echo(f"report: {plan.workspace / 'report' / 'index.html'}")
+    typer.echo(next_commands(pipeline, workspace=plan.workspace, settings=settings or []))
+    if prefect_failure is not None:
+        typer.echo(
+            f"Prefect's record of this run is incomplete ({describe(prefect_failure)[:200]}); "
+            "everything else is finished",
+            err=True,
+        )
+        leave(None, status=0)  # at exit, Prefect would keep sending events to the server that died
+
+
+def plan_run(pipeline: PipelineName, settings: Settings = None, workspace: Workspace = None) -> None:
+    """Check a run without starting it, and list which of its stages would run, and why.
+
+    Makes every check that `wingspan run` makes before it starts. Exits with status 2 if the run would be
+    refused.
+    """
+    from flows.cli.tables import print_table
+    from flows.commands.preview import COLUMNS, preview
+
+    plan, forecasts = preview(pipeline, overrides=parse_settings(settings or []), workspace=workspace)
+    typer.echo(f"{plan.name} in {plan.workspace}: all checks passed")
+    print_table(COLUMNS, [forecast.row for forecast in forecasts])
+
+
+def stage(
+    name: Annotated[str, typer.Argument(metavar="STAGE", help="Name of a stage in dvc.yaml.")],
+    pipeline: PipelineName,
+) -> None:
+    """Run one stage of a pipeline in its workspace; `dvc repro` calls this."""
+    from flows.endings.stopping import Stoppable
+    from flows.train_agent import run_stage
+
+    with Stoppable(_resume_line()):
+        run_stage.fn(name, pipeline)  # a plain call, which needs no Prefect server
+
+
+def base() -> None:
+    """Rebuild the base model of the CPU pipelines; this takes an hour or more."""
+    from flows.endings.guardian import guard
+    from flows.endings.stopping import Stoppable
+    from tasks.base_model.train import base as make_base
+    from tasks.config.pipelines import load_base_settings
+
+    guard()
+    with Stoppable("stopped; the next `wingspan base` starts from the beginning"):
+        make_base(load_base_settings(), BASE_MODEL)
+
+
+def deploy(
+    pipelines: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="PIPELINE…", help="Names of pipelines.", show_default="all pipelines"),
+    ] = None,
+    pool: Annotated[str, typer.Option(help="Name of the Prefect work pool that runs them.")] = "local",
+) -> None:
+    """Make a Prefect deployment of each pipeline, so that workers can run it (PREFECT_API_URL)."""
+    from flows.prefect_runs import check_server, configure_prefect
+    from tasks.config.pipelines import load_pipeline, pipeline_names
+
+    chosen_pipelines = {name: load_pipeline(name) for name in pipelines or pipeline_names()}
+    check_server()
+    configure_prefect(needs_lasting_server=True)
+    from flows.commands.deploy import deploy as deploy_pipelines
+
+    for name in deploy_pipelines(chosen_pipelines, pool=pool):
+        typer.echo(name)
+
+
+def _resume_line() -> str:
+    command = shlex.join(["wingspan", *sys.argv[1:]])
+    return f"stopped; finished stages and checkpoints are kept, and the same command resumes: {command}"
+
+
+def _format_rate(success: float | None) -> str:
+    return "unknown" if success is None else f"{success:.2f}"

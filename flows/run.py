@@ -1,0 +1,207 @@
+"""One run of a plan: its display, its record in MLflow, its trainer, and its stages as Prefect task runs.
+
+Outside of a Prefect flow, as in `wingspan stage`, which `dvc repro` calls, the same work is done by plain
+calls: without a server, a cache or a record.
+"""
+
+import json
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING, Any
+
+import psutil
+from prefect import Task
+from prefect.cache_policies import NO_CACHE, CacheKeyFnPolicy
+from prefect.context import FlowRunContext
+from prefect.results import ResultStore
+
+from envs.errors import WingspanError
+from flows.endings.stopping import on_stop
+from flows.lineage import LOCK_FILE, Receipt, Stage, cache_key, holds, make_receipt, path_md5, stage_key
+from flows.plan import Plan
+from flows.prefect_runs import read_receipt
+from flows.progress import Display, StageState
+from flows.stages import make_display, read_timing, run_body, show_stage, write_timing
+from flows.versioning import commit_to_dvc
+from tasks.config.parameters import changed_parameters, write_changes
+from tasks.config.pipelines import load_pipeline
+from tasks.tracking.provenance import provenance
+from tasks.tracking.tracker import Tracker, is_recorded
+
+if TYPE_CHECKING:
+    from tasks.stages.train import TrainSession
+
+
+@contextmanager
+def open_run(
+    plan: Plan, *, stages: Sequence[str] | None = None, flow_run_id: str | None = None
+) -> Iterator["Run"]:
+    """A run of `stages` of `plan`, all of them by default. Only a run with a `flow_run_id` is recorded."""
+    if flow_run_id is not None:
+        changed = changed_parameters(plan.pipeline, default=load_pipeline(plan.name))
+        write_changes(plan.workspace, name=plan.name, changed=changed)
+    names = list(plan.stages) if stages is None else stages
+    with (
+        make_display(plan.name, pipeline=plan.pipeline, stages=names, workspace=plan.workspace) as display,
+        ExitStack() as closing,
+    ):
+        yield Run(plan, display=display, closing=closing, flow_run_id=flow_run_id)
+
+
+class Run:
+    """What the stages of one run share."""
+
+    def __init__(self, plan: Plan, *, display: Display, closing: ExitStack, flow_run_id: str | None) -> None:
+        self.plan = plan
+        self._display = display
+        self._closing = closing
+        self._flow_run_id = flow_run_id
+        self._receipts = ResultStore()
+        self._tracker: Tracker | None = None
+        self._session: TrainSession | None = None
+        self._keys: dict[str, str] = {}
+        self._busy_s = 0.0
+
+    def stage(self, name: str, *inputs: Receipt, meanwhile: Callable[[], object] | None = None) -> Receipt:
+        """Run stage `name`, which reads what the stages of `inputs` wrote, unless it is up to date.
+
+        `meanwhile` is called as the stage starts.
+        """
+        stage = self.plan.stages[name]
+
+        def work() -> None:
+            with self.working(stage):
+                if meanwhile is not None:
+                    meanwhile()
+                run_body(stage, pipeline=self.plan.pipeline, display=self._display)
+
+        return self.finish(stage, work, *inputs)
+
+    def finish(self, stage: Stage, work: Callable[[], object], *inputs: Any) -> Receipt:
+        """Do `work`, the last part of `stage`; Prefect stores the receipt, and later runs skip the stage."""
+        if FlowRunContext.get() is None:
+            work()
+            return make_receipt(stage)
+        key = cache_key(stage, self.key(stage))
+        is_finished = self.is_finished(stage)
+        if is_finished:
+            self._display.stage(stage.name, StageState.CACHED)
+
+        def work_and_hash(*_: Any) -> Receipt:
+            work()
+            return make_receipt(stage)
+
+        task: Task[..., Receipt] = Task(
+            work_and_hash,
+            name=stage.name,
+            persist_result=True,
+            result_serializer="json",
+            cache_policy=CacheKeyFnPolicy(cache_key_fn=lambda _context, _inputs: key),
+            refresh_cache=not is_finished,
+        )
+        return task(*inputs)
+
+    def task(self, name: str, work: Callable[..., Any], *inputs: Any, after: Sequence[Any] = ()) -> Any:
+        """Call `work` with `inputs` as a task run. `after`: results on which it depends and does not take."""
+        if FlowRunContext.get() is None:
+            return work(*inputs)
+        return Task(work, name=name, cache_policy=NO_CACHE)(*inputs, wait_for=list(after))
+
+    def key(self, stage: Stage) -> str:
+        """The hash of the inputs of `stage` when it began."""
+        return self._keys.setdefault(stage.name, stage_key(stage))
+
+    def is_finished(self, stage: Stage) -> bool:
+        """Whether `stage` ran before on the same inputs and its outputs are unchanged."""
+        if FlowRunContext.get() is None:
+            return False
+        receipt = read_receipt(self._receipts, cache_key(stage, self.key(stage)))
+        return receipt is not None and holds(stage, receipt)
+
+    @contextmanager
+    def working(self, stage: Stage, *, resumed: bool = False) -> Iterator[None]:
+        """Around the work of `stage`: it is timed and shown, and the run is recorded from now on."""
+        if self._flow_run_id is not None:
+            self._open_tracker()
+        start = time.perf_counter()
+        try:
+            with show_stage(stage, display=self._display, resumed=resumed):
+                yield
+        finally:
+            self._busy_s += time.perf_counter() - start
+
+    def training_session(self) -> "TrainSession":
+        """The session of the train stage, the same one in each call."""
+        if self._session is None:
+            from tasks.stages.train import TrainSession
+
+            self._session = self._closing.enter_context(
+                TrainSession(
+                    self.plan.pipeline,
+                    self.plan.workspace,
+                    self._display.progress("train"),
+                    serve=self.plan.served_at,
+                )
+            )
+        return self._session
+
+    def prestart_training(self) -> None:
+        """Start the trainer, without waiting for it."""
+        self.training_session().prestart()
+
+    def record_rounds(self) -> None:
+        """Record in MLflow the rounds that have ended."""
+        if self._tracker is not None:
+            self._tracker.sync_training()
+
+    def record(self, report: Receipt) -> dict[str, Any]:
+        """Record the finished run in MLflow and DVC; returns the content of `evaluation.json`.
+
+        Raises `WingspanError` if a record is incomplete; the records do not depend on each other.
+        """
+        plan = self.plan
+        evaluation: dict[str, Any] = json.loads((plan.workspace / "evaluation.json").read_text())
+        # With every stage up to date there is nothing to record, unless a run was killed before it came here.
+        if self._tracker is None and is_recorded(plan.workspace, pipeline=plan.pipeline):
+            return evaluation
+        tracker = self._open_tracker()
+        for stage in plan.stages.values():
+            tracker.tag({f"md5.{name}": md5 for name, md5 in make_receipt(stage).outputs.items()})
+        tracker.finish()
+        dvc_failure = self._commit(tracker) if plan.is_tracked else None
+        self._closing.close()
+        self._write_totals()
+        if dvc_failure is not None:
+            raise dvc_failure
+        return evaluation
+
+    def _commit(self, tracker: Tracker) -> WingspanError | None:
+        """Commit to DVC the stages whose inputs did not change during the run; returns what went wrong."""
+        plan = self.plan
+        unchanged = [name for name, stage in plan.stages.items() if stage_key(stage) == self._keys[name]]
+        try:
+            commit_to_dvc(unchanged, name=plan.name, pipeline=plan.pipeline, workspace=plan.workspace)
+        except WingspanError as error:
+            return error
+        if LOCK_FILE.exists():
+            tracker.tag({"md5.dvc.lock": path_md5(LOCK_FILE)})
+        return None
+
+    def _open_tracker(self) -> Tracker:
+        if self._tracker is None:
+            plan = self.plan
+            tracker = Tracker(plan.name, pipeline=plan.pipeline, workspace=plan.workspace)
+            self._tracker = self._closing.enter_context(tracker)
+            on_stop(tracker.kill)
+            facts = provenance(envs=plan.pipeline.data.envs)
+            tags = {"seed": str(plan.pipeline.seed), "prefect.flow_run": str(self._flow_run_id)}
+            tracker.tag({**facts, **tags})
+        return self._tracker
+
+    def _write_totals(self) -> None:
+        """Write the seconds since this process began, and those of them in which no stage worked."""
+        wall_s = time.time() - psutil.Process().create_time()
+        timing = read_timing(self.plan.workspace)
+        timing["run"] = {"wall": round(wall_s, 3), "orchestration": round(wall_s - self._busy_s, 3)}
+        write_timing(self.plan.workspace, timing)

@@ -1,0 +1,23 @@
+"""How a stage of the pipeline reports its progress."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+
+def _ignore(*_: object, **__: object) -> None:
+    pass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    """Observers of one stage; a stage calls those that apply to it."""
+
+    on_step: Callable[[Mapping[str, float]], object] = _ignore
+    """Called after each training step with its metrics, `step` (from 1) among them."""
+    on_episodes: Callable[[int, int], object] = _ignore
+    """Called with the number of finished episodes and the total."""
+    on_phase: Callable[[str], object] = _ignore
+    """Called with what the stage does until its next step, e.g. "starting Ray"."""
+
+
+SILENT = Progress()
