@@ -1,15 +1,15 @@
 """Keys and values of all live episodes on the CPU, and attention over them.
 
-A sequence's cache is two parts. Its *prefix* (the first prompt) is stored once and shared by every
-episode that opens with it; what follows is the episode's own and lies in a *slot* of one fixed
-array. Decoding is bound by memory: a group of 8 reads its prompt once per step, not 8 times.
+A sequence's cache has two parts. Its *prefix* (the first prompt) is stored once and shared by every
+episode that begins with it; the rest belongs to the episode and lies in a *slot* of one fixed array.
+Decoding is bound by memory bandwidth: a group of 8 reads its prompt once per step, not 8 times.
 
-Slots are best held in falling order of length: they are read in runs of about equal length, each as
-far as its longest, so a few long episodes do not make all others as dear as themselves.
+Slots are best sorted by length, longest first: they are read in runs of about equal length, each as
+far as its longest, so that a few long episodes do not make all others as expensive as themselves.
 
 Attention over both parts is exact. The prefix yields an output and the log of its total weight,
-which then stand in the softmax over the slot as one more key: column 0 of a slot is that stand-in,
-so token j after the prefix lies in column j + 1.
+which enter the softmax over the slot as one more key: column 0 of a slot stands for the prefix, and
+token j after the prefix lies in column j + 1.
 
 Knows nothing of requests; the engine says which token goes where.
 """
@@ -22,11 +22,20 @@ import numpy as np
 import torch
 
 from agents.samplers.cpu.llama import ModelShape
+from envs.errors import ConfigError
 
 BYTES_PER_NUMBER = 4
 RUN_COLUMNS = 128
-"""Slots whose lengths differ by less are read together; a run costs about as much as 20,000 numbers read."""
-_flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+"""Slots whose lengths differ by less are read together; a run costs as much as reading 20,000 numbers."""
+
+try:
+    # The public function does not return the log-sum-exp that merging two parts of a cache needs.
+    _flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+except AttributeError as error:
+    raise ConfigError(
+        f"torch {torch.__version__} has no operator _scaled_dot_product_flash_attention_for_cpu, which the CPU "
+        "engine needs; install the torch of constraints.txt, or sample with rollout: vllm"
+    ) from error
 
 
 def bytes_per_token(shape: ModelShape) -> int:
@@ -36,11 +45,11 @@ def bytes_per_token(shape: ModelShape) -> int:
 
 @dataclass(slots=True, eq=False)
 class Prefix:
-    """Keys and values of a prompt's tokens, in its own memory; filled layer by layer."""
+    """Keys and values of a prompt's tokens, filled layer by layer."""
 
     tokens: tuple[int, ...]
     number: int
-    """How many were created before it: the order in which batches are laid out, the same in every run."""
+    """How many were created before it. Batches are laid out in this order, the same in every run."""
     keys: list[torch.Tensor] = field(default_factory=list)  # per layer [1, K, P, D]
     values: list[torch.Tensor] = field(default_factory=list)
     users: int = 0
@@ -52,7 +61,7 @@ class Prefix:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Segment:
-    """Consecutive tokens of one episode, fed in one forward."""
+    """Consecutive tokens of one episode, computed in one forward."""
 
     slot: int
     prefix: Prefix
@@ -62,9 +71,9 @@ class Segment:
 
 
 def runs(columns: Sequence[int]) -> list[tuple[int, int, int]]:
-    """Slots 0.. that hold so many `columns` each, as runs (first, end, columns to read).
+    """Split slots 0.. with these numbers of `columns` into runs (first slot, end, columns to read).
 
-    A slot is read as far as the longest one behind it, or a little further.
+    A slot is read as far as the longest one after it, or a little further.
     """
     reach = list(itertools.accumulate(reversed(columns), max))[::-1]
     groups = itertools.groupby(range(len(reach)), key=lambda slot: reach[slot] // RUN_COLUMNS)
@@ -73,7 +82,7 @@ def runs(columns: Sequence[int]) -> list[tuple[int, int, int]]:
 
 
 class PromptAttention:
-    """Attention of whole prefixes that start at position 0; fills them."""
+    """Attention of whole prefixes that start at position 0; fills their keys and values."""
 
     def __init__(self, prefixes: Sequence[Prefix], *, shape: ModelShape) -> None:
         self._prefixes = prefixes
@@ -98,17 +107,17 @@ class PromptAttention:
 
 
 class Slots:
-    """The episodes' own parts: a fixed array, so memory has a bound. Pages count when first written."""
+    """The episodes' parts of the cache: one array of fixed size. A page takes memory once it is written."""
 
     def __init__(self, shape: ModelShape, *, count: int, columns: int) -> None:
         self.count = count
         self._shape = shape
         size = (shape.num_layers, 2, count, shape.num_kv_heads, columns, shape.head_dim)
-        # numpy's zeros are lazy pages; garbage would do harm, since 0 * nan is nan
+        # numpy's zeros are lazy pages; uninitialised memory will not do, since 0 * nan is nan
         self._cache = torch.from_numpy(np.zeros(size, dtype=np.float32))
 
     def move(self, sources: list[int], targets: list[int], *, columns: int) -> None:
-        """Copy slots `sources` onto `targets` at once (so that they may be swapped)."""
+        """Copy slots `sources` to `targets` at the same time, so that slots can be swapped."""
         view = self._cache[..., :columns, :]
         for layer in view:
             layer[:, targets] = layer[:, sources]
@@ -122,22 +131,22 @@ class SlotAttention:
     """Attention of segments of any length over their prefix and their slot; writes the slots.
 
     Segments of one token (decoding) go through a batched product for each of the `runs` of slots 0 to
-    the highest in use; longer ones are gathered, since they are few.
+    the highest in use; longer segments are few and are gathered.
     """
 
     def __init__(self, segments: Sequence[Segment], *, slots: Slots, shape: ModelShape) -> None:
         self._slots, self._shape = slots, shape
-        # by prefix, so that its queries lie side by side
-        ordered = sorted(segments, key=lambda segment: segment.prefix.number)
-        self.segments = ordered
-        ends = list(itertools.accumulate(len(segment.tokens) for segment in ordered))
+        # by prefix, so that the queries of one prefix are adjacent
+        segments = sorted(segments, key=lambda segment: segment.prefix.number)
+        self.segments = segments
+        ends = list(itertools.accumulate(len(segment.tokens) for segment in segments))
         self.last_of_segment = [end - 1 for end in ends]
         tokens: list[int] = []
         positions: list[int] = []
         at_slot: list[int] = []
         at_column: list[int] = []
         self._runs: list[tuple[Prefix, int, int]] = []  # prefix, first token, end
-        for segment, end in zip(ordered, ends, strict=True):
+        for segment, end in zip(segments, ends, strict=True):
             count = len(segment.tokens)
             tokens += segment.tokens
             positions += range(segment.start, segment.start + count)
@@ -150,14 +159,14 @@ class SlotAttention:
                 self._runs.append((segment.prefix, end - count, end))
         self.tokens, self.positions = torch.tensor(tokens), torch.tensor(positions)
         self._at_slot, self._at_column = torch.tensor(at_slot), torch.tensor(at_column)
-        single = [i for i, segment in enumerate(ordered) if len(segment.tokens) == 1]
-        several = [i for i, segment in enumerate(ordered) if len(segment.tokens) > 1]
+        single = [i for i, segment in enumerate(segments) if len(segment.tokens) == 1]
+        several = [i for i, segment in enumerate(segments) if len(segment.tokens) > 1]
         self._plan_decoding([ends[i] - 1 for i in single], at_slot, at_column)
-        self._plan_chunks([(ends[i] - len(ordered[i].tokens), ends[i]) for i in several])
+        self._plan_chunks([(ends[i] - len(segments[i].tokens), ends[i]) for i in several])
 
     def _plan_decoding(self, indices: list[int], at_slot: list[int], at_column: list[int]) -> None:
         slots = [at_slot[i] for i in indices]
-        self._reach = max(slots, default=-1) + 1  # slots looked at
+        self._reach = max(slots, default=-1) + 1  # slots to read
         token_of_slot, column_of_slot = [0] * self._reach, [0] * self._reach
         slot_of_token = [0] * len(at_slot)
         for index, slot in zip(indices, slots, strict=True):
@@ -186,8 +195,8 @@ class SlotAttention:
         columns = self._at_column[grid]
         self._chunk_columns = int(columns.max()) + 1
         keys = torch.arange(self._chunk_columns)
-        hidden = (keys > columns[..., None]) | (keys == 0)
-        mask = torch.zeros(hidden.shape).masked_fill_(hidden, -torch.inf)
+        is_masked = (keys > columns[..., None]) | (keys == 0)
+        mask = torch.zeros(is_masked.shape).masked_fill_(is_masked, -torch.inf)
         self._chunk_mask = mask.repeat_interleave(share, dim=1)[:, None]  # [R, 1, width * share, keys]
 
     def __call__(self, layer: int, qkv: torch.Tensor) -> torch.Tensor:
@@ -203,8 +212,8 @@ class SlotAttention:
         if self._in_order:
             return self._decode(cache, q, output, weight)
         of_slot = self._token_of_slot
-        decoded = self._decode(cache, q[of_slot], output[of_slot], weight[of_slot])[self._slot_of_token]
-        return self._with_chunks(cache, q, output, weight, decoded) if self._chunks else decoded
+        outputs = self._decode(cache, q[of_slot], output[of_slot], weight[of_slot])[self._slot_of_token]
+        return self._with_chunks(cache, q, output, weight, outputs) if self._chunks else outputs
 
     def _over_prefixes(self, layer: int, q: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Output [N, H, D] and log weight [N, H] of each token over its prefix."""
@@ -212,10 +221,10 @@ class SlotAttention:
         kv_heads = self._shape.num_kv_heads
         share = heads // kv_heads
         # query heads that share a KV head are more queries of it
-        folded = q.unflatten(1, (kv_heads, share)).transpose(0, 1).reshape(1, kv_heads, n * share, dim)
+        queries = q.unflatten(1, (kv_heads, share)).transpose(0, 1).reshape(1, kv_heads, n * share, dim)
         outputs, weights = [], []
         for prefix, first, end in self._runs:
-            part = folded[:, :, first * share : end * share]
+            part = queries[:, :, first * share : end * share]
             if len(prefix):
                 output, weight = _flash(part, prefix.keys[layer], prefix.values[layer], scale=1.0)
             else:
@@ -238,7 +247,7 @@ class SlotAttention:
             scores.add_(mask)
             scores[:, :, 0] = weight[run]
             shares = torch.softmax(scores, dim=-1).view(*queries.shape[:2], -1)
-            # column 0 of the values stays zero, so the prefix's part comes from here alone
+            # column 0 of the values stays zero: the part of the prefix is added here alone
             of_prefix = prefix[run].reshape(queries.shape) * shares[..., :1]
             outputs.append(torch.baddbmm(of_prefix, shares, values).view(mask.shape[0], -1))
         return torch.cat(outputs)
@@ -249,23 +258,25 @@ class SlotAttention:
         q: torch.Tensor,
         prefix: torch.Tensor,
         weight: torch.Tensor,
-        decoded: torch.Tensor,
+        outputs: torch.Tensor,
     ) -> torch.Tensor:
-        """`decoded` [N, H * D] with the tokens of longer segments put in."""
+        """Write the tokens of longer segments into `outputs` [N, H * D], and return it."""
         heads, dim = q.shape[1:]
         kv_heads = self._shape.num_kv_heads
         rows, width = self._chunk_grid.shape
-        # index_select would first copy the whole layer, whose columns are cut here, to make it contiguous
+        # index_select would first copy the whole layer, because the columns are cut, to make it contiguous
         keys, values = torch.stack([cache[:, s, :, : self._chunk_columns] for s in self._chunk_slots], dim=1)
         queries = q[self._chunk_grid].unflatten(2, (kv_heads, -1)).transpose(1, 2)
-        own, own_weight = _flash(
+        output, output_weight = _flash(
             queries.reshape(rows, kv_heads, -1, dim), keys, values, attn_mask=self._chunk_mask, scale=1.0
         )
         # [R, K, width * share, ..] -> [R * width, H, ..]
-        own = own.unflatten(2, (width, -1)).transpose(1, 2).reshape(rows * width, heads, dim)
-        own_weight = own_weight.unflatten(2, (width, -1)).transpose(1, 2).reshape(rows * width, heads, 1)
-        own, own_weight = own[self._chunk_cells], own_weight[self._chunk_cells]
+        output = output.unflatten(2, (width, -1)).transpose(1, 2).reshape(rows * width, heads, dim)
+        output_weight = (
+            output_weight.unflatten(2, (width, -1)).transpose(1, 2).reshape(rows * width, heads, 1)
+        )
+        output, output_weight = output[self._chunk_cells], output_weight[self._chunk_cells]
         tokens = self._chunk_tokens
-        of_prefix = torch.sigmoid(weight[tokens][..., None] - own_weight)
-        merged = torch.lerp(own, prefix[tokens], of_prefix)
-        return decoded.index_copy_(0, tokens, merged.flatten(1))
+        prefix_share = torch.sigmoid(weight[tokens][..., None] - output_weight)
+        combination = torch.lerp(output, prefix[tokens], prefix_share)
+        return outputs.index_copy_(0, tokens, combination.flatten(1))

@@ -1,8 +1,7 @@
 """A small Llama or Qwen2 on the CPU: the shape of a model, its weights, one forward over packed tokens.
 
-Owns what a checkpoint may be (everything else is refused) and the arithmetic outside attention.
-Attention is a callback, because it depends on where keys and values are kept
-(`agents/samplers/cpu/kv_cache.py`).
+Owns which checkpoints are supported (all others are refused) and the arithmetic outside attention.
+Attention is a callback, because it depends on where keys and values are stored (`kv_cache.py`).
 Shapes: `N` tokens of any number of sequences, `E` hidden, `H` heads, `K` KV heads, `D` head dimension.
 """
 
@@ -20,7 +19,7 @@ if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
 MODEL_TYPES = ("llama", "qwen2")
-"""Architectures that are known here, as config.json calls them."""
+"""The supported architectures, by their names in config.json."""
 
 Attend = Callable[[int, torch.Tensor], torch.Tensor]
 """(layer, qkv [N, H + 2K, D], rotated, queries scaled) -> [N, H * D]."""
@@ -28,7 +27,7 @@ Attend = Callable[[int, torch.Tensor], torch.Tensor]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelShape:
-    """All that the forward needs to know of a model besides its weights."""
+    """All that the forward needs to know about a model besides its weights."""
 
     vocab_size: int
     hidden_size: int
@@ -38,52 +37,52 @@ class ModelShape:
     num_kv_heads: int
     head_dim: int
     max_context: int
-    """Tokens of the longest sequence that the model was made for."""
+    """Tokens of the longest sequence that the model was trained for."""
     rms_norm_eps: float
     rope_theta: float
-    tied: bool
-    """The output projection is the embedding matrix."""
-    qkv_bias: bool
+    is_tied: bool
+    """Whether the output projection is the embedding matrix."""
+    has_qkv_bias: bool
 
     @property
     def weight_shapes(self) -> dict[str, tuple[int, ...]]:
         """Every tensor of the checkpoint, by its Hugging Face name."""
-        hidden, inner = self.hidden_size, self.intermediate_size
+        width, inner = self.hidden_size, self.intermediate_size
         sizes = {
             "q_proj": self.num_heads * self.head_dim,
             "k_proj": self.num_kv_heads * self.head_dim,
             "v_proj": self.num_kv_heads * self.head_dim,
         }
         shapes: dict[str, tuple[int, ...]] = {
-            "model.embed_tokens.weight": (self.vocab_size, hidden),
-            "model.norm.weight": (hidden,),
+            "model.embed_tokens.weight": (self.vocab_size, width),
+            "model.norm.weight": (width,),
         }
-        if not self.tied:
-            shapes["lm_head.weight"] = (self.vocab_size, hidden)
+        if not self.is_tied:
+            shapes["lm_head.weight"] = (self.vocab_size, width)
         for index in range(self.num_layers):
             layer = f"model.layers.{index}"
             for name, size in sizes.items():
-                shapes[f"{layer}.self_attn.{name}.weight"] = (size, hidden)
-                if self.qkv_bias:
+                shapes[f"{layer}.self_attn.{name}.weight"] = (size, width)
+                if self.has_qkv_bias:
                     shapes[f"{layer}.self_attn.{name}.bias"] = (size,)
-            shapes[f"{layer}.self_attn.o_proj.weight"] = (hidden, sizes["q_proj"])
-            shapes[f"{layer}.mlp.gate_proj.weight"] = (inner, hidden)
-            shapes[f"{layer}.mlp.up_proj.weight"] = (inner, hidden)
-            shapes[f"{layer}.mlp.down_proj.weight"] = (hidden, inner)
-            shapes[f"{layer}.input_layernorm.weight"] = (hidden,)
-            shapes[f"{layer}.post_attention_layernorm.weight"] = (hidden,)
+            shapes[f"{layer}.self_attn.o_proj.weight"] = (width, sizes["q_proj"])
+            shapes[f"{layer}.mlp.gate_proj.weight"] = (inner, width)
+            shapes[f"{layer}.mlp.up_proj.weight"] = (inner, width)
+            shapes[f"{layer}.mlp.down_proj.weight"] = (width, inner)
+            shapes[f"{layer}.input_layernorm.weight"] = (width,)
+            shapes[f"{layer}.post_attention_layernorm.weight"] = (width,)
         return shapes
 
 
-def model_shape(config: "PretrainedConfig", *, place: str) -> ModelShape:
-    """The shape that a Hugging Face config describes; `place` is where it was read, for errors.
+def model_shape(config: "PretrainedConfig", *, source: str) -> ModelShape:
+    """The shape that a Hugging Face config describes; `source` names the config in errors.
 
-    Raises `ConfigError` for anything that the forward here would compute wrongly.
+    Raises `ConfigError` for anything that this forward would compute wrongly.
     """
-    remedy = "the CPU sampler plays plain Llama and Qwen2 models; use another model or rollout: vllm"
+    remedy = "the CPU engine samples plain Llama and Qwen2 models; use another model or rollout: vllm"
     rope: Mapping[str, Any] = getattr(config, "rope_parameters", None) or {}
     layer_types = getattr(config, "layer_types", None) or ()
-    expected: dict[str, tuple[Any, tuple[Any, ...]]] = {
+    requirements: dict[str, tuple[Any, tuple[Any, ...]]] = {
         "model_type": (config.model_type, MODEL_TYPES),
         "hidden_act": (getattr(config, "hidden_act", "silu"), ("silu",)),
         "attention_bias": (getattr(config, "attention_bias", False), (False,)),
@@ -93,16 +92,16 @@ def model_shape(config: "PretrainedConfig", *, place: str) -> ModelShape:
         "rope_parameters.rope_type": (rope.get("rope_type", "default"), ("default",)),
         "rope_parameters.partial_rotary_factor": (rope.get("partial_rotary_factor", 1.0), (1.0,)),
     }
-    expected |= {f"layer_types[{i}]": (kind, ("full_attention",)) for i, kind in enumerate(layer_types)}
-    for key, (value, supported) in expected.items():
-        if value not in supported:
-            raise ConfigError(
-                f"{place}: {key} is {value!r}, not {' or '.join(map(str, supported))}; {remedy}"
-            )
+    requirements |= {f"layer_types[{i}]": (kind, ("full_attention",)) for i, kind in enumerate(layer_types)}
+    for key, (value, options) in requirements.items():
+        if value not in options:
+            raise ConfigError(f"{source}: {key} is {value!r}, not {' or '.join(map(str, options))}; {remedy}")
     heads = config.num_attention_heads
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
     if head_dim % 2:
-        raise ConfigError(f"{place}: head_dim is {head_dim}, which rotary embedding cannot halve; {remedy}")
+        raise ConfigError(
+            f"{source}: head_dim is {head_dim}, which rotary embedding cannot split in halves; {remedy}"
+        )
     return ModelShape(
         vocab_size=config.vocab_size,
         hidden_size=config.hidden_size,
@@ -114,15 +113,15 @@ def model_shape(config: "PretrainedConfig", *, place: str) -> ModelShape:
         max_context=config.max_position_embeddings,
         rms_norm_eps=config.rms_norm_eps,
         rope_theta=rope.get("rope_theta", 10_000.0),
-        tied=config.tie_word_embeddings,
-        qkv_bias=config.model_type == "qwen2",
+        is_tied=config.tie_word_embeddings,
+        has_qkv_bias=config.model_type == "qwen2",
     )
 
 
 def read_checkpoint(folder: Path) -> tuple[ModelShape, dict[str, torch.Tensor]]:
     """Shape and weights of a model folder in Hugging Face format (safetensors).
 
-    Raises `ConfigError` where the folder has none, or one that is not supported.
+    Raises `ConfigError` if the folder holds no model, or one that is not supported.
     """
     from safetensors.torch import load_file
     from transformers import AutoConfig
@@ -130,7 +129,7 @@ def read_checkpoint(folder: Path) -> tuple[ModelShape, dict[str, torch.Tensor]]:
     files = sorted(folder.glob("*.safetensors"))
     if not (folder / "config.json").is_file() or not files:
         raise ConfigError(f"no model in {folder}: it needs a config.json and *.safetensors; check `model`")
-    shape = model_shape(AutoConfig.from_pretrained(folder), place=str(folder / "config.json"))
+    shape = model_shape(AutoConfig.from_pretrained(folder), source=str(folder / "config.json"))
     weights: dict[str, torch.Tensor] = {}
     for file in files:
         weights |= load_file(file)
@@ -139,7 +138,7 @@ def read_checkpoint(folder: Path) -> tuple[ModelShape, dict[str, torch.Tensor]]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Layer:
-    """Matrices stand on their input side: [inputs, outputs]."""
+    """The matrices of a layer, transposed: [inputs, outputs]."""
 
     qkv: torch.Tensor  # [E, (H + 2K) * D]
     qkv_bias: torch.Tensor | None  # [(H + 2K) * D]
@@ -152,9 +151,9 @@ class Llama:
     """Weights prepared for speed, in float32, and the forward.
 
     Identities save operations per token: a norm's gain, and the root of the hidden size that makes
-    a norm a mean, are scalings of the next matrix; the softmax scale is one of the queries' rows;
-    and with the two halves of each head interleaved, rotary embedding is one complex product. Keys
-    are kept in that order in the cache.
+    a norm a mean, scale the next matrix; the softmax scale is folded into the query projection; and with
+    the two halves of each head interleaved, rotary embedding is one complex product. The cache holds keys
+    in that order.
     """
 
     def __init__(self, shape: ModelShape, weights: Mapping[str, torch.Tensor], *, max_context: int) -> None:
@@ -163,7 +162,7 @@ class Llama:
         _check(weights, shape)
         w = {name: weights[name].detach().to("cpu", torch.float32) for name in shape.weight_shapes}
         self._embedding = w["model.embed_tokens.weight"].clone()
-        head = w["model.embed_tokens.weight" if shape.tied else "lm_head.weight"]
+        head = w["model.embed_tokens.weight" if shape.is_tied else "lm_head.weight"]
         self._head = _after_norm(head, w["model.norm.weight"])
         self._norm_floor = torch.tensor((shape.rms_norm_eps * shape.hidden_size) ** 0.5)
         self._layers = [_prepare(w, f"model.layers.{i}", shape) for i in range(shape.num_layers)]
@@ -176,51 +175,51 @@ class Llama:
     ) -> torch.Tensor:
         """Logits [W, vocab] of the tokens at indices `logits_of` [W]; `tokens`, `positions`: [N].
 
-        `logits_of=None` only fills the cache: what nobody reads is not computed, and [N, E] returns.
+        `logits_of=None` only fills the cache: the rest is not computed, and [N, E] is returned.
         """
         shape = self.shape
         n, inner = tokens.numel(), shape.intermediate_size
-        rotated = (shape.num_heads + shape.num_kv_heads) * shape.head_dim
+        width = (shape.num_heads + shape.num_kv_heads) * shape.head_dim
         rotation = self._rotation[positions]
         x = F.embedding(tokens, self._embedding)
         for index, layer in enumerate(self._layers):
-            qkv = torch.mm(self._normed(x), layer.qkv)
+            qkv = torch.mm(self._norm(x), layer.qkv)
             if layer.qkv_bias is not None:
                 qkv.add_(layer.qkv_bias)
-            pairs = qkv[:, :rotated].unflatten(1, (-1, shape.head_dim // 2, 2))
+            pairs = qkv[:, :width].unflatten(1, (-1, shape.head_dim // 2, 2))
             torch.view_as_complex(pairs).mul_(rotation)
-            attended = attend(index, qkv.view(n, -1, shape.head_dim))
+            output = attend(index, qkv.view(n, -1, shape.head_dim))
             if logits_of is None and index == shape.num_layers - 1:
                 return x
-            x.addmm_(attended, layer.out)
-            gate_up = torch.mm(self._normed(x), layer.gate_up)
+            x.addmm_(output, layer.out)
+            gate_up = torch.mm(self._norm(x), layer.gate_up)
             x.addmm_(F.silu(gate_up[:, :inner]).mul_(gate_up[:, inner:]), layer.down)
-        return torch.mm(self._normed(x[logits_of]), self._head)
+        return torch.mm(self._norm(x[logits_of]), self._head)
 
-    def _normed(self, x: torch.Tensor) -> torch.Tensor:
+    def _norm(self, x: torch.Tensor) -> torch.Tensor:
         """RMS norm without its gain, over the root of the hidden size."""
         return x / torch.hypot(torch.linalg.vector_norm(x, dim=-1, keepdim=True), self._norm_floor)
 
 
 def _after_norm(matrix: torch.Tensor, gain: torch.Tensor) -> torch.Tensor:
-    """`matrix` [outputs, E], transposed, with what `_normed` leaves out."""
+    """`matrix` [outputs, E], transposed, with the factors that `_norm` leaves out."""
     return (matrix * gain).mul_(gain.numel() ** 0.5).t().contiguous()
 
 
 def _prepare(w: Mapping[str, torch.Tensor], layer: str, shape: ModelShape) -> _Layer:
     half = shape.head_dim // 2
-    interleaved = torch.stack([torch.arange(half), torch.arange(half) + half], dim=1).flatten()
+    order = torch.stack([torch.arange(half), torch.arange(half) + half], dim=1).flatten()
 
     def projections(kind: str) -> torch.Tensor:
         q, k, v = (w[f"{layer}.self_attn.{name}_proj.{kind}"] for name in "qkv")
-        q = q.unflatten(0, (-1, shape.head_dim))[:, interleaved].flatten(0, 1) * shape.head_dim**-0.5
-        k = k.unflatten(0, (-1, shape.head_dim))[:, interleaved].flatten(0, 1)
+        q = q.unflatten(0, (-1, shape.head_dim))[:, order].flatten(0, 1) * shape.head_dim**-0.5
+        k = k.unflatten(0, (-1, shape.head_dim))[:, order].flatten(0, 1)
         return torch.cat([q, k, v])
 
     gate_up = torch.cat([w[f"{layer}.mlp.gate_proj.weight"], w[f"{layer}.mlp.up_proj.weight"]])
     return _Layer(
         qkv=_after_norm(projections("weight"), w[f"{layer}.input_layernorm.weight"]),
-        qkv_bias=projections("bias") if shape.qkv_bias else None,
+        qkv_bias=projections("bias") if shape.has_qkv_bias else None,
         out=w[f"{layer}.self_attn.o_proj.weight"].t().contiguous(),
         gate_up=_after_norm(gate_up, w[f"{layer}.post_attention_layernorm.weight"]),
         down=w[f"{layer}.mlp.down_proj.weight"].t().contiguous(),
@@ -228,14 +227,14 @@ def _prepare(w: Mapping[str, torch.Tensor], layer: str, shape: ModelShape) -> _L
 
 
 def _check(weights: Mapping[str, torch.Tensor], shape: ModelShape) -> None:
-    expected = shape.weight_shapes
+    sizes = shape.weight_shapes
     remedy = "weights and config.json must come from one model"
-    for name, size in expected.items():
+    for name, size in sizes.items():
         if name not in weights:
             raise ConfigError(f"weights lack {name!r}; {remedy}")
         if tuple(weights[name].shape) != size:
             raise ConfigError(f"weight {name!r} is {tuple(weights[name].shape)}, not {size}; {remedy}")
-    # a tied model may be sent with its output projection spelt out
-    unknown = weights.keys() - expected.keys() - {"lm_head.weight"}
+    # the output projection of a tied model may be in the checkpoint as well
+    unknown = weights.keys() - sizes.keys() - {"lm_head.weight"}
     if unknown:
-        raise ConfigError(f"weights have {min(unknown)!r}, which this model has not; {remedy}")
+        raise ConfigError(f"weights have {min(unknown)!r}, which this model does not have; {remedy}")

@@ -1,8 +1,7 @@
-"""The CPU engine behind the `Sampler` seam: many coroutines in front, one engine thread behind.
+"""The CPU engine behind the `Sampler` protocol: many coroutines in front, one engine thread behind.
 
-`CpuSampler` is used in process as it is, and as a Ray actor by `ray.remote(CpuSampler)`. Owns the
-hand-over between event loop and thread, and what becomes of a request when something fails; what
-an engine step does is in `engine_cpu.py`.
+`CpuSampler` is used as it is within a process, and as a Ray actor by `ray.remote(CpuSampler)`. Owns the
+hand-over between event loop and thread, and the errors of requests; `engine.py` owns what a step does.
 """
 
 import asyncio
@@ -31,7 +30,10 @@ _Result = TypeVar("_Result")
 class CpuSampler:
     """Samples completions on the CPU; implements `agents.samplers.sampler.Sampler`.
 
-    Every method may be called from any event loop; the engine itself is touched by one thread only.
+    Every method may be called from any event loop; only one thread touches the engine itself.
+
+    The same seed, weights version, episode id and prompt give the same tokens, whatever else is sampled at
+    the same time (up to the last bits of floating-point sums).
     """
 
     def __init__(
@@ -45,8 +47,10 @@ class CpuSampler:
         policy_version: int = 0,
         threads: int = 1,
     ) -> None:
-        """`model`: a folder in Hugging Face format. `threads`: torch threads of this process; more than
-        one pays only on an otherwise idle machine. The rest is as for `CpuEngine`.
+        """`model`: a folder in Hugging Face format. `context_length`: tokens of a whole episode.
+        `max_sequences`: episodes in the cache. `cache_gb`: the memory limit of keys and values, half for
+        episodes and half for shared prompts, committed only as it is used. `threads`: torch threads of this
+        process; more than one pays only on an otherwise idle machine.
 
         Raises `ConfigError` if the model or a value is not supported.
         """
@@ -68,10 +72,10 @@ class CpuSampler:
             policy_version=policy_version,
         )
         self._folder = Path(model)
-        self._decode: Decode | None = None
+        self._tokenizer_decode: Decode | None = None
         self._ids = itertools.count()
         self._answers: dict[int, Callable[[Completion | WingspanError], None]] = {}
-        self._orders: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._commands: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, args=(threads,), name="cpu-sampler", daemon=True)
         self._thread.start()
 
@@ -83,52 +87,56 @@ class CpuSampler:
         params: SamplingParams,
         episode_id: str,
     ) -> Completion:
-        """Continue `prompt_ids` ([P], the whole conversation); see `agents.samplers.sampler.Sampler`.
+        """Continue `prompt_ids` ([P], the whole conversation), keeping its keys and values for the next turn.
 
-        Raises `ConfigError` for a request that can never be answered, `SamplerFailed` where the
-        engine broke. A cancelled call frees its place in the batch.
+        Raises `ConfigError` for a request that can never be answered, `SamplerFailed` if the engine
+        failed. A cancelled call leaves the batch.
         """
         from agents.samplers.cpu.engine import Request
 
         if images:
             raise ConfigError(
-                f"{episode_id}: {len(images)} pictures, but the CPU engine reads text only; use a "
-                "vision-language model on vLLM, or leave the pictures out"
+                f"{episode_id}: {len(images)} images, but the CPU engine reads text only; use a "
+                "vision-language model on vLLM, or leave the images out"
             )
         request = Request(
             request_id=next(self._ids),
             episode_id=episode_id,
             prompt_ids=list(prompt_ids),
             params=params,
-            is_enough=StopDetector(params.stop, decode=self._decoded).is_reached if params.stop else None,
+            is_complete=StopDetector(params.stop, decode=self._decode).is_reached if params.stop else None,
         )
         answer: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
 
-        def take() -> None:
+        def submit() -> None:
             self._answers[request.request_id] = _resolver(answer)
             try:
                 self._engine.submit(request)
             except WingspanError as error:
                 self._answers.pop(request.request_id)(error)
 
-        def forget() -> None:
-            # a newer request of the episode must not be cancelled with this one
+        def cancel() -> None:
+            # a newer request of the same episode must go on
             if self._answers.pop(request.request_id, None):
                 self._engine.cancel(episode_id)
 
-        self._order(take)
+        self._enqueue(submit)
         try:
             return await answer
         except asyncio.CancelledError:
-            self._order(forget)
+            self._enqueue(cancel)
             raise
 
     async def load_weights(self, weights: "Mapping[str, torch.Tensor]", *, policy_version: int) -> None:
-        """Sample with `weights` (Hugging Face names) from the next step on; see `CpuEngine`."""
+        """Sample with `weights` (Hugging Face names) from the next step on.
+
+        The cache is dropped, and completions in progress start again, so that each is sampled by one
+        policy. Raises `ConfigError`, with nothing changed, if the weights do not fit.
+        """
         await self._ask(lambda: self._engine.load_weights(weights, policy_version=policy_version))
 
     async def policy_version(self) -> int:
-        """Global step of the weights in use."""
+        """The global step of the weights in use."""
         return await self._ask(lambda: self._engine.policy_version)
 
     async def stats(self) -> "EngineStats":
@@ -136,8 +144,8 @@ class CpuSampler:
         return await self._ask(lambda: self._engine.stats)
 
     def close(self) -> None:
-        """End the thread; whoever still waits gets `SamplerFailed`."""
-        self._orders.put(None)
+        """End the thread; requests that still wait raise `SamplerFailed`."""
+        self._commands.put(None)
         self._thread.join()
 
     async def _ask(self, question: Callable[[], _Result]) -> _Result:
@@ -147,48 +155,48 @@ class CpuSampler:
         def reply() -> None:
             try:
                 resolve(question())
-            except Exception as error:  # the asker's, whatever it is; the engine is as it was
+            except Exception as error:  # for the caller, whatever it is; the engine is unchanged
                 resolve(error)
 
-        self._order(reply)
+        self._enqueue(reply)
         return await answer
 
-    def _order(self, order: Callable[[], None]) -> None:
+    def _enqueue(self, command: Callable[[], None]) -> None:
         if not self._thread.is_alive():
             raise SamplerFailed("the CPU sampler was closed; make a new one")
-        self._orders.put(order)
+        self._commands.put(command)
 
     def _run(self, threads: int) -> None:
         import torch
 
         torch.set_num_threads(threads)  # OpenMP counts per calling thread
-        while self._take_orders():
+        while self._run_commands():
             try:
                 for request_id, completion in self._engine.step():
                     self._answers.pop(request_id)(completion)
             except Exception as error:
-                # nobody may wait for ever, and what the cache holds is no longer certain
+                # no caller may wait for ever, and the cache may be inconsistent
                 self._engine.reset()
                 failure = error if isinstance(error, SamplerFailed) else None
                 self._fail_all(failure or SamplerFailed(f"the CPU engine failed: {describe(error)}"))
         self._fail_all(SamplerFailed("the CPU sampler was closed"))
 
-    def _take_orders(self) -> bool:
-        """Carry out what came in, waiting for it if there is nothing else to do; False to end."""
+    def _run_commands(self) -> bool:
+        """Run the commands in the queue, waiting for one if the engine is idle; False to end."""
         while True:
             try:
-                order = self._orders.get(block=not self._engine.busy)
+                command = self._commands.get(block=not self._engine.is_busy)
             except queue.Empty:
                 return True
-            if order is None:
+            if command is None:
                 return False
-            order()
+            command()
 
-    def _decoded(self, token_ids: list[int]) -> str:
+    def _decode(self, token_ids: list[int]) -> str:
         """Called by the engine's thread alone."""
-        if self._decode is None:
-            self._decode = _decoder_of(self._folder)
-        return self._decode(token_ids)
+        if self._tokenizer_decode is None:
+            self._tokenizer_decode = _decoder_of(self._folder)
+        return self._tokenizer_decode(token_ids)
 
     def _fail_all(self, error: SamplerFailed) -> None:
         answers, self._answers = self._answers, {}
@@ -197,8 +205,8 @@ class CpuSampler:
 
 
 def _decoder_of(folder: Path) -> Decode:
-    """What tokens say, by the tokenizer in a model's folder; nothing where there is none, and then whoever
-    asked cuts what was sampled beyond a stop text."""
+    """Decodes with the tokenizer in a model's folder; without one, every text is empty, stop texts are never
+    found here, and the caller cuts what was sampled beyond them."""
     from tokenizers import Tokenizer
 
     file = folder / "tokenizer.json"
@@ -209,7 +217,7 @@ def _decoder_of(folder: Path) -> Decode:
 
 
 def _resolver(future: "asyncio.Future[_Result]") -> Callable[[_Result | Exception], None]:
-    """What sets `future` from another thread; nothing happens if its owner is gone."""
+    """A function that sets `future` from another thread; it does nothing if the loop is closed."""
     loop = future.get_loop()
 
     def settle(result: _Result | Exception) -> None:
@@ -221,8 +229,16 @@ def _resolver(future: "asyncio.Future[_Result]") -> Callable[[_Result | Exceptio
             future.set_result(result)
 
     def resolve(result: _Result | Exception) -> None:
-        # a closed loop has nobody left to tell
         if not loop.is_closed():
             loop.call_soon_threadsafe(settle, result)
 
     return resolve
+
+
+def is_supported(folder: str | os.PathLike[str]) -> bool:
+    """Whether the engine knows the architecture of the model in `folder`."""
+    from transformers import AutoConfig
+
+    from agents.samplers.cpu.llama import MODEL_TYPES
+
+    return AutoConfig.from_pretrained(str(folder)).model_type in MODEL_TYPES
