@@ -1,4 +1,4 @@
-"""A model of this machine: a folder in Hugging Face format, sampled on the CPU."""
+"""A local model: a folder in Hugging Face format, sampled on the CPU."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,32 +12,32 @@ from envs.errors import ConfigError, describe
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase, ProcessorMixin
 
-    from agents.samplers.cpu.sampler import CpuSampler
+    from agents.samplers.cpu import CpuSampler
     from agents.samplers.transformers import TransformersSampler
 
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """A model that is ready to play."""
+    """A model that is ready to sample."""
 
     sampler: "CpuSampler | TransformersSampler"
     tokenizer: "PreTrainedTokenizerBase"
     processor: "ProcessorMixin | None"
-    """Of a model that sees."""
+    """Of a vision-language model."""
 
 
 @dataclass(frozen=True, slots=True)
 class LocalModel:
-    """Which model samples on this machine's CPU, and how."""
+    """Which model is sampled on this machine's CPU, and how."""
 
     folder: Path
     _: KW_ONLY
     seed: int = 0
-    """Of its draws."""
+    """Of sampling."""
     threads: int = 1
     """Of the CPU engine; more than one pays only on an otherwise idle machine."""
     max_sequences: int = 256
-    """Episodes that it decodes side by side; one, where the CPU engine does not know the architecture."""
+    """Episodes that the CPU engine decodes side by side; transformers decodes one at a time."""
 
     def check(self) -> None:
         """Raise `ConfigError` unless the folder holds a model."""
@@ -49,10 +49,10 @@ class LocalModel:
 
     @contextmanager
     def load(self, *, context_length: int) -> Iterator[LoadedModel]:
-        """It, within. A model whose architecture the CPU engine does not know is sampled by transformers.
+        """The model with its sampler, which is closed at the end.
 
-        Raises `ConfigError` for a model that cannot be loaded, `MissingDependency` for what its processor
-        needs.
+        A model whose architecture the CPU engine does not know is sampled by transformers. Raises
+        `ConfigError` for a model that cannot be loaded, `MissingDependency` for what its processor needs.
         """
         self.check()
         from transformers import AutoTokenizer
@@ -73,13 +73,10 @@ class LocalModel:
     def _sampler(
         self, processor: "ProcessorMixin | None", *, context_length: int
     ) -> "CpuSampler | TransformersSampler":
-        from transformers import AutoConfig
-
-        from agents.samplers.cpu.llama import MODEL_TYPES
-        from agents.samplers.cpu.sampler import CpuSampler
+        from agents.samplers.cpu import CpuSampler, is_supported
         from agents.samplers.transformers import TransformersSampler
 
-        if AutoConfig.from_pretrained(str(self.folder)).model_type in MODEL_TYPES:
+        if is_supported(self.folder):
             return CpuSampler(
                 self.folder,
                 context_length=context_length,

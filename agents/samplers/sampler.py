@@ -1,8 +1,8 @@
-"""The seam between episodes and models: tokens in, a completion out.
+"""The interface between episodes and models: tokens in, a completion out.
 
-`Sampler` is all that an episode knows of a model. `ScriptedSampler` ships with the product: tests,
-benchmarks and demonstrations play through it. The CPU engine is in `agents/samplers/cpu/sampler.py`; on
-GPUs verl's vLLM server answers the same call.
+`Sampler` is all that an episode knows about a model. `ScriptedSampler` ships with the product, for tests,
+benchmarks and demonstrations. The CPU engine is `agents/samplers/cpu/`; on GPUs verl's vLLM server answers
+the same call.
 """
 
 import asyncio
@@ -27,11 +27,11 @@ class Sampler(Protocol):
         params: SamplingParams,
         episode_id: str,
     ) -> Completion:
-        """Continue `prompt_ids` ([P], the whole conversation so far), which show `images` in their order.
+        """Continue `prompt_ids` ([P], the whole conversation so far), which show `images` in this order.
 
-        The sequences are the episode's own and grow after the call: copy what you keep.
-        `episode_id` is the same for all turns of an episode, so that a sampler may keep its KV
-        cache between them. Raises `SamplerFailed` if it cannot answer.
+        The sequences belong to the episode and grow after the call: copy what you keep. `episode_id` is
+        the same for all turns of an episode, so that a sampler can keep its KV cache between them.
+        Raises `SamplerFailed` if it cannot answer.
         """
         ...
 
@@ -45,9 +45,10 @@ async def checked_sample(
     episode_id: str,
     where: str,
 ) -> Completion:
-    """`sampler.sample`, whose failures and answers that cannot be are `SamplerFailed`, told with `where`.
+    """Call `sampler.sample` and check its completion.
 
-    `WingspanError`s of the sampler pass through.
+    Foreign exceptions and impossible completions become `SamplerFailed`, with `where` in the message;
+    the sampler's `WingspanError`s pass through.
     """
     try:
         completion = await sampler.sample(prompt_ids, images=images, params=params, episode_id=episode_id)
@@ -55,21 +56,21 @@ async def checked_sample(
         raise
     except Exception as error:
         raise SamplerFailed(f"{where}: the sampler raised {describe(error)}") from error
-    sampled = len(completion.token_ids)
-    if not 0 < sampled <= params.max_tokens or sampled != len(completion.logprobs):
+    length = len(completion.token_ids)
+    if not 0 < length <= params.max_tokens or length != len(completion.logprobs):
         raise SamplerFailed(
-            f"{where}: the sampler answered {sampled} tokens and "
-            f"{len(completion.logprobs)} log-probs where 1 to {params.max_tokens} of each were due"
+            f"{where}: the sampler returned {length} tokens and {len(completion.logprobs)} log-probs; "
+            f"expected 1 to {params.max_tokens} of each"
         )
     return completion
 
 
 Script = Callable[[str, int], str]
-"""`script(episode_id, turn)`: what to say in that turn, counted from 0."""
+"""`script(episode_id, turn)`: the text of that turn, counted from 0."""
 
 
 class ScriptedSampler:
-    """Says what it is told to, at once or after a simulated model's time."""
+    """Samples prescribed texts, at once or after a simulated latency."""
 
     def __init__(
         self,
@@ -79,9 +80,9 @@ class ScriptedSampler:
         latency_s: float = 0.0,
         policy_version: int = 0,
     ) -> None:
-        """`script`: the texts of every episode's turns, in order, or a function that chooses them.
+        """`script`: the texts of every episode's turns, in order, or a function that returns them.
 
-        `encode` makes tokens of them, without adding any. `latency_s` passes before each answer.
+        `encode` turns a text into tokens, without adding any. Each completion takes `latency_s`.
         """
         self.policy_version = policy_version
         self._script = script
@@ -98,17 +99,17 @@ class ScriptedSampler:
         episode_id: str,
     ) -> Completion:
         """The script's next text and the first stop token, cut at `max_tokens`; log-probs are 0.0."""
-        # With no latency it suspends still, as a model would, so that episodes take turns.
+        # Suspends even without latency, as a model would, so that episodes take turns.
         await asyncio.sleep(self._latency_s)
         turn = self._turns_taken[episode_id]
         self._turns_taken[episode_id] += 1
         ids = [*self._encode(self._text(episode_id, turn)), *params.stop_token_ids[:1]]
-        stopped = bool(params.stop_token_ids) and len(ids) <= params.max_tokens
+        has_stop_token = bool(params.stop_token_ids) and len(ids) <= params.max_tokens
         ids = ids[: params.max_tokens]
         return Completion(
             token_ids=ids,
             logprobs=[0.0] * len(ids),
-            finish_reason=FinishReason.STOP if stopped else FinishReason.LENGTH,
+            finish_reason=FinishReason.STOP if has_stop_token else FinishReason.LENGTH,
             policy_version=self.policy_version,
         )
 
@@ -117,6 +118,6 @@ class ScriptedSampler:
             return self._script(episode_id, turn)
         if turn >= len(self._script):
             raise SamplerFailed(
-                f"{episode_id}: the script has {len(self._script)} texts; write turn {turn + 1}"
+                f"{episode_id}: the script has {len(self._script)} texts; add one for turn {turn + 1}"
             )
         return self._script[turn]

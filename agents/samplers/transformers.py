@@ -1,8 +1,7 @@
-"""Any model that transformers knows, one completion at a time on the CPU: for those that see, above all.
+"""Samples any model that transformers knows, one completion at a time on the CPU; vision-language models too.
 
-Nothing is batched and nothing kept between turns: the CPU engine (`agents/samplers/cpu/sampler.py`) is far
-faster,
-where it knows the model. Log-probs are of the tempered, unfiltered distribution of transformers' own forward.
+Completions are not batched, and nothing is cached between turns: the CPU engine (`agents/samplers/cpu/`) is
+far faster for the models that it knows. Log-probs are those of the tempered, unfiltered distribution.
 """
 
 import asyncio
@@ -14,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from agents.prompting.images import VisionProcessor
-from agents.samplers.sampling import check_params, draw, random_key, uniforms
+from agents.samplers.sampling import check_params, random_key, sample_tokens, uniforms
 from agents.samplers.stop_texts import StopDetector
 from agents.types import Completion, FinishReason, SamplingParams
 from envs.errors import ConfigError, describe
@@ -39,7 +38,8 @@ class TransformersSampler:
         context_length: int,
         seed: int = 0,
     ) -> None:
-        """`model`: a folder in Hugging Face format, computed in float32. `processor`: of one that sees.
+        """`model`: a folder in Hugging Face format, computed in float32. `processor`: of a model with
+        vision.
 
         Raises `ConfigError` for a model that cannot be loaded.
         """
@@ -65,7 +65,7 @@ class TransformersSampler:
         params: SamplingParams,
         episode_id: str,
     ) -> Completion:
-        """See `agents.samplers.sampler.Sampler`. A token that stands for a picture is never drawn.
+        """Continue `prompt_ids` ([P]), which show `images`; placeholders of images are never sampled.
 
         Raises `ConfigError` for a request that can never be answered. A cancelled call ends at its next
         token.
@@ -77,17 +77,19 @@ class TransformersSampler:
                 f"{episode_id}: {len(prompt_ids)} tokens of prompt in a context of {self._context_length}"
             )
         if images and self._vision is None:
-            raise ConfigError(f"{episode_id}: {len(images)} pictures for a model that reads text only")
-        unwanted = threading.Event()
-        asked = (list(prompt_ids), list(images), params, min(params.max_tokens, room), episode_id, unwanted)
+            raise ConfigError(f"{episode_id}: {len(images)} images for a model that reads text only")
+        cancellation = threading.Event()
+        request = (list(prompt_ids), list(images), params, min(params.max_tokens, room), episode_id)
         try:
-            return await asyncio.get_running_loop().run_in_executor(self._thread, self._complete, *asked)
+            return await asyncio.get_running_loop().run_in_executor(
+                self._thread, self._complete, *request, cancellation
+            )
         except asyncio.CancelledError:
-            unwanted.set()
+            cancellation.set()
             raise
 
     def close(self) -> None:
-        """End the thread; who still waits in line is cancelled."""
+        """End the thread; requests that have not started are cancelled."""
         self._thread.shutdown(cancel_futures=True)
 
     def _complete(
@@ -95,38 +97,38 @@ class TransformersSampler:
         prompt: list[int],
         images: list[Image],
         params: SamplingParams,
-        most: int,
+        max_tokens: int,
         episode_id: str,
-        unwanted: threading.Event,
+        cancellation: threading.Event,
     ) -> Completion:
         import torch
 
-        watch = StopDetector(params.stop, decode=self._decoded) if params.stop else None
+        detector = StopDetector(params.stop, decode=self._decode) if params.stop else None
         key = random_key(self._seed, episode_id)
-        banned = sorted(self._vision.placeholder_ids) if self._vision else []
+        placeholders = sorted(self._vision.placeholder_ids) if self._vision else []
         tokens: list[int] = []
         logprobs: list[float] = []
         with torch.inference_mode():
-            given = self._given(prompt, images)
-            positions = given.get("position_ids")
+            inputs = self._model_inputs(prompt, images)
+            positions = inputs.get("position_ids")
             while True:
-                out = self._model(**given, use_cache=True, logits_to_keep=1)
+                out = self._model(**inputs, use_cache=True, logits_to_keep=1)
                 logits = out.logits[0, -1:].float()  # [1, V]
-                allowed = logits.index_fill(1, torch.tensor(banned, dtype=torch.long), -torch.inf)
+                candidates = logits.index_fill(1, torch.tensor(placeholders, dtype=torch.long), -torch.inf)
                 uniform = uniforms([key], [len(prompt) + len(tokens)])
-                ((token,), _) = draw(allowed, params=[params], uniform=uniform)
+                ((token,), _) = sample_tokens(candidates, params=[params], uniform=uniform)
                 tokens.append(token)
-                tempered = torch.log_softmax(logits[0] / (params.temperature or 1.0), dim=-1)
-                logprobs.append(float(tempered[token]))
+                all_logprobs = torch.log_softmax(logits[0] / (params.temperature or 1.0), dim=-1)
+                logprobs.append(float(all_logprobs[token]))
                 reason = FinishReason.STOP if token in params.stop_token_ids else None
-                if reason is None and watch is not None and watch.is_reached(tokens):
+                if reason is None and detector is not None and detector.is_reached(tokens):
                     reason = FinishReason.CUT
-                if reason is not None or len(tokens) == most or unwanted.is_set():
+                if reason is not None or len(tokens) == max_tokens or cancellation.is_set():
                     break
-                given = {"input_ids": torch.tensor([[token]]), "past_key_values": out.past_key_values}
+                inputs = {"input_ids": torch.tensor([[token]]), "past_key_values": out.past_key_values}
                 if positions is not None:
                     positions = positions.amax().expand(positions.shape[0], 1, 1) + 1
-                    given["position_ids"] = positions
+                    inputs["position_ids"] = positions
         return Completion(
             token_ids=tokens,
             logprobs=logprobs,
@@ -134,29 +136,29 @@ class TransformersSampler:
             policy_version=0,
         )
 
-    def _decoded(self, token_ids: list[int]) -> str:
+    def _decode(self, token_ids: list[int]) -> str:
         from transformers import AutoTokenizer
 
         if self._tokenizer is None:
             self._tokenizer = AutoTokenizer.from_pretrained(self._folder)
         return str(self._tokenizer.decode(token_ids, skip_special_tokens=True))
 
-    def _given(self, prompt: list[int], images: list[Image]) -> "dict[str, torch.Tensor]":
+    def _model_inputs(self, prompt: list[int], images: list[Image]) -> "dict[str, torch.Tensor]":
         """The model's arguments for a whole prompt."""
         import torch
 
-        given = {"input_ids": torch.tensor([prompt])}
+        inputs = {"input_ids": torch.tensor([prompt])}
         if self._vision is None:
-            return given
-        given |= self._vision.inputs(images)
+            return inputs
+        inputs |= self._vision.inputs(images)
         types = self._vision.token_types(prompt)
         if types is None:
-            return given
-        # Positions in time, height and width. Told at every step: left to itself, a model goes on from the
-        # pictures of whichever prompt it saw last.
+            return inputs
+        # Positions in time, height and width, passed at every step: without them, a model continues from the
+        # images of the last prompt that it computed, whichever that was.
         find = getattr(self._model.base_model, "get_rope_index", None)
         if find is None:
-            return {**given, "mm_token_type_ids": torch.tensor([types])}
-        grids = {name: grid for name, grid in given.items() if name.endswith("_grid_thw")}
-        positions, _ = find(given["input_ids"], mm_token_type_ids=torch.tensor([types]), **grids)
-        return {**given, "position_ids": positions}  # [3, 1, P]
+            return {**inputs, "mm_token_type_ids": torch.tensor([types])}
+        grids = {name: grid for name, grid in inputs.items() if name.endswith("_grid_thw")}
+        positions, _ = find(inputs["input_ids"], mm_token_type_ids=torch.tensor([types]), **grids)
+        return {**inputs, "position_ids": positions}  # [3, 1, P]

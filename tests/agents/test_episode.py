@@ -342,7 +342,7 @@ def test_time_passes_for_those_that_never_suspend_too() -> None:
 
 
 def test_the_script_says_which_text_it_lacks() -> None:
-    with pytest.raises(SamplerFailed, match="e: the script has 1 texts; write turn 2"):
+    with pytest.raises(SamplerFailed, match="e: the script has 1 texts; add one for turn 2"):
         play_one(says("Action: add 0"))
 
 

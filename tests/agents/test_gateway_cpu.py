@@ -13,7 +13,7 @@ import openai
 
 from agents.gateway.gateway import Gateway
 from agents.rollout.packing import pack
-from agents.samplers.cpu.sampler import CpuSampler
+from agents.samplers.cpu import CpuSampler
 from agents.types import SamplingParams
 from tests.support.gateway_toy import ITEM, QUESTION, SEARCH, ask, client_of, tokenizer_with, told
 from tests.support.tiny_model import save_tiny_model
@@ -45,7 +45,7 @@ def test_a_real_model_is_trained_on_what_it_sampled(tmp_path: Path) -> None:
         assert first == second  # the same name draws the same
         assert len(first) == 1
         assert sum(first[0].response_mask) == sum(len(turn.completion.token_ids) for turn in both[0].turns)
-        assert stats.reused > stats.prefilled  # turns go on in the sampler's cache
+        assert stats.reused_tokens > stats.prefilled_tokens  # turns go on in the sampler's cache
 
     asyncio.run(asyncio.wait_for(work(), 300))
 

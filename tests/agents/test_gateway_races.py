@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from agents.gateway.gateway import Gateway
 from agents.rollout.packing import pack
-from agents.samplers.cpu.sampler import CpuSampler
+from agents.samplers.cpu import CpuSampler
 from agents.types import Completion, SamplingParams
 from envs.errors import SamplerFailed
 from envs.types import Image

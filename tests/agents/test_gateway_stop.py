@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agents.rollout.packing import pack
-from agents.samplers.cpu.sampler import CpuSampler
+from agents.samplers.cpu import CpuSampler
 from agents.samplers.stop_texts import StopDetector, cut_at_stop, text_before
 from agents.types import Completion, FinishReason, SamplingParams
 from tests.support.gateway_toy import (

@@ -183,7 +183,7 @@ def test_no_two_attempts_share_an_episode_id() -> None:
 
 def test_plays_of_one_name_draw_alike_and_others_do_not(tmp_path: Path) -> None:
     """With a real sampler at temperature 1, whichever order the episodes are served in."""
-    from agents.samplers.cpu.sampler import CpuSampler
+    from agents.samplers.cpu import CpuSampler
 
     model = save_tiny_model(tmp_path)
     items = [toy_item(i, target=9) for i in range(3)]

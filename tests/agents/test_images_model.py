@@ -15,7 +15,7 @@ import transformers
 from agents.prompting.images import decode_image, has_vision, load_processor
 from agents.rollout.context import ContextPolicy
 from agents.rollout.packing import pack
-from agents.samplers.cpu.sampler import CpuSampler
+from agents.samplers.cpu import CpuSampler
 from agents.samplers.local import LocalModel
 from agents.samplers.transformers import TransformersSampler
 from agents.types import Completion, FinishReason, SamplingParams, Trajectory
@@ -202,7 +202,7 @@ def test_what_cannot_see_says_so(folder: Path, tmp_path: Path) -> None:
         TransformersSampler(text, None, context_length=64),
     ]
     for sampler in samplers:
-        with pytest.raises(ConfigError, match="1 pictures"):
+        with pytest.raises(ConfigError, match="1 images"):
             asyncio.run(sampler.sample([1], images=[SMALL], params=params, episode_id="e"))
         assert asyncio.run(sampler.sample([1], params=params, episode_id="e")).token_ids
         sampler.close()

@@ -7,9 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agents.samplers.cpu import engine as engine_cpu
-from agents.samplers.cpu import kv_cache as kv_cpu
-from agents.samplers.cpu import scheduler as residents_cpu
+from agents.samplers.cpu import engine as engine_module
+from agents.samplers.cpu import kv_cache, scheduler
 from agents.samplers.cpu.kv_cache import runs
 from agents.types import Completion, SamplingParams
 from tests.support.sampler_toy import (
@@ -35,7 +34,7 @@ def test_runs_cover_every_slot_as_far_as_it_goes(columns: list[int]) -> None:
 def test_in_falling_order_a_slot_is_read_hardly_further_than_it_goes(columns: list[int]) -> None:
     ordered = sorted(columns, reverse=True)
     for first, end, width in runs(ordered):
-        assert width - min(ordered[first:end]) < kv_cpu.RUN_COLUMNS
+        assert width - min(ordered[first:end]) < kv_cache.RUN_COLUMNS
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -43,18 +42,18 @@ def test_long_and_short_episodes_sample_what_each_would_alone(
     kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With short runs and no patience, slots are put in order at almost every step."""
-    for module in (kv_cpu, residents_cpu):
+    for module in (kv_cache, scheduler):
         monkeypatch.setattr(module, "RUN_COLUMNS", 4)
-    monkeypatch.setattr(residents_cpu, "WASTE", 1.0)
+    monkeypatch.setattr(scheduler, "WASTE", 1.0)
     moves: list[int] = []
-    move = kv_cpu.Slots.move
+    move = kv_cache.Slots.move
 
-    def counted(slots: kv_cpu.Slots, sources: list[int], targets: list[int], *, columns: int) -> None:
+    def counted(slots: kv_cache.Slots, sources: list[int], targets: list[int], *, columns: int) -> None:
         assert sorted(sources) == sorted(targets), "a slot's content would be lost"
         moves.append(len(sources))
         move(slots, sources, targets, columns=columns)
 
-    monkeypatch.setattr(kv_cpu.Slots, "move", counted)
+    monkeypatch.setattr(kv_cache.Slots, "move", counted)
     rng = random.Random(3)
     model = make_model(kind)
     engine = make_engine(model, max_sequences=12)
@@ -77,23 +76,23 @@ def test_batches_are_laid_out_alike_wherever_prefixes_lie_in_memory(monkeypatch:
 
     def sampled(*, falling_addresses: bool) -> tuple[list[list[int]], dict[str, Completion]]:
         rng = random.Random(5)
-        memory = [kv_cpu.Prefix.__new__(kv_cpu.Prefix) for _ in range(6)]
+        memory = [kv_cache.Prefix.__new__(kv_cache.Prefix) for _ in range(6)]
         memory.sort(key=id, reverse=not falling_addresses)  # taken from the end
 
-        def prefix(*values: Any, **named: Any) -> kv_cpu.Prefix:
+        def prefix(*values: Any, **named: Any) -> kv_cache.Prefix:
             created = memory.pop()
             created.__init__(*values, **named)  # type: ignore[misc]
             return created
 
         layouts: list[list[int]] = []
 
-        class Recorded(kv_cpu.SlotAttention):
+        class Recorded(kv_cache.SlotAttention):
             def __init__(self, *args: Any, **options: Any) -> None:
                 super().__init__(*args, **options)
                 layouts.append(self.tokens.tolist())
 
-        monkeypatch.setattr(residents_cpu, "Prefix", prefix)
-        monkeypatch.setattr(engine_cpu, "SlotAttention", Recorded)
+        monkeypatch.setattr(scheduler, "Prefix", prefix)
+        monkeypatch.setattr(engine_module, "SlotAttention", Recorded)
         prompts = {
             f"{i}-{chain}": tokens for i in range(6) for tokens in [random_tokens(rng, 9)] for chain in "ab"
         }

@@ -12,10 +12,10 @@ import pytest
 import torch
 from transformers import LlamaConfig, Qwen2Config
 
+from agents.samplers.cpu import CpuSampler
 from agents.samplers.cpu.engine import CHUNK, Request
 from agents.samplers.cpu.llama import model_shape
-from agents.samplers.cpu.sampler import CpuSampler
-from agents.samplers.sampling import draw, params_from_mapping, uniforms
+from agents.samplers.sampling import sample_tokens, uniforms
 from agents.types import Completion, FinishReason, SamplingParams
 from envs.errors import ConfigError, SamplerFailed
 from tests.support.sampler_toy import (
@@ -62,7 +62,7 @@ def test_greedy_is_what_generate_gives_over_several_turns(model: Any, rng: rando
                 )[0, len(prompt) :].tolist()
             assert got[episode].token_ids == expected
             prompts[episode] = prompt + expected + random_tokens(rng, rng.randrange(1, 9))
-    assert engine.stats.reused > 0
+    assert engine.stats.reused_tokens > 0
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
@@ -139,15 +139,15 @@ def test_a_group_computes_its_prompt_once_and_each_turn_only_the_new(llama: Any,
     prompts = {str(i): list(prompt) for prompt in [random_tokens(rng, 50)] for i in range(8)}
     first = complete(engine, prompts, params=SamplingParams(max_tokens=5))
     # 49 tokens once; then each sample feeds the 50th for its own logits
-    assert engine.stats.prefilled == 49 + 8
-    assert engine.stats.reused == 7 * 49
-    assert engine.stats.sampled == 8 * 5
+    assert engine.stats.prefilled_tokens == 49 + 8
+    assert engine.stats.reused_tokens == 7 * 49
+    assert engine.stats.sampled_tokens == 8 * 5
     for episode in prompts:
         prompts[episode] = prompts[episode] + first[episode].token_ids + [5, 6]
     complete(engine, prompts, params=SamplingParams(max_tokens=5))
-    # the last sampled token was never fed
-    assert engine.stats.prefilled == 49 + 8 + 8 * 3
-    assert engine.stats.reused == 7 * 49 + 8 * 54
+    # the last sampled token was never computed
+    assert engine.stats.prefilled_tokens == 49 + 8 + 8 * 3
+    assert engine.stats.reused_tokens == 7 * 49 + 8 * 54
     assert len({tuple(completion.token_ids) for completion in first.values()}) > 1
 
 
@@ -184,7 +184,7 @@ def test_new_weights_leave_nothing_of_the_old_in_the_cache(llama: Any, rng: rand
     engine.submit(Request(request_id=1, episode_id="f", prompt_ids=prompt, params=params))
     engine.load_weights(other.state_dict(), policy_version=5)
     finished: dict[int, Completion] = {}
-    while engine.busy:
+    while engine.is_busy:
         finished |= dict(engine.step())
     for request_id, tokens in ((0, history), (1, prompt)):
         completion = finished[request_id]
@@ -223,7 +223,7 @@ def test_few_slots_evict_the_oldest_and_stay_right(model: Any, rng: random.Rando
             assert completion.logprobs == pytest.approx(expected, abs=1e-4)
             prompts[episode] += completion.token_ids + random_tokens(rng, 2)
     # each time the two that hold a slot go first, and the other three take their places
-    assert engine.stats.evicted == 3 * 3
+    assert engine.stats.evictions == 3 * 3
 
 
 def test_a_tiny_budget_forgets_prompts_and_stays_right(llama: Any, rng: random.Random) -> None:
@@ -235,8 +235,10 @@ def test_a_tiny_budget_forgets_prompts_and_stays_right(llama: Any, rng: random.R
         tokens = completion[str(prompt[:3])]
         expected = reference_logprobs(llama, prompt, tokens.token_ids)
         assert tokens.logprobs == pytest.approx(expected, abs=1e-4)
-    assert engine.stats.reused == 0  # two prompts of 200 are more than 256 tokens
-    with pytest.raises(ConfigError, match=r"leave room for no episode: one of 256 tokens takes 0.000262 GB"):
+    assert engine.stats.reused_tokens == 0  # two prompts of 200 are more than 256 tokens
+    with pytest.raises(
+        ConfigError, match=r"leave no room for an episode: one of 256 tokens takes 0.000262 GB"
+    ):
         make_engine(llama, cache_gb=per_slot / 1e9)
 
 
@@ -299,7 +301,7 @@ def test_frequencies_are_those_of_the_exact_distribution(params: SamplingParams)
     draws = 20_000
     logits = torch.randn(10, generator=torch.Generator().manual_seed(5)) * 1.5
     uniform = uniforms(list(range(draws)), [11] * draws)
-    tokens, _ = draw(logits.expand(draws, -1), params=[params] * draws, uniform=uniform)
+    tokens, _ = sample_tokens(logits.expand(draws, -1), params=[params] * draws, uniform=uniform)
     exact = exact_distribution(logits.tolist(), params)
     counts = [tokens.count(i) for i in range(len(exact))]
     assert all(count == 0 for count, p in zip(counts, exact, strict=True) if p == 0)
@@ -321,9 +323,9 @@ def test_rows_of_one_batch_keep_their_own_parameters() -> None:
         SamplingParams(max_tokens=1, temperature=0),
     ]
     uniform = uniforms([1, 2, 3, 4, 5, 6], [1] * 6)
-    together = draw(logits, params=params, uniform=uniform)
+    together = sample_tokens(logits, params=params, uniform=uniform)
     for i, own in enumerate(params):
-        (token,), (logprob,) = draw(logits[i : i + 1], params=[own], uniform=uniform[i : i + 1])
+        (token,), (logprob,) = sample_tokens(logits[i : i + 1], params=[own], uniform=uniform[i : i + 1])
         assert together[0][i] == token
         assert together[1][i] == pytest.approx(logprob, abs=1e-6)
     assert together[0][0] == int(logits[0].argmax())
@@ -333,7 +335,7 @@ def test_rows_of_one_batch_keep_their_own_parameters() -> None:
 
 def test_the_edges_of_the_uniform_draw_possible_tokens() -> None:
     logits = torch.tensor([[-math.inf, 0.0, 1.0, -math.inf]] * 2)
-    tokens, _ = draw(logits, params=FILTERS[:1] * 2, uniform=torch.tensor([0.0, 1 - 2**-24]))
+    tokens, _ = sample_tokens(logits, params=FILTERS[:1] * 2, uniform=torch.tensor([0.0, 1 - 2**-24]))
     assert tokens == [1, 2]
 
 
@@ -361,18 +363,18 @@ CONFIGS: list[tuple[str, dict[str, Any]]] = [
 
 @pytest.mark.parametrize(("key", "change"), CONFIGS, ids=[key for key, _ in CONFIGS])
 def test_unsupported_models_are_refused(key: str, change: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match=rf"the test: .*{key} is .*; the CPU sampler plays"):
-        model_shape(LlamaConfig(**SIZES | change), place="the test")
+    with pytest.raises(ConfigError, match=rf"the test: .*{key} is .*; the CPU engine samples"):
+        model_shape(LlamaConfig(**SIZES | change), source="the test")
 
 
 def test_other_architectures_and_windows_are_refused() -> None:
     from transformers import GPT2Config
 
     with pytest.raises(ConfigError, match="model_type is 'gpt2'"):
-        model_shape(GPT2Config(), place="the test")
+        model_shape(GPT2Config(), source="the test")
     windowed = Qwen2Config(**SIZES, use_sliding_window=True, sliding_window=16, max_window_layers=0)
     with pytest.raises(ConfigError, match="use_sliding_window is True"):
-        model_shape(windowed, place="the test")
+        model_shape(windowed, source="the test")
 
 
 PARAMS: list[tuple[str, SamplingParams]] = [
@@ -402,23 +404,6 @@ def test_prompts_that_cannot_be_continued_are_refused(llama: Any, prompt: list[i
 def test_a_context_beyond_the_models_is_refused(llama: Any) -> None:
     with pytest.raises(ConfigError, match="context_length 513 is more than the model's 512"):
         make_engine(llama, context_length=513)
-
-
-def test_parameters_by_vllms_names() -> None:
-    values = {"temperature": 0.8, "top_p": 0.9, "top_k": -1, "repetition_penalty": 1.0, "logprobs": True}
-    expected = SamplingParams(max_tokens=9, temperature=0.8, top_p=0.9, stop_token_ids=(2,))
-    assert params_from_mapping(values, max_tokens=9, stop_token_ids=[2]) == expected
-    refused: dict[str, Any] = {
-        "min_p": 0.1,
-        "repetition_penalty": 1.1,
-        "n": 2,
-        "stop": ["x"],
-        "logprobs": 5,
-        "images": [1],
-    }
-    for name, value in refused.items():
-        with pytest.raises(ConfigError, match=name):
-            params_from_mapping({name: value}, max_tokens=9)
 
 
 # -- the asynchronous front
@@ -461,9 +446,9 @@ def test_64_episodes_at_once_through_the_front(sampler: CpuSampler, llama: Any, 
     for history, completion in (turn for episode in played for turn in episode):
         expected = reference_logprobs(llama, history, completion.token_ids)
         assert completion.logprobs == pytest.approx(expected, abs=1e-4)
-    assert stats.sampled == 64 * (3 + 4 + 5)
+    assert stats.sampled_tokens == 64 * (3 + 4 + 5)
     # far fewer forwards than completions have tokens: they are batched
-    assert stats.batches < stats.sampled / 4
+    assert stats.forwards < stats.sampled_tokens / 4
 
 
 def test_bad_requests_fail_alone(sampler: CpuSampler) -> None:

@@ -1,4 +1,4 @@
-"""Small random models for the CPU sampler, and Hugging Face's own forward to compare it with."""
+"""Small random models for the CPU engine, and Hugging Face's own forward to compare it with."""
 
 import random
 from typing import Any
@@ -55,7 +55,7 @@ def rope(theta: float) -> dict[str, Any]:
 
 
 def make_engine(model: Any, **options: Any) -> CpuEngine:
-    shape = model_shape(model.config, place="the test")
+    shape = model_shape(model.config, source="the test")
     return CpuEngine(shape, model.state_dict(), **{"context_length": CONTEXT, "max_sequences": 16} | options)
 
 
@@ -69,7 +69,7 @@ def complete(
             Request(request_id=index, episode_id=episode, prompt_ids=prompts[episode], params=params)
         )
     finished = []
-    while engine.busy:
+    while engine.is_busy:
         finished += engine.step()
     assert sorted(index for index, _ in finished) == list(range(len(episodes)))
     return {episodes[index]: completion for index, completion in finished}

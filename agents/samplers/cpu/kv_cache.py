@@ -33,8 +33,8 @@ try:
     _flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 except AttributeError as error:
     raise ConfigError(
-        f"torch {torch.__version__} has no operator _scaled_dot_product_flash_attention_for_cpu, which the CPU "
-        "engine needs; install the torch of constraints.txt, or sample with rollout: vllm"
+        f"torch {torch.__version__} has no operator _scaled_dot_product_flash_attention_for_cpu, "
+        "which the CPU engine needs; install the torch of constraints.txt, or sample with rollout: vllm"
     ) from error
 
 

@@ -85,10 +85,10 @@ class Scheduler:
         sequence = self._by_episode.get(episode_id)
         if sequence is None:
             return None
-        cached = sequence.tokens[: sequence.num_cached]
-        same = len(cached)
-        if prompt[:same] != cached:
-            same = next(i for i, token in enumerate(cached) if i == len(prompt) or prompt[i] != token)
+        cached_tokens = sequence.tokens[: sequence.num_cached]
+        same = len(cached_tokens)
+        if prompt[:same] != cached_tokens:
+            same = next(i for i, token in enumerate(cached_tokens) if i == len(prompt) or prompt[i] != token)
         same = min(same, len(prompt) - 1)  # the last token is computed, to have its logits
         if same < len(sequence.prefix):
             self._drop(sequence)

@@ -41,7 +41,7 @@ class CpuReplica(RolloutReplica):  # type: ignore[misc]
 
     async def launch_servers(self) -> None:
         """Start the actors."""
-        from agents.samplers.cpu.sampler import CpuSampler
+        from agents.samplers.cpu import CpuSampler
 
         for name in _samplers(self.replica_rank, self.config):
             sampler = (
