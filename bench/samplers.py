@@ -1,0 +1,240 @@
+"""The samplers that `bench/sampler.py` compares, each as a context manager with the `Sampler` protocol.
+
+- `cpu`: the CPU engine
+- `transformers`: the product's other sampler, one completion at a time
+- `generate`: transformers' `generate` over all requests that wait, as one left-padded batch
+- `continuous`: transformers' continuous batching with its paged cache
+- `vllm`: vLLM on the CPU, with its prefix cache
+
+All sample in float32 and return log-probs.
+"""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from agents.types import Completion, FinishReason, SamplingParams
+from envs.types import Image
+
+
+class _Subject:
+    """What the benchmark needs besides `sample`."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Free threads and processes."""
+
+    async def drop_cache(self) -> None:
+        """Drop keys and values of earlier episodes, where the sampler does not do it by itself."""
+
+    async def sample(
+        self,
+        prompt_ids: Sequence[int],
+        *,
+        images: Sequence[Image] = (),
+        params: SamplingParams,
+        episode_id: str,
+    ) -> Completion:
+        """As `Sampler.sample`."""
+        raise NotImplementedError
+
+
+def _completion(token_ids: Sequence[int], logprobs: Sequence[float]) -> Completion:
+    return Completion(
+        token_ids=list(token_ids),
+        logprobs=list(logprobs),
+        finish_reason=FinishReason.LENGTH,
+        policy_version=0,
+    )
+
+
+class CpuEngine(_Subject):
+    """The CPU engine."""
+
+    def __init__(self, folder: Path, *, context_length: int, max_sequences: int, threads: int) -> None:
+        from agents.samplers.cpu import CpuSampler
+
+        self._folder = folder
+        self._sampler = CpuSampler(
+            folder, context_length=context_length, max_sequences=max_sequences, threads=threads
+        )
+        self.sample = self._sampler.sample  # type: ignore[method-assign]
+        self.close = self._sampler.close  # type: ignore[method-assign]
+
+    async def drop_cache(self) -> None:
+        from safetensors.torch import load_file
+
+        await self._sampler.load_weights(load_file(self._folder / "model.safetensors"), policy_version=1)
+
+
+class OneByOne(_Subject):
+    """The product's sampler of models that the CPU engine does not know."""
+
+    def __init__(self, folder: Path, *, context_length: int, **_: Any) -> None:
+        from agents.samplers.transformers import TransformersSampler
+
+        sampler = TransformersSampler(folder, None, context_length=context_length)
+        self.sample = sampler.sample  # type: ignore[method-assign]
+        self.close = sampler.close  # type: ignore[method-assign]
+
+
+class Generate(_Subject):
+    """transformers' `generate`: all waiting requests in one batch, computed from their first token."""
+
+    def __init__(self, folder: Path, **_: Any) -> None:
+        from transformers import AutoModelForCausalLM
+
+        self._model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype="float32").eval()
+        self._waiting: list[tuple[list[int], SamplingParams, asyncio.Future[Completion]]] = []
+
+    async def sample(
+        self,
+        prompt_ids: Sequence[int],
+        *,
+        images: Sequence[Image] = (),
+        params: SamplingParams,
+        episode_id: str,
+    ) -> Completion:
+        """Wait for the other requests of this turn of the event loop, then sample all."""
+        answer: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
+        if not self._waiting:
+            asyncio.get_running_loop().call_later(0.001, self._run)
+        self._waiting.append((list(prompt_ids), params, answer))
+        return await answer
+
+    def _run(self) -> None:
+        import torch
+
+        batch, self._waiting = self._waiting, []
+        width = max(len(prompt) for prompt, _, _ in batch)
+        ids = torch.tensor([[0] * (width - len(prompt)) + prompt for prompt, _, _ in batch])
+        mask = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt, _, _ in batch])
+        with torch.inference_mode():
+            result = self._model.generate(
+                ids,
+                attention_mask=mask,
+                max_new_tokens=batch[0][1].max_tokens,
+                do_sample=True,
+                top_k=0,
+                eos_token_id=-1,
+                pad_token_id=0,
+                output_logits=True,
+                return_dict_in_generate=True,
+            )
+            tokens = result.sequences[:, width:]
+            logprobs = torch.stack(result.logits, dim=1).log_softmax(-1).gather(2, tokens[..., None])[..., 0]
+        for (_, _, answer), row, row_logprobs in zip(batch, tokens.tolist(), logprobs.tolist(), strict=True):
+            answer.set_result(_completion(row, row_logprobs))
+
+
+class ContinuousBatching(_Subject):
+    """transformers' continuous batching."""
+
+    def __init__(self, folder: Path, *, context_length: int, max_sequences: int, **_: Any) -> None:
+        from transformers import AutoModelForCausalLM, ContinuousBatchingConfig, GenerationConfig
+
+        model: Any = AutoModelForCausalLM.from_pretrained(
+            folder, dtype="float32", attn_implementation="sdpa"
+        ).eval()
+        self._manager = model.init_continuous_batching(
+            GenerationConfig(do_sample=True, top_k=0, eos_token_id=-1, max_new_tokens=context_length),
+            ContinuousBatchingConfig(
+                return_logprobs=True,
+                max_batch_tokens=1024,
+                num_blocks=(max_sequences + 1) * context_length // 32,
+                block_size=32,
+                use_cuda_graph=False,
+            ),
+        )
+        self._manager.start()
+        self._requests = 0
+
+    def close(self) -> None:
+        self._manager.stop(block=True)
+        self._manager.destroy()
+
+    async def sample(
+        self,
+        prompt_ids: Sequence[int],
+        *,
+        images: Sequence[Image] = (),
+        params: SamplingParams,
+        episode_id: str,
+    ) -> Completion:
+        """One request of the manager."""
+        answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self._requests += 1
+        request_id = str(self._requests)
+        self._manager.register_result_handler(request_id, answer.set_result)
+        self._manager.add_request(list(prompt_ids), request_id, max_new_tokens=params.max_tokens)
+        output = await answer
+        assert output.error is None, output.error
+        return _completion(output.generated_tokens, output.logprobs)
+
+
+class Vllm(_Subject):
+    """vLLM's engine, in a process of its own."""
+
+    def __init__(self, folder: Path, *, context_length: int, max_sequences: int, **_: Any) -> None:
+        from vllm.engine.arg_utils import AsyncEngineArgs
+        from vllm.v1.engine.async_llm import AsyncLLM
+
+        self._engine = AsyncLLM.from_engine_args(
+            AsyncEngineArgs(
+                model=str(folder),
+                dtype="float32",
+                max_model_len=context_length,
+                max_num_seqs=max_sequences,
+                enable_prefix_caching=True,
+                disable_log_stats=True,
+            )
+        )
+        self._requests = 0
+
+    def close(self) -> None:
+        self._engine.shutdown()
+
+    async def sample(
+        self,
+        prompt_ids: Sequence[int],
+        *,
+        images: Sequence[Image] = (),
+        params: SamplingParams,
+        episode_id: str,
+    ) -> Completion:
+        """One request of the engine."""
+        from vllm import SamplingParams as VllmParams
+        from vllm.sampling_params import RequestOutputKind
+
+        self._requests += 1
+        vllm_params = VllmParams(
+            max_tokens=params.max_tokens,
+            ignore_eos=True,
+            logprobs=0,
+            output_kind=RequestOutputKind.FINAL_ONLY,
+        )
+        prompt = {"prompt_token_ids": list(prompt_ids)}
+        async for answer in self._engine.generate(prompt, vllm_params, str(self._requests)):
+            output = answer.outputs[0]
+        logprobs = [
+            entry[token].logprob for token, entry in zip(output.token_ids, output.logprobs, strict=True)
+        ]
+        return _completion(output.token_ids, logprobs)
+
+
+SAMPLERS: dict[str, Callable[..., Any]] = {
+    "cpu": CpuEngine,
+    "transformers": OneByOne,
+    "generate": Generate,
+    "continuous": ContinuousBatching,
+    "vllm": Vllm,
+}
