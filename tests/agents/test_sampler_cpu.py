@@ -236,9 +236,7 @@ def test_a_tiny_budget_forgets_prompts_and_stays_right(llama: Any, rng: random.R
         expected = reference_logprobs(llama, prompt, tokens.token_ids)
         assert tokens.logprobs == pytest.approx(expected, abs=1e-4)
     assert engine.stats.reused_tokens == 0  # two prompts of 200 are more than 256 tokens
-    with pytest.raises(
-        ConfigError, match=r"no room for an episode: one of 256 tokens takes 0.000262 GB"
-    ):
+    with pytest.raises(ConfigError, match=r"no room for an episode: one of 256 tokens takes 0.000262 GB"):
         make_engine(llama, cache_gb=per_slot / 1e9)
 
 
