@@ -5,14 +5,20 @@ PYTHONS := python3.11 python3.12 python3 python
 RUNS := .venv/installed
 TESTS := .venv/installed-for-tests
 
-.PHONY: run test install
+.PHONY: run test test-fast install
 
 run: $(RUNS)
 	@.venv/bin/wingspan run $(PIPELINE)
 
-# Two workers, each with whole files: those that start Ray and verl leave a core idle most of the time.
+# Each worker takes whole files. One more than two cores: tests that wait for processes leave a core idle.
+PYTEST = .venv/bin/python -m pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder
+
 test: install
-	@.venv/bin/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
+	@$(PYTEST)
+
+# The quick tests of all areas, without Ray, JVM and browser; one area alone: make test-fast AREA=envs
+test-fast: install
+	@$(PYTEST) -m "not slow and not heavy and not browser and not java" $(AREA:%=tests/%)
 
 install: $(TESTS)
 

@@ -11,15 +11,22 @@ from envs.registry import env_scope
 
 pytest_plugins = ["tests.support.sandboxes"]
 SLOW_TIMEOUT_S = 600
+PROGRAMS = {"browser": ("test_browser.py", "miniwob", "webarena"), "java": ("sciworld", "jvm")}
+"""By marker: a part of the id (file, function or parameter) of each test that starts this program."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark each test by its folder, give slow tests more time, and put their files first.
+    """Mark each test by its folder and programs, give slow tests more time, and put their files first.
 
     A file with whole runs that began last would leave all cores but one idle.
     """
     for item in items:
         item.add_marker(item.path.relative_to(Path(__file__).parent).parts[0])
+        for marker, parts in PROGRAMS.items():
+            if any(part in item.nodeid for part in parts):
+                item.add_marker(marker)
+        if "verl" in getattr(item, "fixturenames", ()):
+            item.add_marker("heavy")
         if item.get_closest_marker("slow") is not None and item.get_closest_marker("timeout") is None:
             item.add_marker(pytest.mark.timeout(SLOW_TIMEOUT_S))
     slow_files = {item.path for item in items if item.get_closest_marker("slow") is not None}

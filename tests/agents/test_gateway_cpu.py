@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import openai
+import pytest
 
 from agents.gateway.gateway import Gateway
 from agents.rollout.packing import pack
@@ -50,6 +51,7 @@ def test_a_real_model_is_trained_on_what_it_sampled(tmp_path: Path) -> None:
     asyncio.run(asyncio.wait_for(work(), 300))
 
 
+@pytest.mark.heavy
 def test_the_command_serves_a_folder_until_it_is_interrupted(tmp_path: Path) -> None:
     folder = save_tiny_model(tmp_path)
     code = "import sys; sys.argv[0] = 'wingspan'; from flows.cli.app import main; main()"

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import openai
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -63,6 +64,7 @@ class Unsteady(RandomSampler):
             self._inside.discard(episode_id)
 
 
+@pytest.mark.heavy
 @settings(max_examples=12, deadline=None)
 @given(seed=st.integers(0, 10_000))
 def test_many_at_once_that_fail_are_left_or_answered(seed: int) -> None:

@@ -57,6 +57,7 @@ def test_an_accepted_answer_that_is_no_mathematics_is_the_items_fault():
         value_of("math_equal", "\\boxed{5}", answer="")
 
 
+@pytest.mark.heavy
 def test_an_answer_too_large_is_ended_by_its_cpu_time_and_the_next_one_is_compared():
     processes = MathProcesses(1, cpu_s=1.0)
     try:

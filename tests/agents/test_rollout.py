@@ -136,6 +136,7 @@ def test_a_context_policy_that_cannot_be_is_refused(value: dict[str, Any]) -> No
         ContextPolicy(**value)
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("when_full", ["stop", "drop", "fold"])
 def test_a_context_policy_is_what_the_model_sees_of_its_past(tmp_path: Path, when_full: Any) -> None:
     [played] = rollout(
@@ -318,6 +319,7 @@ def test_a_mistake_of_the_command_is_named(arguments: list[str], said: str) -> N
     assert said in str(done.exception)
 
 
+@pytest.mark.heavy
 def test_what_has_ended_is_summed_up_after_ctrl_c() -> None:
     over = threading.Event()
     command = ["rollout", "textcraft-cpu", "--items", "8", "--max-turns", "1"]
@@ -345,6 +347,7 @@ def test_what_has_ended_is_summed_up_after_ctrl_c() -> None:
     assert re.search(r"episodes +3\b", told)
 
 
+@pytest.mark.heavy
 def test_the_command_as_users_type_it() -> None:
     """One line and a status for an error; and torch is not loaded for an endpoint."""
     code = (

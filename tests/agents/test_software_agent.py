@@ -70,6 +70,7 @@ def test_a_bug_is_found_mended_and_judged_by_tests_that_the_agent_never_saw() ->
     assert (trajectory.reward, trajectory.success) == (1.0, True)
 
 
+@pytest.mark.heavy
 @needs_sandbox
 @pytest.mark.parametrize(
     "texts",

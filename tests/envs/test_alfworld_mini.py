@@ -40,6 +40,7 @@ print(digest.hexdigest())
 """
 
 
+@pytest.mark.heavy
 def test_items_are_the_games_that_are_made_and_that_the_planner_solved() -> None:
     made = list(drafts())
     assert len(made) == sum(COUNTS.values())
@@ -65,6 +66,7 @@ def test_parts_have_all_task_types_and_share_no_game_and_unseen_rooms_are_in_no_
     assert rooms["train"] <= set(constants().TRAIN_SCENE_NUMBERS)
 
 
+@pytest.mark.heavy
 def test_the_same_bytes_are_made_whatever_the_hash_seed(tmp_path: Path) -> None:
     said = set()
     for seed in ("1", "2"):
@@ -91,6 +93,7 @@ def test_there_is_no_item_past_the_last() -> None:
         make_item(210)
 
 
+@pytest.mark.heavy
 def test_killed_games_cost_attempts_and_nothing_else() -> None:
     """`python -m bench.kill alfworld-mini` does it more often."""
     items = [item for item in get_env("alfworld-mini").split(0).train if item.metadata["room"] == "bathroom"][

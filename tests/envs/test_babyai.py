@@ -134,12 +134,14 @@ def solved(index: int) -> bool:
     return result.success
 
 
+@pytest.mark.heavy
 def test_the_expert_reaches_full_marks_through_the_words():
     """Three items of each level, all but those that ask for two doors in an order."""
     indices = [index for index in range(3 * len(LEVELS)) if index % len(LEVELS) != ORDERED_DOORS]
     assert [index for index in indices if not solved(index)] == []
 
 
+@pytest.mark.heavy
 def test_no_item_is_without_an_end():
     assert [index for index in ENDLESS if not solved(index)] == list(LOCKED_AWAY)
 

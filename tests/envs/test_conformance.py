@@ -139,6 +139,7 @@ def test_an_item_plays_the_same_on_any_instance_whatever_it_did_before(sample: S
     on(sample.spec.make, twice)
 
 
+@pytest.mark.heavy
 def test_an_item_plays_the_same_in_another_process(sample: Sample) -> None:
     host = ProcessHost(sample.spec.make, preload=sample.spec.preload)
 
@@ -169,6 +170,7 @@ def test_nothing_is_played_before_a_reset_or_after_the_end(sample: Sample) -> No
     on(sample.spec.make, out_of_turn)
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("hosted", [False, True])
 def test_nothing_is_left_behind(sample: Sample, hosted: bool) -> None:
     """`bench/conformance.py` does it a thousand times."""

@@ -9,6 +9,7 @@ from envs.registry import get_env
 from envs.types import Item
 
 
+@pytest.mark.heavy
 def test_killed_processes_cost_attempts_and_nothing_else() -> None:
     outcome = measure("textcraft", get_env("textcraft").split(0).train[:4], kills=6)
     assert outcome.kills == 6

@@ -88,6 +88,7 @@ def test_a_kind_in_constant_use_does_not_starve_another() -> None:
     asyncio.run(main())
 
 
+@pytest.mark.heavy
 @settings(max_examples=40, deadline=None)
 @given(
     total=st.integers(2, 6),

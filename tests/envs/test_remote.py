@@ -92,6 +92,7 @@ def essence(groups: list[list[Trajectory]]) -> list[object]:
     ]
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("protocol", ["openenv", "agentgym"])
 @pytest.mark.parametrize(
     ("env", "places"),
@@ -123,6 +124,7 @@ def test_a_remote_episode_is_the_local_one(env: str, places: Sequence[int], prot
     asyncio.run(main())
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("protocol", ["openenv", "agentgym"])
 def test_a_killed_servers_episodes_are_played_elsewhere(protocol: WireProtocol, textcraft: Served) -> None:
     deep = [item for item in get_env("textcraft").split(0).test if item.metadata["depth"] > 1]

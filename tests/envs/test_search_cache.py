@@ -93,6 +93,7 @@ def test_whatever_decides_a_result_is_in_its_key(server: EmbeddedServer):
     assert key_of("v", top_k=2, query="q") != key_of("v", top_k=2, query="q ")
 
 
+@pytest.mark.heavy
 def test_processes_share_one_server_which_the_last_run_leaves_its_results_to(tmp_path: Path):
     """Three start at once and race for it; a fourth, later, finds what they kept."""
     program_text = (

@@ -211,6 +211,7 @@ def test_items_are_numbered_as_in_agentgyms_tables():
     assert (real.FIRST_TRAIN, real.END) == (51713, 221328)
 
 
+@pytest.mark.heavy
 def test_real_items_are_played_from_files_in_upstreams_form(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Of upstream's size: every row of the seven and the two data sets, made up."""
     folder = tmp_path / "searchqa"

@@ -88,6 +88,7 @@ CLIENTS: dict[str, list[Call]] = {
 }
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("env", CLIENTS)
 def test_what_a_client_sends_is_answered_with_what_it_reads(env: str) -> None:
     spec = get_env(env)

@@ -50,6 +50,7 @@ def send_anything(operation: Any, mode: GenerationMode, live: int) -> None:
     sends()
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("mode", [GenerationMode.POSITIVE, GenerationMode.NEGATIVE])
 def test_nothing_that_is_sent_breaks_the_server(textcraft: Served, mode: GenerationMode) -> None:
     schema = schemathesis.openapi.from_url(f"{textcraft.url}/openapi.json")

@@ -125,6 +125,7 @@ async def openings(names: list[str]) -> dict[str, str]:
     return seen
 
 
+@pytest.mark.heavy
 def test_an_item_opens_alike_in_every_process() -> None:
     names = [
         *DRAWN,

@@ -90,6 +90,7 @@ def reported(runs: list[Path]) -> list[Path]:
     return runs[:3]
 
 
+@pytest.mark.heavy
 def test_parameters_that_differ_are_named_on_the_page_and_in_the_terminal(
     reported: list[Path], tmp_path: Path
 ) -> None:
@@ -106,6 +107,7 @@ def test_parameters_that_differ_are_named_on_the_page_and_in_the_terminal(
     assert any(line.split()[:2] == [names[1], "5"] for line in told.stdout.splitlines())
 
 
+@pytest.mark.heavy
 def test_runs_of_other_environments_are_said_to_be_no_measure_of_each_other(
     reported: list[Path], tmp_path: Path
 ) -> None:

@@ -168,6 +168,7 @@ asyncio.run(main())
 """
 
 
+@pytest.mark.heavy
 def test_budget_and_replies_are_those_of_all_processes_and_outlive_them(tmp_path: Path) -> None:
     def workers(*names: str) -> list[dict[str, int]]:
         begun = [

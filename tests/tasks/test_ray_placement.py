@@ -61,6 +61,7 @@ def test_an_address_without_a_cluster_is_refused_with_its_remedy(
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.heavy
 def test_what_answers_but_is_no_cluster_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     import socket
 
