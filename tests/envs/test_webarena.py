@@ -289,8 +289,8 @@ def played(shop: Site, one: Task, *actions: str | Callable[[str], str], state: A
     return asyncio.run(main())
 
 
-RED = click("link", "Red lamp").after
-ORDER = click("button", "Order").after
+RED = click("link", "Red lamp").resolve
+ORDER = click("button", "Order").resolve
 
 
 @chromium
