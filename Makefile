@@ -4,8 +4,10 @@ PIPELINE ?= textcraft-cpu
 PYTHONS := python3.11 python3.12 python3 python
 RUNS := .venv/installed
 TESTS := .venv/installed-for-tests
+# uv does not read pip's variables, so a folder of local wheels is passed on to it.
+UV_ENVIRONMENT := export UV_FIND_LINKS="$${UV_FIND_LINKS:-$${PIP_FIND_LINKS// /,}}"
 
-.PHONY: run test test-fast install
+.PHONY: run test test-fast install lock
 
 run: $(RUNS)
 	@.venv/bin/wingspan run $(PIPELINE)
@@ -22,10 +24,16 @@ test-fast: install
 
 install: $(TESTS)
 
+# Writes constraints.txt. Versions that it already has are kept where they still resolve; UPGRADE=1 takes the newest.
+lock: $(RUNS)
+	@$(UV_ENVIRONMENT); \
+	echo uv | .venv/bin/uv pip compile pyproject.toml - --extra dev --extra adapters --extra alfworld \
+	  --overrides overrides.txt --python-version 3.11 --no-annotate --quiet $(if $(UPGRADE),--upgrade) \
+	  --custom-compile-command "make lock" --output-file constraints.txt
+
 # A name on the PATH may be a shim for a version that is not there: each candidate must really run.
-# uv does not read pip's variables, so a folder of local wheels is passed on to it.
 define into_venv
-	export UV_FIND_LINKS="$${UV_FIND_LINKS:-$${PIP_FIND_LINKS// /,}}"; \
+	$(UV_ENVIRONMENT); \
 	.venv/bin/uv pip install --quiet --compile-bytecode --python .venv/bin/python \
 	  --constraint constraints.txt --overrides overrides.txt
 endef
