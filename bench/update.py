@@ -125,7 +125,7 @@ def started_worker(pipeline: Pipeline) -> Any:
 
     from tasks.verl.loss import set_loss
 
-    config = verl_config(pipeline, model=Path(pipeline.model), items=Path(), checkpoints=Path())
+    config = verl_config(pipeline, model=Path(pipeline.model), checkpoints=Path())
     worker = ActorRolloutRefWorker(config.actor_rollout_ref, role="actor")
     worker.init_model()
     set_loss(worker, config)

@@ -23,7 +23,7 @@ from envs.files import write_atomically
 from envs.types import Item
 from tasks.cluster.session import check_ray, connect_ray, end_local_ray, keep_logs, result_of
 from tasks.config.settings import Pipeline
-from tasks.data.items import read_items, write_items
+from tasks.data.items import read_items
 from tasks.data.mixture import evaluation_turns, training_order
 from tasks.data.trajectories import summarise, write_trajectories
 from tasks.errors import RayDied, SamplerDied, names_dead_engine
@@ -93,7 +93,6 @@ class TrainSession:
         self._workspace = workspace.resolve()
         self._folder = self._workspace / "train"
         self._checkpoints = self._folder / "checkpoints"
-        self._items = self._folder / "items.jsonl"
         self._logs = self._folder / "ray-logs"
         self._progress = progress
         self._serve = serve
@@ -239,12 +238,12 @@ class TrainSession:
             return
         self._resume()
         self._check_policy()
-        self._write_training_items()
+        items = self._training_items()
         self._write_prompts()
         if self._actor is None:
             self._launch()
         self._progress.on_phase("starting the trainer")
-        self._step = self._call("start")
+        self._step = self._call("start", items)
         self._is_started = True
         self._write_missing_step()
 
@@ -277,19 +276,17 @@ class TrainSession:
         self._actor = launch(
             self._pipeline,
             model=str(model),
-            items=self._items,
             checkpoints=self._checkpoints,
             serve=self._serve,
         )
         self._actor.prepare.remote()  # not awaited: if it fails, `start` repeats it and raises
 
-    def _write_training_items(self) -> None:
-        """Write the items in the order in which training samples them, `rollout.items_per_step` per step."""
-        train, seed = self._pipeline.train, self._pipeline.seed
-        items = read_items(self._workspace / "data" / "train.jsonl", data=self._pipeline.data)
-        count = train.steps * self._pipeline.rollout.items_per_step
-        order = islice(training_order(items, self._pipeline.data, seed=seed), count)
-        write_items(self._items, (items[index] for index in order))
+    def _training_items(self) -> list[Item]:
+        """The items in the order in which training samples them, `rollout.items_per_step` a step."""
+        pipeline = self._pipeline
+        items = read_items(self._workspace / "data" / "train.jsonl", data=pipeline.data)
+        order = training_order(items, pipeline.data, seed=pipeline.seed)
+        return [items[i] for i in islice(order, pipeline.train.steps * pipeline.rollout.items_per_step)]
 
     def _write_prompts(self) -> None:
         """Copy the prompts of the agent and of its judges to the records of the training."""

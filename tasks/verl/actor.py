@@ -98,17 +98,15 @@ class Trainer:
         pipeline: Pipeline,
         *,
         model: str,
-        items: str,
         checkpoints: str,
         placement: Placement,
         serve: "ServedAt | None" = None,
     ) -> None:
-        """`model`: the policy to start from where there is no checkpoint; `items`: the training items;
-        `serve`: where the policy is served to others while it is trained."""
+        """`model`: the policy to start from where there is no checkpoint; `serve`: where the policy is served
+        to others while it is trained."""
         self._pipeline = pipeline
         self._placement = placement
         self._model = model
-        self._items = Path(items)
         self._checkpoints = Path(checkpoints)
         self._serve = serve
         self._config: Any = None
@@ -123,7 +121,6 @@ class Trainer:
         config = verl_config(
             self._pipeline,
             model=self._model,
-            items=self._items,
             checkpoints=self._checkpoints,
             placement=self._placement,
         )
@@ -136,19 +133,22 @@ class Trainer:
             queue.result()
         self._config = config
 
-    def start(self) -> int:
+    def start(self, items: Sequence[Item]) -> int:
         """Start verl's processes and load the checkpoint that `checkpoints.resume` chose; returns its step, 0
         for none.
 
-        Does what `prepare` did not do yet. From here on the model and the item file must be there.
+        `items`: in the order in which training samples them, `rollout.items_per_step` a step. Does what
+        `prepare` has not done yet. From here on the model must exist.
         """
         if self._config is None:
             self.prepare()
+        from transformers import AutoTokenizer
         from verl.utils.config import validate_config
 
         from tasks.verl.client import CancellingClient
         from tasks.verl.rollout import RolloutManager
         from tasks.verl.trainer import StepTrainer
+        from tasks.verl.vision import verl_processor
 
         steps = checkpoints.complete_steps(self._checkpoints)
         if not steps or steps[-1] < self._pipeline.train.steps:
@@ -157,8 +157,13 @@ class Trainer:
         validate_config(self._config, use_reference_policy=use_reference, use_critic=False)
         self._trainer = StepTrainer(self._config, self._pipeline)
         self._trainer.init()
-        client = self._trainer.llm_server_manager.get_client(CancellingClient)
-        self._manager = RolloutManager.create(self._config, client)
+        self._manager = RolloutManager(
+            self._pipeline,
+            items=items,
+            client=self._trainer.llm_server_manager.get_client(CancellingClient),
+            tokenizer=AutoTokenizer.from_pretrained(self._model),
+            processor=verl_processor(self._model),
+        )
         self._trainer.attach(self._manager)
         if self._serve is not None:
             self._manager.serve(self._serve)
@@ -229,9 +234,7 @@ def _environments(pools: Mapping[str, PoolMetrics]) -> dict[str, float]:
     }
 
 
-def launch(
-    pipeline: Pipeline, *, model: str, items: Path, checkpoints: Path, serve: "ServedAt | None" = None
-) -> Any:
+def launch(pipeline: Pipeline, *, model: str, checkpoints: Path, serve: "ServedAt | None" = None) -> Any:
     """A `Trainer` as an actor of the Ray session that this process is connected to; arguments as its own.
 
     Raises `ConfigError` if the session has no place for `backend.workers`.
@@ -245,7 +248,6 @@ def launch(
         .remote(
             pipeline,
             model=model,
-            items=str(items),
             checkpoints=str(checkpoints),
             placement=placement,
             serve=serve,

@@ -26,15 +26,13 @@ def verl_config(
     pipeline: Pipeline,
     *,
     model: Path | str,
-    items: Path,
     checkpoints: Path,
     placement: Placement | None = None,
 ) -> "DictConfig":
     """verl's PPO configuration for `pipeline`, composed and checked as far as no GPU is needed.
 
-    `model`: the policy to start from; `items`: the training items; `checkpoints`: verl's folder;
-    `placement`: of `backend.workers`, by default all on one node.
-    Under the key `wingspan` it carries the pipeline itself, for the rollout manager.
+    `model`: the policy to start from; `checkpoints`: verl's folder; `placement`: of `backend.workers`, by
+    default all on one node.
     Raises `ConfigError` for settings that contradict each other.
     """
     check_pipeline(pipeline)
@@ -49,7 +47,7 @@ def verl_config(
     folder = Path(spec.origin).parent / "trainer" / "config"
     with initialize_config_dir(config_dir=str(folder), version_base=None):
         config = compose("ppo_trainer")
-    options = _common(pipeline, model=str(model), items=str(items), checkpoints=str(checkpoints))
+    options = _common(pipeline, model=str(model), checkpoints=str(checkpoints))
     placement = placement or Placement(nodes=1, workers_per_node=pipeline.backend.workers)
     options["trainer.nnodes"] = placement.nodes
     options["trainer.n_gpus_per_node"] = placement.workers_per_node
@@ -58,12 +56,11 @@ def verl_config(
     with open_dict(config):
         for key, value in options.items():
             OmegaConf.update(config, key, value, force_add=True)
-        config.wingspan = {"pipeline": pipeline.model_dump(mode="json")}
     OmegaConf.resolve(config)
     return config
 
 
-def _common(pipeline: Pipeline, *, model: str, items: str, checkpoints: str) -> dict[str, Any]:
+def _common(pipeline: Pipeline, *, model: str, checkpoints: str) -> dict[str, Any]:
     rollout, train, backend = pipeline.rollout, pipeline.train, pipeline.backend
     actor = "actor_rollout_ref.actor"
     sampler = "actor_rollout_ref.rollout"
@@ -77,10 +74,10 @@ def _common(pipeline: Pipeline, *, model: str, items: str, checkpoints: str) -> 
         "transfer_queue.enable": True,
         "transfer_queue.backend.SimpleStorage.num_data_storage_units": 1,
         "reward.num_workers": 0,  # rewards come with the episodes
-        "data.train_files": items,
-        "data.val_files": items,  # verl wants some; evaluation is ours
         "data.custom_cls.path": "pkg://tasks.verl.rollout",
-        "data.custom_cls.name": "ItemDataset",
+        "data.custom_cls.name": "ItemNumbers",
+        "data.train_max_samples": rollout.items_per_step * train.steps,
+        "data.val_max_samples": 1,  # verl requires some; evaluation is ours
         "data.shuffle": False,  # `tasks/data/mixture.py` has chosen the order
         "data.train_batch_size": rollout.items_per_step,
         "data.dataloader_num_workers": 0,
@@ -119,7 +116,6 @@ def _common(pipeline: Pipeline, *, model: str, items: str, checkpoints: str) -> 
         f"{sampler}.max_num_seqs": backend.max_sequences,
         f"{sampler}.tensor_model_parallel_size": backend.tensor_parallel,
         f"{sampler}.calculate_log_probs": True,
-        f"{sampler}.agent.agent_loop_manager_class": "tasks.verl.rollout.RolloutManager",
     }
 
 

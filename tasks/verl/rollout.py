@@ -1,11 +1,9 @@
-"""verl's rollout manager, over the project's own episodes; named in `rollout.agent.agent_loop_manager_class`.
+"""verl's rollout manager, over the project's own episodes.
 
-It takes the step's items from verl's dataloader, plays their groups (`tasks/rollout/runner.py`, or by a
-program
-`tasks/rollout/program_runner.py`) through whatever server verl runs, and puts what can be learnt from into
-verl's
-TransferQueue. Unlike verl's own, it plays all episodes in one event loop and returns when the last one has
-ended. What becomes a row for the trainer is `tasks/verl/rows.py`'s.
+It looks up the items that verl's dataloader numbers, samples their groups (`tasks/rollout/runner.py`, or
+`tasks/rollout/program_runner.py` for a program) through whatever server verl runs, and puts the episodes that
+are trained on into verl's TransferQueue. Unlike verl's own, it runs all episodes in one event loop, and
+returns when the last one has ended. `tasks/verl/rows.py` turns episodes into rows for the trainer.
 """
 
 import asyncio
@@ -27,7 +25,6 @@ from envs.errors import SamplerFailed, describe
 from envs.runtime.metrics import PoolMetrics
 from envs.types import Image, Item
 from tasks.config.settings import Pipeline
-from tasks.data.items import item_from_json, item_to_json, read_items
 from tasks.errors import Diverged, NoEpisodes, SamplerDied, names_dead_engine
 from tasks.rollout.program_runner import make_runner
 from tasks.rollout.runner import RolloutSpec, make_training_spec
@@ -42,27 +39,27 @@ from tasks.verl.rows import (
     tag_of,
     trainable,
 )
-from tasks.verl.vision import verl_processor
 
 T = TypeVar("T")
 
 _log = logging.getLogger(__name__)
 
 
-class ItemDataset(Dataset[dict[str, Any]]):
-    """An item file, as verl's `data.custom_cls`; rows carry the item's own line."""
+class ItemNumbers(Dataset[dict[str, int]]):
+    """verl's `data.custom_cls`: a row is its own number in the order in which training samples items.
 
-    def __init__(self, data_files: str, **_: Any) -> None:
-        from pathlib import Path
+    `RolloutManager` looks the item up, so that none travels through verl. verl counts prompts by
+    `raw_prompt`.
+    """
 
-        self._items = read_items(Path(data_files))
+    def __init__(self, *, max_samples: int, **_: Any) -> None:
+        self._count = max_samples
 
     def __len__(self) -> int:
-        return len(self._items)
+        return self._count
 
-    def __getitem__(self, index: int) -> dict[str, Any]:
-        # verl counts prompts by `raw_prompt`; what an item's prompt is, its environment says.
-        return {"raw_prompt": index, "item": item_to_json(self._items[index])}
+    def __getitem__(self, number: int) -> dict[str, int]:
+        return {"raw_prompt": number}
 
 
 class VerlSampler:
@@ -135,9 +132,19 @@ class StepRollout:
 class RolloutManager:
     """Plays episodes for verl's trainer, in the trainer's process."""
 
-    def __init__(self, pipeline: Pipeline, *, client: Any, tokenizer: Any, processor: Any = None) -> None:
-        """`processor`: of a model that sees; see `verl_processor`."""
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        *,
+        items: Sequence[Item],
+        client: Any,
+        tokenizer: Any,
+        processor: Any = None,
+    ) -> None:
+        """`items`: in the order in which training samples them; `client`: of verl's generation servers;
+        `processor`: of a vision-language model, as `verl_processor` loads it."""
         self._pipeline = pipeline
+        self._items = items
         self._sampler = VerlSampler(client)
         self._tokenizer = tokenizer
         self._processor = processor
@@ -148,27 +155,10 @@ class RolloutManager:
         self.last: StepRollout | None = None
         self._warming = self._warm_up()
 
-    @classmethod
-    def create(
-        cls,
-        config: Any,
-        llm_client: Any,
-        teacher_client: Any = None,
-        reward_loop_worker_handles: Any = None,
-    ) -> "RolloutManager":
-        """verl's way to make one; `config.wingspan.pipeline` is the pipeline."""
-        from omegaconf import OmegaConf
-        from transformers import AutoTokenizer
-
-        pipeline = Pipeline.model_validate(OmegaConf.to_container(config.wingspan.pipeline, resolve=True))
-        model = config.actor_rollout_ref.model.path
-        tokenizer = AutoTokenizer.from_pretrained(model)
-        return cls(pipeline, client=llm_client, tokenizer=tokenizer, processor=verl_processor(model))
-
     def generate_sequences(self, prompts: Any) -> None:
         """Play a step's groups and put them into TransferQueue; returns when all is there.
 
-        `prompts`: verl's batch, with `uid` and `item` a row and one `global_steps`.
+        `prompts`: verl's batch, with `uid` and `raw_prompt` (`ItemNumbers`) a row and one `global_steps`.
         Raises `NoEpisodes` if every episode failed, `Diverged` if a log-prob is not a number, `SamplerDied`
         if the sampler is gone.
         """
@@ -176,7 +166,7 @@ class RolloutManager:
 
         step = int(prompts["global_steps"])
         uids = [str(uid) for uid in prompts["uid"]]
-        items = [item_from_json(str(line), place="train items") for line in prompts["item"]]
+        items = [self._items[int(number)] for number in prompts["raw_prompt"]]
         started = time.perf_counter()
         spec = make_training_spec(self._pipeline, step=step)
         groups = self.run_rollout(items, spec)

@@ -218,7 +218,7 @@ def test_a_pipeline_for_gpus_composes(folder: Path, tmp_path: Path, monkeypatch:
     pipeline = toy_pipeline(
         folder, backend={"device": "cuda", "rollout": "vllm"}, rollout__top_p=1.0, rollout__top_k=0
     )
-    config = verl_config(pipeline, model=folder, items=tmp_path / "i.jsonl", checkpoints=tmp_path)
+    config = verl_config(pipeline, model=folder, checkpoints=tmp_path)
     assert config.actor_rollout_ref.model.path == str(folder)
 
 

@@ -51,7 +51,7 @@ def make_engine(folder: Path) -> tuple[Any, str]:
     from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead
 
     config = verl_config(
-        load_pipeline("textcraft-qwen2.5-3b"), model=folder, items=folder, checkpoints=folder
+        load_pipeline("textcraft-qwen2.5-3b"), model=folder, checkpoints=folder
     ).actor_rollout_ref
     with open_dict(config):
         config.actor.fsdp_config.use_torch_compile = False

@@ -31,7 +31,7 @@ def policy_worker(pipeline: Pipeline, model: Path) -> Iterator[Any]:
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(port),
     }
-    config = verl_config(pipeline, model=model, items=model, checkpoints=model)
+    config = verl_config(pipeline, model=model, checkpoints=model)
     worker = ActorRolloutRefWorker(config.actor_rollout_ref, role="actor")
     worker.init_model()
     yield worker
@@ -55,7 +55,7 @@ def update(
     from tasks.verl.loss import set_loss
     from tasks.verl.trainer import update_options
 
-    set_loss(worker, verl_config(pipeline, model="", items=Path(), checkpoints=Path()))
+    set_loss(worker, verl_config(pipeline, model="", checkpoints=Path()))
 
     rows = rows_of_all(groups)
     data: TensorDict = fields_of(rows)

@@ -17,7 +17,7 @@ NAME = "textcraft-qwen2.5-3b"
 
 
 def compose(pipeline: Pipeline, folder: Path) -> Any:
-    return verl_config(pipeline, model="m", items=folder, checkpoints=folder)
+    return verl_config(pipeline, model="m", checkpoints=folder)
 
 
 def corrected(config: Any) -> tuple[Any, dict[str, float]]:

@@ -140,9 +140,7 @@ def test_shipped_pipelines_make_configurations_that_verl_accepts(
     from verl.utils.config import omega_conf_to_dataclass, validate_config
 
     pipeline = load_pipeline(name)
-    config = verl_config(
-        pipeline, model="some/model", items=tmp_path / "train.jsonl", checkpoints=tmp_path / "checkpoints"
-    )
+    config = verl_config(pipeline, model="some/model", checkpoints=tmp_path / "checkpoints")
     with_reference = pipeline.train.kl_loss_coef > 0
     validate_config(config, use_reference_policy=with_reference, use_critic=False)
     rollout = omega_conf_to_dataclass(config.actor_rollout_ref.rollout)
@@ -158,9 +156,7 @@ def test_shipped_pipelines_make_configurations_that_verl_accepts(
 
 
 def test_the_gpu_pipeline_runs_vllm_in_bf16_over_packed_rows(tmp_path: Any) -> None:
-    config = verl_config(
-        load_pipeline("textcraft-qwen2.5-3b"), model="m", items=tmp_path, checkpoints=tmp_path
-    )
+    config = verl_config(load_pipeline("textcraft-qwen2.5-3b"), model="m", checkpoints=tmp_path)
     model, rollout = config.actor_rollout_ref.model, config.actor_rollout_ref.rollout
     assert (rollout.name, rollout.dtype, rollout.tensor_model_parallel_size) == ("vllm", "bfloat16", 1)
     assert model.use_remove_padding
@@ -168,6 +164,21 @@ def test_the_gpu_pipeline_runs_vllm_in_bf16_over_packed_rows(tmp_path: Any) -> N
     assert model.override_config.attn_implementation == "sdpa"  # flash-attn is not among the CPU's packages
     assert model.use_fused_kernels
     assert not config.algorithm.rollout_correction.bypass_mode
+
+
+def test_verl_numbers_the_training_items_in_their_order(verl: ModuleType, tmp_path: Any) -> None:
+    from torch.utils.data import DataLoader
+    from verl.trainer.ppo.utils import create_rl_dataset, create_rl_sampler
+    from verl.utils.dataset.rl_dataset import collate_fn
+
+    pipeline = load_pipeline("textcraft-cpu")
+    config = verl_config(pipeline, model="m", checkpoints=tmp_path).data
+    size = pipeline.rollout.items_per_step
+    dataset = create_rl_dataset("", config, None, None, max_samples=config.train_max_samples)
+    sampler = create_rl_sampler(config, dataset)
+    loader = DataLoader(dataset, config.train_batch_size, sampler=sampler, collate_fn=collate_fn)
+    steps = [list(batch["raw_prompt"]) for batch in loader]
+    assert steps == [list(range(i * size, (i + 1) * size)) for i in range(pipeline.train.steps)]
 
 
 def test_grpo_advantages_by_hand(verl: ModuleType) -> None:

@@ -11,7 +11,7 @@ from agents.types import Completion, FinishReason, SamplingParams, StopReason, T
 from envs.errors import SamplerFailed
 from envs.types import Item
 from tasks.errors import Diverged, SamplerDied
-from tasks.verl.rollout import ItemDataset, VerlSampler, check_log_probs, why_none
+from tasks.verl.rollout import VerlSampler, check_log_probs, why_none
 from tasks.verl.rows import fields_of, is_informative, rows_of, trainable
 
 
@@ -165,12 +165,3 @@ def test_an_empty_answer_is_a_fault_and_a_dead_server_is_not() -> None:
         sample(Client(empty))
     with pytest.raises(SamplerDied):
         sample(Client(ActorDiedError()))
-
-
-def test_the_dataset_gives_items_back(tmp_path: Any) -> None:
-    from tasks.data.items import item_from_json, write_items
-
-    items = [Item(item_id=f"x_{i}", env="x", metadata={"depth": i}) for i in range(3)]
-    write_items(tmp_path / "items.jsonl", items)
-    rows = ItemDataset(str(tmp_path / "items.jsonl"), tokenizer=None)
-    assert [item_from_json(rows[i]["item"], place="row") for i in range(len(rows))] == items
