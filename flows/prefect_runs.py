@@ -1,9 +1,8 @@
-"""Prefect's side of a run: settings and a server for the command line, and runs that did not come to their
-end.
+"""Prefect's side of a run: settings and a server for the command line, stored receipts, and unfinished runs.
 
-The server that is configured (`PREFECT_API_URL`, or a profile) is used; where none is, a temporary one is
-started, on loopback, which keeps its records in `PREFECT_HOME`. It has a session of its own, so that Ctrl-C
-in a terminal does not reach it before the run's state is set, and ends with the command
+The configured server is used (`PREFECT_API_URL`, or a profile). Without one, a temporary server is started on
+loopback, which keeps its records in `PREFECT_HOME`. It runs in its own process session, so that Ctrl-C in a
+terminal does not reach it before the run's state is set, and it ends with the command
 (`flows/endings/guardian.py`).
 """
 
@@ -30,18 +29,18 @@ if TYPE_CHECKING:
     from prefect.results import ResultStore
 
 RECORD = "prefect.json"
-"""In the workspace: which Prefect flow run worked in it last."""
+"""File in the workspace that names the last Prefect flow run that worked in it."""
 
 START_TIMEOUT_S = 300.0
-"""Of the temporary server: it takes 10 to 40 s, and minutes on a machine that is busy with more."""
+"""For the temporary server, which takes 10 to 40 s to start, and minutes on a busy machine."""
 CANCEL_TIMEOUT_S = 3.0
-"""Of each request that marks a run as cancelled: the server may be gone or hang."""
+"""For each request that marks a run as cancelled: the server may be gone or hang."""
 
 _DEFAULTS = {
     "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
-    "DO_NOT_TRACK": "1",  # Prefect's client prints a notice on every first start, unless this is set
-    "PREFECT_LOGGING_LEVEL": "CRITICAL",  # the display and the one-line errors are ours
-    "PREFECT_LOGGING_INTERNAL_LEVEL": "CRITICAL",  # the events that could not be sent, in full
+    "DO_NOT_TRACK": "1",  # else Prefect's client prints a notice on its first start
+    "PREFECT_LOGGING_LEVEL": "CRITICAL",  # the display and one-line errors replace its log
+    "PREFECT_LOGGING_INTERNAL_LEVEL": "CRITICAL",  # it would print undelivered events in full
     "PREFECT_CLI_PROMPT": "false",
 }
 _TEMPORARY = {
@@ -49,7 +48,7 @@ _TEMPORARY = {
     "PREFECT__SERVER_EPHEMERAL": "1",
     "PREFECT__SERVER_FINAL": "1",
 }
-"""What Prefect's own temporary server has."""
+"""The settings of Prefect's own temporary server."""
 _SERVE = """
 import socket, sys, uvicorn
 from prefect.server.api.server import create_app
@@ -59,10 +58,10 @@ uvicorn.Server(config).run(sockets=[socket.socket(fileno=int(sys.argv[1]))])
 
 
 def configure_prefect(*, needs_lasting_server: bool = False) -> None:
-    """Set what a command needs and the user has not set; start a temporary server where none is configured.
+    """Apply our defaults to unset settings, and start a temporary server unless one is configured.
 
-    `needs_lasting_server`: what the command writes shall be there after it. Call before Prefect's import.
-    Raises `WingspanError` if the temporary server does not start, `ConfigError` where it would not do.
+    `needs_lasting_server`: what the command writes must outlive it. Call before Prefect's import. Raises
+    `WingspanError` if the temporary server does not start, `ConfigError` if a lasting one is needed.
     """
     for name, value in _DEFAULTS.items():
         os.environ.setdefault(name, value)
@@ -72,10 +71,10 @@ def configure_prefect(*, needs_lasting_server: bool = False) -> None:
     if get_current_settings().api.url is None:
         if needs_lasting_server:
             raise ConfigError(
-                "no Prefect server is configured; start one by `prefect server start`, and set "
+                "no Prefect server is configured; start one with `prefect server start`, and set "
                 "PREFECT_API_URL to its address, such as http://127.0.0.1:4200/api"
             )
-        # Two tries: a server on loopback that refuses a connection is dead and stays so.
+        # A server on loopback that refuses a connection is dead: do not retry for long.
         os.environ.setdefault("PREFECT_CLIENT_MAX_RETRIES", "2")
         os.environ["PREFECT_API_URL"] = _start_server()
         refresh_global_settings_context()
@@ -95,16 +94,16 @@ def _start_server() -> str:
             stderr=sink,
             start_new_session=True,
         )
-    until = time.monotonic() + START_TIMEOUT_S
-    while server.poll() is None and time.monotonic() < until:
+    deadline = time.monotonic() + START_TIMEOUT_S
+    while server.poll() is None and time.monotonic() < deadline:
         try:
             urlopen(f"{url}/health", timeout=5).close()
         except OSError:
             time.sleep(0.1)
         else:
             return url
-    printed = log.read_text(errors="replace").split("\n")
-    last = next((line for line in reversed(printed) if line.strip()), "it printed nothing")
+    lines = log.read_text(errors="replace").split("\n")
+    last = next((line for line in reversed(lines) if line.strip()), "it printed nothing")
     raise WingspanError(f"Prefect's temporary server did not start: {' '.join(last.split())[:300]}")
 
 
@@ -116,7 +115,7 @@ def check_server() -> None:
     try:
         urlopen(f"{url.rstrip('/')}/health", timeout=5).close()
     except HTTPError:
-        return  # it answers; whether it lets us in, Prefect's own client finds out
+        return  # it answers; Prefect's client checks the authorization
     except (URLError, OSError, ValueError) as error:
         raise ConfigError(
             f"PREFECT_API_URL={url} does not answer ({getattr(error, 'reason', error)}); start that server, "
@@ -136,25 +135,25 @@ def read_receipt(store: "ResultStore", key: str) -> Receipt | None:
 def take_over(workspace: Path, *, flow_run_id: UUID | None) -> None:
     """Note that `flow_run_id` works in `workspace` from now on.
 
-    The run that did before and was killed cannot have said so: it is marked as crashed. The caller
-    holds the workspace's lock, so that run is certainly dead.
+    A run that was killed there could not set its state: it is marked as crashed. The caller holds the lock of
+    the workspace, so that run is certainly dead.
     """
     from prefect.client.orchestration import get_client
     from prefect.states import Crashed
 
     file = workspace / RECORD
     if file.exists():
-        killed: State[Any] = Crashed(
+        state: State[Any] = Crashed(
             message="The process was killed; another run has taken over its workspace."
         )
         with get_client(sync_client=True) as client:
-            _end_run(client, UUID(json.loads(file.read_text())["flow_run_id"]), killed, unless_final=True)
+            _end_run(client, UUID(json.loads(file.read_text())["flow_run_id"]), state, unless_final=True)
     if flow_run_id is not None:
         write_atomically(file, json.dumps({"flow_run_id": str(flow_run_id)}) + "\n")
 
 
 def cancel(flow_run_id: UUID) -> None:
-    """Mark the flow run as cancelled, whatever Prefect's engine made of the signal; asks a server once."""
+    """Mark the flow run as cancelled, whatever Prefect's engine made of the signal; does not retry."""
     from prefect.client.orchestration import get_client
     from prefect.settings import PREFECT_CLIENT_MAX_RETRIES, temporary_settings
     from prefect.states import Cancelled
@@ -169,14 +168,14 @@ def cancel(flow_run_id: UUID) -> None:
 def _end_run(
     client: "SyncPrefectClient", flow_run_id: UUID, state: "State[Any]", *, unless_final: bool
 ) -> None:
-    """Set the state of the flow run, and of those of its task runs that have not ended."""
+    """Set the state of the flow run and of its unfinished task runs."""
     from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterId
     from prefect.exceptions import ObjectNotFound
 
     try:
         run = client.read_flow_run(flow_run_id)
     except ObjectNotFound:
-        return  # it ran on another server
+        return  # the run is on another server
     if unless_final and (run.state is None or run.state.is_final()):
         return
     client.set_flow_run_state(flow_run_id, state, force=True)

@@ -1,7 +1,6 @@
-"""The live display of a run: stages with their states and seconds, and where training stands.
+"""The live display of a run: stages with their states and seconds, and the progress of training.
 
-Fed by calls from the flow and by `train/metrics.jsonl`; holds no state but its own. Without a terminal
-it prints one plain line per event.
+Without a terminal it prints one plain line per event.
 """
 
 import time
@@ -23,7 +22,7 @@ from tasks.progress import Progress
 
 
 class StageState(StrEnum):
-    """Where a stage stands."""
+    """The state of a stage."""
 
     WAITING = "waiting"
     RUNNING = "running"
@@ -43,9 +42,9 @@ _MARKS = {
 }
 
 
-_SHOWN = {
+_FORMATS = {
     "warmup": {"loss": "loss {:.3f}"},
-    # Not the loss: GRPO's advantages sum to 0 in a group, so it stays near 0 whatever is learnt.
+    # Not the loss: GRPO's advantages sum to 0 in a group, so it always stays near 0.
     "train": {
         "horizon": "horizon {:.0f}",
         "success": "success {:.2f}",
@@ -56,24 +55,24 @@ _SHOWN = {
         "tokens_per_s": "{:,.0f} tokens/s",
     },
 }
-"""By stage, what is shown of a step's numbers, where they are there."""
+"""The format of each metric that is shown, by stage."""
 _UNITS = {"evaluate": "episode"}
-"""What a stage counts, where that is not steps."""
+"""What a stage counts, if not steps."""
 _PLAIN_LINES = 10
-"""Lines of a stage that counts episodes, where there is no terminal."""
+"""Lines printed by a stage that counts episodes, without a terminal."""
 
 
 @dataclass(slots=True)
 class _Row:
     state: StageState = StageState.WAITING
-    started: float = 0.0
+    start: float = 0.0
     seconds: float = 0.0
     values: Mapping[str, float] = field(default_factory=dict)
-    """Of the last step."""
+    """Metrics of the last step."""
     first_step: tuple[int, float] | None = None
-    """The first step that was seen, and when: a resumed run begins anywhere."""
+    """The first step of this run, and its time: a resumed run does not begin at 1."""
     phase: str = ""
-    """What the stage is doing between its steps."""
+    """What the stage does until its next step."""
 
 
 class Display:
@@ -88,18 +87,18 @@ class Display:
         steps_per_round: int,
         console: Console | None = None,
     ) -> None:
-        """`steps`: by stage, all that a stage which counts them will take."""
+        """`steps`: the total number of steps of each stage that counts them."""
         self._title = title
         self._rows = {stage: _Row() for stage in stages}
         self._steps = dict(steps)
         self._steps_per_round = steps_per_round
         self._console = console or Console()
-        self._started = time.perf_counter()
+        self._start = time.perf_counter()
         self._live = Live(get_renderable=self._render, console=self._console, refresh_per_second=4)
-        self._plain = not self._console.is_terminal
+        self._is_plain = not self._console.is_terminal
 
     def __enter__(self) -> Self:
-        if not self._plain:
+        if not self._is_plain:
             self._live.start()
         return self
 
@@ -110,50 +109,50 @@ class Display:
         for stage, row in self._rows.items():
             if row.state is StageState.RUNNING:
                 self.stage(stage, StageState.STOPPED if is_stopped else StageState.FAILED)
-        if not self._plain:
+        if not self._is_plain:
             self._live.stop()
 
     def stage(self, name: str, state: StageState) -> None:
-        """Stage `name` has come to `state`."""
+        """Set the state of stage `name`."""
         row = self._rows[name]
         now = time.perf_counter()
         if state is StageState.RUNNING:
-            row.started = now
-        elif state is not StageState.CACHED and row.started:
-            row.seconds = now - row.started
+            row.start = now
+        elif state is not StageState.CACHED and row.start:
+            row.seconds = now - row.start
         row.state = state
-        if state is not StageState.FAILED:  # which says where it failed
+        if state is not StageState.FAILED:  # the phase shows where it failed
             row.phase = ""
-        if self._plain and state is not StageState.WAITING:
+        if self._is_plain and state is not StageState.WAITING:
             has_ended = state in (StageState.DONE, StageState.FAILED, StageState.STOPPED)
             took = f" in {_clock(row.seconds)}" if has_ended else ""
             self.note(f"{name}: {state}{took}")
 
     def step(self, stage: str, values: Mapping[str, float]) -> None:
-        """A step of `stage` has ended; `values` are its numbers, `step` (from 1) among them."""
+        """Show the metrics of a finished step of `stage`, `step` (from 1) among them."""
         row = self._rows[stage]
         if row.first_step is None:
             row.first_step = (int(values["step"]), time.perf_counter())
         row.values = values
         row.phase = ""
-        if self._plain:
+        if self._is_plain:
             self.note(f"{stage}: " + "  ".join(filter(None, (self._position(stage), self._numbers(stage)))))
 
     def phase(self, stage: str, text: str) -> None:
-        """`stage` is doing `text` until its next step ends, e.g. "starting Ray"."""
+        """Show what `stage` does until its next step ends, e.g. "starting Ray"."""
         self._rows[stage].phase = text
-        if self._plain:
+        if self._is_plain:
             self.note(f"{stage}: {text}")
 
     def count(self, stage: str, done: int, total: int) -> None:
-        """`done` of `total` episodes of `stage` have ended."""
+        """Show that `done` of `total` episodes of `stage` have ended."""
         row = self._rows[stage]
         before = int(row.values.get("step", 0))
         self._steps[stage] = total
         row.values = {"step": done}
         if row.first_step is None:
             row.first_step = (done, time.perf_counter())
-        if self._plain and before * _PLAIN_LINES // total < done * _PLAIN_LINES // total:
+        if self._is_plain and before * _PLAIN_LINES // total < done * _PLAIN_LINES // total:
             self.note(f"{stage}: {self._position(stage)}")
 
     def progress(self, stage: str) -> Progress:
@@ -165,11 +164,11 @@ class Display:
         )
 
     def note(self, text: str) -> None:
-        """A line that stays on the screen."""
+        """Print a line that stays on the screen."""
         self._console.print(text, markup=False, highlight=False, soft_wrap=True)
 
     def _position(self, stage: str) -> str:
-        """Where a stage that counts its steps stands, and how long it will take still."""
+        """The position of a stage that counts its steps, and its remaining time."""
         row, per_round, steps = self._rows[stage], self._steps_per_round, self._steps[stage]
         step = int(row.values["step"])
         left = self._seconds_left(stage) if row.state is StageState.RUNNING else None
@@ -182,18 +181,18 @@ class Display:
         return "  ".join(fact for fact in facts if fact)
 
     def _numbers(self, stage: str) -> str:
-        """What is worth knowing of the last step."""
-        values, shown = self._rows[stage].values, _SHOWN.get(stage, {})
-        return "  ".join(spelled.format(values[name]) for name, spelled in shown.items() if name in values)
+        """The metrics of the last step that are shown."""
+        values, formats = self._rows[stage].values, _FORMATS.get(stage, {})
+        return "  ".join(text.format(values[name]) for name, text in formats.items() if name in values)
 
     def _seconds_left(self, stage: str) -> float | None:
         row = self._rows[stage]
         if row.first_step is None:
             return None
-        first, at = row.first_step
+        first, start = row.first_step
         step = int(row.values["step"])
         return (
-            (time.perf_counter() - at) / (step - first) * (self._steps[stage] - step)
+            (time.perf_counter() - start) / (step - first) * (self._steps[stage] - step)
             if step > first
             else None
         )
@@ -204,21 +203,21 @@ class Display:
         table.add_column()
         table.add_column(justify="right")
         table.add_column()
-        title = Text(f"{self._title}  {_clock(time.perf_counter() - self._started)}", style="bold")
+        title = Text(f"{self._title}  {_clock(time.perf_counter() - self._start)}", style="bold")
         below: list[RenderableType] = []
         for name, row in self._rows.items():
             running = row.state is StageState.RUNNING
-            seconds = time.perf_counter() - row.started if running else row.seconds
+            seconds = time.perf_counter() - row.start if running else row.seconds
             mark = Spinner("dots", style="yellow") if running else _MARKS[row.state]
-            told = self._position(name) if row.values else row.phase
+            text = self._position(name) if row.values else row.phase
             if row.state is StageState.CACHED:
-                told = "nothing changed"
+                text = "nothing changed"
             took = _clock(seconds) if seconds else ""
-            table.add_row(mark, name, took, told, style="" if running else "dim")
+            table.add_row(mark, name, took, text, style="" if running else "dim")
             if row.state in (StageState.RUNNING, StageState.FAILED) and (numbers := self._numbers(name)):
                 below.append(Text(numbers))
             if running and name in self._steps:
-                done = row.values.get("step", 0)  # the bar comes last, for it does not end its line
+                done = row.values.get("step", 0)  # the bar comes last: it does not end its line
                 below.append(ProgressBar(total=self._steps[name], completed=done, width=60))
         return Group(title, table, *below)
 

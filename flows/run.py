@@ -8,7 +8,7 @@ import json
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import psutil
 from prefect import Task
@@ -32,6 +32,8 @@ from tasks.tracking.tracker import Tracker, is_recorded
 if TYPE_CHECKING:
     from tasks.stages.train import TrainSession
 
+T = TypeVar("T")
+
 
 @contextmanager
 def open_run(
@@ -39,8 +41,8 @@ def open_run(
 ) -> Iterator["Run"]:
     """A run of `stages` of `plan`, all of them by default. Only a run with a `flow_run_id` is recorded."""
     if flow_run_id is not None:
-        changed = changed_parameters(plan.pipeline, default=load_pipeline(plan.name))
-        write_changes(plan.workspace, name=plan.name, changed=changed)
+        changes = changed_parameters(plan.pipeline, default=load_pipeline(plan.name))
+        write_changes(plan.workspace, name=plan.name, changed=changes)
     names = list(plan.stages) if stages is None else stages
     with (
         make_display(plan.name, pipeline=plan.pipeline, stages=names, workspace=plan.workspace) as display,
@@ -102,11 +104,12 @@ class Run:
         )
         return task(*inputs)
 
-    def task(self, name: str, work: Callable[..., Any], *inputs: Any, after: Sequence[Any] = ()) -> Any:
+    def task(self, name: str, work: Callable[..., T], *inputs: Any, after: Sequence[Any] = ()) -> T:
         """Call `work` with `inputs` as a task run. `after`: results on which it depends and does not take."""
         if FlowRunContext.get() is None:
             return work(*inputs)
-        return Task(work, name=name, cache_policy=NO_CACHE)(*inputs, wait_for=list(after))
+        task: Task[..., T] = Task(work, name=name, cache_policy=NO_CACHE)
+        return task(*inputs, wait_for=list(after))
 
     def key(self, stage: Stage) -> str:
         """The hash of the inputs of `stage` when it began."""
@@ -120,13 +123,13 @@ class Run:
         return receipt is not None and holds(stage, receipt)
 
     @contextmanager
-    def working(self, stage: Stage, *, resumed: bool = False) -> Iterator[None]:
+    def working(self, stage: Stage, *, is_resumed: bool = False) -> Iterator[None]:
         """Around the work of `stage`: it is timed and shown, and the run is recorded from now on."""
         if self._flow_run_id is not None:
             self._open_tracker()
         start = time.perf_counter()
         try:
-            with show_stage(stage, display=self._display, resumed=resumed):
+            with show_stage(stage, display=self._display, is_resumed=is_resumed):
                 yield
         finally:
             self._busy_s += time.perf_counter() - start
@@ -179,9 +182,9 @@ class Run:
     def _commit(self, tracker: Tracker) -> WingspanError | None:
         """Commit to DVC the stages whose inputs did not change during the run; returns what went wrong."""
         plan = self.plan
-        unchanged = [name for name, stage in plan.stages.items() if stage_key(stage) == self._keys[name]]
+        stages = [name for name, stage in plan.stages.items() if stage_key(stage) == self._keys[name]]
         try:
-            commit_to_dvc(unchanged, name=plan.name, pipeline=plan.pipeline, workspace=plan.workspace)
+            commit_to_dvc(stages, name=plan.name, pipeline=plan.pipeline, workspace=plan.workspace)
         except WingspanError as error:
             return error
         if LOCK_FILE.exists():

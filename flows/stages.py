@@ -44,10 +44,10 @@ def make_display(name: str, *, pipeline: Pipeline, stages: Sequence[str], worksp
 
 
 @contextmanager
-def show_stage(stage: Stage, *, display: Display, resumed: bool) -> Iterator[None]:
+def show_stage(stage: Stage, *, display: Display, is_resumed: bool) -> Iterator[None]:
     """Show that `stage` runs, and write its seconds to `timing.json`, also if it fails.
 
-    `resumed`: add them to those of earlier attempts.
+    `is_resumed`: add them to those of earlier attempts.
     """
     display.stage(stage.name, StageState.RUNNING)
     start = time.perf_counter()
@@ -55,7 +55,7 @@ def show_stage(stage: Stage, *, display: Display, resumed: bool) -> Iterator[Non
         yield
     finally:
         timing = read_timing(stage.workspace)
-        before = timing["stages"].get(stage.name, 0.0) if resumed else 0.0
+        before = timing["stages"].get(stage.name, 0.0) if is_resumed else 0.0
         timing["stages"][stage.name] = round(before + time.perf_counter() - start, 3)
         write_timing(stage.workspace, timing)
     display.stage(stage.name, StageState.DONE)
@@ -90,10 +90,10 @@ def claim_checkpoints(train: Stage) -> bool:
 
 def would_resume(train: Stage) -> bool:
     """Whether `train/` holds training from the same inputs. Raises `ConfigError` for a missing input."""
-    owner, finished = train.workspace / "train" / "key", train.workspace / FINISHED
+    owner, mark = train.workspace / "train" / "key", train.workspace / FINISHED
     if not owner.exists() or owner.read_text() != stage_key(train, code=False):
         return False
-    return not finished.exists() or finished.read_text() == stage_key(train)
+    return not mark.exists() or mark.read_text() == stage_key(train)
 
 
 def mark_finished(train: Stage, key: str) -> None:

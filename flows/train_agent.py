@@ -107,13 +107,13 @@ def train(run: Run, *inputs: Receipt) -> Receipt:
     if run.is_finished(stage):
         return run.finish(stage, lambda: None, *inputs)
     key = run.key(stage)
-    with run.working(stage, resumed=claim_checkpoints(stage)):
+    with run.working(stage, is_resumed=claim_checkpoints(stage)):
         session = run.training_session()
         after: tuple[Any, ...] = inputs
         for index in range(session.num_rounds):
             name = f"round {index + 1}"
-            trained = run.task(f"{name}: rollout and train", partial(session.train_round, index), after=after)
-            result = run.task(f"{name}: quick evaluation", session.evaluate_round, trained)
+            steps = run.task(f"{name}: rollout and train", partial(session.train_round, index), after=after)
+            result = run.task(f"{name}: quick evaluation", session.evaluate_round, steps)
             run.record_rounds()
             after = (result,)
 

@@ -1,4 +1,4 @@
-"""Ctrl-C in a terminal goes to all processes of a command, though the first one is to end the others."""
+"""Keeps Ctrl-C, which a terminal sends to all processes of a command, from all but the first."""
 
 import signal
 from collections.abc import Iterator
@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def interrupts_blocked() -> Iterator[None]:
-    """Processes that are started within never receive SIGINT; this one receives it a moment later."""
+    """Processes started within never receive SIGINT; this process receives it after the block."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield

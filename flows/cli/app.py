@@ -7,6 +7,7 @@ import errno
 import os
 import sys
 import traceback
+from collections.abc import Callable
 from typing import Annotated
 
 import typer
@@ -25,11 +26,13 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
     pretty_exceptions_enable=False,
 )
+_COMMANDS: tuple[Callable[..., None], ...] = (
+    *(stage, base, pipelines, runs, deploy, envs, doctor, play, rollout, compare),
+    *(serve_env, serve_policy, serve_retriever, serve_sites),
+)
 app.command()(run)
 app.command("plan")(plan_run)
-for command in (stage, base, pipelines, runs, deploy, envs, doctor, play, rollout, compare):
-    app.command()(command)
-for command in (serve_env, serve_policy, serve_retriever, serve_sites):
+for command in _COMMANDS:
     app.command()(command)
 app.add_typer(data_app, name="data")
 

@@ -1,4 +1,4 @@
-"""What one may do with a finished run: the lines that `wingspan run` ends with."""
+"""The last lines of `wingspan run`: what can be done with a finished run."""
 
 import shlex
 from collections.abc import Sequence
@@ -8,7 +8,7 @@ from tasks.tracking.tracker import recorded_page, ui_command
 
 
 def next_commands(pipeline: str, *, workspace: Path, settings: Sequence[str]) -> str:
-    """Commands with a word on each, for a run of `pipeline` with `settings` (`KEY=VALUE`) in `workspace`."""
+    """Commands and their purposes, for a run of `pipeline` with `settings` (`KEY=VALUE`) in `workspace`."""
     policy = str(workspace / "policy")
     overrides = [part for setting in settings for part in ("--set", setting)]
     rollout = ["wingspan", "rollout", pipeline, "--items", "3", "--policy", policy, *overrides]
@@ -16,6 +16,6 @@ def next_commands(pipeline: str, *, workspace: Path, settings: Sequence[str]) ->
     commands = {
         ui_command() or page: f"metrics, traces and the registered policy: {page}",
         shlex.join(rollout): "watch the trained policy act",
-        shlex.join(["wingspan", "serve-policy", policy]): "serve it by OpenAI's protocol",
+        shlex.join(["wingspan", "serve-policy", policy]): "serve it with OpenAI's protocol",
     }
     return "\n".join(["next:", *(f"  {command}\n      {purpose}" for command, purpose in commands.items())])

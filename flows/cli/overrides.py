@@ -1,4 +1,4 @@
-"""Parameters as a command line gives them: `--set train.lr=1e-3`."""
+"""Parses parameters of the command line: `--set train.lr=1e-3`."""
 
 import json
 from typing import Any
@@ -15,16 +15,16 @@ def parse_settings(settings: list[str]) -> dict[str, Any]:
         key, equals, value = text.partition("=")
         if not key or not equals:
             raise ConfigError(f"--set {text!r} is not KEY=VALUE, e.g. --set train.lr=1e-3")
-        overrides[key] = _value(value, place=f"--set {text!r}")
+        overrides[key] = _parse_value(value, option=f"--set {text!r}")
     return overrides
 
 
-def _value(text: str, *, place: str) -> Any:
+def _parse_value(text: str, *, option: str) -> Any:
     try:
-        return json.loads(text)  # the same but for numbers like 1e-3, which are text to YAML 1.1
+        return json.loads(text)  # differs only for numbers like 1e-3, which are text in YAML 1.1
     except json.JSONDecodeError:
         pass
     try:
         return yaml.safe_load(text)
     except yaml.YAMLError:
-        raise ConfigError(f"{place}: the value is not YAML; quote it") from None
+        raise ConfigError(f"{option}: the value is not YAML; quote it") from None

@@ -1,4 +1,4 @@
-"""What `wingspan envs` and `wingspan pipelines` say: what there is here, and whether it can be used."""
+"""`wingspan envs` and `wingspan pipelines`: what there is, and whether it can be used here."""
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
@@ -15,17 +15,17 @@ from tasks.config.pipelines import load_pipeline, pipeline_names
 COLUMNS = ("", "environment", "items", "source")
 PIPELINE_COLUMNS = ("pipeline", "last run", "on", "what it is")
 WIDTH = 100
-"""Columns of a terminal that a line of the list fits into."""
+"""Characters of a line of the list."""
 HERE, NOT_HERE = "\N{CHECK MARK}", "\N{BALLOT X}"
 
 _ITEMS = 24
-"""Characters of the widest cell of items."""
+"""Characters of the cell with the number of items."""
 
 
 def environment_rows() -> list[Sequence[str]]:
-    """One row an environment: whether it can be played here, its name, its items, where they come from.
+    """A row for each environment: whether it can be played here, its name, its items and their source.
 
-    After those with a name of their own come the families, and Python in a sandbox, which tools play.
+    The families of environments and the code interpreter come last.
     """
     rows = [
         *map(_row, map(get_env, list_env_names())),
@@ -41,8 +41,8 @@ def environment_rows() -> list[Sequence[str]]:
 
 
 def environment_facts(name: str) -> list[tuple[str, str]]:
-    """All about the environment or the family `name`. Raises `ConfigError` if there is none."""
-    family = next((one for one in list_families() if one.name == name.removesuffix(":…")), None)
+    """The details of the environment or family `name`. Raises `ConfigError` for an unknown name."""
+    family = next((family for family in list_families() if family.name == name.removesuffix(":…")), None)
     if family is not None and name not in list_env_names():
         return [
             ("environments", f"{family.name}:…, e.g. {family.example}"),
@@ -52,7 +52,7 @@ def environment_facts(name: str) -> list[tuple[str, str]]:
     spec = get_env(name)
     return [
         ("environment", spec.name),
-        ("items", _items(spec, _lacks(spec.needs))),
+        ("items", _items(spec, _find_missing(spec.needs))),
         ("source", spec.source),
         ("expert", "solves items, for demonstrations" if spec.has_expert else "none: no warm-up"),
         ("rewards", "its own" if spec.has_rewards else "none: agent.reward must name one"),
@@ -61,47 +61,47 @@ def environment_facts(name: str) -> list[tuple[str, str]]:
 
 
 def pipeline_rows() -> list[Sequence[str]]:
-    """One row a pipeline: its name, the success of its run in its own workspace, its device, what it is."""
+    """A row for each pipeline: its name, the success of its last run, its device, its description."""
     rows: list[Sequence[str]] = []
     for name in pipeline_names():
         try:
             pipeline = load_pipeline(name)
-        except ConfigError as error:  # of this one; the others can be run
+        except ConfigError as error:  # the other pipelines can be run
             rows.append((name, "", "", f"is refused: {error}"))
             continue
-        what = pipeline.description or f"{pipeline.model} on {', '.join(pipeline.data.envs)}"
-        rows.append((name, _last_run(name), pipeline.backend.device, what))
+        description = pipeline.description or f"{pipeline.model} on {', '.join(pipeline.data.envs)}"
+        rows.append((name, _last_run(name), pipeline.backend.device, description))
     return rows
 
 
 def _last_run(name: str) -> str:
-    """Sampled success on the test split, before and after training."""
+    """Success of the sampled evaluation on the test split, before and after training."""
     workspace = default_workspace(name)
     file = workspace / "evaluation.json"
     if not file.exists():
         return "unfinished" if (workspace / "data").exists() else "never"
-    found = json.loads(file.read_text())
-    rates = (found.get(policy, {}).get("sampled", {}).get("success") for policy in ("before", "after"))
+    evaluation = json.loads(file.read_text())
+    rates = (evaluation.get(policy, {}).get("sampled", {}).get("success") for policy in ("before", "after"))
     return " \N{RIGHTWARDS ARROW} ".join("?" if rate is None else f"{rate:.2f}" for rate in rates)
 
 
 def _row(spec: EnvSpec) -> Sequence[str]:
-    lacks = _lacks(spec.needs)
-    return (_mark(not lacks), spec.name, _items(spec, lacks), spec.source)
+    missing = _find_missing(spec.needs)
+    return (_mark(not missing), spec.name, _items(spec, missing), spec.source)
 
 
-def _items(spec: EnvSpec, lacks: Iterable[Requirement]) -> str:
+def _items(spec: EnvSpec, missing: Iterable[Requirement]) -> str:
     if not spec.has_items:
         return "your data"
-    if any(isinstance(need, Package | DataSet) for need in lacks):  # programs are needed to play only
+    if any(isinstance(need, Package | DataSet) for need in missing):  # programs are needed only to play
         return "unknown"
     split = spec.split(0)
     return f"{len(split.train)} train, {len(split.test)} test"
 
 
 def _family_row(family: Family) -> Sequence[str]:
-    lacks = _lacks(Package(name) for name in family.packages)
-    return (_mark(not lacks), f"{family.name}:…", "several", family.source)
+    missing = _find_missing(Package(name) for name in family.packages)
+    return (_mark(not missing), f"{family.name}:…", "several", family.source)
 
 
 def _interpreter_row() -> Sequence[str]:
@@ -111,18 +111,18 @@ def _interpreter_row() -> Sequence[str]:
 
 
 def _needs(needs: Iterable[Requirement]) -> list[tuple[str, str]]:
-    """A row for each need: that it is here, or the command that brings it."""
+    """A row for each requirement: that it is installed, or the command that installs it."""
     rows = [(f"{_kind(need)} {need.name}", need.find_remedy()) for need in needs]
     return [(name, f"{HERE} is here" if remedy is None else f"{NOT_HERE} {remedy}") for name, remedy in rows]
 
 
 def _kind(need: Requirement) -> str:
-    """A package and a data set may have one name."""
+    """The kind of a requirement: a package and a data set may have the same name."""
     return "package" if isinstance(need, Package) else "data set" if isinstance(need, DataSet) else "program"
 
 
-def _lacks(needs: Iterable[Requirement]) -> Mapping[Requirement, str]:
-    """What is missing, and the command that brings it."""
+def _find_missing(needs: Iterable[Requirement]) -> Mapping[Requirement, str]:
+    """The missing requirements, each with the command that installs it."""
     return {need: remedy for need in needs if (remedy := need.find_remedy()) is not None}
 
 

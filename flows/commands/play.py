@@ -1,4 +1,4 @@
-"""`wingspan play`: a person, or lines of a pipe, in the place of the policy."""
+"""`wingspan play`: a person, or lines from a pipe, instead of the policy."""
 
 import asyncio
 import sys
@@ -15,18 +15,18 @@ from envs.registry import EnvSpec, ExpertStep, get_env, get_item
 from envs.types import Image, Item, Observation, StepResult
 
 PROMPT = "> "
-HELP = "?: this help   expert: what the scripted expert would do   Ctrl-D: leave   all else is an action"
+HELP = "?: this help   expert: what the scripted expert would do   Ctrl-D: leave   anything else: an action"
 
 
-def play(name: str, asked: str, *, seed: int | None, console: Console) -> None:
-    """Play item `asked` (an index or an item id) of environment `name` to its end, or to that of the input.
+def play(name: str, item_name: str, *, seed: int | None, console: Console) -> None:
+    """Play item `item_name` (an index or an item id) of environment `name` until it or the input ends.
 
-    Raises `ConfigError` for an unknown environment or item, `MissingDependency` for what it needs,
-    `EnvCrashed` if it breaks.
+    Raises `ConfigError` for an unknown environment or item, `MissingDependency`, and `EnvCrashed` if the
+    environment raises.
     """
     spec = get_env(name)
     spec.check()
-    item = find_item(spec, asked, seed=seed)
+    item = find_item(spec, item_name, seed=seed)
     with asyncio.Runner() as runner:
         env = spec.make()
         try:
@@ -37,29 +37,29 @@ def play(name: str, asked: str, *, seed: int | None, console: Console) -> None:
             runner.run(env.close())
 
 
-def find_item(spec: EnvSpec, asked: str, *, seed: int | None) -> Item:
-    """The item that `asked` names, with `seed` in place of its own if one is given. Raises `ConfigError`."""
-    index = asked.removeprefix(f"{spec.name}_")
+def find_item(spec: EnvSpec, name: str, *, seed: int | None) -> Item:
+    """The item called `name`, with `seed` instead of its own if given. Raises `ConfigError`."""
+    index = name.removeprefix(f"{spec.name}_")
     if not (index.isascii() and index.isdigit()):
         raise ConfigError(
-            f"{asked!r} is no item of {spec.name}; give its number, or its id, e.g. {spec.name}_0"
+            f"{name!r} is no item of {spec.name}; give its number, or its id, e.g. {spec.name}_0"
         )
     item = get_item(spec, int(index))
     return item if seed is None else replace(item, seed=seed)
 
 
-def followed(solution: Sequence[ExpertStep], turns: Sequence[tuple[str, str]]) -> int:
-    """How many steps of `solution`, from the first, are in this order among `turns`: pairs of what was seen
-    and the action that followed."""
+def count_followed(solution: Sequence[ExpertStep], turns: Sequence[tuple[str, str]]) -> int:
+    """How many steps of `solution`, from the first, are in this order among `turns`, which are pairs of an
+    observation and the action that followed."""
     done = 0
-    for seen, action in turns:
+    for observation, action in turns:
         with suppress(LookupError):
-            done += done < len(solution) and action.split() == solution[done].resolve(seen).split()
+            done += done < len(solution) and action.split() == solution[done].resolve(observation).split()
     return done
 
 
 class _Session:
-    """One episode of one person."""
+    """An episode played on the console."""
 
     def __init__(
         self, spec: EnvSpec, item: Item, *, env: Environment, runner: asyncio.Runner, console: Console
@@ -70,33 +70,33 @@ class _Session:
         self._runner = runner
         self._console = console
         self._solution: Sequence[ExpertStep] | None = None
-        self._seen = ""
+        self._observation = ""
         self._turns: list[tuple[str, str]] = []
         self._reward = 0.0
 
     def play(self) -> None:
         self._say(f"{self._item.item_id}, seed {self._item.seed}. {HELP}\n", style="dim")
         try:
-            seen = Observation.wrap(self._runner.run(self._env.reset(self._item)))
+            first = Observation.wrap(self._runner.run(self._env.reset(self._item)))
         except Exception as error:
-            self._crashed(error)
-        self._show(seen.text, seen.images)
+            self._raise_crash(error)
+        self._show(first.text, first.images)
         for line in self._lines():
-            said = line.strip()
-            if said == "?":
+            command = line.strip()
+            if command == "?":
                 self._say(f"{HELP}\n\n{self._spec.instructions}", style="dim")
-            elif said == "expert":
+            elif command == "expert":
                 self._say(self._hint(), style="dim")
-            elif said and self._acted(said):
+            elif command and self._is_last_action(command):
                 return
 
-    def _acted(self, action: str) -> bool:
-        """Carry `action` out; returns whether the episode has ended."""
+    def _is_last_action(self, action: str) -> bool:
+        """Execute `action`; returns whether the episode has ended."""
         try:
             result = self._runner.run(self._env.step(action))
         except Exception as error:
-            self._crashed(error)
-        self._turns.append((self._seen, action))
+            self._raise_crash(error)
+        self._turns.append((self._observation, action))
         self._reward += result.reward
         self._show(result.observation, result.images)
         if result.terminated or result.truncated:
@@ -108,9 +108,9 @@ class _Session:
 
     def _show(self, text: str, images: Sequence[Image]) -> None:
         for image in images:
-            self._say(f"[a picture, {image.media_type}]", style="dim")
+            self._say(f"[an image, {image.media_type}]", style="dim")
         self._say(text)
-        self._seen = text
+        self._observation = text
 
     def _outcome(self, result: StepResult) -> str:
         how = "solved" if result.success else "out of steps" if result.truncated else "not solved"
@@ -123,20 +123,20 @@ class _Session:
         solution = self._solution
         if not solution:
             return "no solution of this item is known"
-        done = followed(solution, self._turns)
+        done = count_followed(solution, self._turns)
         if done == len(solution):
             return "the expert's solution ends here"
-        strayed = len(self._turns) > done
-        warning = " (you have gone ways of your own, too: it may be too late)" if strayed else ""
-        thought = f"{solution[done].thought}\n" if solution[done].thought else ""
+        has_deviated = len(self._turns) > done
+        warning = " (you have left the expert's path: it may be too late)" if has_deviated else ""
+        reason = f"{solution[done].thought}\n" if solution[done].thought else ""
         try:
-            action = solution[done].resolve(self._seen)
+            action = solution[done].resolve(self._observation)
         except LookupError as error:
             return f"the expert finds nothing to act on: {error}{warning}"
-        return f"{thought}expert: {action}{warning}"
+        return f"{reason}expert: {action}{warning}"
 
     def _lines(self) -> Iterator[str]:
-        """What is typed; without a terminal the lines are shown as if they were."""
+        """The typed lines; lines from a pipe are printed as well."""
         if not sys.stdin.isatty():
             for line in sys.stdin:
                 self._say(f"{PROMPT}{line.rstrip()}")
@@ -154,7 +154,7 @@ class _Session:
     def _say(self, text: str, *, style: str | None = None) -> None:
         self._console.print(text, style=style, markup=False, highlight=False, soft_wrap=True)
 
-    def _crashed(self, error: Exception) -> NoReturn:
+    def _raise_crash(self, error: Exception) -> NoReturn:
         if isinstance(error, WingspanError):
             raise error
         raise EnvCrashed(

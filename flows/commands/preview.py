@@ -1,7 +1,7 @@
 """`wingspan plan`: the checks that a run makes before it starts, and which of its stages would run, and why.
 
-Reads what Prefect stored of finished stages from its folder; starts no server and changes nothing. Where
-Prefect is set to store elsewhere, stages are shown as if they had not run.
+Reads the receipts of finished stages from Prefect's local folder; starts no server and changes nothing. If
+Prefect stores results elsewhere, all stages are shown as not run.
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,7 +20,7 @@ COLUMNS = ("stage", "would", "why")
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """What a run would do about one stage."""
+    """What a run would do with a stage."""
 
     stage: str
     runs: bool
@@ -64,11 +64,11 @@ def _forecast(stage: Stage, *, earlier: Sequence[Forecast]) -> Forecast:
 
 
 def _resumption(stage: Stage) -> str | None:
-    """From which step training would go on; None where it would begin anew, and for other stages."""
+    """From which step training would resume; None if it would start over, and for other stages."""
     if stage.name != "train" or not would_resume(stage):
         return None
     steps = checkpoints.complete_steps(stage.workspace / "train" / "checkpoints")
-    return f"it goes on after step {steps[-1]}" if steps else None
+    return f"it resumes after step {steps[-1]}" if steps else None
 
 
 def _stored_receipt(key: str) -> Receipt | None:

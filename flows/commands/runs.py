@@ -1,4 +1,4 @@
-"""`wingspan runs`: the runs that MLflow has, and how far each came, by the files in its workspace."""
+"""`wingspan runs`: the runs recorded in MLflow, with the progress that the files in their workspaces show."""
 
 import json
 from collections.abc import Iterator
@@ -12,19 +12,19 @@ COLUMNS = ("run", "state", "step", "success", "started", "workspace")
 
 
 def run_rows() -> Iterator[tuple[str, ...]]:
-    """A row for each run, the latest first; a run whose process is gone is marked as killed before."""
+    """Mark the runs whose process is gone as killed; yields a row for each run, the latest first."""
     check_tracking()
     client = connect()
     experiment_id = experiment_of(client)
     mark_gone(client, experiment_id=experiment_id)
     for run in read_runs(client, experiment_id=experiment_id):
         step, success = _progress(run)
-        started = datetime.fromtimestamp(run.start_time).strftime("%Y-%m-%d %H:%M")
-        yield run.name, run.state.lower(), step, success, started, _shown(run.workspace)
+        start = datetime.fromtimestamp(run.start_time).strftime("%Y-%m-%d %H:%M")
+        yield run.name, run.state.lower(), step, success, start, _format_path(run.workspace)
 
 
 def _progress(run: RecordedRun) -> tuple[str, str]:
-    """The last step and the success rate: of the final evaluation, else of that step's episodes."""
+    """The last step, and the success rate of the final evaluation or else of that step."""
     if run.workspace is None or not run.workspace.is_dir():
         return "", ""
     step, success = 0, None
@@ -34,7 +34,7 @@ def _progress(run: RecordedRun) -> tuple[str, str]:
             try:
                 values = json.loads(line)
             except json.JSONDecodeError:
-                continue  # the run was killed as it wrote
+                continue  # the run was killed while writing
             step, success = values["step"], values.get("success")
     evaluation = run.workspace / "evaluation.json"
     if run.state == "FINISHED" and evaluation.exists():
@@ -42,7 +42,7 @@ def _progress(run: RecordedRun) -> tuple[str, str]:
     return f"{step}/{run.steps}", "" if success is None else f"{success:.2f}"
 
 
-def _shown(workspace: Path | None) -> str:
+def _format_path(workspace: Path | None) -> str:
     here = Path.cwd()
     if workspace is None:
         return ""

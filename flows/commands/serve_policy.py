@@ -1,4 +1,4 @@
-"""`wingspan serve-policy`: a policy's folder as an OpenAI-compatible server, sampled on the CPU."""
+"""`wingspan serve-policy`: an OpenAI-compatible server for a policy, sampled on the CPU."""
 
 import asyncio
 import signal
@@ -24,38 +24,38 @@ async def serve_policy(
     token: str | None,
     say: Callable[[str], None],
 ) -> None:
-    """Serve until SIGINT or SIGTERM; `say` is told where. `context_length`: tokens; None is the model's own.
+    """Serve until SIGINT or SIGTERM; `say` gets the address. `context_length`: tokens; None is the model's.
 
-    A model that the CPU engine does not know is sampled by transformers, slowly; one that sees, too. Raises
-    `ConfigError` for a folder that cannot be served.
+    Vision models, and models that the CPU engine does not support, are sampled by transformers, slowly.
+    Raises `ConfigError` for a folder that cannot be served.
     """
     local = LocalModel(folder, threads=threads)
     local.check()
-    listener(host, port).close()  # before the model is loaded, which takes long
-    length = context_length or _context_of(folder)
-    with local.load(context_length=length) as loaded:
+    listener(host, port).close()  # fail before the model is loaded, which takes long
+    length = context_length or _read_context_length(folder)
+    with local.load(context_length=length) as sampling_model:
         gateway = Gateway(
-            loaded.sampler,
-            loaded.tokenizer,
+            sampling_model.sampler,
+            sampling_model.tokenizer,
             sampling=sampling,
             context_length=length,
             model=model,
             limits=limits,
             token=token,
-            processor=loaded.processor,
+            processor=sampling_model.processor,
         )
-        stopped = asyncio.Event()
+        stop = asyncio.Event()
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, stopped.set)
+            loop.add_signal_handler(number, stop.set)
         async with gateway.listening(host, port) as url:
-            say(f"{model} at {url}/v1, by OpenAI's protocol; Ctrl-C stops it")
-            await stopped.wait()
+            say(f"{model} at {url}/v1, OpenAI's protocol; stop with Ctrl-C")
+            await stop.wait()
             for number in (signal.SIGINT, signal.SIGTERM):
-                loop.remove_signal_handler(number)  # a second one ends it at once
+                loop.remove_signal_handler(number)  # a second signal ends the process at once
 
 
-def _context_of(folder: Path) -> int:
+def _read_context_length(folder: Path) -> int:
     from transformers import AutoConfig
 
     return int(AutoConfig.from_pretrained(str(folder)).get_text_config().max_position_embeddings)

@@ -1,4 +1,4 @@
-"""`wingspan serve-retriever`: a corpus behind HTTP, by Search-R1's protocol."""
+"""`wingspan serve-retriever`: searches of a corpus over HTTP, with Search-R1's protocol."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -11,11 +11,11 @@ from envs.retrieval.service import serve_retriever as serve
 from envs.retrieval.types import Retriever
 
 
-def retriever_of(corpus: Path, *, encoder: str | None, kind: Kind, index: Path | None) -> Retriever:
-    """BM25, or dense where an encoder is named. Raises `ConfigError`."""
+def make_retriever(corpus: Path, *, encoder: str | None, kind: Kind, index: Path | None) -> Retriever:
+    """A dense retriever if an encoder is named, else BM25. Raises `ConfigError`."""
     if encoder is None:
         if index is not None or kind != "flat":
-            raise ConfigError("--index and --kind are of dense retrieval; name its model with --encoder")
+            raise ConfigError("--index and --kind need dense retrieval; name its model with --encoder")
         return Bm25(corpus)
     if index is not None and not index.is_file():
         raise ConfigError(f"--index: there is no file {index}")
@@ -36,5 +36,7 @@ async def serve_retriever(
     say: Callable[[str], None],
 ) -> None:
     """Serve until cancelled. Raises `ConfigError`, `MissingDependency`."""
-    retriever = CachedRetriever(retriever_of(corpus, encoder=encoder, kind=kind, index=index), shared_cache())
+    retriever = CachedRetriever(
+        make_retriever(corpus, encoder=encoder, kind=kind, index=index), shared_cache()
+    )
     await serve(retriever, host=host, port=port, top_k=top_k, say=say)

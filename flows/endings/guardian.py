@@ -1,16 +1,16 @@
-"""What ends with a command, however the command ends: the processes that it has started, and their files.
+"""Ends the processes that a command has started, and removes their files, however the command ends.
 
-`guard` gives the command a temporary folder, which is `TMPDIR` from then on and whose path is also a mark:
-every process that is started later inherits it in `WINGSPAN_RUN`, Ray's daemons and their workers included.
-It starts a guardian, too, a small process in a session of its own, which waits on a pipe whose other end only
-this process holds. When the pipe closes, this process has ended or is about to, by return, by signal or by
-`kill -9`. The guardian then ends every process with the mark, by SIGTERM and after `GRACE_S` by SIGKILL,
-removes what they left in shared memory, and removes the folder.
+`guard` gives the command a temporary folder, which becomes `TMPDIR` and whose path is also a mark: every
+process started later inherits it in `WINGSPAN_RUN`, Ray's daemons and their workers included. It also starts
+a guardian, a small process in its own session, which waits on a pipe whose other end only this process holds.
+When the pipe closes, this process has ended or is about to: by return, by a signal or by `kill -9`. The
+guardian then ends every process with the mark, by SIGTERM and after `GRACE_S` by SIGKILL, removes what they
+left in shared memory, and removes the folder.
 
 Processes on other nodes of a Ray cluster carry no mark: Ray ends them when their driver is gone.
 
-This file is also the guardian's program. It is run by its path and imports the standard library alone, so
-that it starts in milliseconds and weighs little.
+This file is also the guardian's program. It is run by its path and imports only the standard library, so that
+it starts in milliseconds and uses little memory.
 """
 
 import atexit
@@ -28,19 +28,19 @@ from pathlib import Path
 MARK = "WINGSPAN_RUN"
 """The environment variable that marks the processes of a command; its value is the command's folder."""
 GRACE_S = 1.5
-"""Between SIGTERM and SIGKILL."""
+"""Time between SIGTERM and SIGKILL."""
 GIVE_UP_S = 8.0
 """How long the guardian goes on killing, and how long the command waits for it."""
 SHARED_MEMORY = Path("/dev/shm")
 SHARED_NAMES = ("psm_", "torch_", "plasma", "sem.", "nccl-")
-"""What Python, torch, Ray and NCCL call their files in shared memory."""
+"""Prefixes of the files of Python, torch, Ray and NCCL in shared memory."""
 
 _guardian: tuple[subprocess.Popen[bytes], int] | None = None
-"""The process, and our end of its pipe."""
+"""The guardian, and our end of its pipe."""
 
 
 def guard() -> None:
-    """Guard this process from now on; a second call does nothing. Call before any process is started."""
+    """Guard this process from now on; a second call does nothing. Call it before starting any process."""
     global _guardian
     if _guardian is not None:
         return
@@ -59,15 +59,15 @@ def guard() -> None:
     os.close(reading)
     _guardian = process, writing
     os.register_at_fork(after_in_child=_let_go)  # a fork without exec must not hold the pipe open
-    atexit.register(end_guarded)  # the first to be registered: it runs after Ray's and Prefect's own
+    atexit.register(end_guarded)  # registered first, so it runs after Ray's and Prefect's
     os.environ[MARK] = os.environ["TMPDIR"] = folder
-    tempfile.tempdir = None  # it caches what TMPDIR was
-    # torch compiles into the temporary folder what later runs can use, too.
+    tempfile.tempdir = None  # drop the cached TMPDIR
+    # torch compiles into the temporary folder what later runs can use as well.
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", os.path.join(before, f"torchinductor_{getuser()}"))
 
 
 def end_guarded() -> None:
-    """End now what the guardian would end after this process, and wait for that; nothing if not guarded."""
+    """Let the guardian end everything now, and wait for it; does nothing if this process is not guarded."""
     global _guardian
     if _guardian is not None:
         (process, writing), _guardian = _guardian, None
@@ -76,8 +76,8 @@ def end_guarded() -> None:
             process.wait(GIVE_UP_S)
 
 
-def marked(mark: str) -> Iterator[int]:
-    """Processes that carry `mark`."""
+def marked_processes(mark: str) -> Iterator[int]:
+    """Ids of the processes that carry `mark`."""
     entry = f"{MARK}={mark}".encode()
     for name in os.listdir("/proc"):
         if name.isdecimal() and int(name) != os.getpid():
@@ -94,7 +94,7 @@ def _let_go() -> None:
 
 
 def _shared_files(pid: int) -> set[str]:
-    """Files in shared memory that process `pid` maps and that are some library's own."""
+    """Files of libraries in shared memory that process `pid` maps."""
     files = set()
     with suppress(OSError), open(f"/proc/{pid}/maps", errors="replace") as maps:
         for line in maps:
@@ -107,26 +107,25 @@ def _shared_files(pid: int) -> set[str]:
 
 
 def _end_marked(mark: str) -> set[str]:
-    """End the processes that carry `mark`; returns the files in shared memory that they had."""
-    started, asked, files, rounds_without = time.monotonic(), set[int](), set[str](), 0
-    while (
-        rounds_without < 2 and time.monotonic() - started < GIVE_UP_S
-    ):  # one may start as another is looked at
-        found = set(marked(mark))
-        rounds_without = 0 if found else rounds_without + 1
-        for pid in found:
+    """End the processes that carry `mark`; returns the files in shared memory that they mapped."""
+    start, signalled, files, empty_scans = time.monotonic(), set[int](), set[str](), 0
+    # Two empty scans: a process may start while another is examined.
+    while empty_scans < 2 and time.monotonic() - start < GIVE_UP_S:
+        pids = set(marked_processes(mark))
+        empty_scans = 0 if pids else empty_scans + 1
+        for pid in pids:
             files |= _shared_files(pid)
-        kill = time.monotonic() - started > GRACE_S
-        for pid in found if kill else found - asked:
+        is_overdue = time.monotonic() - start > GRACE_S
+        for pid in pids if is_overdue else pids - signalled:
             with suppress(ProcessLookupError, PermissionError):
-                os.kill(pid, signal.SIGKILL if kill else signal.SIGTERM)
-        asked |= found
+                os.kill(pid, signal.SIGKILL if is_overdue else signal.SIGTERM)
+        signalled |= pids
         time.sleep(0.05)
     return files
 
 
 def _main(folder: str) -> None:
-    """Wait until standard input is closed, then end what is marked with `folder`, and remove it."""
+    """Wait until standard input is closed, then end the processes marked with `folder`, and remove it."""
     import shutil
 
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
@@ -135,7 +134,7 @@ def _main(folder: str) -> None:
     while os.read(0, 1):
         pass
     for file in _end_marked(folder):
-        with suppress(OSError):  # one that was there before is not ours
+        with suppress(OSError):  # an older file is not ours
             if os.stat(file).st_mtime >= began:
                 os.unlink(file)
     shutil.rmtree(folder, ignore_errors=True)

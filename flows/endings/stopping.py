@@ -1,12 +1,11 @@
-"""Ctrl-C and SIGTERM: a command ends within seconds, says in one line how to go on, and its records say so,
-too.
+"""Ctrl-C and SIGTERM: a command ends within seconds, prints how to resume, and marks its records as stopped.
 
 The first signal raises `KeyboardInterrupt` in the main thread, whose `with` blocks then close what they hold.
-A thread watches: it learns of signals from the interpreter itself, so also while the main thread is in C
-code. When the main thread has come out of its blocks, or after `UNWIND_S`, or on a second signal, it marks
-the records of the run as stopped (`on_stop`), prints the line, and ends this process with status 130 or 143;
-the guardian then ends all that it has started. Handlers that libraries have registered for the end do not
-run: Prefect's and MLflow's retry for minutes.
+A watcher thread learns of signals from the interpreter itself, so also while the main thread is in C code.
+When the main thread has left its blocks, or after `UNWIND_S`, or on a second signal, the watcher marks the
+records of the run as stopped (`on_stop`), prints the line, and ends this process with status 130 or 143; the
+guardian then ends everything that it has started. Exit handlers of libraries do not run: those of Prefect and
+MLflow retry for minutes.
 """
 
 import os
@@ -21,31 +20,30 @@ from types import FrameType, TracebackType
 from typing import Any, NoReturn, Self
 
 UNWIND_S = 3.0
-"""What the main thread has after a signal, to close what it holds; what it leaves, the guardian ends."""
+"""Time for the main thread to close what it holds after a signal; the guardian ends the rest."""
 RECORD_S = 6.0
-"""What marking the records may take; what is not marked, the next start marks
-(`tasks/tracking/recorded_runs.py`)."""
+"""Time for marking the records; the next run marks the others (`tasks/tracking/recorded_runs.py`)."""
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _OUT = b"\0"
-"""Written to the watcher: the main thread is out of its blocks, or there is nothing to watch any more."""
+"""Written to the watcher: the main thread has left its blocks, or there is nothing left to watch."""
 _STDERR = 2
-"""Not `sys.stderr`, which a display that is open has replaced."""
+"""Not `sys.stderr`, which an open display replaces."""
 _SHOW_CURSOR = "\x1b[?25h"
 
 _current: "Stoppable | None" = None
 
 
 def on_stop(record: Callable[[], object]) -> None:
-    """Have a `Stoppable` around call `record`, in a thread, when this process is stopped by a signal."""
+    """Let the enclosing `Stoppable`, if any, call `record` in a thread when a signal stops this process."""
     if _current is not None:
         _current.records.append(record)
 
 
 @contextmanager
 def claim_signals() -> Iterator[None]:
-    """Have the signals come to the `Stoppable` around, if any: Prefect has put its own handler in between.
+    """Return the signals to the enclosing `Stoppable`, if any: Prefect has installed its own handler.
 
-    After one, the main thread stays here: Prefect's engine would set a state of its own.
+    After a signal, the main thread waits here: Prefect's engine would set another state.
     """
     if _current is None:
         yield
@@ -59,10 +57,10 @@ def claim_signals() -> Iterator[None]:
 
 
 class Stoppable:
-    """What is done within can be stopped by SIGINT and SIGTERM. For the main thread, once at a time."""
+    """Context that SIGINT and SIGTERM can stop. For the main thread; contexts do not nest."""
 
     def __init__(self, line: str | None) -> None:
-        """`line`: what is printed when it was stopped; None prints nothing."""
+        """`line`: printed after a stop; None prints nothing."""
         self.records: list[Callable[[], object]] = []
         self._line = line
         self._number: int | None = None
@@ -70,7 +68,7 @@ class Stoppable:
 
     def __enter__(self) -> Self:
         global _current
-        self._signalled, self._wake = os.pipe()
+        self._signal_pipe, self._wake = os.pipe()
         os.set_blocking(self._wake, False)
         self._before = self.install()
         self._wake_before = signal.set_wakeup_fd(self._wake, warn_on_full_buffer=False)
@@ -89,11 +87,11 @@ class Stoppable:
         _current = None
         signal.set_wakeup_fd(self._wake_before)
         _restore(self._before)
-        os.close(self._signalled)
+        os.close(self._signal_pipe)
         os.close(self._wake)
 
     def wait_if_stopped(self) -> None:
-        """After a signal, wait for the end: the main thread holds nothing any more."""
+        """After a signal, wait for the end of the process: the main thread holds nothing."""
         if self._number is not None:
             with suppress(Exception):
                 sys.stdout.flush()
@@ -101,8 +99,8 @@ class Stoppable:
             self._watcher.join()
 
     def install(self) -> dict[int, Any]:
-        """Take the signals; returns who had them."""
-        # What is ignored stays so: a shell ignores SIGINT for what it starts in the background.
+        """Install our handlers; returns the previous ones."""
+        # Ignored signals stay ignored: a shell ignores SIGINT for background processes.
         ours = [number for number in _SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
         return {number: signal.signal(number, self._handle) for number in ours}
 
@@ -117,17 +115,17 @@ class Stoppable:
             return
         self._next_signal(UNWIND_S)
         self._mark_records()
-        below = "\n" if not self._is_out and os.isatty(_STDERR) else ""  # a display that nobody has closed
+        below = "\n" if not self._is_out and os.isatty(_STDERR) else ""  # the display is still open
         leave(None if self._line is None else below + self._line, status=128 + number)
 
     def _next_signal(self, timeout: float | None) -> int | None:
-        """The number of the next signal; None when the main thread is out, or after `timeout` seconds."""
-        until = None if timeout is None else time.monotonic() + timeout
+        """The number of the next signal; None if the main thread has left, or after `timeout` seconds."""
+        deadline = None if timeout is None else time.monotonic() + timeout
         while True:
-            left = None if until is None else max(0.0, until - time.monotonic())
-            if not select.select([self._signalled], [], [], left)[0]:
+            left = None if deadline is None else max(0.0, deadline - time.monotonic())
+            if not select.select([self._signal_pipe], [], [], left)[0]:
                 return None
-            byte = os.read(self._signalled, 1)
+            byte = os.read(self._signal_pipe, 1)
             if byte == _OUT:
                 self._is_out = True
                 return None
@@ -135,12 +133,12 @@ class Stoppable:
                 return byte[0]
 
     def _mark_records(self) -> None:
-        until = time.monotonic() + RECORD_S
+        deadline = time.monotonic() + RECORD_S
         threads = [threading.Thread(target=_quietly, args=(record,), daemon=True) for record in self.records]
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join(max(0.0, until - time.monotonic()))
+            thread.join(max(0.0, deadline - time.monotonic()))
 
 
 def _restore(handlers: dict[int, Any]) -> None:
@@ -149,15 +147,15 @@ def _restore(handlers: dict[int, Any]) -> None:
 
 
 def _quietly(record: Callable[[], object]) -> None:
-    with suppress(Exception):  # whatever a server says: the next start marks what is not marked
+    with suppress(Exception):  # the next run marks what is not marked
         record()
 
 
 def leave(line: str | None, *, status: int) -> NoReturn:
-    """Print `line` and end this process without what libraries do at exit; the guardian ends the rest."""
+    """Print `line` and end this process without exit handlers; the guardian ends the rest."""
     text = (_SHOW_CURSOR if os.isatty(_STDERR) else "") + ("" if line is None else f"{line}\n")
-    with suppress(OSError):  # nobody may read it any more
+    with suppress(OSError):  # the terminal may be closed
         os.write(_STDERR, text.encode())
-    # The guardian ends the rest when this process is gone, not before: Ray's client aborts a process whose
-    # cluster dies, and the status would be that of the abort.
+    # The guardian acts after this process has ended: Ray's client aborts a process whose cluster dies, which
+    # would change the exit status.
     os._exit(status)

@@ -222,11 +222,11 @@ def _sampler(
 ) -> Iterator[RunRollout]:
     """Play with the CPU sampler, in this process."""
     local = LocalModel(Path(model), seed=pipeline.seed, max_sequences=pipeline.backend.max_sequences)
-    with local.load(context_length=pipeline.rollout.context_length) as loaded:
+    with local.load(context_length=pipeline.rollout.context_length) as sampling:
 
         async def gather(items: Sequence[Item], spec: RolloutSpec) -> list[list[Trajectory]]:
             runner = make_runner(
-                pipeline, sampler=loaded.sampler, tokenizer=loaded.tokenizer, processor=loaded.processor
+                pipeline, sampler=sampling.sampler, tokenizer=sampling.tokenizer, processor=sampling.processor
             )
             try:
                 return await runner.run(items, spec, on_trajectory=lambda _: count(1))
@@ -256,9 +256,9 @@ def _servers(
         )
 
         def run(items: Sequence[Item], spec: RolloutSpec) -> list[list[Trajectory]]:
-            found: list[list[Trajectory]] = result_of(trainer.run_rollout.remote(items, spec))
-            count(sum(map(len, found)))
-            return found
+            groups: list[list[Trajectory]] = result_of(trainer.run_rollout.remote(items, spec))
+            count(sum(map(len, groups)))
+            return groups
 
         try:
             result_of(trainer.start.remote())

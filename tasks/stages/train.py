@@ -142,19 +142,19 @@ class TrainSession:
             index=index, first_step=first, last_step=last, seconds=time.perf_counter() - start
         )
 
-    def evaluate_round(self, trained: TrainedRound) -> RoundResult:
+    def evaluate_round(self, steps: TrainedRound) -> RoundResult:
         """Evaluate the policy on a few test items and write the round's result, or read it if it has one.
 
         Raises as `train_round` does, whose last steps are repeated if the process dies.
         """
         self._resume()
-        path = self._round_file(trained.index)
+        path = self._round_file(steps.index)
         if path.exists():
             return RoundResult(**json.loads(path.read_text()))
         start = time.perf_counter()
-        evaluation = self._restarting(lambda: self._evaluate(trained))
-        seconds = trained.seconds + time.perf_counter() - start
-        result = RoundResult(**{**asdict(trained), "evaluation": evaluation, "seconds": seconds})
+        evaluation = self._restarting(lambda: self._evaluate(steps))
+        seconds = steps.seconds + time.perf_counter() - start
+        result = RoundResult(**{**asdict(steps), "evaluation": evaluation, "seconds": seconds})
         write_atomically(path, json.dumps(asdict(result), indent=1))
         return result
 
@@ -196,11 +196,11 @@ class TrainSession:
             self._write_step(record)
             self._progress.on_step({"step": record.step, **record.metrics})
 
-    def _evaluate(self, trained: TrainedRound) -> dict[str, float]:
-        self._train_steps(trained.first_step, trained.last_step)  # a new process may lack the last ones
+    def _evaluate(self, steps: TrainedRound) -> dict[str, float]:
+        self._train_steps(steps.first_step, steps.last_step)  # a new process may lack the last ones
         self._progress.on_phase("quick evaluation")
         spec = RolloutSpec(
-            name=f"after {trained.last_step}",
+            name=f"after {steps.last_step}",
             max_turns=evaluation_turns(self._pipeline),
             num_samples=1,
             temperature=self._pipeline.evaluate.temperature,

@@ -12,7 +12,7 @@ from envs.retrieval.dense import INDEX, Dense
 from envs.retrieval.remote import RemoteRetriever
 from envs.retrieval.service import retriever_app
 from envs.retrieval.types import Passage
-from flows.commands.serve_retriever import retriever_of
+from flows.commands.serve_retriever import make_retriever
 from tests.envs.test_retrieval import WORDS, ids, texts, write_corpus
 from tests.support.http_server import serving
 
@@ -156,7 +156,7 @@ def test_an_encoder_that_is_not_there_is_told(tmp_path: Path):
 
 def test_it_is_served_as_the_command_line_asks_for_it(model: Path, encoder: TransformerEncoder, corpus: Path):
     async def main() -> list[list[Passage]]:
-        served = retriever_of(corpus, encoder=str(model), kind="flat", index=None)
+        served = make_retriever(corpus, encoder=str(model), kind="flat", index=None)
         async with serving(retriever_app(served, top_k=3)) as url:
             client = RemoteRetriever(url)
             assert await client.version() == await Dense(corpus, encoder).version()
@@ -167,6 +167,6 @@ def test_it_is_served_as_the_command_line_asks_for_it(model: Path, encoder: Tran
     here = Dense(corpus, encoder).search_now(QUERIES, top_k=2)
     assert [ids(own) for own in asyncio.run(main())] == [ids(own) for own in here]
     with pytest.raises(ConfigError, match="name its model with --encoder"):
-        retriever_of(corpus, encoder=None, kind="ivf", index=None)
+        make_retriever(corpus, encoder=None, kind="ivf", index=None)
     with pytest.raises(ConfigError, match="--index: there is no file"):
-        retriever_of(corpus, encoder=str(model), kind="flat", index=corpus.with_name("none"))
+        make_retriever(corpus, encoder=str(model), kind="flat", index=corpus.with_name("none"))

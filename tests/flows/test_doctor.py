@@ -21,7 +21,7 @@ from envs.registry import ExpertStep, get_env, list_env_names, list_families
 from envs.requirements.detection import JAVA
 from flows.cli.app import app
 from flows.commands.inventory import HERE, NOT_HERE
-from flows.commands.play import find_item, followed
+from flows.commands.play import count_followed, find_item
 from tests.flows.test_cli import ROOT, project, the_error, wingspan
 from tests.support.tiny_model import save_tiny_model
 
@@ -242,7 +242,7 @@ def test_the_next_hint_is_the_first_step_not_taken() -> None:
     solution = [ExpertStep("", action) for action in ("a", "b  c", "a")]
 
     def after(*actions: str) -> int:
-        return followed(solution, [("", action) for action in actions])
+        return count_followed(solution, [("", action) for action in actions])
 
     assert after() == 0
     assert after("x", "a", "a", "b c", "y") == 2
@@ -253,7 +253,7 @@ def test_a_step_that_looks_is_followed_where_it_was_seen() -> None:
     numbers = {"a button, 1": "click [1]", "a button, 7": "click [7]"}
     looks = ExpertStep("", lambda seen: numbers[seen])
     turns = [("nothing", "click [1]"), ("a button, 1", "click [7]"), ("a button, 7", "click [7]")]
-    assert followed([looks, looks], turns) == 1
+    assert count_followed([looks, looks], turns) == 1
 
 
 def _at_a_terminal() -> None:

@@ -99,7 +99,7 @@ def test_killed_in_the_middle_of_training(project: Project) -> None:
     assert modification_times(project.run_folder / "warmup") == before
     _, *earlier, train, _, _ = project.plan()
     assert all("  be skipped  finished" in line for line in earlier)
-    assert "it goes on after step " in train
+    assert "it resumes after step " in train
 
 
 def test_the_record_says_that_it_was_killed(project: Project) -> None:
