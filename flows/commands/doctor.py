@@ -1,7 +1,7 @@
-"""What `wingspan doctor` says: each thing that a pipeline may need, whether it is here, what installs it.
+"""`wingspan doctor`: what a pipeline may need, whether it is there, and the command that installs it.
 
-The checks are those that a run makes before it starts (`flows/plan.py`), and more: all are made, whatever
-fails, and things are told that no run needs now. Nothing is started or changed.
+The checks are those that a run makes before it starts (`flows/plan.py`) and more. All of them are made,
+whichever fail, and optional requirements are listed too. Nothing is started or changed.
 """
 
 import os
@@ -30,15 +30,14 @@ if TYPE_CHECKING:
 COLUMNS = ("state", "what", "found", "for", "remedy")
 CONSTRAINTS = Path("constraints.txt")
 MEMORY_GB = 7.0
-"""A CPU run's; a machine sold with 8 GB has a little less."""
-
+"""Memory that a CPU run needs; a machine sold with 8 GB has a little less."""
 
 _Check = tuple[str, str, str, Callable[[], None]]
-"""What, as it is found where all is well, what for, and the check."""
+"""What is checked, what to show if the check passes, the purpose, and the check."""
 
 
 class State(StrEnum):
-    """Where a thing stands."""
+    """State of a requirement."""
 
     OK = "ok"
     MISSING = "missing"
@@ -47,36 +46,36 @@ class State(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One line."""
+    """One line of the table."""
 
-    what: str
+    name: str
     state: State
-    found: str
+    result: str
     purpose: str
     remedy: str = ""
     is_needed: bool = True
-    """By the pipeline in question."""
+    """Whether the examined pipeline needs it."""
 
     @property
     def row(self) -> Sequence[str]:
-        """Its cells, by `COLUMNS`."""
-        return (self.state, self.what, self.found, self.purpose, self.remedy)
+        """The cells, in the order of `COLUMNS`."""
+        return (self.state, self.name, self.result, self.purpose, self.remedy)
 
 
 def examine(name: str) -> list[Finding]:
-    """All findings for the pipeline `name`; raises `ConfigError` if there is none of that name."""
+    """All findings for the pipeline `name`. Raises `ConfigError` for an unknown name."""
     findings = [_python(), *_packages()]
     try:
         from tasks.config.pipelines import load_pipeline
 
         pipeline = load_pipeline(name)
     except ImportError:
-        return findings  # they name the package already
+        return findings  # which name the missing package
     return [
         *findings,
         *_environments(pipeline),
         *_sandboxes(),
-        _finding(Redis.name, Redis().find_remedy(), "a cache of searches", needed=False),
+        _finding(Redis.name, Redis().find_remedy(), "a cache of searches", is_needed=False),
         _gpus(pipeline),
         _vllm(pipeline),
         *_gpu_model(pipeline),
@@ -92,108 +91,112 @@ def _python() -> Finding:
 
     purpose, found = "everything", f"{platform.python_version()}, {sys.executable}"
     try:
-        wanted = metadata(APPLICATION)["Requires-Python"]
+        specifier = metadata(APPLICATION)["Requires-Python"]
     except PackageNotFoundError:
         return Finding("Python", State.MISSING, f"{found}, without {APPLICATION}", purpose, "make install")
-    fits = SpecifierSet(wanted).contains(platform.python_version())
-    return Finding("Python", State.OK if fits else State.MISSING, f"{found}; wanted: {wanted}", purpose)
+    fits = SpecifierSet(specifier).contains(platform.python_version())
+    return Finding("Python", State.OK if fits else State.MISSING, f"{found}; required: {specifier}", purpose)
 
 
 def _packages() -> Iterator[Finding]:
-    """One line for all that are there, one for each that is not, or that must not be there."""
+    """One line for the installed packages, and one for each that is missing or must not be installed."""
     names = _core_packages()
-    lacks = {name: remedy for name in names if (remedy := Package(name).find_remedy()) is not None}
-    for name, remedy in lacks.items():
+    missing = {name: remedy for name in names if (remedy := Package(name).find_remedy()) is not None}
+    for name, remedy in missing.items():
         yield Finding(name, State.MISSING, "", "everything", remedy)
-    here = len(names) - len(lacks)
     yield Finding(
-        "packages", State.OK, f"{here} of {len(names)} that pyproject.toml asks for{_strays()}", "everything"
+        "packages",
+        State.OK,
+        f"{len(names) - len(missing)} of {len(names)} in pyproject.toml{_version_differences()}",
+        "everything",
     )
     if Package("openai-agents").find_remedy() is None:
-        told = "installed, and hides our package `agents`"
-        yield Finding(
-            "openai-agents", State.MISSING, told, "must not be there", "pip uninstall openai-agents"
-        )
+        conflict = "installed, and hides our package `agents`"
+        remedy = "pip uninstall openai-agents"
+        yield Finding("openai-agents", State.MISSING, conflict, "must not be installed", remedy)
 
 
 def _core_packages() -> list[str]:
-    from packaging.requirements import Requirement as Declared
+    from packaging.requirements import Requirement as PackageRequirement
 
     try:
-        declared = [Declared(line) for line in requires(APPLICATION) or []]
+        requirements = [PackageRequirement(line) for line in requires(APPLICATION) or []]
     except PackageNotFoundError:
         return []
-    return [line.name for line in declared if line.marker is None]
+    return [line.name for line in requirements if line.marker is None]
 
 
-def _strays() -> str:
-    """Packages that we use in another version than the one that is tested."""
+def _version_differences() -> str:
+    """Packages in another version than the tested one."""
     if not CONSTRAINTS.exists():
         return ""
     lines = [line.partition("==") for line in CONSTRAINTS.read_text().splitlines() if "==" in line]
-    tested = {name: pin.strip() for name, _, pin in lines}
-    strays = []
+    pins = {name: pin.strip() for name, _, pin in lines}
+    differences = []
     for name in _core_packages():
         with suppress(PackageNotFoundError):
-            found = version(name).partition("+")[0]  # torch's builds: 2.13.0+cpu
-            if name in tested and found != tested[name]:
-                strays.append(f"{name} {found} for {tested[name]}")
-    return f"; other than in {CONSTRAINTS}: {', '.join(strays)}" if strays else ""
+            current = version(name).partition("+")[0]  # torch's version is 2.13.0+cpu
+            if name in pins and current != pins[name]:
+                differences.append(f"{name} {current} for {pins[name]}")
+    return f"; other than in {CONSTRAINTS}: {', '.join(differences)}" if differences else ""
 
 
 def _environments(pipeline: "Pipeline") -> Iterator[Finding]:
-    """What environments need beside the packages of every run."""
+    """What environments need besides the packages of every run."""
     from tasks.config.environments import needed_here
 
-    used: dict[Requirement, list[str]] = {}
+    users: dict[Requirement, list[str]] = {}
     core = _core_packages()
-    here = needed_here(pipeline)
+    needed_names = needed_here(pipeline)
     for name in dict.fromkeys([*list_env_names(), *pipeline.data.envs]):
         for need in get_env(name).needs:
             if need.name not in core:
-                used.setdefault(need, []).append(name)
-    for need, names in used.items():
+                users.setdefault(need, []).append(name)
+    for need, names in users.items():
         purpose = f"environment {', '.join(names)}"
-        yield _finding(need.name, need.find_remedy(), purpose, needed=need.name in here)
+        yield _finding(need.name, need.find_remedy(), purpose, is_needed=need.name in needed_names)
 
 
 def _sandboxes() -> Iterator[Finding]:
     namespaces = UserNamespaces()
     yield _finding(
-        namespaces.name, namespaces.find_remedy(), "bubblewrap, enroot, rootless podman", needed=False
+        namespaces.name, namespaces.find_remedy(), "bubblewrap, enroot, rootless podman", is_needed=False
     )
     for backend in BACKENDS.values():
-        yield _finding(backend.name, backend.find_remedy(), "a sandbox for code", needed=False)
+        yield _finding(backend.name, backend.find_remedy(), "a sandbox for code", is_needed=False)
 
 
 def _gpus(pipeline: "Pipeline") -> Finding:
     backend = pipeline.backend
     purpose = "pipelines on cuda"
     try:
-        done = subprocess.run(
+        listing = subprocess.run(
             ["nvidia-smi", "-L"], capture_output=True, text=True, timeout=PROBE_TIMEOUT_S, check=True
         )
-        count = len(done.stdout.splitlines())
+        count = len(listing.stdout.splitlines())
     except (OSError, subprocess.SubprocessError):
         count = 0
-    elsewhere = os.environ.get("RAY_ADDRESS")
-    needed = backend.workers if backend.device == "cuda" and not elsewhere else 0
-    found = f"{count} of {needed}" if needed else str(count)
-    if count < needed:
-        remedy = f"lower backend.workers, or name a cluster with {needed} in RAY_ADDRESS"
+    is_local = backend.device == "cuda" and not os.environ.get("RAY_ADDRESS")
+    num_needed = backend.workers if is_local else 0
+    found = f"{count} of {num_needed}" if num_needed else str(count)
+    if count < num_needed:
+        remedy = f"lower backend.workers, or name a cluster with {num_needed} in RAY_ADDRESS"
         return Finding("GPUs", State.MISSING, found, purpose, remedy)
     state = State.OK if count else State.NOT_NEEDED
-    return Finding("GPUs", state, found, purpose, is_needed=needed > 0)
+    return Finding("GPUs", state, found, purpose, is_needed=num_needed > 0)
 
 
 def _vllm(pipeline: "Pipeline") -> Finding:
     return _finding(
-        "vllm", Package("vllm").find_remedy(), "pipelines on cuda", needed=pipeline.backend.rollout == "vllm"
+        "vllm",
+        Package("vllm").find_remedy(),
+        "pipelines on cuda",
+        is_needed=pipeline.backend.rollout == "vllm",
     )
 
 
 def _gpu_model(pipeline: "Pipeline") -> Iterator[Finding]:
-    """How the pipeline's model is trained on GPUs, and the memory and disk that it takes."""
+    """The attention kernel of training on GPUs, and the memory and disk that it takes."""
     if pipeline.backend.device == "cpu":
         return
     from tasks.config.capacity import check_memory, checkpoint_bytes, memory_plan, read_model_size
@@ -204,34 +207,38 @@ def _gpu_model(pipeline: "Pipeline") -> Iterator[Finding]:
     size = read_model_size(pipeline.model)
     plan = memory_plan(pipeline, size) if size is not None else None
     tokens = pipeline.train.micro_batch_tokens
-    installed = flash_attention_version()
-    if installed is not None:
-        attention = f"flash-attn {installed}"
+    flash_version = flash_attention_version()
+    if flash_version is not None:
+        attention = f"flash-attn {flash_version}"
     else:
         mask = f", {plan.mask / 1e9:.1f} GB a GPU," if plan is not None else ""
-        attention = f"sdpa, with a mask of {tokens} x {tokens} tokens{mask} that flash-attn saves"
+        attention = f"sdpa, with a mask of {tokens} x {tokens} tokens{mask} which flash-attn avoids"
     try:
         gpu_model_options(pipeline.model)
         yield Finding("attention", State.OK, attention, purpose)
     except MissingDependency as error:
-        problem, _, remedy = str(error).partition("; ")
-        yield Finding("attention", State.MISSING, problem, purpose, remedy)
+        yield _failure("attention", error, purpose)
     if size is None or plan is None:
         found = f"the size of {pipeline.model} is unknown"
-        yield Finding("GPU memory", State.NOT_NEEDED, found, purpose, "download the model, then ask again")
+        yield Finding(
+            "GPU memory",
+            State.NOT_NEEDED,
+            found,
+            purpose,
+            "download the model, then run wingspan doctor again",
+        )
         return
-    kept = f"{KEPT + 1} checkpoints of {checkpoint_bytes(size) / 1e9:.0f} GB at once"
-    found = f"about {plan.training / 1e9:.0f} GB a GPU while training, {kept}"
+    checkpoints = f"{KEPT + 1} checkpoints of {checkpoint_bytes(size) / 1e9:.0f} GB at once"
+    found = f"about {plan.training / 1e9:.0f} GB a GPU while training, {checkpoints}"
     try:
         check_memory(pipeline)
         yield Finding("GPU memory", State.OK, found, purpose)
     except ConfigError as error:
-        problem, _, remedy = str(error).partition("; ")
-        yield Finding("GPU memory", State.MISSING, problem, purpose, remedy)
+        yield _failure("GPU memory", error, purpose)
 
 
 def _settings(name: str, pipeline: "Pipeline") -> Iterator[Finding]:
-    """What a run checks before it starts."""
+    """The checks that a run makes before it starts."""
     from flows.lineage import default_workspace
     from flows.plan import check_disk, check_model
     from flows.prefect_runs import check_server
@@ -243,39 +250,34 @@ def _settings(name: str, pipeline: "Pipeline") -> Iterator[Finding]:
     free = f"{shutil.disk_usage(Path()).free / 1e9:.0f} GB free"
     server = os.environ.get("PREFECT_API_URL") or "a temporary server"
     agent = pipeline.agent.program or pipeline.agent.format
+    of_pipeline = f"pipeline {name}"
     checks: list[_Check] = [
-        ("settings", "they agree", f"pipeline {name}", lambda: check_pipeline(pipeline)),
-        ("data", ", ".join(pipeline.data.parts), f"pipeline {name}", lambda: check_data(pipeline.data)),
-        ("agent", agent, f"pipeline {name}", lambda: check_agent(pipeline)),
-        ("model", pipeline.model, f"pipeline {name}", lambda: check_model(pipeline)),
-        *_items(pipeline, purpose=f"pipeline {name}"),
-        (
-            "disk",
-            free,
-            "a run's files",
-            lambda: check_disk(default_workspace(name), pipeline),
-        ),
+        ("settings", "they agree", of_pipeline, lambda: check_pipeline(pipeline)),
+        ("data", ", ".join(pipeline.data.parts), of_pipeline, lambda: check_data(pipeline.data)),
+        ("agent", agent, of_pipeline, lambda: check_agent(pipeline)),
+        ("model", pipeline.model, of_pipeline, lambda: check_model(pipeline)),
+        *_items(pipeline, purpose=of_pipeline),
+        ("disk", free, "a run's files", lambda: check_disk(default_workspace(name), pipeline)),
         ("Prefect", server, "orchestration; PREFECT_API_URL", check_server),
         ("MLflow", tracking_uri(), "the record; MLFLOW_TRACKING_URI", check_tracking),
     ]
-    for what, found, purpose, check in checks:
+    for name, result, purpose, check in checks:
         try:
             check()
         except WingspanError as error:
-            problem, _, remedy = str(error).partition("; ")
-            yield Finding(what, State.MISSING, problem, purpose, remedy)
+            yield _failure(name, error, purpose)
         except ImportError:
-            continue  # its package is named already
+            continue  # another line names the missing package
         else:
-            yield Finding(what, State.OK, found, purpose)
+            yield Finding(name, State.OK, result, purpose)
 
 
 def _items(pipeline: "Pipeline", *, purpose: str) -> Iterator[_Check]:
-    """Whether they can be had and shown to the model; to be asked where both are there."""
+    """The check that items can be loaded and shown to the model, if environments and model are there."""
     from flows.plan import check_items, check_model
     from tasks.config.environments import check_environments
 
-    with suppress(WingspanError, ImportError):  # of which other lines tell
+    with suppress(WingspanError, ImportError):  # other lines report them
         check_environments(pipeline)
         check_model(pipeline)
         yield ("items", "they fit the model", purpose, lambda: check_items(pipeline))
@@ -283,45 +285,50 @@ def _items(pipeline: "Pipeline", *, purpose: str) -> Iterator[_Check]:
 
 def _memory(pipeline: "Pipeline") -> Finding:
     total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 1e9
-    enough = total >= MEMORY_GB or pipeline.backend.device != "cpu"
-    remedy = "" if enough else "use a machine with 8 GB"
-    return Finding("memory", State.OK if enough else State.MISSING, f"{total:.1f} GB", "a CPU run", remedy)
+    is_enough = total >= MEMORY_GB or pipeline.backend.device != "cpu"
+    remedy = "" if is_enough else "use a machine with 8 GB"
+    return Finding("memory", State.OK if is_enough else State.MISSING, f"{total:.1f} GB", "a CPU run", remedy)
 
 
 def _loopback() -> Finding:
     purpose = "Ray, Prefect's temporary server"
     try:
         with socket.create_server(("127.0.0.1", 0)) as server:
-            found = f"port {server.getsockname()[1]} could be had"
+            found = f"port {server.getsockname()[1]} is available"
     except OSError as error:
         return Finding("127.0.0.1", State.MISSING, str(error), purpose, "let programs listen on 127.0.0.1")
     return Finding("127.0.0.1", State.OK, found, purpose)
 
 
 def _network() -> Finding:
-    """What a run opens to others, see docs/security.md."""
+    """The network access that a run gives to others (docs/security.md)."""
     from tasks.cluster.address import asks_for_token, check_ray_address, cluster_address
 
-    what, purpose = "network", "Ray; RAY_ADDRESS"
+    purpose = "Ray; RAY_ADDRESS"
     address = cluster_address()
     if address is None:
         found = "a Ray on this machine: listens on loopback only, asks for a token"
-        return Finding(what, State.OK, found, purpose)
+        return Finding("network", State.OK, found, purpose)
     try:
         check_ray_address()
-        closed = asks_for_token()
+        is_protected = asks_for_token()
     except WingspanError as error:
-        problem, _, remedy = str(error).partition("; ")
-        return Finding(what, State.MISSING, problem, purpose, remedy)
-    if closed:
-        return Finding(what, State.OK, f"the Ray cluster {address} asks for a token", purpose)
-    found = f"OPEN: whoever reaches {address} runs code in the Ray cluster, it asks for no token"
-    remedy = "start every node of it with RAY_AUTH_MODE=token (docs/security.md)"
-    return Finding(what, State.OK, found, purpose, remedy)
+        return _failure("network", error, purpose)
+    if is_protected:
+        return Finding("network", State.OK, f"the Ray cluster {address} asks for a token", purpose)
+    found = f"OPEN: anyone who reaches {address} can run code in the Ray cluster, which asks for no token"
+    remedy = "start every node with RAY_AUTH_MODE=token (docs/security.md)"
+    return Finding("network", State.OK, found, purpose, remedy)
 
 
-def _finding(what: str, remedy: str | None, purpose: str, *, needed: bool) -> Finding:
+def _finding(name: str, remedy: str | None, purpose: str, *, is_needed: bool) -> Finding:
     if remedy is None:
-        return Finding(what, State.OK, "works", purpose, is_needed=needed)
-    state = State.MISSING if needed else State.NOT_NEEDED
-    return Finding(what, state, "", purpose, remedy, is_needed=needed)
+        return Finding(name, State.OK, "works", purpose, is_needed=is_needed)
+    state = State.MISSING if is_needed else State.NOT_NEEDED
+    return Finding(name, state, "", purpose, remedy, is_needed=is_needed)
+
+
+def _failure(name: str, error: WingspanError, purpose: str) -> Finding:
+    """The finding of a check that failed: its message is `problem; remedy`."""
+    problem, _, remedy = str(error).partition("; ")
+    return Finding(name, State.MISSING, problem, purpose, remedy)
