@@ -224,7 +224,7 @@ def test_one_broken_pipeline_does_not_hide_the_others(project: Path) -> None:
 @pytest.mark.parametrize("text", ["stages: [", "stages:\n- a\n", "just text", "stages:\n  a: 1\n  a: 2\n"])
 def test_a_lock_that_dvc_could_not_read_is_refused(project: Path, text: str) -> None:
     Path("dvc.lock").write_text(text)
-    with pytest.raises(ConfigError, match=r"^dvc\.lock.*; restore it by: git checkout dvc\.lock"):
+    with pytest.raises(ConfigError, match=r"^dvc\.lock.*; restore it: git checkout dvc\.lock"):
         make_plan(NAME, overrides={}, workspace=None)
     make_plan(NAME, overrides={"seed": 1}, workspace=None)  # in a workspace that DVC does not track
     Path("dvc.lock").write_text((ROOT / "dvc.lock").read_text())
