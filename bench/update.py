@@ -37,7 +37,7 @@ from envs.types import Item
 from tasks.config.pipelines import load_pipeline
 from tasks.config.settings import Pipeline
 from tasks.verl.actor import environment_of
-from tasks.verl.config import verl_config
+from tasks.verl.local_worker import start_actor
 from tasks.verl.rows import Row, fields_of, rows_of
 
 PIPELINE = "textcraft-cpu"
@@ -72,7 +72,7 @@ def measure(*, items: int, repeats: int, busy: int) -> Result:
 
     pipeline = load_pipeline(PIPELINE)
     rows = random_rows(pipeline, items=items)
-    worker, data = started_worker(pipeline), update_data(pipeline, rows)
+    worker, data = start_actor(pipeline, model=Path(pipeline.model)), update_data(pipeline, rows)
     sequences = [row.packed.prompt_ids + row.packed.response_ids for row in rows]
     packed: PackedRow = pack_row(
         [torch.tensor(s) for s in sequences],
@@ -116,20 +116,6 @@ def timed_update(worker: Any, data: Any) -> tuple[float, float]:
     cpu, wall = time.process_time(), time.perf_counter()
     worker.update_actor(fresh)
     return time.process_time() - cpu, time.perf_counter() - wall
-
-
-def started_worker(pipeline: Pipeline) -> Any:
-    """verl's worker with the shipped base model, as the training process starts it."""
-    import verl  # noqa: F401  # loads the CPU's plugin
-    from verl.workers.engine_workers import ActorRolloutRefWorker
-
-    from tasks.verl.loss import set_loss
-
-    config = verl_config(pipeline, model=Path(pipeline.model), checkpoints=Path())
-    worker = ActorRolloutRefWorker(config.actor_rollout_ref, role="actor")
-    worker.init_model()
-    set_loss(worker, config)
-    return worker
 
 
 def update_data(pipeline: Pipeline, rows: Sequence[Row]) -> Any:
@@ -215,7 +201,7 @@ def main() -> None:
         print(json.dumps(asdict(result)))
         return
     # Memory and threads are as in training only where these are set before the process starts.
-    variables = environment_of(load_pipeline(PIPELINE)) | one_process()
+    variables = environment_of(load_pipeline(PIPELINE))
     if arguments.threads:
         variables["WINGSPAN_THREADS"] = str(arguments.threads)
     command = [sys.executable, "-m", "bench.update", "--here", *sys.argv[1:]]
@@ -223,22 +209,6 @@ def main() -> None:
         command, env=os.environ | variables, stdout=subprocess.PIPE, check=True, text=True
     )
     print(output.stdout.splitlines()[-1])
-
-
-def one_process() -> dict[str, str]:
-    """Where verl's worker looks for its process group."""
-    import socket
-
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    return {
-        "RANK": "0",
-        "LOCAL_RANK": "0",
-        "WORLD_SIZE": "1",
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
-    }
 
 
 if __name__ == "__main__":

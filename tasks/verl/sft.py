@@ -5,7 +5,6 @@ GPU) with its `sft_loss`, over ids and masks that are given as they are. Says on
 """
 
 import json
-import os
 import random
 import sys
 import tempfile
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from tasks.verl.gpu_model import gpu_model_options
+from tasks.verl.local_worker import join_process_group_of_one
 from tasks.verl.policies import copy_policy
 
 LR_WARMUP = 0.05
@@ -52,7 +52,7 @@ class SftRequest:
 
 def run(request: SftRequest) -> Iterator[dict[str, float]]:
     """Train; yields a step's numbers (`step`, `loss` per token, `grad_norm`, `lr`, `tokens`), then saves."""
-    _join_process_group_of_one()
+    join_process_group_of_one()
     worker = _worker(request)
     for step, rows in enumerate(_batches(request), start=1):
         metrics = _train_batch(worker, request, rows)
@@ -148,21 +148,6 @@ def _batches(request: SftRequest) -> Iterator[list[int]]:
             rows += rng.sample(range(len(request.prompts)), len(request.prompts))
         yield rows[: request.batch_size]
         rows = rows[request.batch_size :]
-
-
-def _join_process_group_of_one() -> None:
-    import socket
-
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    os.environ |= {
-        "RANK": "0",
-        "LOCAL_RANK": "0",
-        "WORLD_SIZE": "1",
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
-    }
 
 
 if __name__ == "__main__":

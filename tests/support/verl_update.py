@@ -1,7 +1,5 @@
 """verl's update of the policy on given trajectories, in this process: all of a step that needs no Ray."""
 
-import os
-import socket
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,6 +8,7 @@ from typing import Any
 from agents.types import Trajectory
 from tasks.config.settings import Pipeline
 from tasks.verl.config import verl_config
+from tasks.verl.local_worker import start_actor
 from tasks.verl.rows import Row, fields_of, rows_of
 
 STEP = 1
@@ -19,22 +18,8 @@ STEP = 1
 def policy_worker(pipeline: Pipeline, model: Path) -> Iterator[Any]:
     """verl's worker with policy and optimizer as `pipeline` composes them; one at a time."""
     import torch
-    from verl.workers.engine_workers import ActorRolloutRefWorker
 
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    os.environ |= {
-        "RANK": "0",
-        "LOCAL_RANK": "0",
-        "WORLD_SIZE": "1",
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
-    }
-    config = verl_config(pipeline, model=model, checkpoints=model)
-    worker = ActorRolloutRefWorker(config.actor_rollout_ref, role="actor")
-    worker.init_model()
-    yield worker
+    yield start_actor(pipeline, model=model)
     torch.distributed.destroy_process_group()
 
 
