@@ -27,7 +27,7 @@ install: $(TESTS)
 # Writes constraints.txt. Versions that it already has are kept where they still resolve; UPGRADE=1 takes the newest.
 lock: $(RUNS)
 	@$(UV_ENVIRONMENT); \
-	echo uv | .venv/bin/uv pip compile pyproject.toml - --extra dev --extra adapters --extra alfworld \
+	echo uv | .venv/bin/uv pip compile pyproject.toml - --extra dev --extra all \
 	  --overrides overrides.txt --python-version 3.11 --no-annotate --quiet $(if $(UPGRADE),--upgrade) \
 	  --custom-compile-command "make lock" --output-file constraints.txt
 
@@ -61,7 +61,7 @@ $(TESTS): $(RUNS)
 	@set -e; \
 	extras=dev; \
 	headers="$$(.venv/bin/python -c 'import sysconfig; print(sysconfig.get_path("include"))')"; \
-	if command -v cc >/dev/null && [ -f "$$headers/Python.h" ]; then extras=$$extras,adapters; else \
+	if command -v cc >/dev/null && [ -f "$$headers/Python.h" ]; then extras=$$extras,reasoning-gym; else \
 	  echo "no C compiler, or no headers of Python: reasoning-gym, which needs them, is left out"; fi; \
 	if command -v c++ >/dev/null; then extras=$$extras,alfworld; else \
 	  echo "no C++ compiler: ALFWorld, whose planner needs one, is left out"; fi; \

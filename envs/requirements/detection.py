@@ -42,18 +42,27 @@ class Package:
     name: str
 
     def find_remedy(self) -> str | None:
-        """See `Requirement`."""
-        from packaging.requirements import Requirement as Declared
-
-        declared = [Declared(line) for line in _declared()]
-        wanted = next((line for line in declared if line.name == self.name), Declared(self.name))
+        """The command that installs it, and why the installed version does not do."""
         try:
-            found = version(self.name)
+            version(self.name)
         except PackageNotFoundError:
             return pip_install(self.name)
-        if wanted.specifier.contains(found, prereleases=True):
-            return None
-        return f"{pip_install(self.name)} ({self.name} {found} is installed, {wanted.specifier} is wanted)"
+        conflict = self.describe_conflict()
+        return f"{pip_install(self.name)} {conflict}" if conflict else None
+
+    def describe_conflict(self) -> str:
+        """`(x 1.0 is installed, ==2.0 is required)`; empty if it is absent or fits."""
+        from packaging.requirements import Requirement as Declaration
+
+        try:
+            installed = version(self.name)
+        except PackageNotFoundError:
+            return ""
+        declarations = (line for line in map(Declaration, _declarations()) if line.name == self.name)
+        declaration = next(declarations, Declaration(self.name))
+        if declaration.specifier.contains(installed, prereleases=True):
+            return ""
+        return f"({self.name} {installed} is installed, {declaration.specifier} is required)"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -138,7 +147,7 @@ _NAMESPACE_SETTINGS = (
 )
 """File, the text in it that forbids user namespaces, the command that allows them."""
 
-_EXTRA = re.compile(r"extra == [\"'](\w+)[\"']")
+_EXTRA = re.compile(r"extra == [\"']([\w.-]+)[\"']")
 
 _INSTALL = {
     "conda": "conda install -c conda-forge",
@@ -149,34 +158,51 @@ _INSTALL = {
 """In the order of preference; conda's only within one of its environments."""
 
 
-def require(who: str, needs: Iterable[Requirement]) -> None:
-    """Raise `MissingDependency`, with all that is missing of what `who` needs, unless all is here."""
-    lacks = [(need.name, remedy) for need in needs if (remedy := need.find_remedy()) is not None]
-    if lacks:  # a package and a data set may have one name, and several packages one command
-        names, remedies = (dict.fromkeys(column) for column in zip(*lacks, strict=True))
-        raise MissingDependency(f"{who} needs {', '.join(names)}; {'; '.join(remedies)}")
+def require(subject: str, needs: Iterable[Requirement]) -> None:
+    """Raise `MissingDependency`, which names all that `subject` lacks and the commands that install it."""
+    missing = [(need, remedy) for need in needs if (remedy := need.find_remedy()) is not None]
+    if not missing:
+        return
+    packages = [need for need, _ in missing if isinstance(need, Package)]
+    conflicts = filter(None, (package.describe_conflict() for package in packages))
+    install = " ".join([pip_install(*(package.name for package in packages)), *conflicts])
+    # A package and a data set may have one name, and all packages have one command.
+    names = dict.fromkeys(need.name for need, _ in missing)
+    commands = dict.fromkeys(install if isinstance(need, Package) else remedy for need, remedy in missing)
+    raise MissingDependency(f"{subject} needs {', '.join(names)}; {'; '.join(commands)}")
 
 
 def pip_install(*packages: str) -> str:
     """The command that installs `packages` in versions that fit all others: those of `constraints.txt`.
 
-    What this application declares comes with its extra, whichever has it, all else by name.
+    A package that this application declares comes with the application or the extra that has it, any other
+    package by its name.
     """
-    from packaging.requirements import Requirement as Declared
+    from packaging.requirements import Requirement as Declaration
 
-    extras: dict[str, str | None] = {}
-    for line in map(Declared, _declared()):
-        marker = _EXTRA.search(str(line.marker or ""))
-        if marker is None or marker[1] != "dev":  # whose packages other extras have, too
-            extras.setdefault(line.name, marker and marker[1])
+    core: set[str] = set()
+    extras: dict[str, set[str]] = {}
+    for line in map(Declaration, _declarations()):
+        extra = _EXTRA.search(str(line.marker or ""))
+        if extra is None:
+            core.add(line.name)
+        elif extra[1] != "dev":  # what tests need in addition
+            extras.setdefault(extra[1], set()).add(line.name)
     targets = []
-    for package in packages:
-        name = Declared(package).name
-        extra = extras.get(name)
-        if name not in extras:
-            targets.append(shlex.quote(package))
+    remaining = {Declaration(package).name: package for package in packages}
+    while remaining:
+        # The extra that brings most of what remains, and the least besides.
+        best = max(
+            extras, key=lambda extra: (len(extras[extra] & remaining.keys()), -len(extras[extra])), default=""
+        )
+        brought = extras.get(best, set()) & remaining.keys()
+        if brought:
+            targets.append(f"-e '.[{best}]'")
         else:
-            targets.append("-e ." if extra is None else f"-e '.[{extra}]'")
+            name, package = next(iter(remaining.items()))
+            targets.append("-e ." if name in core else shlex.quote(package))
+            brought = {name}
+        remaining = {name: package for name, package in remaining.items() if name not in brought}
     return f"uv pip install {' '.join(dict.fromkeys(targets))} -c constraints.txt --overrides overrides.txt"
 
 
@@ -203,7 +229,7 @@ def failure(command: Sequence[str]) -> str | None:
     return " ".join((done.stderr or done.stdout).split())[:160] or f"exit status {done.returncode}"
 
 
-def _declared() -> list[str]:
+def _declarations() -> list[str]:
     """This application's dependencies with those of its extras; none where it is not installed."""
     try:
         return requires(APPLICATION) or []

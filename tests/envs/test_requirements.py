@@ -1,19 +1,36 @@
 """What environments need: how it is detected, and which command is named."""
 
 import os
+import subprocess
+import sys
 import tomllib
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
 from envs.errors import MissingDependency
-from envs.registry import get_env, list_env_names
+from envs.registry import get_env, list_env_names, list_families
 from envs.requirements.detection import BUBBLEWRAP, JAVA, Package, install_command, pip_install, require
 
 ROOT = Path(__file__).parents[2]
 CONSTRAINED = "-c constraints.txt --overrides overrides.txt"
+
+
+@pytest.fixture(autouse=True)
+def _declared_by_pyproject(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """This application's metadata as an installer would write them now."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    lines = ["Metadata-Version: 2.1", "Name: wingspan", "Version: 0"]
+    lines += [f"Requires-Dist: {package}" for package in project["dependencies"]]
+    for extra, packages in project["optional-dependencies"].items():
+        lines += [f'Requires-Dist: {package}; extra == "{extra}"' for package in packages]
+    folder = tmp_path / "metadata" / "wingspan-0.dist-info"
+    folder.mkdir(parents=True)
+    (folder / "METADATA").write_text("\n".join(lines))
+    monkeypatch.syspath_prepend(str(folder.parent))
 
 
 def program(folder: Path, name: str, *, text: str = "exit 0") -> None:
@@ -83,8 +100,11 @@ def test_packages_are_wanted_as_pyproject_says(tmp_path: Path, monkeypatch: pyte
     old.mkdir()
     (old / "METADATA").write_text("Metadata-Version: 2.1\nName: minigrid\nVersion: 2.3.1\n")
     monkeypatch.syspath_prepend(str(tmp_path))
-    said = f"uv pip install -e . {CONSTRAINED} (minigrid 2.3.1 is installed, ==3.2.0 is wanted)"
-    assert Package("minigrid").find_remedy() == said
+    remedy = f"uv pip install -e '.[babyai]' {CONSTRAINED} (minigrid 2.3.1 is installed, ==3.2.0 is required)"
+    assert Package("minigrid").find_remedy() == remedy
+    with pytest.raises(MissingDependency) as error:
+        get_env("babyai").check()
+    assert str(error.value) == f"environment 'babyai' needs minigrid; {remedy}"
 
 
 def test_all_that_is_missing_is_one_line(only: Path) -> None:
@@ -121,7 +141,12 @@ def test_packages_are_installed_by_the_extra_that_has_them_within_the_constraint
     assert pip_install("alfworld", "textworld") == f"uv pip install -e '.[alfworld]' {CONSTRAINED}"
     assert pip_install("redis", "faiss-cpu") == f"uv pip install -e '.[search]' {CONSTRAINED}"
     assert pip_install("playwright") == f"uv pip install -e '.[web]' {CONSTRAINED}"
+    assert pip_install("minigrid") == f"uv pip install -e '.[babyai]' {CONSTRAINED}"
+    assert pip_install("reasoning-gym") == f"uv pip install -e '.[reasoning-gym]' {CONSTRAINED}"
     assert pip_install("verl") == f"uv pip install -e . {CONSTRAINED}"
+    assert pip_install("verl", "x", "scienceworld") == (
+        f"uv pip install -e '.[sciworld]' -e . x {CONSTRAINED}"
+    )
     code = [file for folder in ("envs", "agents", "tasks", "flows") for file in (ROOT / folder).rglob("*.py")]
     bypassing = [
         f"{file.relative_to(ROOT)}: {line.strip()}"
@@ -135,3 +160,52 @@ def test_packages_are_installed_by_the_extra_that_has_them_within_the_constraint
 def test_every_environment_says_where_its_items_come_from() -> None:
     for name in list_env_names():
         assert get_env(name).source
+
+
+def test_the_core_has_what_textcraft_needs_and_each_other_package_is_in_an_extra() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    core = {Requirement(line).name for line in project["dependencies"]}
+    extras = {
+        Requirement(line).name
+        for extra, lines in project["optional-dependencies"].items()
+        for line in lines
+        if extra not in ("all", "dev", "gpu", "most")
+    }
+    assert set(get_env("textcraft").packages) <= core
+    assert not core & extras
+    for name in list_env_names():
+        assert set(get_env(name).packages) <= core | extras, name
+    bundle = Requirement(project["optional-dependencies"]["all"][0]).extras
+    most = Requirement(project["optional-dependencies"]["most"][0]).extras
+    assert most | bundle | {"gpu", "dev", "all"} == set(project["optional-dependencies"])
+
+
+def test_all_environments_are_listed_where_no_extra_is_installed(tmp_path: Path) -> None:
+    program = """
+import sys
+absent = "minigrid scienceworld bm25s Stemmer rapidfuzz math_verify datasets tantivy faiss redis playwright"
+for name in [*absent.split(), "alfworld", "textworld", "textarena", "reasoning_gym"]:
+    sys.modules[name] = None  # an import raises
+import agents.rewards, agents.tools.registry, flows.cli.app, tasks.data.sources
+from envs.registry import get_env, list_env_names, list_families
+from envs.errors import MissingDependency
+print(len([get_env(name).name for name in list_env_names()]), len(list_families()))
+get_env("textcraft").split(0)
+try:
+    get_env("reasoning-gym:chain_sum")
+except MissingDependency as error:
+    print(error)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env={**os.environ, "PYTHONPATH": f"{tmp_path / 'metadata'}:{ROOT}"},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    count, remedy = done.stdout.splitlines()
+    assert count == f"{len(list_env_names())} {len(list_families())}"
+    assert remedy == (
+        "environments of 'reasoning-gym' need reasoning_gym; "
+        f"uv pip install -e '.[reasoning-gym]' {CONSTRAINED}"
+    )
