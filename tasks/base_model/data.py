@@ -1,9 +1,12 @@
-"""What the base model is trained on: invented games, played and recited, without end.
+"""The training data of the base model: an endless stream of sequences about invented recipe books.
 
-An *episode* is an expert's game, turn by turn, in every second one with mistakes that it mends. A
-*drill* lists recipes once and asks for many of them, in the words of the expert's thought: the same
-look-up, ten times as often per token. Loss falls on all that follows the opening, but not on mistakes
-and not on the names that a drill asks for, which nothing could foretell.
+An *episode* is played by the expert, turn by turn; in half of them it makes mistakes and corrects them. A
+*drill* lists recipes once and asks for many of them, in the words of the expert's thought: the same look-up,
+ten times as often per token. The loss covers everything after the opening except mistakes and the names that
+a drill asks for, which cannot be predicted.
+
+The shipped model is reproducible: a change of these numbers, or of the order in which random numbers are
+taken, gives another model.
 """
 
 import random
@@ -18,13 +21,32 @@ from envs.registry import ExpertStep
 
 MAX_TURNS = 24
 MAX_TOKENS = 1000
-_MISREAD = 0.25
-"""Share of the recipes that are read wrong, in a game where any is."""
-_INSISTENCE = 0.4
-"""How often what is refused is tried once more: a policy that repeats itself must learn to stop."""
-_ALIKE = 0.8
-"""Share of the families whose recipes differ in one word alone, where families are drilled."""
+
+# Recipe books
 _DEPTHS, _DEPTH_WEIGHTS = (1, 2, 3, 4), (20, 42, 30, 8)
+_MIN_DISTRACTORS, _MORE_DISTRACTORS = 2, 13
+"""The most distractors (recipes that the goal does not need) at the start, and how many more later."""
+_DISTRACTOR_RAMP = 0.3
+"""The share of training after which a recipe book can have the most distractors."""
+_ALIKE_SHARE = 0.8
+"""Share of the families whose recipes differ in one word alone, if families are drilled."""
+
+# Drills and episodes
+_DRILL_SHARE, _DRILL_DECAY, _MIN_DRILL_SHARE = 0.7, 2.0, 0.15
+"""Share of drills among the sequences: at the start, its fall over training, and the least."""
+_MISTAKES_SHARE = 0.5
+"""Share of the episodes in which the expert makes slips."""
+_SLIP_RATE = 0.12
+_USELESS_SHARE, _USELESS_RATE = 0.5, 0.1
+"""Share of the episodes with slips that also have useless actions, and their rate per turn."""
+_MISREAD_RATE = 0.25
+"""Share of the recipes that are read wrong, in an episode where any is."""
+_INSIST_RATE = 0.4
+"""How often a refused action is tried once more: a policy that repeats itself must learn to stop."""
+_QUESTIONS = 14
+"""The most names that a drill asks for."""
+_NEEDS, _NEED_WEIGHTS = (1, 2, 3, 4, 5, 6, 7, 8, 9), (38, 13, 13, 12, 3, 11, 2, 7, 3)
+"""How many of an item a drill asks for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,42 +67,44 @@ class Encoder:
     end: int
 
 
-def draw(
+def sample_sequence(
     encoder: Encoder, rng: random.Random, *, progress: float, misreads: float = 0.0, families: float = 0.0
 ) -> Sequence:
-    """A sequence for the point `progress` (0..1) of training: drills and short lists come first.
+    """Sample a sequence for the point `progress` (0..1) of training; drills and short books come first.
 
-    `misreads` is the share of the games in which the expert reads recipes wrong, too; `families` that of the
-    drills of nothing but families.
+    `misreads`: share of the episodes in which the expert reads recipes wrong; `families`: share of the
+    sequences that are drills of similar recipes alone.
     """
-    distractors = rng.randint(0, 2 + int(13 * min(1.0, progress / 0.3)))
+    ramp = min(1.0, progress / _DISTRACTOR_RAMP)
+    distractors = rng.randint(0, _MIN_DISTRACTORS + int(_MORE_DISTRACTORS * ramp))
     if families and rng.random() < families:
-        family = drill(invent_families(rng), encoder, rng)
-        if len(family.ids) <= MAX_TOKENS:
-            return family
+        sequence: Sequence | None = make_drill(invent_families(rng), encoder, rng)
+        if sequence is not None and len(sequence.ids) <= MAX_TOKENS:
+            return sequence
     while True:
         depth = rng.choices(_DEPTHS, _DEPTH_WEIGHTS)[0]
-        game = invent(rng, depth=depth, distractors=distractors, alike=_ALIKE if families else 0.0)
-        drilled = rng.random() < max(0.15, 0.7 - 2 * progress)
-        if drilled:
-            sequence: Sequence | None = drill(game, encoder, rng)
+        game = invent(rng, depth=depth, distractors=distractors, alike=_ALIKE_SHARE if families else 0.0)
+        if rng.random() < max(_MIN_DRILL_SHARE, _DRILL_SHARE - _DRILL_DECAY * progress):
+            sequence = make_drill(game, encoder, rng)
         else:
-            sequence = episode(game, encoder, rng, misreads=misreads)
+            sequence = make_episode(game, encoder, rng, misreads=misreads)
         if sequence is not None and len(sequence.ids) <= MAX_TOKENS:
             return sequence
 
 
-def episode(game: Game, encoder: Encoder, rng: random.Random, *, misreads: float = 0.0) -> Sequence | None:
-    """An expert's game, in every second one with slips; None if it is too long."""
-    slip = 0.12 if rng.random() < 0.5 else 0.0
-    noise = 0.1 if slip and rng.random() < 0.5 else 0.0
-    misread = _MISREAD if misreads and rng.random() < misreads else 0.0
+def make_episode(
+    game: Game, encoder: Encoder, rng: random.Random, *, misreads: float = 0.0
+) -> Sequence | None:
+    """An episode of the expert, in half of the cases with slips; None if it is too long."""
+    slip = _SLIP_RATE if rng.random() < _MISTAKES_SHARE else 0.0
+    useless = _USELESS_RATE if slip and rng.random() < _USELESS_SHARE else 0.0
+    misread = _MISREAD_RATE if misreads and rng.random() < misreads else 0.0
     turns = play(
         game,
         Mistakes(
             slips=lambda: rng.random() < slip,
             misreads=lambda line: _misread(line, game, rng) if misread and rng.random() < misread else None,
-            insists=lambda: rng.random() < _INSISTENCE,
+            insists=lambda: rng.random() < _INSIST_RATE,
         ),
     )
     if len(turns) > MAX_TURNS:
@@ -89,28 +113,29 @@ def episode(game: Game, encoder: Encoder, rng: random.Random, *, misreads: float
     ids = [encoder.user, *encoder.text(env.start(game)), encoder.end, encoder.assistant]
     targets = [False] * len(ids)
 
-    def turn(step: ExpertStep, *, right: bool) -> bool:
-        action = step.resolve("")  # crafting needs no look
-        words = [*encoder.text(f"Thought: {step.thought}\nAction: {action}"), encoder.end]
+    def add_turn(step: ExpertStep, *, is_target: bool) -> bool:
+        """Returns whether the episode has ended."""
+        action = step.resolve("")  # crafting needs no observation
+        completion = [*encoder.text(f"Thought: {step.thought}\nAction: {action}"), encoder.end]
         result = env.act(action)
-        ids.extend(words)
-        targets.extend([right] * len(words))
+        ids.extend(completion)
+        targets.extend([is_target] * len(completion))
         if not result.terminated:
-            answer = [encoder.user, *encoder.text(result.observation), encoder.end, encoder.assistant]
-            ids.extend(answer)
-            targets.extend([False, *[True] * (len(answer) - 2), False])
+            observation = [encoder.user, *encoder.text(result.observation), encoder.end, encoder.assistant]
+            ids.extend(observation)
+            targets.extend([False, *[True] * (len(observation) - 2), False])
         return result.terminated
 
-    for played in turns:
-        if noise and rng.random() < noise:
-            turn(_useless(game, rng), right=False)
-        if turn(played.step, right=played.right):
+    for turn in turns:
+        if useless and rng.random() < useless:
+            add_turn(_useless_step(game, rng), is_target=False)
+        if add_turn(turn.step, is_target=turn.right):
             break
     return Sequence(ids, targets)
 
 
-def drill(game: Game, encoder: Encoder, rng: random.Random) -> Sequence:
-    """Recipes, then for many names how each is made (`using … x 2`) or that it is taken (`get`)."""
+def make_drill(game: Game, encoder: Encoder, rng: random.Random) -> Sequence:
+    """Recipes, then many names, each with how it is crafted (`using … x 2`) or that one gets it (`get`)."""
     planner = Planner(game)
     ids = [
         encoder.user,
@@ -120,14 +145,14 @@ def drill(game: Game, encoder: Encoder, rng: random.Random) -> Sequence:
         *encoder.text("Thought:"),
     ]
     targets = [False] * len(ids)
-    asked = list(planner.lines)
-    raw = {i for lines in planner.lines.values() for line in lines for _, i in line.inputs} - set(asked)
-    asked += rng.sample(sorted(raw), min(len(raw), len(asked) // 2 + 1))
-    rng.shuffle(asked)
-    for name in asked[:14]:
+    names = list(planner.lines)
+    raw = {i for lines in planner.lines.values() for line in lines for _, i in line.inputs} - set(names)
+    names += rng.sample(sorted(raw), min(len(raw), len(names) // 2 + 1))
+    rng.shuffle(names)
+    for name in names[:_QUESTIONS]:
         if planner.concrete(name) != name:
             continue
-        need = rng.choices((1, 2, 3, 4, 5, 6, 7, 8, 9), (38, 13, 13, 12, 3, 11, 2, 7, 3))[0]
+        need = rng.choices(_NEEDS, _NEED_WEIGHTS)[0]
         question = encoder.text(f" {need} {name}")
         if name in planner.lines:
             _, line = planner.choose(name, need, ())
@@ -141,15 +166,15 @@ def drill(game: Game, encoder: Encoder, rng: random.Random) -> Sequence:
 
 
 def _misread(line: Line, game: Game, rng: random.Random) -> Line | None:
-    """`line` with another ingredient, another word in one, or another count; None if that makes a recipe."""
+    """`line` with another ingredient, another word or another count; None if that is a recipe as well."""
     lines = [parse(text) for text in game.recipes]
-    names = sorted({name for other in lines for _, name in other.inputs})
-    place = rng.randrange(len(line.inputs))
-    count, name = line.inputs[place]
+    names = sorted({name for recipe in lines for _, name in recipe.inputs})
+    index = rng.randrange(len(line.inputs))
+    count, name = line.inputs[index]
     kind = rng.random()
     if kind < 0.4:
-        kin = [other for other in names if set(other.split()) & set(name.split())]
-        name = rng.choice(kin if rng.random() < 0.7 else names)
+        similar = [candidate for candidate in names if set(candidate.split()) & set(name.split())]
+        name = rng.choice(similar if rng.random() < 0.7 else names)
     elif kind < 0.8:
         parts = name.split()
         parts[rng.randrange(len(parts))] = rng.choice(
@@ -158,11 +183,11 @@ def _misread(line: Line, game: Game, rng: random.Random) -> Line | None:
         name = " ".join(parts)
     else:
         count = rng.randint(1, 9)
-    wrong = replace(line, inputs=(*line.inputs[:place], (count, name), *line.inputs[place + 1 :]))
-    return None if wrong in lines or wrong == line else wrong
+    misread = replace(line, inputs=(*line.inputs[:index], (count, name), *line.inputs[index + 1 :]))
+    return None if misread in lines or misread == line else misread
 
 
-def _useless(game: Game, rng: random.Random) -> ExpertStep:
+def _useless_step(game: Game, rng: random.Random) -> ExpertStep:
     planner = Planner(game)
     name = rng.choice(list(planner.lines))
     kind = rng.random()

@@ -4,8 +4,8 @@ A Llama of about a million parameters in Hugging Face format. Two choices make i
 an hour on one core. Every word that item names are made of is one token, so copying a name is
 copying one to four tokens. And the weights start as a working induction circuit (Olsson et al. 2022,
 "In-context learning and induction heads"): heads of layer 0 attend one, two and three tokens back,
-heads of layer 1 find the place whose preceding tokens match the present ones and copy what stands
-there. One more pair of heads fetches the number in front of a name, which a recipe's yield is.
+heads of layer 1 find the position whose preceding tokens match the present ones and copy its token.
+One more pair of heads fetches the number in front of a name, which is the yield of a recipe.
 Training is free to change all of it.
 """
 
@@ -24,7 +24,7 @@ CHAT_TEMPLATE = (
     "{% for m in messages %}<|{{ m['role'] }}|>{{ m['content'] }}<|end|>{% endfor %}"
     "{% if add_generation_prompt %}<|assistant|>{% endif %}"
 )
-_FIXED = (
+_PHRASES = (
     "Crafting commands:|\ncraft|craft| craft| using| by|\n\nGoal:|Thought:|\nAction:| get|get|Got|Crafted| x|"
     "inventory| inventory|Inventory:|Could| not| find| a| valid| recipe| for| enough| items| to| execute|"
     "You| are| carrying| anything|Wrong| item| format"
@@ -50,7 +50,7 @@ def make_tokenizer() -> "PreTrainedTokenizerFast":
         ]
     )
     tokenizer.decoder = decoders.ByteLevel()
-    vocabulary = [f" {w}" for w in words()] + [f" {n}" for n in range(1, 129)] + _FIXED.split("|")
+    vocabulary = [f" {w}" for w in words()] + [f" {n}" for n in range(1, 129)] + _PHRASES.split("|")
     tokenizer.train_from_iterator(
         vocabulary * 50,
         trainers.BpeTrainer(
@@ -133,8 +133,8 @@ def _start_as_induction(
     embedding[:, _CONSTANT] = constant
     embedding[using, _IS_USING] = embedding[numbers, _IS_NUMBER] = constant
 
-    # The first layer's input norm makes of the constant: constant / rms(embedding row).
-    normed = constant / float(embedding.square().mean().sqrt())
+    # The first layer's input norm turns the constant into constant / rms(embedding row).
+    norm_constant = constant / float(embedding.square().mean().sqrt())
     identities = _IDENTITY.stop - _IDENTITY.start
 
     def compress(size: int) -> torch.Tensor:
@@ -154,9 +154,9 @@ def _start_as_induction(
     lookback, match = model.model.layers[0].self_attn, model.model.layers[1].self_attn
     token_code, number_code = compress(_CODE), compress(_NUMBER_SLOT.stop - _NUMBER_SLOT.start)
     for index, distance in enumerate(_LOOKBACK):
-        _attend_back(lookback, head(index), distance=distance, normed=normed)
+        _attend_back(lookback, head(index), distance=distance, norm_constant=norm_constant)
         pass_on(index, token_code, _SLOTS[index])
-    _attend_last_number(lookback, head(3), normed=normed)
+    _attend_last_number(lookback, head(3), norm_constant=norm_constant)
     pass_on(3, number_code, _NUMBER_SLOT)
 
     # A match head compares (this token, the ones before it) with (the ones before a key), and copies
@@ -181,14 +181,14 @@ def _start_as_induction(
         match.v_proj.weight[head(index)] = value
         match.o_proj.weight[:, head(index)] = 0.6 * value.T
 
-    # The last head finds the ` using` after the name that was just said, and fetches the number before.
+    # The last head finds the ` using` after the name that was just written, and fetches the number before it.
     query, key, value = (torch.zeros(HEAD_DIM, width) for _ in range(3))
     for mix, slot in zip(mixes, before, strict=True):
         query[_SLOW] += 3.0 * mix @ slot
         key[_SLOW] += 3.0 * mix @ slot
-    wanted = randn(len(_SLOW))
-    query[_SLOW, _CONSTANT] += 2.4 * wanted
-    key[_SLOW, _IS_USING] += 2.4 * wanted
+    direction = randn(len(_SLOW))
+    query[_SLOW, _CONSTANT] += 2.4 * direction
+    key[_SLOW, _IS_USING] += 2.4 * direction
     value[: len(number_code)] = read(_NUMBER_SLOT)
     match.q_proj.weight[head(3)] = query
     match.k_proj.weight[head(3)] = key
@@ -196,8 +196,8 @@ def _start_as_induction(
     match.o_proj.weight[:, head(3)] = 0
     match.o_proj.weight[:, head(3, len(number_code))] = 1.0 * number_code.T
 
-    # What the circuit does not use starts quiet: at full strength it drowns the copied identity, and
-    # an untrained model then repeats 1% of a repeated text instead of 75%.
+    # What the circuit does not use starts with small weights: at full strength it masks the copied identity,
+    # and an untrained model then repeats 1% of a repeated text instead of 75%.
     for attention in (lookback, match):
         attention.o_proj.weight[:, head(4).start :] *= 0.05
     for index, layer in enumerate(model.model.layers):
@@ -207,18 +207,18 @@ def _start_as_induction(
 
 
 def _attend_back(
-    attention: "LlamaAttention", rows: slice, *, distance: int, normed: float, logit: float = 40.0
+    attention: "LlamaAttention", rows: slice, *, distance: int, norm_constant: float, logit: float = 40.0
 ) -> None:
-    """Make the head at `rows` attend `distance` tokens back, whatever the tokens are.
+    """Make the head at `rows` attend to `distance` tokens back, whatever the tokens are.
 
-    Query and key are constants; RoPE turns them apart by their distance, and the key is turned ahead
-    by `distance`, so that their product peaks there. Only the five fastest pairs tell neighbours apart.
+    Query and key are constants; RoPE rotates them apart by their distance, and the key is rotated ahead
+    by `distance`, so that their product peaks there. Only the five fastest pairs distinguish neighbours.
     """
     import torch
 
     pairs, half = 5, HEAD_DIM // 2
     angles = distance * _ROPE_THETA ** (-torch.arange(pairs) / half)
-    scale = math.sqrt(logit / pairs * math.sqrt(HEAD_DIM)) / normed
+    scale = math.sqrt(logit / pairs * math.sqrt(HEAD_DIM)) / norm_constant
     query, key = torch.zeros(HEAD_DIM), torch.zeros(HEAD_DIM)
     query[:pairs] = scale
     key[:pairs] = scale * torch.cos(angles)
@@ -229,15 +229,15 @@ def _attend_back(
 
 
 def _attend_last_number(
-    attention: "LlamaAttention", rows: slice, *, normed: float, logit: float = 40.0
+    attention: "LlamaAttention", rows: slice, *, norm_constant: float, logit: float = 40.0
 ) -> None:
-    """Make the head at `rows` attend the last number: keys carry the mark, and RoPE's pairs whose turn
-    takes some hundred tokens prefer the near."""
+    """Make the head at `rows` attend to the last number: keys carry the mark, and RoPE's pairs with a period
+    of some hundred tokens prefer near ones."""
     import torch
 
     pairs = slice(3, 5)
     for projection, mark in ((attention.q_proj, _CONSTANT), (attention.k_proj, _IS_NUMBER)):
         vector = torch.zeros(HEAD_DIM)
-        vector[pairs] = math.sqrt(logit / 2 * math.sqrt(HEAD_DIM)) / normed
+        vector[pairs] = math.sqrt(logit / 2 * math.sqrt(HEAD_DIM)) / norm_constant
         projection.weight[rows] = 0
         projection.weight[rows, mark] = vector

@@ -1,7 +1,7 @@
-"""The stage that made the shipped base model: language modelling on invented TextCraft games.
+"""The stage that trains the shipped base model: language modelling on invented TextCraft episodes.
 
-Run once (an hour or more on one core) and shipped as `models/textcraft-base`; `dvc repro base`
-makes it again. It never sees a TextCraft goal: every item and recipe is invented
+It ran once (hours of one core) and its result is shipped as `models/textcraft-base`; `dvc repro base`
+reproduces it. The data contains no TextCraft goal: every item and recipe is invented
 (`envs/builtin/textcraft/invented.py`). Matrices are trained by Muon (Jordan et al. 2024), which learns this
 circuit several times faster than AdamW; embeddings and norms by AdamW.
 """
@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from agents.malloc import keep_freed_memory
-from tasks.base_model.data import Encoder, Sequence, draw
+from tasks.base_model.data import Encoder, Sequence, sample_sequence
 from tasks.base_model.model import ASSISTANT, END, USER, make_model, make_tokenizer
 from tasks.config.base_model import BaseSettings
 
@@ -37,18 +37,18 @@ def base(settings: BaseSettings, folder: Path) -> None:
     from torch.multiprocessing.spawn import spawn
 
     folder.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory() as meeting:
-        spawn(_train, (settings, folder, f"file://{meeting}/store"), nprocs=settings.processes)
+    with tempfile.TemporaryDirectory() as temporary:
+        spawn(_train, (settings, folder, f"file://{temporary}/store"), nprocs=settings.processes)
 
 
-def _train(rank: int, settings: BaseSettings, folder: Path, meeting: str) -> None:
+def _train(rank: int, settings: BaseSettings, folder: Path, rendezvous: str) -> None:
     """The whole training, as one of `settings.processes` that each compute a share of every batch."""
     import torch
     import torch.distributed as dist
 
     torch.set_num_threads(1)
     keep_freed_memory()
-    dist.init_process_group("gloo", init_method=meeting, rank=rank, world_size=settings.processes)
+    dist.init_process_group("gloo", init_method=rendezvous, rank=rank, world_size=settings.processes)
     tokenizer = make_tokenizer()
     model = make_model(tokenizer, layers=settings.layers, width=settings.width, seed=settings.seed)
     log = None
@@ -65,41 +65,41 @@ def train_cycle(
 ) -> None:
     """Train through `settings.cycles[number]` with fresh optimizers: the rate rises again
     (Loshchilov & Hutter 2017, "SGDR"). The curriculum belongs to the first cycle."""
-    cycle, seen, step = settings.cycles[number], 0, 0
+    cycle, tokens, step = settings.cycles[number], 0, 0
     optimizers = _optimizers(model, settings, rate=cycle.rate)
-    # Every process draws the same batches, and then computes its share of them.
+    # Every process samples the same batches and then computes its share of them.
     rng = random.Random(f"{settings.seed}/{number}" if number else settings.seed)
-    while seen < cycle.tokens:
-        progress = seen / cycle.tokens
-        draws = partial(
-            draw,
+    while tokens < cycle.tokens:
+        progress = tokens / cycle.tokens
+        make_sequence = partial(
+            sample_sequence,
             encoder,
             rng,
             progress=1.0 if number else progress,
             misreads=cycle.misreads,
             families=cycle.families,
         )
-        batch = _batch(draws, tokens=settings.batch_tokens)
+        batch = _batch(make_sequence, tokens=settings.batch_tokens)
         _set_lr(optimizers, step=step, progress=progress)
         loss = _update(model, optimizers, batch)
-        seen += sum(len(sequence.ids) for sequence in batch)
+        tokens += sum(len(sequence.ids) for sequence in batch)
         step += 1
         if log is not None:
             log.losses.append(loss)
-            if step % _REPORT_EVERY == 0 or seen >= cycle.tokens:
-                log.write(model, cycle=number, step=step, tokens=seen)
+            if step % _REPORT_EVERY == 0 or tokens >= cycle.tokens:
+                log.write(model, cycle=number, step=step, tokens=tokens)
 
 
 class _Log:
-    """What the first process leaves: `metrics.jsonl`, and the model as it stands."""
+    """What the first process writes: `metrics.jsonl`, and the current model."""
 
     def __init__(self, folder: Path, encoder: Encoder, *, seed: int) -> None:
         held_out = random.Random(f"held out/{seed}")
         self.losses: list[float] = []
-        self._tests = [draw(encoder, held_out, progress=1.0) for _ in range(96)]
+        self._tests = [sample_sequence(encoder, held_out, progress=1.0) for _ in range(96)]
         self._end = encoder.end
         self._folder = folder
-        self._started = time.monotonic()
+        self._start = time.monotonic()
         (folder / "metrics.jsonl").write_text("")
 
     def write(self, model: "LlamaForCausalLM", *, cycle: int, step: int, tokens: int) -> None:
@@ -107,7 +107,7 @@ class _Log:
             "cycle": cycle,
             "step": step,
             "tokens": tokens,
-            "seconds": round(time.monotonic() - self._started, 1),
+            "seconds": round(time.monotonic() - self._start, 1),
             "loss": round(sum(self.losses) / len(self.losses), 4),
             **_accuracy(model, self._tests, end=self._end),
         }
@@ -118,7 +118,7 @@ class _Log:
 
 
 def make_encoder(tokenizer: "PreTrainedTokenizerFast") -> Encoder:
-    """Text → ids, with a cache: the same observations and recipes come again and again."""
+    """Text → ids, with a cache: the same observations and recipes recur all the time."""
     backend = tokenizer.backend_tokenizer
 
     @lru_cache(maxsize=20_000)
@@ -130,35 +130,35 @@ def make_encoder(tokenizer: "PreTrainedTokenizerFast") -> Encoder:
     return Encoder(text=encode, user=user, assistant=assistant, end=end)
 
 
-def _batch(draws: Callable[[], Sequence], *, tokens: int) -> list[Sequence]:
+def _batch(make_sequence: Callable[[], Sequence], *, tokens: int) -> list[Sequence]:
     batch: list[Sequence] = []
     while sum(len(sequence.ids) for sequence in batch) < tokens:
-        batch.append(draws())
+        batch.append(make_sequence())
     return sorted(batch, key=lambda sequence: len(sequence.ids))
 
 
 def _share(batch: list[Sequence], *, process: int, processes: int) -> list[list[Sequence]]:
-    """The micro-batches of `batch` that are this process's to compute: neighbours in length together, so
-    that little is padding, dealt to and fro, so that no process has all the longer ones."""
+    """The micro-batches of `batch` that this process computes: sequences of similar length together, so that
+    there is little padding, assigned back and forth, so that no process gets all the long ones."""
     size = -(-len(batch) // _MICRO_BATCHES)
     micro_batches = [batch[start : start + size] for start in range(0, len(batch), size)]
-    dealt = endlessly([*range(processes), *reversed(range(processes))])
-    return [micro for micro, owner in zip(micro_batches, dealt, strict=False) if owner == process]
+    owners = endlessly([*range(processes), *reversed(range(processes))])
+    return [micro for micro, owner in zip(micro_batches, owners, strict=False) if owner == process]
 
 
 def _target_logits(model: "LlamaForCausalLM", batch: list[Sequence]) -> "tuple[torch.Tensor, torch.Tensor]":
-    """Logits `[T, V]` at the places whose next token is a target, and those targets `[T]`."""
+    """Logits `[T, V]` at the positions whose next token is a target, and those targets `[T]`."""
     import torch
 
     length = max(len(sequence.ids) for sequence in batch)
     ids = torch.zeros(len(batch), length, dtype=torch.long)
-    chosen = torch.zeros(len(batch), length, dtype=torch.bool)
+    is_target = torch.zeros(len(batch), length, dtype=torch.bool)
     for row, sequence in enumerate(batch):
         ids[row, : len(sequence.ids)] = torch.tensor(sequence.ids)
-        chosen[row, : len(sequence.ids)] = torch.tensor(sequence.targets)
-    # Padding stands to the right of a causal model's tokens: it needs no attention mask.
-    hidden = model.model(input_ids=ids).last_hidden_state[:, :-1]
-    return model.lm_head(hidden[chosen[:, 1:]]), ids[:, 1:][chosen[:, 1:]]
+        is_target[row, : len(sequence.ids)] = torch.tensor(sequence.targets)
+    # Padding is to the right of a causal model's tokens: it needs no attention mask.
+    states = model.model(input_ids=ids).last_hidden_state[:, :-1]
+    return model.lm_head(states[is_target[:, 1:]]), ids[:, 1:][is_target[:, 1:]]
 
 
 def _update(model: "LlamaForCausalLM", optimizers: list[Any], batch: list[Sequence]) -> float:
@@ -175,9 +175,9 @@ def _update(model: "LlamaForCausalLM", optimizers: list[Any], batch: list[Sequen
         loss.backward()
         loss_sum += loss.detach()
     gradients = [p.grad for p in model.parameters() if p.grad is not None]
-    summed = torch.cat([loss_sum, *(gradient.flatten() for gradient in gradients)])
-    dist.all_reduce(summed)
-    loss_sum, *parts = summed.split([1, *(gradient.numel() for gradient in gradients)])
+    sums = torch.cat([loss_sum, *(gradient.flatten() for gradient in gradients)])
+    dist.all_reduce(sums)
+    loss_sum, *parts = sums.split([1, *(gradient.numel() for gradient in gradients)])
     for gradient, part in zip(gradients, parts, strict=True):
         gradient.copy_(part.view_as(gradient))
     torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -193,17 +193,17 @@ def _optimizers(model: "LlamaForCausalLM", settings: BaseSettings, *, rate: floa
     from tasks.base_model.muon import Muon
 
     def by_muon(name: str, parameter: torch.Tensor) -> bool:
-        # Muon would turn the look-back heads' queries and keys, which start right, at full speed
+        # Muon would change the look-back heads' queries and keys, which start right, at full speed
         lookback = name.startswith("model.layers.0.self_attn.") and ("q_proj" in name or "k_proj" in name)
         return parameter.ndim == 2 and "embed" not in name and not lookback
 
-    named = list(model.named_parameters())
-    matrices = [p for name, p in named if by_muon(name, p)]
-    others = [p for name, p in named if not by_muon(name, p)]
+    parameters = list(model.named_parameters())
+    matrices = [p for name, p in parameters if by_muon(name, p)]
+    remainder = [p for name, p in parameters if not by_muon(name, p)]
     optimizers: list[Any] = [
         Muon(matrices, lr=rate * settings.muon_lr, momentum=0.95, weight_decay=0.01),
         torch.optim.AdamW(
-            others, lr=rate * settings.adamw_lr, betas=(0.9, 0.95), weight_decay=0.0, fused=True
+            remainder, lr=rate * settings.adamw_lr, betas=(0.9, 0.95), weight_decay=0.0, fused=True
         ),
     ]
     for optimizer in optimizers:
@@ -220,25 +220,27 @@ def _set_lr(optimizers: list[Any], *, step: int, progress: float) -> None:
 
 
 def _accuracy(model: "LlamaForCausalLM", tests: list[Sequence], *, end: int) -> dict[str, float]:
-    """Share of held-out tokens foretold, of whole turns, and of whole sequences without a miss."""
+    """Shares of held-out tokens, whole turns and whole sequences that are predicted correctly."""
     import torch
 
     tokens = right = turns = right_turns = whole = 0
-    ordered = sorted(tests, key=lambda sequence: len(sequence.ids))
+    tests = sorted(tests, key=lambda sequence: len(sequence.ids))
     with torch.inference_mode():
-        for start in range(0, len(ordered), 16):
-            batch = ordered[start : start + 16]
+        for start in range(0, len(tests), 16):
+            batch = tests[start : start + 16]
             logits, targets = _target_logits(model, batch)
             hits = (logits.argmax(-1) == targets).tolist()
             ends = (targets == end).tolist()
-            place = 0
+            offset = 0
             for sequence in batch:
                 count = sum(sequence.targets[1:])
-                own, own_ends = hits[place : place + count], ends[place : place + count]
-                place += count
-                tokens, right, whole = tokens + count, right + sum(own), whole + all(own)
+                sequence_hits = hits[offset : offset + count]
+                sequence_ends = ends[offset : offset + count]
+                offset += count
+                tokens, right = tokens + count, right + sum(sequence_hits)
+                whole += all(sequence_hits)
                 clean = True
-                for hit, closes in zip(own, own_ends, strict=True):
+                for hit, closes in zip(sequence_hits, sequence_ends, strict=True):
                     clean = clean and hit
                     if closes:
                         turns, right_turns, clean = turns + 1, right_turns + clean, True

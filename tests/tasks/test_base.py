@@ -8,7 +8,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from envs.builtin.textcraft.invented import words
-from tasks.base_model.data import draw
+from tasks.base_model.data import sample_sequence
 from tasks.base_model.model import make_model, make_tokenizer
 from tasks.base_model.muon import orthogonal
 from tasks.base_model.train import base, make_encoder
@@ -36,7 +36,7 @@ def test_sequences_follow_the_chat_template_and_target_no_opening(tokenizer):
     encoder = make_encoder(tokenizer)
     rng = random.Random(3)
     for _ in range(30):
-        sequence = draw(encoder, rng, progress=0.9)
+        sequence = sample_sequence(encoder, rng, progress=0.9)
         assert len(sequence.ids) == len(sequence.targets)
         text = tokenizer.decode(sequence.ids)
         opening = text.split("<|end|>")[0]
@@ -70,8 +70,8 @@ def test_the_start_point_copies_what_followed_before(tokenizer):
     half = torch.randint(300, len(tokenizer), (64, 40), generator=generator)
     ids = torch.cat([half, half], dim=1)
     with torch.inference_mode():
-        said = model(ids).logits[:, 40:-1].argmax(-1)
-    assert (said == ids[:, 41:]).float().mean() > 0.5
+        predictions = model(ids).logits[:, 40:-1].argmax(-1)
+    assert (predictions == ids[:, 41:]).float().mean() > 0.5
 
 
 def test_orthogonal_brings_singular_values_near_one():
