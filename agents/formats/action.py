@@ -1,4 +1,4 @@
-"""Actions in an environment's own words, as AgentGym's environments take them; no tools are called."""
+"""Actions in an environment's own words, as AgentGym's environments take them, without tool calls."""
 
 import re
 
@@ -12,7 +12,7 @@ def action(text: str) -> ParsedTurn:
     """`Thought: …` (optional), then one `Action: …` of one line, on the label's line or the next.
 
     Two actions in one text are refused, as AgentGym refuses them: the second was written without
-    having seen the observation of the first. A text without an action is given to the environment whole.
+    the observation of the first. A text without an action is given to the environment whole.
     """
     matches = _ACTION.findall(text)
     command = matches[0].strip() if len(matches) == 1 else ""

@@ -1,6 +1,6 @@
-"""What a turn of an agent says: an action, calls of tools, an answer, or neither. The types alone.
+"""The types of a parsed turn: an action, tool calls, an answer, or a problem.
 
-How each format is read is `agents/formats/`'s, what a call does is the tools'.
+The other modules of `agents/formats/` read the formats; the tools define what a call does.
 """
 
 from collections.abc import Callable, Mapping
@@ -10,7 +10,7 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """One call as the policy wrote it: neither that the tool exists nor its arguments are checked."""
+    """One call as the policy wrote it: neither the tool's existence nor the arguments are checked."""
 
     name: str
     arguments: Mapping[str, Any]
@@ -19,9 +19,9 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParsedTurn:
-    """What a parser made of one completion: exactly one of `action`, `calls`, `answer` and `problem`.
+    """What a parser read in one completion: exactly one of `action`, `calls`, `answer` and `problem`.
 
-    A turn of which one call cannot be read has a `problem` and no calls: half a plan is not carried out.
+    A turn with one call that cannot be read has a `problem` and no calls: half a plan is not executed.
     """
 
     thought: str
@@ -33,18 +33,23 @@ class ParsedTurn:
     answer: str | None = None
     """The final answer; never empty."""
     problem: str | None = None
-    """To the agent, as its observation: what is wrong with the turn's format and what is expected."""
+    """The observation for the agent: what is wrong with the turn's format, and what is expected."""
 
     first_call_end: int = 0
-    """How many characters of the text its first call reaches to, its closing tag included, where one was read
-    before any `problem`; told by the formats of chat templates, 0 elsewhere."""
+    """Where the first call ends in the text, closing tag included, if one was read before any `problem`;
+    set by the formats of chat templates, 0 elsewhere."""
 
     is_ambiguous: bool = False
-    """The text holds no action, or several; `action` is the whole text, which the environment answers."""
+    """Whether the text holds no action, or several; `action` is then the whole text."""
 
     def __post_init__(self) -> None:
-        said = (self.action is not None, bool(self.calls), self.answer is not None, self.problem is not None)
-        assert said.count(True) == 1
+        fields = (
+            self.action is not None,
+            bool(self.calls),
+            self.answer is not None,
+            self.problem is not None,
+        )
+        assert fields.count(True) == 1
 
     @property
     def is_malformed(self) -> bool:
@@ -53,7 +58,7 @@ class ParsedTurn:
 
 
 TurnParser = Callable[[str], ParsedTurn]
-"""Total: no text makes it raise, and its work is linear in the text's length."""
+"""Total: it raises for no text, and its work is linear in the text's length."""
 
 TurnWriter = Callable[[ParsedTurn], str]
 """The inverse of a parser, for the turns that its format can express."""

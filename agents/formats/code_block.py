@@ -5,9 +5,9 @@ import re
 from agents.formats.calls import ParsedTurn, ToolCall
 from agents.formats.scan import (
     Ends,
-    Found,
-    bounded,
+    Fragment,
     give_up,
+    limit_text,
     marks,
     plain_answer,
     scan,
@@ -18,41 +18,41 @@ from agents.formats.scan import (
 TOOL, ARGUMENT = "code_interpreter", "code"
 """The one tool that the format can call, and its one argument."""
 
-EXPECTED = "Write one ```python block, closed by ``` on a line of its own, or answer without code."
+HINT = "Write one ```python block, closed by ``` on a line of its own, or answer without code."
 
 _MARKS = marks(r"(?:^|(?<=</think>))[ ]{0,3}`{3,}+[ \t]*+(?P<language>[\w+.-]*+)[^`\n]*+$", re.MULTILINE)
 _END = re.compile(r"^[ ]{0,3}`{3,}+[ \t]*+$", re.MULTILINE)
 _PYTHON = frozenset({"python", "py", "python3"})
 
 
-@bounded
+@limit_text
 def code(text: str) -> ParsedTurn:
     """The one ```python block of a turn, as `code_interpreter(code=…)`; blocks of other languages are prose.
 
     Source: AgentFly's code agent; fences are CommonMark's. Two python blocks are refused: the second was
-    written without having seen what the first prints.
+    written without the output of the first.
     """
     ends = Ends(_END, text)
 
-    def read(text: str, match: re.Match[str]) -> tuple[Found | str, int]:
-        python = match["language"].lower() in _PYTHON
+    def read(text: str, match: re.Match[str]) -> tuple[Fragment | str, int]:
+        is_python = match["language"].lower() in _PYTHON
         end = ends.after(match.end())
         if end is None:
-            if python:
-                return Found(problem=f"Your code has no end. {EXPECTED}"), give_up(text, match.end())
+            if is_python:
+                return Fragment(problem=f"Your code has no end. {HINT}"), give_up(text, match.end())
             return match[0], match.end()
-        if not python:
+        if not is_python:
             return text[match.start() : end.end()], end.end()
         source = text[match.end() : end.start()].removeprefix("\n").removesuffix("\n")
         if not source.strip():
-            return Found(problem=f"Your block of code is empty. {EXPECTED}"), end.end()
-        return Found(calls=(ToolCall(TOOL, {ARGUMENT: source}),)), end.end()
+            return Fragment(problem=f"Your block of code is empty. {HINT}"), end.end()
+        return Fragment(calls=(ToolCall(TOOL, {ARGUMENT: source}),)), end.end()
 
-    scanned = scan(text, marks=_MARKS, read=read)
-    items = scanned.items
+    result = scan(text, marks=_MARKS, read=read)
+    items = result.items
     if len(items) > 1:
-        items = [Found(problem=f"Your turn has {len(items)} blocks of code; one a turn. {EXPECTED}")]
-    return turn_of(items, thought=scanned.thought, otherwise=plain_answer(scanned, expected=EXPECTED))
+        items = [Fragment(problem=f"Your turn has {len(items)} blocks of code; one a turn. {HINT}")]
+    return turn_of(items, thought=result.thought, otherwise=plain_answer(result, hint=HINT))
 
 
 def write_code(turn: ParsedTurn) -> str:

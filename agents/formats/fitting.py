@@ -1,7 +1,7 @@
 """Gives arguments that were written as text the types of a tool's schema.
 
-Only for formats that write values without types. What does not fit is left as it is: to say so is the
-tool's own check.
+Only for formats that write values without types. What does not fit is left as it is, for the tool's own
+check.
 """
 
 import re
@@ -39,8 +39,8 @@ def fit_types(call: ToolCall, parameters: Mapping[str, Any]) -> ToolCall:
 
 
 def _types(schema: Mapping[str, Any]) -> set[str]:
-    named = schema.get("type", [])
-    types = {named} if isinstance(named, str) else set(named)
+    names = schema.get("type", [])
+    types = {names} if isinstance(names, str) else set(names)
     for key in ("anyOf", "oneOf"):
         for choice in schema.get(key, []):
             types |= _types(choice)
@@ -48,20 +48,20 @@ def _types(schema: Mapping[str, Any]) -> set[str]:
 
 
 def _fit(text: str, types: set[str]) -> Any:
-    stripped = text.strip()
-    if "null" in types and stripped in _NULL:
+    token = text.strip()
+    if "null" in types and token in _NULL:
         return None
     if not types or "string" in types:
         return text
-    if "boolean" in types and stripped.lower() in ("true", "false"):
-        return stripped.lower() == "true"
-    if "integer" in types and _INTEGER.fullmatch(stripped):
-        return int(stripped)
-    value = _decoded(stripped)
-    fits = (kind in types and isinstance(value, known) for kind, known in _JSON_TYPES.items())
+    if "boolean" in types and token.lower() in ("true", "false"):
+        return token.lower() == "true"
+    if "integer" in types and _INTEGER.fullmatch(token):
+        return int(token)
+    value = _decode(token)
+    fits = (kind in types and isinstance(value, types_of_kind) for kind, types_of_kind in _JSON_TYPES.items())
     return value if any(fits) and not isinstance(value, bool) else text
 
 
-def _decoded(text: str) -> Any:
-    decoded = decode_at(text, 0)
-    return decoded.value if isinstance(decoded, Value) and decoded.end == len(text) else _MISSING
+def _decode(text: str) -> Any:
+    value = decode_at(text, 0)
+    return value.value if isinstance(value, Value) and value.end == len(text) else _MISSING

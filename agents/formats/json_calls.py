@@ -1,6 +1,6 @@
-"""Calls as JSON values in the midst of prose: the generic format, and Llama 3's.
+"""Calls as JSON values within prose: the generic format, and Llama 3's.
 
-Values are read whole: what looks like a call within another value, or within its strings, is none.
+Values are read whole: text that looks like a call within another value or its strings is not a call.
 """
 
 import json as stdlib_json
@@ -12,11 +12,11 @@ from typing import Any
 from agents.formats.calls import ParsedTurn, ToolCall
 from agents.formats.json_values import Value, broken_end, call_of, decode_at, dumps
 from agents.formats.scan import (
-    UNCLOSED,
+    UNCLOSED_THOUGHT,
     Ends,
-    Found,
+    Fragment,
     Scan,
-    bounded,
+    limit_text,
     marks,
     plain_answer,
     scan,
@@ -24,17 +24,17 @@ from agents.formats.scan import (
     write_thinking,
 )
 
-JSON_EXPECTED = (
+JSON_HINT = (
     'Write one JSON object {"name": "...", "arguments": {...}}, or an array of such objects, '
     'or {"answer": "..."} when you are done.'
 )
-LLAMA3_EXPECTED = (
+LLAMA3_HINT = (
     'Write a call as {"name": "...", "parameters": {...}}, several with ; between them, '
     "or answer in plain text."
 )
 
 _TAG = "<|python_tag|>"
-_TAGGED = Found()
+_PYTHON_TAG = Fragment()
 # Only what may hold a call: prose is full of other brackets.
 _MARKS = marks(r'\{\s*+"|\[\s*+\{|<\|python_tag\|>')
 _LIKE_A_CALL = re.compile(r'\[?\s*\{\s*"(?:name|function|type|arguments|parameters|answer)"')
@@ -42,61 +42,60 @@ _SEPARATOR = re.compile(r"\s*;\s*")
 _END_OF_THOUGHT = re.compile("</think>")
 
 
-@bounded
+@limit_text
 def json(text: str) -> ParsedTurn:
     """The first JSON value that is a call, an array of calls or `{"answer": …}`, fenced or not.
 
-    Source: none; any instructed model can write it (`agents/prompting/prompts/json.md`). Whatever follows
-    that
-    value is not looked at.
+    Source: none; any instructed model can write it (`agents/prompting/prompts/json.md`). What follows that
+    value is ignored.
     """
-    scanned = _scan(text, _calls_or_answer, expected=JSON_EXPECTED)
-    first = [item for item in scanned.items if item != _TAGGED][:1]
-    why = "Your turn holds no call." if scanned.closed else UNCLOSED
+    result = _scan(text, _calls_or_answer, hint=JSON_HINT)
+    first = [item for item in result.items if item != _PYTHON_TAG][:1]
+    why = "Your turn holds no call." if result.is_closed else UNCLOSED_THOUGHT
     return turn_of(
         first,
-        thought=scanned.thought,
-        otherwise=ParsedTurn(thought=scanned.thought, problem=f"{why} {JSON_EXPECTED}"),
+        thought=result.thought,
+        otherwise=ParsedTurn(thought=result.thought, problem=f"{why} {JSON_HINT}"),
     )
 
 
-@bounded
+@limit_text
 def llama3(text: str) -> ParsedTurn:
     """Calls of Llama 3.1 to 3.3, which write `parameters`, after a `<|python_tag|>` or without it.
 
     Source: the chat templates of Llama 3.1 and 3.2; that several calls are separated by `;` is vLLM's
-    `llama3_json`. The tag is a control token, which decoding leaves out. Calls are found after prose,
-    too; JSON that is no call is part of an answer, unless the tag announces a call.
+    `llama3_json`. The tag is a control token, which decoding leaves out. Calls are found after prose
+    as well; JSON that is not a call is part of an answer, unless the tag announces a call.
     """
-    scanned = _scan(text, _call, expected=LLAMA3_EXPECTED)
-    otherwise = plain_answer(scanned, expected=LLAMA3_EXPECTED)
-    if _TAGGED in scanned.items:
-        problem = f"Your turn announces a call and has none. {LLAMA3_EXPECTED}"
-        otherwise = ParsedTurn(thought=scanned.thought, problem=problem)
-    return turn_of(scanned.items, thought=scanned.thought, otherwise=otherwise)
+    result = _scan(text, _call, hint=LLAMA3_HINT)
+    otherwise = plain_answer(result, hint=LLAMA3_HINT)
+    if _PYTHON_TAG in result.items:
+        problem = f"Your turn announces a call and has none. {LLAMA3_HINT}"
+        otherwise = ParsedTurn(thought=result.thought, problem=problem)
+    return turn_of(result.items, thought=result.thought, otherwise=otherwise)
 
 
-def _scan(text: str, interpret: Callable[[Any], Found | str | None], *, expected: str) -> Scan[Found]:
-    """`interpret` says what a value is: something, a bad call and why, or None for any other value."""
+def _scan(text: str, interpret: Callable[[Any], Fragment | str | None], *, hint: str) -> Scan[Fragment]:
+    """`interpret` returns what a value is, why it is a bad call, or None for any other value."""
     ends_of_thoughts = Ends(_END_OF_THOUGHT, text)
 
-    def read(text: str, match: re.Match[str]) -> tuple[Found | str, int]:
+    def read(text: str, match: re.Match[str]) -> tuple[Fragment | str, int]:
         start = match.start()
         if match[0] == _TAG:
-            return _TAGGED, match.end()
-        decoded = decode_at(text, start)
-        if isinstance(decoded, Value):
-            found = interpret(decoded.value)
-            if found is None:
-                return text[start : decoded.end], decoded.end
-            if isinstance(found, str):
-                return Found(problem=f"A call cannot be read: its {found}. {expected}"), decoded.end
-            return replace(found, first_end=decoded.end), _past_separator(text, decoded.end)
+            return _PYTHON_TAG, match.end()
+        value = decode_at(text, start)
+        if isinstance(value, Value):
+            fragment = interpret(value.value)
+            if fragment is None:
+                return text[start : value.end], value.end
+            if isinstance(fragment, str):
+                return Fragment(problem=f"A call cannot be read: its {fragment}. {hint}"), value.end
+            return replace(fragment, first_end=value.end), _past_separator(text, value.end)
         thought_end = ends_of_thoughts.after(start)
         end = broken_end(text, start, limit=thought_end.start() if thought_end else len(text))
         end = max(end, match.end())
         if _LIKE_A_CALL.match(text, start):
-            return Found(problem=f"A call cannot be read: its JSON {decoded.why}. {expected}"), end
+            return Fragment(problem=f"A call cannot be read: its JSON {value.why}. {hint}"), end
         return text[start:end], end
 
     return scan(text, marks=_MARKS, read=read)
@@ -107,21 +106,21 @@ def _past_separator(text: str, position: int) -> int:
     return separator.end() if separator else position
 
 
-def _call(value: Any) -> Found | str | None:
+def _call(value: Any) -> Fragment | str | None:
     call = call_of(value)
-    return Found(calls=(call,)) if isinstance(call, ToolCall) else call
+    return Fragment(calls=(call,)) if isinstance(call, ToolCall) else call
 
 
-def _calls_or_answer(value: Any) -> Found | str | None:
+def _calls_or_answer(value: Any) -> Fragment | str | None:
     if isinstance(value, list):
         calls = [call_of(element) for element in value]
         if not calls or None in calls:
             return None
         bad = next((call for call in calls if isinstance(call, str)), None)
-        return bad or Found(calls=tuple(call for call in calls if isinstance(call, ToolCall)))
+        return bad or Fragment(calls=tuple(call for call in calls if isinstance(call, ToolCall)))
     if isinstance(value, dict) and value.keys() == {"answer"} and value["answer"] not in ("", None):
         answer = value["answer"]
-        return Found(answer=answer if isinstance(answer, str) else stdlib_json.dumps(answer))
+        return Fragment(answer=answer if isinstance(answer, str) else stdlib_json.dumps(answer))
     return _call(value)
 
 

@@ -1,7 +1,7 @@
-"""JSON as policies write it: a value at a place in a text, and a call out of such a value.
+"""JSON as policies write it: a value at a position in a text, and a tool call from such a value.
 
-Never raises, and leaves nothing behind that a file, a wire or a recursive function would choke on. Where
-JSON is looked for is each format's own.
+Never raises, and returns only values that can be written, sent and walked recursively. Each format decides
+where it looks for JSON. Nothing is repaired, because a call that is guessed would be rewarded.
 """
 
 import json
@@ -14,25 +14,25 @@ from agents.formats.calls import ToolCall
 
 MAX_DEPTH = 64
 MAX_DIGITS = 1000
-"""Of a whole number; Python itself refuses over 4,300."""
+"""Of an integer; Python itself refuses more than 4,300."""
 MAX_NAME = 256
 """Characters."""
 
-_REFUSED = object()
+_INVALID_NUMBER = object()
 
 
 def _int(digits: str) -> object:
-    return int(digits) if len(digits) <= MAX_DIGITS else _REFUSED
+    return int(digits) if len(digits) <= MAX_DIGITS else _INVALID_NUMBER
 
 
 def _float(digits: str) -> object:
     number = float(digits)
-    return number if math.isfinite(number) else _REFUSED
+    return number if math.isfinite(number) else _INVALID_NUMBER
 
 
-# Line ends within strings are let through: policies that write code as an argument forget to escape them.
+# Line ends within strings are accepted: policies that write code as an argument forget to escape them.
 _DECODER = json.JSONDecoder(
-    parse_int=_int, parse_float=_float, parse_constant=lambda _: _REFUSED, strict=False
+    parse_int=_int, parse_float=_float, parse_constant=lambda _: _INVALID_NUMBER, strict=False
 )
 _SPACE = re.compile(r"\s*")
 _STRING_OR_BRACKET = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\\?\Z)|[][{}]', re.DOTALL)
@@ -42,24 +42,24 @@ _ESCAPED_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 
 @dataclass(frozen=True, slots=True)
 class InvalidJson:
-    """No JSON value stands there."""
+    """There is no JSON value at the position."""
 
     why: str
     """Fits after "its JSON "."""
     position: int
-    """Where it breaks off; reading may go on from here."""
+    """Where it breaks off; a scan can go on from here."""
 
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """A JSON value that stands there."""
+    """A JSON value in the text."""
 
     value: Any
     end: int
 
 
 def skip_space(text: str, position: int) -> int:
-    """The first place from `position` on that is no white space."""
+    """The first position from `position` on that is not white space."""
     match = _SPACE.match(text, position)
     assert match
     return match.end()
@@ -92,7 +92,7 @@ def _fault(value: Any, depth: int) -> str | None:
             if fault := _fault(inner, depth + 1):
                 return fault
         return None
-    return "has a number that is not finite or too long" if value is _REFUSED else None
+    return "has a number that is not finite or too long" if value is _INVALID_NUMBER else None
 
 
 def _without_surrogates(value: Any) -> Any:
@@ -104,9 +104,9 @@ def _without_surrogates(value: Any) -> Any:
 
 
 def broken_end(text: str, position: int, *, limit: int) -> int:
-    """Past the brackets that open at `position`, whatever is wrong within: its parts are no values.
+    """The position after the brackets that open at `position`, whatever is wrong within them.
 
-    `limit` where no bracket closes them before that.
+    `limit` if they are not closed before that.
     """
     depth = 0
     for match in _STRING_OR_BRACKET.finditer(text, position, limit):
@@ -124,7 +124,7 @@ dumps = json.JSONEncoder(ensure_ascii=False).encode
 
 
 def call_of(value: Any) -> ToolCall | str | None:
-    """A call, why it is a bad one (fits after "its "), or None for a value that is none at all.
+    """A call, why it is a bad one (fits after "its "), or None for a value that is not a call.
 
     A call is an object with a `name` and `arguments` (OpenAI, Hermes, Qwen) or `parameters` (Llama),
     bare or as OpenAI's `{"type": "function", "function": …}`; OpenAI writes the arguments as a string.

@@ -6,12 +6,12 @@ from typing import Any
 
 from agents.formats.calls import ParsedTurn, ToolCall
 from agents.formats.json_values import MAX_NAME, InvalidJson, decode_at, dumps
-from agents.formats.scan import UNCLOSED, bounded, marks, scan
+from agents.formats.scan import UNCLOSED_THOUGHT, limit_text, marks, scan
 
 PLAIN_INPUT = "input"
-"""The argument that an input which is no JSON object becomes; `fitting.py` gives it the parameter's name."""
+"""The argument for an input that is not a JSON object; `fitting.py` gives it the parameter's name."""
 
-EXPECTED = (
+HINT = (
     "Write Thought: ..., then Action: TOOL, then Action Input: with a JSON object of its arguments, "
     "and stop; or Final Answer: ... when you are done."
 )
@@ -31,61 +31,59 @@ class _Label:
     problem: str | None = None
 
 
-@bounded
+@limit_text
 def react(text: str) -> ParsedTurn:
     """`Thought:` (optional), `Action:` and `Action Input:`, or `Final Answer:`, each on a line of its own.
 
     Source: the prompt of LangChain's ReAct agent, which AgentFly's has, too. An input that begins with `{`
-    must be JSON; any other text is taken as it is. One action a turn, and nothing labelled after its input:
-    what follows was written without having seen the observation.
+    must be JSON; any other text is taken as it is. One action per turn, and nothing labelled after its input:
+    that would have been written without the observation.
     """
-    scanned = scan(text, marks=_MARKS, read=_read)
+    result = scan(text, marks=_MARKS, read=_read)
     sections: list[tuple[_Label, str]] = []
-    beside: list[str] = [scanned.thinking]
-    for part in scanned.parts:
+    thoughts: list[str] = [result.thinking]
+    for part in result.parts:
         if isinstance(part, _Label):
             sections.append((part, ""))
         elif sections:
             label, before = sections[-1]
             sections[-1] = (label, before + part)
         else:
-            beside.append(part)
-    beside += [body for label, body in sections if label.name == "Thought"]
-    thought = "\n".join(filter(None, (piece.strip() for piece in beside)))
+            thoughts.append(part)
+    thoughts += [body for label, body in sections if label.name == "Thought"]
+    thought = "\n".join(filter(None, (piece.strip() for piece in thoughts)))
     acts = [(label, body.strip()) for label, body in sections if label.name != "Thought"]
-    if not acts and not scanned.closed:
-        return ParsedTurn(thought=thought, problem=f"{UNCLOSED} {EXPECTED}")
+    if not acts and not result.is_closed:
+        return ParsedTurn(thought=thought, problem=f"{UNCLOSED_THOUGHT} {HINT}")
     late_thought = bool(acts) and sections[-1][0].name == "Thought"
     return _turn(acts, thought=thought, late_thought=late_thought)
 
 
 def _turn(acts: list[tuple[_Label, str]], *, thought: str, late_thought: bool) -> ParsedTurn:
-    def refused(why: str) -> ParsedTurn:
-        return ParsedTurn(thought=thought, problem=f"{why} {EXPECTED}")
+    def refuse(why: str) -> ParsedTurn:
+        return ParsedTurn(thought=thought, problem=f"{why} {HINT}")
 
     names = [label.name for label, _ in acts]
     if names == ["Final Answer"]:
         answer = acts[0][1]
-        return (
-            ParsedTurn(thought=thought, answer=answer) if answer else refused("Your Final Answer is empty.")
-        )
+        return ParsedTurn(thought=thought, answer=answer) if answer else refuse("Your Final Answer is empty.")
     if "Action" in names and "Final Answer" in names:
-        return refused("Your turn has both an Action and a Final Answer.")
+        return refuse("Your turn has both an Action and a Final Answer.")
     if names.count("Action") > 1:
-        return refused(f"Your turn has {names.count('Action')} actions; one a turn.")
+        return refuse(f"Your turn has {names.count('Action')} actions; one a turn.")
     if names[:2] == ["Action", "Action Input"] and (len(names) > 2 or late_thought):
-        return refused("Your turn goes on after its Action Input.")
+        return refuse("Your turn goes on after its Action Input.")
     if names != ["Action", "Action Input"]:
         missing = "Action Input" if "Action" in names else "Action"
-        return refused(f"Your turn has no {missing}.")
-    (_, tool), (given, plain) = acts
+        return refuse(f"Your turn has no {missing}.")
+    (_, tool), (arguments, text) = acts
     if not 0 < len(tool) <= MAX_NAME or "\n" in tool:
-        return refused("Action: must be followed by the name of one tool, on the same line.")
-    if given.problem:
-        return refused(given.problem)
-    if given.value is not None:
-        return ParsedTurn(thought=thought, calls=(ToolCall(tool, given.value),))
-    return ParsedTurn(thought=thought, calls=(ToolCall(tool, {PLAIN_INPUT: plain} if plain else {}),))
+        return refuse("Action: must be followed by the name of one tool, on the same line.")
+    if arguments.problem:
+        return refuse(arguments.problem)
+    if arguments.value is not None:
+        return ParsedTurn(thought=thought, calls=(ToolCall(tool, arguments.value),))
+    return ParsedTurn(thought=thought, calls=(ToolCall(tool, {PLAIN_INPUT: text} if text else {}),))
 
 
 def _read(text: str, match: re.Match[str]) -> tuple[_Label, int]:
@@ -93,11 +91,11 @@ def _read(text: str, match: re.Match[str]) -> tuple[_Label, int]:
     opening = _OBJECT.match(text, match.end()) if name == "Action Input" else None
     if not opening:
         return _Label(name), match.end()
-    decoded = decode_at(text, opening.end())
-    if isinstance(decoded, InvalidJson):
-        problem = f"Your Action Input cannot be read: its JSON {decoded.why}."
-        return _Label(name, problem=problem), decoded.position
-    return _Label(name, value=decoded.value), decoded.end
+    value = decode_at(text, opening.end())
+    if isinstance(value, InvalidJson):
+        problem = f"Your Action Input cannot be read: its JSON {value.why}."
+        return _Label(name, problem=problem), value.position
+    return _Label(name, value=value.value), value.end
 
 
 def write_react(turn: ParsedTurn) -> str:

@@ -1,8 +1,8 @@
-"""Walks over a completion outside its think-blocks, so that a thought is never read as a call.
+"""Scans a completion outside its think-blocks, so that a thought is never read as a call.
 
-A format says what opens something of its own (a pattern) and how that is read; what was read is
-skipped as a whole, so that a `<think>` within an argument opens no thought either. This file knows no
-format. Everything is one pass from left to right.
+A format provides the pattern that opens its constructs and a function that reads one; a construct is skipped
+as a whole, so that a `<think>` within an argument opens no thought. This module knows no format. A scan is
+one pass from left to right.
 """
 
 import re
@@ -15,30 +15,30 @@ from typing import Generic, TypeVar
 from agents.formats.calls import ParsedTurn, ToolCall, TurnParser
 
 MAX_CHARS = 1 << 19
-"""Longer completions (some 130,000 tokens) are refused unread."""
+"""Longer completions (about 130,000 tokens) are refused without being read."""
 MAX_MARKS = 1024
-"""Openings of calls in one completion; an error of the JSON decoder costs as much as the text before it."""
+"""The most openings of calls in a completion: a JSON error costs as much as the text before it."""
 
 
 class _TooManyMarks(Exception):
-    """Caught by `bounded`."""
+    """Caught by `limit_text`."""
 
 
-UNCLOSED = "Your thinking has no end: close it with </think> before you act."
+UNCLOSED_THOUGHT = "Your thinking has no end: close it with </think> before you act."
 
 _OPEN, _CLOSE = "<think>", "</think>"
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
-    """What was read at one place."""
+class Fragment:
+    """What a format read at one position."""
 
     calls: tuple[ToolCall, ...] = ()
     answer: str | None = None
     problem: str | None = None
     first_end: int = 0
-    """Where the first of `calls` ends; see `ParsedTurn`."""
+    """Where the first of `calls` ends."""
 
 
 T = TypeVar("T")
@@ -46,23 +46,23 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Scan(Generic[T]):
-    """A completion taken apart."""
+    """A completion, split into thoughts, constructs of the format, and prose."""
 
     thinking: str
     """The text of the think-blocks."""
     parts: list[str | T]
-    """The rest in order: what was read, and the prose around it."""
-    closed: bool
-    """False where the completion ends within a think-block."""
+    """The rest in order: what the format read, and the prose around it."""
+    is_closed: bool
+    """False if the completion ends within a think-block."""
 
     @property
     def items(self) -> list[T]:
-        """What was read."""
+        """What the format read."""
         return [part for part in self.parts if not isinstance(part, str)]
 
     @property
     def prose(self) -> str:
-        """Everything outside think-blocks that was not read."""
+        """Everything else outside think-blocks."""
         return "".join(part for part in self.parts if isinstance(part, str)).strip()
 
     @property
@@ -72,49 +72,49 @@ class Scan(Generic[T]):
 
 
 def marks(pattern: str, flags: re.RegexFlag = re.NOFLAG) -> re.Pattern[str]:
-    """The pattern for `scan` of what opens something of a format's own."""
+    """The pattern for `scan` of what opens a construct of a format."""
     return re.compile(f"(?P<think></?think>)|{pattern}", flags)
 
 
 def scan(
     text: str, *, marks: re.Pattern[str], read: Callable[[str, re.Match[str]], tuple[T | str, int]]
 ) -> Scan[T]:
-    """Take `text` apart. `read` gets each mark outside think-blocks, and says what that is (text: prose
-    after all) and where reading goes on.
+    """Split `text`. `read` is called for each mark outside think-blocks; it returns what it read there (a
+    text counts as prose) and where the scan goes on.
 
-    Blocks do not nest: the first `</think>` ends one. A `</think>` that closes nothing makes a thought
-    of all that stands before it: templates of reasoning models open the block in the prompt, and in a
-    nested block that is where the outer one ends. An unclosed `<think>` reaches to the end.
+    Blocks do not nest: the first `</think>` ends one. A `</think>` that closes nothing turns all text
+    before it into a thought: templates of reasoning models open the block in the prompt, and in a nested block the
+    outer one ends there. An unclosed `<think>` extends to the end.
     """
     thoughts: list[str] = []
-    pieces: list[tuple[str, str | T | None]] = []  # what stands there, and as what; None is a thought
-    closed, at, marks_read = True, 0, 0
-    while match := marks.search(text, at):
-        if match.start() > at:
-            prose = text[at : match.start()]
+    pieces: list[tuple[str, str | T | None]] = []  # the text, and what it is; None is a thought
+    is_closed, position, marks_read = True, 0, 0
+    while match := marks.search(text, position):
+        if match.start() > position:
+            prose = text[position : match.start()]
             pieces.append((prose, prose))
         if match["think"] == _CLOSE:
             thoughts += [raw for raw, _ in pieces]
             pieces.clear()
-            at = match.end()
+            position = match.end()
         elif match["think"] == _OPEN:
             end = text.find(_CLOSE, match.end())
-            closed = end >= 0
-            end = end if closed else len(text)
+            is_closed = end >= 0
+            end = end if is_closed else len(text)
             pieces.append((text[match.end() : end], None))
-            at = min(end + len(_CLOSE), len(text))
+            position = min(end + len(_CLOSE), len(text))
         else:
             if marks_read == MAX_MARKS:
                 raise _TooManyMarks
             marks_read += 1
-            item, at = read(text, match)
-            assert at >= match.end()
-            pieces.append((text[match.start() : at], item))
-    if at < len(text):
-        pieces.append((text[at:], text[at:]))
+            item, position = read(text, match)
+            assert position >= match.end()
+            pieces.append((text[match.start() : position], item))
+    if position < len(text):
+        pieces.append((text[position:], text[position:]))
     thoughts += [raw for raw, part in pieces if part is None]
     thinking = "\n".join(filter(None, (thought.strip() for thought in thoughts)))
-    return Scan(thinking, [part for _, part in pieces if part is not None], closed)
+    return Scan(thinking, [part for _, part in pieces if part is not None], is_closed)
 
 
 def write_thinking(thought: str, rest: str) -> str:
@@ -126,36 +126,36 @@ _NOTHING = marks(r"(?!)")
 
 
 def split_thinking(text: str) -> tuple[str, str]:
-    """(what stands within `<think>…</think>`, the rest), both stripped; the rules are `scan`'s.
+    """Split into (the text within `<think>…</think>`, the rest), both stripped, by the rules of `scan`.
 
     Source: the chat templates of Qwen3 and DeepSeek-R1.
     """
-    split: Scan[Found] = scan(text, marks=_NOTHING, read=lambda _, match: (Found(), match.end()))
+    split: Scan[Fragment] = scan(text, marks=_NOTHING, read=lambda _, match: (Fragment(), match.end()))
     return split.thinking, split.prose
 
 
 class Ends:
-    """Where a closing pattern occurs in a text; found once, lest many openers make the work quadratic."""
+    """Where a closing pattern occurs in a text; searched once, to keep many openings linear."""
 
     def __init__(self, pattern: re.Pattern[str], text: str) -> None:
         self._matches = list(pattern.finditer(text))
         self._starts = [match.start() for match in self._matches]
 
     def after(self, position: int) -> re.Match[str] | None:
-        """The first one that starts at `position` or later."""
+        """The first match that starts at `position` or later."""
         index = bisect_left(self._starts, position)
         return self._matches[index] if index < len(self._matches) else None
 
 
 def give_up(text: str, position: int) -> int:
-    """Where to read on after something without an end: nothing but the end of a thought matters then."""
+    """Where the scan goes on after a construct without an end: at the end of a thought, or of the text."""
     end = text.find(_CLOSE, position)
     return len(text) if end < 0 else end
 
 
-def turn_of(found: Iterable[Found], *, thought: str, otherwise: ParsedTurn) -> ParsedTurn:
-    """The turn that consists of `found`: the first problem, else the calls, else the first answer."""
-    items = list(found)
+def turn_of(fragments: Iterable[Fragment], *, thought: str, otherwise: ParsedTurn) -> ParsedTurn:
+    """The turn that consists of `fragments`: the first problem, else the calls, else the first answer."""
+    items = list(fragments)
     end = next((item.first_end for item in items if item.calls or item.problem is not None), 0)
     for item in items:
         if item.problem is not None:
@@ -168,16 +168,16 @@ def turn_of(found: Iterable[Found], *, thought: str, otherwise: ParsedTurn) -> P
     return otherwise
 
 
-def plain_answer(scanned: Scan[Found], *, expected: str) -> ParsedTurn:
+def plain_answer(result: Scan[Fragment], *, hint: str) -> ParsedTurn:
     """A turn without calls in a format where plain text is the answer."""
-    if scanned.prose:
-        return ParsedTurn(thought=scanned.thinking, answer=scanned.prose)
-    why = "Your turn says nothing." if scanned.closed else UNCLOSED
-    return ParsedTurn(thought=scanned.thinking, problem=f"{why} {expected}")
+    if result.prose:
+        return ParsedTurn(thought=result.thinking, answer=result.prose)
+    why = "Your turn says nothing." if result.is_closed else UNCLOSED_THOUGHT
+    return ParsedTurn(thought=result.thinking, problem=f"{why} {hint}")
 
 
-def bounded(parse: TurnParser) -> TurnParser:
-    """`parse`, for any text: what is too long is refused, a lone surrogate becomes U+FFFD."""
+def limit_text(parse: TurnParser) -> TurnParser:
+    """Make `parse` accept any text: one that is too long is refused, a lone surrogate becomes U+FFFD."""
 
     @wraps(parse)
     def read(text: str) -> ParsedTurn:

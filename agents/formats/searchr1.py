@@ -3,18 +3,28 @@
 import re
 
 from agents.formats.calls import ParsedTurn, ToolCall
-from agents.formats.scan import UNCLOSED, Ends, Found, bounded, give_up, marks, scan, turn_of, write_thinking
+from agents.formats.scan import (
+    UNCLOSED_THOUGHT,
+    Ends,
+    Fragment,
+    give_up,
+    limit_text,
+    marks,
+    scan,
+    turn_of,
+    write_thinking,
+)
 
 TOOL, ARGUMENT = "search", "query"
 """The one tool that the format can call, and its one argument."""
 
-EXPECTED = "Write <search>query</search> and stop, or <answer>...</answer> when you are done."
+HINT = "Write <search>query</search> and stop, or <answer>...</answer> when you are done."
 
 _MARKS = marks(r"<(?P<tag>search|answer)>")
 _ENDS = {tag: re.compile(f"</{tag}>") for tag in ("search", "answer")}
 
 
-@bounded
+@limit_text
 def searchr1(text: str) -> ParsedTurn:
     """One search or one answer.
 
@@ -23,26 +33,26 @@ def searchr1(text: str) -> ParsedTurn:
     """
     ends = {tag: Ends(pattern, text) for tag, pattern in _ENDS.items()}
 
-    def read(text: str, match: re.Match[str]) -> tuple[Found, int]:
+    def read(text: str, match: re.Match[str]) -> tuple[Fragment, int]:
         tag = match["tag"]
         end = ends[tag].after(match.end())
         thought_end = give_up(text, match.end())
-        if end is None or thought_end < end.start():  # a thought may speak of the tags
-            return Found(problem=f"<{tag}> is not closed by </{tag}>. {EXPECTED}"), thought_end
+        if end is None or thought_end < end.start():  # a thought may mention the tags
+            return Fragment(problem=f"<{tag}> is not closed by </{tag}>. {HINT}"), thought_end
         content = text[match.end() : end.start()].strip()
         if not content:
-            return Found(problem=f"<{tag}> is empty. {EXPECTED}"), end.end()
+            return Fragment(problem=f"<{tag}> is empty. {HINT}"), end.end()
         if tag == "answer":
-            return Found(answer=content), end.end()
-        return Found(calls=(ToolCall(TOOL, {ARGUMENT: content}),)), end.end()
+            return Fragment(answer=content), end.end()
+        return Fragment(calls=(ToolCall(TOOL, {ARGUMENT: content}),)), end.end()
 
-    scanned = scan(text, marks=_MARKS, read=read)
-    items = scanned.items
+    result = scan(text, marks=_MARKS, read=read)
+    items = result.items
     if len(items) > 1:
-        items = [Found(problem=f"Your turn has {len(items)} searches or answers; one a turn. {EXPECTED}")]
-    why = "Your turn has neither a search nor an answer." if scanned.closed else UNCLOSED
-    otherwise = ParsedTurn(thought=scanned.thought, problem=f"{why} {EXPECTED}")
-    return turn_of(items, thought=scanned.thought, otherwise=otherwise)
+        items = [Fragment(problem=f"Your turn has {len(items)} searches or answers; one a turn. {HINT}")]
+    why = "Your turn has neither a search nor an answer." if result.is_closed else UNCLOSED_THOUGHT
+    otherwise = ParsedTurn(thought=result.thought, problem=f"{why} {HINT}")
+    return turn_of(items, thought=result.thought, otherwise=otherwise)
 
 
 def write_searchr1(turn: ParsedTurn) -> str:
