@@ -83,8 +83,8 @@ def scan(
     text counts as prose) and where the scan goes on.
 
     Blocks do not nest: the first `</think>` ends one. A `</think>` that closes nothing turns all text
-    before it into a thought: templates of reasoning models open the block in the prompt, and in a nested block the
-    outer one ends there. An unclosed `<think>` extends to the end.
+    before it into a thought: templates of reasoning models open the block in the prompt, and in a nested
+    block the outer one ends there. An unclosed `<think>` extends to the end.
     """
     thoughts: list[str] = []
     pieces: list[tuple[str, str | T | None]] = []  # the text, and what it is; None is a thought
