@@ -18,9 +18,6 @@ Plays scripted MiniWoB++ tasks. Prints one JSON object:
 import argparse
 import asyncio
 import json
-import os
-import random
-import signal
 import statistics
 import time
 from collections.abc import Sequence
@@ -29,7 +26,6 @@ from dataclasses import asdict
 
 import psutil
 
-from bench import kill
 from envs.browser.seats import Seat
 from envs.builtin.miniwob.env import MiniWobEnv, place_of
 from envs.builtin.miniwob.expert import EXPERTS
@@ -37,6 +33,7 @@ from envs.builtin.miniwob.spec import SPEC, make_item
 from envs.errors import EpisodeFault
 from envs.runtime.manager import EnvManager
 from envs.types import Item, Observation
+from tests.support.kills import family, kill_browser, measure
 
 SETTLED_S = 3.0
 """After which a browser has collected its dead and freed what it can."""
@@ -59,11 +56,6 @@ async def play(env: MiniWobEnv, item: Item, steps: list[float], *, seen: str = "
         seen = result.observation
         if result.terminated:
             break
-
-
-def family() -> list[psutil.Process]:
-    """All processes that we have started, and they."""
-    return psutil.Process().children(recursive=True)
 
 
 def zombies() -> int:
@@ -172,20 +164,6 @@ async def left(episodes: int, *, live: int = 8) -> dict[str, int]:
     }
 
 
-def kill_browser(_: random.Random) -> bool:
-    """End every Chromium that runs here."""
-    found = []
-    for one in family():
-        with suppress(psutil.NoSuchProcess, psutil.ZombieProcess):
-            command = one.cmdline()
-            if "bwrap" not in command[:1] and any(part.startswith("--user-data-dir=") for part in command):
-                found.append(one)
-    for one in found:  # all of them: one that is just ending may be there, too
-        with suppress(ProcessLookupError):
-            os.kill(one.pid, signal.SIGKILL)
-    return bool(found)
-
-
 def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description="Costs of the browser that web tasks share")
@@ -196,7 +174,7 @@ def main() -> None:
     told: dict[str, object] = dict(asyncio.run(cost(arguments.contexts)))
     told |= asyncio.run(left(arguments.episodes))
     if arguments.kills:
-        outcome = kill.measure(SPEC.name, items(16), kills=arguments.kills, kill=kill_browser)
+        outcome = measure(SPEC.name, items(16), kills=arguments.kills, kill=kill_browser)
         told["killed"] = asdict(outcome)
     print(json.dumps(told))
 

@@ -19,7 +19,7 @@ import json
 import time
 from collections.abc import Sequence
 
-from envs.registry import EnvSpec, ExpertStep, get_env
+from envs.registry import ExpertStep, get_env
 from envs.runtime.manager import EnvManager
 from envs.types import Item, Observation
 
@@ -38,22 +38,6 @@ async def play(envs: EnvManager, item: Item, solution: Sequence[ExpertStep]) -> 
             if result.terminated or result.truncated:
                 break
         return success, total, turns
-
-
-async def actions_of(spec: EnvSpec, item: Item) -> list[str]:
-    """The solution of `item` as texts; played on an instance of its own where it depends on what is seen."""
-    solution = spec.solve(item)
-    if all(isinstance(step.action, str) for step in solution):
-        return [step.resolve("") for step in solution]
-    env = spec.make()
-    try:
-        seen, actions = Observation.wrap(await env.reset(item)).text, list[str]()
-        for step in solution:
-            actions.append(step.resolve(seen))
-            seen = (await env.step(actions[-1])).observation
-        return actions
-    finally:
-        await env.close()
 
 
 async def measure(name: str, *, items: int, marks: float, live: int, test: bool) -> dict[str, object]:

@@ -24,11 +24,11 @@ from dataclasses import asdict, dataclass, replace
 
 import psutil
 
-from bench.conformance import TURNS
 from envs.base import Environment
 from envs.registry import EnvSpec, get_env
 from envs.runtime.manager import EnvManager
 from envs.types import Item
+from tests.support.leaks import TURNS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

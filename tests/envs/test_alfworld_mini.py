@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from bench.kill import measure
 from envs.builtin.alfworld.games import TASK_TYPES, read_game
 from envs.builtin.alfworld.mini.drafts import GAMES as COUNTS
 from envs.builtin.alfworld.mini.drafts import drafts
@@ -20,6 +19,7 @@ from envs.builtin.alfworld.mini.spec import make_item, read, split
 from envs.builtin.alfworld.upstream import constants
 from envs.errors import ConfigError
 from envs.registry import get_env
+from tests.support.kills import measure
 
 pytestmark = pytest.mark.skipif(
     any(find_spec(name) is None for name in ("alfworld", "textworld", "fast_downward")),

@@ -11,7 +11,6 @@ from typing import Any
 import psutil
 import pytest
 
-from bench.browser import kill_browser
 from envs.browser.actions import (
     Click,
     Go,
@@ -32,6 +31,7 @@ from envs.browser.session import MAX_TABS, Session
 from envs.browser.solver import find
 from envs.browser.tree import Numbers, read_tree
 from envs.errors import EnvCrashed
+from tests.support.kills import kill_browser
 from tests.support.web_site import Site, site
 
 chromium = pytest.mark.skipif(CHROMIUM.find_remedy() is not None, reason=f"{CHROMIUM.find_remedy()}")

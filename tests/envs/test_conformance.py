@@ -13,13 +13,13 @@ from typing import TypeVar
 
 import pytest
 
-from bench.conformance import measure, some_items
 from envs.base import Environment
 from envs.errors import EnvCrashed, MissingDependency
 from envs.registry import MAX_EXPERT_TURNS, EnvSpec, ExpertStep, get_env, list_env_names
 from envs.runtime.hosted import HostedEnv
 from envs.runtime.processes import ProcessHost
 from envs.types import Item, StepResult
+from tests.support.leaks import measure, some_items
 
 T = TypeVar("T")
 
@@ -178,10 +178,10 @@ def test_nothing_is_left_behind(sample: Sample, hosted: bool) -> None:
     if hosted and not is_light:
         pytest.skip("it has a process of its own already")
     cycles = {(True, False): 40, (True, True): 8, (False, False): 2}[is_light, hosted]
-    left = asyncio.run(measure(sample.spec.name, cycles=cycles, hosted=hosted, warm_up=cycles // 3))
-    assert left.processes == 0
-    assert left.handles <= 0
-    assert left.memory_growth <= 0.05
+    growth = asyncio.run(measure(sample.spec.name, cycles=cycles, hosted=hosted, warm_up=cycles // 3))
+    assert growth.processes == 0
+    assert growth.handles <= 0
+    assert growth.memory_growth <= 0.05
 
 
 def test_every_item_has_a_name_of_its_own(sample: Sample) -> None:

@@ -4,9 +4,9 @@ import shutil
 
 import pytest
 
-from bench.kill import measure
 from envs.registry import get_env
 from envs.types import Item
+from tests.support.kills import measure
 
 
 @pytest.mark.heavy

@@ -5,8 +5,6 @@ from dataclasses import replace
 
 import pytest
 
-from bench.browser import kill_browser
-from bench.kill import measure
 from envs.browser.program import CHROMIUM
 from envs.browser.solver import find
 from envs.builtin.miniwob.env import MiniWobEnv, pages, place_of
@@ -14,6 +12,7 @@ from envs.builtin.miniwob.expert import EXPERTS
 from envs.builtin.miniwob.spec import SPEC, make_item, split
 from envs.builtin.miniwob.tasks import TASKS
 from envs.types import Item, StepResult
+from tests.support.kills import kill_browser, measure
 
 pytestmark = pytest.mark.skipif(CHROMIUM.find_remedy() is not None, reason=f"{CHROMIUM.find_remedy()}")
 

@@ -18,7 +18,6 @@ from agents.rollout.episode import EpisodeConfig
 from agents.rollout.group import run_groups
 from agents.samplers.sampler import ScriptedSampler
 from agents.types import SamplingParams, StopReason, Trajectory
-from bench.experts import actions_of
 from envs.builtin.textcraft.env import make_item
 from envs.errors import ConfigError, EnvCrashed
 from envs.registry import get_env
@@ -26,6 +25,7 @@ from envs.remote.servers import Servers, WireProtocol, on_servers
 from envs.runtime.manager import EnvManager
 from envs.serve.limits import ServerLimits
 from envs.types import Item, StepResult
+from tests.support.experts import actions_of
 from tests.support.serving import Served, listening, served
 from tests.support.toy import toy_tokenizer
 

@@ -1,0 +1,298 @@
+"""What `kill -9` does to a rollout: environment processes die while their episodes are played.
+
+A scripted sampler plays items twice, undisturbed and with kills among its turns, each of a process chosen
+at random: TextCraft's and BabyAI's instances are given a process each, ALFWorld's have one, ScienceWorld's
+JVMs are its own. With a `Fleet` the instances live on HTTP servers, and these are killed, and started again
+at once. Half of the episodes solve their item, half give up before the end.
+"""
+
+import asyncio
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import partial
+from urllib.request import urlopen
+
+import psutil
+
+from agents.agent import FormatAgent
+from agents.limits import EpisodeLimits
+from agents.prompting.renderer import Renderer
+from agents.rollout.conversation import TokenConversation
+from agents.rollout.episode import EpisodeConfig
+from agents.rollout.group import run_groups
+from agents.samplers.sampler import ScriptedSampler
+from agents.types import Completion, SamplingParams, StopReason, Trajectory
+from envs.registry import EnvSpec, get_env
+from envs.remote.servers import Servers, on_servers
+from envs.runtime.manager import EnvManager
+from envs.types import Image, Item
+from tasks.base_model.model import make_tokenizer
+from tests.support.experts import actions_of
+
+IDLE_ACTION = "look around"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What two plays of the same items had in common."""
+
+    env: str
+    kills: int
+    """Processes that were killed."""
+    episodes: int
+    """Of the undisturbed play, as `solved`."""
+    solved: int
+    same: bool
+    """The disturbed play left each trajectory once, with the very same observations, rewards and end."""
+    retried: int
+    """Episodes that took more than one attempt."""
+    undisturbed_s: float
+    disturbed_s: float
+
+
+class Killer:
+    """A sampler that kills something of an environment's now and then, before it answers."""
+
+    def __init__(
+        self, script: ScriptedSampler, *, kills: int, calls: int, kill: Callable[[random.Random], bool]
+    ) -> None:
+        """`calls`: how often it will be asked at least; the kills are spread over them. `kill` says whether
+        there was anything to kill."""
+        self._script = script
+        self._due = [calls * (kill + 1) // (kills + 2) for kill in range(kills)]
+        self._calls = 0
+        self._chance = random.Random(0)
+        self._kill = kill
+        self.killed = 0
+
+    async def sample(
+        self,
+        prompt_ids: Sequence[int],
+        *,
+        images: Sequence[Image] = (),
+        params: SamplingParams,
+        episode_id: str,
+    ) -> Completion:
+        self._calls += 1
+        if self._due and self._calls >= self._due[0] and self._kill(self._chance):
+            del self._due[0]
+            self.killed += 1
+        return await self._script.sample(prompt_ids, images=images, params=params, episode_id=episode_id)
+
+
+class Processes:
+    """The processes that environments have here."""
+
+    def __init__(self) -> None:
+        self._spared = set(psutil.Process().children(recursive=True))
+
+    def kill(self, chance: random.Random) -> bool:
+        """End one of them."""
+        this = psutil.Process()
+        victims = []
+        for process in this.children(recursive=True):
+            with suppress(psutil.NoSuchProcess):
+                # What we started ourselves is a JVM, or the process that workers are forked from.
+                is_worker = process.ppid() != this.pid or process.name() == "java"
+                if is_worker and process not in self._spared and process.status() != psutil.STATUS_ZOMBIE:
+                    victims.append(process)
+        if not victims:
+            return False
+        with suppress(ProcessLookupError):
+            os.kill(chance.choice(victims).pid, signal.SIGKILL)
+            return True
+        return False
+
+
+class Fleet:
+    """HTTP servers of one environment, each a process, that are started again when they are killed."""
+
+    def __init__(self, env: str, count: int) -> None:
+        """Start them; returns when all answer."""
+        self._env = env
+        self._ports = [_free_port() for _ in range(count)]
+        self._running = {port: self._start(port) for port in self._ports}
+        for port in self._ports:
+            self._await(port)
+        self._ready = set(self._ports)
+
+    @property
+    def urls(self) -> list[str]:
+        return [f"http://127.0.0.1:{port}" for port in self._ports]
+
+    def kill(self, chance: random.Random) -> bool:
+        """End one that answers, and start it again."""
+        if not self._ready:
+            return False
+        port = chance.choice(sorted(self._ready))
+        self._ready.discard(port)
+        self._running[port].kill()
+        self._running[port].wait()
+        threading.Thread(target=self._again, args=(port,), daemon=True).start()
+        return True
+
+    def close(self) -> None:
+        for process in self._running.values():
+            process.kill()
+
+    def _again(self, port: int) -> None:
+        self._running[port] = self._start(port)
+        self._await(port)
+        self._ready.add(port)
+
+    def _start(self, port: int) -> "subprocess.Popen[bytes]":
+        code = "from flows.cli.app import main; main()"
+        return subprocess.Popen(
+            [sys.executable, "-c", code, "serve-env", self._env, "--port", str(port)],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+
+    def _await(self, port: int) -> None:
+        for _ in range(600):
+            with suppress(OSError), urlopen(f"http://127.0.0.1:{port}/health", timeout=5):
+                return
+            time.sleep(0.05)
+        raise RuntimeError(f"the server on port {port} does not answer")
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def measure(
+    env: str,
+    items: Sequence[Item],
+    *,
+    kills: int,
+    num_samples: int = 8,
+    capacity: int = 8,
+    fleet: Fleet | None = None,
+    kill: Callable[[random.Random], bool] | None = None,
+) -> Outcome:
+    """Play `num_samples` of each item undisturbed, then with `kills`, on instances here or on `fleet`. `kill`
+    ends something; by default any process of the environment's, or any server."""
+    spec = get_env(env)
+    if fleet is not None:
+        spec = on_servers(spec, Servers(fleet.urls))
+    elif spec.isolation == "none":
+        spec = replace(spec, isolation="process")
+    solutions = [[f"Action: {said}" for said in asyncio.run(actions_of(spec, item))] for item in items]
+    turns = max(map(len, solutions))
+
+    def say(episode_id: str, turn: int) -> str:
+        _, place, sample_index, _ = episode_id.split("/")
+        actions = solutions[int(place)]
+        actions = actions if int(sample_index) % 2 == 0 else actions[: len(actions) // 2]
+        return actions[turn] if turn < len(actions) else f"Action: {IDLE_ACTION}"
+
+    tokenizer = make_tokenizer()
+
+    def sampler() -> ScriptedSampler:
+        return ScriptedSampler(
+            say, encode=lambda text: tokenizer.backend_tokenizer.encode(text, add_special_tokens=False).ids
+        )
+
+    limits = EpisodeLimits(
+        max_turns=turns,
+        max_tokens_per_turn=128,
+        context_length=1_000_000,
+        episode_timeout_s=600,
+        step_timeout_s=60,
+    )
+    config = EpisodeConfig(agent=FormatAgent("action"), limits=limits)
+    renderer = Renderer(tokenizer)
+    calls = sum(num_samples // 2 * (len(solution) + turns) for solution in solutions)
+    kill = kill or (Processes().kill if fleet is None else fleet.kill)
+    killer = Killer(sampler(), kills=kills, calls=calls, kill=kill)
+
+    async def played(sampler: Killer | ScriptedSampler) -> tuple[list[Trajectory], float]:
+        ended: list[Trajectory] = []
+        envs = EnvManager([spec], capacity=capacity)
+        started = time.perf_counter()
+        await run_groups(
+            items,
+            name="play",
+            num_samples=num_samples,
+            envs=envs,
+            start_conversation=partial(
+                TokenConversation,
+                sampler=sampler,
+                renderer=renderer,
+                sampling=SamplingParams(max_tokens=limits.max_tokens_per_turn),
+            ),
+            get_config=lambda _: config,
+            max_attempts=kills + 1,
+            on_trajectory=ended.append,
+        )
+        seconds = time.perf_counter() - started
+        await envs.close()
+        return sorted(ended, key=lambda t: (t.item.item_id, t.sample_index)), seconds
+
+    undisturbed, undisturbed_s = asyncio.run(played(sampler()))
+    disturbed, disturbed_s = asyncio.run(played(killer))
+    return Outcome(
+        env=env,
+        kills=killer.killed,
+        episodes=len(undisturbed),
+        solved=sum(trajectory.success for trajectory in undisturbed),
+        same=list(map(record_of, disturbed)) == list(map(record_of, undisturbed)),
+        retried=sum(trajectory.attempts > 1 for trajectory in disturbed),
+        undisturbed_s=round(undisturbed_s, 2),
+        disturbed_s=round(disturbed_s, 2),
+    )
+
+
+def record_of(
+    trajectory: Trajectory,
+) -> tuple[str, int, StopReason, float, bool, list[tuple[str, str, float]]]:
+    """All of a trajectory that its environment decides."""
+    return (
+        trajectory.item.item_id,
+        trajectory.sample_index,
+        trajectory.stop_reason,
+        trajectory.reward,
+        trajectory.success,
+        [(turn.action, turn.observation, turn.reward) for turn in trajectory.turns],
+    )
+
+
+def some_items(spec: EnvSpec, count: int) -> list[Item]:
+    """The first training items whose solution is known."""
+    found: list[Item] = []
+    for item in spec.split(0).train:
+        if len(found) == count:
+            break
+        if spec.solve(item):
+            found.append(item)
+    return found
+
+
+def family() -> list[psutil.Process]:
+    """All processes that we have started, and they."""
+    return psutil.Process().children(recursive=True)
+
+
+def kill_browser(_: random.Random) -> bool:
+    """End every Chromium that runs here."""
+    found = []
+    for one in family():
+        with suppress(psutil.NoSuchProcess, psutil.ZombieProcess):
+            command = one.cmdline()
+            if "bwrap" not in command[:1] and any(part.startswith("--user-data-dir=") for part in command):
+                found.append(one)
+    for one in found:  # all of them: one that is just ending may be there, too
+        with suppress(ProcessLookupError):
+            os.kill(one.pid, signal.SIGKILL)
+    return bool(found)

@@ -1,0 +1,104 @@
+"""What environments leave behind: an instance is made, played for some turns and closed, over and over.
+
+The first cycles, which fill the caches of items and modules, count as "before".
+"""
+
+import asyncio
+import gc
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import psutil
+
+from envs.base import Environment
+from envs.registry import EnvSpec, get_env
+from envs.runtime.hosted import HostedEnv
+from envs.runtime.processes import ProcessHost
+from envs.types import Item
+
+ITEMS, WARM_UP = 8, 10
+TURNS = ("look around", "inventory", "turn left")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Growth:
+    """What there is more of after some cycles than before."""
+
+    env: str
+    hosted: bool
+    """Each instance in its own process."""
+    cycles: int
+    seconds_per_cycle: float
+    processes: int
+    """Children of this process."""
+    handles: int
+    """Open files of this process and its children."""
+    memory_growth: float
+    """Share by which this process and its children have grown. Their own memory counts, and what they share
+    counts once; pages of files do not, whose share depends on which other processes have them open."""
+
+
+def some_items(spec: EnvSpec) -> Sequence[Item]:
+    """The first items of `spec`; made ones where they are a user's."""
+    if spec.has_items:
+        return spec.split(0).train[:ITEMS]
+    return [
+        Item(item_id=f"made_{n}", env=spec.name, part="made", fields={"question": f"What is {n} + {n}?"})
+        for n in range(ITEMS)
+    ]
+
+
+async def measure(env: str, *, cycles: int, hosted: bool, warm_up: int = WARM_UP) -> Growth:
+    """Run the cycles on an environment of the registry."""
+    spec = get_env(env)
+    items = some_items(spec)
+    host = ProcessHost(spec.make, preload=spec.preload) if hosted else None
+    make = spec.make if host is None else partial(HostedEnv, host)
+    await _cycle(make, items, times=warm_up)
+    processes, handles, memory = await asyncio.to_thread(_held)
+    started = time.perf_counter()
+    await _cycle(make, items, times=cycles)
+    seconds = time.perf_counter() - started
+    processes_after, handles_after, memory_after = await asyncio.to_thread(_held)
+    if host is not None:
+        await host.close()
+    return Growth(
+        env=env,
+        hosted=hosted,
+        cycles=cycles,
+        seconds_per_cycle=round(seconds / cycles, 5),
+        processes=processes_after - processes,
+        handles=handles_after - handles,
+        memory_growth=round(memory_after / memory - 1, 4),
+    )
+
+
+async def _cycle(make: Callable[[], Environment], items: Sequence[Item], *, times: int) -> None:
+    for turn in range(times):
+        env = make()
+        await env.reset(items[turn % len(items)])
+        for action in TURNS:
+            if (await env.step(action)).terminated:
+                break
+        await env.close()
+
+
+def _held() -> tuple[int, int, int]:
+    """(processes, open files, bytes) of this process and its descendants."""
+    gc.collect()  # what it has yet to free is not left behind
+    this = psutil.Process()
+    family = [this, *this.children(recursive=True)]
+    return (
+        len(family),
+        sum(process.num_fds() for process in family),
+        sum(_own_memory(process.pid) for process in family),
+    )
+
+
+def _own_memory(pid: int) -> int:
+    """Bytes that belong to no file, each divided by how many processes hold it."""
+    rows = (row.split() for row in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()[1:])
+    return sum(int(kib) * 1024 for name, kib, _ in rows if name in {"Pss_Anon:", "Pss_Shmem:", "SwapPss:"})
