@@ -15,9 +15,9 @@ import tempfile
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.error import HTTPError, URLError
-from urllib.request import urlopen
 from uuid import UUID
+
+import httpx
 
 from envs.errors import ConfigError, WingspanError
 from envs.files import write_atomically
@@ -97,8 +97,8 @@ def _start_server() -> str:
     deadline = time.monotonic() + START_TIMEOUT_S
     while server.poll() is None and time.monotonic() < deadline:
         try:
-            urlopen(f"{url}/health", timeout=5).close()
-        except OSError:
+            httpx.get(f"{url}/health", timeout=5, trust_env=False).raise_for_status()
+        except httpx.HTTPError:
             time.sleep(0.1)
         else:
             return url
@@ -113,12 +113,11 @@ def check_server() -> None:
     if not url:
         return
     try:
-        urlopen(f"{url.rstrip('/')}/health", timeout=5).close()
-    except HTTPError:
-        return  # it answers; Prefect's client checks the authorization
-    except (URLError, OSError, ValueError) as error:
+        # Any answer counts: Prefect's client checks the authorization.
+        httpx.get(f"{url.rstrip('/')}/health", timeout=5)
+    except (httpx.HTTPError, httpx.InvalidURL) as error:
         raise ConfigError(
-            f"PREFECT_API_URL={url} does not answer ({getattr(error, 'reason', error)}); start that server, "
+            f"PREFECT_API_URL={url} does not answer ({error}); start that server, "
             "or unset the variable to use a temporary one"
         ) from None
 

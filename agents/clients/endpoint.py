@@ -1,29 +1,35 @@
-"""An OpenAI-compatible endpoint: a request for a chat completion in, a reply out, however often it takes.
+"""A client of OpenAI-compatible chat completions, with retries.
 
-After an answer 408, 409, 429 or 5xx, a connection that fails or a reply that is none it is asked again, later
-each time. Connections live for one request: a model thinks for longer than one takes to open, and none is
-left to close. What is asked, and what a reply means, is the callers' (a speaker, a judge).
+A request is sent again, with growing waits, after status 408, 409, 429 or 5xx, a failed connection or an
+unusable reply. Connections live for one request: a model thinks for longer than one takes to open, and none
+is left to close. The callers (a model client, a judge) choose the messages and interpret the replies.
 """
 
 import asyncio
 import os
 import re
-import ssl
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import KW_ONLY, dataclass, field
-from functools import cache
-from typing import Any, NoReturn, TypeVar
+from typing import Any, TypeVar
 
 import httpx
 
 from agents.clients.rate_limit import ConcurrencyLimiter, RateLimiter
 from agents.formats.json_values import InvalidJson, decode_at, skip_space
 from envs.errors import ConfigError, describe
-from envs.redaction import redact, register_secret
+from envs.network.client import (
+    DENIED,
+    Backoff,
+    TryAgain,
+    is_transient,
+    quote_body,
+    retry_after_s,
+    tls_context,
+)
+from envs.redaction import register_secret
 
-_LATER = (408, 409, 429)
-_DENIED = (401, 403, 404)
-_DETAIL = 300  # characters of an error's body that are shown
+MAX_DETAIL = 300
+"""Characters of an error's body that are shown."""
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 # "maximum context length" (OpenAI, vLLM), "the model's context length" (SGLang), "exceeds the available
 # context size" (llama.cpp), "context_length_exceeded" and "context window" (OpenAI, and others after it)
@@ -37,21 +43,13 @@ class EndpointFailed(Exception):
     """The endpoint gave no usable reply to one request."""
 
 
-class TryAgain(EndpointFailed):
-    """It may give one later."""
-
-    def __init__(self, text: str, *, wait_s: float | None = None) -> None:
-        super().__init__(text)
-        self.wait_s = wait_s
-
-
 class ContextFull(EndpointFailed):
     """The conversation is longer than the model's context."""
 
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """Which model is asked, where, and how hard."""
+    """Address and model of an endpoint, and limits on its use."""
 
     url: str
     """Up to the version, e.g. `http://127.0.0.1:8000/v1`."""
@@ -68,7 +66,7 @@ class Endpoint:
     """Before the second try; twice as long before each further one, unless the endpoint says how long."""
     max_backoff_s: float = 60.0
     requests_per_s: float | None = None
-    """None is as they come."""
+    """None does not limit them."""
     concurrent: int = 16
     """Requests at the same time, in each event loop."""
 
@@ -86,13 +84,13 @@ class Endpoint:
                 "OPENAI_API_KEY, and give that name"
             )
 
-    def body(self, asked: Mapping[str, Any]) -> dict[str, Any]:
-        """Of the request that asks for `asked`, e.g. `{"messages": […]}`."""
-        body = {"model": self.model, **asked, **self.extra}
+    def body(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        """The body of a request, e.g. `{"messages": […]}`, with the model and `extra`."""
+        body = {"model": self.model, **request, **self.extra}
         return {name: value for name, value in body.items() if value is not None}
 
     def headers(self) -> dict[str, str]:
-        """With the key; raises `ConfigError` if that is not where it should be."""
+        """With the key; raises `ConfigError` if its environment variable is not set."""
         if self.api_key_variable is None:
             return {}
         key = os.environ.get(self.api_key_variable)
@@ -113,13 +111,13 @@ class Reply:
     """As it came: `content`, `tool_calls` and whatever else there is, unchecked."""
     finish_reason: str | None
     total_tokens: int | None
-    """Of prompt and completion; None where the endpoint does not tell."""
+    """Of prompt and completion; None where the endpoint does not report it."""
     policy_version: int
-    """Global step of the weights, which our own gateway tells; 0 for all others."""
+    """Global step of the weights, which Wingspan's gateway reports; 0 for all others."""
 
 
 class ChatClient:
-    """Asks one endpoint, within its limits."""
+    """Sends requests to one endpoint, within its limits."""
 
     def __init__(
         self,
@@ -128,8 +126,8 @@ class ChatClient:
         before_request: Callable[[], Awaitable[None]] | None = None,
         after_reply: Callable[["Reply"], Awaitable[None]] | None = None,
     ) -> None:
-        """`before_request` is called before each is sent, `after_reply` with each that comes, whether it can
-        be used or not; what they raise is raised by `ask`."""
+        """`before_request` is called before each request, `after_reply` with each reply, usable or not; `ask`
+        raises what they raise."""
         self.endpoint = endpoint
         self._before_request = before_request
         self._after_reply = after_reply
@@ -138,52 +136,51 @@ class ChatClient:
         self._rate = RateLimiter(endpoint.requests_per_s)
 
     async def check(self) -> None:
-        """Raise `ConfigError` if nobody answers there, the key is not where it should be, or is refused."""
+        """Raise `ConfigError` if the endpoint does not answer, or the key is missing or rejected."""
         url = f"{self.endpoint.url.rstrip('/')}/models"
         try:
-            answer = await self._send("GET", url, body=None)
+            response = await self._send("GET", url, body=None)
         except TryAgain as error:
             raise ConfigError(f"no endpoint: {error}; start the server, or correct the url") from None
-        if answer.status_code in (401, 403):  # 404: not every server lists its models
-            self._denied(url, answer)
+        if response.status_code in (401, 403):  # 404: not every server lists its models
+            raise self._denied(url, response)
 
-    async def ask(self, asked: Mapping[str, Any], *, read: Callable[[Reply], T]) -> T:
-        """What `read` makes of the reply to a request with `asked` in its body, from the first try that it
-        accepts; it raises `TryAgain` for a reply that cannot be used.
+    async def ask(self, request: Mapping[str, Any], *, read: Callable[[Reply], T]) -> T:
+        """What `read` returns for the first usable reply to a body with `request` in it; `read` raises
+        `TryAgain` for a reply that cannot be used.
 
-        Raises `EndpointFailed` if there is none, or the endpoint will not answer this request
-        (`ContextFull`: for its length); `ConfigError` if it refuses the key, the model or the address.
+        Raises `EndpointFailed` if no attempt succeeds or the endpoint rejects the request (`ContextFull`: for
+        its length); `ConfigError` if it rejects the key, the model or the address.
         """
         endpoint = self.endpoint
-        body = endpoint.body(asked)
-        backoff_s = endpoint.backoff_s
-        for attempt in range(1, endpoint.tries + 1):
-            try:
-                async with self._limiter:
-                    await asyncio.sleep(self._rate.wait_s())
-                    if self._before_request is not None:
-                        await self._before_request()
-                    answer = await self._send("POST", self._url, body=body)
-                if answer.status_code != 200:
-                    self._refused(answer)
-                reply = _reply(self._url, answer.text)
-                if self._after_reply is not None:
-                    await self._after_reply(reply)
-                return read(reply)
-            except TryAgain as error:
-                if attempt == endpoint.tries:
-                    raise EndpointFailed(f"{error}, at the last of {attempt} tries") from error
-                wait_s = backoff_s if error.wait_s is None else error.wait_s
-            await asyncio.sleep(min(wait_s, endpoint.max_backoff_s))
-            backoff_s *= 2
-        raise AssertionError("there is at least one try")
+        body = endpoint.body(request)
+
+        async def attempt() -> T:
+            async with self._limiter:
+                await asyncio.sleep(self._rate.wait_s())
+                if self._before_request is not None:
+                    await self._before_request()
+                response = await self._send("POST", self._url, body=body)
+            if response.status_code != 200:
+                raise self._failure(response)
+            reply = _reply(self._url, response.text)
+            if self._after_reply is not None:
+                await self._after_reply(reply)
+            return read(reply)
+
+        backoff = Backoff(attempts=endpoint.tries, first_s=endpoint.backoff_s, max_s=endpoint.max_backoff_s)
+        try:
+            return await backoff.retry(attempt)
+        except TryAgain as error:
+            raise EndpointFailed(f"{error}, at the last of {endpoint.tries} tries") from error
 
     async def _send(self, method: str, url: str, *, body: Mapping[str, Any] | None) -> httpx.Response:
         limit_s = self.endpoint.request_timeout_s
+        verify = tls_context() if url.startswith("https") else False
         try:
             async with (
-                asyncio.timeout(limit_s),  # of the whole; httpx' are of each part
-                httpx.AsyncClient(verify=_tls() if url.startswith("https") else False, timeout=None) as http,
+                asyncio.timeout(limit_s),  # of the whole request; httpx's are of each part
+                httpx.AsyncClient(verify=verify, timeout=None) as http,
             ):
                 return await http.request(method, url, json=body, headers=self.endpoint.headers())
         except TimeoutError:
@@ -193,32 +190,26 @@ class ChatClient:
         except httpx.RequestError as error:
             raise TryAgain(f"{url}: {describe(error)}") from error
 
-    def _refused(self, answer: httpx.Response) -> NoReturn:
-        status = answer.status_code
-        said = _said(self._url, answer)
-        if status in _LATER or status >= 500:
-            raise TryAgain(said, wait_s=_seconds(answer.headers.get("retry-after")))
-        if status in _DENIED:
-            self._denied(self._url, answer)
-        if _TOO_LONG.search(answer.text):
-            raise ContextFull(said)
-        raise EndpointFailed(said)
+    def _failure(self, response: httpx.Response) -> Exception:
+        status = response.status_code
+        text = _describe(self._url, response)
+        if is_transient(status):
+            return TryAgain(text, wait_s=retry_after_s(response))
+        if status in DENIED:
+            return self._denied(self._url, response)
+        return ContextFull(text) if _TOO_LONG.search(response.text) else EndpointFailed(text)
 
-    def _denied(self, url: str, answer: httpx.Response) -> NoReturn:
+    def _denied(self, url: str, response: httpx.Response) -> ConfigError:
         key = self.endpoint.api_key_variable or "none"
-        raise ConfigError(
-            f"{_said(url, answer)}; correct the url, the model ({self.endpoint.model!r}) or the environment "
-            f"variable with the key ({key})"
+        return ConfigError(
+            f"{_describe(url, response)}; correct the url, the model ({self.endpoint.model!r}) or the "
+            f"environment variable with the key ({key})"
         )
 
 
-def _said(url: str, answer: httpx.Response) -> str:
-    return f"{url} answered {answer.status_code}: {_quoted(answer.text)}"
-
-
-def _quoted(text: str) -> str:
-    """What a server said, on one line; cut after it is redacted, so that no part of a key is left."""
-    return redact(" ".join(text.split()))[:_DETAIL]
+def _describe(url: str, response: httpx.Response) -> str:
+    body = quote_body(response.text, max_chars=MAX_DETAIL)
+    return f"{url} answered {response.status_code}: {body}"
 
 
 def _reply(url: str, text: str) -> Reply:
@@ -231,7 +222,9 @@ def _reply(url: str, text: str) -> Reply:
         if not isinstance(message, dict):
             raise TypeError(f"the message is a {type(message).__name__}")
     except (ValueError, LookupError, TypeError) as error:
-        raise TryAgain(f"{url}: no chat completion ({describe(error)}): {_quoted(text)}") from error
+        raise TryAgain(
+            f"{url}: no chat completion ({describe(error)}): {quote_body(text, max_chars=MAX_DETAIL)}"
+        ) from error
     usage = decoded.value.get("usage")
     total = usage.get("total_tokens") if isinstance(usage, dict) else None
     finish = choice.get("finish_reason")
@@ -242,13 +235,3 @@ def _reply(url: str, text: str) -> Reply:
         total_tokens=total if isinstance(total, int) else None,
         policy_version=int(version[1]) if version else 0,
     )
-
-
-def _seconds(header: str | None) -> float | None:
-    """Of a `Retry-After`; dates, which it may hold too, are left to the backoff."""
-    return float(header) if header is not None and header.isdecimal() else None
-
-
-@cache
-def _tls() -> ssl.SSLContext:
-    return ssl.create_default_context()

@@ -2,8 +2,8 @@
 
 SearXNG: `GET /search?q=…&format=json` answers `{"results": [{"title", "url", "content"}]}` (its
 documentation, "Search API"; JSON must be among `search.formats` in its settings). Serper: `POST /search {"q",
-"num"}` with the key in `X-API-KEY` answers `{"organic": [{"title", "link", "snippet"}]}`. Requests are paced;
-those that fail for a while are sent again, later each time.
+"num"}` with the key in `X-API-KEY` answers `{"organic": [{"title", "link", "snippet"}]}`. Requests are
+rate-limited, and retried after transient failures.
 """
 
 import asyncio
@@ -17,7 +17,16 @@ import httpx
 
 from agents.clients.rate_limit import ConcurrencyLimiter, RateLimiter
 from envs.errors import ConfigError, SearchFailed, describe
-from envs.redaction import redact, register_secret
+from envs.network.client import (
+    DENIED,
+    Backoff,
+    TryAgain,
+    is_transient,
+    quote_body,
+    retry_after_s,
+    tls_context,
+)
+from envs.redaction import register_secret
 from envs.retrieval.types import MAX_QUERY, Passage
 
 Format = Literal["searxng", "serper"]
@@ -27,18 +36,17 @@ PACE_VARIABLE = "WINGSPAN_WEB_SEARCH_PER_S"
 KEY_VARIABLE = "SERPER_API_KEY"
 EXAMPLES = "serper+https://google.serper.dev or searxng+http://127.0.0.1:8888"
 REQUESTS_PER_S = 5.0
-_LATER = (408, 409, 429)
-_DENIED = (401, 403, 404)
-_SHOWN = 160
+MAX_DETAIL = 160
+"""Characters of an answer that an error shows."""
 
 
-class QueryRefused(Exception):
-    """The endpoint will not search for this; the text says why."""
+class QueryRejected(Exception):
+    """The endpoint rejects this query; the text says why."""
 
 
 @dataclass(frozen=True, slots=True)
 class WebEndpoint:
-    """Where searches are sent, in which form, and how hard."""
+    """Address and format of a search engine, and limits on its use."""
 
     url: str
     """Of the server, without `/search`."""
@@ -47,7 +55,7 @@ class WebEndpoint:
     api_key_variable: str | None = None
     """The environment variable that holds the key; keys are never written into settings."""
     requests_per_s: float | None = REQUESTS_PER_S
-    """None is as they come. Each process keeps its own pace."""
+    """None does not limit them. Each process has its own limit."""
     concurrent: int = 16
     """Requests at the same time, in each event loop."""
     request_timeout_s: float = 20.0
@@ -71,68 +79,69 @@ class WebSearch:
     """A `Retriever` (`envs/retrieval/types.py`); a passage is a page's title, its snippet and its address."""
 
     def __init__(self, endpoint: WebEndpoint) -> None:
-        """Raises `ConfigError` if the key is not where it should be."""
+        """Raises `ConfigError` if the key's environment variable is not set."""
         self.endpoint = endpoint
         self._limiter = ConcurrencyLimiter(endpoint.concurrent)
         self._rate = RateLimiter(endpoint.requests_per_s)
         self._headers = _headers(endpoint)
 
     async def version(self) -> str:
-        """See `Retriever`."""
         return f"web/{self.endpoint.format}/{self.endpoint.url}"
 
     async def search(self, queries: Sequence[str], *, top_k: int) -> list[list[Passage]]:
-        """See `Retriever`; the queries are sent one after the other.
+        """As of `Retriever`; the queries are sent one after the other.
 
-        Raises `SearchFailed`; `QueryRefused` for a query that the endpoint will not search for; `ConfigError`
-        if it refuses the key or the address.
+        Raises `SearchFailed`; `QueryRejected` for a query that the endpoint will not search for;
+        `ConfigError` if it rejects the key or the address.
         """
         return [
             _passages(self.endpoint, await self._ask(query[:MAX_QUERY], top_k), top_k) for query in queries
         ]
 
     async def close(self) -> None:
-        """See `Retriever`: nothing stays open."""
+        """Nothing stays open."""
 
     async def _ask(self, query: str, top_k: int) -> Mapping[str, Any]:
-        endpoint, wait_s, problem = self.endpoint, self.endpoint.backoff_s, ""
-        for attempt in range(endpoint.tries):
-            if attempt:
-                await asyncio.sleep(min(wait_s, endpoint.max_backoff_s))
-                wait_s *= 2
-            try:
-                async with self._limiter:
-                    await asyncio.sleep(self._rate.wait_s())
-                    answer = await self._send(query, top_k)
-            except (TimeoutError, httpx.RequestError) as error:
-                problem = describe(error)
-                continue
-            if answer.status_code in _LATER or answer.status_code >= 500:
-                problem = _said(answer)
-                told = answer.headers.get("retry-after", "")
-                wait_s = float(told) if told.isdecimal() else wait_s
-                continue
-            if answer.status_code in _DENIED:
+        endpoint = self.endpoint
+        backoff = Backoff(attempts=endpoint.tries, first_s=endpoint.backoff_s, max_s=endpoint.max_backoff_s)
+        try:
+            return await backoff.retry(lambda: self._attempt(query, top_k))
+        except TryAgain as error:
+            raise SearchFailed(
+                f"web search: {endpoint.url}: {error}, at the last of {endpoint.tries} tries"
+            ) from error
+
+    async def _attempt(self, query: str, top_k: int) -> Mapping[str, Any]:
+        try:
+            async with self._limiter:
+                await asyncio.sleep(self._rate.wait_s())
+                response = await self._send(query, top_k)
+        except (TimeoutError, httpx.RequestError) as error:
+            raise TryAgain(describe(error)) from error
+        status = response.status_code
+        if status >= 400:
+            text = f"HTTP {status}: {quote_body(response.text, max_chars=MAX_DETAIL)}"
+            if is_transient(status):
+                raise TryAgain(text, wait_s=retry_after_s(response))
+            if status in DENIED:
                 raise ConfigError(
-                    f"web search: {endpoint.url} answered {_said(answer)}; correct the URL or the key, or "
+                    f"web search: {self.endpoint.url} answered {text}; correct the URL or the key, or "
                     "let SearXNG answer JSON (search.formats in its settings)"
                 )
-            if answer.status_code >= 400:
-                raise QueryRefused(_said(answer))
-            try:
-                found = answer.json()
-                if isinstance(found, dict):
-                    return found
-                problem = f"a {type(found).__name__} for an object"
-            except ValueError as error:
-                problem = f"no JSON ({error})"
-        raise SearchFailed(f"web search: {endpoint.url}: {problem}, at the last of {endpoint.tries} tries")
+            raise QueryRejected(text)
+        try:
+            answer = response.json()
+        except ValueError as error:
+            raise TryAgain(f"no JSON ({error})") from error
+        if not isinstance(answer, dict):
+            raise TryAgain(f"a {type(answer).__name__} for an object")
+        return answer
 
     async def _send(self, query: str, top_k: int) -> httpx.Response:
         endpoint, url = self.endpoint, f"{self.endpoint.url.rstrip('/')}/search"
         async with (
             asyncio.timeout(endpoint.request_timeout_s),
-            httpx.AsyncClient(timeout=None, follow_redirects=True) as http,
+            httpx.AsyncClient(timeout=None, follow_redirects=True, verify=tls_context()) as http,
         ):
             if endpoint.format == "serper":
                 return await http.post(url, json={"q": query, "num": top_k}, headers=self._headers)
@@ -141,17 +150,17 @@ class WebSearch:
 
 def web_endpoint() -> WebEndpoint:
     """The endpoint that `WINGSPAN_WEB_SEARCH` names, `<format>+<url>`. Raises `ConfigError`."""
-    named = os.environ.get(VARIABLE, "")
-    format, plus, url = named.partition("+")
+    setting = os.environ.get(VARIABLE, "")
+    format, plus, url = setting.partition("+")
     if not plus or format not in ("searxng", "serper"):
         raise ConfigError(
-            f"{VARIABLE} is {named!r}; web searches need an endpoint: export {VARIABLE}={EXAMPLES}"
+            f"{VARIABLE} is {setting!r}; web searches need an endpoint: export {VARIABLE}={EXAMPLES}"
         )
-    pace = os.environ.get(PACE_VARIABLE, str(REQUESTS_PER_S))
+    rate = os.environ.get(PACE_VARIABLE, str(REQUESTS_PER_S))
     try:
-        requests_per_s = float(pace)
+        requests_per_s = float(rate)
     except ValueError:
-        raise ConfigError(f"{PACE_VARIABLE} is {pace!r}; give requests a second, e.g. 5") from None
+        raise ConfigError(f"{PACE_VARIABLE} is {rate!r}; give requests a second, e.g. 5") from None
     if format == "serper":
         return WebEndpoint(url, "serper", api_key_variable=KEY_VARIABLE, requests_per_s=requests_per_s)
     return WebEndpoint(url, "searxng", requests_per_s=requests_per_s)
@@ -175,24 +184,20 @@ def _passages(endpoint: WebEndpoint, answer: Mapping[str, Any], top_k: int) -> l
         "searxng": ("results", "url", "content"),
         "serper": ("organic", "link", "snippet"),
     }[endpoint.format]
-    found = answer.get(entries, [])
-    if not isinstance(found, list) or any(not isinstance(one, dict) for one in found):
+    results = answer.get(entries, [])
+    if not isinstance(results, list) or any(not isinstance(result, dict) for result in results):
         raise SearchFailed(
-            f"web search: {endpoint.url}: expected {entries!r}, a list; got {str(found)[:_SHOWN]!r}"
+            f"web search: {endpoint.url}: expected {entries!r}, a list; got {str(results)[:MAX_DETAIL]!r}"
         )
     return [
         Passage(
-            str(one.get(link, "")),
-            f'"{_line(one.get("title"))}"\n{_line(one.get(snippet))} ({_line(one.get(link))})',
+            str(result.get(link, "")),
+            f'"{_line(result.get("title"))}"\n{_line(result.get(snippet))} ({_line(result.get(link))})',
             score=1.0 / rank,
         )
-        for rank, one in enumerate(found[:top_k], start=1)
+        for rank, result in enumerate(results[:top_k], start=1)
     ]
 
 
 def _line(value: object) -> str:
     return " ".join(str(value or "").split())
-
-
-def _said(answer: httpx.Response) -> str:
-    return f"HTTP {answer.status_code}: {redact(' '.join(answer.text.split()))[:_SHOWN]}"

@@ -7,7 +7,9 @@ import logging
 import time
 from collections.abc import Awaitable, Callable
 from functools import wraps
+from typing import TypeVar
 
+from pydantic import BaseModel
 from pydantic_core import to_json
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -28,9 +30,11 @@ from agents.gateway.response_store import NothingKept
 from agents.gateway.responses import ResponsesRequest
 from agents.gateway.sessions import PREFIX, GatewaySession, GatewaySessions
 from envs.errors import WingspanError, describe
+from envs.network.server import bearer_token, read_body
 from envs.redaction import register_secret
 
 Handler = Callable[[Request], Awaitable[Response]]
+M = TypeVar("M", bound=BaseModel)
 
 _log = logging.getLogger(__name__)
 
@@ -78,7 +82,7 @@ class _Handlers:
 
     async def open(self, request: Request) -> Response:
         self._check_token(request)
-        wanted = read(OpenSession, await self._body(request))
+        wanted = await self._read(OpenSession, request)
         session = self._sessions.open(
             wanted.item.item,
             url=str(request.base_url).rstrip("/"),
@@ -91,14 +95,14 @@ class _Handlers:
 
     async def end(self, request: Request) -> Response:
         self._check_token(request)
-        given = read(EndSession, await self._body(request))
+        given = await self._read(EndSession, request)
         session = self._sessions.find(request.path_params["id"])
         self._sessions.end(session)
         return _json({"trajectory": session.trajectory(reward=given.reward, success=given.success)})
 
     async def chat(self, request: Request) -> Response:
         session = self._session_of(request)
-        chat = read(ChatRequest, await self._body(request))
+        chat = await self._read(ChatRequest, request)
         answer = await self._answer(request, session, chat.wanted())
         if chat.stream:
             usage = chat.stream_options.include_usage
@@ -108,7 +112,7 @@ class _Handlers:
 
     async def respond(self, request: Request) -> Response:
         session = self._session_of(request)
-        asked = read(ResponsesRequest, await self._body(request))
+        asked = await self._read(ResponsesRequest, request)
         created_at = time.time()
         kept = NothingKept() if session is None else session.responses
         wanted = asked.wanted(kept)
@@ -119,6 +123,9 @@ class _Handlers:
         if asked.stream:
             return StreamingResponse(told.events(), media_type="text/event-stream")
         return _json(told.body())
+
+    async def _read(self, model: type[M], request: Request) -> M:
+        return read(model, await read_body(request, self._limits.max_body_bytes))
 
     async def _answer(self, request: Request, session: GatewaySession | None, wanted: Wanted) -> Answer:
         if session is None:
@@ -132,7 +139,7 @@ class _Handlers:
         """Whose request it is, by its path or its key; None for one that belongs to no session."""
         if "id" in request.path_params:
             return self._sessions.find(request.path_params["id"])
-        key = _bearer(request)
+        key = bearer_token(request.headers.get("Authorization", ""))
         if key.startswith(PREFIX):
             return self._sessions.find(key)
         self._check_token(request)
@@ -140,21 +147,10 @@ class _Handlers:
 
     def _check_token(self, request: Request) -> None:
         if self._token is not None and not hmac.compare_digest(
-            _bearer(request).encode(), self._token.encode()
+            bearer_token(request.headers.get("Authorization", "")).encode(), self._token.encode()
         ):
             why = "a token is needed: 'Authorization: Bearer TOKEN', which clients send as the API key"
             raise RequestRejected(401, why, code="invalid_api_key")
-
-    async def _body(self, request: Request) -> bytes:
-        most = self._limits.max_body_bytes
-        body = bytearray()
-        async for part in request.stream():
-            body += part
-            if len(body) > most:
-                raise RequestRejected(
-                    413, f"the body has more than {most} bytes; serve with a larger --max-body-bytes"
-                )
-        return bytes(body)
 
 
 async def _unless_gone(request: Request, work: "asyncio.Task[Answer]") -> Answer:
@@ -186,6 +182,8 @@ def _told(handler: Handler) -> Handler:
             return await handler(request)
         except RequestRejected as refused:
             return _json(refused.body, status=refused.status)
+        except HTTPException as large:
+            return _json(RequestRejected(large.status_code, large.detail).body, status=large.status_code)
         except WingspanError as fault:
             _log.warning("%s: %s", request.url.path, fault)
             return _json(RequestRejected(500, str(fault)).body, status=500)
@@ -201,11 +199,6 @@ async def _not_routed(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     why = f"{request.method} {request.url.path}: {error.detail}; see docs/gateway.md"
     return _json(RequestRejected(error.status_code, why).body, status=error.status_code)
-
-
-def _bearer(request: Request) -> str:
-    scheme, _, value = request.headers.get("Authorization", "").partition(" ")
-    return value.strip() if scheme.lower() == "bearer" else ""
 
 
 def _json(content: object, *, status: int = 200) -> Response:

@@ -1,12 +1,9 @@
 """The gateway as a program has it: it listens, and opens sessions for agents that are written elsewhere."""
 
-import asyncio
-import socket
-from collections.abc import AsyncIterator, Iterator, Mapping
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
-import uvicorn
 from starlette.applications import Starlette
 
 from agents.gateway.app import make_app
@@ -17,13 +14,11 @@ from agents.gateway.sessions import GatewaySession, GatewaySessions
 from agents.samplers.sampler import Sampler
 from agents.types import SamplingParams
 from envs.errors import ConfigError
+from envs.network.server import listening
 from envs.types import Item
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase, ProcessorMixin
-
-GRACE_S = 10
-"""What requests under way may take when the gateway is stopped."""
 
 
 class Gateway:
@@ -66,26 +61,12 @@ class Gateway:
 
         Raises `ConfigError` where the address cannot be had. On leaving, requests under way may finish.
         """
-        server = _Server(
-            uvicorn.Config(
-                self.app,
-                log_config=None,
-                access_log=False,
-                lifespan="off",
-                timeout_graceful_shutdown=GRACE_S,
-            )
-        )
-        address = listener(host, port)
-        serving = asyncio.create_task(server.serve(sockets=[address]))
-        self._url = f"http://{host}:{address.getsockname()[1]}"
-        try:
-            while not server.started:
-                await asyncio.sleep(0.005)
-            yield self._url
-        finally:
-            self._url = None
-            server.should_exit = True
-            await serving
+        async with listening(self.app, host, port) as bound:
+            self._url = f"http://{host}:{bound}"
+            try:
+                yield self._url
+            finally:
+                self._url = None
 
     @asynccontextmanager
     async def session(
@@ -120,20 +101,3 @@ class Gateway:
             yield session
         finally:
             self.sessions.end(session)
-
-
-class _Server(uvicorn.Server):
-    """uvicorn's, which leaves the process's signals to whoever owns the process."""
-
-    @contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
-
-
-def listener(host: str, port: int) -> socket.socket:
-    """A socket that listens there. Raises `ConfigError` where the address cannot be had."""
-    try:
-        return socket.create_server((host, port), backlog=1024)
-    except OSError as error:
-        why = f"cannot listen on {host}:{port}: {error.strerror or error}"
-        raise ConfigError(f"{why}; choose another host or port") from None

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from agents.agent import Opening
-from agents.clients.endpoint import ChatClient, ContextFull, EndpointFailed, Reply, TryAgain
+from agents.clients.endpoint import ChatClient, ContextFull, EndpointFailed, Reply
 from agents.formats.calls import ParsedTurn, ToolCall
 from agents.formats.json_values import call_of
 from agents.formats.scan import split_thinking
@@ -21,6 +21,7 @@ from agents.rollout.conversation import Continuation, ModelTurn
 from agents.types import Completion, FinishReason, SamplingParams, Turn
 from envs.errors import ConfigError, SamplerFailed
 from envs.images import data_uri
+from envs.network.client import TryAgain
 from envs.types import Image, Message
 
 OF_TOOLS = "Pictures from the tools, in the order of their answers:"

@@ -5,7 +5,7 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-from agents.clients.web_search import QueryRefused, WebSearch, web_endpoint
+from agents.clients.web_search import QueryRejected, WebSearch, web_endpoint
 from agents.tools.calling import Tool
 from agents.tools.tool import tool
 from agents.tools.types import ToolError
@@ -93,5 +93,5 @@ async def _told(retriever: Retriever, query: str, *, top_k: int) -> str:
         raise ToolError("the query is empty; write what to look for")
     try:
         return information((await retriever.search([query], top_k=top_k))[0])
-    except QueryRefused as error:
+    except QueryRejected as error:
         raise ToolError(f"the search was refused: {error}") from None

@@ -1,7 +1,8 @@
-"""The two protocols from the client's side: one link is one session on one server.
+"""The two protocols on the client's side: one link is one session on one server.
 
-A link says what happened in three ways: `Unreachable` (the server), `Gone` (the session), `Full` (no room);
-an environment that broke there is an `EnvCrashed`, a request that no server will take a `ConfigError`.
+Failures are `Unreachable` (of the server), `Gone` (of the session) or `Full` (no room for a session); an
+environment that broke there raises `EnvCrashed`, a request that no server
+accepts `ConfigError`.
 """
 
 import asyncio
@@ -10,16 +11,21 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any, NoReturn, Protocol
 
-import aiohttp
+import httpx
+from websockets.asyncio.client import ClientConnection, connect
+from websockets.exceptions import ConnectionClosed, InvalidStatus, WebSocketException
 
 from envs.errors import ConfigError, EnvCrashed, describe
-from envs.redaction import redact, register_secret
+from envs.network.client import quote_body, tls_context
+from envs.redaction import register_secret
 from envs.remote.agentgym import ACTIONS, dialect_of
 from envs.types import Item, StepResult
 
 CONNECT_TIMEOUT_S = 10.0
 CLOSE_TIMEOUT_S = 3.0
-"""To say good-bye; a server that does not hear it closes the session when it is idle."""
+"""For the goodbye; a server that misses it closes the session once it is idle."""
+KEEP_ALIVE_S = 4.0
+"""How long a connection may be idle: shorter than the 5 s of AgentGym's servers, which then close it."""
 
 MAX_MESSAGE_BYTES = 16 << 20
 
@@ -53,21 +59,27 @@ class Link(Protocol):
 
 
 class AgentGymLink:
-    """AgentGym's protocol, as its clients speak it: to our servers and to its own."""
+    """AgentGym's protocol, as its clients use it; for Wingspan's servers and AgentGym's own."""
 
     def __init__(self, url: str, token: str | None, timeout_s: float) -> None:
         self._url = url
         self._headers = _headers(token)
         self._timeout_s = timeout_s
-        self._http: aiohttp.ClientSession | None = None
+        self._http: httpx.AsyncClient | None = None
         self._session_id: int | None = None
         self._env = ""
         self._score = 0.0
 
     async def reset(self, item: Item) -> str:
-        """See `Link`."""
         if self._http is None:
-            self._http = _client(self._headers, self._timeout_s)
+            self._http = httpx.AsyncClient(
+                headers=self._headers,
+                timeout=httpx.Timeout(None, connect=CONNECT_TIMEOUT_S),
+                limits=httpx.Limits(max_connections=1, keepalive_expiry=KEEP_ALIVE_S),
+                verify=tls_context(),
+                follow_redirects=True,
+                trust_env=False,
+            )
         self._env = item.env
         dialect = dialect_of(self._env)
         if self._session_id is None:
@@ -86,12 +98,11 @@ class AgentGymLink:
         return await self._with_actions(self._opening(opened), opened, done=False)
 
     async def step(self, action: str) -> StepResult:
-        """See `Link`."""
         dialect = dialect_of(self._env)
         stepped = await self._post("/step", {dialect.session_key: self._session_id, "action": action})
         done = bool(self._field(stepped, dialect.end_key))
         if dialect.score_key:
-            # Of a lost episode, whose points are below 0, nothing is left, and no less.
+            # A lost episode has points below 0; its score is 0.
             score = max(0.0, self._field(stepped, dialect.score_key) / dialect.points)
         else:
             score = self._score + self._field(stepped, "reward") / dialect.points
@@ -105,35 +116,31 @@ class AgentGymLink:
         )
 
     async def close(self) -> None:
-        """See `Link`."""
         http, self._http = self._http, None
         if http is None:
             return
-        with suppress(aiohttp.ClientError, TimeoutError):
+        with suppress(httpx.HTTPError, TimeoutError):
             if self._session_id is not None:
                 async with asyncio.timeout(CLOSE_TIMEOUT_S):
-                    await http.post(f"{self._url}/close", json=self._me)
-        await http.close()
+                    await http.post(f"{self._url}/close", json=self._session)
+        await http.aclose()
 
     @property
-    def _me(self) -> dict[str, int | None]:
+    def _session(self) -> dict[str, int | None]:
         return {dialect_of(self._env).session_key: self._session_id}
 
     def _opening(self, opened: Any) -> str:
-        """What a reset tells, in whichever form its environment has."""
+        """The opening in the answer to a reset, whose form depends on the environment."""
         match opened:
             case str(text) | [str(text), *_]:
                 at = dialect_of(self._env).opens_at
                 return f"{at} {text.rpartition(at)[2].strip()}" if at else text
-            case {
-                "task_description": str(task),
-                "observation": str(seen),
-            }:  # together, as SciWorld's client has them
-                return f"{task}\n{seen}"
+            case {"task_description": str(task), "observation": str(observation)}:
+                return f"{task}\n{observation}"  # as SciWorld's client joins them
         return str(self._field(opened, "observation"))
 
     async def _with_actions(self, text: str, answer: Any, *, done: bool) -> str:
-        """What is seen, with the actions that there are, where AgentGym tells them apart."""
+        """The observation, with the available actions where AgentGym has them in a field of their own."""
         path = dialect_of(self._env).actions_path
         if path:
             return f"{text}\n{ACTIONS}{json.dumps(await self._get(path), ensure_ascii=False)}"
@@ -145,23 +152,26 @@ class AgentGymLink:
         return await self._send("POST", path, json=body)
 
     async def _get(self, path: str) -> Any:
-        return await self._send("GET", path, params=self._me)
+        return await self._send("GET", path, params=self._session)
 
-    async def _send(self, method: str, path: str, **content: Any) -> Any:
+    async def _send(self, method: str, path: str, **request: Any) -> Any:
         assert self._http is not None
         try:
-            async with self._http.request(method, f"{self._url}{path}", **content) as response:
-                raw = await response.read()
-        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            async with asyncio.timeout(self._timeout_s):
+                response = await self._http.request(method, f"{self._url}{path}", **request)
+        except TimeoutError as error:
+            raise Unreachable(f"{path}: no answer within {self._timeout_s:g} s") from error
+        except (httpx.HTTPError, OSError) as error:
             raise Unreachable(f"{path}: {describe(error)}") from error
-        if response.status != 200:
-            _refused(response.status, _detail(raw), url=f"{self._url}{path}", creates=path == "/create")
+        raw = response.content
+        if response.status_code != 200:
+            _fail(response.status_code, _detail(raw), url=f"{self._url}{path}", creates=path == "/create")
         try:
             content = json.loads(raw)
         except ValueError:
             raise ConfigError(f"{self._url}{path} answers no JSON: it is no environment server") from None
         if isinstance(content, dict) and "error" in content:
-            # AgentGym's own servers say so of whatever went wrong.
+            # AgentGym's own servers answer every failure like this.
             raise EnvCrashed(f"{self._url}{path}: {content['error']}")
         return content
 
@@ -181,40 +191,38 @@ class OpenEnvLink:
         self._url = f"{url}/ws"
         self._headers = _headers(token)
         self._timeout_s = timeout_s
-        self._http: aiohttp.ClientSession | None = None
-        self._socket: aiohttp.ClientWebSocketResponse | None = None
+        self._socket: ClientConnection | None = None
 
     async def reset(self, item: Item) -> str:
-        """See `Link`."""
         if self._socket is None:
-            await self._connect()
-        wanted = {"item_id": item.item_id, "seed": item.seed, "metadata": dict(item.metadata)}
-        return self._observed(await self._ask("reset", wanted)).observation
+            self._socket = await self._connect()
+        request = {"item_id": item.item_id, "seed": item.seed, "metadata": dict(item.metadata)}
+        return self._read_result(await self._ask("reset", request)).observation
 
     async def step(self, action: str) -> StepResult:
-        """See `Link`."""
-        return self._observed(await self._ask("step", {"text": action}))
+        return self._read_result(await self._ask("step", {"text": action}))
 
     async def close(self) -> None:
-        """See `Link`."""
-        http, self._http = self._http, None
         socket, self._socket = self._socket, None
-        with suppress(aiohttp.ClientError, TimeoutError, ConnectionError):
-            if socket is not None:
-                async with asyncio.timeout(CLOSE_TIMEOUT_S):
-                    await socket.close()
-        if http is not None:
-            await http.close()
+        if socket is not None:
+            await socket.close()
 
-    async def _connect(self) -> None:
-        if self._http is None:
-            self._http = _client(self._headers, self._timeout_s)
+    async def _connect(self) -> ClientConnection:
         try:
-            async with asyncio.timeout(min(CONNECT_TIMEOUT_S, self._timeout_s)):
-                self._socket = await self._http.ws_connect(self._url, max_msg_size=MAX_MESSAGE_BYTES)
-        except aiohttp.WSServerHandshakeError as error:
-            _refused(error.status, error.message, url=self._url, creates=True)
-        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            return await connect(
+                f"ws{self._url.removeprefix('http')}",
+                additional_headers=self._headers,
+                open_timeout=min(CONNECT_TIMEOUT_S, self._timeout_s),
+                close_timeout=CLOSE_TIMEOUT_S,
+                ping_interval=None,  # `request_timeout_s` decides when a server counts as dead
+                compression=None,
+                max_size=MAX_MESSAGE_BYTES,
+                proxy=None,
+            )
+        except InvalidStatus as error:
+            response = error.response
+            _fail(response.status_code, _detail(response.body), url=self._url, creates=True)
+        except (WebSocketException, TimeoutError, OSError) as error:
             raise Unreachable(describe(error)) from error
 
     async def _ask(self, kind: str, data: dict[str, Any]) -> Any:
@@ -223,56 +231,47 @@ class OpenEnvLink:
             raise RuntimeError("step before reset")
         try:
             async with asyncio.timeout(self._timeout_s):
-                await socket.send_str(json.dumps({"type": kind, "data": data}))
-                message = await socket.receive()
+                with suppress(ConnectionClosed):  # the server's last message may still be unread
+                    await socket.send(json.dumps({"type": kind, "data": data}))
+                message = await socket.recv()
         except TimeoutError as error:
             raise Unreachable(f"{kind}: no answer within {self._timeout_s:g} s") from error
-        except (aiohttp.ClientError, OSError) as error:
-            # Idle too long, or the server has died: the next connection tells.
+        except (WebSocketException, OSError) as error:
+            # The session was idle for too long, or the server has died: the next connection shows which.
             raise Gone(f"{kind}: {describe(error)}") from error
-        if message.type is not aiohttp.WSMsgType.TEXT:
-            raise Gone(f"{kind}: the server closed the connection")
         try:
-            answered = json.loads(message.data)
-            said, content = answered["type"], answered["data"]
+            answer = json.loads(message)
+            answer_type, content = answer["type"], answer["data"]
         except (ValueError, KeyError, TypeError):
-            raise ConfigError(f"{self._url} answers {message.data[:60]!r}: it is no OpenEnv server") from None
-        if said == "error":
-            self._failed(content)
+            raise ConfigError(f"{self._url} answers {message[:60]!r}: it is no OpenEnv server") from None
+        if answer_type == "error":
+            self._fail(content)
         return content
 
-    def _failed(self, told: Mapping[str, Any]) -> NoReturn:
-        said = told.get("message", "no reason given")
-        match told.get("code"):
+    def _fail(self, error: Mapping[str, Any]) -> NoReturn:
+        message = error.get("message", "no reason given")
+        match error.get("code"):
             case "CAPACITY_REACHED":
-                raise Full(said)
+                raise Full(message)
             case "VALIDATION_ERROR" | "UNKNOWN_TYPE" | "INVALID_JSON":
-                raise ConfigError(f"{self._url}: {said}")
+                raise ConfigError(f"{self._url}: {message}")
             case _:
-                raise EnvCrashed(f"{self._url}: {said}")
+                raise EnvCrashed(f"{self._url}: {message}")
 
-    def _observed(self, data: Mapping[str, Any]) -> StepResult:
-        seen = data["observation"]
-        if "text" not in seen:
-            raise ConfigError(f"{self._url} answers {sorted(seen)} where 'text' is expected: not our server")
+    def _read_result(self, data: Mapping[str, Any]) -> StepResult:
+        observation = data["observation"]
+        if "text" not in observation:
+            raise ConfigError(
+                f"{self._url} answers {sorted(observation)} where 'text' is expected: not our server"
+            )
         return StepResult(
-            seen["text"],
+            observation["text"],
             data["reward"] or 0.0,
-            terminated=seen["terminated"],
-            truncated=seen["truncated"],
-            success=seen["success"],
-            metrics=seen["metrics"],
+            terminated=observation["terminated"],
+            truncated=observation["truncated"],
+            success=observation["success"],
+            metrics=observation["metrics"],
         )
-
-
-def _client(headers: Mapping[str, str], timeout_s: float) -> aiohttp.ClientSession:
-    """For one session: one connection, kept."""
-    return aiohttp.ClientSession(
-        connector=aiohttp.TCPConnector(limit=1),
-        cookie_jar=aiohttp.DummyCookieJar(),
-        headers=headers,
-        timeout=aiohttp.ClientTimeout(total=timeout_s, sock_connect=CONNECT_TIMEOUT_S),
-    )
 
 
 def _headers(token: str | None) -> dict[str, str]:
@@ -280,7 +279,7 @@ def _headers(token: str | None) -> dict[str, str]:
     return {} if token is None else {"Authorization": f"Bearer {token}"}
 
 
-def _refused(status: int, detail: str, *, url: str, creates: bool) -> NoReturn:
+def _fail(status: int, detail: str, *, url: str, creates: bool) -> NoReturn:
     """Raise what a status other than 200 means."""
     if status in (401, 403):
         raise ConfigError(
@@ -297,15 +296,13 @@ def _refused(status: int, detail: str, *, url: str, creates: bool) -> NoReturn:
     raise ConfigError(f"{url} answers {status}: {detail}; is it an environment server, and `protocol` right?")
 
 
-def _detail(raw: bytes) -> str:
-    """What an error answer says, on one line."""
-    said = raw.decode(errors="replace")
+def _detail(raw: bytes | bytearray | None) -> str:
+    """The message of an error's body, on one line."""
+    raw = raw or b""
+    text = raw.decode(errors="replace")
     with suppress(ValueError):
         content = json.loads(raw)
         if isinstance(content, dict):
-            said = (
-                json.dumps(content["detail"])
-                if isinstance(content.get("detail"), list)
-                else str(content.get("detail", content))
-            )
-    return redact(" ".join(said.split()))[:300]
+            detail = content.get("detail", content)
+            text = json.dumps(detail) if isinstance(detail, list) else str(detail)
+    return quote_body(text, max_chars=300)

@@ -19,6 +19,7 @@ import httpx
 
 from envs.errors import ConfigError, MissingDependency, WingspanError, describe
 from envs.files import lock_file, write_atomically
+from envs.network.client import Backoff
 from envs.requirements.data_sets import RECEIPT, DataFile, DataSet, read_receipt
 
 CONNECT_TIMEOUT_S = 30.0
@@ -156,6 +157,7 @@ def _download(
     pause_s: float,
 ) -> None:
     """Bring `part` to its full length, over as many connections as that takes."""
+    backoff = Backoff(attempts=ATTEMPTS, first_s=pause_s)
     failures = 0
     while True:
         before = part.stat().st_size if part.exists() else 0
@@ -166,12 +168,12 @@ def _download(
             refused = isinstance(error, httpx.HTTPStatusError) and error.response.status_code < 500
             came = part.exists() and part.stat().st_size > before
             failures = 1 if came else failures + 1
-            if refused or failures == ATTEMPTS:
+            if refused or failures == backoff.attempts:
                 there = part.stat().st_size if part.exists() else 0
                 raise DownloadFailed(
                     f"{url}: {describe(error)}; {there} bytes are kept, and the same command goes on"
                 ) from error
-            time.sleep(pause_s * 2 ** (failures - 1))
+            time.sleep(backoff.wait_s(failures))
 
 
 def _receive(url: str, part: Path, *, wants_page: bool, progress: Callable[[int, int | None], None]) -> None:

@@ -1,4 +1,4 @@
-"""A retriever that lives on a server: Search-R1's protocol, from the asking side.
+"""A retriever on a server: the client of Search-R1's protocol.
 
 `POST /retrieve {"queries": […], "topk": 3, "return_scores": true}` answers `{"result": [[{"document": {"id",
 "contents"}, "score"}]]}`. Sources: search_r1/search/retrieval_server.py and retrieval_request.py of
@@ -11,14 +11,14 @@ from typing import Any
 from urllib.parse import urlsplit
 from weakref import WeakKeyDictionary
 
-import aiohttp
+import httpx
 
 from envs.errors import ConfigError, SearchFailed, describe
+from envs.network.client import Backoff, TryAgain, is_transient, tls_context
 from envs.retrieval.types import Passage
 
 ATTEMPTS = 4
 PAUSE_S = 0.5
-"""Before the second attempt; doubled before each further one."""
 TIMEOUT_S = 60.0
 """Of one request: a flat index of 64 GB takes seconds on a CPU."""
 BATCH = 64
@@ -31,69 +31,71 @@ class RemoteRetriever:
     def __init__(self, url: str, *, pause_s: float = PAUSE_S) -> None:
         """`url`: the server's, with or without `/retrieve`."""
         self._url = url.removesuffix("/").removesuffix("/retrieve")
-        self._pause_s = pause_s
+        self._backoff = Backoff(attempts=ATTEMPTS, first_s=pause_s)
         self._version: str | None = None
-        self._sessions: WeakKeyDictionary[asyncio.AbstractEventLoop, aiohttp.ClientSession] = (
-            WeakKeyDictionary()
-        )
+        self._clients: WeakKeyDictionary[asyncio.AbstractEventLoop, httpx.AsyncClient] = WeakKeyDictionary()
 
     async def version(self) -> str:
-        """See `Retriever`; a server that does not tell it is known by its URL."""
+        """As of `Retriever`; a server without `GET /version` is identified by its URL."""
         if self._version is None:
             answer = await self._ask("GET", "/version", optional=True)
-            known = answer.get("version") if isinstance(answer, dict) else None
-            self._version = f"at {self._url}" if known is None else str(known)
+            version = answer.get("version") if isinstance(answer, dict) else None
+            self._version = f"at {self._url}" if version is None else str(version)
         return self._version
 
     async def search(self, queries: Sequence[str], *, top_k: int) -> list[list[Passage]]:
-        """See `Retriever`."""
-        found: list[list[Passage]] = []
+        results: list[list[Passage]] = []
         for start in range(0, len(queries), BATCH):
-            asked = list(queries[start : start + BATCH])
-            body = {"queries": asked, "topk": top_k, "return_scores": True}
+            batch = list(queries[start : start + BATCH])
+            body = {"queries": batch, "topk": top_k, "return_scores": True}
             answer = await self._ask("POST", "/retrieve", body)
             try:
-                lists = [[_passage(entry) for entry in own[:top_k]] for own in answer["result"]]
+                passages = [[_passage(entry) for entry in entries[:top_k]] for entries in answer["result"]]
             except (KeyError, TypeError, ValueError) as error:
                 raise SearchFailed(
                     f"{self._url}/retrieve: expected {{'result': [[{{'document': …, 'score': …}}]]}}, got "
                     f"{str(answer)[:120]!r} ({describe(error)})"
                 ) from None
-            if len(lists) != len(asked):
-                raise SearchFailed(f"{self._url}/retrieve: {len(lists)} results for {len(asked)} queries")
-            found += lists
-        return found
+            if len(passages) != len(batch):
+                raise SearchFailed(f"{self._url}/retrieve: {len(passages)} results for {len(batch)} queries")
+            results += passages
+        return results
 
     async def close(self) -> None:
-        """See `Retriever`."""
-        session = self._sessions.pop(asyncio.get_running_loop(), None)
-        if session is not None:
-            await session.close()
+        client = self._clients.pop(asyncio.get_running_loop(), None)
+        if client is not None:
+            await client.aclose()
 
     async def _ask(self, method: str, path: str, body: Any = None, *, optional: bool = False) -> Any:
-        """The answer, as JSON; None for a client's error (4xx) where it is optional."""
-        problem = ""
-        for attempt in range(ATTEMPTS):
-            if attempt:
-                await asyncio.sleep(self._pause_s * 2 ** (attempt - 1))
-            try:
-                async with self._session().request(method, self._url + path, json=body) as response:
-                    if response.status < 400:
-                        return await response.json(content_type=None)
-                    problem = f"HTTP {response.status}: {(await response.text())[:120]!r}"
-                    if response.status < 500 and response.status != 429:
-                        if optional:
-                            return None
-                        break
-            except (aiohttp.ClientError, TimeoutError, ValueError) as error:
-                problem = describe(error)
-        raise SearchFailed(f"the retriever {self._url}{path} does not answer: {problem}")
+        """The answer, as JSON; None for a client error (4xx) where it is optional."""
 
-    def _session(self) -> aiohttp.ClientSession:
+        async def attempt() -> Any:
+            try:
+                async with asyncio.timeout(TIMEOUT_S):
+                    response = await self._client().request(method, self._url + path, json=body)
+                if response.status_code < 400:
+                    return response.json()
+            except (httpx.HTTPError, TimeoutError, ValueError) as error:
+                raise TryAgain(describe(error)) from error
+            failure = f"HTTP {response.status_code}: {response.text[:120]!r}"
+            if is_transient(response.status_code):
+                raise TryAgain(failure)
+            if optional:
+                return None
+            raise SearchFailed(f"the retriever {self._url}{path} does not answer: {failure}")
+
+        try:
+            return await self._backoff.retry(attempt)
+        except TryAgain as error:
+            raise SearchFailed(f"the retriever {self._url}{path} does not answer: {error}") from error
+
+    def _client(self) -> httpx.AsyncClient:
         loop = asyncio.get_running_loop()
-        if loop not in self._sessions:
-            self._sessions[loop] = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=TIMEOUT_S))
-        return self._sessions[loop]
+        if loop not in self._clients:
+            self._clients[loop] = httpx.AsyncClient(
+                timeout=None, verify=tls_context(), follow_redirects=True, trust_env=False
+            )
+        return self._clients[loop]
 
 
 def checked_url(url: str) -> str:

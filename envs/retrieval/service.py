@@ -1,22 +1,26 @@
-"""A retriever, served by Search-R1's protocol (`envs/retrieval/remote.py` has its form).
+"""A retriever served by Search-R1's protocol (its form is in `envs/retrieval/remote.py`).
 
-`GET /version` beside it tells what decides the answers, so that clients may cache them.
+`GET /version` is an addition: clients may cache answers of the same version.
 """
 
 import asyncio
 from collections.abc import Callable
 
-from aiohttp import web
 from pydantic import BaseModel, Field, ValidationError
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
 
 from envs.errors import WingspanError
+from envs.network.server import listening, read_body
 from envs.retrieval.types import Retriever
 
 MAX_BODY_BYTES = 4 << 20
 MAX_TOP_K = 1000
 
 
-class Asked(BaseModel):
+class RetrieveRequest(BaseModel):
     """Body of `POST /retrieve`."""
 
     queries: list[str]
@@ -25,50 +29,47 @@ class Asked(BaseModel):
     return_scores: bool = False
 
 
-def retriever_app(retriever: Retriever, *, top_k: int) -> web.Application:
-    """The routes; `top_k` is what requests without `topk` get."""
+def retriever_app(retriever: Retriever, *, top_k: int) -> Starlette:
+    """The ASGI application; requests without `topk` get `top_k` passages for each query."""
 
-    async def retrieve(request: web.Request) -> web.Response:
+    async def retrieve(request: Request) -> Response:
         try:
-            asked = Asked.model_validate_json(await request.read())
+            body = RetrieveRequest.model_validate_json(await read_body(request, MAX_BODY_BYTES))
         except ValidationError as error:
             first = error.errors()[0]
-            where = ".".join(map(str, first["loc"]))
-            return web.json_response({"error": f"{where}: {first['msg']}"}, status=422)
+            field = ".".join(map(str, first["loc"]))
+            return JSONResponse({"error": f"{field}: {first['msg']}"}, status_code=422)
         try:
-            found = await retriever.search(asked.queries, top_k=asked.topk or top_k)
+            results = await retriever.search(body.queries, top_k=body.topk or top_k)
         except WingspanError as error:
-            return web.json_response({"error": str(error)}, status=503)
-        documents = [
-            [({"id": one.passage_id, "contents": one.contents}, one.score) for one in own] for own in found
+            return JSONResponse({"error": str(error)}, status_code=503)
+        scored = [
+            [
+                {"document": {"id": passage.passage_id, "contents": passage.contents}, "score": passage.score}
+                for passage in passages
+            ]
+            for passages in results
         ]
-        if asked.return_scores:
-            return web.json_response(
-                {"result": [[{"document": d, "score": score} for d, score in own] for own in documents]}
-            )
-        return web.json_response({"result": [[d for d, _ in own] for own in documents]})
+        if body.return_scores:
+            return JSONResponse({"result": scored})
+        return JSONResponse({"result": [[entry["document"] for entry in entries] for entries in scored]})
 
-    async def version(_: web.Request) -> web.Response:
-        return web.json_response({"version": await retriever.version()})
+    async def version(_: Request) -> Response:
+        return JSONResponse({"version": await retriever.version()})
 
-    app = web.Application(client_max_size=MAX_BODY_BYTES)
-    app.add_routes([web.post("/retrieve", retrieve), web.get("/version", version)])
-    return app
+    return Starlette(
+        routes=[Route("/retrieve", retrieve, methods=["POST"]), Route("/version", version, methods=["GET"])]
+    )
 
 
 async def serve_retriever(
     retriever: Retriever, *, host: str, port: int, top_k: int, say: Callable[[str], None]
 ) -> None:
-    """Serve until cancelled; `say` is told the address when it answers. The index is there by then."""
+    """Serve until cancelled; `say` gets the address. Loads the index first. Raises `ConfigError`."""
     version = await retriever.version()
-    runner = web.AppRunner(retriever_app(retriever, top_k=top_k))
-    await runner.setup()
     try:
-        site = web.TCPSite(runner, host, port)
-        await site.start()
-        bound = runner.addresses[0][1]
-        say(f"http://{host}:{bound} retrieves by {version}")
-        await asyncio.Event().wait()
+        async with listening(retriever_app(retriever, top_k=top_k), host, port) as bound:
+            say(f"http://{host}:{bound} retrieves by {version}")
+            await asyncio.Event().wait()
     finally:
-        await runner.cleanup()
         await retriever.close()

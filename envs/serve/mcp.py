@@ -1,16 +1,15 @@
-"""OpenEnv's `POST /mcp`: JSON-RPC 2.0, by which a client asks for an environment's tools.
+"""OpenEnv's `POST /mcp`: JSON-RPC 2.0, by which a client lists and calls an environment's tools.
 
-The environments here are played by `reset` and `step` and have no such tools: the list is empty, and a call
-names a tool that there is not. Errors are answers with status 200, as JSON-RPC has them over HTTP.
+The environments here use `reset` and `step` and have no such tools: the list is empty, and every call names
+an unknown tool. Errors have status 200, as in JSON-RPC over HTTP.
 """
 
 from typing import Any, Literal
 
-from aiohttp import web
 from pydantic import BaseModel, ValidationError
 
 from envs.serve.sessions import RequestRejected
-from envs.serve.wire import answer, read_json
+from envs.serve.wire import Call, read_json
 
 _NO_JSON, _NO_REQUEST, _NO_METHOD, _NO_TOOL = -32700, -32600, -32601, -32602
 """JSON-RPC's codes; the last is the one of wrong parameters."""
@@ -41,9 +40,9 @@ class McpResponse(BaseModel):
     error: McpError | None = None
 
 
-async def mcp(request: web.Request) -> web.Response:
+async def mcp(call: Call) -> object:
     """Answer one request."""
-    return answer(_response(await request.read()).model_dump(exclude_none=True))
+    return _response(call.raw).model_dump(exclude_none=True)
 
 
 def _response(raw: bytes) -> McpResponse:
@@ -52,14 +51,17 @@ def _response(raw: bytes) -> McpResponse:
     except RequestRejected:
         return McpResponse(error=McpError(code=_NO_JSON, message="the body is not JSON"))
     try:
-        asked = McpRequest.model_validate(content)
+        request = McpRequest.model_validate(content)
     except ValidationError:
-        return McpResponse(error=McpError(code=_NO_REQUEST, message="the body is no request of JSON-RPC 2.0"))
-    match asked.method:
+        error = McpError(code=_NO_REQUEST, message="the body is no request of JSON-RPC 2.0")
+        return McpResponse(error=error)
+    match request.method:
         case "tools/list":
-            return McpResponse(id=asked.id, result={"tools": []})
+            return McpResponse(id=request.id, result={"tools": []})
         case "tools/call":
-            fault = McpError(code=_NO_TOOL, message="there are no tools; play by /reset and /step, or by /ws")
+            error = McpError(code=_NO_TOOL, message="there are no tools; play by /reset and /step, or by /ws")
         case _:
-            fault = McpError(code=_NO_METHOD, message=f"no method {asked.method[:60]!r}; there is tools/list")
-    return McpResponse(id=asked.id, error=fault)
+            error = McpError(
+                code=_NO_METHOD, message=f"no method {request.method[:60]!r}; there is tools/list"
+            )
+    return McpResponse(id=request.id, error=error)

@@ -9,8 +9,8 @@ import logging
 import random
 from contextlib import suppress
 
-from aiohttp import WSCloseCode, WSMsgType, web
 from pydantic_core import to_json
+from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
 
 from envs.serve.openenv_bodies import (
     Action,
@@ -27,12 +27,13 @@ from envs.serve.openenv_bodies import (
     StateQuery,
 )
 from envs.serve.sessions import EnvSession, EnvSessions, RequestRejected
-from envs.serve.wire import OWNER, answer, checked, read_json
+from envs.serve.wire import Call, read_json, validate
 from envs.types import Item, StepResult
 
 _CODES = {422: "VALIDATION_ERROR", 429: "CAPACITY_REACHED", 503: "CAPACITY_REACHED", 409: "SESSION_ERROR"}
 """Status → OpenEnv's word for it; all others are EXECUTION_ERROR."""
-
+_NORMAL, _GOING_AWAY, _TRY_AGAIN_LATER = 1000, 1001, 1013
+"""Close codes of WebSockets (RFC 6455 and IANA's registry)."""
 
 _log = logging.getLogger(__name__)
 
@@ -45,178 +46,180 @@ class OpenEnv:
         self._spec = sessions.spec
         self._train = self._spec.split(0).train
 
-    async def health(self, _: web.Request) -> web.Response:
-        """The server answers."""
-        return answer(Health())
+    async def health(self, _: Call) -> object:
+        """`GET /health`."""
+        return Health()
 
-    async def metadata(self, _: web.Request) -> web.Response:
-        """Name of the environment and how to play it."""
-        return answer(Description(name=self._spec.name, description=self._spec.instructions))
+    async def metadata(self, _: Call) -> object:
+        """`GET /metadata`."""
+        return Description(name=self._spec.name, description=self._spec.instructions)
 
-    async def schema(self, _: web.Request) -> web.Response:
-        """JSON schemas of actions, observations and states."""
-        return answer(
-            Schemas(
-                action=Action.model_json_schema(),
-                observation=Observation.model_json_schema(),
-                state=State.model_json_schema(),
-            )
+    async def schema(self, _: Call) -> object:
+        """`GET /schema`."""
+        return Schemas(
+            action=Action.model_json_schema(),
+            observation=Observation.model_json_schema(),
+            state=State.model_json_schema(),
         )
 
-    async def reset(self, request: web.Request, body: object) -> web.Response:
-        """Start an episode, in a new session or a given one."""
-        wanted = checked(HttpReset, body)
-        item = self._item(wanted, place="body")
-        if wanted.session_id is not None:
-            session = self._sessions.find(int(wanted.session_id), request[OWNER])
-            result = await self._reset(session, wanted, item)
+    async def reset(self, call: Call) -> object:
+        """`POST /reset`: start an episode, in a new session or the one that the body names."""
+        request = validate(HttpReset, call.body)
+        item = self._item(request, location="body")
+        if request.session_id is not None:
+            session = self._sessions.find(int(request.session_id), call.owner)
+            result = await self._reset(session, request, item)
         else:
-            session = self._sessions.open(request[OWNER])
+            session = self._sessions.open(call.owner)
             try:
-                result = await self._reset(session, wanted, item)
+                result = await self._reset(session, request, item)
             except BaseException:
                 await self._sessions.close(session)  # nobody knows its id
                 raise
         result.metadata = {"session_id": str(session.session_id)}
-        return answer(result)
+        return result
 
-    async def step(self, request: web.Request, body: object) -> web.Response:
-        """Carry out an action."""
-        wanted = checked(HttpStep, body)
-        session = self._sessions.find(int(wanted.session_id), request[OWNER])
-        step = self._sessions.step(session, wanted.action.text, timeout_s=wanted.timeout_s)
-        return answer(_result(await step))
+    async def step(self, call: Call) -> object:
+        """`POST /step`: carry out an action."""
+        request = validate(HttpStep, call.body)
+        session = self._sessions.find(int(request.session_id), call.owner)
+        return _result(await self._sessions.step(session, request.action.text, timeout_s=request.timeout_s))
 
-    async def state(self, request: web.Request) -> web.Response:
-        """Where the episode stands."""
-        wanted = checked(StateQuery, dict(request.query), place="query")
-        session = self._sessions.find(int(wanted.session_id), request[OWNER])
+    async def state(self, call: Call) -> object:
+        """`GET /state`: where the episode stands."""
+        query = validate(StateQuery, dict(call.query), location="query")
+        session = self._sessions.find(int(query.session_id), call.owner)
         self._sessions.touch(session)
-        return answer(_state(session))
+        return _state(session)
 
-    async def socket(self, request: web.Request) -> web.WebSocketResponse:
-        """A session for as long as the connection lasts."""
-        # Compression would cost more time than a step, and memory for every connection.
-        socket = web.WebSocketResponse(compress=False, max_msg_size=self._sessions.limits.max_body_bytes)
-        if not socket.can_prepare(request).ok:
-            raise RequestRejected(426, "this path is for WebSocket connections")
-        await socket.prepare(request)
+    async def talk(self, socket: WebSocket, owner: str) -> None:
+        """A session for as long as the WebSocket lasts."""
+        await socket.accept()
         try:
-            session = self._sessions.open(request[OWNER])
-        except RequestRejected as refused:
-            await _send(socket, _error(refused))
-            await socket.close(code=WSCloseCode.TRY_AGAIN_LATER)
-            return socket
-        talk = _Talk(self, session, socket)
+            session = self._sessions.open(owner)
+        except RequestRejected as rejected:
+            await _send(socket, _error(rejected))
+            await socket.close(code=_TRY_AGAIN_LATER)
+            return
         try:
-            await talk.last()
+            await _Connection(self, session, socket).serve()
         finally:
             await self._sessions.close(session)
-        return socket
 
-    async def said(self, session: EnvSession, message: Message) -> dict[str, object]:
+    async def answer_message(self, session: EnvSession, message: Message) -> dict[str, object]:
         """The answer to a message."""
         match message.type:
             case "reset":
-                wanted = checked(Reset, message.data, place="data")
-                result = await self._reset(session, wanted, self._item(wanted, place="data"))
+                request = validate(Reset, message.data, location="data")
+                result = await self._reset(session, request, self._item(request, location="data"))
             case "step":
-                action = checked(Action, message.data, place="data")
+                action = validate(Action, message.data, location="data")
                 result = _result(await self._sessions.step(session, action.text))
             case "state":
                 self._sessions.touch(session)
                 return {"type": "state", "data": _state(session)}
         return {"type": "observation", "data": result}
 
-    async def _reset(self, session: EnvSession, wanted: Reset, item: Item) -> Result:
+    async def _reset(self, session: EnvSession, request: Reset, item: Item) -> Result:
         observation = await self._sessions.reset(session, item)
-        session.episode_id = wanted.episode_id
+        session.episode_id = request.episode_id
         return Result(observation=Observation(text=observation), reward=None, done=False)
 
-    def _item(self, wanted: Reset, *, place: str) -> Item:
-        if wanted.item_id is None:
-            return random.Random(wanted.seed).choice(self._train)
-        name, _, index = wanted.item_id.rpartition("_")
+    def _item(self, request: Reset, *, location: str) -> Item:
+        if request.item_id is None:
+            return random.Random(request.seed).choice(self._train)
+        name, _, index = request.item_id.rpartition("_")
         if name != self._spec.name or not (index.isascii() and index.isdecimal() and len(index) <= 16):
-            fault = f"{wanted.item_id[:60]!r} is no item of {self._spec.name!r}, e.g. '{self._spec.name}_12'"
-            raise RequestRejected(422, [{"loc": [place, "item_id"], "msg": fault, "type": "value_error"}])
+            fault = f"{request.item_id[:60]!r} is no item of {self._spec.name!r}, e.g. '{self._spec.name}_12'"
+            raise RequestRejected(422, [{"loc": [location, "item_id"], "msg": fault, "type": "value_error"}])
         return self._sessions.item(
-            int(index), field=(place, "item_id"), seed=wanted.seed or 0, metadata=wanted.metadata
+            int(index), field=(location, "item_id"), seed=request.seed or 0, metadata=request.metadata
         )
 
 
-class _Talk:
-    """One WebSocket: it is read all the time, so that pings are answered while the environment works."""
+class _Connection:
+    """One WebSocket. It is read while the environment works, to notice that the client has gone."""
 
-    def __init__(self, protocol: OpenEnv, session: EnvSession, socket: web.WebSocketResponse) -> None:
+    def __init__(self, protocol: OpenEnv, session: EnvSession, socket: WebSocket) -> None:
         self._protocol = protocol
         self._session = session
         self._socket = socket
         self._answering: asyncio.Task[None] | None = None
 
-    async def last(self) -> None:
-        """Answer messages until either side has had enough."""
-        closing = asyncio.create_task(self._close_with_session())
+    async def serve(self) -> None:
+        """Answer messages until the client leaves or the session ends."""
+        reading = asyncio.create_task(self._read_messages())
+        ending = asyncio.create_task(self._session.ended.wait())
         try:
-            async for message in self._socket:
-                if message.type not in (WSMsgType.TEXT, WSMsgType.BINARY):
-                    break
-                try:
-                    if self._answering is not None and not self._answering.done():
-                        raise RequestRejected(409, "the last message is not answered yet: one at a time")
-                    said = _read(message.data)
-                except RequestRejected as refused:
-                    await _send(self._socket, _error(refused))
-                    continue
-                if said.type == "close":
-                    break
-                self._answering = asyncio.create_task(self._answer(said))
+            await asyncio.wait({reading, ending}, return_when=asyncio.FIRST_COMPLETED)
+            if reading.done():
+                await reading
+                await self._close(_NORMAL)
+            else:
+                if self._answering is not None:
+                    await asyncio.wait([self._answering])  # it says why the session ended
+                await self._close(_GOING_AWAY)
         finally:
-            closing.cancel()
-            if self._answering is not None:
-                self._answering.cancel()
-                await asyncio.wait([self._answering])
+            tasks = [task for task in (reading, ending, self._answering) if task is not None]
+            for task in tasks:
+                task.cancel()
+            await asyncio.wait(tasks)
+
+    async def _read_messages(self) -> None:
+        while True:
+            event = await self._socket.receive()
+            if event["type"] == "websocket.disconnect":
+                return
+            try:
+                if self._answering is not None and not self._answering.done():
+                    raise RequestRejected(409, "the last message is not answered yet: one at a time")
+                message = _read(event.get("text") or event.get("bytes") or "")
+            except RequestRejected as rejected:
+                await _send(self._socket, _error(rejected))
+                continue
+            if message.type == "close":
+                return
+            self._answering = asyncio.create_task(self._answer(message))
 
     async def _answer(self, message: Message) -> None:
         try:
-            answered = await self._protocol.said(self._session, message)
-        except RequestRejected as refused:
-            answered = _error(refused)
+            answer = await self._protocol.answer_message(self._session, message)
+        except RequestRejected as rejected:
+            answer = _error(rejected)
         except Exception as error:
             _log.exception("message %s", message.type)
-            answered = _error(RequestRejected(500, f"the server failed: {type(error).__name__}"))
-        await _send(self._socket, answered)
+            answer = _error(RequestRejected(500, f"the server failed: {type(error).__name__}"))
+        await _send(self._socket, answer)
 
-    async def _close_with_session(self) -> None:
-        await self._session.ended.wait()
-        if self._answering is not None:
-            await asyncio.wait([self._answering])  # it tells why
-        await self._socket.close(code=WSCloseCode.GOING_AWAY)
+    async def _close(self, code: int) -> None:
+        if self._socket.client_state is WebSocketState.CONNECTED:
+            with suppress(WebSocketDisconnect, RuntimeError):  # it was closed meanwhile
+                await self._socket.close(code=code)
 
 
 def _read(raw: bytes | str) -> Message:
-    said = read_json(raw)
-    if isinstance(said, dict) and said.get("type") not in ("reset", "step", "state", "close"):
-        fault = f"{str(said.get('type'))[:60]!r} is not reset, step, state or close"
+    content = read_json(raw)
+    if isinstance(content, dict) and content.get("type") not in ("reset", "step", "state", "close"):
+        fault = f"{str(content.get('type'))[:60]!r} is not reset, step, state or close"
         raise RequestRejected(422, [{"loc": ["type"], "msg": fault, "type": "unknown_type"}])
-    return checked(Message, said, place="message")
+    return validate(Message, content, location="message")
 
 
-def _error(refused: RequestRejected) -> dict[str, object]:
+def _error(rejected: RequestRejected) -> dict[str, object]:
     """In OpenEnv's form."""
-    if not isinstance(refused.detail, list):
-        code = _CODES.get(refused.status, "EXECUTION_ERROR")
-        return {"type": "error", "data": {"message": refused.detail, "code": code}}
-    told = "; ".join(f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}" for fault in refused.detail)
+    if not isinstance(rejected.detail, list):
+        code = _CODES.get(rejected.status, "EXECUTION_ERROR")
+        return {"type": "error", "data": {"message": rejected.detail, "code": code}}
+    text = "; ".join(f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}" for fault in rejected.detail)
     code = {"json_invalid": "INVALID_JSON", "unknown_type": "UNKNOWN_TYPE"}.get(
-        refused.detail[0]["type"], "VALIDATION_ERROR"
+        rejected.detail[0]["type"], "VALIDATION_ERROR"
     )
-    return {"type": "error", "data": {"message": told, "code": code, "errors": refused.detail}}
+    return {"type": "error", "data": {"message": text, "code": code, "errors": rejected.detail}}
 
 
-async def _send(socket: web.WebSocketResponse, content: object) -> None:
-    with suppress(ConnectionError):  # the peer has gone; the reader notices, too
-        await socket.send_str(to_json(content).decode())
+async def _send(socket: WebSocket, content: object) -> None:
+    with suppress(WebSocketDisconnect):  # the reader notices, too
+        await socket.send_text(to_json(content).decode())
 
 
 def _result(result: StepResult) -> Result:

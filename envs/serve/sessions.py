@@ -149,12 +149,12 @@ class EnvSessions:
         if session.session_id in self._open:
             self._open.move_to_end(session.session_id)
 
-    async def ask(self, session: EnvSession, what: str) -> Any:
-        """A fact of the episode under way, which its environment tells (`Inspectable`)."""
+    async def inspect(self, session: EnvSession, fact: str) -> Any:
+        """A fact of the episode under way, from its environment (`Inspectable`)."""
         env = session.env
         if not isinstance(env, Inspectable):
-            raise RequestRejected(501, f"{self.spec.name} tells nothing of {what!r}")
-        return await self._do(session, lambda: env.inspect(what), self.limits.step_timeout_s)
+            raise RequestRejected(501, f"{self.spec.name} cannot be asked for {fact!r}")
+        return await self._do(session, lambda: env.inspect(fact), self.limits.step_timeout_s)
 
     async def reset(self, session: EnvSession, item: Item) -> str:
         """Start an episode; returns the first observation."""

@@ -1,50 +1,58 @@
-"""Bodies in, bodies out: pydantic models on the wire, and errors that name the field."""
+"""Requests as the protocols see them, without the web framework: pydantic models in, JSON out."""
 
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, TypeVar
 
-from aiohttp import web
 from pydantic import BaseModel, ValidationError
-from pydantic_core import from_json, to_json
+from pydantic_core import from_json
 
 from envs.serve.sessions import RequestRejected
 
 M = TypeVar("M", bound=BaseModel)
 
-OWNER = web.RequestKey("owner", str)
-"""Whose request it is: the token that it came with."""
+
+@dataclass(frozen=True, kw_only=True)
+class Call:
+    """One HTTP request."""
+
+    owner: str
+    """The token that it came with; empty where none is needed."""
+    path: str
+    query: Mapping[str, str]
+    raw: bytes
+
+    @cached_property
+    def body(self) -> object:
+        """The JSON value of the body, `{}` for an empty one; raises `RequestRejected` 422 for no JSON."""
+        return read_json(self.raw) if self.raw else {}
 
 
-def checked(model: type[M], data: object, *, place: str = "body") -> M:
-    """`data` as a model; raises `Refused` 422 that names each wrong field."""
+Handler = Callable[[Call], Awaitable[object]]
+"""Returns what is answered with status 200: JSON values and models."""
+
+
+def validate(model: type[M], data: object, *, location: str = "body") -> M:
+    """`data` as a model; raises `RequestRejected` 422 that names each wrong field."""
     try:
         return model.model_validate(data)
     except ValidationError as error:
-        raise RequestRejected(422, faults(error, place=place)) from None
+        raise RequestRejected(422, _faults(error, location=location)) from None
 
 
-def faults(error: ValidationError, *, place: str) -> list[dict[str, Any]]:
-    """What is wrong, field by field, in FastAPI's form; what was sent is not sent back."""
-    found = error.errors(include_url=False, include_context=False, include_input=False)
-    return [{"loc": [place, *fault["loc"]], "msg": fault["msg"], "type": fault["type"]} for fault in found]
-
-
-async def body_of(request: web.Request) -> object:
-    """The request's JSON; an empty body is an empty object."""
-    raw = await request.read()
-    return read_json(raw) if raw else {}
+def _faults(error: ValidationError, *, location: str) -> list[dict[str, Any]]:
+    """The wrong fields in FastAPI's form, without the values that were sent."""
+    faults = error.errors(include_url=False, include_context=False, include_input=False)
+    return [
+        {"loc": [location, *fault["loc"]], "msg": fault["msg"], "type": fault["type"]} for fault in faults
+    ]
 
 
 def read_json(raw: bytes | str) -> object:
-    """Any JSON value; raises `Refused` 422 where it is none."""
+    """Any JSON value; raises `RequestRejected` 422 for other text."""
     try:
         return from_json(raw, allow_inf_nan=False)
     except ValueError as error:
         fault = {"loc": ["body"], "msg": f"not JSON: {error}", "type": "json_invalid"}
         raise RequestRejected(422, [fault]) from None
-
-
-def answer(content: object, *, status: int = 200, headers: dict[str, str] | None = None) -> web.Response:
-    """A JSON answer; models, too, are content."""
-    return web.Response(
-        body=to_json(content), status=status, content_type="application/json", headers=headers
-    )

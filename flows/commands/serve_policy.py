@@ -1,14 +1,13 @@
 """`wingspan serve-policy`: an OpenAI-compatible server for a policy, sampled on the CPU."""
 
-import asyncio
-import signal
 from collections.abc import Callable
 from pathlib import Path
 
-from agents.gateway.gateway import Gateway, listener
+from agents.gateway.gateway import Gateway
 from agents.gateway.limits import GatewayLimits
 from agents.samplers.local import LocalModel
 from agents.types import SamplingParams
+from envs.network.server import bind, stop_event
 
 
 async def serve_policy(
@@ -31,7 +30,7 @@ async def serve_policy(
     """
     local = LocalModel(folder, threads=threads)
     local.check()
-    listener(host, port).close()  # fail before the model is loaded, which takes long
+    bind(host, port).close()  # fail before the model is loaded, which takes long
     length = context_length or _read_context_length(folder)
     with local.load(context_length=length) as sampling_model:
         gateway = Gateway(
@@ -44,15 +43,10 @@ async def serve_policy(
             token=token,
             processor=sampling_model.processor,
         )
-        stop = asyncio.Event()
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, stop.set)
+        stop = stop_event()
         async with gateway.listening(host, port) as url:
             say(f"{model} at {url}/v1, OpenAI's protocol; stop with Ctrl-C")
             await stop.wait()
-            for number in (signal.SIGINT, signal.SIGTERM):
-                loop.remove_signal_handler(number)  # a second signal ends the process at once
 
 
 def _read_context_length(folder: Path) -> int:

@@ -11,10 +11,11 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
-from agents.gateway.gateway import Gateway, listener
+from agents.gateway.gateway import Gateway
 from agents.samplers.sampler import Sampler
 from agents.types import Completion, SamplingParams
 from envs.errors import ConfigError
+from envs.network.server import bind
 from envs.redaction import register_secret
 from envs.types import Image
 from tasks.config.settings import Pipeline
@@ -48,7 +49,7 @@ class ServedAt:
 
     def check(self) -> None:
         """Raise `ConfigError` if the address cannot be had on this machine."""
-        listener(self.host, self.port).close()
+        bind(self.host, self.port).close()
 
     @property
     def url(self) -> str:

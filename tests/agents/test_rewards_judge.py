@@ -8,47 +8,57 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from aiohttp import web
 from pydantic import ValidationError
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
 
-from agents.clients.endpoint import TryAgain
 from agents.clients.rate_limit import RateLimiter
 from agents.rewards import Endpoint, JudgeSettings, combine_rewards, llm_judge
 from agents.rewards.judge.reward import PROMPT, read_score
 from agents.rewards.judge.store import MemoryCache, Spent
 from envs.errors import BudgetSpent, ConfigError, RewardFailed
+from envs.network.client import TryAgain
+from tests.support.http_server import serving
 from tests.support.reward_toy import judged
 
-Answer = Callable[[web.Request], Awaitable[web.StreamResponse]]
+Answer = Callable[[Request], Awaitable[Response]]
 FIELDS = {"question": "Who won {it}?", "answer": "Broncos"}
 
 
 def says(text: Any, *, tokens: int | None = 30) -> Answer:
-    async def answer(_: web.Request) -> web.Response:
+    async def answer(_: Request) -> Response:
         body: dict[str, Any] = {"choices": [{"message": {"role": "assistant", "content": text}}]}
         if tokens is not None:
             body["usage"] = {"total_tokens": tokens}
-        return web.json_response(body)
+        return JSONResponse(body)
 
     return answer
 
 
 def status(code: int, text: str = "", **headers: str) -> Answer:
-    async def answer(_: web.Request) -> web.Response:
-        return web.Response(status=code, text=text, headers=headers)
+    async def answer(_: Request) -> Response:
+        return Response(text, code, headers)
 
     return answer
 
 
-async def hangs(_: web.Request) -> web.Response:
+async def hangs(_: Request) -> Response:
     await asyncio.sleep(60)
     raise AssertionError("nobody waits so long")
 
 
-async def hangs_up(request: web.Request) -> web.Response:
-    assert request.transport is not None
-    request.transport.abort()
-    return web.Response()
+class CutShort(Response):
+    """Begins and never ends, so that the server closes the connection."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"9")]})
+
+
+async def hangs_up(_: Request) -> Response:
+    return CutShort()
 
 
 @dataclass
@@ -62,7 +72,7 @@ class Judge:
     at_once: int = 0
     most_at_once: int = 0
 
-    async def answer(self, request: web.Request) -> web.StreamResponse:
+    async def answer(self, request: Request) -> Response:
         self.asked.append(await request.json())
         self.headers.append(request.headers.get("Authorization"))
         self.at_once += 1
@@ -77,17 +87,10 @@ def with_judge(script: list[Answer], talk: Callable[[Judge], Awaitable[None]]) -
     judge = Judge(script)
 
     async def main() -> None:
-        app = web.Application()
-        app.router.add_post("/v1/chat/completions", judge.answer)
-        runner = web.AppRunner(app, shutdown_timeout=0.1)
-        await runner.setup()
-        site = web.TCPSite(runner, "127.0.0.1", 0)
-        await site.start()
-        judge.url = f"http://127.0.0.1:{runner.addresses[0][1]}/v1"
-        try:
+        app = Starlette(routes=[Route("/v1/chat/completions", judge.answer, methods=["POST"])])
+        async with serving(app) as url:
+            judge.url = f"{url}/v1"
             await talk(judge)
-        finally:
-            await runner.cleanup()
 
     asyncio.run(main())
     return judge
@@ -227,7 +230,7 @@ def test_tokens_that_nobody_reports_cannot_be_limited():
 
 
 def test_requests_at_a_time_and_a_second():
-    async def slowly(request: web.Request) -> web.StreamResponse:
+    async def slowly(request: Request) -> Response:
         await asyncio.sleep(0.1)
         return await says("Score: 3")(request)
 

@@ -8,7 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from aiohttp import web
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
 
 from agents.agent import FormatAgent
 from agents.clients.web_search import Format, WebEndpoint, WebSearch, web_endpoint
@@ -50,31 +53,37 @@ class Engine:
     def __init__(self, answers: Sequence[int | str] = ()) -> None:
         self.answers = list(answers)
         self.asked: list[tuple[str, float]] = []
-        self.app = web.Application()
-        self.app.add_routes([web.get("/search", self.searxng), web.post("/search", self.serper)])
+        self.app = Starlette(
+            routes=[
+                Route("/search", self.searxng, methods=["GET"]),
+                Route("/search", self.serper, methods=["POST"]),
+            ]
+        )
 
-    async def searxng(self, request: web.Request) -> web.Response:
-        assert request.query["format"] == "json"
+    async def searxng(self, request: Request) -> Response:
+        assert request.query_params["format"] == "json"
         pages = [{"url": u, "title": t, "content": c, "engine": "any", "score": 1.0} for t, u, c in PAGES]
-        return self._answer(request.query["q"], {"query": "", "number_of_results": 3, "results": pages})
+        return self._answer(
+            request.query_params["q"], {"query": "", "number_of_results": 3, "results": pages}
+        )
 
-    async def serper(self, request: web.Request) -> web.Response:
+    async def serper(self, request: Request) -> Response:
         if request.headers.get("X-API-KEY") != "right":
-            return web.json_response({"message": "Unauthorized.", "statusCode": 403}, status=403)
+            return JSONResponse({"message": "Unauthorized.", "statusCode": 403}, status_code=403)
         body = await request.json()
         assert body.keys() == {"q", "num"}
         pages = [{"title": t, "link": u, "snippet": c, "position": n} for n, (t, u, c) in enumerate(PAGES, 1)]
         return self._answer(body["q"], {"searchParameters": body, "organic": pages, "credits": 1})
 
-    def _answer(self, query: str, found: dict[str, Any]) -> web.Response:
+    def _answer(self, query: str, found: dict[str, Any]) -> Response:
         self.asked.append((query, time.monotonic()))
         if self.answers:
             answer = self.answers.pop(0)
             if isinstance(answer, str):
-                return web.Response(text=answer)
+                return Response(answer)
             headers = {"Retry-After": "0"} if answer == 429 else None
-            return web.Response(status=answer, text="not now", headers=headers)
-        return web.json_response(found)
+            return Response("not now", answer, headers)
+        return JSONResponse(found)
 
     def search(
         self, *queries: str, format: Format = "searxng", cache: SearchCache | None = None, **limits: Any

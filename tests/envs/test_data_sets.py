@@ -1,6 +1,5 @@
 """Data sets: made once and alike, or downloaded over a real server that breaks off, changes and lies."""
 
-import asyncio
 import gzip
 import hashlib
 import io
@@ -8,20 +7,23 @@ import multiprocessing
 import os
 import random
 import tarfile
-import threading
 import zipfile
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
-from aiohttp import web
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, Response, StreamingResponse
+from starlette.routing import Route
 from typer.testing import CliRunner
 
 from envs.errors import ConfigError, MissingDependency
 from envs.requirements.data_sets import DataFile, DataSet, data_set_scope, get_data_set, register_data_set
 from envs.requirements.downloads import DownloadFailed, faults, pull
 from flows.cli.app import app
+from tests.support.http_server import serving_in_thread
 
 BODY = random.Random(0).randbytes(3_000_000)
 
@@ -46,57 +48,33 @@ class Server:
     asked: list[str | None] = field(default_factory=list)
     """The `Range` of each request."""
 
-    async def answer(self, request: web.Request) -> web.StreamResponse:
+    async def answer(self, request: Request) -> Response:
         span = request.headers.get("Range")
         self.asked.append(span)
         if self.refuses_from is not None and len(self.asked) > self.refuses_from:
-            return web.Response(status=503)
+            return Response(status_code=503)
         if self.page:
-            return web.Response(text="<p>too many users</p>", content_type="text/html")
-        body = self.bodies[request.match_info["name"]]
+            return HTMLResponse("<p>too many users</p>")
+        body = self.bodies[request.path_params["name"]]
         start = 0
         if span is not None and request.headers.get("If-Range") == self.etag:
             start = int(span.removeprefix("bytes=").removesuffix("-"))
             if start >= len(body):
-                return web.Response(status=416, headers={"Content-Range": f"bytes */{len(body)}"})
-        response = web.StreamResponse(status=206 if start else 200, headers={"ETag": self.etag})
-        response.content_length = len(body) - start
-        await response.prepare(request)
+                return Response(status_code=416, headers={"Content-Range": f"bytes */{len(body)}"})
+        end = len(body)
         if self.cuts > 0:
             self.cuts -= 1
-            await response.write(body[start : start + self.cut_at])
-            assert request.transport is not None
-            request.transport.close()
-            return response
-        await response.write(body[start:])
-        return response
+            end = start + self.cut_at
+        headers = {"ETag": self.etag, "Content-Length": str(len(body) - start)}
+        return StreamingResponse(iter([body[start:end]]), 206 if start else 200, headers)
 
 
 @pytest.fixture
 def server() -> Iterator[Server]:
     served = Server()
-    started, loop = threading.Event(), asyncio.new_event_loop()
-
-    async def start() -> None:
-        application = web.Application()
-        application.router.add_get("/{name}", served.answer)
-        runner = web.AppRunner(application)
-        await runner.setup()
-        site = web.TCPSite(runner, "127.0.0.1", 0)
-        await site.start()
-        served.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
-        started.set()
-
-    def run() -> None:
-        loop.run_until_complete(start())
-        loop.run_forever()
-
-    thread = threading.Thread(target=run, daemon=True)
-    thread.start()
-    assert started.wait(10)
-    yield served
-    loop.call_soon_threadsafe(loop.stop)
-    thread.join(10)
+    with serving_in_thread(Starlette(routes=[Route("/{name:path}", served.answer)])) as url:
+        served.url = url
+        yield served
 
 
 def a_set(

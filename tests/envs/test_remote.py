@@ -8,7 +8,10 @@ from dataclasses import replace
 from functools import partial
 
 import pytest
-from aiohttp import web
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
 
 from agents.agent import FormatAgent
 from agents.limits import EpisodeLimits
@@ -18,6 +21,7 @@ from agents.rollout.episode import EpisodeConfig
 from agents.rollout.group import run_groups
 from agents.samplers.sampler import ScriptedSampler
 from agents.types import SamplingParams, StopReason, Trajectory
+from envs.base import Environment
 from envs.builtin.textcraft.env import make_item
 from envs.errors import ConfigError, EnvCrashed
 from envs.registry import get_env
@@ -26,6 +30,7 @@ from envs.runtime.manager import EnvManager
 from envs.serve.limits import ServerLimits
 from envs.types import Item, StepResult
 from tests.support.experts import actions_of
+from tests.support.http_server import serving
 from tests.support.serving import Served, listening, served
 from tests.support.toy import toy_tokenizer
 
@@ -315,7 +320,7 @@ def test_what_no_retry_mends_is_said_in_one_line(protocol: WireProtocol, textcra
         with pytest.raises(ConfigError, match=r"/nowhere/.* answers 404"):
             await lost.reset(make_item(1))
         dead = Servers(["http://127.0.0.1:9"], protocol=protocol, patience_s=0.1).make()
-        with pytest.raises(EnvCrashed, match=r"no server has room.*127.0.0.1:9 .*Cannot connect"):
+        with pytest.raises(EnvCrashed, match=r"no server has room.*127.0.0.1:9 .*Connect"):
             await dead.reset(make_item(1))
 
     asyncio.run(main())
@@ -338,13 +343,13 @@ def test_agentgyms_own_answers_are_read_as_its_clients_read_them() -> None:
     ]
     asked: list[object] = []
 
-    async def answer(request: web.Request) -> web.Response:
-        asked.append((request.path, await request.json()))
-        match request.path:
+    async def answer(request: Request) -> Response:
+        asked.append((request.url.path, await request.json()))
+        match request.url.path:
             case "/create":
-                return web.json_response({"id": 7})
+                return JSONResponse({"id": 7})
             case "/reset":
-                return web.json_response(
+                return JSONResponse(
                     {
                         "task_name": "boil",
                         "var_num": 3,
@@ -353,17 +358,14 @@ def test_agentgyms_own_answers_are_read_as_its_clients_read_them() -> None:
                     }
                 )
             case "/step":
-                return web.json_response(steps.pop(0))
-        return web.json_response(True)
+                return JSONResponse(steps.pop(0))
+        return JSONResponse(True)
 
     async def main() -> None:
-        app = web.Application()
-        app.router.add_post("/{name}", answer)
-        runner = web.AppRunner(app)
-        await runner.setup()
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
-        url = f"http://127.0.0.1:{runner.addresses[0][1]}"
-        env = Servers([url], protocol="agentgym").make()
+        async with serving(Starlette(routes=[Route("/{name}", answer, methods=["POST"])])) as url:
+            await play(Servers([url], protocol="agentgym").make())
+
+    async def play(env: Environment) -> None:
         item = Item(item_id="sciworld_3", env="sciworld")
         assert await env.reset(item) == "Boil water.\nA room."
         good, lost = await env.step("look"), await env.step("focus on air")
@@ -378,7 +380,6 @@ def test_agentgyms_own_answers_are_read_as_its_clients_read_them() -> None:
         with pytest.raises(EnvCrashed, match="The id 7 is not valid"):
             await env.step("look")
         await env.close()
-        await runner.cleanup()
 
     asyncio.run(main())
     assert asked[:3] == [

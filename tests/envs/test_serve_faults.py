@@ -1,12 +1,14 @@
 """Environments that break, hang or are slow, behind the server: statuses, what is left, who is told."""
 
 import asyncio
+import json
 from collections.abc import Awaitable, Callable
 from typing import Any
 
 import httpx
 import pytest
-from aiohttp import ClientSession
+from websockets.asyncio.client import connect
+from websockets.exceptions import ConnectionClosed
 
 from envs.errors import EnvCrashed
 from envs.registry import EnvSpec, Split
@@ -143,24 +145,28 @@ def test_a_step_under_way_is_finished_when_the_server_stops() -> None:
 
 def test_by_websocket_an_error_is_told_before_the_end() -> None:
     async def talk(url: str, http: httpx.AsyncClient) -> None:
-        async with ClientSession() as client, client.ws_connect(f"{url}/ws") as socket:
-            await socket.send_json({"type": "step", "data": {"text": "add 1"}})
-            assert (await socket.receive_json())["data"]["code"] == "SESSION_ERROR"
-            await socket.send_str("{")
-            assert (await socket.receive_json())["data"]["code"] == "INVALID_JSON"
-            await socket.send_json({"type": "mcp", "data": {}})
-            assert (await socket.receive_json())["data"]["code"] == "UNKNOWN_TYPE"
-            await socket.send_json({"type": "step", "data": {"words": "add 1"}})
-            told = (await socket.receive_json())["data"]
-            assert (told["code"], told["errors"][0]["loc"]) == ("VALIDATION_ERROR", ["data", "text"])
-            await socket.send_json({"type": "reset", "data": {"item_id": "toy_1", "metadata": {"target": 3}}})
-            assert (await socket.receive_json())["data"]["observation"]["text"] == "Goal: reach 3."
-            await socket.send_json({"type": "step", "data": {"text": "add 1"}})
-            told = await socket.receive_json()
-            assert told["type"] == "error"
-            assert told["data"]["code"] == "EXECUTION_ERROR"
-            assert "the toy broke" in told["data"]["message"]
-            assert (await socket.receive()).type.name in ("CLOSE", "CLOSING", "CLOSED")
+        async with connect(f"{url.replace('http', 'ws')}/ws") as socket:
+
+            async def ask(sent: str | dict[str, Any]) -> Any:
+                await socket.send(sent if isinstance(sent, str) else json.dumps(sent))
+                return json.loads(await socket.recv())
+
+            step = {"type": "step", "data": {"text": "add 1"}}
+            assert (await ask(step))["data"]["code"] == "SESSION_ERROR"
+            assert (await ask("{"))["data"]["code"] == "INVALID_JSON"
+            assert (await ask({"type": "mcp", "data": {}}))["data"]["code"] == "UNKNOWN_TYPE"
+            error = (await ask({"type": "step", "data": {"words": "add 1"}}))["data"]
+            assert (error["code"], error["errors"][0]["loc"]) == ("VALIDATION_ERROR", ["data", "text"])
+            reset = {"type": "reset", "data": {"item_id": "toy_1", "metadata": {"target": 3}}}
+            assert (await ask(reset))["data"]["observation"]["text"] == "Goal: reach 3."
+            failed = await ask(step)
+            assert failed["type"] == "error"
+            assert failed["data"]["code"] == "EXECUTION_ERROR"
+            assert "the toy broke" in failed["data"]["message"]
+            with pytest.raises(ConnectionClosed) as closed:
+                await socket.recv()
+            assert closed.value.rcvd is not None
+            assert closed.value.rcvd.code == 1001
 
     serving([ToyEnv(crash_at=1)], talk)
 
@@ -169,10 +175,11 @@ def test_a_connection_that_is_dropped_frees_its_environment() -> None:
     dropped = ToyEnv()
 
     async def talk(url: str, http: httpx.AsyncClient) -> None:
-        async with ClientSession() as client:
-            socket = await client.ws_connect(f"{url}/ws")
-            await socket.send_json({"type": "reset", "data": {"item_id": "toy_1", "metadata": {"target": 3}}})
-            await socket.receive_json()
+        async with connect(f"{url.replace('http', 'ws')}/ws") as socket:
+            reset = {"type": "reset", "data": {"item_id": "toy_1", "metadata": {"target": 3}}}
+            await socket.send(json.dumps(reset))
+            await socket.recv()
+            socket.transport.abort()
         await wait_until_async(lambda: dropped.closed)
 
     serving([dropped], talk)

@@ -1,18 +1,21 @@
 """A server that speaks OpenAI's protocol: it keeps its rules, remembers what was asked and says what a test
 tells it to. It runs in a thread of its own, so that whoever asks may block."""
 
-import asyncio
 import json
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from aiohttp import web
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from tests.support.http_server import serving_in_thread
 
 Body = dict[str, Any]
-Script = Callable[[Body], "Body | web.Response"]
+Script = Callable[[Body], "Body | Response"]
 """From a request's body to the message of the reply, or to a response of another kind."""
 
 
@@ -38,8 +41,8 @@ def calls(*wanted: tuple[str, Any], content: str | None = None) -> Body:
     )
 
 
-def fails(status: int, text: str, **headers: str) -> web.Response:
-    return web.json_response({"error": {"message": text}}, status=status, headers=headers)
+def fails(status: int, text: str, **headers: str) -> Response:
+    return JSONResponse({"error": {"message": text}}, status_code=status, headers=headers)
 
 
 @dataclass
@@ -55,11 +58,11 @@ class ChatServer:
     asked: list[Body] = field(default_factory=list)
     keys: list[str | None] = field(default_factory=list)
 
-    async def listed(self, request: web.Request) -> web.Response:
+    async def listed(self, request: Request) -> Response:
         refused = self._refused(request)
-        return refused or web.json_response({"data": [{"id": model} for model in self.models]})
+        return refused or JSONResponse({"data": [{"id": model} for model in self.models]})
 
-    async def answer(self, request: web.Request) -> web.Response:
+    async def answer(self, request: Request) -> Response:
         body = await request.json()
         self.asked.append(body)
         self.keys.append(request.headers.get("Authorization"))
@@ -71,14 +74,14 @@ class ChatServer:
         if broken := broken_rule(body["messages"]):
             return fails(400, broken)
         said = self.script(body)
-        if isinstance(said, web.Response):
+        if isinstance(said, Response):
             return said
         reply: Body = {"choices": [{"message": said, "finish_reason": said.pop("finish", "stop")}]}
         if (total := self.tokens(body)) is not None:
             reply["usage"] = {"total_tokens": total}
-        return web.json_response(reply)
+        return JSONResponse(reply)
 
-    def _refused(self, request: web.Request) -> web.Response | None:
+    def _refused(self, request: Request) -> Response | None:
         if self.key is None or request.headers.get("Authorization") == f"Bearer {self.key}":
             return None
         return fails(401, "Incorrect API key provided.")
@@ -106,40 +109,22 @@ def broken_rule(messages: Sequence[Mapping[str, Any]]) -> str | None:
 def chat_server(script: Script, **facts: Any) -> Iterator[ChatServer]:
     """A `ChatServer` that listens while the context is open."""
     server = ChatServer(script, **facts)
-    loop = asyncio.new_event_loop()
-    ready = threading.Event()
-    app = web.Application()
-    app.router.add_post("/v1/chat/completions", server.answer)
-    app.router.add_get("/v1/models", server.listed)
-    runner = web.AppRunner(app, shutdown_timeout=0.1)
-
-    async def start() -> None:
-        await runner.setup()
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
-        server.url = f"http://127.0.0.1:{runner.addresses[0][1]}/v1"
-
-    def serve() -> None:
-        loop.run_until_complete(start())
-        loop.call_soon(ready.set)  # not before: a stop that comes during `start` would end only that
-        loop.run_forever()
-        loop.run_until_complete(runner.cleanup())
-        loop.close()
-
-    thread = threading.Thread(target=serve, daemon=True)
-    thread.start()
-    assert ready.wait(30)
-    try:
+    app = Starlette(
+        routes=[
+            Route("/v1/chat/completions", server.answer, methods=["POST"]),
+            Route("/v1/models", server.listed),
+        ]
+    )
+    with serving_in_thread(app) as url:
+        server.url = f"{url}/v1"
         yield server
-    finally:
-        loop.call_soon_threadsafe(loop.stop)
-        thread.join(30)
 
 
-def in_turn(*said: "Body | web.Response") -> Script:
+def in_turn(*said: "Body | Response") -> Script:
     """One after the other, whoever asks; the last is for ever. A response is sent once only."""
     left = list(said)
 
-    def script(_: Body) -> "Body | web.Response":
+    def script(_: Body) -> "Body | Response":
         next_one = left.pop(0) if len(left) > 1 else left[0]
         return dict(next_one) if isinstance(next_one, dict) else next_one
 

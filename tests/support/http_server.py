@@ -1,18 +1,40 @@
-"""A real HTTP server on a free port of 127.0.0.1, for the length of a test."""
+"""An HTTP server on a free port of 127.0.0.1, for the length of a test."""
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 
-from aiohttp import web
+from starlette.applications import Starlette
+
+from envs.network.server import listening
 
 
 @asynccontextmanager
-async def serving(app: web.Application) -> AsyncIterator[str]:
+async def serving(app: Starlette) -> AsyncIterator[str]:
     """Its URL; it is gone afterwards."""
-    runner = web.AppRunner(app)
-    await runner.setup()
+    async with listening(app, "127.0.0.1", 0, grace_s=0.1) as port:
+        yield f"http://127.0.0.1:{port}"
+
+
+@contextmanager
+def serving_in_thread(app: Starlette) -> Iterator[str]:
+    """The same with an event loop of its own, for a test that blocks."""
+    urls: list[str] = []
+    ready, stopped, loop = threading.Event(), asyncio.Event(), asyncio.new_event_loop()
+
+    async def serve() -> None:
+        async with serving(app) as url:
+            urls.append(url)
+            ready.set()
+            await stopped.wait()
+
+    thread = threading.Thread(target=lambda: loop.run_until_complete(serve()), daemon=True)
+    thread.start()
+    assert ready.wait(30)
     try:
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
-        yield f"http://127.0.0.1:{runner.addresses[0][1]}"
+        yield urls[0]
     finally:
-        await runner.cleanup()
+        loop.call_soon_threadsafe(stopped.set)
+        thread.join(30)
+        loop.close()

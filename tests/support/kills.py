@@ -19,8 +19,8 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from urllib.request import urlopen
 
+import httpx
 import psutil
 
 from agents.agent import FormatAgent
@@ -159,7 +159,8 @@ class Fleet:
 
     def _await(self, port: int) -> None:
         for _ in range(600):
-            with suppress(OSError), urlopen(f"http://127.0.0.1:{port}/health", timeout=5):
+            with suppress(httpx.HTTPError):
+                httpx.get(f"http://127.0.0.1:{port}/health", trust_env=False).raise_for_status()
                 return
             time.sleep(0.05)
         raise RuntimeError(f"the server on port {port} does not answer")

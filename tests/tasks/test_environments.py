@@ -6,8 +6,8 @@ import re
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
-from urllib.request import Request, urlopen
 
+import httpx
 import pytest
 from typer.testing import CliRunner
 
@@ -43,12 +43,11 @@ def test_the_experts_episodes_are_played_on_the_server(
         provision(pipeline, tmp_path)
         here = json.loads((tmp_path / "provision.json").read_text())["envs"]["textcraft"]
         assert here["episodes"] == 64
-        ask = Request(f"{server.url}/metrics", headers={"Authorization": "Bearer secret"})
-        with urlopen(ask) as metrics:
-            told = metrics.read().decode()
-    stepped = re.search(r'wingspan_environment_seconds_count\{[^}]*"step"[^}]*\} (\S+)', told)
-    assert stepped is not None, told
-    assert float(stepped.group(1)) == here["turns"]
+        headers = {"Authorization": "Bearer secret"}
+        metrics = httpx.get(f"{server.url}/metrics", headers=headers).raise_for_status().text
+    steps = re.search(r'wingspan_environment_seconds_count\{[^}]*"step"[^}]*\} (\S+)', metrics)
+    assert steps is not None, metrics
+    assert float(steps.group(1)) == here["turns"]
 
 
 def test_an_environment_of_the_users_own_needs_no_line_in_the_registry(tmp_path: Path) -> None:

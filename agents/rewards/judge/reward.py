@@ -12,13 +12,14 @@ from collections.abc import Collection, Mapping
 from functools import partial
 from typing import Any
 
-from agents.clients.endpoint import ChatClient, Endpoint, Reply, TryAgain
+from agents.clients.endpoint import ChatClient, Endpoint, Reply
 from agents.judging import JudgeSettings
 from agents.rewards.function import FunctionReward
 from agents.rewards.judge.single_flight import SingleFlight
 from agents.rewards.judge.store import Budget, Cache, JudgeFile, MemoryCache
 from agents.rewards.types import RewardInput, RewardResult
 from envs.errors import ConfigError
+from envs.network.client import TryAgain
 
 PROMPT = """You judge an answer to a question.
 

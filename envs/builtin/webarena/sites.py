@@ -9,8 +9,8 @@ import os
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from urllib.error import HTTPError
-from urllib.request import ProxyHandler, build_opener
+
+import httpx
 
 from envs.errors import MissingDependency
 
@@ -96,12 +96,10 @@ SITES_ANSWER = SitesAnswer()
 def answers(url: str) -> str | None:
     """None if something serves HTTP at `url`; else in a few words what went wrong."""
     try:
-        with build_opener(ProxyHandler({})).open(url, timeout=ANSWER_S):
-            return None
-    except HTTPError as error:
-        return None if error.code < 500 else str(error)
-    except (OSError, ValueError) as error:
+        response = httpx.get(url, timeout=ANSWER_S, follow_redirects=True, trust_env=False)
+    except (httpx.HTTPError, httpx.InvalidURL) as error:
         return " ".join(str(error).split())[:100]
+    return f"HTTP {response.status_code}" if response.status_code >= 500 else None
 
 
 def _named() -> dict[str, str]:

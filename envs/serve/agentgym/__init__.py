@@ -1,6 +1,6 @@
-"""AgentGym's protocol, served: what its clients send and read (WooooDyy/AgentGym at 3ef9235).
+"""AgentGym's protocol on the server's side: what its clients send and read (WooooDyy/AgentGym at 3ef9235).
 
-`bodies.py` is what comes in, `families.py` what each environment's clients want to hear, `handlers.py` the
-requests. Errors are told by status codes, where AgentGym answers 200 and `{"error": …}`, which its clients
-then die of.
+`requests.py` and `responses.py` have the bodies, `families.py` says which environment uses which,
+`handlers.py` answers requests. Errors have error statuses; AgentGym's own servers answer 200 and
+`{"error": …}`, on which its clients crash.
 """

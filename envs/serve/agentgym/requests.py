@@ -8,83 +8,83 @@ from envs.serve.ids import MAX_ID
 
 SessionId = Annotated[int, Field(ge=0, le=MAX_ID)]
 Index = Annotated[int, Field(ge=0, le=MAX_ID)]
-"""Place of an item, as in `textcraft_12`."""
+"""Index of an item, as in `textcraft_12`."""
 
 
 class Create(BaseModel):
-    """Body of `POST /create`: nothing."""
+    """Body of `POST /create`: empty."""
 
 
 class TextCraftCreate(Create):
-    """TextCraft's client names a game of its own here, always null."""
+    """TextCraft's client could name a game of its own; it always sends null."""
 
     commands: None = None
     goal: None = None
 
 
-class OfSession(BaseModel):
-    """What names its session."""
+class SessionRequest(BaseModel):
+    """A request about a session; the body of `POST /close` and the query of every GET."""
 
     session: Annotated[SessionId, Field(alias="id")]
 
 
-class Reset(OfSession):
+class Reset(SessionRequest):
     """Body of `POST /reset`, as most clients send it."""
 
     index: Annotated[Index, Field(alias="data_idx")]
 
 
 class TextCraftReset(Reset):
-    """TextCraft's may leave the index out."""
+    """TextCraft's client may leave the index out."""
 
     index: Annotated[Index, Field(alias="data_idx")] = 0
 
 
-class Step(OfSession):
+class Step(SessionRequest):
     """Body of `POST /step`."""
 
     action: str
 
 
-class AlfWorldReset(OfSession):
-    """ALFWorld's: a game, and the kind of world, of which there is one here."""
+class AlfWorldReset(SessionRequest):
+    """An ALFWorld game and the kind of its world, of which there is one here."""
 
     index: Annotated[Index, Field(alias="game")]
     world_type: Literal["Text"] = "Text"
 
 
-class OfNumberedSession(OfSession):
-    """What WebShop's, SearchQA's and WebArena's clients name their session by."""
+class EnvIdxRequest(SessionRequest):
+    """A request about a session of WebShop, SearchQA or WebArena."""
 
     session: Annotated[SessionId, Field(alias="env_idx")]
 
 
-class NumberedStep(OfNumberedSession):
+class EnvIdxStep(EnvIdxRequest):
     """Body of their `POST /step`."""
 
     action: str
 
 
-class WebShopReset(OfNumberedSession):
-    """WebShop's."""
+class WebShopReset(EnvIdxRequest):
+    """Body of WebShop's `POST /reset`."""
 
     index: Annotated[Index, Field(alias="session_id")]
 
 
 class SearchQACreate(Create):
-    """SearchQA's client names an item; `reset` names it again."""
+    """SearchQA's client names an item, and names it again in its reset."""
 
     index: Annotated[Index, Field(alias="id")] = 0
 
 
-class SearchQAReset(OfNumberedSession):
-    """SearchQA's."""
+class SearchQAReset(EnvIdxRequest):
+    """Body of SearchQA's `POST /reset`."""
 
     index: Annotated[Index, Field(alias="id")]
 
 
-class WebArenaReset(OfNumberedSession):
-    """WebArena's: an item; its seed, always 0, has no meaning."""
+class WebArenaReset(EnvIdxRequest):
+    """An item of WebArena; its seed, always 0, has no meaning."""
 
     index: Annotated[Index, Field(alias="idx")]
     seed: Literal[0] = 0

@@ -1,0 +1,110 @@
+"""ASGI applications served from the running event loop, by uvicorn."""
+
+import asyncio
+import signal
+import socket
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from typing import TYPE_CHECKING
+
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+
+from envs.errors import ConfigError
+
+if TYPE_CHECKING:
+    from starlette.types import ASGIApp
+
+GRACE_S = 10
+"""Time for requests under way when a server is stopped."""
+KEEP_ALIVE_S = 75
+"""How long a connection may be idle: a model may think between two steps for longer than uvicorn's 5 s."""
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A listening socket; port 0 takes a free one. Raises `ConfigError` if the address is not available."""
+    try:
+        return socket.create_server((host, port), backlog=1024)
+    except OSError as error:
+        reason = error.strerror or error
+        raise ConfigError(
+            f"cannot listen on {host}:{port}: {reason}; choose another with --host or --port"
+        ) from None
+
+
+@asynccontextmanager
+async def listening(
+    app: "ASGIApp", host: str, port: int, *, max_message_bytes: int = 1 << 24, grace_s: float = GRACE_S
+) -> AsyncIterator[int]:
+    """Serve `app` while inside; yields the port. Raises `ConfigError` if the address is not available.
+
+    `max_message_bytes`: of a WebSocket message. `grace_s`: seconds for requests under way when it is left.
+    """
+    import uvicorn
+
+    class Server(uvicorn.Server):
+        """Leaves the process's signals alone."""
+
+        @contextmanager
+        def capture_signals(self) -> Iterator[None]:
+            yield
+
+    server = Server(
+        uvicorn.Config(
+            app,
+            log_config=None,
+            log_level="error",
+            access_log=False,
+            lifespan="off",
+            server_header=False,
+            ws="websockets-sansio",
+            ws_max_size=max_message_bytes,
+            ws_ping_interval=None,  # a client that computes between two steps need not answer
+            ws_per_message_deflate=False,  # compression would cost more time than a step
+            timeout_keep_alive=KEEP_ALIVE_S,
+            timeout_graceful_shutdown=grace_s,  # type: ignore[arg-type]  # it may be a float
+        )
+    )
+    sock = bind(host, port)
+    serving = asyncio.create_task(server.serve(sockets=[sock]))
+    try:
+        while not server.started and not serving.done():
+            await asyncio.sleep(0.002)
+        yield sock.getsockname()[1]
+    finally:
+        server.should_exit = True
+        await serving
+
+
+def stop_event() -> asyncio.Event:
+    """An event that SIGINT or SIGTERM sets; a second signal then ends the process at once."""
+    event = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    numbers = (signal.SIGINT, signal.SIGTERM)
+
+    def stop() -> None:
+        event.set()
+        for number in numbers:
+            loop.remove_signal_handler(number)
+
+    for number in numbers:
+        loop.add_signal_handler(number, stop)
+    return event
+
+
+async def read_body(request: Request, max_bytes: int) -> bytes:
+    """The body; raises `HTTPException` 413 for a larger one."""
+    body = bytearray()
+    async for part in request.stream():
+        body += part
+        if len(body) > max_bytes:
+            raise HTTPException(
+                413, f"the body has more than {max_bytes} bytes; serve with a larger --max-body-bytes"
+            )
+    return bytes(body)
+
+
+def bearer_token(authorization: str) -> str:
+    """The token of an `Authorization: Bearer` header; empty for any other header."""
+    scheme, _, value = authorization.partition(" ")
+    return value.strip() if scheme.lower() == "bearer" else ""
