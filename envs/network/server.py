@@ -28,7 +28,7 @@ def bind(host: str, port: int) -> socket.socket:
     except OSError as error:
         reason = error.strerror or error
         raise ConfigError(
-            f"cannot listen on {host}:{port}: {reason}; choose another with --host or --port"
+            f"cannot listen on {host}:{port}: {reason}; choose another host or port (--host, --port)"
         ) from None
 
 

@@ -233,7 +233,7 @@ def test_a_sampler_that_fails_is_an_error_of_the_server() -> None:
             gateway.session(ITEM) as session,
             client_of(session.base_url) as client,
         ):
-            with pytest.raises(openai.InternalServerError, match="write turn 1"):
+            with pytest.raises(openai.InternalServerError, match="add one for turn 1"):
                 await ask(client, [QUESTION])
         assert isinstance(session.fault, SamplerFailed)
         assert session.trajectory().turns == []
