@@ -19,7 +19,8 @@ and an observation says so.
 """
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 
 from envs.redaction import redact
 
@@ -78,7 +79,26 @@ def unknown_item(env: str, index: int, *, count: int) -> ConfigError:
 
 def describe(error: BaseException) -> str:
     """`KeyError: 'x'`, on one line and without secrets."""
-    return redact(" ".join(f"{type(error).__name__}: {error}".split()))
+    return to_line(f"{type(error).__name__}: {error}")
+
+
+def to_line(text: object, *, limit: int | None = None) -> str:
+    """`str(text)` on one line and without secrets, cut to `limit` characters."""
+    return redact(" ".join(str(text).split()))[:limit]
+
+
+@contextmanager
+def boundary(fault: type[WingspanError], subject: str) -> Iterator[None]:
+    """Turn any exception of foreign code within into `fault`: `<subject> raised KeyError: 'x'`.
+
+    A `WingspanError` passes through, as do cancellation and other exceptions that are no `Exception`.
+    """
+    try:
+        yield
+    except WingspanError:
+        raise
+    except Exception as error:
+        raise fault(f"{subject} raised {describe(error)}") from error
 
 
 def suggest(name: str, known: Iterable[str]) -> str:

@@ -4,7 +4,6 @@ What each format tells the model about the tools is `agents/prompting/tools_prom
 `agents/prompting/native_tools.py`'s.
 """
 
-import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -12,7 +11,7 @@ from typing import Any
 from agents.formats import action, code_block, hermes, json_calls, qwen3, react, searchr1
 from agents.formats.calls import ParsedTurn, TurnParser, TurnWriter
 from agents.formats.fitting import fit_types
-from envs.errors import ConfigError
+from envs.errors import ConfigError, suggest
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,9 +64,9 @@ def turn_parser(format: str, schemas: Sequence[Mapping[str, Any]]) -> TurnParser
     Raises `ConfigError` for an unknown format, and for tools in a format that calls none.
     """
     if format not in FORMATS:
-        near = difflib.get_close_matches(format, FORMATS, n=1)
-        hint = f"did you mean {near[0]!r}? " if near else ""
-        raise ConfigError(f"unknown format of calls {format!r}; {hint}Known: {', '.join(FORMATS)}")
+        raise ConfigError(
+            f"unknown format of calls {format!r}; {suggest(format, FORMATS)}Known: {', '.join(FORMATS)}"
+        )
     parse = FORMATS[format].parse
     if format in ACTIONS and schemas:
         names = ", ".join(function_of(schema)["name"] for schema in schemas)

@@ -11,7 +11,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from envs.errors import ConfigError, EnvCrashed, MissingDependency, describe
+from envs.errors import ConfigError, EnvCrashed, MissingDependency, describe, to_line
 from envs.requirements.detection import pip_install
 from envs.types import Image
 
@@ -161,7 +161,7 @@ def load_processor(model: str | Path) -> "ProcessorMixin | None":
     try:
         return AutoProcessor.from_pretrained(str(model))
     except ImportError as error:
-        why = " ".join(str(error).split())[:120]
+        why = to_line(error, limit=120)
         raise MissingDependency(
             f"the processor of {model} cannot be loaded ({why}); {pip_install('torchvision')}"
         ) from None

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from agents.formats import FORMATS, NATIVE
 from agents.formats.calls import ToolCall
-from envs.errors import ConfigError
+from envs.errors import ConfigError, to_line
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -69,7 +69,7 @@ def _render(
             conversation, tools=tools, tokenize=False, add_generation_prompt=opened
         )
     except (TemplateError, ValueError, TypeError) as error:
-        why = " ".join(str(error).split())[:200]
+        why = to_line(error, limit=200)
         raise _unusable(tokenizer, f"refuses tools or a conversation with them: {why}; {_REMEDY}") from None
     assert isinstance(text, str)
     return text

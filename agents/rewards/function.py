@@ -7,7 +7,6 @@
 What a value means is `types.py`'s; several rewards in one are `weighted.py`'s.
 """
 
-import difflib
 import inspect
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,7 +18,7 @@ from agents.rewards.limits import TooSlow, time_limit
 from agents.rewards.types import ALWAYS, RewardInput, RewardResult, read_result
 from agents.tools.threads import run_in_thread
 from agents.types import StopReason
-from envs.errors import ConfigError, EpisodeFault, RewardFailed, WingspanError, describe
+from envs.errors import ConfigError, EpisodeFault, RewardFailed, WingspanError, describe, suggest
 from envs.requirements.detection import Requirement, require
 
 TIMEOUT_S = 30.0
@@ -91,8 +90,7 @@ class FunctionReward:
     def _require(self, available: Collection[str]) -> None:
         for name, needed in self.parameters.items():
             if needed and name not in available:
-                near = difflib.get_close_matches(name, sorted(available), n=1)
-                hint = f"did you mean {near[0]!r}? " if near else ""
+                hint = suggest(name, sorted(available))
                 there = ", ".join(sorted({*ALWAYS, *available}))
                 raise ConfigError(
                     f"reward {self.name!r} takes {name!r}, which nothing fills; {hint}add a column {name!r} "

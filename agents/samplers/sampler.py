@@ -12,7 +12,7 @@ from functools import lru_cache
 from typing import Protocol
 
 from agents.types import Completion, FinishReason, SamplingParams
-from envs.errors import SamplerFailed, WingspanError, describe
+from envs.errors import SamplerFailed, boundary
 from envs.types import Image
 
 
@@ -50,12 +50,8 @@ async def checked_sample(
     Foreign exceptions and impossible completions become `SamplerFailed`, with `where` in the message;
     the sampler's `WingspanError`s pass through.
     """
-    try:
+    with boundary(SamplerFailed, f"{where}: the sampler"):
         completion = await sampler.sample(prompt_ids, images=images, params=params, episode_id=episode_id)
-    except WingspanError:
-        raise
-    except Exception as error:
-        raise SamplerFailed(f"{where}: the sampler raised {describe(error)}") from error
     length = len(completion.token_ids)
     if not 0 < length <= params.max_tokens or length != len(completion.logprobs):
         raise SamplerFailed(

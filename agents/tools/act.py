@@ -3,7 +3,7 @@
 from agents.tools.calling import Tool
 from agents.tools.tool import tool
 from envs.base import Environment
-from envs.errors import EnvCrashed, WingspanError, describe
+from envs.errors import EnvCrashed, boundary
 from envs.types import StepResult
 
 
@@ -20,12 +20,8 @@ def act(*, description: str | None = None) -> Tool:
         Args:
             action: One action, in the environment's own words.
         """
-        try:
+        with boundary(EnvCrashed, "act: step"):
             return await env.step(action)
-        except WingspanError:
-            raise
-        except Exception as error:
-            raise EnvCrashed(f"act: step raised {describe(error)}") from error
 
     made = tool(stateful=True, timeout_s=None, max_length=None)(act)
     if description is not None:

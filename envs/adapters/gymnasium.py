@@ -31,7 +31,7 @@ from envs.adapters.gymnasium_text import (
     without_colours,
 )
 from envs.adapters.seeds import seeded_split
-from envs.errors import ConfigError, MissingDependency
+from envs.errors import ConfigError, MissingDependency, to_line
 from envs.registry import EnvSpec, no_expert
 from envs.types import Item, StepResult
 
@@ -186,9 +186,13 @@ def _make(target: str, options: Mapping[str, Any]) -> Any:
     except errors.UnregisteredEnv:
         raise unknown(target, family=FAMILY, known=gymnasium.registry) from None
     except (errors.DependencyNotInstalled, ImportError) as error:
-        raise MissingDependency(f"env {f'{FAMILY}:{target}'!r} needs more: {_one_line(error)}") from None
+        raise MissingDependency(
+            f"env {f'{FAMILY}:{target}'!r} needs more: {to_line(error, limit=300)}"
+        ) from None
     except (errors.Error, TypeError) as error:
-        raise ConfigError(f"env {f'{FAMILY}:{target}'!r} cannot be made: {_one_line(error)}") from None
+        raise ConfigError(
+            f"env {f'{FAMILY}:{target}'!r} cannot be made: {to_line(error, limit=300)}"
+        ) from None
 
 
 def _view(env: Any, *, rendered: bool) -> Callable[[Any, Any], str]:
@@ -219,7 +223,3 @@ def _rule(name: str | None, threshold: float | None, *, target: str) -> Callable
         f"env {f'{FAMILY}:{target}'!r}: success={name!r} is none of terminated, last_reward"
         f"{', threshold' if threshold is not None else ''}"
     )
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split())[:300]

@@ -15,7 +15,7 @@ from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
 from typing import Protocol
 
-from envs.errors import MissingDependency
+from envs.errors import MissingDependency, describe
 
 APPLICATION = "wingspan"
 """The distribution whose declared dependencies say which versions are wanted."""
@@ -223,7 +223,7 @@ def failure(command: Sequence[str]) -> str | None:
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=PROBE_TIMEOUT_S)
     except (OSError, subprocess.TimeoutExpired) as error:
-        return f"{type(error).__name__}: {error}"
+        return describe(error)
     if done.returncode == 0:
         return None
     return " ".join((done.stderr or done.stdout).split())[:160] or f"exit status {done.returncode}"

@@ -12,7 +12,7 @@ from contextlib import asynccontextmanager
 from typing import Protocol
 
 from envs.base import Environment
-from envs.errors import EnvCrashed, EpisodeTimeout, WingspanError
+from envs.errors import EnvCrashed, EpisodeTimeout, boundary
 from envs.runtime.concurrency import gather_or_cancel
 from envs.runtime.instance import Instance
 from envs.runtime.metrics import Clock, PoolMetrics
@@ -196,12 +196,8 @@ class EnvPool:
             raise
 
     def _create(self) -> Instance:
-        try:
+        with boundary(EnvCrashed, "making an environment"):
             env = self._make()
-        except WingspanError:
-            raise
-        except Exception as error:
-            raise EnvCrashed(f"cannot make an environment: {type(error).__name__}: {error}") from error
         self._created += 1
         return Instance(env, resets=self._resets, steps=self._steps)
 

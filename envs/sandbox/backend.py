@@ -15,7 +15,7 @@ from functools import cache
 from pathlib import Path
 from typing import Protocol
 
-from envs.errors import MissingDependency
+from envs.errors import MissingDependency, describe
 from envs.sandbox.seccomp import CLONE, forbidden_numbers
 
 NOBODY = 65534
@@ -135,7 +135,7 @@ def find_escapes(backend: Backend) -> str | None:
             subprocess.run(end, env=dict(backend.environment), capture_output=True)
         return f"it does not answer within {PROBE_TIMEOUT_S:g} s"
     except OSError as error:
-        return f"{type(error).__name__}: {error}"
+        return describe(error)
     except ValueError:
         return " ".join(done.stderr.split())[:200] or f"it ended with status {done.returncode}"
     return ", ".join(found) or None

@@ -3,14 +3,13 @@
 import asyncio
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
-from typing import NoReturn
 
 from rich.console import Console
 
 from envs.base import Environment
-from envs.errors import ConfigError, EnvCrashed, WingspanError
+from envs.errors import ConfigError, EnvCrashed, boundary
 from envs.registry import EnvSpec, ExpertStep, get_env, get_item
 from envs.types import Image, Item, Observation, StepResult
 
@@ -76,10 +75,8 @@ class _Session:
 
     def play(self) -> None:
         self._say(f"{self._item.item_id}, seed {self._item.seed}. {HELP}\n", style="dim")
-        try:
+        with self._boundary():
             first = Observation.wrap(self._runner.run(self._env.reset(self._item)))
-        except Exception as error:
-            self._raise_crash(error)
         self._show(first.text, first.images)
         for line in self._lines():
             command = line.strip()
@@ -92,10 +89,8 @@ class _Session:
 
     def _is_last_action(self, action: str) -> bool:
         """Execute `action`; returns whether the episode has ended."""
-        try:
+        with self._boundary():
             result = self._runner.run(self._env.step(action))
-        except Exception as error:
-            self._raise_crash(error)
         self._turns.append((self._observation, action))
         self._reward += result.reward
         self._show(result.observation, result.images)
@@ -154,9 +149,5 @@ class _Session:
     def _say(self, text: str, *, style: str | None = None) -> None:
         self._console.print(text, style=style, markup=False, highlight=False, soft_wrap=True)
 
-    def _raise_crash(self, error: Exception) -> NoReturn:
-        if isinstance(error, WingspanError):
-            raise error
-        raise EnvCrashed(
-            f"{self._item.item_id}: the environment raised {type(error).__name__}: {error}"
-        ) from error
+    def _boundary(self) -> AbstractContextManager[None]:
+        return boundary(EnvCrashed, f"{self._item.item_id}: the environment")

@@ -7,7 +7,7 @@ from contextlib import suppress
 from typing import Any
 
 from envs.base import Environment
-from envs.errors import EnvCrashed
+from envs.errors import EnvCrashed, to_line
 from envs.registry import EnvSpec
 from envs.runtime.hosted import Host
 from envs.runtime.worker import Worker
@@ -47,7 +47,7 @@ class RayHost:
         try:
             return RayChannel(actor, pid=await actor.pid.remote())
         except RayActorError as error:
-            raise EnvCrashed(f"no actor for an environment came up: {_in_short(error)}") from None
+            raise EnvCrashed(f"no actor for an environment came up: {to_line(error, limit=160)}") from None
 
     async def close(self) -> None:
         """Nothing is left to end: an actor ends with its channel, or with this process."""
@@ -75,7 +75,7 @@ class RayChannel:
             answer: dict[str, Any] = await self._actor.answer.remote(request)
         except RayActorError as error:
             self._lost = True
-            raise EnvCrashed(f"the environment's actor died: {_in_short(error)}") from None
+            raise EnvCrashed(f"the environment's actor died: {to_line(error, limit=160)}") from None
         return answer
 
     async def close(self) -> None:
@@ -104,7 +104,3 @@ async def _until_dead(actor: Any) -> None:
 
     with suppress(RayActorError):
         await actor.live.remote()
-
-
-def _in_short(error: Exception) -> str:
-    return " ".join(str(error).split())[:160]

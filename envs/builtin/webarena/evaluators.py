@@ -17,7 +17,7 @@ from urllib.parse import parse_qs, urlsplit
 from envs.builtin.webarena.calls import Call, read_call
 from envs.builtin.webarena.sites import Sites
 from envs.builtin.webarena.tasks import Answers, Required, Target, Task
-from envs.errors import ConfigError, EnvCrashed
+from envs.errors import ConfigError, EnvCrashed, describe
 
 LATE_S = 3.0
 """How long a page that is looked at may take to show what it must hold, as in WebArena."""
@@ -225,4 +225,4 @@ async def _called(call: Call, page: Page, sites: Sites, helpers: Mapping[str, He
     try:
         return await helpers[call.name](page, sites, arguments)
     except (OSError, KeyError, IndexError) as error:
-        raise EnvCrashed(f"func:{call.name} failed: {type(error).__name__}: {error}") from error
+        raise EnvCrashed(f"func:{call.name} failed: {describe(error)}") from error

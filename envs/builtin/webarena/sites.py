@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import httpx
 
-from envs.errors import MissingDependency
+from envs.errors import MissingDependency, to_line
 
 PUBLIC = {
     "reddit": "http://reddit.com",
@@ -98,7 +98,7 @@ def answers(url: str) -> str | None:
     try:
         response = httpx.get(url, timeout=ANSWER_S, follow_redirects=True, trust_env=False)
     except (httpx.HTTPError, httpx.InvalidURL) as error:
-        return " ".join(str(error).split())[:100]
+        return to_line(error, limit=100)
     return f"HTTP {response.status_code}" if response.status_code >= 500 else None
 
 

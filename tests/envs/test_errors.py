@@ -1,0 +1,36 @@
+"""The boundary between foreign exceptions and this project's."""
+
+import asyncio
+
+import pytest
+
+from envs.errors import ConfigError, EnvCrashed, boundary, describe, suggest, to_line
+
+
+@pytest.mark.parametrize("error", [KeyError("x\ny"), OSError(2, "no such file"), ValueError()], ids=repr)
+def test_a_foreign_exception_becomes_ours_on_one_line_with_its_cause(error: Exception) -> None:
+    with pytest.raises(EnvCrashed) as caught, boundary(EnvCrashed, "toy_1: step"):
+        raise error
+    assert str(caught.value) == f"toy_1: step raised {describe(error)}"
+    assert "\n" not in str(caught.value)
+    assert caught.value.__cause__ is error
+
+
+@pytest.mark.parametrize(
+    "error", [ConfigError("wrong"), asyncio.CancelledError(), KeyboardInterrupt()], ids=repr
+)
+def test_our_own_errors_and_cancellation_pass_through(error: BaseException) -> None:
+    with pytest.raises(type(error)) as caught, boundary(EnvCrashed, "toy_1: step"):
+        raise error
+    assert caught.value is error
+
+
+def test_a_line_is_cut_and_has_no_secret(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("A_TOKEN", "hunter2-hunter2")
+    assert to_line("a\n  b\tc") == "a b c"
+    assert to_line("the token hunter2-hunter2 is refused", limit=20) == "the token [redacted]"
+
+
+def test_the_nearest_name_is_suggested() -> None:
+    assert suggest("textcarft", ["babyai", "textcraft"]) == "did you mean 'textcraft'? "
+    assert suggest("zzz", iter(["babyai"])) == ""
