@@ -1,4 +1,4 @@
-"""Keys and receipts must say what DVC says, and change with exactly what a stage depends on."""
+"""Keys and receipts agree with DVC, and change with exactly what a stage depends on."""
 
 import shutil
 from pathlib import Path
@@ -88,6 +88,26 @@ def test_a_parameter_changes_the_keys_of_the_stages_that_obey_it(
     project: Path, override: dict[str, object], touched: set[str]
 ) -> None:
     assert changed(keys(), keys(load_pipeline(NAME, overrides=override))) == touched
+
+
+@pytest.mark.parametrize(
+    ("file", "stages"),
+    [
+        ("tasks/reporting/templates/report.html", {"report"}),
+        ("tasks/tracking/traces.py", {"report"}),
+        ("tasks/verl/trainer.py", {"train", "evaluate"}),
+        ("tasks/verl/sft.py", {"warmup", "train", "evaluate"}),
+        ("tasks/rollout/runner.py", {"train", "evaluate"}),
+        ("flows/train_agent.py", set()),
+    ],
+)
+def test_code_changes_the_keys_of_the_stages_that_it_decides(
+    project: Path, file: str, stages: set[str]
+) -> None:
+    before = keys()
+    Path(file).parent.mkdir(parents=True, exist_ok=True)
+    Path(file).write_text("other\n")
+    assert changed(before, keys()) == stages
 
 
 def test_contents_and_not_times_change_keys(project: Path) -> None:
