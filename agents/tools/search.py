@@ -12,7 +12,7 @@ from agents.tools.types import ToolError
 from envs.base import Environment
 from envs.errors import ConfigError, MissingDependency
 from envs.retrieval.cache import CachedRetriever, shared_cache
-from envs.retrieval.places import VARIABLE, retriever_at
+from envs.retrieval.selection import VARIABLE, retriever_at
 from envs.retrieval.types import HasRetriever, Retriever, information
 
 TOP_K = 3

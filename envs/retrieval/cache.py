@@ -1,7 +1,7 @@
-"""Results of searches, kept in Redis: shared by processes and runs, bounded in size.
+"""Search results cached in Redis: shared by processes and runs, bounded in size.
 
-A key is made of all that decides the result: the retriever's version (method, corpus, model), `top_k` and the
-query. Without Redis everything goes on uncached; that is said once, and tried again after a while.
+A key covers everything that decides the result: the retriever's version (method, corpus, model), `top_k` and
+the query. Without Redis, searches go on uncached: one warning, and Redis is tried again later.
 """
 
 import asyncio
@@ -28,42 +28,42 @@ T = TypeVar("T")
 
 VARIABLE = "WINGSPAN_REDIS"
 OFF = "off"
-"""What the variable says to go without."""
+"""Value of the variable that disables the cache."""
 PREFIX = "wingspan:search:"
 TIMEOUT_S = 2.0
-"""Of connecting, and of one command."""
+"""Of connecting, and of each command."""
 CONNECTIONS = 16
-"""Of one event loop; hundreds of episodes share them."""
-KEPT_S = 30 * 24 * 3600
-"""A result is forgotten then, on a server whose bound is not ours, too."""
+"""Per event loop; hundreds of episodes share them."""
+EXPIRY_S = 30 * 24 * 3600
+"""Lifetime of a result; it bounds servers whose memory limit is not ours too."""
 RETRY_S = 5.0
-"""Of going on uncached before Redis is tried again."""
+"""Seconds after a failure before Redis is tried again."""
 
 _log = logging.getLogger(__name__)
 
 
 class SearchCache:
-    """Values by key; never raises for want of Redis."""
+    """JSON values by key; never raises if Redis is unavailable."""
 
     def __init__(self, server: str | EmbeddedServer) -> None:
-        """`server`: a URL as redis-py takes it, or one that is started when it is first needed."""
+        """`server`: a redis-py URL, or a server that is started on first use."""
         self._server = server
         self._clients: WeakKeyDictionary[asyncio.AbstractEventLoop, Redis] = WeakKeyDictionary()
-        self._closed_until = 0.0
-        self._has_said = False
+        self._retry_at = 0.0
+        self._has_warned = False
 
     async def get(self, keys: Sequence[str]) -> list[Any]:
-        """The values of `keys`, None for each that is not there."""
-        found = await self._try(lambda redis: redis.mget([PREFIX + key for key in keys]))
-        return [None if one is None else json.loads(one) for one in found or [None] * len(keys)]
+        """The values of `keys`, None for each that is missing."""
+        values = await self._try(lambda redis: redis.mget([PREFIX + key for key in keys]))
+        return [None if value is None else json.loads(value) for value in values or [None] * len(keys)]
 
     async def put(self, values: dict[str, Any]) -> None:
-        """Keep JSON values."""
+        """Store JSON values."""
 
         async def send(redis: "Redis") -> None:
             pipeline = redis.pipeline(transaction=False)
             for key, value in values.items():
-                pipeline.set(PREFIX + key, json.dumps(value), ex=KEPT_S)
+                pipeline.set(PREFIX + key, json.dumps(value), ex=EXPIRY_S)
             await pipeline.execute()
 
         await self._try(send)
@@ -75,19 +75,19 @@ class SearchCache:
             await client.aclose()
 
     async def _try(self, use: "Callable[[Redis], Awaitable[T]]") -> T | None:
-        """What `use` returns; None where there is no Redis now."""
-        if time.monotonic() < self._closed_until:
+        """Return what `use` returns; None if Redis is unavailable."""
+        if time.monotonic() < self._retry_at:
             return None
         try:
             from redis.exceptions import RedisError
         except ImportError:
-            self._go_without(f"the package redis is not installed; {pip_install('redis')}")
+            self._disable(f"the package redis is not installed; {pip_install('redis')}")
             return None
         try:
             return await use(await self._client())
         except (RedisError, OSError, TimeoutError, MissingDependency) as error:
             await self.close()
-            self._go_without(describe(error))
+            self._disable(describe(error))
             return None
 
     async def _client(self) -> "Redis":
@@ -96,7 +96,7 @@ class SearchCache:
         loop = asyncio.get_running_loop()
         if loop not in self._clients:
             server = self._server
-            # Starting takes some milliseconds, and waits for whoever else is starting it.
+            # Starting takes some milliseconds, and waits for other processes that start it.
             url = server if isinstance(server, str) else await asyncio.to_thread(server.url)
             pool = BlockingConnectionPool.from_url(
                 url,
@@ -108,67 +108,63 @@ class SearchCache:
             self._clients[loop] = Redis.from_pool(pool)
         return self._clients[loop]
 
-    def _go_without(self, why: str) -> None:
-        self._closed_until = time.monotonic() + RETRY_S
-        if not self._has_said:
-            self._has_said = True
+    def _disable(self, why: str) -> None:
+        self._retry_at = time.monotonic() + RETRY_S
+        if not self._has_warned:
+            self._has_warned = True
             _log.warning("searches go on without a cache: %s (%s=%s silences this)", why, VARIABLE, OFF)
 
 
 class CachedRetriever:
-    """A retriever that asks another only what is not cached."""
+    """Wraps a retriever; only queries that are not cached reach it."""
 
     def __init__(self, retriever: Retriever, cache: SearchCache | None) -> None:
-        """`cache`: None is none."""
         self._retriever = retriever
         self._cache = cache
 
     async def version(self) -> str:
-        """See `Retriever`."""
         return await self._retriever.version()
 
     async def search(self, queries: Sequence[str], *, top_k: int) -> list[list[Passage]]:
-        """See `Retriever`."""
         if self._cache is None:
             return await self._retriever.search(queries, top_k=top_k)
         version = await self._retriever.version()
         keys = [key_of(version, top_k=top_k, query=query) for query in queries]
-        known = dict(zip(keys, await self._cache.get(keys), strict=True))
-        new = {key: query for key, query in zip(keys, queries, strict=True) if known[key] is None}
+        results = dict(zip(keys, await self._cache.get(keys), strict=True))
+        new = {key: query for key, query in zip(keys, queries, strict=True) if results[key] is None}
         if new:
-            found = await self._retriever.search(list(new.values()), top_k=top_k)
-            told = {
-                key: [[one.passage_id, one.contents, one.score] for one in own]
-                for key, own in zip(new, found, strict=True)
+            new_results = await self._retriever.search(list(new.values()), top_k=top_k)
+            entries = {
+                key: [[passage.passage_id, passage.contents, passage.score] for passage in passages]
+                for key, passages in zip(new, new_results, strict=True)
             }
-            await self._cache.put(told)
-            known |= told
-        return [[Passage(*one) for one in known[key]] for key in keys]
+            await self._cache.put(entries)
+            results |= entries
+        return [[Passage(*fields) for fields in results[key]] for key in keys]
 
     async def close(self) -> None:
-        """See `Retriever`."""
         await self._retriever.close()
         if self._cache is not None:
             await self._cache.close()
 
 
 def key_of(*parts: str, **more: Any) -> str:
-    """A key of all that is given."""
+    """A hash of all arguments."""
     return hashlib.sha256(json.dumps([parts, more], sort_keys=True).encode()).hexdigest()
 
 
 @cache
 def shared_cache() -> SearchCache | None:
-    """This process's cache, as `WINGSPAN_REDIS` says: a URL, `off`, or nothing for an embedded server.
+    """The cache of this process, by `WINGSPAN_REDIS`: a URL, `off`, or unset for an embedded server.
 
-    Raises `ConfigError` for a URL that is none.
+    Raises `ConfigError` for an invalid URL.
     """
-    wanted = os.environ.get(VARIABLE, "")
-    if wanted == OFF:
+    location = os.environ.get(VARIABLE, "")
+    if location == OFF:
         return None
-    register_url(wanted)
-    if wanted and not wanted.startswith(("redis://", "rediss://", "unix://")):
+    register_url(location)
+    if location and not location.startswith(("redis://", "rediss://", "unix://")):
         raise ConfigError(
-            f"{VARIABLE} is {wanted!r}; give redis://HOST:PORT, rediss://…, unix:///PATH, or {OFF}"
+            f"{VARIABLE} is {location!r}; give redis://HOST:PORT, rediss://…, unix:///PATH, or {OFF}"
         )
-    return SearchCache(wanted or embedded_server())
+    return SearchCache(location or embedded_server())

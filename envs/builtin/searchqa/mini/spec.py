@@ -19,7 +19,7 @@ from envs.builtin.searchqa.mini.questions import GROUPS, Hop, MiniQuestion
 from envs.builtin.searchqa.questions import Question
 from envs.errors import ConfigError, unknown_item
 from envs.registry import EnvSpec, ExpertStep, Split
-from envs.retrieval.places import retriever_for
+from envs.retrieval.selection import retriever_for
 from envs.retrieval.types import Retriever
 from envs.types import Item
 
