@@ -1,15 +1,15 @@
-"""Agents of other people's frameworks against the gateway, over HTTP: what each leaves to be trained on.
+"""Agents of other frameworks against the gateway, over HTTP: the training data that each leaves.
 
-    python -m venv /tmp/one && /tmp/one/bin/pip install openai-agents
-    python -m bench.frameworks openai-agents --python /tmp/one/bin/python
+    python -m venv /tmp/framework && /tmp/framework/bin/pip install openai-agents
+    python -m bench.frameworks openai-agents --python /tmp/framework/bin/python
 
-Each lives in an environment of its own (openai-agents is imported by a name that this project has, too), is
-given a URL and a key, and has a question and a tool. The policy says what it is told to, in Hermes' format,
-with the tokenizer of `models/textcraft-base`. Prints one JSON object a line:
+Each runs in its own environment (openai-agents is imported as `agents`, as our package is), gets a URL and a
+key, and has a question and a tool. The policy samples prescribed texts in Hermes' format, with the tokenizer
+of `models/textcraft-base`. Prints one JSON object a line:
 
-- `agent`: which of the framework's ways to ask
-- `answer`: what it came back with; the right one is 391
-- `turns`, `segments`: what was sampled, and in how many conversations
+- `agent`: which of the framework's interfaces
+- `answer`: its answer; the right one is 391
+- `turns`, `segments`: sampled turns, and in how many conversations
 """
 
 import argparse
@@ -37,7 +37,7 @@ TEMPLATE = (
 
 
 def call(name: str, **arguments: Any) -> str:
-    """As the policy writes it."""
+    """A call as the policy writes it."""
     return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
 
 
@@ -123,7 +123,7 @@ FRAMEWORKS: dict[str, tuple[str, dict[str, list[str]]]] = {
         },
     ),
 }
-"""By name: a program, and for each way in which it asks what the policy says."""
+"""By name: a program, and the texts of the policy for each of its interfaces."""
 
 
 async def play(framework: str, agent: str, *, python: Path) -> dict[str, Any]:
@@ -154,11 +154,11 @@ async def play(framework: str, agent: str, *, python: Path) -> dict[str, Any]:
                 cwd=folder,
                 stdout=asyncio.subprocess.PIPE,
             )
-            told, _ = await process.communicate()
+            output, _ = await process.communicate()
         trajectory = session.trajectory()
     return {
         "agent": agent,
-        "answer": told.decode().strip(),
+        "answer": output.decode().strip(),
         "turns": len(trajectory.turns),
         "segments": len(pack(trajectory)) if trajectory.turns else 0,
     }
@@ -169,9 +169,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="A framework's agents against the gateway")
     parser.add_argument("framework", choices=FRAMEWORKS)
     parser.add_argument("--python", type=Path, required=True, help="of an environment that has it")
-    asked = parser.parse_args()
-    for agent in FRAMEWORKS[asked.framework][1]:
-        print(json.dumps(asyncio.run(play(asked.framework, agent, python=asked.python))), flush=True)
+    arguments = parser.parse_args()
+    for agent in FRAMEWORKS[arguments.framework][1]:
+        print(json.dumps(asyncio.run(play(arguments.framework, agent, python=arguments.python))), flush=True)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What reading a turn costs: a completion of 1,000 tokens that thinks, then calls a tool, in each format.
+"""The cost of parsing a turn: a completion of 1,000 tokens with a thought and a tool call, in each format.
 
     python -m bench.parsers --turns 200
 
@@ -19,7 +19,7 @@ from agents.formats import FORMATS, turn_parser
 from agents.formats.calls import ParsedTurn
 
 TOKENS, CHARS_PER_TOKEN = 1000, 4
-THOUGHT = 'The total of {a} and [b] is 7, so the "query" should name both; then I\'ll look again.\n'
+THINKING = 'The total of {a} and [b] is 7, so the "query" should name both; then I\'ll look again.\n'
 CODE = "for i in range(3):\n    print({'i': i}, \"<think>\")"
 _ARGUMENTS = json.dumps({"code": CODE, "timeout": 5})
 CALLS = {
@@ -49,7 +49,7 @@ HOSTILE = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cost:
-    """The docstring of this file says what each is."""
+    """The figures that are printed (module docstring)."""
 
     turns: int
     characters: int
@@ -60,8 +60,8 @@ class Cost:
 def completion(format: str) -> str:
     """A turn of `TOKENS` tokens: half a think-block, a quarter prose, then the call."""
     room = TOKENS * CHARS_PER_TOKEN - len(CALLS[format])
-    lines = room // len(THOUGHT)
-    return f"<think>\n{THOUGHT * (lines * 2 // 3)}</think>\n\n{THOUGHT * (lines // 3)}{CALLS[format]}"
+    lines = room // len(THINKING)
+    return f"<think>\n{THINKING * (lines * 2 // 3)}</think>\n\n{THINKING * (lines // 3)}{CALLS[format]}"
 
 
 def measure(*, turns: int) -> Cost:
@@ -79,15 +79,15 @@ def measure(*, turns: int) -> Cost:
 
 
 def _ms(parse: Callable[[str], ParsedTurn], text: str, *, turns: int) -> float:
-    started = time.process_time()
+    start = time.process_time()
     for _ in range(turns):
         parse(text)
-    return round((time.process_time() - started) / turns * 1000, 4)
+    return round((time.process_time() - start) / turns * 1000, 4)
 
 
 def main() -> None:
     """Command line."""
-    parser = argparse.ArgumentParser(description="CPU per completion that is read")
+    parser = argparse.ArgumentParser(description="CPU time of parsing a completion")
     parser.add_argument("--turns", type=int, default=200)
     print(json.dumps(asdict(measure(turns=parser.parse_args().turns))))
 

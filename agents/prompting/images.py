@@ -1,7 +1,7 @@
-"""Pictures as a vision-language model takes them, all of it by the model's own processor.
+"""Images as a vision-language model takes them, by the model's own processor.
 
-Where a picture stands in a conversation is its chat template's, how many tokens it is and what becomes of its
-pixels the processor's: what is made here is what the processor would make of the whole conversation.
+The chat template decides where an image stands in a conversation, the processor how many tokens it takes and
+what becomes of its pixels: the result is what the processor would make of the whole conversation.
 """
 
 import io
@@ -20,21 +20,21 @@ if TYPE_CHECKING:
     import torch
     from transformers import ProcessorMixin
 
-_WORD = "Wspan4picture"
-_OF_TOKENS = ("input_ids", "attention_mask", "token_type_ids", "mm_token_type_ids")
-_OPENED = 64  # pictures that are kept decoded: a conversation's are shown again with every turn
+_SENTINEL = "Wspan4image"
+_TOKEN_INPUTS = ("input_ids", "attention_mask", "token_type_ids", "mm_token_type_ids")
+_DECODED_IMAGES = 64  # kept in a cache: the images of a conversation are shown again with every turn
 
 
 class VisionProcessor:
-    """A processor of images."""
+    """The processor of a vision-language model."""
 
     placeholder_ids: frozenset[int]
-    """Tokens that stand for pictures, films or sound."""
+    """Tokens that stand for images, videos or sound."""
     marks: frozenset[str]
-    """The same as text, and what a template writes for them; environments must not."""
+    """The same as text, and what a template writes for them; environments must not write these."""
 
     def __init__(self, processor: "ProcessorMixin") -> None:
-        """Raises `ConfigError` for a chat template that is missing, or shows no pictures."""
+        """Raises `ConfigError` for a chat template that is missing, or shows no images."""
         from jinja2 import TemplateError
 
         self._processor = processor
@@ -47,24 +47,24 @@ class VisionProcessor:
         kinds = (processor.image_token_ids, processor.video_token_ids, processor.audio_token_ids)
         self.placeholder_ids = frozenset(number for ids in kinds for number in ids if number is not None)
         try:
-            without, with_one = (self.render([("user", _WORD, count)]) for count in (0, 1))
+            text_only, with_image = (self.render([("user", _SENTINEL, count)]) for count in (0, 1))
         except (TemplateError, ValueError, TypeError) as error:
             raise ConfigError(
-                f"the chat template of {type(processor).__name__} refuses pictures: {describe(error)[:200]}"
+                f"the chat template of {type(processor).__name__} refuses images: {describe(error)[:200]}"
             ) from None
-        # Most templates write the picture's token once; Gemma's writes where it begins.
+        # Most templates write the image's token once; Gemma's writes a token where it begins.
         candidates = [getattr(processor, name, None) for name in ("image_token", "boi_token")]
-        marks = [m for m in candidates if m and with_one.count(m) == without.count(m) + 1]
-        if not marks or _WORD not in with_one:
+        marks = [m for m in candidates if m and with_image.count(m) == text_only.count(m) + 1]
+        if not marks or _SENTINEL not in with_image:
             raise ConfigError(
-                f"the chat template of {type(processor).__name__} shows no pictures; use a model whose does"
+                f"the chat template of {type(processor).__name__} shows no images; use a model whose does"
             )
         self._mark = marks[0]
 
     def render(
         self, turns: Sequence[tuple[str, str, int]], *, tools: list[dict[str, Any]] | None = None
     ) -> str:
-        """(role, content, number of pictures) of each message as the template's text, the policy to speak."""
+        """Render (role, content, number of images) of each message, up to where the policy answers."""
         conversation = [
             {"role": role, "content": [*[{"type": "image"}] * images, {"type": "text", "text": content}]}
             for role, content, images in turns
@@ -72,7 +72,7 @@ class VisionProcessor:
         processor = self._processor
         text = processor.apply_chat_template(
             conversation,
-            # Some are saved with the tokenizer alone.
+            # Some templates are saved with the tokenizer alone.
             chat_template=None if processor.chat_template else processor.tokenizer.chat_template,
             tools=tools,
             tokenize=False,
@@ -84,43 +84,43 @@ class VisionProcessor:
     def encode(self, text: str, images: Sequence[Image]) -> list[int]:
         """A template's text with a placeholder for each of `images`, as tokens ([L]).
 
-        Raises `ConfigError` for a text that shows another number of pictures; a processor would not.
+        Raises `ConfigError` for a text that shows another number of images, which a processor accepts.
         """
-        shown = text.count(self._mark)
-        if shown != len(images):
+        count = text.count(self._mark)
+        if count != len(images):
             raise ConfigError(
-                f"the chat template of {type(self._processor).__name__} shows {shown} of {len(images)} "
-                "pictures; use a model whose template shows them in messages of every role"
+                f"the chat template of {type(self._processor).__name__} shows {count} of {len(images)} "
+                "images; use a model whose template shows them in messages of every role"
             )
-        # The template has written all tokens that there are to be.
+        # The template has already written all special tokens.
         ids = self._call(text, images, add_special_tokens=False)["input_ids"][0]
         return [int(token) for token in ids]
 
     def inputs(self, images: Sequence[Image]) -> dict[str, "torch.Tensor"]:
-        """What a model is given of `images` besides the tokens, by its arguments' names; of none, nothing."""
+        """The model's inputs for `images` besides the tokens, by argument name; empty without images."""
         if not images:
             return {}
-        made = self._call(self.render([("user", "", len(images))]), images, return_tensors="pt")
-        return {name: value for name, value in made.items() if name not in _OF_TOKENS}
+        inputs = self._call(self.render([("user", "", len(images))]), images, return_tensors="pt")
+        return {name: value for name, value in inputs.items() if name not in _TOKEN_INPUTS}
 
     def token_types(self, ids: Sequence[int]) -> list[int] | None:
-        """Which modality each of `ids` stands for ([L], 0 for text); None for models that are not told."""
+        """The modality of each of `ids` ([L], 0 for text); None for models without such an input."""
         if "mm_token_type_ids" not in self._processor.model_input_names:
             return None
         return [int(kind) for kind in self._processor.create_mm_token_type_ids([list(ids)])[0]]
 
     def _call(self, text: str, images: Sequence[Image], **options: Any) -> Mapping[str, Any]:
-        made: Mapping[str, Any] = self._processor(
+        inputs: Mapping[str, Any] = self._processor(
             text=[text], images=[decode_image(image) for image in images], **options
         )
-        return made
+        return inputs
 
 
-@lru_cache(_OPENED)
+@lru_cache(_DECODED_IMAGES)
 def decode_image(image: Image) -> "PIL.Image.Image":
-    """Decoded, upright, in RGB: not to be changed.
+    """Decode an image, upright and in RGB; the result is shared and must not be changed.
 
-    Raises `EnvCrashed` for what is no picture: whoever made it, it was not the policy.
+    Raises `EnvCrashed` for data that is not an image, which is never the policy's fault.
     """
     import PIL.Image
     import PIL.ImageOps
@@ -129,30 +129,31 @@ def decode_image(image: Image) -> "PIL.Image.Image":
         return PIL.ImageOps.exif_transpose(PIL.Image.open(io.BytesIO(image.data))).convert("RGB")
     except Exception as error:  # Pillow raises whatever its decoders do
         raise EnvCrashed(
-            f"a picture ({image.media_type}, {len(image.data)} bytes) cannot be read: {describe(error)}"
+            f"an image ({image.media_type}, {len(image.data)} bytes) cannot be read: {describe(error)}"
         ) from None
 
 
 def check_image(image: Image) -> None:
-    """Raise `ValueError` unless its first bytes are those of a picture that Pillow can open."""
+    """Raise `ValueError` unless Pillow can open the image."""
     import PIL.Image
 
     try:
         PIL.Image.open(io.BytesIO(image.data)).verify()
-    except Exception as error:  # see `decode_image`
-        raise ValueError(f"is no picture that can be read: {describe(error)}") from None
+    except Exception as error:  # Pillow raises whatever its decoders do
+        raise ValueError(f"is not an image that can be read: {describe(error)}") from None
 
 
 def has_vision(model: str | Path) -> bool | None:
-    """Whether the model of a folder takes pictures; None for what is no folder, but a name. Loads nothing."""
+    """Whether the model in a folder takes images; None for a name instead of a folder. Loads nothing."""
     config = Path(model) / "config.json"
     return "vision_config" in json.loads(config.read_text()) if config.is_file() else None
 
 
 def load_processor(model: str | Path) -> "ProcessorMixin | None":
-    """The processor of a model's folder or name; None of one that reads text only.
+    """The processor of a model's folder or name; None for a model that reads text only.
 
-    Raises `ConfigError` for a model that sees and has no processor, `MissingDependency` for what that needs.
+    Raises `ConfigError` for a vision-language model without a processor, `MissingDependency` for a package
+    that the processor needs.
     """
     from transformers import AutoConfig, AutoProcessor
 

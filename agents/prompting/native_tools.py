@@ -1,8 +1,8 @@
-"""Whether a model's own chat template tells it of tools, and writes calls as they are read.
+"""Checks that a model's own chat template shows tools, and writes calls in the format that is parsed.
 
-Some templates ignore `tools=` without a word, and the model then never learns of them; others write calls
-in another format than the one that is read. Both are found with sentinel words before anything is sampled.
-Prompts in plain text are `agents/prompting/tools_prompt.py`'s.
+Some templates ignore `tools=` silently, so that the model never learns about them; others write calls in
+another format. Both are found with sentinel words before anything is sampled. Prompts in plain text are in
+`agents/prompting/tools_prompt.py`.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -34,22 +34,23 @@ _REMEDY = "use a model whose template has tools, or a format that describes them
 
 
 def check_native(tokenizer: "PreTrainedTokenizerBase", format: str) -> None:
-    """That the chat template shows tools, and writes calls as `format`'s parser reads them.
+    """Check that the chat template shows tools, and writes calls as the parser of `format` reads them.
 
-    Raises `ConfigError` otherwise, with the remedy: the format that does read them, where there is one.
+    Raises `ConfigError` otherwise; the remedy names the format that reads them, if there is one.
     """
     if format not in NATIVE:
         raise ConfigError(f"format {format!r} is no chat template's; use one of {', '.join(NATIVE)}")
     user = {"role": "user", "content": _USER}
-    shown = _render(tokenizer, [user], tools=[SENTINEL], opened=True)
-    if missing := [word for word in (_NAME, _SAYS, _ARGUMENT) if word not in shown]:
+    prompt = _render(tokenizer, [user], tools=[SENTINEL], add_generation_prompt=True)
+    if missing := [word for word in (_NAME, _SAYS, _ARGUMENT) if word not in prompt]:
         parts = {_NAME: "names", _SAYS: "descriptions", _ARGUMENT: "arguments"}
         left_out = ", ".join(parts[word] for word in missing)
         raise _unusable(tokenizer, f"does not show the tools' {left_out}; {_REMEDY}")
     call = {"type": "function", "function": {"name": _NAME, "arguments": {_ARGUMENT: _VALUE}}}
     says = {"role": "assistant", "content": "", "tool_calls": [call]}
-    written = _render(tokenizer, [user, says], tools=[SENTINEL], opened=False).rpartition(_USER)[2]
-    read_by = [name for name in NATIVE if FORMATS[name].parse(written).calls == (_CALL,)]
+    conversation = _render(tokenizer, [user, says], tools=[SENTINEL], add_generation_prompt=False)
+    reply = conversation.rpartition(_USER)[2]
+    read_by = [name for name in NATIVE if FORMATS[name].parse(reply).calls == (_CALL,)]
     if format not in read_by:
         instead = f"use format {read_by[0]!r}, which reads them" if read_by else _REMEDY
         raise _unusable(tokenizer, f"does not write calls in format {format!r}; {instead}")
@@ -60,13 +61,13 @@ def _render(
     conversation: list[dict[str, Any]],
     *,
     tools: list[dict[str, Any]],
-    opened: bool,
+    add_generation_prompt: bool,
 ) -> str:
     from jinja2 import TemplateError
 
     try:
         text = tokenizer.apply_chat_template(
-            conversation, tools=tools, tokenize=False, add_generation_prompt=opened
+            conversation, tools=tools, tokenize=False, add_generation_prompt=add_generation_prompt
         )
     except (TemplateError, ValueError, TypeError) as error:
         why = to_line(error, limit=200)

@@ -1,13 +1,13 @@
-"""Messages to tokens, for what is said to the policy; nothing that it sampled is encoded again.
+"""Messages to tokens, for what the policy reads; nothing that it sampled is encoded again.
 
 A chat template renders whole conversations as text. An episode needs only the tokens *between*
-two completions: what frames them is cut, once for each sequence of roles, out of a rendered conversation
-of sentinel words.
+two completions: the frame around messages is cut, once for each sequence of roles, out of a rendered
+conversation of sentinel words.
 
     … A0 <|im_end|>\\n<|im_start|>user\\n U1 <|im_end|>\\n<|im_start|>assistant\\n
          └─────────────────────────────┘    └─────────────────────────────────────┘
 
-Pictures are part of the frame: the template writes a placeholder for each, which the model's processor then
+Images are part of the frame: the template writes a placeholder for each, which the model's processor then
 expands (`agents/prompting/images.py`).
 """
 
@@ -27,11 +27,11 @@ if TYPE_CHECKING:
 
 _SYSTEM, _USER, _ASSISTANT, _REPLY = "Wspan0system", "Wspan1user", "Wspan2assistant", "Wspan3reply"
 _PROMPTS_CACHED = 1024  # samples of one item start with the same prompt
-_REPLIES_CACHED = 8192  # siblings meet the same answers
-_PICTURED_CACHED = 64  # prompts with pictures, which the cache keeps alive
+_REPLIES_CACHED = 8192  # samples of one item get the same observations
+_IMAGE_PROMPTS_CACHED = 64  # the cache keeps the images alive
 
-_Said = tuple[str, str, int]
-"""Role, content and number of pictures of a message."""
+_RenderedMessage = tuple[str, str, int]
+"""Role, content and number of images of a message."""
 
 
 class Renderer:
@@ -41,12 +41,12 @@ class Renderer:
     """The template's end-of-turn token, then the tokenizer's eos where that is another one."""
 
     placeholder_ids: frozenset[int]
-    """Tokens that stand for pictures, films or sound; nobody may say them."""
+    """Tokens that stand for images, videos or sound; neither policy nor environment may write them."""
 
     def __init__(
         self, tokenizer: "PreTrainedTokenizerBase", processor: "ProcessorMixin | None" = None
     ) -> None:
-        """`processor`: of a model that sees; see `pictures.load_processor`.
+        """`processor`: of a vision-language model (`images.load_processor`).
 
         Raises `ConfigError` for a template that is missing, drops messages or has no end of turn.
         """
@@ -68,32 +68,32 @@ class Renderer:
         self._frame = lru_cache(maxsize=64)(self._cut_frame)
         self._end_of_turn = self._find_end_of_turn()
         eos = tokenizer.eos_token_id
-        others = () if eos is None or eos == self._end_of_turn else (eos,)
-        self.stop_token_ids = (self._end_of_turn, *others)
+        extra = () if eos is None or eos == self._end_of_turn else (eos,)
+        self.stop_token_ids = (self._end_of_turn, *extra)
         self._prompt = lru_cache(_PROMPTS_CACHED)(self._encode_prompt)
-        self._pictured_prompt = lru_cache(_PICTURED_CACHED)(self._encode_prompt)
+        self._image_prompt = lru_cache(_IMAGE_PROMPTS_CACHED)(self._encode_prompt)
         self._reply = lru_cache(_REPLIES_CACHED)(self._encode_reply)
 
     def prompt_ids(
         self, messages: Sequence[Message], *, tools: Sequence[Mapping[str, Any]] = ()
     ) -> list[int]:
-        """The conversation up to where the policy speaks ([P]), with JSON schemas of tools.
+        """The conversation up to where the policy answers ([P]), with JSON schemas of tools.
 
         A template without a system role gets the system message at the head of the next one. Raises
-        `ConfigError` for roles or tools that the template refuses, and for pictures where there is no
+        `ConfigError` for roles or tools that the template refuses, and for images where there is no
         processor; `native_tools.check_native` finds the templates that pass over tools in silence.
         """
-        encoded = self._pictured_prompt if images_of(messages) else self._prompt
-        return list(encoded(tuple(messages), json.dumps(list(tools)) if tools else ""))
+        encode = self._image_prompt if images_of(messages) else self._prompt
+        return list(encode(tuple(messages), json.dumps(list(tools)) if tools else ""))
 
     def reply_ids(self, messages: Sequence[Message], *, is_closed: bool) -> list[int]:
-        """Tokens between a completion and the next one: end of turn, `messages`, prompt to speak.
+        """Tokens between a completion and the next one: end of turn, `messages`, the prompt of the next turn.
 
         `is_closed`: the completion ended with a stop token, so none is added here. Raises `ConfigError` for
-        roles that the template refuses at this place, and for pictures where there is no processor.
+        roles that the template refuses at this place, and for images where there is no processor.
         """
-        encoded = self._encode_reply if images_of(messages) else self._reply
-        return list(encoded(tuple(messages), is_closed))
+        encode = self._encode_reply if images_of(messages) else self._reply
+        return list(encode(tuple(messages), is_closed))
 
     def encode(self, text: str) -> list[int]:
         """Text that is the template's own, its control tokens included, as tokens."""
@@ -104,7 +104,7 @@ class Renderer:
         return self._decode(ids)
 
     def _encode_prompt(self, messages: tuple[Message, ...], tools: str) -> tuple[int, ...]:
-        turns: list[_Said] = [(m.role, self._clean(m.content), len(m.images)) for m in messages]
+        turns: list[_RenderedMessage] = [(m.role, self._clean(m.content), len(m.images)) for m in messages]
         if not self._system_role and len(turns) > 1 and turns[0][0] == "system":
             (_, system, before), (role, content, images), *rest = turns
             turns = [(role, f"{system}\n\n{content}", before + images), *rest]
@@ -113,10 +113,10 @@ class Renderer:
 
     def _encode_reply(self, messages: tuple[Message, ...], is_closed: bool) -> tuple[int, ...]:
         (first, *gaps), trims = self._frame(tuple((m.role, len(m.images)) for m in messages))
-        said = (self._clean(message.content) for message in messages)
-        texts = (text.strip() for text in said) if trims else said
-        # Encoded from the end of turn on, even where it is cut off again: some control tokens take
-        # in the white space that follows them.
+        contents = (self._clean(message.content) for message in messages)
+        texts = (content.strip() for content in contents) if trims else contents
+        # Encoded from the end of turn on, even if it is cut off again: some control tokens absorb the
+        # white space that follows them.
         text = first + "".join(text + gap for text, gap in zip(texts, gaps, strict=True))
         ids = self._encode_with(images_of(messages), text)
         return tuple(ids[ids.index(self._end_of_turn) + 1 :] if is_closed else ids)
@@ -126,19 +126,19 @@ class Renderer:
             return self._encode(text)
         if self._vision is None:
             raise ConfigError(
-                f"{len(images)} pictures are to be shown, but {self._name} reads text only; use a "
-                "vision-language model, whose folder has a processor, or leave the pictures out"
+                f"{len(images)} images are to be shown, but {self._name} reads text only; use a "
+                "vision-language model, whose folder has a processor, or leave the images out"
             )
         return self._vision.encode(text, images)
 
     def _cut_frame(self, shapes: tuple[tuple[Role, int], ...]) -> tuple[list[str], bool]:
-        """What the template writes around messages of these roles and numbers of pictures after a completion:
-        one piece before each message, and one after the last, up to where the policy speaks; and whether it
-        trims what they say."""
+        """What the template writes around messages of these roles and numbers of images after a completion:
+        one piece before each message, and one after the last, up to where the policy answers; and whether it
+        trims their contents."""
         words = [f"{_REPLY}{number:04d}" for number in range(len(shapes))]
-        # Templates write spaces and newlines of their own round a message, but no tabs.
-        padded = [f"\t{word}\t" for word in words]
-        for marks, trims in ((padded, False), (words, True)):
+        # Templates write spaces and newlines around a message, but no tabs.
+        tabbed = [f"\t{word}\t" for word in words]
+        for marks, trims in ((tabbed, False), (words, True)):
             replies = [(role, mark, images) for (role, images), mark in zip(shapes, marks, strict=True)]
             turns = [("user", _USER, 0), ("assistant", _ASSISTANT, 0), *replies]
             head, *rest = self._render(turns).split(_ASSISTANT)
@@ -149,8 +149,8 @@ class Renderer:
         raise self._unusable(f"does not show every message of {roles} exactly once")
 
     def _clean(self, text: str) -> str:
-        # Control tokens spelled out in an environment's text would forge turns, or pictures. A space,
-        # not nothing, lest the halves around one make another.
+        # Control tokens spelled out in an environment's text would forge turns or images. A space,
+        # not nothing: otherwise the halves around one could form another.
         return self._control.sub(" ", text)
 
     def _find_end_of_turn(self) -> int:
@@ -168,10 +168,10 @@ class Renderer:
         try:
             return _SYSTEM in self._render([("system", _SYSTEM, 0), ("user", _USER, 0)])
         except ConfigError:
-            self._render([("user", _USER, 0)])  # raises if the template is the trouble, not the role
+            self._render([("user", _USER, 0)])  # raises if the template is at fault, not the role
             return False
 
-    def _render(self, turns: Sequence[_Said], *, tools: list[dict[str, Any]] | None = None) -> str:
+    def _render(self, turns: Sequence[_RenderedMessage], *, tools: list[dict[str, Any]] | None = None) -> str:
         from jinja2 import TemplateError
 
         try:
@@ -196,7 +196,7 @@ class Renderer:
 
 
 def images_of(messages: Sequence[Message]) -> list[Image]:
-    """The pictures of a conversation, in the order in which they are shown."""
+    """The images of a conversation, in the order in which they are shown."""
     return [image for message in messages for image in message.images]
 
 
@@ -205,12 +205,12 @@ def _codec(
 ) -> tuple[Callable[[str], list[int]], Callable[[list[int]], str]]:
     """Encoding that adds no tokens (the template has written them), decoding that skips control tokens."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
-    if backend is None:  # a tokenizer in plain Python
+    if backend is None:  # a tokenizer written in Python
         return (
             partial(tokenizer.encode, add_special_tokens=False),
             partial(tokenizer.decode, skip_special_tokens=True, clean_up_tokenization_spaces=False),
         )
-    # Half the time of the methods around it; a copy, for padding and truncation are state in there.
+    # Takes half the time of the methods around it; a copy, because padding and truncation are its state.
     backend = copy.deepcopy(backend)
     backend.no_padding()
     backend.no_truncation()

@@ -1,6 +1,6 @@
-"""Tells a model in plain text which tools there are and how it calls them.
+"""Describes to a model in plain text which tools there are and how to call them.
 
-The words are files, `agents/prompting/prompts/<format>.md`, one for each format that no chat template
+The texts are files, `agents/prompting/prompts/<format>.md`, one for each format that no chat template
 knows. Models
 with tools in their template get them by `agents/prompting/native_tools.py`.
 """
@@ -14,10 +14,10 @@ from typing import Any
 from agents.formats import ACTIONS, FORMATS, NATIVE, code_block, function_of, searchr1
 from envs.errors import ConfigError
 
-PLACE = "{{tools}}"
+PLACEHOLDER = "{{tools}}"
 """Where a prompt file has the tools' descriptions."""
 
-DESCRIBED = tuple(name for name in FORMATS if name not in (*ACTIONS, *NATIVE))
+FORMATS_WITH_PROMPT = tuple(name for name in FORMATS if name not in (*ACTIONS, *NATIVE))
 """Formats that have a prompt file."""
 
 _ONE_TOOL = {
@@ -34,9 +34,9 @@ def tools_prompt(format: str, schemas: Sequence[Mapping[str, Any]]) -> str:
     Raises `ConfigError` for a format without a prompt, for no tools or two of one name, and for tools that
     the format cannot call: `code` has `code_interpreter(code)` only, `searchr1` `search(query)`.
     """
-    if format not in DESCRIBED:
+    if format not in FORMATS_WITH_PROMPT:
         raise ConfigError(
-            f"format {format!r} has no prompt; describe tools by one of {', '.join(DESCRIBED)}, "
+            f"format {format!r} has no prompt; describe tools by one of {', '.join(FORMATS_WITH_PROMPT)}, "
             f"or by the model's chat template for {', '.join(NATIVE)}"
         )
     functions = [function_of(schema) for schema in schemas]
@@ -47,8 +47,8 @@ def tools_prompt(format: str, schemas: Sequence[Mapping[str, Any]]) -> str:
         _check_one_tool(format, functions)
         tools = str(functions[0].get("description", "")).strip() or names[0]
     else:
-        tools = "\n".join(json.dumps(_described(function), ensure_ascii=False) for function in functions)
-    return _prompt(format).replace(PLACE, tools)
+        tools = "\n".join(json.dumps(_description(function), ensure_ascii=False) for function in functions)
+    return _prompt(format).replace(PLACEHOLDER, tools)
 
 
 def _check_one_tool(format: str, functions: list[Mapping[str, Any]]) -> None:
@@ -62,7 +62,7 @@ def _check_one_tool(format: str, functions: list[Mapping[str, Any]]) -> None:
         )
 
 
-def _described(function: Mapping[str, Any]) -> dict[str, Any]:
+def _description(function: Mapping[str, Any]) -> dict[str, Any]:
     return {key: function[key] for key in ("name", "description", "parameters") if key in function}
 
 

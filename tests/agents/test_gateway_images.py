@@ -144,7 +144,7 @@ def test_a_real_model_that_sees_is_sampled_on_them(tmp_path: Path) -> None:
         (True, [{"type": "image_url", "image_url": {"url": "file:///etc/passwd"}}], "nothing is fetched"),
         (True, [{"type": "image_url"}], "has no image_url"),
         (True, [{"type": "image_url", "image_url": {"url": "data:image/png;base64,!!"}}], "no base64"),
-        (True, [{"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}], "no picture"),
+        (True, [{"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}], "not an image"),
         (True, [{"type": "image_url", "image_url": {"url": data_uri(SMALL), "detail": "low"}}], "detail"),
         (False, [part(SMALL)], "reads text only"),
     ],

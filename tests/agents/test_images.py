@@ -115,7 +115,7 @@ def test_a_model_that_reads_text_only_is_shown_no_pictures() -> None:
         lambda message: plain.prompt_ids([message]),
         lambda message: plain.reply_ids([message], is_closed=True),
     ):
-        with pytest.raises(ConfigError, match=r"1 pictures are to be shown.*use a vision-language model"):
+        with pytest.raises(ConfigError, match=r"1 images are to be shown.*use a vision-language model"):
             make(Message("user", "x", (SMALL,)))
 
 
@@ -125,10 +125,10 @@ def test_a_template_that_passes_over_pictures_is_refused() -> None:
     users_only = kept.replace("c['type'] == 'image'", "c['type'] == 'image' and m['role'] == 'user'")
     try:
         processor.chat_template = kept.replace("<|image_pad|>", "")
-        with pytest.raises(ConfigError, match="shows no pictures"):
+        with pytest.raises(ConfigError, match="shows no images"):
             renderer()
         processor.chat_template = users_only
-        with pytest.raises(ConfigError, match="shows 0 of 1 pictures"):
+        with pytest.raises(ConfigError, match="shows 0 of 1 images"):
             renderer().reply_ids([Message("tool", "x", (SMALL,))], is_closed=True)
     finally:
         processor.chat_template = kept

@@ -8,7 +8,7 @@ from agents.formats import FORMATS, NATIVE
 from agents.formats.calls import ToolCall
 from agents.prompting.native_tools import check_native
 from agents.prompting.renderer import Renderer
-from agents.prompting.tools_prompt import DESCRIBED, PLACE, tools_prompt
+from agents.prompting.tools_prompt import FORMATS_WITH_PROMPT, PLACEHOLDER, tools_prompt
 from envs.errors import ConfigError
 from envs.types import Message
 from tests.support.format_writers import ARGUMENTS
@@ -28,12 +28,12 @@ RUN = schema("code_interpreter", "code", description="Runs Python.")
 TOOLS = {"react": [SEARCH, RUN], "json": [SEARCH, RUN], "code": [RUN], "searchr1": [SEARCH]}
 
 
-@pytest.mark.parametrize("format", DESCRIBED)
+@pytest.mark.parametrize("format", FORMATS_WITH_PROMPT)
 def test_every_format_without_a_template_has_a_prompt_with_its_tools(format: str) -> None:
     prompt = tools_prompt(format, TOOLS[format])
     for tool in TOOLS[format]:
         assert tool["function"]["description"] in prompt
-    assert prompt.replace(SEARCH["function"]["description"], "").count(PLACE) == 0
+    assert prompt.replace(SEARCH["function"]["description"], "").count(PLACEHOLDER) == 0
     assert tools_prompt(format, [tool["function"] for tool in TOOLS[format]]) == prompt
 
 

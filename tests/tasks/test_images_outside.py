@@ -129,7 +129,7 @@ def test_pictures_of_tables_and_datasets(project: Path, monkeypatch: pytest.Monk
     [
         ({"image": "none.png"}, r"row 1 .*image: 'none\.png' is no file .*No such file"),
         ({"image": "note.txt"}, r"image: 'note\.txt' begins with b'hello'.*give PNG"),
-        ({"images": ["wide.png", "cut.png"]}, r"images\[1\]: is no picture that can be read"),
+        ({"images": ["wide.png", "cut.png"]}, r"images\[1\]: is not an image that can be read"),
         ({"images": "wide.png"}, r"images is a str, .*give a list"),
         ({"image": ["wide.png"]}, r"image is a list"),
         ({"image": "data:image/png;base64,@"}, r"image: .* is no base64"),
