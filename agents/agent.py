@@ -108,9 +108,12 @@ class FormatAgent(Agent):
 
     def write(self, turn: ParsedTurn) -> str:
         """See `Agent`."""
+        if (turn.action is not None) != self._acts:
+            raise ConfigError(f"format {self.format!r} {'calls no tools' if self._acts else 'acts by tools'}")
         text = FORMATS[self.format].write(turn)
         read = self._read(text)
-        if (read.action, read.calls, read.answer) != (turn.action, turn.calls, turn.answer):
+        action = None if turn.action is None else turn.action.strip()
+        if (read.action, read.calls, read.answer) != (action, turn.calls, turn.answer):
             raise ConfigError(f"format {self.format!r} cannot express the turn {text[:200]!r}")
         return text
 

@@ -16,58 +16,69 @@ are `unknown`. Each other solution is played action by action on a leased instan
 import argparse
 import asyncio
 import json
+import math
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 
-from envs.registry import ExpertStep, get_env
+from agents.agent import FormatAgent
+from agents.limits import EpisodeLimits
+from agents.rollout.episode import EpisodeConfig
+from agents.rollout.scripted import expert_script, run_script
+from agents.types import Trajectory
+from envs.registry import MAX_EXPERT_TURNS, ExpertStep, get_env
 from envs.runtime.manager import EnvManager
-from envs.types import Item, Observation
+from envs.types import Item
 
 ROUNDING = 1e-6
 
 
-async def play(envs: EnvManager, item: Item, solution: Sequence[ExpertStep]) -> tuple[bool, float, int]:
-    """Success, the sum of rewards and the number of turns."""
+LIMITS = EpisodeLimits(
+    max_turns=MAX_EXPERT_TURNS,
+    max_tokens_per_turn=0,
+    context_length=0,
+    episode_timeout_s=math.inf,
+    step_timeout_s=math.inf,
+)
+CONFIG = EpisodeConfig(agent=FormatAgent("raw"), limits=LIMITS)
+
+
+async def play(envs: EnvManager, item: Item, solution: Sequence[ExpertStep]) -> Trajectory:
+    """The episode of `solution`; one that its last step does not end is over there."""
+    config = replace(CONFIG, limits=replace(LIMITS, max_turns=len(solution)))
     async with envs.lease(item.env) as env:
-        seen = Observation.wrap(await env.reset(item)).text
-        total, turns, success = 0.0, 0, False
-        for step in solution:
-            result = await env.step(step.resolve(seen))
-            seen = result.observation
-            total, turns, success = total + result.reward, turns + 1, success or result.success
-            if result.terminated or result.truncated:
-                break
-        return success, total, turns
+        return await run_script(env, item, expert_script(solution, config=config), config=config)
 
 
 async def measure(name: str, *, items: int, marks: float, live: int, test: bool) -> dict[str, object]:
-    """See the docstring of this file."""
+    """The JSON object that the docstring of this file describes."""
     spec = get_env(name)
     split = spec.split(0)
-    there = split.test if test else split.train
+    candidates = split.test if test else split.train
     envs = EnvManager([spec], capacity=live)
     started = time.perf_counter()
     solutions: list[tuple[Item, Sequence[ExpertStep]]] = []
     unknown = 0
-    for item in there[:: max(1, len(there) // items)][:items]:
+    for item in candidates[:: max(1, len(candidates) // items)][:items]:
         solution = spec.solve(item)
         unknown += not solution
         if solution:
             solutions.append((item, solution))
     try:
-        played = await asyncio.gather(*(play(envs, item, how) for item, how in solutions))
+        episodes = await asyncio.gather(*(play(envs, item, solution) for item, solution in solutions))
     finally:
         await envs.close()
-    ended = {item.item_id: result for (item, _), result in zip(solutions, played, strict=True)}
-    full = {item_id for item_id, (solved, total, _) in ended.items() if solved and total >= marks - ROUNDING}
+    full_marks = {
+        episode.item.item_id for episode in episodes if episode.success and episode.reward >= marks - ROUNDING
+    }
     return {
         "env": name,
-        "items": len(ended),
+        "items": len(episodes),
         "unknown": unknown,
-        "solved": sum(solved for solved, _, _ in ended.values()),
-        "full_marks": len(full),
-        "failed": [item_id for item_id in ended if item_id not in full],
-        "turns": sum(turns for _, _, turns in ended.values()),
+        "solved": sum(episode.success for episode in episodes),
+        "full_marks": len(full_marks),
+        "failed": [item.item_id for item, _ in solutions if item.item_id not in full_marks],
+        "turns": sum(len(episode.turns) for episode in episodes),
         "seconds": round(time.perf_counter() - started, 1),
     }
 

@@ -6,6 +6,9 @@ from envs.base import Environment
 from envs.errors import EnvCrashed, boundary
 from envs.types import StepResult
 
+ACT = "act"
+"""The tool's name."""
+
 
 def act(*, description: str | None = None) -> Tool:
     """A tool `act` that steps the environment and answers its `StepResult`.

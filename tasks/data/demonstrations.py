@@ -1,197 +1,195 @@
-"""Demonstrations: environments' scripted experts, played on training items, as tokens and masks.
+"""Demonstrations: the environments' scripted experts play training items in the agent's format.
 
 With noise, some turns are preceded by a careless one: an action out of another item's solution, without a
-thought. The environment answers, and the expert goes on where it was. Unless `warmup.imitate_noise` says
-otherwise, the careless turn is seen but not trained on: what is learnt is to go on, not to err.
+thought. The environment answers, and the expert goes on where it was. Unless `warmup.imitate_noise` is true,
+careless turns are seen but not trained on: the policy learns to recover from errors, not to make them.
 """
 
 import random
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from agents.agent import Agent
+from agents.limits import MIN_COMPLETION
 from agents.prompting.renderer import Renderer
-from envs.base import Environment
-from envs.errors import ConfigError
+from agents.rollout.episode import EpisodeConfig
+from agents.rollout.packing import pack
+from agents.rollout.scripted import ScriptLine, expert_script, run_script, write_action
+from agents.types import StopReason
+from envs.errors import ConfigError, SamplerFailed
 from envs.registry import EnvSpec, ExpertStep, get_env
-from envs.types import Image, Item, Message, Observation
-from tasks.config.episodes import agent_of
+from envs.types import Item
+from tasks.config.episodes import agent_of, toolbox_of
 from tasks.config.settings import Pipeline
 from tasks.data.mixture import training_order
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-USELESS_FROM = 32
-"""Items whose solutions' actions are the careless ones; an expert may need seconds for an item."""
+CARELESS_ITEMS = 32
+"""Items whose solutions supply the careless actions; an expert may need seconds for an item."""
 ATTEMPTS = 8
-"""Tries of one demonstration: a useless action may spoil the game, or make it too long."""
+"""Attempts at one demonstration: a careless action may end the episode, or make it too long."""
+_THOUGHT = "\ufffc"
+"""Takes the place of a thought that is then removed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Demonstration:
-    """One expert game, packed as a trajectory is."""
+    """A segment of an expert's episode, packed as a trajectory is; an episode is one segment, unless the
+    context policy leaves out thoughts."""
 
     item_id: str
     prompt_ids: list[int]  # [P]
     response_ids: list[int]  # [R], ends with the last action's end-of-turn token
-    mask: list[int]  # [R], 1 where the expert speaks to be imitated
+    mask: list[int]  # [R], 1 on the tokens to imitate
     turns: int
+    """Of the whole episode."""
 
 
 async def demonstrate(
     items: Sequence[Item], *, pipeline: Pipeline, tokenizer: "PreTrainedTokenizerBase"
 ) -> list[Demonstration]:
-    """`warmup.demonstrations` games over `items`, drawn as training draws them; seeded.
+    """Play `warmup.demonstrations` episodes of `items`, in the order of training; seeded.
 
-    Raises `ConfigError` if the experts solve none of them within the context length.
+    Raises `ConfigError` if the experts solve none of them within the context length, if the agent's format
+    cannot express an action, and for images, which demonstrations cannot hold.
     """
     settings = pipeline.warmup
     assert settings is not None
     seed = f"demonstrations/{pipeline.seed}"
     rng = random.Random(seed)
     order = training_order(items, pipeline.data, seed=seed)
-    specs = {env: get_env(env) for env in pipeline.data.envs}
-    agents = {env: agent_of(pipeline.agent, spec, None) for env, spec in specs.items()}
-    stages = {env: _Stage(spec, items, rng=rng, noise=settings.noise) for env, spec in specs.items()}
+    specs = [get_env(env) for env in pipeline.data.envs]
     renderer = Renderer(tokenizer)
-    games: list[Demonstration] = []
-    failures = 0
+    experts = {
+        spec.name: _Expert(spec, items, pipeline=pipeline, renderer=renderer, rng=rng) for spec in specs
+    }
+    demonstrations: list[Demonstration] = []
+    successes = failures = 0
     try:
-        while len(games) < settings.demonstrations:
+        while successes < settings.demonstrations:
             item = items[next(order)]
-            stage = stages[item.env]
-            solution = stage.solution(item)
-            game = None
-            for attempt in range(ATTEMPTS if solution else 0):
-                noise = settings.noise if attempt < ATTEMPTS - 1 else 0.0
-                game = await _play(
-                    stage.env,
-                    item,
-                    _script(solution, useless=stage.useless, noise=noise, rng=rng),
-                    renderer=renderer,
-                    encode=partial(tokenizer.encode, add_special_tokens=False),
-                    agent=agents[item.env],
-                    imitate_noise=settings.imitate_noise,
-                )
-                if game and _length(game) <= pipeline.rollout.context_length:
-                    games.append(game)
-                    break
-            else:
-                failures += 1
-            if failures > len(items) and not games:
+            segments = await experts[item.env].demonstrate(item)
+            demonstrations += segments
+            successes += bool(segments)
+            failures += not segments
+            if failures > len(items) and not successes:
                 raise ConfigError(
-                    f"the experts of {', '.join(specs)} solve no training item within rollout.context_length "
-                    f"{pipeline.rollout.context_length}; raise it; without an expert, warmup: null"
+                    f"the experts of {', '.join(experts)} solve no training item within "
+                    f"rollout.context_length {pipeline.rollout.context_length}; raise it; without an expert, "
+                    "warmup: null"
                 )
     finally:
-        for stage in stages.values():
-            await stage.env.close()
-    return games
+        for expert in experts.values():
+            await expert.env.close()
+    return demonstrations
 
 
-class _Stage:
-    """Where demonstrations of one environment are played."""
+class _Expert:
+    """Plays the items of one environment."""
 
-    def __init__(self, spec: EnvSpec, items: Sequence[Item], *, rng: random.Random, noise: float) -> None:
+    def __init__(
+        self,
+        spec: EnvSpec,
+        items: Sequence[Item],
+        *,
+        pipeline: Pipeline,
+        renderer: Renderer,
+        rng: random.Random,
+    ) -> None:
+        settings = pipeline.warmup
+        assert settings is not None
         self.env = spec.make()
         self._spec = spec
+        self._settings = settings
+        self._renderer = renderer
+        self._rng = rng
+        self._context_length = pipeline.rollout.context_length
+        self._context = pipeline.agent.context.model_copy(update={"when_full": "stop"})
+        tools = toolbox_of(pipeline.agent)
+        # Nothing is cut: what is too long is no demonstration.
+        length = self._context_length + MIN_COMPLETION
+        self._config = EpisodeConfig(
+            agent=agent_of(pipeline.agent, spec, tools),
+            limits=replace(
+                pipeline.rollout.limits(max_turns=1), context_length=length, max_tokens_per_turn=length
+            ),
+            tools=tools,
+        )
         self._solutions: dict[str, Sequence[ExpertStep]] = {}
-        own = [item for item in items if item.env == spec.name]
-        others = rng.sample(own, min(USELESS_FROM, len(own))) if noise else []
-        # An action that depends on what is seen is no action in another item.
-        said = (step.action for item in others for step in self.solution(item))
-        self.useless = sorted({action for action in said if isinstance(action, str)})
+        spec_items = [item for item in items if item.env == spec.name]
+        others = rng.sample(spec_items, min(CARELESS_ITEMS, len(spec_items))) if settings.noise else []
+        # An action that depends on the observation is no action in another item.
+        actions = (step.action for item in others for step in self._solve(item))
+        self._careless_actions = sorted({action for action in actions if isinstance(action, str)})
 
-    def solution(self, item: Item) -> Sequence[ExpertStep]:
-        """The expert's; some take seconds to find, so they are kept."""
+    async def demonstrate(self, item: Item) -> list[Demonstration]:
+        """An episode that is solved by the last line of its script, and only then; empty after `ATTEMPTS`."""
+        solution = self._solve(item)
+        for attempt in range(ATTEMPTS if solution else 0):
+            noise = self._settings.noise if attempt < ATTEMPTS - 1 else 0.0
+            turns = list(self._add_careless(solution, noise=noise))
+            if segments := await self._play(item, turns):
+                return segments
+        return []
+
+    def _solve(self, item: Item) -> Sequence[ExpertStep]:
+        """The solution, remembered: some take seconds to find."""
         if item.item_id not in self._solutions:
             self._solutions[item.item_id] = self._spec.solve(item)
         return self._solutions[item.item_id]
 
+    def _add_careless(
+        self, solution: Sequence[ExpertStep], *, noise: float
+    ) -> Iterator[tuple[ScriptLine, bool]]:
+        """The lines of a script, and whether each is the expert's."""
+        for step, line in zip(solution, expert_script(solution, config=self._config), strict=True):
+            if self._rng.random() < noise and self._careless_actions:
+                yield self._careless_line(self._rng.choice(self._careless_actions), step), False
+            yield line, True
 
-@dataclass(frozen=True, slots=True)
-class _Line:
-    step: ExpertStep
-    thoughtless: str
-    """What is said where this is no line of the expert's; empty where it is."""
+    def _careless_line(self, action: str, step: ExpertStep) -> ScriptLine:
+        """`action` in the form of the expert's own turn, with the thought left out."""
+        text = write_action(self._config, thought=_THOUGHT if step.thought else "", action=action)
+        text = text.replace(f" {_THOUGHT}", "").replace(_THOUGHT, "")
+        return lambda observation: text
 
-
-def _script(
-    steps: Sequence[ExpertStep], *, useless: Sequence[str], noise: float, rng: random.Random
-) -> list[_Line]:
-    lines = []
-    for step in steps:
-        if rng.random() < noise and useless:
-            action = rng.choice(useless)
-            # The form of the expert's own turns, with the thought left out.
-            thoughtless = f"Thought:\nAction: {action}" if step.thought else f"Action: {action}"
-            lines.append(_Line(ExpertStep("", action), thoughtless))
-        lines.append(_Line(step, ""))
-    return lines
-
-
-async def _play(
-    env: Environment,
-    item: Item,
-    script: Sequence[_Line],
-    *,
-    renderer: Renderer,
-    encode: Callable[[str], list[int]],
-    agent: Agent,
-    imitate_noise: bool,
-) -> Demonstration | None:
-    """The game of `script`, or None if it was not solved by its last line, and only then."""
-    seen = Observation.wrap(await env.reset(item))
-    _check_text(item, seen.images)
-    opening = agent.render(item, seen.text)
-    ids: list[int] = []
-    mask: list[int] = []
-    observation = seen.text
-    for index, line in enumerate(script):
+    async def _play(self, item: Item, turns: Sequence[tuple[ScriptLine, bool]]) -> list[Demonstration]:
+        limits = replace(self._config.limits, max_turns=len(turns))
         try:
-            action = line.step.resolve(observation)
-        except LookupError:  # a careless turn has led away from what the expert knows
-            return None
-        said = line.thoughtless or spoken_text(line.step.thought, action)
-        spoken = [*encode(said), renderer.stop_token_ids[0]]
-        ids += spoken
-        mask += [int(not line.thoughtless or imitate_noise)] * len(spoken)
-        result = await env.step(action)
-        observation = result.observation
-        _check_text(item, result.images)
-        last = index == len(script) - 1
-        if (result.terminated or result.truncated) != last:
-            return None
-        if last:
-            if not result.success:
-                return None
-        else:
-            reply_ids = renderer.reply_ids([Message("user", result.observation)], is_closed=True)
-            ids += reply_ids
-            mask += [0] * len(reply_ids)
-    return Demonstration(
-        item_id=item.item_id,
-        prompt_ids=renderer.prompt_ids(opening.messages),
-        response_ids=ids,
-        mask=mask,
-        turns=len(script),
-    )
-
-
-def _check_text(item: Item, images: Sequence[Image]) -> None:
-    if images:
-        raise ConfigError(
-            f"warmup: {item.item_id} shows pictures, and demonstrations are text; set warmup: null"
-        )
-
-
-def spoken_text(thought: str, action: str) -> str:
-    """What the expert says, in the `action` format."""
-    return f"Thought: {thought}\nAction: {action}" if thought else f"Action: {action}"
-
-
-def _length(game: Demonstration) -> int:
-    return len(game.prompt_ids) + len(game.response_ids)
+            trajectory = await run_script(
+                self.env,
+                item,
+                (line for line, _ in turns),
+                config=replace(self._config, limits=limits),
+                renderer=self._renderer,
+                context=self._context,
+            )
+        except SamplerFailed:  # a careless turn has led away from what the expert knows
+            return []
+        has_ended = trajectory.stop_reason in (StopReason.TERMINATED, StopReason.TRUNCATED)
+        if not trajectory.success or not has_ended or len(trajectory.turns) < len(turns):
+            return []
+        # A token's policy version becomes the index of its turn, which says whether to imitate it.
+        indexed = [
+            replace(turn, completion=replace(turn.completion, policy_version=index))
+            for index, turn in enumerate(trajectory.turns)
+        ]
+        is_imitated = [is_expert or self._settings.imitate_noise for _, is_expert in turns]
+        segments = pack(replace(trajectory, turns=indexed))
+        if any(len(s.prompt_ids) + len(s.response_ids) > self._context_length for s in segments):
+            return []
+        return [
+            Demonstration(
+                item_id=item.item_id,
+                prompt_ids=segment.prompt_ids,
+                response_ids=segment.response_ids,
+                mask=[
+                    sampled and int(is_imitated[turn])
+                    for sampled, turn in zip(segment.response_mask, segment.policy_versions, strict=True)
+                ],
+                turns=len(turns),
+            )
+            for segment in segments
+        ]

@@ -16,14 +16,17 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from agents.agent import FormatAgent
 from agents.prompting.images import has_vision
-from envs.errors import EnvCrashed, EpisodeTimeout, WingspanError
+from agents.rollout.episode import EpisodeConfig
+from agents.rollout.scripted import expert_script, run_script
+from envs.errors import EnvCrashed, SamplerFailed
 from envs.files import write_atomically
 from envs.registry import EnvSpec, ExpertStep, get_env
 from envs.requirements.detection import Program
 from envs.runtime.manager import EnvManager
 from envs.sandbox.workspace import HasWorkspace
-from envs.types import Item, Observation, StepResult
+from envs.types import Item
 from tasks.cluster.envs import find_cluster_host
 from tasks.config.environments import environments
 from tasks.config.episodes import check_reward, check_vision
@@ -124,33 +127,24 @@ async def _prove(
 
 
 async def _solve(proof: _Proof, *, envs: EnvManager, pipeline: Pipeline) -> int:
-    item = proof.item
-    limit_s = pipeline.rollout.episode_timeout_s
-    try:
-        async with envs.lease(item.env, timeout_s=limit_s) as env, asyncio.timeout(limit_s):
-            seen = Observation.wrap(await env.reset(item)).text
-            if isinstance(env.unwrapped, HasWorkspace):
-                await _try_sandbox(env.unwrapped, item)
-            results: list[StepResult] = []
-            for step in proof.solution or [ExpertStep("", TRIAL)]:
-                results.append(await env.step(step.resolve(seen)))
-                seen = results[-1].observation
-    except TimeoutError:
-        raise EpisodeTimeout(
-            f"the expert's episode of {item.item_id} took longer than {limit_s:g} s; the environment hangs, "
-            "or raise rollout.episode_timeout_s"
-        ) from None
-    except WingspanError:
-        raise
-    except Exception as error:  # what a broken environment raises may be anything
-        raise EnvCrashed(f"{item.item_id}: the environment raised {type(error).__name__}: {error}") from error
-    if proof.solution and not results[-1].success:
+    """Returns the number of turns."""
+    item, steps = proof.item, proof.solution or [ExpertStep("", TRIAL)]
+    limits = pipeline.rollout.limits(max_turns=len(steps))
+    config = EpisodeConfig(agent=FormatAgent("raw"), limits=limits)
+    async with envs.lease(item.env, timeout_s=limits.episode_timeout_s) as env:
+        try:
+            trajectory = await run_script(env, item, expert_script(steps, config=config), config=config)
+        except SamplerFailed as error:
+            raise EnvCrashed(f"{item.item_id}: the expert cannot go on: {error}") from None
+        if isinstance(env.unwrapped, HasWorkspace):
+            await _try_sandbox(env.unwrapped, item)
+    if proof.solution and not trajectory.success:
         packages = ", ".join(get_env(item.env).packages)
         raise EnvCrashed(
             f"the expert's solution of {item.item_id} does not solve it (last observation: "
-            f"{results[-1].observation[:80]!r}); is another version of {packages} installed?"
+            f"{trajectory.turns[-1].observation[:80]!r}); is another version of {packages} installed?"
         )
-    return len(results)
+    return len(trajectory.turns)
 
 
 async def _try_sandbox(env: HasWorkspace, item: Item) -> None:

@@ -59,7 +59,8 @@ def test_a_turn_that_cannot_be_expressed_is_refused_and_never_another_one(
     agent = agent_for(format, turn)
     with suppress(ConfigError):
         read = agent.parse(agent.write(turn))
-        assert (read.action, read.calls, read.answer) == (turn.action, turn.calls, turn.answer)
+        action = None if turn.action is None else turn.action.strip()  # the space around it is not its own
+        assert (read.action, read.calls, read.answer) == (action, turn.calls, turn.answer)
 
 
 @pytest.mark.parametrize("format", ["react", "json", "hermes", "qwen3", "llama3"])

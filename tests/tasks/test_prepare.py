@@ -93,7 +93,7 @@ def test_a_hung_environment_is_found_out(tmp_path: Path, pipeline: Pipeline) -> 
     register_env(_Toy(hang_at=1).spec)
     prepare(pipeline, tmp_path)
     rollout = pipeline.rollout.model_copy(update={"episode_timeout_s": 0.2})
-    with pytest.raises(EpisodeTimeout, match=r"toy_0 took longer than 0\.2 s"):
+    with pytest.raises(EpisodeTimeout, match=r"toy_0: the episode took longer than 0\.2 s"):
         provision(pipeline.model_copy(update={"rollout": rollout}), tmp_path)
 
 

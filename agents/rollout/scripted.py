@@ -1,0 +1,129 @@
+"""Scripted models, played through the episode loop like any other: experts, and a person at the keyboard.
+
+With a renderer the turns of a script are tokens that can be trained on; without one they are texts.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from agents.agent import Opening
+from agents.formats.calls import ParsedTurn, ToolCall
+from agents.prompting.renderer import Renderer
+from agents.rollout.context import ContextPolicy
+from agents.rollout.conversation import Continuation, Conversation, ModelTurn, TokenConversation
+from agents.rollout.episode import EpisodeConfig, run_episode
+from agents.samplers.sampler import ScriptedSampler
+from agents.tools.act import ACT
+from agents.types import Completion, FinishReason, SamplingParams, Trajectory, Turn
+from envs.base import Environment
+from envs.errors import SamplerFailed
+from envs.registry import ExpertStep
+from envs.types import Image, Item, Message
+
+ScriptLine = Callable[[str], str]
+"""The text of a turn that follows an observation. Raises `LookupError` where it finds nothing to act on."""
+
+
+async def run_script(
+    env: Environment,
+    item: Item,
+    script: Iterable[ScriptLine],
+    *,
+    config: EpisodeConfig,
+    renderer: Renderer | None = None,
+    context: ContextPolicy | None = None,
+) -> Trajectory:
+    """Play `item` with a model that says the lines of `script`, which are taken one by one.
+
+    Raises `SamplerFailed` if the script ends before the episode or finds nothing to act on, and what
+    `run_episode` raises.
+    """
+    lines = iter(script)
+    observation = ""
+
+    def keep_opening(messages: Sequence[Message]) -> None:
+        nonlocal observation
+        head = config.agent.render(item, "").messages[-1].content
+        observation = messages[-1].content.removeprefix(head)
+
+    def keep_observation(turns: Sequence[Turn]) -> None:
+        nonlocal observation
+        observation = turns[-1].observation
+
+    def answer(episode_id: str, turn: int) -> str:
+        try:
+            return next(lines)(observation)
+        except (StopIteration, LookupError) as error:
+            why = str(error) or "it has ended"
+            raise SamplerFailed(f"{item.item_id}: the script has no turn {turn + 1}: {why}") from None
+
+    conversation: Conversation = TextConversation(lambda turn: answer("", turn))
+    if renderer is not None:
+        conversation = TokenConversation(
+            item.item_id,
+            where=item.item_id,
+            limits=config.limits,
+            sampler=ScriptedSampler(answer, encode=renderer.encode),
+            renderer=renderer,
+            sampling=SamplingParams(max_tokens=1),
+            context=context,
+        )
+    return await run_episode(
+        env,
+        item,
+        sample_index=0,
+        conversation=conversation,
+        config=config,
+        on_opening=keep_opening,
+        on_turn=keep_observation,
+    )
+
+
+def expert_script(steps: Iterable[ExpertStep], *, config: EpisodeConfig) -> Iterator[ScriptLine]:
+    """The expert's turns in the format of the agent."""
+    for step in steps:
+        yield lambda observation, step=step: write_action(  # type: ignore[misc]
+            config, thought=step.thought, action=step.resolve(observation)
+        )
+
+
+def write_action(config: EpisodeConfig, *, thought: str, action: str) -> str:
+    """A turn that acts in the environment: by the tool `act` where there is one, else in its own words.
+
+    Raises `ConfigError` if the agent cannot express it.
+    """
+    if config.tools is not None and ACT in config.tools.tools:
+        turn = ParsedTurn(thought=thought, calls=(ToolCall(ACT, {"action": action}),))
+    else:
+        turn = ParsedTurn(thought=thought, action=action)
+    return config.agent.write(turn)
+
+
+@dataclass
+class TextConversation:
+    """A `Conversation` without tokens, whose turns are the texts that `answer` gives."""
+
+    answer: Callable[[int], str | None]
+    """The text of a turn, counted from 0; None ends the episode."""
+    prompt_ids: list[int] = field(default_factory=list, init=False)
+    prompt_images: tuple[Image, ...] = field(default=(), init=False)
+    _turn: int = field(default=0, init=False)
+
+    def open(self, opening: Opening) -> bool:
+        return True
+
+    async def generate(self) -> ModelTurn | None:
+        text = self.answer(self._turn)
+        self._turn += 1
+        if text is None:
+            return None
+        completion = Completion(token_ids=[], logprobs=[], finish_reason=FinishReason.STOP, policy_version=0)
+        return ModelTurn(text=text, completion=completion)
+
+    async def add_reply(
+        self, turns: Sequence[Turn], messages: Sequence[Message], *, turns_left: int
+    ) -> Continuation:
+        return Continuation(goes_on=True)
+
+    def restart(self, summary: str, images: Sequence[Image]) -> bool:
+        return True
