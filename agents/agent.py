@@ -49,7 +49,7 @@ class Agent(ABC):
         """
         raise ConfigError(
             f"{type(self).__name__} writes no turns, which demonstrations need; give it the method "
-            "`write`, the inverse of `parse`, or set warmup: null"
+            "`write`, the inverse of `parse`"
         )
 
     def reply(self, turn: ParsedTurn, observations: Sequence[str]) -> Sequence[Message]:
@@ -109,7 +109,8 @@ class FormatAgent(Agent):
     def write(self, turn: ParsedTurn) -> str:
         """See `Agent`."""
         if (turn.action is not None) != self._acts:
-            raise ConfigError(f"format {self.format!r} {'calls no tools' if self._acts else 'acts by tools'}")
+            how = "calls no tools" if self._acts else "acts only by a tool; name the tool 'act'"
+            raise ConfigError(f"format {self.format!r} {how}")
         text = FORMATS[self.format].write(turn)
         read = self._read(text)
         action = None if turn.action is None else turn.action.strip()

@@ -5,8 +5,9 @@ With a renderer the turns of a script are tokens that can be trained on; without
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
-from agents.agent import Opening
+from agents.agent import Agent, Opening
 from agents.formats.calls import ParsedTurn, ToolCall
 from agents.prompting.renderer import Renderer
 from agents.rollout.context import ContextPolicy
@@ -14,6 +15,7 @@ from agents.rollout.conversation import Continuation, Conversation, ModelTurn, T
 from agents.rollout.episode import EpisodeConfig, run_episode
 from agents.samplers.sampler import ScriptedSampler
 from agents.tools.act import ACT
+from agents.tools.toolbox import Toolbox
 from agents.types import Completion, FinishReason, SamplingParams, Trajectory, Turn
 from envs.base import Environment
 from envs.errors import SamplerFailed
@@ -82,21 +84,22 @@ async def run_script(
 def expert_script(steps: Iterable[ExpertStep], *, config: EpisodeConfig) -> Iterator[ScriptLine]:
     """The expert's turns in the format of the agent."""
     for step in steps:
-        yield lambda observation, step=step: write_action(  # type: ignore[misc]
-            config, thought=step.thought, action=step.resolve(observation)
-        )
+        yield partial(_write_step, step=step, config=config)
 
 
-def write_action(config: EpisodeConfig, *, thought: str, action: str) -> str:
+def _write_step(observation: str, *, step: ExpertStep, config: EpisodeConfig) -> str:
+    action = step.resolve(observation)
+    return write_action(config.agent, config.tools, thought=step.thought, action=action)
+
+
+def write_action(agent: Agent, tools: Toolbox | None, *, thought: str, action: str) -> str:
     """A turn that acts in the environment: by the tool `act` where there is one, else in its own words.
 
     Raises `ConfigError` if the agent cannot express it.
     """
-    if config.tools is not None and ACT in config.tools.tools:
-        turn = ParsedTurn(thought=thought, calls=(ToolCall(ACT, {"action": action}),))
-    else:
-        turn = ParsedTurn(thought=thought, action=action)
-    return config.agent.write(turn)
+    if tools is not None and ACT in tools.tools:
+        return agent.write(ParsedTurn(thought=thought, calls=(ToolCall(ACT, {"action": action}),)))
+    return agent.write(ParsedTurn(thought=thought, action=action))
 
 
 @dataclass
@@ -105,11 +108,14 @@ class TextConversation:
 
     answer: Callable[[int], str | None]
     """The text of a turn, counted from 0; None ends the episode."""
+    on_opening: Callable[[Message], object] = field(default=lambda message: None)
+    """Called with the message that shows the first observation."""
     prompt_ids: list[int] = field(default_factory=list, init=False)
     prompt_images: tuple[Image, ...] = field(default=(), init=False)
     _turn: int = field(default=0, init=False)
 
     def open(self, opening: Opening) -> bool:
+        self.on_opening(opening.messages[-1])
         return True
 
     async def generate(self) -> ModelTurn | None:

@@ -9,18 +9,39 @@ The shipped model is reproducible: a change of these numbers, or of the order in
 taken, gives another model.
 """
 
+import asyncio
+import math
 import random
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import cache
 
+from agents.agent import FormatAgent
+from agents.limits import EpisodeLimits
+from agents.rollout.episode import EpisodeConfig, run_episode
+from agents.rollout.scripted import TextConversation, write_action
+from agents.types import StopReason
 from envs.builtin.textcraft.env import TextCraftEnv
 from envs.builtin.textcraft.expert import ARMFUL, Line, Mistakes, Planner, command, expansion, parse, play
 from envs.builtin.textcraft.invented import invent, invent_families, words
 from envs.builtin.textcraft.world import Game
 from envs.registry import ExpertStep
+from envs.types import Item
 
 MAX_TURNS = 24
 MAX_TOKENS = 1000
+_ITEM = Item(item_id="textcraft_0", env="textcraft")
+_CONFIG = EpisodeConfig(
+    agent=FormatAgent("action"),
+    limits=EpisodeLimits(
+        max_turns=sys.maxsize,
+        max_tokens_per_turn=sys.maxsize,
+        context_length=sys.maxsize,
+        episode_timeout_s=math.inf,
+        step_timeout_s=math.inf,
+    ),
+)
 
 # Recipe books
 _DEPTHS, _DEPTH_WEIGHTS = (1, 2, 3, 4), (20, 42, 30, 8)
@@ -109,29 +130,52 @@ def make_episode(
     )
     if len(turns) > MAX_TURNS:
         return None
-    env = TextCraftEnv()
-    ids = [encoder.user, *encoder.text(env.start(game)), encoder.end, encoder.assistant]
-    targets = [False] * len(ids)
+    are_targets: list[bool] = []
 
-    def add_turn(step: ExpertStep, *, is_target: bool) -> bool:
-        """Returns whether the episode has ended."""
+    def write(step: ExpertStep, *, is_target: bool) -> str:
+        are_targets.append(is_target)
         action = step.resolve("")  # crafting needs no observation
-        completion = [*encoder.text(f"Thought: {step.thought}\nAction: {action}"), encoder.end]
-        result = env.act(action)
-        ids.extend(completion)
-        targets.extend([is_target] * len(completion))
-        if not result.terminated:
-            observation = [encoder.user, *encoder.text(result.observation), encoder.end, encoder.assistant]
-            ids.extend(observation)
-            targets.extend([False, *[True] * (len(observation) - 2), False])
-        return result.terminated
+        return write_action(_CONFIG.agent, None, thought=step.thought, action=action)
 
-    for turn in turns:
-        if useless and rng.random() < useless:
-            add_turn(_useless_step(game, rng), is_target=False)
-        if add_turn(turn.step, is_target=turn.right):
-            break
+    def write_turns() -> Iterator[str]:
+        for turn in turns:
+            if useless and rng.random() < useless:
+                yield write(_useless_step(game, rng), is_target=False)
+            yield write(turn.step, is_target=turn.right)
+
+    texts = write_turns()
+    conversation = TextConversation(lambda _: next(texts, None))
+    trajectory = _runner().run(
+        run_episode(_InventedEnv(game), _ITEM, sample_index=0, conversation=conversation, config=_CONFIG)
+    )
+    ids = [encoder.user, *encoder.text(game.opening), encoder.end, encoder.assistant]
+    targets = [False] * len(ids)
+    for turn, is_target in zip(trajectory.turns, are_targets, strict=True):
+        text = [*encoder.text(turn.text), encoder.end]
+        ids += text
+        targets += [is_target] * len(text)
+        if turn is not trajectory.turns[-1] or trajectory.stop_reason is not StopReason.TERMINATED:
+            reply = [encoder.user, *encoder.text(turn.observation), encoder.end, encoder.assistant]
+            ids += reply
+            targets += [False, *[True] * (len(reply) - 2), False]
     return Sequence(ids, targets)
+
+
+@cache
+def _runner() -> asyncio.Runner:
+    """One event loop for all episodes of a process: a new one each time would cost as much as an episode."""
+    return asyncio.Runner()
+
+
+class _InventedEnv(TextCraftEnv):
+    """Plays an invented recipe book, whatever the item."""
+
+    def __init__(self, game: Game) -> None:
+        super().__init__()
+        self._problem = game
+
+    async def reset(self, item: Item) -> str:
+        return self.start(self._problem)
 
 
 def make_drill(game: Game, encoder: Encoder, rng: random.Random) -> Sequence:

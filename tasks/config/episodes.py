@@ -12,6 +12,7 @@ from agents.prompting.native_tools import check_native
 from agents.rewards import Reward, combine_rewards, get_reward
 from agents.rewards.types import check_items
 from agents.rollout.episode import EpisodeConfig
+from agents.rollout.scripted import write_action
 from agents.tools.registry import get_tool
 from agents.tools.search import check_search
 from agents.tools.toolbox import Toolbox
@@ -30,8 +31,6 @@ if TYPE_CHECKING:
 
     from tasks.rollout.programs import AgentProgram
 
-DEMONSTRATED = "action"
-"""The format of `tasks/data/demonstrations.py`."""
 ENVIRONMENTS_OWN = frozenset({"environment", "environment_success"})
 """Rewards that say what an environment said."""
 
@@ -62,8 +61,8 @@ def check_agent(pipeline: Pipeline) -> None:
 
     Raises `ConfigError` for names that there are not, tools that the format cannot call or that lack a
     setting, an environment whose episodes nothing would judge, a judge that cannot be asked, settings that a
-    program has no use for, and a warm-up without an expert, in another format than its own or of a program;
-    `MissingDependency` for what is not installed.
+    program has no use for, and a warm-up without an expert, of a program, or in a format that cannot act in
+    the environment; `MissingDependency` for what is not installed.
     """
     agent = pipeline.agent
     specs = [get_env(name) for name in pipeline.data.envs]
@@ -89,14 +88,16 @@ def check_agent(pipeline: Pipeline) -> None:
         return
     if agent.program is not None:
         raise ConfigError(
-            f"warmup: demonstrations are written in format {DEMONSTRATED!r}, and what agent.program "
-            f"{agent.program!r} tells the model is its own; set warmup: null"
+            f"warmup: demonstrations are written in agent.format, and agent.program {agent.program!r} "
+            "writes its own prompts; set warmup: null"
         )
-    if agent.format != DEMONSTRATED:
+    tools = toolbox_of(agent)
+    try:
+        write_action(agent_of(agent, specs[0], tools), tools, thought="", action="look")
+    except ConfigError as error:
         raise ConfigError(
-            f"warmup: demonstrations are written in format {DEMONSTRATED!r}, and agent.format is "
-            f"{agent.format!r}; set warmup: null"
-        )
+            f"warmup: agent.format {agent.format!r} has no demonstrations: {error}, or set warmup: null"
+        ) from None
     if not any(spec.has_expert for spec in specs):
         raise ConfigError(
             f"warmup: {', '.join(pipeline.data.envs)} has no expert to make demonstrations; set warmup: null"

@@ -12,14 +12,13 @@ from typing import TYPE_CHECKING
 
 from agents.limits import MIN_COMPLETION
 from agents.prompting.renderer import Renderer
-from agents.rollout.episode import EpisodeConfig
 from agents.rollout.packing import pack
 from agents.rollout.scripted import ScriptLine, expert_script, run_script, write_action
 from agents.types import StopReason
 from envs.errors import ConfigError, SamplerFailed
 from envs.registry import EnvSpec, ExpertStep, get_env
 from envs.types import Item
-from tasks.config.episodes import agent_of, toolbox_of
+from tasks.config.episodes import make_episode_config
 from tasks.config.settings import Pipeline
 from tasks.data.mixture import training_order
 
@@ -61,9 +60,8 @@ async def demonstrate(
     rng = random.Random(seed)
     order = training_order(items, pipeline.data, seed=seed)
     specs = [get_env(env) for env in pipeline.data.envs]
-    renderer = Renderer(tokenizer)
     experts = {
-        spec.name: _Expert(spec, items, pipeline=pipeline, renderer=renderer, rng=rng) for spec in specs
+        spec.name: _Expert(spec, items, pipeline=pipeline, tokenizer=tokenizer, rng=rng) for spec in specs
     }
     demonstrations: list[Demonstration] = []
     successes = failures = 0
@@ -95,7 +93,7 @@ class _Expert:
         items: Sequence[Item],
         *,
         pipeline: Pipeline,
-        renderer: Renderer,
+        tokenizer: "PreTrainedTokenizerBase",
         rng: random.Random,
     ) -> None:
         settings = pipeline.warmup
@@ -103,20 +101,15 @@ class _Expert:
         self.env = spec.make()
         self._spec = spec
         self._settings = settings
-        self._renderer = renderer
+        self._renderer = Renderer(tokenizer)
         self._rng = rng
         self._context_length = pipeline.rollout.context_length
         self._context = pipeline.agent.context.model_copy(update={"when_full": "stop"})
-        tools = toolbox_of(pipeline.agent)
+        config = make_episode_config(spec, pipeline, tokenizer=tokenizer)
         # Nothing is cut: what is too long is no demonstration.
         length = self._context_length + MIN_COMPLETION
-        self._config = EpisodeConfig(
-            agent=agent_of(pipeline.agent, spec, tools),
-            limits=replace(
-                pipeline.rollout.limits(max_turns=1), context_length=length, max_tokens_per_turn=length
-            ),
-            tools=tools,
-        )
+        limits = replace(config.limits, context_length=length, max_tokens_per_turn=length)
+        self._config = replace(config, limits=limits, reward=None)
         self._solutions: dict[str, Sequence[ExpertStep]] = {}
         spec_items = [item for item in items if item.env == spec.name]
         others = rng.sample(spec_items, min(CARELESS_ITEMS, len(spec_items))) if settings.noise else []
@@ -151,7 +144,8 @@ class _Expert:
 
     def _careless_line(self, action: str, step: ExpertStep) -> ScriptLine:
         """`action` in the form of the expert's own turn, with the thought left out."""
-        text = write_action(self._config, thought=_THOUGHT if step.thought else "", action=action)
+        config, thought = self._config, _THOUGHT if step.thought else ""
+        text = write_action(config.agent, config.tools, thought=thought, action=action)
         text = text.replace(f" {_THOUGHT}", "").replace(_THOUGHT, "")
         return lambda observation: text
 
@@ -168,6 +162,10 @@ class _Expert:
             )
         except SamplerFailed:  # a careless turn has led away from what the expert knows
             return []
+        except ConfigError as error:
+            raise ConfigError(
+                f"warmup: {item.item_id} cannot be demonstrated: {error}; or set warmup: null"
+            ) from None
         has_ended = trajectory.stop_reason in (StopReason.TERMINATED, StopReason.TRUNCATED)
         if not trajectory.success or not has_ended or len(trajectory.turns) < len(turns):
             return []

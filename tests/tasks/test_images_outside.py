@@ -289,5 +289,5 @@ def test_demonstrations_with_pictures_are_refused(monkeypatch: pytest.MonkeyPatc
     register_env(spec)
     warmup = {"demonstrations": 1, "noise": 0, "steps": 1, "batch_size": 1, "lr": 1e-3}
     pipeline = toy_pipeline(Path("none"), warmup=warmup)
-    with pytest.raises(ConfigError, match=r"parity_\d+ shows pictures.*set warmup: null"):
+    with pytest.raises(ConfigError, match=r"warmup: parity_\d+ .* reads text only.*set warmup: null"):
         asyncio.run(demonstrate(verl_toy.toy_items(3), pipeline=pipeline, tokenizer=toy_tokenizer()))

@@ -162,7 +162,7 @@ WARMUP = {"demonstrations": 1, "noise": 0, "steps": 1, "batch_size": 1, "lr": 1e
         ({"reward": "string_equl"}, {}, "unknown reward"),
         ({"reward": f"{__name__}:WARMUP"}, {}, "is no reward; decorate it"),
         ({"reward": None}, {}, r"agent\.reward: environment 'question' gives no rewards; name one"),
-        ({}, {"warmup": WARMUP}, r"warmup: demonstrations are written in format 'action'.* is 'json'"),
+        ({}, {"warmup": WARMUP}, r"warmup: agent\.format 'json' has no demons.* name the tool 'act'"),
         ({"tools": [], "format": "action"}, {"warmup": WARMUP}, r"warmup: question has no expert.*: null"),
     ],
 )  # fmt: skip

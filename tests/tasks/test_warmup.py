@@ -6,7 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from agents.agent import FormatAgent
+from agents.formats.calls import ToolCall
 from agents.prompting.renderer import Renderer
+from agents.tools.act import act
+from agents.tools.toolbox import Toolbox
 from envs.errors import ConfigError
 from envs.registry import EnvSpec, ExpertStep, register_env
 from envs.types import Item, Message
@@ -16,6 +20,7 @@ from tasks.data.items import write_items
 from tasks.progress import Progress
 from tasks.stages.warmup import warmup
 from tests.support.tiny_model import save_tiny_model
+from tests.support.tool_templates import TEMPLATES, with_template
 from tests.support.toy import ToyEnv, toy_item, toy_tokenizer
 from tests.support.verl_toy import register, toy_items, toy_pipeline
 
@@ -91,6 +96,44 @@ def test_useless_turns_are_seen_and_imitated_only_where_asked(
         assert imitated.count("Action: add 1") == 2
         assert seen.count("Action:") == game.turns
         assert seen.count("Action: look") == game.turns - 2
+
+
+@pytest.mark.parametrize("format", ["json", "react", "hermes", "qwen3"])
+def test_demonstrations_are_written_in_the_agents_format(format: str) -> None:
+    """What is imitated is read as the expert's actions by the agent that will be trained."""
+    tokenizer = with_template(TEMPLATES[format]) if format in TEMPLATES else toy_tokenizer()
+    agent = {"format": format, "tools": ["act"], "instructions": False}
+    long = toy_pipeline(
+        Path("none"), warmup=SETTINGS, data=TOY_DATA, agent=agent, rollout__context_length=4000
+    )
+    items = [toy_item(0, target=2)]
+    [episode, *_] = asyncio.run(demonstrate(items, pipeline=long, tokenizer=tokenizer))
+    texts = tokenizer.decode([i for i, m in zip(episode.response_ids, episode.mask, strict=True) if m])
+    first, second, rest = texts.split("<|im_end|>")
+    schemas = Toolbox([act()]).schemas
+    parsed = [FormatAgent(format, schemas=schemas).parse(text) for text in (first, second)]
+    assert [turn.calls for turn in parsed] == [(ToolCall("act", {"action": "add 1"}),)] * 2
+    assert [turn.thought for turn in parsed] == ["", "on"]
+    assert not rest
+    assert "The total is 1." in tokenizer.decode(episode.response_ids)
+
+
+def test_careless_turns_have_the_form_of_the_format(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A careless turn where the expert thinks has the place of the thought, which is empty."""
+    monkeypatch.setitem(globals(), "EXPERT", lambda item: [ExpertStep("", "look"), *adder(item)])
+    settings = SETTINGS | {"noise": 0.6, "imitate_noise": True}
+    expected = {
+        "action": "Thought:\nAction: look",
+        "react": 'Thought:\nAction: act\nAction Input: {"action": "look"}',
+        "json": '<think>\n\n</think>\n\n{"name": "act", "arguments": {"action": "look"}}',
+    }
+    for format, text in expected.items():
+        agent = {"format": format, "tools": [] if format == "action" else ["act"], "instructions": False}
+        noisy = toy_pipeline(
+            Path("none"), warmup=settings, data=TOY_DATA, agent=agent, rollout__context_length=4000
+        )
+        episodes = play(noisy, [toy_item(i, target=2) for i in range(3)])
+        assert any(text in toy_tokenizer().decode(episode.response_ids) for episode in episodes)
 
 
 def test_instructions_open_the_prompt_where_the_pipeline_says_so() -> None:
