@@ -1,7 +1,11 @@
 """The actions of scripted experts."""
 
+from agents.agent import FormatAgent
+from agents.limits import EpisodeLimits
+from agents.rollout.episode import EpisodeConfig
+from agents.rollout.scripted import expert_script, run_script
 from envs.registry import EnvSpec
-from envs.types import Item, Observation
+from envs.types import Item
 
 
 async def actions_of(spec: EnvSpec, item: Item) -> list[str]:
@@ -9,12 +13,17 @@ async def actions_of(spec: EnvSpec, item: Item) -> list[str]:
     solution = spec.solve(item)
     if all(isinstance(step.action, str) for step in solution):
         return [step.resolve("") for step in solution]
+    limits = EpisodeLimits(
+        max_turns=len(solution),
+        max_tokens_per_turn=0,
+        context_length=0,
+        episode_timeout_s=120,
+        step_timeout_s=60,
+    )
+    config = EpisodeConfig(agent=FormatAgent("raw"), limits=limits)
     env = spec.make()
     try:
-        observation, actions = Observation.wrap(await env.reset(item)).text, list[str]()
-        for step in solution:
-            actions.append(step.resolve(observation))
-            observation = (await env.step(actions[-1])).observation
-        return actions
+        episode = await run_script(env, item, expert_script(solution, config=config), config=config)
+        return [turn.action for turn in episode.turns]
     finally:
         await env.close()
