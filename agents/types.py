@@ -6,9 +6,10 @@ Shapes in comments: `P` prompt tokens, `C` tokens of one completion, `L` tokens 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
 
 from envs.types import Image, Item
+
+Label = str | float | bool
 
 
 class FinishReason(StrEnum):
@@ -70,16 +71,16 @@ class Turn:
     it found nothing, and in a summary."""
     observation: str
     reward: float
-    observation_ids: list[int]
+    observation_ids: tuple[int, ...] = ()  # [O]
     """Tokens that the renderer put after the completion; empty after the last turn."""
     thought: str = ""
     failed: bool = False
     """Whether `text` was not in the agent's format."""
-    prompt_ids: list[int] | None = None
+    prompt_ids: tuple[int, ...] | None = None  # [P]
     """Where the turn begins a new segment: all that it was sampled on. None: all that came before."""
     prompt_images: tuple[Image, ...] = ()
     """Those that `prompt_ids` show, in their order."""
-    images: list[Image] = field(default_factory=list)
+    images: tuple[Image, ...] = ()
     """Of the observation; where there are `observation_ids`, those that they show, in their order."""
     sampling_s: float = field(default=0.0, compare=False)
     """From asking for the completion to having it, waiting included; 0.0 where it was not measured."""
@@ -94,8 +95,8 @@ class Trajectory:
     item: Item
     sample_index: int
     """Index within the item's group."""
-    prompt_ids: list[int]  # [P]
-    turns: list[Turn]
+    prompt_ids: tuple[int, ...]  # [P]
+    turns: tuple[Turn, ...]
     stop_reason: StopReason
     reward: float
     """Sum of the turns' rewards; 0.0 where `stop_reason` is `ERROR`, and never used then."""
@@ -105,7 +106,9 @@ class Trajectory:
     """1 + number of retries."""
     error: str | None = None
     """`<error class>: <text>` of the fault, where `stop_reason` is `ERROR`."""
-    metrics: Mapping[str, Any] = field(default_factory=dict)
+    metrics: Mapping[str, float] = field(default_factory=dict)
     """Further per-episode numbers, e.g. `{"parse_failures": 1}`."""
+    labels: Mapping[str, Label] = field(default_factory=dict)
+    """What tells episodes apart: `policy` and `mode` of an evaluation, metadata of a gateway session."""
     prompt_images: tuple[Image, ...] = ()
     """Those that `prompt_ids` show, in their order."""

@@ -151,13 +151,13 @@ def random_rows(pipeline: Pipeline, *, items: int) -> list[Row]:
                 policy_version=0,
             )
             turn = Turn(
-                completion=completion, text="", action="", observation="", reward=0.0, observation_ids=[]
+                completion=completion, text="", action="", observation="", reward=0.0, observation_ids=()
             )
             trajectory = Trajectory(
                 item=Item(item_id=f"random_{item}", env="random"),
                 sample_index=sample_index,
-                prompt_ids=prompt,
-                turns=[turn],
+                prompt_ids=tuple(prompt),
+                turns=(turn,),
                 stop_reason=StopReason.TERMINATED,
                 reward=0.0,
                 success=False,

@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic_core import from_json
 
 from agents.gateway.errors import RequestRejected
+from agents.types import Label
 from envs.types import Item
 
 M = TypeVar("M", bound=BaseModel)
@@ -46,8 +47,8 @@ class OpenSession(Strict):
     item: ItemBody
     sample_index: int = Field(default=0, ge=0)
     max_turns: int | None = Field(default=None, ge=1)
-    metadata: dict[str, float | str | bool] = {}
-    """Kept among the trajectory's metrics."""
+    metadata: dict[str, Label] = {}
+    """Becomes the trajectory's labels."""
 
 
 class EndSession(Strict):

@@ -2,7 +2,7 @@
 
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from starlette.applications import Starlette
 
@@ -12,7 +12,7 @@ from agents.gateway.limits import GatewayLimits
 from agents.gateway.policy import Policy
 from agents.gateway.sessions import GatewaySession, GatewaySessions
 from agents.samplers.sampler import Sampler
-from agents.types import SamplingParams
+from agents.types import Label, SamplingParams
 from envs.errors import ConfigError
 from envs.network.server import listening
 from envs.types import Item
@@ -76,7 +76,7 @@ class Gateway:
         sample_index: int = 0,
         name: str | None = None,
         max_turns: int | None = None,
-        metadata: Mapping[str, Any] | None = None,
+        metadata: Mapping[str, Label] | None = None,
     ) -> AsyncIterator[GatewaySession]:
         """An episode of `item`, for a program at its `base_url`; its `trajectory` can be had afterwards, too.
 

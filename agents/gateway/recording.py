@@ -14,11 +14,10 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
 
 from agents.gateway.conversation import Conversation, Said, extended
 from agents.gateway.rendering import Reading, Rendering
-from agents.types import Completion, StopReason, Trajectory, Turn
+from agents.types import Completion, Label, StopReason, Trajectory, Turn
 from envs.types import Image, Item
 
 
@@ -153,7 +152,8 @@ class Recording:
         success: bool,
         turn_rewards: Sequence[float] | None,
         stop_reason: StopReason,
-        metrics: Mapping[str, Any],
+        metrics: Mapping[str, float],
+        labels: Mapping[str, Label],
     ) -> Trajectory:
         """All that was answered so far; `turn_rewards` in the order in which it was.
 
@@ -173,9 +173,9 @@ class Recording:
         return Trajectory(
             item=item,
             sample_index=sample_index,
-            prompt_ids=ordered[0].prompt_ids if ordered else [],
+            prompt_ids=tuple(ordered[0].prompt_ids) if ordered else (),
             prompt_images=tuple(ordered[0].prompt_images) if ordered else (),
-            turns=turns,
+            turns=tuple(turns),
             stop_reason=stop_reason,
             reward=sum(rewards),
             success=success,
@@ -186,6 +186,7 @@ class Recording:
                 "segments": len(ordered),
                 "other_sampling": self.other_sampling,
             },
+            labels=labels,
         )
 
     def _find(self, conversation: Conversation, digests: Sequence[bytes]) -> tuple[int, _Answer | None]:
@@ -244,9 +245,9 @@ def _turns_of(segment: _Segment, rewards: Sequence[float], *, first: bool) -> li
                 failed=answer.reading.failed,
                 observation="" if after is None else after.heard,
                 reward=rewards[answer.number],
-                observation_ids=[] if after is None else after.reply_ids,
-                images=[] if after is None else after.reply_images,
-                prompt_ids=None if first or turns else segment.prompt_ids,
+                observation_ids=() if after is None else tuple(after.reply_ids),
+                images=() if after is None else tuple(after.reply_images),
+                prompt_ids=None if first or turns else tuple(segment.prompt_ids),
                 prompt_images=() if first or turns else tuple(segment.prompt_images),
             )
         )

@@ -8,7 +8,6 @@ import secrets
 import time
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from agents.gateway.errors import CONTEXT_FULL, NO_TURNS_LEFT, RequestRejected
 from agents.gateway.generation import Wanted
@@ -16,7 +15,7 @@ from agents.gateway.limits import GatewayLimits
 from agents.gateway.policy import Answer, Policy
 from agents.gateway.recording import Recording
 from agents.gateway.response_store import Kept
-from agents.types import StopReason, Trajectory
+from agents.types import Label, StopReason, Trajectory
 from envs.errors import SamplerFailed, WingspanError, describe
 from envs.types import Item
 
@@ -37,7 +36,7 @@ class GatewaySession:
         name: str | None,
         max_turns: int,
         expires: bool,
-        metadata: Mapping[str, Any],
+        metadata: Mapping[str, Label],
     ) -> None:
         """`name`: the sampler's seed and key; None takes the random id. The rest is as in
         `GatewaySessions.open`."""
@@ -105,7 +104,8 @@ class GatewaySession:
             success=success,
             turn_rewards=turn_rewards,
             stop_reason=self._stop_reason,
-            metrics={**self._metadata, **(metrics or {})},
+            metrics=metrics or {},
+            labels=self._metadata,
         )
 
     def end(self) -> None:
@@ -167,11 +167,11 @@ class GatewaySessions:
         name: str | None = None,
         max_turns: int | None = None,
         expires: bool,
-        metadata: Mapping[str, Any] | None = None,
+        metadata: Mapping[str, Label] | None = None,
     ) -> GatewaySession:
         """A new session below `url`, the gateway's own, of at most `max_turns`.
 
-        `metadata` goes to the trajectory's metrics. One that `expires` is forgotten when it is idle too long.
+        `metadata` becomes the trajectory's labels. One that `expires` is forgotten when it is idle too long.
         Raises `Refused` where there are too many.
         """
         if self.live >= self._limits.max_sessions:

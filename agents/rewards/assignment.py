@@ -31,7 +31,9 @@ def assign_rewards(trajectory: Trajectory, result: RewardResult) -> Trajectory:
     placed[-1] += result.reward
     return replace(
         trajectory,
-        turns=[replace(turn, reward=reward) for turn, reward in zip(trajectory.turns, placed, strict=True)],
+        turns=tuple(
+            replace(turn, reward=reward) for turn, reward in zip(trajectory.turns, placed, strict=True)
+        ),
         reward=sum(placed),
         success=trajectory.success if result.success is None else result.success,
         metrics={

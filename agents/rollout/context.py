@@ -1,12 +1,12 @@
-"""The tokens that a policy speaks on, and what becomes of them as an episode grows.
+"""The tokens that a policy samples on, and how they grow with the episode.
 
-As a rule each turn's context is the last one's, the completion and the reply: one *segment*. A policy for
-full contexts may begin a new segment: another prompt, from which the episode goes on. Whatever is kept of
-the policy's own words are the tokens that it sampled, in a prompt as well.
+As a rule each turn's context is the previous one, its completion and the reply: one *segment*. A policy for
+full contexts may begin a new segment: another prompt, from which the episode continues. What a prompt keeps
+of the policy's completions are the very tokens that it sampled.
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Annotated, Literal
 
 from pydantic import Field
@@ -14,7 +14,7 @@ from pydantic import Field
 from agents.agent import Opening
 from agents.prompting.renderer import Renderer, images_of
 from agents.settings import Positive, Settings
-from agents.types import Completion, Turn
+from agents.types import Completion
 from envs.types import Image, Message
 
 SUMMARY_REQUEST = (
@@ -42,6 +42,15 @@ class ContextPolicy(Settings):
     """Whether each reply ends with how many tokens and turns are left."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Exchange:
+    """One turn as the context holds it."""
+
+    completion_ids: list[int]
+    reply_ids: Sequence[int]
+    images: Sequence[Image]
+
+
 class Context:
     """The context of one episode's next turn, `ids`."""
 
@@ -52,25 +61,25 @@ class Context:
         renderer: Renderer,
         policy: ContextPolicy,
         context_length: int,
-        least_room: int,
+        min_room: int,
     ) -> None:
-        """`least_room`: tokens of a completion for which there must be room."""
+        """`min_room`: tokens of a completion for which there must be room."""
         self._opening = opening
         self._renderer = renderer
         self._policy = policy
         self._length = context_length
-        self._least_room = least_room
-        self._opening_ids = renderer.prompt_ids(opening.messages, tools=opening.tools)
-        self._begun_ids = self._opening_ids  # the opening, or what took its place in the last fold
-        self._begun_images = images_of(opening.messages)
-        self._told = 0  # turns since then
-        self.ids = self._opening_ids.copy()  # extended in place where nothing is left out
-        self.images = self._begun_images.copy()
-        """Those that `ids` show, in their order."""
-        self.segment_prompt: list[int] | None = None
+        self._min_room = min_room
+        # The opening, or what replaced it at the last restart, and the turns since then.
+        self._base_ids = renderer.prompt_ids(opening.messages, tools=opening.tools)
+        self._base_images = images_of(opening.messages)
+        self._exchanges: list[_Exchange] = []
+        self.ids = self._base_ids.copy()  # extended in place where nothing is left out
+        self.images = self._base_images.copy()
+        """The images that `ids` show, in their order."""
+        self.segment_prompt: tuple[int, ...] | None = None
         """Where the next turn begins a new segment, its prompt."""
-        self.segment_images: list[Image] = []
-        """Those that `segment_prompt` shows."""
+        self.segment_images: tuple[Image, ...] = ()
+        """The images that `segment_prompt` shows."""
 
     @property
     def room(self) -> int:
@@ -80,51 +89,39 @@ class Context:
     @property
     def is_full(self) -> bool:
         """Whether no turn is possible."""
-        return self.room < self._least_room
+        return self.room < self._min_room
 
-    def reply_ids(self, completion: Completion, messages: Sequence[Message], *, turns_left: int) -> list[int]:
+    def render_reply(
+        self, completion: Completion, messages: Sequence[Message], *, turns_left: int
+    ) -> list[int]:
         """`messages` as tokens, as the policy will see them after `completion`."""
-        return self._told_ids(completion, self._shortened(messages), turns_left=turns_left)
+        return self._render(completion, self._shorten(messages), turns_left=turns_left)
 
-    def _shortened(self, messages: Sequence[Message]) -> Sequence[Message]:
-        most = self._policy.max_observation
-        if most is None:
-            return messages
-        return [replace(m, content=shortened(m.content, most)) for m in messages]
+    def extend(self, completion: Completion, reply_ids: Sequence[int], images: Sequence[Image]) -> bool:
+        """Append a turn to the context; False, and nothing is appended, where no room would be left."""
+        return self._append(completion, reply_ids, images, room=self._min_room)
 
-    def _told_ids(self, completion: Completion, messages: Sequence[Message], *, turns_left: int) -> list[int]:
-        closed = completion.token_ids[-1] in self._renderer.stop_token_ids
-        if self._policy.show_budget:
-            left = self.room - len(completion.token_ids)
-            *others, last = messages
-            said = f"{last.content}\n\n[left: about {max(0, left)} tokens, {turns_left} turns]"
-            messages = [*others, replace(last, content=said)]
-        return self._renderer.reply_ids(messages, is_closed=closed)
-
-    def go_on(self, completion: Completion, reply_ids: Sequence[int], images: Sequence[Image]) -> bool:
-        """Put a turn behind the context; False, and nothing is put, where no room would be left."""
-        return self._put(completion, reply_ids, images, room=self._least_room)
-
-    def drop(self, turns: Sequence[Turn]) -> bool:
-        """Begin a segment with the opening, the last summary and as many of the last `turns` since then as
-        leave half of the context free; False where not even the last one does."""
-        kept: list[int] = []
-        images: list[Image] = []
+    def drop(self, completion: Completion, reply_ids: Sequence[int], images: Sequence[Image]) -> bool:
+        """Append a turn and begin a segment with the opening, the last summary and as many of the last turns
+        since then as leave half of the context free; False where not even the last one does."""
+        self._exchanges.append(_Exchange(completion.token_ids, reply_ids, images))
+        tail_ids: list[int] = []
+        tail_images: list[Image] = []
         count = 0
-        for turn in reversed(turns[-1 - self._told :]):
-            told = [*self._kept(turn.completion.token_ids), *turn.observation_ids]
-            if len(self._begun_ids) + len(told) + len(kept) > self._length // 2:
+        for exchange in reversed(self._exchanges):
+            ids = [*self._visible(exchange.completion_ids), *exchange.reply_ids]
+            if len(self._base_ids) + len(ids) + len(tail_ids) > self._length // 2:
                 break
-            kept = told + kept
-            images = turn.images + images
+            tail_ids = ids + tail_ids
+            tail_images = [*exchange.images, *tail_images]
             count += 1
-        if not kept or not self._begin(self._begun_ids + kept, self._begun_images + images):
+        if not tail_ids or not self._begin(self._base_ids + tail_ids, self._base_images + tail_images):
             return False
-        self._told = count
+        self._exchanges = self._exchanges[-count:]
         return True
 
     def needs_summary(self, completion: Completion, reply_ids: Sequence[int]) -> bool:
-        """Whether the turn is to be followed by a summary."""
+        """Whether the policy is to be asked for a summary after this turn."""
         if self._policy.when_full != "fold":
             return False
         size = len(self.ids) + len(completion.token_ids) + len(reply_ids)
@@ -133,78 +130,90 @@ class Context:
     def request_summary(
         self, completion: Completion, messages: Sequence[Message], *, turns_left: int, summary_tokens: int
     ) -> list[int] | None:
-        """Put the turn behind the context with the wish for a summary; its reply's tokens, or None, with
-        nothing put, where that finds no room."""
-        messages = self._shortened(messages)
+        """Append the turn to the context with the request for a summary; returns the reply's tokens, or None,
+        with nothing appended, where there is no room for it."""
+        messages = self._shorten(messages)
         if messages and messages[-1].role == "user":
             last = replace(messages[-1], content=f"{messages[-1].content}\n\n{SUMMARY_REQUEST}")
             messages = [*messages[:-1], last]
         else:
             messages = [*messages, Message("user", SUMMARY_REQUEST)]
-        reply_ids = self._told_ids(completion, messages, turns_left=turns_left)
-        put = self._put(completion, reply_ids, images_of(messages), room=summary_tokens)
-        return reply_ids if put else None
+        reply_ids = self._render(completion, messages, turns_left=turns_left)
+        fits = self._append(completion, reply_ids, images_of(messages), room=summary_tokens)
+        return reply_ids if fits else None
 
     def restart(self, summary: str, images: Sequence[Image] = ()) -> bool:
-        """Begin a segment with the opening, the policy's `summary` and what else it is to see; False, and
-        nothing is begun, where that is too long."""
-        messages = summarized_opening(self._opening.messages, summary, images)
+        """Begin a segment with the opening, the policy's `summary` and the `images` that it is still to see;
+        False, and nothing is begun, where that is too long."""
+        messages = add_summary(self._opening.messages, summary, images)
         prompt = self._renderer.prompt_ids(messages, tools=self._opening.tools)
         if not self._begin(prompt, images_of(messages)):
             return False
-        self._begun_ids, self._begun_images, self._told = prompt.copy(), images_of(messages), 0
+        self._base_ids, self._base_images, self._exchanges = prompt.copy(), images_of(messages), []
         return True
+
+    def _shorten(self, messages: Sequence[Message]) -> Sequence[Message]:
+        max_length = self._policy.max_observation
+        if max_length is None:
+            return messages
+        return [replace(m, content=shorten_middle(m.content, max_length)) for m in messages]
+
+    def _render(self, completion: Completion, messages: Sequence[Message], *, turns_left: int) -> list[int]:
+        if self._policy.show_budget:
+            tokens_left = max(0, self.room - len(completion.token_ids))
+            *others, last = messages
+            budget = f"[left: about {tokens_left} tokens, {turns_left} turns]"
+            messages = [*others, replace(last, content=f"{last.content}\n\n{budget}")]
+        is_closed = completion.token_ids[-1] in self._renderer.stop_token_ids
+        return self._renderer.reply_ids(messages, is_closed=is_closed)
 
     def _begin(self, prompt: list[int], images: list[Image]) -> bool:
         if len(prompt) > self._length // 2:  # the next segment would be over as soon as it has begun
             return False
-        self.ids, self.segment_prompt = prompt, prompt.copy()
-        self.images, self.segment_images = images, images.copy()
+        self.ids, self.segment_prompt = prompt, tuple(prompt)
+        self.images, self.segment_images = images, tuple(images)
         return True
 
-    def _put(
+    def _append(
         self, completion: Completion, reply_ids: Sequence[int], images: Sequence[Image], *, room: int
     ) -> bool:
-        kept = self._kept(completion.token_ids)
-        if len(self.ids) + len(kept) + len(reply_ids) + room > self._length:
+        visible_ids = self._visible(completion.token_ids)
+        if len(self.ids) + len(visible_ids) + len(reply_ids) + room > self._length:
             return False
-        self.ids += kept
+        self.ids += visible_ids
         self.ids += reply_ids
         self.images += images
-        self._told += 1
-        whole = len(kept) == len(completion.token_ids)
-        self.segment_prompt = None if whole else self.ids.copy()
-        self.segment_images = [] if whole else self.images.copy()
+        self._exchanges.append(_Exchange(completion.token_ids, reply_ids, images))
+        is_whole = len(visible_ids) == len(completion.token_ids)
+        self.segment_prompt = None if is_whole else tuple(self.ids)
+        self.segment_images = () if is_whole else tuple(self.images)
         return True
 
-    def _kept(self, sampled: list[int]) -> list[int]:
+    def _visible(self, completion_ids: list[int]) -> list[int]:
         """What later turns see of a completion."""
-        if self._policy.keep_thoughts:
-            return sampled
-        if _THOUGHT_END not in self._renderer.decode(sampled):
-            return sampled
-        low, high = 0, len(sampled)  # the shortest head that holds the mark ends with its last token
+        if self._policy.keep_thoughts or _THOUGHT_END not in self._renderer.decode(completion_ids):
+            return completion_ids
+        low, high = 0, len(completion_ids)  # the shortest head that holds the mark ends with its last token
         while low < high:
             middle = (low + high) // 2
-            if _THOUGHT_END in self._renderer.decode(sampled[:middle]):
+            if _THOUGHT_END in self._renderer.decode(completion_ids[:middle]):
                 high = middle
             else:
                 low = middle + 1
-        return sampled[low:]
+        return completion_ids[low:]
 
 
-def summarized_opening(
-    opening: Sequence[Message], summary: str, images: Sequence[Image] = ()
-) -> list[Message]:
-    """The opening, and at its end the `summary` of what followed, with `images` that are still to be seen."""
+def add_summary(opening: Sequence[Message], summary: str, images: Sequence[Image] = ()) -> list[Message]:
+    """The opening, which ends with the `summary` of what followed and the `images` still to be seen."""
     *others, last = opening
-    said = f"{last.content}\n\n{SUMMARY_HEADING}\n{summary.strip()}"
-    return [*others, replace(last, content=said, images=(*last.images, *images))]
+    content = f"{last.content}\n\n{SUMMARY_HEADING}\n{summary.strip()}"
+    return [*others, replace(last, content=content, images=(*last.images, *images))]
 
 
-def shortened(text: str, most: int) -> str:
-    """`text` with `most` of its characters, those of both ends, and a note of how many are left out."""
-    if len(text) <= most:
+def shorten_middle(text: str, max_length: int) -> str:
+    """`text` with `max_length` of its characters, from both ends, and a note of how many are left out."""
+    if len(text) <= max_length:
         return text
-    head, tail = most - most // 2, most // 2
-    return f"{text[:head]}\n[... {len(text) - most} characters left out ...]\n{text[len(text) - tail :]}"
+    head, tail = max_length - max_length // 2, max_length // 2
+    omitted = len(text) - max_length
+    return f"{text[:head]}\n[... {omitted} characters left out ...]\n{text[len(text) - tail :]}"

@@ -16,47 +16,51 @@ from agents.limits import MIN_COMPLETION, EpisodeLimits
 from agents.prompting.renderer import Renderer, images_of
 from agents.rollout.context import Context, ContextPolicy
 from agents.samplers.sampler import Sampler, checked_sample
-from agents.types import Completion, SamplingParams, Turn
+from agents.types import Completion, SamplingParams
 from envs.errors import SamplerFailed
 from envs.types import Image, Message
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelTurn:
-    """What the model said in one turn."""
+    """The model's part of one turn."""
 
     text: str
     completion: Completion
-    prompt_ids: list[int] | None = None
+    prompt_ids: tuple[int, ...] | None = None
     """Where the turn begins a segment; see `Turn`."""
     prompt_images: tuple[Image, ...] = ()
     parsed: ParsedTurn | None = None
-    """Where a server has read the calls itself; else the agent reads `text`."""
+    """Where a server has read the calls itself; else the agent parses `text`."""
     thought: str = ""
-    """What a server tells apart from `text` as the model's reasoning."""
+    """The model's reasoning, where a server reports it apart from `text`."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Continuation:
-    """How the conversation goes on after a turn."""
+    """How a conversation continues after a reply."""
 
-    goes_on: bool
-    """False where there is no room for another turn."""
-    summary: Turn | None = None
-    """What the policy was asked for in between."""
+    has_room: bool
+    """Whether there is room for another turn."""
+    observation_ids: tuple[int, ...] = ()
+    """The reply as tokens, where they are known and the conversation continues."""
+    images: tuple[Image, ...] = ()
+    """The reply's images."""
+    summary: ModelTurn | None = None
+    """A turn in which the policy summarized the conversation, to continue from that."""
 
 
 class Conversation(Protocol):
     """The model in one episode."""
 
     @property
-    def prompt_ids(self) -> list[int]:
-        """The opening as tokens ([P]); empty where none are known."""
+    def prompt_ids(self) -> tuple[int, ...]:
+        """The opening as tokens ([P]); empty where they are not known."""
         ...
 
     @property
     def prompt_images(self) -> tuple[Image, ...]:
-        """The opening's pictures."""
+        """The opening's images."""
         ...
 
     def open(self, opening: Opening) -> bool:
@@ -64,20 +68,17 @@ class Conversation(Protocol):
         ...
 
     async def generate(self) -> ModelTurn | None:
-        """The next turn; None where there is no room for it after all. Raises `SamplerFailed` if there is
-        none to be had."""
+        """The model's next turn; None where there is no room for it after all. Raises `SamplerFailed` if the
+        model does not answer."""
         ...
 
-    async def add_reply(
-        self, turns: Sequence[Turn], messages: Sequence[Message], *, turns_left: int
-    ) -> Continuation:
-        """Tell what came of the last of `turns`, and put the reply's tokens, where it goes on, into its
-        `observation_ids`, the reply's pictures into its `images`."""
+    async def add_reply(self, messages: Sequence[Message], *, turns_left: int) -> Continuation:
+        """Show what came of the model's last turn."""
         ...
 
     def restart(self, summary: str, images: Sequence[Image]) -> bool:
-        """Instead of `add_reply`: forget all but the opening, and go on with `summary` and the turn's
-        `images`; False, and nothing is forgotten, where that is too long."""
+        """Instead of `add_reply`: forget all but the opening, and continue from `summary` and the turn's
+        `images`; False, with nothing forgotten, where that is too long."""
         ...
 
 
@@ -121,28 +122,28 @@ class TokenConversation:
             stop_token_ids=sampling.stop_token_ids or renderer.stop_token_ids,
         )
         self._context: Context | None = None
-        self.prompt_ids: list[int] = []
+        self._completion: Completion | None = None
+        self.prompt_ids: tuple[int, ...] = ()
         self.prompt_images: tuple[Image, ...] = ()
 
     def open(self, opening: Opening) -> bool:
-        """See `Conversation`."""
         self._context = Context(
             opening,
             renderer=self._renderer,
             policy=self._policy,
             context_length=self._limits.context_length,
-            least_room=min(MIN_COMPLETION, self._limits.max_tokens_per_turn),
+            min_room=min(MIN_COMPLETION, self._limits.max_tokens_per_turn),
         )
-        self.prompt_ids = self._context.ids.copy()
+        self.prompt_ids = tuple(self._context.ids)
         self.prompt_images = tuple(self._context.images)
         return not self._context.is_full
 
     async def generate(self) -> ModelTurn:
-        """See `Conversation`."""
-        context, params, renderer = self._opened, self._params, self._renderer
+        context, params, renderer = self._context, self._params, self._renderer
+        assert context is not None, "open the conversation first"
         if context.room < params.max_tokens:
             params = replace(params, max_tokens=context.room)
-        completion = await checked_sample(
+        completion = self._completion = await checked_sample(
             self._sampler,
             context.ids,
             images=context.images,
@@ -151,65 +152,50 @@ class TokenConversation:
             where=self._where,
         )
         if not renderer.placeholder_ids.isdisjoint(completion.token_ids):
-            # Whoever counts pictures by these tokens, the trainer too, would see one that there is not.
-            raise SamplerFailed(f"{self._where}: the sampler answered a token that stands for a picture")
+            # The trainer counts images by these tokens and would expect one that does not exist.
+            raise SamplerFailed(f"{self._where}: the sampler answered a token that stands for an image")
         return ModelTurn(
             text=renderer.decode(completion.token_ids),
             completion=completion,
             prompt_ids=context.segment_prompt,
-            prompt_images=tuple(context.segment_images),
+            prompt_images=context.segment_images,
         )
 
-    async def add_reply(
-        self, turns: Sequence[Turn], messages: Sequence[Message], *, turns_left: int
-    ) -> Continuation:
-        """See `Conversation`."""
-        context, turn = self._opened, turns[-1]
-        reply_ids = context.reply_ids(turn.completion, messages, turns_left=turns_left)
-        if context.needs_summary(turn.completion, reply_ids):
-            return await self._summarize(turn, messages, turns_left=turns_left)
-        turn.observation_ids.extend(reply_ids)
-        turn.images[:] = images_of(messages)
-        if context.go_on(turn.completion, reply_ids, turn.images):
-            return Continuation(goes_on=True)
-        if self._policy.when_full == "drop" and context.drop(turns):
-            return Continuation(goes_on=True)
-        turn.observation_ids.clear()
-        return Continuation(goes_on=False)
+    async def add_reply(self, messages: Sequence[Message], *, turns_left: int) -> Continuation:
+        context, completion = self._context, self._completion
+        assert context is not None
+        assert completion is not None, "generate a turn first"
+        images = tuple(images_of(messages))
+        reply_ids = context.render_reply(completion, messages, turns_left=turns_left)
+        if context.needs_summary(completion, reply_ids):
+            return await self._summarize(context, completion, messages, turns_left=turns_left)
+        has_room = context.extend(completion, reply_ids, images) or (
+            self._policy.when_full == "drop" and context.drop(completion, reply_ids, images)
+        )
+        return Continuation(
+            has_room=has_room, observation_ids=tuple(reply_ids) if has_room else (), images=images
+        )
 
     def restart(self, summary: str, images: Sequence[Image]) -> bool:
-        """See `Conversation`."""
-        return self._opened.restart(summary, images)
+        assert self._context is not None, "open the conversation first"
+        return self._context.restart(summary, images)
 
-    async def _summarize(self, turn: Turn, messages: Sequence[Message], *, turns_left: int) -> Continuation:
-        """Ask for a summary and go on with it: a turn of its own, but none of the horizon's."""
-        context = self._opened
+    async def _summarize(
+        self, context: Context, completion: Completion, messages: Sequence[Message], *, turns_left: int
+    ) -> Continuation:
+        """Ask for a summary and continue from it. The summary is a turn that does not count as one of
+        `max_turns`."""
+        images = tuple(images_of(messages))
         reply_ids = context.request_summary(
-            turn.completion,
-            messages,
-            turns_left=turns_left,
-            summary_tokens=self._limits.max_tokens_per_turn,
+            completion, messages, turns_left=turns_left, summary_tokens=self._limits.max_tokens_per_turn
         )
         if reply_ids is None:
-            return Continuation(goes_on=False)
-        turn.observation_ids.extend(reply_ids)
-        turn.images[:] = images_of(messages)
-        turn = await self.generate()
-        summary = Turn(
-            completion=turn.completion,
-            text=turn.text,
-            action="",
-            observation="",
-            reward=0.0,
-            observation_ids=[],
-            prompt_ids=turn.prompt_ids,
-            prompt_images=turn.prompt_images,
+            return Continuation(has_room=False, images=images)
+        summary = await self.generate()
+        text = summary.text if self._policy.keep_thoughts else split_thinking(summary.text)[1]
+        return Continuation(
+            has_room=context.restart(text),
+            observation_ids=tuple(reply_ids),
+            images=images,
+            summary=summary,
         )
-        kept = turn.text if self._policy.keep_thoughts else split_thinking(turn.text)[1]
-        return Continuation(goes_on=context.restart(kept), summary=summary)
-
-    @property
-    def _opened(self) -> Context:
-        if self._context is None:
-            raise RuntimeError("open the conversation first")
-        return self._context

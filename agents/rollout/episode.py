@@ -1,9 +1,8 @@
 """One episode: an environment, an item and a model become a `Trajectory`.
 
-A turn is: the model speaks → what it said is parsed → it is carried out → the model hears what came of it.
-What a turn does is `agents/rollout/actions.py`'s, what the model sees `agents/rollout/conversation.py`'s,
-retries and concurrency
-`agents/rollout/group.py`'s.
+In each turn the model generates, the agent parses its text, the actions are executed, and the model is shown
+what came of them. `agents/rollout/actions.py` owns the actions, `agents/rollout/conversation.py` the model's
+side, `agents/rollout/group.py` retries and concurrency.
 """
 
 import asyncio
@@ -16,7 +15,7 @@ from agents.limits import EpisodeLimits
 from agents.rewards.assignment import assign_rewards
 from agents.rewards.types import Reward, RewardInput
 from agents.rollout.actions import ActionExecutor, format_action
-from agents.rollout.conversation import Conversation
+from agents.rollout.conversation import Continuation, Conversation, ModelTurn
 from agents.tools.toolbox import Toolbox
 from agents.types import StopReason, Trajectory, Turn
 from envs.base import Environment
@@ -27,14 +26,14 @@ from envs.types import Item, Message, StepResult
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpisodeConfig:
-    """How an item is played, by whichever model."""
+    """How an item's episodes are run, with any model."""
 
     agent: Agent
     limits: EpisodeLimits
     tools: Toolbox | None = None
-    """Every episode has them with counts of its own."""
+    """Each episode gets a copy with its own counts."""
     reward: Reward | None = None
-    """Judges the whole episode in the place of the environment; None leaves it to that."""
+    """Judges the whole episode in place of the environment; None leaves that to the environment."""
 
 
 async def run_episode(
@@ -47,21 +46,21 @@ async def run_episode(
     on_opening: Callable[[Sequence[Message]], None] | None = None,
     on_turn: Callable[[Sequence[Turn]], None] | None = None,
 ) -> Trajectory:
-    """Play `item` on `env` to its end. `on_opening` is called once with the messages before the first turn,
-    `on_turn` with all turns so far as each is carried out.
+    """Run `item` on `env` to its end. `on_opening` is called once with the messages before the first turn,
+    `on_turn` with all turns so far after each one.
 
     Turns that are not in the agent's format are counted in `metrics["parse_failures"]`, segments in
-    `metrics["segments"]`; the tools' metrics are `ActionExecutor.metrics`. A prompt that leaves no room for a
-    completion ends at once, `MAX_CONTEXT` with no turns and reward 0.
+    `metrics["segments"]`; the tools' metrics are those of `ActionExecutor.metrics`. A prompt that leaves no
+    room for a completion ends the episode at once: `MAX_CONTEXT`, with no turns and reward 0.
 
     Raises `EnvCrashed`, `EpisodeTimeout`, `SamplerFailed` or `RewardFailed`: the episode is then void, and
-    `env` is not to be used again. Other `WingspanError`s of the environment pass through.
+    `env` must not be used again. Other `WingspanError`s of the environment pass through.
     """
     episode = _Episode(
         env, item, conversation=conversation, config=config, on_opening=on_opening, on_turn=on_turn
     )
     limit_s = config.limits.episode_timeout_s
-    started = time.perf_counter()
+    start = time.perf_counter()
     try:
         async with asyncio.timeout(limit_s) as deadline:
             stop_reason = await episode.run(deadline)
@@ -75,23 +74,23 @@ async def run_episode(
         sample_index=sample_index,
         prompt_ids=conversation.prompt_ids,
         prompt_images=conversation.prompt_images,
-        turns=episode.turns,
+        turns=tuple(episode.turns),
         stop_reason=stop_reason,
         reward=sum(turn.reward for turn in episode.turns),
         success=episode.success,
-        seconds=time.perf_counter() - started,
+        seconds=time.perf_counter() - start,
         metrics=episode.metrics,
     )
     if config.reward is None or not trajectory.turns:
         return trajectory
-    given = RewardInput(
+    reward_input = RewardInput(
         final_response=episode.final_response, trajectory=trajectory, fields=item.fields, env=unwrap(env)
     )
-    return assign_rewards(trajectory, await config.reward.score(given))
+    return assign_rewards(trajectory, await config.reward.score(reward_input))
 
 
 class _Episode:
-    """The state of one episode while it is played."""
+    """The state of an episode while it runs."""
 
     def __init__(
         self,
@@ -118,74 +117,73 @@ class _Episode:
         self.turns: list[Turn] = []
         self.success = False
         self.final_response = ""
-        self._acted = 0
+        self._turn_count = 0  # without summaries
         self._parse_failures = 0
 
     @property
     def metrics(self) -> dict[str, float]:
-        """Of the episode so far."""
+        """Metrics of the episode so far."""
         segments = 1 + sum(turn.prompt_ids is not None for turn in self.turns)
         return {"parse_failures": self._parse_failures, "segments": segments, **self._executor.metrics}
 
     async def run(self, deadline: asyncio.Timeout) -> StopReason:
-        seen = await self._executor.reset()
-        opening = self._agent.render(self._item, seen.text)
+        observation = await self._executor.reset()
+        opening = self._agent.render(self._item, observation.text)
         if self._on_opening is not None:
             self._on_opening(opening.messages)
-        if not self._conversation.open(
-            replace(opening, messages=with_images(opening.messages, [seen.images]))
-        ):
+        messages = with_images(opening.messages, [observation.images])
+        if not self._conversation.open(replace(opening, messages=messages)):
             return StopReason.MAX_CONTEXT
         while True:
-            asked = time.perf_counter()
+            generation_start = time.perf_counter()
             output = await self._conversation.generate()
             if output is None:
                 return StopReason.MAX_CONTEXT
             parsed = output.parsed or self._agent.parse(output.text)
-            self._parse_failures += parsed.is_malformed
-            spoke = time.perf_counter()
+            execution_start = time.perf_counter()
             result = await self._executor.execute(parsed)
-            answered = time.perf_counter()
+            execution_end = time.perf_counter()
             if _is_past(deadline):
-                raise TimeoutError  # neither side suspends, so the loop never got to say it
+                raise TimeoutError  # nothing suspended, so the event loop could not raise it
+            self._parse_failures += parsed.failed
             answer = result.answer if parsed.calls else parsed.answer
             self.final_response = output.text if answer is None else answer
-            self._acted += 1
+            self._turn_count += 1
             self.success |= result.step.success
-            cut = result.summary is not None and self._conversation.restart(
+            is_restarted = result.summary is not None and self._conversation.restart(
                 result.summary, result.step.images
             )
-            turn = Turn(
-                completion=output.completion,
-                text=output.text,
-                thought="\n".join(filter(None, (output.thought, parsed.thought))),
-                action=format_action(parsed),
-                failed=parsed.is_malformed,
-                observation="" if cut else result.step.observation,
-                reward=result.step.reward,
-                observation_ids=[],
-                prompt_ids=output.prompt_ids,
-                prompt_images=output.prompt_images,
-                images=[] if cut else list(result.step.images),
-                sampling_s=spoke - asked,
-                env_s=answered - spoke,
-            )
-            self.turns.append(turn)
-            if self._on_turn is not None:
-                self._on_turn(self.turns)
             stop_reason = self._stop_reason(result.step)
-            if stop_reason is not None:
-                return stop_reason
-            if cut:
-                continue
-            continuation = await self._conversation.add_reply(
-                self.turns,
-                with_images(self._agent.reply(parsed, result.observations), result.images),
-                turns_left=self._max_turns - self._acted,
+            continuation = Continuation(has_room=True, images=() if is_restarted else result.step.images)
+            if stop_reason is None and not is_restarted:
+                continuation = await self._conversation.add_reply(
+                    with_images(self._agent.reply(parsed, result.observations), result.images),
+                    turns_left=self._max_turns - self._turn_count,
+                )
+            self.turns.append(
+                Turn(
+                    completion=output.completion,
+                    text=output.text,
+                    thought="\n".join(filter(None, (output.thought, parsed.thought))),
+                    action=format_action(parsed),
+                    failed=parsed.failed,
+                    observation="" if is_restarted else result.step.observation,
+                    reward=result.step.reward,
+                    observation_ids=continuation.observation_ids,
+                    prompt_ids=output.prompt_ids,
+                    prompt_images=output.prompt_images,
+                    images=continuation.images,
+                    sampling_s=execution_start - generation_start,
+                    env_s=execution_end - execution_start,
+                )
             )
             if continuation.summary is not None:
-                self.turns.append(continuation.summary)
-            if not continuation.goes_on:
+                self.turns.append(_summary_turn(continuation.summary))
+            if self._on_turn is not None:
+                self._on_turn(self.turns)
+            if stop_reason is not None:
+                return stop_reason
+            if not continuation.has_room:
                 return StopReason.MAX_CONTEXT
 
     def _stop_reason(self, result: StepResult) -> StopReason | None:
@@ -193,11 +191,23 @@ class _Episode:
             return StopReason.TERMINATED
         if result.truncated:
             return StopReason.TRUNCATED
-        if self._acted == self._max_turns:
+        if self._turn_count == self._max_turns:
             return StopReason.MAX_TURNS
         return None
 
 
+def _summary_turn(output: ModelTurn) -> Turn:
+    return Turn(
+        completion=output.completion,
+        text=output.text,
+        action="",
+        observation="",
+        reward=0.0,
+        prompt_ids=output.prompt_ids,
+        prompt_images=output.prompt_images,
+    )
+
+
 def _is_past(deadline: asyncio.Timeout) -> bool:
-    at = deadline.when()
-    return at is not None and asyncio.get_running_loop().time() >= at
+    end = deadline.when()
+    return end is not None and asyncio.get_running_loop().time() >= end

@@ -98,8 +98,8 @@ def failed_trajectory(
     return Trajectory(
         item=item,
         sample_index=sample_index,
-        prompt_ids=[],
-        turns=[],
+        prompt_ids=(),
+        turns=(),
         stop_reason=StopReason.ERROR,
         reward=0.0,
         success=False,

@@ -1,6 +1,6 @@
 """Trajectories as files and as numbers: JSON lines for reading and traces, summaries for metrics.
 
-Pictures are data URIs in the lines, so that a file of trajectories is whole.
+Images are data URIs in the lines, so that a file of trajectories is complete.
 """
 
 import json
@@ -15,7 +15,7 @@ from agents.types import Completion, FinishReason, StopReason, Trajectory, Turn
 from envs.images import data_uri, read_image
 from envs.types import Image, Item
 
-_PICTURES = ("prompt_images", "images")
+_IMAGE_FIELDS = ("prompt_images", "images")
 MAX_KINDS = 40
 """An item's metadata with more values than this tells items apart, not kinds of items."""
 
@@ -32,46 +32,50 @@ def read_trajectories(path: Path) -> list[Trajectory]:
 
 
 def trajectory_to_dict(trajectory: Trajectory) -> dict[str, Any]:
-    """A trajectory as JSON values; `trajectory_from_dict` gives it back."""
+    """A trajectory as JSON values, the inverse of `trajectory_from_dict`."""
     values = asdict(trajectory)
     values["item"]["metadata"] = dict(trajectory.item.metadata)
     values["metrics"] = dict(trajectory.metrics)
-    for told in (values, *values["turns"]):
-        for name in _PICTURES:
-            if images := told.pop(name, None):  # most have none
-                told[name] = [data_uri(Image(**image)) for image in images]
+    values["labels"] = dict(trajectory.labels)
+    for record in (values, *values["turns"]):
+        for name in _IMAGE_FIELDS:
+            if images := record.pop(name, None):  # most have none
+                record[name] = [data_uri(Image(**image)) for image in images]
     return values
 
 
 def trajectory_from_dict(values: dict[str, Any]) -> Trajectory:
     """The trajectory that `trajectory_to_dict` wrote."""
-    turns = []
-    for turn in values["turns"]:
-        completion = turn["completion"]
-        finish_reason = FinishReason(completion["finish_reason"])
-        turns.append(
-            Turn(
-                **{
-                    **turn,
-                    "completion": Completion(**{**completion, "finish_reason": finish_reason}),
-                    "images": _read_images(turn, "images"),
-                    "prompt_images": tuple(_read_images(turn, "prompt_images")),
-                }
-            )
-        )
     return Trajectory(
         **{
             **values,
             "item": Item(**values["item"]),
-            "turns": turns,
-            "prompt_images": tuple(_read_images(values, "prompt_images")),
+            "prompt_ids": tuple(values["prompt_ids"]),
+            "turns": tuple(map(_turn_from_dict, values["turns"])),
+            "prompt_images": _read_images(values, "prompt_images"),
             "stop_reason": StopReason(values["stop_reason"]),
         }
     )
 
 
-def _read_images(values: Mapping[str, Any], name: str) -> list[Image]:
-    return [read_image(uri) for uri in values.get(name, [])]
+def _turn_from_dict(values: dict[str, Any]) -> Turn:
+    completion = values["completion"]
+    finish_reason = FinishReason(completion["finish_reason"])
+    prompt_ids = values["prompt_ids"]
+    return Turn(
+        **{
+            **values,
+            "completion": Completion(**{**completion, "finish_reason": finish_reason}),
+            "observation_ids": tuple(values["observation_ids"]),
+            "prompt_ids": None if prompt_ids is None else tuple(prompt_ids),
+            "images": _read_images(values, "images"),
+            "prompt_images": _read_images(values, "prompt_images"),
+        }
+    )
+
+
+def _read_images(values: Mapping[str, Any], name: str) -> tuple[Image, ...]:
+    return tuple(read_image(uri) for uri in values.get(name, []))
 
 
 def summarise(trajectories: Sequence[Trajectory]) -> dict[str, float]:

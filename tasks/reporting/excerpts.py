@@ -81,7 +81,7 @@ class Pair:
     after: ReadEpisode
 
 
-def choose_pairs(results: Results, *, decode: Callable[[list[int]], str | None]) -> list[Pair]:
+def choose_pairs(results: Results, *, decode: Callable[[Sequence[int]], str | None]) -> list[Pair]:
     """Choose at most `PAIRS` items with their sampled trajectories, the most informative first.
 
     Within a verdict, items of different kinds (the first integer metadata value, such as depth) come first,

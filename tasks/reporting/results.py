@@ -38,7 +38,7 @@ class Results:
     evaluation: Mapping[str, Mapping[str, Summary]]
     """Policy → mode → summary, as in `evaluation.json`; empty before the evaluation."""
     trajectories: list[Trajectory]
-    """The first trajectory of every test item, policy and mode; `metrics` say which."""
+    """The first trajectory of every test item, policy and mode, which `labels` name."""
     seconds: Mapping[str, float]
     """By stage, over all attempts; without the report stage, which is still running."""
     provision: Mapping[str, Any]
@@ -56,7 +56,7 @@ class Results:
         return {
             t.item.item_id: t
             for t in self.trajectories
-            if (t.metrics.get("policy"), t.metrics.get("mode")) == (policy, mode)
+            if (t.labels.get("policy"), t.labels.get("mode")) == (policy, mode)
         }
 
 

@@ -198,11 +198,11 @@ def _evaluate_policy(
 
 def _label(trajectory: Trajectory, *, policy: str, mode: str, version: int) -> Trajectory:
     # A sampler that was started with a policy's files counts its versions from there.
-    turns = [
+    turns = tuple(
         replace(turn, completion=replace(turn.completion, policy_version=version))
         for turn in trajectory.turns
-    ]
-    return replace(trajectory, turns=turns, metrics={**trajectory.metrics, "policy": policy, "mode": mode})
+    )
+    return replace(trajectory, turns=turns, labels={"policy": policy, "mode": mode})
 
 
 @contextmanager

@@ -25,7 +25,7 @@ PER_STEP = 2
 MAX_TASK = 500
 """Characters of the task, shown before the whole prompt."""
 
-Decode = Callable[[list[int]], str | None]
+Decode = Callable[[Sequence[int]], str | None]
 """Tokens to text; None where there is no tokenizer."""
 
 
@@ -63,13 +63,13 @@ def round_traces(train: Path, *, number: int, first_step: int, last_step: int) -
 
 def evaluation_traces(file: Path) -> list[EpisodeTrace]:
     """Choose sampled episodes of items spread over the test split, before and after training."""
-    trajectories = [t for t in read_trajectories(file) if t.metrics["mode"] == "sampled"]
+    trajectories = [t for t in read_trajectories(file) if t.labels["mode"] == "sampled"]
     item_ids = list(dict.fromkeys(t.item.item_id for t in trajectories))
     trace_ids = set(item_ids[:: max(1, len(item_ids) // EVALUATION_ITEMS)][:EVALUATION_ITEMS])
     return [
         EpisodeTrace(
-            name=f"{t.metrics['policy']} training, {t.item.item_id}",
-            tags={"phase": "evaluation", "policy": str(t.metrics["policy"])},
+            name=f"{t.labels['policy']} training, {t.item.item_id}",
+            tags={"phase": "evaluation", "policy": str(t.labels["policy"])},
             trajectory=t,
             ended_at_ns=file.stat().st_mtime_ns,
         )

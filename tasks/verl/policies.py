@@ -2,7 +2,7 @@
 
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -30,7 +30,7 @@ def copy_policy(source: Path, target: Path) -> None:
     fresh.rename(target)
 
 
-def decoder(*folders: Path | str, special_tokens: bool = True) -> Callable[[list[int]], str | None]:
+def decoder(*folders: Path | str, special_tokens: bool = True) -> Callable[[Sequence[int]], str | None]:
     """Tokens to text by the tokenizer of the first of `folders` that has one; to None if none has.
 
     A folder may be a name on a model hub that was downloaded before.

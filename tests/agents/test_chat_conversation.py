@@ -52,7 +52,7 @@ def test_actions_in_text_and_what_is_asked() -> None:
         ("one", "add 1", "The total is 1."),
         ("", "add 2", "The total is 3."),
     ]
-    assert played.prompt_ids == []
+    assert played.prompt_ids == ()
     assert [(t.completion.token_ids, t.completion.logprobs) for t in played.turns] == [([], [])] * 2
     assert server.asked[0] == {
         "model": "toy",

@@ -100,7 +100,7 @@ def test_stop_reasons(texts: list[str], max_steps: int, reason: StopReason) -> N
     played = play_one(says(*texts), env=ToyEnv(max_steps=max_steps))
     assert played.stop_reason is reason
     assert len(played.turns) == len(texts)
-    assert played.turns[-1].observation_ids == []
+    assert played.turns[-1].observation_ids == ()
     assert all(turn.observation_ids for turn in played.turns[:-1])
 
 
@@ -120,7 +120,7 @@ def test_no_room_for_another_turn_is_max_context() -> None:
     one_less = play_one(says(*texts), limits=replace(LIMITS, context_length=needed - 1))
     assert one_less.stop_reason is StopReason.MAX_CONTEXT
     assert len(one_less.turns) == 1
-    assert one_less.turns[0].observation_ids == []
+    assert one_less.turns[0].observation_ids == ()
 
 
 @pytest.mark.parametrize("context_length", range(20, 200, 9))

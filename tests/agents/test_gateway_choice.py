@@ -72,8 +72,8 @@ def test_a_named_function_is_begun_and_the_policy_writes_its_arguments(format: s
         assert (answer.message.content, answer.finish_reason) == (None, "stop")
     (segment,) = pack(trajectory)
     begun, rest = encode(BEGUN[format]), encode(REST[format])
-    assert segment.prompt_ids[-len(begun) :] == begun  # no token of it is the policy's
-    assert segment.response_ids[: len(rest)] == rest
+    assert list(segment.prompt_ids[-len(begun) :]) == begun  # no token of it is the policy's
+    assert list(segment.response_ids[: len(rest)]) == rest
     whole = toy_tokenizer().decode(segment.prompt_ids + segment.response_ids)
     assert whole.count(f"<|im_start|>assistant\n{BEGUN[format]}{REST[format]}") == 2
     sampled = sum(len(encode(one)) + 1 for one in says)

@@ -141,7 +141,7 @@ def test_a_session_over_http_leaves_its_trajectory() -> None:
                     await ask(client, [QUESTION])
             assert gone.value.code == "session_not_found"
         assert (trajectory.item.item_id, trajectory.sample_index, trajectory.reward) == ("toy_7", 2, 0.5)
-        assert trajectory.metrics["kind"] == "a"
+        assert trajectory.labels == {"kind": "a"}
         (segment,) = pack(trajectory)
         assert sum(segment.response_mask) == sum(len(turn.completion.token_ids) for turn in trajectory.turns)
 
@@ -236,6 +236,6 @@ def test_a_sampler_that_fails_is_an_error_of_the_server() -> None:
             with pytest.raises(openai.InternalServerError, match="add one for turn 1"):
                 await ask(client, [QUESTION])
         assert isinstance(session.fault, SamplerFailed)
-        assert session.trajectory().turns == []
+        assert session.trajectory().turns == ()
 
     run(work())

@@ -60,7 +60,7 @@ async def played(
     arguments: dict[str, Any] = {
         "name": f"play {next(PLAYS)}",
         "num_samples": 4,
-        "rules_of": lambda _: RULES,
+        "get_config": lambda _: RULES,
         "max_attempts": 3,
     }
     start_conversation = partial(
@@ -140,7 +140,7 @@ def test_after_its_last_attempt_a_sample_is_data_with_its_cause() -> None:
     for trajectory in bad:
         assert trajectory.stop_reason is StopReason.ERROR
         assert trajectory.error == "EnvCrashed: toy_1: reset raised OSError: no such port"
-        assert (trajectory.attempts, trajectory.turns, trajectory.reward) == (3, [], 0.0)
+        assert (trajectory.attempts, trajectory.turns, trajectory.reward) == (3, (), 0.0)
         with pytest.raises(ValueError, match="no such port"):
             pack(trajectory)
 

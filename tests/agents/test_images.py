@@ -226,7 +226,7 @@ def test_pictures_stay_with_their_segments_and_never_train(
     places = []
     for segment in segments:
         ids = segment.prompt_ids + segment.response_ids
-        mask = [0] * len(segment.prompt_ids) + segment.response_mask
+        mask = [0] * len(segment.prompt_ids) + list(segment.response_mask)
         last = max(i for i, bit in enumerate(mask) if bit and not mask[i - 1])
         places.append((ids[:last], segment.images))
         assert not any(bit for i, bit in zip(ids, mask, strict=True) if i == PAD)
@@ -266,10 +266,10 @@ def test_pictures_of_tools_come_with_their_answers() -> None:
         limits=replace(LIMITS, max_tokens_per_turn=300, context_length=3000),
     )
     assert trajectory.stop_reason is StopReason.TERMINATED
-    assert trajectory.turns[0].images == [SMALL, WIDE]
+    assert trajectory.turns[0].images == (SMALL, WIDE)
     assert sampler.shown[1][1] == [SMALL, WIDE]
     [segment] = pack(trajectory)
-    assert segment.images == [SMALL, WIDE]
+    assert segment.images == (SMALL, WIDE)
 
 
 def test_a_policy_that_says_a_picture_is_not_believed() -> None:
@@ -315,4 +315,4 @@ def test_a_summary_goes_on_with_the_pictures_of_the_opening_and_of_its_own_turn(
     )
     assert [pictures for _, pictures in sampler.shown] == [[TALL], [TALL, WIDE], [TALL, WIDE]]
     assert [segment.images for segment in pack(trajectory)] == [[TALL, WIDE], [TALL, WIDE]]
-    assert [turn.images for turn in trajectory.turns] == [[WIDE], [], []]
+    assert [turn.images for turn in trajectory.turns] == [(WIDE,), (), ()]

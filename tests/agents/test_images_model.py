@@ -141,7 +141,10 @@ def test_the_engine_gets_the_rows_as_it_takes_them(verl: ModuleType, folder: Pat
     assert int((fields["input_ids"].values() == PAD).sum()) == patches // 4  # merged by 2 x 2
     taken = tensordict_utils.index_select_tensor_dict(fields, [1])
     assert taken["position_ids"].unbind()[0].shape == (4, len(taken["input_ids"].unbind()[0]))
-    assert taken["input_ids"].unbind()[0].tolist() == rows[1].packed.prompt_ids + rows[1].packed.response_ids
+    assert taken["input_ids"].unbind()[0].tolist() == [
+        *rows[1].packed.prompt_ids,
+        *rows[1].packed.response_ids,
+    ]
 
 
 def test_draws_do_not_depend_on_what_was_seen_before(folder: Path) -> None:

@@ -33,8 +33,8 @@ def a_turn(
         action="",
         observation="",
         reward=reward,
-        observation_ids=observed,
-        prompt_ids=prompt,
+        observation_ids=tuple(observed),
+        prompt_ids=None if prompt is None else tuple(prompt),
     )
 
 
@@ -44,8 +44,8 @@ def a_trajectory(
     return Trajectory(
         item=toy_item(7),
         sample_index=2,
-        prompt_ids=prompt,
-        turns=turns,
+        prompt_ids=tuple(prompt),
+        turns=tuple(turns),
         stop_reason=stop,
         reward=sum(turn.reward for turn in turns),
         success=False,
@@ -61,12 +61,12 @@ def test_by_hand() -> None:
         a_turn([15, 16], [24, 25], logprobs=[-0.5, -0.6], version=5, reward=0.75),  # its observation trails
     ]
     [packed] = pack(a_trajectory(turns, prompt=[1, 2]))
-    assert packed.prompt_ids == [1, 2]
-    assert packed.response_ids == [11, 12, 13, 21, 22, 14, 23, 15, 16]
-    assert packed.response_mask == [1, 1, 1, 0, 0, 1, 0, 1, 1]
-    assert packed.logprobs == [-0.1, -0.2, -0.3, 0, 0, -0.4, 0, -0.5, -0.6]
-    assert packed.rewards == [0, 0, 0.25, 0, 0, 0, 0, 0, 0.75]
-    assert packed.policy_versions == [4, 4, 4, 4, 4, 4, 4, 5, 5]
+    assert packed.prompt_ids == (1, 2)
+    assert packed.response_ids == (11, 12, 13, 21, 22, 14, 23, 15, 16)
+    assert packed.response_mask == (1, 1, 1, 0, 0, 1, 0, 1, 1)
+    assert packed.logprobs == (-0.1, -0.2, -0.3, 0, 0, -0.4, 0, -0.5, -0.6)
+    assert packed.rewards == (0, 0, 0.25, 0, 0, 0, 0, 0, 0.75)
+    assert packed.policy_versions == (4, 4, 4, 4, 4, 4, 4, 5, 5)
 
 
 def test_segments_by_hand() -> None:
@@ -79,18 +79,18 @@ def test_segments_by_hand() -> None:
         a_turn([17], [24], reward=0.125),
     ]
     first, second, third = pack(a_trajectory(turns, prompt=[1, 2]))
-    assert [s.prompt_ids for s in (first, second, third)] == [[1, 2], [1, 9], [1, 8, 7]]
-    assert [s.response_ids for s in (first, second, third)] == [[11, 12, 21, 13], [14, 15], [16, 23, 17]]
-    assert [s.response_mask for s in (first, second, third)] == [[1, 1, 0, 1], [1, 1], [1, 0, 1]]
-    assert [s.rewards for s in (first, second, third)] == [[0, 0, 0, 0], [0, 0], [0.5, 0, 0.375]]
-    assert second.policy_versions == [1, 1]
+    assert [s.prompt_ids for s in (first, second, third)] == [(1, 2), (1, 9), (1, 8, 7)]
+    assert [s.response_ids for s in (first, second, third)] == [(11, 12, 21, 13), (14, 15), (16, 23, 17)]
+    assert [s.response_mask for s in (first, second, third)] == [(1, 1, 0, 1), (1, 1), (1, 0, 1)]
+    assert [s.rewards for s in (first, second, third)] == [(0, 0, 0, 0), (0, 0), (0.5, 0, 0.375)]
+    assert second.policy_versions == (1, 1)
 
 
 def test_packing_leaves_the_trajectory_as_it_was() -> None:
     turns = [a_turn([11], [21]), a_turn([12], [])]
     pack(a_trajectory(turns, prompt=[1]))
     assert [t.completion.token_ids for t in turns] == [[11], [12]]
-    assert [t.observation_ids for t in turns] == [[21], []]
+    assert [t.observation_ids for t in turns] == [(21,), ()]
 
 
 def test_an_error_never_trains() -> None:
@@ -134,8 +134,8 @@ def test_only_sampled_tokens_train(
     length = len(packed.response_ids)
     per_token = (packed.response_mask, packed.logprobs, packed.rewards, packed.policy_versions)
     assert [len(values) for values in per_token] == [length] * 4
-    assert packed.prompt_ids == prompt
-    assert packed.response_mask == [int(i < 0) for i in packed.response_ids]
+    assert packed.prompt_ids == tuple(prompt)
+    assert packed.response_mask == tuple(int(i < 0) for i in packed.response_ids)
     trained = [i for i, m in zip(packed.response_ids, packed.response_mask, strict=True) if m]
     assert trained == [i for sampled, _, _ in steps for i in sampled]
     assert packed.logprobs == [i / 7 if i < 0 else 0.0 for i in packed.response_ids]

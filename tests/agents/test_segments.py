@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from agents.agent import FormatAgent
 from agents.limits import EpisodeLimits
-from agents.rollout.context import SUMMARY_HEADING, SUMMARY_REQUEST, ContextPolicy, shortened
+from agents.rollout.context import SUMMARY_HEADING, SUMMARY_REQUEST, ContextPolicy, shorten_middle
 from agents.rollout.packing import pack
 from agents.samplers.sampler import Sampler, ScriptedSampler
 from agents.types import Completion, FinishReason, SamplingParams, StopReason, Trajectory
@@ -103,7 +103,7 @@ def test_what_was_sampled_trains_once_on_what_was_shown(
     assert [i for ids in trained for i in ids] == [i for ids in sampler.sampled for i in ids]
     # each completion was sampled on the whole of its segment that comes before it
     places = [
-        segment.prompt_ids + segment.response_ids[:start]
+        [*segment.prompt_ids, *segment.response_ids[:start]]
         for segment in segments
         for start, mask in enumerate(segment.response_mask)
         if mask and (start == 0 or not segment.response_mask[start - 1])
@@ -183,11 +183,11 @@ def test_thoughts_that_are_not_kept_leave_their_tail_as_it_was_sampled() -> None
 @pytest.mark.parametrize("most", [100, 101])
 def test_long_replies_lose_their_middle(most: int) -> None:
     text = "a" * 80 + "b" * 80
-    cut = shortened(text, most)
+    cut = shorten_middle(text, most)
     assert cut.startswith("a" * 50)
     assert cut.endswith("b" * (most // 2))
     assert f"{160 - most} characters left out" in cut
-    assert shortened(text, 160) == text
+    assert shorten_middle(text, 160) == text
 
 
 def test_the_budget_is_told() -> None:

@@ -136,7 +136,7 @@ def trained(trajectory: Trajectory) -> list[tuple[list[int], list[int]]]:
     found = []
     for segment in pack(trajectory):
         tokens = segment.prompt_ids + segment.response_ids
-        mask = [0] * len(segment.prompt_ids) + segment.response_mask
+        mask = [0] * len(segment.prompt_ids) + list(segment.response_mask)
         start = None
         for place, bit in enumerate([*mask, 0]):
             if bit and start is None:

@@ -65,13 +65,13 @@ def played(
         action=action,
         observation="Got 1 log",
         reward=0.0,
-        observation_ids=[1],
+        observation_ids=(1,),
     )
     return Trajectory(
         item=item,
         sample_index=0,
-        prompt_ids=[1, 2],
-        turns=[turn] * (turns - 1) + [replace(turn, reward=float(success))],
+        prompt_ids=(1, 2),
+        turns=(*[turn] * (turns - 1), replace(turn, reward=float(success))),
         stop_reason=StopReason.TERMINATED if success else StopReason.MAX_TURNS,
         reward=float(success),
         success=success,
@@ -81,7 +81,7 @@ def played(
 
 def failed(item: Item, *, error: str) -> Trajectory:
     """A dropped episode."""
-    lost = replace(played(item, success=False), turns=[], stop_reason=StopReason.ERROR)
+    lost = replace(played(item, success=False), turns=(), stop_reason=StopReason.ERROR)
     return replace(lost, error=error, attempts=3)
 
 
@@ -130,7 +130,7 @@ def write_evaluation(
                 for item, row in zip(items, table, strict=True)
             ]
             summaries[policy][mode] = summarise([t for group in groups for t in group])
-            kept += [replace(group[0], metrics={"policy": policy, "mode": mode}) for group in groups]
+            kept += [replace(group[0], labels={"policy": policy, "mode": mode}) for group in groups]
     write_trajectories(workspace / "evaluation_trajectories.jsonl", kept)
     (workspace / "evaluation.json").write_text(json.dumps(summaries))
 

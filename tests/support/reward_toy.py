@@ -19,8 +19,8 @@ def played(
     return Trajectory(
         item=toy_item(7),
         sample_index=2,
-        prompt_ids=[1],
-        turns=[
+        prompt_ids=(1,),
+        turns=tuple(
             Turn(
                 completion=Completion(
                     token_ids=[11], logprobs=[-0.5], finish_reason=FinishReason.STOP, policy_version=0
@@ -29,10 +29,10 @@ def played(
                 action=text,
                 observation=f"seen {place}",
                 reward=reward,
-                observation_ids=[],
+                observation_ids=(),
             )
             for place, (text, reward) in enumerate(zip(texts, given, strict=True))
-        ],
+        ),
         stop_reason=stop,
         reward=sum(given),
         success=success,

@@ -243,7 +243,7 @@ def test_an_endpoint_gets_pictures_as_uris() -> None:
         },
     ]
     assert trajectory.prompt_images == (TALL,)
-    assert trajectory.turns[0].images == [SMALL, WIDE, TALL]
+    assert trajectory.turns[0].images == (SMALL, WIDE, TALL)
 
 
 def pictured() -> Trajectory:

@@ -115,7 +115,7 @@ def test_a_program_is_trained_token_exactly_and_its_policy_answers_meanwhile(
             assert trajectory.reward == float(len(talk[-1]["says"]) % 2 == 0)
             # What the client was told of its requests is where the mask is 1, and nothing else is.
             (segment,) = pack(trajectory)
-            mask = [0] * len(segment.prompt_ids) + segment.response_mask
+            mask = [0] * len(segment.prompt_ids) + list(segment.response_mask)
             expected = [0] * len(mask)
             for one in talk:
                 begins = one["prompt_tokens"]

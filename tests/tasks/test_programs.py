@@ -120,7 +120,7 @@ def test_an_answer_that_the_sampler_failed_to_give_is_no_bad_play() -> None:
 @pytest.mark.parametrize(
     ("options", "reason", "turns"),
     [
-        ({"max_turns_of": lambda _: 3}, StopReason.MAX_TURNS, 3),
+        ({"get_max_turns": lambda _: 3}, StopReason.MAX_TURNS, 3),
         ({"context_length": 80}, StopReason.MAX_CONTEXT, 2),
     ],
 )

@@ -85,7 +85,7 @@ def episode(index: int, *, sample_index: int = 0, **metrics: str) -> Trajectory:
             action=f"get {n}",
             observation=f"Got {n}",
             reward=0.0,
-            observation_ids=[7],
+            observation_ids=(7,),
             sampling_s=3.0,
             env_s=1.0,
         )
@@ -94,8 +94,8 @@ def episode(index: int, *, sample_index: int = 0, **metrics: str) -> Trajectory:
     return Trajectory(
         item=Item(f"textcraft_{index}", "textcraft", metadata={"depth": 1}),
         sample_index=sample_index,
-        prompt_ids=[1, 2, 3],
-        turns=turns,
+        prompt_ids=(1, 2, 3),
+        turns=tuple(turns),
         stop_reason=StopReason.MAX_TURNS,
         reward=0.0,
         success=False,

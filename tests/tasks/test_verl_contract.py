@@ -216,7 +216,7 @@ def test_grpo_advantages_by_hand(verl: ModuleType) -> None:
 def trajectory(reward: float, *, sample_index: int) -> Trajectory:
     """Turns of 2 and 1 tokens with an observation of 2 between."""
 
-    def turn(ids: list[int], observed: list[int], reward: float) -> Turn:
+    def turn(ids: list[int], observed: tuple[int, ...], reward: float) -> Turn:
         completion = Completion(
             token_ids=ids, logprobs=[-1.0] * len(ids), finish_reason=FinishReason.STOP, policy_version=3
         )
@@ -232,8 +232,8 @@ def trajectory(reward: float, *, sample_index: int) -> Trajectory:
     return Trajectory(
         item=Item(item_id="x_0", env="x"),
         sample_index=sample_index,
-        prompt_ids=[1, 2, 3],
-        turns=[turn([4, 5], [6, 7], 0.0), turn([8], [], reward)],
+        prompt_ids=(1, 2, 3),
+        turns=(turn([4, 5], (6, 7), 0.0), turn([8], (), reward)),
         stop_reason=StopReason.TERMINATED,
         reward=reward,
         success=reward == 1.0,

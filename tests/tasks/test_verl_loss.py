@@ -142,13 +142,13 @@ def loss_by_hand(model: Path, groups: Groups, reference: Groups) -> Loss:
     return Loss(grad_norm=sum(squares).item() ** 0.5, **values)
 
 
-def turns_of(trajectory: Trajectory) -> Iterator[tuple[list[int], Turn]]:
+def turns_of(trajectory: Trajectory) -> Iterator[tuple[tuple[int, ...], Turn]]:
     """Each turn, with all tokens that it was sampled on."""
     context = trajectory.prompt_ids
     for turn in trajectory.turns:
         context = context if turn.prompt_ids is None else turn.prompt_ids
         yield context, turn
-        context = context + turn.completion.token_ids + turn.observation_ids
+        context = (*context, *turn.completion.token_ids, *turn.observation_ids)
 
 
 def exact(model: Path) -> Any:
@@ -235,8 +235,8 @@ def random_trajectory(
             action="",
             observation="",
             reward=0.0,
-            observation_ids=tokens(3, 3),
-            prompt_ids=prompt_ids,
+            observation_ids=tuple(tokens(3, 3)),
+            prompt_ids=None if prompt_ids is None else tuple(prompt_ids),
         )
 
     turns = [
@@ -247,8 +247,8 @@ def random_trajectory(
     return Trajectory(
         item=Item(item_id=f"x_{group}", env="x"),
         sample_index=sample_index,
-        prompt_ids=[10 + group, 9, 8, 7, 6],
-        turns=[*turns[:-1], replace(turns[-1], reward=reward)],
+        prompt_ids=(10 + group, 9, 8, 7, 6),
+        turns=(*turns[:-1], replace(turns[-1], reward=reward)),
         stop_reason=StopReason.TERMINATED,
         reward=reward,
         success=reward == 1.0,

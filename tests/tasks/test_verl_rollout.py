@@ -28,14 +28,14 @@ def trajectory(
             action="",
             observation="",
             reward=reward if last else 0.0,
-            observation_ids=[6],
+            observation_ids=(6,),
         )
 
     return Trajectory(
         item=Item(item_id="x_1", env="x"),
         sample_index=sample_index,
-        prompt_ids=[1, 2, 3],
-        turns=[turn(i == turns - 1) for i in range(turns)],
+        prompt_ids=(1, 2, 3),
+        turns=tuple(turn(i == turns - 1) for i in range(turns)),
         stop_reason=stop,
         reward=reward,
         success=reward > 0,
@@ -102,7 +102,7 @@ def test_rows_carry_exactly_what_was_sampled() -> None:
 
 def test_each_segment_carries_the_tokens_of_its_whole_trajectory() -> None:
     first, second = trajectory(1.0).turns
-    segmented = replace(trajectory(1.0), turns=[first, replace(second, prompt_ids=[1, 9])])
+    segmented = replace(trajectory(1.0), turns=(first, replace(second, prompt_ids=(1, 9))))
     fields = fields_of([*rows_of("a", [segmented]), *rows_of("b", [trajectory(1.0, turns=1)])])
     assert [row["responses"].tolist() for row in fields] == [[4, 5], [4, 5], [4, 5]]
     assert fields["trajectory_tokens"].tolist() == [4, 4, 2]
@@ -112,7 +112,7 @@ def test_each_segment_carries_the_tokens_of_its_whole_trajectory() -> None:
 def test_log_probs_that_are_not_numbers_are_found(value: float) -> None:
     first, second = trajectory(1.0).turns
     completion = replace(second.completion, logprobs=[-0.5, value])
-    diverged = replace(trajectory(1.0, sample_index=1), turns=[first, replace(second, completion=completion)])
+    diverged = replace(trajectory(1.0, sample_index=1), turns=(first, replace(second, completion=completion)))
     check_log_probs([[WON, LOST], [FAILED, WON]], step=3, lr=0.5)
     with pytest.raises(Diverged, match=rf"^step 3: .* {value} \(x_1, sample 1\); lower train\.lr \(0\.5\)$"):
         check_log_probs([[WON, LOST], [FAILED, diverged]], step=3, lr=0.5)
