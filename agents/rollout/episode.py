@@ -145,7 +145,7 @@ class _Episode:
             execution_end = time.perf_counter()
             if _is_past(deadline):
                 raise TimeoutError  # nothing suspended, so the event loop could not raise it
-            self._parse_failures += parsed.failed
+            self._parse_failures += parsed.is_malformed
             answer = result.answer if parsed.calls else parsed.answer
             self.final_response = output.text if answer is None else answer
             self._turn_count += 1
@@ -166,7 +166,7 @@ class _Episode:
                     text=output.text,
                     thought="\n".join(filter(None, (output.thought, parsed.thought))),
                     action=format_action(parsed),
-                    failed=parsed.failed,
+                    failed=parsed.is_malformed,
                     observation="" if is_restarted else result.step.observation,
                     reward=result.step.reward,
                     observation_ids=continuation.observation_ids,

@@ -135,7 +135,7 @@ def test_an_episode_never_outgrows_its_context(context_length: int) -> None:
 
 def test_a_prompt_without_room_for_a_turn_ends_at_once() -> None:
     played = play_one(says(), limits=replace(LIMITS, context_length=20))
-    assert (played.stop_reason, played.turns) == (StopReason.MAX_CONTEXT, [])
+    assert (played.stop_reason, played.turns) == (StopReason.MAX_CONTEXT, ())
 
 
 def test_what_is_no_action_goes_to_the_environment_and_is_counted() -> None:
@@ -226,7 +226,7 @@ def test_trained_tokens_are_the_sampled_ones(template: str, stops: bool) -> None
         for token, logprob in zip(answer.token_ids, answer.logprobs, strict=True)
     ]
     # what the policy was shown at each turn is a prefix of what is trained
-    sequence = packed.prompt_ids + packed.response_ids
+    sequence = [*packed.prompt_ids, *packed.response_ids]
     for prompt in sampler.prompts:
         assert sequence[: len(prompt)] == prompt
     # an end of turn that was not sampled is in the sequence once a turn, and never trains

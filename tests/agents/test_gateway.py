@@ -75,6 +75,7 @@ def test_a_conversation_is_one_segment_of_the_sampled_tokens() -> None:
             "segments": 1,
             "other_sampling": 0,
         }
+        assert trajectory.labels == {"kind": "a"}
 
     run(work())
 

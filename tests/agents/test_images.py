@@ -225,7 +225,7 @@ def test_pictures_stay_with_their_segments_and_never_train(
     # the last thing that was shown of each segment is all of it but the last completion
     places = []
     for segment in segments:
-        ids = segment.prompt_ids + segment.response_ids
+        ids = [*segment.prompt_ids, *segment.response_ids]
         mask = [0] * len(segment.prompt_ids) + list(segment.response_mask)
         last = max(i for i, bit in enumerate(mask) if bit and not mask[i - 1])
         places.append((ids[:last], segment.images))
@@ -277,7 +277,7 @@ def test_a_policy_that_says_a_picture_is_not_believed() -> None:
         async def sample(self, prompt_ids: Any, **asked: Any) -> Completion:
             return replace(await super().sample(prompt_ids, **asked), token_ids=[PAD], logprobs=[-1.0])
 
-    with pytest.raises(SamplerFailed, match="stands for a picture"):
+    with pytest.raises(SamplerFailed, match="stands for an image"):
         played(Forger(0), ToyEnv(), toy_item(), policy=ContextPolicy())
 
 

@@ -138,8 +138,8 @@ def test_only_sampled_tokens_train(
     assert packed.response_mask == tuple(int(i < 0) for i in packed.response_ids)
     trained = [i for i, m in zip(packed.response_ids, packed.response_mask, strict=True) if m]
     assert trained == [i for sampled, _, _ in steps for i in sampled]
-    assert packed.logprobs == [i / 7 if i < 0 else 0.0 for i in packed.response_ids]
+    assert list(packed.logprobs) == [i / 7 if i < 0 else 0.0 for i in packed.response_ids]
     assert packed.response_mask[-1] == 1
     assert math.fsum(packed.rewards) == packed.rewards[-1] == reward
     last_length = len(steps[-1][0])
-    assert packed.policy_versions[-last_length:] == [steps[-1][2]] * last_length
+    assert packed.policy_versions[-last_length:] == (steps[-1][2],) * last_length

@@ -14,7 +14,7 @@ from rich.console import Console
 
 from agents.clients.endpoint import Endpoint
 from agents.prompting.images import decode_image
-from agents.rollout.chat_conversation import OF_TOOLS
+from agents.rollout.chat_conversation import TOOL_IMAGES
 from agents.rollout.context import ContextPolicy
 from agents.rollout.rollout import rollout
 from agents.tools.tool import tool
@@ -239,7 +239,7 @@ def test_an_endpoint_gets_pictures_as_uris() -> None:
         {"role": "tool", "content": "seen", "tool_call_id": "id1"},
         {
             "role": "user",
-            "content": [{"type": "text", "text": OF_TOOLS}, shown(SMALL), shown(WIDE), shown(TALL)],
+            "content": [{"type": "text", "text": TOOL_IMAGES}, shown(SMALL), shown(WIDE), shown(TALL)],
         },
     ]
     assert trajectory.prompt_images == (TALL,)
