@@ -228,7 +228,7 @@ def test_pictures_stay_with_their_segments_and_never_train(
         ids = [*segment.prompt_ids, *segment.response_ids]
         mask = [0] * len(segment.prompt_ids) + list(segment.response_mask)
         last = max(i for i, bit in enumerate(mask) if bit and not mask[i - 1])
-        places.append((ids[:last], segment.images))
+        places.append((ids[:last], list(segment.images)))
         assert not any(bit for i, bit in zip(ids, mask, strict=True) if i == PAD)
         assert ids.count(token("<|vision_start|>")) == len(segment.images)
         expanded = renderer().prompt_ids([Message("user", "", tuple(segment.images))])
@@ -314,5 +314,5 @@ def test_a_summary_goes_on_with_the_pictures_of_the_opening_and_of_its_own_turn(
         limits=replace(LIMITS, max_tokens_per_turn=300, context_length=4000),
     )
     assert [pictures for _, pictures in sampler.shown] == [[TALL], [TALL, WIDE], [TALL, WIDE]]
-    assert [segment.images for segment in pack(trajectory)] == [[TALL, WIDE], [TALL, WIDE]]
+    assert [segment.images for segment in pack(trajectory)] == [(TALL, WIDE), (TALL, WIDE)]
     assert [turn.images for turn in trajectory.turns] == [(WIDE,), (), ()]
