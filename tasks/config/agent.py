@@ -51,13 +51,13 @@ class AgentSettings(Settings):
     for one environment does without: every prompt token costs time."""
     prompt: Path | None = None
     """A file with the text that opens every conversation."""
-    tools: list[str] = Field([])
+    tools: list[str] = Field(default=[])
     """Prebuilt tools by name, and others as `module:name`."""
     reward: Annotated[str | dict[str, float] | None, BeforeValidator(_check_reward)] = None
     """What judges an episode: a prebuilt reward, one of `judges`, or one as `module:name`, or several with
     weights. None takes the environment's own, or the program's. With a program, it judges the episodes for
     which the program returns None."""
-    judges: dict[Annotated[str, Field(pattern=r"^[A-Za-z]\w*$")], JudgeBlock] = Field({})
+    judges: dict[Annotated[str, Field(pattern=r"^[A-Za-z]\w*$")], JudgeBlock] = Field(default={})
     """Language models that judge, by the names that `reward` uses."""
     context: ContextPolicy = ContextPolicy()
 

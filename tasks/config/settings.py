@@ -46,7 +46,7 @@ class Pipeline(Settings):
     agent: AgentSettings
     warmup: WarmupSettings | None
     """None starts RL from `model` itself."""
-    servers: dict[str, ServerSettings] = Field({})
+    servers: dict[str, ServerSettings] = Field(default={})
     """By environment; those that are not named here live on this machine."""
     rollout: RolloutSettings
     train: TrainSettings

@@ -200,7 +200,7 @@ def test_verl_gets_pictures_opened() -> None:
 def test_what_cannot_see_says_so(folder: Path, tmp_path: Path) -> None:
     text = save_tiny_model(tmp_path)
     params = SamplingParams(max_tokens=1)
-    samplers = [
+    samplers: list[CpuSampler | TransformersSampler] = [
         CpuSampler(text, context_length=64),
         TransformersSampler(text, None, context_length=64),
     ]

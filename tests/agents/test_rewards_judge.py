@@ -1,10 +1,8 @@
 """The judge, against a server that speaks OpenAI's protocol: what it asks, what becomes of every answer."""
 
 import asyncio
-import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -15,6 +13,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
+from agents.clients import rate_limit
 from agents.clients.rate_limit import RateLimiter
 from agents.rewards import Endpoint, JudgeSettings, combine_rewards, llm_judge
 from agents.rewards.judge.reward import PROMPT, read_score
@@ -192,13 +191,26 @@ def test_a_refusal_is_not_asked_again(code, error):
     assert len(with_judge([status(code, "no such thing")], talk).asked) == 1
 
 
-def test_an_endpoint_says_how_long_to_wait():
-    async def talk(judge: Judge) -> None:
-        started = time.perf_counter()
-        await llm_judge(at(judge)).score(judged("x", fields=FIELDS))
-        assert time.perf_counter() - started >= 1.0
+@pytest.fixture
+def waits(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """Seconds of every `asyncio.sleep`, none of which takes any."""
+    seconds: list[float] = []
+    sleep = asyncio.sleep
 
-    with_judge([status(429, **{"Retry-After": "1"}), says("Score: 3")], talk)
+    async def note(delay: float) -> None:
+        seconds.append(delay)
+        await sleep(0)
+
+    monkeypatch.setattr(asyncio, "sleep", note)
+    return seconds
+
+
+def test_an_endpoint_says_how_long_to_wait(waits: list[float]):
+    async def talk(judge: Judge) -> None:
+        await llm_judge(at(judge)).score(judged("x", fields=FIELDS))
+
+    with_judge([status(429, **{"Retry-After": "7"}), says("Score: 3")], talk)
+    assert 7.0 in waits
 
 
 def test_budgets():
@@ -229,19 +241,28 @@ def test_tokens_that_nobody_reports_cannot_be_limited():
     with_judge([says("Score: 3", tokens=None)], talk)
 
 
-def test_requests_at_a_time_and_a_second():
-    async def slowly(request: Request) -> Response:
-        await asyncio.sleep(0.1)
+def test_no_more_requests_at_once_than_were_allowed():
+    pairs = asyncio.Barrier(2)
+
+    async def in_pairs(request: Request) -> Response:
+        await pairs.wait()
         return await says("Score: 3")(request)
 
     async def talk(judge: Judge) -> None:
-        one = llm_judge(at(judge, concurrent=2, requests_per_s=20))
-        started = time.perf_counter()
-        await asyncio.gather(*(one.score(judged(f"{i}", fields=FIELDS)) for i in range(6)))
-        assert time.perf_counter() - started >= 5 / 20
+        reward = llm_judge(at(judge, concurrent=2))
+        await asyncio.gather(*(reward.score(judged(f"{i}", fields=FIELDS)) for i in range(6)))
         assert judge.most_at_once == 2
 
-    with_judge([slowly], talk)
+    with_judge([in_pairs], talk)
+
+
+def test_requests_are_spaced(waits: list[float]):
+    async def talk(judge: Judge) -> None:
+        reward = llm_judge(at(judge, concurrent=6, requests_per_s=0.01))
+        await asyncio.gather(*(reward.score(judged(f"{i}", fields=FIELDS)) for i in range(6)))
+
+    with_judge([says("Score: 3")], talk)
+    assert {round(seconds, -2) for seconds in waits} == {0, 100, 200, 300, 400, 500}
 
 
 def test_a_judge_serves_one_event_loop_after_the_other():
@@ -259,13 +280,15 @@ def test_a_judge_serves_one_event_loop_after_the_other():
         assert asyncio.run(one.score(judged("1", fields=FIELDS))).metrics["cached"] == 1.0
 
 
-def test_pace_and_memory():
-    pace = RateLimiter(10.0)
-    turns = [(time.monotonic(), pace.wait_s(), time.monotonic()) for _ in range(3)]
-    for (before, waited, _), (_, waits, after) in pairwise(turns):
-        assert (after + waits) - (before + waited) >= 0.0999
-    assert turns[2][1] <= 0.2
+def test_pace_and_memory(monkeypatch: pytest.MonkeyPatch):
+    seconds = 50.0
+    monkeypatch.setattr(rate_limit.time, "monotonic", lambda: seconds)
+    limiter = RateLimiter(10.0)
+    assert [limiter.wait_s() for _ in range(3)] == pytest.approx([0.0, 0.1, 0.2])
+    seconds += 0.25
+    assert limiter.wait_s() == pytest.approx(0.05)
     assert [RateLimiter(None).wait_s() for _ in range(3)] == [0.0] * 3
+    monkeypatch.undo()
 
     async def main() -> None:
         cache = MemoryCache(most=2)

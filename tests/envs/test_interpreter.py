@@ -9,7 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -254,7 +254,7 @@ def test_memory_has_an_end(sandbox, code):
 
 
 @contextmanager
-def memory_of_the_machine() -> Iterator:
+def memory_of_the_machine() -> Iterator[Callable[[], list[float]]]:
     """Bytes that were taken since, at each of many moments."""
     import threading
 

@@ -12,6 +12,7 @@ import pytest
 from pyarrow import parquet
 
 from envs.builtin.searchqa import spec as real
+from envs.builtin.searchqa.data import SEARCHQA_MINI
 from envs.builtin.searchqa.env import SearchQAEnv, said
 from envs.builtin.searchqa.making import CORPUS, QUESTIONS
 from envs.builtin.searchqa.mini import spec as mini
@@ -271,7 +272,7 @@ async def solved(spec, item: Item) -> list[StepResult]:
 
 
 def mini_corpus() -> dict[str, str]:
-    lines = mini.SEARCHQA_MINI.path(CORPUS).read_text().splitlines()
+    lines = SEARCHQA_MINI.path(CORPUS).read_text().splitlines()
     return {(row := json.loads(line))["id"]: row["contents"] for line in lines}
 
 
@@ -296,7 +297,7 @@ def test_every_answer_of_the_stand_in_follows_from_its_passages_and_is_the_only_
         told = "is a country in" if relation == "region" else f"Its {relation} is"
         return re.findall(rf"{told} (.+?)\.(?: Its|$)", countries[country])
 
-    questions = read_mini(mini.SEARCHQA_MINI.path(QUESTIONS))
+    questions = read_mini(SEARCHQA_MINI.path(QUESTIONS))
     assert len(questions) >= 500
     assert len({one.question for one in questions}) == len(questions)
     for one in questions:
@@ -322,7 +323,7 @@ def test_every_answer_of_the_stand_in_follows_from_its_passages_and_is_the_only_
 
 
 def test_the_stand_ins_splits_share_no_passage_that_an_answer_needs():
-    questions = read_mini(mini.SEARCHQA_MINI.path(QUESTIONS))
+    questions = read_mini(SEARCHQA_MINI.path(QUESTIONS))
     for seed in range(5):
         split = mini.split(seed)
         needed = [
@@ -339,7 +340,7 @@ def test_the_experts_searches_show_the_evidence_and_its_answer_is_right():
     """Every twentieth question; `python -m bench.experts searchqa-mini` plays all."""
     corpus = mini_corpus()
     spec = get_env("searchqa-mini")
-    questions = read_mini(mini.SEARCHQA_MINI.path(QUESTIONS))
+    questions = read_mini(SEARCHQA_MINI.path(QUESTIONS))
     for item in spec.split(0).train[::20]:
         results = asyncio.run(solved(spec, item))
         for hop, result in zip(questions[item.index].hops, results, strict=False):
@@ -362,7 +363,7 @@ def test_passages_look_alike():
 
 def test_a_broken_line_of_the_stand_in_is_told_with_its_number(tmp_path: Path):
     path = tmp_path / "questions.jsonl"
-    lines = mini.SEARCHQA_MINI.path(QUESTIONS).read_text().splitlines()[:3]
+    lines = SEARCHQA_MINI.path(QUESTIONS).read_text().splitlines()[:3]
     path.write_text("\n".join([*lines[:2], lines[2][:40]]))
     with pytest.raises(
         ConfigError, match=r"questions\.jsonl, line 3: expected a question .* wingspan data make"

@@ -42,7 +42,7 @@ def send_anything(operation: Any, mode: GenerationMode, live: int) -> None:
 
     @settings(max_examples=12, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
     @given(operation.as_strategy(generation_mode=mode))
-    def sends(case: schemathesis.Case) -> None:
+    def sends(case: "schemathesis.Case[Any]") -> None:
         if mode is GenerationMode.POSITIVE and isinstance(case.body, dict) and "id" in case.body:
             case.body["id"] = live
         case.call_and_validate(checks=CHECKS)

@@ -30,7 +30,7 @@ from envs.builtin.webarena.evaluators import (
 from envs.builtin.webarena.helpers import HELPERS
 from envs.builtin.webarena.judge import ModelJudge
 from envs.builtin.webarena.login import log_in, storage_state
-from envs.builtin.webarena.sites import PUBLIC, Sites
+from envs.builtin.webarena.sites import PUBLIC, SITES_ANSWER, Sites
 from envs.builtin.webarena.tasks import TASK_FILE, Required, Task, read_tasks, tasks
 from envs.errors import ConfigError, EnvCrashed, MissingDependency
 from envs.types import Item, StepResult
@@ -222,7 +222,7 @@ def test_what_is_missing_is_named_before_a_run(monkeypatch: pytest.MonkeyPatch, 
         for name in PUBLIC:
             monkeypatch.setenv(f"WA_{name.upper()}", shop.url)
         monkeypatch.setenv("WA_MAP", "http://127.0.0.1:9")
-        missing = spec.SITES_ANSWER.find_remedy()
+        missing = SITES_ANSWER.find_remedy()
         assert missing is not None
         assert missing.startswith("start map (http://127.0.0.1:9: ")
     with pytest.raises(

@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import httpx
 import psutil
@@ -235,7 +236,7 @@ def test_players_do_their_tasks_and_to_change_nothing_is_worth_nothing():
 
 def test_a_killed_copy_is_a_fault_and_never_a_reward():
     async def main() -> None:
-        env = make()
+        env: Any = make()
         seen = await env.reset(make_item(8))
         os.kill(env._venue._sites.pid, signal.SIGKILL)
         with pytest.raises(EnvCrashed):

@@ -271,23 +271,25 @@ def test_an_episode_ends_with_the_purchase_and_lists_what_can_be_done():
     async def play():
         pool = EnvPool(lambda: WebShopEnv(listing), capacity=2)
         async with pool.lease() as env:
+            shop = env.unwrapped
+            assert isinstance(shop, WebShopEnv)
             opening = await env.reset(Item(item_id="sample_0", env="sample"))
             told = json.loads(opening.rpartition(ACTIONS)[2])
             assert told == {"has_search_bar": True, "clickables": ["search"]}
             assert (await env.step("look around")).observation == opening
-            assert await env.unwrapped.inspect("available_actions") == told
-            assert opening == await env.unwrapped.inspect("observation") + "\n" + ACTIONS + json.dumps(told)
-            assert await env.unwrapped.inspect("instruction_text") in opening
-            assert Seen(await env.unwrapped.inspect("html")).has_search_bar
+            assert await shop.inspect("available_actions") == told
+            assert opening == await shop.inspect("observation") + "\n" + ACTIONS + json.dumps(told)
+            assert await shop.inspect("instruction_text") in opening
+            assert Seen(await shop.inspect("html")).has_search_bar
             with pytest.raises(ConfigError, match="tells no 'weather'"):
-                await env.unwrapped.inspect("weather")
+                await shop.inspect("weather")
             found = await env.step("search[oak table]")
             assert "b0sample06" in json.loads(found.observation.rpartition(ACTIONS)[2])["clickables"]
             await env.step("click[B0SAMPLE06]")
             result = await env.step("click[Buy Now]")
             with pytest.raises(RuntimeError, match="after the end"):
                 await env.step("click[Buy Now]")
-            assert "Thank you" in await env.unwrapped.inspect("observation")
+            assert "Thank you" in await shop.inspect("observation")
         await pool.close()
         return result
 

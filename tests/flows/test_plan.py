@@ -290,6 +290,7 @@ def finish(project: Path, *names: str) -> None:
         store.write(make_receipt(stages[name]), key=cache_key(stages[name], stage_key(stages[name])))
 
 
+@pytest.mark.heavy
 def test_the_command_checks_quickly_and_says_by_its_status_what_it_found(project: Path) -> None:
     code = (
         "import sys, time; sys.argv = ['wingspan', *sys.argv[1:]]\n"

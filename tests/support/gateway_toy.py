@@ -15,7 +15,7 @@ from agents.rollout.packing import pack
 from agents.samplers.sampler import Sampler, Script, ScriptedSampler
 from agents.types import Completion, FinishReason, SamplingParams, Trajectory
 from envs.types import Image, Item
-from tests.agents.test_tools_prompt import TEMPLATES
+from tests.support.tool_templates import TEMPLATES
 from tests.support.toy import toy_tokenizer
 
 ITEM = Item(item_id="toy_7", env="toy", metadata={"target": 3})

@@ -10,8 +10,8 @@ from agents.tools.tool import tool
 from agents.tools.toolbox import Toolbox
 from envs.registry import get_env, list_env_names
 from envs.types import Item
+from tasks.config.agent import AgentSettings
 from tasks.config.episodes import agent_of
-from tasks.config.settings import AgentSettings
 
 FAMILIES = ("gymnasium:CartPole-v1", "openenv:http://127.0.0.1:1", "reasoning-gym:countdown")
 

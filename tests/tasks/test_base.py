@@ -81,6 +81,7 @@ def test_orthogonal_brings_singular_values_near_one():
         assert values.max() < 1.3
 
 
+@pytest.mark.heavy
 def test_a_short_run_learns_and_leaves_a_model_that_loads(tmp_path):
     settings = BaseSettings(
         seed=0,

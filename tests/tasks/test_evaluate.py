@@ -4,6 +4,8 @@ import json
 import shutil
 from pathlib import Path
 
+import pytest
+
 from tasks.config.pipelines import load_pipeline
 from tasks.data.items import read_items, write_items
 from tasks.progress import Progress
@@ -11,6 +13,7 @@ from tasks.stages.evaluate import evaluate
 from tasks.stages.prepare import prepare
 
 
+@pytest.mark.heavy
 def test_every_episode_is_counted_as_it_ends(tmp_path: Path) -> None:
     settings = {"warmup": None, "rollout.max_tokens_per_turn": 4, "evaluate.max_turns": 1}
     pipeline = load_pipeline("textcraft-cpu", overrides={**settings, "evaluate.samples_per_item": 2})

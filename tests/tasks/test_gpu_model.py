@@ -59,6 +59,7 @@ def test_verls_engine_computes_what_separate_sequences_do(tmp_path: Path) -> Non
         assert case["gradients"] < 1e-4
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("name", ["final_logit_softcapping", "logits_scaling", "lm_head_multiplier"])
 def test_a_model_that_scales_its_logits_is_refused(verl: ModuleType, name: str) -> None:
     from transformers import Qwen2Config

@@ -168,6 +168,7 @@ def test_a_player_of_text_refuses_items_with_pictures(project: Path) -> None:
     asyncio.run(main())
 
 
+@pytest.mark.heavy
 def test_pictures_come_out_of_an_environments_process() -> None:
     async def both(env: Any) -> list[Any]:
         return [await env.reset(toy_item(target=50)), *[await env.step("add 1") for _ in range(8)]]

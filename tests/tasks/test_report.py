@@ -3,6 +3,7 @@
 import json
 import re
 import xml.etree.ElementTree as ET
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -212,7 +213,9 @@ def test_hostile_text_stays_text(tmp_path: Path) -> None:
         ([write_evaluation], ["Training has not begun"]),
     ],
 )
-def test_what_is_missing_is_named(tmp_path: Path, writers: list, missing: list[str]) -> None:
+def test_what_is_missing_is_named(
+    tmp_path: Path, writers: list[Callable[[Path], None]], missing: list[str]
+) -> None:
     for write in writers:
         write(tmp_path)
     page = Page(report(toy_pipeline(), tmp_path))

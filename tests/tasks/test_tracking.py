@@ -161,6 +161,7 @@ def series(run: Any, key: str) -> list[tuple[int, float]]:
     return sorted((m.step, m.value) for m in mlflow.MlflowClient().get_metric_history(run.info.run_id, key))
 
 
+@pytest.mark.heavy
 def test_a_whole_run_is_recorded(workspace: Path, pipeline: Pipeline) -> None:
     import mlflow
 
@@ -288,6 +289,7 @@ def test_the_run_says_what_it_is_in_mlflow_s_own_columns(workspace: Path, pipeli
     }
 
 
+@pytest.mark.heavy
 def test_the_best_version_is_the_champion(workspace: Path, pipeline: Pipeline) -> None:
     import mlflow
 
@@ -366,6 +368,7 @@ def test_a_run_that_is_stopped_is_killed_and_so_is_its_open_round(
     assert [rounds[number].info.status for number in (1, 2)] == ["FINISHED", "KILLED"]
 
 
+@pytest.mark.heavy
 def test_runs_whose_process_is_gone_are_killed_and_others_are_not(
     workspace: Path, pipeline: Pipeline
 ) -> None:
@@ -423,6 +426,7 @@ def test_a_server_that_does_not_answer_is_named(monkeypatch: pytest.MonkeyPatch)
         check_tracking()
 
 
+@pytest.mark.heavy
 def test_two_first_runs_at_once_make_one_database(tmp_path: Path) -> None:
     code = (
         "import sys; from pathlib import Path; from tasks.config.pipelines import load_pipeline; "

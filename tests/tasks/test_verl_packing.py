@@ -1,18 +1,17 @@
 """A packed row computes what separate sequences do: log-probs, and gradients of all parameters."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from envs.errors import ConfigError
-
-torch = pytest.importorskip("torch")
-
-from tasks.verl.cpu.attention import ATTENTION, computed_pairs, packed_attention  # noqa: E402
-from tasks.verl.cpu.packing import PromptBlock, pack_row  # noqa: E402
-from tests.support.tiny_model import save_tiny_model  # noqa: E402
+from tasks.verl.cpu.attention import ATTENTION, computed_pairs, packed_attention
+from tasks.verl.cpu.packing import PromptBlock, pack_row
+from tests.support.tiny_model import save_tiny_model
 
 
 @pytest.fixture(scope="module")
@@ -20,7 +19,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_tiny_model(tmp_path_factory.mktemp("model"))
 
 
-def load(folder: Path, attention: str):  # type: ignore[no-untyped-def]
+def load(folder: Path, attention: str) -> Any:
     from transformers import AttentionInterface, AutoModelForCausalLM
 
     AttentionInterface.register(ATTENTION, packed_attention)
