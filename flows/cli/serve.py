@@ -137,22 +137,15 @@ def serve_retriever(
     """Serve a corpus for searches over HTTP, with Search-R1's protocol, until Ctrl-C."""
     import asyncio
 
-    from flows.commands.serve_retriever import serve_retriever as serve
+    from envs.retrieval.cache import CachedRetriever, shared_cache
+    from envs.retrieval.service import serve_retriever as serve
+    from flows.commands.serve_retriever import make_retriever
 
     if kind not in ("flat", "ivf"):
         raise ConfigError(f"--kind {kind!r}: give flat or ivf")
-    asyncio.run(
-        serve(
-            corpus,
-            encoder=encoder,
-            kind="ivf" if kind == "ivf" else "flat",
-            index=index,
-            host=host,
-            port=port,
-            top_k=top_k,
-            say=typer.echo,
-        )
-    )
+    retriever = make_retriever(corpus, encoder=encoder, kind="ivf" if kind == "ivf" else "flat", index=index)
+    cached_retriever = CachedRetriever(retriever, shared_cache())
+    asyncio.run(serve(cached_retriever, host=host, port=port, top_k=top_k, say=typer.echo))
 
 
 def serve_sites(
