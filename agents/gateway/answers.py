@@ -77,7 +77,7 @@ def _finish_reason(answer: Answer) -> str:
     if answer.completion.finish_reason is FinishReason.LENGTH:
         return "length"
     # OpenAI's own answer to a function that was named ends so, too.
-    return "tool_calls" if answer.reading.calls and not answer.named else "stop"
+    return "tool_calls" if answer.reading.calls and not answer.is_named else "stop"
 
 
 def _usage(answer: Answer) -> dict[str, int]:

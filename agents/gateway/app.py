@@ -1,4 +1,4 @@
-"""The gateway's HTTP side: routes, who may use them, and how errors are told."""
+"""The gateway over HTTP: routes, authorisation, error answers."""
 
 import asyncio
 import hmac
@@ -20,13 +20,13 @@ from starlette.routing import Route
 from agents.gateway import answers
 from agents.gateway.bodies import EndSession, OpenSession, read
 from agents.gateway.errors import RequestRejected
-from agents.gateway.generation import Wanted
+from agents.gateway.generation import GenerationRequest
 from agents.gateway.limits import GatewayLimits
 from agents.gateway.policy import Answer, Policy
 from agents.gateway.recording import Recording
 from agents.gateway.requests import ChatRequest
 from agents.gateway.response_answers import Response as ResponsesAnswer
-from agents.gateway.response_store import NothingKept
+from agents.gateway.response_store import NullStore
 from agents.gateway.responses import ResponsesRequest
 from agents.gateway.sessions import PREFIX, GatewaySession, GatewaySessions
 from envs.errors import WingspanError, describe
@@ -56,7 +56,7 @@ def make_app(
         ("POST", "/sessions/{id}/v1/responses", handlers.respond),
     ]
     return Starlette(
-        routes=[Route(path, _told(handler), methods=[method]) for method, path, handler in routes],
+        routes=[Route(path, _with_errors(handler), methods=[method]) for method, path, handler in routes],
         exception_handlers={HTTPException: _not_routed},
     )
 
@@ -70,73 +70,75 @@ class _Handlers:
         self._limits = limits
         self._token = token
         register_secret(token)
-        self._since = int(time.time())
-        self._plain = itertools.count()
+        self._started_at = int(time.time())
+        self._request_numbers = itertools.count()
 
     async def health(self, _: Request) -> Response:
         return _json({"status": "ok", "model": self._policy.name, "sessions": self._sessions.live})
 
     async def models(self, request: Request) -> Response:
         self._session_of(request)
-        return _json(answers.models(self._policy.name, since=self._since))
+        return _json(answers.models(self._policy.name, since=self._started_at))
 
     async def open(self, request: Request) -> Response:
         self._check_token(request)
-        wanted = await self._read(OpenSession, request)
+        body = await self._read(OpenSession, request)
         session = self._sessions.open(
-            wanted.item.item,
+            body.item.item,
             url=str(request.base_url).rstrip("/"),
-            sample_index=wanted.sample_index,
-            max_turns=wanted.max_turns,
+            sample_index=body.sample_index,
+            max_turns=body.max_turns,
             expires=True,
-            metadata=wanted.metadata,
+            metadata=body.metadata,
         )
         return _json({"id": session.session_id, "base_url": session.base_url, "api_key": session.api_key})
 
     async def end(self, request: Request) -> Response:
         self._check_token(request)
-        given = await self._read(EndSession, request)
+        body = await self._read(EndSession, request)
         session = self._sessions.find(request.path_params["id"])
         self._sessions.end(session)
-        return _json({"trajectory": session.trajectory(reward=given.reward, success=given.success)})
+        return _json({"trajectory": session.trajectory(reward=body.reward, success=body.success)})
 
     async def chat(self, request: Request) -> Response:
         session = self._session_of(request)
         chat = await self._read(ChatRequest, request)
-        answer = await self._answer(request, session, chat.wanted())
+        answer = await self._answer(request, session, chat.to_generation())
         if chat.stream:
             usage = chat.stream_options.include_usage
-            told = answers.events(answer, model=self._policy.name, include_usage=usage)
-            return StreamingResponse(told, media_type="text/event-stream")
+            rendered = answers.events(answer, model=self._policy.name, include_usage=usage)
+            return StreamingResponse(rendered, media_type="text/event-stream")
         return _json(answers.completion(answer, model=self._policy.name))
 
     async def respond(self, request: Request) -> Response:
         session = self._session_of(request)
-        asked = await self._read(ResponsesRequest, request)
+        body = await self._read(ResponsesRequest, request)
         created_at = time.time()
-        kept = NothingKept() if session is None else session.responses
-        wanted = asked.wanted(kept)
-        answer = await self._answer(request, session, wanted)
-        told = ResponsesAnswer(answer, asked, created_at=created_at)
-        if asked.store:
-            kept.keep(told.response_id, asked.stored(wanted, answer.reading.said))
-        if asked.stream:
-            return StreamingResponse(told.events(), media_type="text/event-stream")
-        return _json(told.body())
+        store = NullStore() if session is None else session.responses
+        generation = body.to_generation(store)
+        answer = await self._answer(request, session, generation)
+        rendered = ResponsesAnswer(answer, body, created_at=created_at)
+        if body.store:
+            store.add(rendered.response_id, body.history_after(generation, answer.reading.as_turn))
+        if body.stream:
+            return StreamingResponse(rendered.events(), media_type="text/event-stream")
+        return _json(rendered.body())
 
     async def _read(self, model: type[M], request: Request) -> M:
         return read(model, await read_body(request, self._limits.max_body_bytes))
 
-    async def _answer(self, request: Request, session: GatewaySession | None, wanted: Wanted) -> Answer:
+    async def _answer(
+        self, request: Request, session: GatewaySession | None, generation: GenerationRequest
+    ) -> Answer:
         if session is None:
-            recording = Recording(f"plain-{next(self._plain)}", self._policy.rendering)
-            work = asyncio.create_task(self._policy.answer(wanted, recording))
+            recording = Recording(f"plain-{next(self._request_numbers)}", self._policy.rendering)
+            work = asyncio.create_task(self._policy.answer(generation, recording))
         else:
-            work = session.answer(wanted)
+            work = session.answer(generation)
         return await _unless_gone(request, work)
 
     def _session_of(self, request: Request) -> GatewaySession | None:
-        """Whose request it is, by its path or its key; None for one that belongs to no session."""
+        """The session that the path or the key names; None for a request outside sessions."""
         if "id" in request.path_params:
             return self._sessions.find(request.path_params["id"])
         key = bearer_token(request.headers.get("Authorization", ""))
@@ -154,34 +156,32 @@ class _Handlers:
 
 
 async def _unless_gone(request: Request, work: "asyncio.Task[Answer]") -> Answer:
-    """What `work` gives. It is broken off if the client leaves: what nobody has read is no turn."""
-    gone = asyncio.ensure_future(request.receive())  # the body is read: the next message is the leaving
+    """The result of `work`, which is cancelled if the client disconnects: an unread answer is no turn."""
+    disconnect = asyncio.ensure_future(request.receive())  # after the body
     try:
-        await asyncio.wait({work, gone}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({work, disconnect}, return_when=asyncio.FIRST_COMPLETED)
     finally:
-        gone.cancel()
-        left = work.cancel()
-    if left:
+        disconnect.cancel()
+        was_running = work.cancel()
+    if was_running:
         raise RequestRejected(400, "the client has left")
     if work.cancelled():
-        raise RequestRejected(
-            410, "the session was ended in the midst of this request", code="session_not_found"
-        )
+        raise RequestRejected(410, "the session was ended during this request", code="session_not_found")
     return work.result()
 
 
-def _told(handler: Handler) -> Handler:
-    """`handler`, with what goes wrong as an answer."""
+def _with_errors(handler: Handler) -> Handler:
+    """`handler`, with an answer for every error."""
 
     @wraps(handler)
-    async def answered(request: Request) -> Response:
+    async def endpoint(request: Request) -> Response:
         try:
             if "origin" in request.headers:
                 # A page in somebody's browser can reach servers that the outside cannot.
                 raise RequestRejected(403, "requests from web pages (header Origin) are not served")
             return await handler(request)
-        except RequestRejected as refused:
-            return _json(refused.body, status=refused.status)
+        except RequestRejected as rejected:
+            return _json(rejected.body, status=rejected.status)
         except HTTPException as large:
             return _json(RequestRejected(large.status_code, large.detail).body, status=large.status_code)
         except WingspanError as fault:
@@ -191,7 +191,7 @@ def _told(handler: Handler) -> Handler:
             _log.exception("%s", request.url.path)
             return _json(RequestRejected(500, f"the gateway raised {describe(error)}").body, status=500)
 
-    return answered
+    return endpoint
 
 
 async def _not_routed(request: Request, error: Exception) -> Response:

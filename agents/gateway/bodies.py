@@ -1,6 +1,6 @@
-"""Bodies of requests: how they are read, and those that open and end sessions.
+"""Bodies of requests: how they are validated, and those that open and end sessions.
 
-What is not supported is refused with the field's name, never passed over. What a model is asked for is in
+Unsupported fields are rejected by name, never ignored. The bodies that ask for answers are in
 `requests.py` (chat completions) and `responses.py` (responses).
 """
 
@@ -17,17 +17,17 @@ from envs.types import Item
 M = TypeVar("M", bound=BaseModel)
 
 _BRANCH = re.compile(r"literal\[.*|list\[.*|str|(?:Chosen|Named)Function")
-"""What stands in an error's place for the choice that a field has between types."""
+"""Parts of an error's location that name the alternative of a union."""
 
 
 class Strict(BaseModel):
-    """A body, or a part of one, whose further fields are errors."""
+    """A body, or a part of one, that rejects unknown fields."""
 
     model_config = ConfigDict(extra="forbid")
 
 
 class ItemBody(Strict):
-    """What an episode is about."""
+    """The item of an episode."""
 
     item_id: str = Field(min_length=1)
     env: str = "program"
@@ -37,7 +37,7 @@ class ItemBody(Strict):
 
     @property
     def item(self) -> Item:
-        """The domain's."""
+        """As an `Item`."""
         return Item(**self.model_dump())
 
 
@@ -59,24 +59,24 @@ class EndSession(Strict):
 
 
 def read(model: type[M], raw: bytes) -> M:
-    """A body as a model; an empty one is an empty object. Raises `Refused` 400 that names the first wrong
-    field; a field that is null is one that was left out."""
+    """A body as a model; an empty one is an empty object. Raises `RequestRejected` 400 that names the first
+    wrong field; a null field counts as missing."""
     try:
         data = from_json(raw, allow_inf_nan=False) if raw else {}
     except ValueError as error:
         raise RequestRejected(400, f"the body is not JSON: {error}") from None
-    return validated(model, data)
+    return validate(model, data)
 
 
-def validated(model: type[M], data: object, *, within: str = "") -> M:
-    """`data` as a model; see `read`. `within`: the field that `data` is, e.g. `input[2]`."""
+def validate(model: type[M], data: object, *, parent: str = "") -> M:
+    """`data` as a model, with the errors of `read`. `parent`: the field of `data`, e.g. `input[2]`."""
     try:
         return model.model_validate(present(data))
     except ValidationError as error:
         first = error.errors(include_url=False, include_context=False)[0]
         parts = [part for part in first["loc"] if not _BRANCH.fullmatch(str(part))]
-        place = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in parts)
-        param = f"{within}{place}".removeprefix(".")
+        path = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in parts)
+        param = f"{parent}{path}".removeprefix(".")
         why = first["msg"].removeprefix("Value error, ")
         if first["type"] == "extra_forbidden":
             why = "it is not supported; leave it out"
@@ -86,5 +86,5 @@ def validated(model: type[M], data: object, *, within: str = "") -> M:
 
 
 def present(data: object) -> object:
-    """`data` without what is null."""
+    """`data` without its null fields."""
     return {k: v for k, v in data.items() if v is not None} if isinstance(data, dict) else data

@@ -21,7 +21,7 @@ _NAME = re.compile(r"[\w.:/-]{1,256}")
 
 
 @dataclass(frozen=True, slots=True)
-class Begun:
+class CallPrefix:
     """A call of which all that stands before its arguments is written: by the gateway, not by the policy."""
 
     name: str
@@ -38,7 +38,7 @@ class CallWriter:
     def message(self, content: str, calls: Sequence[WrittenCall]) -> str:
         """What the template writes for an assistant's message with calls, between its marks of a turn.
 
-        Raises `Refused` where it cannot.
+        Raises `RequestRejected` where it cannot.
         """
         from jinja2 import TemplateError
 
@@ -60,7 +60,7 @@ class CallWriter:
         return written[len(before) : len(written) - len(after)]
 
     def beginning(self, name: str) -> str:
-        """All that the template writes of a call of `name` before its arguments. Raises `Refused`."""
+        """All that the template writes of a call of `name` before its arguments. Raises `RequestRejected`."""
         if not _NAME.fullmatch(name):
             raise RequestRejected(
                 400, f"a call of {name!r} cannot be begun; give plain names", param="tool_choice"

@@ -1,4 +1,4 @@
-"""What a message says: text, and pictures that came with it as data: URLs."""
+"""The content of a message: text, and images as data: URLs."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from envs.images import read_image
 from envs.types import Image
 
 _TEXTS = ("text", "input_text", "output_text")
-_PICTURES = ("image_url", "input_image")
+_IMAGES = ("image_url", "input_image")
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,17 +20,17 @@ class Content:
 
     text: str = ""
     images: tuple[Image, ...] = ()
-    """In their order; they are shown before the text, wherever they stood between its parts."""
+    """In order; shown before the text, wherever they stood among the parts."""
 
 
-def _content(given: object) -> Content:
-    if isinstance(given, Content):
-        return given
-    if isinstance(given, str):
-        return Content(given)
-    if not isinstance(given, list):
+def _content(value: object) -> Content:
+    if isinstance(value, Content):
+        return value
+    if isinstance(value, str):
+        return Content(value)
+    if not isinstance(value, list):
         raise ValueError("it is neither text nor a list of parts")
-    parts = [_part(part) for part in given]
+    parts = [_part(part) for part in value]
     return Content(
         "\n".join(part for part in parts if isinstance(part, str)),
         tuple(part for part in parts if isinstance(part, Image)),
@@ -39,8 +39,8 @@ def _content(given: object) -> Content:
 
 def _part(part: object) -> str | Image:
     kind = part.get("type") if isinstance(part, Mapping) else None
-    if not isinstance(part, Mapping) or kind not in (*_TEXTS, *_PICTURES):
-        raise ValueError(f"a part of type {kind!r} is not supported; send text and pictures alone")
+    if not isinstance(part, Mapping) or kind not in (*_TEXTS, *_IMAGES):
+        raise ValueError(f"a part of type {kind!r} is not supported; send text and images only")
     if kind in _TEXTS:
         if not isinstance(part.get("text"), str):
             raise ValueError("a part of text has no text")
@@ -50,15 +50,11 @@ def _part(part: object) -> str | Image:
     if isinstance(source, Mapping):  # chat completions; in responses it is the URL itself
         source, detail = source.get("url"), source.get("detail")
     if detail not in (None, "auto"):
-        raise ValueError(
-            f"detail {detail!r} of a picture is not supported: its processor has one; leave it out"
-        )
+        raise ValueError(f"detail {detail!r} of an image is not supported; leave it out")
     if not isinstance(source, str):
-        raise ValueError("a picture has no image_url")
+        raise ValueError("an image has no image_url")
     if not source.startswith("data:"):
-        raise ValueError(
-            f"{source[:60]!r}: nothing is fetched from elsewhere; send the picture as a data: URL"
-        )
+        raise ValueError(f"{source[:60]!r}: nothing is downloaded; send the image as a data: URL")
     image = read_image(source)
     try:
         check_image(image)
@@ -68,4 +64,4 @@ def _part(part: object) -> str | Image:
 
 
 AnyContent = Annotated[Content, BeforeValidator(_content)]
-"""Text, or a list of parts; pictures must be data: URLs."""
+"""Text, or a list of parts; images must be data: URLs."""

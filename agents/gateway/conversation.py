@@ -1,7 +1,7 @@
-"""Conversations in the form in which they are compared: what frameworks change in passing is left out.
+"""Conversations in the form in which they are compared, without the details that frameworks change.
 
-A framework sends the whole history with every request. It comes back with fields dropped or added, `null`
-for `""`, arguments written anew: none of this makes it another conversation.
+A framework sends the whole history with every request. Fields may be dropped or added, `null` may replace
+`""`, arguments may be reformatted: it is still the same conversation.
 """
 
 import json
@@ -20,7 +20,7 @@ Tool = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class WrittenCall:
-    """A call of a tool, as a message has it. Its id is not kept: some frameworks give it another."""
+    """A tool call in a message, without its id, which some frameworks replace."""
 
     name: str
     arguments: str
@@ -28,8 +28,8 @@ class WrittenCall:
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
-    """One message. Two are equal where their role, text, calls and pictures are."""
+class ChatTurn:
+    """One message; equal to another if role, text, calls and images are."""
 
     role: Role
     content: str
@@ -40,23 +40,23 @@ class Said:
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """What a request shows the policy."""
+    """Messages and tools of a request."""
 
-    messages: Sequence[Said]
+    messages: Sequence[ChatTurn]
     """The last is not the assistant's: it is the policy's turn."""
     tools: Sequence[Tool] = ()
 
     def digests(self) -> list[bytes]:
         """Of the conversation up to each message, with the tools; equal ones are the same conversation."""
-        found: list[bytes] = []
+        digests: list[bytes] = []
         digest = _hash(b"", list(self.tools))
         for message in self.messages:
-            digest = extended(digest, message)
-            found.append(digest)
-        return found
+            digest = extend_digest(digest, message)
+            digests.append(digest)
+        return digests
 
 
-def extended(digest: bytes, message: Said) -> bytes:
+def extend_digest(digest: bytes, message: ChatTurn) -> bytes:
     """The digest of a conversation that goes on with `message`."""
     calls = [(call.name, call.arguments) for call in message.calls]
     images = [blake2b(image.data, digest_size=16).hexdigest() for image in message.images]

@@ -1,4 +1,4 @@
-"""A request that is not carried out, in OpenAI's form of errors."""
+"""Rejected requests, in OpenAI's form of errors."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ NO_TURNS_LEFT = "max_turns_reached"
 
 
 class RequestRejected(Exception):
-    """Why, and the HTTP status that says so. OpenAI's clients try again from 500 on, and at 408, 409, 429."""
+    """The reason and the HTTP status. OpenAI's clients retry on 408, 409, 429 and from 500 on."""
 
     def __init__(
         self, status: int, message: str, *, param: str | None = None, code: str | None = None
@@ -23,7 +23,7 @@ class RequestRejected(Exception):
 
     @property
     def body(self) -> dict[str, Any]:
-        """What is answered."""
+        """The body of the answer."""
         kind = "invalid_request_error" if self.status < 500 else "server_error"
         return {
             "error": {"message": self.message, "type": kind, "param": self.param, "code": self.code},

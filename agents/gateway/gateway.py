@@ -1,4 +1,4 @@
-"""The gateway as a program has it: it listens, and opens sessions for agents that are written elsewhere."""
+"""The gateway: serves a policy over OpenAI's protocol and opens sessions for agent programs."""
 
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class Gateway:
-    """One policy, spoken to as OpenAI's models are."""
+    """One policy behind OpenAI's protocol."""
 
     def __init__(
         self,
@@ -36,8 +36,8 @@ class Gateway:
         token: str | None = None,
         processor: "ProcessorMixin | None" = None,
     ) -> None:
-        """`sampling` holds where a request says nothing. `model`: the name that requests give. `token`: asked
-        of all requests but a session's own; None: open to all. `processor`: of a model that sees
+        """`sampling`: the defaults of requests. `model`: the name that requests give. `token`: required of
+        all requests but a session's own; None: of none. `processor`: of a vision model
         (`agents.prompting.images.load_processor`).
 
         Raises `ConfigError` for a chat template that cannot be used.

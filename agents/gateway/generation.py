@@ -1,7 +1,7 @@
-"""What a request asks of the policy, whichever of the protocols it came by.
+"""A request to the policy, independent of the protocol by which it came.
 
-Owns what a choice of tools means. There is no grammar here that could hold the policy to a form: what cannot
-be had without one is refused, never tried and told as if it were certain.
+Owns the meaning of a tool choice. Sampling has no grammar that could enforce a form: whatever needs one is
+rejected.
 """
 
 from collections.abc import Sequence
@@ -10,17 +10,17 @@ from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
-from agents.gateway.conversation import Conversation, Said, Tool
+from agents.gateway.conversation import ChatTurn, Conversation, Tool
 from agents.gateway.errors import RequestRejected
 
 _HALF = "\ufffd"
-"""How the half of a character is decoded."""
+"""How half a character is decoded."""
 
 
 def _checked_stop(stop: list[str]) -> list[str]:
     if "" in stop:
         raise ValueError("a stop text is empty; leave it out")
-    if any(_HALF in one for one in stop):
+    if any(_HALF in text for text in stop):
         raise ValueError("a stop text has U+FFFD, which cannot be told from half a character; leave it out")
     return stop
 
@@ -38,31 +38,31 @@ Auto = Literal["auto", "none", "required"]
 
 @dataclass(frozen=True, slots=True)
 class Tools:
-    """The tools of a request, as the policy has them."""
+    """The tools that the policy sees, and the one that it must call."""
 
-    shown: Sequence[Tool]
+    schemas: Sequence[Tool]
     function: str | None = None
-    """The one that is called, whatever else the policy would do."""
-    named: bool = False
+    """The one that must be called."""
+    is_named: bool = False
     """Whether the request names it."""
 
     @classmethod
-    def of(cls, tools: Sequence[Tool], *, choice: Auto, named: str | None) -> Self:
-        """`named`: the function that the request wants called, in the place of `choice`.
+    def choose(cls, tools: Sequence[Tool], *, choice: Auto, named_function: str | None) -> Self:
+        """`named_function`: the function that the request names instead of a `choice`.
 
-        Raises `Refused` for names that occur twice, and for a choice that nothing could hold the policy to.
+        Raises `RequestRejected` for duplicate names and for a choice that sampling cannot enforce.
         """
         names = [str(tool["function"]["name"]) for tool in tools]
         if len(set(names)) < len(names):
             raise RequestRejected(
                 400, f"tools are called {names}; give each a name of its own", param="tools"
             )
-        if named is not None:
-            if named not in names:
+        if named_function is not None:
+            if named_function not in names:
                 raise RequestRejected(
-                    400, f"no tool is called {named!r}; there are: {names}", param="tool_choice"
+                    400, f"no tool is called {named_function!r}; there are: {names}", param="tool_choice"
                 )
-            return cls(tools, function=named, named=True)
+            return cls(tools, function=named_function, is_named=True)
         if choice == "none":
             return cls([])
         if choice == "auto":
@@ -70,7 +70,7 @@ class Tools:
         if len(names) != 1:
             raise RequestRejected(
                 400,
-                f"'required' with {len(names)} tools: without a grammar nothing holds the policy to one of "
+                f"'required' with {len(names)} tools: without a grammar nothing makes the policy call one of "
                 "several; use 'auto', name the function, or offer one tool",
                 param="tool_choice",
             )
@@ -78,11 +78,11 @@ class Tools:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wanted:
-    """One answer of the policy. What is None is left to the gateway's own sampling."""
+class GenerationRequest:
+    """A request for one answer. Fields that are None take the gateway's own sampling."""
 
     model: str
-    messages: Sequence[Said]
+    messages: Sequence[ChatTurn]
     tools: Tools
     one_call: bool
     """Whether the answer ends with its first call."""
@@ -94,5 +94,5 @@ class Wanted:
 
     @property
     def conversation(self) -> Conversation:
-        """What is shown to the policy."""
-        return Conversation(messages=self.messages, tools=self.tools.shown)
+        """What the policy sees."""
+        return Conversation(messages=self.messages, tools=self.tools.schemas)

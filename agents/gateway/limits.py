@@ -1,11 +1,11 @@
-"""What a gateway allows. Apart from the rest: the command line shows it, and starts fast."""
+"""Limits of a gateway, in a module without heavy imports: the command line shows them."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GatewayLimits:
-    """What a gateway allows."""
+    """Limits of a gateway."""
 
     max_sessions: int = 1024
     """Live sessions."""

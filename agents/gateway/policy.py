@@ -1,11 +1,11 @@
-"""The policy behind a gateway: a request becomes a completion, which its recording keeps."""
+"""The policy behind a gateway: samples a completion for a request and records it."""
 
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from agents.gateway.errors import CONTEXT_FULL, RequestRejected
-from agents.gateway.generation import Wanted
-from agents.gateway.recording import Asked, Recording
+from agents.gateway.generation import GenerationRequest
+from agents.gateway.recording import PendingTurn, Recording
 from agents.gateway.rendering import Reading, Rendering
 from agents.limits import MIN_COMPLETION
 from agents.samplers.sampler import Sampler, checked_sample
@@ -18,17 +18,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """A completion as it is told."""
+    """A completion and what its answer says of it."""
 
     reading: Reading
     completion: Completion
     prompt_tokens: int
-    named: bool
+    is_named: bool
     """Whether the request named the function that is called."""
 
 
 class Policy:
-    """A sampler that is spoken to in messages."""
+    """A sampler with messages in and out."""
 
     def __init__(
         self,
@@ -40,9 +40,8 @@ class Policy:
         context_length: int,
         processor: "ProcessorMixin | None" = None,
     ) -> None:
-        """`sampling`: what holds where a request says nothing; `stop_token_ids`, where empty, are the chat
-        template's. `context_length`: tokens of prompt and completion together. `processor`: of a model that
-        sees.
+        """`sampling`: the defaults of requests; without `stop_token_ids` they are the chat template's.
+        `context_length`: tokens of prompt and completion together. `processor`: of a vision model.
 
         Raises `ConfigError` for a chat template that cannot be used.
         """
@@ -54,58 +53,60 @@ class Policy:
         )
         self._context_length = context_length
 
-    async def answer(self, wanted: Wanted, recording: Recording) -> Answer:
-        """Sample the next message. Raises `Refused`, and `SamplerFailed` where there is none."""
-        if wanted.model != self.name:
-            why = f"there is no model {wanted.model!r}; this is {self.name!r}"
+    async def answer(self, generation: GenerationRequest, recording: Recording) -> Answer:
+        """Sample the next message. Raises `RequestRejected` and `SamplerFailed`."""
+        if generation.model != self.name:
+            why = f"there is no model {generation.model!r}; this is {self.name!r}"
             raise RequestRejected(404, why, param="model", code="model_not_found")
-        conversation, tools = wanted.conversation, wanted.tools
-        params = self._params(wanted)
-        begun = self.rendering.begun(tools.function) if tools.function is not None else None
-        with recording.asking(conversation, begun=begun.ids if begun else ()) as asked:
-            completion, reading = self.rendering.reading(
-                await self._sample(asked, params),
-                tools=tools.shown,
-                stop=wanted.stop,
-                begun=begun,
-                one_call=wanted.one_call,
+        conversation, tools = generation.conversation, generation.tools
+        params = self._params(generation)
+        prefix = self.rendering.call_prefix(tools.function) if tools.function is not None else None
+        with recording.pending_turn(conversation, prefix=prefix.ids if prefix else ()) as pending:
+            completion, reading = self.rendering.read_completion(
+                await self._sample(pending, params),
+                tools=tools.schemas,
+                stop=generation.stop,
+                call_prefix=prefix,
+                one_call=generation.one_call,
             )
-            recording.answer(asked, completion, reading)
-        # Where an answer ends is no matter: the beginning of a sample is a sample.
+            recording.answer(pending, completion, reading)
+        # Where an answer ends does not matter: the beginning of a sample is a sample.
         as_default = replace(self._sampling, max_tokens=params.max_tokens, stop=params.stop) == params
         recording.other_sampling += not as_default
-        return Answer(reading=reading, completion=completion, prompt_tokens=len(asked.ids), named=tools.named)
+        return Answer(
+            reading=reading, completion=completion, prompt_tokens=len(pending.ids), is_named=tools.is_named
+        )
 
-    def _params(self, wanted: Wanted) -> SamplingParams:
+    def _params(self, generation: GenerationRequest) -> SamplingParams:
         default = self._sampling
         return replace(
             default,
-            temperature=default.temperature if wanted.temperature is None else wanted.temperature,
-            top_p=default.top_p if wanted.top_p is None else wanted.top_p,
-            top_k=default.top_k if wanted.top_k is None else wanted.top_k,
-            max_tokens=wanted.max_tokens or default.max_tokens,
-            stop=wanted.stop,
+            temperature=default.temperature if generation.temperature is None else generation.temperature,
+            top_p=default.top_p if generation.top_p is None else generation.top_p,
+            top_k=default.top_k if generation.top_k is None else generation.top_k,
+            max_tokens=generation.max_tokens or default.max_tokens,
+            stop=generation.stop,
         )
 
-    async def _sample(self, asked: Asked, params: SamplingParams) -> Completion:
-        room = self._context_length - len(asked.ids)
+    async def _sample(self, pending: PendingTurn, params: SamplingParams) -> Completion:
+        room = self._context_length - len(pending.ids)
         if room < min(MIN_COMPLETION, params.max_tokens):
             raise RequestRejected(
                 400,
-                f"the conversation has {len(asked.ids)} tokens, which leaves no room for an answer in a "
+                f"the conversation has {len(pending.ids)} tokens, which leaves no room for an answer in a "
                 f"context of {self._context_length}; send a shorter one",
                 param="messages",
                 code=CONTEXT_FULL,
             )
         params = replace(params, max_tokens=min(params.max_tokens, room))
-        name = asked.cache_name
+        name = pending.cache_name
         try:
             completion = await checked_sample(
-                self._sampler, asked.ids, images=asked.images, params=params, episode_id=name, where=name
+                self._sampler, pending.ids, images=pending.images, params=params, episode_id=name, where=name
             )
         except ConfigError as error:
             raise RequestRejected(400, str(error)) from error
         if not self.rendering.placeholder_ids.isdisjoint(completion.token_ids):
-            # Whoever counts pictures by these tokens, the trainer too, would see one that there is not.
-            raise SamplerFailed(f"{name}: the sampler answered a token that stands for a picture")
+            # Code that counts images by these tokens, the trainer's too, would find one too many.
+            raise SamplerFailed(f"{name}: the sampler returned a token that stands for an image")
         return completion

@@ -1,7 +1,7 @@
 """Conversations as tokens and completions as messages, by a chat template that may have tools.
 
-What is sampled is decoded to be read and never encoded again. An assistant's message that did not come from
-here, or comes back changed, is text like any other.
+Samples are decoded for reading and never encoded again. An assistant's message from elsewhere, or one that
+comes back changed, is text like any other.
 """
 
 import json
@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 
 from agents.formats import NATIVE, turn_parser
 from agents.formats.calls import ParsedTurn
-from agents.gateway.calls import Begun, CallWriter
-from agents.gateway.conversation import Conversation, Said, Tool, WrittenCall, canonical
+from agents.gateway.calls import CallPrefix, CallWriter
+from agents.gateway.conversation import ChatTurn, Conversation, Tool, WrittenCall, canonical
 from agents.gateway.errors import RequestRejected
 from agents.prompting.native_tools import SENTINEL, check_native
 from agents.prompting.renderer import Renderer
@@ -27,7 +27,7 @@ from envs.types import Message
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase, ProcessorMixin
 
-_BEGUN_CACHED = 256
+_CACHED_PREFIXES = 256
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,22 +35,22 @@ class Reading:
     """A completion as a message and as a turn."""
 
     text: str
-    """All of it, up to where a stop text begins."""
+    """Up to the start of a stop text."""
     content: str
-    """Without the calls, where there are any."""
+    """Without the calls."""
     calls: tuple[WrittenCall, ...] = ()
-    """With their arguments as they are told."""
+    """With their arguments as they are sent."""
     thought: str = ""
     action: str
-    """What it does, in words; empty where it cannot be read."""
-    failed: bool = False
-    """Whether it has calls that cannot be read. They are told as text, but for one that was begun for the
-    policy: its arguments then are what the policy wrote, which is no JSON."""
+    """The action as text; empty where it cannot be parsed."""
+    is_malformed: bool = False
+    """Whether it has calls that cannot be parsed. They are sent as text; the arguments of a call whose prefix
+    the gateway wrote are sent as the policy wrote them."""
 
     @property
-    def said(self) -> Said:
-        """As it is recognised when it comes back."""
-        return Said(
+    def as_turn(self) -> ChatTurn:
+        """By which it is recognised when it comes back."""
+        return ChatTurn(
             "assistant",
             self.content,
             tuple(WrittenCall(call.name, canonical(call.arguments)) for call in self.calls),
@@ -58,60 +58,62 @@ class Reading:
 
 
 class Rendering:
-    """One tokenizer's."""
+    """The chat template of one tokenizer."""
 
     def __init__(
         self, tokenizer: "PreTrainedTokenizerBase", processor: "ProcessorMixin | None" = None
     ) -> None:
-        """`processor`: of a model that sees. Raises `ConfigError` for a chat template that cannot be used;
-        one without tools can."""
+        """`processor`: of a vision model. Raises `ConfigError` for an unusable chat template; one without
+        tools is usable."""
         self._renderer = Renderer(tokenizer, processor)
         self._writer = CallWriter(tokenizer)
-        self.begun = lru_cache(_BEGUN_CACHED)(self._begin)
-        """A call of a name up to its arguments. Raises `Refused`."""
+        self.call_prefix = lru_cache(_CACHED_PREFIXES)(self._begin)
+        """The text of a call up to its arguments. Raises `RequestRejected`."""
         self.stop_token_ids = self._renderer.stop_token_ids
         self.placeholder_ids = self._renderer.placeholder_ids
         self.format = _format_of(tokenizer)
-        """In which calls are read; None where the template has no tools."""
+        """Of calls; None where the template does not support tools."""
         if processor is not None and not self._shows_tools():
             self.format = None  # the processor's template is another one than the tokenizer's
 
     def prompt_ids(self, conversation: Conversation) -> list[int]:
-        """The whole conversation, up to where the policy speaks ([P]). Raises `Refused`."""
+        """The prompt for the next message ([P]). Raises `RequestRejected`."""
         if conversation.tools:
             self._tool_format("tools")
-        messages = [self._message(one) for one in conversation.messages]
+        messages = [self._message(message) for message in conversation.messages]
         try:
             return self._renderer.prompt_ids(messages, tools=conversation.tools)
-        except (ConfigError, EnvCrashed) as error:  # the latter for a picture that nobody can decode
+        except (ConfigError, EnvCrashed) as error:  # the latter for an image that cannot be decoded
             raise RequestRejected(400, str(error), param="messages") from None
 
-    def reply_ids(self, messages: Sequence[Said], *, after: Sequence[int]) -> list[int]:
-        """What stands between the completion `after` and the next one. Raises `Refused`."""
-        closed = after[-1] in self.stop_token_ids
+    def reply_ids(self, messages: Sequence[ChatTurn], *, after: Sequence[int]) -> list[int]:
+        """The tokens between the completion `after` and the next one. Raises `RequestRejected`."""
+        is_closed = after[-1] in self.stop_token_ids
         try:
-            return self._renderer.reply_ids([self._message(one) for one in messages], is_closed=closed)
-        except (ConfigError, EnvCrashed) as error:  # the latter for a picture that nobody can decode
+            return self._renderer.reply_ids(
+                [self._message(message) for message in messages], is_closed=is_closed
+            )
+        except (ConfigError, EnvCrashed) as error:  # the latter for an image that cannot be decoded
             raise RequestRejected(400, str(error), param="messages") from None
 
-    def _begin(self, name: str) -> Begun:
+    def _begin(self, name: str) -> CallPrefix:
         self._tool_format("tool_choice")
         text = self._writer.beginning(name)
-        return Begun(name, text, self._renderer.encode(text))
+        return CallPrefix(name, text, self._renderer.encode(text))
 
-    def reading(
+    def read_completion(
         self,
         completion: Completion,
         *,
         tools: Sequence[Tool],
         stop: Sequence[str] = (),
-        begun: Begun | None = None,
+        call_prefix: CallPrefix | None = None,
         one_call: bool = False,
     ) -> tuple[Completion, Reading]:
-        """A completion with its calls, where there are `tools`; and what of it is kept.
+        """The completion, possibly cut, and its reading.
 
         It ends with the first token by which its text contains one of `stop`, or, with `one_call`, its first
-        call, where that is not the only one. `begun` is what stands before it.
+        call, where that is not the only one. `call_prefix` is the text before it.
         """
         decode = self._renderer.decode
         completion = cut_at_stop(completion, stop, decode=decode)
@@ -119,17 +121,17 @@ class Rendering:
         if not tools:
             return completion, Reading(text=text, content=text, action=text)
         parse = turn_parser(self._tool_format("tools"), tools)
-        head = begun.text if begun else ""
+        head = call_prefix.text if call_prefix else ""
         turn = parse(head + text)
         if one_call and turn.first_call_end and (len(turn.calls) > 1 or turn.problem is not None):
             end = turn.first_call_end - len(head)
             completion = truncate(completion, self._tokens_of(completion.token_ids, characters=end))
             text = text[:end]
             turn = parse(head + text)
-        return completion, _read(turn, text, begun)
+        return completion, _read(turn, text, call_prefix)
 
     def _tokens_of(self, ids: list[int], *, characters: int) -> int:
-        """How many of `ids` there must be for their text to have so many characters."""
+        """The smallest number of `ids` whose text has so many characters."""
         low, high = 1, len(ids)
         while low < high:
             middle = (low + high) // 2
@@ -149,7 +151,7 @@ class Rendering:
             raise RequestRejected(400, f"{why}; write of them in a message's text", param=param)
         return self.format
 
-    def _message(self, message: Said) -> Message:
+    def _message(self, message: ChatTurn) -> Message:
         content = message.content
         if message.calls:
             self._tool_format("messages")
@@ -165,7 +167,7 @@ def _format_of(tokenizer: "PreTrainedTokenizerBase") -> str | None:
     return None
 
 
-def _read(turn: ParsedTurn, text: str, begun: Begun | None) -> Reading:
+def _read(turn: ParsedTurn, text: str, call_prefix: CallPrefix | None) -> Reading:
     calls = tuple(
         WrittenCall(call.name, json.dumps(dict(call.arguments), ensure_ascii=False)) for call in turn.calls
     )
@@ -175,10 +177,10 @@ def _read(turn: ParsedTurn, text: str, begun: Begun | None) -> Reading:
         calls=calls,
         thought=turn.thought,
         action=format_action(turn),
-        failed=turn.is_malformed,
+        is_malformed=turn.is_malformed,
     )
-    if begun is None or (calls and calls[0].name == begun.name):
+    if call_prefix is None or (calls and calls[0].name == call_prefix.name):
         return read
-    # The call is there, for the gateway wrote it; what the policy made of its arguments is told as it is.
-    raw = WrittenCall(begun.name, text.strip())
-    return replace(read, content="", calls=(raw,), thought="", action="", failed=True)
+    # The gateway wrote the call's prefix; the arguments are sent as the policy wrote them.
+    raw = WrittenCall(call_prefix.name, text.strip())
+    return replace(read, content="", calls=(raw,), thought="", action="", is_malformed=True)

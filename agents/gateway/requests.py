@@ -1,4 +1,4 @@
-"""The body of a chat completion, checked, and what it asks of the policy."""
+"""Requests for chat completions: validation, and translation into requests to the policy."""
 
 from typing import Any, Literal
 
@@ -6,9 +6,9 @@ from pydantic import BaseModel, Field, model_validator
 
 from agents.gateway.bodies import Strict, present
 from agents.gateway.content import AnyContent, Content
-from agents.gateway.conversation import Said, Tool, WrittenCall, canonical
+from agents.gateway.conversation import ChatTurn, Tool, WrittenCall, canonical
 from agents.gateway.errors import RequestRejected
-from agents.gateway.generation import Auto, Stop, Tools, Wanted
+from agents.gateway.generation import Auto, GenerationRequest, Stop, Tools
 from envs.types import Role
 
 ROLES: dict[str, Role] = {
@@ -21,7 +21,7 @@ ROLES: dict[str, Role] = {
 
 
 class CalledFunction(BaseModel):
-    """Of a call that an assistant's message has."""
+    """The function of a call."""
 
     name: str
     arguments: str
@@ -35,7 +35,7 @@ class Call(BaseModel):
 
 
 class ChatMessage(BaseModel):
-    """A message. Frameworks send back all that they were told and more, so further fields are no errors."""
+    """A message. Frameworks send back whatever they received and more, so unknown fields are no errors."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: AnyContent = Content()
@@ -49,12 +49,12 @@ class ChatMessage(BaseModel):
         return present(data)
 
     @property
-    def said(self) -> Said:
-        """As conversations are compared."""
+    def as_turn(self) -> ChatTurn:
+        """In the form in which conversations are compared."""
         calls = tuple(
             WrittenCall(call.function.name, canonical(call.function.arguments)) for call in self.tool_calls
         )
-        return Said(ROLES[self.role], self.content.text, calls, self.content.images)
+        return ChatTurn(ROLES[self.role], self.content.text, calls, self.content.images)
 
 
 class Function(Strict):
@@ -106,7 +106,7 @@ class ResponseFormat(BaseModel):
 
 
 class ChatRequest(Strict):
-    """Body of `POST /v1/chat/completions`. Fields with one value only are there for clients that send it."""
+    """Body of `POST /v1/chat/completions`. Fields with a single value exist for clients that send it."""
 
     model: str
     messages: list[ChatMessage] = Field(min_length=1)
@@ -129,32 +129,32 @@ class ChatRequest(Strict):
     stop: Stop = Field(default=[])
     store: Literal[False] = False
     user: str | None = None
-    """Whom the client plays for; it has no effect on answers, nor has `metadata`."""
+    """No effect on answers, nor has `metadata`."""
     metadata: dict[str, str] | None = None
 
-    def wanted(self) -> Wanted:
-        """What it asks for. Raises `Refused`."""
+    def to_generation(self) -> GenerationRequest:
+        """The request to the policy. Raises `RequestRejected`."""
         if self.response_format is not None:
             check_format(self.response_format.type, param="response_format.type")
         if self.messages[-1].role == "assistant":
             last = f"messages[{len(self.messages) - 1}]"
             why = "the last message is the assistant's; end with the message that it is to answer"
             raise RequestRejected(400, why, param=f"{last}.role")
-        for place, message in enumerate(self.messages):
+        for position, message in enumerate(self.messages):
             if message.role == "assistant" and message.content.images:
-                why = "the policy shows no pictures itself; send them as the user's"
-                raise RequestRejected(400, why, param=f"messages[{place}].content")
+                why = "the policy cannot send images itself; send them as the user's"
+                raise RequestRejected(400, why, param=f"messages[{position}].content")
         choice = self.tool_choice
-        named = choice.function.name if isinstance(choice, ChosenFunction) else None
-        return Wanted(
+        function = choice.function.name if isinstance(choice, ChosenFunction) else None
+        return GenerationRequest(
             model=self.model,
-            messages=[message.said for message in self.messages],
-            tools=Tools.of(
+            messages=[message.as_turn for message in self.messages],
+            tools=Tools.choose(
                 [tool.schema_shown for tool in self.tools],
                 choice="auto" if isinstance(choice, ChosenFunction) else choice,
-                named=named,
+                named_function=function,
             ),
-            one_call=named is not None or not self.parallel_tool_calls,
+            one_call=function is not None or not self.parallel_tool_calls,
             max_tokens=self.max_completion_tokens or self.max_tokens,
             temperature=self.temperature,
             top_p=self.top_p,
@@ -164,7 +164,7 @@ class ChatRequest(Strict):
 
 
 def check_format(kind: str, *, param: str) -> None:
-    """Raise `Refused` for a form of answers that only a grammar could hold the policy to."""
+    """Raise `RequestRejected` for a form of answers that only a grammar could hold the policy to."""
     if kind != "text":
         raise RequestRejected(
             400,

@@ -1,45 +1,39 @@
-"""Conversations by the ids of their last answers, for requests that name one instead of their history."""
+"""Conversations by the ids of their last answers, for requests that name one instead of a history."""
 
 from collections.abc import Sequence
 
-from agents.gateway.conversation import Said
+from agents.gateway.conversation import ChatTurn
 from agents.gateway.errors import RequestRejected
 
-PARAM = "previous_response_id"
 
+class ResponseStore:
+    """The answers of one session."""
 
-class Kept:
-    """One session's."""
+    missing = "this session has no response {id!r}, or it was not to be stored; send the whole input"
 
     def __init__(self) -> None:
-        self._messages: dict[str, Sequence[Said]] = {}
+        self._messages: dict[str, Sequence[ChatTurn]] = {}
 
-    def keep(self, response_id: str, messages: Sequence[Said]) -> None:
-        """`messages` up to and with the answer, instructions left out."""
+    def add(self, response_id: str, messages: Sequence[ChatTurn]) -> None:
+        """`messages`: up to the answer and with it, without instructions."""
         self._messages[response_id] = messages
 
-    def before(self, response_id: str) -> Sequence[Said]:
-        """The conversation up to an answer. Raises `Refused`."""
+    def history(self, response_id: str) -> Sequence[ChatTurn]:
+        """The conversation up to an answer and with it. Raises `RequestRejected`."""
         if response_id not in self._messages:
-            why = f"this session has no response {response_id!r}, or it was not to be stored"
             raise RequestRejected(
-                400, f"{why}; send the whole input", param=PARAM, code="previous_response_not_found"
+                400,
+                self.missing.format(id=response_id),
+                param="previous_response_id",
+                code="previous_response_not_found",
             )
         return self._messages[response_id]
 
 
-class NothingKept(Kept):
-    """Of requests that belong to no session."""
+class NullStore(ResponseStore):
+    """For requests outside sessions: nothing is stored, because nothing would ever delete it."""
 
-    def keep(self, response_id: str, messages: Sequence[Said]) -> None:
-        """Nothing: nobody would ever forget it."""
+    missing = "answers are not stored outside sessions; open one (docs/gateway.md), or send the whole input"
 
-    def before(self, response_id: str) -> Sequence[Said]:
-        """There is none. Raises `Refused`."""
-        why = "outside of a session no answer is kept"
-        raise RequestRejected(
-            400,
-            f"{why}; open one (docs/gateway.md), or send the whole input",
-            param=PARAM,
-            code="previous_response_not_found",
-        )
+    def add(self, response_id: str, messages: Sequence[ChatTurn]) -> None:
+        """Drop it."""

@@ -1,7 +1,7 @@
-"""The body of a request to OpenAI's Responses API, checked, and what it asks of the policy.
+"""Requests of OpenAI's Responses API: validation, and translation into requests to the policy.
 
-Its items are put together into the messages that chat completions have, so that a conversation is the same by
-either protocol.
+Its items are merged into the messages of chat completions, so that both protocols have the same
+conversations.
 """
 
 from collections.abc import Sequence
@@ -9,17 +9,17 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, Field
 
-from agents.gateway.bodies import Strict, validated
+from agents.gateway.bodies import Strict, validate
 from agents.gateway.content import AnyContent, Content
-from agents.gateway.conversation import Said, Tool, WrittenCall, canonical
+from agents.gateway.conversation import ChatTurn, Tool, WrittenCall, canonical
 from agents.gateway.errors import RequestRejected
-from agents.gateway.generation import Auto, Tools, Wanted
+from agents.gateway.generation import Auto, GenerationRequest, Tools
 from agents.gateway.requests import ROLES, check_format
-from agents.gateway.response_store import Kept
+from agents.gateway.response_store import ResponseStore
 
 
 class MessageItem(BaseModel):
-    """A message, of whoever's. Clients send back all that they were told, so further fields are no errors."""
+    """A message. Clients send back whatever they received, so unknown fields are no errors."""
 
     type: Literal["message"] = "message"
     role: Literal["system", "developer", "user", "assistant"]
@@ -27,7 +27,7 @@ class MessageItem(BaseModel):
 
 
 class CallItem(BaseModel):
-    """A call of the policy's."""
+    """A call by the policy."""
 
     type: Literal["function_call"]
     name: str
@@ -35,7 +35,7 @@ class CallItem(BaseModel):
 
 
 class OutputItem(BaseModel):
-    """What came of a call."""
+    """The output of a call."""
 
     type: Literal["function_call_output"]
     output: AnyContent = Content()
@@ -89,7 +89,7 @@ class Text(Strict):
 
 
 class Reasoning(Strict):
-    """How the policy thinks, which is its own affair."""
+    """Options of reasoning, none of which can be set."""
 
     effort: None = None
     summary: None = None
@@ -103,7 +103,7 @@ class StreamOptions(Strict):
 
 
 class ResponsesRequest(Strict):
-    """Body of `POST /v1/responses`. Fields with one value only are there for clients that send it."""
+    """Body of `POST /v1/responses`. Fields with a single value exist for clients that send it."""
 
     model: str
     input: str | list[dict[str, Any]] = Field(min_length=1)
@@ -127,65 +127,65 @@ class ResponsesRequest(Strict):
     top_logprobs: Literal[0] = 0
     service_tier: Literal["auto", "default"] = "auto"
     user: str | None = None
-    """Whom the client plays for; it has no effect on answers, nor have the three below."""
+    """No effect on answers, nor have the three below."""
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
     metadata: dict[str, str] | None = None
 
-    def wanted(self, kept: Kept) -> Wanted:
-        """What it asks for; `kept` has the answers that it may go on from. Raises `Refused`."""
+    def to_generation(self, store: ResponseStore) -> GenerationRequest:
+        """The request to the policy; `store`: answers that it may continue. Raises `RequestRejected`."""
         check_format(self.text.format.type, param="text.format.type")
-        before = kept.before(self.previous_response_id) if self.previous_response_id is not None else ()
-        told = [Said("system", self.instructions)] if self.instructions is not None else []
-        given = [Said("user", self.input)] if isinstance(self.input, str) else _messages(self.input)
-        if given[-1].role == "assistant":
+        before = store.history(self.previous_response_id) if self.previous_response_id is not None else ()
+        system = [ChatTurn("system", self.instructions)] if self.instructions is not None else []
+        messages = [ChatTurn("user", self.input)] if isinstance(self.input, str) else _messages(self.input)
+        if messages[-1].role == "assistant":
             why = "the last item is the assistant's; end with the one that it is to answer"
             raise RequestRejected(400, why, param=f"input[{len(self.input) - 1}]")
         choice = self.tool_choice
-        named = choice.name if isinstance(choice, NamedFunction) else None
-        return Wanted(
+        function = choice.name if isinstance(choice, NamedFunction) else None
+        return GenerationRequest(
             model=self.model,
-            messages=[*told, *before, *given],
-            tools=Tools.of(
+            messages=[*system, *before, *messages],
+            tools=Tools.choose(
                 [tool.schema_shown for tool in self.tools],
                 choice="auto" if isinstance(choice, NamedFunction) else choice,
-                named=named,
+                named_function=function,
             ),
-            one_call=named is not None or not self.parallel_tool_calls,
+            one_call=function is not None or not self.parallel_tool_calls,
             max_tokens=self.max_output_tokens,
             temperature=self.temperature,
             top_p=self.top_p,
         )
 
-    def stored(self, wanted: Wanted, answer: Said) -> Sequence[Said]:
-        """What a request that goes on from `answer` goes on from; instructions hold for one request."""
-        return [*wanted.messages[self.instructions is not None :], answer]
+    def history_after(self, generation: GenerationRequest, answer: ChatTurn) -> Sequence[ChatTurn]:
+        """The history for requests that continue `answer`; instructions hold for one request only."""
+        return [*generation.messages[self.instructions is not None :], answer]
 
 
-def _messages(items: Sequence[dict[str, Any]]) -> list[Said]:
-    """A message of the policy's and the calls that follow it are one message."""
-    messages: list[Said] = []
+def _messages(items: Sequence[dict[str, Any]]) -> list[ChatTurn]:
+    """One message for a message of the policy and the calls that follow it."""
+    messages: list[ChatTurn] = []
     speaking = False  # whether calls that follow belong to the last message
-    for place, data in enumerate(items):
-        within = f"input[{place}]"
+    for position, data in enumerate(items):
+        field = f"input[{position}]"
         kind = data.get("type", "message")
         if kind not in _ITEMS:
             raise RequestRejected(
-                400, f"{within}: items of type {kind!r} are not supported", param=f"{within}.type"
+                400, f"{field}: items of type {kind!r} are not supported", param=f"{field}.type"
             )
-        item = validated(_ITEMS[kind], data, within=within)
+        item = validate(_ITEMS[kind], data, parent=field)
         if isinstance(item, CallItem):
-            said = messages.pop() if speaking else Said("assistant", "")
+            turn = messages.pop() if speaking else ChatTurn("assistant", "")
             call = WrittenCall(item.name, canonical(item.arguments))
-            messages.append(Said("assistant", said.content, (*said.calls, call)))
+            messages.append(ChatTurn("assistant", turn.content, (*turn.calls, call)))
             speaking = True
         elif isinstance(item, OutputItem):
-            messages.append(Said("tool", item.output.text, (), item.output.images))
+            messages.append(ChatTurn("tool", item.output.text, (), item.output.images))
             speaking = False
         else:
             if item.role == "assistant" and item.content.images:
-                why = "the policy shows no pictures itself; send them as the user's"
-                raise RequestRejected(400, why, param=f"{within}.content")
-            messages.append(Said(ROLES[item.role], item.content.text, (), item.content.images))
+                why = "the policy cannot send images itself; send them as the user's"
+                raise RequestRejected(400, why, param=f"{field}.content")
+            messages.append(ChatTurn(ROLES[item.role], item.content.text, (), item.content.images))
             speaking = item.role == "assistant"
     return messages

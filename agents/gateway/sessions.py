@@ -1,6 +1,6 @@
 """Sessions: one episode each, from when it is opened until it is ended or forgotten.
 
-Owns ids, the cap, idle expiry, and what becomes of requests under way when their session ends.
+Owns ids, the cap, idle expiry, and the cancellation of requests when their session ends.
 """
 
 import asyncio
@@ -10,11 +10,11 @@ from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 
 from agents.gateway.errors import CONTEXT_FULL, NO_TURNS_LEFT, RequestRejected
-from agents.gateway.generation import Wanted
+from agents.gateway.generation import GenerationRequest
 from agents.gateway.limits import GatewayLimits
 from agents.gateway.policy import Answer, Policy
 from agents.gateway.recording import Recording
-from agents.gateway.response_store import Kept
+from agents.gateway.response_store import ResponseStore
 from agents.types import Label, StopReason, Trajectory
 from envs.errors import SamplerFailed, WingspanError, describe
 from envs.types import Item
@@ -24,7 +24,7 @@ PREFIX = "session-"
 
 
 class GatewaySession:
-    """One episode of somebody's program."""
+    """One episode of an agent program."""
 
     def __init__(
         self,
@@ -46,22 +46,22 @@ class GatewaySession:
         self.used_at = time.monotonic()
         self.expires = expires
         self.fault: WingspanError | None = None
-        """Why the last request got no answer, where that is neither the program's nor the policy's fault."""
+        """Why the last request failed, unless the program or the policy is at fault."""
         self._policy = policy
         self._item = item
         self._sample_index = sample_index
         self._max_turns = max_turns
         self._metadata = metadata
         self._recording = Recording(name or self.session_id, policy.rendering)
-        self.responses = Kept()
-        """By which requests go on from an answer's id."""
+        self.responses = ResponseStore()
+        """Answers that later requests may continue."""
         self._running: set[asyncio.Task[Answer]] = set()
         self._underway = 0
         self._stop_reason = StopReason.TERMINATED
 
     @property
     def api_key(self) -> str:
-        """By which the gateway's common URL knows the session, too."""
+        """Selects the session at the gateway's common URL."""
         return self.session_id
 
     @property
@@ -80,9 +80,9 @@ class GatewaySession:
         the program's own end."""
         return self._stop_reason
 
-    def answer(self, wanted: Wanted) -> "asyncio.Task[Answer]":
+    def answer(self, generation: GenerationRequest) -> "asyncio.Task[Answer]":
         """The session's next turn, which ends with the session. Raises as `Policy.answer`."""
-        task = asyncio.create_task(self._answer(wanted))
+        task = asyncio.create_task(self._answer(generation))
         self._running.add(task)
         task.add_done_callback(self._done)
         return task
@@ -95,8 +95,8 @@ class GatewaySession:
         turn_rewards: Sequence[float] | None = None,
         metrics: Mapping[str, float] | None = None,
     ) -> Trajectory:
-        """What was sampled so far, to be trained on. `turn_rewards`: one a turn, in the order of the
-        answers, beside `reward`. Raises `ValueError` where they are not as many as the turns."""
+        """The samples so far, for training. `turn_rewards`: one for each turn, in the order of the answers,
+        in addition to `reward`. Raises `ValueError` for another number of them."""
         return self._recording.trajectory(
             self._item,
             sample_index=self._sample_index,
@@ -109,7 +109,7 @@ class GatewaySession:
         )
 
     def end(self) -> None:
-        """Nothing is recorded from here on; requests under way are broken off."""
+        """Record nothing more and cancel the requests under way."""
         for task in self._running:
             task.cancel()
 
@@ -117,16 +117,16 @@ class GatewaySession:
         self._running.discard(task)
         self.used_at = time.monotonic()
 
-    async def _answer(self, wanted: Wanted) -> Answer:
-        # Those under way hold their turns; one that is refused here holds none, so that of several that come
-        # at once as many are answered as there are turns.
+    async def _answer(self, generation: GenerationRequest) -> Answer:
+        # Requests under way hold their turns; a rejected one holds none, so that of several concurrent
+        # requests as many are answered as there are turns.
         if self.turns + self._underway >= self._max_turns:
             self._stop_reason = StopReason.MAX_TURNS
             why = f"this session has had its {self._max_turns} turns; end it"
             raise RequestRejected(400, why, code=NO_TURNS_LEFT)
         self._underway += 1
         try:
-            answer = await self._policy.answer(wanted, self._recording)
+            answer = await self._policy.answer(generation, self._recording)
         except RequestRejected as refused:
             if refused.code == CONTEXT_FULL:
                 self._stop_reason = StopReason.MAX_CONTEXT
@@ -154,7 +154,7 @@ class GatewaySessions:
 
     @property
     def live(self) -> int:
-        """How many there are."""
+        """The number of open sessions."""
         self._forget_idle()
         return len(self._open)
 
@@ -172,7 +172,7 @@ class GatewaySessions:
         """A new session below `url`, the gateway's own, of at most `max_turns`.
 
         `metadata` becomes the trajectory's labels. One that `expires` is forgotten when it is idle too long.
-        Raises `Refused` where there are too many.
+        Raises `RequestRejected` where there are too many.
         """
         if self.live >= self._limits.max_sessions:
             why = f"all {self._limits.max_sessions} sessions are in use"
@@ -191,7 +191,7 @@ class GatewaySessions:
         return session
 
     def find(self, session_id: str) -> GatewaySession:
-        """The session called so, which counts as its use. Raises `Refused` 404."""
+        """The session of an id; counts as its use. Raises `RequestRejected` 404."""
         self._forget_idle()
         session = self._open.get(session_id)
         if session is None:

@@ -1,8 +1,8 @@
-"""Environments on servers elsewhere: several URLs, the least busy one next, a dead one left out for a while.
+"""Environments on remote servers: new instances go to the least busy one; a dead one is avoided for a while.
 
 `Servers.make` fits `EnvSpec.make`: each instance is a session on one of the servers for as long as it lives.
-What goes wrong on the way is an `EnvCrashed`, so that the episode is retried, on another server where there
-is one; what no retry can mend is a `ConfigError`.
+A failed server or connection raises `EnvCrashed`, so that the episode is retried, on another server if there
+is one; whatever no retry can fix raises `ConfigError`.
 """
 
 import asyncio
@@ -24,52 +24,51 @@ WireProtocol = Literal["openenv", "agentgym"]
 _LINKS: dict[str, type[AgentGymLink] | type[OpenEnvLink]] = {"openenv": OpenEnvLink, "agentgym": AgentGymLink}
 
 FIRST_REST_S, LONGEST_REST_S = 1.0, 60.0
-"""How long a server that did not answer is left alone: doubled each time, until it answers again."""
+"""How long a server that did not answer is avoided: doubled each time until it answers again."""
 
 POLL_S = 0.2
-"""Between two looks for a server, while none has room."""
+"""Between two searches for a server while none has room."""
 
 _log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True, eq=False)
 class _Server:
-    """One URL and what is known of it."""
+    """One URL and the state of its server."""
 
     url: str
     live: int = 0
-    """Our instances there."""
+    """Instances of this process there."""
     rest_s: float = 0.0
     """Length of its last rest; 0 while it answers."""
-    until: float = 0.0
+    avoided_until_s: float = 0.0
     """Monotonic time before which it gets no new instance."""
     on_trial: bool = False
-    """One instance finds out whether it works again; the others wait for what comes of it."""
-    said: str = ""
-    """Its last failure."""
+    """One instance tests whether it works again; the others wait for the result."""
+    last_failure: str = ""
 
     def try_again(self) -> None:
-        """After a rest."""
+        """Let one instance test it after a rest."""
         self.on_trial = True
-        self.until = time.monotonic() + self.rest_s
+        self.avoided_until_s = time.monotonic() + self.rest_s
 
-    def failed(self, error: Exception) -> None:
-        """Leave it alone for a while, longer than the last time."""
-        self.said = str(error)
+    def report_failure(self, error: Exception) -> None:
+        """Avoid it for a while, longer than the last time."""
+        self.last_failure = str(error)
         if self.rest_s and not self.on_trial:
-            return  # it is resting already; many instances notice at once
+            return  # it is avoided already: many instances notice at once
         self.on_trial = False
         self.rest_s = min(max(FIRST_REST_S, 2 * self.rest_s), LONGEST_REST_S)
-        self.until = time.monotonic() + self.rest_s
-        _log.warning("%s is left out for %g s: %s", self.url, self.rest_s, error)
+        self.avoided_until_s = time.monotonic() + self.rest_s
+        _log.warning("%s is avoided for %g s: %s", self.url, self.rest_s, error)
 
-    def answered(self) -> None:
+    def report_success(self) -> None:
         """It works."""
-        self.rest_s, self.until, self.on_trial = 0.0, 0.0, False
+        self.rest_s, self.avoided_until_s, self.on_trial = 0.0, 0.0, False
 
 
 class Servers:
-    """Servers of one environment."""
+    """The servers of one environment."""
 
     def __init__(
         self,
@@ -80,7 +79,7 @@ class Servers:
         request_timeout_s: float = 120.0,
         patience_s: float = 60.0,
     ) -> None:
-        """`protocol`: how the servers are spoken to; AgentGym's own know only "agentgym".
+        """`protocol`: AgentGym's own servers know only "agentgym".
 
         `request_timeout_s`: what one reset or step may take before the server counts as dead.
         `patience_s`: how long a new instance waits while all servers are full or dead.
@@ -104,37 +103,39 @@ class Servers:
 
     @property
     def live(self) -> dict[str, int]:
-        """URL → our instances there."""
+        """URL → instances of this process there."""
         return {server.url: server.live for server in self._servers}
 
-    async def start(self, item: Item) -> tuple["Seat", str]:
+    async def start(self, item: Item) -> tuple["RemoteSession", str]:
         """A session on the least busy server that works, and its first observation.
 
         Raises `EnvCrashed` if none does within `patience_s` seconds, or if an environment breaks.
         """
         deadline = time.monotonic() + self._patience_s
-        refused: set[_Server] = set()
+        unavailable: set[_Server] = set()
         while True:
-            server = self._next(refused)
+            server = self._next(unavailable)
             if server is None:
                 if time.monotonic() > deadline:
-                    raise EnvCrashed(f"no server has room for {item.item_id}: {self._told()}")
-                refused.clear()
+                    raise EnvCrashed(f"no server has room for {item.item_id}: {self._describe_failures()}")
+                unavailable.clear()
                 await asyncio.sleep(POLL_S)
                 continue
-            seat = Seat(server, self._link(server.url, self._token, self._request_timeout_s))
+            session = RemoteSession(server, self._link(server.url, self._token, self._request_timeout_s))
             try:
-                return seat, await seat.reset(item)
+                return session, await session.reset(item)
             except (Full, Gone, Unreachable):
-                refused.add(server)
-                await seat.leave()
+                unavailable.add(server)
+                await session.leave()
             except BaseException:
-                await seat.leave()
+                await session.leave()
                 raise
 
-    def _next(self, refused: set[_Server]) -> _Server | None:
+    def _next(self, unavailable: set[_Server]) -> _Server | None:
         now = time.monotonic()
-        able = [server for server in self._servers if server.until <= now and server not in refused]
+        able = [
+            server for server in self._servers if server.avoided_until_s <= now and server not in unavailable
+        ]
         if not able:
             return None
         server = min(able, key=lambda server: server.live)
@@ -142,8 +143,8 @@ class Servers:
             server.try_again()
         return server
 
-    def _told(self) -> str:
-        return "; ".join(f"{server.url} {server.said or 'is full'}" for server in self._servers)
+    def _describe_failures(self) -> str:
+        return "; ".join(f"{server.url} {server.last_failure or 'is full'}" for server in self._servers)
 
 
 def on_servers(spec: EnvSpec, servers: Servers) -> EnvSpec:
@@ -151,7 +152,7 @@ def on_servers(spec: EnvSpec, servers: Servers) -> EnvSpec:
     return replace(spec, make=servers.make, isolation="none", preload=(), max_episodes=None, requirements=())
 
 
-class Seat:
+class RemoteSession:
     """One session on one server."""
 
     def __init__(self, server: _Server, link: Link) -> None:
@@ -165,13 +166,13 @@ class Seat:
         try:
             observation = await self._link.reset(item)
         except Full as full:
-            self._server.answered()
-            self._server.said = str(full)
+            self._server.report_success()
+            self._server.last_failure = str(full)
             raise
         except Unreachable as lost:
-            self._server.failed(lost)
+            self._server.report_failure(lost)
             raise
-        self._server.answered()
+        self._server.report_success()
         return observation
 
     async def step(self, action: str) -> StepResult:
@@ -180,18 +181,18 @@ class Seat:
         try:
             return await self._link.step(action)
         except asyncio.CancelledError:
-            # Whoever plays has his own limit for a step, or ends the play: in both cases nobody knows whether
-            # this server answers at all, and others are asked before it.
-            self._server.failed(Unreachable("a step was given up before it was answered"))
+            # The caller's own time limit or end came first. It is unknown whether this server still
+            # answers, so others are preferred.
+            self._server.report_failure(Unreachable("a step was cancelled before it was answered"))
             raise
         except Unreachable as lost:
-            self._server.failed(lost)
+            self._server.report_failure(lost)
             raise EnvCrashed(f"{self._server.url}: {lost}") from lost
         except Gone as gone:
             raise EnvCrashed(f"{self._server.url}: {gone}") from gone
 
     async def leave(self) -> None:
-        """Give the session up. Idempotent."""
+        """End the session. Idempotent."""
         link, self._link = self._link, None
         if link is not None:
             self._server.live -= 1
@@ -203,33 +204,33 @@ class RemoteEnv:
 
     def __init__(self, servers: Servers) -> None:
         self._servers = servers
-        self._seat: Seat | None = None
+        self._session: RemoteSession | None = None
 
     async def reset(self, item: Item) -> str:
-        """Start `item`, in the session of the last episode where that still is."""
-        seat, self._seat = self._seat, None
-        if seat is not None:
+        """Start `item`, in the session of the last episode if it is still open."""
+        session, self._session = self._session, None
+        if session is not None:
             try:
-                observation = await seat.reset(item)
+                observation = await session.reset(item)
             except (Full, Gone, Unreachable):
-                await seat.leave()
+                await session.leave()
             except BaseException:
-                await seat.leave()
+                await session.leave()
                 raise
             else:
-                self._seat = seat
+                self._session = session
                 return observation
-        self._seat, observation = await self._servers.start(item)
+        self._session, observation = await self._servers.start(item)
         return observation
 
     async def step(self, action: str) -> StepResult:
         """Apply one action of the current episode."""
-        if self._seat is None:
+        if self._session is None:
             raise RuntimeError("step before reset")
-        return await self._seat.step(action)
+        return await self._session.step(action)
 
     async def close(self) -> None:
         """End the session."""
-        seat, self._seat = self._seat, None
-        if seat is not None:
-            await seat.leave()
+        session, self._session = self._session, None
+        if session is not None:
+            await session.leave()

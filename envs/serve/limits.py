@@ -1,11 +1,11 @@
-"""What a server of environments allows. Apart from the rest: the command line shows it, and starts fast."""
+"""Limits of an environment server, in a module without heavy imports: the command line shows them."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerLimits:
-    """What a server allows."""
+    """Limits of a server."""
 
     max_sessions: int = 1024
     """Live instances, those that are being closed included."""

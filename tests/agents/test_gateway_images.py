@@ -187,11 +187,11 @@ def test_a_policy_shows_no_pictures_itself() -> None:
             gateway.session(ITEM) as session,
             client_of(session.base_url) as client,
         ):
-            with pytest.raises(openai.InternalServerError, match="stands for a picture"):
+            with pytest.raises(openai.InternalServerError, match="stands for an image"):
                 await ask(client, [QUESTION])
             fault = session.fault
             says = {"role": "assistant", "content": [part(SMALL)]}
-            with pytest.raises(openai.BadRequestError, match="shows no pictures itself"):
+            with pytest.raises(openai.BadRequestError, match="cannot send images itself"):
                 await ask(client, [QUESTION, says, QUESTION])
         assert isinstance(fault, SamplerFailed)
 

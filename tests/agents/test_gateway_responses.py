@@ -201,7 +201,7 @@ def test_an_answer_that_is_not_there_is_none_to_go_on_from() -> None:
             outside = await create(plain, input="x")
             unstored = await create(client, input="x", store=False)
             for who, which, why in (
-                (plain, outside.id, "outside of a session"),
+                (plain, outside.id, "not stored outside sessions"),
                 (client, outside.id, "this session has no response"),
                 (client, unstored.id, "not to be stored"),
             ):
