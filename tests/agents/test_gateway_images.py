@@ -140,8 +140,8 @@ def test_a_real_model_that_sees_is_sampled_on_them(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("sees", "content", "why"),
     [
-        (True, [{"type": "image_url", "image_url": {"url": "https://a/b.png"}}], "nothing is fetched"),
-        (True, [{"type": "image_url", "image_url": {"url": "file:///etc/passwd"}}], "nothing is fetched"),
+        (True, [{"type": "image_url", "image_url": {"url": "https://a/b.png"}}], "nothing is downloaded"),
+        (True, [{"type": "image_url", "image_url": {"url": "file:///etc/passwd"}}], "nothing is downloaded"),
         (True, [{"type": "image_url"}], "has no image_url"),
         (True, [{"type": "image_url", "image_url": {"url": "data:image/png;base64,!!"}}], "no base64"),
         (True, [{"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}], "not an image"),
