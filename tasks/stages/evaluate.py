@@ -248,12 +248,7 @@ def _servers(
 
     owns_ray = connect_ray(pipeline)
     with tempfile.TemporaryDirectory() as no_checkpoints:
-        trainer = launch(
-            pipeline,
-            model=model,
-            items=(workspace / "data" / "train.jsonl").resolve(),
-            checkpoints=Path(no_checkpoints),
-        )
+        trainer = launch(pipeline, model=model, checkpoints=Path(no_checkpoints))
 
         def run(items: Sequence[Item], spec: RolloutSpec) -> list[list[Trajectory]]:
             groups: list[list[Trajectory]] = result_of(trainer.run_rollout.remote(items, spec))
@@ -261,7 +256,8 @@ def _servers(
             return groups
 
         try:
-            result_of(trainer.start.remote())
+            items = read_items(workspace / "data" / "train.jsonl", data=pipeline.data)
+            result_of(trainer.start.remote(items))
             yield run
         finally:
             ray.kill(trainer)
