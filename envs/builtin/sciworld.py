@@ -93,7 +93,7 @@ examine OBJ, task, inventory. Where a name is ambiguous you are asked to choose 
 class Jvm:
     """One simulator process; every method blocks, and one thread at a time may call."""
 
-    def __init__(self, *, heap: str = HEAP) -> None:
+    def __init__(self, *, heap_size: str = HEAP) -> None:
         """Start it; raises `MissingDependency` without Java or the package."""
         # The simulator writes a table of its objects into the folder that it is started in.
         self._folder = tempfile.TemporaryDirectory()
@@ -104,7 +104,7 @@ class Jvm:
             # With die_on_exit it ends when this process does, however that ends.
             port, self._process = launch_gateway(
                 classpath=JAR_PATH,
-                javaopts=[*JVM_OPTIONS, f"-Xmx{heap}"],
+                javaopts=[*JVM_OPTIONS, f"-Xmx{heap_size}"],
                 die_on_exit=True,
                 return_proc=True,
                 cwd=self._folder.name,
@@ -196,7 +196,7 @@ class SciWorldEnv:
 
     async def prepare(self) -> None:
         """See `envs/base.py`, `HasProcess`."""
-        await self._in_thread(self._started)
+        await self._in_thread(self._start_jvm)
 
     async def reset(self, item: Item) -> str:
         """Start `item`; returns the task and what is seen."""
@@ -204,7 +204,7 @@ class SciWorldEnv:
         self._score, self._points, self._is_playing = 0.0, 0, True
 
         def start() -> tuple[str, float]:
-            jvm = self._started()
+            jvm = self._start_jvm()
             described = jvm.load(task.name, variation)
             observation, score, _ = jvm.step("look around")
             return f"{described}\n{observation}", score
@@ -219,12 +219,12 @@ class SciWorldEnv:
         if jvm is None or not self._is_playing:
             raise RuntimeError("step before reset, or after the end")
         command = " ".join(action.split())[:200]
-        observation, score, ended = await self._in_thread(lambda: jvm.step(command))
-        self._is_playing = not ended
+        observation, score, has_ended = await self._in_thread(lambda: jvm.step(command))
+        self._is_playing = not has_ended
         score = max(0.0, score)
-        gained, self._score = score - self._score, score
+        gain, self._score = score - self._score, score
         self._count_points(score)
-        return StepResult(observation, gained, terminated=ended, success=ended and score >= 1.0)
+        return StepResult(observation, gain, terminated=has_ended, success=has_ended and score >= 1.0)
 
     async def inspect(self, what: str) -> Any:
         """See `envs/base.py`, `Inspectable`: `points`, and what `Jvm.ask` has."""
@@ -258,7 +258,7 @@ class SciWorldEnv:
         if jvm is not None:
             jvm.close()
 
-    def _started(self) -> Jvm:
+    def _start_jvm(self) -> Jvm:
         if self._jvm is None:
             self._jvm = Jvm()
         return self._jvm
@@ -302,7 +302,7 @@ def split(seed: int) -> Split:
 
 @cache
 def _solver() -> Jvm:
-    jvm = Jvm(heap=SOLVER_HEAP)
+    jvm = Jvm(heap_size=SOLVER_HEAP)
     atexit.register(jvm.close)
     return jvm
 

@@ -24,7 +24,7 @@ class Progress:
 
     def __init__(self, task: Task) -> None:
         self._task = task
-        self._treated: set[str] = set()
+        self._treatments: set[str] = set()
 
     def met(self, facts: Collection[Fact]) -> tuple[int, int]:
         """(conditions that are met, conditions that there are); to be told of the facts after every
@@ -33,19 +33,19 @@ class Progress:
         targets = {o for p, o, *t in facts if p == "objecttype" and t == [f"{task.object.lower()}type"]}
         if task.type == "look_at_obj_in_light":
             return self._lit(facts, targets), 2
-        wanted = f"{task.receptacle.lower()}type"
-        receptacles = {r for p, r, *t in facts if p == "receptacletype" and t == [wanted]}
-        placed = [
+        receptacle_type = f"{task.receptacle.lower()}type"
+        receptacles = {r for p, r, *t in facts if p == "receptacletype" and t == [receptacle_type]}
+        placements = [
             (f[1], f[2]) for f in facts if f[0] == "inreceptacle" and f[1] in targets and f[2] in receptacles
         ]
         if task.type == "pick_and_place_simple":
-            return int(bool(placed)), 1
+            return int(bool(placements)), 1
         if task.type == "pick_two_obj_and_place":
-            counts = [sum(where == receptacle for _, where in placed) for receptacle in receptacles]
+            counts = [sum(where == receptacle for _, where in placements) for receptacle in receptacles]
             return min(max(counts, default=0), 2), 2
-        self._treated |= {f[1] for f in facts if f[0] == _DONE[task.type]}
-        treated = self._treated & targets
-        return bool(placed) + bool(treated) + any(what in treated for what, _ in placed), 3
+        self._treatments |= {f[1] for f in facts if f[0] == _DONE[task.type]}
+        treatments = self._treatments & targets
+        return bool(placements) + bool(treatments) + any(what in treatments for what, _ in placements), 3
 
     def _lit(self, facts: Collection[Fact], targets: set[str]) -> int:
         lamps = {f[1] for f in facts if f[0] == "objecttype" and f[2] == f"{self._task.lamp.lower()}type"}
@@ -53,5 +53,5 @@ class Progress:
         at_hand = {f[1] for f in facts if f[0] == "receptacleatlocation" and f[2] in here}
         seen = {f[1] for f in facts if f[0] == "inreceptacle" and f[2] in at_hand}
         on = {f[1] for f in facts if f[0] == "istoggled"}
-        held = any(f[0] == "holds" and f[2] in targets for f in facts)
-        return int(held) + bool(lamps & seen & on)
+        is_holding = any(f[0] == "holds" and f[2] in targets for f in facts)
+        return int(is_holding) + bool(lamps & seen & on)

@@ -17,7 +17,7 @@ _PURPOSES = (
 """Commands that change something, and how their purpose is said."""
 
 
-def spoken(plan: Sequence[str]) -> list[ExpertStep]:
+def add_thoughts(plan: Sequence[str]) -> list[ExpertStep]:
     """The commands of a plan; the thought of those on the way is the next thing that is to be done."""
     purposes = [_purpose(command) for command in plan]
     return [

@@ -72,23 +72,23 @@ def read_game(folder: Path, *, mend: str) -> Game:
     name = "/".join(folder.parts[-2:])
     if not file.exists() and (folder / PROBLEM).exists():
         return _unsaid(folder / PROBLEM, name=name, task=task)
-    played = _json(file, mend=mend)
+    recording = _json(file, mend=mend)
     return Game(
         name=name,
         file=str(file),
         task=task,
-        domain=_text(played, "pddl_domain", file, mend=mend),
-        problem=_text(played, "pddl_problem", file, mend=mend),
-        grammar=_text(played, "grammar", file, mend=mend),
-        walkthrough=tuple(played.get("walkthrough") or ()),
+        domain=_text(recording, "pddl_domain", file, mend=mend),
+        problem=_text(recording, "pddl_problem", file, mend=mend),
+        grammar=_text(recording, "grammar", file, mend=mend),
+        walkthrough=tuple(recording.get("walkthrough") or ()),
     )
 
 
 def facts_of(task_folder: str) -> dict[str, str]:
     """What the name of a task's folder tells, e.g. of `pick_and_place_simple-Mug-None-Desk-301`: type and
     room."""
-    scene = int(task_folder.rpartition("-")[2])
-    return {"task": task_folder.partition("-")[0], "room": ROOMS[max(0, scene // 100 - 1)]}
+    floor_plan = int(task_folder.rpartition("-")[2])
+    return {"task": task_folder.partition("-")[0], "room": ROOMS[max(0, floor_plan // 100 - 1)]}
 
 
 def is_solvable(file: Path, *, mend: str) -> bool:
@@ -125,11 +125,11 @@ def grammar_of(sentence: str) -> str:
     return grammar().replace("UNKNOWN GOAL", sentence)
 
 
-def _task(traced: dict[str, Any], file: Path, *, mend: str) -> Task:
-    kind = _text(traced, "task_type", file, mend=mend)
+def _task(trajectory: dict[str, Any], file: Path, *, mend: str) -> Task:
+    kind = _text(trajectory, "task_type", file, mend=mend)
     if kind not in TASK_TYPES:
         raise ConfigError(f"{file}: task_type {kind!r} is none of ALFWorld's: {', '.join(TASK_TYPES)}")
-    about = traced.get("pddl_params")
+    about = trajectory.get("pddl_params")
     if not isinstance(about, dict):
         raise ConfigError(f"{file}: an object 'pddl_params' was expected, not {about!r}; run: {mend}")
     return Task(

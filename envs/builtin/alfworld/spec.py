@@ -15,7 +15,7 @@ from pathlib import Path
 
 from envs.builtin.alfworld.data import GAMES, ROOT
 from envs.builtin.alfworld.env import INSTRUCTIONS, maker
-from envs.builtin.alfworld.expert import spoken
+from envs.builtin.alfworld.expert import add_thoughts
 from envs.builtin.alfworld.games import GAME, TASK_TYPES, TRAJECTORY, Game, facts_of, is_solvable, read_game
 from envs.builtin.alfworld.upstream import MAX_EPISODES, PACKAGES, PRELOAD
 from envs.errors import unknown_item
@@ -48,23 +48,26 @@ def solvable_games() -> Mapping[str, bool]:
     Raises `MissingDependency` where there are none, `ConfigError` for a damaged file.
     """
     root = GAMES.prepare()
-    found = dict(_listed(root / ROOT))
+    game_files = dict(_list_games(root / ROOT))
     key = hashlib.sha256(
-        "\n".join(f"{name} {size}" for name, (_, size) in found.items()).encode()
+        "\n".join(f"{name} {size}" for name, (_, size) in game_files.items()).encode()
     ).hexdigest()
     index = root / INDEX
     try:
-        stored = json.loads(index.read_text())
+        index_data = json.loads(index.read_text())
     except (FileNotFoundError, ValueError):
-        stored = {}
-    if stored.get("key") != key:
-        stored = {"key": key, "solvable": {n: is_solvable(file, mend=MEND) for n, (file, _) in found.items()}}
-        write_atomically(index, json.dumps(stored))
-    solvable: Mapping[str, bool] = stored["solvable"]
+        index_data = {}
+    if index_data.get("key") != key:
+        index_data = {
+            "key": key,
+            "solvable": {n: is_solvable(file, mend=MEND) for n, (file, _) in game_files.items()},
+        }
+        write_atomically(index, json.dumps(index_data))
+    solvable: Mapping[str, bool] = index_data["solvable"]
     return solvable
 
 
-def _listed(root: Path) -> Iterator[tuple[str, tuple[Path, str]]]:
+def _list_games(root: Path) -> Iterator[tuple[str, tuple[Path, str]]]:
     """(name, (file, size and time of change)) of the games that TextWorld can play, sorted."""
     for part in sorted(set(OTHERS)):
         for task in sorted((root / part).iterdir()):
@@ -116,7 +119,7 @@ def expert(item: Item) -> Sequence[ExpertStep]:
     """The walkthrough that upstream stored with the game; empty where it stored none, or one in the names
     of the planner, which the game does not know."""
     walkthrough = read(item.index).walkthrough
-    return [] if any("_bar_" in command for command in walkthrough) else spoken(walkthrough)
+    return [] if any("_bar_" in command for command in walkthrough) else add_thoughts(walkthrough)
 
 
 SPEC = EnvSpec(

@@ -55,7 +55,7 @@ def _sentence(text: str, rule_name: str) -> Any:
 
 
 @lru_cache(maxsize=2)
-def _translated(domain: str, problem: str, for_planner: bool) -> tuple[Any, str]:
+def _translate(domain: str, problem: str, for_planner: bool) -> tuple[Any, str]:
     arguments = sys.argv
     try:
         return _translate_game(domain, problem, optimize=for_planner)
@@ -68,11 +68,11 @@ def _light_sentence(text: str, rule_name: str, **_: Any) -> Any:
 
 
 def _for_play(domain: str, problem: str, **_: Any) -> tuple[Any, str]:
-    return _translated(domain, problem, False)
+    return _translate(domain, problem, False)
 
 
 def _for_plans(domain: str, problem: str, optimize: bool = False, **_: Any) -> tuple[Any, str]:
-    return _translated(domain, problem, optimize)
+    return _translate(domain, problem, optimize)
 
 
 textgen._parse_and_convert = _light_sentence

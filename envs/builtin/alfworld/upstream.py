@@ -19,10 +19,10 @@ PACKAGES = ("alfworld", "textworld", "fast-downward-textworld")
 @cache
 def package_folder() -> Path:
     """Where `alfworld` is installed; raises `MissingDependency`."""
-    found = find_spec("alfworld")
-    if found is None or not found.submodule_search_locations:
+    module_spec = find_spec("alfworld")
+    if module_spec is None or not module_spec.submodule_search_locations:
         raise MissingDependency(f"the package alfworld is not installed; {pip_install('alfworld')}")
-    return Path(next(iter(found.submodule_search_locations)))
+    return Path(next(iter(module_spec.submodule_search_locations)))
 
 
 @cache

@@ -87,8 +87,8 @@ class BabyAIEnv:
 
     def __init__(self) -> None:
         self._level: MiniGridEnv | None = None
-        self._offered: dict[str, list[Move]] = {}
-        self._seen = ""
+        self._moves: dict[str, list[Move]] = {}
+        self._observation = ""
 
     async def reset(self, item: Item) -> str:
         """Start `item`; returns the mission, what is seen, and the actions."""
@@ -98,7 +98,7 @@ class BabyAIEnv:
         """`reset`, for callers that are not asynchronous."""
         self._level = level_of(index)
         self._look(self._level)
-        return f"Your mission: {self._level.mission}\n{self._seen}"
+        return f"Your mission: {self._level.mission}\n{self._observation}"
 
     async def step(self, action: str) -> StepResult:
         """Carry out one of the actions that were offered; another one is answered and changes nothing."""
@@ -110,9 +110,9 @@ class BabyAIEnv:
         if level is None:
             raise RuntimeError("step before reset, or after the end")
         words = " ".join(action.lower().split())
-        moves = self._offered.get(words.replace("pickup ", "pick up "))
+        moves = self._moves.get(words.replace("pickup ", "pick up "))
         if moves is None:
-            return StepResult(f"{action.strip()[:60]!r} is no action now.\n{self._seen}")
+            return StepResult(f"{action.strip()[:60]!r} is no action now.\n{self._observation}")
         for move in moves:
             _, reward, terminated, truncated, _ = level.step(move)
             if terminated or truncated:
@@ -126,7 +126,7 @@ class BabyAIEnv:
                     success=success,
                 )
         self._look(level)
-        return StepResult(self._seen)
+        return StepResult(self._observation)
 
     async def close(self) -> None:
         """Forget the level."""
@@ -134,8 +134,8 @@ class BabyAIEnv:
 
     def _look(self, level: "MiniGridEnv") -> None:
         view = look(level)
-        self._offered = commands(view)
-        self._seen = f"{describe(view)}\nActions: {', '.join(self._offered)}"
+        self._moves = commands(view)
+        self._observation = f"{describe(view)}\nActions: {', '.join(self._moves)}"
 
 
 def level_of(index: int) -> "MiniGridEnv":
@@ -174,9 +174,9 @@ def split(seed: int) -> Split:
     levels = [list(range(level, TRAIN_ITEMS + TEST_ITEMS, len(LEVELS))) for level in range(len(LEVELS))]
     for indices in levels:
         rng.shuffle(indices)
-    each, more = divmod(TEST_ITEMS, len(LEVELS))
+    per_level, more = divmod(TEST_ITEMS, len(LEVELS))
     thrice = set(rng.sample(range(len(LEVELS)), more))
-    test = [i for n, indices in enumerate(levels) for i in indices[: each + (n in thrice)]]
+    test = [i for n, indices in enumerate(levels) for i in indices[: per_level + (n in thrice)]]
     train = set(range(TRAIN_ITEMS + TEST_ITEMS)) - set(test)
     return Split(train=[make_item(i) for i in sorted(train)], test=[make_item(i) for i in sorted(test)])
 

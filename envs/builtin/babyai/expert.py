@@ -57,7 +57,7 @@ class _Errand:
     """What is done before the mission."""
 
     kind: Literal["drop", "open box", "open door"]
-    place: tuple[int, int] = (0, 0)
+    position: tuple[int, int] = (0, 0)
     """Of the box or door, in the grid."""
 
 
@@ -68,12 +68,12 @@ class _GivenUp(Exception):
 class _Plan(list[Any]):
     """The bot's stack of subgoals, which ends it where it adds to the stack and never moves."""
 
-    added = 0
+    subgoals = 0
     """Since the last move."""
 
     def append(self, subgoal: Any) -> None:
-        self.added += 1
-        if self.added > MAX_SUBGOALS:
+        self.subgoals += 1
+        if self.subgoals > MAX_SUBGOALS:
             raise _GivenUp
         super().append(subgoal)
 
@@ -83,7 +83,7 @@ def solve(new: Callable[[], "MiniGridEnv"]) -> Sequence[str]:
     for errand in (None, *_errands(new())):
         game = _bot_game(new(), errand)
         # Another way to the same place may pass by a door that must stay shut, or miss one that comes first.
-        if said := _said(game, new(), detours=True) or _said(game, new(), detours=False):
+        if said := _choose_actions(game, new(), detours=True) or _choose_actions(game, new(), detours=False):
             return said
     return []
 
@@ -100,12 +100,12 @@ def _errands(level: "MiniGridEnv") -> Iterator[_Errand]:
                 yield _Errand("open door", (x, y))
 
 
-def _said(game: _Game, level: "MiniGridEnv", *, detours: bool) -> list[str]:
+def _choose_actions(game: _Game, level: "MiniGridEnv", *, detours: bool) -> list[str]:
     """The game in commands; empty if they do not complete the level. `detours`: by other ways, too."""
     said: list[str] = []
-    at = 0
-    while at < len(game.moves):
-        command, moves, at = _furthest(level, game, at, detours=detours)
+    index = 0
+    while index < len(game.moves):
+        command, moves, index = _furthest(level, game, index, detours=detours)
         said.append(command)
         for move in moves:
             _, reward, terminated, truncated, _ = level.step(move)
@@ -122,9 +122,9 @@ def _bot_game(level: "MiniGridEnv", errand: _Errand | None) -> _Game:
     try:
         bot = BabyAIBot(level)
         if errand is not None:
-            known = _run_errand(errand, level, game)
+            mask = _run_errand(errand, level, game)
             bot = BabyAIBot(level)  # reads the mission anew: what the level holds has changed
-            bot.vis_mask = known
+            bot.vis_mask = mask
         _drive(bot, level, game, until_done=False)
     except Exception:  # it gives up by assertions of many kinds
         return _Game()
@@ -139,12 +139,12 @@ def _run_errand(errand: _Errand, level: "MiniGridEnv", game: _Game) -> Any:
     bot._process_obs()
     match errand.kind:
         case "drop":
-            place = package.GoNextToSubgoal(bot, bot._find_drop_pos())
-            bot.stack = [package.DropSubgoal(bot), place]
+            position = package.GoNextToSubgoal(bot, bot._find_drop_pos())
+            bot.stack = [package.DropSubgoal(bot), position]
         case "open box":
-            bot.stack = [package.GoNextToSubgoal(bot, errand.place)]
+            bot.stack = [package.GoNextToSubgoal(bot, errand.position)]
         case "open door":
-            door = level.grid.get(*errand.place)
+            door = level.grid.get(*errand.position)
             bot.stack = [package.OpenSubgoal(bot), package.GoNextToSubgoal(bot, door, reason="Open")]
     _drive(bot, level, game, until_done=True)
     if errand.kind == "open box":  # the bot itself takes an open box for a lost mission
@@ -156,30 +156,37 @@ def _drive(bot: "BabyAIBot", level: "MiniGridEnv", game: _Game, *, until_done: b
     """Let `bot` move, until the level ends or, `until_done`, until its plan is carried out."""
     bot.stack = plan = _Plan(bot.stack)
     move = None
-    ended = False
-    while not ended:
-        plan.added = 0
+    has_ended = False
+    while not has_ended:
+        plan.subgoals = 0
         move = Move(int(bot.replan(move)))
         if until_done and not plan:
             return
-        ended = game.add(level, move)
+        has_ended = game.add(level, move)
 
 
-def _furthest(level: "MiniGridEnv", game: _Game, at: int, *, detours: bool) -> tuple[str, list[Move], int]:
+def _furthest(level: "MiniGridEnv", game: _Game, index: int, *, detours: bool) -> tuple[str, list[Move], int]:
     """(command, its moves, where in the bot's game it leads)"""
     best: tuple[str, list[Move], int] | None = None
     for command, moves in commands(look(level)).items():
         walk = next((i for i, move in enumerate(moves) if move not in _WALK), len(moves))
-        end, rest = _walked(_pose(level), moves[:walk]), moves[walk:]
-        places = range(len(game.moves) - len(rest), at - 1, -1) if detours else [at + walk]
-        for place in places:
-            reached = place + len(rest)
-            as_said = detours or game.moves[at:reached] == moves
-            same = game.changes[place : place + 1] == [game.changes[at]] and game.poses[place] == end
-            if as_said and same and game.moves[place:reached] == rest and reached > (best[2] if best else at):
+        end, rest = _walk_from(_pose(level), moves[:walk]), moves[walk:]
+        places = range(len(game.moves) - len(rest), index - 1, -1) if detours else [index + walk]
+        for position in places:
+            reached = position + len(rest)
+            as_said = detours or game.moves[index:reached] == moves
+            same = (
+                game.changes[position : position + 1] == [game.changes[index]] and game.poses[position] == end
+            )
+            if (
+                as_said
+                and same
+                and game.moves[position:reached] == rest
+                and reached > (best[2] if best else index)
+            ):
                 best = (command, moves, reached)
                 break
-    assert best is not None, f"no command does what the bot does next, {game.moves[at].name}"
+    assert best is not None, f"no command does what the bot does next, {game.moves[index].name}"
     return best
 
 
@@ -187,7 +194,7 @@ def _pose(level: "MiniGridEnv") -> Pose:
     return (int(level.agent_pos[0]), int(level.agent_pos[1]), int(level.agent_dir))
 
 
-def _walked(pose: Pose, walk: Sequence[Move]) -> Pose:
+def _walk_from(pose: Pose, walk: Sequence[Move]) -> Pose:
     x, y, direction = pose
     for move in walk:
         if move is Move.FORWARD:

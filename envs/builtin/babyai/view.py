@@ -75,7 +75,7 @@ def look(env: "MiniGridEnv") -> View:
     """The agent's view, with what hides behind walls left out."""
     grid, visible = env.gen_obs_grid()
     middle, last = grid.width // 2, grid.height - 1
-    found: list[tuple[Cell, WorldObj]] = []
+    objects: list[tuple[Cell, WorldObj]] = []
     free: set[Cell] = {(0, 0)}
     walls: list[int] = []
     for column in range(grid.width):
@@ -91,11 +91,11 @@ def look(env: "MiniGridEnv") -> View:
             if thing.type == "wall" and cell[1] == 0:
                 walls.append(cell[0])
             if thing.type in ("ball", "box", "key", "door"):
-                found.append((cell, thing))
-    found.sort(key=lambda entry: (abs(entry[0][0]) + abs(entry[0][1]), entry[0]))
+                objects.append((cell, thing))
+    objects.sort(key=lambda entry: (abs(entry[0][0]) + abs(entry[0][1]), entry[0]))
     counts: dict[str, int] = {}
     sights = []
-    for cell, thing in found:
+    for cell, thing in objects:
         state = ""
         if thing.type == "door":
             state = "open" if thing.is_open else "locked" if thing.is_locked else "closed"
@@ -132,26 +132,26 @@ def _whereabouts(cell: Cell) -> str:
 
 def commands(view: View) -> dict[str, list[Move]]:
     """Every command that can be given now, and the moves it stands for."""
-    found: dict[str, list[Move]] = {"turn left": [Move.LEFT], "turn right": [Move.RIGHT]}
+    moves: dict[str, list[Move]] = {"turn left": [Move.LEFT], "turn right": [Move.RIGHT]}
     if (1, 0) in view.free:
-        found["move forward"] = [Move.FORWARD]
+        moves["move forward"] = [Move.FORWARD]
         if view.carrying and (view.ahead is None):
-            found["drop"] = [Move.DROP]
+            moves["drop"] = [Move.DROP]
     if view.ahead is not None and view.ahead.kind in ("door", "box"):
-        found["toggle"] = [Move.TOGGLE]
+        moves["toggle"] = [Move.TOGGLE]
     for sight in view.sights:
         way = path(view, sight.cell)
         if way is None:
             continue
-        found[f"go to {sight.name}"] = way or [Move.DONE]
+        moves[f"go to {sight.name}"] = way or [Move.DONE]
         if sight.kind != "door":
             if not view.carrying:
-                found[f"pick up {sight.name}"] = [*way, Move.PICKUP]
+                moves[f"pick up {sight.name}"] = [*way, Move.PICKUP]
         elif sight.state == "open":
-            found[f"go through {sight.name}"] = [*way, Move.FORWARD]
+            moves[f"go through {sight.name}"] = [*way, Move.FORWARD]
         elif sight.state == "closed" or view.carrying == f"{sight.color} key":
-            found[f"toggle and go through {sight.name}"] = [*way, Move.TOGGLE, Move.FORWARD]
-    return found
+            moves[f"toggle and go through {sight.name}"] = [*way, Move.TOGGLE, Move.FORWARD]
+    return moves
 
 
 def path(view: View, target: Cell) -> list[Move] | None:

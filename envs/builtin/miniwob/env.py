@@ -50,8 +50,8 @@ class MiniWobEnv:
     @property
     def is_alive(self) -> bool:
         """See `envs/base.py`, `HasProcess`."""
-        seated = self._seat is None or self._seat.is_alive
-        return seated and (self._session is None or self._session.is_alive)
+        has_lease = self._seat is None or self._seat.is_alive
+        return has_lease and (self._session is None or self._session.is_alive)
 
     async def prepare(self) -> None:
         """See `envs/base.py`, `HasProcess`."""
@@ -77,7 +77,7 @@ class MiniWobEnv:
             raise EnvCrashed(f"{item.item_id} ({name}) does not start: {error}") from error
         await session.quiet()
         self._did = "None"
-        return await self._seen(session)
+        return await self._observe(session)
 
     async def step(self, action: str) -> StepResult:
         """Carry out one action; the page says when the task has ended, and what it was worth."""
@@ -85,23 +85,23 @@ class MiniWobEnv:
         if session is None:
             raise RuntimeError("step before reset, or after the end")
         try:
-            meant = read_action(action)
+            parsed_action = read_action(action)
         except NoAction as error:
             return StepResult(str(error))
-        match meant:
+        match parsed_action:
             case Stop():
-                return await self._ended(0.0)
+                return await self._end(0.0)
             case Click() | Hover() | Press() | Scroll() | Type():
-                element = session.tree.elements.get(getattr(meant, "element", -1))
-                self._did = described(meant, element.said if element else None)
-                await session.act(meant)
+                element = session.tree.elements.get(getattr(parsed_action, "element", -1))
+                self._did = described(parsed_action, element.said if element else None)
+                await session.act(parsed_action)
             case _:
                 return StepResult(f"There is one page only. Actions: {ACTIONS}.")
         try:
             done, reward = await session.evaluate(_END)
         except ValueError:  # a link has led away
-            return await self._ended(0.0)
-        return await self._ended(float(reward)) if done else StepResult(await self._seen(session))
+            return await self._end(0.0)
+        return await self._end(float(reward)) if done else StepResult(await self._observe(session))
 
     async def close(self) -> None:
         """End the episode and give the seat back."""
@@ -110,17 +110,17 @@ class MiniWobEnv:
         if seat is not None:
             await seat.leave()
 
-    async def _ended(self, reward: float) -> StepResult:
+    async def _end(self, reward: float) -> StepResult:
         await self._leave()
-        told = "The task is done." if reward > 0 else "The task has ended; it is not done."
-        return StepResult(told, reward, terminated=True, success=reward > 0)
+        message = "The task is done." if reward > 0 else "The task has ended; it is not done."
+        return StepResult(message, reward, terminated=True, success=reward > 0)
 
     async def _leave(self) -> None:
         session, self._session = self._session, None
         if session is not None:
             await session.close()
 
-    async def _seen(self, session: Session) -> str:
+    async def _observe(self, session: Session) -> str:
         page = (await session.observe()).partition("\n\n")[2]
         return f"OBSERVATION:\n{page}\nOBJECTIVE: {self._objective}\nPREVIOUS ACTION: {self._did}"
 

@@ -24,35 +24,35 @@ _OPERATIONS: Mapping[str, Callable[[int, int], int]] = {
 
 def objective(seen: str) -> str:
     """What is asked for."""
-    found = _OBJECTIVE.search(seen)
-    if found is None:
+    match = _OBJECTIVE.search(seen)
+    if match is None:
         raise LookupError("no objective in what is seen")
-    return found[1]
+    return match[1]
 
 
-def quoted(seen: str, nth: int = 0) -> str:
+def find_quoted(seen: str, nth: int = 0) -> str:
     """A text that the objective has in quotes."""
     return str(re.findall(r'"(.*?)"', objective(seen))[nth])
 
 
-def asked(seen: str, pattern: str) -> str:
+def find_asked(seen: str, pattern: str) -> str:
     """What the first group of a pattern finds in the objective."""
-    found = re.search(pattern, objective(seen))
-    if found is None:
+    match = re.search(pattern, objective(seen))
+    if match is None:
         raise LookupError(f"the objective is none of the known ones: {objective(seen)}")
-    return found[1]
+    return match[1]
 
 
 def texts(seen: str) -> list[str]:
     """Texts of the page, in order."""
-    return [found[2] for found in _TEXT.finditer(seen)]
+    return [match[2] for match in _TEXT.finditer(seen)]
 
 
-def _clicked(role: str, name: Callable[[str], str]) -> ExpertStep:
+def _click(role: str, name: Callable[[str], str]) -> ExpertStep:
     return acting(lambda seen: f"click [{find(seen, role, name(seen))}]")
 
 
-def _written(text: Callable[[str], str], *, nth: int | Callable[[str], int] = 0) -> ExpertStep:
+def _write(text: Callable[[str], str], *, nth: int | Callable[[str], int] = 0) -> ExpertStep:
     def action(seen: str) -> str:
         place = nth if isinstance(nth, int) else nth(seen)
         return f"type [{find(seen, 'textbox', nth=place)}] [{text(seen)}] [0]"
@@ -62,7 +62,7 @@ def _written(text: Callable[[str], str], *, nth: int | Callable[[str], int] = 0)
 
 def _ordinal(seen: str, pattern: str) -> int:
     """`3rd` → 2."""
-    return int(re.sub(r"\D", "", asked(seen, pattern))) - 1
+    return int(re.sub(r"\D", "", find_asked(seen, pattern))) - 1
 
 
 def _nth_clicked(role: str, pattern: str) -> ExpertStep:
@@ -74,7 +74,7 @@ SUBMIT = click("button", "Submit")
 
 
 def _upper_or_lower(seen: str) -> str:
-    return quoted(seen).upper() if "upper case" in objective(seen) else quoted(seen).lower()
+    return find_quoted(seen).upper() if "upper case" in objective(seen) else find_quoted(seen).lower()
 
 
 def _word(seen: str) -> str:
@@ -82,8 +82,8 @@ def _word(seen: str) -> str:
 
 
 def _value(seen: str, label: str) -> str:
-    told = texts(seen)
-    return told[told.index(label) + 1]
+    lines = texts(seen)
+    return lines[lines.index(label) + 1]
 
 
 def _label(nth: int) -> Callable[[str], str]:
@@ -111,29 +111,29 @@ def _unknown(seen: str) -> str:
 def _best_ticket(seen: str) -> str:
     prices = [int(price) for price in re.findall(r"button 'Book for \$(\d+)'", seen)]
     minutes = [60 * int(h) + int(m) for h, m in re.findall(r"StaticText '(\d+)h (\d+)m'", seen)]
-    wanted = asked(seen, "(cheapest|most expensive|shortest|longest)")
-    by = prices if wanted in ("cheapest", "most expensive") else minutes
-    best = min(by) if wanted in ("cheapest", "shortest") else max(by)
+    superlative = find_asked(seen, "(cheapest|most expensive|shortest|longest)")
+    column = prices if superlative in ("cheapest", "most expensive") else minutes
+    best = min(column) if superlative in ("cheapest", "shortest") else max(column)
     if len(minutes) != len(prices):
         raise LookupError("two flights of the same duration")
-    return f"Book for ${prices[by.index(best)]}"
+    return f"Book for ${prices[column.index(best)]}"
 
 
 def _film(nth: int) -> ExpertStep:
     """What belongs into the `nth` field, by the labels in their order."""
 
     def value(seen: str) -> str:
-        found = re.search(r"Search for (.+) movies directed by (.+) from year (\d+)", objective(seen))
-        if found is None:
+        match = re.search(r"Search for (.+) movies directed by (.+) from year (\d+)", objective(seen))
+        if match is None:
             raise LookupError(objective(seen))
-        values = {"Genre": found[1], "Director": found[2], "Year": found[3]}
+        values = {"Genre": match[1], "Director": match[2], "Year": match[3]}
         return values[[label for text in texts(seen) if (label := text.strip(": ")) in values][nth]]
 
-    return _written(value, nth=nth)
+    return _write(value, nth=nth)
 
 
 def _day(seen: str) -> str:
-    return str(int(asked(seen, r"Select \d+/(\d+)/")))
+    return str(int(find_asked(seen, r"Select \d+/(\d+)/")))
 
 
 def _last_word(seen: str) -> str:
@@ -141,48 +141,56 @@ def _last_word(seen: str) -> str:
 
 
 EXPERTS: Mapping[str, Sequence[ExpertStep]] = {
-    "buy-ticket": [_clicked("button", _best_ticket)],
-    "choose-date-easy": [click("textbox"), _clicked("link", _day), SUBMIT],
+    "buy-ticket": [_click("button", _best_ticket)],
+    "choose-date-easy": [click("textbox"), _click("link", _day), SUBMIT],
     "choose-list": [
         acting(
-            lambda seen: f"type [{find(seen, 'combobox')}] [{asked(seen, 'Select (.+) from the list')}] [0]"
+            lambda seen: (
+                f"type [{find(seen, 'combobox')}] [{find_asked(seen, 'Select (.+) from the list')}] [0]"
+            )
         ),
         SUBMIT,
     ],
-    "click-button": [_clicked("button", quoted)],
+    "click-button": [_click("button", find_quoted)],
     "click-collapsible": [click("tab"), SUBMIT],
     "click-collapsible-nodelay": [click("tab"), SUBMIT],
     "click-dialog": [click("button", "Close")],
-    "click-dialog-2": [_clicked("button", lambda seen: quoted(seen).replace("x", "Close"))],
-    "click-option": [_clicked("radio", lambda seen: asked(seen, "Select (.+) and click")), SUBMIT],
-    "click-tab": [_clicked("tab", lambda seen: asked(seen, r"(Tab #\d)"))],
+    "click-dialog-2": [_click("button", lambda seen: find_quoted(seen).replace("x", "Close"))],
+    "click-option": [_click("radio", lambda seen: find_asked(seen, "Select (.+) and click")), SUBMIT],
+    "click-tab": [_click("tab", lambda seen: find_asked(seen, r"(Tab #\d)"))],
     "click-test": [click("button", "Click Me!")],
-    "enter-password": [_written(quoted), _written(quoted, nth=1), SUBMIT],
-    "enter-text": [_written(quoted), SUBMIT],
-    "enter-text-2": [_written(_upper_or_lower), SUBMIT],
-    "enter-text-dynamic": [_written(quoted), SUBMIT],
-    "find-word": [_written(_word), SUBMIT],
+    "enter-password": [_write(find_quoted), _write(find_quoted, nth=1), SUBMIT],
+    "enter-text": [_write(find_quoted), SUBMIT],
+    "enter-text-2": [_write(_upper_or_lower), SUBMIT],
+    "enter-text-dynamic": [_write(find_quoted), SUBMIT],
+    "find-word": [_write(_word), SUBMIT],
     "focus-text": [click("textbox")],
     "focus-text-2": [_nth_clicked("textbox", r"the (\d+)\w\w input")],
     "form-sequence-2": [
         _nth_clicked("radio", r"the (\d+)\w\w radio"),
-        _written(quoted, nth=lambda seen: _ordinal(seen, r"the (\d+)\w\w textbox")),
+        _write(find_quoted, nth=lambda seen: _ordinal(seen, r"the (\d+)\w\w textbox")),
         SUBMIT,
     ],
     "form-sequence-3": [
-        acting(lambda seen: f"type [{find(seen, 'combobox')}] [{asked(seen, 'Choose (.+) from the')}] [0]"),
-        _clicked("button", quoted),
+        acting(
+            lambda seen: f"type [{find(seen, 'combobox')}] [{find_asked(seen, 'Choose (.+) from the')}] [0]"
+        ),
+        _click("button", find_quoted),
     ],
-    "login-user": [_written(quoted), _written(lambda seen: quoted(seen, 1), nth=1), click("button", "Login")],
+    "login-user": [
+        _write(find_quoted),
+        _write(lambda seen: find_quoted(seen, 1), nth=1),
+        click("button", "Login"),
+    ],
     "multi-orderings": [*map(_film, range(3)), click("StaticText", "Submit")],
     "read-table": [
-        _written(lambda seen: _value(seen, asked(seen, "value of (.+) into the"))),
+        _write(lambda seen: _value(seen, find_asked(seen, "value of (.+) into the"))),
         SUBMIT,
     ],
-    "read-table-2": [_written(_label(0)), _written(_label(1), nth=1), SUBMIT],
-    "scroll-text": [_written(_last_word, nth=1), SUBMIT],
-    "simple-algebra": [_written(_unknown), SUBMIT],
-    "simple-arithmetic": [_written(_sum), SUBMIT],
-    "unicode-test": [_clicked("button", quoted)],
+    "read-table-2": [_write(_label(0)), _write(_label(1), nth=1), SUBMIT],
+    "scroll-text": [_write(_last_word, nth=1), SUBMIT],
+    "simple-algebra": [_write(_unknown), SUBMIT],
+    "simple-arithmetic": [_write(_sum), SUBMIT],
+    "unicode-test": [_click("button", find_quoted)],
 }
 """Task → its steps."""

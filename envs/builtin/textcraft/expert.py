@@ -131,7 +131,7 @@ def play(game: Game, mistakes: Mistakes = NO_MISTAKES) -> list[PlayedTurn]:
     turns: list[PlayedTurn] = []
     pending: list[str] = []  # lines of the thought that the next action closes
     misread = False  # whether one of them is
-    owned: set[str] = set()
+    inventory: set[str] = set()
 
     def act(note: str, action: str, *, right: bool = True) -> None:
         nonlocal misread
@@ -149,7 +149,7 @@ def play(game: Game, mistakes: Mistakes = NO_MISTAKES) -> list[PlayedTurn]:
         nonlocal misread
         if mistakes.slips():
             act(f"{need} {name} get", f"get {ARMFUL} {name}", right=False)
-        printed, line = planner.choose(name, need, path)
+        recipe_line, line = planner.choose(name, need, path)
         times = -(-need // line.count)
         wrong = mistakes.misreads(line)
         if wrong is not None:
@@ -158,19 +158,19 @@ def play(game: Game, mistakes: Mistakes = NO_MISTAKES) -> list[PlayedTurn]:
             follow(wrong, times, (*path, name))
             make(name, need, path)
             return
-        groups = [(n, i) for (n, i), (_, j) in zip(printed.inputs, line.inputs, strict=True) if i != j]
+        groups = [(n, i) for (n, i), (_, j) in zip(recipe_line.inputs, line.inputs, strict=True) if i != j]
         if groups and mistakes.slips():
             count, group = groups[0]
-            said = expansion(printed, need=need, times=times)
+            said = expansion(recipe_line, need=need, times=times)
             act(f"{said} {times * count} {group} get", f"get {ARMFUL} {group}", right=False)
         pending.append(expansion(line, need=need, times=times))
         for count, ingredient in line.inputs:
-            if ingredient not in owned and mistakes.slips():
+            if ingredient not in inventory and mistakes.slips():
                 act(f"x {times}", command(line), right=False)
                 make(name, need, path)
                 return
             obtain(ingredient, times * count, (*path, name))
-            owned.add(ingredient)
+            inventory.add(ingredient)
         for left in range(times, 0, -1):
             act(f"x {left}", command(line))
 
@@ -187,7 +187,7 @@ def play(game: Game, mistakes: Mistakes = NO_MISTAKES) -> list[PlayedTurn]:
             can_be_made = ingredient in planner.lines and planner.cost(ingredient, need, path) < _TOO_LONG
             if can_be_made or planner.can_be_taken(ingredient):
                 obtain(ingredient, need, path)
-                owned.add(ingredient)
+                inventory.add(ingredient)
             else:
                 insist(f"{need} {ingredient} get", f"get {max(ARMFUL, need)} {ingredient}")
                 return

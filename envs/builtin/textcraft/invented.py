@@ -45,7 +45,7 @@ class _Draft:
     """Output name → group."""
     alike: float = 0.0
     """Share of the families whose recipes differ in one word alone, as in the real book."""
-    used: set[str] = field(default_factory=set)
+    used_words: set[str] = field(default_factory=set)
     bases: list[str] = field(default_factory=list)
 
     def name(self, *, suffix: str = "") -> str:
@@ -55,8 +55,8 @@ class _Draft:
             parts = [self._word() for _ in range(max(1, length - 1) if suffix else length)]
             parts += suffix.split()
             candidate = " ".join(parts)
-            if len(set(parts)) == len(parts) and candidate not in self.used | _real_names():
-                self.used.add(candidate)
+            if len(set(parts)) == len(parts) and candidate not in self.used_words | _real_names():
+                self.used_words.add(candidate)
                 return candidate
 
     def near(self, model: str) -> str:
@@ -70,9 +70,9 @@ class _Draft:
         candidate = shapes[_pick(self.rng, _NEAR_SHAPES)]
         text = " ".join(candidate)
         repeats = len(set(candidate)) < len(candidate)
-        if repeats or len(candidate) > 5 or text in self.used | _real_names():
+        if repeats or len(candidate) > 5 or text in self.used_words | _real_names():
             return self.name()
-        self.used.add(text)
+        self.used_words.add(text)
         return text
 
     def _word(self) -> str:
@@ -81,9 +81,9 @@ class _Draft:
     def starting(self, word: str) -> str:
         """A new name whose first word is `word`, as in `red dye`."""
         name = f"{word} {self._word()}"
-        if name in self.used | _real_names() or word == name.split()[1]:
+        if name in self.used_words | _real_names() or word == name.split()[1]:
             return self.name()
-        self.used.add(name)
+        self.used_words.add(name)
         return name
 
     def base(self) -> str:
@@ -104,16 +104,16 @@ class _Draft:
 
     def group(self) -> str:
         """A group such as `planks`, with 2 to 8 members that each have a recipe; returns its name."""
-        tag = self.rng.choice([w for w in words() if w not in self.used])
-        self.used.add(tag)
+        tag = self.rng.choice([w for w in words() if w not in self.used_words])
+        self.used_words.add(tag)
         source = self.rng.choice(self.pool)
         count, amount = _pick(self.rng, _OUTPUT_COUNTS), self.rng.choice((1, 1, 1, 2, 4))
         for _ in range(self.rng.randint(2, 8)):
             member = self.name(suffix=tag)
             raw = f"{member.rsplit(' ', 1)[0]} {source}"
-            fresh = raw not in self.used | _real_names() and source not in member.split()
+            fresh = raw not in self.used_words | _real_names() and source not in member.split()
             raw = raw if fresh and self.rng.random() < 0.85 else self.base()
-            self.used.add(raw)
+            self.used_words.add(raw)
             self.lines.append(Line(count=count, output=member, inputs=((amount, raw),)))
             self.tags[member] = tag
         return tag
@@ -129,20 +129,20 @@ class _Draft:
         model = self.lines[-1]
         alike = bool(self.alike) and model.output == output and self.rng.random() < self.alike
         for _ in range(self.rng.randint(2, 12) if alike else self.rng.randint(1, 6)):
-            own = self._word()
-            sibling = f"{own} {rest}"
-            if sibling in self.used | _real_names() or len(set(sibling.split())) < len(sibling.split()):
+            family_word = self._word()
+            sibling = f"{family_word} {rest}"
+            if sibling in self.used_words | _real_names() or len(set(sibling.split())) < len(sibling.split()):
                 continue
-            self.used.add(sibling)
+            self.used_words.add(sibling)
 
-            def renamed(name: str, own: str = own) -> str:
-                return f"{own} {name.partition(' ')[2]}" if name.startswith(first + " ") else name
+            def rename(name: str, family_word: str = family_word) -> str:
+                return f"{family_word} {name.partition(' ')[2]}" if name.startswith(first + " ") else name
 
             if alike:
-                theirs = tuple((count, renamed(name)) for count, name in model.inputs)
+                theirs = tuple((count, rename(name)) for count, name in model.inputs)
                 self.lines.append(Line(count=model.count, output=sibling, inputs=theirs))
             else:
-                self.add(sibling, [renamed(name) for name in inputs])
+                self.add(sibling, [rename(name) for name in inputs])
 
 
 def invent(rng: random.Random, *, depth: int, distractors: int, alike: float = 0.0) -> Game:
@@ -200,16 +200,16 @@ def _make(draft: _Draft, depth: int, tag: str | None, made: list[str], first: st
     deep = rng.randrange(num_inputs)
     inputs: list[str] = []
     for position in range(num_inputs):
-        shared = first if rng.random() < 0.6 else None
+        shared_input = first if rng.random() < 0.6 else None
         if position == deep and depth > 1:
             group = tag if tag and depth == 2 and rng.random() < 0.8 else None
-            inputs.append(group or _make(draft, depth - 1, tag, made, shared))
+            inputs.append(group or _make(draft, depth - 1, tag, made, shared_input))
         elif depth > 1 and rng.random() < 0.15:
             reuse = [m for m in made if m not in inputs]
-            shallow = _make(draft, rng.randint(1, depth - 1), tag, made, shared)
+            shallow = _make(draft, rng.randint(1, depth - 1), tag, made, shared_input)
             inputs.append(rng.choice(reuse) if reuse and rng.random() < 0.4 else shallow)
         else:
-            inputs.append(draft.starting(shared) if shared else draft.base())
+            inputs.append(draft.starting(shared_input) if shared_input else draft.base())
     if first is not None:
         output = draft.starting(first)
     else:
@@ -226,13 +226,15 @@ def _make(draft: _Draft, depth: int, tag: str | None, made: list[str], first: st
 def _distract(draft: _Draft) -> None:
     """A recipe that leads nowhere, but shares ingredients or words with one that matters."""
     rng = draft.rng
-    known = [name for line in draft.lines for _, name in line.inputs] + [line.output for line in draft.lines]
+    recipe_names = [name for line in draft.lines for _, name in line.inputs] + [
+        line.output for line in draft.lines
+    ]
     num_inputs = _pick(rng, _NUM_INPUTS)
     if rng.random() < 0.1:  # one more way to make something; of raw materials, lest it need itself
         draft.add(rng.choice(draft.lines).output, [draft.base() for _ in range(num_inputs)])
         return
-    output = draft.near(rng.choice(known)) if rng.random() < 0.6 else draft.name()
-    inputs = [rng.choice(known) if rng.random() < 0.65 else draft.base() for _ in range(num_inputs)]
+    output = draft.near(rng.choice(recipe_names)) if rng.random() < 0.6 else draft.name()
+    inputs = [rng.choice(recipe_names) if rng.random() < 0.65 else draft.base() for _ in range(num_inputs)]
     draft.add(output, inputs)
 
 

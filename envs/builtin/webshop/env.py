@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 PACKAGES = ("bm25s", "pystemmer", "rapidfuzz")
 
-_SEEN = {"observation": "text", "html": "html"}
+_VIEWS = {"observation": "text", "html": "html"}
 """What can be asked for → the view that tells it."""
 
 INSTRUCTIONS = """\
@@ -44,7 +44,7 @@ class Variant:
     stock: Stock
     """What its shop is made of."""
     view: str = "text"
-    listed: bool = True
+    lists_actions: bool = True
     """Whether what is seen ends with the actions."""
 
 
@@ -70,7 +70,7 @@ class WebShopEnv:
         from envs.builtin.webshop.session import Session
 
         self._session = Session(shop, shop.goal(number))
-        return self._seen(self._session)
+        return self._render(self._session)
 
     async def step(self, action: str) -> StepResult:
         """Carry out `search[…]` or `click[…]`; anything else shows the same page again."""
@@ -82,7 +82,7 @@ class WebShopEnv:
         if session is None or session.score is not None:
             raise RuntimeError("step before reset, or after the end")
         session.act(action.strip())
-        seen = self._seen(session)
+        seen = self._render(session)
         score = session.score
         if score is None:
             return StepResult(seen)
@@ -103,24 +103,24 @@ class WebShopEnv:
         if session is None:
             raise RuntimeError("there is nothing to see before reset")
         if what == "available_actions":
-            return _told(session.page.actions)
+            return _describe_actions(session.page.actions)
         if what == "instruction_text":
             return session.goal.instruction
-        if what in _SEEN:
-            return show(session.page, View(_SEEN[what]), session.past)
-        known = ", ".join([*_SEEN, "available_actions", "instruction_text"])
-        raise ConfigError(f"a shop tells no {what!r}; it tells {known}")
+        if what in _VIEWS:
+            return show(session.page, View(_VIEWS[what]), session.past)
+        names = ", ".join([*_VIEWS, "available_actions", "instruction_text"])
+        raise ConfigError(f"a shop tells no {what!r}; it tells {names}")
 
-    def _seen(self, session: "Session") -> str:
+    def _render(self, session: "Session") -> str:
         from envs.builtin.webshop.views import View, show
 
         page = show(session.page, View(self._variant.view), session.past)
-        if not self._variant.listed:
+        if not self._variant.lists_actions:
             return page
-        return f"{page}\n{ACTIONS}{json.dumps(_told(session.page.actions), ensure_ascii=False)}"
+        return f"{page}\n{ACTIONS}{json.dumps(_describe_actions(session.page.actions), ensure_ascii=False)}"
 
 
-def _told(actions: "AvailableActions") -> dict[str, Any]:
+def _describe_actions(actions: "AvailableActions") -> dict[str, Any]:
     return {"has_search_bar": actions.has_search_bar, "clickables": [*actions.clickables]}
 
 

@@ -74,7 +74,7 @@ def _fits(shop: Shop, goal: Goal, product: Product) -> bool:
     """As far as the results tell."""
     return (
         shop.score(product, goal, chosen=()).type_factor == 1
-        and all(has_attribute(product, one) for one in goal.attributes)
+        and all(has_attribute(product, attribute) for attribute in goal.attributes)
         and shop.prices[product.asin] <= goal.price_upper
     )
 
@@ -83,17 +83,17 @@ def _choices(shop: Shop, goal: Goal, product: Product) -> tuple[str, ...] | None
     """One value for each option that is wanted; None where one is not to be had."""
     chosen: dict[str, str] = {}
     for wanted in goal.options:
-        named, value = wanted
-        offered = [
-            (one == value, name == named, name, one)
+        option_name, value = wanted
+        offers = [
+            (candidate == value, name == option_name, name, candidate)
             for name, values in product.options.items()
-            for one in values
-            if name not in chosen and options_met([one], _only(goal, wanted))
+            for candidate in values
+            if name not in chosen and options_met([candidate], _only(goal, wanted))
         ]
-        if not offered:
+        if not offers:
             return None
-        _, _, name, one = max(offered, key=lambda offer: offer[:2])
-        chosen[name] = one
+        _, _, name, best = max(offers, key=lambda offer: offer[:2])
+        chosen[name] = best
     values = tuple(chosen.values())
     return values if shop.score(product, goal, chosen=values).reward == 1 else None
 
@@ -112,23 +112,25 @@ def _turns(goal: Goal, query: str, visits: Sequence[Visit]) -> Iterator[ExpertSt
         yield ExpertStep(f"{_limit(goal, SEPARATOR.join(visit.read))}.", f"click[{visit.product.asin}]")
         if visit.choices is None:
             yield _click("an option is missing", Button.PREVIOUS)
-    bought = visits[-1]
-    assert bought.choices is not None
-    for number, value in enumerate(bought.choices):
-        yield _click(f"{len(bought.choices) - number} to choose", value)
+    last_page = visits[-1]
+    assert last_page.choices is not None
+    for number, value in enumerate(last_page.choices):
+        yield _click(f"{len(last_page.choices) - number} to choose", value)
     yield _click("all is chosen", Button.BUY)
 
 
 def _words(goal: Goal) -> list[str]:
     """What is asked for, in the order in which the instruction says it; last, what it does not say so."""
     words = [goal.query, *goal.attributes, *(value for _, value in goal.options)]
-    said = {word: re.search(rf"\b{re.escape(word)}\b", goal.instruction, re.IGNORECASE) for word in words}
-    return sorted(words, key=lambda word: found.start() if (found := said[word]) else len(goal.instruction))
+    matches = {word: re.search(rf"\b{re.escape(word)}\b", goal.instruction, re.IGNORECASE) for word in words}
+    return sorted(
+        words, key=lambda word: match.start() if (match := matches[word]) else len(goal.instruction)
+    )
 
 
-def _limit(goal: Goal, said: str) -> str:
-    return f"{said} below {goal.price_upper:.0f}" if goal.price_upper < NO_LIMIT else said
+def _limit(goal: Goal, text: str) -> str:
+    return f"{text} below {goal.price_upper:.0f}" if goal.price_upper < NO_LIMIT else text
 
 
-def _click(why: str, what: str) -> ExpertStep:
-    return ExpertStep(f"{why}: {what}.", f"click[{what}]")
+def _click(why: str, button: str) -> ExpertStep:
+    return ExpertStep(f"{why}: {button}.", f"click[{button}]")

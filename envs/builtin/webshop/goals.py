@@ -15,7 +15,7 @@ from pathlib import Path
 
 from pydantic import BaseModel, RootModel
 
-from envs.builtin.webshop.catalogue import Product, Synthetic, checked
+from envs.builtin.webshop.catalogue import Product, Synthetic, validate
 from envs.builtin.webshop.reading import members
 
 SEED = 233
@@ -74,7 +74,7 @@ def human_goals(
 ) -> list[Goal]:
     """The goals of `items_human_ins.json` for these products, in upstream's order."""
     told = {
-        entry.key: checked(_Humans, entry, entry.value, remedy=remedy).root
+        entry.key: validate(_Humans, entry, entry.value, remedy=remedy).root
         for entry in members(path, remedy=remedy)
         if entry.key in products
     }
@@ -96,7 +96,7 @@ def human_goals(
                     price_upper=limit,
                 )
             )
-    return _shuffled(goals)
+    return _shuffle(goals)
 
 
 def synthetic_goals(
@@ -112,17 +112,19 @@ def synthetic_goals(
         names = sorted(product.options)
         for values in itertools.product(*(product.options[name] for name in names)):
             options = tuple(zip(names, values, strict=True))
-            said = ", and ".join(f"{name}: {value}" for name, value in options)
+            option_text = ", and ".join(f"{name}: {value}" for name, value in options)
             goals.append(
                 _goal(
                     product,
-                    instruction=told[asin].instruction + (f" with {said}" if said else "") + words,
+                    instruction=told[asin].instruction
+                    + (f" with {option_text}" if option_text else "")
+                    + words,
                     attributes=told[asin].attributes,
                     options=options,
                     price_upper=limit,
                 )
             )
-    return _shuffled(goals)
+    return _shuffle(goals)
 
 
 def _goal(
@@ -155,7 +157,7 @@ def _limit(price: float, rng: random.Random) -> tuple[float, str]:
     return limit, f", and price lower than {limit:.2f} dollars"
 
 
-def _shuffled(goals: Sequence[Goal]) -> list[Goal]:
+def _shuffle(goals: Sequence[Goal]) -> list[Goal]:
     """In upstream's order: goal `N` is the one of session `N`."""
     shuffled = list(goals)
     random.Random(SEED).shuffle(shuffled)

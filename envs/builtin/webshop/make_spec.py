@@ -25,7 +25,7 @@ Halves = tuple[Sequence[int], Sequence[int]]
 """Numbers of goals: to train on, to be tested on."""
 
 
-def parsed(
+def parse_argument(
     argument: str,
     *,
     family: str,
@@ -39,19 +39,24 @@ def parsed(
     name = f"{family}:{argument}"
     catalogue = _choice(options.pop("catalogue", next(iter(catalogues))), catalogues, name, "catalogue")
     kind = _choice(options.pop("goals", goals[0]), goals, name, "goals")
-    listed = options.pop("actions", True)
-    if not isinstance(listed, bool):
-        raise ConfigError(f"env {name!r}: actions is {listed!r}, not true or false")
+    lists_actions = options.pop("actions", True)
+    if not isinstance(lists_actions, bool):
+        raise ConfigError(f"env {name!r}: actions is {lists_actions!r}, not true or false")
     if options:
         raise ConfigError(
             f"env {name!r}: no option {', '.join(options)}; there are actions, catalogue and goals"
         )
-    return Variant(name=name, stock=stock_of(catalogues[catalogue], GoalKind(kind)), view=view, listed=listed)
+    return Variant(
+        name=name,
+        stock=stock_of(catalogues[catalogue], GoalKind(kind)),
+        view=view,
+        lists_actions=lists_actions,
+    )
 
 
-def _choice(value: object, known: Sequence[str] | dict[str, DataSet], name: str, option: str) -> str:
-    if value not in known:
-        raise ConfigError(f"env {name!r}: {option} is {value!r}; there is {', '.join(known)}")
+def _choice(value: object, choices: Sequence[str] | dict[str, DataSet], name: str, option: str) -> str:
+    if value not in choices:
+        raise ConfigError(f"env {name!r}: {option} is {value!r}; there is {', '.join(choices)}")
     return str(value)
 
 

@@ -31,5 +31,5 @@ FUNCTION_WORDS = frozenset(_FUNCTION_WORDS.split())
 def nouns(title: str) -> tuple[str, ...]:
     """The words of `title` that count as nouns or names, in lower case and as often as it has them."""
     words = _POSSESSIVE.sub(" ", title.lower())
-    found = _WORD.findall(_STARTS_WITH_A_DIGIT.sub(" ", words))
-    return tuple(word for word in found if word not in FUNCTION_WORDS)
+    matches = _WORD.findall(_STARTS_WITH_A_DIGIT.sub(" ", words))
+    return tuple(word for word in matches if word not in FUNCTION_WORDS)

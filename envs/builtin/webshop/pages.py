@@ -137,14 +137,14 @@ def detail_page(instruction: str, product: Product, which: Button) -> Page:
     return _page(PageKind.DETAIL, pieces)
 
 
-def done_page(asin: str, chosen: Mapping[str, str], reward: float) -> Page:
+def done_page(asin: str, choices: Mapping[str, str], reward: float) -> Page:
     """The end: upstream's shows what was bought, headings whose values it leaves out, and the score."""
-    shown = json.dumps(chosen, ensure_ascii=True, sort_keys=True)
+    choices_json = json.dumps(choices, ensure_ascii=True, sort_keys=True)
     for sign in "<>&'":
-        shown = shown.replace(sign, f"\\u{ord(sign):04x}")
+        choices_json = choices_json.replace(sign, f"\\u{ord(sign):04x}")
     texts = (
         *("Thank you for shopping with us!", "Your code: ", "None", " (Paste it in your MTurk interface.)"),
-        *("Purchased", "asin", asin, "options", shown, "attrs", "None"),
+        *("Purchased", "asin", asin, "options", choices_json, "attrs", "None"),
         *("category", "None", "query", "None", "product category", "None"),
         *("Target", "asin", "options", "attrs", "price upper", "instuction text"),
         *("category", "product category", "query", "Goal ", "None", "Reward"),

@@ -26,7 +26,7 @@ class Entry:
     key: str
     """Of a member; empty for an element."""
     value: Any
-    place: str
+    location: str
     """For errors: the file, the line and the number of the entry."""
 
 
@@ -54,7 +54,7 @@ class _Reader:
         self._file = file
         self._remedy = remedy
         self._window = ""
-        self._at = 0
+        self._position = 0
         self._line = 1
         self._decode = JSONDecoder().raw_decode
 
@@ -67,32 +67,32 @@ class _Reader:
                 self._symbol(",", f" or {closing!r}")
             number += 1
             self._peek()  # what comes next begins the entry: its line is the entry's
-            place = f"{self._path}, line {self._line}, entry {number}"
+            location = f"{self._path}, line {self._line}, entry {number}"
             key = ""
             if opening == "{":
                 key = self._value()
                 if not isinstance(key, str):
                     raise self._wrong(f"a key in quotes, not {json.dumps(key)[:40]}")
                 self._symbol(":")
-                place += f" ({key})"
-            yield Entry(key, self._value(), place)
-        self._at += 1
+                location += f" ({key})"
+            yield Entry(key, self._value(), location)
+        self._position += 1
         if self._peek():
             raise self._wrong(f"nothing after the closing {closing!r}")
 
     def _symbol(self, symbol: str, otherwise: str = "") -> None:
         if self._peek() != symbol:
             raise self._wrong(f"{symbol!r}{otherwise}")
-        self._at += 1
+        self._position += 1
 
     def _peek(self) -> str:
         """The next character that is no space; empty at the end."""
         while True:
-            match = _SPACE.match(self._window, self._at)
+            match = _SPACE.match(self._window, self._position)
             assert match is not None
             self._pass(match.end())
-            if self._at < len(self._window):
-                return self._window[self._at]
+            if self._position < len(self._window):
+                return self._window[self._position]
             if not self._more():
                 return ""
 
@@ -100,10 +100,10 @@ class _Reader:
         self._peek()
         while True:
             try:
-                value, end = self._decode(self._window, self._at)
+                value, end = self._decode(self._window, self._position)
             except JSONDecodeError as error:
                 too_short = error.pos >= len(self._window) - _ERROR_MARGIN or "Unterminated" in error.msg
-                if too_short and len(self._window) - self._at < LONGEST_ENTRY and self._more():
+                if too_short and len(self._window) - self._position < LONGEST_ENTRY and self._more():
                     continue
                 self._pass(error.pos)
                 raise self._wrong(f"JSON ({error.msg})") from None
@@ -113,21 +113,21 @@ class _Reader:
             return value
 
     def _pass(self, end: int) -> None:
-        self._line += self._window.count("\n", self._at, end)
-        self._at = end
+        self._line += self._window.count("\n", self._position, end)
+        self._position = end
 
     def _more(self) -> bool:
         try:
             chunk = self._file.read(CHUNK)
         except UnicodeDecodeError as error:
             raise self._wrong(f"UTF-8 text ({error.reason})") from None
-        self._window = self._window[self._at :] + chunk
-        self._at = 0
+        self._window = self._window[self._position :] + chunk
+        self._position = 0
         return bool(chunk)
 
     def _wrong(self, expected: str) -> ConfigError:
-        ahead = self._window[self._at : self._at + 20]
-        found = repr(ahead) if ahead else "the end of the file"
+        ahead = self._window[self._position : self._position + 20]
+        actual = repr(ahead) if ahead else "the end of the file"
         return ConfigError(
-            f"{self._path}, line {self._line}: expected {expected}, found {found}; {self._remedy}"
+            f"{self._path}, line {self._line}: expected {expected}, found {actual}; {self._remedy}"
         )

@@ -61,12 +61,12 @@ class Score:
     @property
     def shares(self) -> dict[str, float]:
         """What upstream tells of a purchase: how much of each part is met, from 0 to 1."""
-        told = {
+        parts = {
             "attributes_met": self.attributes / self.attributes_wanted if self.attributes_wanted else 1.0,
             "price_met": float(self.price_fits),
             "type_met": self.type_factor,
         }
-        return told | ({"options_met": self.options / self.options_wanted} if self.options_wanted else {})
+        return parts | ({"options_met": self.options / self.options_wanted} if self.options_wanted else {})
 
 
 def score_of(product: Product, goal: Goal, *, price: float, chosen: Iterable[str]) -> Score:
@@ -95,15 +95,15 @@ def score_of(product: Product, goal: Goal, *, price: float, chosen: Iterable[str
 
 def has_attribute(product: Product, wanted: str) -> bool:
     """Whether the product has the attribute, among its own or said in its texts."""
-    return any(alike(own, wanted) for own in product.attributes) or any(
+    return any(alike(attribute_text, wanted) for attribute_text in product.attributes) or any(
         wanted in text.lower() for text in (product.title, " ".join(product.features), product.description)
     )
 
 
 def options_met(chosen: Iterable[str], goal: Goal) -> int:
     """How many of the goal's options are like one that was chosen."""
-    picked = [_colour_of(value) for value in chosen]
-    return sum(any(alike(one, wanted) for one in picked) for wanted in map(_wanted, goal.options))
+    colours = [_colour_of(value) for value in chosen]
+    return sum(any(alike(one, wanted) for one in colours) for wanted in map(_wanted, goal.options))
 
 
 @lru_cache(maxsize=TEXTS)
@@ -129,9 +129,9 @@ def _wanted(option: tuple[str, str]) -> str:
 
 
 def _title_score(title: str, wanted: str) -> float:
-    named = nouns(wanted)
+    noun_set = nouns(wanted)
     # Upstream divides by all nouns of the goal's title, repeated ones too, of which each counts once above.
-    return len(set(nouns(title)) & set(named)) / len(named) if named else SAME_TITLE
+    return len(set(nouns(title)) & set(noun_set)) / len(noun_set) if noun_set else SAME_TITLE
 
 
 def _type_factor(title_score: float, *, matches: bool) -> float:
@@ -142,5 +142,5 @@ def _type_factor(title_score: float, *, matches: bool) -> float:
     return 1.0 if matches or title_score > SAME_TITLE else 0.5
 
 
-def _categories(of: Product | Goal) -> frozenset[str]:
-    return frozenset(part.strip() for part in of.product_category.split(PATH_SIGN))
+def _categories(subject: Product | Goal) -> frozenset[str]:
+    return frozenset(part.strip() for part in subject.product_category.split(PATH_SIGN))

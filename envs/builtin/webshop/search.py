@@ -43,22 +43,22 @@ class Index:
         self._numbers: dict[str, int] = {}
         documents = [[self._number(word) for word in analyze(text)] for text in texts]
         self._bm25 = bm25s.BM25(k1=K1, b=B, method="lucene")
-        self._found = bool(self._numbers)
-        if self._found:
+        self._has_index = bool(self._numbers)
+        if self._has_index:
             self._bm25.index((documents, self._numbers), create_empty_token=False, show_progress=False)
 
     def search(self, query: str, *, limit: int) -> list[int]:
         """Numbers of the texts that have a word of `query`, the best first; of equal ones, the first."""
-        known = [self._numbers[word] for word in analyze(query) if word in self._numbers]
-        if not known:
+        word_numbers = [self._numbers[word] for word in analyze(query) if word in self._numbers]
+        if not word_numbers:
             return []
-        scores = self._bm25.get_scores(known)
-        (found,) = scores.nonzero()
-        if len(found) > limit:
-            lowest = np.partition(scores[found], -limit)[-limit]
-            found = found[scores[found] >= lowest]  # all that tie with the last one, which the order decides
-        order = np.argsort(-scores[found], kind="stable")[:limit]
-        return [int(number) for number in found[order]]
+        scores = self._bm25.get_scores(word_numbers)
+        (rows,) = scores.nonzero()
+        if len(rows) > limit:
+            threshold = np.partition(scores[rows], -limit)[-limit]
+            rows = rows[scores[rows] >= threshold]  # all that tie with the last one, which the order decides
+        order = np.argsort(-scores[rows], kind="stable")[:limit]
+        return [int(number) for number in rows[order]]
 
     def _number(self, word: str) -> int:
         return self._numbers.setdefault(word, len(self._numbers))

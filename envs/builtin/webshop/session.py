@@ -27,7 +27,7 @@ from envs.builtin.webshop.views import Past
 LONGEST_ACTION = 1000
 """Characters; what is longer is no action, and would be slow to read."""
 _ACTION = re.compile(r"(.+)\[(.+)\]")
-_DETAILS = {one.lower(): one for one in (Button.DESCRIPTION, Button.FEATURES, Button.REVIEWS)}
+_DETAILS = {button.lower(): button for button in (Button.DESCRIPTION, Button.FEATURES, Button.REVIEWS)}
 
 
 @dataclass(slots=True)
@@ -101,7 +101,7 @@ class Session:
     def _open(self, argument: str) -> None:
         """A product out of the results, a value of an option, or back to the product from its details."""
         if self.page.kind is PageKind.RESULTS:
-            self._product = next(one for one in self._found if one.asin.lower() == argument)
+            self._product = next(button for button in self._found if button.asin.lower() == argument)
             self._visited.add(self._product.asin)
         elif argument in self.page.options:
             self._chosen[self.page.options[argument]] = argument

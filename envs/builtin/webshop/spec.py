@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from envs.builtin.webshop.data import WEBSHOP, WEBSHOP_FULL, stock_of
 from envs.builtin.webshop.env import PACKAGES, Variant
 from envs.builtin.webshop.goals import GoalKind
-from envs.builtin.webshop.make_spec import Halves, parsed, spec_of
+from envs.builtin.webshop.make_spec import Halves, parse_argument, spec_of
 from envs.errors import ConfigError
 from envs.registry import EnvSpec
 
@@ -39,7 +39,7 @@ def halves(shop: "Shop", seed: int) -> Halves:
 
 def spec(argument: str) -> EnvSpec:
     """The environment `webshop:<argument>`."""
-    variant = parsed(
+    variant = parse_argument(
         argument,
         family=FAMILY,
         catalogues={"small": WEBSHOP, "full": WEBSHOP_FULL},

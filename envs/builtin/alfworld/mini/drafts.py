@@ -52,8 +52,8 @@ class Draft:
         """Within the data set, as upstream names them: task, object, movable receptacle, place or lamp,
         scene."""
         task = self.task
-        place = task.lamp or task.receptacle
-        name = f"{task.type}-{task.object}-None-{place}-{self.filled.room.number}"
+        target = task.lamp or task.receptacle
+        name = f"{task.type}-{task.object}-None-{target}-{self.filled.room.number}"
         return f"{FOLDERS[self.part]}/{name}/{self.trial}"
 
     @property
@@ -69,22 +69,22 @@ class Draft:
 
 def drafts() -> Iterator[Draft]:
     """All games, in order; takes seconds."""
-    used: set[tuple[Task, int]] = set()
+    used_tasks: set[tuple[Task, int]] = set()
     number = 0
     for part, count in GAMES.items():
         for turn in range(count):
-            draft = _draft(number, part, TASK_TYPES[turn % len(TASK_TYPES)], used)
-            used.add((draft.task, draft.filled.room.number))
+            draft = _draft(number, part, TASK_TYPES[turn % len(TASK_TYPES)], used_tasks)
+            used_tasks.add((draft.task, draft.filled.room.number))
             yield draft
             number += 1
 
 
-def _draft(number: int, part: str, kind: str, used: set[tuple[Task, int]]) -> Draft:
+def _draft(number: int, part: str, kind: str, used_tasks: set[tuple[Task, int]]) -> Draft:
     chance = random.Random(f"alfworld-mini/game/{number}")
     rooms = _rooms(kind, unseen=part == "unseen")
     while True:
         filled = fill(room(chance.choice(rooms)), chance)
-        tasks = [one for one in _tasks(kind, filled) if (one, filled.room.number) not in used]
+        tasks = [task for task in _tasks(kind, filled) if (task, filled.room.number) not in used_tasks]
         if tasks:
             task = chance.choice(tasks)
             draft = Draft(number, part, task, filled, said(task, chance.randrange(2)))
@@ -109,29 +109,29 @@ def _has_what_it_takes(kind: str, room: Room) -> bool:
 def _tasks(kind: str, filled: Filled) -> list[Task]:
     """All tasks of a type that a filled room allows and that are not done from the start."""
     able = constants().VAL_ACTION_OBJECTS
-    objects = sorted({one.type for one in filled.objects} & pickupable_types())
+    objects = sorted({thing.type for thing in filled.objects} & pickupable_types())
     if kind == "look_at_obj_in_light":
         lit = bool(filled.of_type(LAMP))
-        return [Task(type=kind, object=one, receptacle="", lamp=LAMP) for one in objects if lit]
+        return [Task(type=kind, object=thing, receptacle="", lamp=LAMP) for thing in objects if lit]
     if kind in _STATIONS:
-        objects = [one for one in objects if one in able[_STATIONS[kind][1]]]
+        objects = [thing for thing in objects if thing in able[_STATIONS[kind][1]]]
     if kind == "pick_two_obj_and_place":
-        objects = [one for one in objects if len(filled.of_type(one)) > 1]
+        objects = [thing for thing in objects if len(filled.of_type(thing)) > 1]
     holds = constants().VAL_RECEPTACLE_OBJECTS
     return [
-        Task(type=kind, object=one, receptacle=receptacle, lamp="")
-        for one in objects
+        Task(type=kind, object=thing, receptacle=receptacle, lamp="")
+        for thing in objects
         for receptacle in filled.room.receptacle_types
-        if one in holds[receptacle] and not _is_done(kind, one, receptacle, filled)
+        if thing in holds[receptacle] and not _is_done(kind, thing, receptacle, filled)
     ]
 
 
 def _is_done(kind: str, what: str, receptacle: str, filled: Filled) -> bool:
-    kinds = {one.name: one.type for one in filled.room.receptacles}
-    places = [filled.inside[one.name] for one in filled.of_type(what) if one.name in filled.inside]
-    there = [place for place in places if kinds[place] == receptacle]
+    kinds = {thing.name: thing.type for thing in filled.room.receptacles}
+    places = [filled.inside[thing.name] for thing in filled.of_type(what) if thing.name in filled.inside]
+    there = [target for target in places if kinds[target] == receptacle]
     if kind in _STATIONS:
         return False
     if kind == "pick_two_obj_and_place":
-        return any(there.count(place) > 1 for place in there)
+        return any(there.count(target) > 1 for target in there)
     return bool(there)

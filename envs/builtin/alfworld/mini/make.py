@@ -20,9 +20,9 @@ def make(folder: Path) -> None:
                 f"alfworld-mini: the plan in {plan.game} is of another game than {draft.folder}; install the "
                 "pinned alfworld (constraints.txt), or run: python -m envs.builtin.alfworld.mini.plans"
             )
-        place = folder / draft.folder
-        place.mkdir(parents=True)
-        (place / TRAJECTORY).write_text(json.dumps(_trajectory(draft), indent=1))
+        game_folder = folder / draft.folder
+        game_folder.mkdir(parents=True)
+        (game_folder / TRAJECTORY).write_text(json.dumps(_trajectory(draft), indent=1))
         game = {
             "pddl_domain": domain(),
             "grammar": draft.grammar,
@@ -30,7 +30,7 @@ def make(folder: Path) -> None:
             "solvable": plan.plan is not None,
             "walkthrough": plan.plan,
         }
-        (place / GAME).write_text(json.dumps(game))
+        (game_folder / GAME).write_text(json.dumps(game))
 
 
 def _trajectory(draft: Draft) -> dict[str, Any]:
@@ -48,7 +48,7 @@ def _trajectory(draft: Draft) -> dict[str, Any]:
         "plan": {"high_pddl": [], "low_actions": []},
         "scene": {
             "floor_plan": f"FloorPlan{filled.room.number}",
-            "object_poses": [{"objectName": one.name} for one in filled.objects],
+            "object_poses": [{"objectName": thing.name} for thing in filled.objects],
             "object_toggles": [],
             "random_seed": draft.number,
             "scene_num": filled.room.number,

@@ -39,7 +39,9 @@ class Plan:
 def plans() -> tuple[Plan, ...]:
     """All, in the order of the games."""
     lines = [json.loads(line) for line in FILE.read_text().splitlines()]
-    return tuple(Plan(one["game"], one["problem"], one["plan"] and tuple(one["plan"])) for one in lines)
+    return tuple(
+        Plan(entry["game"], entry["problem"], entry["plan"] and tuple(entry["plan"])) for entry in lines
+    )
 
 
 def fingerprint(draft: Draft) -> str:
@@ -47,7 +49,7 @@ def fingerprint(draft: Draft) -> str:
     return hashlib.sha256(f"{domain()}\0{draft.problem}".encode()).hexdigest()[:16]
 
 
-def solved(draft: Draft) -> Plan:
+def solve(draft: Draft) -> Plan:
     """What the planner finds, in a process of its own, so that it can be ended."""
     reading, writing = multiprocessing.Pipe(duplex=False)
     process = multiprocessing.get_context("fork").Process(target=_search, args=(draft, writing))
@@ -76,7 +78,7 @@ def main() -> None:
 
     lines = []
     for draft in drafts():
-        plan = solved(draft)
+        plan = solve(draft)
         lines.append(json.dumps({"game": plan.game, "problem": plan.problem, "plan": plan.plan}))
         print(lines[-1], flush=True)
     FILE.write_text("\n".join(lines) + "\n")

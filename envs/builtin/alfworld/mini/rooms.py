@@ -75,8 +75,8 @@ def receptacle_types() -> set[str]:
 
 def pickupable_types() -> set[str]:
     """Types of what some receptacle may contain."""
-    held = set().union(*constants().VAL_RECEPTACLE_OBJECTS.values())
-    return {kind for kind in held if not kind.endswith("Sliced")}
+    holdable = set().union(*constants().VAL_RECEPTACLE_OBJECTS.values())
+    return {kind for kind in holdable if not kind.endswith("Sliced")}
 
 
 def room(number: int) -> Room:
@@ -84,25 +84,25 @@ def room(number: int) -> Room:
     chance = random.Random(f"alfworld-mini/room/{number}")
     types, places = floor_plan(number)
     points = standing_points(number)
-    known = receptacle_types()
+    receptacle_kinds = receptacle_types()
     receptacles = []
     for name, (x, z, rotation, tilt) in sorted(places.items()):
         kind, *coordinates = name.split("|")[:4]
         kind = BASINS.get(kind, kind)
-        if kind in known:
+        if kind in receptacle_kinds:
             thing = Thing(kind, _spelt(kind, coordinates), _location(x, z, rotation, tilt))
             receptacles += [thing] if thing not in receptacles else []
-    for kind in sorted(known & set(types) - {one.type for one in receptacles}):
+    for kind in sorted(receptacle_kinds & set(types) - {one.type for one in receptacles}):
         for _ in range(BURNERS if kind == "StoveBurner" else 1):
             x, z = chance.choice(points)
             rotation = chance.choice((0, 90, 180, 270))
             ahead = {0: (0, 0.5), 90: (0.5, 0), 180: (0, -0.5), 270: (-0.5, 0)}[rotation]
-            name = _named(kind, x + ahead[0], chance.uniform(0.1, 1.2), z + ahead[1], taken=receptacles)
+            name = _make_name(kind, x + ahead[0], chance.uniform(0.1, 1.2), z + ahead[1], others=receptacles)
             receptacles.append(Thing(kind, name, _location(x, z, rotation, 45)))
-    reached = {one.location for one in receptacles}
+    reachable = {one.location for one in receptacles}
     starts = [_location(x, z, rotation, 30) for x, z in points for rotation in (0, 90, 180, 270)]
     return Room(
-        number, receptacles, sorted(types), chance.choice([one for one in starts if one not in reached])
+        number, receptacles, sorted(types), chance.choice([one for one in starts if one not in reachable])
     )
 
 
@@ -126,17 +126,17 @@ def fill(room: Room, chance: random.Random) -> Filled:
             receptacle = chance.choice(fitting)
             x, y, z = (float(part) for part in receptacle.name.split("|")[1:4])
             near = [value + chance.uniform(-0.2, 0.2) for value in (x, y, z)]
-            thing = Thing(kind, _named(kind, *near, taken=objects), receptacle.location)
+            thing = Thing(kind, _make_name(kind, *near, others=objects), receptacle.location)
             objects.append(thing)
             if kind in pickupable or kind == LAMP:
                 inside[thing.name] = receptacle.name
     return Filled(room, objects, inside)
 
 
-def _named(kind: str, x: float, y: float, z: float, *, taken: Sequence[Thing]) -> str:
+def _make_name(kind: str, x: float, y: float, z: float, *, others: Sequence[Thing]) -> str:
     name = _spelt(kind, [f"{value:+06.2f}" for value in (x, y, z)])
-    if any(one.name == name for one in taken):
-        return _named(kind, x + 0.01, y, z, taken=taken)
+    if any(one.name == name for one in others):
+        return _make_name(kind, x + 0.01, y, z, others=others)
     return name
 
 

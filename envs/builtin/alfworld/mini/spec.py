@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from functools import cache
 
 from envs.builtin.alfworld.env import INSTRUCTIONS, maker
-from envs.builtin.alfworld.expert import spoken
+from envs.builtin.alfworld.expert import add_thoughts
 from envs.builtin.alfworld.games import Game, facts_of, read_game
 from envs.builtin.alfworld.mini.make import GAMES
 from envs.builtin.alfworld.mini.plans import plans
@@ -51,7 +51,7 @@ def split(seed: int) -> Split:
 def expert(item: Item) -> Sequence[ExpertStep]:
     """The planner's plan."""
     plan = {plan.game: plan.plan for plan in plans()}[_folders()[item.index]]
-    return spoken(plan or ())
+    return add_thoughts(plan or ())
 
 
 SPEC = EnvSpec(

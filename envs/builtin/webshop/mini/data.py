@@ -47,12 +47,12 @@ def write(folder: Path) -> None:
     rng = random.Random(SEED)
     drafts = [draft for _ in range(FAMILIES) for draft in _family(rng)]
     numbers = rng.sample(range(len(drafts)), len(drafts))
-    numbered = [(f"B{number:03d}", draft) for number, draft in zip(numbers, drafts, strict=True)]
-    rng.shuffle(numbered)
+    numbered_drafts = [(f"B{number:03d}", draft) for number, draft in zip(numbers, drafts, strict=True)]
+    rng.shuffle(numbered_drafts)
     files: dict[str, Any] = {
-        "items_shuffle_1000.json": [_item(asin, draft) for asin, draft in numbered],
-        "items_ins_v2_1000.json": {asin: _attributes(draft) for asin, draft in numbered},
-        "items_human_ins.json": {asin: [_human(asin, draft, rng)] for asin, draft in numbered},
+        "items_shuffle_1000.json": [_item(asin, draft) for asin, draft in numbered_drafts],
+        "items_ins_v2_1000.json": {asin: _attributes(draft) for asin, draft in numbered_drafts},
+        "items_human_ins.json": {asin: [_human(asin, draft, rng)] for asin, draft in numbered_drafts},
     }
     for name, content in files.items():
         (folder / name).write_text(json.dumps(content, indent=1), encoding="utf-8")
@@ -70,17 +70,23 @@ def _family(rng: random.Random) -> list[Draft]:
         options={name: _values(name, rng) for name in department.options},
         price=rng.choice(PRICES),
     )
-    kept, changed = first.attributes
-    others = [
-        replace(first, attributes=(kept, _other(department.attributes, (kept, changed), rng))),
+    kept_attribute, changed_attribute = first.attributes
+    variants = [
+        replace(
+            first,
+            attributes=(
+                kept_attribute,
+                _other(department.attributes, (kept_attribute, changed_attribute), rng),
+            ),
+        ),
         replace(first, material=_other(department.materials, (first.material,), rng)),
     ]
     if first.options:
         name = rng.choice(list(first.options))
         missing = rng.choice(first.options[name])
         fewer = tuple(value for value in first.options[name] if value != missing)
-        others.append(replace(first, options=first.options | {name: fewer}))
-    cheap = [first, rng.choice(others)]
+        variants.append(replace(first, options=first.options | {name: fewer}))
+    cheap = [first, rng.choice(variants)]
     family = [*cheap, *(replace(one, price=one.price + DEARER) for one in cheap)]
     return [replace(one, brand=brand) for one, brand in zip(family, brands, strict=True)]
 
