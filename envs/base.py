@@ -47,7 +47,7 @@ class HasProcess(Protocol):
 class Inspectable(Protocol):
     """What an environment has besides, if more can be asked of an episode than what it shows its player."""
 
-    async def inspect(self, what: str) -> Any:
+    async def inspect(self, name: str) -> Any:
         """A fact of the episode under way, a JSON value, e.g. `available_actions`; changes nothing.
 
         Raises `ConfigError` for what it does not know.

@@ -27,12 +27,12 @@ def write_atomically(path: Path, text: str) -> None:
 def check_writable(folder: Path, *, remedy: str) -> None:
     """Raise `ConfigError`, ending with `remedy`, unless files can be written into `folder`, or into the
     nearest folder above that exists."""
-    place = next(parent for parent in (folder, *folder.absolute().parents) if parent.exists())
+    existing = next(parent for parent in (folder, *folder.absolute().parents) if parent.exists())
     try:
-        with TemporaryFile(dir=place):
+        with TemporaryFile(dir=existing):
             pass
     except OSError as error:
-        raise ConfigError(f"{place} cannot be written to ({error.strerror or error}); {remedy}") from None
+        raise ConfigError(f"{existing} cannot be written to ({error.strerror or error}); {remedy}") from None
 
 
 @contextmanager

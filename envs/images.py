@@ -12,7 +12,7 @@ FIELDS = ("image", "images")
 """Of an item: one source of a picture, or a list of them; see `read_image`."""
 _URI = "data:"
 _MARK = ";base64,"
-_SHOWN = 60  # characters of a source, which may be a whole picture
+_MAX_CHARS = 60  # characters of a source, which may be a whole picture
 _MAGIC = {
     b"\x89PNG\r\n\x1a\n": "image/png",
     b"\xff\xd8\xff": "image/jpeg",
@@ -41,20 +41,20 @@ def read_image(source: str, *, folder: Path = Path()) -> Image:
     Raises `ValueError`, which says what is wrong with the source.
     """
     if source.startswith(_URI):
-        head, mark, encoded = source.partition(_MARK)
+        head, mark, payload = source.partition(_MARK)
         try:
-            data = base64.b64decode(encoded, validate=True)
+            data = base64.b64decode(payload, validate=True)
         except binascii.Error as error:
-            raise ValueError(f"{source[:_SHOWN]!r} is no base64: {error}") from None
+            raise ValueError(f"{source[:_MAX_CHARS]!r} is no base64: {error}") from None
         if not mark or not data:
-            raise ValueError(f"{source[:_SHOWN]!r} is not data:MEDIA_TYPE{_MARK}… with a picture")
+            raise ValueError(f"{source[:_MAX_CHARS]!r} is not data:MEDIA_TYPE{_MARK}… with a picture")
         return Image(data, head.removeprefix(_URI))
     try:
         data = (folder / source).read_bytes()
     except (OSError, ValueError) as error:
         why = error.strerror if isinstance(error, OSError) else error
         raise ValueError(
-            f"{source[:_SHOWN]!r} is no file that can be read ({why}) and no data:MEDIA_TYPE{_MARK}…"
+            f"{source[:_MAX_CHARS]!r} is no file that can be read ({why}) and no data:MEDIA_TYPE{_MARK}…"
         ) from None
     try:
         return recognize_image(data)

@@ -23,13 +23,13 @@ _PATTERNS = (
     re.compile(r"(?<=://)[^\s/@:]*:[^\s/@]+(?=@)"),
     re.compile(r"(?<=authorization)(?P<between>[\"']?\s*[:=,]\s*[\"']?(?:bearer|basic)\s+)[^\s\"',}]+", re.I),
 )
-_registered: set[str] = set()
+_secrets: set[str] = set()
 
 
 def register_secret(secret: str | None) -> None:
     """Have `secret` taken out of all texts from now on, in this process; None and the empty text are none."""
     if secret and len(secret) >= MIN_CHARS:
-        _registered.add(secret)
+        _secrets.add(secret)
 
 
 def register_url(url: str) -> None:
@@ -45,7 +45,7 @@ def register_url(url: str) -> None:
 
 def redact(text: str) -> str:
     """`text` without what is known to be secret; as URLs, JSON and Python write it, too."""
-    for secret in sorted(_registered | _of_environment(), key=len, reverse=True):
+    for secret in sorted(_secrets | _of_environment(), key=len, reverse=True):
         for form in {secret, quote(secret, safe=""), json.dumps(secret)[1:-1], repr(secret)[1:-1]}:
             text = text.replace(form, REDACTED)
     for pattern in _PATTERNS:
@@ -70,10 +70,10 @@ class _CleanRecords:
     def __call__(self, *args: Any, **kwargs: Any) -> logging.LogRecord:
         record: logging.LogRecord = self._make(*args, **kwargs)
         try:
-            said = record.getMessage()
+            message = record.getMessage()
         except Exception:  # its arguments do not fit; whoever writes it says so
             return record
-        if (clean := redact(said)) != said:
+        if (clean := redact(message)) != message:
             record.msg, record.args = clean, None
         if record.exc_info:
             trace = self._format.formatException(record.exc_info)

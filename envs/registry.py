@@ -163,13 +163,13 @@ def get_item(spec: EnvSpec, number: int) -> Item:
     """The item `<spec.name>_<number>`; raises `ConfigError`, naming the range, where there is none."""
     if spec.make_item is not None:
         return spec.make_item(number)
-    known = _items_of(spec)
-    if number not in known:
+    items = _items_of(spec)
+    if number not in items:
         raise ConfigError(
-            f"{spec.name} has {len(known)} items, {spec.name}_{min(known)} to {spec.name}_{max(known)}; "
+            f"{spec.name} has {len(items)} items, {spec.name}_{min(items)} to {spec.name}_{max(items)}; "
             f"there is no '{spec.name}_{number}'"
         )
-    return known[number]
+    return items[number]
 
 
 @lru_cache(maxsize=16)
@@ -278,15 +278,15 @@ def _own_env(name: str) -> EnvSpec:
             f"env {name!r} is a {type(spec).__name__}; name an EnvSpec (docs/new-environment.md)"
         )
 
-    def renamed(item: Item) -> Item:
+    def rename(item: Item) -> Item:
         return replace(item, item_id=f"{name}_{item.index}", env=name)
 
     def split(seed: int) -> Split:
         items = spec.split(seed)
-        return Split(train=[*map(renamed, items.train)], test=[*map(renamed, items.test)])
+        return Split(train=[*map(rename, items.train)], test=[*map(rename, items.test)])
 
     def make_item(index: int) -> Item:
         assert spec.make_item is not None
-        return renamed(spec.make_item(index))
+        return rename(spec.make_item(index))
 
     return replace(spec, name=name, split=split, make_item=spec.make_item and make_item)

@@ -25,16 +25,16 @@ def assign_rewards(trajectory: Trajectory, result: RewardResult) -> Trajectory:
         )
     if not trajectory.turns:
         raise ValueError(f"{where}: no turn can carry the reward; leave this trajectory at 0")
-    placed = [0.0] * len(trajectory.turns) if result.turn_rewards is None else list(result.turn_rewards)
-    if len(placed) != len(trajectory.turns):
-        raise ValueError(f"{where}: {len(placed)} turn_rewards for {len(trajectory.turns)} turns")
-    placed[-1] += result.reward
+    turn_rewards = [0.0] * len(trajectory.turns) if result.turn_rewards is None else list(result.turn_rewards)
+    if len(turn_rewards) != len(trajectory.turns):
+        raise ValueError(f"{where}: {len(turn_rewards)} turn_rewards for {len(trajectory.turns)} turns")
+    turn_rewards[-1] += result.reward
     return replace(
         trajectory,
         turns=tuple(
-            replace(turn, reward=reward) for turn, reward in zip(trajectory.turns, placed, strict=True)
+            replace(turn, reward=reward) for turn, reward in zip(trajectory.turns, turn_rewards, strict=True)
         ),
-        reward=sum(placed),
+        reward=sum(turn_rewards),
         success=trajectory.success if result.success is None else result.success,
         metrics={
             **trajectory.metrics,

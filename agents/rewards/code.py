@@ -37,12 +37,12 @@ _LIMITER = ConcurrencyLimiter(os.cpu_count() or 1)
 _FEED = """
 import json, subprocess, sys
 try:
-    _done = subprocess.run([sys.executable, "-I", "-c", {code!r}], input={given!r}, capture_output=True,
+    _done = subprocess.run([sys.executable, "-I", "-c", {code!r}], input={stdin!r}, capture_output=True,
                            text=True, errors="replace", timeout={timeout_s!r})
-    _said = [_done.returncode, _done.stdout]
+    _report = [_done.returncode, _done.stdout]
 except subprocess.TimeoutExpired:
-    _said = [None, ""]
-print(json.dumps(_said))
+    _report = [None, ""]
+print(json.dumps(_report))
 """
 
 
@@ -50,7 +50,7 @@ print(json.dumps(_said))
 class InputOutput:
     """A test of a whole program."""
 
-    given: str
+    stdin: str
     """Its standard input."""
     expected: str
     """Its standard output, but for white space at the ends of lines and of the whole."""
@@ -62,8 +62,8 @@ Test = str | InputOutput
 
 def extract_code(response: str) -> str | None:
     """The last Python code block (three backquotes) of `response`; None where there is none."""
-    found = _FENCE.findall(response)
-    return found[-1] if found else None
+    blocks = _FENCE.findall(response)
+    return blocks[-1] if blocks else None
 
 
 def read_tests(tests: object, *, entry_point: str | None = None) -> list[Test]:
@@ -76,12 +76,12 @@ def read_tests(tests: object, *, entry_point: str | None = None) -> list[Test]:
     if isinstance(tests, str):
         tests = [tests if entry_point is None else f"{tests}\ncheck({entry_point})"]
     if isinstance(tests, dict) and {"inputs", "outputs"} <= tests.keys():
-        given, expected = tests["inputs"], tests["outputs"]
-        if len(given) != len(expected):
+        inputs, outputs = tests["inputs"], tests["outputs"]
+        if len(inputs) != len(outputs):
             raise ValueError(
-                f"`tests` has {len(given)} inputs and {len(expected)} outputs; give one for each"
+                f"`tests` has {len(inputs)} inputs and {len(outputs)} outputs; give one for each"
             )
-        tests = [{"input": one, "output": other} for one, other in zip(given, expected, strict=True)]
+        tests = [{"input": stdin, "output": stdout} for stdin, stdout in zip(inputs, outputs, strict=True)]
     if not isinstance(tests, Sequence) or not tests:
         raise ValueError(f"`tests` is {repr(tests)[:80]}; give code, a list of it, or inputs and outputs")
     return [_read_test(test) for test in tests]
@@ -95,7 +95,7 @@ def _read_test(test: Any) -> Test:
     raise ValueError(f"one of `tests` is {repr(test)[:80]}; give code, or texts as `input` and `output`")
 
 
-async def passed(
+async def count_passed(
     code: str, tests: Sequence[Test], *, backend: Backend, limits: SandboxLimits = LIMITS
 ) -> int:
     """How many of `tests` the program passes; after one that ends the interpreter no other is tried.
@@ -105,13 +105,13 @@ async def passed(
     interpreter = Interpreter(
         backend, limits=limits, run_timeout_s=TEST_TIMEOUT_S + 1.0, output_chars=OUTPUT_CHARS
     )
-    until = time.monotonic() + TOTAL_TIMEOUT_S
+    deadline = time.monotonic() + TOTAL_TIMEOUT_S
     count = 0
     try:
         if any(isinstance(test, str) for test in tests) and (await interpreter.run(code)).ended is not None:
             return 0
         for test in tests:
-            if time.monotonic() > until:
+            if time.monotonic() > deadline:
                 break
             outcome = await _passes(interpreter, code, test)
             if outcome is None:
@@ -128,7 +128,7 @@ async def _passes(interpreter: Interpreter, code: str, test: Test) -> bool | Non
         word = secrets.token_hex(16)  # made after the code has run, which cannot print it ahead
         run = await interpreter.run(f"{test}\nprint({word!r})")
         return None if run.ended is not None else run.output.rstrip().endswith(word)
-    run = await interpreter.run(_FEED.format(code=code, given=test.given, timeout_s=TEST_TIMEOUT_S))
+    run = await interpreter.run(_FEED.format(code=code, stdin=test.stdin, timeout_s=TEST_TIMEOUT_S))
     if run.ended is not None:
         return None
     try:
@@ -158,11 +158,11 @@ async def code_tests(
     The code is the last code block; `tests` and `entry_point` are as `read_tests` takes them. Each answer
     has `TOTAL_TIMEOUT_S`; as many run at a time as there are cores.
     """
-    wanted = read_tests(tests, entry_point=entry_point)
+    required_tests = read_tests(tests, entry_point=entry_point)
     code = extract_code(final_response)
     if code is None:
         return verdict(False, passed=0.0, code=0.0)
     async with _LIMITER:
         backend = await asyncio.to_thread(_backend)
-        count = await passed(code, wanted, backend=backend)
-    return verdict(count == len(wanted), passed=count / len(wanted), code=1.0)
+        count = await count_passed(code, required_tests, backend=backend)
+    return verdict(count == len(required_tests), passed=count / len(required_tests), code=1.0)

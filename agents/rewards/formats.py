@@ -5,7 +5,7 @@ import re
 from agents.rewards.function import reward
 from agents.types import Trajectory
 
-_THOUGHT = re.compile(r"\A\s*(?:<think>)?((?:(?!</?think>).)*)</think>((?:(?!</?think>).)*)\Z", re.DOTALL)
+_THINKING = re.compile(r"\A\s*(?:<think>)?((?:(?!</?think>).)*)</think>((?:(?!</?think>).)*)\Z", re.DOTALL)
 _ANSWER = re.compile(r"<answer>((?:(?!</?answer>).)*)</answer>", re.DOTALL)
 _NO_HELP = ("answer", "summarize")
 """Tools that end or cut a conversation."""
@@ -17,16 +17,16 @@ def after_thinking(text: str) -> str | None:
     Both parts hold something, each tag comes once, and nothing precedes it. The opening tag may be missing:
     some chat templates put it into the prompt.
     """
-    found = _THOUGHT.match(text)
-    if found is None or not found[1].strip():
+    match = _THINKING.match(text)
+    if match is None or not match[1].strip():
         return None
-    return found[2].strip() or None
+    return match[2].strip() or None
 
 
 def tagged_answer(text: str) -> str | None:
     """What stands in the last `<answer>…</answer>`, stripped; None where there is none, or nothing in it."""
-    found = _ANSWER.findall(text)
-    return (found[-1].strip() or None) if found else None
+    matches = _ANSWER.findall(text)
+    return (matches[-1].strip() or None) if matches else None
 
 
 def well_formed_answer(text: str) -> str | None:
@@ -35,8 +35,8 @@ def well_formed_answer(text: str) -> str | None:
     The form of DeepSeek-R1-Zero (arXiv 2501.12948, table 1).
     """
     rest = after_thinking(text)
-    found = _ANSWER.fullmatch(rest) if rest is not None else None
-    return (found[1].strip() or None) if found else None
+    match = _ANSWER.fullmatch(rest) if rest is not None else None
+    return (match[1].strip() or None) if match else None
 
 
 def tool_calls(trajectory: Trajectory) -> int:
@@ -46,12 +46,12 @@ def tool_calls(trajectory: Trajectory) -> int:
     (`tasks/rollout/programs.py`) are counted by
     nobody: there, each turn before the last is taken for a call.
     """
-    counted = trajectory.metrics
-    names = [name.partition("/")[2] for name in counted if name.startswith("tool_calls/")]
+    metrics = trajectory.metrics
+    names = [name.partition("/")[2] for name in metrics if name.startswith("tool_calls/")]
     if not names:
         return max(0, len(trajectory.turns) - 1)
     helpful = [name for name in names if name not in _NO_HELP]
-    return int(sum(counted[f"tool_calls/{name}"] - counted[f"tool_failures/{name}"] for name in helpful))
+    return int(sum(metrics[f"tool_calls/{name}"] - metrics[f"tool_failures/{name}"] for name in helpful))
 
 
 @reward
@@ -63,9 +63,9 @@ def think_format(final_response: str) -> float:
 @reward
 def answer_format(final_response: str) -> float:
     """1 where the text ends with its one `<answer>…</answer>`, else 0."""
-    found = _ANSWER.findall(final_response)
+    matches = _ANSWER.findall(final_response)
     ends = final_response.rstrip().endswith("</answer>")
-    return float(ends and len(found) == 1 and bool(found[0].strip()))
+    return float(ends and len(matches) == 1 and bool(matches[0].strip()))
 
 
 @reward

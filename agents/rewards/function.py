@@ -47,22 +47,22 @@ class FunctionReward:
 
     def check(self, available: Collection[str]) -> None:
         """See `Reward`. Also raises `ConfigError` for data that hides one of the given names."""
-        hidden = sorted(set(ALWAYS).intersection(available))
-        if hidden:
+        conflicts = sorted(set(ALWAYS).intersection(available))
+        if conflicts:
             raise ConfigError(
-                f"the data has a field {hidden[0]!r}, which is the name of something every reward may ask "
+                f"the data has a field {conflicts[0]!r}, which is the name of something every reward may ask "
                 "for; rename the field"
             )
         self._require({*ALWAYS, *available})
         require(f"reward {self.name!r}", self.needs)
 
-    async def score(self, given: RewardInput) -> RewardResult:
+    async def score(self, reward_input: RewardInput) -> RewardResult:
         """See `Reward`. A parameter that this item does not fill is a `ConfigError`, as in `check`."""
-        trajectory = given.trajectory
+        trajectory = reward_input.trajectory
         where = f"{trajectory.item.item_id}, sample {trajectory.sample_index}"
         if trajectory.stop_reason is StopReason.ERROR:
             raise ValueError(f"{where}: a failed episode has no reward ({trajectory.error}); drop it")
-        arguments = given.arguments(self.parameters)
+        arguments = reward_input.arguments(self.parameters)
         self._require(arguments)
         cause: Exception | None = None
         for _ in range(self.retries + 1):
@@ -72,9 +72,9 @@ class FunctionReward:
                 if isinstance(error, WingspanError) and not isinstance(error, EpisodeFault):
                     raise  # the user's to mend; another call would say the same
                 cause = error
-        said = str(cause) if isinstance(cause, TooSlow) else describe(cause or RuntimeError())
+        reason = str(cause) if isinstance(cause, TooSlow) else describe(cause or RuntimeError())
         raise RewardFailed(
-            f"{where}: reward {self.name!r} failed at each of {self.retries + 1} calls, the last: {said}"
+            f"{where}: reward {self.name!r} failed at each of {self.retries + 1} calls, the last: {reason}"
         ) from cause
 
     async def _call(self, arguments: Mapping[str, Any]) -> object:
@@ -88,8 +88,8 @@ class FunctionReward:
                 raise RuntimeError(f"it raised {describe(error)}") from error
 
     def _require(self, available: Collection[str]) -> None:
-        for name, needed in self.parameters.items():
-            if needed and name not in available:
+        for name, is_required in self.parameters.items():
+            if is_required and name not in available:
                 hint = suggest(name, sorted(available))
                 there = ", ".join(sorted({*ALWAYS, *available}))
                 raise ConfigError(
@@ -134,18 +134,18 @@ def reward(
     if retries < 0:
         raise ConfigError(f"retries={retries} of a reward; give 0 or more")
 
-    def made(function: Callable[..., Any]) -> FunctionReward:
-        called = name or function.__name__
+    def decorate(function: Callable[..., Any]) -> FunctionReward:
+        reward_name = name or function.__name__
         return FunctionReward(
-            name=called,
+            name=reward_name,
             function=function,
-            parameters=_parameters(function, called),
+            parameters=_parameters(function, reward_name),
             timeout_s=timeout_s,
             retries=retries,
             needs=tuple(needs),
         )
 
-    return made if function is None else made(function)
+    return decorate if function is None else decorate(function)
 
 
 def _parameters(function: Callable[..., Any], name: str) -> dict[str, bool]:

@@ -20,12 +20,22 @@ def match(text: str | None, answer: Answer) -> Match:
     return compare(text, references(answer))
 
 
-def _by_exact_match(found: Match, **metrics: float) -> Value:
-    return {"reward": found.exact, "success": found.exact == 1.0, "f1": found.f1, **metrics}
+def _by_exact_match(match_result: Match, **metrics: float) -> Value:
+    return {
+        "reward": match_result.exact,
+        "success": match_result.exact == 1.0,
+        "f1": match_result.f1,
+        **metrics,
+    }
 
 
-def _by_f1(found: Match, **metrics: float) -> Value:
-    return {"reward": found.f1, "success": found.exact == 1.0, "exact_match": found.exact, **metrics}
+def _by_f1(match_result: Match, **metrics: float) -> Value:
+    return {
+        "reward": match_result.f1,
+        "success": match_result.exact == 1.0,
+        "exact_match": match_result.exact,
+        **metrics,
+    }
 
 
 @reward

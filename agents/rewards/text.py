@@ -17,19 +17,19 @@ def references(answer: object) -> list[str]:
 
     Raises `TypeError` for anything else and `ValueError` for an empty list.
     """
-    several = answer if isinstance(answer, Sequence) and not isinstance(answer, str) else [answer]
-    if not several:
+    values = answer if isinstance(answer, Sequence) and not isinstance(answer, str) else [answer]
+    if not values:
         raise ValueError("the item has no accepted answer; give its field `answer` at least one")
-    for one in several:
-        if isinstance(one, bool) or not isinstance(one, str | int | float):
+    for reference in values:
+        if isinstance(reference, bool) or not isinstance(reference, str | int | float):
             raise TypeError(f"`answer` is {answer!r}; give one text or number, or a list of accepted ones")
-    return [str(one) for one in several]
+    return [str(reference) for reference in values]
 
 
 def last_number(text: str) -> float | None:
     """The last number in `text`: `-3`, `1,234.5`, `.5`, `2e-3`; None where there is none."""
-    found = _NUMBER.findall(text)
-    return float(found[-1].replace(",", "")) if found else None
+    numbers = _NUMBER.findall(text)
+    return float(numbers[-1].replace(",", "")) if numbers else None
 
 
 def verdict(correct: bool, **metrics: float) -> dict[str, float | bool]:
@@ -40,7 +40,7 @@ def verdict(correct: bool, **metrics: float) -> dict[str, float | bool]:
 @reward
 def string_equal(final_response: str, answer: str | Sequence[str]) -> dict[str, float | bool]:
     """1 if the response is an accepted answer, but for white space around it."""
-    return verdict(final_response.strip() in [one.strip() for one in references(answer)])
+    return verdict(final_response.strip() in [reference.strip() for reference in references(answer)])
 
 
 @reward
@@ -54,14 +54,15 @@ def number_equal(
 
     The tolerances may be fields of the data. Raises `ValueError` for an answer that is no number.
     """
-    found = last_number(final_response)
-    accepted = []
-    for one in references(answer):
-        number = last_number(one)
+    response_number = last_number(final_response)
+    accepted_numbers = []
+    for reference in references(answer):
+        number = last_number(reference)
         if number is None:
-            raise ValueError(f"`answer` is {one!r}, which holds no number; use string_equal")
-        accepted.append(number)
-    correct = found is not None and any(
-        math.isclose(found, one, rel_tol=relative_tolerance, abs_tol=absolute_tolerance) for one in accepted
+            raise ValueError(f"`answer` is {reference!r}, which holds no number; use string_equal")
+        accepted_numbers.append(number)
+    correct = response_number is not None and any(
+        math.isclose(response_number, number, rel_tol=relative_tolerance, abs_tol=absolute_tolerance)
+        for number in accepted_numbers
     )
     return verdict(correct)

@@ -50,17 +50,17 @@ class RewardInput:
     @property
     def transcript(self) -> str:
         """All turns as text: what the policy wrote, and what it was answered."""
-        told = []
+        lines = []
         for turn in self.trajectory.turns:
-            told.append(f"Assistant: {turn.text}")
-            told.append(f"Observation: {turn.observation}")
-        return "\n".join(told)
+            lines.append(f"Assistant: {turn.text}")
+            lines.append(f"Observation: {turn.observation}")
+        return "\n".join(lines)
 
     @property
     def free_names(self) -> frozenset[str]:
         """What `Reward.check` is to be asked with for an item like this one."""
-        named = {*self.fields, *self.item.metadata}
-        return frozenset(named if self.env is None else {*named, "env"})
+        names = {*self.fields, *self.item.metadata}
+        return frozenset(names if self.env is None else {*names, "env"})
 
     def arguments(self, names: Collection[str]) -> dict[str, Any]:
         """The values of those of `names` that there are."""
@@ -109,7 +109,7 @@ class Reward(Protocol):
         """
         ...
 
-    async def score(self, given: RewardInput) -> RewardResult:
+    async def score(self, reward_input: RewardInput) -> RewardResult:
         """Judge one episode that was played to its end.
 
         Raises `RewardFailed` where no reward could be had; it is never a reward of 0. `ValueError` for a
@@ -146,13 +146,13 @@ def read_result(value: object, *, turns: int) -> RewardResult:
     per_turn = value.get("turn_rewards")
     if per_turn is not None:
         if not isinstance(per_turn, list | tuple):
-            raise ValueError(f"turn_rewards is {_shown(per_turn)}; return a list with one number a turn")
+            raise ValueError(f"turn_rewards is {_shorten(per_turn)}; return a list with one number a turn")
         if len(per_turn) != turns:
             raise ValueError(f"{len(per_turn)} turn_rewards for {turns} turns; return one for each turn")
         per_turn = tuple(_number(one, f"turn_rewards[{i}]") for i, one in enumerate(per_turn))
     success = value.get("success")
     if success is not None and not isinstance(success, bool):
-        raise ValueError(f"success is {_shown(success)}; return True or False")
+        raise ValueError(f"success is {_shorten(success)}; return True or False")
     metrics = {
         str(name): _number(number, f"metric {name!r}")
         for name, number in value.items()
@@ -166,17 +166,17 @@ def read_result(value: object, *, turns: int) -> RewardResult:
     )
 
 
-def _number(value: object, what: str) -> float:
+def _number(value: object, key: str) -> float:
     try:
         number = float(value) if isinstance(value, Real) else None
     except OverflowError:
         number = math.inf
     if number is None:
-        raise ValueError(f"{what} is {_shown(value)}; return a number")
+        raise ValueError(f"{key} is {_shorten(value)}; return a number")
     if not math.isfinite(number):
-        raise ValueError(f"{what} is {number}; return a finite number")
+        raise ValueError(f"{key} is {number}; return a finite number")
     return number
 
 
-def _shown(value: object) -> str:
+def _shorten(value: object) -> str:
     return f"a {type(value).__name__}, {repr(value)[:80]}"

@@ -32,9 +32,9 @@ class CombinedReward:
         for part in self.parts:
             part.reward.check(available)
 
-    async def score(self, given: RewardInput) -> RewardResult:
+    async def score(self, reward_input: RewardInput) -> RewardResult:
         """See `Reward`. What one part raises ends the others."""
-        results = await gather_or_cancel(part.reward.score(given) for part in self.parts)
+        results = await gather_or_cancel(part.reward.score(reward_input) for part in self.parts)
         metrics: dict[str, float] = {}
         per_turn: list[float] | None = None
         for part, result in zip(self.parts, results, strict=True):
@@ -43,14 +43,14 @@ class CombinedReward:
             if result.turn_rewards is not None:
                 before = per_turn or [0.0] * len(result.turn_rewards)
                 per_turn = [
-                    so_far + part.weight * one
-                    for so_far, one in zip(before, result.turn_rewards, strict=True)
+                    so_far + part.weight * part_result
+                    for so_far, part_result in zip(before, result.turn_rewards, strict=True)
                 ]
-        said = [result.success for result in results if result.success is not None]
+        successes = [result.success for result in results if result.success is not None]
         return RewardResult(
             reward=sum(part.weight * result.reward for part, result in zip(self.parts, results, strict=True)),
             turn_rewards=None if per_turn is None else tuple(per_turn),
-            success=all(said) if said else None,
+            success=all(successes) if successes else None,
             metrics=metrics,
         )
 

@@ -23,5 +23,5 @@ async def workspace_tests(
     """
     if not isinstance(env, HasWorkspace):
         raise ConfigError(f"{type(env).__name__} has no workspace to run tests in; ask in env: workspace")
-    written = await env.workspace.put(read_files({"test_files": test_files}, name="test_files"))
-    return verdict(not written.failed and await env.workspace.succeeds(test_command))
+    reply = await env.workspace.put(read_files({"test_files": test_files}, name="test_files"))
+    return verdict(not reply.failed and await env.workspace.succeeds(test_command))

@@ -26,7 +26,7 @@ def act(*, description: str | None = None) -> Tool:
         with boundary(EnvCrashed, "act: step"):
             return await env.step(action)
 
-    made = tool(stateful=True, timeout_s=None, max_length=None)(act)
+    act_tool = tool(stateful=True, timeout_s=None, max_length=None)(act)
     if description is not None:
-        made.description = description
-    return made
+        act_tool.description = description
+    return act_tool

@@ -18,7 +18,7 @@ from typing import Any
 from agents.clients.rate_limit import ConcurrencyLimiter
 from agents.tools.faults import error_text, infrastructure_fault
 from agents.tools.outcome import SHORTEST, ToolOutput, cut, read_outcome
-from agents.tools.signature import ArgumentsRefused, read_signature
+from agents.tools.signature import InvalidArguments, read_signature
 from agents.tools.threads import run_in_thread
 from agents.tools.types import ToolError, ToolResult, ToolStatus
 from envs.base import Environment
@@ -97,7 +97,7 @@ class Tool:
 
         Raises `WingspanError`s of the tool, and `ConfigError` for a stateful tool without an environment.
         """
-        started = time.perf_counter()
+        start = time.perf_counter()
         status, outcome = await self._answer(arguments, env)
         step = outcome.step
         ends = self.finish or (step is not None and (step.terminated or step.truncated))
@@ -109,7 +109,7 @@ class Tool:
             metrics=outcome.metrics,
             summary=outcome.summary,
             step=step,
-            seconds=time.perf_counter() - started,
+            seconds=time.perf_counter() - start,
         )
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -120,10 +120,10 @@ class Tool:
         """A method's tool, of `instance`."""
         if instance is None or not self._unbound:
             return self
-        bound = copy.copy(self)
-        bound._function = types.MethodType(self._function, instance)
-        bound._unbound = False
-        return bound
+        method = copy.copy(self)
+        method._function = types.MethodType(self._function, instance)
+        method._unbound = False
+        return method
 
     def __repr__(self) -> str:
         return f"<Tool {self.name}>"
@@ -133,10 +133,10 @@ class Tool:
             raise ConfigError(f"tool {self.name!r} is a method; call it of an instance, see collect_tools")
         try:
             values = self._signature.values(arguments)
-        except ArgumentsRefused as error:
-            return self._told(ToolStatus.BAD_ARGUMENTS, f"{self.name} was not run: {error}")
+        except InvalidArguments as error:
+            return self._observe(ToolStatus.BAD_ARGUMENTS, f"{self.name} was not run: {error}")
         except Exception as error:  # a parameter's type may have validators of its own
-            return self._raised(error)
+            return self._observe_error(error)
         if self._signature.env is not None:
             if env is not None:
                 values[self._signature.env] = env
@@ -157,41 +157,41 @@ class Tool:
         finally:  # out of time, or cancelled
             await _end(work)
         if not in_time:
-            return self._told(
+            return self._observe(
                 ToolStatus.TIMED_OUT, f"{self.name} took longer than {self.timeout_s:g} s and was ended"
             )
         if work.cancelled():  # not by whoever called: that would have been raised above
-            return self._told(ToolStatus.RAISED, f"{self.name} failed: it was cancelled")
+            return self._observe(ToolStatus.RAISED, f"{self.name} failed: it was cancelled")
         try:
             return ToolStatus.OK, cut(work.result(), max_length=self.max_length)
         except Exception as error:
-            return self._raised(error)
+            return self._observe_error(error)
 
     async def _work(self, values: dict[str, Any]) -> ToolOutput:
         try:
             if self._is_async:
                 return read_outcome(await self._function(**values))
-            found = await run_in_thread(
-                functools.partial(_called, self._function, values), name=f"tool {self.name!r}"
+            output = await run_in_thread(
+                functools.partial(_call_function, self._function, values), name=f"tool {self.name!r}"
             )
-            return found if isinstance(found, ToolOutput) else read_outcome(await found)
+            return output if isinstance(output, ToolOutput) else read_outcome(await output)
         except SystemExit as error:  # a program's way to end; this one goes on
             raise ToolError(f"{self.name} failed: it tried to exit with status {error.code}") from None
 
-    def _raised(self, error: Exception) -> tuple[ToolStatus, ToolOutput]:
+    def _observe_error(self, error: Exception) -> tuple[ToolStatus, ToolOutput]:
         if fault := infrastructure_fault(error):
             raise fault
         if isinstance(error, ToolError):
-            return self._told(ToolStatus.RAISED, error_text(error))
-        return self._told(
+            return self._observe(ToolStatus.RAISED, error_text(error))
+        return self._observe(
             ToolStatus.RAISED, f"{self.name} failed: {type(error).__name__}: {error_text(error)}"
         )
 
-    def _told(self, status: ToolStatus, text: str) -> tuple[ToolStatus, ToolOutput]:
+    def _observe(self, status: ToolStatus, text: str) -> tuple[ToolStatus, ToolOutput]:
         return status, cut(read_outcome(text), max_length=self.max_length)
 
 
-def _called(function: Callable[..., Any], values: dict[str, Any]) -> ToolOutput | Awaitable[Any]:
+def _call_function(function: Callable[..., Any], values: dict[str, Any]) -> ToolOutput | Awaitable[Any]:
     """In a thread; a value is read there, too, for it may be large."""
     value = function(**values)
     return value if inspect.isawaitable(value) else read_outcome(value)

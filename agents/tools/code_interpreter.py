@@ -21,7 +21,7 @@ def code_interpreter(
 
     `backend`: else the one that this machine has. Raises `MissingDependency` where there is none.
     """
-    walls = backend or choose_backend()
+    sandbox = backend or choose_backend()
 
     # The sandbox keeps the time: what hangs is ended by it, and starting is no part of a run.
     @tool(keeps_time=True, max_length=MAX_LENGTH, max_concurrency=MAX_CONCURRENCY)
@@ -34,7 +34,7 @@ def code_interpreter(
             code: Python, as in a file.
         """
         interpreter = Interpreter(
-            walls, limits=limits or SandboxLimits(), run_timeout_s=run_timeout_s, output_chars=MAX_LENGTH
+            sandbox, limits=limits or SandboxLimits(), run_timeout_s=run_timeout_s, output_chars=MAX_LENGTH
         )
         try:
             run = await interpreter.run(code)

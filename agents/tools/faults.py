@@ -6,7 +6,7 @@ from envs.errors import WingspanError
 def infrastructure_fault(error: BaseException) -> WingspanError | None:
     """The first `WingspanError` in an exception or group of exceptions."""
     if isinstance(error, BaseExceptionGroup):
-        return next((found for inner in error.exceptions if (found := infrastructure_fault(inner))), None)
+        return next((fault for inner in error.exceptions if (fault := infrastructure_fault(inner))), None)
     return error if isinstance(error, WingspanError) else None
 
 

@@ -40,12 +40,12 @@ def read_outcome(value: Any) -> ToolOutput:
     if isinstance(value, Summary):
         return ToolOutput(observation=value.too_long, summary=_encodable(value.text))
     if isinstance(value, Mapping) and "observation" in value:
-        rest = {str(name): found for name, found in value.items()}
+        rest = {str(name): item for name, item in value.items()}
         observation = read_outcome(rest.pop("observation")).observation
-        pictures = [rest.pop("image")] if rest.get("image") is not None else []
-        pictures += rest.pop("images", None) or ()
+        images = [rest.pop("image")] if rest.get("image") is not None else []
+        images += rest.pop("images", None) or ()
         rest.pop("image", None)
-        return ToolOutput(observation=observation, images=tuple(_images(pictures)), metrics=_metrics(rest))
+        return ToolOutput(observation=observation, images=tuple(_images(images)), metrics=_metrics(rest))
     return ToolOutput(observation=to_json(value, fallback=str, inf_nan_mode="constants").decode())
 
 
@@ -54,15 +54,15 @@ def cut(outcome: ToolOutput, *, max_length: int | None) -> ToolOutput:
     text = outcome.observation
     if max_length is None or len(text) <= max_length:
         return outcome
-    return replace(outcome, observation=shortened(text, most=max_length))
+    return replace(outcome, observation=shorten(text, most=max_length))
 
 
-def shortened(text: str, *, most: int) -> str:
+def shorten(text: str, *, most: int) -> str:
     """Beginning and end of what is longer than `most` characters, and how much lay between."""
     notice = f"\n... {len(text)} characters, of which the middle is left out ...\n"
-    kept = most - len(notice)
-    head = kept - kept // 2
-    return text[:head] + notice + text[len(text) - kept // 2 :]
+    room = most - len(notice)
+    head = room - room // 2
+    return text[:head] + notice + text[len(text) - room // 2 :]
 
 
 def _images(values: Iterable[Any]) -> Iterable[Image]:

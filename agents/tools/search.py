@@ -36,7 +36,7 @@ def search_tool(retriever: Callable[[object], Retriever], *, top_k: int = TOP_K)
         Args:
             query: What to look for.
         """
-        return await _told(retriever(env), query, top_k=top_k)
+        return await _search(retriever(env), query, top_k=top_k)
 
     return search
 
@@ -51,7 +51,7 @@ def web_search_tool(web: Retriever, *, top_k: int = TOP_K) -> Tool:
         Args:
             query: What to look for.
         """
-        return await _told(web, query, top_k=top_k)
+        return await _search(web, query, top_k=top_k)
 
     return web_search
 
@@ -60,13 +60,13 @@ def search() -> Tool:
     """The prebuilt `search`: over what `WINGSPAN_RETRIEVER` names, a server or a corpus, else over the corpus
     of the episode's environment. Raises `ConfigError` for a wrong URL, `MissingDependency` for a corpus that
     is not there."""
-    place = os.environ.get(VARIABLE)
-    if not place:
+    location = os.environ.get(VARIABLE)
+    if not location:
         return search_tool(retriever_of)
-    if "://" not in place and not Path(place).is_file():
-        raise MissingDependency(f"{VARIABLE} is {place!r}, and there is no such corpus; correct the path")
-    named = retriever_at(place)
-    return search_tool(lambda _: named)
+    if "://" not in location and not Path(location).is_file():
+        raise MissingDependency(f"{VARIABLE} is {location!r}, and there is no such corpus; correct the path")
+    retriever_named = retriever_at(location)
+    return search_tool(lambda _: retriever_named)
 
 
 def web_search() -> Tool:
@@ -88,7 +88,7 @@ def check_search(env: object) -> None:
         raise ConfigError(_NOTHING)
 
 
-async def _told(retriever: Retriever, query: str, *, top_k: int) -> str:
+async def _search(retriever: Retriever, query: str, *, top_k: int) -> str:
     if not query.strip():
         raise ToolError("the query is empty; write what to look for")
     try:

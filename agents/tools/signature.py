@@ -16,14 +16,14 @@ from pydantic.json_schema import GenerateJsonSchema
 
 from envs.errors import ConfigError
 
-_SHOWN = 60
+_MAX_VALUE_CHARS = 60
 """Characters of a refused value that are told."""
 _ENVIRONMENT = ("reset", "step", "close")
 """What every environment has; few say that they are one."""
 _CONFIG = ConfigDict(extra="forbid", coerce_numbers_to_str=True)
 
 
-class ArgumentsRefused(Exception):
+class InvalidArguments(Exception):
     """The text tells the agent which arguments are wrong, and what the tool takes."""
 
 
@@ -44,26 +44,26 @@ class Signature:
     def values(self, arguments: object) -> dict[str, Any]:
         """Keyword arguments for the function; what the agent left out is left out.
 
-        Raises `ArgumentsRefused`.
+        Raises `InvalidArguments`.
         """
         if not isinstance(arguments, Mapping):
-            raise ArgumentsRefused(
-                f"the arguments must be an object, not {_short(arguments)}. {self._taken()}"
+            raise InvalidArguments(
+                f"the arguments must be an object, not {_short(arguments)}. {self._describe_parameters()}"
             )
         try:
-            filled = self._model.model_validate(_encodable(dict(arguments)))
+            values = self._model.model_validate(_encodable(dict(arguments)))
         except ValidationError as error:
-            faults = "; ".join(_fault(dict(one)) for one in error.errors(include_url=False))
-            raise ArgumentsRefused(f"{faults}. {self._taken()}") from None
-        return {self._names[field]: getattr(filled, field) for field in filled.model_fields_set}
+            faults = "; ".join(_fault(dict(fault)) for fault in error.errors(include_url=False))
+            raise InvalidArguments(f"{faults}. {self._describe_parameters()}") from None
+        return {self._names[field]: getattr(values, field) for field in values.model_fields_set}
 
-    def _taken(self) -> str:
+    def _describe_parameters(self) -> str:
         required = self.schema.get("required", ())
-        told = [
+        texts = [
             f"{name} ({_type_name(about)}{'' if name in required else ', optional'})"
             for name, about in self.schema.get("properties", {}).items()
         ]
-        return f"It takes: {', '.join(told)}" if told else "It takes no arguments"
+        return f"It takes: {', '.join(texts)}" if texts else "It takes no arguments"
 
 
 def read_signature(function: Callable[..., Any], *, tool: str, stateful: bool, method: bool) -> Signature:
@@ -83,16 +83,16 @@ def read_signature(function: Callable[..., Any], *, tool: str, stateful: bool, m
             "exist when the program runs"
         ) from None
     env = _env_parameter(parameters, hints, tool=tool, stateful=stateful)
-    own = [p for p in parameters if p.name != env]
-    summary, told = _docstring(function)
-    if strangers := told.keys() - {p.name for p in parameters}:
+    others = [p for p in parameters if p.name != env]
+    summary, texts = _docstring(function)
+    if strangers := texts.keys() - {p.name for p in parameters}:
         raise ConfigError(
             f"tool {tool!r}: the docstring describes {', '.join(sorted(strangers))}, which is no parameter; "
             "take it out or correct its name"
         )
     fields: dict[str, Any] = {}
     names: dict[str, str] = {}
-    for index, parameter in enumerate(own):
+    for index, parameter in enumerate(others):
         if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
             raise ConfigError(
                 f"tool {tool!r}: parameter {parameter} has no name that an agent could give it by; "
@@ -103,13 +103,13 @@ def read_signature(function: Callable[..., Any], *, tool: str, stateful: bool, m
         field = f"argument_{index:03}"  # parameters may have names that pydantic keeps for itself
         names[field] = parameter.name
         about: dict[str, Any] = {"alias": parameter.name}
-        if parameter.name in told:
-            about["description"] = told[parameter.name]
+        if parameter.name in texts:
+            about["description"] = texts[parameter.name]
         default = ... if parameter.default is parameter.empty else parameter.default
         fields[field] = (hints[parameter.name], Field(default, **about))
     try:
         model = create_model(tool, __config__=_CONFIG, **fields)
-        schema = model.model_json_schema(schema_generator=_Untitled)
+        schema = model.model_json_schema(schema_generator=_SchemaWithoutTitles)
     except (PydanticSchemaGenerationError, PydanticInvalidForJsonSchema, PydanticUserError) as error:
         raise ConfigError(
             f"tool {tool!r}: a parameter's type cannot be put as JSON ({str(error).splitlines()[0]})"
@@ -119,7 +119,7 @@ def read_signature(function: Callable[..., Any], *, tool: str, stateful: bool, m
     return Signature(summary, schema, env, required, model, names)
 
 
-class _Untitled(GenerateJsonSchema):
+class _SchemaWithoutTitles(GenerateJsonSchema):
     """Without the names of fields again as titles, which cost a prompt tokens."""
 
     ignored_warning_kinds = {"skipped-choice", "non-serializable-default"}  # noqa: RUF012
@@ -131,16 +131,16 @@ class _Untitled(GenerateJsonSchema):
 def _env_parameter(
     parameters: list[inspect.Parameter], hints: Mapping[str, Any], *, tool: str, stateful: bool
 ) -> str | None:
-    annotated = [p.name for p in parameters if _is_environment(hints.get(p.name))]
-    found = annotated or [p.name for p in parameters if p.name == "env" and stateful]
-    if stateful and len(found) != 1:
+    annotated_names = [p.name for p in parameters if _is_environment(hints.get(p.name))]
+    env_names = annotated_names or [p.name for p in parameters if p.name == "env" and stateful]
+    if stateful and len(env_names) != 1:
         raise ConfigError(
-            f"tool {tool!r} is stateful and has {len(found)} parameters for the environment; give it one, "
-            "annotated as Environment or named env"
+            f"tool {tool!r} is stateful and has {len(env_names)} parameters for the environment; give it "
+            "one, annotated as Environment or named env"
         )
-    if found and not stateful:
-        raise ConfigError(f"tool {tool!r}: parameter {found[0]!r} is an environment; add stateful=True")
-    return found[0] if found else None
+    if env_names and not stateful:
+        raise ConfigError(f"tool {tool!r}: parameter {env_names[0]!r} is an environment; add stateful=True")
+    return env_names[0] if env_names else None
 
 
 def _is_environment(annotation: Any) -> bool:
@@ -154,11 +154,11 @@ def _docstring(function: Callable[..., Any]) -> tuple[str, dict[str, str]]:
     source = function if inspect.isroutine(function) else type(function).__call__
     text = inspect.cleandoc(source.__doc__ or "")
     try:
-        parsed = parse(text, DocstringStyle.GOOGLE)
+        docstring = parse(text, DocstringStyle.GOOGLE)
     except ParseError:  # another style; its whole text describes the tool
         return text, {}
-    told = [part for part in (parsed.short_description, parsed.long_description) if part]
-    return "\n\n".join(told), {p.arg_name: " ".join((p.description or "").split()) for p in parsed.params}
+    texts = [part for part in (docstring.short_description, docstring.long_description) if part]
+    return "\n\n".join(texts), {p.arg_name: " ".join((p.description or "").split()) for p in docstring.params}
 
 
 def _encodable(value: Any) -> Any:
@@ -181,12 +181,12 @@ def _fault(error: Mapping[str, Any]) -> str:
 
 def _type_name(about: Mapping[str, Any]) -> str:
     if "enum" in about:
-        return " or ".join(repr(one) for one in about["enum"])
+        return " or ".join(repr(option) for option in about["enum"])
     if "anyOf" in about:
-        return " or ".join(_type_name(one) for one in about["anyOf"])
+        return " or ".join(_type_name(option) for option in about["anyOf"])
     return str(about.get("type", "object" if "$ref" in about else "anything"))
 
 
 def _short(value: object) -> str:
     text = repr(value)
-    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
+    return text if len(text) <= _MAX_VALUE_CHARS else f"{text[:_MAX_VALUE_CHARS]}..."

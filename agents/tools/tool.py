@@ -75,8 +75,8 @@ def tool(target: Any = None, /, **options: Unpack[Options]) -> Any:
             '''
     """
     if target is None:
-        return lambda target: _made(target, options)
-    return _made(target, options)
+        return lambda target: _make(target, options)
+    return _make(target, options)
 
 
 def collect_tools(holder: object) -> tuple[Tool, ...]:
@@ -97,7 +97,7 @@ def collect_tools(holder: object) -> tuple[Tool, ...]:
     return found
 
 
-def _made(target: Any, options: Options) -> Any:
+def _make(target: Any, options: Options) -> Any:
     if not isinstance(target, type):
         return Tool(target, **options)
     function = next((vars(owner)["__call__"] for owner in target.__mro__ if "__call__" in vars(owner)), None)

@@ -11,7 +11,7 @@ from agents.tools.types import ToolResult, ToolStatus, ToolUsage
 from envs.base import Environment
 from envs.errors import ConfigError
 
-_SHOWN = 80
+_MAX_NAME_CHARS = 80
 """Characters of an unknown name that are told."""
 
 
@@ -57,11 +57,11 @@ class Toolbox:
         if name not in self.tools:
             self._unknown_calls += 1
             return ToolResult(observation=self._unknown(name), status=ToolStatus.UNKNOWN_TOOL)
-        started = time.perf_counter()
-        failed = True
+        start = time.perf_counter()
+        is_failure = True
         try:
             result = await self.tools[name].call(arguments, env=env)
-            failed = result.status is not ToolStatus.OK
+            is_failure = result.status is not ToolStatus.OK
             sums = self._usage[name].metrics
             for key, value in result.metrics.items():
                 sums[key] = sums.get(key, 0.0) + value
@@ -69,8 +69,8 @@ class Toolbox:
         finally:
             usage = self._usage[name]
             usage.calls += 1
-            usage.failures += failed
-            usage.seconds += time.perf_counter() - started
+            usage.failures += is_failure
+            usage.seconds += time.perf_counter() - start
 
     def is_stateful(self, name: str) -> bool:
         """Whether a call works on the episode's environment, and so has its place among others."""
@@ -81,8 +81,8 @@ class Toolbox:
         return name not in self.tools or self.tools[name].keeps_time
 
     def _unknown(self, name: str) -> str:
-        shown = repr(name if len(name) <= _SHOWN else f"{name[:_SHOWN]}...")
-        near = get_close_matches(name.lower()[:_SHOWN], self.tools, n=1)
-        meant = f"; did you mean {near[0]!r}?" if near else "."
+        quoted_name = repr(name if len(name) <= _MAX_NAME_CHARS else f"{name[:_MAX_NAME_CHARS]}...")
+        near = get_close_matches(name.lower()[:_MAX_NAME_CHARS], self.tools, n=1)
+        hint = f"; did you mean {near[0]!r}?" if near else "."
         there = f"The tools are: {', '.join(self.tools)}" if self.tools else "There are no tools"
-        return f"there is no tool {shown}{meant} {there}"
+        return f"there is no tool {quoted_name}{hint} {there}"

@@ -78,7 +78,7 @@ class DataSet:
         Raises `MissingDependency`, naming the command, where it has to be downloaded first.
         """
         if self.make is not None:
-            return self._made(self.make)
+            return self._prepare_made(self.make)
         command = self.find_remedy()
         if command is not None:
             lacks = next(path for path in self.required_paths if not (self.folder / path).exists())
@@ -106,7 +106,7 @@ class DataSet:
         (self.folder / RECEIPT).unlink(missing_ok=True)
         return self.prepare()
 
-    def _made(self, make: Callable[[Path], None]) -> Path:
+    def _prepare_made(self, make: Callable[[Path], None]) -> Path:
         key = self._key(make)
         if _made_by(self.folder) == key:
             return self.folder
@@ -123,11 +123,11 @@ class DataSet:
                 raise RuntimeError(f"{make.__module__} made no {', '.join(lacks)} for data set {self.name!r}")
             write_atomically(making / RECEIPT, json.dumps({"made_by": key}))
             if self.folder.exists():
-                replaced = self.folder.with_name(f".{self.name}.replaced")
-                shutil.rmtree(replaced, ignore_errors=True)
-                self.folder.rename(replaced)
+                previous = self.folder.with_name(f".{self.name}.replaced")
+                shutil.rmtree(previous, ignore_errors=True)
+                self.folder.rename(previous)
                 making.rename(self.folder)
-                shutil.rmtree(replaced)
+                shutil.rmtree(previous)
             else:
                 making.rename(self.folder)
         return self.folder
@@ -208,8 +208,8 @@ def get_data_set(name: str) -> DataSet:
 
 def data_root() -> Path:
     """The folder in which data sets lie, each in one of its own."""
-    chosen = os.environ.get(ROOT_VARIABLE)
-    return Path(chosen) if chosen else Path(__file__).parents[2] / "data_sets"
+    root = os.environ.get(ROOT_VARIABLE)
+    return Path(root) if root else Path(__file__).parents[2] / "data_sets"
 
 
 def read_receipt(folder: Path) -> dict[str, dict[str, object]]:

@@ -81,8 +81,8 @@ class Program:
         if path is None:
             return install_command(self.packages)
         # A name on the PATH may be a stub that only tells where to get the program (macOS: java).
-        said = failure([path, *self.command[1:]])
-        return None if said is None else f"{install_command(self.packages)} ({path} does not run: {said})"
+        reason = failure([path, *self.command[1:]])
+        return None if reason is None else f"{install_command(self.packages)} ({path} does not run: {reason})"
 
     def version(self) -> str:
         """The first line of what it says of itself; empty where it is not here."""
@@ -104,11 +104,13 @@ class UserNamespaces:
 
     def find_remedy(self) -> str | None:
         """See `Requirement`."""
-        said = failure(["unshare", "--user", "true"])
-        if said is None:
+        reason = failure(["unshare", "--user", "true"])
+        if reason is None:
             return None
-        remedies = [remedy for file, closed, remedy in _NAMESPACE_SETTINGS if _reads(file, closed)]
-        return " and ".join(remedies) or f"have the machine allow user namespaces ({said})"
+        remedies = [
+            remedy for file, forbidding_value, remedy in _NAMESPACE_SETTINGS if _reads(file, forbidding_value)
+        ]
+        return " and ".join(remedies) or f"have the machine allow user namespaces ({reason})"
 
 
 JAVA = Program(

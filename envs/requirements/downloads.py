@@ -55,14 +55,14 @@ def pull(data_set: DataSet, *, progress: Progress, pause_s: float = PAUSE_S) -> 
     folder.mkdir(parents=True, exist_ok=True)
     with lock_file(folder.with_name(f".{data_set.name}.lock")):
         receipt = read_receipt(folder)
-        wanted = [file for file in data_set.files if not _is_here(file, folder, receipt)]
-        _check_disk(wanted, folder)
-        for file in wanted:
-            known = receipt.get(file.path, {}).get("sha256")
+        absent_files = [file for file in data_set.files if not _is_here(file, folder, receipt)]
+        _check_disk(absent_files, folder)
+        for file in absent_files:
+            recorded_sha256 = receipt.get(file.path, {}).get("sha256")
             receipt[file.path] = _fetch(
                 file,
                 folder,
-                sha256=file.sha256 or (known if isinstance(known, str) else None),
+                sha256=file.sha256 or (recorded_sha256 if isinstance(recorded_sha256, str) else None),
                 progress=progress,
                 pause_s=pause_s,
             )
@@ -109,11 +109,11 @@ def _is_here(file: DataFile, folder: Path, receipt: dict[str, dict[str, object]]
 
 def _check_disk(files: list[DataFile], folder: Path) -> None:
     partly = sum(part.stat().st_size for file in files if (part := _part(folder / file.path)).exists())
-    needed = sum(file.bytes or 0 for file in files) - partly
+    num_bytes = sum(file.bytes or 0 for file in files) - partly
     free = shutil.disk_usage(folder).free
-    if needed > free:
+    if num_bytes > free:
         raise ConfigError(
-            f"{needed / 1e9:.1f} GB are to be downloaded, and {folder} has {free / 1e9:.1f} GB free; free "
+            f"{num_bytes / 1e9:.1f} GB are to be downloaded, and {folder} has {free / 1e9:.1f} GB free; free "
             "some, or name another place in WINGSPAN_DATA"
         )
 
@@ -133,11 +133,12 @@ def _fetch(
         pause_s=pause_s,
     )
     size, digest = part.stat().st_size, _sha256(part)
-    for what, expected, found in (("bytes", file.bytes, size), ("sha256", sha256, digest)):
+    for quantity, expected, found in (("bytes", file.bytes, size), ("sha256", sha256, digest)):
         if expected is not None and found != expected:
             _forget(part)
             raise DownloadFailed(
-                f"{file.url}: {what} {found}, and {expected} was expected for {file.path}; it was deleted. "
+                f"{file.url}: {quantity} {found}, and {expected} was expected for {file.path}; it was "
+                "deleted. "
                 "Pull again; if that does not help, upstream has changed the file"
             )
     _version(part).unlink(missing_ok=True)
@@ -165,10 +166,10 @@ def _download(
             _receive(url, part, wants_page=wants_page, progress=progress)
             return
         except (httpx.TransportError, httpx.HTTPStatusError) as error:
-            refused = isinstance(error, httpx.HTTPStatusError) and error.response.status_code < 500
+            is_refusal = isinstance(error, httpx.HTTPStatusError) and error.response.status_code < 500
             came = part.exists() and part.stat().st_size > before
             failures = 1 if came else failures + 1
-            if refused or failures == backoff.attempts:
+            if is_refusal or failures == backoff.attempts:
                 there = part.stat().st_size if part.exists() else 0
                 raise DownloadFailed(
                     f"{url}: {describe(error)}; {there} bytes are kept, and the same command goes on"
@@ -217,8 +218,8 @@ def _unpack(path: Path, *, url: str) -> None:
             with tarfile.open(path) as tar:
                 tar.extractall(path.parent, filter="data")
         else:
-            with gzip.open(path) as packed, path.with_suffix("").open("wb") as plain:
-                shutil.copyfileobj(packed, plain, BLOCK_BYTES)
+            with gzip.open(path) as source, path.with_suffix("").open("wb") as target:
+                shutil.copyfileobj(source, target, BLOCK_BYTES)
     except (OSError, EOFError, zipfile.BadZipFile, tarfile.TarError) as error:
         path.unlink()
         raise DownloadFailed(

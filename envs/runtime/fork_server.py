@@ -3,8 +3,8 @@
 `envs/runtime/processes.py` starts it. Asked over its socket, it forks a worker, or ends one and says how
 it ended.
 It has one thread, so that a fork is safe; where an environment's own modules start threads as they are
-imported, workers are started anew instead. Nobody outlives whom it works for: the nursery ends when its
-socket's other end is closed, the kernel kills workers with the nursery, and what a worker has started is
+imported, workers are started anew instead. Nobody outlives whom it works for: the fork server ends when its
+socket's other end is closed, the kernel kills workers with the fork server, and what a worker has started is
 killed with it.
 """
 
@@ -39,7 +39,7 @@ _libc = ctypes.CDLL(None)
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """What all workers of one nursery have in common."""
+    """What all workers of one fork server have in common."""
 
     make: bytes
     """The pickled function that makes an instance."""
@@ -48,24 +48,24 @@ class Setup:
 
     def standard_input(self) -> bytes:
         """What `command` is to read."""
-        return pickle.dumps([os.path.abspath(place) for place in sys.path]) + pickle.dumps(self)
+        return pickle.dumps([os.path.abspath(path) for path in sys.path]) + pickle.dumps(self)
 
 
 def command(connection: int, *, alone: bool = False) -> list[str]:
-    """The command line of a nursery with this control socket, or of one worker with this connection."""
+    """The command line of a fork server with this control socket, or of one worker with this connection."""
     return [sys.executable, "-c", _BOOT, str(connection), *(["alone"] if alone else [])]
 
 
 def main(connection: int, *, alone: bool) -> None:
-    """Run a nursery, or one worker."""
+    """Run a fork server, or one worker."""
     setup: Setup = pickle.load(sys.stdin.buffer)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     if alone:
-        _work(_load(setup), connection, nursery=os.getppid())
-    Nursery(socket.socket(fileno=connection), setup).run()
+        _work(_load(setup), connection, parent_pid=os.getppid())
+    ForkServer(socket.socket(fileno=connection), setup).run()
 
 
-class Nursery:
+class ForkServer:
     """Takes one request after the other: `"fork"` with a worker's socket, or the pid of one to end."""
 
     def __init__(self, control: socket.socket, setup: Setup) -> None:
@@ -85,9 +85,9 @@ class Nursery:
         gc.collect()
         gc.freeze()  # else the collector writes to pages that workers share
         control = self._control.fileno()
-        wake, signalled = os.pipe()
-        os.set_blocking(signalled, False)
-        signal.set_wakeup_fd(signalled)
+        wake, signal_pipe = os.pipe()
+        os.set_blocking(signal_pipe, False)
+        signal.set_wakeup_fd(signal_pipe)
         signal.signal(signal.SIGCHLD, lambda *_: None)
         while True:
             ready, _, _ = select.select([control, wake], [], [])
@@ -117,27 +117,27 @@ class Nursery:
     def _start(self, connection: int) -> int:
         if len(os.listdir("/proc/self/task")) > 1:
             return _start_anew(self._setup, connection)
-        nursery = os.getpid()
+        parent_pid = os.getpid()
         pid = os.fork()
         if pid == 0:
             self._control.close()
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-            _work(self._make, connection, nursery=nursery)
+            _work(self._make, connection, parent_pid=parent_pid)
         with suppress(OSError):  # it may have gone already
             os.setpgid(pid, pid)
         return pid
 
     def _reap(self) -> None:
         while self._living:
-            ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-            if ended is None:
+            exited = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            if exited is None:
                 break
-            _kill(ended.si_pid)  # what it has left; until it is reaped the number is nobody else's
-            _, status = os.waitpid(ended.si_pid, 0)
-            if ended.si_pid in self._living:
-                self._living.remove(ended.si_pid)
-                self._statuses[ended.si_pid] = os.waitstatus_to_exitcode(status)
+            _kill(exited.si_pid)  # what it has left; until it is reaped the number is nobody else's
+            _, status = os.waitpid(exited.si_pid, 0)
+            if exited.si_pid in self._living:
+                self._living.remove(exited.si_pid)
+                self._statuses[exited.si_pid] = os.waitstatus_to_exitcode(status)
         if self._ending is not None and self._ending not in self._living:
             self._reply(self._statuses.pop(self._ending, None))
             self._ending = None
@@ -155,13 +155,13 @@ def _load(setup: Setup) -> Callable[[], Environment]:
     return make
 
 
-def _work(make: Callable[[], Environment], connection: int, *, nursery: int) -> NoReturn:
+def _work(make: Callable[[], Environment], connection: int, *, parent_pid: int) -> NoReturn:
     """Be a worker until the other end of `connection` is closed."""
     status = 1
     try:
         os.setpgid(0, 0)
         _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() == nursery:
+        if os.getppid() == parent_pid:
             numpy = sys.modules.get("numpy")
             if numpy is not None:  # `random` does so itself after a fork
                 numpy.random.seed()

@@ -80,8 +80,8 @@ class HostedEnv:
     async def reset(self, item: Item) -> str | Observation:
         """Start `item`."""
         self._item_id = item.item_id
-        seen = _with_images(await self._call("reset", asdict(item)))
-        return Observation(**seen) if seen["images"] else str(seen["text"])
+        values = _with_images(await self._call("reset", asdict(item)))
+        return Observation(**values) if values["images"] else str(values["text"])
 
     async def step(self, action: str) -> StepResult:
         """Apply one action."""
@@ -89,9 +89,9 @@ class HostedEnv:
             raise RuntimeError("step before reset, or after the end")
         return StepResult(**_with_images(await self._call("step", action)))
 
-    async def inspect(self, what: str) -> Any:
+    async def inspect(self, name: str) -> Any:
         """See `Inspectable`; raises `ConfigError`, too, where the environment is none."""
-        return await self._call("inspect", what)
+        return await self._call("inspect", name)
 
     async def close(self) -> None:
         """End the worker: by its own means if it listens, by force in any case."""
@@ -119,7 +119,7 @@ class HostedEnv:
             raise EnvCrashed(f"{self._item_id}: {error} in {method}") from None
         self._is_asked = False
         if "error" in answer:
-            raise restore_error(answer, place=f"{self._item_id}: {method}")
+            raise restore_error(answer, subject=f"{self._item_id}: {method}")
         return answer["value"]
 
 
@@ -127,9 +127,9 @@ def _with_images(values: dict[str, Any]) -> dict[str, Any]:
     return {**values, "images": tuple(read_image(uri) for uri in values["images"])}
 
 
-def restore_error(answer: dict[str, Any], *, place: str) -> WingspanError:
+def restore_error(answer: dict[str, Any], *, subject: str) -> WingspanError:
     """The exception of an answer: as it was if it is one of ours, else `EnvCrashed` with class and text."""
-    known = getattr(errors, answer["error"], None)
-    if isinstance(known, type) and issubclass(known, WingspanError):
-        return known(answer["text"])
-    return EnvCrashed(f"{place} raised " + " ".join([f"{answer['error']}:", *answer["text"].split()]))
+    error_class = getattr(errors, answer["error"], None)
+    if isinstance(error_class, type) and issubclass(error_class, WingspanError):
+        return error_class(answer["text"])
+    return EnvCrashed(f"{subject} raised " + " ".join([f"{answer['error']}:", *answer["text"].split()]))

@@ -36,18 +36,18 @@ class Instance:
 
     async def reset(self, item: Item) -> str | Observation:
         self.episodes += 1
-        started = time.perf_counter()
+        start = time.perf_counter()
         try:
             return await self.unwrapped.reset(item)
         finally:
-            self._resets.add_since(started)
+            self._resets.add_since(start)
 
     async def step(self, action: str) -> StepResult:
-        started = time.perf_counter()
+        start = time.perf_counter()
         try:
             return await self.unwrapped.step(action)
         finally:
-            self._steps.add_since(started)
+            self._steps.add_since(start)
 
     async def close(self) -> None:
         await self.unwrapped.close()

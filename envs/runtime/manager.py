@@ -128,20 +128,22 @@ class Shares:
     def admits(self, pool: EnvPool) -> bool:
         """See `Budget`."""
         live, share = pool.live, self._pools[pool]
-        claimed = any(other is not pool and self._claims(other) for other in self._pools)
+        is_claimed = any(
+            pool_with_claim is not pool and self._claims(pool_with_claim) for pool_with_claim in self._pools
+        )
         room = self.room
         if pool.idle:  # one is lent again
-            if claimed and live > share and room <= 0:
+            if is_claimed and live > share and room <= 0:
                 pool.drop_idle()
                 return False
             return True
         if room > 0:
-            return live < share or not claimed
-        if not any(other.is_closing_some for other in self._pools):
+            return live < share or not is_claimed
+        if not any(pool_with_claim.is_closing_some for pool_with_claim in self._pools):
             self._make_room(pool)
         return False
 
-    def changed(self) -> None:
+    def notify(self) -> None:
         """See `Budget`."""
         for pool in self._pools:
             pool.wake()

@@ -23,9 +23,9 @@ class Clock:
         self._total = 0.0
         self._longest = 0.0
 
-    def add_since(self, started: float) -> None:
+    def add_since(self, start: float) -> None:
         """A call that began at `started` (of `time.perf_counter`) has ended."""
-        seconds = time.perf_counter() - started
+        seconds = time.perf_counter() - start
         self._count += 1
         self._total += seconds
         if seconds > self._longest:

@@ -30,7 +30,7 @@ class Budget(Protocol):
         """Whether `pool` may serve its first waiter now; if not, `pool.wake` is called when it may."""
         ...
 
-    def changed(self) -> None:
+    def notify(self) -> None:
         """A pool has another number of instances or waiters."""
         ...
 
@@ -97,17 +97,17 @@ class EnvPool:
         """Have `count` instances ready, at most the capacity; raises what one of them raises."""
         missing = max(0, min(count, self.capacity) - self.live)
         self._taken += missing
-        begun = 0
+        num_begun = 0
 
         async def prepare() -> None:
-            nonlocal begun
-            begun += 1
+            nonlocal num_begun
+            num_begun += 1
             await self._prepare()
 
         try:
             await gather_or_cancel(prepare() for _ in range(missing))
         finally:  # after a failure, some of the others never got to begin
-            for _ in range(missing - begun):
+            for _ in range(missing - num_begun):
                 self._free_slot()
 
     @property
@@ -251,15 +251,15 @@ class EnvPool:
 
     def _tell_budget(self) -> None:
         if self._budget is not None:
-            self._budget.changed()
+            self._budget.notify()
 
     def _discard(self, instance: Instance) -> None:
         """Close an instance without keeping its user waiting; its slot is free once it is gone."""
         task = asyncio.get_running_loop().create_task(_close(instance))
         self._closing.add(task)
-        task.add_done_callback(self._discarded)
+        task.add_done_callback(self._finish_discard)
 
-    def _discarded(self, task: asyncio.Task[None]) -> None:
+    def _finish_discard(self, task: asyncio.Task[None]) -> None:
         self._closing.discard(task)
         self._free_slot()
 

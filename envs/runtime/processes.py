@@ -1,9 +1,9 @@
 """Environment processes on this machine, spoken to over sockets; none of it blocks the event loop.
 
-A host has one nursery (`envs/runtime/fork_server.py`) and a thread that speaks to it. A worker's death
+A host has one fork server (`envs/runtime/fork_server.py`) and a thread that speaks to it. A worker's death
 closes its
 socket, which is noticed at once. The other way round, workers end when this process does, however it ends:
-the nursery sees its socket closed, and the kernel kills workers with their nursery.
+the fork server sees its socket closed, and the kernel kills workers with their fork server.
 """
 
 import asyncio
@@ -25,9 +25,9 @@ from envs.runtime.hosted import restore_error
 from envs.runtime.worker import receive, send
 
 ANSWER_TIMEOUT_S = 120.0
-"""What the nursery may take to fork a worker: the first waits for its imports."""
+"""What the fork server may take to fork a worker: the first waits for its imports."""
 
-NURSERY_GRACE_S = 5.0
+SERVER_GRACE_S = 5.0
 """What it may take to end by itself, which it cannot while it imports."""
 
 
@@ -43,8 +43,8 @@ class ProcessHost:
                 f"isolation 'process' cannot send {make!r} to a process ({error}); make it a class or a "
                 "function of a module"
             ) from None
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="nursery")
-        self._nursery: subprocess.Popen[bytes] | None = None
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="fork-server")
+        self._server: subprocess.Popen[bytes] | None = None
         self._control: socket.socket | None = None
 
     async def start(self) -> "ProcessChannel":
@@ -53,22 +53,22 @@ class ProcessHost:
         try:
             return await asyncio.wrap_future(forking)
         except asyncio.CancelledError:
-            forking.add_done_callback(_unwanted)
+            forking.add_done_callback(_discard_unclaimed)
             raise
 
     async def close(self) -> None:
-        """End the nursery, and with it all workers that are left."""
-        await asyncio.wrap_future(self._thread.submit(self._end_nursery))
+        """End the fork server, and with it all workers that are left."""
+        await asyncio.wrap_future(self._thread.submit(self._end_server))
 
     def end(self, pid: int) -> "Future[int | None]":
         """Kill worker `pid`; the result is its exit status, negative for a signal, None if unknown."""
         return self._thread.submit(self._end, pid)
 
     def _fork(self) -> "ProcessChannel":
-        if self._nursery is not None and self._nursery.poll() is not None:
-            self._end_nursery()
-        if self._nursery is None:
-            self._start_nursery()
+        if self._server is not None and self._server.poll() is not None:
+            self._end_server()
+        if self._server is None:
+            self._start_server()
         ours, theirs = socket.socketpair()
         with theirs:
             try:
@@ -78,8 +78,8 @@ class ProcessHost:
                 raise
         if isinstance(answer, dict):
             ours.close()
-            self._end_nursery()
-            raise restore_error(answer, place="loading the environment in its process")
+            self._end_server()
+            raise restore_error(answer, subject="loading the environment in its process")
         ours.setblocking(False)
         return ProcessChannel(self, ours, int(answer))
 
@@ -88,7 +88,7 @@ class ProcessHost:
             with suppress(EnvCrashed):
                 status = self._ask(pid)
                 return None if status is None else int(status)
-        # Killed with its nursery; what it had started is left to us.
+        # Killed with its fork server; what it had started is left to us.
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(pid, signal.SIGKILL)
         return -signal.SIGKILL
@@ -99,20 +99,20 @@ class ProcessHost:
             socket.send_fds(self._control, [json.dumps(request).encode()], list(descriptors))
             answer = self._control.recv(MESSAGE_BYTES)
         except TimeoutError:
-            self._end_nursery()
+            self._end_server()
             raise EnvCrashed(f"no environment process came up within {ANSWER_TIMEOUT_S:g} s") from None
         except OSError:
             answer = b""
         if not answer:
-            self._end_nursery()
+            self._end_server()
             raise EnvCrashed("the process died that environment processes come from")
         return json.loads(answer)
 
-    def _start_nursery(self) -> None:
+    def _start_server(self) -> None:
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._control.settimeout(ANSWER_TIMEOUT_S)
         with theirs:
-            self._nursery = subprocess.Popen(
+            self._server = subprocess.Popen(
                 command(theirs.fileno()),
                 stdin=subprocess.PIPE,
                 stdout=2,  # what environments print is not our output
@@ -120,21 +120,21 @@ class ProcessHost:
                 start_new_session=True,  # Ctrl-C is for us, who then close them
                 env={"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", **os.environ},
             )
-        assert self._nursery.stdin is not None
-        with suppress(BrokenPipeError), self._nursery.stdin as stdin:
+        assert self._server.stdin is not None
+        with suppress(BrokenPipeError), self._server.stdin as stdin:
             stdin.write(self._setup.standard_input())
 
-    def _end_nursery(self) -> None:
+    def _end_server(self) -> None:
         control, self._control = self._control, None
-        nursery, self._nursery = self._nursery, None
+        server, self._server = self._server, None
         if control is not None:
             control.close()
-        if nursery is not None:
+        if server is not None:
             try:
-                nursery.wait(NURSERY_GRACE_S)
+                server.wait(SERVER_GRACE_S)
             except subprocess.TimeoutExpired:
-                nursery.kill()
-                nursery.wait()
+                server.kill()
+                server.wait()
 
 
 class ProcessChannel:
@@ -163,7 +163,7 @@ class ProcessChannel:
             await send(self._connection, request)
             answer = await receive(self._connection)
         if answer is None:
-            raise EnvCrashed(f"the environment's process {_described(await self._end())}")
+            raise EnvCrashed(f"the environment's process {_describe_exit(await self._end())}")
         return answer
 
     async def close(self) -> None:
@@ -181,13 +181,13 @@ class ProcessChannel:
         return await asyncio.shield(asyncio.wrap_future(self.discard()))
 
 
-def _unwanted(forking: "Future[ProcessChannel]") -> None:
+def _discard_unclaimed(forking: "Future[ProcessChannel]") -> None:
     """Nobody waits for this worker any more."""
     if not forking.cancelled() and forking.exception() is None:
         forking.result().discard()
 
 
-def _described(status: int | None) -> str:
+def _describe_exit(status: int | None) -> str:
     if status is None:
         return "is gone"
     return f"was killed by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"

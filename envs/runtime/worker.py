@@ -36,9 +36,11 @@ class Worker:
             if self._env is None:
                 self._env = self._make()
             if method == "reset":
-                return {"value": _opened(Observation.wrap(await self._env.reset(Item(**argument))))}
+                return {
+                    "value": _encode_observation(Observation.wrap(await self._env.reset(Item(**argument))))
+                }
             if method == "step":
-                return {"value": _stepped(await self._env.step(argument))}
+                return {"value": _encode_result(await self._env.step(argument))}
             if method == "inspect":
                 if not isinstance(self._env, Inspectable):
                     raise ConfigError(f"{type(self._env).__name__} tells nothing of {argument!r}")
@@ -52,15 +54,15 @@ class Worker:
             return {"error": type(error).__name__, "text": str(error)}
 
 
-def _opened(seen: Observation) -> dict[str, Any]:
-    return _told(asdict(seen), seen.images)
+def _encode_observation(observation: Observation) -> dict[str, Any]:
+    return _encode_images(asdict(observation), observation.images)
 
 
-def _stepped(result: StepResult) -> dict[str, Any]:
-    return _told(asdict(result), result.images)
+def _encode_result(result: StepResult) -> dict[str, Any]:
+    return _encode_images(asdict(result), result.images)
 
 
-def _told(values: dict[str, Any], images: Sequence[Image]) -> dict[str, Any]:
+def _encode_images(values: dict[str, Any], images: Sequence[Image]) -> dict[str, Any]:
     return {**values, "images": [data_uri(image) for image in images]}
 
 

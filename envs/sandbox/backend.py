@@ -103,8 +103,8 @@ def check(backend: Backend) -> None:
 
 def find_failure(backend: Backend) -> str | None:
     """What `Backend.find_remedy` says of one that is installed: None if its walls stand."""
-    said = find_escapes(backend)
-    return None if said is None else f"its walls do not stand here ({said})"
+    reason = find_escapes(backend)
+    return None if reason is None else f"its walls do not stand here ({reason})"
 
 
 @cache
@@ -129,7 +129,7 @@ def find_escapes(backend: Backend) -> str | None:
             text=True,
             timeout=PROBE_TIMEOUT_S,
         )
-        found = json.loads(done.stdout)
+        escapes = json.loads(done.stdout)
     except subprocess.TimeoutExpired:
         if end := backend.end(label):
             subprocess.run(end, env=dict(backend.environment), capture_output=True)
@@ -138,4 +138,4 @@ def find_escapes(backend: Backend) -> str | None:
         return describe(error)
     except ValueError:
         return " ".join(done.stderr.split())[:200] or f"it ended with status {done.returncode}"
-    return ", ".join(found) or None
+    return ", ".join(escapes) or None

@@ -41,7 +41,7 @@ class Bubblewrap:
         drop = ["setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups", "--no-new-privs"]
         size = str(limits.disk_mb << 20)
         links = [p for p in ("lib", "lib64", "bin", "sbin") if Path("/", p).is_symlink()]
-        bound = [p for p in ("lib", "lib64", "bin") if Path("/", p).is_dir() and p not in links]
+        bind_mounts = [p for p in ("lib", "lib64", "bin") if Path("/", p).is_dir() and p not in links]
         # inside, where the only processes of this user are the sandbox's own
         processes = ["prlimit", f"--nproc={limits.processes}"]
         return [
@@ -58,7 +58,7 @@ class Bubblewrap:
             *(word for name, value in ENVIRONMENT.items() for word in ("--setenv", name, value)),
             *("--ro-bind", "/usr", "/usr"),
             *(word for p in links for word in ("--symlink", f"usr/{p}", f"/{p}")),
-            *(word for p in bound for word in ("--ro-bind", f"/{p}", f"/{p}")),
+            *(word for p in bind_mounts for word in ("--ro-bind", f"/{p}", f"/{p}")),
             *("--proc", "/proc"),
             *("--dev", "/dev"),
             *("--size", str(limits.shm_mb << 20), "--tmpfs", "/dev/shm"),

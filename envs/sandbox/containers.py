@@ -44,8 +44,8 @@ class Containers:
         """See `Backend`."""
         if (remedy := self.program.find_remedy()) is not None:
             return remedy
-        if (said := failure([self.name, "info"])) is not None:
-            return f"make `{self.name} info` work ({said})"
+        if (reason := failure([self.name, "info"])) is not None:
+            return f"make `{self.name} info` work ({reason})"
         if failure([self.name, "image", "inspect", _image()]) is not None:
             return f"{self.name} pull {_image()}"
         return unknown_machine() or find_failure(self)
@@ -95,10 +95,10 @@ class Containers:
 
     def first_process(self, pid: int, *, label: str) -> int | None:
         """See `Backend`: the container's own first process, unless it runs on another machine."""
-        asked = [self.name, "inspect", "--format={{.State.Pid}}", label]
+        command = [self.name, "inspect", "--format={{.State.Pid}}", label]
         try:
             done = subprocess.run(
-                asked, env=dict(self.environment), capture_output=True, text=True, timeout=PROBE_TIMEOUT_S
+                command, env=dict(self.environment), capture_output=True, text=True, timeout=PROBE_TIMEOUT_S
             )
             first = int(done.stdout)
             mine = Path(f"/proc/{first}/cmdline").read_bytes().startswith(b"timeout\0")

@@ -34,14 +34,14 @@ class Enroot:
     @property
     def environment(self) -> Mapping[str, str]:
         """See `Backend`: neither the system's nor the user's mounts and hooks."""
-        own = {f"ENROOT_{kind}_PATH": str(_CONFIGURATION) for kind in ("SYSCONF", "CONFIG")}
+        configuration = {f"ENROOT_{kind}_PATH": str(_CONFIGURATION) for kind in ("SYSCONF", "CONFIG")}
         client = {name: os.environ[name] for name in _CLIENT if name in os.environ}
-        return {**client, **own, "ENROOT_LOGIN_SHELL": "no"}
+        return {**client, **configuration, "ENROOT_LOGIN_SHELL": "no"}
 
     def find_remedy(self) -> str | None:
         """See `Backend`."""
-        if (said := failure(["enroot", "version"])) is not None:
-            return f"{INSTALL} ({said})"
+        if (reason := failure(["enroot", "version"])) is not None:
+            return f"{INSTALL} ({reason})"
         for need in (UTIL_LINUX, UserNamespaces()):
             if (remedy := need.find_remedy()) is not None:
                 return remedy

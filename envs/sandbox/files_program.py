@@ -25,7 +25,7 @@ MAX_CHARS = 8_000
 """Of an answer."""
 
 
-class Refused(Exception):
+class PathRejected(Exception):
     """The text is for the agent."""
 
 
@@ -39,16 +39,16 @@ def read_text(path: str | Path) -> str:
     file = where(path)
     if not file.exists():
         near = [p.name for p in file.parent.glob("*") if p.is_file()][:20] if file.parent.is_dir() else []
-        beside = f"; beside it are: {', '.join(sorted(near))}" if near else ""
-        raise Refused(f"there is no file {path}{beside}")
+        siblings = f"; beside it are: {', '.join(sorted(near))}" if near else ""
+        raise PathRejected(f"there is no file {path}{siblings}")
     if not file.is_file():
-        raise Refused(f"{path} is a folder; list it" if file.is_dir() else f"{path} is no regular file")
+        raise PathRejected(f"{path} is a folder; list it" if file.is_dir() else f"{path} is no regular file")
     if file.stat().st_size > MAX_FILE:
-        raise Refused(f"{path} has {file.stat().st_size} bytes; files up to {MAX_FILE} are read")
+        raise PathRejected(f"{path} has {file.stat().st_size} bytes; files up to {MAX_FILE} are read")
     try:
         return file.read_bytes().decode()
     except UnicodeDecodeError:
-        raise Refused(f"{path} is no text in UTF-8") from None
+        raise PathRejected(f"{path} is no text in UTF-8") from None
 
 
 def versions(path: str) -> tuple[Path, int]:
@@ -64,20 +64,20 @@ def write(path: str, text: str) -> None:
     file.parent.mkdir(parents=True, exist_ok=True)
     folder, count = versions(path)
     new = file.with_name(f".{file.name[:200]}.new")
-    kept = folder / f"{count:06}{'' if file.exists() else '.none'}"
+    backup = folder / f"{count:06}{'' if file.exists() else '.none'}"
     try:
         new.write_bytes(text.encode())
         if file.exists():
-            shutil.copyfile(file, kept)
+            shutil.copyfile(file, backup)
             shutil.copymode(file, new)
         else:
-            kept.touch()
+            backup.touch()
         os.replace(new, os.path.realpath(file))
     except BaseException:
         with contextlib.suppress(OSError):
             new.unlink()
         with contextlib.suppress(OSError):
-            kept.unlink()
+            backup.unlink()
         raise
 
 
@@ -90,9 +90,9 @@ def put(files: dict[str, str]) -> str:
     return f"{len(files)} files are written"
 
 
-def line_of(text: str, at: int) -> int:
+def line_of(text: str, position: int) -> int:
     """The number of the line at a place."""
-    return text.count("\n", 0, at) + 1
+    return text.count("\n", 0, position) + 1
 
 
 def read(path: str, first: int, last: int | None) -> str:
@@ -103,27 +103,27 @@ def read(path: str, first: int, last: int | None) -> str:
     if not lines:
         return f"{path} is empty"
     if first > len(lines):
-        raise Refused(f"{path} has {len(lines)} lines")
+        raise PathRejected(f"{path} has {len(lines)} lines")
     end = len(lines) if last is None else min(last, len(lines))
-    shown, size = [], 0
+    lines_shown, size = [], 0
     for number in range(first, end + 1):
         line = lines[number - 1].rstrip("\r")
-        shown.append(f"{number:6}\t{line[:MAX_LINE]}{'...' if len(line) > MAX_LINE else ''}")
-        size += len(shown[-1]) + 1
+        lines_shown.append(f"{number:6}\t{line[:MAX_LINE]}{'...' if len(line) > MAX_LINE else ''}")
+        size += len(lines_shown[-1]) + 1
         if size > MAX_CHARS - 100:
-            shown.pop()
+            lines_shown.pop()
             end = number - 1
             break
     left = len(lines) - end
-    return "\n".join(shown) + (f"\n({left} more lines, from {end + 1})" if left else "")
+    return "\n".join(lines_shown) + (f"\n({left} more lines, from {end + 1})" if left else "")
 
 
 def create(path: str, text: str, overwrite: bool) -> str:
     """A new file."""
     if where(path).is_dir():
-        raise Refused(f"{path} is a folder")
+        raise PathRejected(f"{path} is a folder")
     if where(path).exists() and not overwrite:
-        raise Refused(f"{path} exists; edit it, or say overwrite")
+        raise PathRejected(f"{path} exists; edit it, or say overwrite")
     write(path, text)
     return f"{path} is written, {len(text)} characters"
 
@@ -132,32 +132,34 @@ def edit(path: str, old: str, new: str) -> str:
     """Replace what is there exactly once."""
     text = read_text(path)
     if not old:
-        raise Refused("the text to be replaced is empty")
-    at = text.find(old)
-    if at < 0:
-        raise Refused(f"{path} does not hold this text; it must be the same to the last space")
-    places = [at]
-    while (at := text.find(old, at + 1)) >= 0 and len(places) < 10:
-        places.append(at)
-    if len(places) > 1:
-        lines = ", ".join(str(line_of(text, place)) for place in places)
-        raise Refused(f"{path} holds this text at lines {lines}; give more of what surrounds one of them")
-    write(path, text[: places[0]] + new + text[places[0] + len(old) :])
-    return f"{path} is edited at line {line_of(text, places[0])}"
+        raise PathRejected("the text to be replaced is empty")
+    position = text.find(old)
+    if position < 0:
+        raise PathRejected(f"{path} does not hold this text; it must be the same to the last space")
+    positions = [position]
+    while (position := text.find(old, position + 1)) >= 0 and len(positions) < 10:
+        positions.append(position)
+    if len(positions) > 1:
+        lines = ", ".join(str(line_of(text, start)) for start in positions)
+        raise PathRejected(
+            f"{path} holds this text at lines {lines}; give more of what surrounds one of them"
+        )
+    write(path, text[: positions[0]] + new + text[positions[0] + len(old) :])
+    return f"{path} is edited at line {line_of(text, positions[0])}"
 
 
 def undo(path: str) -> str:
     """Take the last edit or creation back."""
     folder, count = versions(path)
     if not count:
-        raise Refused(f"nothing was changed in {path}")
-    kept = sorted(folder.iterdir())[-1]
-    if kept.suffix == ".none":
+        raise PathRejected(f"nothing was changed in {path}")
+    backup = sorted(folder.iterdir())[-1]
+    if backup.suffix == ".none":
         where(path).unlink(missing_ok=True)
     else:
-        shutil.copyfile(kept, where(path))
-    kept.unlink()
-    return f"the last change of {path} is undone" + ("; there is no such file now" if kept.suffix else "")
+        shutil.copyfile(backup, where(path))
+    backup.unlink()
+    return f"the last change of {path} is undone" + ("; there is no such file now" if backup.suffix else "")
 
 
 def files_under(path: str) -> Iterator[Path]:
@@ -170,7 +172,7 @@ def files_under(path: str) -> Iterator[Path]:
         yield from (p for name in sorted(names) if (p := Path(folder, name)).is_file())
 
 
-def shown(path: Path) -> str:
+def display_path(path: Path) -> str:
     """As it is told."""
     return str(path.relative_to(ROOT)) if path.is_relative_to(ROOT) else str(path)
 
@@ -179,39 +181,42 @@ def entries(path: str) -> str:
     """A folder, two levels deep."""
     top = where(path)
     if not top.is_dir():
-        raise Refused(f"there is no folder {path}")
-    found = []
+        raise PathRejected(f"there is no folder {path}")
+    entries = []
     for entry in sorted(top.iterdir()):
-        found.append(entry)
+        entries.append(entry)
         if entry.is_dir() and not entry.is_symlink() and not entry.name.startswith("."):
             with contextlib.suppress(OSError):
-                found += sorted(entry.iterdir())
-    lines = [shown(p) + ("/" if p.is_dir() else f"  {p.lstat().st_size} bytes") for p in found[:MAX_ENTRIES]]
-    if len(found) > MAX_ENTRIES:
-        lines.append(f"({len(found) - MAX_ENTRIES} more)")
+                entries += sorted(entry.iterdir())
+    lines = [
+        display_path(p) + ("/" if p.is_dir() else f"  {p.lstat().st_size} bytes")
+        for p in entries[:MAX_ENTRIES]
+    ]
+    if len(entries) > MAX_ENTRIES:
+        lines.append(f"({len(entries) - MAX_ENTRIES} more)")
     return "\n".join(lines) or f"{path} is empty"
 
 
 def grep(pattern: str, path: str) -> str:
     """Lines that a regular expression finds."""
     if not where(path).exists():
-        raise Refused(f"there is no {path}")
+        raise PathRejected(f"there is no {path}")
     try:
-        sought = re.compile(pattern)
+        regex = re.compile(pattern)
     except re.error as error:
-        raise Refused(f"{pattern[:80]!r} is no regular expression: {error}") from None
-    found: list[str] = []
+        raise PathRejected(f"{pattern[:80]!r} is no regular expression: {error}") from None
+    entries: list[str] = []
     for file in files_under(path):
         try:
             lines = read_text(file).split("\n")
-        except (Refused, OSError):
+        except (PathRejected, OSError):
             continue
         for number, line in enumerate(lines, 1):
-            if sought.search(line):
-                if len(found) == MAX_MATCHES:
-                    return "\n".join([*found, f"(there are more than {MAX_MATCHES})"])
-                found.append(f"{shown(file)}:{number}: {line[:MAX_LINE].rstrip()}")
-    return "\n".join(found) or "nothing is found"
+            if regex.search(line):
+                if len(entries) == MAX_MATCHES:
+                    return "\n".join([*entries, f"(there are more than {MAX_MATCHES})"])
+                entries.append(f"{display_path(file)}:{number}: {line[:MAX_LINE].rstrip()}")
+    return "\n".join(entries) or "nothing is found"
 
 
 WORK: dict[str, Callable[..., str]] = {
@@ -235,11 +240,11 @@ def main() -> None:
         text = WORK[work](**request)
         left = len(text) - MAX_CHARS
         answer = {"text": text if left <= 0 else f"{text[:MAX_CHARS]}\n({left} more characters)"}
-    except Refused as error:
+    except PathRejected as error:
         answer = {"error": str(error)[:MAX_CHARS]}
     except (OSError, ValueError) as error:
-        at = request.get("path") or getattr(error, "filename", None) or work
-        answer = {"error": f"{str(at)[:MAX_LINE]}: {getattr(error, 'strerror', None) or error}"}
+        path = request.get("path") or getattr(error, "filename", None) or work
+        answer = {"error": f"{str(path)[:MAX_LINE]}: {getattr(error, 'strerror', None) or error}"}
     print(json.dumps(answer))
 
 

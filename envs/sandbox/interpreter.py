@@ -70,7 +70,7 @@ class Interpreter:
         if self._process is not None and self._process.returncode is not None:
             await self.close()
             return Run("", ended="its process had died since the last run; this one was not begun")
-        process = await self._started()
+        process = await self._start()
         limit_s = self._timeout_s if timeout_s is None else timeout_s
         request = json.dumps({"code": code, "output_chars": self._output_chars})
         watch = asyncio.create_task(self._over_limits())
@@ -114,7 +114,7 @@ class Interpreter:
             await ending.wait()
         await process.wait()
 
-    async def _started(self) -> asyncio.subprocess.Process:
+    async def _start(self) -> asyncio.subprocess.Process:
         if self._process is not None:
             return self._process
         await asyncio.to_thread(check, self._backend)
@@ -176,7 +176,7 @@ class Interpreter:
 def _memory(family: Sequence[psutil.Process], *, exact: bool) -> int:
     """Bytes of all processes, and of the files in memory that they hold open without a name."""
     total = 0
-    unnamed: dict[int, int] = {}
+    deleted_files: dict[int, int] = {}
     for process in family:
         with suppress(psutil.Error):
             total += process.memory_full_info().pss if exact else process.memory_info().rss
@@ -184,9 +184,9 @@ def _memory(family: Sequence[psutil.Process], *, exact: bool) -> int:
             for handle in Path(f"/proc/{process.pid}/fd").iterdir():
                 with suppress(OSError):
                     if handle.readlink().name.startswith("memfd:"):
-                        found = handle.stat()
-                        unnamed[found.st_ino] = found.st_blocks * 512
-    return total + sum(unnamed.values())
+                        status = handle.stat()
+                        deleted_files[status.st_ino] = status.st_blocks * 512
+    return total + sum(deleted_files.values())
 
 
 def _cpu_s(family: Sequence[psutil.Process]) -> float:

@@ -26,7 +26,7 @@ def execute(code: str, names: dict[str, object]) -> None:
             print(repr(value))
 
 
-def shortened(text: str, most: int) -> str:
+def shorten(text: str, most: int) -> str:
     """The beginning and the end of what is too long."""
     if len(text) <= most:
         return text
@@ -69,7 +69,7 @@ def main() -> None:
         tail = os.pread(file, 4 * most, max(len(head), size - 4 * most))
         os.close(file)
         text = (head + tail).decode("utf-8", errors="replace")
-        print(json.dumps({"output": shortened(text, most)}), file=answers, flush=True)
+        print(json.dumps({"output": shorten(text, most)}), file=answers, flush=True)
 
 
 if __name__ == "__main__":

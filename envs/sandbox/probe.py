@@ -19,39 +19,41 @@ _DEVICES = {
     "console", "core", "fd", "full", "mqueue", "null", "ptmx", "pts", "random", "shm", "stderr", "stdin",
     "stdout", "tty", "urandom", "zero",
 }  # fmt: skip
-_ADDED = {"LC_CTYPE", "PWD", "OLDPWD", "SHLVL", "_"}
+_SHELL_VARIABLES = {"LC_CTYPE", "PWD", "OLDPWD", "SHLVL", "_"}
 """Variables that Python or a shell set for themselves."""
 _CLONE_NEWUSER = 0x10000000
 
 
-def find_escapes(asked: dict[str, Any]) -> list[str]:
+def find_escapes(request: dict[str, Any]) -> list[str]:
     """What is not as it must be, in a few words each."""
-    limits, status = asked["limits"], Path("/proc/self/status").read_text()
+    limits, status = request["limits"], Path("/proc/self/status").read_text()
     facts = dict(line.split(":", 1) for line in status.splitlines())
-    found = {
+    escapes = {
         "it runs as root": 0 in (*os.getresuid(), *os.getresgid()),
         "it has privileges": int(facts["CapEff"], 16) | int(facts["CapPrm"], 16) != 0,
         "it may gain privileges": facts["NoNewPrivs"].strip() != "1",
         "it has a network": any(name != "lo" for _, name in socket.if_nameindex()),
         "it sees the machine's devices": bool(set(os.listdir("/dev")) - _DEVICES),
         "it sees /sys": any(files for _, _, files in os.walk("/sys")),
-        "it sees the environment": any(_seen(pid) - set(asked["environment"]) - _ADDED for pid in _pids()),
+        "it sees the environment": any(
+            _environment_names(pid) - set(request["environment"]) - _SHELL_VARIABLES for pid in _pids()
+        ),
         "a process's memory has no end": _rlimit(resource.RLIMIT_AS) > limits["memory_mb"] << 20,
         "a file's size has no end": _rlimit(resource.RLIMIT_FSIZE) > limits["disk_mb"] << 20,
     }
-    for kind, theirs in asked["namespaces"].items():
-        found[f"it shares the machine's {kind} namespace"] = os.readlink(f"/proc/self/ns/{kind}") == theirs
+    for kind, theirs in request["namespaces"].items():
+        escapes[f"it shares the machine's {kind} namespace"] = os.readlink(f"/proc/self/ns/{kind}") == theirs
     for folder in ("/", "/usr", "/dev"):
-        found[f"it can write to {folder}"] = _can_write(folder)
+        escapes[f"it can write to {folder}"] = _can_write(folder)
     sizes = {"/work": limits["disk_mb"], "/tmp": limits["disk_mb"], "/dev/shm": limits["shm_mb"]}
     for folder, most in sizes.items():
-        found[f"{folder} has no end"] = _can_write(folder) and _size(folder) > most << 20
-    found["the number of processes has no end"] = _more_processes_than(limits["processes"])
-    found["it can make user namespaces"] = ctypes.CDLL(None).unshare(_CLONE_NEWUSER) == 0
-    found["it can fork into a user namespace"] = _forks_into_namespace(asked["clone"])
-    allowed = [name for name, number in asked["calls"].items() if _may_call(number)]
-    found[f"it may call {', '.join(allowed)}"] = bool(allowed)
-    return [hole for hole, open_ in found.items() if open_]
+        escapes[f"{folder} has no end"] = _can_write(folder) and _size(folder) > most << 20
+    escapes["the number of processes has no end"] = _more_processes_than(limits["processes"])
+    escapes["it can make user namespaces"] = ctypes.CDLL(None).unshare(_CLONE_NEWUSER) == 0
+    escapes["it can fork into a user namespace"] = _forks_into_namespace(request["clone"])
+    permitted_calls = [name for name, number in request["calls"].items() if _may_call(number)]
+    escapes[f"it may call {', '.join(permitted_calls)}"] = bool(permitted_calls)
+    return [hole for hole, open_ in escapes.items() if open_]
 
 
 def _may_call(number: int) -> bool:
@@ -74,11 +76,11 @@ def _pids() -> list[str]:
     return [name for name in os.listdir("/proc") if name.isdigit()]
 
 
-def _seen(pid: str) -> set[str]:
+def _environment_names(pid: str) -> set[str]:
     """Names of the variables that process `pid` was started with."""
     with suppress(OSError):
-        told = Path("/proc", pid, "environ").read_bytes()
-        return {entry.split(b"=")[0].decode(errors="replace") for entry in told.split(b"\0") if entry}
+        environ = Path("/proc", pid, "environ").read_bytes()
+        return {entry.split(b"=")[0].decode(errors="replace") for entry in environ.split(b"\0") if entry}
     return set()
 
 

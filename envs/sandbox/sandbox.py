@@ -27,25 +27,25 @@ def choose_backend() -> Backend:
     Raises `ConfigError` for a name that is none, and `MissingDependency` if none works; it names all that
     were tried, each with what would make it work.
     """
-    tried = {}
+    remedies = {}
     for backend in _candidates():
         remedy = backend.find_remedy()
         if remedy is None:
             return backend
-        tried[backend.name] = remedy
-    told = "; ".join(f"{name}: {remedy}" for name, remedy in tried.items())
+        remedies[backend.name] = remedy
+    hints = "; ".join(f"{name}: {remedy}" for name, remedy in remedies.items())
     raise MissingDependency(
-        f"no sandbox for code, and it never runs without one. Any of these gives one: {told}"
+        f"no sandbox for code, and it never runs without one. Any of these gives one: {hints}"
     )
 
 
 def _candidates() -> list[Backend]:
-    chosen = os.environ.get(CHOICE_VARIABLE)
-    if not chosen:
+    choice = os.environ.get(CHOICE_VARIABLE)
+    if not choice:
         return list(BACKENDS.values())
-    if chosen not in BACKENDS:
-        raise ConfigError(f"{CHOICE_VARIABLE}={chosen} is no sandbox; there are: {', '.join(BACKENDS)}")
-    return [BACKENDS[chosen]]
+    if choice not in BACKENDS:
+        raise ConfigError(f"{CHOICE_VARIABLE}={choice} is no sandbox; there are: {', '.join(BACKENDS)}")
+    return [BACKENDS[choice]]
 
 
 @dataclass(frozen=True, slots=True)

@@ -92,8 +92,8 @@ that installs none."""
 def forbidden_numbers(machine: str | None = None) -> dict[str, int]:
     """Name → number of the calls that are refused whatever their arguments, by default on this machine."""
     machine = machine or platform.machine()
-    known = {name: numbers[machine] for name, numbers in FORBIDDEN.items() if machine in numbers}
-    return {**known, "clone3": CLONE3} if known else {}
+    numbers_here = {name: numbers[machine] for name, numbers in FORBIDDEN.items() if machine in numbers}
+    return {**numbers_here, "clone3": CLONE3} if numbers_here else {}
 
 
 def bpf(machine: str | None = None) -> bytes:
@@ -105,17 +105,20 @@ def bpf(machine: str | None = None) -> bytes:
     tests += [(_LOAD, 0, 0, _NUMBER_AT)]
     ends = [_ALLOW, _FAIL | errno.EPERM, _FAIL | errno.ENOSYS]
     checks = [(_AT_LEAST, 2, _X32), (_EQUAL, 2, CLONE3), *((_EQUAL, 1, n) for n in numbers)]
-    for place, (test, end, value) in enumerate(checks):
-        left = len(checks) - place - 1 + 3  # the three instructions for `clone`
+    for index, (test, end, value) in enumerate(checks):
+        left = len(checks) - index - 1 + 3  # the three instructions for `clone`
         tests.append((test, left + end, 0, value))
     tests += [(_EQUAL, 0, 2, CLONE[machine]), (_LOAD, 0, 0, _FIRST_ARGUMENT_AT)]
     tests += [(_ANY_BIT, 1, 0, sum(NAMESPACES.values()))]
-    return b"".join(struct.pack("<HBBI", *one) for one in [*tests, *((_RETURN, 0, 0, end) for end in ends)])
+    return b"".join(
+        struct.pack("<HBBI", *instruction)
+        for instruction in [*tests, *((_RETURN, 0, 0, end) for end in ends)]
+    )
 
 
 def profile() -> dict[str, Any]:
     """The filter as docker and podman take it. Names that a machine lacks are passed over there."""
-    refused = {"action": "SCMP_ACT_ERRNO", "errnoRet": errno.EPERM}
+    denial = {"action": "SCMP_ACT_ERRNO", "errnoRet": errno.EPERM}
     flags = [
         {"index": 0, "value": flag, "valueTwo": flag, "op": "SCMP_CMP_MASKED_EQ"}
         for flag in NAMESPACES.values()
@@ -124,9 +127,9 @@ def profile() -> dict[str, Any]:
         "defaultAction": "SCMP_ACT_ALLOW",
         "architectures": ["SCMP_ARCH_X86_64", "SCMP_ARCH_AARCH64"],
         "syscalls": [
-            {"names": list(FORBIDDEN), **refused},
+            {"names": list(FORBIDDEN), **denial},
             {"names": ["clone3"], "action": "SCMP_ACT_ERRNO", "errnoRet": errno.ENOSYS},
-            *({"names": ["clone"], "args": [flag], **refused} for flag in flags),
+            *({"names": ["clone"], "args": [flag], **denial} for flag in flags),
         ],
     }
 
@@ -142,16 +145,16 @@ def unknown_machine() -> str | None:
 @cache
 def bpf_file() -> Path:
     """A file of `bpf` for this machine, which lives as long as this process."""
-    return _kept(bpf(), suffix=".bpf")
+    return _write_temporary(bpf(), suffix=".bpf")
 
 
 @cache
 def profile_file() -> Path:
     """A file of `profile`, which lives as long as this process."""
-    return _kept(json.dumps(profile()).encode(), suffix=".json")
+    return _write_temporary(json.dumps(profile()).encode(), suffix=".json")
 
 
-def _kept(content: bytes, *, suffix: str) -> Path:
+def _write_temporary(content: bytes, *, suffix: str) -> Path:
     handle, name = tempfile.mkstemp(prefix="wingspan-seccomp-", suffix=suffix)
     with os.fdopen(handle, "wb") as file:
         file.write(content)

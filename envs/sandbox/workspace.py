@@ -109,11 +109,11 @@ class Workspace:
         await self._interpreter.close()
 
     async def _do(self, program: str, **request: Any) -> Reply:
-        asked = json.dumps({"seconds": self._seconds, **request})
+        request_json = json.dumps({"seconds": self._seconds, **request})
         # One expression, so that it leaves no name among the variables of the agent's own code.
         code = (
             f'__import__("subprocess").run([__import__("sys").executable, "-I", "-c", {program!r}], '
-            f'input={asked!r}, text=True, cwd="/work") and None'
+            f'input={request_json!r}, text=True, cwd="/work") and None'
         )
         return await self._run(code, timeout_s=self._seconds + GRACE_S)
 
@@ -142,13 +142,13 @@ def read_files(fields: Mapping[str, Any], *, name: str = "files") -> dict[str, s
     files = fields.get(name) or {}
     if not isinstance(files, Mapping):
         raise ConfigError(f"{name} is a {type(files).__name__}; give an object of path → text")
-    found = {str(path): text for path, text in files.items() if text is not None}
-    for path, text in found.items():
+    files_by_path = {str(path): text for path, text in files.items() if text is not None}
+    for path, text in files_by_path.items():
         if not isinstance(text, str):
             raise ConfigError(f"{name}: {path!r} is a {type(text).__name__}; give its text")
         if Path(path).is_absolute() or ".." in Path(path).parts or path in ("", "."):
             raise ConfigError(f"{name}: {path!r} is no path in /work; give a relative one without ..")
-    return found
+    return files_by_path
 
 
 @runtime_checkable

@@ -17,7 +17,7 @@ from agents.clients import rate_limit
 from agents.clients.rate_limit import RateLimiter
 from agents.rewards import Endpoint, JudgeSettings, combine_rewards, llm_judge
 from agents.rewards.judge.reward import PROMPT, read_score
-from agents.rewards.judge.store import MemoryCache, Spent
+from agents.rewards.judge.store import MemoryCache, Spending
 from envs.errors import BudgetSpent, ConfigError, RewardFailed
 from envs.network.client import TryAgain
 from tests.support.http_server import serving
@@ -110,7 +110,7 @@ def test_what_is_asked_and_what_comes_of_it(monkeypatch):
         again = await one.score(judged("the Broncos {did}", fields=FIELDS))
         assert (again.reward, again.metrics["cached"]) == (0.75, 1.0)
         await one.score(judged("Panthers", fields=FIELDS))
-        assert await one.budget.spent() == Spent(requests=2, tokens=60)
+        assert await one.budget.read_spending() == Spending(requests=2, tokens=60)
 
     judge = with_judge([says("It agrees.\nScore: 7.5\n")], talk)
     assert len(judge.asked) == 2

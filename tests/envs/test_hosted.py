@@ -173,7 +173,7 @@ def test_a_process_that_exits_says_how() -> None:
     asyncio.run(main())
 
 
-def test_a_lost_nursery_is_replaced() -> None:
+def test_a_lost_fork_server_is_replaced() -> None:
     async def main() -> None:
         host = ProcessHost(Rogue)
         env = HostedEnv(host)
@@ -223,7 +223,7 @@ def test_where_modules_have_threads_workers_are_not_forked() -> None:
 
 
 def test_no_process_outlives_a_killed_parent() -> None:
-    """Not the nursery, not a worker that hangs."""
+    """Not the fork server, not a worker that hangs."""
     parent = subprocess.Popen(
         [sys.executable, "-c", textwrap.dedent(PARENT)], stdout=subprocess.PIPE, text=True
     )
@@ -264,8 +264,8 @@ def test_a_kind_that_needs_processes_gets_them_and_the_pool_sees_no_difference()
         envs = EnvManager([toy_spec(ToyEnv, isolation="process")], capacity=2)
         others = psutil.Process().children(recursive=True)
         await envs.warm_up("toy", 2)
-        nursery, *workers = (p for p in psutil.Process().children(recursive=True) if p not in others)
-        assert [worker.ppid() for worker in workers] == [nursery.pid] * 2
+        server, *workers = (p for p in psutil.Process().children(recursive=True) if p not in others)
+        assert [worker.ppid() for worker in workers] == [server.pid] * 2
         async with envs.lease("toy") as env:
             await env.reset(toy_item())
             results = [await env.step(action) for action in ("add 1", "nonsense", "add 2")]
@@ -293,13 +293,13 @@ def test_giving_up_a_start_leaves_no_process() -> None:
         host = ProcessHost(Rogue)
         first = HostedEnv(host)
         await first.prepare()
-        nursery = psutil.Process(psutil.Process(first.pid).ppid())
+        server = psutil.Process(psutil.Process(first.pid).ppid())
         starts = [asyncio.create_task(HostedEnv(host).prepare()) for _ in range(6)]
         await asyncio.sleep(0)
         for start in starts:
             start.cancel()
         await asyncio.gather(*starts, return_exceptions=True)
-        await wait_until_async(lambda: [worker.pid for worker in nursery.children()] == [first.pid])
+        await wait_until_async(lambda: [worker.pid for worker in server.children()] == [first.pid])
         await ended(first, host)
 
     asyncio.run(main())

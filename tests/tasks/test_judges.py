@@ -13,7 +13,7 @@ import pytest
 from agents.clients.endpoint import Endpoint
 from agents.rewards import JudgeSettings, llm_judge
 from agents.rewards.judge.single_flight import SingleFlight
-from agents.rewards.judge.store import JudgeFile, Spent
+from agents.rewards.judge.store import JudgeFile, Spending
 from agents.samplers.sampler import ScriptedSampler
 from envs.errors import BudgetSpent, ConfigError, RewardFailed
 from tasks.config.agent import AgentSettings
@@ -190,8 +190,8 @@ def test_budget_and_replies_are_those_of_all_processes_and_outlive_them(tmp_path
         assert again == [{"asked": 0, "cached": found[0]["asked"], "refused": found[0]["refused"]}]
         assert len(server.asked) == 10
         file = JudgeFile(tmp_path / "deep" / "judge.db", name="fair")
-        assert asyncio.run(file.read()) == Spent(requests=10, tokens=300)
-        assert asyncio.run(JudgeFile(tmp_path / "deep" / "judge.db", name="other").read()) == Spent()
+        assert asyncio.run(file.read()) == Spending(requests=10, tokens=300)
+        assert asyncio.run(JudgeFile(tmp_path / "deep" / "judge.db", name="other").read()) == Spending()
         more = llm_judge(
             Endpoint(server.url, "toy"),
             JudgeSettings(max_requests=11, store=tmp_path / "deep" / "judge.db"),
@@ -201,7 +201,7 @@ def test_budget_and_replies_are_those_of_all_processes_and_outlive_them(tmp_path
 
 
 def test_a_new_file_that_another_process_writes_is_waited_for(tmp_path: Path) -> None:
-    async def main() -> Spent:
+    async def main() -> Spending:
         other = sqlite3.connect(tmp_path / "judge.db", isolation_level=None)
         other.execute("begin immediate")
         reading = asyncio.ensure_future(JudgeFile(tmp_path / "judge.db", name="fair").read())
@@ -211,7 +211,7 @@ def test_a_new_file_that_another_process_writes_is_waited_for(tmp_path: Path) ->
         other.close()
         return await reading
 
-    assert asyncio.run(main()) == Spent()
+    assert asyncio.run(main()) == Spending()
 
 
 def test_a_file_that_cannot_be_used_is_named(tmp_path: Path) -> None:

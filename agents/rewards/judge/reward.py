@@ -66,11 +66,11 @@ class LLMJudge:
             endpoint, before_request=budget.take_request, after_reply=self._count_tokens
         )
         self._flights: SingleFlight[str] = SingleFlight()
-        named = template_names(prompt) - set(_OURS)
+        template_fields = template_names(prompt) - set(_OURS)
         self._reward = FunctionReward(
             name=name,
-            function=self._judged,
-            parameters=dict.fromkeys(sorted(named), True),
+            function=self._judge,
+            parameters=dict.fromkeys(sorted(template_fields), True),
             timeout_s=None,  # a wait for its turn is no failure; each request has its own limit
             retries=0,  # they are the client's
         )
@@ -86,27 +86,27 @@ class LLMJudge:
         """Raise `ConfigError` if nobody answers there, or the key is missing or refused; costs nothing."""
         await self._client.check()
 
-    async def score(self, given: RewardInput) -> RewardResult:
+    async def score(self, reward_input: RewardInput) -> RewardResult:
         """See `Reward`. Raises `BudgetSpent`, and `ConfigError` where the endpoint refuses key or model."""
-        return await self._reward.score(given)
+        return await self._reward.score(reward_input)
 
-    async def _judged(self, **values: Any) -> dict[str, float]:
+    async def _judge(self, **values: Any) -> dict[str, float]:
         lowest, highest = self._settings.lowest, self._settings.highest
         prompt = self._prompt.format(**values, lowest=f"{lowest:g}", highest=f"{highest:g}")
-        asked = {"messages": [{"role": "user", "content": prompt}], **self._sampling}
-        request = json.dumps([self._endpoint.url, self._endpoint.body(asked)], sort_keys=True)
+        request_body = {"messages": [{"role": "user", "content": prompt}], **self._sampling}
+        request = json.dumps([self._endpoint.url, self._endpoint.body(request_body)], sort_keys=True)
         key = hashlib.sha256(request.encode()).hexdigest()
         reply = await self._cache.get(key)
         asking = False
         if reply is None:
             # Episodes of one item end alike, and at the same time.
-            reply, asking = await self._flights.do(key, partial(self._asked, key, asked))
+            reply, asking = await self._flights.do(key, partial(self._ask, key, request_body))
         score = self._read(reply)
-        scaled = (score - lowest) / (highest - lowest)
-        return {"reward": scaled, "score": score, "cached": float(not asking)}
+        reward = (score - lowest) / (highest - lowest)
+        return {"reward": reward, "score": score, "cached": float(not asking)}
 
-    async def _asked(self, key: str, asked: Mapping[str, Any]) -> str:
-        reply = await self._client.ask(asked, read=self._usable)
+    async def _ask(self, key: str, request_body: Mapping[str, Any]) -> str:
+        reply = await self._client.ask(request_body, read=self._usable)
         await self._cache.put(key, reply)
         return reply
 
@@ -160,10 +160,10 @@ def llm_judge(
 def read_score(reply: str) -> float:
     """The score on the last line of `reply` that is not empty; raises `TryAgain` for any other form."""
     last = reply.strip().rpartition("\n")[2].strip()
-    found = _SCORE.fullmatch(last)
-    if found is None:
+    match = _SCORE.fullmatch(last)
+    if match is None:
         raise TryAgain(f"the reply ends with {last[:80]!r}, not with a line like 'Score: 7'")
-    return float(found[1])
+    return float(match[1])
 
 
 def template_names(prompt: str) -> set[str]:

@@ -54,7 +54,7 @@ class MemoryCache:
 
 
 @dataclass(frozen=True, slots=True)
-class Spent:
+class Spending:
     """By one judge."""
 
     requests: int = 0
@@ -66,12 +66,14 @@ class Spent:
 class Ledger(Protocol):
     """Where what was spent is written down."""
 
-    async def add(self, more: Spent, *, below: tuple[int | None, int | None] = (None, None)) -> Spent | None:
+    async def add(
+        self, more: Spending, *, below: tuple[int | None, int | None] = (None, None)
+    ) -> Spending | None:
         """The sum with `more`; None, and nothing is added, where the sum so far is not `below` these numbers
         of requests and of tokens. None is no limit."""
         ...
 
-    async def read(self) -> Spent:
+    async def read(self) -> Spending:
         """The sum so far."""
         ...
 
@@ -80,18 +82,22 @@ class MemoryLedger:
     """Of this process."""
 
     def __init__(self) -> None:
-        self._spent = Spent()
+        self._spending = Spending()
 
-    async def add(self, more: Spent, *, below: tuple[int | None, int | None] = (None, None)) -> Spent | None:
+    async def add(
+        self, more: Spending, *, below: tuple[int | None, int | None] = (None, None)
+    ) -> Spending | None:
         """See `Ledger`."""
-        if not _is_below(self._spent, below):
+        if not _is_below(self._spending, below):
             return None
-        self._spent = Spent(self._spent.requests + more.requests, self._spent.tokens + more.tokens)
-        return self._spent
+        self._spending = Spending(
+            self._spending.requests + more.requests, self._spending.tokens + more.tokens
+        )
+        return self._spending
 
-    async def read(self) -> Spent:
+    async def read(self) -> Spending:
         """See `Ledger`."""
-        return self._spent
+        return self._spending
 
 
 class JudgeFile:
@@ -111,7 +117,7 @@ class JudgeFile:
     def check(self) -> None:
         """Make the file where there is none. Raises `ConfigError` where it cannot be used."""
         with self._lock:
-            self._opened()
+            self._open()
 
     async def get(self, key: str) -> str | None:
         """See `Cache`."""
@@ -124,35 +130,37 @@ class JudgeFile:
         """See `Cache`."""
         await self._ask(lambda db: db.execute("insert or replace into replies values (?, ?)", (key, reply)))
 
-    async def add(self, more: Spent, *, below: tuple[int | None, int | None] = (None, None)) -> Spent | None:
+    async def add(
+        self, more: Spending, *, below: tuple[int | None, int | None] = (None, None)
+    ) -> Spending | None:
         """See `Ledger`; processes that ask at the same time are told one after the other."""
 
-        def work(database: sqlite3.Connection) -> Spent | None:
-            spent = self._spent(database)
-            if not _is_below(spent, below):
+        def work(database: sqlite3.Connection) -> Spending | None:
+            spending = self._spending(database)
+            if not _is_below(spending, below):
                 return None
-            spent = Spent(spent.requests + more.requests, spent.tokens + more.tokens)
-            row = (self._name, spent.requests, spent.tokens)
+            spending = Spending(spending.requests + more.requests, spending.tokens + more.tokens)
+            row = (self._name, spending.requests, spending.tokens)
             database.execute("insert or replace into spent values (?, ?, ?)", row)
-            return spent
+            return spending
 
         return await self._ask(work)
 
-    async def read(self) -> Spent:
+    async def read(self) -> Spending:
         """See `Ledger`."""
-        return await self._ask(self._spent)
+        return await self._ask(self._spending)
 
-    def _spent(self, database: sqlite3.Connection) -> Spent:
+    def _spending(self, database: sqlite3.Connection) -> Spending:
         query = "select requests, tokens from spent where name = ?"
         row = database.execute(query, (self._name,)).fetchone()
-        return Spent() if row is None else Spent(*row)
+        return Spending() if row is None else Spending(*row)
 
     async def _ask(self, work: Callable[[sqlite3.Connection], T]) -> T:
         return await asyncio.to_thread(self._done, work)
 
     def _done(self, work: Callable[[sqlite3.Connection], T]) -> T:
         with self._lock:
-            database = self._opened()
+            database = self._open()
             try:
                 # At once for writing: what was read must not have changed when it is written.
                 database.execute("begin immediate")
@@ -166,7 +174,7 @@ class JudgeFile:
                 raise ConfigError(f"the judge's file {self._path}: {error}; mend or remove it") from error
             return result
 
-    def _opened(self) -> sqlite3.Connection:
+    def _open(self) -> sqlite3.Connection:
         if self._database is None:
             try:
                 self._path.parent.mkdir(parents=True, exist_ok=True)
@@ -199,7 +207,7 @@ class Budget:
         self._max_tokens = max_tokens
         self._ledger = MemoryLedger() if ledger is None else ledger
 
-    async def spent(self) -> Spent:
+    async def read_spending(self) -> Spending:
         """The sum so far."""
         return await self._ledger.read()
 
@@ -209,31 +217,31 @@ class Budget:
         Tokens are known afterwards only: requests under way at the same time may go beyond.
         """
         limits = (self._max_requests, self._max_tokens)
-        if await self._ledger.add(Spent(requests=1), below=limits) is not None:
+        if await self._ledger.add(Spending(requests=1), below=limits) is not None:
             return
-        spent = await self._ledger.read()
+        spending = await self._ledger.read()
         for so_far, most, unit in (
-            (spent.requests, self._max_requests, "requests"),
-            (spent.tokens, self._max_tokens, "tokens"),
+            (spending.requests, self._max_requests, "requests"),
+            (spending.tokens, self._max_tokens, "tokens"),
         ):
             if most is not None and so_far >= most:
                 raise BudgetSpent(
-                    f"the judge's budget of {most} {unit} is spent ({spent.requests} requests, "
-                    f"{spent.tokens} tokens so far); raise its max_{unit} and go on"
+                    f"the judge's budget of {most} {unit} is spent ({spending.requests} requests, "
+                    f"{spending.tokens} tokens so far); raise its max_{unit} and go on"
                 )
 
-    async def add_tokens(self, reported: int | None) -> None:
+    async def add_tokens(self, num_tokens: int | None) -> None:
         """Count what a reply says it took; raises `ConfigError` for none where tokens are limited."""
-        if reported is None and self._max_tokens is not None:
+        if num_tokens is None and self._max_tokens is not None:
             raise ConfigError(
                 "the judge reports no usage.total_tokens; limit max_requests instead of max_tokens"
             )
-        if reported:
-            await self._ledger.add(Spent(tokens=reported))
+        if num_tokens:
+            await self._ledger.add(Spending(tokens=num_tokens))
 
 
-def _is_below(spent: Spent, limits: tuple[int | None, int | None]) -> bool:
+def _is_below(spending: Spending, limits: tuple[int | None, int | None]) -> bool:
     return all(
         most is None or so_far < most
-        for so_far, most in zip((spent.requests, spent.tokens), limits, strict=True)
+        for so_far, most in zip((spending.requests, spending.tokens), limits, strict=True)
     )

@@ -67,7 +67,7 @@ class MathProcesses:
                 raise
             if answer is None:
                 return Verdict(correct=False, found=True, decided=False)
-            if process.asked < MAX_COMPARISONS:
+            if process.num_comparisons < MAX_COMPARISONS:
                 self._idle.append(process)
             else:
                 process.end()
@@ -85,7 +85,7 @@ class MathProcesses:
 
 class _Process:
     def __init__(self) -> None:
-        self.asked = 0
+        self.num_comparisons = 0
         self._process = subprocess.Popen(
             [sys.executable, "-P", str(_WORKER)],
             stdin=subprocess.PIPE,
@@ -95,17 +95,19 @@ class _Process:
             text=True,
         )
         try:
-            said = json.loads(self._read() or '{"failed": "it ended"}')
-            if "failed" in said:
+            greeting = json.loads(self._read() or '{"failed": "it ended"}')
+            if "failed" in greeting:
                 require("comparing mathematics", NEEDS)
-                raise RuntimeError(f"the process that compares mathematics did not start: {said['failed']}")
+                raise RuntimeError(
+                    f"the process that compares mathematics did not start: {greeting['failed']}"
+                )
         except BaseException:
             self.end()
             raise
 
     def ask(self, request: dict[str, object]) -> dict[str, object] | None:
         """The answer; None if the process was ended for the CPU time that it took."""
-        self.asked += 1
+        self.num_comparisons += 1
         assert self._process.stdin is not None
         with suppress(BrokenPipeError):
             self._process.stdin.write(json.dumps(request) + "\n")

@@ -26,11 +26,11 @@ TIMEOUT_S = 120.0
 _PROCESSES = MathProcesses(os.cpu_count() or 1)
 
 
-def _compared(response: str | None, answer: Answer) -> Verdict:
-    accepted = references(answer)
+def _compare(response: str | None, answer: Answer) -> Verdict:
+    gold = references(answer)
     if response is None:
         return Verdict(correct=False, found=False)
-    return _PROCESSES.compare(accepted, response)
+    return _PROCESSES.compare(gold, response)
 
 
 def _value(verdict: Verdict, **metrics: float) -> Value:
@@ -44,14 +44,14 @@ def math_equal(final_response: str, answer: Answer) -> Value:
 
     Of several expressions in the response math-verify takes the boxed one, else the last.
     """
-    return _value(_compared(final_response, answer))
+    return _value(_compare(final_response, answer))
 
 
 @reward(needs=NEEDS, timeout_s=TIMEOUT_S)
 def math_equal_with_tool(final_response: str, answer: Answer, trajectory: Trajectory) -> Value:
     """As `math_equal` where a tool was used, but 0.1 for a wrong answer; 0 where none was used."""
     calls = tool_calls(trajectory)
-    verdict = _compared(final_response if calls else None, answer)
+    verdict = _compare(final_response if calls else None, answer)
     value = _value(verdict, tool_calls=calls)
     return value if verdict.correct or not calls else {**value, "reward": WRONG_BY_TOOL}
 
@@ -60,4 +60,4 @@ def math_equal_with_tool(final_response: str, answer: Answer, trajectory: Trajec
 def math_equal_with_think(final_response: str, answer: Answer) -> Value:
     """As `math_equal`, of what follows `<think>…</think>`; 0 for a response of any other form."""
     text = after_thinking(final_response)
-    return _value(_compared(text, answer), format=float(text is not None))
+    return _value(_compare(text, answer), format=float(text is not None))

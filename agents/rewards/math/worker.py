@@ -41,19 +41,19 @@ def compare(math_verify: Any, gold: list[str], response: str) -> dict[str, objec
     """Whether the response's answer equals one of `gold`."""
     # Its own limits are alarms, which this process' timer replaces.
     answers = math_verify.parse(response, parsing_timeout=None)
-    for one in gold:
-        accepted = math_verify.parse(as_latex(one), parsing_timeout=None)
-        if not accepted:
-            return {"unreadable": one}
-        if answers and math_verify.verify(accepted, answers, timeout_seconds=None):
+    for gold_answer in gold:
+        gold_value = math_verify.parse(as_latex(gold_answer), parsing_timeout=None)
+        if not gold_value:
+            return {"unreadable": gold_answer}
+        if answers and math_verify.verify(gold_value, answers, timeout_seconds=None):
             return {"correct": True, "found": True}
     return {"correct": False, "found": bool(answers)}
 
 
 def as_latex(gold: str) -> str:
     """An accepted answer as mathematics, which is otherwise only looked for between dollars."""
-    marked = any(mark in gold for mark in ("$", "\\boxed", "\\(", "\\["))
-    return gold if marked else f"${gold}$"
+    has_marks = any(mark in gold for mark in ("$", "\\boxed", "\\(", "\\["))
+    return gold if has_marks else f"${gold}$"
 
 
 if __name__ == "__main__":

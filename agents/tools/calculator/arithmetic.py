@@ -59,15 +59,15 @@ def told(value: Fraction) -> str:
 
 
 def _tokens(text: str) -> list[str]:
-    found, at = [], 0
+    tokens, position = [], 0
     text = text.rstrip()
-    while at < len(text):
-        match = _TOKEN.match(text, at)
+    while position < len(text):
+        match = _TOKEN.match(text, position)
         if match is None:
-            raise ArithmeticRefused(f"{text[at:].lstrip()[:20]!r} is no number, operator or name")
-        found.append(match.group().strip())
-        at = match.end()
-    return found
+            raise ArithmeticRefused(f"{text[position:].lstrip()[:20]!r} is no number, operator or name")
+        tokens.append(match.group().strip())
+        position = match.end()
+    return tokens
 
 
 class _Reader:
@@ -75,13 +75,13 @@ class _Reader:
 
     def __init__(self, tokens: list[str]) -> None:
         self._tokens = tokens
-        self._at = 0
+        self._position = 0
         self._depth = 0
 
     @property
     def next(self) -> str:
         """Empty at the end."""
-        return self._tokens[self._at] if self._at < len(self._tokens) else ""
+        return self._tokens[self._position] if self._position < len(self._tokens) else ""
 
     def sum(self) -> Fraction:
         value = self._product()
@@ -132,12 +132,12 @@ class _Reader:
             self._expect(")")
             return value
         if token[:1].isalpha():
-            return self._named(token)
+            return self._name(token)
         if token[:1].isdigit() or token[:1] == ".":
             return _number(token)
         raise ArithmeticRefused(f"a number is expected, not {token or 'the end'!r}")
 
-    def _named(self, name: str) -> Fraction:
+    def _name(self, name: str) -> Fraction:
         if self.next != "(":
             if name in CONSTANTS:
                 return CONSTANTS[name]
@@ -158,13 +158,13 @@ class _Reader:
 
     def _take(self) -> str:
         token = self.next
-        self._at += 1
+        self._position += 1
         return token
 
     def _expect(self, token: str) -> None:
         if self.next != token:
             raise ArithmeticRefused(f"{token!r} is expected, not {self.next or 'the end'!r}")
-        self._at += 1
+        self._position += 1
 
 
 def _number(token: str) -> Fraction:

@@ -73,10 +73,10 @@ def _log(value: Fraction, base: Fraction = Fraction(10)) -> Fraction:
 
 
 def _round(value: Fraction, digits: Fraction = Fraction(0)) -> Fraction:
-    places = _whole(digits, least=None)
-    if abs(places) > 300:
+    num_digits = _whole(digits, least=None)
+    if abs(num_digits) > 300:
         raise ArithmeticRefused("round takes at most 300 places")
-    scale = Fraction(10) ** places
+    scale = Fraction(10) ** num_digits
     size = math.floor(abs(value) * scale + Fraction(1, 2)) / scale  # halves away from zero, as at school
     return size if value >= 0 else -size
 
@@ -87,10 +87,10 @@ def _factorial(value: Fraction) -> Fraction:
     return Fraction(math.factorial(_whole(value)))
 
 
-def _comb(of: Fraction, chosen: Fraction) -> Fraction:
-    if _whole(of) > 10 * MAX_FACTORIAL:
+def _comb(total: Fraction, size: Fraction) -> Fraction:
+    if _whole(total) > 10 * MAX_FACTORIAL:
         raise ArithmeticRefused(f"comb is computed up to {10 * MAX_FACTORIAL}")
-    return Fraction(math.comb(_whole(of), _whole(chosen)))
+    return Fraction(math.comb(_whole(total), _whole(size)))
 
 
 CONSTANTS = {"pi": Fraction(math.pi), "e": Fraction(math.e), "tau": Fraction(math.tau)}

@@ -21,7 +21,9 @@ from typing import Any
 
 from envs.builtin.alfworld.upstream import package_folder
 
-os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # numpy's own threads would keep the nursery from forking
+os.environ.setdefault(
+    "OPENBLAS_NUM_THREADS", "1"
+)  # numpy's own threads would keep the fork server from forking
 # Else importing alfworld makes a folder at home.
 os.environ.setdefault("ALFWORLD_DATA", str(package_folder()))
 
