@@ -74,33 +74,33 @@ def measure(*, items: int, repeats: int, busy: int) -> Result:
     rows = random_rows(pipeline, items=items)
     worker, data = start_actor(pipeline, model=Path(pipeline.model)), update_data(pipeline, rows)
     sequences = [row.packed.prompt_ids + row.packed.response_ids for row in rows]
-    packed: PackedRow = pack_row(
+    step_row: PackedRow = pack_row(
         [torch.tensor(s) for s in sequences],
         prompt_lengths=[len(row.packed.prompt_ids) for row in rows],
         masks=[torch.ones(len(s), dtype=torch.long) for s in sequences],
     )
     worker.update_actor(data.clone())  # the first one builds the optimizer's state
-    alone: list[tuple[float, float]] = []
-    beside: list[tuple[float, float]] = []
-    with busy_processes(busy) as others:
+    alone_times: list[tuple[float, float]] = []
+    busy_times: list[tuple[float, float]] = []
+    with busy_processes(busy) as processes:
         for _ in range(repeats):
-            alone.append(timed_update(worker, data))
+            alone_times.append(timed_update(worker, data))
             if busy:
-                send(others, signal.SIGCONT)
-                beside.append(timed_update(worker, data))
-                send(others, signal.SIGSTOP)
+                send(processes, signal.SIGCONT)
+                busy_times.append(timed_update(worker, data))
+                send(processes, signal.SIGSTOP)
     threads, cores = torch.get_num_threads(), len(os.sched_getaffinity(0))
-    cpu_s, wall_s = (median(times) for times in zip(*alone, strict=True))
+    cpu_s, wall_s = (median(times) for times in zip(*alone_times, strict=True))
     return Result(
         trajectories=len(rows),
-        tokens=packed.input_ids.shape[1],
-        needed_pairs=sum(needed_pairs(b.prompt_length, b.response_lengths) for b in packed.blocks),
-        computed_pairs=computed_pairs(packed.blocks),
+        tokens=step_row.input_ids.shape[1],
+        needed_pairs=sum(needed_pairs(b.prompt_length, b.response_lengths) for b in step_row.blocks),
+        computed_pairs=computed_pairs(step_row.blocks),
         threads=threads,
         busy=busy,
         cpu_s=round(cpu_s, 3),
         wall_s=round(wall_s, 3),
-        slowdown=round(median(wall for _, wall in beside) / wall_s, 2) if busy else None,
+        slowdown=round(median(wall for _, wall in busy_times) / wall_s, 2) if busy else None,
         fair_slowdown=round(max(1.0, (busy + threads) / cores), 2) if busy else None,
     )
 
@@ -143,10 +143,10 @@ def random_rows(pipeline: Pipeline, *, items: int) -> list[Row]:
         prompt = tokens(rng.randint(*PROMPT_TOKENS))
         room = pipeline.rollout.context_length - len(prompt)
         for sample_index in range(pipeline.rollout.group_size):
-            sampled = tokens(max(2, min(room, int(MEDIAN_RESPONSE * rng.lognormvariate(0.0, SPREAD)))))
+            response_ids = tokens(max(2, min(room, int(MEDIAN_RESPONSE * rng.lognormvariate(0.0, SPREAD)))))
             completion = Completion(
-                token_ids=sampled,
-                logprobs=[-1.0] * len(sampled),
+                token_ids=response_ids,
+                logprobs=[-1.0] * len(response_ids),
                 finish_reason=FinishReason.STOP,
                 policy_version=0,
             )
@@ -170,21 +170,21 @@ def random_rows(pipeline: Pipeline, *, items: int) -> list[Row]:
 @contextmanager
 def busy_processes(count: int) -> Iterator[list[subprocess.Popen[bytes]]]:
     """Processes that compute without end; stopped until they get SIGCONT."""
-    others = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(count)]
+    processes = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(count)]
     try:
-        send(others, signal.SIGSTOP)
-        yield others
+        send(processes, signal.SIGSTOP)
+        yield processes
     finally:
-        for other in others:
-            other.kill()
-            other.wait()
+        for process in processes:
+            process.kill()
+            process.wait()
 
 
-def send(others: Sequence[subprocess.Popen[bytes]], number: signal.Signals) -> None:
+def send(processes: Sequence[subprocess.Popen[bytes]], number: signal.Signals) -> None:
     """Signal each of them."""
-    for other in others:
+    for process in processes:
         with suppress(ProcessLookupError):
-            other.send_signal(number)
+            process.send_signal(number)
 
 
 def main() -> None:

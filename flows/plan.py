@@ -29,7 +29,7 @@ from tasks.data.files import check_data
 from tasks.data.items import read_items
 from tasks.data.mixture import split
 from tasks.tracking.tracker import check_tracking
-from tasks.verl.checkpoints import KEPT
+from tasks.verl.checkpoints import MAX_CHECKPOINTS
 from tasks.verl.config import check_pipeline
 
 if TYPE_CHECKING:
@@ -223,8 +223,10 @@ def check_disk(workspace: Path, pipeline: Pipeline) -> None:
     size = read_model_size(pipeline.model) if is_known else None
     if size is not None:
         present = sum(file.stat().st_size for file in workspace.rglob("*") if file.is_file())
-        needed_bytes += max(0, disk_bytes(pipeline, size, checkpoints=KEPT + 1) - present)
-        checkpoints = f" ({KEPT + 1} checkpoints of {checkpoint_bytes(size) / 1e6:.0f} MB, and policies)"
+        needed_bytes += max(0, disk_bytes(pipeline, size, checkpoints=MAX_CHECKPOINTS + 1) - present)
+        checkpoints = (
+            f" ({MAX_CHECKPOINTS + 1} checkpoints of {checkpoint_bytes(size) / 1e6:.0f} MB, and policies)"
+        )
     if free < needed_bytes:
         raise ConfigError(
             f"{free / 1e6:.0f} MB are free at {folder}, and this run may need {needed_bytes / 1e6:.0f} MB"

@@ -12,22 +12,22 @@ class SamplerDied(WingspanError):
 
 
 class RayDied(WingspanError):
-    """Ray's control service (GCS) is gone, and all that ran by it; training goes on with a new session."""
+    """Ray's control service (GCS) is gone with all that it ran; training goes on with a new session."""
 
 
 class NoEpisodes(WingspanError):
-    """Every episode of a step failed: something is wrong that trying again will not mend."""
+    """Every episode of a step failed: a retry will not fix the cause."""
 
 
 class Diverged(WingspanError):
-    """A step's loss, gradient or log-probs are not numbers: its weights go nowhere, and the run ends."""
+    """A step's loss, gradient or log-probs are not numbers: its weights are not saved, and the run ends."""
 
 
 def names_dead_engine(error: BaseException) -> bool:
     """Whether vLLM's `EngineDeadError` is `error` or among its causes.
 
-    The engine's process is gone then, and the Ray actor that talks to it lives on. Told by the lines that
-    name exceptions in the traceback that Ray brings along: vLLM need not be installed here, and the causes
-    of an exception do not survive the way from one process to another.
+    The engine's process is gone then, although the Ray actor that talks to it lives on. The check reads the
+    lines that name exceptions in Ray's traceback: vLLM need not be installed here, and the causes of an
+    exception are lost between processes.
     """
     return _ENGINE_DEAD.search(f"{type(error).__name__}: {error}") is not None

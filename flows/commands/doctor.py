@@ -200,7 +200,7 @@ def _gpu_model(pipeline: "Pipeline") -> Iterator[Finding]:
     if pipeline.backend.device == "cpu":
         return
     from tasks.config.capacity import check_memory, checkpoint_bytes, memory_plan, read_model_size
-    from tasks.verl.checkpoints import KEPT
+    from tasks.verl.checkpoints import MAX_CHECKPOINTS
     from tasks.verl.gpu_model import flash_attention_version, gpu_model_options
 
     purpose = "pipelines on cuda"
@@ -228,7 +228,7 @@ def _gpu_model(pipeline: "Pipeline") -> Iterator[Finding]:
             "download the model, then run wingspan doctor again",
         )
         return
-    checkpoints = f"{KEPT + 1} checkpoints of {checkpoint_bytes(size) / 1e9:.0f} GB at once"
+    checkpoints = f"{MAX_CHECKPOINTS + 1} checkpoints of {checkpoint_bytes(size) / 1e9:.0f} GB at once"
     found = f"about {plan.training / 1e9:.0f} GB a GPU while training, {checkpoints}"
     try:
         check_memory(pipeline)

@@ -54,17 +54,17 @@ def check_ray_address() -> None:
     address = cluster_address()
     if address is None:
         return
-    place = f"RAY_ADDRESS={address}"
-    _check_port(address, place=place)
+    setting = f"RAY_ADDRESS={address}"
+    _check_port(address, setting=setting)
     failure = _try_to_join(address, {})
     if failure is None:
         return
     if failure.refused:
         raise ConfigError(
-            f"{place}: the cluster refuses this process's token; set RAY_AUTH_MODE=token, and put the "
+            f"{setting}: the cluster refuses this process's token; set RAY_AUTH_MODE=token, and put the "
             "cluster's token into ~/.ray/auth_token or the file that RAY_AUTH_TOKEN_PATH names"
         )
-    raise ConfigError(f"{place}: {failure.text}; {_REMEDY}")
+    raise ConfigError(f"{setting}: {failure.text}; {_REMEDY}")
 
 
 def asks_for_token() -> bool:
@@ -73,17 +73,17 @@ def asks_for_token() -> bool:
     return failure is not None and failure.refused
 
 
-def _check_port(address: str, *, place: str) -> None:
+def _check_port(address: str, *, setting: str) -> None:
     if address == "auto":
         return
     host, _, port = address.rpartition(":")
     if not host or not port.isdigit() or "://" in address:
-        raise ConfigError(f"{place} is no HOST:PORT of a Ray cluster's head; {_REMEDY}")
+        raise ConfigError(f"{setting} is no HOST:PORT of a Ray cluster's head; {_REMEDY}")
     try:
         with socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_TIMEOUT_S):
             pass
     except (OSError, OverflowError) as error:
-        raise ConfigError(f"{place}: no Ray cluster answers ({error}); {_REMEDY}") from None
+        raise ConfigError(f"{setting}: no Ray cluster answers ({error}); {_REMEDY}") from None
 
 
 def _try_to_join(address: str, environment: dict[str, str]) -> _Failure | None:

@@ -60,12 +60,12 @@ class RayChannel:
         self.pid = pid
         self._actor = actor
         self._life = asyncio.ensure_future(_until_dead(actor))
-        self._lost = False  # a call may hear of the end before that one does
+        self._is_lost = False  # a call may hear of the end before that one does
 
     @property
     def is_alive(self) -> bool:
         """See `Channel`."""
-        return not self._lost and not self._life.done()
+        return not self._is_lost and not self._life.done()
 
     async def call(self, request: list[Any]) -> dict[str, Any]:
         """See `Channel`."""
@@ -74,7 +74,7 @@ class RayChannel:
         try:
             answer: dict[str, Any] = await self._actor.answer.remote(request)
         except RayActorError as error:
-            self._lost = True
+            self._is_lost = True
             raise EnvCrashed(f"the environment's actor died: {to_line(error, limit=160)}") from None
         return answer
 

@@ -50,12 +50,12 @@ def place_workers(backend: BackendSettings) -> Placement:
 
     Raises `ConfigError` if there is none, after `FREE_TIMEOUT_S` if there was one with all nodes empty.
     """
-    if _place(backend, cluster_nodes(free=False)) is None:
+    if _find_placement(backend, cluster_nodes(free=False)) is None:
         raise _refusal(backend, cluster_nodes(free=False))
     deadline = time.monotonic() + FREE_TIMEOUT_S
     while True:
         nodes = cluster_nodes(free=True)
-        if placement := _place(backend, nodes):
+        if placement := _find_placement(backend, nodes):
             return placement
         if time.monotonic() > deadline:
             raise _refusal(backend, nodes)
@@ -77,7 +77,7 @@ def cluster_nodes(*, free: bool) -> list[Node]:
     return nodes
 
 
-def _place(backend: BackendSettings, nodes: Sequence[Node]) -> Placement | None:
+def _find_placement(backend: BackendSettings, nodes: Sequence[Node]) -> Placement | None:
     return placement(backend.workers, tensor_parallel=backend.tensor_parallel, rooms=[n.room for n in nodes])
 
 

@@ -75,7 +75,7 @@ def start_local_ray(**options: Any) -> None:
     # Ray would start idle workers ahead; ours have environments of their own and cannot use them.
     os.environ.setdefault("RAY_prestart_worker_first_driver", "0")
     for attempt in range(1, ATTEMPTS + 1):
-        others = psutil.Process().children(recursive=True)
+        earlier_processes = psutil.Process().children(recursive=True)
         try:
             with loopback_and_token(), _signals_kept():
                 ray.init(
@@ -92,7 +92,7 @@ def start_local_ray(**options: Any) -> None:
             if "timed out" not in str(error) or attempt == ATTEMPTS:
                 raise WingspanError(f"Ray did not start: {' '.join(str(error).split())[:200]}") from error
             for left in psutil.Process().children(recursive=True):  # Ray forgets them
-                if left not in others:
+                if left not in earlier_processes:
                     with suppress(psutil.NoSuchProcess):
                         left.kill()
 

@@ -214,8 +214,8 @@ def _count_local(folder: Path) -> int | None:
     files = sorted(folder.glob("*.safetensors"))
     index = folder / "model.safetensors.index.json"
     if index.is_file():
-        named = set(json.loads(index.read_text())["weight_map"].values())
-        if not named <= {file.name for file in files}:
+        file_names = set(json.loads(index.read_text())["weight_map"].values())
+        if not file_names <= {file.name for file in files}:
             return None  # in the cache in part
     with suppress(struct.error, ValueError):  # a file that was cut off
         return sum(map(_count_file, files)) if files else None

@@ -7,9 +7,9 @@ from pydantic import AfterValidator, Field, field_validator, model_validator
 from agents.horizon import Horizon
 from agents.settings import Positive, Seed, Settings
 from envs.types import Item
-from tasks.data.sources import checked_source
+from tasks.data.sources import check_source
 
-Source = Annotated[str, AfterValidator(checked_source)]
+Source = Annotated[str, AfterValidator(check_source)]
 
 
 class PartSettings(Settings):

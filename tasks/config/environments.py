@@ -13,10 +13,10 @@ def environments(pipeline: Pipeline) -> list[EnvSpec]:
 
     Raises `ConfigError` for unknown names, a URL that is none, or a token that is not there.
     """
-    unused = pipeline.servers.keys() - set(pipeline.data.envs)
-    if unused:
+    unknown_names = pipeline.servers.keys() - set(pipeline.data.envs)
+    if unknown_names:
         raise ConfigError(
-            f"servers.{min(unused)}: this pipeline plays {', '.join(pipeline.data.envs)}; take it out, "
+            f"servers.{min(unknown_names)}: this pipeline uses {', '.join(pipeline.data.envs)}; remove it, "
             "or correct it"
         )
     return [_environment(name, pipeline=pipeline) for name in pipeline.data.envs]

@@ -182,17 +182,17 @@ def agent_of(settings: AgentSettings, spec: EnvSpec, tools: Toolbox | None) -> A
 def _own_agent(name: str, schemas: Sequence[Schema]) -> Agent:
     make = load_object(name, key="agent.format") if ":" in name else AGENTS.find(name)
     try:
-        made = make(schemas)
+        agent = make(schemas)
     except Exception as error:  # of a user's code, or of whatever else the name stands for
         raise ConfigError(
             f"agent.format: {name!r} cannot be made with the schemas of the tools ({describe(error)}); name "
             "a class of agents.agent.Agent"
         ) from error
-    if not isinstance(made, Agent):
+    if not isinstance(agent, Agent):
         raise ConfigError(
-            f"agent.format {name!r} makes a {type(made).__name__}; make it a class of agents.agent.Agent"
+            f"agent.format {name!r} makes a {type(agent).__name__}; make it a class of agents.agent.Agent"
         )
-    return made
+    return agent
 
 
 def toolbox_of(settings: AgentSettings) -> Toolbox | None:

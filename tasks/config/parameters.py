@@ -26,18 +26,18 @@ def flat(values: Mapping[str, Any], *, sep: str, prefix: str = "") -> Iterable[t
             yield f"{prefix}{key}", value
 
 
-def grouped(values: Mapping[str, Any], *, path: str = "") -> dict[str, dict[str, Any]]:
+def group_leaves(values: Mapping[str, Any], *, path: str = "") -> dict[str, dict[str, Any]]:
     """Leaves by the mapping they are in, `{"data.parts.easy": {"env": "textcraft", "where.depth": [1]}}`.
 
     Mappings below `MAX_LEVELS` are part of the one above them; those without leaves have no group.
     """
     is_deep = path.count(".") + 1 == MAX_LEVELS
-    own = dict(flat(values, sep=".")) if path and is_deep else _leaves(values)
-    groups = {path: own} if own else {}
+    leaves = dict(flat(values, sep=".")) if path and is_deep else _leaves(values)
+    groups = {path: leaves} if leaves else {}
     if not (path and is_deep):
         for key, value in values.items():
             if isinstance(value, Mapping):
-                groups |= grouped(value, path=f"{path}.{key}" if path else key)
+                groups |= group_leaves(value, path=f"{path}.{key}" if path else key)
     return groups
 
 

@@ -1,7 +1,6 @@
 """Reads `pipelines.yaml`: pipelines by name, with overrides.
 
-What a pipeline may say is `tasks/config/settings.py`'s; a value that is wrong is told in one line with its
-place.
+`tasks/config/settings.py` declares the parameters. An invalid value is reported in one line with its place.
 """
 
 import difflib
@@ -25,12 +24,13 @@ def load_pipeline(
 
     Raises `ConfigError` for a missing or malformed file, an unknown name, key or value.
     """
-    known = _blocks(file)
-    if name not in known:
+    options = _blocks(file)
+    if name not in options:
         raise ConfigError(
-            f"unknown pipeline {name!r}{did_you_mean(name, known)}; {file} has: {', '.join(known) or 'none'}"
+            f"unknown pipeline {name!r}{did_you_mean(name, options)}; "
+            f"{file} has: {', '.join(options) or 'none'}"
         )
-    values = known[name]
+    values = options[name]
     if not isinstance(values, dict):
         raise ConfigError(f"{file}: pipelines.{name} is {values!r:.60}; give a block of parameters")
     for key, value in (overrides or {}).items():
@@ -38,7 +38,7 @@ def load_pipeline(
     try:
         return Pipeline.model_validate(values)
     except ValidationError as error:
-        raise ConfigError(_one_line(error, place=f"pipelines.{name}", file=file)) from None
+        raise ConfigError(_one_line(error, location=f"pipelines.{name}", file=file)) from None
 
 
 def load_base_settings(file: Path = PIPELINES_FILE) -> BaseSettings:
@@ -46,7 +46,7 @@ def load_base_settings(file: Path = PIPELINES_FILE) -> BaseSettings:
     try:
         return BaseSettings.model_validate(_read(file).get("base"))
     except ValidationError as error:
-        raise ConfigError(_one_line(error, place="base", file=file)) from None
+        raise ConfigError(_one_line(error, location="base", file=file)) from None
 
 
 def pipeline_names(file: Path = PIPELINES_FILE) -> list[str]:
@@ -57,8 +57,8 @@ def pipeline_names(file: Path = PIPELINES_FILE) -> list[str]:
 def read_yaml(file: Path) -> Any:
     """The document of `file`.
 
-    Raises `ConfigError` for a file that is missing or no YAML in UTF-8, and for a key that a block has twice,
-    of which YAML's reader would take the last without a word.
+    Raises `ConfigError` for a file that is missing or not YAML in UTF-8, and for a key that a block has
+    twice: YAML's reader would silently take the last.
     """
     try:
         text = file.read_text(encoding="utf-8")
@@ -84,8 +84,8 @@ def _check_keys(node: yaml.Node | None, *, file: Path) -> None:
             name, line = str(key.value), key.start_mark.line + 1
             if name in lines:
                 raise ConfigError(
-                    f"{file}, line {line}: {name!r} is in line {lines[name]} of this block already; take one "
-                    "out"
+                    f"{file}, line {line}: {name!r} is in line {lines[name]} of this block already; remove "
+                    "one"
                 )
             lines[name] = line
             _check_keys(value, file=file)
@@ -100,15 +100,15 @@ def _read(file: Path) -> dict[str, Any]:
 
 
 def _blocks(file: Path) -> dict[str, Any]:
-    found = _read(file).get("pipelines") or {}
-    if not isinstance(found, dict):
-        raise ConfigError(f"{file}: pipelines is a {type(found).__name__}; give a block, NAME: {{…}}")
-    return found
+    blocks = _read(file).get("pipelines") or {}
+    if not isinstance(blocks, dict):
+        raise ConfigError(f"{file}: pipelines is a {type(blocks).__name__}; give a block, NAME: {{…}}")
+    return blocks
 
 
-def did_you_mean(word: str, known: Any) -> str:
+def did_you_mean(word: str, options: Any) -> str:
     """`; did you mean 'x'?` for the nearest of `known`, or nothing."""
-    near = difflib.get_close_matches(word, list(known), n=1)
+    near = difflib.get_close_matches(word, list(options), n=1)
     return f"; did you mean {near[0]!r}?" if near else ""
 
 
@@ -121,18 +121,18 @@ def _set_dotted(values: dict[str, Any], key: str, value: Any) -> None:
     values[last] = value
 
 
-def _one_line(error: ValidationError, *, place: str, file: Path) -> str:
+def _one_line(error: ValidationError, *, location: str, file: Path) -> str:
     first, *rest = error.errors()
-    where = ".".join([place, *map(str, first["loc"])])
-    what = first["msg"].removeprefix("Value error, ")
+    where = ".".join([location, *map(str, first["loc"])])
+    reason = first["msg"].removeprefix("Value error, ")
     if first["type"] == "extra_forbidden":
-        what = f"unknown key{did_you_mean(str(first['loc'][-1]), _keys_at(first['loc']))}"
+        reason = f"unknown key{did_you_mean(str(first['loc'][-1]), _keys_at(first['loc']))}"
     elif first["type"] == "missing":
-        what = "this key is missing"
+        reason = "this key is missing"
     elif first["type"] != "value_error":
-        what += f", but it is {first['input']!r}"
+        reason += f", but it is {first['input']!r}"
     more = f" (and {len(rest)} more)" if rest else ""
-    return f"{file}: {where}: {what}{more}"
+    return f"{file}: {where}: {reason}{more}"
 
 
 def _keys_at(location: tuple[int | str, ...]) -> list[str]:

@@ -1,7 +1,7 @@
-"""Whether a model can be put a pipeline's items: its tokenizer, its chat template, the room behind prompts.
+"""Checks a model against a pipeline's items: its tokenizer, its chat template, the room after the prompts.
 
-Loads a tokenizer and nothing else of a model. Of each part of the data a few items are begun, where that
-starts no process and asks no server; elsewhere a prompt is at least what the agent says before it.
+Loads only the tokenizer of the model. A few items of each part are reset where that starts no process and
+asks no server; elsewhere the prompt without the observation is a lower bound.
 """
 
 import asyncio
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 ITEMS = 3
-"""Of each part, that are begun."""
+"""Items of each part that are reset."""
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
 
 
 def check_prompts(pipeline: Pipeline, items: Sequence[Item]) -> None:
-    """Find out whether episodes of `items` can have a turn.
+    """Check that episodes of `items` have room for a turn.
 
     Raises `ConfigError` for a model without a tokenizer or with a chat template that cannot be used, and for
     a part of the data whose prompts leave less than `rollout.max_tokens_per_turn` of
@@ -42,12 +42,14 @@ def check_prompts(pipeline: Pipeline, items: Sequence[Item]) -> None:
     if pipeline.warmup is not None and pipeline.warmup.new_words:
         return  # the policy gets another vocabulary
     for name in pipeline.data.parts:
-        own = [item for item in items if pipeline.data.part_of(item) == name][:ITEMS]
+        part_items = [item for item in items if pipeline.data.part_of(item) == name][:ITEMS]
         spec = specs[pipeline.data.parts[name].env]
         sizes = []
-        for item, seen in zip(own, _begun(own, spec, pipeline=pipeline), strict=True):
-            if not seen.images:  # which only a processor can count
-                opening = configs[spec.name].agent.render(item, seen.text)
+        for item, observation in zip(
+            part_items, _reset_episodes(part_items, spec, pipeline=pipeline), strict=True
+        ):
+            if not observation.images:  # which only a processor can count
+                opening = configs[spec.name].agent.render(item, observation.text)
                 sizes.append(len(renderer.prompt_ids(opening.messages, tools=opening.tools)))
         if sizes:
             _check_room(pipeline, min(sizes), part=name)
@@ -81,17 +83,17 @@ def load_tokenizer(model: str) -> "PreTrainedTokenizerBase":
 
 def _check_room(pipeline: Pipeline, shortest: int, *, part: str) -> None:
     rollout = pipeline.rollout
-    needed = shortest + rollout.max_tokens_per_turn
-    if needed > rollout.context_length:
+    required = shortest + rollout.max_tokens_per_turn
+    if required > rollout.context_length:
         raise ConfigError(
             f"rollout.context_length {rollout.context_length}: the prompts of data.parts.{part} have "
             f"{shortest} tokens or more, and rollout.max_tokens_per_turn {rollout.max_tokens_per_turn} do "
-            f"not fit behind them; give {needed} at least, or lower max_tokens_per_turn"
+            f"not fit behind them; give {required} at least, or lower max_tokens_per_turn"
         )
 
 
-def _begun(items: Sequence[Item], spec: EnvSpec, *, pipeline: Pipeline) -> Sequence[Observation]:
-    """What episodes of `items` begin with; nothing where it would take a process or a server to know."""
+def _reset_episodes(items: Sequence[Item], spec: EnvSpec, *, pipeline: Pipeline) -> Sequence[Observation]:
+    """The first observations of `items`; empty where they would need a process or a server."""
     nothing = [Observation("") for _ in items]
     if spec.isolation != "none" or spec.name in pipeline.servers or spec.name.startswith("openenv:"):
         return nothing

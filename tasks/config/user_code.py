@@ -43,12 +43,12 @@ def reward_names(settings: AgentSettings) -> list[str]:
 def _agent_references(settings: AgentSettings) -> Iterator[str]:
     if settings.program is not None:
         yield settings.program
-    named: list[tuple[Registry[Any], Sequence[str]]] = [
+    references: list[tuple[Registry[Any], Sequence[str]]] = [
         (AGENTS, [settings.format]),
         (TOOLS, settings.tools),
         (REWARDS, reward_names(settings)),
     ]
-    for registry, names in named:
+    for registry, names in references:
         for name in names:
             reference = name if ":" in name else registry.reference(name)
             if reference is not None:

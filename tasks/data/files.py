@@ -1,8 +1,8 @@
 """A user's own data as items: rows of files, checked one by one (docs/data.md).
 
 A row with `question` or `messages` becomes an item; one with `item_id` names an item that its environment
-has. What is wrong is a `ConfigError` that names the row and the field. Leaves out: how rows are read
-(`data_sources.py`), and what a pipeline makes of its parts (`mixture.py`).
+has. An invalid row raises a `ConfigError` that names the row and the field. Leaves out how rows are read
+(`sources.py`) and how a pipeline mixes its parts (`mixture.py`).
 """
 
 import io
@@ -21,7 +21,7 @@ from envs.registry import EnvSpec, Split, get_env
 from envs.types import Image, Item, Role
 from tasks.config.data import DataSettings
 from tasks.config.pipelines import did_you_mean
-from tasks.data.sources import Row, check_there, foreign, read_rows
+from tasks.data.sources import Row, check_exists, find_foreign, read_rows
 
 KINDS = ("question", "messages", "item_id")
 """A row has exactly one of these columns."""
@@ -29,15 +29,15 @@ ROLES = get_args(Role)
 
 
 def check_data(data: DataSettings) -> None:
-    """Find out, without reading the rows, whether every part has items.
+    """Check, without reading the rows, that every part has items.
 
     Raises `ConfigError` for a file that is not there, and where neither the part nor its environment says
     which items there are.
     """
     for name, part in data.parts.items():
         if part.train is not None and part.test is not None:
-            check_there(part.train, key=f"data.parts.{name}.train")
-            check_there(part.test, key=f"data.parts.{name}.test")
+            check_exists(part.train, key=f"data.parts.{name}.train")
+            check_exists(part.test, key=f"data.parts.{name}.test")
         elif not get_env(part.env).has_items:
             raise ConfigError(
                 f"data.parts.{name}: environment {part.env!r} has no items of its own; give train and test "
@@ -49,7 +49,7 @@ def read_parts(data: DataSettings) -> dict[str, Split]:
     """Items of those parts that have `train` and `test`, by name; `where` is not applied.
 
     Ids of made items are `<part>_<row>` and `<part>-test_<row>`, rows counted from 0. Raises `ConfigError`
-    for what is no row of data, and for a row that is in a `train` and in a `test`, be it of another part.
+    for an invalid row, and for a row that is in a `train` and in a `test`, of any parts.
     """
     read = {
         name: (
@@ -59,13 +59,12 @@ def read_parts(data: DataSettings) -> dict[str, Split]:
         for name, part in data.parts.items()
         if part.train is not None and part.test is not None
     }
-    trained = {_content(item): place for train, _ in read.values() for place, item in train}
+    training_locations = {_content(item): place for train, _ in read.values() for place, item in train}
     for _, test in read.values():
         for place, item in test:
-            if (twin := trained.get(_content(item))) is not None:
+            if (twin := training_locations.get(_content(item))) is not None:
                 raise ConfigError(
-                    f"{place} and {twin} are the same, and what is tested must not be trained on; "
-                    "take one out"
+                    f"{place} and {twin} are the same, and test items must not be trained on; remove one"
                 )
     return {
         name: Split(train=[item for _, item in train], test=[item for _, item in test])
@@ -74,24 +73,24 @@ def read_parts(data: DataSettings) -> dict[str, Split]:
 
 
 def _items(source: str, *, part: str, data: DataSettings, prefix: str) -> list[tuple[str, Item]]:
-    """Each with the place of its row."""
+    """The items of `source`, each with the place of its row."""
     spec = get_env(data.parts[part].env)
-    known: dict[str, Item] = {}
+    known_items: dict[str, Item] = {}
     if spec.has_items and spec.make_item is None:
         split = spec.split(data.split_seed)
-        known = {item.item_id: item for item in (*split.train, *split.test)}
-    places: dict[str, str] = {}
+        known_items = {item.item_id: item for item in (*split.train, *split.test)}
+    locations: dict[str, str] = {}
     items = []
     for row in read_rows(source):
-        kind, columns = _checked(_renamed(row, data.parts[part].columns), folder=Path(source).parent)
+        kind, columns = _check_row(_rename_columns(row, data.parts[part].columns), folder=Path(source).parent)
         if (kind == "item_id") != spec.has_items:
-            raise ConfigError(f"{row.place}: {_misplaced(kind, env=spec.name)}")
+            raise ConfigError(f"{row.place}: {_explain_kind(kind, env=spec.name)}")
         if kind == "item_id":
-            item = _known(columns.pop("item_id"), known, place=row.place, spec=spec)
+            item = _find_item(columns.pop("item_id"), known_items, place=row.place, spec=spec)
         else:
             item = Item(item_id=f"{prefix}_{row.number}", env=spec.name)
             _check_fields(columns, spec=spec, place=row.place)
-        earlier = places.setdefault(item.item_id, row.place)
+        earlier = locations.setdefault(item.item_id, row.place)
         if earlier != row.place:
             raise ConfigError(f"{row.place} and {earlier} are both {item.item_id}; take one out")
         metadata = {**item.metadata, **_metadata(columns.pop("metadata", None), place=row.place)}
@@ -99,43 +98,47 @@ def _items(source: str, *, part: str, data: DataSettings, prefix: str) -> list[t
     return items
 
 
-def _renamed(row: Row, names: Mapping[str, str]) -> Row:
+def _rename_columns(row: Row, names: Mapping[str, str]) -> Row:
     """`row` with its columns called as `names` (name here → name in the row) say."""
     if not isinstance(row.value, dict) or not names:
         return row
-    there: dict[str, Any] = row.value
+    columns: dict[str, Any] = row.value
     for name, column in names.items():
-        if column not in there:
+        if column not in columns:
             raise ConfigError(
-                f"{row.place}: columns.{name} is {column!r}{did_you_mean(column, there)}; its columns are "
-                f"{_listed(there) or 'none'}"
+                f"{row.place}: columns.{name} is {column!r}{did_you_mean(column, columns)}; its columns are "
+                f"{_join_names(columns) or 'none'}"
             )
-        if name in there and name not in names.values():
+        if name in columns and name not in names.values():
             raise ConfigError(
                 f"{row.place}: columns.{name} is {column!r}, but a column {name!r} is there, too; leave "
                 "columns out, or drop that column"
             )
-    rest = {column: value for column, value in there.items() if column not in names.values()}
-    return replace(row, value=rest | {name: there[column] for name, column in names.items()})
+    rest = {column: value for column, value in columns.items() if column not in names.values()}
+    return replace(row, value=rest | {name: columns[column] for name, column in names.items()})
 
 
-def _checked(row: Row, *, folder: Path) -> tuple[str, dict[str, Any]]:
+def _check_row(row: Row, *, folder: Path) -> tuple[str, dict[str, Any]]:
     """What kind of row it is, and its columns without those of the other kinds; `folder` is the file's."""
     if not isinstance(row.value, dict):
-        raise ConfigError(f"{row.place} is {_shown(row.value)}; give an object with one of {_listed(KINDS)}")
+        raise ConfigError(
+            f"{row.place} is {_show_value(row.value)}; give an object with one of {_join_names(KINDS)}"
+        )
     columns: dict[str, Any] = row.value
     if columns.get("item_id") is None:  # else these columns are as free as any other
-        columns = _with_pictures(columns, folder=folder, place=row.place)
+        columns = _load_images(columns, folder=folder, place=row.place)
     for column, value in columns.items():
-        if (found := foreign(value)) is not None:
+        if (foreign := find_foreign(value)) is not None:
             raise ConfigError(
-                f"{row.place}: column {column!r} holds {found}, which is no JSON value; write it as text or "
-                "a number, or leave the column out"
+                f"{row.place}: column {column!r} holds {foreign}, which is not a JSON value; write it as "
+                "text or a number, or leave the column out"
             )
     kinds = [kind for kind in KINDS if columns.get(kind) is not None]
     if len(kinds) != 1:
-        told = f"it has {_listed(kinds)}" if kinds else f"its columns are {_listed(columns) or 'none'}"
-        raise ConfigError(f"{row.place}: a row has exactly one of {_listed(KINDS)}, and {told}")
+        summary = (
+            f"it has {_join_names(kinds)}" if kinds else f"its columns are {_join_names(columns) or 'none'}"
+        )
+        raise ConfigError(f"{row.place}: a row has exactly one of {_join_names(KINDS)}, and {summary}")
     (kind,) = kinds
     if kind == "messages":
         _check_messages(columns[kind], place=row.place)
@@ -153,20 +156,22 @@ def _check_fields(columns: Mapping[str, Any], *, spec: EnvSpec, place: str) -> N
 
 def _check_messages(messages: object, *, place: str) -> None:
     if not isinstance(messages, list) or not messages:
-        raise ConfigError(f"{place}: messages is {_shown(messages)}; give a list of at least one message")
+        raise ConfigError(
+            f"{place}: messages is {_show_value(messages)}; give a list of at least one message"
+        )
     for number, message in enumerate(messages):
         where = f"{place}: messages[{number}]"
         if not isinstance(message, dict):
-            raise ConfigError(f"{where} is {_shown(message)}; give an object with role and content")
+            raise ConfigError(f"{where} is {_show_value(message)}; give an object with role and content")
         if message.get("role") not in ROLES:
-            raise ConfigError(f"{where}.role is {message.get('role')!r}; give one of {_listed(ROLES)}")
+            raise ConfigError(f"{where}.role is {message.get('role')!r}; give one of {_join_names(ROLES)}")
         _check_text(message.get("content"), place=f"{where}.content")
-        others = [
+        extra_keys = [
             key for key, value in message.items() if key not in ("role", "content") and value is not None
         ]
-        if others:
+        if extra_keys:
             raise ConfigError(
-                f"{where} has {_listed(others)}; a message is its role and its content, as text"
+                f"{where} has {_join_names(extra_keys)}; a message is its role and its content, as text"
             )
     if messages[-1]["role"] != "user":
         raise ConfigError(
@@ -175,23 +180,27 @@ def _check_messages(messages: object, *, place: str) -> None:
         )
 
 
-def _with_pictures(columns: Mapping[str, Any], *, folder: Path, place: str) -> dict[str, Any]:
-    """`columns` with pictures in the place of files' names: items are whole, and change when a file does."""
-    one, several = FIELDS
-    found = {**columns}
-    if found.get(one) is not None:
-        found[one] = _picture(found[one], folder=folder, place=f"{place}: {one}")
-    if found.get(several) is not None:
-        if not isinstance(found[several], list):
-            raise ConfigError(f"{place}: {several} is {_shown(found[several])}; give a list of pictures")
-        found[several] = [
-            _picture(source, folder=folder, place=f"{place}: {several}[{number}]")
-            for number, source in enumerate(found[several])
+def _load_images(columns: Mapping[str, Any], *, folder: Path, place: str) -> dict[str, Any]:
+    """`columns` with images instead of file names, so that an item is complete and changes with its files."""
+    single, several = FIELDS
+    loaded_columns = {**columns}
+    if loaded_columns.get(single) is not None:
+        loaded_columns[single] = _load_image(
+            loaded_columns[single], folder=folder, place=f"{place}: {single}"
+        )
+    if loaded_columns.get(several) is not None:
+        if not isinstance(loaded_columns[several], list):
+            raise ConfigError(
+                f"{place}: {several} is {_show_value(loaded_columns[several])}; give a list of images"
+            )
+        loaded_columns[several] = [
+            _load_image(source, folder=folder, place=f"{place}: {several}[{number}]")
+            for number, source in enumerate(loaded_columns[several])
         ]
-    return found
+    return loaded_columns
 
 
-def _picture(source: object, *, folder: Path, place: str) -> str:
+def _load_image(source: object, *, folder: Path, place: str) -> str:
     try:
         match source:
             case str():
@@ -202,7 +211,7 @@ def _picture(source: object, *, folder: Path, place: str) -> str:
                 image = Image(_png(source), "image/png")
             case _:
                 raise ConfigError(
-                    f"{place} is {_shown(source)}; give a file's path, or data:MEDIA_TYPE;base64,…"
+                    f"{place} is {_show_value(source)}; give a file's path, or data:MEDIA_TYPE;base64,…"
                 )
         check_image(image)
     except ValueError as error:
@@ -218,10 +227,10 @@ def _png(image: PIL.Image.Image) -> bytes:
 
 def _check_text(value: object, *, place: str) -> None:
     if not isinstance(value, str) or not value.strip():
-        raise ConfigError(f"{place} is {_shown(value)}; give text")
+        raise ConfigError(f"{place} is {_show_value(value)}; give text")
 
 
-def _known(item_id: str, known: Mapping[str, Item], *, place: str, spec: EnvSpec) -> Item:
+def _find_item(item_id: str, known_items: Mapping[str, Item], *, place: str, spec: EnvSpec) -> Item:
     if spec.make_item is not None:
         env, _, number = item_id.rpartition("_")
         if env != spec.name or not number.isdecimal():
@@ -235,47 +244,47 @@ def _known(item_id: str, known: Mapping[str, Item], *, place: str, spec: EnvSpec
         if item.item_id != item_id:  # 007
             raise ConfigError(f"{place}: item_id {item_id!r} is {item.item_id}; write it so")
         return item
-    if item_id not in known:
+    if item_id not in known_items:
         raise ConfigError(
-            f"{place}: item_id {item_id!r} is none of the {len(known)} items of {spec.name}"
-            f"{did_you_mean(item_id, known)}"
+            f"{place}: item_id {item_id!r} is none of the {len(known_items)} items of {spec.name}"
+            f"{did_you_mean(item_id, known_items)}"
         )
-    return known[item_id]
+    return known_items[item_id]
 
 
-def _misplaced(kind: str, *, env: str) -> str:
+def _explain_kind(kind: str, *, env: str) -> str:
     if kind == "item_id":
         return f"{kind}, but environment {env!r} has no items of its own; give question or messages"
     return f"{kind}, but environment {env!r} has items of its own; give item_id, or env: question"
 
 
 def _metadata(value: object, *, place: str) -> Mapping[str, Any]:
-    """The facts of a row; one that is null is left out, as Parquet writes those that there are not."""
+    """The metadata of a row without its nulls, which Parquet writes for missing values."""
     if value is None:
         return {}
     if not isinstance(value, dict):
-        raise ConfigError(f"{place}: metadata is {_shown(value)}; give an object of numbers and texts")
+        raise ConfigError(f"{place}: metadata is {_show_value(value)}; give an object of numbers and texts")
     for key, fact in value.items():
         if isinstance(fact, list | dict):
-            raise ConfigError(f"{place}: metadata.{key} is {_shown(fact)}; give a number or a text")
+            raise ConfigError(f"{place}: metadata.{key} is {_show_value(fact)}; give a number or a text")
     return {key: fact for key, fact in value.items() if fact is not None}
 
 
 def _content(item: Item) -> str:
-    """The same for rows that put the same to a policy."""
+    """A key that is equal for items with the same prompt."""
     if "question" in item.fields:
         messages = [{"role": "user", "content": item.fields["question"]}]
     elif "messages" in item.fields:
         messages = item.fields["messages"]
     else:
         return item.item_id
-    said = [[message["role"], message["content"].strip()] for message in messages]
-    return json.dumps([said, image_sources(item)])
+    texts = [[message["role"], message["content"].strip()] for message in messages]
+    return json.dumps([texts, image_sources(item)])
 
 
-def _listed(names: Sequence[str] | Mapping[str, Any]) -> str:
+def _join_names(names: Sequence[str] | Mapping[str, Any]) -> str:
     return ", ".join(map(str, names))
 
 
-def _shown(value: object) -> str:
+def _show_value(value: object) -> str:
     return "not there" if value is None else f"a {type(value).__name__}, {repr(value)[:60]}"

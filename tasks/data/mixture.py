@@ -1,8 +1,7 @@
-"""The items of a pipeline: which it has, in which order training draws them, how long each may be played.
+"""The items of a pipeline, the order in which training samples them, and the turns that each may have.
 
-A pipeline's data are parts (`tasks.config.settings.PartSettings`), each of one environment; an item
-belongs to one.
-Those of a user's files are read by `tasks/data/files.py`.
+A pipeline's data are parts (`tasks.config.data.PartSettings`), each of one environment; an item belongs to
+one. `tasks/data/files.py` reads the items of a user's files.
 """
 
 import random
@@ -20,34 +19,36 @@ from tasks.data.files import check_data, read_parts
 def split(data: DataSettings) -> Split:
     """Training and test items of all parts, part by part.
 
-    Raises `ConfigError` for a part without items, for an item that two parts claim, and for files that are
-    no data.
+    Raises `ConfigError` for a part without items, for an item that two parts claim, and for invalid files.
     """
     check_data(data)
-    read = read_parts(data)
-    envs = {part.env for name, part in data.parts.items() if name not in read}
+    user_splits = read_parts(data)
+    envs = {part.env for name, part in data.parts.items() if name not in user_splits}
     splits = {env: get_env(env).split(data.split_seed) for env in envs}
     owners: dict[str, str] = {}
     train: list[Item] = []
     test: list[Item] = []
     for name, part in data.parts.items():
-        found = read[name] if name in read else splits[part.env]
-        for side, items, chosen in (("training", found.train, train), ("test", found.test, test)):
-            own = [item for item in items if part.has(item)]
-            if not own:
+        part_split = user_splits[name] if name in user_splits else splits[part.env]
+        for side, items, selection in (
+            ("training", part_split.train, train),
+            ("test", part_split.test, test),
+        ):
+            selected = [item for item in items if part.has(item)]
+            if not selected:
                 like = f"; their metadata is like {dict(items[0].metadata)}" if items else ""
                 raise ConfigError(
                     f"data.parts.{name} has no {side} items: where {part.where} leaves none of its "
                     f"{len(items)}{like}"
                 )
-            for item in own:
+            for item in selected:
                 owner = owners.setdefault(item.item_id, name)
                 if owner != name:
                     raise ConfigError(
                         f"item {item.item_id} is in data.parts.{owner} and in data.parts.{name}; let their "
                         "`where`, or their files, exclude each other"
                     )
-            chosen += own
+            selection += selected
     return Split(train=train, test=test)
 
 
@@ -62,7 +63,7 @@ def training_order(items: Sequence[Item], data: DataSettings, *, seed: int | str
         name = data.part_of(item)
         assert name is not None
         indices[name].append(index)
-    sources = {name: _shuffled(part, seed=f"draws/{seed}/{name}") for name, part in indices.items()}
+    sources = {name: _shuffle_forever(part, seed=f"draws/{seed}/{name}") for name, part in indices.items()}
     total = sum(part.weight for part in data.parts.values())
     shares = {name: part.weight / total for name, part in data.parts.items()}
     counts = dict.fromkeys(shares, 0)
@@ -84,7 +85,7 @@ def evaluation_turns(pipeline: Pipeline) -> dict[str, int]:
     return {name: part.max_turns or pipeline.evaluate.max_turns for name, part in pipeline.data.parts.items()}
 
 
-def _shuffled(indices: Sequence[int], *, seed: str) -> Iterator[int]:
+def _shuffle_forever(indices: Sequence[int], *, seed: str) -> Iterator[int]:
     rng = random.Random(seed)
     order = list(indices)
     while True:

@@ -1,6 +1,6 @@
 """Where a user's rows come from: files below `data/`, and Hugging Face's datasets by name.
 
-Owns the forms and their reading. What a row must be is `data_files.py`'s.
+Owns the file formats and their reading; `files.py` checks the rows.
 """
 
 import csv
@@ -25,17 +25,17 @@ _HUB_FORM = re.compile(r"hf://(?P<name>[^@#]+)(?:@(?P<config>[^@#]+))?#(?P<split
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One row, as it was found."""
+    """One row of a source, unchecked."""
 
     place: str
     """For messages: `data/math/train.jsonl, row 3 (line 4)`."""
     number: int
     """In its source, from 0."""
     value: Any
-    """Of JSON's types, but for what Parquet and Hugging Face have besides."""
+    """Of JSON's types, and of those that Parquet and Hugging Face add."""
 
 
-def checked_source(source: str) -> str:
+def check_source(source: str) -> str:
     """`source`, if it has one of the forms; raises `ValueError`, for pydantic."""
     if source.startswith(HUB):
         if not _HUB_FORM.fullmatch(source):
@@ -53,14 +53,14 @@ def checked_source(source: str) -> str:
     return normal
 
 
-def check_there(source: str, *, key: str) -> None:
+def check_exists(source: str, *, key: str) -> None:
     """Raise `ConfigError`, naming the `key` of pipelines.yaml, for a file that is not there."""
     if not source.startswith(HUB) and not Path(source).is_file():
         raise ConfigError(f"{key}: there is no file {source}; correct the path, or fetch it with dvc pull")
 
 
 def read_rows(source: str) -> list[Row]:
-    """All rows of a source that `checked_source` has passed; at least one.
+    """All rows of a source that `check_source` has passed; at least one.
 
     Raises `ConfigError` for what cannot be read, with the line where there is one.
     """
@@ -73,8 +73,8 @@ def read_rows(source: str) -> list[Row]:
     return rows
 
 
-def foreign(value: object) -> str | None:
-    """What in `value` JSON has no form for, in a few words; None if all of it is a JSON value."""
+def find_foreign(value: object) -> str | None:
+    """Describe the part of `value` that JSON cannot hold; None if all of it is a JSON value."""
     match value:
         case None | bool() | int():
             return None
@@ -83,11 +83,13 @@ def foreign(value: object) -> str | None:
         case str():
             return None if _encodes(value) else "text with half a surrogate pair"
         case list():
-            return next((found for one in value if (found := foreign(one))), None)
+            return next((part for element in value if (part := find_foreign(element))), None)
         case dict():
             if any(not isinstance(key, str) for key in value):
                 return "an object whose keys are no texts"
-            return next((found for one in (*value, *value.values()) if (found := foreign(one))), None)
+            return next(
+                (part for element in (*value, *value.values()) if (part := find_foreign(element))), None
+            )
     return f"a {type(value).__name__}"
 
 
@@ -100,23 +102,27 @@ def _encodes(text: str) -> bool:
 
 
 def _read_json(path: Path) -> list[Row]:
-    found = _parsed(_text(path), path=path)
-    if not isinstance(found, list):
-        raise ConfigError(f"{path} holds a {type(found).__name__}; give a list of rows, or JSONL")
-    return _numbered(found, source=str(path))
+    values = _parse_json(_text(path), path=path)
+    if not isinstance(values, list):
+        raise ConfigError(f"{path} holds a {type(values).__name__}; give a list of rows, or JSONL")
+    return _number_rows(values, source=str(path))
 
 
 def _read_jsonl(path: Path) -> list[Row]:
     # Not `splitlines`: a JSON text may hold other line ends than this one.
     lines = [(n, line) for n, line in enumerate(_text(path).split("\n"), start=1) if line.strip()]
     return [
-        Row(f"{path}, row {number} (line {line_number})", number, _parsed(line, path=path, line=line_number))
+        Row(
+            f"{path}, row {number} (line {line_number})",
+            number,
+            _parse_json(line, path=path, line=line_number),
+        )
         for number, (line_number, line) in enumerate(lines)
     ]
 
 
 def _read_csv(path: Path) -> list[Row]:
-    """Values are texts: CSV knows no types."""
+    """All values are texts: CSV has no types."""
     # Not `splitlines`: a quoted cell may hold line ends.
     reader = csv.reader(io.StringIO(_text(path), newline=""), strict=True)
     rows: list[Row] = []
@@ -149,10 +155,10 @@ def _read_parquet(path: Path) -> list[Row]:
     try:
         # Arrow's types: whole numbers stay whole and lists stay lists where values are missing.
         frame = pandas.read_parquet(path, dtype_backend="pyarrow")
-        found = frame.to_dict("records")
+        values = frame.to_dict("records")
     except Exception as error:  # of pandas, of pyarrow, or of the disk
         raise ConfigError(f"{path} cannot be read as Parquet: {describe(error)}") from None
-    return _numbered(found, source=str(path))
+    return _number_rows(values, source=str(path))
 
 
 def _read_hub(source: str) -> list[Row]:
@@ -161,13 +167,13 @@ def _read_hub(source: str) -> list[Row]:
     import datasets
 
     try:
-        found = list(datasets.load_dataset(form["name"], form["config"], split=form["split"]))
+        values = list(datasets.load_dataset(form["name"], form["config"], split=form["split"]))
     except Exception as error:  # of the package, of the network, or of the decoding of a column
         raise ConfigError(
-            f"{source} cannot be had: {describe(error)}; correct the name, the config or the split, or put "
-            f"the rows in a file below {FOLDER}/"
+            f"{source} cannot be loaded: {describe(error)}; correct the name, the config or the split, or "
+            f"put the rows in a file below {FOLDER}/"
         ) from None
-    return _numbered(found, source=source)
+    return _number_rows(values, source=source)
 
 
 _READERS: Mapping[str, Callable[[Path], list[Row]]] = {
@@ -178,7 +184,7 @@ _READERS: Mapping[str, Callable[[Path], list[Row]]] = {
 }
 
 
-def _numbered(values: Sequence[Any], *, source: str) -> list[Row]:
+def _number_rows(values: Sequence[Any], *, source: str) -> list[Row]:
     return [Row(f"{source}, row {number}", number, value) for number, value in enumerate(values)]
 
 
@@ -189,7 +195,7 @@ def _text(path: Path) -> str:
         raise ConfigError(f"{path} cannot be read as UTF-8: {describe(error)}") from None
 
 
-def _parsed(text: str, *, path: Path, line: int = 1) -> Any:
+def _parse_json(text: str, *, path: Path, line: int = 1) -> Any:
     def refuse(word: str) -> NoReturn:
         raise ConfigError(
             f"{path}, from line {line} on, contains {word}, which is not valid JSON; write null"

@@ -17,7 +17,7 @@ from envs.types import Image, Item
 
 _IMAGE_FIELDS = ("prompt_images", "images")
 MAX_KINDS = 40
-"""An item's metadata with more values than this tells items apart, not kinds of items."""
+"""Metadata keys with more distinct values than this are identifiers, and are not grouped by."""
 
 
 def write_trajectories(path: Path, trajectories: Iterable[Trajectory]) -> None:
@@ -87,26 +87,26 @@ def summarise(trajectories: Sequence[Trajectory]) -> dict[str, float]:
     that have it, e.g. `parse_failures`, `tool_calls/search`), `stop_<reason>` (a count each), `dropped` and
     `dropped_<ErrorClass>` (counts). Means are left out where no episode counts.
     """
-    counted = [t for t in trajectories if t.stop_reason is not StopReason.ERROR]
+    finished = [t for t in trajectories if t.stop_reason is not StopReason.ERROR]
     summary: dict[str, float] = {
-        "episodes": len(counted),
-        "dropped": len(trajectories) - len(counted),
+        "episodes": len(finished),
+        "dropped": len(trajectories) - len(finished),
         **{f"stop_{reason}": 0 for reason in StopReason if reason is not StopReason.ERROR},
     }
-    stops = Counter(t.stop_reason for t in counted)
+    stops = Counter(t.stop_reason for t in finished)
     summary |= {f"stop_{reason}": count for reason, count in stops.items()}
-    failed = (t for t in trajectories if t.stop_reason is StopReason.ERROR)
-    causes = Counter((t.error or "unknown").partition(":")[0] for t in failed)
+    failures = (t for t in trajectories if t.stop_reason is StopReason.ERROR)
+    causes = Counter((t.error or "unknown").partition(":")[0] for t in failures)
     summary |= {f"dropped_{cause}": count for cause, count in causes.items()}
-    if not counted:
+    if not finished:
         return summary
     return summary | {
-        **_means(counted),
-        **_by_metadata(counted),
-        **_by_env(counted),
-        **_own_metrics(counted),
-        "tokens": (tokens := sum(sampled_tokens(t) for t in counted)),
-        "tokens_per_turn": tokens / max(1, sum(len(t.turns) for t in counted)),
+        **_means(finished),
+        **_by_metadata(finished),
+        **_by_env(finished),
+        **_episode_metrics(finished),
+        "tokens": (tokens := sum(sampled_tokens(t) for t in finished)),
+        "tokens_per_turn": tokens / max(1, sum(len(t.turns) for t in finished)),
     }
 
 
@@ -118,36 +118,38 @@ def _means(trajectories: Sequence[Trajectory], *, suffix: str = "") -> dict[str,
     }
 
 
-def _own_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
-    found: dict[str, list[float]] = {}
+def _episode_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
+    grouped_values: dict[str, list[float]] = {}
     for trajectory in trajectories:
         for name, value in trajectory.metrics.items():
             if isinstance(value, int | float):
-                found.setdefault(name, []).append(value)
-    return {name: fmean(values) for name, values in sorted(found.items())}
+                grouped_values.setdefault(name, []).append(value)
+    return {name: fmean(values) for name, values in sorted(grouped_values.items())}
 
 
 def _by_metadata(trajectories: Sequence[Trajectory]) -> dict[str, float]:
-    found: dict[str, dict[Any, list[bool]]] = {}
+    grouped_values: dict[str, dict[Any, list[bool]]] = {}
     for trajectory in trajectories:
         for key, value in trajectory.item.metadata.items():
             if isinstance(value, str | int | float):
-                found.setdefault(key, {}).setdefault(value, []).append(trajectory.success)
+                grouped_values.setdefault(key, {}).setdefault(value, []).append(trajectory.success)
     return {
         f"success_{key}_{value}": fmean(groups[value])
-        for key, groups in sorted(found.items())
+        for key, groups in sorted(grouped_values.items())
         if len(groups) <= MAX_KINDS
         for value in sorted(groups, key=lambda value: (isinstance(value, str), value))
     }
 
 
 def _by_env(trajectories: Sequence[Trajectory]) -> dict[str, float]:
-    found: dict[str, list[Trajectory]] = {}
+    grouped_values: dict[str, list[Trajectory]] = {}
     for trajectory in trajectories:
-        found.setdefault(trajectory.item.env, []).append(trajectory)
-    if len(found) == 1:
+        grouped_values.setdefault(trajectory.item.env, []).append(trajectory)
+    if len(grouped_values) == 1:
         return {}
-    return {k: v for env, own in found.items() for k, v in _means(own, suffix=f"_env_{env}").items()}
+    return {
+        k: v for env, group in grouped_values.items() for k, v in _means(group, suffix=f"_env_{env}").items()
+    }
 
 
 def sampled_tokens(trajectory: Trajectory) -> int:

@@ -1,9 +1,9 @@
 """New words for a small model: tokens for what its tokenizer would have to spell.
 
 A model that was made for one environment spells another one's words byte by byte. It then needs several
-times the tokens, and goes wrong within words (`gn right` for `turn right`). Here the most frequent of
-them become tokens. Their embeddings are drawn like those of the words that the model knows, so that what
-it has learnt to do with any word, above all to copy it, holds for them, too; what they mean it must learn.
+times the tokens, and makes errors within words (`gn right` for `turn right`). Here the most frequent of
+them become tokens. Their embeddings are sampled like those of the words that the model knows, so that what
+it has learnt to do with any word, above all to copy it, applies to them, too; it must learn their meaning.
 """
 
 import json
@@ -23,22 +23,25 @@ SPACE = "Ġ"
 """How a tokenizer of byte pairs writes the space before a word."""
 
 
-def cut_less(
+def add_whole_words(
     tokenizer: "PreTrainedTokenizerBase", patterns: Sequence[str], folder: Path
 ) -> "PreTrainedTokenizerBase":
-    """`tokenizer` as one for which each match of `patterns` is a word; written to `folder`.
+    """`tokenizer` with each match of `patterns` as one word; written to `folder`.
 
-    `patterns` are regular expressions as `tokenizers` reads them (Oniguruma's). All else is cut as before.
-    Raises `ConfigError` for one that is none, and for a tokenizer that does not cut by a regular expression.
+    `patterns` are regular expressions as `tokenizers` reads them (Oniguruma's). Other text is split as
+    before. Raises `ConfigError` for an invalid pattern, and for a tokenizer that does not split by a regular
+    expression.
     """
     from tokenizers import Tokenizer
     from transformers import AutoTokenizer
 
     tokenizer.save_pretrained(folder)
     path = folder / "tokenizer.json"
-    told = json.loads(path.read_text()) if path.is_file() else {}
-    cutting = (told.get("pre_tokenizer") or {}).get("pretokenizers", [])
-    by_pattern = next((one for one in cutting if one["type"] == "Split" and "Regex" in one["pattern"]), None)
+    contents = json.loads(path.read_text()) if path.is_file() else {}
+    steps = (contents.get("pre_tokenizer") or {}).get("pretokenizers", [])
+    by_pattern = next(
+        (step for step in steps if step["type"] == "Split" and "Regex" in step["pattern"]), None
+    )
     if by_pattern is None:
         raise ConfigError(
             f"warmup.whole_words needs a tokenizer that cuts by a regular expression; that of "
@@ -48,17 +51,17 @@ def cut_less(
     # First they are cut out, then left whole by what cuts the rest.
     by_pattern["pattern"]["Regex"] = rf"\A(?:{whole})\z|{by_pattern['pattern']['Regex']}"
     first = {"type": "Split", "pattern": {"Regex": whole}, "behavior": "Isolated", "invert": False}
-    told["pre_tokenizer"]["pretokenizers"] = [first, *cutting]
-    written = json.dumps(told, ensure_ascii=False)
+    contents["pre_tokenizer"]["pretokenizers"] = [first, *steps]
+    text = json.dumps(contents, ensure_ascii=False)
     try:
-        Tokenizer.from_str(written)
+        Tokenizer.from_str(text)
     except Exception as error:  # it raises nothing narrower
         raise ConfigError(f"warmup.whole_words {list(patterns)}: {error}") from None
-    path.write_text(written)
+    path.write_text(text)
     return AutoTokenizer.from_pretrained(folder)
 
 
-def spelt_words(
+def find_spelled_words(
     tokenizer: "PreTrainedTokenizerBase", conversations: Iterable[list[int]], *, at_most: int
 ) -> list[str]:
     """The words of `conversations` (token ids) that cost the most tokens in all, the costliest first.
@@ -73,18 +76,18 @@ def spelt_words(
             "pairs; take it out"
         )
     control = set(tokenizer.all_special_ids) | tokenizer.added_tokens_decoder.keys()
-    said: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
     for ids in conversations:
         for is_control, part in groupby(ids, key=control.__contains__):
             if not is_control:
-                said.update(
+                counts.update(
                     word for word, _ in backend.pre_tokenizer.pre_tokenize_str(backend.decode([*part]))
                 )
-    known = backend.get_vocab()
+    vocabulary = backend.get_vocab()
     cost = {
         word: count * (len(backend.model.tokenize(word)) - 1)
-        for word, count in said.items()
-        if word not in known
+        for word, count in counts.items()
+        if word not in vocabulary
     }
     return sorted(cost, key=lambda word: (-cost[word], word))[:at_most]
 
@@ -92,13 +95,13 @@ def spelt_words(
 def add_words(
     model: str, tokenizer: "PreTrainedTokenizerBase", words: Sequence[str], folder: Path, *, seed: int
 ) -> None:
-    """Save `model` and its `tokenizer` to `folder` with a token for each of `words` (`spelt_words`), after
-    those that there are.
+    """Save `model` and its `tokenizer` to `folder` with a new token for each of `words`
+    (`find_spelled_words`).
 
-    All other texts keep their tokens, and these their embeddings. A new one is drawn from a normal
+    All other texts keep their tokens, and these their embeddings. A new embedding is sampled from a normal
     distribution with the mean and the spread, by dimension, of the embeddings of the known words of its form,
-    after a space (`Ġtable`) or not (`table`). Both forms of a word are one draw: what is read in the one can
-    then be said in the other.
+    after a space (`Ġtable`) or not (`table`). Both forms of a word share one sample, so that a word read in
+    one form can be generated in the other.
     """
     import torch
     from transformers import AutoModelForCausalLM
@@ -107,13 +110,13 @@ def add_words(
     first = len(tokenizer)
     tokenizer.save_pretrained(folder)
     path = folder / "tokenizer.json"
-    told = json.loads(path.read_text())
-    known = {word: number for word, number in told["model"]["vocab"].items() if len(word) > 1}
-    told["model"]["vocab"] |= {word: first + i for i, word in enumerate(words)}
-    told["model"]["ignore_merges"] = (
+    contents = json.loads(path.read_text())
+    vocabulary = {word: number for word, number in contents["model"]["vocab"].items() if len(word) > 1}
+    contents["model"]["vocab"] |= {word: first + i for i, word in enumerate(words)}
+    contents["model"]["ignore_merges"] = (
         True  # a word that has a token is that token, with no merges to get there
     )
-    path.write_text(json.dumps(told, ensure_ascii=False))
+    path.write_text(json.dumps(contents, ensure_ascii=False))
     if first + len(words) > policy.config.vocab_size:
         policy.resize_token_embeddings(first + len(words), mean_resizing=False)
     generator = torch.Generator().manual_seed(seed)
@@ -122,29 +125,29 @@ def add_words(
         matrices.append(policy.get_output_embeddings().weight)
     with torch.no_grad():
         for matrix in matrices:
-            matrix[first : first + len(words)] = _drawn(matrix, known, words, generator)
+            matrix[first : first + len(words)] = _sample_embeddings(matrix, vocabulary, words, generator)
     policy.save_pretrained(folder)
 
 
-def _drawn(
-    matrix: "torch.Tensor", known: Mapping[str, int], words: Sequence[str], generator: "torch.Generator"
+def _sample_embeddings(
+    matrix: "torch.Tensor", vocabulary: Mapping[str, int], words: Sequence[str], generator: "torch.Generator"
 ) -> "torch.Tensor":
-    """Embeddings `[W, D]` of new words, from the rows of `matrix` `[V, D]` that are the known ones'."""
+    """Embeddings `[W, D]` of new words, sampled like the rows of `vocabulary` in `matrix` `[V, D]`."""
     import torch
 
-    rows = {form: [n for word, n in known.items() if _is_spaced(word) == form] for form in (True, False)}
-    mean = {form: matrix[of].mean(0) for form, of in rows.items()}
-    spread = {form: matrix[of].std(0) for form, of in rows.items()}
-    draws: dict[str, torch.Tensor] = {}
+    rows = {form: [n for word, n in vocabulary.items() if _is_spaced(word) == form] for form in (True, False)}
+    mean = {form: matrix[indices].mean(0) for form, indices in rows.items()}
+    spread = {form: matrix[indices].std(0) for form, indices in rows.items()}
+    deviations: dict[str, torch.Tensor] = {}
     new = torch.empty(len(words), matrix.shape[1])
     for row, word in enumerate(words):
         form, stem = _is_spaced(word), word.removeprefix(SPACE)
-        other = known.get(stem if form else SPACE + stem)
-        if other is not None:
-            draws[stem] = (matrix[other] - mean[not form]) / spread[not form].clamp_min(1e-8)
-        elif stem not in draws:
-            draws[stem] = torch.randn(matrix.shape[1], generator=generator)
-        new[row] = mean[form] + spread[form] * draws[stem]
+        other_row = vocabulary.get(stem if form else SPACE + stem)
+        if other_row is not None:
+            deviations[stem] = (matrix[other_row] - mean[not form]) / spread[not form].clamp_min(1e-8)
+        elif stem not in deviations:
+            deviations[stem] = torch.randn(matrix.shape[1], generator=generator)
+        new[row] = mean[form] + spread[form] * deviations[stem]
     return new
 
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 
-from tasks.config.parameters import grouped, read_changes
+from tasks.config.parameters import group_leaves, read_changes
 from tasks.config.settings import Pipeline
 from tasks.data.mixture import training_turns
 from tasks.progress import SILENT, Progress
@@ -84,7 +84,7 @@ def report(pipeline: Pipeline, workspace: Path, progress: Progress = SILENT) -> 
         totals=totals(results),
         dropped=dropped_by_place(results),
         phases=phase_table(results),
-        parameters=grouped(pipeline.model_dump(mode="json")),
+        parameters=group_leaves(pipeline.model_dump(mode="json")),
         changed=read_changes(workspace),
         quick_items=quick_items(results),
         window=charts.smoothing_window(len(results.steps)),

@@ -19,7 +19,7 @@ from envs.types import Item
 from tasks.config.settings import Pipeline
 from tasks.data.demonstrations import Demonstration, demonstrate
 from tasks.data.items import read_items
-from tasks.data.vocabulary import add_words, cut_less, spelt_words
+from tasks.data.vocabulary import add_whole_words, add_words, find_spelled_words
 from tasks.progress import SILENT, Progress
 from tasks.verl.actor import environment_of
 from tasks.verl.sft import SftRequest
@@ -70,14 +70,14 @@ def _start(pipeline: Pipeline, items: Sequence[Item], *, folder: Path) -> tuple[
     assert settings is not None
     tokenizer = _tokenizer(pipeline.model)
     if settings.whole_words:
-        tokenizer = cut_less(tokenizer, settings.whole_words, folder)
+        tokenizer = add_whole_words(tokenizer, settings.whole_words, folder)
     demonstrations = play_experts(tokenizer)
     if not settings.new_words:
         return pipeline.model, demonstrations
     conversations = (
         demonstration.prompt_ids + demonstration.response_ids for demonstration in demonstrations
     )
-    words = spelt_words(tokenizer, conversations, at_most=settings.new_words)
+    words = find_spelled_words(tokenizer, conversations, at_most=settings.new_words)
     add_words(pipeline.model, tokenizer, words, folder, seed=pipeline.seed)
     return str(folder), play_experts(_tokenizer(str(folder)))
 

@@ -86,8 +86,8 @@ class StepRecord:
         if not (folder / _METRICS).exists():
             return None
         values = json.loads((folder / _METRICS).read_text())
-        shown = list(read_trajectories(folder / _TRAJECTORIES))
-        return cls(step=values["step"], metrics=values["metrics"], trajectories=shown, saved=True)
+        trajectories = list(read_trajectories(folder / _TRAJECTORIES))
+        return cls(step=values["step"], metrics=values["metrics"], trajectories=trajectories, saved=True)
 
 
 class Trainer:
@@ -171,25 +171,25 @@ class Trainer:
 
     def run_step(self, *, save: bool) -> StepRecord:
         """The next training step, with a checkpoint at its end if `save`."""
-        started = time.perf_counter()
+        start_time = time.perf_counter()
         verl_metrics, verl_seconds = self._trainer.run_step(save=save)
         self._manager.on_new_weights()
         step = int(self._trainer.global_steps)
         rollout = self._manager.last
         assert rollout is not None
-        played = [t for group in rollout.groups for t in group]
-        tokens = sum(map(sampled_tokens, played))
-        logprobs = [x for t in played for turn in t.turns for x in turn.completion.logprobs]
-        metrics = summarise(played) | {
-            "informative_groups": rollout.informative / len(rollout.groups),
-            "trained": rollout.trained,
+        episodes = [t for group in rollout.groups for t in group]
+        tokens = sum(map(sampled_tokens, episodes))
+        logprobs = [x for t in episodes for turn in t.turns for x in turn.completion.logprobs]
+        metrics = summarise(episodes) | {
+            "informative_groups": rollout.num_informative / len(rollout.groups),
+            "trained": rollout.num_trained,
             "entropy": -sum(logprobs) / len(logprobs),
             "tokens_per_s": tokens / rollout.seconds,
             **self._horizons(rollout.spec.max_turns),
             **_environments(rollout.environments),
             "temperature": rollout.spec.temperature,
             "policy_version": step - 1,
-            "seconds": time.perf_counter() - started,
+            "seconds": time.perf_counter() - start_time,
             "seconds_rollout": rollout.seconds,
         }
         metrics |= {
@@ -197,8 +197,8 @@ class Trainer:
         }
         for phase, parts in _PHASES.items():
             metrics[f"seconds_{phase}"] = sum(verl_seconds.get(part, 0.0) for part in parts)
-        shown = [t for group in rollout.groups[:SAMPLED_ITEMS] for t in group]
-        record = StepRecord(step=step, metrics=metrics, trajectories=shown, saved=save)
+        trajectories = [t for group in rollout.groups[:SAMPLED_ITEMS] for t in group]
+        record = StepRecord(step=step, metrics=metrics, trajectories=trajectories, saved=save)
         if save:
             record.write(checkpoints.checkpoint_folder(self._checkpoints, step=step))
             checkpoints.mark_complete(self._checkpoints, step=step)
@@ -223,9 +223,9 @@ class Trainer:
 
 def _environments(pools: Mapping[str, PoolMetrics]) -> dict[str, float]:
     return {
-        f"{what}/{name}": value
+        f"{metric}/{name}": value
         for name, pool in pools.items()
-        for what, value in (
+        for metric, value in (
             ("envs_live", pool.live),
             ("envs_created", pool.created),
             ("envs_replaced", pool.replaced),

@@ -1,9 +1,8 @@
-"""The folder of verl's checkpoints: which are whole, which is the last, which can go.
+"""The folder of verl's checkpoints: which are complete, which is the last, which can be deleted.
 
-verl writes a checkpoint file by file and its tracker file at the end, neither atomically. A record of ours,
-put down once all is written, names each file with its size and checksum. A checkpoint without one is torn;
-one whose files are no longer those of the record is damaged. Training goes on from the last one that is
-neither.
+verl writes a checkpoint file by file and its tracker file at the end, neither atomically. Our own record,
+written once everything is there, names each file with its size and checksum. A checkpoint without a record is
+torn; one whose files differ from its record is damaged. Training resumes from the last one that is neither.
 """
 
 import json
@@ -18,7 +17,7 @@ from envs.errors import WingspanError
 from envs.files import write_atomically
 from tasks.config.capacity import checkpoint_bytes, read_model_size
 
-KEPT = 2
+MAX_CHECKPOINTS = 2
 _RECORD = "complete"
 """JSON: path within the checkpoint → [bytes, CRC-32]."""
 _TRACKER = "latest_checkpointed_iteration.txt"
@@ -30,47 +29,48 @@ _Sum = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class Resumption:
-    """Where training goes on."""
+    """Where training resumes."""
 
     step: int
     """Of the last whole checkpoint; 0 where there is none yet."""
     damage: tuple[str, ...] = ()
-    """What was wrong with later checkpoints, which are deleted; one line for each."""
+    """What was wrong with later checkpoints, which are deleted; one line each."""
 
 
 def make_room(folder: Path, *, model: str) -> None:
-    """See that one more checkpoint of `model` fits on the disk of `folder`, before it is written.
+    """Ensure that one more checkpoint of `model` fits on the disk of `folder`, before it is written.
 
-    Where it does not fit, the older of the whole checkpoints go first: they would go when the new one is
-    whole. Raises `WingspanError` if that is not enough.
+    Where it does not fit, the older complete checkpoints are deleted now instead of after the new one. Raises
+    `WingspanError` if that is not enough.
     """
-    needed = _checkpoint_size(folder, model)
-    free = _free_bytes(folder)
+    required_bytes = _checkpoint_size(folder, model)
+    free_bytes = _free_bytes(folder)
     for old in complete_steps(folder)[:-1]:
-        if free >= needed:
+        if free_bytes >= required_bytes:
             break
-        shutil.rmtree(_at(folder, old))
-        free = _free_bytes(folder)
-    if free < needed:
+        shutil.rmtree(checkpoint_folder(folder, step=old))
+        free_bytes = _free_bytes(folder)
+    if free_bytes < required_bytes:
         raise WingspanError(
-            f"the next checkpoint in {folder} needs {needed / 1e9:.3g} GB, and {free / 1e9:.3g} GB are free; "
-            "free some and run again: training goes on from the last checkpoint"
+            f"the next checkpoint in {folder} needs {required_bytes / 1e9:.3g} GB, and "
+            f"{free_bytes / 1e9:.3g} GB are free; free some and run again: training goes on from the last "
+            "checkpoint"
         )
 
 
 def mark_complete(folder: Path, *, step: int) -> None:
     """Record the files of the checkpoint of `step`, all of which are written, and delete all but the newest
-    `KEPT`."""
-    checkpoint = _at(folder, step)
+    `MAX_CHECKPOINTS`."""
+    checkpoint = checkpoint_folder(folder, step=step)
     write_atomically(checkpoint / _RECORD, json.dumps(_sums(checkpoint)))
-    for old in complete_steps(folder)[:-KEPT]:
-        shutil.rmtree(_at(folder, old))
+    for old in complete_steps(folder)[:-MAX_CHECKPOINTS]:
+        shutil.rmtree(checkpoint_folder(folder, step=old))
 
 
 def complete_steps(folder: Path) -> list[int]:
     """The steps of checkpoints that were written to their end, ascending; their files are not read."""
-    marked = (path.parent.name for path in folder.glob(f"{_PREFIX}*/{_RECORD}"))
-    return sorted(int(name.removeprefix(_PREFIX)) for name in marked)
+    names = (path.parent.name for path in folder.glob(f"{_PREFIX}*/{_RECORD}"))
+    return sorted(int(name.removeprefix(_PREFIX)) for name in names)
 
 
 def resume(folder: Path) -> Resumption:
@@ -80,10 +80,10 @@ def resume(folder: Path) -> Resumption:
     Reads every file of the checkpoints that it judges. Raises `WingspanError`, and deletes nothing, where
     there are checkpoints that were written to their end and every one is damaged.
     """
-    written = complete_steps(folder)
+    whole_steps = complete_steps(folder)
     step, faults = 0, dict[int, str]()
-    for candidate in reversed(written):
-        fault = _fault(_at(folder, candidate))
+    for candidate in reversed(whole_steps):
+        fault = _fault(checkpoint_folder(folder, step=candidate))
         if fault is None:
             step = candidate
             break
@@ -94,7 +94,7 @@ def resume(folder: Path) -> Resumption:
             f"or delete {folder.parent} to train from the start"
         )
     for path in folder.glob(f"{_PREFIX}*"):
-        if path.name not in {f"{_PREFIX}{one}" for one in written if one <= step}:
+        if path.name not in {f"{_PREFIX}{whole_step}" for whole_step in whole_steps if whole_step <= step}:
             shutil.rmtree(path)
     tracker = folder / _TRACKER
     if step:
@@ -106,19 +106,23 @@ def resume(folder: Path) -> Resumption:
 
 def checkpoint_folder(folder: Path, *, step: int) -> Path:
     """The checkpoint of `step`, whole or not."""
-    return _at(folder, step)
+    return folder / f"{_PREFIX}{step}"
 
 
 def policy_folder(folder: Path, *, step: int) -> Path:
     """The policy of a whole checkpoint, in Hugging Face format with its tokenizer."""
-    return _at(folder, step) / "actor" / "huggingface"
+    return checkpoint_folder(folder, step=step) / "actor" / "huggingface"
 
 
 def _checkpoint_size(folder: Path, model: str) -> int:
     """Bytes of the newest whole one; where there is none, by the model's size; 0 if that is unknown."""
     whole = complete_steps(folder)
     if whole:
-        return sum(file.stat().st_size for file in _at(folder, whole[-1]).rglob("*") if file.is_file())
+        return sum(
+            file.stat().st_size
+            for file in checkpoint_folder(folder, step=whole[-1]).rglob("*")
+            if file.is_file()
+        )
     size = read_model_size(model)
     return checkpoint_bytes(size) if size is not None else 0
 
@@ -128,33 +132,31 @@ def _free_bytes(folder: Path) -> int:
     return shutil.disk_usage(folder).free
 
 
-def _at(folder: Path, step: int) -> Path:
-    return folder / f"{_PREFIX}{step}"
-
-
 def _fault(checkpoint: Path) -> str | None:
-    """What is wrong with a checkpoint; None if it is as it was recorded."""
+    """What is wrong with a checkpoint; None if it matches its record."""
     record = checkpoint / _RECORD
     try:
-        recorded: Mapping[str, _Sum] = {name: (size, crc) for name, (size, crc) in _read(record).items()}
+        checksums: Mapping[str, _Sum] = {name: (size, crc) for name, (size, crc) in _read(record).items()}
     except (OSError, ValueError, AttributeError, TypeError):
         return f"{record} is no record of its files"
-    files = [checkpoint / name for name in recorded]
-    for file, (size, _) in zip(files, recorded.values(), strict=True):
+    files = [checkpoint / name for name in checksums]
+    for file, (size, _) in zip(files, checksums.values(), strict=True):
         if not file.is_file():
             return f"{file} is not there"
-        if (found := file.stat().st_size) != size:
-            return f"{file} has {found:,} of {size:,} bytes"
+        if (actual := file.stat().st_size) != size:
+            return f"{file} has {actual:,} of {size:,} bytes"
     with ThreadPoolExecutor() as threads:
-        for file, (_, expected), crc in zip(files, recorded.values(), threads.map(_crc, files), strict=True):
-            if crc != expected:
+        for file, (_, recorded_crc), crc in zip(
+            files, checksums.values(), threads.map(_crc, files), strict=True
+        ):
+            if crc != recorded_crc:
                 return f"{file} is not what was written"
     return None
 
 
 def _read(record: Path) -> dict[str, list[int]]:
-    found: dict[str, list[int]] = json.loads(record.read_text())
-    return found
+    actual: dict[str, list[int]] = json.loads(record.read_text())
+    return actual
 
 
 def _sums(checkpoint: Path) -> dict[str, _Sum]:

@@ -32,10 +32,10 @@ def flash_attention_version() -> str | None:
     from packaging.version import Version
 
     try:
-        found = version("flash-attn")
+        installed_version = version("flash-attn")
     except PackageNotFoundError:
         return None
-    return found if Version(found) >= Version(_OLDEST_FLASH_ATTENTION) else None
+    return installed_version if Version(installed_version) >= Version(_OLDEST_FLASH_ATTENTION) else None
 
 
 def gpu_model_options(model: str) -> dict[str, Any]:

@@ -47,7 +47,7 @@ def trajectory_loss(
     rows = data.select("response_mask", "old_log_probs", "advantages", *optional).to_padded_tensor()
     mask = rows["response_mask"].to(bool)
 
-    def weighed(values: torch.Tensor) -> torch.Tensor:
+    def weigh(values: torch.Tensor) -> torch.Tensor:
         total: torch.Tensor = agg_loss(
             loss_mat=values * weights, loss_mask=mask, loss_agg_mode=SUM_OF_TOKENS, **config.global_batch_info
         )
@@ -66,11 +66,11 @@ def trajectory_loss(
     metrics: dict[str, Any] = Metric.from_dict(policy_metrics, aggregation=AggregationType.MEAN)
     metrics["actor/pg_loss"] = Metric(value=loss, aggregation=AggregationType.SUM)
     if "entropy" in model_output:
-        entropy = weighed(no_padding_2_padding(model_output["entropy"], data))
+        entropy = weigh(no_padding_2_padding(model_output["entropy"], data))
         loss = loss - config.entropy_coeff * entropy
         metrics["actor/entropy_loss"] = Metric(value=entropy, aggregation=AggregationType.SUM)
     if config.use_kl_loss:
-        kl = weighed(kl_penalty(log_probs, rows["ref_log_prob"], config.kl_loss_type))
+        kl = weigh(kl_penalty(log_probs, rows["ref_log_prob"], config.kl_loss_type))
         loss = loss + config.kl_loss_coef * kl
         metrics["kl_loss"] = Metric(value=kl, aggregation=AggregationType.SUM)
         metrics["kl_coef"] = config.kl_loss_coef

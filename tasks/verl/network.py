@@ -47,15 +47,15 @@ def create_zmq_socket(
 
     TransferQueue unpickles what comes. Where Ray asks for no token, its sockets stay as they were.
     """
-    created: zmq.Socket[Any] = _create_zmq_socket(ctx, socket_type, ip, identity)
+    queue_socket: zmq.Socket[Any] = _create_zmq_socket(ctx, socket_type, ip, identity)
     keys = queue_keys()
     if keys is not None:
-        created.curve_publickey, created.curve_secretkey = keys
+        queue_socket.curve_publickey, queue_socket.curve_secretkey = keys
         if socket_type == zmq.ROUTER:
-            created.curve_server = True
+            queue_socket.curve_server = True
         else:
-            created.curve_serverkey = keys[0]
-    return created
+            queue_socket.curve_serverkey = keys[0]
+    return queue_socket
 
 
 def bound_store(*, host_name: str, port: int, is_master: bool, **options: Any) -> TCPStore:
@@ -65,9 +65,9 @@ def bound_store(*, host_name: str, port: int, is_master: bool, **options: Any) -
     `GLOO_SOCKET_IFNAME` and `NCCL_SOCKET_IFNAME` say otherwise.
     """
     family, _, _, _, address = socket.getaddrinfo(host_name, port, type=socket.SOCK_STREAM)[0]
-    interface, own = _interface_towards(family, address)
+    interface, own_address = _interface_towards(family, address)
     os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
-    if ipaddress.ip_address(own).is_loopback:
+    if ipaddress.ip_address(own_address).is_loopback:
         os.environ.setdefault("NCCL_SOCKET_IFNAME", f"={interface}")
     if is_master:
         server = socket.create_server(address[:2], family=family, backlog=socket.SOMAXCONN)
@@ -79,11 +79,11 @@ def _interface_towards(family: int, address: tuple[Any, ...]) -> tuple[str, str]
     """By which network interface this machine reaches `address`: its name, and the own address there."""
     with socket.socket(family, socket.SOCK_DGRAM) as probe:
         probe.connect(address)  # sends nothing
-        own: str = probe.getsockname()[0]
+        own_address: str = probe.getsockname()[0]
     for name, entries in psutil.net_if_addrs().items():
-        if any(entry.address.partition("%")[0] == own for entry in entries):
-            return name, own
-    raise OSError(f"no network interface has the address {own}")
+        if any(entry.address.partition("%")[0] == own_address for entry in entries):
+            return name, own_address
+    raise OSError(f"no network interface has the address {own_address}")
 
 
 apply()

@@ -51,5 +51,5 @@ def _tokenizer_file(folder: Path | str) -> Path | None:
         return None
     from huggingface_hub import try_to_load_from_cache
 
-    cached = try_to_load_from_cache(folder, name)
-    return Path(cached) if isinstance(cached, str) else None
+    cached_path = try_to_load_from_cache(folder, name)
+    return Path(cached_path) if isinstance(cached_path, str) else None

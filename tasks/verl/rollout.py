@@ -121,9 +121,9 @@ class StepRollout:
     groups: list[Group]
     spec: RolloutSpec
     seconds: float
-    trained: int
+    num_trained: int
     """Trajectories that were handed to the trainer, whatever their number of segments."""
-    informative: int
+    num_informative: int
     """Groups with rewards that differ."""
     environments: Mapping[str, PoolMetrics]
     """By name, at the end of the rollout."""
@@ -149,7 +149,7 @@ class RolloutManager:
         self._tokenizer = tokenizer
         self._processor = processor
         self._runner = make_runner(pipeline, sampler=self._sampler, tokenizer=tokenizer, processor=processor)
-        self._served: ServedPolicy | None = None
+        self._server: ServedPolicy | None = None
         self._loop = asyncio.new_event_loop()
         threading.Thread(target=self._loop.run_forever, name="rollout", daemon=True).start()
         self.last: StepRollout | None = None
@@ -167,18 +167,18 @@ class RolloutManager:
         step = int(prompts["global_steps"])
         uids = [str(uid) for uid in prompts["uid"]]
         items = [self._items[int(number)] for number in prompts["raw_prompt"]]
-        started = time.perf_counter()
+        start_time = time.perf_counter()
         spec = make_training_spec(self._pipeline, step=step)
         groups = self.run_rollout(items, spec)
-        seconds = time.perf_counter() - started
-        if self._served is not None:  # the trainer goes on with the sampler asleep
-            self._run(self._served.pause())
+        seconds = time.perf_counter() - start_time
+        if self._server is not None:  # the trainer goes on with the sampler asleep
+            self._run(self._server.pause())
         if not any(is_usable(t) for group in groups for t in group):
             raise NoEpisodes(f"step {step}: {why_none([t for group in groups for t in group])}")
         check_log_probs(groups, step=step, lr=self._pipeline.train.lr)
         skip_equal = not has_gradient_without_advantage(self._pipeline.train)
-        chosen = [trainable(group, skip_equal=skip_equal) for group in groups]
-        rows = [row for uid, group in zip(uids, chosen, strict=True) for row in rows_of(uid, group)]
+        trained_groups = [trainable(group, skip_equal=skip_equal) for group in groups]
+        rows = [row for uid, group in zip(uids, trained_groups, strict=True) for row in rows_of(uid, group)]
         if rows:
             tq.kv_batch_put(
                 keys=[row.key for row in rows],
@@ -191,8 +191,8 @@ class RolloutManager:
             groups=groups,
             spec=spec,
             seconds=seconds,
-            trained=sum(map(len, chosen)),
-            informative=sum(is_informative(group) for group in groups),
+            num_trained=sum(map(len, trained_groups)),
+            num_informative=sum(is_informative(group) for group in groups),
             environments=self._runner.environments,
         )
         self._warming = self._warm_up()  # while the trainer computes
@@ -201,30 +201,30 @@ class RolloutManager:
         """`RolloutRunner.run`, for callers that wait."""
         return self._run(self._runner.run(items, spec))
 
-    def serve(self, at: ServedAt) -> None:
+    def serve(self, address: ServedAt) -> None:
         """Serve the policy to others, too, but for the time from a step's last episode to `on_new_weights`.
 
         Raises `ConfigError` where that address cannot be had.
         """
-        served = ServedPolicy(
+        server = ServedPolicy(
             self._pipeline,
             sampler=self._sampler,
             tokenizer=self._tokenizer,
-            at=at,
+            at=address,
             processor=self._processor,
         )
-        self._run(served.start())
-        self._served = served
+        self._run(server.start())
+        self._server = server
 
     def on_new_weights(self) -> None:
         """To be called when a step has ended and the sampler has its weights."""
-        if self._served is not None:
-            self._run(self._served.resume())
+        if self._server is not None:
+            self._run(self._server.resume())
 
     def close(self) -> None:
         """Close the environments and end the event loop."""
-        if self._served is not None:
-            self._run(self._served.close())
+        if self._server is not None:
+            self._run(self._server.close())
         self._warming.cancel()
         self._run(self._runner.close())
         self._loop.call_soon_threadsafe(self._loop.stop)

@@ -82,27 +82,31 @@ def fields_of(rows: Sequence[Row], processor: Any = None) -> Any:
 
     packed = [row.packed for row in rows]
 
-    def nested(values: Sequence[Sequence[float]], dtype: torch.dtype) -> torch.Tensor:
+    def nest(values: Sequence[Sequence[float]], dtype: torch.dtype) -> torch.Tensor:
         return torch.nested.as_nested_tensor(
             [torch.tensor(v, dtype=dtype) for v in values], layout=torch.jagged
         )
 
-    masks = nested([p.response_mask for p in packed], torch.int64)
+    masks = nest([p.response_mask for p in packed], torch.int64)
     sequences = [p.prompt_ids + p.response_ids for p in packed]
-    seen = [vision_of(s, p.images, processor) for s, p in zip(sequences, packed, strict=True)]
-    sight = {} if processor is None else {"multi_modal_inputs": NonTensorStack(*[one.inputs for one in seen])}
+    vision = [vision_of(s, p.images, processor) for s, p in zip(sequences, packed, strict=True)]
+    vision_fields = (
+        {}
+        if processor is None
+        else {"multi_modal_inputs": NonTensorStack(*[row_vision.inputs for row_vision in vision])}
+    )
     return TensorDict(
         {
-            "prompts": nested([p.prompt_ids for p in packed], torch.int64),
-            "responses": nested([p.response_ids for p in packed], torch.int64),
-            "input_ids": nested(sequences, torch.int64),
-            "position_ids": side_by_side([one.position_ids for one in seen]),
-            **sight,
+            "prompts": nest([p.prompt_ids for p in packed], torch.int64),
+            "responses": nest([p.response_ids for p in packed], torch.int64),
+            "input_ids": nest(sequences, torch.int64),
+            "position_ids": side_by_side([row_vision.position_ids for row_vision in vision]),
+            **vision_fields,
             "response_mask": masks,
             "loss_mask": masks,
             "trajectory_tokens": torch.tensor([row.trajectory_tokens for row in rows]),  # [rows]
-            "rm_scores": nested([p.rewards for p in packed], torch.float32),
-            "rollout_log_probs": nested([p.logprobs for p in packed], torch.float32),
+            "rm_scores": nest([p.rewards for p in packed], torch.float32),
+            "rollout_log_probs": nest([p.logprobs for p in packed], torch.float32),
             "uid": NonTensorStack(*[row.uid for row in rows]),
             "num_turns": NonTensorStack(*[len(row.trajectory.turns) for row in rows]),
             "extra_fields": NonTensorStack(

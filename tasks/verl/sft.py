@@ -115,7 +115,7 @@ def _train_batch(worker: Any, request: SftRequest, rows: list[int]) -> dict[str,
     from tensordict.tensorclass import NonTensorData
     from verl.utils import tensordict_utils as tu
 
-    def nested(values: list[list[int]]) -> torch.Tensor:
+    def nest(values: list[list[int]]) -> torch.Tensor:
         return torch.nested.as_nested_tensor([torch.tensor(v) for v in values], layout=torch.jagged)
 
     prompts = [request.prompts[i] for i in rows]
@@ -123,12 +123,10 @@ def _train_batch(worker: Any, request: SftRequest, rows: list[int]) -> dict[str,
     lengths = [len(sequence) for sequence in ids]
     data = TensorDict(
         {
-            "input_ids": nested(ids),
-            "position_ids": nested([list(range(n)) for n in lengths]),
-            "prompts": nested(prompts),
-            "loss_mask": nested(
-                [[0] * len(p) + request.masks[i] for p, i in zip(prompts, rows, strict=True)]
-            ),
+            "input_ids": nest(ids),
+            "position_ids": nest([list(range(n)) for n in lengths]),
+            "prompts": nest(prompts),
+            "loss_mask": nest([[0] * len(p) + request.masks[i] for p, i in zip(prompts, rows, strict=True)]),
         },
         batch_size=len(rows),
     )

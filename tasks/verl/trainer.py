@@ -82,7 +82,7 @@ class StepTrainer(PPOTrainerSync):  # type: ignore[misc]
         self, metrics: dict[str, Any], timing_raw: dict[str, float], sample_batch_size: int
     ) -> Any:
         rollout = self.agent_loop_manager.last
-        if rollout is not None and rollout.trained == 0:
+        if rollout is not None and rollout.num_trained == 0:
             self._forget_prompts()
             return KVBatchMeta(partition_id="train", keys=[], tags=[])
         return super()._step_once(metrics, timing_raw, sample_batch_size)

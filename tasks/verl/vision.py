@@ -1,7 +1,7 @@
-"""What a training row has besides text: pictures as pixels, and positions in time, height and width.
+"""What a training row has besides text: images as pixels, and positions in time, height and width.
 
 As verl 0.9.1's agent loop lays them out (`AgentLoopWorker._compute_multi_modal_inputs` and
-`_compute_position_ids`). It decodes a row to process its pictures; here they are processed by themselves.
+`_compute_position_ids`). It decodes a row to process its images; here they are processed by themselves.
 """
 
 from collections.abc import Sequence
@@ -54,13 +54,13 @@ def vision_of(ids: Sequence[int], images: Sequence[Image], processor: Any) -> Vi
         if images:
             raise ConfigError(f"{type(processor).__name__} has no positions for pictures; {REMEDY}")
         return Vision({}, torch.arange(length))
-    pictures = _vision(processor)
-    inputs = pictures.inputs(images)
+    vision_processor = _vision(processor)
+    inputs = vision_processor.inputs(images)
     grid = inputs.get("image_grid_thw")
     if grid is not None:
         inputs["images_seqlens"] = torch.repeat_interleave(grid[:, 1] * grid[:, 2], grid[:, 0])
     tokens = torch.tensor([list(ids)])
-    types = pictures.token_types(ids)
+    types = vision_processor.token_types(ids)
     positions, _ = processor.get_rope_index(
         input_ids=tokens,
         attention_mask=torch.ones_like(tokens),

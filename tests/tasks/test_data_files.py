@@ -17,7 +17,7 @@ from envs.types import Item
 from tasks.config.data import DataSettings
 from tasks.data.items import item_from_json, item_to_json
 from tasks.data.mixture import split, training_order
-from tasks.data.sources import checked_source
+from tasks.data.sources import check_source
 
 SUMS = [{"question": f"{n} + {n}?", "answer": str(2 * n)} for n in range(5)]
 OTHER = [{"question": "9 + 9?", "answer": "18"}]
@@ -236,7 +236,7 @@ def test_train_and_test_come_together_and_where_they_must() -> None:
         ConfigError, match=r"data\.parts\.question: .*'question' has no items of its own; give train"
     ):
         split(data(question={}))  # fmt: skip
-    assert checked_source("data//x/../a.json") == "data/a.json"
+    assert check_source("data//x/../a.json") == "data/a.json"
 
 
 def test_datasets_of_hugging_face_are_had_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -256,7 +256,7 @@ def test_datasets_of_hugging_face_are_had_by_name(tmp_path: Path, monkeypatch: p
         "hf://sums@no#train": "'no' not found",
         "hf://nobody/no-such#train": "correct the name",
     }.items():
-        with pytest.raises(ConfigError, match=rf"{source} cannot be had: .*{said}"):
+        with pytest.raises(ConfigError, match=rf"{source} cannot be loaded: .*{said}"):
             split(data(math={"env": "question", "train": source, "test": "hf://sums#test"}))
 
 

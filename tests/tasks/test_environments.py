@@ -116,7 +116,7 @@ def test_there_is_a_place_for_each_environment() -> None:
 @pytest.mark.parametrize(
     ("servers", "said"),
     [
-        ({"babyai": {"urls": ["http://a:1"]}}, r"servers\.babyai: this pipeline plays textcraft"),
+        ({"babyai": {"urls": ["http://a:1"]}}, r"servers\.babyai: this pipeline uses textcraft"),
         ({"textcraft": {"urls": ["a:1"]}}, "'a:1' is not like http://host:8000"),
         (
             {"textcraft": {"urls": ["http://a:1"], "token_from": "NO_SUCH_VARIABLE"}},

@@ -17,7 +17,7 @@ from transformers import (
 from envs.builtin.textcraft.invented import invent
 from envs.errors import ConfigError
 from tasks.base_model.model import make_model, make_tokenizer
-from tasks.data.vocabulary import add_words, cut_less, spelt_words
+from tasks.data.vocabulary import add_whole_words, add_words, find_spelled_words
 
 BABYAI = [
     "You see red closed door 1: 1 ahead.\nYou carry nothing.\nActions: turn left, turn right, toggle",
@@ -40,7 +40,7 @@ def words_of(tokenizer: PreTrainedTokenizerBase, texts: list[str], *, at_most: i
         tokenizer.apply_chat_template([{"role": "user", "content": text}], return_dict=False)
         for text in texts
     ]
-    return spelt_words(tokenizer, conversations, at_most=at_most)
+    return find_spelled_words(tokenizer, conversations, at_most=at_most)
 
 
 def test_the_words_that_cost_most_come_first(small: Path) -> None:
@@ -128,7 +128,7 @@ def test_a_word_is_drawn_alike_after_a_space_and_not(small: Path, tmp_path: Path
 
 def test_a_pattern_makes_words_that_stay_whole(small: Path, tmp_path: Path) -> None:
     before = AutoTokenizer.from_pretrained(small)
-    after = cut_less(before, [r" \[SEP\] ", r"B\d{3}"], tmp_path)
+    after = add_whole_words(before, [r" \[SEP\] ", r"B\d{3}"], tmp_path)
     page = "Page 1 [SEP] B041 [SEP] red wool boots"
     words = words_of(after, [page], at_most=100)
     assert {"Ġ[SEP]Ġ", "B041", "Page"} <= set(words)
@@ -148,16 +148,16 @@ def test_a_pattern_makes_words_that_stay_whole(small: Path, tmp_path: Path) -> N
 
 def test_a_pattern_that_is_none_is_refused(small: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"warmup\.whole_words \['\(B'\]: "):
-        cut_less(AutoTokenizer.from_pretrained(small), ["(B"], tmp_path)
+        add_whole_words(AutoTokenizer.from_pretrained(small), ["(B"], tmp_path)
     words = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(WordLevel({"a": 0, "b": 1}, "a")))
     with pytest.raises(ConfigError, match=r"warmup\.whole_words needs a tokenizer that cuts by"):
-        cut_less(words, ["B"], tmp_path)
+        add_whole_words(words, ["B"], tmp_path)
 
 
 def test_a_tokenizer_without_byte_pairs_is_refused() -> None:
     whole_words = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(WordLevel({"a": 0, "b": 1}, "a")))
     with pytest.raises(ConfigError, match=r"warmup\.new_words is 4"):
-        spelt_words(whole_words, [[0, 1]], at_most=4)
+        find_spelled_words(whole_words, [[0, 1]], at_most=4)
 
 
 def _spaced(text: str) -> str:

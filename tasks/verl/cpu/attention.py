@@ -75,7 +75,7 @@ def _calls(block: PromptBlock) -> list[tuple[range, range, bool]]:
     return calls
 
 
-def _of(tensor: Tensor, tokens: range) -> Tensor:
+def _slice_tokens(tensor: Tensor, tokens: range) -> Tensor:
     return tensor[:, :, tokens.start : tokens.stop]
 
 
@@ -91,14 +91,19 @@ class _PackedAttention(torch.autograd.Function):
         for block in blocks:
             for queries, keys, causal in _calls(block):
                 part, part_weight = _forward(
-                    _of(query, queries), _of(key, keys), _of(value, keys), 0.0, causal, scale=scale
+                    _slice_tokens(query, queries),
+                    _slice_tokens(key, keys),
+                    _slice_tokens(value, keys),
+                    0.0,
+                    causal,
+                    scale=scale,
                 )
                 if causal:
-                    _of(output, queries).copy_(part)
-                    _of(weight, queries).copy_(part_weight)
+                    _slice_tokens(output, queries).copy_(part)
+                    _slice_tokens(weight, queries).copy_(part_weight)
                 else:  # these queries have been over their own responses
-                    own, own_weight = _of(output, queries), _of(weight, queries)
-                    own.lerp_(part, torch.sigmoid(part_weight - own_weight).unsqueeze(-1))
+                    own_output, own_weight = _slice_tokens(output, queries), _slice_tokens(weight, queries)
+                    own_output.lerp_(part, torch.sigmoid(part_weight - own_weight).unsqueeze(-1))
                     own_weight.copy_(torch.logaddexp(own_weight, part_weight))
         ctx.save_for_backward(query, key, value, output, weight)
         ctx.blocks, ctx.scale = blocks, scale
@@ -112,16 +117,16 @@ class _PackedAttention(torch.autograd.Function):
         for block in ctx.blocks:
             for queries, keys, causal in _calls(block):
                 parts = _backward(
-                    _of(gradient, queries),
-                    _of(query, queries),
-                    _of(key, keys),
-                    _of(value, keys),
-                    _of(output, queries),
-                    _of(weight, queries),
+                    _slice_tokens(gradient, queries),
+                    _slice_tokens(query, queries),
+                    _slice_tokens(key, keys),
+                    _slice_tokens(value, keys),
+                    _slice_tokens(output, queries),
+                    _slice_tokens(weight, queries),
                     0.0,
                     causal,
                     scale=ctx.scale,
                 )
                 for total, tokens, part in zip(gradients, (queries, keys, keys), parts, strict=True):
-                    _of(total, tokens).add_(part)
+                    _slice_tokens(total, tokens).add_(part)
         return *gradients, None, None

@@ -104,14 +104,14 @@ def split_by_prompt(
     limit = data["max_token_len_per_gpu"]
     order = sorted(range(len(lengths)), key=lambda i: (prompts[i], lengths[i]))
     parts: list[list[int]] = [[]]
-    tokens, known = 0, set[bytes]()
+    tokens, counted_prompts = 0, set[bytes]()
     for i in order:
-        cost = lengths[i] - (prompt_lengths[i] if prompts[i] in known else 0)
+        cost = lengths[i] - (prompt_lengths[i] if prompts[i] in counted_prompts else 0)
         if parts[-1] and tokens + cost > limit:
             parts.append([])
-            tokens, known, cost = 0, set(), lengths[i]
+            tokens, counted_prompts, cost = 0, set(), lengths[i]
         parts[-1].append(i)
-        known.add(prompts[i])
+        counted_prompts.add(prompts[i])
         tokens += cost
     return [tu.index_select_tensor_dict(data, part) for part in parts], parts
 

@@ -66,14 +66,14 @@ def pack_row(
             response_length = len(sample) - prompt_length
             ids.append(sample[prompt_length:])
             positions.append(torch.arange(prompt_length, len(sample)))
-            wanted = masks[index].nonzero().squeeze(-1)
-            wanted = wanted[wanted > 0]
-            before = wanted - 1
+            targets = masks[index].nonzero().squeeze(-1)
+            targets = targets[targets > 0]
+            before = targets - 1
             # In the row, a prompt's tokens lie at its block's start, a response's at `cursor`.
             rows.append(torch.where(before < prompt_length, before + start, before - prompt_length + cursor))
-            labels.append(sample[wanted])
+            labels.append(sample[targets])
             targets.append(before + offsets[index])
-            owners.append(torch.full_like(wanted, index))
+            owners.append(torch.full_like(targets, index))
             cursor += response_length
         lengths = tuple(len(samples[i]) - prompt_length for i in members)
         blocks.append(PromptBlock(start, prompt_length, lengths))

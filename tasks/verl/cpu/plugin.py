@@ -18,10 +18,10 @@ def activate() -> None:
     """
     from importlib.metadata import version
 
-    found = version("verl")
-    if found != VERL_VERSION:
+    installed_version = version("verl")
+    if installed_version != VERL_VERSION:
         raise ConfigError(
-            f"verl {found} is installed, but tasks/verl/cpu is written for {VERL_VERSION}; "
+            f"verl {installed_version} is installed, but tasks/verl/cpu is written for {VERL_VERSION}; "
             f"install verl=={VERL_VERSION}"
         )
     from verl.plugin.platform.platform_manager import PlatformRegistry

@@ -116,8 +116,10 @@ class CpuServerClient(LLMServerClient):  # type: ignore[misc]
     ) -> TokenOutput:
         """As verl's; `request_id` is the episode's. Raises what the sampler raised."""
         if request_id not in self._server_of:
-            known = self._server_of_opening
-            self._server_of[request_id] = known.setdefault(tuple(prompt_ids), len(known) % len(self._servers))
+            server_by_opening = self._server_of_opening
+            self._server_of[request_id] = server_by_opening.setdefault(
+                tuple(prompt_ids), len(server_by_opening) % len(self._servers)
+            )
         answer = self._servers[self._server_of[request_id]].sample.remote(
             prompt_ids,
             params=SamplingParams(
