@@ -83,12 +83,12 @@ def load_tokenizer(model: str) -> "PreTrainedTokenizerBase":
 
 def _check_room(pipeline: Pipeline, shortest: int, *, part: str) -> None:
     rollout = pipeline.rollout
-    required = shortest + rollout.max_tokens_per_turn
-    if required > rollout.context_length:
+    minimum_length = shortest + rollout.max_tokens_per_turn
+    if minimum_length > rollout.context_length:
         raise ConfigError(
             f"rollout.context_length {rollout.context_length}: the prompts of data.parts.{part} have "
             f"{shortest} tokens or more, and rollout.max_tokens_per_turn {rollout.max_tokens_per_turn} do "
-            f"not fit behind them; give {required} at least, or lower max_tokens_per_turn"
+            f"not fit behind them; give {minimum_length} at least, or lower max_tokens_per_turn"
         )
 
 

@@ -59,12 +59,12 @@ def read_parts(data: DataSettings) -> dict[str, Split]:
         for name, part in data.parts.items()
         if part.train is not None and part.test is not None
     }
-    training_locations = {_content(item): place for train, _ in read.values() for place, item in train}
+    training_locations = {_content(item): location for train, _ in read.values() for location, item in train}
     for _, test in read.values():
-        for place, item in test:
+        for location, item in test:
             if (twin := training_locations.get(_content(item))) is not None:
                 raise ConfigError(
-                    f"{place} and {twin} are the same, and test items must not be trained on; remove one"
+                    f"{location} and {twin} are the same, and test items must not be trained on; remove one"
                 )
     return {
         name: Split(train=[item for _, item in train], test=[item for _, item in test])
@@ -84,17 +84,17 @@ def _items(source: str, *, part: str, data: DataSettings, prefix: str) -> list[t
     for row in read_rows(source):
         kind, columns = _check_row(_rename_columns(row, data.parts[part].columns), folder=Path(source).parent)
         if (kind == "item_id") != spec.has_items:
-            raise ConfigError(f"{row.place}: {_explain_kind(kind, env=spec.name)}")
+            raise ConfigError(f"{row.location}: {_explain_kind(kind, env=spec.name)}")
         if kind == "item_id":
-            item = _find_item(columns.pop("item_id"), known_items, place=row.place, spec=spec)
+            item = _find_item(columns.pop("item_id"), known_items, location=row.location, spec=spec)
         else:
             item = Item(item_id=f"{prefix}_{row.number}", env=spec.name)
-            _check_fields(columns, spec=spec, place=row.place)
-        earlier = locations.setdefault(item.item_id, row.place)
-        if earlier != row.place:
-            raise ConfigError(f"{row.place} and {earlier} are both {item.item_id}; take one out")
-        metadata = {**item.metadata, **_metadata(columns.pop("metadata", None), place=row.place)}
-        items.append((row.place, replace(item, part=part, metadata=metadata, fields=columns)))
+            _check_fields(columns, spec=spec, location=row.location)
+        earlier = locations.setdefault(item.item_id, row.location)
+        if earlier != row.location:
+            raise ConfigError(f"{row.location} and {earlier} are both {item.item_id}; take one out")
+        metadata = {**item.metadata, **_metadata(columns.pop("metadata", None), location=row.location)}
+        items.append((row.location, replace(item, part=part, metadata=metadata, fields=columns)))
     return items
 
 
@@ -106,12 +106,12 @@ def _rename_columns(row: Row, names: Mapping[str, str]) -> Row:
     for name, column in names.items():
         if column not in columns:
             raise ConfigError(
-                f"{row.place}: columns.{name} is {column!r}{did_you_mean(column, columns)}; its columns are "
-                f"{_join_names(columns) or 'none'}"
+                f"{row.location}: columns.{name} is {column!r}{did_you_mean(column, columns)}; its columns "
+                f"are {_join_names(columns) or 'none'}"
             )
         if name in columns and name not in names.values():
             raise ConfigError(
-                f"{row.place}: columns.{name} is {column!r}, but a column {name!r} is there, too; leave "
+                f"{row.location}: columns.{name} is {column!r}, but a column {name!r} is there, too; leave "
                 "columns out, or drop that column"
             )
     rest = {column: value for column, value in columns.items() if column not in names.values()}
@@ -122,15 +122,15 @@ def _check_row(row: Row, *, folder: Path) -> tuple[str, dict[str, Any]]:
     """What kind of row it is, and its columns without those of the other kinds; `folder` is the file's."""
     if not isinstance(row.value, dict):
         raise ConfigError(
-            f"{row.place} is {_show_value(row.value)}; give an object with one of {_join_names(KINDS)}"
+            f"{row.location} is {_show_value(row.value)}; give an object with one of {_join_names(KINDS)}"
         )
     columns: dict[str, Any] = row.value
     if columns.get("item_id") is None:  # else these columns are as free as any other
-        columns = _load_images(columns, folder=folder, place=row.place)
+        columns = _load_images(columns, folder=folder, location=row.location)
     for column, value in columns.items():
         if (foreign := find_foreign(value)) is not None:
             raise ConfigError(
-                f"{row.place}: column {column!r} holds {foreign}, which is not a JSON value; write it as "
+                f"{row.location}: column {column!r} holds {foreign}, which is not a JSON value; write it as "
                 "text or a number, or leave the column out"
             )
     kinds = [kind for kind in KINDS if columns.get(kind) is not None]
@@ -138,34 +138,34 @@ def _check_row(row: Row, *, folder: Path) -> tuple[str, dict[str, Any]]:
         summary = (
             f"it has {_join_names(kinds)}" if kinds else f"its columns are {_join_names(columns) or 'none'}"
         )
-        raise ConfigError(f"{row.place}: a row has exactly one of {_join_names(KINDS)}, and {summary}")
+        raise ConfigError(f"{row.location}: a row has exactly one of {_join_names(KINDS)}, and {summary}")
     (kind,) = kinds
     if kind == "messages":
-        _check_messages(columns[kind], place=row.place)
+        _check_messages(columns[kind], location=row.location)
     else:
-        _check_text(columns[kind], place=f"{row.place}: {kind}")
+        _check_text(columns[kind], location=f"{row.location}: {kind}")
     return kind, {name: value for name, value in columns.items() if name not in KINDS or name == kind}
 
 
-def _check_fields(columns: Mapping[str, Any], *, spec: EnvSpec, place: str) -> None:
+def _check_fields(columns: Mapping[str, Any], *, spec: EnvSpec, location: str) -> None:
     try:
         spec.check_fields(columns)
     except ConfigError as error:
-        raise ConfigError(f"{place}: {error}") from None
+        raise ConfigError(f"{location}: {error}") from None
 
 
-def _check_messages(messages: object, *, place: str) -> None:
+def _check_messages(messages: object, *, location: str) -> None:
     if not isinstance(messages, list) or not messages:
         raise ConfigError(
-            f"{place}: messages is {_show_value(messages)}; give a list of at least one message"
+            f"{location}: messages is {_show_value(messages)}; give a list of at least one message"
         )
     for number, message in enumerate(messages):
-        where = f"{place}: messages[{number}]"
+        where = f"{location}: messages[{number}]"
         if not isinstance(message, dict):
             raise ConfigError(f"{where} is {_show_value(message)}; give an object with role and content")
         if message.get("role") not in ROLES:
             raise ConfigError(f"{where}.role is {message.get('role')!r}; give one of {_join_names(ROLES)}")
-        _check_text(message.get("content"), place=f"{where}.content")
+        _check_text(message.get("content"), location=f"{where}.content")
         extra_keys = [
             key for key, value in message.items() if key not in ("role", "content") and value is not None
         ]
@@ -175,32 +175,32 @@ def _check_messages(messages: object, *, place: str) -> None:
             )
     if messages[-1]["role"] != "user":
         raise ConfigError(
-            f"{place}: messages ends with one of role {messages[-1]['role']!r}; the last one is the user's, "
-            "which is to be answered"
+            f"{location}: messages ends with one of role {messages[-1]['role']!r}; the last one is "
+            "the user's, which is to be answered"
         )
 
 
-def _load_images(columns: Mapping[str, Any], *, folder: Path, place: str) -> dict[str, Any]:
+def _load_images(columns: Mapping[str, Any], *, folder: Path, location: str) -> dict[str, Any]:
     """`columns` with images instead of file names, so that an item is complete and changes with its files."""
     single, several = FIELDS
     loaded_columns = {**columns}
     if loaded_columns.get(single) is not None:
         loaded_columns[single] = _load_image(
-            loaded_columns[single], folder=folder, place=f"{place}: {single}"
+            loaded_columns[single], folder=folder, location=f"{location}: {single}"
         )
     if loaded_columns.get(several) is not None:
         if not isinstance(loaded_columns[several], list):
             raise ConfigError(
-                f"{place}: {several} is {_show_value(loaded_columns[several])}; give a list of images"
+                f"{location}: {several} is {_show_value(loaded_columns[several])}; give a list of images"
             )
         loaded_columns[several] = [
-            _load_image(source, folder=folder, place=f"{place}: {several}[{number}]")
+            _load_image(source, folder=folder, location=f"{location}: {several}[{number}]")
             for number, source in enumerate(loaded_columns[several])
         ]
     return loaded_columns
 
 
-def _load_image(source: object, *, folder: Path, place: str) -> str:
+def _load_image(source: object, *, folder: Path, location: str) -> str:
     try:
         match source:
             case str():
@@ -211,11 +211,11 @@ def _load_image(source: object, *, folder: Path, place: str) -> str:
                 image = Image(_png(source), "image/png")
             case _:
                 raise ConfigError(
-                    f"{place} is {_show_value(source)}; give a file's path, or data:MEDIA_TYPE;base64,…"
+                    f"{location} is {_show_value(source)}; give a file's path, or data:MEDIA_TYPE;base64,…"
                 )
         check_image(image)
     except ValueError as error:
-        raise ConfigError(f"{place}: {error}") from None
+        raise ConfigError(f"{location}: {error}") from None
     return data_uri(image)
 
 
@@ -225,28 +225,28 @@ def _png(image: PIL.Image.Image) -> bytes:
     return file.getvalue()
 
 
-def _check_text(value: object, *, place: str) -> None:
+def _check_text(value: object, *, location: str) -> None:
     if not isinstance(value, str) or not value.strip():
-        raise ConfigError(f"{place} is {_show_value(value)}; give text")
+        raise ConfigError(f"{location} is {_show_value(value)}; give text")
 
 
-def _find_item(item_id: str, known_items: Mapping[str, Item], *, place: str, spec: EnvSpec) -> Item:
+def _find_item(item_id: str, known_items: Mapping[str, Item], *, location: str, spec: EnvSpec) -> Item:
     if spec.make_item is not None:
         env, _, number = item_id.rpartition("_")
         if env != spec.name or not number.isdecimal():
             raise ConfigError(
-                f"{place}: item_id {item_id!r} is none of {spec.name}; write {spec.name}_NUMBER"
+                f"{location}: item_id {item_id!r} is none of {spec.name}; write {spec.name}_NUMBER"
             )
         try:
             item = spec.make_item(int(number))
         except ConfigError as error:
-            raise ConfigError(f"{place}: {error}") from None
+            raise ConfigError(f"{location}: {error}") from None
         if item.item_id != item_id:  # 007
-            raise ConfigError(f"{place}: item_id {item_id!r} is {item.item_id}; write it so")
+            raise ConfigError(f"{location}: item_id {item_id!r} is {item.item_id}; write it so")
         return item
     if item_id not in known_items:
         raise ConfigError(
-            f"{place}: item_id {item_id!r} is none of the {len(known_items)} items of {spec.name}"
+            f"{location}: item_id {item_id!r} is none of the {len(known_items)} items of {spec.name}"
             f"{did_you_mean(item_id, known_items)}"
         )
     return known_items[item_id]
@@ -258,15 +258,17 @@ def _explain_kind(kind: str, *, env: str) -> str:
     return f"{kind}, but environment {env!r} has items of its own; give item_id, or env: question"
 
 
-def _metadata(value: object, *, place: str) -> Mapping[str, Any]:
+def _metadata(value: object, *, location: str) -> Mapping[str, Any]:
     """The metadata of a row without its nulls, which Parquet writes for missing values."""
     if value is None:
         return {}
     if not isinstance(value, dict):
-        raise ConfigError(f"{place}: metadata is {_show_value(value)}; give an object of numbers and texts")
+        raise ConfigError(
+            f"{location}: metadata is {_show_value(value)}; give an object of numbers and texts"
+        )
     for key, fact in value.items():
         if isinstance(fact, list | dict):
-            raise ConfigError(f"{place}: metadata.{key} is {_show_value(fact)}; give a number or a text")
+            raise ConfigError(f"{location}: metadata.{key} is {_show_value(fact)}; give a number or a text")
     return {key: fact for key, fact in value.items() if fact is not None}
 
 

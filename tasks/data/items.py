@@ -42,7 +42,7 @@ def read_items(path: Path, *, data: DataSettings | None = None) -> list[Item]:
         raise ConfigError(f"no item file {path}; run the prepare stage first") from None
     items = []
     for number, line in enumerate(lines, start=1):
-        item = item_from_json(line, place=f"{path}:{number}")
+        item = item_from_json(line, location=f"{path}:{number}")
         if data is not None and data.part_of(item) is None:
             raise ConfigError(
                 f"{path}:{number}: item {item.item_id!r} of environment {item.env!r} is in none of "
@@ -63,12 +63,12 @@ def item_to_json(item: Item) -> str:
     return json.dumps(values, sort_keys=True)
 
 
-def item_from_json(line: str, *, place: str) -> Item:
+def item_from_json(line: str, *, location: str) -> Item:
     """The item of one line; `place` is named in the `ConfigError` for a malformed one."""
     try:
         fields = _Line.model_validate_json(line)
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"]))
-        raise ConfigError(f"{place}: not an item: {where + ': ' if where else ''}{first['msg']}") from None
+        raise ConfigError(f"{location}: not an item: {where + ': ' if where else ''}{first['msg']}") from None
     return Item(**dict(fields))

@@ -34,21 +34,21 @@ def split(data: DataSettings) -> Split:
             ("training", part_split.train, train),
             ("test", part_split.test, test),
         ):
-            selected = [item for item in items if part.has(item)]
-            if not selected:
+            part_items = [item for item in items if part.has(item)]
+            if not part_items:
                 like = f"; their metadata is like {dict(items[0].metadata)}" if items else ""
                 raise ConfigError(
                     f"data.parts.{name} has no {side} items: where {part.where} leaves none of its "
                     f"{len(items)}{like}"
                 )
-            for item in selected:
+            for item in part_items:
                 owner = owners.setdefault(item.item_id, name)
                 if owner != name:
                     raise ConfigError(
                         f"item {item.item_id} is in data.parts.{owner} and in data.parts.{name}; let their "
                         "`where`, or their files, exclude each other"
                     )
-            selection += selected
+            selection += part_items
     return Split(train=train, test=test)
 
 

@@ -27,7 +27,7 @@ _HUB_FORM = re.compile(r"hf://(?P<name>[^@#]+)(?:@(?P<config>[^@#]+))?#(?P<split
 class Row:
     """One row of a source, unchecked."""
 
-    place: str
+    location: str
     """For messages: `data/math/train.jsonl, row 3 (line 4)`."""
     number: int
     """In its source, from 0."""

@@ -74,7 +74,7 @@ def test_no_question_is_asked_twice() -> None:
     large = get_env("reasoning-gym:leg_counting").split(0)
     assert (len(large.train), len(large.test)) == (500, 100)
     item = large.test[0]
-    assert item_from_json(item_to_json(item), place="") == item
+    assert item_from_json(item_to_json(item), location="") == item
     assert item.index == item.seed
     assert item.metadata["difficulty"]["num_animals"] == [3, 10]
 

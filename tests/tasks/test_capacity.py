@@ -102,7 +102,7 @@ def test_shipped_pipelines_fit_eight_gpus_of_80_gb_without_flash_attention(name:
 
 
 @pytest.mark.parametrize(
-    ("backend", "tokens", "megabytes", "said"),
+    ("backend", "tokens", "megabytes", "message"),
     [
         ({}, 1024, 6000, None),
         ({}, 30_000, 6000, "train.micro_batch_tokens 30000 needs about 8 GB"),
@@ -114,7 +114,7 @@ def test_what_does_not_fit_this_machines_gpus_is_refused(
     backend: dict[str, Any],
     tokens: int,
     megabytes: int | None,
-    said: str | None,
+    message: str | None,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -131,12 +131,12 @@ def test_what_does_not_fit_this_machines_gpus_is_refused(
         backend={"device": "cuda", "rollout": "vllm", **backend},
         train__micro_batch_tokens=tokens,
     )
-    if said is None:
+    if message is None:
         check_memory(pipeline)
         return
     with pytest.raises(ConfigError) as error:
         check_memory(pipeline)
-    assert said in str(error.value)
+    assert message in str(error.value)
     assert "\n" not in str(error.value)
 
 

@@ -88,22 +88,22 @@ DAMAGES = [
 ]
 
 
-@pytest.mark.parametrize(("damage", "said"), DAMAGES)
+@pytest.mark.parametrize(("damage", "message"), DAMAGES)
 def test_a_damaged_checkpoint_is_named_and_the_one_before_it_resumed(
-    tmp_path: Path, damage: Callable[[Path], None], said: str
+    tmp_path: Path, damage: Callable[[Path], None], message: str
 ) -> None:
     write(tmp_path, 4, complete=True)
     write(tmp_path, 8, complete=True)
     damage(tmp_path / "global_step_8")
-    assert checkpoints.resume(tmp_path) == Resumption(4, (f"{tmp_path}/global_step_8/{said}",))
+    assert checkpoints.resume(tmp_path) == Resumption(4, (f"{tmp_path}/global_step_8/{message}",))
     assert (tmp_path / TRACKER).read_text() == "4"
     assert checkpoints.complete_steps(tmp_path) == [4]
     assert checkpoints.resume(tmp_path) == Resumption(4)
 
 
-@pytest.mark.parametrize(("damage", "said"), DAMAGES)
+@pytest.mark.parametrize(("damage", "message"), DAMAGES)
 def test_without_a_whole_checkpoint_nothing_is_deleted_and_the_remedy_is_told(
-    tmp_path: Path, damage: Callable[[Path], None], said: str
+    tmp_path: Path, damage: Callable[[Path], None], message: str
 ) -> None:
     folder = tmp_path / "train" / "checkpoints"
     write(folder, 4, complete=True)
@@ -111,6 +111,6 @@ def test_without_a_whole_checkpoint_nothing_is_deleted_and_the_remedy_is_told(
     for step in (4, 8):
         damage(folder / f"global_step_{step}")
     remedy = f"or delete {tmp_path / 'train'} to train from the start"
-    with pytest.raises(WingspanError, match=rf"{re.escape(f'global_step_8/{said}')}.*{re.escape(remedy)}"):
+    with pytest.raises(WingspanError, match=rf"{re.escape(f'global_step_8/{message}')}.*{re.escape(remedy)}"):
         checkpoints.resume(folder)
     assert checkpoints.complete_steps(folder) == [4, 8]

@@ -63,7 +63,7 @@ def test_questions_come_from_each_kind_of_file(name: str) -> None:
     )
     assert [item.item_id for item in found.train] == [f"math_{n}" for n in range(5)]
     assert [item.item_id for item in found.test] == ["math-test_0"]
-    assert item_from_json(item_to_json(found.train[3]), place="here") == found.train[3]
+    assert item_from_json(item_to_json(found.train[3]), location="here") == found.train[3]
 
 
 def test_parquet_keeps_whole_numbers_lists_objects_and_gaps() -> None:
@@ -157,14 +157,14 @@ BAD_ROWS: list[tuple[object, str]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("rows", "said"), BAD_ROWS)
-def test_a_row_that_is_no_data_is_named(rows: object, said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
+@pytest.mark.parametrize(("rows", "message"), BAD_ROWS)
+def test_a_row_that_is_no_data_is_named(rows: object, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
         loaded(rows)
 
 
 @pytest.mark.parametrize(
-    ("column", "said"),
+    ("column", "message"),
     [
         ([b"x"], "row 0: column 'extra' holds a bytes"),
         ([datetime.datetime(2026, 1, 1)], "column 'extra' holds a Timestamp"),
@@ -172,21 +172,21 @@ def test_a_row_that_is_no_data_is_named(rows: object, said: str) -> None:
         ([{"deep": b"x"}], "column 'extra' holds a bytes"),
     ],
 )
-def test_a_column_that_json_has_no_form_for_is_named(column: list[object], said: str) -> None:
-    with pytest.raises(ConfigError, match=rf"train\.parquet, {said}|{said}"):
+def test_a_column_that_json_has_no_form_for_is_named(column: list[object], message: str) -> None:
+    with pytest.raises(ConfigError, match=rf"train\.parquet, {message}|{message}"):
         loaded({"question": ["a"], "extra": column}, name="train.parquet")
 
 
 @pytest.mark.parametrize(
-    ("train", "said"),
+    ("train", "message"),
     [
         ([{"item_id": "textcrft_9"}], r"row 0: item_id 'textcrft_9' is none of textcraft; write textcraft_N"),
         ([{"item_id": "textcraft_0"}, {"item_id": "textcraft_0"}], r"row 1 and .*row 0 are both textcraft_0"),
         ([{"question": "a"}], r"question, but environment 'textcraft' has items of its own; give item_id"),
     ],
 )  # fmt: skip
-def test_lists_that_cannot_be(train: object, said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
+def test_lists_that_cannot_be(train: object, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
         loaded(train, [{"item_id": "textcraft_1"}], env="textcraft", name="train.json")
 
 
@@ -213,7 +213,7 @@ def test_files_that_cannot_be_read_are_named() -> None:
 
 
 @pytest.mark.parametrize(
-    ("source", "said"),
+    ("source", "message"),
     [
         ("elsewhere/a.json", "not below data/"),
         ("/data/a.json", "not below data/"),
@@ -224,8 +224,8 @@ def test_files_that_cannot_be_read_are_named() -> None:
         ("hf://openai/gsm8k@#test", r"hf://NAME#SPLIT"),
     ],
 )
-def test_sources_that_cannot_be(source: str, said: str) -> None:
-    with pytest.raises(ValidationError, match=said):
+def test_sources_that_cannot_be(source: str, message: str) -> None:
+    with pytest.raises(ValidationError, match=message):
         data(math={"env": "question", "train": source, "test": "data/b.json"})
 
 
@@ -251,12 +251,12 @@ def test_datasets_of_hugging_face_are_had_by_name(tmp_path: Path, monkeypatch: p
     )
     assert [item.fields for item in found.train] == SUMS[:2]
     assert found.test[0].item_id == "math-test_0"
-    for source, said in {
+    for source, message in {
         "hf://sums#no": "Unknown split",
         "hf://sums@no#train": "'no' not found",
         "hf://nobody/no-such#train": "correct the name",
     }.items():
-        with pytest.raises(ConfigError, match=rf"{source} cannot be loaded: .*{said}"):
+        with pytest.raises(ConfigError, match=rf"{source} cannot be loaded: .*{message}"):
             split(data(math={"env": "question", "train": source, "test": "hf://sums#test"}))
 
 
@@ -271,7 +271,7 @@ def test_a_table_of_texts_is_read_with_its_quoted_cells() -> None:
 
 
 @pytest.mark.parametrize(
-    ("rows", "said"),
+    ("rows", "message"),
     [
         ("", "train.csv has no rows"),
         ("question,answer\n", "train.csv has no rows"),
@@ -284,8 +284,8 @@ def test_a_table_of_texts_is_read_with_its_quoted_cells() -> None:
         ("question,answer\n ,b\n", r"row 0 \(line 2\): question is a str"),
     ],
 )
-def test_what_is_no_table_is_named_with_its_line(rows: str, said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
+def test_what_is_no_table_is_named_with_its_line(rows: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
         loaded(rows, name="train.csv")
 
 
@@ -305,7 +305,7 @@ def test_columns_of_other_names_are_called_as_the_settings_say(name: str) -> Non
 
 
 @pytest.mark.parametrize(
-    ("columns", "said"),
+    ("columns", "message"),
     [
         (
             {"question": "problme"},
@@ -315,11 +315,11 @@ def test_columns_of_other_names_are_called_as_the_settings_say(name: str) -> Non
     ],
 )
 def test_columns_that_are_not_there_or_are_there_twice_are_refused(
-    columns: dict[str, str], said: str
+    columns: dict[str, str], message: str
 ) -> None:
     rows = [{"question": "1?", "problem": "2?", "answer": "3"}]
     part = {"env": "question", "train": write("train.jsonl", rows), "test": write("test.json", OTHER)}
-    with pytest.raises(ConfigError, match=said):
+    with pytest.raises(ConfigError, match=message):
         split(data(math=part | {"columns": columns}))
 
 

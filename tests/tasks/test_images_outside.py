@@ -93,7 +93,7 @@ def test_a_row_may_show_pictures(project: Path) -> None:
         {"question": "None?", "images": []},
     )
     (project / "wide.png").unlink()  # items are whole
-    items = [item_from_json(item_to_json(item), place="x") for item in split.train]
+    items = [item_from_json(item_to_json(item), location="x") for item in split.train]
 
     async def openings() -> list[Any]:
         return [await QuestionEnv().reset(item) for item in items]

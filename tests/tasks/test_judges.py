@@ -91,7 +91,7 @@ def test_the_same_judge_is_one_for_all_of_a_process() -> None:
 
 @pytest.mark.usefixtures("questions")
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "message"),
     [
         ({"key_from": "NO_SUCH_KEY"}, r"agent\.judges\.fair: .*NO_SUCH_KEY is not set; put the key into it"),
         ({"key_from": "sk-123"}, r"agent\.judges\.fair: .*no name of an environment variable"),
@@ -103,11 +103,11 @@ def test_the_same_judge_is_one_for_all_of_a_process() -> None:
     ],
 )
 def test_what_cannot_be_asked_is_found_before_the_run(
-    changes: dict[str, Any], said: str, monkeypatch: pytest.MonkeyPatch
+    changes: dict[str, Any], message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("WRONG_KEY", "wrong")
     with chat_server(in_turn(says("Score: 3")), key="secret") as server:
-        with pytest.raises(ConfigError, match=said):
+        with pytest.raises(ConfigError, match=message):
             check_agent(pipeline_of(agent_with(server.url) | agent_of(server.url, changes)))
         assert server.asked == []
 
@@ -171,7 +171,7 @@ asyncio.run(main())
 @pytest.mark.heavy
 def test_budget_and_replies_are_those_of_all_processes_and_outlive_them(tmp_path: Path) -> None:
     def workers(*names: str) -> list[dict[str, int]]:
-        begun = [
+        processes = [
             subprocess.Popen(
                 [sys.executable, "-c", WORKER, server.url, str(tmp_path / "deep" / "judge.db"), name],
                 cwd=ROOT,
@@ -180,14 +180,14 @@ def test_budget_and_replies_are_those_of_all_processes_and_outlive_them(tmp_path
             )
             for name in names
         ]
-        return [json.loads(process.communicate(timeout=300)[0]) for process in begun]
+        return [json.loads(process.communicate(timeout=300)[0]) for process in processes]
 
     with chat_server(in_turn(says("Score: 3")), tokens=lambda _: 30) as server:
-        found = workers("a", "b", "c")
-        assert sum(one["asked"] for one in found) == len(server.asked) == 10
-        assert sum(one["refused"] for one in found) == 3 * 8 - 10
+        results = workers("a", "b", "c")
+        assert sum(result["asked"] for result in results) == len(server.asked) == 10
+        assert sum(result["refused"] for result in results) == 3 * 8 - 10
         again = workers("a")  # what the first one asked is known; nothing more may be
-        assert again == [{"asked": 0, "cached": found[0]["asked"], "refused": found[0]["refused"]}]
+        assert again == [{"asked": 0, "cached": results[0]["asked"], "refused": results[0]["refused"]}]
         assert len(server.asked) == 10
         file = JudgeFile(tmp_path / "deep" / "judge.db", name="fair")
         assert asyncio.run(file.read()) == Spending(requests=10, tokens=300)
@@ -234,20 +234,20 @@ def test_equal_questions_at_the_same_time_are_asked_once_and_share_what_comes() 
         return await asyncio.gather(*scored, return_exceptions=True)
 
     with chat_server(script) as server:
-        good, bad, *others = asyncio.run(main(server.url))
+        good, bad, *rest = asyncio.run(main(server.url))
         assert len(server.asked) == 1 + 2  # of the bad one there are two tries
-    assert [one.metrics["cached"] for one in (good, others[0], others[2])] == [0.0, 1.0, 1.0]
+    assert [result.metrics["cached"] for result in (good, rest[0], rest[2])] == [0.0, 1.0, 1.0]
     assert isinstance(bad, RewardFailed)
-    assert isinstance(others[1], RewardFailed)
+    assert isinstance(rest[1], RewardFailed)
 
 
 def test_who_leaves_does_not_break_off_what_others_wait_for() -> None:
     async def main() -> None:
         flights: SingleFlight[str] = SingleFlight()
-        gate, begun = asyncio.Event(), []
+        gate, tasks = asyncio.Event(), []
 
         async def work() -> str:
-            begun.append(asyncio.current_task())
+            tasks.append(asyncio.current_task())
             await gate.wait()
             return "done"
 
@@ -255,7 +255,7 @@ def test_who_leaves_does_not_break_off_what_others_wait_for() -> None:
         await asyncio.sleep(0)
         first.cancel()
         await asyncio.sleep(0)
-        assert len(begun) == 1
+        assert len(tasks) == 1
         gate.set()
         assert await second == ("done", False)
         assert first.cancelled()
@@ -263,13 +263,13 @@ def test_who_leaves_does_not_break_off_what_others_wait_for() -> None:
         third = asyncio.create_task(flights.do("k", work))  # what has ended is begun anew
         await asyncio.sleep(0)
         await asyncio.sleep(0)
-        assert len(begun) == 2
+        assert len(tasks) == 2
         third.cancel()
         await asyncio.sleep(0)
         fourth = asyncio.create_task(flights.do("k", work))  # nobody waited: it was broken off
         await asyncio.sleep(0.01)
-        assert begun[1] is not None
-        assert begun[1].cancelled()
+        assert tasks[1] is not None
+        assert tasks[1].cancelled()
         gate.set()
         assert await fourth == ("done", True)
 

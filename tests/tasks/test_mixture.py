@@ -75,15 +75,15 @@ def test_the_split_is_that_of_the_parts_together() -> None:
 
 
 @pytest.mark.parametrize(
-    ("data", "said"),
+    ("data", "message"),
     [
         (parts(here={"where": {"level": [7]}}), r"here has no training items.*'level': \[7\].*'level': 0"),
         (parts(here={}, again={"env": "here"}), r"here_0 is in data\.parts\.here and in data\.parts\.again"),
         (parts(nowhere={}), r"unknown env 'nowhere'"),
     ],
 )  # fmt: skip
-def test_parts_that_cannot_be(data: DataSettings, said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
+def test_parts_that_cannot_be(data: DataSettings, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
         split(data)
 
 
@@ -102,16 +102,16 @@ def test_no_part_and_no_weight_are_refused() -> None:
 def test_every_part_has_its_share_at_every_moment(weights: list[float], count: int, seed: int) -> None:
     data = parts(**{f"p{i}": {"env": f"e{i}", "weight": weight} for i, weight in enumerate(weights)})
     items = [item for i in range(len(weights)) for item in items_of(f"e{i}", range(5))]
-    sampled = [items[i] for i in islice(training_order(items, data, seed=seed), count)]
+    training_items = [items[i] for i in islice(training_order(items, data, seed=seed), count)]
     for end in range(1, count + 1):
-        found = Counter(item.env for item in sampled[:end])
+        counts = Counter(item.env for item in training_items[:end])
         for i, weight in enumerate(weights):
             # an apportionment by the largest remainder so far is off by less than the number of parts
-            assert abs(found[f"e{i}"] - end * weight / sum(weights)) < max(1, len(weights) - 1) + 1e-6
+            assert abs(counts[f"e{i}"] - end * weight / sum(weights)) < max(1, len(weights) - 1) + 1e-6
     for i in range(len(weights)):
-        own = [item.item_id for item in sampled if item.env == f"e{i}"]
-        for start in range(0, len(own), 5):  # each once before any comes again
-            assert len(set(own[start : start + 5])) == len(own[start : start + 5])
+        item_ids = [item.item_id for item in training_items if item.env == f"e{i}"]
+        for start in range(0, len(item_ids), 5):  # each once before any comes again
+            assert len(set(item_ids[start : start + 5])) == len(item_ids[start : start + 5])
 
 
 def test_the_seed_chooses_the_order() -> None:
@@ -133,9 +133,9 @@ SCALING = {"type": "scaling_inter_stepwise", "max_turns": [2, 5], "steps_per_sta
 
 def test_a_part_may_have_its_own_horizon() -> None:
     pipeline = pipeline_of(here={}, there={"horizon": SCALING, "max_turns": 9})
-    told = [training_turns(pipeline, step=step) for step in range(1, 6)]
-    assert [turns["here"] for turns in told] == [4] * 5
-    assert [turns["there"] for turns in told] == [2, 2, 2, 5, 5]
+    turns_by_step = [training_turns(pipeline, step=step) for step in range(1, 6)]
+    assert [turns["here"] for turns in turns_by_step] == [4] * 5
+    assert [turns["there"] for turns in turns_by_step] == [2, 2, 2, 5, 5]
     assert evaluation_turns(pipeline) == {"here": 4, "there": 9}
 
 

@@ -18,7 +18,7 @@ WARMUP = {"demonstrations": 1, "noise": 0.0, "steps": 1, "batch_size": 1, "lr": 
 
 
 @pytest.mark.parametrize(
-    ("overrides", "said"),
+    ("overrides", "message"),
     [
         ({"backend": {"device": "cpu", "rollout": "vllm"}}, "use cpu with cpu"),
         ({"train__micro_batch_tokens": 100}, "train.micro_batch_tokens 100"),
@@ -28,10 +28,10 @@ WARMUP = {"demonstrations": 1, "noise": 0.0, "steps": 1, "batch_size": 1, "lr": 
         ({"backend": {"device": "cuda", "rollout": "vllm", "samplers": 2}}, "samplers 2"),
     ],
 )
-def test_settings_that_contradict_each_other_are_refused(overrides: dict[str, object], said: str) -> None:
+def test_settings_that_contradict_each_other_are_refused(overrides: dict[str, object], message: str) -> None:
     with pytest.raises(ConfigError) as error:
         check_pipeline(toy_pipeline(Path("m"), **overrides))
-    assert said in str(error.value)
+    assert message in str(error.value)
     assert "\n" not in str(error.value)
 
 

@@ -67,12 +67,12 @@ def pipeline(**train: Any) -> Pipeline:
 def test_every_trajectory_weighs_the_same(worker: Any, model: Path, groups: Groups) -> None:
     reference = nearby(groups, seed=3)
     expected = loss_by_hand(model, groups, reference)
-    found = update(worker, pipeline(), groups, reference=reference)
-    assert sum(found["actor/pg_loss"]) == pytest.approx(expected.policy, abs=1e-7)
-    assert sum(found["kl_loss"]) == pytest.approx(expected.kl, rel=1e-5)
-    assert sum(found["actor/entropy_loss"]) == pytest.approx(expected.entropy, rel=1e-5)
-    assert found["grad_norm"] == pytest.approx([expected.grad_norm], rel=1e-5)
-    assert 0 < fmean(found["actor/pg_clipfrac"]) < 1
+    actual = update(worker, pipeline(), groups, reference=reference)
+    assert sum(actual["actor/pg_loss"]) == pytest.approx(expected.policy, abs=1e-7)
+    assert sum(actual["kl_loss"]) == pytest.approx(expected.kl, rel=1e-5)
+    assert sum(actual["actor/entropy_loss"]) == pytest.approx(expected.entropy, rel=1e-5)
+    assert actual["grad_norm"] == pytest.approx([expected.grad_norm], rel=1e-5)
+    assert 0 < fmean(actual["actor/pg_clipfrac"]) < 1
 
 
 def test_mini_batches_may_separate_a_trajectory(worker: Any, model: Path, groups: Groups) -> None:
@@ -80,12 +80,12 @@ def test_mini_batches_may_separate_a_trajectory(worker: Any, model: Path, groups
     assert rows[6].trajectory is rows[7].trajectory, "the first of two mini-batches ends within a trajectory"
     reference = nearby(groups, seed=3)
     expected = loss_by_hand(model, groups, reference)
-    found = update(worker, pipeline(mini_batches=2), groups, reference=reference)
-    assert len(found["grad_norm"]) == 2
+    actual = update(worker, pipeline(mini_batches=2), groups, reference=reference)
+    assert len(actual["grad_norm"]) == 2
     # each is divided by the half of the episodes that were played
-    assert sum(found["actor/pg_loss"]) / 2 == pytest.approx(expected.policy, abs=1e-7)
-    assert sum(found["kl_loss"]) / 2 == pytest.approx(expected.kl, rel=1e-5)
-    assert sum(found["actor/entropy_loss"]) / 2 == pytest.approx(expected.entropy, rel=1e-5)
+    assert sum(actual["actor/pg_loss"]) / 2 == pytest.approx(expected.policy, abs=1e-7)
+    assert sum(actual["kl_loss"]) / 2 == pytest.approx(expected.kl, rel=1e-5)
+    assert sum(actual["actor/entropy_loss"]) / 2 == pytest.approx(expected.entropy, rel=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -121,16 +121,16 @@ def loss_by_hand(model: Path, groups: Groups, reference: Groups) -> Loss:
     sums = {"policy": torch.zeros(()), "kl": torch.zeros(()), "entropy": torch.zeros(())}
     for group, references in zip(groups, reference, strict=True):
         rewards = [t.reward for t in group]
-        for trajectory, other in zip(group, references, strict=True):
+        for trajectory, original in zip(group, references, strict=True):
             advantage = (trajectory.reward - fmean(rewards)) / (stdev(rewards) + 1e-6)
             per_token: dict[str, list[Any]] = {name: [] for name in sums}
-            for (context, turn), (_, known) in zip(turns_of(trajectory), turns_of(other), strict=True):
+            for (context, turn), (_, previous) in zip(turns_of(trajectory), turns_of(original), strict=True):
                 distribution = next_tokens(policy, context, turn.completion.token_ids)
                 log_probs = taken(distribution, turn.completion.token_ids)
                 ratio = (log_probs - torch.tensor(turn.completion.logprobs)).exp()
                 clipped = ratio.clamp(1 - CLIP, 1 + CLIP)
                 per_token["policy"].append(-torch.minimum(ratio * advantage, clipped * advantage))
-                gap = torch.tensor(known.completion.logprobs) - log_probs
+                gap = torch.tensor(previous.completion.logprobs) - log_probs
                 per_token["kl"].append(gap.exp() - gap - 1)  # k3
                 per_token["entropy"].append(-(distribution.exp() * distribution).sum(-1))
             for name, values in per_token.items():
@@ -188,8 +188,8 @@ def played(model: Path, segments: Sequence[Sequence[int]], rewards: Sequence[Seq
 
     def log_probs(context: list[int], sampled: list[int]) -> list[float]:
         with torch.no_grad():
-            found: list[float] = taken(next_tokens(policy, context, sampled), sampled).tolist()
-        return [x + rng.gauss(0.0, 0.2) for x in found]
+            actual: list[float] = taken(next_tokens(policy, context, sampled), sampled).tolist()
+        return [x + rng.gauss(0.0, 0.2) for x in actual]
 
     return [[with_log_probs(t, log_probs) for t in group] for group in groups]
 
@@ -197,10 +197,10 @@ def played(model: Path, segments: Sequence[Sequence[int]], rewards: Sequence[Seq
 def nearby(groups: Groups, *, seed: int) -> Groups:
     """The same tokens with the log-probs of another policy."""
     rng = random.Random(seed)
-    known = {id(turn.completion.token_ids): turn for group in groups for t in group for turn in t.turns}
+    previous = {id(turn.completion.token_ids): turn for group in groups for t in group for turn in t.turns}
 
     def log_probs(context: list[int], sampled: list[int]) -> list[float]:
-        return [x + rng.gauss(0.0, 0.3) for x in known[id(sampled)].completion.logprobs]
+        return [x + rng.gauss(0.0, 0.3) for x in previous[id(sampled)].completion.logprobs]
 
     return [[with_log_probs(t, log_probs) for t in group] for group in groups]
 

@@ -58,12 +58,12 @@ def test_log_probs_and_gradients_are_those_of_separate_sequences(folder: Path) -
         row.input_ids, position_ids=row.position_ids, logits_to_keep=row.logit_rows, blocks=row.blocks
     ).logits[0]
     values = logits.log_softmax(-1).gather(1, row.labels[:, None])[:, 0]
-    found = torch.zeros(sum(map(len, samples))).index_put((row.targets,), values)
-    torch.testing.assert_close(found, torch.cat(expected), atol=1e-5, rtol=1e-5)
+    actual = torch.zeros(sum(map(len, samples))).index_put((row.targets,), values)
+    torch.testing.assert_close(actual, torch.cat(expected), atol=1e-5, rtol=1e-5)
 
     # `weights` are laid out by token, log-probs one place earlier.
     flat = torch.cat([torch.cat([w[1:], torch.zeros(1)]) for w in weights])
-    (found * flat).sum().backward()
+    (actual * flat).sum().backward()
     for (name, a), (_, b) in zip(model.named_parameters(), reference.named_parameters(), strict=True):
         torch.testing.assert_close(a.grad, b.grad, atol=2e-5, rtol=1e-4, msg=name)
 
@@ -75,11 +75,11 @@ def test_sequences_without_responses_are_blocks_of_their_own(folder: Path) -> No
     row = pack_row(samples, prompt_lengths=[4, 9], masks=masks)
     assert len(row.labels) == 3 + 8  # the first token of a sequence has no log-prob
     model, reference = load(folder, ATTENTION), load(folder, "sdpa")
-    found = model(
+    actual = model(
         row.input_ids, position_ids=row.position_ids, logits_to_keep=row.logit_rows, blocks=row.blocks
     ).logits[0]
     expected = torch.cat([reference(s[None]).logits[0][:-1] for s in samples])
-    torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(actual, expected, atol=1e-5, rtol=1e-5)
 
 
 def test_tokens_that_are_masked_get_no_gradient(folder: Path) -> None:
@@ -112,14 +112,14 @@ def test_attention_and_its_gradients_are_those_of_a_mask_and_no_pair_is_wasted(
     q, k, v = (torch.randn(shape, dtype=torch.float64, requires_grad=True) for shape in shapes)
     upstream = torch.randn(1, count, heads, dim, dtype=torch.float64)
 
-    found, _ = packed_attention(torch.nn.Module(), q, k, v, None, blocks=blocks, scaling=scale)
-    gradients = torch.autograd.grad(found, (q, k, v), upstream)
+    actual, _ = packed_attention(torch.nn.Module(), q, k, v, None, blocks=blocks, scaling=scale)
+    gradients = torch.autograd.grad(actual, (q, k, v), upstream)
 
     share = heads // kv_heads
     scores = q @ k.repeat_interleave(share, dim=1).transpose(2, 3) * scale
     weights = scores.masked_fill(~allowed, -torch.inf).softmax(-1)
     expected = (weights @ v.repeat_interleave(share, dim=1)).transpose(1, 2)
-    torch.testing.assert_close(found, expected, atol=1e-12, rtol=1e-10)
+    torch.testing.assert_close(actual, expected, atol=1e-12, rtol=1e-10)
     for mine, theirs in zip(gradients, torch.autograd.grad(expected, (q, k, v), upstream), strict=True):
         torch.testing.assert_close(mine, theirs, atol=1e-11, rtol=1e-9)
     assert computed_pairs(blocks) == int(allowed.sum())

@@ -76,8 +76,8 @@ def test_a_failed_episode_does_not_make_a_group_informative() -> None:
 def test_a_step_without_episodes_is_explained_by_a_real_failure_or_by_the_room_that_is_missing() -> None:
     """The first episode's error was told, which is none where another one failed."""
     no_turn = trajectory(stop=StopReason.MAX_CONTEXT, turns=0)
-    failed = replace(trajectory(stop=StopReason.ERROR, turns=0), error="EnvCrashed: the world ended")
-    assert why_none([no_turn, failed, failed]) == (
+    failure = replace(trajectory(stop=StopReason.ERROR, turns=0), error="EnvCrashed: the world ended")
+    assert why_none([no_turn, failure, failure]) == (
         "no episode was played to its end; 2 failed, the first of them by EnvCrashed: the world ended"
     )
     assert why_none([no_turn, no_turn]) == (
@@ -123,20 +123,20 @@ class Client:
 
     def __init__(self, answer: Any) -> None:
         self.answer = answer
-        self.asked: tuple[Any, ...] = ()
+        self.request: tuple[Any, ...] = ()
 
     async def generate(
         self, request_id: str, *, prompt_ids: list[int], sampling_params: dict[str, Any], image_data: None
     ) -> Any:
-        self.asked = (request_id, prompt_ids, sampling_params)
+        self.request = (request_id, prompt_ids, sampling_params)
         if isinstance(self.answer, Exception):
             raise self.answer
         return self.answer
 
 
 def sample(client: Client, **params: Any) -> Completion:
-    asked = SamplingParams(max_tokens=9, stop_token_ids=(2,), **params)
-    return asyncio.run(VerlSampler(client).sample((1, 2), params=asked, episode_id="e"))
+    request = SamplingParams(max_tokens=9, stop_token_ids=(2,), **params)
+    return asyncio.run(VerlSampler(client).sample((1, 2), params=request, episode_id="e"))
 
 
 @pytest.mark.parametrize(("ids", "reason"), [([8, 2], FinishReason.STOP), ([8, 9], FinishReason.LENGTH)])
@@ -149,12 +149,12 @@ def test_verls_answer_becomes_a_completion(ids: list[int], reason: FinishReason)
     assert sample(client, temperature=0.5) == Completion(
         token_ids=ids, logprobs=[-0.1, -0.2], finish_reason=reason, policy_version=3
     )
-    request_id, prompt_ids, asked = client.asked
+    request_id, prompt_ids, request = client.request
     assert (request_id, prompt_ids) == ("e", [1, 2])
-    assert asked["temperature"] == 0.5
-    assert asked["top_k"] == -1  # verl's "all"
-    assert asked["stop_token_ids"] == [2]
-    assert asked["logprobs"] is True
+    assert request["temperature"] == 0.5
+    assert request["top_k"] == -1  # verl's "all"
+    assert request["stop_token_ids"] == [2]
+    assert request["logprobs"] is True
 
 
 def test_an_empty_answer_is_a_fault_and_a_dead_server_is_not() -> None:

@@ -48,11 +48,11 @@ def test_training_survives_kill_9_and_counts_every_step_once(toy_in_ray: None, t
     # So little room that most episodes are of two segments, two rows for the trainer.
     pipeline = toy_pipeline(model, agent__context={"when_full": "drop"}, rollout__context_length=136)
     folder = tmp_path / "train"
-    seen: list[int] = []
+    step_numbers: list[int] = []
 
     def on_step(values: Mapping[str, float]) -> None:
-        seen.append(int(values["step"]))
-        if seen == [1, 2, 3]:  # step 3 is in no checkpoint
+        step_numbers.append(int(values["step"]))
+        if step_numbers == [1, 2, 3]:  # step 3 is in no checkpoint
             (folder / "checkpoints" / "global_step_3").mkdir()  # as if it died while writing one
             (folder / "checkpoints" / "latest_checkpointed_iteration.txt").write_text("")
             os.kill(pid_of_trainer(), signal.SIGKILL)
@@ -67,7 +67,7 @@ def test_training_survives_kill_9_and_counts_every_step_once(toy_in_ray: None, t
         )
         policy = session.export()
 
-    assert seen == [1, 2, 3, 3, 4]
+    assert step_numbers == [1, 2, 3, 3, 4]
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines] == [1, 2, 3, 4]
     assert [line["policy_version"] for line in lines] == [0, 1, 2, 3]
@@ -96,17 +96,17 @@ def test_training_survives_kill_9_and_counts_every_step_once(toy_in_ray: None, t
         assert {turn.completion.policy_version for t in trajectories for turn in t.turns} == {step - 1}
 
     # No item comes twice within the first 12 of an epoch, the killed process notwithstanding.
-    shown = [
+    item_ids = [
         t.item.item_id
         for s in (1, 2, 3)
         for t in read_trajectories(folder / "trajectories" / f"step_{s:04d}.jsonl")
     ]
-    assert len(set(shown)) == 3 * 2
+    assert len(set(item_ids)) == 3 * 2
 
     before, after = (AutoModelForCausalLM.from_pretrained(p).state_dict() for p in (model, policy))
     assert any((after[name] != before[name]).any() for name in before)
-    for one, other in groups:  # greedy samples say the same
-        assert [t.completion.token_ids for t in one.turns] == [t.completion.token_ids for t in other.turns]
+    for first, second in groups:  # greedy samples are equal
+        assert [t.completion.token_ids for t in first.turns] == [t.completion.token_ids for t in second.turns]
 
     # Finished rounds are read; nothing starts for them.
     with TrainSession(pipeline, tmp_path) as session:
@@ -120,7 +120,7 @@ def test_training_survives_kill_9_and_counts_every_step_once(toy_in_ray: None, t
         assert session.evaluate_round(session.train_round(0)) == first
         assert session.evaluate_round(session.train_round(1)).last_step == 4
         session.export()
-    assert seen == [1, 2, 3, 3, 4, 3, 4]
+    assert step_numbers == [1, 2, 3, 3, 4, 3, 4]
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines] == [1, 2, 3, 4]
     assert checkpoints.complete_steps(folder / "checkpoints") == [2, 4]
@@ -128,9 +128,9 @@ def test_training_survives_kill_9_and_counts_every_step_once(toy_in_ray: None, t
     # With none that is whole, one line says so before anything starts.
     for file in (folder / "checkpoints").rglob("*.pt"):
         file.write_bytes(b"")
-    with TrainSession(pipeline, tmp_path) as session, pytest.raises(WingspanError) as refused:
+    with TrainSession(pipeline, tmp_path) as session, pytest.raises(WingspanError) as error:
         session.evaluate_round(session.train_round(1))
-    assert f"delete {folder} to train from the start" in str(refused.value)
+    assert f"delete {folder} to train from the start" in str(error.value)
     assert not ray.is_initialized()
 
 

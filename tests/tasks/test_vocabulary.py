@@ -107,8 +107,8 @@ def test_the_draw_is_seeded_and_looks_like_the_words_that_are_known(small: Path,
 
 def test_a_word_is_drawn_alike_after_a_space_and_not(small: Path, tmp_path: Path) -> None:
     tokenizer = AutoTokenizer.from_pretrained(small)
-    known = "Ġdiamond"
-    assert known in tokenizer.get_vocab()
+    known_word = "Ġdiamond"
+    assert known_word in tokenizer.get_vocab()
     words = ["Ġzzyx", "qwob", "diamond", "zzyx"]
     add_words(str(small), tokenizer, words, tmp_path, seed=0)
     ids = AutoTokenizer.from_pretrained(tmp_path).get_vocab()
@@ -117,12 +117,12 @@ def test_a_word_is_drawn_alike_after_a_space_and_not(small: Path, tmp_path: Path
     plain = [row for word, row in tokenizer.get_vocab().items() if word[0] != "Ġ" and len(word) > 1]
 
     def standard(word: str) -> torch.Tensor:
-        of = rows[spaced if word.startswith("Ġ") else plain]
+        form_rows = rows[spaced if word.startswith("Ġ") else plain]
         varies = rows[spaced].std(0) * rows[plain].std(0) > 0  # not all that a new model is made of does
-        return ((rows[ids[word]] - of.mean(0)) / of.std(0))[varies]
+        return ((rows[ids[word]] - form_rows.mean(0)) / form_rows.std(0))[varies]
 
     torch.testing.assert_close(standard("zzyx"), standard("Ġzzyx"), rtol=1e-3, atol=1e-3)
-    torch.testing.assert_close(standard("diamond"), standard(known), rtol=1e-3, atol=1e-3)
+    torch.testing.assert_close(standard("diamond"), standard(known_word), rtol=1e-3, atol=1e-3)
     assert torch.cosine_similarity(standard("qwob"), standard("zzyx"), dim=0) < 0.5
 
 
