@@ -66,14 +66,14 @@ def pack_row(
             response_length = len(sample) - prompt_length
             ids.append(sample[prompt_length:])
             positions.append(torch.arange(prompt_length, len(sample)))
-            targets = masks[index].nonzero().squeeze(-1)
-            targets = targets[targets > 0]
-            before = targets - 1
+            positions_with_loss = masks[index].nonzero().squeeze(-1)
+            positions_with_loss = positions_with_loss[positions_with_loss > 0]
+            before = positions_with_loss - 1
             # In the row, a prompt's tokens lie at its block's start, a response's at `cursor`.
             rows.append(torch.where(before < prompt_length, before + start, before - prompt_length + cursor))
-            labels.append(sample[targets])
+            labels.append(sample[positions_with_loss])
             targets.append(before + offsets[index])
-            owners.append(torch.full_like(targets, index))
+            owners.append(torch.full_like(positions_with_loss, index))
             cursor += response_length
         lengths = tuple(len(samples[i]) - prompt_length for i in members)
         blocks.append(PromptBlock(start, prompt_length, lengths))
