@@ -132,7 +132,12 @@ def test_numbers_of_any_kind(value):
 )
 def test_a_value_that_is_no_reward_is_a_failure_and_no_zero(value):
     calls = []
-    bad = reward(name="bad", retries=1)(lambda: (calls.append(1), value)[1])
+
+    @reward(retries=1)
+    def bad():
+        calls.append(1)
+        return value
+
     with pytest.raises(
         RewardFailed, match="toy_7, sample 2: reward 'bad' failed at each of 2 calls"
     ) as raised:

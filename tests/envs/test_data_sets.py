@@ -137,7 +137,8 @@ def test_a_file_that_is_not_what_it_should_be_is_refused(
 
 
 def test_a_right_checksum_passes(server: Server) -> None:
-    fetch(a_set(server, "big.bin", sha256=hashlib.sha256(BODY).hexdigest(), bytes=len(BODY)))
+    folder = fetch(a_set(server, "big.bin", sha256=hashlib.sha256(BODY).hexdigest(), bytes=len(BODY)))
+    assert (folder / "big.bin").read_bytes() == BODY
 
 
 def test_a_file_that_upstream_changed_is_noticed_though_it_tells_no_checksum(server: Server) -> None:
