@@ -32,6 +32,11 @@ def register_secret(secret: str | None) -> None:
         _secrets.add(secret)
 
 
+def forget_secrets() -> None:
+    """Forget all registered secrets; for tests."""
+    _secrets.clear()
+
+
 def register_url(url: str) -> None:
     """The password of a URL such as `redis://user:password@host`, if it has one."""
     try:

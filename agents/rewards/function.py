@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any, overload
 
 from agents.clients.rate_limit import ConcurrencyLimiter
-from agents.rewards.limits import TooSlow, time_limit
+from agents.rewards.time_limit import TooSlow, time_limit
 from agents.rewards.types import ALWAYS, RewardInput, RewardResult, read_result
 from agents.tools.threads import run_in_thread
 from agents.types import StopReason
@@ -23,7 +23,7 @@ from envs.requirements.detection import Requirement, require
 
 TIMEOUT_S = 30.0
 RETRIES = 2
-_BLOCKING = ConcurrencyLimiter(16)
+_THREAD_LIMITER = ConcurrencyLimiter(16)
 """Calls in threads at a time."""
 
 
@@ -81,7 +81,7 @@ class FunctionReward:
         if inspect.iscoroutinefunction(self.function):
             async with time_limit(self.timeout_s):
                 return await self.function(**arguments)
-        async with _BLOCKING, time_limit(self.timeout_s):
+        async with _THREAD_LIMITER, time_limit(self.timeout_s):
             try:
                 return await run_in_thread(partial(self.function, **arguments), name=f"reward {self.name!r}")
             except SystemExit as error:  # the function's end, not this program's

@@ -47,7 +47,6 @@ class Tool:
         finish: bool = False,
         stateful: bool = False,
     ) -> None:
-        """See `tool`."""
         self.name = name or str(getattr(function, "__name__", type(function).__name__))
         if not _NAME.fullmatch(self.name):
             raise ConfigError(f"tool {self.name!r}: a name is 1 to 64 of a-z A-Z 0-9 _ -; give it name=")

@@ -76,7 +76,6 @@ class Program:
     """Package manager → what it calls the program."""
 
     def find_remedy(self) -> str | None:
-        """See `Requirement`."""
         path = shutil.which(self.command[0])
         if path is None:
             return install_command(self.packages)
@@ -103,7 +102,6 @@ class UserNamespaces:
     name: str = "user namespaces"
 
     def find_remedy(self) -> str | None:
-        """See `Requirement`."""
         reason = failure(["unshare", "--user", "true"])
         if reason is None:
             return None

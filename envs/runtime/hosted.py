@@ -70,11 +70,9 @@ class HostedEnv:
 
     @property
     def is_alive(self) -> bool:
-        """See `HasProcess`."""
         return self._channel is None or self._channel.is_alive
 
     async def prepare(self) -> None:
-        """See `HasProcess`."""
         await self._call("prepare", None)
 
     async def reset(self, item: Item) -> str | Observation:

@@ -126,7 +126,6 @@ class Shares:
         return self._total - sum(pool.live for pool in self._pools)
 
     def admits(self, pool: EnvPool) -> bool:
-        """See `Budget`."""
         live, share = pool.live, self._pools[pool]
         is_claimed = any(
             pool_with_claim is not pool and self._claims(pool_with_claim) for pool_with_claim in self._pools
@@ -144,7 +143,6 @@ class Shares:
         return False
 
     def notify(self) -> None:
-        """See `Budget`."""
         for pool in self._pools:
             pool.wake()
 

@@ -112,17 +112,14 @@ class EnvPool:
 
     @property
     def live(self) -> int:
-        """See `PoolMetrics`."""
         return self._taken + len(self._idle)
 
     @property
     def waiting(self) -> int:
-        """See `PoolMetrics`."""
         return len(self._waiting)
 
     @property
     def idle(self) -> int:
-        """See `PoolMetrics`."""
         return len(self._idle)
 
     @property

@@ -148,7 +148,6 @@ class ProcessChannel:
 
     @property
     def is_alive(self) -> bool:
-        """See `Channel`."""
         try:
             return self._connection.recv(1, socket.MSG_PEEK) != b""
         except BlockingIOError:
@@ -157,7 +156,6 @@ class ProcessChannel:
             return False
 
     async def call(self, request: list[Any]) -> dict[str, Any]:
-        """See `Channel`."""
         answer: dict[str, Any] | None = None
         with suppress(ConnectionError):
             await send(self._connection, request)
@@ -167,7 +165,6 @@ class ProcessChannel:
         return answer
 
     async def close(self) -> None:
-        """See `Channel`."""
         await self._end()
 
     def discard(self) -> "Future[int | None]":

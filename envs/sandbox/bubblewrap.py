@@ -26,18 +26,15 @@ class Bubblewrap:
 
     @property
     def environment(self) -> Mapping[str, str]:
-        """See `Backend`."""
         return {}
 
     def find_remedy(self) -> str | None:
-        """See `Backend`."""
         for need in (BUBBLEWRAP, UTIL_LINUX, UserNamespaces()):
             if (remedy := need.find_remedy()) is not None:
                 return remedy
         return unknown_machine() or find_failure(self)
 
     def command(self, program: Sequence[str], limits: SandboxLimits, *, label: str) -> list[str]:
-        """See `Backend`."""
         drop = ["setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups", "--no-new-privs"]
         size = str(limits.disk_mb << 20)
         links = [p for p in ("lib", "lib64", "bin", "sbin") if Path("/", p).is_symlink()]
@@ -75,7 +72,6 @@ class Bubblewrap:
         ]
 
     def first_process(self, pid: int, *, label: str) -> int | None:
-        """See `Backend`."""
         return pid
 
     def end(self, label: str) -> list[str]:

@@ -32,16 +32,13 @@ class Containers:
 
     @property
     def name(self) -> str:
-        """See `Backend`."""
         return self.program.name
 
     @property
     def environment(self) -> Mapping[str, str]:
-        """See `Backend`."""
         return {name: os.environ[name] for name in _CLIENT if name in os.environ}
 
     def find_remedy(self) -> str | None:
-        """See `Backend`."""
         if (remedy := self.program.find_remedy()) is not None:
             return remedy
         if (reason := failure([self.name, "info"])) is not None:
@@ -51,7 +48,6 @@ class Containers:
         return unknown_machine() or find_failure(self)
 
     def command(self, program: Sequence[str], limits: SandboxLimits, *, label: str) -> list[str]:
-        """See `Backend`."""
         # Files in memory count as the container's memory, unlike the processes' limit.
         memory_mb = limits.memory_mb + 2 * limits.disk_mb + limits.shm_mb
         folder = f"rw,exec,nosuid,nodev,mode=1777,size={limits.disk_mb}m"
@@ -107,7 +103,6 @@ class Containers:
         return first if mine else None
 
     def end(self, label: str) -> list[str]:
-        """See `Backend`."""
         return [self.name, "kill", label]
 
 

@@ -39,7 +39,6 @@ class Enroot:
         return {**client, **configuration, "ENROOT_LOGIN_SHELL": "no"}
 
     def find_remedy(self) -> str | None:
-        """See `Backend`."""
         if (reason := failure(["enroot", "version"])) is not None:
             return f"{INSTALL} ({reason})"
         for need in (UTIL_LINUX, UserNamespaces()):
@@ -52,7 +51,6 @@ class Enroot:
         return unknown_machine() or find_failure(self)
 
     def command(self, program: Sequence[str], limits: SandboxLimits, *, label: str) -> list[str]:
-        """See `Backend`."""
         return [
             "env",
             f"WINGSPAN_DISK_MB={limits.disk_mb}",
@@ -72,7 +70,6 @@ class Enroot:
         ]
 
     def first_process(self, pid: int, *, label: str) -> int | None:
-        """See `Backend`."""
         return pid
 
     def end(self, label: str) -> list[str]:

@@ -55,7 +55,6 @@ class Sandbox:
     name: str = "a sandbox"
 
     def find_remedy(self) -> str | None:
-        """See `Requirement`."""
         try:
             choose_backend()
         except MissingDependency as error:

@@ -181,10 +181,8 @@ class WithWorkspace:
         return observation
 
     async def step(self, action: str) -> StepResult:
-        """See `Environment`."""
         return await self._env.step(action)
 
     async def close(self) -> None:
-        """See `Environment`."""
         await self.workspace.close()
         await self._env.close()

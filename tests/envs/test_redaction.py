@@ -13,10 +13,9 @@ import pytest
 
 from agents.clients.endpoint import ChatClient, Endpoint, EndpointFailed
 from agents.clients.web_search import WebEndpoint, WebSearch
-from envs import redaction
 from envs.builtin.webarena.judge import ModelJudge
 from envs.errors import ConfigError, EnvCrashed, SamplerFailed, SearchFailed, describe
-from envs.redaction import REDACTED, clean_logs, redact, register_secret, register_url
+from envs.redaction import REDACTED, clean_logs, forget_secrets, redact, register_secret, register_url
 from envs.remote.servers import Servers, WireProtocol
 from envs.types import Item
 from flows.cli import app as cli
@@ -29,8 +28,10 @@ PLAIN = "key-4f9Zq81-0123456789"
 
 
 @pytest.fixture(autouse=True)
-def nothing_is_registered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(redaction, "_registered", set())
+def nothing_is_registered() -> Iterator[None]:
+    forget_secrets()
+    yield
+    forget_secrets()
 
 
 @contextmanager

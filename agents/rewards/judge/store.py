@@ -40,13 +40,11 @@ class MemoryCache:
         self._replies: OrderedDict[str, str] = OrderedDict()
 
     async def get(self, key: str) -> str | None:
-        """See `Cache`."""
         if key in self._replies:
             self._replies.move_to_end(key)
         return self._replies.get(key)
 
     async def put(self, key: str, reply: str) -> None:
-        """See `Cache`."""
         self._replies[key] = reply
         self._replies.move_to_end(key)
         while len(self._replies) > self._most:
@@ -87,7 +85,6 @@ class MemoryLedger:
     async def add(
         self, more: Spending, *, below: tuple[int | None, int | None] = (None, None)
     ) -> Spending | None:
-        """See `Ledger`."""
         if not _is_below(self._spending, below):
             return None
         self._spending = Spending(
@@ -96,7 +93,6 @@ class MemoryLedger:
         return self._spending
 
     async def read(self) -> Spending:
-        """See `Ledger`."""
         return self._spending
 
 
@@ -120,14 +116,12 @@ class JudgeFile:
             self._open()
 
     async def get(self, key: str) -> str | None:
-        """See `Cache`."""
         row = await self._ask(
             lambda db: db.execute("select reply from replies where key = ?", (key,)).fetchone()
         )
         return None if row is None else str(row[0])
 
     async def put(self, key: str, reply: str) -> None:
-        """See `Cache`."""
         await self._ask(lambda db: db.execute("insert or replace into replies values (?, ?)", (key, reply)))
 
     async def add(
@@ -147,7 +141,6 @@ class JudgeFile:
         return await self._ask(work)
 
     async def read(self) -> Spending:
-        """See `Ledger`."""
         return await self._ask(self._spending)
 
     def _spending(self, database: sqlite3.Connection) -> Spending:

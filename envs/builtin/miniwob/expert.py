@@ -14,7 +14,6 @@ from envs.registry import ExpertStep
 
 _OBJECTIVE = re.compile(r"^OBJECTIVE: (.*)$", re.MULTILINE)
 _TEXT = re.compile(r"^\t*\[\d+\] (?:StaticText|cell|rowheader|heading) (['\"])(.*?)\1", re.MULTILINE)
-_FIELD = re.compile(r"^\t*\[(\d+)\] textbox ", re.MULTILINE)
 _OPERATIONS: Mapping[str, Callable[[int, int], int]] = {
     "+": operator.add,
     "-": operator.sub,

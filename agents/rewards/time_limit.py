@@ -1,4 +1,4 @@
-"""Where rewards wait for each other, and how long one may take."""
+"""How long one call of a reward may take."""
 
 import asyncio
 from collections.abc import AsyncIterator
