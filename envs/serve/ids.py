@@ -1,4 +1,4 @@
-"""Session ids: numbers, as AgentGym's protocol has them, that nobody can guess and that never come twice.
+"""Session ids: numbers, as AgentGym's protocol has them, unguessable and never repeated.
 
 A counter goes through a keyed permutation of the numbers below 2**52 (a Feistel network): distinct counts
 give distinct ids, neighbours look unrelated, and a JavaScript client reads them exactly. The way back tells
@@ -17,22 +17,22 @@ MAX_ID = (1 << 2 * _HALF_BITS) - 1
 
 
 class Ids:
-    """The ids of one server's life."""
+    """The ids of one server."""
 
     def __init__(self) -> None:
         self._key = secrets.token_bytes(16)
-        self._given = 0
+        self._count = 0
 
     def new(self) -> int:
-        """An id that was never given before."""
-        number, self._given = self._given, self._given + 1
-        return self._mixed(number, _ROUNDS)
+        """A new id."""
+        number, self._count = self._count, self._count + 1
+        return self._permute(number, _ROUNDS)
 
     def was_given(self, session_id: int) -> bool:
         """Whether `new` has returned it."""
-        return 0 <= session_id <= MAX_ID and self._mixed(session_id, reversed(_ROUNDS)) < self._given
+        return 0 <= session_id <= MAX_ID and self._permute(session_id, reversed(_ROUNDS)) < self._count
 
-    def _mixed(self, number: int, rounds: Iterable[int]) -> int:
+    def _permute(self, number: int, rounds: Iterable[int]) -> int:
         # The halves leave swapped, so that the same rounds in reverse order undo it.
         left, right = number >> _HALF_BITS, number & _HALF
         for turn in rounds:

@@ -1,4 +1,4 @@
-"""What a server tells Prometheus."""
+"""Metrics of a server for Prometheus."""
 
 from collections.abc import Callable
 
@@ -10,7 +10,7 @@ _SECONDS = (0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 10
 
 
 class Metrics:
-    """Counters of one server, in a registry of its own."""
+    """Counters of one server, in their own registry."""
 
     content_type = CONTENT_TYPE_LATEST
 

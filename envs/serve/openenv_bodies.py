@@ -8,7 +8,7 @@ SessionId = Annotated[str, Field(pattern="^[0-9]{1,16}$")]
 
 
 class Action(BaseModel):
-    """What a policy says; `metadata` is what every action of OpenEnv has, and means nothing here."""
+    """An action; every action of OpenEnv has `metadata`, which has no effect here."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -17,7 +17,7 @@ class Action(BaseModel):
 
 
 class Observation(BaseModel):
-    """What it is told, and how the episode stands."""
+    """An observation and the state of the episode."""
 
     text: str
     terminated: bool = False
@@ -40,13 +40,13 @@ class Reset(BaseModel):
     model_config = ConfigDict(extra="allow")
 
     seed: Annotated[int, Field(ge=0)] | None = None
-    """With `item_id` the item's own seed; without, it chooses a training item."""
+    """With `item_id` the item's seed; without, it selects a training item."""
     item_id: Annotated[str, Field(max_length=255)] | None = None
-    """`<env>_<index>`; without it an item of the training split is drawn."""
+    """`<env>_<index>`; without it, a random training item."""
     metadata: dict[str, Any] = {}
     """The item's, for an environment that reads it."""
     episode_id: Annotated[str, Field(max_length=255)] | None = None
-    """What the client calls the episode; `state` says it again."""
+    """The client's name of the episode, which `state` returns."""
 
 
 class HttpReset(Reset):
@@ -81,7 +81,7 @@ class Result(BaseModel):
 
 
 class Message(BaseModel):
-    """What comes by WebSocket."""
+    """A message of a WebSocket client."""
 
     type: Literal["reset", "step", "state", "close"]
     data: dict[str, Any] = {}

@@ -6,6 +6,7 @@ Requests do not pass through FastAPI: its dependency injection and response mode
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from inspect import Parameter, Signature
 from typing import Annotated, Any, Union
 
@@ -44,10 +45,11 @@ class EnvRoute:
     path: str
     handler: Handler
     summary: str
+    answer: Any = dict[str, Any]
+    """Type of the answer."""
     body: Any = None
     """A model, or a union of models."""
     query: type[BaseModel] | None = None
-    answer: Any = dict[str, Any]
     needs_session: bool = False
 
 
@@ -56,75 +58,36 @@ def protocol_routes(
 ) -> list[EnvRoute]:
     """Of both protocols; `reset`, `step` and `state` are those that choose between the two."""
     family = gym.family
-    start, act = family.reset | openenv.HttpReset, family.step | openenv.HttpStep
+    get, post = partial(EnvRoute, "GET"), partial(EnvRoute, "POST")
+    create, close = {"body": family.create}, {"body": family.close, "needs_session": True}
+    start = {"body": family.reset | openenv.HttpReset, "needs_session": True}
+    act = {"body": family.step | openenv.HttpStep, "needs_session": True}
+    ask = {"query": family.close, "needs_session": True}
+    opened = Union[family.opened_answer, openenv.Result]  # noqa: UP007  # types are values here
+    stepped = Union[family.stepped_answer, openenv.Result]  # noqa: UP007
+    closed = bool if family.closed is True else dict[str, str]
+    queries = {path: query for path, query in family.queries.items() if path != "/state"}
     return [
-        EnvRoute(
-            "POST",
-            "/create",
-            gym.create,
-            "AgentGym: make an instance",
-            body=family.create,
-            answer=family.created_answer,
-        ),
-        EnvRoute(
-            "POST",
-            "/reset",
-            reset,
-            "AgentGym, OpenEnv: start an episode",
-            body=start,
-            answer=Union[family.opened_answer, openenv.Result],  # noqa: UP007  # types are values here
-            needs_session=True,
-        ),
-        EnvRoute(
-            "POST",
-            "/step",
-            step,
-            "AgentGym, OpenEnv: carry out an action",
-            body=act,
-            answer=Union[family.stepped_answer, openenv.Result],  # noqa: UP007
-            needs_session=True,
-        ),
-        EnvRoute(
-            "POST",
-            "/close",
-            gym.close,
-            "AgentGym: free an instance",
-            body=family.close,
-            answer=bool if family.closed is True else dict[str, str],
-            needs_session=True,
-        ),
+        post("/create", gym.create, "AgentGym: make an instance", family.created_answer, **create),
+        post("/reset", reset, "AgentGym, OpenEnv: start an episode", opened, **start),
+        post("/step", step, "AgentGym, OpenEnv: carry out an action", stepped, **act),
+        post("/close", gym.close, "AgentGym: free an instance", closed, **close),
         *(
-            EnvRoute(
-                "GET",
-                path,
-                gym.answer_query,
-                f"AgentGym: {path.strip('/').replace('_', ' ')}",
-                query=family.close,
-                answer=query.answer,
-                needs_session=True,
-            )
-            for path, query in family.queries.items()
-            if path != "/state"
+            get(path, gym.answer_query, f"AgentGym: {path[1:].replace('_', ' ')}", query.answer, **ask)
+            for path, query in queries.items()
         ),
-        EnvRoute(
-            "GET",
+        get(
             "/state",
             state,
             "OpenEnv: where an episode stands",
+            openenv.State,
             query=openenv.StateQuery,
-            answer=openenv.State,
             needs_session=True,
         ),
-        EnvRoute("GET", "/schema", openenv_handlers.schema, "OpenEnv: JSON schemas", answer=openenv.Schemas),
-        EnvRoute(
-            "GET",
-            "/metadata",
-            openenv_handlers.metadata,
-            "OpenEnv: description of the environment",
-            answer=openenv.Description,
-        ),
-        EnvRoute("GET", "/health", openenv_handlers.health, "OpenEnv: health check", answer=openenv.Health),
-        EnvRoute("POST", "/mcp", mcp.mcp, "OpenEnv: its tools", body=mcp.McpRequest, answer=mcp.McpResponse),
+        get("/schema", openenv_handlers.schema, "OpenEnv: JSON schemas", openenv.Schemas),
+        get("/metadata", openenv_handlers.metadata, "OpenEnv: the environment", openenv.Description),
+        get("/health", openenv_handlers.health, "OpenEnv: health check", openenv.Health),
+        post("/mcp", mcp.mcp, "OpenEnv: its tools", mcp.McpResponse, body=mcp.McpRequest),
     ]
 
 

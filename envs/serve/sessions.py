@@ -1,7 +1,7 @@
-"""Sessions: one live environment each, for whoever opened it, until it is closed, idle too long, or broken.
+"""Sessions: one live environment each, for its owner, until it is closed, idle for too long, or broken.
 
-Owns ids, owners, the cap, idle expiry and the rule that a session does one thing at a time. Knows nothing
-of HTTP but the status that says what went wrong.
+Owns ids, owners, the cap, idle expiry and the rule that a session does one thing at a time. Knows
+nothing of HTTP but the statuses of its errors.
 """
 
 import asyncio
@@ -27,16 +27,16 @@ from envs.types import Image, Item, Observation, StepResult
 T = TypeVar("T")
 
 CLOSE_TIMEOUT_S = 10.0
-"""What an environment may take to close before it is abandoned."""
+"""For an environment to close, before it is abandoned."""
 
 _log = logging.getLogger(__name__)
 
 
 class RequestRejected(Exception):
-    """A request that is not carried out, and the HTTP status that says why."""
+    """A rejected or failed request, with its HTTP status."""
 
     def __init__(self, status: int, detail: object, *, retry_after_s: int | None = None) -> None:
-        """`detail`: one line, or a list of fields that are wrong, as FastAPI has them."""
+        """`detail`: one line, or the wrong fields in FastAPI's form."""
         super().__init__(detail)
         self.status = status
         self.detail = detail
@@ -55,16 +55,16 @@ class Cause(StrEnum):
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class EnvSession:
-    """One live instance and where its episode stands."""
+    """One live instance and the state of its episode."""
 
     session_id: int
     owner: str
     """Only requests of the same owner find it."""
     env: Environment
     item: Item | None = None
-    """What is played; None before the first reset."""
+    """None before the first reset."""
     episode_id: str | None = None
-    """What the client calls the episode."""
+    """The client's name of the episode."""
     episodes: int = 0
     """Begun on `env`."""
     steps: int = 0
@@ -80,7 +80,7 @@ class EnvSession:
 
 
 class EnvSessions:
-    """All sessions of one environment on one server."""
+    """The sessions of one environment on one server."""
 
     def __init__(self, spec: EnvSpec, limits: ServerLimits) -> None:
         self.spec = spec
@@ -98,7 +98,7 @@ class EnvSessions:
         return len(self._open) + self._closing
 
     def open(self, owner: str) -> EnvSession:
-        """A new session with an environment of its own."""
+        """A new session with its own environment."""
         if self._draining:
             raise RequestRejected(503, "the server is shutting down")
         if self.live >= self.limits.max_sessions:
@@ -114,7 +114,7 @@ class EnvSessions:
         return session
 
     def find(self, session_id: int, owner: str) -> EnvSession:
-        """The session called so; it is never another owner's."""
+        """The session of an id, if it is the owner's."""
         session = self._open.get(session_id)
         if session is not None and session.owner == owner:
             return session
@@ -134,7 +134,7 @@ class EnvSessions:
         seed: int = 0,
         metadata: Mapping[str, Any] | None = None,
     ) -> Item:
-        """The item of a number; refuses, naming the request's `field`, a number that no item has."""
+        """The item of a number; raises `RequestRejected` 422 for the request's `field` if there is none."""
         try:
             item = get_item(self.spec, index)
         except ConfigError as error:
@@ -144,7 +144,7 @@ class EnvSessions:
         return replace(item, seed=seed or item.seed, metadata={**item.metadata, **(metadata or {})})
 
     def touch(self, session: EnvSession) -> None:
-        """It is in use: let it not expire."""
+        """Restart its idle time."""
         session.used_at = time.monotonic()
         if session.session_id in self._open:
             self._open.move_to_end(session.session_id)
@@ -159,17 +159,17 @@ class EnvSessions:
     async def reset(self, session: EnvSession, item: Item) -> str:
         """Start an episode; returns the first observation."""
         with self.metrics.reset_s.time():
-            seen = Observation.wrap(
+            observation = Observation.wrap(
                 await self._do(session, lambda: self._begin(session, item), self.limits.step_timeout_s)
             )
-        await self._only_text(session, seen.images)
+        await self._only_text(session, observation.images)
         session.item = item
         session.steps, session.reward, session.score, session.done = 0, 0.0, 0.0, False
-        session.observation = seen.text
-        return seen.text
+        session.observation = observation.text
+        return observation.text
 
     async def step(self, session: EnvSession, action: str, *, timeout_s: float | None = None) -> StepResult:
-        """One action, in the server's time limit or the smaller `timeout_s`."""
+        """One action, within the server's time limit or `timeout_s` if that is smaller."""
         if session.item is None or session.done:
             state = "has not begun" if session.item is None else "has ended"
             raise RequestRejected(409, f"the episode of session {session.session_id} {state}; reset it")
@@ -184,7 +184,7 @@ class EnvSessions:
         return result
 
     async def close(self, session: EnvSession, cause: Cause = Cause.CLOSED) -> None:
-        """End a session and free what it holds; to end it again does nothing."""
+        """End a session and free its resources. Idempotent."""
         if self._open.pop(session.session_id, None) is None:
             return
         self._closing += 1
@@ -202,10 +202,10 @@ class EnvSessions:
             raise RequestRejected(500, f"cannot make an environment: {describe(error)}") from error
 
     async def _begin(self, session: EnvSession, item: Item) -> str | Observation:
-        """Begin an episode, on a new instance where this one has had as many as it may."""
+        """Begin an episode, on a new instance after `max_episodes`."""
         if session.episodes == self.spec.max_episodes:
-            worn, session.env, session.episodes = session.env, self._make(), 0
-            await self._close(session, worn)
+            old_env, session.env, session.episodes = session.env, self._make(), 0
+            await self._close(session, old_env)
         session.episodes += 1
         return await session.env.reset(item)
 
@@ -217,15 +217,15 @@ class EnvSessions:
             _log.warning("closing session %d failed: %s", session.session_id, describe(error))
 
     async def _only_text(self, session: EnvSession, images: Sequence[Image]) -> None:
-        """Refuse pictures, for which the protocols have no place, rather than leave them out."""
+        """Reject images, which the protocols cannot carry, rather than drop them."""
         if images:
             await self.close(session)
             raise RequestRejected(
-                501, f"{self.spec.name} answers with pictures, which are not served; play it without a server"
+                501, f"{self.spec.name} answers with images, which cannot be served; use it without a server"
             )
 
     async def expire_forever(self) -> None:
-        """Close sessions that nobody uses, until cancelled."""
+        """Close idle sessions, until cancelled."""
         while True:
             await asyncio.sleep(min(5.0, self.limits.idle_s / 4))
             before = time.monotonic() - self.limits.idle_s
@@ -238,7 +238,7 @@ class EnvSessions:
             await asyncio.gather(*(self.close(session, Cause.IDLE) for session in stale))
 
     async def drain(self, *, grace_s: float) -> None:
-        """Open no more; let steps finish within `grace_s` seconds; close every session."""
+        """Open no more sessions; let steps finish within `grace_s` seconds; close all sessions."""
         self._draining = True
         with suppress(TimeoutError):
             async with asyncio.timeout(grace_s):
@@ -249,7 +249,7 @@ class EnvSessions:
             await self._host.close()
 
     async def _do(self, session: EnvSession, work: Callable[[], Awaitable[T]], limit_s: float) -> T:
-        """Make a call of the session's environment; one that fails takes its session along."""
+        """Call the session's environment; a failure ends the session."""
         if session.busy:
             raise RequestRejected(409, f"session {session.session_id} is busy: one request at a time")
         session.busy = True

@@ -210,7 +210,7 @@ def test_a_server_refuses_to_leave_pictures_out() -> None:
             asked = {"action": {"text": "add 1"}, "session_id": session}
             refused = await http.post("/step", json=asked)
             assert refused.status_code == 501
-            assert "answers with pictures, which are not served" in refused.json()["detail"]
+            assert "answers with images, which cannot be served" in refused.json()["detail"]
             assert (await http.post("/step", json=asked)).status_code == 410
 
     asyncio.run(main())
