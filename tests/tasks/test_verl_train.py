@@ -105,8 +105,10 @@ def test_training_survives_kill_9_and_counts_every_step_once(toy_in_ray: None, t
 
     before, after = (AutoModelForCausalLM.from_pretrained(p).state_dict() for p in (model, policy))
     assert any((after[name] != before[name]).any() for name in before)
-    for first, second in groups:  # greedy samples are equal
-        assert [t.completion.token_ids for t in first.turns] == [t.completion.token_ids for t in second.turns]
+    for sample, repeated_sample in groups:  # greedy samples are equal
+        assert [t.completion.token_ids for t in sample.turns] == [
+            t.completion.token_ids for t in repeated_sample.turns
+        ]
 
     # Finished rounds are read; nothing starts for them.
     with TrainSession(pipeline, tmp_path) as session:
