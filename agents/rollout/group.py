@@ -1,18 +1,17 @@
-"""Many episodes at once: every sample of every item, each on an environment of its own.
+"""Many episodes at once: every sample of every item, each with its own environment.
 
-Samples run side by side, as many as the environments' capacity; none waits for a sibling. An episode that
-fails through no fault of the policy is tried again on a fresh environment, then given up as a
-trajectory with `StopReason.ERROR`: data to count, never to train on.
+As many samples run at once as the environments' capacity; none waits for a sibling. An episode that fails
+through no fault of the policy is retried on a fresh environment; after the last attempt its trajectory has
+`StopReason.ERROR`: data to count, never to train on.
 """
 
 import gc
 import logging
 import time
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
 
 from agents.rollout.conversation import StartConversation
 from agents.rollout.episode import EpisodeConfig, run_episode
@@ -25,9 +24,9 @@ from envs.types import Item, Message
 _log = logging.getLogger(__name__)
 
 OnOpening = Callable[[Item, int, Sequence[Message]], None]
-"""Called with an item, the sample and the messages before its first turn, at each try."""
+"""Called with an item, the sample's index and the messages before its first turn, at each attempt."""
 OnTurn = Callable[[Item, int, Sequence[Turn]], None]
-"""Called with an item, the sample and all its turns so far; a sample that is tried again begins anew."""
+"""Called with an item, the sample's index and all its turns so far; a retried sample begins anew."""
 
 
 async def run_groups(
@@ -43,58 +42,107 @@ async def run_groups(
     on_turn: OnTurn | None = None,
     on_trajectory: Callable[[Trajectory], None] | None = None,
 ) -> list[list[Trajectory]]:
-    """Play `num_samples` episodes of each item; returns one group per item, in the order of `items`.
+    """Run `num_samples` episodes of each item; returns one group per item, in the order of `items`.
 
     `get_config` returns the configuration of an item's episodes: items may be of several environments.
     `name` is unique among the rollouts with the same model. Episodes are called
-    `<name>/<place in items>/<sample>/<attempt>`, by which a sampler keeps their caches and seeds their
-    draws: the same name gives the same draws.
-    `on_opening` is called as each episode begins, `on_turn` as each turn is carried out, `on_trajectory` as
-    each sample ends. A sample's `EpisodeFault`s stay its own; any other exception (a missing package, a bug)
-    cancels all samples and is raised. On cancellation, too, every environment has gone back or been closed
-    when this returns.
+    `<name>/<index of the item>/<sample>/<attempt>`, by which a sampler keeps their caches and seeds its
+    random numbers: the same name gives the same completions.
+    `on_opening` is called as each episode begins, `on_turn` after each turn, `on_trajectory` as each sample
+    ends. An `EpisodeFault` concerns its sample only; any other exception (a missing package, a bug) cancels
+    all samples and is raised. When this returns, also by cancellation, every environment has been returned or
+    closed.
     """
 
-    run_attempts = partial(
-        _run_sample,
-        envs=envs,
-        start_conversation=start_conversation,
+    async def run_attempt(attempt: Attempt) -> Trajectory:
+        item, sample_index = attempt.item, attempt.sample_index
+        config = get_config(item)
+        async with envs.lease(item.env, fresh=attempt.number > 1) as env:
+            return await run_episode(
+                env,
+                item,
+                sample_index=sample_index,
+                conversation=start_conversation(attempt.episode_id, where=item.item_id, limits=config.limits),
+                config=config,
+                on_opening=None if on_opening is None else partial(on_opening, item, sample_index),
+                on_turn=None if on_turn is None else partial(on_turn, item, sample_index),
+            )
+
+    return await gather_groups(
+        items,
+        name=name,
+        num_samples=num_samples,
         max_attempts=max_attempts,
-        on_opening=on_opening,
-        on_turn=on_turn,
+        run_attempt=run_attempt,
+        on_trajectory=on_trajectory,
     )
 
-    async def run_sample(place: int, item: Item, sample_index: int) -> Trajectory:
-        trajectory = await run_attempts(
-            item, sample_index=sample_index, name=f"{name}/{place}/{sample_index}", config=get_config(item)
-        )
-        if on_trajectory is not None:
-            on_trajectory(trajectory)
-        return trajectory
 
-    return await gather_groups(items, num_samples=num_samples, run_sample=run_sample)
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """One attempt at an episode."""
+
+    item: Item
+    sample_index: int
+    number: int
+    """Counted from 1."""
+    episode_id: str
+    """Unique: each attempt has its own cache in the sampler."""
 
 
 async def gather_groups(
     items: Sequence[Item],
     *,
+    name: str,
     num_samples: int,
-    run_sample: Callable[[int, Item, int], Coroutine[Any, Any, Trajectory]],
+    max_attempts: int,
+    run_attempt: Callable[[Attempt], Awaitable[Trajectory]],
+    on_trajectory: Callable[[Trajectory], None] | None = None,
 ) -> list[list[Trajectory]]:
-    """`run_sample(index, item, sample_index)` for every sample at once; one group per item, in order."""
-    with _heap_set_aside():
-        ended = await gather_or_cancel(
-            run_sample(place, item, sample_index)
-            for place, item in enumerate(items)
+    """Run `num_samples` episodes of each item by `run_attempt`, all at once and with `max_attempts` each;
+    the rest is as in `run_groups`."""
+
+    async def run_sample(index: int, item: Item, sample_index: int) -> Trajectory:
+        trajectory = await _retry(
+            item,
+            sample_index=sample_index,
+            name=f"{name}/{index}/{sample_index}",
+            max_attempts=max_attempts,
+            run_attempt=run_attempt,
+        )
+        if on_trajectory is not None:
+            on_trajectory(trajectory)
+        return trajectory
+
+    with _frozen_heap():
+        trajectories = await gather_or_cancel(
+            run_sample(index, item, sample_index)
+            for index, item in enumerate(items)
             for sample_index in range(num_samples)
         )
-    return [ended[place * num_samples : (place + 1) * num_samples] for place in range(len(items))]
+    return [trajectories[start : start + num_samples] for start in range(0, len(trajectories), num_samples)]
 
 
-def failed_trajectory(
-    item: Item, *, sample_index: int, cause: str, attempts: int, seconds: float
+async def _retry(
+    item: Item,
+    *,
+    sample_index: int,
+    name: str,
+    max_attempts: int,
+    run_attempt: Callable[[Attempt], Awaitable[Trajectory]],
 ) -> Trajectory:
-    """What is left of an episode that failed at its last attempt: data to count."""
+    start = time.perf_counter()
+    cause, number = "", 0
+    for number in range(1, max_attempts + 1):
+        try:
+            trajectory = await run_attempt(Attempt(item, sample_index, number, f"{name}/{number}"))
+        except EpisodeFault as fault:
+            cause = f"{type(fault).__name__}: {fault}"
+            _log.warning("attempt %d of %d, sample %d: %s", number, max_attempts, sample_index, cause)
+            if isinstance(fault, RewardFailed):  # the reward has retried; another episode would not help
+                break
+        else:
+            return trajectory if number == 1 else replace(trajectory, attempts=number)
     return Trajectory(
         item=item,
         sample_index=sample_index,
@@ -103,59 +151,15 @@ def failed_trajectory(
         stop_reason=StopReason.ERROR,
         reward=0.0,
         success=False,
-        seconds=seconds,
-        attempts=attempts,
+        seconds=time.perf_counter() - start,
+        attempts=number,
         error=cause,
     )
 
 
-async def _run_sample(
-    item: Item,
-    *,
-    sample_index: int,
-    name: str,
-    envs: EnvManager,
-    start_conversation: StartConversation,
-    config: EpisodeConfig,
-    max_attempts: int,
-    on_opening: OnOpening | None,
-    on_turn: OnTurn | None,
-) -> Trajectory:
-    started = time.perf_counter()
-    cause, attempts = "never tried", max_attempts
-    for attempt in range(1, max_attempts + 1):
-        try:
-            async with envs.lease(item.env, fresh=attempt > 1) as env:
-                trajectory = await run_episode(
-                    env,
-                    item,
-                    sample_index=sample_index,
-                    conversation=start_conversation(
-                        f"{name}/{attempt}",  # a cache of its own for every attempt
-                        where=item.item_id,
-                        limits=config.limits,
-                    ),
-                    config=config,
-                    on_opening=None if on_opening is None else partial(on_opening, item, sample_index),
-                    on_turn=None if on_turn is None else partial(on_turn, item, sample_index),
-                )
-        except RewardFailed as fault:  # the reward has tried again itself; the episode is not played anew
-            cause, attempts = f"{type(fault).__name__}: {fault}", attempt
-            _log.warning("sample %d: %s", sample_index, cause)
-            break
-        except EpisodeFault as fault:
-            cause = f"{type(fault).__name__}: {fault}"
-            _log.warning("attempt %d of %d, sample %d: %s", attempt, max_attempts, sample_index, cause)
-        else:
-            return trajectory if attempt == 1 else replace(trajectory, attempts=attempt)
-    return failed_trajectory(
-        item, sample_index=sample_index, cause=cause, attempts=attempts, seconds=time.perf_counter() - started
-    )
-
-
 @contextmanager
-def _heap_set_aside() -> Iterator[None]:
-    """Keep the garbage collector to what is made inside.
+def _frozen_heap() -> Iterator[None]:
+    """Restrict the garbage collector to objects made inside.
 
     One full collection walks all of torch and its friends: 150 ms and more in which no episode moves.
     """

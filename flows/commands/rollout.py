@@ -24,8 +24,8 @@ from tasks.config.settings import Pipeline
 from tasks.config.user_code import reward_names
 from tasks.data.mixture import evaluation_turns, split
 from tasks.data.trajectories import summarise, trajectory_to_dict
-from tasks.rollout.program_runner import make_runner
-from tasks.rollout.runner import EndpointRunner, RolloutRunner, RolloutSpec
+from tasks.rollout.factory import make_endpoint_runner, make_runner
+from tasks.rollout.runner import RolloutRunner, RolloutSpec
 
 SPLITS = ("test", "train")
 
@@ -152,7 +152,7 @@ def _items(pipeline: Pipeline, request: Rollout) -> Sequence[Item]:
 def _open_model(pipeline: Pipeline, model: Endpoint | LocalModel) -> Iterator[Callable[[], RolloutRunner]]:
     """Yields what makes the runner, to be called in the event loop that runs it."""
     if isinstance(model, Endpoint):
-        yield lambda: EndpointRunner(pipeline, client=ChatClient(model))
+        yield lambda: make_endpoint_runner(pipeline, client=ChatClient(model))
         return
     with model.load(context_length=pipeline.rollout.context_length) as sampling:
         yield lambda: make_runner(

@@ -1,6 +1,6 @@
-"""Plays a pipeline's items by the program that it names, through a gateway in front of the sampler."""
+"""Runs a pipeline's items with the program that it names, through a gateway in front of the sampler."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -10,35 +10,18 @@ from agents.rewards.types import check_items
 from agents.rollout.group import OnOpening, OnTurn
 from agents.samplers.sampler import Sampler
 from agents.types import Trajectory
-from envs.runtime.metrics import PoolMetrics
 from envs.types import Item, Message
 from tasks.config.episodes import program_of, reward_of
 from tasks.config.settings import Pipeline
 from tasks.rollout.programs import run_program
-from tasks.rollout.runner import RolloutRunner, RolloutSpec, TokenRunner, get_max_turns
+from tasks.rollout.runner import RolloutRunner, RolloutSpec, get_max_turns
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase, ProcessorMixin
 
 
-def make_runner(
-    pipeline: Pipeline,
-    *,
-    sampler: Sampler,
-    tokenizer: "PreTrainedTokenizerBase",
-    processor: "ProcessorMixin | None",
-) -> RolloutRunner:
-    """Whoever plays `pipeline` by tokens: its agent, or its program.
-
-    `processor`: of a model that sees. Raises `ConfigError`.
-    """
-    if pipeline.agent.program is not None:
-        return ProgramRunner(pipeline, sampler=sampler, tokenizer=tokenizer, processor=processor)
-    return TokenRunner(pipeline, sampler=sampler, tokenizer=tokenizer, processor=processor)
-
-
 class ProgramRunner(RolloutRunner):
-    """By somebody's program; it is handed the items, and no environment is made for them."""
+    """Runs a user's program, which gets the items; no environments are made."""
 
     def __init__(
         self,
@@ -48,7 +31,7 @@ class ProgramRunner(RolloutRunner):
         tokenizer: "PreTrainedTokenizerBase",
         processor: "ProcessorMixin | None" = None,
     ) -> None:
-        """`processor`: of a model that sees. Raises `ConfigError` as `program_of`."""
+        """`processor` is that of a vision-language model. Raises `ConfigError` as `program_of`."""
         self._program = program_of(pipeline.agent)
         self._reward = reward_of(pipeline.agent)
         self._pipeline = pipeline
@@ -57,7 +40,6 @@ class ProgramRunner(RolloutRunner):
         self._processor = processor
 
     def check(self, items: Sequence[Item]) -> None:
-        """See `RolloutRunner`."""
         if self._reward is not None:
             check_items(self._reward, items, with_env=False)
 
@@ -70,12 +52,19 @@ class ProgramRunner(RolloutRunner):
         on_turn: OnTurn | None = None,
         on_trajectory: Callable[[Trajectory], None] | None = None,
     ) -> list[list[Trajectory]]:
-        """See `RolloutRunner`; an episode is shown when it has ended, its first prompt as the opening."""
+        """The callbacks are called when an episode has ended, with its first prompt as the opening."""
         rollout = self._pipeline.rollout
 
-        def open_with(item: Item, sample_index: int, prompt_ids: list[int]) -> None:
-            if on_opening is not None:
-                on_opening(item, sample_index, [Message("user", str(self._tokenizer.decode(prompt_ids)))])
+        def replay(trajectory: Trajectory) -> None:
+            item, sample_index, turns = trajectory.item, trajectory.sample_index, trajectory.turns
+            if on_opening is not None and turns:
+                prompt = str(self._tokenizer.decode(trajectory.prompt_ids))
+                on_opening(item, sample_index, [Message("user", prompt)])
+            if on_turn is not None:
+                for count in range(1, len(turns) + 1):
+                    on_turn(item, sample_index, turns[:count])
+            if on_trajectory is not None:
+                on_trajectory(trajectory)
 
         gateway = Gateway(  # one for each rollout: temperatures differ, and a free port costs milliseconds
             self._sampler,
@@ -97,18 +86,5 @@ class ProgramRunner(RolloutRunner):
                 reward=self._reward,
                 get_max_turns=partial(get_max_turns, pipeline=self._pipeline, spec=spec),
                 max_attempts=rollout.max_attempts,
-                on_prompt=open_with,
-                on_turn=on_turn,
-                on_trajectory=on_trajectory,
+                on_trajectory=replay,
             )
-
-    async def warm_up(self) -> None:
-        """See `RolloutRunner`; there is nothing."""
-
-    @property
-    def environments(self) -> Mapping[str, PoolMetrics]:
-        """See `RolloutRunner`; there are none."""
-        return {}
-
-    async def close(self) -> None:
-        """See `RolloutRunner`; there is nothing."""

@@ -8,10 +8,7 @@ side, retries, faults as data.
 
 import asyncio
 import inspect
-import logging
-import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any, Protocol
 
@@ -19,20 +16,16 @@ from agents.gateway.gateway import Gateway
 from agents.gateway.sessions import GatewaySession
 from agents.rewards.assignment import PREFIX, assign_rewards
 from agents.rewards.types import Reward, RewardInput, read_result
-from agents.rollout.group import OnTurn, failed_trajectory, gather_groups
+from agents.rollout.group import Attempt, gather_groups
 from agents.tools.threads import run_in_thread
 from agents.types import StopReason, Trajectory
 from envs.errors import (
-    EpisodeFault,
     EpisodeTimeout,
     ProgramFailed,
-    RewardFailed,
     WingspanError,
     describe,
 )
 from envs.types import Item
-
-_log = logging.getLogger(__name__)
 
 Returned = float | Mapping[str, Any] | None
 
@@ -66,18 +59,15 @@ async def run_program(
     reward: Reward | None = None,
     get_max_turns: Callable[[Item], int] | None = None,
     max_attempts: int = 2,
-    on_prompt: Callable[[Item, int, list[int]], None] | None = None,
-    on_turn: OnTurn | None = None,
     on_trajectory: Callable[[Trajectory], None] | None = None,
 ) -> list[list[Trajectory]]:
     """Play `num_samples` episodes of each item; returns one group per item, in the order of `items`.
 
     `concurrency`: programs at once, at most as many as the gateway has sessions. `timeout_s`: of one of
-    them. `reward` judges the episodes whose program returns None. `max_turns_of`: the model's answers in an
+    them. `reward` judges the episodes whose program returns None. `get_max_turns`: the model's answers in an
     episode; None leaves them to the gateway's limits. `name` is unique, as in
     `agents.rollout.group.run_groups`.
-    When an episode has ended, `on_prompt` is called with its first prompt's tokens, `on_turn` with its turns
-    one by one, and `on_trajectory` with the episode.
+    `on_trajectory` is called as each sample ends.
 
     An episode whose program raises, takes too long or returns no reward is tried again and then given up
     with `StopReason.ERROR`; so is one that ended on an answer that the sampler failed to give. A program
@@ -85,57 +75,32 @@ async def run_program(
     returned None; where there is no `reward`, that is 0. Where the reward itself fails, the episode is given
     up at once. A `WingspanError` other than an `EpisodeFault` cancels all samples and is raised.
     """
-    places = asyncio.Semaphore(concurrency)
+    slots = asyncio.Semaphore(concurrency)
 
-    async def run_sample(place: int, item: Item, sample_index: int) -> Trajectory:
-        started = time.perf_counter()
-        cause, attempts = "never tried", max_attempts
-        for attempt in range(1, max_attempts + 1):
-            try:
-                async with (
-                    places,
-                    gateway.session(
-                        item,
-                        sample_index=sample_index,
-                        name=f"{name}/{place}/{sample_index}/{attempt}",
-                        max_turns=get_max_turns(item) if get_max_turns else None,
-                    ) as session,
-                ):
-                    trajectory = await _play(
-                        program, item, session=session, timeout_s=timeout_s, reward=reward
-                    )
-            except RewardFailed as fault:  # it has tried again itself
-                cause, attempts = f"{type(fault).__name__}: {fault}", attempt
-                _log.warning("sample %d: %s", sample_index, cause)
-                break
-            except EpisodeFault as fault:
-                cause = f"{type(fault).__name__}: {fault}"
-                _log.warning("attempt %d of %d, sample %d: %s", attempt, max_attempts, sample_index, cause)
-            else:
-                return replace(trajectory, attempts=attempt)
-        return failed_trajectory(
-            item,
-            sample_index=sample_index,
-            cause=cause,
-            attempts=attempts,
-            seconds=time.perf_counter() - started,
-        )
+    async def run_attempt(attempt: Attempt) -> Trajectory:
+        item = attempt.item
+        async with (
+            slots,
+            gateway.session(
+                item,
+                sample_index=attempt.sample_index,
+                name=attempt.episode_id,
+                max_turns=get_max_turns(item) if get_max_turns else None,
+            ) as session,
+        ):
+            return await _run(program, item, session=session, timeout_s=timeout_s, reward=reward)
 
-    async def told(place: int, item: Item, sample_index: int) -> Trajectory:
-        trajectory = await run_sample(place, item, sample_index)
-        if on_prompt is not None and trajectory.turns:
-            on_prompt(item, sample_index, trajectory.prompt_ids)
-        if on_turn is not None:
-            for count in range(1, len(trajectory.turns) + 1):
-                on_turn(item, sample_index, trajectory.turns[:count])
-        if on_trajectory is not None:
-            on_trajectory(trajectory)
-        return trajectory
-
-    return await gather_groups(items, num_samples=num_samples, run_sample=told)
+    return await gather_groups(
+        items,
+        name=name,
+        num_samples=num_samples,
+        max_attempts=max_attempts,
+        run_attempt=run_attempt,
+        on_trajectory=on_trajectory,
+    )
 
 
-async def _play(
+async def _run(
     program: AgentProgram, item: Item, *, session: GatewaySession, timeout_s: float, reward: Reward | None
 ) -> Trajectory:
     returned = await _returned(program, item, session=session, timeout_s=timeout_s)

@@ -31,7 +31,7 @@ from tasks.data.mixture import evaluation_turns
 from tasks.data.trajectories import summarise, write_trajectories
 from tasks.interrupts import interrupts_blocked
 from tasks.progress import SILENT, Progress
-from tasks.rollout.program_runner import make_runner
+from tasks.rollout.factory import make_runner
 from tasks.rollout.runner import RolloutSpec
 
 RunRollout = Callable[[Sequence[Item], RolloutSpec], list[list[Trajectory]]]

@@ -26,7 +26,7 @@ from envs.runtime.metrics import PoolMetrics
 from envs.types import Image, Item
 from tasks.config.settings import Pipeline
 from tasks.errors import Diverged, NoEpisodes, SamplerDied, names_dead_engine
-from tasks.rollout.program_runner import make_runner
+from tasks.rollout.factory import make_runner
 from tasks.rollout.runner import RolloutSpec, make_training_spec
 from tasks.rollout.served_policy import ServedAt, ServedPolicy
 from tasks.verl.rows import (

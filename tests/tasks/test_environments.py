@@ -19,7 +19,7 @@ from flows.cli.app import app
 from tasks.config.environments import check_environments, environments, needed_here
 from tasks.config.pipelines import load_pipeline
 from tasks.config.settings import Pipeline
-from tasks.rollout.runner import TokenRunner
+from tasks.rollout.factory import make_runner
 from tasks.stages.prepare import prepare
 from tasks.stages.provision import provision
 from tests.support import verl_toy
@@ -134,7 +134,7 @@ def test_what_takes_long_to_start_is_started_ahead(monkeypatch: pytest.MonkeyPat
     verl_toy.register()
     few = {"rollout__items_per_step": 1, "rollout__group_size": 3, "train__mini_batches": 1}
     pipeline = verl_toy.toy_pipeline(Path("none"), **few)
-    runner = TokenRunner(
+    runner = make_runner(
         pipeline, sampler=ScriptedSampler([], encode=lambda text: []), tokenizer=toy_tokenizer()
     )
 

@@ -33,7 +33,7 @@ from tasks.data.demonstrations import demonstrate
 from tasks.data.files import read_parts
 from tasks.data.items import item_from_json, item_to_json
 from tasks.data.trajectories import read_trajectories, trajectory_to_dict, write_trajectories
-from tasks.rollout.runner import TokenRunner
+from tasks.rollout.factory import make_runner
 from tests.agents.test_images import SMALL, TALL, WIDE, Gallery, Viewer, played
 from tests.support import verl_toy
 from tests.support.chat_server import calls, chat_server, in_turn, says
@@ -157,7 +157,7 @@ def test_a_player_of_text_refuses_items_with_pictures(project: Path) -> None:
     pipeline = toy_pipeline(Path("none"), data={"parts": {"geo": part}}, agent=agent)
 
     async def main() -> None:
-        runner = TokenRunner(pipeline, sampler=Viewer(0), tokenizer=toy_tokenizer())
+        runner = make_runner(pipeline, sampler=Viewer(0), tokenizer=toy_tokenizer())
         try:
             runner.check([Item(item_id="geo_1", env="question", fields={"question": "a", "answer": "b"})])
             with pytest.raises(ConfigError, match="geo_0"):

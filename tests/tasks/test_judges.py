@@ -19,7 +19,8 @@ from envs.errors import BudgetSpent, ConfigError, RewardFailed
 from tasks.config.agent import AgentSettings
 from tasks.config.episodes import check_agent, reward_of
 from tasks.data.mixture import split
-from tasks.rollout.runner import RolloutSpec, TokenRunner
+from tasks.rollout.factory import make_runner
+from tasks.rollout.runner import RolloutSpec
 from tests.flows.test_lineage import AGENT_STAGES, changed, keys, project
 from tests.support.chat_server import Body, chat_server, in_turn, says
 from tests.support.reward_toy import judged
@@ -59,7 +60,7 @@ def test_a_pipeline_names_its_judge(monkeypatch: pytest.MonkeyPatch) -> None:
         check_agent(pipeline)
         assert server.asked == []  # no money is spent on checks
         (item,) = split(pipeline.data).test
-        runner = TokenRunner(
+        runner = make_runner(
             pipeline, sampler=ScriptedSampler(answers, encode=encode), tokenizer=toy_tokenizer()
         )
         runner.check([item])

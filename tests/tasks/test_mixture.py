@@ -20,7 +20,8 @@ from envs.types import Item
 from tasks.config.data import DataSettings
 from tasks.data.mixture import evaluation_turns, split, training_order, training_turns
 from tasks.data.trajectories import summarise
-from tasks.rollout.runner import RolloutSpec, TokenRunner
+from tasks.rollout.factory import make_runner
+from tasks.rollout.runner import RolloutSpec
 from tests.support.toy import ToyEnv, toy_tokenizer
 from tests.support.verl_toy import toy_pipeline
 
@@ -148,7 +149,7 @@ def test_items_of_two_environments_are_played_side_by_side_each_by_its_own_rules
         update={"rollout": pipeline.rollout.model_copy(update={"max_tokens_per_turn": 40})}
     )
     sampler = ScriptedSampler(["Action: add 1"] * 9, encode=encode)
-    runner = TokenRunner(pipeline, sampler=sampler, tokenizer=toy_tokenizer())
+    runner = make_runner(pipeline, sampler=sampler, tokenizer=toy_tokenizer())
     items = [items_of("here", range(1))[0], items_of("there", range(1))[0]]
 
     async def main() -> Any:

@@ -19,8 +19,10 @@ from tasks.config.episodes import check_agent
 from tasks.config.settings import Pipeline
 from tasks.data.mixture import split
 from tasks.data.trajectories import read_trajectories
-from tasks.rollout.program_runner import ProgramRunner, make_runner
-from tasks.rollout.runner import EndpointRunner, RolloutSpec, TokenRunner
+from tasks.rollout.agent_runner import AgentRunner
+from tasks.rollout.factory import make_endpoint_runner, make_runner
+from tasks.rollout.program_runner import ProgramRunner
+from tasks.rollout.runner import RolloutSpec
 from tasks.stages.prepare import prepare
 from tasks.stages.provision import provision
 from tests.support.gateway_toy import RandomSampler, trained
@@ -48,14 +50,14 @@ def pipeline_of(agent: dict[str, Any], **changes: Any) -> Pipeline:
     return toy_pipeline(Path("none"), data={"parts": {"asked": part}}, agent=agent, **changes)
 
 
-def played(pipeline: Pipeline, sampler: Sampler, *, turns: int = 2) -> list[Trajectory]:
+def played(pipeline: Pipeline, sampler: Sampler, *, turns: int = 2, **callbacks: Any) -> list[Trajectory]:
     async def main() -> Sequence[Sequence[Trajectory]]:
         runner = make_runner(pipeline, sampler=sampler, tokenizer=toy_tokenizer(), processor=None)
         items = split(pipeline.data).test
         runner.check(items)
         spec = RolloutSpec(name="p", max_turns={"asked": turns}, num_samples=3, temperature=1.0)
         try:
-            return await runner.run(items, spec)
+            return await runner.run(items, spec, **callbacks)
         finally:
             await runner.close()
 
@@ -79,6 +81,19 @@ def test_a_pipeline_is_played_by_its_program_on_the_very_tokens_that_were_sample
         assert {turn.completion.policy_version for turn in trajectory.turns} == {5}
         assert trajectory.reward == (len(trajectory.turns[-1].text) % 2 == 0)
         assert trajectory.metrics["other_sampling"] == 0
+
+
+def test_turns_are_reported_when_their_episode_has_ended() -> None:
+    calls: list[tuple[str, int, int]] = []
+    trajectories = played(
+        pipeline_of(PROGRAM),
+        RandomSampler(),
+        on_opening=lambda item, sample_index, messages: calls.append((item.item_id, sample_index, 0)),
+        on_turn=lambda item, sample_index, turns: calls.append((item.item_id, sample_index, len(turns))),
+    )
+    assert sorted(calls) == sorted(
+        (t.item.item_id, t.sample_index, count) for t in trajectories for count in range(len(t.turns) + 1)
+    )
 
 
 def test_the_horizon_ends_a_program_and_the_reward_judges_what_there_is() -> None:
@@ -139,9 +154,9 @@ def test_who_plays_is_the_settings_choice() -> None:
         make_runner(pipeline_of(agent), sampler=RandomSampler(), tokenizer=toy_tokenizer(), processor=None)
         for agent in (PROGRAM, {"instructions": False, "reward": "string_equal"})
     ]
-    assert [type(runner) for runner in made] == [ProgramRunner, TokenRunner]
+    assert [type(runner) for runner in made] == [ProgramRunner, AgentRunner]
     with pytest.raises(ConfigError, match=r"give --policy FOLDER in the place of --endpoint"):
-        EndpointRunner(pipeline_of(PROGRAM), client=ChatClient(Endpoint("http://127.0.0.1:9/v1", "m")))
+        make_endpoint_runner(pipeline_of(PROGRAM), client=ChatClient(Endpoint("http://127.0.0.1:9/v1", "m")))
 
 
 def test_a_program_is_played_from_the_command_line(tmp_path: Path) -> None:

@@ -23,7 +23,8 @@ from tasks.config.settings import Pipeline
 from tasks.data.items import read_items
 from tasks.data.mixture import split
 from tasks.data.trajectories import summarise
-from tasks.rollout.runner import RolloutSpec, TokenRunner
+from tasks.rollout.factory import make_runner
+from tasks.rollout.runner import RolloutSpec
 from tasks.stages.prepare import prepare
 from tasks.stages.provision import provision
 from tests.support.toy import toy_tokenizer
@@ -96,7 +97,7 @@ def test_a_group_uses_a_tool_and_is_judged_by_the_answer_in_the_data() -> None:
         return json.dumps({"answer": "18" if episode_id.endswith("/0/1") else "19"})
 
     encode = lambda text: toy_tokenizer().encode(text, add_special_tokens=False)  # noqa: E731
-    runner = TokenRunner(pipeline, sampler=ScriptedSampler(says, encode=encode), tokenizer=toy_tokenizer())
+    runner = make_runner(pipeline, sampler=ScriptedSampler(says, encode=encode), tokenizer=toy_tokenizer())
 
     async def main() -> list[Trajectory]:
         spec = RolloutSpec(name="p", max_turns={"math": 4}, num_samples=2, temperature=1.0)
@@ -176,4 +177,4 @@ def test_an_agent_that_cannot_be_is_refused(
 def test_questions_are_not_played_on_servers() -> None:
     pipeline = pipeline_of(TOOLS, servers={"question": {"urls": ["http://127.0.0.1:9"]}})
     with pytest.raises(ConfigError, match=r"servers\.question: its items are your data"):
-        TokenRunner(pipeline, sampler=ScriptedSampler([], encode=lambda text: []), tokenizer=toy_tokenizer())
+        make_runner(pipeline, sampler=ScriptedSampler([], encode=lambda text: []), tokenizer=toy_tokenizer())

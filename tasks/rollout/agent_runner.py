@@ -1,0 +1,93 @@
+"""Runs a pipeline's items with its agent: the one place where the pipeline's settings become an episode's."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from agents.rewards.types import check_items
+from agents.rollout.conversation import StartConversation
+from agents.rollout.episode import EpisodeConfig
+from agents.rollout.group import OnOpening, OnTurn, run_groups
+from agents.types import SamplingParams, Trajectory
+from envs.runtime.manager import EnvManager
+from envs.runtime.metrics import PoolMetrics
+from envs.types import Item
+from tasks.cluster.envs import find_cluster_host
+from tasks.config.environments import environments
+from tasks.config.episodes import check_vision, make_episode_config
+from tasks.config.settings import Pipeline
+from tasks.rollout.runner import RolloutRunner, RolloutSpec, get_max_turns
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+
+class AgentRunner(RolloutRunner):
+    """Runs the pipeline's agent in its environments."""
+
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        *,
+        converse: Callable[[SamplingParams], StartConversation],
+        tokenizer: "PreTrainedTokenizerBase | None",
+        reads_images: bool,
+    ) -> None:
+        """`converse` makes conversations with the model for given sampling parameters; `tokenizer` is as in
+        `make_episode_config`. Raises `ConfigError` and `MissingDependency` as that does."""
+        specs = environments(pipeline)
+        self._pipeline = pipeline
+        self._converse = converse
+        self._reads_images = reads_images
+        self._configs = {
+            spec.name: make_episode_config(spec, pipeline, tokenizer=tokenizer) for spec in specs
+        }
+        self._slow_to_start = [spec.name for spec in specs if spec.isolation != "none"]
+        total = pipeline.rollout.max_live_envs
+        self._envs = EnvManager(specs, capacity=total, total=total, remote_host=find_cluster_host())
+
+    def check(self, items: Sequence[Item]) -> None:
+        for env, config in self._configs.items():
+            if config.reward is not None:
+                check_items(config.reward, (item for item in items if item.env == env))
+        check_vision(items, has_vision=self._reads_images)
+
+    async def run(
+        self,
+        items: Sequence[Item],
+        spec: RolloutSpec,
+        *,
+        on_opening: OnOpening | None = None,
+        on_turn: OnTurn | None = None,
+        on_trajectory: Callable[[Trajectory], None] | None = None,
+    ) -> list[list[Trajectory]]:
+        def get_config(item: Item) -> EpisodeConfig:
+            config = self._configs[item.env]
+            turns = get_max_turns(item, self._pipeline, spec)
+            return replace(config, limits=replace(config.limits, max_turns=turns))
+
+        return await run_groups(
+            items,
+            name=spec.name,
+            num_samples=spec.num_samples,
+            envs=self._envs,
+            start_conversation=self._converse(self._pipeline.rollout.sampling(temperature=spec.temperature)),
+            get_config=get_config,
+            max_attempts=self._pipeline.rollout.max_attempts,
+            on_opening=on_opening,
+            on_turn=on_turn,
+            on_trajectory=on_trajectory,
+        )
+
+    async def warm_up(self) -> None:
+        rollout = self._pipeline.rollout
+        num_samples = rollout.items_per_step * rollout.group_size
+        for env in self._slow_to_start:
+            await self._envs.warm_up(env, -(-num_samples // len(self._configs)))
+
+    @property
+    def environments(self) -> Mapping[str, PoolMetrics]:
+        return self._envs.metrics
+
+    async def close(self) -> None:
+        await self._envs.close()
