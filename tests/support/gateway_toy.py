@@ -135,7 +135,7 @@ def trained(trajectory: Trajectory) -> list[tuple[list[int], list[int]]]:
     """Every run of the policy's tokens in the packed segments, and all that stands before it."""
     found = []
     for segment in pack(trajectory):
-        tokens = segment.prompt_ids + segment.response_ids
+        tokens = [*segment.prompt_ids, *segment.response_ids]
         mask = [0] * len(segment.prompt_ids) + list(segment.response_mask)
         start = None
         for place, bit in enumerate([*mask, 0]):
