@@ -112,7 +112,7 @@ def test_a_conversation_goes_on_from_the_tokens_and_not_from_the_text(streamed: 
             trajectory = session.trajectory(reward=1.0)
         (segment,) = pack(trajectory)
         length = first_tokens_with(encode(says[0]), ["\nObservation:"]) or 0
-        mask = segment.response_mask
+        mask = list(segment.response_mask)
         assert list(segment.response_ids[:length]) == encode(says[0])[:length]
         assert mask[: length + 1] == [1] * length + [0]  # the end of the turn was not sampled
         assert sum(mask) == length + len(encode(says[1])) + 1
