@@ -196,6 +196,7 @@ class Vllm(_Subject):
                 max_num_seqs=max_sequences,
                 enable_prefix_caching=True,
                 disable_log_stats=True,
+                gpu_memory_utilization=0.2,  # of the main memory, on a CPU
             )
         )
         self._requests = 0
