@@ -161,7 +161,7 @@ def always(status: int, text: str) -> Script:
 def test_trouble_that_stays_is_a_fault_with_its_cause() -> None:
     with chat_server(always(500, "oops")) as server:
         played = one(server, model=at(server, tries=2), max_attempts=2)
-    assert (played.stop_reason, played.attempts, played.turns) == (StopReason.ERROR, 2, [])
+    assert (played.stop_reason, played.attempts, played.turns) == (StopReason.ERROR, 2, ())
     assert played.error is not None
     assert played.error.startswith("SamplerFailed: question_0: http")
     assert "answered 500" in played.error
@@ -193,7 +193,7 @@ def test_a_conversation_that_is_too_long_for_the_server_ends_where_it_is() -> No
 def test_a_first_prompt_that_is_too_long_leaves_no_turn() -> None:
     with chat_server(always(400, "exceeds the available context size")) as server:
         played = steps(server)
-    assert (played.stop_reason, played.turns, played.reward) == (StopReason.MAX_CONTEXT, [], 0.0)
+    assert (played.stop_reason, played.turns, played.reward) == (StopReason.MAX_CONTEXT, (), 0.0)
 
 
 def test_the_context_length_is_kept_by_what_the_server_reports() -> None:

@@ -73,7 +73,7 @@ def write_round(workspace: Path, index: int, *, steps: tuple[int, int]) -> None:
         write_trajectories(file, [episode(item, sample_index=c) for item in range(3) for c in range(2)])
 
 
-def episode(index: int, *, sample_index: int = 0, **metrics: str) -> Trajectory:
+def episode(index: int, *, sample_index: int = 0, **labels: str) -> Trajectory:
     """Of 10 s: two turns of 3 s of sampling and 1 s of the environment each."""
     completion = Completion(
         token_ids=[1, 2], logprobs=[-0.5, -0.5], finish_reason=FinishReason.STOP, policy_version=5
@@ -100,7 +100,7 @@ def episode(index: int, *, sample_index: int = 0, **metrics: str) -> Trajectory:
         reward=0.0,
         success=False,
         seconds=10.0,
-        metrics=metrics,
+        labels=labels,
     )
 
 

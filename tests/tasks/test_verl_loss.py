@@ -215,7 +215,7 @@ def with_log_probs(
         )
         for context, turn in turns_of(trajectory)
     ]
-    return replace(trajectory, turns=turns)
+    return replace(trajectory, turns=tuple(turns))
 
 
 def random_trajectory(
