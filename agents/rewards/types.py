@@ -1,5 +1,5 @@
 """What a reward is given, what it answers, and the one interface that all have. How functions become rewards
-is `function.py`'s; how an answer reaches the turns is `placing.py`'s."""
+is `function.py`'s; how an answer reaches the turns is `assignment.py`'s."""
 
 import math
 from collections.abc import Collection, Iterable, Mapping

@@ -10,7 +10,7 @@ from agents.tools.answer import answer
 from agents.tools.calculator.tool import calculator
 from agents.tools.calling import Tool
 from agents.tools.code_interpreter import code_interpreter, code_session
-from agents.tools.sandboxed import walled
+from agents.tools.sandboxed import require_sandbox
 from agents.tools.search import search, web_search
 from agents.tools.shell import shell
 from agents.tools.summarize import summarize
@@ -25,14 +25,14 @@ _BUILTIN: dict[str, Callable[[], Tool]] = {
     "search": search,
     "web_search": web_search,
     "code_interpreter": code_interpreter,
-    "code_session": partial(walled, code_session),
-    "shell": partial(walled, shell),
-    "read_file": partial(walled, files.read_file),
-    "create_file": partial(walled, files.create_file),
-    "edit_file": partial(walled, files.edit_file),
-    "undo_edit": partial(walled, files.undo_edit),
-    "list_files": partial(walled, files.list_files),
-    "grep": partial(walled, files.grep),
+    "code_session": partial(require_sandbox, code_session),
+    "shell": partial(require_sandbox, shell),
+    "read_file": partial(require_sandbox, files.read_file),
+    "create_file": partial(require_sandbox, files.create_file),
+    "edit_file": partial(require_sandbox, files.edit_file),
+    "undo_edit": partial(require_sandbox, files.undo_edit),
+    "list_files": partial(require_sandbox, files.list_files),
+    "grep": partial(require_sandbox, files.grep),
 }
 
 

@@ -8,7 +8,7 @@ from envs.sandbox.sandbox import choose_backend
 from envs.sandbox.workspace import HasWorkspace, Reply, Workspace
 
 
-def walled(tool: Tool) -> Tool:
+def require_sandbox(tool: Tool) -> Tool:
     """`tool`, if this machine has a sandbox for it; else raises `MissingDependency`, which says what to do.
 
     Called where tools are chosen, so that a run without a sandbox ends before it begins.

@@ -1,8 +1,8 @@
-"""What a sandbox is held to: its limits, the interface of what builds one, and the proof that it holds.
+"""The limits of a sandbox, the interface of the backends that build one, and the probe that tests them.
 
-A *backend* turns limits into the command line that puts a program behind walls. Whether the walls stand on
-this machine is found out from inside, by a program that tries them (`envs/sandbox/probe.py`), never assumed:
-a backend through whose walls anything leads is refused like one that is not installed.
+A *backend* turns limits into the command line that runs a program in a sandbox. Its isolation is never
+assumed: a probe (`envs/sandbox/probe.py`) runs inside and tries to escape, and a backend that it can
+escape from is refused like one that is not installed.
 """
 
 import json
@@ -42,7 +42,7 @@ class SandboxLimits:
 
 
 class Backend(Hashable, Protocol):
-    """One way to put a program behind walls. A label names a sandbox among all on this machine."""
+    """One way to run a program in a sandbox. A label names a sandbox among all on this machine."""
 
     @property
     def name(self) -> str:
@@ -64,7 +64,7 @@ class Backend(Hashable, Protocol):
         ...
 
     def command(self, program: Sequence[str], limits: SandboxLimits, *, label: str) -> list[str]:
-        """The command line that runs `program` behind walls; its standard streams are the program's."""
+        """The command line that runs `program` in a sandbox; its standard streams are the program's."""
         ...
 
     def first_process(self, pid: int, *, label: str) -> int | None:
@@ -102,14 +102,14 @@ def check(backend: Backend) -> None:
 
 
 def find_failure(backend: Backend) -> str | None:
-    """What `Backend.find_remedy` says of one that is installed: None if its walls stand."""
+    """What `Backend.find_remedy` says of one that is installed: None if the probe finds no escape."""
     reason = find_escapes(backend)
-    return None if reason is None else f"its walls do not stand here ({reason})"
+    return None if reason is None else f"its isolation fails here ({reason})"
 
 
 @cache
 def find_escapes(backend: Backend) -> str | None:
-    """Try the backend's walls from inside; None if all stand, else what is wrong, in a few words."""
+    """Run the probe in the backend's sandbox; None if it finds no escape, else the escapes in a few words."""
     limits = SandboxLimits()
     request = {
         "limits": asdict(limits),
