@@ -157,9 +157,9 @@ def exact(model: Path) -> Any:
     return AutoModelForCausalLM.from_pretrained(model, attn_implementation="eager", dtype=torch.float64)
 
 
-def next_tokens(policy: Any, context: list[int], sampled: list[int]) -> Any:
+def next_tokens(policy: Any, context: tuple[int, ...], sampled: list[int]) -> Any:
     """[C, V]: log-probs at the places of `sampled`."""
-    logits = policy(torch.tensor([context + sampled])).logits[0, len(context) - 1 : -1]
+    logits = policy(torch.tensor([[*context, *sampled]])).logits[0, len(context) - 1 : -1]
     return (logits / TEMPERATURE).log_softmax(-1)
 
 
@@ -186,7 +186,7 @@ def played(model: Path, segments: Sequence[Sequence[int]], rewards: Sequence[Seq
     ]
     policy = exact(model)
 
-    def log_probs(context: list[int], sampled: list[int]) -> list[float]:
+    def log_probs(context: tuple[int, ...], sampled: list[int]) -> list[float]:
         with torch.no_grad():
             actual: list[float] = taken(next_tokens(policy, context, sampled), sampled).tolist()
         return [x + rng.gauss(0.0, 0.2) for x in actual]
@@ -199,14 +199,14 @@ def nearby(groups: Groups, *, seed: int) -> Groups:
     rng = random.Random(seed)
     previous = {id(turn.completion.token_ids): turn for group in groups for t in group for turn in t.turns}
 
-    def log_probs(context: list[int], sampled: list[int]) -> list[float]:
+    def log_probs(context: tuple[int, ...], sampled: list[int]) -> list[float]:
         return [x + rng.gauss(0.0, 0.3) for x in previous[id(sampled)].completion.logprobs]
 
     return [[with_log_probs(t, log_probs) for t in group] for group in groups]
 
 
 def with_log_probs(
-    trajectory: Trajectory, log_probs: Callable[[list[int], list[int]], list[float]]
+    trajectory: Trajectory, log_probs: Callable[[tuple[int, ...], list[int]], list[float]]
 ) -> Trajectory:
     turns = [
         replace(
