@@ -59,12 +59,13 @@ def protocol_routes(
     """Of both protocols; `reset`, `step` and `state` are those that choose between the two."""
     family = gym.family
     get, post = partial(EnvRoute, "GET"), partial(EnvRoute, "POST")
-    create, close = {"body": family.create}, {"body": family.close, "needs_session": True}
-    start = {"body": family.reset | openenv.HttpReset, "needs_session": True}
-    act = {"body": family.step | openenv.HttpStep, "needs_session": True}
-    ask = {"query": family.close, "needs_session": True}
-    opened = Union[family.opened_answer, openenv.Result]  # noqa: UP007  # types are values here
-    stepped = Union[family.stepped_answer, openenv.Result]  # noqa: UP007
+    create: dict[str, Any] = {"body": family.create}
+    close: dict[str, Any] = {"body": family.close, "needs_session": True}
+    start: dict[str, Any] = {"body": family.reset | openenv.HttpReset, "needs_session": True}
+    act: dict[str, Any] = {"body": family.step | openenv.HttpStep, "needs_session": True}
+    ask: dict[str, Any] = {"query": family.close, "needs_session": True}
+    opened: Any = Union[family.opened_answer, openenv.Result]  # noqa: UP007  # types are values here
+    stepped: Any = Union[family.stepped_answer, openenv.Result]  # noqa: UP007
     closed = bool if family.closed is True else dict[str, str]
     queries = {path: query for path, query in family.queries.items() if path != "/state"}
     return [
