@@ -68,11 +68,11 @@ def complete(
         engine.submit(
             Request(request_id=index, episode_id=episode, prompt_ids=prompts[episode], params=params)
         )
-    finished = []
+    results = []
     while engine.is_busy:
-        finished += engine.step()
-    assert sorted(index for index, _ in finished) == list(range(len(episodes)))
-    return {episodes[index]: completion for index, completion in finished}
+        results += engine.step()
+    assert sorted(index for index, _ in results) == list(range(len(episodes)))
+    return {episodes[index]: completion for index, completion in results}
 
 
 def reference_logprobs(
