@@ -9,7 +9,7 @@ from functools import partial
 
 from agents.agent import Agent, Opening
 from agents.formats.calls import ParsedTurn, ToolCall
-from agents.prompting.renderer import Renderer
+from agents.prompting.renderer import Renderer, images_of
 from agents.rollout.context import ContextPolicy
 from agents.rollout.conversation import Continuation, Conversation, ModelTurn, TokenConversation
 from agents.rollout.episode import EpisodeConfig, run_episode
@@ -110,7 +110,7 @@ class TextConversation:
     """The text of a turn, counted from 0; None ends the episode."""
     on_opening: Callable[[Message], object] = field(default=lambda message: None)
     """Called with the message that shows the first observation."""
-    prompt_ids: list[int] = field(default_factory=list, init=False)
+    prompt_ids: tuple[int, ...] = field(default=(), init=False)
     prompt_images: tuple[Image, ...] = field(default=(), init=False)
     _turn: int = field(default=0, init=False)
 
@@ -126,10 +126,8 @@ class TextConversation:
         completion = Completion(token_ids=[], logprobs=[], finish_reason=FinishReason.STOP, policy_version=0)
         return ModelTurn(text=text, completion=completion)
 
-    async def add_reply(
-        self, turns: Sequence[Turn], messages: Sequence[Message], *, turns_left: int
-    ) -> Continuation:
-        return Continuation(goes_on=True)
+    async def add_reply(self, messages: Sequence[Message], *, turns_left: int) -> Continuation:
+        return Continuation(has_room=True, images=tuple(images_of(messages)))
 
     def restart(self, summary: str, images: Sequence[Image]) -> bool:
         return True
