@@ -181,8 +181,8 @@ class _Expert:
         return [
             Demonstration(
                 item_id=item.item_id,
-                prompt_ids=segment.prompt_ids,
-                response_ids=segment.response_ids,
+                prompt_ids=list(segment.prompt_ids),
+                response_ids=list(segment.response_ids),
                 mask=[
                     sampled and int(is_imitated[turn])
                     for sampled, turn in zip(segment.response_mask, segment.policy_versions, strict=True)
