@@ -29,8 +29,7 @@ class LocalRetriever(ABC):
         self._index: Index | None = None
 
     async def version(self) -> str:
-        index = self._index or await asyncio.to_thread(self._open_once)
-        return index.version
+        return (await asyncio.to_thread(self._open_once)).version
 
     async def search(self, queries: Sequence[str], *, top_k: int) -> list[list[Passage]]:
         """Raises `ConfigError` for an invalid corpus or index, `MissingDependency`."""
