@@ -10,6 +10,8 @@ from enum import StrEnum
 from envs.types import Image, Item
 
 Label = str | float | bool
+MIN_COMPLETION = 8
+"""Tokens; an episode ends where fewer are left, for they hold no action."""
 
 
 class FinishReason(StrEnum):
@@ -45,6 +47,20 @@ class SamplingParams:
     """Texts of which none is empty: a sampler may end a completion with the first token by which its text
     contains one. Not every sampler reads text, so whoever asks cuts what comes back:
     `agents/samplers/stop_texts.py`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EpisodeLimits:
+    """How far an episode may go."""
+
+    max_turns: int = 8
+    """The horizon."""
+    max_tokens_per_turn: int = 512
+    context_length: int = 8192
+    """Tokens that the model sees at most, prompt included."""
+    episode_timeout_s: float = 600.0
+    step_timeout_s: float = 60.0
+    """For one `step` of the environment; `reset` has the episode's time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

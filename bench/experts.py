@@ -22,10 +22,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from agents.agent import FormatAgent
-from agents.limits import EpisodeLimits
 from agents.rollout.episode import EpisodeConfig
 from agents.rollout.scripted import expert_script, run_script
-from agents.types import Trajectory
+from agents.types import EpisodeLimits, Trajectory
 from envs.registry import MAX_EXPERT_TURNS, ExpertStep, get_env
 from envs.runtime.manager import EnvManager
 from envs.types import Item

@@ -31,7 +31,6 @@ from dataclasses import asdict, dataclass
 from functools import partial
 
 from agents.agent import FormatAgent
-from agents.limits import EpisodeLimits
 from agents.prompting.renderer import Renderer
 from agents.rollout.conversation import TokenConversation
 from agents.rollout.episode import EpisodeConfig
@@ -39,7 +38,7 @@ from agents.rollout.group import run_groups
 from agents.samplers.sampler import ScriptedSampler
 from agents.tools.tool import tool
 from agents.tools.toolbox import Toolbox
-from agents.types import SamplingParams, StopReason, Trajectory
+from agents.types import EpisodeLimits, SamplingParams, StopReason, Trajectory
 from envs.registry import get_env
 from envs.runtime.manager import EnvManager
 from tasks.base_model.model import make_tokenizer

@@ -7,9 +7,8 @@ from agents.gateway.errors import CONTEXT_FULL, RequestRejected
 from agents.gateway.generation import GenerationRequest
 from agents.gateway.recording import PendingTurn, Recording
 from agents.gateway.rendering import Reading, Rendering
-from agents.limits import MIN_COMPLETION
 from agents.samplers.sampler import Sampler, checked_sample
-from agents.types import Completion, SamplingParams
+from agents.types import MIN_COMPLETION, Completion, SamplingParams
 from envs.errors import ConfigError, SamplerFailed
 
 if TYPE_CHECKING:

@@ -14,11 +14,10 @@ from agents.clients.endpoint import ChatClient, ContextFull, EndpointFailed, Rep
 from agents.formats.calls import ParsedTurn, ToolCall
 from agents.formats.json_values import call_of
 from agents.formats.scan import split_thinking
-from agents.limits import MIN_COMPLETION, EpisodeLimits
 from agents.prompting.renderer import images_of
 from agents.rollout.context import add_summary
 from agents.rollout.conversation import Continuation, ModelTurn
-from agents.types import Completion, FinishReason, SamplingParams
+from agents.types import MIN_COMPLETION, Completion, EpisodeLimits, FinishReason, SamplingParams
 from envs.errors import ConfigError, SamplerFailed
 from envs.images import data_uri
 from envs.network.client import TryAgain

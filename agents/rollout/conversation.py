@@ -12,11 +12,10 @@ from typing import Protocol
 from agents.agent import Opening
 from agents.formats.calls import ParsedTurn
 from agents.formats.scan import split_thinking
-from agents.limits import MIN_COMPLETION, EpisodeLimits
 from agents.prompting.renderer import Renderer, images_of
 from agents.rollout.context import Context, ContextPolicy
 from agents.samplers.sampler import Sampler, checked_sample
-from agents.types import Completion, SamplingParams
+from agents.types import MIN_COMPLETION, Completion, EpisodeLimits, SamplingParams
 from envs.errors import SamplerFailed
 from envs.types import Image, Message
 

@@ -11,13 +11,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from agents.agent import Agent, with_images
-from agents.limits import EpisodeLimits
 from agents.rewards.assignment import assign_rewards
 from agents.rewards.types import Reward, RewardInput
 from agents.rollout.actions import ActionExecutor, format_action
 from agents.rollout.conversation import Continuation, Conversation, ModelTurn
 from agents.tools.toolbox import Toolbox
-from agents.types import StopReason, Trajectory, Turn
+from agents.types import EpisodeLimits, StopReason, Trajectory, Turn
 from envs.base import Environment
 from envs.errors import EpisodeTimeout
 from envs.runtime.instance import unwrap

@@ -17,7 +17,6 @@ from typing import Any
 from agents.agent import Agent, FormatAgent
 from agents.clients.endpoint import ChatClient, Endpoint
 from agents.formats import NATIVE
-from agents.limits import EpisodeLimits
 from agents.prompting.native_tools import check_native
 from agents.prompting.renderer import Renderer
 from agents.rewards import Reward, get_reward
@@ -30,7 +29,7 @@ from agents.rollout.group import OnTurn, run_groups
 from agents.samplers.local import LocalModel
 from agents.tools.registry import get_tool
 from agents.tools.toolbox import Toolbox
-from agents.types import SamplingParams, Trajectory
+from agents.types import EpisodeLimits, SamplingParams, Trajectory
 from envs.errors import ConfigError
 from envs.registry import EnvSpec, get_env
 from envs.runtime.manager import EnvManager

@@ -12,10 +12,9 @@ from functools import cached_property
 from rich.console import Console
 
 from agents.agent import FormatAgent
-from agents.limits import EpisodeLimits
 from agents.rollout.episode import EpisodeConfig, run_episode
 from agents.rollout.scripted import TextConversation
-from agents.types import StopReason, Turn
+from agents.types import EpisodeLimits, StopReason, Turn
 from envs.base import Environment
 from envs.errors import ConfigError
 from envs.registry import EnvSpec, ExpertStep, get_env, get_item

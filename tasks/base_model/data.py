@@ -18,10 +18,9 @@ from dataclasses import dataclass, replace
 from functools import cache
 
 from agents.agent import FormatAgent
-from agents.limits import EpisodeLimits
 from agents.rollout.episode import EpisodeConfig, run_episode
 from agents.rollout.scripted import TextConversation, write_action
-from agents.types import StopReason
+from agents.types import EpisodeLimits, StopReason
 from envs.builtin.textcraft.env import TextCraftEnv
 from envs.builtin.textcraft.expert import ARMFUL, Line, Mistakes, Planner, command, expansion, parse, play
 from envs.builtin.textcraft.invented import invent, invent_families, words

@@ -4,9 +4,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from agents.limits import EpisodeLimits
 from agents.settings import Positive, Seconds, Settings
-from agents.types import SamplingParams
+from agents.types import EpisodeLimits, SamplingParams
 
 LearningRate = Annotated[float, Field(gt=0, le=1)]
 """Each step of the optimizer changes a weight by about so much, and weights are below 1."""

@@ -10,11 +10,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from agents.limits import MIN_COMPLETION
 from agents.prompting.renderer import Renderer
 from agents.rollout.packing import pack
 from agents.rollout.scripted import ScriptLine, expert_script, run_script, write_action
-from agents.types import StopReason
+from agents.types import MIN_COMPLETION, StopReason
 from envs.errors import ConfigError, SamplerFailed
 from envs.registry import EnvSpec, ExpertStep, get_env
 from envs.types import Item

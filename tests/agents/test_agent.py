@@ -10,7 +10,6 @@ import pytest
 from agents.agent import Agent, FormatAgent, Opening
 from agents.formats import NATIVE
 from agents.formats.calls import ParsedTurn, ToolCall
-from agents.limits import EpisodeLimits
 from agents.prompting.renderer import Renderer
 from agents.rewards import Reward, reward
 from agents.rollout.conversation import TokenConversation
@@ -23,7 +22,7 @@ from agents.tools.answer import answer
 from agents.tools.calculator.tool import calculator
 from agents.tools.tool import tool
 from agents.tools.toolbox import Toolbox
-from agents.types import SamplingParams, StopReason, Trajectory
+from agents.types import EpisodeLimits, SamplingParams, StopReason, Trajectory
 from envs.errors import ConfigError, EnvCrashed, EpisodeTimeout
 from envs.runtime.manager import EnvManager
 from envs.types import Item, Message

@@ -8,11 +8,10 @@ import pytest
 from agents.agent import Agent, FormatAgent, Opening
 from agents.clients.endpoint import ChatClient, Endpoint
 from agents.formats.calls import ParsedTurn
-from agents.limits import EpisodeLimits
 from agents.rollout.chat_conversation import ChatConversation
 from agents.rollout.rollout import rollout
 from agents.tools.tool import tool
-from agents.types import FinishReason, SamplingParams, StopReason, Trajectory
+from agents.types import EpisodeLimits, FinishReason, SamplingParams, StopReason, Trajectory
 from envs.errors import ConfigError
 from envs.types import Item, Message
 from tests.support.chat_server import ChatServer, Script, calls, chat_server, fails, in_turn, says

@@ -9,13 +9,20 @@ from functools import partial
 import pytest
 
 from agents.agent import Agent, FormatAgent
-from agents.limits import MIN_COMPLETION, EpisodeLimits
 from agents.prompting.renderer import Renderer
 from agents.rollout.conversation import TokenConversation
 from agents.rollout.episode import EpisodeConfig, run_episode
 from agents.rollout.packing import pack
 from agents.samplers.sampler import Sampler, ScriptedSampler
-from agents.types import Completion, FinishReason, SamplingParams, StopReason, Trajectory
+from agents.types import (
+    MIN_COMPLETION,
+    Completion,
+    EpisodeLimits,
+    FinishReason,
+    SamplingParams,
+    StopReason,
+    Trajectory,
+)
 from envs.base import Environment
 from envs.errors import EnvCrashed, EpisodeTimeout, MissingDependency, SamplerFailed
 from envs.types import Image, Item, StepResult

@@ -11,14 +11,13 @@ from typing import Any
 import pytest
 
 from agents.agent import FormatAgent
-from agents.limits import EpisodeLimits
 from agents.prompting.renderer import Renderer
 from agents.rollout.conversation import TokenConversation
 from agents.rollout.episode import EpisodeConfig
 from agents.rollout.group import run_groups
 from agents.rollout.packing import pack
 from agents.samplers.sampler import Sampler, ScriptedSampler
-from agents.types import Completion, SamplingParams, StopReason, Trajectory
+from agents.types import Completion, EpisodeLimits, SamplingParams, StopReason, Trajectory
 from envs.base import Environment
 from envs.errors import MissingDependency
 from envs.runtime.manager import EnvManager

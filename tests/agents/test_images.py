@@ -13,7 +13,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agents.agent import FormatAgent, with_images
-from agents.limits import EpisodeLimits
 from agents.prompting.renderer import Renderer
 from agents.rollout.context import ContextPolicy
 from agents.rollout.conversation import TokenConversation
@@ -23,7 +22,7 @@ from agents.samplers.sampler import Sampler
 from agents.tools.registry import get_tool
 from agents.tools.tool import tool
 from agents.tools.toolbox import Toolbox
-from agents.types import Completion, FinishReason, SamplingParams, StopReason, Trajectory
+from agents.types import Completion, EpisodeLimits, FinishReason, SamplingParams, StopReason, Trajectory
 from envs.errors import ConfigError, EnvCrashed, SamplerFailed
 from envs.types import Image, Item, Message, Observation, StepResult
 from tests.support.toy import ToyEnv, toy_item, toy_tokenizer

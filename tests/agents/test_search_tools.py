@@ -15,14 +15,13 @@ from starlette.routing import Route
 
 from agents.agent import FormatAgent
 from agents.clients.web_search import Format, WebEndpoint, WebSearch, web_endpoint
-from agents.limits import EpisodeLimits
 from agents.rewards import get_reward
 from agents.samplers.sampler import ScriptedSampler
 from agents.tools.registry import get_tool
 from agents.tools.search import check_search, search_tool, web_search_tool
 from agents.tools.toolbox import Toolbox
 from agents.tools.types import ToolResult, ToolStatus
-from agents.types import StopReason, Trajectory
+from agents.types import EpisodeLimits, StopReason, Trajectory
 from envs.base import Environment
 from envs.errors import ConfigError, MissingDependency, SearchFailed
 from envs.registry import get_env

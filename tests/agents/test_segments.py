@@ -10,11 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agents.agent import FormatAgent
-from agents.limits import EpisodeLimits
 from agents.rollout.context import SUMMARY_HEADING, SUMMARY_REQUEST, ContextPolicy, shorten_middle
 from agents.rollout.packing import pack
 from agents.samplers.sampler import Sampler, ScriptedSampler
-from agents.types import Completion, FinishReason, SamplingParams, StopReason, Trajectory
+from agents.types import Completion, EpisodeLimits, FinishReason, SamplingParams, StopReason, Trajectory
 from envs.types import Image
 from tests.support.toy import CHATML, toy_tokenizer
 from tests.support.toy_episode import encode, play_toy

@@ -7,14 +7,13 @@ from typing import Any
 
 from agents.agent import FormatAgent
 from agents.clients.endpoint import Endpoint
-from agents.limits import EpisodeLimits
 from agents.rollout.context import SUMMARY_HEADING, ContextPolicy
 from agents.rollout.packing import pack
 from agents.rollout.rollout import rollout
 from agents.samplers.sampler import ScriptedSampler
 from agents.tools.registry import get_tool
 from agents.tools.toolbox import Toolbox
-from agents.types import StopReason, Trajectory
+from agents.types import EpisodeLimits, StopReason, Trajectory
 from tests.agents.test_segments import Recorder
 from tests.support.chat_server import calls, chat_server, says
 from tests.support.toy import toy_tokenizer

@@ -9,14 +9,13 @@ from typing import Any
 import pytest
 
 from agents.agent import FormatAgent
-from agents.limits import EpisodeLimits
 from agents.rewards import reward
 from agents.samplers.sampler import ScriptedSampler
 from agents.tools.answer import answer
 from agents.tools.calculator.tool import calculator
 from agents.tools.tool import tool
 from agents.tools.toolbox import Toolbox
-from agents.types import Trajectory
+from agents.types import EpisodeLimits, Trajectory
 from envs.base import Environment
 from envs.errors import EpisodeTimeout
 from envs.runtime.pool import EnvPool

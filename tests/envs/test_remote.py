@@ -14,13 +14,12 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from agents.agent import FormatAgent
-from agents.limits import EpisodeLimits
 from agents.prompting.renderer import Renderer
 from agents.rollout.conversation import TokenConversation
 from agents.rollout.episode import EpisodeConfig
 from agents.rollout.group import run_groups
 from agents.samplers.sampler import ScriptedSampler
-from agents.types import SamplingParams, StopReason, Trajectory
+from agents.types import EpisodeLimits, SamplingParams, StopReason, Trajectory
 from envs.base import Environment
 from envs.builtin.textcraft.env import make_item
 from envs.errors import ConfigError, EnvCrashed

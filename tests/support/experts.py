@@ -1,9 +1,9 @@
 """The actions of scripted experts."""
 
 from agents.agent import FormatAgent
-from agents.limits import EpisodeLimits
 from agents.rollout.episode import EpisodeConfig
 from agents.rollout.scripted import expert_script, run_script
+from agents.types import EpisodeLimits
 from envs.registry import EnvSpec
 from envs.types import Item
 

@@ -24,13 +24,12 @@ import httpx
 import psutil
 
 from agents.agent import FormatAgent
-from agents.limits import EpisodeLimits
 from agents.prompting.renderer import Renderer
 from agents.rollout.conversation import TokenConversation
 from agents.rollout.episode import EpisodeConfig
 from agents.rollout.group import run_groups
 from agents.samplers.sampler import ScriptedSampler
-from agents.types import Completion, SamplingParams, StopReason, Trajectory
+from agents.types import Completion, EpisodeLimits, SamplingParams, StopReason, Trajectory
 from envs.registry import EnvSpec, get_env
 from envs.remote.servers import Servers, on_servers
 from envs.runtime.manager import EnvManager

@@ -4,7 +4,6 @@ from functools import partial
 from typing import Any
 
 from agents.agent import Agent
-from agents.limits import EpisodeLimits
 from agents.prompting.renderer import Renderer
 from agents.rewards import Reward
 from agents.rollout.context import ContextPolicy
@@ -12,7 +11,7 @@ from agents.rollout.conversation import TokenConversation
 from agents.rollout.episode import EpisodeConfig, run_episode
 from agents.samplers.sampler import Sampler
 from agents.tools.toolbox import Toolbox
-from agents.types import SamplingParams, Trajectory
+from agents.types import EpisodeLimits, SamplingParams, Trajectory
 from envs.base import Environment
 from envs.types import Item
 from tests.support.toy import ToyEnv, toy_item, toy_tokenizer
