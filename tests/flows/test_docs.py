@@ -274,3 +274,53 @@ def check_wingspan(words: list[str]) -> None:
         assert (
             given["name"].startswith((OWN, WITH_FILE)) or is_user_env(given["name"]) or get_env(given["name"])
         )
+
+
+# --- Links and paths
+
+LINKED_PAGES = [
+    *PAGES,
+    *(ROOT / name for name in ("CONTRIBUTING.md", "AGENTS.md", "CHANGELOG.md", "data/README.md")),
+]
+TOP_LEVEL = ("agents", "bench", "data", "docs", "envs", "flows", "models", "tasks", "tests")
+READERS_FILES = ("agents/custom", "data/")
+"""Paths of files that the reader writes, or that a run writes."""
+
+
+def prose(page: Path) -> str:
+    return re.sub(r"^ *```.*?^ *```$", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+
+
+def anchors(page: Path) -> set[str]:
+    """As GitHub makes them of headings."""
+    headings = re.findall(r"^#+ (.+)$", prose(page), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", LINKED_PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_relative_links_resolve(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)\s]+)\)", prose(page)):
+        if "://" not in target:
+            path, _, anchor = target.partition("#")
+            file = page.parent / path if path else page
+            assert file.exists(), target
+            assert not anchor or anchor in anchors(file), target
+
+
+@pytest.mark.parametrize("page", LINKED_PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_paths_in_backticks_exist(page: Path) -> None:
+    modules = {file.name for folder in TOP_LEVEL for file in (ROOT / folder).rglob("*.py")}
+    for text in re.findall(r"`([\w.\-/*]+)`", prose(page)):
+        if text.startswith(READERS_FILES) or "NNNN" in text:
+            continue
+        if text.startswith("docs/") and text.endswith(".md"):
+            pytest.fail(f"{text}: link to it")
+        if "/" in text and text.partition("/")[0] in TOP_LEVEL:
+            assert any(ROOT.glob(text.rstrip("/"))), text
+        elif text.endswith(".py"):
+            assert text.rpartition("/")[2] in modules, text
+
+
+def test_every_page_is_linked_from_the_readme() -> None:
+    linked = re.findall(r"\]\((docs/[\w.-]+\.md)\)", prose(ROOT / "README.md"))
+    assert {str(page.relative_to(ROOT)) for page in (ROOT / "docs").glob("*.md")} <= set(linked)
