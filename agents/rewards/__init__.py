@@ -1,6 +1,6 @@
 """Rewards: what tells an episode that went well from one that did not.
 
-`REWARDS` has those that need no settings, by the names that pipelines use; `llm_judge` needs some, which a
+`REWARDS` has those that need no settings, by the names that pipelines use; `LLMJudge` needs some, which a
 pipeline gives under `agent.judges`. One of
 your own is a function under `@reward`; `combine_rewards` makes one of several. `assign_rewards` puts a result
 on a trajectory.
@@ -15,7 +15,7 @@ from agents.rewards.code import code_tests
 from agents.rewards.environment import environment, environment_success
 from agents.rewards.formats import answer_format, think_answer_format, think_format, tool_use
 from agents.rewards.function import FunctionReward, reward
-from agents.rewards.judge.reward import llm_judge
+from agents.rewards.judge.reward import LLMJudge
 from agents.rewards.math.reward import math_equal, math_equal_with_think, math_equal_with_tool
 from agents.rewards.qa import (
     qa_exact_match,
@@ -38,13 +38,13 @@ __all__ = [
     "Endpoint",
     "FunctionReward",
     "JudgeSettings",
+    "LLMJudge",
     "Reward",
     "RewardInput",
     "RewardResult",
     "assign_rewards",
     "combine_rewards",
     "get_reward",
-    "llm_judge",
     "register_reward",
     "reward",
 ]

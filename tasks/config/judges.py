@@ -5,8 +5,8 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 
 from agents.clients.endpoint import Endpoint
-from agents.rewards import REWARDS, llm_judge
-from agents.rewards.judge.reward import PROMPT, LLMJudge
+from agents.rewards import REWARDS, LLMJudge
+from agents.rewards.judge.reward import PROMPT
 from envs.errors import ConfigError, describe
 from tasks.config.agent import AgentSettings, JudgeBlock
 
@@ -67,4 +67,4 @@ def _make_judge(name: str, settings: JudgeBlock, prompt: str) -> LLMJudge:
         requests_per_s=settings.requests_per_s,
         concurrent=settings.concurrent,
     )
-    return llm_judge(endpoint, settings, name=name, prompt=prompt)
+    return LLMJudge(endpoint, settings, name=name, prompt=prompt)

@@ -15,9 +15,9 @@ from starlette.types import Receive, Scope, Send
 
 from agents.clients import rate_limit
 from agents.clients.rate_limit import RateLimiter
-from agents.rewards import Endpoint, JudgeSettings, combine_rewards, llm_judge
+from agents.rewards import Endpoint, JudgeSettings, LLMJudge, combine_rewards
 from agents.rewards.judge.reward import PROMPT, read_score
-from agents.rewards.judge.store import MemoryCache, Spending
+from agents.rewards.judge.store import JudgeStore, Spending
 from envs.errors import BudgetSpent, ConfigError, RewardFailed
 from envs.network.client import TryAgain
 from tests.support.http_server import serving
@@ -103,14 +103,14 @@ def test_what_is_asked_and_what_comes_of_it(monkeypatch):
     monkeypatch.setenv("TOY_KEY", "secret")
 
     async def talk(judge: Judge) -> None:
-        one = llm_judge(at(judge, api_key_variable="TOY_KEY", extra={"seed": 3}))
+        one = LLMJudge(at(judge, api_key_variable="TOY_KEY", extra={"seed": 3}))
         one.check({"question", "answer"})
         result = await one.score(judged("the Broncos {did}", fields=FIELDS))
         assert (result.reward, result.metrics) == (0.75, {"score": 7.5, "cached": 0.0})
         again = await one.score(judged("the Broncos {did}", fields=FIELDS))
         assert (again.reward, again.metrics["cached"]) == (0.75, 1.0)
         await one.score(judged("Panthers", fields=FIELDS))
-        assert await one.budget.read_spending() == Spending(requests=2, tokens=60)
+        assert await one.store.read_spending() == Spending(requests=2, tokens=60)
 
     judge = with_judge([says("It agrees.\nScore: 7.5\n")], talk)
     assert len(judge.asked) == 2
@@ -149,7 +149,7 @@ def test_what_is_asked_and_what_comes_of_it(monkeypatch):
 )
 def test_trouble_that_passes(trouble):
     async def talk(judge: Judge) -> None:
-        one = llm_judge(at(judge, request_timeout_s=1.0 if trouble is hangs else 30.0))
+        one = LLMJudge(at(judge, request_timeout_s=1.0 if trouble is hangs else 30.0))
         assert (await one.score(judged("x", fields=FIELDS))).reward == 0.3
 
     assert len(with_judge([trouble, trouble, says("Score: 3")], talk).asked) == 3
@@ -167,7 +167,7 @@ def test_trouble_that_passes(trouble):
 )
 def test_trouble_that_stays_is_a_failure_and_no_zero(trouble, said):
     async def talk(judge: Judge) -> None:
-        one = llm_judge(at(judge, tries=3, request_timeout_s=0.2 if trouble is hangs else 30.0))
+        one = LLMJudge(at(judge, tries=3, request_timeout_s=0.2 if trouble is hangs else 30.0))
         with pytest.raises(RewardFailed, match=said):
             await one.score(judged("x", fields=FIELDS))
 
@@ -177,7 +177,7 @@ def test_trouble_that_stays_is_a_failure_and_no_zero(trouble, said):
 def test_nobody_there():
     endpoint = Endpoint(url="http://127.0.0.1:9/v1", model="toy", tries=2, backoff_s=0.01)
     with pytest.raises(RewardFailed, match=r"ConnectError.*at the last of 2 tries"):
-        asyncio.run(llm_judge(endpoint).score(judged("x", fields=FIELDS)))
+        asyncio.run(LLMJudge(endpoint).score(judged("x", fields=FIELDS)))
 
 
 @pytest.mark.parametrize(
@@ -186,7 +186,7 @@ def test_nobody_there():
 def test_a_refusal_is_not_asked_again(code, error):
     async def talk(judge: Judge) -> None:
         with pytest.raises(error, match=f"answered {code}: no such thing"):
-            await llm_judge(at(judge)).score(judged("x", fields=FIELDS))
+            await LLMJudge(at(judge)).score(judged("x", fields=FIELDS))
 
     assert len(with_judge([status(code, "no such thing")], talk).asked) == 1
 
@@ -207,7 +207,7 @@ def waits(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 def test_an_endpoint_says_how_long_to_wait(waits: list[float]):
     async def talk(judge: Judge) -> None:
-        await llm_judge(at(judge)).score(judged("x", fields=FIELDS))
+        await LLMJudge(at(judge)).score(judged("x", fields=FIELDS))
 
     with_judge([status(429, **{"Retry-After": "7"}), says("Score: 3")], talk)
     assert 7.0 in waits
@@ -215,7 +215,7 @@ def test_an_endpoint_says_how_long_to_wait(waits: list[float]):
 
 def test_budgets():
     async def talk(judge: Judge) -> None:
-        few = llm_judge(at(judge), JudgeSettings(max_requests=2))
+        few = LLMJudge(at(judge), JudgeSettings(max_requests=2))
         await few.score(judged("a", fields=FIELDS))
         await few.score(judged("b", fields=FIELDS))
         await few.score(judged("b", fields=FIELDS))  # remembered: costs nothing
@@ -223,7 +223,7 @@ def test_budgets():
         with pytest.raises(BudgetSpent, match=r"budget of 2 requests is spent .* raise its max_requests"):
             await both.score(judged("c", fields=FIELDS))
 
-        cheap = llm_judge(at(judge), JudgeSettings(max_tokens=40))
+        cheap = LLMJudge(at(judge), JudgeSettings(max_tokens=40))
         await cheap.score(judged("a", fields=FIELDS))
         await cheap.score(judged("b", fields=FIELDS))
         with pytest.raises(BudgetSpent, match=r"40 tokens is spent \(2 requests, 60 tokens so far\)"):
@@ -234,9 +234,9 @@ def test_budgets():
 
 def test_tokens_that_nobody_reports_cannot_be_limited():
     async def talk(judge: Judge) -> None:
-        await llm_judge(at(judge)).score(judged("x", fields=FIELDS))
+        await LLMJudge(at(judge)).score(judged("x", fields=FIELDS))
         with pytest.raises(ConfigError, match="limit max_requests instead"):
-            await llm_judge(at(judge), JudgeSettings(max_tokens=10)).score(judged("x", fields=FIELDS))
+            await LLMJudge(at(judge), JudgeSettings(max_tokens=10)).score(judged("x", fields=FIELDS))
 
     with_judge([says("Score: 3", tokens=None)], talk)
 
@@ -249,7 +249,7 @@ def test_no_more_requests_at_once_than_were_allowed():
         return await says("Score: 3")(request)
 
     async def talk(judge: Judge) -> None:
-        reward = llm_judge(at(judge, concurrent=2))
+        reward = LLMJudge(at(judge, concurrent=2))
         await asyncio.gather(*(reward.score(judged(f"{i}", fields=FIELDS)) for i in range(6)))
         assert judge.most_at_once == 2
 
@@ -258,7 +258,7 @@ def test_no_more_requests_at_once_than_were_allowed():
 
 def test_requests_are_spaced(waits: list[float]):
     async def talk(judge: Judge) -> None:
-        reward = llm_judge(at(judge, concurrent=6, requests_per_s=0.01))
+        reward = LLMJudge(at(judge, concurrent=6, requests_per_s=0.01))
         await asyncio.gather(*(reward.score(judged(f"{i}", fields=FIELDS)) for i in range(6)))
 
     with_judge([says("Score: 3")], talk)
@@ -266,18 +266,15 @@ def test_requests_are_spaced(waits: list[float]):
 
 
 def test_a_judge_serves_one_event_loop_after_the_other():
-    endpoint: list[Endpoint] = []
-    cache = MemoryCache()
+    rewards: list[LLMJudge] = []
 
     async def talk(judge: Judge) -> None:
-        endpoint.append(at(judge, concurrent=1))
-        one = llm_judge(endpoint[-1], cache=cache)
-        await asyncio.gather(*(one.score(judged(f"{i}", fields=FIELDS)) for i in range(3)))
+        rewards.append(LLMJudge(at(judge, concurrent=1)))
+        await asyncio.gather(*(rewards[0].score(judged(f"{i}", fields=FIELDS)) for i in range(3)))
 
     with_judge([says("Score: 3")], talk)
-    one = llm_judge(endpoint[0], cache=cache)
     for _ in range(2):
-        assert asyncio.run(one.score(judged("1", fields=FIELDS))).metrics["cached"] == 1.0
+        assert asyncio.run(rewards[0].score(judged("1", fields=FIELDS))).metrics["cached"] == 1.0
 
 
 def test_pace_and_memory(monkeypatch: pytest.MonkeyPatch):
@@ -291,12 +288,12 @@ def test_pace_and_memory(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.undo()
 
     async def main() -> None:
-        cache = MemoryCache(most=2)
+        store = JudgeStore(name="toy", max_replies=2)
         for key in "ab":
-            await cache.put(key, key)
-        assert await cache.get("a") == "a"
-        await cache.put("c", "c")  # the one that was asked for least lately goes
-        assert [await cache.get(key) for key in "abc"] == ["a", None, "c"]
+            await store.put(key, key)
+        assert await store.get("a") == "a"
+        await store.put("c", "c")  # the one that was asked for least lately goes
+        assert [await store.get(key) for key in "abc"] == ["a", None, "c"]
 
     asyncio.run(main())
 
@@ -320,11 +317,11 @@ def test_replies_that_are_no_score(reply):
 def test_settings_that_cannot_be(monkeypatch):
     endpoint = Endpoint(url="http://127.0.0.1:9/v1", model="toy")
     with pytest.raises(ConfigError, match="takes 'answer', which nothing fills"):
-        llm_judge(endpoint).check({"question"})
-    llm_judge(endpoint, prompt="{transcript} {{}} {lowest}").check(set())
+        LLMJudge(endpoint).check({"question"})
+    LLMJudge(endpoint, prompt="{transcript} {{}} {lowest}").check(set())
     for prompt in ("{", "{0}", "{}", "{item.seed}", "{a[0]}"):
         with pytest.raises(ConfigError, match="judge: the prompt"):
-            llm_judge(endpoint, prompt=prompt)
+            LLMJudge(endpoint, prompt=prompt)
     with pytest.raises(ValidationError, match="lowest below a highest"):
         JudgeSettings(lowest=1.0, highest=1.0)
     for bad in ({"url": "127.0.0.1:9"}, {"tries": 0}, {"requests_per_s": 0.0}, {"concurrent": -1}):
@@ -333,5 +330,5 @@ def test_settings_that_cannot_be(monkeypatch):
     monkeypatch.delenv("NO_KEY", raising=False)
     keyed = Endpoint(url="http://127.0.0.1:9/v1", model="toy", api_key_variable="NO_KEY")
     with pytest.raises(ConfigError, match="NO_KEY is not set"):
-        llm_judge(keyed).check({"question", "answer"})
+        LLMJudge(keyed).check({"question", "answer"})
     assert "{final_response}" in PROMPT

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from agents.clients.endpoint import Endpoint
-from agents.rewards import JudgeSettings, llm_judge
+from agents.rewards import JudgeSettings, LLMJudge
 from agents.rewards.judge.single_flight import SingleFlight
-from agents.rewards.judge.store import JudgeFile, Spending
+from agents.rewards.judge.store import JudgeStore, Spending
 from agents.samplers.sampler import ScriptedSampler
 from envs.errors import BudgetSpent, ConfigError, RewardFailed
 from tasks.config.agent import AgentSettings
@@ -144,12 +144,12 @@ def test_a_judges_prompt_is_an_input_of_the_stages(project: Path) -> None:
 WORKER = """
 import asyncio, json, sys
 from agents.clients.endpoint import Endpoint
-from agents.rewards import JudgeSettings, llm_judge
+from agents.rewards import JudgeSettings, LLMJudge
 from envs.errors import BudgetSpent
 from tests.support.reward_toy import judged
 
 url, store, who = sys.argv[1:]
-judge = llm_judge(
+judge = LLMJudge(
     Endpoint(url, "toy", tries=1), JudgeSettings(max_requests=10, store=store), name="fair"
 )
 
@@ -190,10 +190,13 @@ def test_budget_and_replies_are_those_of_all_processes_and_outlive_them(tmp_path
         again = workers("a")  # what the first one asked is known; nothing more may be
         assert again == [{"asked": 0, "cached": results[0]["asked"], "refused": results[0]["refused"]}]
         assert len(server.asked) == 10
-        file = JudgeFile(tmp_path / "deep" / "judge.db", name="fair")
-        assert asyncio.run(file.read()) == Spending(requests=10, tokens=300)
-        assert asyncio.run(JudgeFile(tmp_path / "deep" / "judge.db", name="other").read()) == Spending()
-        more = llm_judge(
+        store = JudgeStore(tmp_path / "deep" / "judge.db", name="fair")
+        assert asyncio.run(store.read_spending()) == Spending(requests=10, tokens=300)
+        assert (
+            asyncio.run(JudgeStore(tmp_path / "deep" / "judge.db", name="other").read_spending())
+            == Spending()
+        )
+        more = LLMJudge(
             Endpoint(server.url, "toy"),
             JudgeSettings(max_requests=11, store=tmp_path / "deep" / "judge.db"),
             name="fair",
@@ -205,7 +208,7 @@ def test_a_new_file_that_another_process_writes_is_waited_for(tmp_path: Path) ->
     async def main() -> Spending:
         other = sqlite3.connect(tmp_path / "judge.db", isolation_level=None)
         other.execute("begin immediate")
-        reading = asyncio.ensure_future(JudgeFile(tmp_path / "judge.db", name="fair").read())
+        reading = asyncio.ensure_future(JudgeStore(tmp_path / "judge.db", name="fair").read_spending())
         await asyncio.sleep(0.3)
         other.execute("create table somebodys (key text)")
         other.execute("commit")
@@ -219,7 +222,7 @@ def test_a_file_that_cannot_be_used_is_named(tmp_path: Path) -> None:
     (tmp_path / "text.db").write_text("no database at all, but long enough to be looked into" * 99)
     (tmp_path / "file").write_text("")
     for path in (tmp_path / "text.db", tmp_path / "file" / "judge.db"):
-        judge = llm_judge(Endpoint("http://127.0.0.1:9/v1", "toy"), JudgeSettings(store=path))
+        judge = LLMJudge(Endpoint("http://127.0.0.1:9/v1", "toy"), JudgeSettings(store=path))
         with pytest.raises(ConfigError, match=r"the judge's file .*; name another"):
             judge.check({"question", "answer"})
 
@@ -229,7 +232,7 @@ def test_equal_questions_at_the_same_time_are_asked_once_and_share_what_comes() 
         return says("Score: 3" if "good" in body["messages"][0]["content"] else "no score")
 
     async def main(url: str) -> list[Any]:
-        judge = llm_judge(Endpoint(url, "toy", tries=2, backoff_s=0.01))
+        judge = LLMJudge(Endpoint(url, "toy", tries=2, backoff_s=0.01))
         texts = ["good", "bad", "good", "bad", "good"]
         scored = (judge.score(judged(text, fields=FIELDS)) for text in texts)
         return await asyncio.gather(*scored, return_exceptions=True)

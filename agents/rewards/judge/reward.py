@@ -1,7 +1,6 @@
 """A language model as judge: a prompt made of the episode's names, a reply, a score read from its last line.
 
-How the model is reached is `agents/clients/endpoint.py`'s; what is remembered and may be spent
-`judge_store.py`'s.
+`agents/clients/endpoint.py` sends the requests; `store.py` keeps replies and the budget.
 """
 
 import hashlib
@@ -16,7 +15,7 @@ from agents.clients.endpoint import ChatClient, Endpoint, Reply
 from agents.judging import JudgeSettings
 from agents.rewards.function import FunctionReward
 from agents.rewards.judge.single_flight import SingleFlight
-from agents.rewards.judge.store import Budget, Cache, JudgeFile, MemoryCache
+from agents.rewards.judge.store import JudgeStore
 from agents.rewards.types import RewardInput, RewardResult
 from envs.errors import ConfigError
 from envs.network.client import TryAgain
@@ -37,84 +36,88 @@ the reference. Then end with a line that holds `Score: ` and one number from {lo
 (right), and nothing else."""
 
 _SCORE = re.compile(r"Score: ([-+]?\d+(?:\.\d+)?)")
-_OURS = ("lowest", "highest")
 _DEFAULTS = JudgeSettings()
 
 
 class LLMJudge:
-    """A reward that a model gives; made by `llm_judge`."""
+    """A reward in [0, 1] that the model at an endpoint gives; metrics `score`, as the model gave it, and
+    `cached`."""
 
     def __init__(
         self,
-        *,
-        name: str,
         endpoint: Endpoint,
-        settings: JudgeSettings,
-        prompt: str,
-        budget: Budget,
-        cache: Cache,
+        settings: JudgeSettings = _DEFAULTS,
+        *,
+        name: str = "llm_judge",
+        prompt: str = PROMPT,
     ) -> None:
+        """`prompt` names in braces what it is filled with: names that any reward may take, or fields of the
+        data, and `{lowest}` and `{highest}`, the range of scores. The model must end its reply with a line
+        that holds `Score: 7` and nothing else. Raises `ConfigError` for an invalid prompt.
+
+        Replies and spending are kept by this process, or in the file `settings.store`, by `name`.
+        """
         self.name = name
-        self.budget = budget
-        """What was spent so far."""
+        self.store = JudgeStore(
+            settings.store, name=name, max_requests=settings.max_requests, max_tokens=settings.max_tokens
+        )
         self._endpoint = endpoint
         self._settings = settings
         self._prompt = prompt
-        self._cache = cache
-        self._sampling = {"temperature": settings.temperature, "max_tokens": settings.reply_tokens}
         self._client = ChatClient(
-            endpoint, before_request=budget.take_request, after_reply=self._count_tokens
+            endpoint, before_request=self.store.take_request, after_reply=self._count_tokens
         )
         self._flights: SingleFlight[str] = SingleFlight()
-        template_fields = template_names(prompt) - set(_OURS)
         self._reward = FunctionReward(
             name=name,
             function=self._judge,
-            parameters=dict.fromkeys(sorted(template_fields), True),
-            timeout_s=None,  # a wait for its turn is no failure; each request has its own limit
-            retries=0,  # they are the client's
+            parameters=dict.fromkeys(sorted(template_names(prompt) - {"lowest", "highest"}), True),
+            timeout_s=None,  # waiting for a slot is no failure; each request has its own limit
+            retries=0,  # the client retries
         )
 
     def check(self, available: Collection[str]) -> None:
-        """See `Reward`; the names are those in the prompt. Asks the endpoint nothing."""
         self._reward.check(available)
         self._endpoint.headers()
-        if isinstance(self._cache, JudgeFile):
-            self._cache.check()
+        self.store.check()
 
     async def check_endpoint(self) -> None:
-        """Raise `ConfigError` if nobody answers there, or the key is missing or refused; costs nothing."""
+        """Raise `ConfigError` if no server answers, or the key is missing or refused; costs nothing."""
         await self._client.check()
 
     async def score(self, reward_input: RewardInput) -> RewardResult:
-        """See `Reward`. Raises `BudgetSpent`, and `ConfigError` where the endpoint refuses key or model."""
+        """Score an episode. Also raises `BudgetSpent`, and `ConfigError` if key or model is refused."""
         return await self._reward.score(reward_input)
 
     async def _judge(self, **values: Any) -> dict[str, float]:
         lowest, highest = self._settings.lowest, self._settings.highest
         prompt = self._prompt.format(**values, lowest=f"{lowest:g}", highest=f"{highest:g}")
-        request_body = {"messages": [{"role": "user", "content": prompt}], **self._sampling}
+        request_body = {
+            "messages": [{"role": "user", "content": prompt}],
+            "temperature": self._settings.temperature,
+            "max_tokens": self._settings.reply_tokens,
+        }
         request = json.dumps([self._endpoint.url, self._endpoint.body(request_body)], sort_keys=True)
         key = hashlib.sha256(request.encode()).hexdigest()
-        reply = await self._cache.get(key)
-        asking = False
+        reply = await self.store.get(key)
+        is_first = False
         if reply is None:
             # Episodes of one item end alike, and at the same time.
-            reply, asking = await self._flights.do(key, partial(self._ask, key, request_body))
+            reply, is_first = await self._flights.do(key, partial(self._ask, key, request_body))
         score = self._read(reply)
         reward = (score - lowest) / (highest - lowest)
-        return {"reward": reward, "score": score, "cached": float(not asking)}
+        return {"reward": reward, "score": score, "cached": float(not is_first)}
 
     async def _ask(self, key: str, request_body: Mapping[str, Any]) -> str:
         reply = await self._client.ask(request_body, read=self._usable)
-        await self._cache.put(key, reply)
+        await self.store.put(key, reply)
         return reply
 
     async def _count_tokens(self, reply: Reply) -> None:
-        await self.budget.add_tokens(reply.total_tokens)
+        await self.store.add_tokens(reply.total_tokens)
 
     def _usable(self, reply: Reply) -> str:
-        """The text of a reply, once a score can be read from it."""
+        """The text of a reply from which a score can be read; raises `TryAgain` for any other."""
         text = reply.message.get("content")
         if not isinstance(text, str):
             raise TryAgain(f"the reply's content is a {type(text).__name__}, not text")
@@ -127,34 +130,6 @@ class LLMJudge:
         if not lowest <= score <= highest:
             raise TryAgain(f"a score of {score:g}, not within {lowest:g} to {highest:g}")
         return score
-
-
-def llm_judge(
-    endpoint: Endpoint,
-    settings: JudgeSettings = _DEFAULTS,
-    *,
-    name: str = "llm_judge",
-    prompt: str = PROMPT,
-    cache: Cache | None = None,
-) -> LLMJudge:
-    """A reward in [0, 1] by the model at `endpoint`; metrics `score`, as it was given, and `cached`.
-
-    `prompt` names in braces what it is filled with: names that any reward may ask for, or of the data,
-    and `{lowest}` and `{highest}`, the range of scores. The model must end its reply with a line `Score: 7`,
-    and nothing else on it. Scoring beyond the budget raises `BudgetSpent`. Replies and what was spent are
-    kept by this process, or in the file `settings.store` (`JudgeFile`), by `name`; `cache` is another store
-    for replies. Raises `ConfigError` for an invalid prompt.
-    """
-    file = None if settings.store is None else JudgeFile(settings.store, name=name)
-    default_cache: Cache = MemoryCache() if file is None else file
-    return LLMJudge(
-        name=name,
-        endpoint=endpoint,
-        settings=settings,
-        prompt=prompt,
-        budget=Budget(max_requests=settings.max_requests, max_tokens=settings.max_tokens, ledger=file),
-        cache=default_cache if cache is None else cache,
-    )
 
 
 def read_score(reply: str) -> float:
@@ -171,7 +146,7 @@ def template_names(prompt: str) -> set[str]:
     try:
         fields = [name for _, name, _, _ in string.Formatter().parse(prompt) if name is not None]
     except ValueError as error:
-        raise ConfigError(f"judge: the prompt is no template ({error}); write {{{{ for a brace") from None
+        raise ConfigError(f"judge: the prompt is not a template ({error}); write {{{{ for a brace") from None
     for name in fields:
         if not name.isidentifier():
             raise ConfigError(f"judge: the prompt names {{{name}}}; give plain names, and {{{{ for a brace")

@@ -1,54 +1,26 @@
-"""What an LLM judge keeps: replies that it has had, and what it may still spend.
+"""What an LLM judge remembers: the replies that it received, and what it has spent of its budget.
 
-In memory, or in a file that processes share and that outlives them.
+It is an SQLite database: in memory, or in a file that processes share and that outlives them.
 """
 
 import asyncio
 import sqlite3
 import threading
-from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 from envs.errors import BudgetSpent, ConfigError
 
 _BUSY_S = 60.0
 """How long one process waits for others that write."""
+_TABLES = (
+    "create table if not exists replies (key text primary key, reply text)",
+    "create table if not exists spent (name text primary key, requests int, tokens int)",
+)
 
 T = TypeVar("T")
-
-
-class Cache(Protocol):
-    """Replies by the hash of their request. Another store (Redis) is another of these."""
-
-    async def get(self, key: str) -> str | None:
-        """The reply; None where it is not known."""
-        ...
-
-    async def put(self, key: str, reply: str) -> None:
-        """Keep a reply."""
-        ...
-
-
-class MemoryCache:
-    """The last `most` replies that were asked for, in this process."""
-
-    def __init__(self, most: int = 100_000) -> None:
-        self._most = most
-        self._replies: OrderedDict[str, str] = OrderedDict()
-
-    async def get(self, key: str) -> str | None:
-        if key in self._replies:
-            self._replies.move_to_end(key)
-        return self._replies.get(key)
-
-    async def put(self, key: str, reply: str) -> None:
-        self._replies[key] = reply
-        self._replies.move_to_end(key)
-        while len(self._replies) > self._most:
-            self._replies.popitem(last=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,106 +28,120 @@ class Spending:
     """By one judge."""
 
     requests: int = 0
-    """Sent, those that failed included."""
+    """Sent, including those that failed."""
     tokens: int = 0
     """As the endpoint reports them, prompts and replies together."""
 
 
-class Ledger(Protocol):
-    """Where what was spent is written down."""
+class JudgeStore:
+    """Replies by the hash of their request, and the budget of one judge.
 
-    async def add(
-        self, more: Spending, *, below: tuple[int | None, int | None] = (None, None)
-    ) -> Spending | None:
-        """The sum with `more`; None, and nothing is added, where the sum so far is not `below` these numbers
-        of requests and of tokens. None is no limit."""
-        ...
-
-    async def read(self) -> Spending:
-        """The sum so far."""
-        ...
-
-
-class MemoryLedger:
-    """Of this process."""
-
-    def __init__(self) -> None:
-        self._spending = Spending()
-
-    async def add(
-        self, more: Spending, *, below: tuple[int | None, int | None] = (None, None)
-    ) -> Spending | None:
-        if not _is_below(self._spending, below):
-            return None
-        self._spending = Spending(
-            self._spending.requests + more.requests, self._spending.tokens + more.tokens
-        )
-        return self._spending
-
-    async def read(self) -> Spending:
-        return self._spending
-
-
-class JudgeFile:
-    """A file of replies and of what was spent: a `Cache` and, by a judge's name, a `Ledger`.
-
-    Any number of processes of one machine may use it at the same time. It is an SQLite database; keep it on a
-    disk of the machine's own, for file systems of a network lock badly.
+    Any number of processes of one machine may use a file at the same time. Keep it on a local disk: network
+    file systems lock badly.
     """
 
-    def __init__(self, path: Path, *, name: str) -> None:
-        """`name`: whose spending it is."""
+    def __init__(
+        self,
+        path: Path | None = None,
+        *,
+        name: str,
+        max_requests: int | None = None,
+        max_tokens: int | None = None,
+        max_replies: int = 100_000,
+    ) -> None:
+        """`path`: None keeps everything in memory, with the `max_replies` replies that were used last.
+        `name`: the judge's, by which a file counts what it spent."""
         self._path = path
         self._name = name
+        self._max_requests = max_requests
+        self._max_tokens = max_tokens
+        self._max_replies = max_replies
         self._lock = threading.Lock()
         self._database: sqlite3.Connection | None = None
 
     def check(self) -> None:
-        """Make the file where there is none. Raises `ConfigError` where it cannot be used."""
+        """Create the file if it does not exist. Raises `ConfigError` if it cannot be used."""
         with self._lock:
             self._open()
 
     async def get(self, key: str) -> str | None:
-        row = await self._ask(
-            lambda db: db.execute("select reply from replies where key = ?", (key,)).fetchone()
-        )
-        return None if row is None else str(row[0])
+        """The reply to a request; None if it is not known."""
+
+        def read(database: sqlite3.Connection) -> str | None:
+            row = database.execute("select reply from replies where key = ?", (key,)).fetchone()
+            if row is not None and self._path is None:
+                self._write(database, key, row[0])  # it becomes the newest
+            return None if row is None else str(row[0])
+
+        return await self._run(read)
 
     async def put(self, key: str, reply: str) -> None:
-        await self._ask(lambda db: db.execute("insert or replace into replies values (?, ?)", (key, reply)))
+        """Keep a reply."""
+        await self._run(lambda database: self._write(database, key, reply))
 
-    async def add(
-        self, more: Spending, *, below: tuple[int | None, int | None] = (None, None)
-    ) -> Spending | None:
-        """See `Ledger`; processes that ask at the same time are told one after the other."""
+    async def take_request(self) -> None:
+        """Count a request that is about to be sent; raises `BudgetSpent` if the budget does not allow it.
 
-        def work(database: sqlite3.Connection) -> Spending | None:
-            spending = self._spending(database)
-            if not _is_below(spending, below):
-                return None
-            spending = Spending(spending.requests + more.requests, spending.tokens + more.tokens)
-            row = (self._name, spending.requests, spending.tokens)
-            database.execute("insert or replace into spent values (?, ?, ?)", row)
-            return spending
+        Tokens are known only afterwards: concurrent requests may exceed the limit.
+        """
 
-        return await self._ask(work)
+        def take(database: sqlite3.Connection) -> None:
+            spending = self._read_spending(database)
+            for amount, limit, unit in (
+                (spending.requests, self._max_requests, "requests"),
+                (spending.tokens, self._max_tokens, "tokens"),
+            ):
+                if limit is not None and amount >= limit:
+                    raise BudgetSpent(
+                        f"the judge's budget of {limit} {unit} is spent ({spending.requests} requests, "
+                        f"{spending.tokens} tokens so far); raise its max_{unit} and go on"
+                    )
+            self._add(database, Spending(requests=1))
 
-    async def read(self) -> Spending:
-        return await self._ask(self._spending)
+        await self._run(take)
 
-    def _spending(self, database: sqlite3.Connection) -> Spending:
+    async def add_tokens(self, num_tokens: int | None) -> None:
+        """Count the tokens that a reply reports; raises `ConfigError` for None if tokens are limited."""
+        if num_tokens is None and self._max_tokens is not None:
+            raise ConfigError(
+                "the judge reports no usage.total_tokens; limit max_requests instead of max_tokens"
+            )
+        if num_tokens:
+            await self._run(lambda database: self._add(database, Spending(tokens=num_tokens)))
+
+    async def read_spending(self) -> Spending:
+        """The sum so far."""
+        return await self._run(self._read_spending)
+
+    def _write(self, database: sqlite3.Connection, key: str, reply: str) -> None:
+        database.execute("insert or replace into replies values (?, ?)", (key, reply))
+        if self._path is None:
+            database.execute(
+                "delete from replies where rowid in (select rowid from replies order by rowid "
+                "limit max(0, (select count(*) from replies) - ?))",
+                (self._max_replies,),
+            )
+
+    def _read_spending(self, database: sqlite3.Connection) -> Spending:
         query = "select requests, tokens from spent where name = ?"
         row = database.execute(query, (self._name,)).fetchone()
         return Spending() if row is None else Spending(*row)
 
-    async def _ask(self, work: Callable[[sqlite3.Connection], T]) -> T:
-        return await asyncio.to_thread(self._done, work)
+    def _add(self, database: sqlite3.Connection, more: Spending) -> None:
+        database.execute(
+            "insert into spent values (?, ?, ?) on conflict (name) do update set "
+            "requests = requests + excluded.requests, tokens = tokens + excluded.tokens",
+            (self._name, more.requests, more.tokens),
+        )
 
-    def _done(self, work: Callable[[sqlite3.Connection], T]) -> T:
+    async def _run(self, work: Callable[[sqlite3.Connection], T]) -> T:
+        return await asyncio.to_thread(self._run_transaction, work)
+
+    def _run_transaction(self, work: Callable[[sqlite3.Connection], T]) -> T:
         with self._lock:
             database = self._open()
             try:
-                # At once for writing: what was read must not have changed when it is written.
+                # `immediate` locks for writing: what was read must not have changed when it is written.
                 database.execute("begin immediate")
                 try:
                     result = work(database)
@@ -164,22 +150,21 @@ class JudgeFile:
                     raise
                 database.execute("commit")
             except sqlite3.Error as error:
-                raise ConfigError(f"the judge's file {self._path}: {error}; mend or remove it") from error
+                raise ConfigError(f"the judge's file {self._path}: {error}; repair or remove it") from error
             return result
 
     def _open(self) -> sqlite3.Connection:
         if self._database is None:
             try:
-                self._path.parent.mkdir(parents=True, exist_ok=True)
+                if self._path is not None:
+                    self._path.parent.mkdir(parents=True, exist_ok=True)
                 database = sqlite3.connect(
-                    self._path, timeout=_BUSY_S, isolation_level=None, check_same_thread=False
+                    self._path or ":memory:", timeout=_BUSY_S, isolation_level=None, check_same_thread=False
                 )
-                # No write-ahead log: who turns it on does not wait for others who do.
+                # No write-ahead log: a process that turns it on does not wait for others that do.
                 database.execute("begin immediate")
-                database.execute("create table if not exists replies (key text primary key, reply text)")
-                database.execute(
-                    "create table if not exists spent (name text primary key, requests int, tokens int)"
-                )
+                for statement in _TABLES:
+                    database.execute(statement)
                 database.execute("commit")
             except (sqlite3.Error, OSError) as error:
                 raise ConfigError(
@@ -187,54 +172,3 @@ class JudgeFile:
                 ) from error
             self._database = database
         return self._database
-
-
-class Budget:
-    """Holds requests and tokens against what may be spent."""
-
-    def __init__(
-        self, *, max_requests: int | None, max_tokens: int | None, ledger: Ledger | None = None
-    ) -> None:
-        """`ledger`: of this process by default."""
-        self._max_requests = max_requests
-        self._max_tokens = max_tokens
-        self._ledger = MemoryLedger() if ledger is None else ledger
-
-    async def read_spending(self) -> Spending:
-        """The sum so far."""
-        return await self._ledger.read()
-
-    async def take_request(self) -> None:
-        """Count one that is about to be sent; raises `BudgetSpent` where it may not be.
-
-        Tokens are known afterwards only: requests under way at the same time may go beyond.
-        """
-        limits = (self._max_requests, self._max_tokens)
-        if await self._ledger.add(Spending(requests=1), below=limits) is not None:
-            return
-        spending = await self._ledger.read()
-        for so_far, most, unit in (
-            (spending.requests, self._max_requests, "requests"),
-            (spending.tokens, self._max_tokens, "tokens"),
-        ):
-            if most is not None and so_far >= most:
-                raise BudgetSpent(
-                    f"the judge's budget of {most} {unit} is spent ({spending.requests} requests, "
-                    f"{spending.tokens} tokens so far); raise its max_{unit} and go on"
-                )
-
-    async def add_tokens(self, num_tokens: int | None) -> None:
-        """Count what a reply says it took; raises `ConfigError` for none where tokens are limited."""
-        if num_tokens is None and self._max_tokens is not None:
-            raise ConfigError(
-                "the judge reports no usage.total_tokens; limit max_requests instead of max_tokens"
-            )
-        if num_tokens:
-            await self._ledger.add(Spending(tokens=num_tokens))
-
-
-def _is_below(spending: Spending, limits: tuple[int | None, int | None]) -> bool:
-    return all(
-        most is None or so_far < most
-        for so_far, most in zip((spending.requests, spending.tokens), limits, strict=True)
-    )
