@@ -1,7 +1,7 @@
 """The base of every block of settings, and the bounds that several blocks share.
 
 A block is declared once, beside the code that it is given to, and is the type of its block in
-`pipelines.yaml` (`tasks/config/settings.py`).
+`pipelines.yaml` (`tasks/config/pipelines.py`).
 """
 
 from typing import Annotated

@@ -34,8 +34,7 @@ from typing import Any
 
 from agents.types import Completion, FinishReason, StopReason, Trajectory, Turn
 from envs.types import Item
-from tasks.config.pipelines import load_pipeline
-from tasks.config.settings import Pipeline
+from tasks.config.pipelines import Pipeline, load_pipeline
 from tasks.verl.actor import environment_of
 from tasks.verl.local_worker import start_actor
 from tasks.verl.rows import Row, fields_of, rows_of

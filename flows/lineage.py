@@ -20,8 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from envs.errors import ConfigError
-from tasks.config.pipelines import PIPELINES_FILE, read_yaml
-from tasks.config.settings import Pipeline
+from tasks.config.pipelines import PIPELINES_FILE, Pipeline, read_yaml
 from tasks.config.user_code import agent_code, environment_code
 from tasks.data.sources import FOLDER as DATA
 

@@ -22,12 +22,10 @@ from tasks.cluster.address import check_ray_address
 from tasks.config.capacity import check_memory, checkpoint_bytes, disk_bytes, read_model_size
 from tasks.config.environments import check_environments
 from tasks.config.episodes import check_agent, check_reward, check_vision
-from tasks.config.pipelines import load_pipeline
+from tasks.config.pipelines import Pipeline, load_pipeline
 from tasks.config.prompts import check_prompts
-from tasks.config.settings import Pipeline
 from tasks.data.files import check_data
-from tasks.data.items import read_items
-from tasks.data.mixture import split
+from tasks.data.items import read_items, split
 from tasks.tracking.tracker import check_tracking
 from tasks.verl.checkpoints import MAX_CHECKPOINTS
 from tasks.verl.config import check_pipeline

@@ -14,7 +14,7 @@ from pathlib import Path
 from envs.files import write_atomically
 from flows.lineage import Stage, stage_key
 from flows.progress import Display, StageState
-from tasks.config.settings import Pipeline
+from tasks.config.pipelines import Pipeline
 
 STAGES = ("prepare", "provision", "warmup", "train", "evaluate", "report")
 """Stage `x` is in `tasks/stages/x.py`: a function `x(pipeline, workspace, progress)`, imported when it runs;

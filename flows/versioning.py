@@ -11,8 +11,7 @@ from pathlib import Path
 from envs.errors import ConfigError, WingspanError
 from envs.files import write_atomically
 from flows.lineage import LOCK_FILE, STAGES_FILE
-from tasks.config.pipelines import PIPELINES_FILE, read_yaml
-from tasks.config.settings import Pipeline
+from tasks.config.pipelines import PIPELINES_FILE, Pipeline, read_yaml
 
 WARMUP = "warmup"
 """In `dvc.yaml`, which knows no conditions, every pipeline has this stage; in the flow, not all have it."""

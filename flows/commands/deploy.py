@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 
 from envs.errors import ConfigError
-from tasks.config.settings import Pipeline
+from tasks.config.pipelines import Pipeline
 
 ENTRYPOINT = "flows/train_agent.py:train_agent"
 """Path relative to the project's folder, in which the worker runs it."""

@@ -25,7 +25,7 @@ from envs.retrieval.redis_server import Redis
 from envs.sandbox.sandbox import BACKENDS
 
 if TYPE_CHECKING:
-    from tasks.config.settings import Pipeline
+    from tasks.config.pipelines import Pipeline
 
 COLUMNS = ("state", "what", "found", "for", "remedy")
 CONSTRAINTS = Path("constraints.txt")

@@ -19,10 +19,9 @@ from flows.cli.tables import print_table
 from flows.commands.turns import TurnPrinter
 from tasks.config.environments import check_environments
 from tasks.config.judges import check_judges
-from tasks.config.pipelines import did_you_mean
-from tasks.config.settings import Pipeline
+from tasks.config.pipelines import Pipeline, did_you_mean
 from tasks.config.user_code import reward_names
-from tasks.data.mixture import evaluation_turns, split
+from tasks.data.items import evaluation_turns, split
 from tasks.data.trajectories import summarise, trajectory_to_dict
 from tasks.rollout.factory import make_endpoint_runner, make_runner
 from tasks.rollout.runner import RolloutRunner, RolloutSpec

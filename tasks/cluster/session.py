@@ -18,7 +18,7 @@ from envs.errors import WingspanError
 from tasks.cluster.address import check_ray_address, cluster_address
 from tasks.cluster.network import loopback_and_token, read_token
 from tasks.cluster.placement import QUEUE_CPUS, WORKER_CPUS
-from tasks.config.settings import Pipeline
+from tasks.config.pipelines import Pipeline
 from tasks.errors import RayDied
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from typing import Any
 
 from envs.errors import ConfigError
 from envs.requirements.detection import PROBE_TIMEOUT_S
-from tasks.config.settings import Pipeline
+from tasks.config.pipelines import Pipeline
 from tasks.verl.gpu_model import FLASH_ATTENTION, gpu_attention
 
 HUB_TIMEOUT_S = 10.0

@@ -5,7 +5,7 @@ import os
 from envs.errors import ConfigError
 from envs.registry import EnvSpec, get_env
 from envs.remote.servers import Servers, on_servers
-from tasks.config.settings import Pipeline
+from tasks.config.pipelines import Pipeline
 
 
 def environments(pipeline: Pipeline) -> list[EnvSpec]:

@@ -23,7 +23,7 @@ from envs.registry import EnvSpec, get_env
 from envs.types import Item
 from tasks.config.agent import AgentSettings
 from tasks.config.judges import check_judges, judge_of
-from tasks.config.settings import Pipeline
+from tasks.config.pipelines import Pipeline
 from tasks.config.user_code import reward_names
 
 if TYPE_CHECKING:

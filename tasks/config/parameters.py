@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from envs.files import write_atomically
-from tasks.config.settings import Pipeline
+from tasks.config.pipelines import Pipeline
 
 PARAMETERS = "parameters.json"
 """In the workspace: `{"pipeline": name, "changed": {key: [value in pipelines.yaml, value here]}}`."""

@@ -16,7 +16,7 @@ from envs.registry import EnvSpec
 from envs.types import Item, Observation
 from tasks.config.environments import environments
 from tasks.config.episodes import make_episode_config
-from tasks.config.settings import Pipeline
+from tasks.config.pipelines import Pipeline
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

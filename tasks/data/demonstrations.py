@@ -18,8 +18,8 @@ from envs.errors import ConfigError, SamplerFailed
 from envs.registry import EnvSpec, ExpertStep, get_env
 from envs.types import Item
 from tasks.config.episodes import make_episode_config
-from tasks.config.settings import Pipeline
-from tasks.data.mixture import training_order
+from tasks.config.pipelines import Pipeline
+from tasks.data.items import training_order
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -2,7 +2,7 @@
 
 A row with `question` or `messages` becomes an item; one with `item_id` names an item that its environment
 has. An invalid row raises a `ConfigError` that names the row and the field. Leaves out how rows are read
-(`sources.py`) and how a pipeline mixes its parts (`mixture.py`).
+(`sources.py`) and how a pipeline mixes its parts (`items.py`).
 """
 
 import io

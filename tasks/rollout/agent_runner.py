@@ -15,7 +15,7 @@ from envs.types import Item
 from tasks.cluster.envs import find_cluster_host
 from tasks.config.environments import environments
 from tasks.config.episodes import check_vision, make_episode_config
-from tasks.config.settings import Pipeline
+from tasks.config.pipelines import Pipeline
 from tasks.rollout.runner import RolloutRunner, RolloutSpec, get_max_turns
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from agents.rollout.context import ContextPolicy
 from agents.rollout.conversation import TokenConversation
 from agents.samplers.sampler import Sampler
 from envs.errors import ConfigError
-from tasks.config.settings import Pipeline
+from tasks.config.pipelines import Pipeline
 from tasks.rollout.agent_runner import AgentRunner
 from tasks.rollout.program_runner import ProgramRunner
 from tasks.rollout.runner import RolloutRunner

@@ -12,7 +12,7 @@ from agents.samplers.sampler import Sampler
 from agents.types import Trajectory
 from envs.types import Item, Message
 from tasks.config.episodes import program_of, reward_of
-from tasks.config.settings import Pipeline
+from tasks.config.pipelines import Pipeline
 from tasks.rollout.programs import run_program
 from tasks.rollout.runner import RolloutRunner, RolloutSpec, get_max_turns
 

@@ -13,8 +13,8 @@ from agents.rollout.group import OnOpening, OnTurn
 from agents.types import Trajectory
 from envs.runtime.metrics import PoolMetrics
 from envs.types import Item
-from tasks.config.settings import Pipeline
-from tasks.data.mixture import training_turns
+from tasks.config.pipelines import Pipeline
+from tasks.data.items import training_turns
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

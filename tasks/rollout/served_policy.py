@@ -18,7 +18,7 @@ from envs.errors import ConfigError
 from envs.network.server import bind
 from envs.redaction import register_secret
 from envs.types import Image
-from tasks.config.settings import Pipeline
+from tasks.config.pipelines import Pipeline
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase, ProcessorMixin

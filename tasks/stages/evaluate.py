@@ -25,9 +25,8 @@ from agents.types import Trajectory
 from envs.errors import ConfigError, WingspanError
 from envs.files import write_atomically
 from envs.types import Item
-from tasks.config.settings import Pipeline
-from tasks.data.items import read_items
-from tasks.data.mixture import evaluation_turns
+from tasks.config.pipelines import Pipeline
+from tasks.data.items import evaluation_turns, read_items
 from tasks.data.trajectories import summarise, write_trajectories
 from tasks.interrupts import interrupts_blocked
 from tasks.progress import SILENT, Progress

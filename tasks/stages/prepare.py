@@ -2,9 +2,8 @@
 
 from pathlib import Path
 
-from tasks.config.settings import Pipeline
-from tasks.data.items import write_items
-from tasks.data.mixture import split
+from tasks.config.pipelines import Pipeline
+from tasks.data.items import split, write_items
 from tasks.progress import SILENT, Progress
 
 

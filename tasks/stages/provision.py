@@ -30,7 +30,7 @@ from envs.types import Item
 from tasks.cluster.envs import find_cluster_host
 from tasks.config.environments import environments
 from tasks.config.episodes import check_reward, check_vision
-from tasks.config.settings import Pipeline
+from tasks.config.pipelines import Pipeline
 from tasks.data.items import read_items
 from tasks.progress import SILENT, Progress
 

@@ -15,8 +15,8 @@ from pathlib import Path
 from statistics import fmean
 
 from tasks.config.parameters import group_leaves, read_changes
-from tasks.config.settings import Pipeline
-from tasks.data.mixture import training_turns
+from tasks.config.pipelines import Pipeline
+from tasks.data.items import training_turns
 from tasks.progress import SILENT, Progress
 from tasks.reporting import charts, figures
 from tasks.reporting.excerpts import choose_pairs

@@ -22,9 +22,8 @@ from envs.errors import ConfigError, WingspanError
 from envs.files import write_atomically
 from envs.types import Item
 from tasks.cluster.session import check_ray, connect_ray, end_local_ray, keep_logs, result_of
-from tasks.config.settings import Pipeline
-from tasks.data.items import read_items
-from tasks.data.mixture import evaluation_turns, training_order
+from tasks.config.pipelines import Pipeline
+from tasks.data.items import evaluation_turns, read_items, training_order
 from tasks.data.trajectories import summarise, write_trajectories
 from tasks.errors import RayDied, SamplerDied, names_dead_engine
 from tasks.progress import SILENT, Progress

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from envs.errors import ConfigError, WingspanError
 from envs.types import Item
-from tasks.config.settings import Pipeline
+from tasks.config.pipelines import Pipeline
 from tasks.data.demonstrations import Demonstration, demonstrate
 from tasks.data.items import read_items
 from tasks.data.vocabulary import add_whole_words, add_words, find_spelled_words

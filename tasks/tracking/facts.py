@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from tasks.config.parameters import read_changes
-from tasks.config.settings import Pipeline
+from tasks.config.pipelines import Pipeline
 
 SCORES = {
     "success": ("after", "sampled"),

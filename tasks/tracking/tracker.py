@@ -26,7 +26,7 @@ from envs.errors import WingspanError, describe
 from envs.files import lock_file, write_atomically
 from envs.redaction import redact, register_url
 from tasks.config.parameters import flat
-from tasks.config.settings import Pipeline
+from tasks.config.pipelines import Pipeline
 from tasks.tracking import facts, recorded_runs
 from tasks.tracking.batches import log_datasets, log_metrics, log_params, metrics_of
 from tasks.tracking.model import register

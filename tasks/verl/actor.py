@@ -18,7 +18,7 @@ from agents.types import Trajectory
 from envs.runtime.metrics import PoolMetrics
 from envs.types import Item
 from tasks.cluster.placement import Placement, place_workers
-from tasks.config.settings import Pipeline
+from tasks.config.pipelines import Pipeline
 from tasks.data.trajectories import read_trajectories, sampled_tokens, summarise, write_trajectories
 from tasks.rollout.runner import RolloutSpec
 from tasks.verl import checkpoints, gpu_model

@@ -10,7 +10,7 @@ from agents.prompting.images import has_vision
 from envs.errors import ConfigError, MissingDependency
 from envs.requirements.detection import pip_install
 from tasks.cluster.placement import Placement
-from tasks.config.settings import Pipeline
+from tasks.config.pipelines import Pipeline
 from tasks.config.training import IMPORTANCE_CAP
 from tasks.verl.gpu_model import gpu_model_options
 
@@ -78,7 +78,7 @@ def _common(pipeline: Pipeline, *, model: str, checkpoints: str) -> dict[str, An
         "data.custom_cls.name": "ItemNumbers",
         "data.train_max_samples": rollout.items_per_step * train.steps,
         "data.val_max_samples": 1,  # verl requires some; evaluation is ours
-        "data.shuffle": False,  # `tasks/data/mixture.py` has chosen the order
+        "data.shuffle": False,  # `tasks/data/items.py` has chosen the order
         "data.train_batch_size": rollout.items_per_step,
         "data.dataloader_num_workers": 0,
         "data.max_prompt_length": rollout.context_length,

@@ -5,7 +5,7 @@ import socket
 from pathlib import Path
 from typing import Any
 
-from tasks.config.settings import Pipeline
+from tasks.config.pipelines import Pipeline
 from tasks.verl.config import verl_config
 
 

@@ -24,7 +24,7 @@ from agents.types import Completion, FinishReason, SamplingParams, Trajectory
 from envs.errors import SamplerFailed, describe
 from envs.runtime.metrics import PoolMetrics
 from envs.types import Image, Item
-from tasks.config.settings import Pipeline
+from tasks.config.pipelines import Pipeline
 from tasks.errors import Diverged, NoEpisodes, SamplerDied, names_dead_engine
 from tasks.rollout.factory import make_runner
 from tasks.rollout.runner import RolloutSpec, make_training_spec

@@ -19,7 +19,7 @@ from verl.utils.metric import reduce_metrics
 from verl.utils.py_functional import rename_dict
 from verl.utils.skip import SkipManager
 
-from tasks.config.settings import Pipeline
+from tasks.config.pipelines import Pipeline
 from tasks.errors import Diverged
 from tasks.rollout.runner import make_training_spec
 from tasks.verl import checkpoints

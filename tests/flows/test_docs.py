@@ -23,8 +23,7 @@ import yaml
 from envs.registry import get_env, is_user_env
 from envs.requirements.data_sets import get_data_set
 from flows.cli.app import app
-from tasks.config.pipelines import pipeline_names
-from tasks.config.settings import Pipeline
+from tasks.config.pipelines import Pipeline, pipeline_names
 
 ROOT = Path(__file__).parents[2]
 DOCUMENT = yaml.safe_load((ROOT / "pipelines.yaml").read_text())

@@ -11,8 +11,7 @@ from prefect.serializers import JSONSerializer
 from envs.errors import ConfigError
 from flows.lineage import Receipt, Stage, declared_stages, holds, make_receipt, path_md5, stage_key
 from flows.stages import FINISHED, STAGES, claim_checkpoints
-from tasks.config.pipelines import load_pipeline
-from tasks.config.settings import Pipeline
+from tasks.config.pipelines import Pipeline, load_pipeline
 
 ROOT = Path(__file__).parents[2]
 NAME = "textcraft-cpu"

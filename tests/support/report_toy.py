@@ -12,8 +12,7 @@ from typing import Any
 
 from agents.types import Completion, FinishReason, StopReason, Trajectory, Turn
 from envs.types import Item
-from tasks.config.pipelines import load_pipeline
-from tasks.config.settings import Pipeline
+from tasks.config.pipelines import Pipeline, load_pipeline
 from tasks.data.items import write_items
 from tasks.data.trajectories import summarise, write_trajectories
 from tasks.stages.train import RoundResult

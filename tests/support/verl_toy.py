@@ -6,7 +6,7 @@ from typing import Any
 
 from envs.registry import EnvSpec, ExpertStep, Split, register_env
 from envs.types import Item, StepResult
-from tasks.config.settings import Pipeline
+from tasks.config.pipelines import Pipeline
 
 TURNS = 4
 

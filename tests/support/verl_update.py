@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from agents.types import Trajectory
-from tasks.config.settings import Pipeline
+from tasks.config.pipelines import Pipeline
 from tasks.verl.config import verl_config
 from tasks.verl.local_worker import start_actor
 from tasks.verl.rows import Row, fields_of, rows_of

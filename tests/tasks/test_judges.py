@@ -18,7 +18,7 @@ from agents.samplers.sampler import ScriptedSampler
 from envs.errors import BudgetSpent, ConfigError, RewardFailed
 from tasks.config.agent import AgentSettings
 from tasks.config.episodes import check_agent, reward_of
-from tasks.data.mixture import split
+from tasks.data.items import split
 from tasks.rollout.factory import make_runner
 from tasks.rollout.runner import RolloutSpec
 from tests.flows.test_lineage import AGENT_STAGES, changed, keys, project

@@ -9,8 +9,7 @@ import pytest
 from envs.errors import ConfigError, EnvCrashed, EpisodeTimeout
 from envs.registry import EnvSpec, ExpertStep, Split, register_env
 from envs.types import Item
-from tasks.config.pipelines import load_pipeline
-from tasks.config.settings import Pipeline
+from tasks.config.pipelines import Pipeline, load_pipeline
 from tasks.data.items import read_items
 from tasks.stages.prepare import prepare
 from tasks.stages.provision import provision

@@ -16,8 +16,8 @@ from agents.types import StopReason, Trajectory
 from envs.errors import ConfigError
 from flows.cli.app import app
 from tasks.config.episodes import check_agent
-from tasks.config.settings import Pipeline
-from tasks.data.mixture import split
+from tasks.config.pipelines import Pipeline
+from tasks.data.items import split
 from tasks.data.trajectories import read_trajectories
 from tasks.rollout.agent_runner import AgentRunner
 from tasks.rollout.factory import make_endpoint_runner, make_runner

@@ -19,9 +19,8 @@ from envs.sandbox.workspace import HasWorkspace
 from envs.types import Item
 from tasks.config.agent import AgentSettings
 from tasks.config.episodes import check_agent, check_reward
-from tasks.config.settings import Pipeline
-from tasks.data.items import read_items
-from tasks.data.mixture import split
+from tasks.config.pipelines import Pipeline
+from tasks.data.items import read_items, split
 from tasks.data.trajectories import summarise
 from tasks.rollout.factory import make_runner
 from tasks.rollout.runner import RolloutSpec

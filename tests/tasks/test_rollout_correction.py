@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from envs.errors import ConfigError
-from tasks.config.pipelines import load_pipeline
-from tasks.config.settings import Pipeline
+from tasks.config.pipelines import Pipeline, load_pipeline
 from tasks.verl.config import check_pipeline, verl_config
 from tests.support.verl_toy import toy_pipeline
 

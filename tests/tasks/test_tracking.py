@@ -20,8 +20,7 @@ from envs.errors import ConfigError, WingspanError
 from envs.types import Item
 from flows.commands.runs import run_rows
 from tasks.config.parameters import changed_parameters, write_changes
-from tasks.config.pipelines import load_pipeline
-from tasks.config.settings import Pipeline
+from tasks.config.pipelines import Pipeline, load_pipeline
 from tasks.data.trajectories import write_trajectories
 from tasks.tracking.names import step_metric
 from tasks.tracking.recorded_runs import PID, PROCESSES, TIME, heartbeat, mark_gone

@@ -12,7 +12,7 @@ import pytest
 
 from agents.types import Completion, FinishReason, StopReason, Trajectory, Turn
 from envs.types import Item
-from tasks.config.settings import Pipeline
+from tasks.config.pipelines import Pipeline
 from tasks.verl.rows import has_gradient_without_advantage, rows_of
 from tests.support.tiny_model import save_tiny_model
 from tests.support.verl_toy import toy_pipeline

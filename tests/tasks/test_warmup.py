@@ -14,7 +14,7 @@ from agents.tools.toolbox import Toolbox
 from envs.errors import ConfigError
 from envs.registry import EnvSpec, ExpertStep, register_env
 from envs.types import Item, Message
-from tasks.config.settings import Pipeline
+from tasks.config.pipelines import Pipeline
 from tasks.data.demonstrations import Demonstration, demonstrate
 from tasks.data.items import write_items
 from tasks.progress import Progress

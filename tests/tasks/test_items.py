@@ -18,7 +18,7 @@ from envs.errors import ConfigError
 from envs.registry import EnvSpec, Split, register_env
 from envs.types import Item
 from tasks.config.data import DataSettings
-from tasks.data.mixture import evaluation_turns, split, training_order, training_turns
+from tasks.data.items import evaluation_turns, split, training_order, training_turns
 from tasks.data.trajectories import summarise
 from tasks.rollout.factory import make_runner
 from tasks.rollout.runner import RolloutSpec
