@@ -169,10 +169,10 @@ class _Expert:
         if not trajectory.success or not has_ended or len(trajectory.turns) < len(turns):
             return []
         # A token's policy version becomes the index of its turn, which says whether to imitate it.
-        indexed = [
+        indexed = tuple(
             replace(turn, completion=replace(turn.completion, policy_version=index))
             for index, turn in enumerate(trajectory.turns)
-        ]
+        )
         is_imitated = [is_expert or self._settings.imitate_noise for _, is_expert in turns]
         segments = pack(replace(trajectory, turns=indexed))
         if any(len(s.prompt_ids) + len(s.response_ids) > self._context_length for s in segments):

@@ -13,7 +13,6 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from agents.clients import rate_limit
 from agents.clients.rate_limit import RateLimiter
 from agents.rewards import Endpoint, JudgeSettings, LLMJudge, combine_rewards
 from agents.rewards.judge.reward import PROMPT, read_score
@@ -279,7 +278,7 @@ def test_a_judge_serves_one_event_loop_after_the_other():
 
 def test_pace_and_memory(monkeypatch: pytest.MonkeyPatch):
     seconds = 50.0
-    monkeypatch.setattr(rate_limit.time, "monotonic", lambda: seconds)
+    monkeypatch.setattr("agents.clients.rate_limit.time.monotonic", lambda: seconds)
     limiter = RateLimiter(10.0)
     assert [limiter.wait_s() for _ in range(3)] == pytest.approx([0.0, 0.1, 0.2])
     seconds += 0.25
