@@ -26,7 +26,7 @@ from dataclasses import asdict
 
 import psutil
 
-from envs.browser.seats import Seat
+from envs.browser.leases import BrowserLease
 from envs.builtin.miniwob.env import MiniWobEnv, place_of
 from envs.builtin.miniwob.expert import EXPERTS
 from envs.builtin.miniwob.spec import SPEC, make_item
@@ -78,7 +78,7 @@ def pss_mb() -> tuple[float, float]:
 async def cost(contexts: int) -> dict[str, float]:
     """Seconds and megabytes; see the docstring of this file."""
     started = time.perf_counter()
-    seat = await Seat.take()
+    lease = await BrowserLease.acquire()
     start_s = time.perf_counter() - started
     await asyncio.sleep(SETTLED_S)
     base, _ = pss_mb()
@@ -103,7 +103,7 @@ async def cost(contexts: int) -> dict[str, float]:
     full, driver = pss_mb()
     for env in envs:
         await env.close()
-    await seat.leave()
+    await lease.release()
     return {
         "contexts": contexts,
         "start_s": round(start_s, 2),

@@ -23,10 +23,9 @@ import httpx
 import psutil
 
 from envs.builtin.webarena.env import WebEnv
-from envs.builtin.webarena_local.env import expert, make, make_item
+from envs.builtin.webarena_local.env import expert, make, make_item, tasks
+from envs.builtin.webarena_local.sites.copies import LiveSites
 from envs.builtin.webarena_local.sites.data import WEBARENA_LOCAL
-from envs.builtin.webarena_local.sites.tenant import LiveSites
-from envs.builtin.webarena_local.venue import tasks
 from envs.registry import ExpertStep
 from envs.types import Item
 
@@ -65,11 +64,11 @@ async def play(env: WebEnv, item: Item, steps: list[ExpertStep], times: Times) -
 async def restores() -> tuple[list[float], float]:
     """Seconds of each, and megabytes of a copy that has shown a page of each site."""
     sites, seconds = LiveSites(WEBARENA_LOCAL.prepare()), []
-    addresses = await sites.restored()
+    addresses = await sites.restore()
     async with httpx.AsyncClient(timeout=30, trust_env=False, follow_redirects=True) as client:
         for _ in range(RESTORES):
             started = time.perf_counter()
-            addresses = await sites.restored()
+            addresses = await sites.restore()
             (await client.get(addresses["cms"])).raise_for_status()
             seconds.append(time.perf_counter() - started)
         for address in addresses.values():

@@ -1,8 +1,8 @@
-"""What a policy may do in a browser: WebArena's actions on numbered elements, read from text.
+"""WebArena's browser actions on numbered elements, parsed from text.
 
-An action may stand alone or within triple backticks, the first of which count, as for WebArena and AgentGym.
-`click [7]`, `type [7] [text] [0|1]` (1, the default, presses Enter afterwards), `hover [7]`,
-`press [Control+a]`, `scroll [down|up]`, `new_tab`, `tab_focus [0]`, `close_tab`, `goto [url]`, `go_back`,
+An action stands alone or within triple backticks, of which the first pair counts, as in WebArena and
+AgentGym. `click [7]`, `type [7] [text] [0|1]` (1, the default, presses Enter afterwards), `hover [7]`, `press
+[Control+a]`, `scroll [down|up]`, `new_tab`, `tab_focus [0]`, `close_tab`, `goto [url]`, `go_back`,
 `go_forward`, `stop [answer]`.
 """
 
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 MAX_LENGTH = 4_000
-"""Characters of an action; a longer one is nonsense."""
+"""Characters of an action."""
 
 FORMS = (
     "click [id]",
@@ -30,8 +30,8 @@ FORMS = (
 )
 
 
-class NoAction(ValueError):
-    """The text is no action; says why, to the policy."""
+class InvalidAction(ValueError):
+    """The text is not an action; the message tells the policy why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ class Hover:
 
 @dataclass(frozen=True, slots=True)
 class Type:
-    """Click on an element and write."""
+    """Click on an element and type text."""
 
     element: int
     text: str
@@ -66,21 +66,21 @@ class Press:
 
 @dataclass(frozen=True, slots=True)
 class Scroll:
-    """By the height of the viewport."""
+    """Scroll by the height of the viewport."""
 
     direction: Literal["down", "up"]
 
 
 @dataclass(frozen=True, slots=True)
 class Go:
-    """What has no argument: a move through the history, a new tab, or the end of one."""
+    """A command without an argument: a move through the history, a new tab, or the end of the current one."""
 
-    what: Literal["new_tab", "close_tab", "go_back", "go_forward"]
+    command: Literal["new_tab", "close_tab", "go_back", "go_forward"]
 
 
 @dataclass(frozen=True, slots=True)
 class TabFocus:
-    """The tab with this number, from 0."""
+    """Focus the tab with this number, from 0."""
 
     tab: int
 
@@ -94,7 +94,7 @@ class Goto:
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """The task is done, or cannot be."""
+    """End the task: it is done, or cannot be done."""
 
     answer: str
 
@@ -122,63 +122,62 @@ _KEYS = {key.lower(): key for key in _SPECIAL} | {
 }
 
 
-def read_action(said: str) -> Action:
-    """The action in what a policy said; raises `NoAction`."""
-    block = _BLOCK.search(said)
-    text = (block[1] if block else said).strip()
+def read_action(response: str) -> Action:
+    """Parse the action in a policy's response; raises `InvalidAction`."""
+    block = _BLOCK.search(response)
+    text = (block[1] if block else response).strip()
     if len(text) > MAX_LENGTH:
-        raise NoAction(f"An action has at most {MAX_LENGTH} characters.")
+        raise InvalidAction(f"An action has at most {MAX_LENGTH} characters.")
     name = text.partition("[")[0].split()[:1]
     action = _read(name[0], text) if name else None
     if action is None:
-        raise NoAction(f"{text[:60]!r} is no action. Actions: {', '.join(FORMS)}.")
+        raise InvalidAction(f"{text[:60]!r} is no action. Actions: {', '.join(FORMS)}.")
     return action
 
 
-_NUMBERED: dict[str, Callable[[int], Action]] = {"click": Click, "hover": Hover, "tab_focus": TabFocus}
+_NUMBER_ACTIONS: dict[str, Callable[[int], Action]] = {"click": Click, "hover": Hover, "tab_focus": TabFocus}
 
 
 def _read(name: str, text: str) -> Action | None:
     match name:
-        case "click" | "hover" | "tab_focus" if found := _ELEMENT.match(text):
-            number = int(found[2])
-            return _NUMBERED[name](number)
+        case "click" | "hover" | "tab_focus" if match := _ELEMENT.match(text):
+            return _NUMBER_ACTIONS[name](int(match[2]))
         case "type":
-            ended = text if text.endswith(("[0]", "[1]")) else f"{text} [1]"
-            if found := _TYPE.match(ended):
-                return Type(int(found[1]), found[2], found[3] == "1")
-        case "press" if found := _PRESS.match(text):
-            return Press("+".join(_KEYS.get(key.lower(), key) for key in found[1].strip().split("+")))
-        case "scroll" if found := _SCROLL.match(text):
-            return Scroll("up" if found[1] == "up" else "down")
-        case "goto" if found := _GOTO.match(text):
-            return Goto(found[1].strip())
+            with_enter = text if text.endswith(("[0]", "[1]")) else f"{text} [1]"
+            if match := _TYPE.match(with_enter):
+                return Type(int(match[1]), match[2], match[3] == "1")
+        case "press" if match := _PRESS.match(text):
+            return Press("+".join(_KEYS.get(key.lower(), key) for key in match[1].strip().split("+")))
+        case "scroll" if match := _SCROLL.match(text):
+            return Scroll("up" if match[1] == "up" else "down")
+        case "goto" if match := _GOTO.match(text):
+            return Goto(match[1].strip())
         case "new_tab" | "close_tab" | "go_back" | "go_forward":
             return Go(name)
         case "stop":
-            found = _STOP.match(text)
-            return Stop(found[1] if found else "")
+            match = _STOP.match(text)
+            return Stop(match[1] if match else "")
     return None
 
 
-def described(action: Action, said: str | None) -> str:
-    """How WebArena tells a policy what it did last; `said`: the line of its element, if there is one."""
+def describe_action(action: Action, element_text: str | None) -> str:
+    """A policy's last action in WebArena's words; `element_text` is the line of its element, if it exists."""
     match action:
         case Click(element) | Hover(element) | Type(element):
             name = type(action).__name__.lower()
-            if said is None:
+            if element_text is None:
                 return (
                     f'Attempt to perfom "{name}" on element "[{element}]" but no matching element found. '
                     "Please check the observation more carefully."
                 )
             text = f" [{action.text}{' ' * action.enter}]" if isinstance(action, Type) else ""
-            return f"{name} [{element}]{text} where [{element}] is {said}"
+            return f"{name} [{element}]{text} where [{element}] is {element_text}"
         case Press(keys):
             return f"press [{keys}]"
         case Scroll(direction):
             return f"scroll [{direction}]"
-        case Go(what):
-            return what
+        case Go(command):
+            return command
         case TabFocus(tab):
             return f"page_focus [{tab}]"
         case Goto(url):

@@ -1,10 +1,10 @@
-"""Which Chromium is run and behind which walls: found out on this machine, never assumed.
+"""Finds Chromium, and probes how this machine can isolate it.
 
-Two walls, each where the machine lets it stand. Chromium's own sandbox keeps a renderer from files, from the
-network and from most system calls; it needs user namespaces. Bubblewrap puts the whole browser into a file
-system that holds nothing but programs, fonts and its own profile, and into a process namespace, which ends
-with it: nothing that it has started outlives it, however it ends. As root, Chromium refuses its own sandbox,
-so it is run as nobody (`envs/browser/chromium.sh`).
+There are two layers of isolation; each is used if a probe shows that it works. Chromium's own sandbox keeps a
+renderer from files, from the network and from most system calls; it needs user namespaces. Bubblewrap gives
+the whole browser a file system with only programs, fonts and its own profile, and a process namespace, so no
+process that it starts outlives it. Chromium refuses its sandbox as root, so it then runs as nobody
+(`envs/browser/chromium.sh`).
 """
 
 import logging
@@ -19,42 +19,45 @@ from envs.sandbox.backend import NOBODY
 
 _NAMES = ("chromium", "chromium-browser", "google-chrome-stable", "google-chrome")
 _PACKAGES = {"apt-get": "chromium", "dnf": "chromium", "brew": "--cask chromium"}
-_OWN = ("chromium-*/chrome-linux*/chrome", "chromium-*/chrome-mac*/Chromium.app/Contents/MacOS/Chromium")
+_PLAYWRIGHT_PATHS = (
+    "chromium-*/chrome-linux*/chrome",
+    "chromium-*/chrome-mac*/Chromium.app/Contents/MacOS/Chromium",
+)
 
 LAUNCHER = Path(__file__).parent / "chromium.sh"
 
 _log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
 class ChromiumProgram:
-    """The browser, as a requirement: a distribution's, else one that Playwright has downloaded."""
+    """Chromium as a requirement: installed by the system, else downloaded by Playwright."""
 
-    name: str = "Chromium"
+    name = "Chromium"
 
     def path(self) -> Path | None:
-        """Of the program; None if there is none."""
-        found = next((path for name in _NAMES if (path := shutil.which(name))), None)
-        if found is not None:
-            return Path(found)
+        """The path of the program; None if it is not installed."""
+        program = next((path for name in _NAMES if (path := shutil.which(name))), None)
+        if program is not None:
+            return Path(program)
         folder = os.environ.get("PLAYWRIGHT_BROWSERS_PATH", str(Path.home() / ".cache" / "ms-playwright"))
-        return next((path for pattern in _OWN for path in sorted(Path(folder).glob(pattern))[-1:]), None)
+        return next(
+            (path for pattern in _PLAYWRIGHT_PATHS for path in sorted(Path(folder).glob(pattern))[-1:]), None
+        )
 
     def find_remedy(self) -> str | None:
-        """See `Requirement`."""
         path = self.path()
         if path is None:
             return f"{install_command(_PACKAGES)} or playwright install chromium"
-        said = failure([str(path), "--version"])
-        return None if said is None else f"{install_command(_PACKAGES)} ({path} does not run: {said})"
+        reason = failure([str(path), "--version"])
+        return None if reason is None else f"{install_command(_PACKAGES)} ({path} does not run: {reason})"
 
 
 CHROMIUM = ChromiumProgram()
 
 
 @dataclass(frozen=True, slots=True)
-class Walls:
-    """What holds a browser on this machine."""
+class BrowserIsolation:
+    """Which layers of isolation work on this machine."""
 
     sandbox: bool
     """Chromium's own."""
@@ -62,19 +65,19 @@ class Walls:
 
 
 @cache
-def walls() -> Walls:
-    """Try them. Where one does not stand, a warning says so, once."""
+def probe_isolation() -> BrowserIsolation:
+    """Try each layer; logs one warning for a layer that does not work."""
     as_nobody = (
         ["setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups", "--no-new-privs"]
         if os.geteuid() == 0
         else []
     )
-    nested = ["unshare", "--user", "true"]
-    room = ["bwrap", "--unshare-user", "--unshare-pid", "--ro-bind", "/", "/", "--proc", "/proc"]
-    sandbox = failure([*as_nobody, *nested])
-    bubblewrap = failure([*as_nobody, *room, "--dev", "/dev", *nested])
+    new_namespace = ["unshare", "--user", "true"]
+    bubble = ["bwrap", "--unshare-user", "--unshare-pid", "--ro-bind", "/", "/", "--proc", "/proc"]
+    sandbox = failure([*as_nobody, *new_namespace])
+    bubblewrap = failure([*as_nobody, *bubble, "--dev", "/dev", *new_namespace])
     if sandbox is not None:
-        _log.warning("Chromium runs without its sandbox, for it needs user namespaces (%s)", sandbox)
+        _log.warning("Chromium runs without its sandbox, which needs user namespaces (%s)", sandbox)
     if bubblewrap is not None:
-        _log.warning("Chromium sees the files of its user, for bubblewrap does not work (%s)", bubblewrap)
-    return Walls(sandbox=sandbox is None, bubblewrap=bubblewrap is None)
+        _log.warning("Chromium can read its user's files, because bubblewrap does not work (%s)", bubblewrap)
+    return BrowserIsolation(sandbox=sandbox is None, bubblewrap=bubblewrap is None)

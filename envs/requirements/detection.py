@@ -9,7 +9,7 @@ import re
 import shlex
 import shutil
 import subprocess
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
@@ -93,6 +93,14 @@ class Program:
         )
         lines = (done.stdout or done.stderr).splitlines()
         return lines[0].strip() if lines else ""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CheckedRequirement:
+    """A requirement with a check of its own, such as a server that must answer."""
+
+    name: str
+    find_remedy: Callable[[], str | None]
 
 
 @dataclass(frozen=True, slots=True)

@@ -157,8 +157,8 @@ def serve_sites(
     ] = 7770,
 ) -> None:
     """Serve a fresh copy of webarena-local's sites on this machine until Ctrl-C."""
+    from envs.builtin.webarena_local.sites.copies import serve_here
     from envs.builtin.webarena_local.sites.data import WEBARENA_LOCAL
-    from envs.builtin.webarena_local.sites.tenant import serve_here
     from flows.endings.guardian import guard
 
     guard()

@@ -11,25 +11,25 @@ from typing import Any
 import psutil
 import pytest
 
+from envs.browser.accessibility_tree import ElementNumbers, read_accessibility_tree
 from envs.browser.actions import (
     Click,
     Go,
     Goto,
-    NoAction,
+    InvalidAction,
     Press,
     Scroll,
     Stop,
     TabFocus,
     Type,
-    described,
+    describe_action,
     read_action,
 )
-from envs.browser.chromium import Chromium, answering
-from envs.browser.program import CHROMIUM, walls
-from envs.browser.seats import Seat
-from envs.browser.session import MAX_TABS, Session
-from envs.browser.solver import find
-from envs.browser.tree import Numbers, read_tree
+from envs.browser.chromium import Chromium, abort_on_death
+from envs.browser.expert_steps import find
+from envs.browser.leases import BrowserLease
+from envs.browser.program import CHROMIUM, probe_isolation
+from envs.browser.session import MAX_TABS, BrowserSession
 from envs.errors import EnvCrashed
 from tests.support.kills import kill_browser
 from tests.support.web_site import Site, site
@@ -38,7 +38,7 @@ chromium = pytest.mark.skipif(CHROMIUM.find_remedy() is not None, reason=f"{CHRO
 
 
 @pytest.mark.parametrize(
-    ("said", "meant"),
+    ("text", "action"),
     [
         ("click [12]", Click(12)),
         ("I click. ```click [12]``` or ```click [13]```", Click(12)),
@@ -58,8 +58,8 @@ chromium = pytest.mark.skipif(CHROMIUM.find_remedy() is not None, reason=f"{CHRO
         ("stop [42]", Stop("42")),
     ],
 )
-def test_actions_are_read_as_webarena_reads_them(said: str, meant: object) -> None:
-    assert read_action(said) == meant
+def test_actions_are_read_as_webarena_reads_them(text: str, action: object) -> None:
+    assert read_action(text) == action
 
 
 @pytest.mark.parametrize(
@@ -67,14 +67,17 @@ def test_actions_are_read_as_webarena_reads_them(said: str, meant: object) -> No
     ["", "``` ```", "click", "click [x]", "click 12", "type [1]", "jump [1]", "[click]", "stop" * 2000],
 )
 def test_what_is_no_action_is_told(said: str) -> None:
-    with pytest.raises(NoAction, match=r"."):
+    with pytest.raises(InvalidAction, match=r"."):
         read_action(said)
 
 
 def test_what_was_done_is_told_as_webarena_tells_it() -> None:
-    assert described(Click(4), "link 'x'") == "click [4] where [4] is link 'x'"
-    assert described(Type(4, "abc", enter=True), "textbox 'q'") == "type [4] [abc ] where [4] is textbox 'q'"
-    assert described(Click(9), None) == (
+    assert describe_action(Click(4), "link 'x'") == "click [4] where [4] is link 'x'"
+    assert (
+        describe_action(Type(4, "abc", enter=True), "textbox 'q'")
+        == "type [4] [abc ] where [4] is textbox 'q'"
+    )
+    assert describe_action(Click(9), None) == (
         'Attempt to perfom "click" on element "[9]" but no matching element found. '
         "Please check the observation more carefully."
     )
@@ -118,29 +121,31 @@ def test_a_tree_is_written_as_webarena_writes_it() -> None:
             }
         ]
     }
-    numbers = Numbers()
-    tree = read_tree(nodes, snapshot, document="d", numbers=numbers, viewport=(100, 100))
+    numbers = ElementNumbers()
+    tree = read_accessibility_tree(nodes, snapshot, document="d", numbers=numbers, viewport=(100, 100))
     assert tree.text.splitlines() == [
         "[1] RootWebArea 'Shop' focused: True",
         '\t[2] link "it\'s"',
         "\t[4] button 'Buy\\nnow' required: False",
     ]
     assert tree.elements[2].box == (5, 5, 50, 20)
-    assert read_tree(nodes, snapshot, document="d", numbers=numbers, viewport=(100, 100)) == tree
-    after = read_tree(nodes, snapshot, document="e", numbers=numbers, viewport=(100, 100))
+    assert (
+        read_accessibility_tree(nodes, snapshot, document="d", numbers=numbers, viewport=(100, 100)) == tree
+    )
+    after = read_accessibility_tree(nodes, snapshot, document="e", numbers=numbers, viewport=(100, 100))
     assert not set(after.elements) & set(tree.elements)  # another page has other numbers
 
 
-def play(use: Callable[[Seat, Site], Awaitable[None]]) -> None:
+def play(use: Callable[[BrowserLease, Site], Awaitable[None]]) -> None:
     """`use` a seat in a browser; afterwards nothing of it is left."""
     before = set(psutil.Process().children(recursive=True))
 
     async def main(shop: Site) -> None:
-        seat = await Seat.take()
+        lease = await BrowserLease.acquire()
         try:
-            await use(seat, shop)
+            await use(lease, shop)
         finally:
-            await seat.leave()
+            await lease.release()
 
     with site() as shop:
         asyncio.run(main(shop))
@@ -149,20 +154,20 @@ def play(use: Callable[[Seat, Site], Awaitable[None]]) -> None:
     assert not left
 
 
-async def opened(seat: Seat, shop: Site, *paths: str) -> Session:
+async def opened(lease: BrowserLease, shop: Site, *paths: str) -> BrowserSession:
     urls = [shop.url + path for path in paths or ("/",)]
-    return await Session.open(seat.chromium, origins=[shop.url], urls=urls)
+    return await BrowserSession.open(lease.chromium, origins=[shop.url], urls=urls)
 
 
-async def done(session: Session, said: str) -> str:
+async def done(session: BrowserSession, said: str) -> str:
     await session.act(read_action(said))
     return await session.observe()
 
 
 @chromium
 def test_a_page_is_seen_and_acted_on() -> None:
-    async def use(seat: Seat, shop: Site) -> None:
-        session = await opened(seat, shop)
+    async def use(lease: BrowserLease, shop: Site) -> None:
+        session = await opened(lease, shop)
         seen = await session.observe()
         assert seen.startswith("Tab 0 (current): Shop\n\n[1] RootWebArea 'Shop' focused: True\n\t[")
         assert "link 'Red lamp'" in seen
@@ -198,13 +203,13 @@ def test_a_page_is_seen_and_acted_on() -> None:
 
 @chromium
 def test_the_same_page_is_told_in_the_same_words_whatever_the_browser_did_before() -> None:
-    async def use(seat: Seat, shop: Site) -> None:
+    async def use(lease: BrowserLease, shop: Site) -> None:
         openings = []
         for path in ("/", "/product/1", "/"):
-            session = await opened(seat, shop, path)
+            session = await opened(lease, shop, path)
             openings.append([await session.observe(), await done(session, "press [Tab]")])
             await session.close()
-        both = await asyncio.gather(opened(seat, shop), opened(seat, shop, "/product/2"))
+        both = await asyncio.gather(opened(lease, shop), opened(lease, shop, "/product/2"))
         openings.append([await both[0].observe(), await done(both[0], "press [Tab]")])
         assert openings[0] == openings[2] == openings[3] != openings[1]
 
@@ -213,10 +218,10 @@ def test_the_same_page_is_told_in_the_same_words_whatever_the_browser_did_before
 
 @chromium
 def test_nothing_but_the_named_sites_is_reached() -> None:
-    async def use(seat: Seat, shop: Site) -> None:
+    async def use(lease: BrowserLease, shop: Site) -> None:
         with site() as other:
             shop.elsewhere = other.url
-            session = await opened(seat, shop, "/harm/page")
+            session = await opened(lease, shop, "/harm/page")
             for url in (
                 f"{other.url}/goto",
                 shop.url.replace("127.0.0.1", "localhost") + "/",
@@ -229,7 +234,7 @@ def test_nothing_but_the_named_sites_is_reached() -> None:
                 "http://169.254.169.254/latest",
                 "nonsense",
             ):
-                with pytest.raises(NoAction, match="no page of the sites"):
+                with pytest.raises(InvalidAction, match="no page of the sites"):
                     await session.act(Goto(url))
             seen = await session.observe()
             assert "fetch kept" in seen
@@ -254,10 +259,10 @@ def test_nothing_but_the_named_sites_is_reached() -> None:
 
 @chromium
 def test_tabs_have_an_end() -> None:
-    async def use(seat: Seat, shop: Site) -> None:
-        session = await opened(seat, shop, "/harm/tabs")
+    async def use(lease: BrowserLease, shop: Site) -> None:
+        session = await opened(lease, shop, "/harm/tabs")
         await done(session, f"click [{find(await session.observe(), 'button', 'More')}]")
-        await session.quiet()
+        await session.settle()
         assert len(session.context.pages) <= MAX_TABS
         await session.close()
 
@@ -270,9 +275,9 @@ def test_a_browser_that_is_killed_is_noticed_at_once_and_replaced() -> None:
 
     async def main() -> None:
         with site() as shop:
-            seats = [await Seat.take() for _ in range(2)]
-            assert seats[0].chromium is seats[1].chromium
-            sessions = [await opened(seat, shop) for seat in seats]
+            leases = [await BrowserLease.acquire() for _ in range(2)]
+            assert leases[0].chromium is leases[1].chromium
+            sessions = [await opened(lease, shop) for lease in leases]
             waiting = asyncio.ensure_future(sessions[0].evaluate("new Promise(() => 0)"))
             await asyncio.sleep(0.2)
             kill_browser(random.Random(0))
@@ -280,13 +285,13 @@ def test_a_browser_that_is_killed_is_noticed_at_once_and_replaced() -> None:
                 await asyncio.wait_for(waiting, 5)
             with pytest.raises(EnvCrashed):
                 await sessions[1].observe()
-            assert not any(seat.is_alive for seat in seats)
-            third = await Seat.take()
-            assert third.chromium is not seats[0].chromium
+            assert not any(lease.is_alive for lease in leases)
+            third = await BrowserLease.acquire()
+            assert third.chromium is not leases[0].chromium
             session = await opened(third, shop)
             assert "Red lamp" in await session.observe()
-            for seat in (*seats, third):
-                await seat.leave()
+            for lease in (*leases, third):
+                await lease.release()
 
     asyncio.run(main())
     assert not [one for one in psutil.Process().children(recursive=True) if one not in before]
@@ -302,7 +307,7 @@ def test_what_a_dead_browser_was_asked_is_not_waited_for() -> None:
 
         async def asked() -> None:
             assert context.browser is not None
-            async with answering(context.browser, limit_s=60):
+            async with abort_on_death(context.browser, limit_s=60):
                 await asyncio.Event().wait()
 
         waiting = asyncio.ensure_future(asked())
@@ -323,16 +328,16 @@ def test_a_page_that_hangs_or_a_site_that_is_gone_is_a_fault(monkeypatch: pytest
     monkeypatch.setattr("envs.browser.session.ANSWER_S", 1.0)
     monkeypatch.setattr("envs.browser.session.NAVIGATION_S", 2.0)
 
-    async def use(seat: Seat, shop: Site) -> None:
-        session = await opened(seat, shop)
+    async def use(lease: BrowserLease, shop: Site) -> None:
+        session = await opened(lease, shop)
         with site() as gone:
             pass
         with pytest.raises(EnvCrashed, match=f"{gone.url} does not answer|ERR_CONNECTION_REFUSED"):
-            await Session.open(seat.chromium, origins=[gone.url], urls=[gone.url])
+            await BrowserSession.open(lease.chromium, origins=[gone.url], urls=[gone.url])
         with pytest.raises(EnvCrashed):
             await session.act(Goto(f"{shop.url}/harm/hang"))
         await session.close()
-        session = await opened(seat, shop)  # the browser goes on
+        session = await opened(lease, shop)  # the browser goes on
         assert "Red lamp" in await session.observe()
         await session.close()
 
@@ -340,10 +345,10 @@ def test_a_page_that_hangs_or_a_site_that_is_gone_is_a_fault(monkeypatch: pytest
 
 
 @chromium
-@pytest.mark.skipif(not walls().bubblewrap, reason="bubblewrap does not work here")
+@pytest.mark.skipif(not probe_isolation().bubblewrap, reason="bubblewrap does not work here")
 def test_the_browser_sees_no_files_and_runs_as_nobody() -> None:
-    async def use(seat: Seat, shop: Site) -> None:
-        session = await opened(seat, shop)
+    async def use(lease: BrowserLease, shop: Site) -> None:
+        session = await opened(lease, shop)
         page = await session.context.new_page()
         await page.goto("chrome://version")
         for process in psutil.Process().children(recursive=True):
@@ -353,7 +358,7 @@ def test_the_browser_sees_no_files_and_runs_as_nobody() -> None:
                 assert process.uids().real != 0
                 status = Path(f"/proc/{process.pid}/status").read_text()
                 assert "NoNewPrivs:\t1" in status
-                if walls().sandbox:
+                if probe_isolation().sandbox:
                     assert "Seccomp:\t2" in status
                 assert not os.path.exists(f"/proc/{process.pid}/root/home")
         await session.close()

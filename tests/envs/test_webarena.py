@@ -13,25 +13,26 @@ from typing import Any
 
 import pytest
 
+from envs.browser.expert_steps import click, find
 from envs.browser.program import CHROMIUM
-from envs.browser.solver import click, find
 from envs.builtin.webarena import login, spec
-from envs.builtin.webarena.calls import Call, read_call
-from envs.builtin.webarena.env import Scene, WebEnv
+from envs.builtin.webarena.env import SiteState, WebEnv
 from envs.builtin.webarena.evaluators import (
+    Call,
     clean,
     contains,
     exact_match,
+    is_word,
     must_include,
+    read_call,
     score,
-    stands_alone,
     url_matches,
 )
 from envs.builtin.webarena.helpers import HELPERS
 from envs.builtin.webarena.judge import ModelJudge
 from envs.builtin.webarena.login import log_in, storage_state
 from envs.builtin.webarena.sites import PUBLIC, SITES_ANSWER, Sites
-from envs.builtin.webarena.tasks import TASK_FILE, Required, Task, read_tasks, tasks
+from envs.builtin.webarena.tasks import TASK_FILE, RequiredContents, Task, read_tasks, tasks
 from envs.errors import ConfigError, EnvCrashed, MissingDependency
 from envs.types import Item, StepResult
 from tests.support.chat_server import chat_server, says
@@ -86,7 +87,7 @@ def test_the_tasks_are_the_benchmarks() -> None:
     assert set(calls) == set(HELPERS)
     sites = Sites({name: f"http://{name}.test" for name in PUBLIC}, PUBLIC)
     for one in known.values():
-        assert "__" not in "".join(sites.filled(url) for url in one.start_urls)
+        assert "__" not in "".join(sites.fill_in(url) for url in one.start_urls)
 
 
 @shipped
@@ -165,10 +166,10 @@ def test_a_character_stands_alone_where_nltk_cuts_around_it() -> None:
     for _ in range(3000):
         text = "".join(rng.choice(parts) for _ in range(rng.randint(1, 8))).strip()
         sentences = re.split(r"(?<=[.!?])\s+", text)
-        assert stands_alone("0", text) == any("0" in tokenize(one) for one in sentences), text
+        assert is_word("0", text) == any("0" in tokenize(one) for one in sentences), text
     for dash in "\u2010\u2011\u2012\u2013\u2014\u2015\u2212":
         for text in (f"0{dash}because", f"because{dash}0", f"1{dash}0", f"0{dash}", f"a {dash}0"):
-            assert stands_alone("0", text) == ("0" in tokenize(text)), text
+            assert is_word("0", text) == ("0" in tokenize(text)), text
 
 
 def test_addresses_are_compared_as_webarena_compares_them() -> None:
@@ -184,10 +185,10 @@ def test_addresses_are_compared_as_webarena_compares_them() -> None:
 
 
 def test_parts_of_pages_are_compared_as_webarena_compares_them() -> None:
-    assert contains("12.50 &amp; more", Required(must_include=("& more", "13 |OR| 12.50")))
-    assert not contains("12.50", Required(must_include=("12.50", "more")))
-    assert contains(" 64.00\n", Required(exact_match="64.00"))
-    assert not contains("None", Required(exact_match=""))
+    assert contains("12.50 &amp; more", RequiredContents(must_include=("& more", "13 |OR| 12.50")))
+    assert not contains("12.50", RequiredContents(must_include=("12.50", "more")))
+    assert contains(" 64.00\n", RequiredContents(exact_match="64.00"))
+    assert not contains("None", RequiredContents(exact_match=""))
 
 
 def test_calls_are_read_and_not_run() -> None:
@@ -200,12 +201,12 @@ def test_calls_are_read_and_not_run() -> None:
 
 def test_sites_have_public_names() -> None:
     sites = Sites({"shopping": "http://10.0.0.1:70", "shopping_admin": "http://10.0.0.1:70/admin"}, PUBLIC)
-    assert sites.shown("http://10.0.0.1:70/a?b") == "http://onestopmarket.com/a?b"
-    assert sites.shown("http://10.0.0.1:70/admin/x") == "http://luma.com/admin/x"
-    assert sites.shown("http://10.0.0.1:700/a") == "http://10.0.0.1:700/a"
+    assert sites.to_public("http://10.0.0.1:70/a?b") == "http://onestopmarket.com/a?b"
+    assert sites.to_public("http://10.0.0.1:70/admin/x") == "http://luma.com/admin/x"
+    assert sites.to_public("http://10.0.0.1:700/a") == "http://10.0.0.1:700/a"
     for said in ("http://onestopmarket.com/a", "https://onestopmarket.com/a", "onestopmarket.com/a"):
-        assert sites.meant(said) == "http://10.0.0.1:70/a"
-    assert sites.meant("http://onestopmarket.com.evil/a") == "http://onestopmarket.com.evil/a"
+        assert sites.to_local(said) == "http://10.0.0.1:70/a"
+    assert sites.to_local("http://onestopmarket.com.evil/a") == "http://onestopmarket.com.evil/a"
 
 
 def test_what_is_missing_is_named_before_a_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -260,8 +261,8 @@ class Shop:
         self.sites = Sites({"shopping": shop.url}, PUBLIC)
         self._state = state
 
-    async def begin(self, task: Task) -> Scene:
-        return Scene(self.sites, self._state if task.logins else None)
+    async def prepare_sites(self, task: Task) -> SiteState:
+        return SiteState(self.sites, self._state if task.logins else None)
 
     async def close(self) -> None: ...
 
@@ -272,7 +273,7 @@ def played(shop: Site, one: Task, *actions: str | Callable[[str], str], state: A
     async def main() -> list[Any]:
         env = WebEnv(
             tasks=lambda: {one.task_id: one},
-            venue=Shop(shop, state=state),
+            provider=Shop(shop, state=state),
             helpers=HELPERS,
             judge=lambda: None,
         )
@@ -370,12 +371,12 @@ def test_a_login_is_made_once_and_kept(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setitem(login._FORMS, "shopping", ("/login", "Email", "Password", "Sign In"))  # type: ignore[index]
     one = task(eval_types=["string_match"], logged_in=True, reference_answers={"exact_match": "x"})
     with site() as shop:
-        asyncio.run(log_in(Sites({"shopping": shop.url}, PUBLIC), to=["shopping"], into=tmp_path))
+        asyncio.run(log_in(Sites({"shopping": shop.url}, PUBLIC), names=["shopping"], folder=tmp_path))
         assert "Hello Ada" in played(shop, one, state=storage_state(one.logins))[0]
         assert "Sign in" in played(shop, task(eval_types=["url_match"]))[0]
         monkeypatch.setitem(login.ACCOUNTS, "shopping", {"username": "x", "password": "y"})  # type: ignore[index]
-        with pytest.raises(ConfigError, match=r"shopping .* does not take WebArena's account 'x'"):
-            asyncio.run(log_in(Sites({"shopping": shop.url}, PUBLIC), to=["shopping"], into=tmp_path))
+        with pytest.raises(ConfigError, match=r"shopping .* rejects WebArena's account 'x'"):
+            asyncio.run(log_in(Sites({"shopping": shop.url}, PUBLIC), names=["shopping"], folder=tmp_path))
 
 
 def test_a_task_that_needs_a_judge_is_refused_without_one() -> None:
@@ -391,7 +392,7 @@ class Page:
         self.url = url
 
     @asynccontextmanager
-    async def another(self, url: str) -> AsyncIterator["Page"]:
+    async def open_tab(self, url: str) -> AsyncIterator["Page"]:
         yield Page(url)
 
     async def content(self) -> str:

@@ -20,12 +20,20 @@ import pytest
 from envs.builtin.webarena.evaluators import score, url_matches
 from envs.builtin.webarena.sites import Sites
 from envs.builtin.webarena.tasks import read_tasks
-from envs.builtin.webarena_local.env import SPEC, expert, make, make_item, split
-from envs.builtin.webarena_local.experts import solution
+from envs.builtin.webarena_local.env import (
+    APPLICATIONS,
+    SPEC,
+    TASKS,
+    expert,
+    make,
+    make_item,
+    split,
+    tasks,
+    values,
+)
+from envs.builtin.webarena_local.sites.copies import LiveSites
 from envs.builtin.webarena_local.sites.data import WEBARENA_LOCAL
-from envs.builtin.webarena_local.sites.logins import COOKIES
-from envs.builtin.webarena_local.sites.tenant import LiveSites
-from envs.builtin.webarena_local.venue import APPLICATIONS, TASKS, tasks, values
+from envs.builtin.webarena_local.sites.seed.people import COOKIES
 from envs.errors import EnvCrashed
 from tests.support.waiting import wait_until, wait_until_async
 
@@ -63,7 +71,7 @@ def test_there_are_tasks_of_every_site_and_kind_and_both_splits_have_every_templ
         assert len({item.metadata["template"] for item in side}) == 33
     assert split(0) == split(0)
     assert split(1).test != sides.test
-    assert all(solution(task, values()[number]) for number, task in known.items())
+    assert all(expert(make_item(number)) for number in known)
 
 
 def test_the_sites_hold_enough(ask, data):
@@ -172,13 +180,13 @@ WOODWORKING = "/forum/woodworking-6/"
 def test_what_is_written_on_one_copy_no_other_sees_and_a_restored_one_has_forgotten(data):
     async def main() -> None:
         ours, theirs = LiveSites(data), LiveSites(data)
-        here, there = await ours.restored(), await theirs.restored()
+        here, there = await ours.restore(), await theirs.restore()
         pristine = await page(here["forum"], "forum", WOODWORKING)
         thread = {"subject": "Whose chisel is this?", "content": "Mine is missing.", "topic_type": "0"}
         await post(here["forum"], f"{WOODWORKING}topic/create/", **thread)
         assert "Whose chisel is this?" in await page(here["forum"], "forum", WOODWORKING)
         assert "Whose chisel is this?" not in await page(there["forum"], "forum", WOODWORKING)
-        again = await ours.restored()
+        again = await ours.restore()
         assert await page(again["forum"], "forum", WOODWORKING) == pristine
         listening = [one for one in psutil.Process(ours.pid).net_connections() if one.status == "LISTEN"]
         assert {one.laddr.ip for one in listening} == {"127.0.0.1"}
@@ -188,7 +196,7 @@ def test_what_is_written_on_one_copy_no_other_sees_and_a_restored_one_has_forgot
         os.kill(ours.pid, signal.SIGKILL)
         await wait_until_async(lambda: not ours.is_alive)
         assert theirs.is_alive
-        assert "Kitchen" in await page((await ours.restored())["shop"], "shop", "/catalogue/")
+        assert "Kitchen" in await page((await ours.restore())["shop"], "shop", "/catalogue/")
         assert not folder.exists()
         await ours.close()
         await theirs.close()
@@ -199,8 +207,8 @@ def test_what_is_written_on_one_copy_no_other_sees_and_a_restored_one_has_forgot
 
 def test_copies_end_with_whoever_owns_them(data):
     code = (
-        "import asyncio, pathlib, sys, time; from envs.builtin.webarena_local.sites.tenant import LiveSites; "
-        "sites = LiveSites(pathlib.Path(sys.argv[1])); asyncio.run(sites.restored()); "
+        "import asyncio, pathlib, sys, time; from envs.builtin.webarena_local.sites.copies import LiveSites; "
+        "sites = LiveSites(pathlib.Path(sys.argv[1])); asyncio.run(sites.restore()); "
         "print(sites.pid, flush=True); time.sleep(600)"
     )
     owner = subprocess.Popen([sys.executable, "-c", code, str(data)], stdout=subprocess.PIPE, text=True)
@@ -238,7 +246,7 @@ def test_a_killed_copy_is_a_fault_and_never_a_reward():
     async def main() -> None:
         env: Any = make()
         seen = await env.reset(make_item(8))
-        os.kill(env._venue._sites.pid, signal.SIGKILL)
+        os.kill(env._provider._copy.pid, signal.SIGKILL)
         with pytest.raises(EnvCrashed):
             await env.step(expert(make_item(8))[0].resolve(seen))
         assert not env.is_alive

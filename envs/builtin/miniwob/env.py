@@ -8,10 +8,19 @@ runs.
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 
-from envs.browser.actions import Click, Hover, NoAction, Press, Scroll, Stop, Type, described, read_action
-from envs.browser.seats import Seat
-from envs.browser.session import Session
-from envs.browser.shelf import Shelf
+from envs.browser.actions import (
+    Click,
+    Hover,
+    InvalidAction,
+    Press,
+    Scroll,
+    Stop,
+    Type,
+    describe_action,
+    read_action,
+)
+from envs.browser.env import BrowserEnv
+from envs.browser.session import BrowserSession, StaticFolder
 from envs.builtin.miniwob.tasks import SEEDS, TASKS
 from envs.errors import EnvCrashed, MissingDependency, unknown_item
 from envs.requirements.detection import pip_install
@@ -38,45 +47,31 @@ _OBJECTIVE = "(() => { const said = core.getUtterance(); return said.utterance |
 _END = "[WOB_DONE_GLOBAL, WOB_RAW_REWARD_GLOBAL]"
 
 
-class MiniWobEnv:
+class MiniWobEnv(BrowserEnv):
     """One live task."""
 
     def __init__(self) -> None:
-        self._seat: Seat | None = None
-        self._session: Session | None = None
+        super().__init__()
         self._objective = ""
-        self._did = "None"
-
-    @property
-    def is_alive(self) -> bool:
-        """See `envs/base.py`, `HasProcess`."""
-        has_lease = self._seat is None or self._seat.is_alive
-        return has_lease and (self._session is None or self._session.is_alive)
-
-    async def prepare(self) -> None:
-        """See `envs/base.py`, `HasProcess`."""
-        if self._seat is None:
-            self._seat = await Seat.take()
+        self._previous_action = "None"
 
     async def reset(self, item: Item) -> str:
         """Start `item`; returns its page and the objective."""
         name, seed = place_of(item.index)
-        await self._leave()
-        await self.prepare()
-        assert self._seat is not None
-        session = self._session = await Session.open(
-            self._seat.chromium,
+        await self._end_session()
+        session = self._session = await BrowserSession.open(
+            await self._lease_browser(),
             origins=(),
             urls=[f"{ORIGIN}/miniwob/{name}.html"],
-            shelf=Shelf(ORIGIN, pages()),
+            static_folder=StaticFolder(ORIGIN, pages()),
         )
         try:
             await session.evaluate(_START % (_FOR_PEOPLE, seed))
             self._objective = str(await session.evaluate(_OBJECTIVE))
         except ValueError as error:
             raise EnvCrashed(f"{item.item_id} ({name}) does not start: {error}") from error
-        await session.quiet()
-        self._did = "None"
+        await session.settle()
+        self._previous_action = "None"
         return await self._observe(session)
 
     async def step(self, action: str) -> StepResult:
@@ -86,14 +81,14 @@ class MiniWobEnv:
             raise RuntimeError("step before reset, or after the end")
         try:
             parsed_action = read_action(action)
-        except NoAction as error:
+        except InvalidAction as error:
             return StepResult(str(error))
         match parsed_action:
             case Stop():
                 return await self._end(0.0)
             case Click() | Hover() | Press() | Scroll() | Type():
                 element = session.tree.elements.get(getattr(parsed_action, "element", -1))
-                self._did = described(parsed_action, element.said if element else None)
+                self._previous_action = describe_action(parsed_action, element.text if element else None)
                 await session.act(parsed_action)
             case _:
                 return StepResult(f"There is one page only. Actions: {ACTIONS}.")
@@ -103,26 +98,14 @@ class MiniWobEnv:
             return await self._end(0.0)
         return await self._end(float(reward)) if done else StepResult(await self._observe(session))
 
-    async def close(self) -> None:
-        """End the episode and give the seat back."""
-        await self._leave()
-        seat, self._seat = self._seat, None
-        if seat is not None:
-            await seat.leave()
-
     async def _end(self, reward: float) -> StepResult:
-        await self._leave()
+        await self._end_session()
         message = "The task is done." if reward > 0 else "The task has ended; it is not done."
         return StepResult(message, reward, terminated=True, success=reward > 0)
 
-    async def _leave(self) -> None:
-        session, self._session = self._session, None
-        if session is not None:
-            await session.close()
-
-    async def _observe(self, session: Session) -> str:
+    async def _observe(self, session: BrowserSession) -> str:
         page = (await session.observe()).partition("\n\n")[2]
-        return f"OBSERVATION:\n{page}\nOBJECTIVE: {self._objective}\nPREVIOUS ACTION: {self._did}"
+        return f"OBSERVATION:\n{page}\nOBJECTIVE: {self._objective}\nPREVIOUS ACTION: {self._previous_action}"
 
 
 def place_of(index: int) -> tuple[str, int]:

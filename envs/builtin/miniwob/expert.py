@@ -9,7 +9,7 @@ import operator
 import re
 from collections.abc import Callable, Mapping, Sequence
 
-from envs.browser.solver import acting, click, find
+from envs.browser.expert_steps import click, find
 from envs.registry import ExpertStep
 
 _OBJECTIVE = re.compile(r"^OBJECTIVE: (.*)$", re.MULTILINE)
@@ -48,7 +48,7 @@ def texts(seen: str) -> list[str]:
 
 
 def _click(role: str, name: Callable[[str], str]) -> ExpertStep:
-    return acting(lambda seen: f"click [{find(seen, role, name(seen))}]")
+    return ExpertStep("", lambda seen: f"click [{find(seen, role, name(seen))}]")
 
 
 def _write(text: Callable[[str], str], *, nth: int | Callable[[str], int] = 0) -> ExpertStep:
@@ -56,7 +56,7 @@ def _write(text: Callable[[str], str], *, nth: int | Callable[[str], int] = 0) -
         place = nth if isinstance(nth, int) else nth(seen)
         return f"type [{find(seen, 'textbox', nth=place)}] [{text(seen)}] [0]"
 
-    return acting(action)
+    return ExpertStep("", action)
 
 
 def _ordinal(seen: str, pattern: str) -> int:
@@ -66,7 +66,7 @@ def _ordinal(seen: str, pattern: str) -> int:
 
 def _nth_clicked(role: str, pattern: str) -> ExpertStep:
     """Click on the one that the objective names by its place."""
-    return acting(lambda seen: f"click [{find(seen, role, nth=_ordinal(seen, pattern))}]")
+    return ExpertStep("", lambda seen: f"click [{find(seen, role, nth=_ordinal(seen, pattern))}]")
 
 
 SUBMIT = click("button", "Submit")
@@ -143,10 +143,11 @@ EXPERTS: Mapping[str, Sequence[ExpertStep]] = {
     "buy-ticket": [_click("button", _best_ticket)],
     "choose-date-easy": [click("textbox"), _click("link", _day), SUBMIT],
     "choose-list": [
-        acting(
+        ExpertStep(
+            "",
             lambda seen: (
                 f"type [{find(seen, 'combobox')}] [{find_asked(seen, 'Select (.+) from the list')}] [0]"
-            )
+            ),
         ),
         SUBMIT,
     ],
@@ -171,8 +172,9 @@ EXPERTS: Mapping[str, Sequence[ExpertStep]] = {
         SUBMIT,
     ],
     "form-sequence-3": [
-        acting(
-            lambda seen: f"type [{find(seen, 'combobox')}] [{find_asked(seen, 'Choose (.+) from the')}] [0]"
+        ExpertStep(
+            "",
+            lambda seen: f"type [{find(seen, 'combobox')}] [{find_asked(seen, 'Choose (.+) from the')}] [0]",
         ),
         _click("button", find_quoted),
     ],

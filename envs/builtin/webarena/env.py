@@ -1,17 +1,17 @@
-"""A task of WebArena's form, played in a browser: what is asked and seen, what is done, how it ends.
+"""A task of WebArena's form, run in a browser: its observations, its actions, its end.
 
-An observation has the form of WebArena's prompt: the page (`envs/browser/tree.py`), its address under its
-public name, the objective, and what was done last. An instance is a context in a Chromium that it shares with
-others (`envs/browser/seats.py`). Where the sites are and in what state, a `Venue` says.
+An observation has the form of WebArena's prompt: the page (`envs/browser/accessibility_tree.py`), its address
+under its public name, the objective, and the last action. An instance is a context in a Chromium that it
+shares with others (`envs/browser/leases.py`). A `SiteProvider` knows where the sites are and in what state.
 """
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
-from envs.browser.actions import Goto, NoAction, Stop, described, read_action
-from envs.browser.seats import Seat
-from envs.browser.session import Session
+from envs.browser.actions import Goto, InvalidAction, Stop, describe_action, read_action
+from envs.browser.env import BrowserEnv
+from envs.browser.session import BrowserSession
 from envs.builtin.webarena.evaluators import Helper, Judge, score
 from envs.builtin.webarena.judge import JUDGE_NAMED
 from envs.builtin.webarena.sites import Sites
@@ -22,26 +22,39 @@ from envs.types import Item, StepResult
 if TYPE_CHECKING:
     from playwright.async_api import StorageState
 
+INSTRUCTIONS = """\
+You use a web browser to reach an objective. Every round you are shown the page as its accessibility tree, a \
+line for each element that is in sight, with its number in brackets; the titles of the open tabs; the \
+address; the objective; and what you did last. You answer with your thought and one action:
+click [id]: click on the element with this number
+type [id] [text] [0|1]: write into a field, or choose from a list; 1, the default, presses Enter afterwards
+hover [id]: move the mouse to the element
+press [keys]: press keys, e.g. press [Control+a]
+scroll [down|up]: move the page by the height of the window
+new_tab, tab_focus [number], close_tab: open a tab, change to one (the first is 0), close the current one
+goto [url], go_back, go_forward: load an address, move through the history
+stop [answer]: end the task, with the answer if a question was asked"""
+
 
 @dataclass(frozen=True, slots=True)
-class Scene:
-    """Sites as a task finds them."""
+class SiteState:
+    """The sites at the start of a task."""
 
     sites: Sites
     storage_state: "StorageState | None"
-    """Cookies and storage of whoever is logged in."""
+    """Cookies and storage of the users who are logged in."""
 
 
-class Venue(Protocol):
-    """Where one instance's tasks are played: it has the sites ready, one task after the other."""
+class SiteProvider(Protocol):
+    """Prepares the sites of one instance, task by task."""
 
     @property
     def is_alive(self) -> bool:
         """False once its sites are known to have died."""
         ...
 
-    async def begin(self, task: Task) -> Scene:
-        """Have the sites as `task` is to find them."""
+    async def prepare_sites(self, task: Task) -> SiteState:
+        """Bring the sites into the state in which `task` starts."""
         ...
 
     async def close(self) -> None:
@@ -49,130 +62,112 @@ class Venue(Protocol):
         ...
 
 
-class WebEnv:
+class WebEnv(BrowserEnv):
     """One live task."""
 
     def __init__(
         self,
         *,
         tasks: Callable[[], Mapping[int, Task]],
-        venue: Venue,
+        provider: SiteProvider,
         helpers: Mapping[str, Helper],
         judge: Callable[[], Judge | None],
     ) -> None:
-        """`tasks`, `judge`: asked at each reset."""
-        self._tasks = tasks
-        self._venue = venue
+        """`tasks` and `judge` are called at each reset."""
+        super().__init__()
+        self._load_tasks = tasks
+        self._provider = provider
         self._helpers = helpers
-        self._judge_of = judge
+        self._make_judge = judge
         self._judge: Judge | None = None
-        self._seat: Seat | None = None
-        self._session: Session | None = None
         self._task: Task | None = None
-        self._scene: Scene | None = None
+        self._state: SiteState | None = None
         self._page = ""
-        self._did = "None"
+        self._previous_action = "None"
 
     @property
     def is_alive(self) -> bool:
-        """See `envs/base.py`, `HasProcess`."""
-        seated = self._seat is None or self._seat.is_alive
-        return seated and (self._session is None or self._session.is_alive) and self._venue.is_alive
-
-    async def prepare(self) -> None:
-        """See `envs/base.py`, `HasProcess`."""
-        if self._seat is None:
-            self._seat = await Seat.take()
+        """False once the browser, the current session or the sites have failed."""
+        return super().is_alive and self._provider.is_alive
 
     async def reset(self, item: Item) -> str:
         """Start `item`; returns the first page and the objective."""
-        tasks = self._tasks()
+        tasks = self._load_tasks()
         if item.index not in tasks:
             raise ConfigError(f"there is no {item.item_id!r}; {item.env} has {len(tasks)} tasks")
         task = tasks[item.index]
-        self._judge = self._judge_of()
+        self._judge = self._make_judge()
         if task.eval.needs_judge and self._judge is None:
             raise ConfigError(f"{item.item_id} needs a judge of its answer; {JUDGE_NAMED.find_remedy()}")
-        await self._leave()
-        await self.prepare()
-        assert self._seat is not None
-        scene = await self._venue.begin(task)
-        self._session = await Session.open(
-            self._seat.chromium,
-            origins=list(scene.sites.urls.values()),
-            urls=[scene.sites.filled(url) for url in task.start_urls],
-            storage_state=scene.storage_state,
+        await self._end_session()
+        chromium = await self._lease_browser()
+        state = await self._provider.prepare_sites(task)
+        session = self._session = await BrowserSession.open(
+            chromium,
+            origins=list(state.sites.urls.values()),
+            urls=[state.sites.fill_in(url) for url in task.start_urls],
+            storage_state=state.storage_state,
         )
-        self._task, self._scene, self._did = task, scene, "None"
-        return await self._seen()
+        self._task, self._state, self._previous_action = task, state, "None"
+        return await self._observe(session)
 
     async def step(self, action: str) -> StepResult:
         """Carry out one action; `stop` ends the episode and is judged."""
-        session, scene = self._session, self._scene
-        if session is None or scene is None:
+        session, state = self._session, self._state
+        if session is None or state is None:
             raise RuntimeError("step before reset, or after the end")
         try:
-            meant = read_action(action)
-            if isinstance(meant, Stop):
-                return await self._judged(meant.answer)
-            element = session.tree.elements.get(getattr(meant, "element", -1))
-            did = described(meant, element.said if element else None)
-            if isinstance(meant, Goto):
-                meant = Goto(scene.sites.meant(meant.url))
-            await session.act(meant)
-        except NoAction as error:
+            parsed_action = read_action(action)
+            if isinstance(parsed_action, Stop):
+                return await self._judge_answer(session, parsed_action.answer)
+            element = session.tree.elements.get(getattr(parsed_action, "element", -1))
+            description = describe_action(parsed_action, element.text if element else None)
+            if isinstance(parsed_action, Goto):
+                parsed_action = Goto(state.sites.to_local(parsed_action.url))
+            await session.act(parsed_action)
+        except InvalidAction as error:
             return StepResult(str(error))
-        self._did = did
-        return StepResult(await self._seen())
+        self._previous_action = description
+        return StepResult(await self._observe(session))
 
-    async def inspect(self, what: str) -> Any:
-        """See `envs/base.py`, `Inspectable`: `page`, as last seen; `sites` and `intent` of the task."""
+    async def inspect(self, name: str) -> Any:
+        """`page`, as last observed, or the task's `sites` or `intent`."""
         if self._task is None:
-            raise RuntimeError("asked before reset")
-        known = {"page": self._page, "sites": list(self._task.sites), "intent": self._task.intent}
-        if what not in known:
-            raise ConfigError(f"a web task knows no {what!r}; it knows {', '.join(known)}")
-        return known[what]
+            raise RuntimeError("inspect before reset")
+        facts = {"page": self._page, "sites": list(self._task.sites), "intent": self._task.intent}
+        if name not in facts:
+            raise ConfigError(f"a web task has no fact {name!r}; it has {', '.join(facts)}")
+        return facts[name]
 
     async def close(self) -> None:
-        """End the episode, give the seat back and the sites."""
-        await self._leave()
-        seat, self._seat = self._seat, None
-        if seat is not None:
-            await seat.leave()
-        await self._venue.close()
+        """End the episode; release the browser and the sites."""
+        await super().close()
+        await self._provider.close()
 
-    async def _leave(self) -> None:
-        session, self._session = self._session, None
-        if session is not None:
-            await session.close()
-
-    async def _seen(self) -> str:
-        assert self._session is not None
-        assert self._scene is not None
+    async def _observe(self, session: BrowserSession) -> str:
+        assert self._state is not None
         assert self._task is not None
-        self._page = await self._session.observe()
-        url = self._scene.sites.shown(self._session.url)
+        self._page = await session.observe()
+        url = self._state.sites.to_public(session.url)
         return (
             f"OBSERVATION:\n{self._page}\nURL: {url}\nOBJECTIVE: {self._task.intent}\n"
-            f"PREVIOUS ACTION: {self._did}"
+            f"PREVIOUS ACTION: {self._previous_action}"
         )
 
-    async def _judged(self, answer: str) -> StepResult:
-        assert self._session is not None
-        assert self._scene is not None
+    async def _judge_answer(self, session: BrowserSession, answer: str) -> StepResult:
+        assert self._state is not None
         assert self._task is not None
         try:
             reward = await score(
                 self._task,
                 answer=answer,
-                pages=self._session,
-                sites=self._scene.sites,
+                pages=session,
+                sites=self._state.sites,
                 judge=self._judge,
                 helpers=self._helpers,
             )
         except EnvCrashed as error:
             raise EnvCrashed(f"task {self._task.task_id} cannot be judged: {error}") from error
-        await self._leave()
-        told = "The task is done." if reward else "The task has ended; it is not done."
-        return StepResult(told, reward, terminated=True, success=reward == 1.0)
+        await self._end_session()
+        verdict = "The task is done." if reward else "The task has ended; it is not done."
+        return StepResult(verdict, reward, terminated=True, success=reward == 1.0)

@@ -1,31 +1,32 @@
-"""How WebArena judges an episode: by the answer, by where the policy is, by what pages hold.
+"""WebArena's evaluation of an episode: by its answer, its last address, and the content of pages.
 
-The rules are those of WebArena's `evaluation_harness/evaluators.py`; an episode is worth 1 if all of them are
-met, else 0. A page that is looked at is opened in another tab of the policy's browser, which is logged in, as
-libwebarena does: the policy's tab stays where it is, for `last` and for an address that is judged later.
+The rules are those of WebArena's `evaluation_harness/evaluators.py`; the reward is 1 if an episode meets all
+of its task's rules, else 0. As in libwebarena, a page is checked in another tab of the policy's browser,
+which is logged in: the policy's tab stays where it is, for `last` and for rules that judge its address later.
 """
 
+import ast
 import asyncio
 import html
 import re
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, suppress
+from dataclasses import dataclass
 from typing import Any, Protocol
 from urllib.parse import parse_qs, urlsplit
 
-from envs.builtin.webarena.calls import Call, read_call
 from envs.builtin.webarena.sites import Sites
-from envs.builtin.webarena.tasks import Answers, Required, Target, Task
+from envs.builtin.webarena.tasks import Answers, RequiredContents, Target, Task
 from envs.errors import ConfigError, EnvCrashed, describe
 
-LATE_S = 3.0
-"""How long a page that is looked at may take to show what it must hold, as in WebArena."""
-_AGAIN_S = 0.25
+MAX_WAIT_S = 3.0
+"""Seconds that a checked page may take to show the required contents, as in WebArena."""
+_POLL_S = 0.25
 
 
 class Judge(Protocol):
-    """A language model that compares answers."""
+    """A language model that judges answers."""
 
     async def same_answer(self, *, question: str, reference: str, answer: str) -> bool:
         """Whether `answer` means the same as `reference`."""
@@ -37,11 +38,11 @@ class Judge(Protocol):
 
 
 class Page(Protocol):
-    """What is looked at: a tab of a browser (`envs/browser/session.py`)."""
+    """A tab of a browser that is checked (`envs/browser/session.py`)."""
 
     @property
     def url(self) -> str:
-        """Where it is."""
+        """Its address."""
         ...
 
     async def content(self) -> str:
@@ -49,20 +50,51 @@ class Page(Protocol):
         ...
 
     async def evaluate(self, expression: str) -> Any:
-        """The value of a JavaScript expression; raises `ValueError` where it has none."""
+        """The value of a JavaScript expression; raises `ValueError` if it throws."""
         ...
 
 
 class Pages(Page, Protocol):
-    """The tab in front, from which others can be opened."""
+    """The tab in front, which can open others."""
 
-    def another(self, url: str) -> AbstractAsyncContextManager[Page]:
-        """A tab at `url`, which is closed on leaving."""
+    def open_tab(self, url: str) -> AbstractAsyncContextManager[Page]:
+        """A tab at `url`; the context manager closes it on exit."""
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A helper and its arguments; a bare name among them, such as `__page__`, is taken as a text."""
+
+    name: str
+    arguments: tuple[str, ...]
+
+
+def read_call(text: str) -> Call | None:
+    """Parse `func:name('argument', …)` without running it; None if `text` is not a call. Raises `ConfigError`
+    if it cannot be parsed."""
+    if not text.startswith("func:"):
+        return None
+    try:
+        node = ast.parse(text.removeprefix("func:"), mode="eval").body
+    except SyntaxError:
+        node = None
+    if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and not node.keywords):
+        raise ConfigError(f"{text!r} is not a call; write func:name('argument', …)")
+    return Call(node.func.id, tuple(_read_argument(argument, text) for argument in node.args))
+
+
+def _read_argument(node: ast.expr, text: str) -> str:
+    match node:
+        case ast.Constant(value=str() as value):
+            return value
+        case ast.Name(id=name):
+            return name
+    raise ConfigError(f"{text!r}: {ast.unparse(node)} is not a text")
+
+
 Helper = Callable[[Page, Sites, Sequence[str]], Awaitable[str]]
-"""What `func:name(…)` stands for; its arguments are texts."""
+"""Implements `func:name(…)`; its arguments are texts."""
 
 
 async def score(
@@ -74,27 +106,26 @@ async def score(
     judge: Judge | None,
     helpers: Mapping[str, Helper],
 ) -> float:
-    """1.0 if the episode of `task` that ended with `answer` meets all that is asked, else 0.0."""
-    how = task.eval
-    for kind in how.eval_types:
+    """1.0 if the episode of `task` that ended with `answer` meets all rules, else 0.0."""
+    rules = task.eval
+    for kind in rules.eval_types:
         match kind:
             case "string_match":
-                met = await _string_match(task, clean(answer), judge)
+                is_met = await _is_answer_right(task, clean(answer), judge)
             case "url_match":
-                met = url_matches(
-                    pages.url, reference=sites.filled(how.reference_url or ""), note=how.url_note
-                )
+                reference = sites.fill_in(rules.reference_url or "")
+                is_met = url_matches(pages.url, reference=reference, note=rules.url_note)
             case "program_html":
-                met = True
-                for target in how.program_html:
-                    met = met and await _target_met(target, pages, sites, helpers)
-        if not met:
+                is_met = True
+                for target in rules.program_html:
+                    is_met = is_met and await _check_target(target, pages, sites, helpers)
+        if not is_met:
             return 0.0
     return 1.0
 
 
 def clean(answer: str) -> str:
-    """In lower case, without spaces around it and without one pair of quotes."""
+    """Lower-case `answer`, and strip the space around it and one pair of quotes."""
     answer = answer.strip()
     if answer[:1] in ("'", '"') and answer.endswith(answer[:1]):
         answer = answer[1:-1]
@@ -102,20 +133,20 @@ def clean(answer: str) -> str:
 
 
 def exact_match(reference: str, answer: str) -> bool:
-    """Whether they are the same, but for case and quotes."""
+    """Whether both are the same, apart from case and quotes."""
     return clean(answer) == clean(reference)
 
 
 def must_include(reference: str, answer: str, *, as_word: bool = False) -> bool:
-    """Whether `answer` holds `reference`; `as_word`: a single character counts as a word of its own only, so
-    that `0` is not in `10`."""
-    wanted, said = clean(reference), clean(answer)
-    return stands_alone(wanted, said) if as_word and len(wanted) == 1 else wanted in said
+    """Whether `answer` contains `reference`; with `as_word`, a single character must be a word: `0` is not in
+    `10`."""
+    reference, answer = clean(reference), clean(answer)
+    return is_word(reference, answer) if as_word and len(reference) == 1 else reference in answer
 
 
-def stands_alone(character: str, text: str) -> bool:
-    """Whether a letter or digit is a word of its own: where NLTK's `word_tokenize`, which WebArena uses, cuts
-    on both sides of it. That takes two seconds to import, and a model from the network."""
+def is_word(character: str, text: str) -> bool:
+    """Whether a letter or digit is a word of `text`, by the rules of NLTK's `word_tokenize`, which WebArena
+    uses (it takes two seconds to import, and needs a model from the network)."""
     before = _CUT_BEFORE if character.isdigit() else _CUT_BEFORE_LETTER
     return re.search(f"{before}{re.escape(character)}{_CUT_AFTER}", text) is not None
 
@@ -127,101 +158,102 @@ _CUT_AFTER = rf"(?=$|[{_MARKS}]|--|\.\.|[:,](?!\d)|\.[\])}}>\"'»”\u2019]*(?:\
 
 
 def url_matches(url: str, *, reference: str, note: str = "GOLD in PRED") -> bool:
-    """Whether `url` lies under one of the references (` |OR| ` between them) and has, of each parameter of
-    theirs, one of their values."""
+    """Whether `url` is below one of the references (separated by ` |OR| `) and has one of their values for
+    each of their parameters."""
     if note != "GOLD in PRED":
         raise ConfigError(f"url_note {note!r} is unknown; WebArena has 'GOLD in PRED'")
-    bases, wanted = [], defaultdict[str, set[str]](set)
-    for one in reference.split(" |OR| "):
-        base, query = _parts(one)
+    bases, required = [], defaultdict[str, set[str]](set)
+    for alternative in reference.split(" |OR| "):
+        base, query = _split_url(alternative)
         bases.append(base)
         for name, values in query.items():
-            wanted[name].update(values)
-    base, query = _parts(url)
-    under = any(one in base for one in bases)
-    return under and all(values & set(query.get(name, ())) for name, values in wanted.items())
+            required[name].update(values)
+    url_base, query = _split_url(url)
+    is_below = any(base in url_base for base in bases)
+    return is_below and all(values & set(query.get(name, ())) for name, values in required.items())
 
 
-def _parts(url: str) -> tuple[str, dict[str, list[str]]]:
+def _split_url(url: str) -> tuple[str, dict[str, list[str]]]:
     parts = urlsplit(url.rstrip("/"))
     return parts.netloc + parts.path, parse_qs(parts.query)
 
 
-async def _string_match(task: Task, answer: str, judge: Judge | None) -> bool:
-    wanted = task.eval.reference_answers or Answers()
-    if wanted.exact_match is not None and not exact_match(wanted.exact_match, answer):
+async def _is_answer_right(task: Task, answer: str, judge: Judge | None) -> bool:
+    references = task.eval.reference_answers or Answers()
+    if references.exact_match is not None and not exact_match(references.exact_match, answer):
         return False
-    one = len(wanted.must_include) == 1
-    if not all(must_include(part, answer, as_word=one) for part in wanted.must_include):
+    as_word = len(references.must_include) == 1
+    if not all(must_include(part, answer, as_word=as_word) for part in references.must_include):
         return False
-    if not wanted.fuzzy_match:
+    if not references.fuzzy_match:
         return True
-    if wanted.fuzzy_match == "N/A" and exact_match("N/A", answer):
+    if references.fuzzy_match == "N/A" and exact_match("N/A", answer):
         return True
     if judge is None:
         raise ConfigError(f"task {task.task_id} needs a judge (docs/webarena.md)")
-    if wanted.fuzzy_match == "N/A":
+    if references.fuzzy_match == "N/A":
         return await judge.same_reason(task=task.intent, reason=task.eval.string_note, answer=answer)
-    for reference in wanted.fuzzy_match:
+    for reference in references.fuzzy_match:
         if not await judge.same_answer(question=task.intent, reference=reference, answer=answer):
             return False
     return True
 
 
-async def _target_met(target: Target, pages: Pages, sites: Sites, helpers: Mapping[str, Helper]) -> bool:
-    url = sites.filled(target.url)
+async def _check_target(target: Target, pages: Pages, sites: Sites, helpers: Mapping[str, Helper]) -> bool:
+    url = sites.fill_in(target.url)
     if call := read_call(url):
-        url = await _called(call, pages, sites, helpers)
+        url = await _call_helper(call, pages, sites, helpers)
     if url == "last":
-        return await _page_met(target, pages, sites, helpers, wait_s=0.0)
-    async with pages.another(url) as page:
-        return await _page_met(target, page, sites, helpers, wait_s=LATE_S)
+        return await _check_page(target, pages, sites, helpers, wait_s=0.0)
+    async with pages.open_tab(url) as page:
+        return await _check_page(target, page, sites, helpers, wait_s=MAX_WAIT_S)
 
 
-async def _page_met(
+async def _check_page(
     target: Target, page: Page, sites: Sites, helpers: Mapping[str, Helper], *, wait_s: float
 ) -> bool:
-    """Whether `page` holds what `target` asks for, or does so within `wait_s` seconds."""
-    locator, wanted = sites.filled(target.locator), target.required_contents
-    with suppress(ValueError):  # as in WebArena, the first that fails is the last
+    """Whether `page` has the contents that `target` requires, at the latest after `wait_s` seconds."""
+    locator = sites.fill_in(target.locator)
+    with suppress(ValueError):  # as in WebArena, the first failure skips the others
         for action in target.prep_actions:
             await page.evaluate(action)
     loop = asyncio.get_running_loop()
-    until = loop.time() + wait_s
-    while not (met := contains(await _located(locator, page, sites, helpers), wanted)):
-        if loop.time() >= until:
-            break
-        await asyncio.sleep(_AGAIN_S)
-    return met
+    deadline = loop.time() + wait_s
+    while not contains(await _locate(locator, page, sites, helpers), target.required_contents):
+        if loop.time() >= deadline:
+            return False
+        await asyncio.sleep(_POLL_S)
+    return True
 
 
-def contains(part: str, wanted: Required) -> bool:
-    """Whether a part of a page, as HTML or text, holds what is wanted."""
+def contains(part: str, required: RequiredContents) -> bool:
+    """Whether a part of a page, as HTML or text, has the required contents."""
     part = html.unescape(part)
-    if wanted.exact_match is not None:
-        return exact_match(wanted.exact_match, part)
+    if required.exact_match is not None:
+        return exact_match(required.exact_match, part)
     return all(
-        any(must_include(one, part) for one in either.split(" |OR| ")) for either in wanted.must_include
+        any(must_include(alternative, part) for alternative in alternatives.split(" |OR| "))
+        for alternatives in required.must_include
     )
 
 
-async def _located(locator: str, page: Page, sites: Sites, helpers: Mapping[str, Helper]) -> str:
+async def _locate(locator: str, page: Page, sites: Sites, helpers: Mapping[str, Helper]) -> str:
     if not locator.strip():
         return await page.content()
     if call := read_call(locator):
-        return await _called(call, page, sites, helpers)
+        return await _call_helper(call, page, sites, helpers)
     if not locator.startswith(("document.", "[...document.")):
-        raise ConfigError(f"locator {locator!r} is unknown; it is JavaScript on `document`, or func:…")
+        raise ConfigError(f"locator {locator!r} is unknown; write JavaScript on `document`, or func:…")
     try:
-        return str(await page.evaluate(locator))  # references were written against Python's texts
-    except ValueError:  # the page is another one
+        return str(await page.evaluate(locator))  # the references were written for Python's `str`
+    except ValueError:  # another page
         return ""
 
 
-async def _called(call: Call, page: Page, sites: Sites, helpers: Mapping[str, Helper]) -> str:
+async def _call_helper(call: Call, page: Page, sites: Sites, helpers: Mapping[str, Helper]) -> str:
     if call.name not in helpers:
         raise ConfigError(f"func:{call.name} is unknown; there are {', '.join(sorted(helpers))}")
-    arguments = [page.url if one == "__last_url__" else one for one in call.arguments]
+    arguments = [page.url if argument == "__last_url__" else argument for argument in call.arguments]
     try:
         return await helpers[call.name](page, sites, arguments)
     except (OSError, KeyError, IndexError) as error:

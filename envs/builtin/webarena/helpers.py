@@ -1,4 +1,4 @@
-"""The helpers that evaluations call by name (`func:…`): what only a site's own interface tells.
+"""The helpers that evaluations call by name (`func:…`), for facts that only a site's own interface has.
 
 Shop: the latest order and review, from Magento's REST interface as its administrator. Forum: the address of
 the post that a comment belongs to. Forge: a member's role in a project.
@@ -20,14 +20,14 @@ ANSWER_S = 60.0
 
 _ROLE = """(() => {
   const accounts = [...document.querySelectorAll("td[data-label='Account'] span.gl-avatar-labeled-sublabel")];
-  const place = accounts.findIndex(one => one.outerText === "@" + %s);
-  return document.querySelectorAll("td.col-max-role span")[place].outerText;
+  const row = accounts.findIndex(account => account.outerText === "@" + %s);
+  return document.querySelectorAll("td.col-max-role span")[row].outerText;
 })()"""
 
 
 async def shopping_get_latest_order_url(page: Page, sites: Sites, arguments: Sequence[str]) -> str:
-    """The address of the order that was placed last."""
-    found = await _shop(
+    """The address of the latest order."""
+    orders = await _request_shop(
         sites,
         "orders",
         {
@@ -36,23 +36,23 @@ async def shopping_get_latest_order_url(page: Page, sites: Sites, arguments: Seq
             "searchCriteria[pageSize]": "1",
         },
     )
-    return f"{sites.urls['shopping']}/sales/order/view/order_id/{int(found['items'][0]['increment_id'])}/"
+    return f"{sites.urls['shopping']}/sales/order/view/order_id/{int(orders['items'][0]['increment_id'])}/"
 
 
 async def shopping_get_sku_latest_review_author(page: Page, sites: Sites, arguments: Sequence[str]) -> str:
-    """Who wrote the last review of a product, empty if nobody."""
-    reviews = await _shop(sites, f"products/{quote(arguments[0], safe='')}/reviews")
+    """The author of the last review of a product; empty if it has none."""
+    reviews = await _request_shop(sites, f"products/{quote(arguments[0], safe='')}/reviews")
     return str(reviews[-1]["nickname"]) if reviews else ""
 
 
 async def shopping_get_sku_latest_review_rating(page: Page, sites: Sites, arguments: Sequence[str]) -> str:
-    """Its rating in per cent, empty if there is none."""
-    reviews = await _shop(sites, f"products/{quote(arguments[0], safe='')}/reviews")
+    """The rating of the last review of a product in per cent; empty if it has none."""
+    reviews = await _request_shop(sites, f"products/{quote(arguments[0], safe='')}/reviews")
     return str(reviews[-1]["ratings"][0]["percent"]) if reviews else ""
 
 
 async def reddit_get_post_url(page: Page, sites: Sites, arguments: Sequence[str]) -> str:
-    """`http://site/f/<forum>/<post>/` of an address beneath it; any other address as it is."""
+    """`http://site/f/<forum>/<post>/` of an address below it; any other address unchanged."""
     parts = urlsplit(arguments[0])
     folders = parts.path.split("/")
     if len(folders) < 4 or folders[1] != "f":
@@ -61,7 +61,7 @@ async def reddit_get_post_url(page: Page, sites: Sites, arguments: Sequence[str]
 
 
 async def gitlab_get_project_memeber_role(page: Page, sites: Sites, arguments: Sequence[str]) -> str:
-    """A member's role, from the page of a project's members; empty if there is no such member."""
+    """A member's role, from the page of a project's members; empty for an unknown member."""
     try:
         return str(await page.evaluate(_ROLE % json.dumps(arguments[-1])))
     except ValueError:
@@ -78,11 +78,11 @@ HELPERS: Mapping[str, Helper] = {
         gitlab_get_project_memeber_role,
     )
 }
-"""By the names that the tasks use."""
+"""By the name that the tasks use."""
 
 
-async def _shop(sites: Sites, path: str, parameters: Mapping[str, str] | None = None) -> Any:
-    """What Magento's REST interface answers to its administrator."""
+async def _request_shop(sites: Sites, path: str, parameters: Mapping[str, str] | None = None) -> Any:
+    """A response of Magento's REST interface to its administrator."""
     base = f"{sites.urls['shopping']}/rest"
     try:
         async with httpx.AsyncClient(timeout=ANSWER_S, trust_env=False) as client:
@@ -90,12 +90,12 @@ async def _shop(sites: Sites, path: str, parameters: Mapping[str, str] | None = 
                 f"{base}/default/V1/integration/admin/token", json=ACCOUNTS["shopping_admin"]
             )
             token.raise_for_status()
-            found = await client.get(
+            response = await client.get(
                 f"{base}/V1/{path}",
                 params=parameters,
                 headers={"Authorization": f"Bearer {token.json()}"},
             )
-            found.raise_for_status()
-            return found.json()
+            response.raise_for_status()
+            return response.json()
     except (httpx.HTTPError, ValueError) as error:
         raise EnvCrashed(f"{base}/V1/{path} does not answer: {error}") from error

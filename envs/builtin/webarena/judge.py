@@ -1,8 +1,8 @@
-"""The language model that judges answers which may be worded in many ways: any OpenAI-compatible endpoint.
+"""The language model that judges free-form answers: any OpenAI-compatible endpoint.
 
-`WEBARENA_JUDGE_URL` (up to `/v1`), `WEBARENA_JUDGE_MODEL` and, where it wants one, `WEBARENA_JUDGE_KEY`.
-WebArena used gpt-4-1106-preview; another model is another judge, and a result should name it. 118 tasks need
-one: `WEBARENA_JUDGE_URL=none` leaves them out.
+It is configured by `WEBARENA_JUDGE_URL` (up to `/v1`), `WEBARENA_JUDGE_MODEL` and, if the endpoint needs a
+key, `WEBARENA_JUDGE_KEY`. WebArena used gpt-4-1106-preview; results with another model should name it. 118
+tasks need a judge: `WEBARENA_JUDGE_URL=none` leaves them out.
 """
 
 import os
@@ -10,11 +10,11 @@ from dataclasses import dataclass
 
 import httpx
 
-from envs.errors import EnvCrashed
+from envs.errors import EnvCrashed, describe
 from envs.redaction import register_secret
+from envs.requirements.detection import CheckedRequirement
 
-ANSWER_S, TRIES = 120.0, 3
-NONE = "none"
+ANSWER_S, ATTEMPTS = 120.0, 3
 
 _SAME_ANSWER = """\
 You grade an answer to a question. It may be worded in another way than the reference; what counts is \
@@ -41,30 +41,29 @@ class ModelJudge:
     key: str = ""
 
     async def same_answer(self, *, question: str, reference: str, answer: str) -> bool:
-        """See `Judge`; what is partially correct is not the same."""
-        asked = _SAME_ANSWER.format(question=question, reference=reference, answer=answer)
-        return await self._verdict(asked, yes="correct", no=("incorrect", "partially correct"))
+        """Whether `answer` means the same as `reference`; a partially correct answer does not."""
+        prompt = _SAME_ANSWER.format(question=question, reference=reference, answer=answer)
+        return await self._decide(prompt, yes="correct", no=("incorrect", "partially correct"))
 
     async def same_reason(self, *, task: str, reason: str, answer: str) -> bool:
-        """See `Judge`."""
-        asked = _SAME_REASON.format(task=task, reason=reason, answer=answer)
-        return await self._verdict(asked, yes="same", no=("different",))
+        prompt = _SAME_REASON.format(task=task, reason=reason, answer=answer)
+        return await self._decide(prompt, yes="same", no=("different",))
 
-    async def _verdict(self, asked: str, *, yes: str, no: tuple[str, ...]) -> bool:
-        said = ""
-        for _ in range(TRIES):
-            said = (await self._ask(asked)).strip().lower()
-            last = said.splitlines()[-1] if said else ""
-            if any(word in last for word in no):
+    async def _decide(self, prompt: str, *, yes: str, no: tuple[str, ...]) -> bool:
+        reply = ""
+        for _ in range(ATTEMPTS):
+            reply = (await self._ask(prompt)).strip().lower()
+            last_line = reply.splitlines()[-1] if reply else ""
+            if any(word in last_line for word in no):
                 return False
-            if yes in last:
+            if yes in last_line:
                 return True
-        raise EnvCrashed(f"the judge {self.model} gives no verdict: {said[-80:]!r}")
+        raise EnvCrashed(f"the judge {self.model} gives no verdict: {reply[-80:]!r}")
 
-    async def _ask(self, text: str) -> str:
+    async def _ask(self, prompt: str) -> str:
         body = {
             "model": self.model,
-            "messages": [{"role": "user", "content": text}],
+            "messages": [{"role": "user", "content": prompt}],
             "temperature": 0,
             "max_tokens": 768,
         }
@@ -72,17 +71,15 @@ class ModelJudge:
         headers = {"Authorization": f"Bearer {self.key}"} if self.key else {}
         try:
             async with httpx.AsyncClient(timeout=ANSWER_S, trust_env=False) as client:
-                answer = await client.post(f"{self.url}/chat/completions", json=body, headers=headers)
-                answer.raise_for_status()
-                return str(answer.json()["choices"][0]["message"]["content"] or "")
+                response = await client.post(f"{self.url}/chat/completions", json=body, headers=headers)
+                response.raise_for_status()
+                return str(response.json()["choices"][0]["message"]["content"] or "")
         except (httpx.HTTPError, KeyError, IndexError, ValueError) as error:
-            raise EnvCrashed(
-                f"the judge at {self.url} does not answer: {type(error).__name__}: {error}"
-            ) from error
+            raise EnvCrashed(f"the judge at {self.url} does not answer: {describe(error)}") from error
 
 
 def judge_of_environment() -> ModelJudge | None:
-    """The one that the environment names; None if there is none."""
+    """The judge that the environment variables name; None if they name none."""
     url = os.environ.get("WEBARENA_JUDGE_URL", "")
     model = os.environ.get("WEBARENA_JUDGE_MODEL", "")
     if not url or not model or is_left_out():
@@ -91,23 +88,17 @@ def judge_of_environment() -> ModelJudge | None:
 
 
 def is_left_out() -> bool:
-    """Whether the tasks that need a judge are to be left out."""
-    return os.environ.get("WEBARENA_JUDGE_URL", "").lower() == NONE
+    """Whether tasks that need a judge are left out."""
+    return os.environ.get("WEBARENA_JUDGE_URL", "").lower() == "none"
 
 
-class JudgeNamed:
-    """The judge, as a requirement."""
-
-    name = "a judge of answers"
-
-    def find_remedy(self) -> str | None:
-        """See `Requirement`."""
-        if is_left_out() or judge_of_environment() is not None:
-            return None
-        return (
-            "export WEBARENA_JUDGE_URL=https://…/v1 WEBARENA_JUDGE_MODEL=…, or WEBARENA_JUDGE_URL=none to "
-            "leave out the 118 tasks that need one"
-        )
+def _find_remedy() -> str | None:
+    if is_left_out() or judge_of_environment() is not None:
+        return None
+    return (
+        "export WEBARENA_JUDGE_URL=https://…/v1 WEBARENA_JUDGE_MODEL=…, or WEBARENA_JUDGE_URL=none to "
+        "leave out the 118 tasks that need a judge"
+    )
 
 
-JUDGE_NAMED = JudgeNamed()
+JUDGE_NAMED = CheckedRequirement("a judge of answers", _find_remedy)

@@ -1,11 +1,10 @@
-"""Logins of the benchmark's sites: who is logged in, and the storage states that keep it.
+"""Logins of the benchmark's sites, saved as storage states of Playwright (cookies and storage).
 
     python -m envs.builtin.webarena.login
 
 logs in to each site through its form and writes `<site>_state.json` into `$WEBARENA_LOGINS` (by default
-`webarena_logins`): cookies and storage, as Playwright keeps them. Episodes start from these files. Sessions
-of the real sites end after some hours or days; then it is run again. The accounts are those that WebArena
-publishes.
+`webarena_logins`). Episodes start from these files. Sessions of the real sites expire after hours or days;
+then run the command again. The accounts are those that WebArena publishes.
 """
 
 import asyncio
@@ -15,8 +14,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from envs.builtin.webarena.sites import Sites, sites
+from envs.browser.leases import BrowserLease
+from envs.browser.session import BrowserSession
+from envs.builtin.webarena.sites import Sites, load_sites
 from envs.errors import ConfigError, MissingDependency
+from envs.requirements.detection import CheckedRequirement
 
 if TYPE_CHECKING:
     from playwright.async_api import Page, StorageState
@@ -37,14 +39,14 @@ _FORMS: Mapping[str, tuple[str, str, str, str]] = {
 COMMAND = "python -m envs.builtin.webarena.login"
 
 
-def folder() -> Path:
-    """Where the files are."""
+def states_folder() -> Path:
+    """The folder of the files."""
     return Path(os.environ.get("WEBARENA_LOGINS", "webarena_logins"))
 
 
 def storage_state(logins: Sequence[str]) -> "StorageState | None":
-    """The one state of several sites, which have different hosts or cookies; None for none. Raises
-    `MissingDependency` for a file that is not there, `ConfigError` for one that is none."""
+    """Merge the states of several sites, which differ in host or cookie names; None for no sites. Raises
+    `MissingDependency` for a missing file, `ConfigError` for a malformed one."""
     if not logins:
         return None
     states = [_read(site) for site in logins]
@@ -55,55 +57,46 @@ def storage_state(logins: Sequence[str]) -> "StorageState | None":
 
 
 def _read(site: str) -> Mapping[str, Any]:
-    path = folder() / f"{site}_state.json"
+    path = states_folder() / f"{site}_state.json"
     if not path.exists():
-        raise MissingDependency(f"{path} is not there, the login of {site}; {COMMAND}")
+        raise MissingDependency(f"{path} is missing, the login of {site}; run: {COMMAND}")
     try:
         state = json.loads(path.read_text(encoding="utf-8"))
         return {"cookies": list(state["cookies"]), "origins": list(state.get("origins", ()))}
     except (ValueError, KeyError, TypeError) as error:
-        raise ConfigError(f"{path} is no storage state of Playwright ({error}); {COMMAND}") from None
+        raise ConfigError(f"{path} is no storage state of Playwright ({error}); run: {COMMAND}") from None
 
 
-class LoggedIn:
-    """The files, as a requirement."""
-
-    name = "WebArena's logins"
-
-    def find_remedy(self) -> str | None:
-        """See `Requirement`."""
-        missing = [site for site in ACCOUNTS if not (folder() / f"{site}_state.json").exists()]
-        return f"{COMMAND} ({', '.join(missing)}: no file in {folder()})" if missing else None
+def _find_remedy() -> str | None:
+    missing = [site for site in ACCOUNTS if not (states_folder() / f"{site}_state.json").exists()]
+    return f"{COMMAND} ({', '.join(missing)}: no file in {states_folder()})" if missing else None
 
 
-LOGGED_IN = LoggedIn()
+LOGGED_IN = CheckedRequirement("WebArena's logins", _find_remedy)
 
 
-async def log_in(where: Sites, *, to: Sequence[str], into: Path) -> None:
-    """Log in to sites and write their states; raises `ConfigError` where a site does not take the account."""
-    from envs.browser.seats import Seat
-    from envs.browser.session import Session
-
-    into.mkdir(parents=True, exist_ok=True)
-    seat = await Seat.take()
+async def log_in(sites: Sites, *, names: Sequence[str], folder: Path) -> None:
+    """Log in to the named sites and write their states; raises `ConfigError` if one rejects the account."""
+    folder.mkdir(parents=True, exist_ok=True)
+    lease = await BrowserLease.acquire()
     try:
-        for site in to:
+        for site in names:
             path, user_label, password_label, button = _FORMS[site]
-            url = where.urls[site]
-            session = await Session.open(seat.chromium, origins=[url], urls=[url + path])
+            url = sites.urls[site]
+            session = await BrowserSession.open(lease.chromium, origins=[url], urls=[url + path])
             try:
                 await _fill(session.page, (user_label, password_label, button), ACCOUNTS[site])
-                await session.quiet()
+                await session.settle()
                 if await session.page.get_by_label(password_label, exact=True).count():
                     raise ConfigError(
-                        f"{site} ({url}) does not take WebArena's account {ACCOUNTS[site]['username']!r}"
+                        f"{site} ({url}) rejects WebArena's account {ACCOUNTS[site]['username']!r}"
                     )
                 state = await session.context.storage_state()
-                (into / f"{site}_state.json").write_text(json.dumps(state))
+                (folder / f"{site}_state.json").write_text(json.dumps(state))
             finally:
                 await session.close()
     finally:
-        await seat.leave()
+        await lease.release()
 
 
 async def _fill(page: "Page", form: tuple[str, str, str], account: Mapping[str, str]) -> None:
@@ -114,4 +107,4 @@ async def _fill(page: "Page", form: tuple[str, str, str], account: Mapping[str, 
 
 
 if __name__ == "__main__":
-    asyncio.run(log_in(sites(), to=list(ACCOUNTS), into=folder()))
+    asyncio.run(log_in(load_sites(), names=list(ACCOUNTS), folder=states_folder()))

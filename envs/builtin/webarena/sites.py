@@ -1,8 +1,8 @@
-"""Where WebArena's sites are: addresses on this network, and the names under which a policy knows them.
+"""The addresses of WebArena's sites: where they are served, and what a policy is shown instead.
 
-A policy is shown `http://onestopmarket.com/…` wherever the shop is served, as on WebArena's side, and may
-write either. The addresses of the benchmark's sites come from the environment: `WA_SHOPPING` as in
-BrowserGym, or `SHOPPING` as in WebArena, and so on for each.
+As in WebArena, a policy sees `http://onestopmarket.com/…` wherever the shop is served, and may write either
+address. Environment variables name the addresses of the benchmark's sites: `WA_SHOPPING` as in BrowserGym, or
+`SHOPPING` as in WebArena, and so on for each site.
 """
 
 import os
@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import httpx
 
 from envs.errors import MissingDependency, to_line
+from envs.requirements.detection import CheckedRequirement
 
 PUBLIC = {
     "reddit": "http://reddit.com",
@@ -23,7 +24,7 @@ PUBLIC = {
     "map": "http://openstreetmap.org",
     "homepage": "http://homepage.com",
 }
-"""Site → the address that a policy is shown, as in WebArena."""
+"""Site → the address that a policy sees, as in WebArena."""
 ANSWER_S = 10.0
 
 
@@ -32,69 +33,64 @@ class Sites:
     """The addresses of a set of sites."""
 
     urls: Mapping[str, str]
-    """Site → where it is served, without a slash at the end."""
+    """Site → the address where it is served, without a trailing slash."""
     public: Mapping[str, str]
-    """Site → what a policy is shown instead."""
+    """Site → the address that a policy sees instead."""
 
-    def filled(self, text: str) -> str:
-        """`text` with addresses in the place of `__SITE__`. Raises `KeyError` for a site that is not here."""
+    def fill_in(self, text: str) -> str:
+        """Replace each `__SITE__` in `text` by its address."""
         for site, url in self.urls.items():
             text = text.replace(f"__{site.upper()}__", url)
         return text
 
-    def shown(self, url: str) -> str:
-        """An address as a policy sees it."""
-        for ours, theirs in self._pairs():
-            if url == ours or url.startswith((f"{ours}/", f"{ours}?", f"{ours}#")):
-                return theirs + url[len(ours) :]
+    def to_public(self, url: str) -> str:
+        """The address that a policy sees for `url`."""
+        for local, public in self._pairs():
+            if _is_below(url, local):
+                return public + url[len(local) :]
         return url
 
-    def meant(self, url: str) -> str:
+    def to_local(self, url: str) -> str:
         """The address that a policy means by `url`."""
-        for ours, theirs in self._pairs():
-            for known in (theirs, theirs.replace("http://", "https://"), theirs.replace("http://", "")):
-                if url == known or url.startswith((f"{known}/", f"{known}?", f"{known}#")):
-                    return ours + url[len(known) :]
+        for local, public in self._pairs():
+            for spelling in (public, public.replace("http://", "https://"), public.replace("http://", "")):
+                if _is_below(url, spelling):
+                    return local + url[len(spelling) :]
         return url
 
     def _pairs(self) -> Iterator[tuple[str, str]]:
-        """Ours and theirs, the longest of ours first: one site may be a folder of another."""
+        """(local, public) addresses, the longest local one first: a site may be a folder of another."""
         for site in sorted(self.urls, key=lambda site: -len(self.urls[site])):
             yield self.urls[site], self.public.get(site, self.urls[site])
 
 
-def sites() -> Sites:
-    """The benchmark's, from the environment. Raises `MissingDependency` for what is not named there."""
-    named = _named()
-    missing = sorted(PUBLIC.keys() - named.keys())
-    if missing:
+def _is_below(url: str, base: str) -> bool:
+    return url == base or url.startswith((f"{base}/", f"{base}?", f"{base}#"))
+
+
+def load_sites() -> Sites:
+    """The benchmark's sites; raises `MissingDependency` if the environment does not name all of them."""
+    urls = _read_urls()
+    if missing := sorted(PUBLIC.keys() - urls.keys()):
         raise MissingDependency(f"environment 'webarena' needs its sites; {_remedy(missing)}")
-    return Sites(named, PUBLIC)
+    return Sites(urls, PUBLIC)
 
 
-class SitesAnswer:
-    """The benchmark's sites, as a requirement: named in the environment, and serving."""
-
-    name = "WebArena's sites"
-
-    def find_remedy(self) -> str | None:
-        """See `Requirement`."""
-        named = _named()
-        if unnamed := sorted(PUBLIC.keys() - named.keys()):
-            return _remedy(unnamed)
-        with ThreadPoolExecutor(len(named)) as pool:
-            told = zip(named, pool.map(answers, named.values()), strict=True)
-            silent = {site: said for site, said in told if said}
-        if silent:
-            return "start " + ", ".join(f"{site} ({named[site]}: {said})" for site, said in silent.items())
-        return None
+def _find_sites_remedy() -> str | None:
+    urls = _read_urls()
+    if missing := sorted(PUBLIC.keys() - urls.keys()):
+        return _remedy(missing)
+    with ThreadPoolExecutor(len(urls)) as pool:
+        problems = dict(zip(urls, pool.map(find_problem, urls.values()), strict=True))
+    silent = [f"{site} ({urls[site]}: {problem})" for site, problem in problems.items() if problem]
+    return f"start {', '.join(silent)}" if silent else None
 
 
-SITES_ANSWER = SitesAnswer()
+SITES_ANSWER = CheckedRequirement("WebArena's sites", _find_sites_remedy)
 
 
-def answers(url: str) -> str | None:
-    """None if something serves HTTP at `url`; else in a few words what went wrong."""
+def find_problem(url: str) -> str | None:
+    """The problem in a few words if no server answers at `url`; None if one does."""
     try:
         response = httpx.get(url, timeout=ANSWER_S, follow_redirects=True, trust_env=False)
     except (httpx.HTTPError, httpx.InvalidURL) as error:
@@ -102,11 +98,11 @@ def answers(url: str) -> str | None:
     return f"HTTP {response.status_code}" if response.status_code >= 500 else None
 
 
-def _named() -> dict[str, str]:
-    found = {site: os.environ.get(f"WA_{site.upper()}") or os.environ.get(site.upper()) for site in PUBLIC}
-    return {site: url.rstrip("/") for site, url in found.items() if url}
+def _read_urls() -> dict[str, str]:
+    urls = {site: os.environ.get(f"WA_{site.upper()}") or os.environ.get(site.upper()) for site in PUBLIC}
+    return {site: url.rstrip("/") for site, url in urls.items() if url}
 
 
-def _remedy(unnamed: list[str]) -> str:
-    variables = " ".join(f"WA_{site.upper()}=http://…" for site in unnamed)
-    return f"export {variables} (docs/webarena.md); webarena-local brings sites of its own"
+def _remedy(missing: list[str]) -> str:
+    variables = " ".join(f"WA_{site.upper()}=http://…" for site in missing)
+    return f"export {variables} (docs/webarena.md); webarena-local brings its own sites"

@@ -1,90 +1,84 @@
 """WebArena: 812 tasks on copies of a shop, its administration, a forum, a forge, a map and an encyclopedia.
 
-Tasks, evaluation and the form of what a policy sees and does are WebArena's (Zhou et al. 2023, arXiv
-2307.13854). Its sites are not brought along: they are large images that somebody serves, and their addresses
-come from the environment (`envs/builtin/webarena/sites.py`, docs/webarena.md). Item `webarena_N` is task
-N, as in
-AgentGym.
+Tasks, evaluation, observations and actions are WebArena's (Zhou et al. 2023, arXiv 2307.13854). Its sites are
+large images that are not included: a user serves them and names their addresses in environment variables
+(`envs/builtin/webarena/sites.py`, docs/webarena.md). Item `webarena_N` is task N, as in AgentGym.
 
-Tasks change the sites for all that are played after them. As upstream, nothing is restored between episodes;
-`webarena-local` has sites that are.
+A task changes the sites for all later tasks. As upstream, nothing is restored between episodes; the sites of
+`webarena-local` are.
 """
 
 import random
-from collections.abc import Mapping
 
 from envs.browser.program import CHROMIUM
-from envs.builtin.webarena.env import Scene, WebEnv
+from envs.builtin.webarena.env import INSTRUCTIONS as WEB_INSTRUCTIONS
+from envs.builtin.webarena.env import SiteState, WebEnv
 from envs.builtin.webarena.helpers import HELPERS
 from envs.builtin.webarena.judge import JUDGE_NAMED, is_left_out, judge_of_environment
 from envs.builtin.webarena.login import LOGGED_IN, storage_state
-from envs.builtin.webarena.sites import SITES_ANSWER, sites
+from envs.builtin.webarena.sites import SITES_ANSWER, load_sites
 from envs.builtin.webarena.tasks import TASK_FILE, TASKS, Task, tasks
 from envs.errors import ConfigError, unknown_item
 from envs.registry import EnvSpec, Split, no_expert
 from envs.types import Item
 
 TEST_SHARE = 0.1
-"""Of the templates, whose tasks are all on one side. AgentGym-RL's own lists of items are not in its code."""
+"""Share of the templates; all tasks of a template are in one split. AgentGym-RL's lists of items are not
+public."""
 
-INSTRUCTIONS = """\
-You use a web browser to reach an objective. Every round you are shown the page as its accessibility tree, a \
-line for each element that is in sight, with its number in brackets; the titles of the open tabs; the \
-address; the objective; and what you did last. You answer with your thought and one action:
-click [id]: click on the element with this number
-type [id] [text] [0|1]: write into a field, or choose from a list; 1, the default, presses Enter afterwards
-hover [id]: move the mouse to the element
-press [keys]: press keys, e.g. press [Control+a]
-scroll [down|up]: move the page by the height of the window
-new_tab, tab_focus [number], close_tab: open a tab, change to one (the first is 0), close the current one
-goto [url], go_back, go_forward: load an address, move through the history
-stop [answer]: end the task, with the answer if a question was asked; N/A if it cannot be done
-The sites that can be visited are listed at http://homepage.com."""
+INSTRUCTIONS = (
+    f"{WEB_INSTRUCTIONS}; N/A if it cannot be done\n"
+    "The sites that can be visited are listed at http://homepage.com."
+)
 
 
-class _Served:
-    """The benchmark's sites, which somebody serves."""
+class _ServedSites:
+    """The benchmark's sites, which a user serves."""
 
     is_alive = True
 
-    async def begin(self, task: Task) -> Scene:
-        """See `Venue`."""
-        return Scene(sites(), storage_state(task.logins))
+    async def prepare_sites(self, task: Task) -> SiteState:
+        """Read the addresses and logins of the sites."""
+        return SiteState(load_sites(), storage_state(task.logins))
 
     async def close(self) -> None:
-        """See `Venue`."""
+        """Leave the sites running."""
 
 
 def make() -> WebEnv:
     """A new instance."""
-    return WebEnv(tasks=tasks, venue=_Served(), helpers=HELPERS, judge=judge_of_environment)
+    return WebEnv(tasks=tasks, provider=_ServedSites(), helpers=HELPERS, judge=judge_of_environment)
 
 
 def make_item(index: int) -> Item:
-    """The item `webarena_<index>`; raises `ConfigError` for one that cannot be judged here."""
-    known = tasks()
-    if index not in known:
+    """The item `webarena_<index>`; raises `ConfigError` if it cannot be judged here."""
+    task = tasks().get(index)
+    if task is None:
         raise unknown_item("webarena", index, count=TASKS)
-    if is_left_out() and known[index].eval.needs_judge:
+    if is_left_out() and task.eval.needs_judge:
         raise ConfigError(f"webarena_{index} needs a judge, and WEBARENA_JUDGE_URL is 'none'")
-    return Item(item_id=f"webarena_{index}", env="webarena", metadata={"site": known[index].sites[0]})
+    return Item(item_id=f"webarena_{index}", env="webarena", metadata={"site": task.sites[0]})
 
 
 def split(seed: int) -> Split:
-    """All tasks, a tenth of the templates for tests: tasks of one ask the same of different things."""
-    known: Mapping[int, Task] = tasks()
-    playable = [task for task in known.values() if not (is_left_out() and task.eval.needs_judge)]
+    """All tasks; a tenth of the templates is for tests, because tasks of one template are alike."""
+    playable = [task for task in tasks().values() if not (is_left_out() and task.eval.needs_judge)]
     by_site: dict[str, list[int]] = {}
     for task in playable:
         templates = by_site.setdefault(task.sites[0], [])
         if task.intent_template_id not in templates:
             templates.append(task.intent_template_id)
     rng = random.Random(f"webarena/split/{seed}")
-    tested = {one for of in by_site.values() for one in rng.sample(of, round(len(of) * TEST_SHARE))}
-    sides: dict[bool, list[Item]] = {False: [], True: []}
+    test_templates = {
+        template
+        for templates in by_site.values()
+        for template in rng.sample(templates, round(len(templates) * TEST_SHARE))
+    }
+    train: list[Item] = []
+    test: list[Item] = []
     for task in playable:
-        sides[task.intent_template_id in tested].append(make_item(task.task_id))
-    return Split(train=sides[False], test=sides[True])
+        (test if task.intent_template_id in test_templates else train).append(make_item(task.task_id))
+    return Split(train=train, test=test)
 
 
 SPEC = EnvSpec(

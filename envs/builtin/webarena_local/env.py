@@ -1,55 +1,111 @@
 """webarena-local: the environment of `envs/builtin/webarena/` on web applications that run on this machine.
 
 Its 96 tasks are invented, in WebArena's form and on its four domains: a shop (django-oscar), a forum
-(django-machina), a forge (Trac, with Git repositories) and a CMS (wagtail). What an episode writes nobody
-else sees, and the next finds nothing of it (`envs/builtin/webarena_local/sites/tenant.py`). Item
-`webarena-local_N`
-is task `N` of `tasks.json`.
+(django-machina), a forge (Trac, with Git repositories) and a CMS (wagtail). Each live environment has its own
+copy of the sites, which is fresh for each task (`envs/builtin/webarena_local/sites/copies.py`). Item
+`webarena-local_N` is task `N` of `tasks.json`.
 """
 
+import json
 import random
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from envs.browser.program import CHROMIUM
-from envs.builtin.webarena.env import WebEnv
-from envs.builtin.webarena.tasks import Task
-from envs.builtin.webarena_local.experts import solution
+from envs.builtin.webarena.env import INSTRUCTIONS, SiteState, WebEnv
+from envs.builtin.webarena.sites import Sites
+from envs.builtin.webarena.tasks import Task, read_tasks
+from envs.builtin.webarena_local.experts import EXPERTS
+from envs.builtin.webarena_local.sites.copies import LiveSites
 from envs.builtin.webarena_local.sites.data import GIT, PACKAGES, WEBARENA_LOCAL
-from envs.builtin.webarena_local.venue import LocalVenue, tasks, values
+from envs.builtin.webarena_local.sites.seed.people import COOKIES
+from envs.builtin.webarena_local.sites.serving import HOST
 from envs.errors import unknown_item
 from envs.registry import EnvSpec, ExpertStep, Split
 from envs.types import Item
 
-NAME = "webarena-local"
+if TYPE_CHECKING:
+    from playwright.async_api import StorageState
 
-INSTRUCTIONS = """\
-You use a web browser to reach an objective. Every round you are shown the page as its accessibility tree, a \
-line for each element that is in sight, with its number in brackets; the titles of the open tabs; the \
-address; the objective; and what you did last. You answer with your thought and one action:
-click [id]: click on the element with this number
-type [id] [text] [0|1]: write into a field, or choose from a list; 1, the default, presses Enter afterwards
-hover [id]: move the mouse to the element
-press [keys]: press keys, e.g. press [Control+a]
-scroll [down|up]: move the page by the height of the window
-new_tab, tab_focus [number], close_tab: open a tab, change to one (the first is 0), close the current one
-goto [url], go_back, go_forward: load an address, move through the history
-stop [answer]: end the task, with the answer if a question was asked"""
+NAME = "webarena-local"
+TASKS = Path(__file__).parent / "tasks.json"
+APPLICATIONS = {"shopping": "shop", "reddit": "forum", "gitlab": "forge", "shopping_admin": "cms"}
+"""WebArena's name of a site → ours."""
+PUBLIC = {site: f"http://{application}.example" for site, application in APPLICATIONS.items()}
+"""The addresses that a policy is shown; the real ones have ports, which differ from copy to copy."""
+
+
+@cache
+def tasks() -> Mapping[int, Task]:
+    """All tasks by their number."""
+    return read_tasks(TASKS)
+
+
+@cache
+def values() -> Mapping[int, dict[str, str]]:
+    """The values that each task's template was filled with: for its expert, not for a policy."""
+    return {task["task_id"]: task["instantiation_dict"] for task in json.loads(TASKS.read_text("utf-8"))}
+
+
+class LocalSites:
+    """The `SiteProvider` of one environment: a copy of the sites."""
+
+    def __init__(self) -> None:
+        self._copy: LiveSites | None = None
+
+    @property
+    def is_alive(self) -> bool:
+        """False once the copy has died."""
+        return self._copy is None or self._copy.is_alive
+
+    async def prepare_sites(self, task: Task) -> SiteState:
+        """Restore the sites. The first call on a machine makes their data, which takes half a minute."""
+        if self._copy is None:
+            self._copy = LiveSites(WEBARENA_LOCAL.prepare())
+        addresses = await self._copy.restore()
+        urls = {site: addresses[application] for site, application in APPLICATIONS.items()}
+        return SiteState(Sites(urls, PUBLIC), _storage_state(task.logins))
+
+    async def close(self) -> None:
+        """End the copy."""
+        copy, self._copy = self._copy, None
+        if copy is not None:
+            await copy.close()
+
+
+def _storage_state(logins: Sequence[str]) -> "StorageState":
+    """The session cookies of the seeded users who are logged in to these sites."""
+    return {
+        "cookies": [
+            {
+                "name": COOKIES[APPLICATIONS[site]].name,
+                "value": COOKIES[APPLICATIONS[site]].value,
+                "domain": HOST,
+                "path": "/",
+                "expires": -1,
+                "httpOnly": True,
+                "secure": False,
+                "sameSite": "Lax",
+            }
+            for site in logins
+        ],
+        "origins": [],
+    }
 
 
 def make() -> WebEnv:
     """A new instance."""
-    return WebEnv(tasks=tasks, venue=LocalVenue(), helpers={}, judge=lambda: None)
+    return WebEnv(tasks=tasks, provider=LocalSites(), helpers={}, judge=lambda: None)
 
 
 def make_item(index: int) -> Item:
     """The item `webarena-local_<index>`."""
     if index not in tasks():
         raise unknown_item(NAME, index, count=len(tasks()))
-    return _item(tasks()[index])
-
-
-def _item(task: Task) -> Item:
+    task = tasks()[index]
     return Item(
         item_id=f"{NAME}_{task.task_id}",
         env=NAME,
@@ -62,21 +118,21 @@ def _item(task: Task) -> Item:
 
 
 def split(seed: int) -> Split:
-    """One task of each template is tested, the others are for training."""
+    """One task of each template is for tests, the others are for training."""
     rng = random.Random(f"{NAME}/split/{seed}")
-    of_template = defaultdict[int, list[Task]](list)
-    for task in tasks().values():
-        of_template[task.intent_template_id].append(task)
-    test = {rng.choice(same).task_id for same in of_template.values()}
+    by_template = defaultdict[int, list[int]](list)
+    for index, task in tasks().items():
+        by_template[task.intent_template_id].append(index)
+    test = {rng.choice(indices) for indices in by_template.values()}
     return Split(
-        train=[_item(task) for task in tasks().values() if task.task_id not in test],
-        test=[_item(task) for task in tasks().values() if task.task_id in test],
+        train=[make_item(index) for index in tasks() if index not in test],
+        test=[make_item(index) for index in tasks() if index in test],
     )
 
 
 def expert(item: Item) -> Sequence[ExpertStep]:
-    """Clicks and words that do what is asked, found on the pages as they are seen."""
-    return solution(tasks()[item.index], values()[item.index])
+    """The script of the task's template."""
+    return EXPERTS[tasks()[item.index].intent_template_id](values()[item.index])
 
 
 SPEC = EnvSpec(

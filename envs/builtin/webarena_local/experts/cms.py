@@ -1,9 +1,9 @@
-"""Players of the CMS's templates."""
+"""Scripted experts for the CMS's task templates."""
 
 import re
+from collections.abc import Callable
 
-from envs.browser.solver import click, stop, write
-from envs.builtin.webarena_local.experts.moves import Player, Steps, Values, anew, told
+from envs.browser.expert_steps import Steps, answer_with, click, replace_text, stop, write
 
 
 def _page(title: str) -> Steps:
@@ -13,39 +13,37 @@ def _page(title: str) -> Steps:
     ]
 
 
-def author(values: Values) -> Steps:
-    """As the article's form has it."""
-    return [*_page(values["title"]), told(r"textbox 'Author\*?'[^\n]*\n[^\n]*StaticText '([^']+)'")]
-
-
-def figure(values: Values) -> Steps:
-    """A number in a page's summary."""
+def author(values: dict[str, str]) -> Steps:
     return [
         *_page(values["title"]),
-        told(r"StaticText '[^']*?\b(three|\d+)\b[^']*'"),
+        answer_with(r"textbox 'Author\*?'[^\n]*\n[^\n]*StaticText '([^']+)'"),
     ]
 
 
-def edit(values: Values) -> Steps:
-    """Its form."""
+def figure(values: dict[str, str]) -> Steps:
+    return [*_page(values["title"]), answer_with(r"StaticText '[^']*?\b(three|\d+)\b[^']*'")]
+
+
+def edit(values: dict[str, str]) -> Steps:
     return [*_page(values["title"]), stop()]
 
 
 _PUBLISH: Steps = [click("button", "More actions"), click("button", "Publish"), stop()]
 
 
-def publish(values: Values) -> Steps:
-    """A draft as it is."""
+def publish(values: dict[str, str]) -> Steps:
     return [*_page(values["title"]), *_PUBLISH]
 
 
-def rename(values: Values) -> Steps:
-    """With a new title."""
-    return [*_page(values["title"]), *anew("textbox", re.compile("Title"), values["new_title"]), *_PUBLISH]
+def rename(values: dict[str, str]) -> Steps:
+    return [
+        *_page(values["title"]),
+        *replace_text("textbox", re.compile("Title"), values["new_title"]),
+        *_PUBLISH,
+    ]
 
 
-def unpublish(values: Values) -> Steps:
-    """By the menu of its form."""
+def unpublish(values: dict[str, str]) -> Steps:
     return [
         *_page(values["title"]),
         click("button", "More actions"),
@@ -55,13 +53,15 @@ def unpublish(values: Values) -> Steps:
     ]
 
 
-def resume(values: Values) -> Steps:
-    """With a new summary."""
-    return [*_page(values["title"]), *anew("textbox", re.compile("Summary"), values["summary"]), *_PUBLISH]
+def resume(values: dict[str, str]) -> Steps:
+    return [
+        *_page(values["title"]),
+        *replace_text("textbox", re.compile("Summary"), values["summary"]),
+        *_PUBLISH,
+    ]
 
 
-def add(values: Values) -> Steps:
-    """A new page in a section."""
+def add(values: dict[str, str]) -> Steps:
     return [
         write("textbox", "Search term", values["section"], enter=True),
         click("link", f"Explore child pages of '{values['section']}'"),
@@ -73,7 +73,7 @@ def add(values: Values) -> Steps:
     ]
 
 
-PLAYERS: dict[int, Player] = {
+EXPERTS: dict[int, Callable[[dict[str, str]], Steps]] = {
     60: author,
     61: figure,
     62: edit,
@@ -83,4 +83,4 @@ PLAYERS: dict[int, Player] = {
     66: resume,
     67: add,
 }
-"""By template."""
+"""By the template's number."""

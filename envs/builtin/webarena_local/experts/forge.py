@@ -1,50 +1,50 @@
-"""Players of the forge's templates."""
+"""Scripted experts for the forge's task templates."""
 
 import re
+from collections.abc import Callable
 
-from envs.browser.solver import click, stop, write
-from envs.builtin.webarena_local.experts.moves import DOWN, Player, Steps, Values, told
+from envs.browser.expert_steps import SCROLL_DOWN, Steps, answer_with, click, stop, write
 
 
-def _ticket(values: Values) -> Steps:
+def _ticket(values: dict[str, str]) -> Steps:
     return [
         click("link", values["project"]),
         write("textbox", "", f"#{values['ticket']}", enter=True),
     ]
 
 
-def owner(values: Values) -> Steps:
-    """As the ticket has it."""
-    return [*_ticket(values), told(r"'Owned by:'[^\n]*\n[^\n]*cell '([^']+)'")]
+def owner(values: dict[str, str]) -> Steps:
+    return [*_ticket(values), answer_with(r"'Owned by:'[^\n]*\n[^\n]*cell '([^']+)'")]
 
 
-def maintainer(values: Values) -> Steps:
-    """As the wiki has it."""
-    return [click("link", values["project"]), click("link", "Contributing"), told(r"Ask ([\w ]+), who")]
+def maintainer(values: dict[str, str]) -> Steps:
+    return [
+        click("link", values["project"]),
+        click("link", "Contributing"),
+        answer_with(r"Ask ([\w ]+), who"),
+    ]
 
 
-SUBJECTS = {
+SUMMARIES = {
     "search index being too large": "Search index is too large",
     "memory leak": "Memory leak in the collector",
     "speed of the label index": "Speed up the label index",
 }
-"""What a template says → the ticket's summary."""
+"""A ticket in the words of a template → its summary."""
 
 
-def find(values: Values) -> Steps:
-    """Among the active tickets."""
+def find(values: dict[str, str]) -> Steps:
     return [
         click("link", values["project"]),
         click("link", "VIEW TICKETS"),
         click("link", re.compile("Active Tickets'")),
-        DOWN,
-        click("link", SUBJECTS[values["subject"]]),
+        SCROLL_DOWN,
+        click("link", SUMMARIES[values["subject"]]),
         stop(),
     ]
 
 
-def log(values: Values) -> Steps:
-    """From the source's browser."""
+def log(values: dict[str, str]) -> Steps:
     return [
         click("link", values["project"]),
         click("link", "BROWSE SOURCE"),
@@ -53,36 +53,33 @@ def log(values: Values) -> Steps:
     ]
 
 
-def create(values: Values) -> Steps:
-    """A new ticket."""
+def create(values: dict[str, str]) -> Steps:
     return [
         click("link", values["project"]),
         click("link", "NEW TICKET"),
         write("textbox", "Summary:", values["summary"]),
         write("combobox", "Priority:", values["priority"]),
-        DOWN,
+        SCROLL_DOWN,
         click("button", "Create ticket"),
         stop(),
     ]
 
 
-def comment(values: Values) -> Steps:
-    """Beneath a ticket."""
+def comment(values: dict[str, str]) -> Steps:
     return [
         *_ticket(values),
-        DOWN,
+        SCROLL_DOWN,
         write("textbox", re.compile("WikiFormatting"), values["comment"]),
         click("button", "Submit changes"),
         stop(),
     ]
 
 
-def close(values: Values) -> Steps:
-    """With a resolution."""
+def close(values: dict[str, str]) -> Steps:
     return [
         *_ticket(values),
         click("link", "Modify"),
-        DOWN,
+        SCROLL_DOWN,
         click("radio", re.compile("resolve")),
         write("combobox", "", values["resolution"]),
         click("button", "Submit changes"),
@@ -90,20 +87,19 @@ def close(values: Values) -> Steps:
     ]
 
 
-def page(values: Values) -> Steps:
-    """A new one in the wiki."""
+def page(values: dict[str, str]) -> Steps:
     return [
         click("link", values["project"]),
         write("textbox", "", f"wiki:{values['page']}", enter=True),
         click("button", "Create this page"),
         write("textbox", nth=1, name="", text=values["text"]),
-        DOWN,
+        SCROLL_DOWN,
         click("button", "Submit changes"),
         stop(),
     ]
 
 
-PLAYERS: dict[int, Player] = {
+EXPERTS: dict[int, Callable[[dict[str, str]], Steps]] = {
     40: owner,
     41: maintainer,
     42: find,
@@ -113,4 +109,4 @@ PLAYERS: dict[int, Player] = {
     46: close,
     47: page,
 }
-"""By template."""
+"""By the template's number."""

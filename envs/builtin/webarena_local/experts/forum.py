@@ -1,72 +1,67 @@
-"""Players of the forum's templates."""
+"""Scripted experts for the forum's task templates."""
 
 import re
+from collections.abc import Callable
 
-from envs.browser.solver import acting, click, stop, write
-from envs.builtin.webarena_local.experts.moves import DOWN, Player, Steps, Values, told
+from envs.browser.expert_steps import SCROLL_DOWN, Steps, answer_with, click, stop, write
+from envs.registry import ExpertStep
 
 
 def _thread(subject: str) -> Steps:
     return [write("searchbox", "Search", subject, enter=True), click("link", subject)]
 
 
-def starter(values: Values) -> Steps:
-    """Who wrote the first post."""
-    return [*_thread(values["thread"]), told(r"By: '\n[^\n]*link '(\w+)'")]
+def starter(values: dict[str, str]) -> Steps:
+    return [*_thread(values["thread"]), answer_with(r"By: '\n[^\n]*link '(\w+)'")]
 
 
-def most_views(values: Values) -> Steps:
-    """The largest number in the forum's column, of which half a page is seen at a time."""
-    counts: list[int] = []
+def most_views(values: dict[str, str]) -> Steps:
+    counts: list[int] = []  # half of the forum's column is in the viewport at a time
 
-    def noted(seen: str) -> str:
-        counts.extend(map(int, re.findall(r"StaticText '(\d+)'\n[^\n]*StaticText 'By: '", seen)))
+    def scroll(observation: str) -> str:
+        counts.extend(map(int, re.findall(r"StaticText '(\d+)'\n[^\n]*StaticText 'By: '", observation)))
         return "scroll [down]"
 
-    def largest(seen: str) -> str:
-        noted(seen)
+    def answer(observation: str) -> str:
+        scroll(observation)
         return f"stop [{max(counts)}]"
 
-    return [*_forum(values), acting(noted), acting(noted), acting(largest)]
+    return [*_forum(values), ExpertStep("", scroll), ExpertStep("", scroll), ExpertStep("", answer)]
 
 
-def _forum(values: Values) -> Steps:
+def _forum(values: dict[str, str]) -> Steps:
     is_far_down = values["forum"] == "Home Computing"
-    return [*([DOWN] if is_far_down else []), click("link", values["forum"])]
+    return [*([SCROLL_DOWN] if is_far_down else []), click("link", values["forum"])]
 
 
-def open_thread(values: Values) -> Steps:
-    """By the search."""
+def open_thread(values: dict[str, str]) -> Steps:
     return [*_thread(values["thread"]), stop()]
 
 
-def reply(values: Values) -> Steps:
-    """One more post."""
+def reply(values: dict[str, str]) -> Steps:
     return [
         *_thread(values["thread"]),
         click("link", re.compile("Post reply")),
         write("textbox", "Message", values["message"]),
-        DOWN,
+        SCROLL_DOWN,
         click("button", "Submit"),
         stop(),
     ]
 
 
-def start(values: Values) -> Steps:
-    """A thread of one's own."""
+def start(values: dict[str, str]) -> Steps:
     return [
         *_forum(values),
         click("link", re.compile("New topic")),
         write("textbox", "Subject", values["subject"]),
         write("textbox", "Message", values["message"]),
-        DOWN,
+        SCROLL_DOWN,
         click("button", "Submit"),
         stop(),
     ]
 
 
-def lock(values: Values) -> Steps:
-    """By the moderators' menu."""
+def lock(values: dict[str, str]) -> Steps:
     return [
         *_thread(values["thread"]),
         click("button", nth=-1),
@@ -79,12 +74,11 @@ def lock(values: Values) -> Steps:
 _SURE: Steps = [click("button", "Yes, I'm sure"), stop()]
 
 
-def subscribe(values: Values) -> Steps:
-    """To be told of answers."""
+def subscribe(values: dict[str, str]) -> Steps:
     return [*_thread(values["thread"]), click("link", re.compile("Subscribe'")), *_SURE]
 
 
-PLAYERS: dict[int, Player] = {
+EXPERTS: dict[int, Callable[[dict[str, str]], Steps]] = {
     20: starter,
     21: most_views,
     22: open_thread,
@@ -93,4 +87,4 @@ PLAYERS: dict[int, Player] = {
     25: lock,
     26: subscribe,
 }
-"""By template."""
+"""By the template's number."""

@@ -1,60 +1,67 @@
-"""Players of the shop's templates."""
+"""Scripted experts for the shop's task templates."""
 
 import re
+from collections.abc import Callable
 
-from envs.browser.solver import acting, click, stop, write
-from envs.builtin.webarena_local.experts.moves import DOWN, Player, Steps, Values, anew, told
+from envs.browser.expert_steps import SCROLL_DOWN, Steps, answer_with, click, replace_text, stop, write
+from envs.registry import ExpertStep
 
 
 def _product(title: str) -> Steps:
     return [write("textbox", "Search", title, enter=True), click("link", title)]
 
 
-def price(values: Values) -> Steps:
-    """What a product costs."""
-    return [*_product(values["product"]), told(r"StaticText '\$([\d.]+)'\n(?:.*\n){0,3}.*In stock")]
+def price(values: dict[str, str]) -> Steps:
+    return [
+        *_product(values["product"]),
+        answer_with(r"StaticText '\$([\d.]+)'\n(?:.*\n){0,3}.*In stock"),
+    ]
 
 
-def origin(values: Values) -> Steps:
-    """Where it is made."""
-    return [*_product(values["product"]), DOWN, told(r"'Made in'[^\n]*\n[^\n]*cell '(\w+)'")]
+def origin(values: dict[str, str]) -> Steps:
+    return [
+        *_product(values["product"]),
+        SCROLL_DOWN,
+        answer_with(r"'Made in'[^\n]*\n[^\n]*cell '(\w+)'"),
+    ]
 
 
-def order_total(values: Values) -> Steps:
-    """What an order came to."""
+def order_total(values: dict[str, str]) -> Steps:
     row = rf"cell '{values['order']}'\n.*\n.*\n.*cell '\$([\d.]+)'"
-    return [click("link", re.compile("Account")), click("link", "Order History"), DOWN, told(row)]
+    return [
+        click("link", re.compile("Account")),
+        click("link", "Order History"),
+        SCROLL_DOWN,
+        answer_with(row),
+    ]
 
 
-def _first_article(seen: str) -> str:
-    found = re.search(r"article ''\n\t*\[(\d+)\] link", seen)
-    if found is None:
-        raise LookupError("no product in what is seen")
-    return f"click [{found[1]}]"
+def _click_first_product(observation: str) -> str:
+    link = re.search(r"article ''\n\t*\[(\d+)\] link", observation)
+    if link is None:
+        raise LookupError("the observation has no product")
+    return f"click [{link[1]}]"
 
 
-def cheapest(values: Values) -> Steps:
-    """The first of a category, by price."""
+def cheapest(values: dict[str, str]) -> Steps:
     return [
         click("link", values["category"]),
         write("combobox", re.compile("Sort by"), "Price low to high"),
-        acting(_first_article),
+        ExpertStep("", _click_first_product),
         stop(),
     ]
 
 
-def find(values: Values) -> Steps:
-    """A product's page."""
+def find(values: dict[str, str]) -> Steps:
     return [*_product(values["product"]), stop()]
 
 
-def into_cart(values: Values) -> Steps:
-    """Some pieces of a product."""
+def into_cart(values: dict[str, str]) -> Steps:
     return [
         *_product(values["product"]),
         click("button", "Add to cart"),
         click("button", "View cart"),
-        *anew("spinbutton", "", values["number"]),
+        *replace_text("spinbutton", "", values["number"]),
         click("button", "Update"),
         stop(),
     ]
@@ -63,18 +70,16 @@ def into_cart(values: Values) -> Steps:
 _BIRTHDAY: Steps = [click("link", "Add to 'Birthday' wish list"), stop()]
 
 
-def wish(values: Values) -> Steps:
-    """A product onto the wish list."""
+def wish(values: dict[str, str]) -> Steps:
     return [*_product(values["product"]), click("link", "Add to wish list"), *_BIRTHDAY]
 
 
-def review(values: Values) -> Steps:
-    """Title, score and text."""
+def review(values: dict[str, str]) -> Steps:
     return [
         *_product(values["product"]),
         click("link", "Write a review"),
-        DOWN,
-        DOWN,
+        SCROLL_DOWN,
+        SCROLL_DOWN,
         write("textbox", re.compile("Title"), values["title"]),
         write("combobox", re.compile("Score"), values["score"]),
         write("textbox", re.compile("Body"), "I have had it for some weeks now."),
@@ -83,17 +88,16 @@ def review(values: Values) -> Steps:
     ]
 
 
-def address(values: Values) -> Steps:
-    """One more address."""
+def address(values: dict[str, str]) -> Steps:
     return [
         click("link", re.compile("Account")),
         click("link", "Address Book"),
-        DOWN,
+        SCROLL_DOWN,
         click("link", "Add a new address"),
         write("textbox", re.compile("First name"), "Emma"),
         write("textbox", re.compile("Last name"), "Lopez"),
         write("textbox", re.compile("First line"), values["line"]),
-        DOWN,
+        SCROLL_DOWN,
         write("textbox", re.compile("City"), values["city"]),
         write("textbox", re.compile("Post/Zip"), values["postcode"]),
         write("combobox", re.compile("Country"), "United States"),
@@ -102,23 +106,22 @@ def address(values: Values) -> Steps:
     ]
 
 
-def order(values: Values) -> Steps:
-    """Through the checkout."""
+def order(values: dict[str, str]) -> Steps:
     return [
         *_product(values["product"]),
         click("button", "Add to cart"),
         click("button", "View cart"),
-        DOWN,
+        SCROLL_DOWN,
         click("link", "Proceed to checkout"),
         click("button", re.compile("Ship to your default")),
         click("link", "Continue"),
-        DOWN,
+        SCROLL_DOWN,
         click("button", "Place order"),
         stop(),
     ]
 
 
-PLAYERS: dict[int, Player] = {
+EXPERTS: dict[int, Callable[[dict[str, str]], Steps]] = {
     1: price,
     2: origin,
     3: order_total,
@@ -130,4 +133,4 @@ PLAYERS: dict[int, Player] = {
     9: address,
     10: order,
 }
-"""By template."""
+"""By the template's number."""

@@ -18,25 +18,21 @@ PACKAGES = (
     "multipart",
     "setuptools",
 )
-"""What the sites are made of: the extra `sites`."""
-GIT = Program(
-    "Git",
-    ("git", "--version"),
-    {"conda": "git", "apt-get": "git", "dnf": "git", "brew": "git"},
-)
-"""Trac reads repositories by it."""
+"""The applications and their dependencies: the extra `sites`."""
+GIT = Program("Git", ("git", "--version"), {"conda": "git", "apt-get": "git", "dnf": "git", "brew": "git"})
+"""Trac reads repositories with it."""
 _BUILD = "envs.builtin.webarena_local.sites.seed.build"
 
 
 def make(folder: Path) -> None:
-    """Fill `folder`, in another process: Django is set up once in a process, and stays."""
+    """Fill `folder` from another process, because Django is set up once per process."""
     require("data set 'webarena-local'", [*map(Package, PACKAGES), GIT])
     checkout = Path(__file__).parents[3]
-    built = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-m", _BUILD, str(folder.resolve())], cwd=checkout, capture_output=True, text=True
     )
-    if built.returncode != 0:
-        raise RuntimeError(f"{_BUILD} failed: {' '.join(built.stderr.split())[-800:]}")
+    if result.returncode != 0:
+        raise RuntimeError(f"{_BUILD} failed: {' '.join(result.stderr.split())[-800:]}")
 
 
 WEBARENA_LOCAL = DataSet(

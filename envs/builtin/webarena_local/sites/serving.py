@@ -1,5 +1,5 @@
-"""One copy of the sites, served on loopback by the process that this runs in: the four applications over the
-files in one folder. Nothing here is shared with another copy."""
+"""Serves one copy of the sites on loopback, from this process: the four applications over the files of one
+folder. Copies share nothing."""
 
 import os
 import shutil
@@ -15,84 +15,77 @@ from envs.builtin.webarena_local.sites.seed.people import NOW
 
 HOST = "127.0.0.1"
 SITES = ("shop", "forum", "forge", "cms")
-SITE_KEY = "wingspan.site"
-"""In the WSGI environment of a request to the Django project: which site is asked."""
-STATIC, KEPT_S = "/static/", 3600
-"""Style sheets, scripts and pictures, and how long a browser may keep them."""
+STATIC, STATIC_MAX_AGE_S = "/static/", 3600
+"""The path of style sheets, scripts and images, and how long a browser may cache them."""
 THREADS = 4
-"""A page's style sheets and scripts are asked for at once."""
-WRITTEN = ("django.sqlite3", "search", "forge")
-"""What episodes change: copied. The Git repositories are only read: linked."""
-LINKED = ("repositories",)
+"""A browser requests a page's style sheets and scripts at once."""
 
 StartResponse = Callable[..., Any]
-Application = Callable[[dict[str, Any], StartResponse], Iterable[bytes]]
-"""By WSGI."""
+WsgiApplication = Callable[[dict[str, Any], StartResponse], Iterable[bytes]]
 
 
-def copy_of(data: Path, folder: Path) -> None:
-    """Lay a fresh copy of the seeded `data` into the empty `folder`."""
-    for name in WRITTEN:
-        source = data / name
-        (shutil.copytree if source.is_dir() else shutil.copyfile)(source, folder / name)
-    for name in LINKED:
-        (folder / name).symlink_to(data / name)
+def copy_data(data: Path, folder: Path) -> None:
+    """Copy the seeded `data` into the empty `folder`."""
+    shutil.copyfile(data / "django.sqlite3", folder / "django.sqlite3")
+    for name in ("search", "forge"):
+        shutil.copytree(data / name, folder / name)
+    (folder / "repositories").symlink_to(data / "repositories")  # episodes do not write to them
 
 
 def serve(folder: Path, ports: Mapping[str, int]) -> dict[str, str]:
     """Serve the copy in `folder` from threads of this process until it ends; returns each site's address.
 
-    `ports`: of each site; 0 takes a free one. From here on the process lives in `folder` and in March 2026.
+    `ports`: by site; 0 takes a free one. The process changes to `folder`, and its clock to March 2026.
     """
     import time_machine
     from waitress.server import create_server
 
-    from envs.builtin.webarena_local.sites.project import wsgi
+    from envs.builtin.webarena_local.sites.project import middleware, wsgi
 
-    forge: Application = wsgi.forge
-    django_sites: Application = wsgi.django_sites
+    forge: WsgiApplication = wsgi.forge
+    django_sites: WsgiApplication = wsgi.django_sites
 
     os.chdir(folder)
-    listening = {site: _listen(ports[site]) for site in SITES}
-    addresses = {site: f"http://{HOST}:{one.getsockname()[1]}" for site, one in listening.items()}
-    _tell_cms(folder, port=listening["cms"].getsockname()[1])
-    site_of = {str(one.getsockname()[1]): site for site, one in listening.items()}
+    sockets = {site: _listen(ports[site]) for site in SITES}
+    bound_ports = {site: listener.getsockname()[1] for site, listener in sockets.items()}
+    _set_cms_address(folder, port=bound_ports["cms"])
+    sites = {str(port): site for site, port in bound_ports.items()}
     projects = str(folder / "forge")
 
     def application(environ: dict[str, Any], start_response: StartResponse) -> Iterable[bytes]:
-        site, path = site_of[environ["SERVER_PORT"]], environ["PATH_INFO"]
+        site, path = sites[environ["SERVER_PORT"]], environ["PATH_INFO"]
         if path.startswith(STATIC):
-            return django_sites(environ, _kept(start_response))
+            return django_sites(environ, _with_caching(start_response))
         if site == "forge":
             environ["trac.env_parent_dir"] = projects
             return forge(environ, start_response)
-        environ[SITE_KEY] = site
+        environ[middleware.SITE_KEY] = site
         return django_sites(environ, start_response)
 
     time_machine.travel(NOW, tick=True).start()
-    server = create_server(application, sockets=list(listening.values()), threads=THREADS, ident=None)
+    server = create_server(application, sockets=list(sockets.values()), threads=THREADS, ident=None)
     threading.Thread(target=server.run, name="sites", daemon=True).start()
-    return addresses
+    return {site: f"http://{HOST}:{port}" for site, port in bound_ports.items()}
 
 
-def _kept(start_response: StartResponse) -> StartResponse:
-    """Have the browser keep what it is given: it would ask for a dozen files again with each page."""
+def _with_caching(start_response: StartResponse) -> StartResponse:
+    """Allow the browser to cache: otherwise it requests a dozen files again with each page."""
 
-    def started(status: str, headers: list[tuple[str, str]], *rest: Any) -> Any:
-        return start_response(status, [*headers, ("Cache-Control", f"max-age={KEPT_S}")], *rest)
+    def start_with_caching(status: str, headers: list[tuple[str, str]], *rest: Any) -> Any:
+        return start_response(status, [*headers, ("Cache-Control", f"max-age={STATIC_MAX_AGE_S}")], *rest)
 
-    return started
+    return start_with_caching
 
 
 def _listen(port: int) -> socket.socket:
-    one = socket.socket()
-    one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    one.bind((HOST, port))
-    one.listen(64)
-    return one
+    listener = socket.socket()
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    listener.bind((HOST, port))
+    listener.listen(64)
+    return listener
 
 
-def _tell_cms(folder: Path, *, port: int) -> None:
-    """Wagtail makes absolute addresses of what its database says of the site."""
+def _set_cms_address(folder: Path, *, port: int) -> None:
+    """Write the CMS's address into its database, from which Wagtail makes absolute URLs."""
     with closing(sqlite3.connect(folder / "django.sqlite3")) as database, database:
         database.execute("UPDATE wagtailcore_site SET hostname = ?, port = ?", (HOST, port))

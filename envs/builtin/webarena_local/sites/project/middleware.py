@@ -1,4 +1,4 @@
-"""Which of the sites a request is for, and how they are kept apart although one project serves them."""
+"""Routes each request to its site, and keeps the sites of the one Django project apart."""
 
 from collections.abc import Callable
 from typing import Any
@@ -6,29 +6,30 @@ from typing import Any
 from django.conf import settings
 from django.http import HttpRequest, HttpResponse
 
-from envs.builtin.webarena_local.sites.logins import COOKIES
-from envs.builtin.webarena_local.sites.serving import SITE_KEY
+from envs.builtin.webarena_local.sites.seed.people import COOKIES
 
 SITES = ("shop", "forum", "cms")
+SITE_KEY = "wingspan.site"
+"""The key of the WSGI environment under which the server names a request's site."""
 
 Respond = Callable[[HttpRequest], HttpResponse]
 
 
-def site_of_port(get_response: Respond) -> Respond:
-    """Route by site, and call the site's session cookie what Django calls it."""
+def route_site(get_response: Respond) -> Respond:
+    """Route by site, and translate between the site's session cookie and Django's name for it."""
 
     def middleware(request: HttpRequest) -> HttpResponse:
         site = request.META[SITE_KEY]
         request.urlconf = f"envs.builtin.webarena_local.sites.project.urls_{site}"
-        ours, djangos = COOKIES[site].name, settings.SESSION_COOKIE_NAME
-        request.COOKIES.pop(djangos, None)
-        if ours in request.COOKIES:
-            request.COOKIES[djangos] = request.COOKIES[ours]
+        site_cookie, django_cookie = COOKIES[site].name, settings.SESSION_COOKIE_NAME
+        request.COOKIES.pop(django_cookie, None)
+        if site_cookie in request.COOKIES:
+            request.COOKIES[django_cookie] = request.COOKIES[site_cookie]
         response = get_response(request)
-        if djangos in response.cookies:
-            morsel: Any = response.cookies.pop(djangos)
+        if django_cookie in response.cookies:
+            morsel: Any = response.cookies.pop(django_cookie)
             response.set_cookie(
-                ours,
+                site_cookie,
                 morsel.value,
                 max_age=morsel["max-age"] if morsel["max-age"] != "" else None,
                 path=morsel["path"],
@@ -40,25 +41,25 @@ def site_of_port(get_response: Respond) -> Respond:
     return middleware
 
 
-class RulesOfSite:
-    """The middlewares that only one of the applications wants."""
+class SiteMiddleware:
+    """Applies the middleware that only one of the applications needs."""
 
     def __init__(self, get_response: Respond) -> None:
         from machina.apps.forum_permission.middleware import ForumPermissionMiddleware
         from oscar.apps.basket.middleware import BasketMiddleware
         from wagtail.contrib.redirects.middleware import RedirectMiddleware
 
-        self._of_site: dict[str, Any] = {
+        self._by_site: dict[str, Any] = {
             "shop": BasketMiddleware(get_response),
             "forum": ForumPermissionMiddleware(get_response),
             "cms": RedirectMiddleware(get_response),
         }
 
     def __call__(self, request: HttpRequest) -> HttpResponse:
-        response: HttpResponse = self._of_site[request.META[SITE_KEY]](request)
+        response: HttpResponse = self._by_site[request.META[SITE_KEY]](request)
         return response
 
     def process_template_response(self, request: HttpRequest, response: HttpResponse) -> HttpResponse:
-        """Django calls it of what stands in its settings alone: pass it on."""
-        hook = getattr(self._of_site[request.META[SITE_KEY]], "process_template_response", None)
+        """Pass the call on: Django only calls it on middleware that its settings name."""
+        hook = getattr(self._by_site[request.META[SITE_KEY]], "process_template_response", None)
         return response if hook is None else hook(request, response)

@@ -1,8 +1,8 @@
-"""Settings of the Django project. All paths that are written to are relative: whoever serves or seeds a
-copy of the sites works in that copy's folder, in a process of its own.
+"""Settings of the Django project.
 
-Nothing here is secret: the sites hold invented data, listen on loopback alone, and their key is the same
-everywhere so that a login that was seeded is valid on every machine.
+All paths that are written to are relative: a process that serves or seeds a copy of the sites works in that
+copy's folder. Nothing here is secret: the sites hold invented data and listen on loopback only, and their key
+is the same everywhere so that a seeded login is valid on every machine.
 """
 
 from pathlib import Path
@@ -59,13 +59,13 @@ INSTALLED_APPS = [
 INSTALLED_APPS.remove("django.contrib.admin")
 
 MIDDLEWARE = [
-    f"{PROJECT}.middleware.site_of_port",
+    f"{PROJECT}.middleware.route_site",
     "django.contrib.sessions.middleware.SessionMiddleware",
     "django.middleware.common.CommonMiddleware",
     "django.middleware.csrf.CsrfViewMiddleware",
     "django.contrib.auth.middleware.AuthenticationMiddleware",
     "django.contrib.messages.middleware.MessageMiddleware",
-    f"{PROJECT}.middleware.RulesOfSite",
+    f"{PROJECT}.middleware.SiteMiddleware",
 ]
 ROOT_URLCONF = f"{PROJECT}.urls_shop"
 AUTHENTICATION_BACKENDS = [
@@ -74,7 +74,7 @@ AUTHENTICATION_BACKENDS = [
 ]
 AUTH_PASSWORD_VALIDATORS: list[dict[str, Any]] = []
 PASSWORD_HASHERS = ["django.contrib.auth.hashers.MD5PasswordHasher"]
-"""Quick: a login is part of an episode, and there is nothing to protect."""
+"""Fast: a login may be part of an episode, and there is nothing to protect."""
 
 TEMPLATES = [
     {
@@ -108,7 +108,7 @@ DATABASES = {
         "OPTIONS": {
             "transaction_mode": "IMMEDIATE",
             "timeout": 20,
-            # A copy that a crash spoils is thrown away: nothing is waited for.
+            # No write waits for the disk: a copy that crashes is thrown away.
             "init_command": "PRAGMA journal_mode=MEMORY; PRAGMA synchronous=OFF;",
         },
     }
@@ -116,7 +116,7 @@ DATABASES = {
 
 
 class _NoMigrations(dict[str, None]):
-    """Tables are made from the models, which takes seconds where hundreds of migrations take a minute."""
+    """Has tables made from the models: that takes seconds, and hundreds of migrations take a minute."""
 
     def __contains__(self, app: object) -> bool:
         return True
@@ -141,7 +141,7 @@ LOGGING = {
     "handlers": {"stderr": {"class": "logging.StreamHandler"}},
     "loggers": {
         "django.request": {"level": "ERROR", "handlers": ["stderr"], "propagate": False},
-        "waitress.queue": {"level": "ERROR"},  # a browser asks for more than four things at once
+        "waitress.queue": {"level": "ERROR"},  # a browser sends more than four requests at once
     },
 }
 

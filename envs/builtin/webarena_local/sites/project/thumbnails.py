@@ -1,4 +1,4 @@
-"""Pictures of products: there are none, so that the shop stays small."""
+"""Replaces product images by a placeholder, which keeps the shop small."""
 
 from dataclasses import dataclass
 
@@ -7,7 +7,7 @@ from django.templatetags.static import static
 
 @dataclass(frozen=True, slots=True)
 class Thumbnail:
-    """What oscar's templates ask of a picture."""
+    """The attributes of an image that oscar's templates read."""
 
     url: str
     width: int
@@ -15,13 +15,13 @@ class Thumbnail:
 
 
 class NoThumbnails:
-    """Gives every product oscar's own "image not found"; see `OSCAR_THUMBNAILER`."""
+    """Shows oscar's own "image not found" for every product (the setting `OSCAR_THUMBNAILER`)."""
 
     def generate_thumbnail(self, source: object, *, size: str, **_: object) -> Thumbnail:
-        """`size` is `<width>x<height>` in pixels, either of which may be left out."""
+        """`size` is `<width>x<height>` in pixels; either number may be missing."""
         width, _cross, height = size.partition("x")
         side = int(width or height)
         return Thumbnail(static("oscar/img/image_not_found.jpg"), side, int(height or side))
 
     def delete_thumbnails(self, source: object) -> None:
-        """There are none."""
+        """Do nothing: there are none."""

@@ -1,4 +1,4 @@
-"""Addresses of the CMS: its editors' interface, and the pages that it publishes."""
+"""URLs of the CMS: the editors' interface and the published pages."""
 
 from django.urls import include, path
 from wagtail import urls as wagtail_urls

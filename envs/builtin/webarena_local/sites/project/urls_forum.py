@@ -1,4 +1,4 @@
-"""Addresses of the forum; machina leaves logging in to the project."""
+"""URLs of the forum; machina leaves the login to the project."""
 
 from django.contrib.auth.views import LoginView, LogoutView
 from django.urls import include, path

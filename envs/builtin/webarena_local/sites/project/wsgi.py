@@ -1,5 +1,5 @@
-"""Loads the applications once: importing this takes seconds, and what is forked afterwards has them ready."""
-# ruff: noqa: E402 - the settings are named before Django is imported
+"""Loads the applications: importing this takes seconds, once for all processes forked afterwards."""
+# ruff: noqa: E402 - the settings must be named before Django is imported
 
 import os
 import warnings
@@ -16,9 +16,9 @@ from django.urls import get_resolver
 from envs.builtin.webarena_local.sites.project.middleware import SITES
 
 django_sites: Any = StaticFilesHandler(get_wsgi_application())
-"""The WSGI application of the shop, the forum and the CMS; `middleware.SITE_KEY` says which is asked."""
+"""The WSGI application of the shop, the forum and the CMS; `middleware.SITE_KEY` names a request's site."""
 
-for _site in SITES:  # which imports their views
+for _site in SITES:  # imports their views
     get_resolver(f"envs.builtin.webarena_local.sites.project.urls_{_site}").url_patterns  # noqa: B018
 
 import trac.ticket.web_ui
@@ -29,4 +29,4 @@ import trac.wiki.web_ui  # noqa: F401
 import tracopt.versioncontrol.git.git_fs  # noqa: F401
 
 forge: Any = _trac.dispatch_request
-"""The WSGI application of the forge; `trac.env_parent_dir` says where its projects are."""
+"""The WSGI application of the forge; `trac.env_parent_dir` is the folder of its projects."""

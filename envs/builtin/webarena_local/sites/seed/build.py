@@ -1,6 +1,7 @@
-"""Makes the sites' data: `python -m envs.builtin.webarena_local.sites.seed.build FOLDER`, in a process of
-its own,
-for Django is set up once in a process and works in the current folder."""
+"""Makes the sites' data: `python -m envs.builtin.webarena_local.sites.seed.build FOLDER`.
+
+This needs a process of its own, because Django is set up once per process and works in the current folder.
+"""
 
 import os
 import random
@@ -11,9 +12,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from envs.builtin.webarena_local.sites.logins import COOKIES
 from envs.builtin.webarena_local.sites.project.middleware import SITES
-from envs.builtin.webarena_local.sites.seed.people import EDITOR, EMMA, NOW, OTHERS, PASSWORD
+from envs.builtin.webarena_local.sites.seed.people import COOKIES, EDITOR, EMMA, NOW, OTHER_PEOPLE, PASSWORD
 
 if TYPE_CHECKING:
     from time_machine import Traveller
@@ -30,7 +30,7 @@ def build(folder: Path) -> None:
     os.environ["TZ"] = "UTC"
     import time_machine
 
-    random.seed("webarena-local")  # the applications draw keys
+    random.seed("webarena-local")  # the applications generate keys
     with time_machine.travel(NOW, tick=False) as clock:
         import django
 
@@ -63,7 +63,7 @@ def _build_in(folder: Path, clock: "Traveller") -> None:
 
 
 def _full_text_table() -> None:
-    """Wagtail's search has SQL in a migration: the one thing that the models do not tell."""
+    """Run the SQL of a migration of Wagtail's search: the only table that no model describes."""
     from django.db import connection
 
     migration = import_module("wagtail.search.migrations.0006_customise_indexentry").Migration
@@ -78,7 +78,7 @@ def _users() -> None:
     from django.contrib.auth.hashers import make_password
     from django.contrib.auth.models import User
 
-    for person in (EMMA, EDITOR, *OTHERS):
+    for person in (EMMA, EDITOR, *OTHER_PEOPLE):
         User.objects.create(
             username=person.username,
             first_name=person.first_name,
@@ -89,22 +89,22 @@ def _users() -> None:
 
 
 def _sessions() -> None:
-    """Log the tasks' users in, so that a browser need only be given their cookies."""
+    """Log the tasks' users in, so that a browser only needs their cookies."""
     from django.contrib.auth import BACKEND_SESSION_KEY, HASH_SESSION_KEY, SESSION_KEY
     from django.contrib.auth.models import User
     from django.contrib.sessions.backends.db import SessionStore
-    from django.contrib.sessions.models import Session
+    from django.contrib.sessions.models import BrowserSession
 
     for site in SITES:
         user = User.objects.get(username=(EDITOR if site == "cms" else EMMA).username)
-        held = {
+        session = {
             SESSION_KEY: str(user.pk),
             BACKEND_SESSION_KEY: "django.contrib.auth.backends.ModelBackend",
             HASH_SESSION_KEY: user.get_session_auth_hash(),
         }
-        Session.objects.create(
+        BrowserSession.objects.create(
             session_key=COOKIES[site].value,
-            session_data=SessionStore().encode(held),
+            session_data=SessionStore().encode(session),
             expire_date=NOW + SESSION,
         )
 

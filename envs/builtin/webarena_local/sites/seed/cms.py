@@ -20,7 +20,7 @@ PAGE_PERMISSIONS = ("add_page", "change_page", "publish_page", "lock_page", "unl
 
 
 def seed_cms(clock: Traveller) -> None:
-    """All of it; the database has users and nothing else."""
+    """Fill the CMS in a database that has only users."""
     rng = random.Random("webarena-local/cms")
     clock.move_to(days_ago(420))
     Locale.objects.create(language_code="en")
@@ -42,13 +42,13 @@ def seed_cms(clock: Traveller) -> None:
             _publish(section, page, editor)
     journal = SectionPage(title="Journal", intro="Articles, new ones first.")
     _publish(home, journal, editor)
-    for place, (title, topic) in enumerate((*ARTICLES, *DRAFTS)):
-        clock.move_to(days_ago(300 - 10 * place))
+    for number, (title, topic) in enumerate((*ARTICLES, *DRAFTS)):
+        clock.move_to(days_ago(300 - 10 * number))
         article = ArticlePage(
             title=title,
             topic=topic,
             author=rng.choice(AUTHORS),
-            date=days_ago(300 - 10 * place).date(),
+            date=days_ago(300 - 10 * number).date(),
             summary=rng.choice(PARAGRAPHS).format(number=rng.randint(3, 90)),
             body=_text(rng),
         )
@@ -67,8 +67,8 @@ def _publish(parent: Page, page: Page, editor: User) -> None:
 
 
 def _text(rng: random.Random) -> str:
-    chosen = rng.sample(PARAGRAPHS, 3)
-    return "".join(f"<p>{paragraph.format(number=rng.randint(3, 90))}</p>" for paragraph in chosen)
+    paragraphs = rng.sample(PARAGRAPHS, 3)
+    return "".join(f"<p>{paragraph.format(number=rng.randint(3, 90))}</p>" for paragraph in paragraphs)
 
 
 def _editors(root: Page) -> Group:

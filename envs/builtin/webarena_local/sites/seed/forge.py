@@ -14,13 +14,12 @@ from trac.ticket.model import Component, Milestone, Ticket, Version
 from trac.versioncontrol.api import RepositoryManager
 from trac.wiki.model import WikiPage
 
-from envs.builtin.webarena_local.sites.logins import COOKIES
-from envs.builtin.webarena_local.sites.seed.people import EMMA, NOW, OTHERS, days_ago
+from envs.builtin.webarena_local.sites.seed.people import COOKIES, EMMA, NOW, OTHER_PEOPLE, days_ago
 from envs.builtin.webarena_local.sites.seed.projects import COMMENTS, DETAILS, PROJECTS, Project
 from envs.builtin.webarena_local.sites.seed.repositories import DEVELOPERS, make_repository
 
 FORGE = "forge"
-"""Folder of the Trac environments, one for each project."""
+"""Folder of the Trac environments, one per project."""
 REPOSITORIES = "repositories"
 PERMISSIONS = (
     "TICKET_CREATE",
@@ -48,7 +47,7 @@ OPTIONS = (
 
 
 def seed_forge(clock: Traveller, folder: Path) -> None:
-    """The environments and repositories of all projects, below `folder`."""
+    """Make the environments and repositories of all projects below `folder`."""
     (folder / FORGE).mkdir()
     for project in PROJECTS:
         make_repository(project, folder / REPOSITORIES / f"{project.name}.git")
@@ -58,7 +57,7 @@ def seed_forge(clock: Traveller, folder: Path) -> None:
 
 def _environment(project: Project, folder: Path, clock: Traveller) -> None:
     rng = random.Random(f"webarena-local/forge/{project.name}")
-    # From the environment's own folder, so that a copy of the sites finds its own.
+    # Relative to the environment's folder, so that a copy of the sites finds its own repository.
     repository = f"../../{REPOSITORIES}/{project.name}.git"
     options = [
         *OPTIONS,
@@ -75,8 +74,8 @@ def _environment(project: Project, folder: Path, clock: Traveller) -> None:
     _milestones(env, project)
     _members(env)
     _wiki(env, project, clock)
-    for place, summary in enumerate(project.tickets):
-        _ticket(env, project, summary, rng, clock, age_days=150.0 - 8 * place)
+    for number, summary in enumerate(project.tickets):
+        _ticket(env, project, summary, rng, clock, age_days=150.0 - 8 * number)
     clock.move_to(NOW)
     RepositoryManager(env).reload_repositories()
     AdminCommandManager(env).execute_command("repository", "resync", "(default)")
@@ -94,11 +93,11 @@ def _milestones(env: Any, project: Project) -> None:
         component = Component(env)
         component.name, component.owner = name, owner.username
         component.insert()
-    for place, name in enumerate(project.milestones):
+    for number, name in enumerate(project.milestones):
         milestone = Milestone(env)
         milestone.name = name
-        milestone.due = NOW + timedelta(days=60 * place - 40)
-        milestone.completed = days_ago(35) if place == 0 else None
+        milestone.due = NOW + timedelta(days=60 * number - 40)
+        milestone.completed = days_ago(35) if number == 0 else None
         milestone.description = f"Release {name} of {project.name}."
         milestone.insert()
     version = Version(env)
@@ -115,7 +114,7 @@ def _members(env: Any) -> None:
             "INSERT INTO auth_cookie (cookie, name, time) VALUES (%s, %s, %s)",
             (COOKIES["forge"].value, EMMA.username, int(NOW.timestamp())),
         )
-        for person in (EMMA, *OTHERS):
+        for person in (EMMA, *OTHER_PEOPLE):
             database(
                 "INSERT INTO session (sid, authenticated, last_visit) VALUES (%s, 1, %s)",
                 (person.username, int(days_ago(1).timestamp())),
@@ -151,7 +150,7 @@ def _ticket(
 ) -> None:
     when = days_ago(age_days) + timedelta(minutes=rng.randint(0, 900))
     clock.move_to(when)
-    owner, reporter = rng.choice(DEVELOPERS), rng.choice((EMMA, *OTHERS))
+    owner, reporter = rng.choice(DEVELOPERS), rng.choice((EMMA, *OTHER_PEOPLE))
     is_done = rng.random() < 0.35
     ticket = Ticket(env)
     ticket.populate(
@@ -172,7 +171,7 @@ def _ticket(
     ticket.insert(when=when)
     for _ in range(rng.randint(0, 2)):
         when += timedelta(hours=rng.randint(3, 60))
-        ticket.save_changes(rng.choice(OTHERS).username, rng.choice(COMMENTS), when=when)
+        ticket.save_changes(rng.choice(OTHER_PEOPLE).username, rng.choice(COMMENTS), when=when)
     when += timedelta(hours=rng.randint(3, 60))
     if is_done:
         ticket["status"], ticket["resolution"] = (

@@ -7,11 +7,11 @@ from django.contrib.auth.models import User
 from machina.core.db.models import get_model
 from time_machine import Traveller
 
-from envs.builtin.webarena_local.sites.seed.people import EMMA, OTHERS, days_ago
+from envs.builtin.webarena_local.sites.seed.people import EMMA, OTHER_PEOPLE, days_ago
 from envs.builtin.webarena_local.sites.seed.talk import ANSWERS, FORUMS, OPENINGS, SHOPS, STREETS, THREADS
 
-MODERATED = "Woodworking"
-"""The forum in which our user may lock, move and edit."""
+MODERATED_FORUM = "Woodworking"
+"""The forum that our user moderates."""
 MODERATION = (
     "can_lock_topics",
     "can_move_topics",
@@ -28,25 +28,25 @@ POLL = (
 
 
 def seed_forum(clock: Traveller) -> None:
-    """All of it; the database has users and machina's kinds of permission."""
+    """Fill the forum in a database that has users and machina's permissions."""
     rng = random.Random("webarena-local/forum")
     Forum = get_model("forum", "Forum")
     clock.move_to(days_ago(500))
     forums = {}
     for category, rooms in FORUMS.items():
-        above = Forum.objects.create(name=category, type=Forum.FORUM_CAT)
+        parent = Forum.objects.create(name=category, type=Forum.FORUM_CAT)
         for name, description in rooms:
             forums[name] = Forum.objects.create(
-                name=name, description=description, parent=above, type=Forum.FORUM_POST
+                name=name, description=description, parent=parent, type=Forum.FORUM_POST
             )
-    _permissions(forums[MODERATED])
+    _permissions(forums[MODERATED_FORUM])
     threads = [(name, subject) for name, subjects in THREADS.items() for subject in subjects]
     rng.shuffle(threads)
-    for place, (name, subject) in enumerate(threads):
-        _thread(rng, clock, forums[name], subject, age_days=3.0 * (len(threads) - place))
+    for number, (name, subject) in enumerate(threads):
+        _thread(rng, clock, forums[name], subject, age_days=3.0 * (len(threads) - number))
 
 
-def _permissions(moderated: object) -> None:
+def _permissions(own_forum: object) -> None:
     ForumPermission = get_model("forum_permission", "ForumPermission")
     UserForumPermission = get_model("forum_permission", "UserForumPermission")
     emma = User.objects.get(username=EMMA.username)
@@ -55,13 +55,13 @@ def _permissions(moderated: object) -> None:
         UserForumPermission.objects.create(permission=permission, anonymous_user=True, has_perm=True)
     for codename in MODERATION:
         permission = ForumPermission.objects.get(codename=codename)
-        UserForumPermission.objects.create(permission=permission, user=emma, forum=moderated, has_perm=True)
+        UserForumPermission.objects.create(permission=permission, user=emma, forum=own_forum, has_perm=True)
 
 
 def _thread(rng: random.Random, clock: Traveller, forum: object, subject: str, *, age_days: float) -> None:
     Topic, Post = get_model("forum_conversation", "Topic"), get_model("forum_conversation", "Post")
     users = {user.username: user for user in User.objects.all()}
-    people = [person.username for person in (EMMA, *OTHERS)]
+    people = [person.username for person in (EMMA, *OTHER_PEOPLE)]
     when = days_ago(age_days)
     writer = users[rng.choice(people)]
     clock.move_to(when)
@@ -78,12 +78,12 @@ def _thread(rng: random.Random, clock: Traveller, forum: object, subject: str, *
     for _ in range(rng.randint(2, 8)):
         when += timedelta(hours=rng.randint(1, 8), minutes=rng.randint(0, 59))
         clock.move_to(when)
-        said = rng.choice(ANSWERS).format(
+        answer = rng.choice(ANSWERS).format(
             place=rng.choice(SHOPS), street=rng.choice(STREETS), number=rng.randint(2, 60)
         )
         answerer = users[rng.choice(people)]
         Post.objects.create(
-            topic=topic, poster=answerer, subject=f"Re: {subject}", content=said, approved=True
+            topic=topic, poster=answerer, subject=f"Re: {subject}", content=answer, approved=True
         )
     if subject == POLL[0]:
         _poll(topic)
@@ -95,6 +95,6 @@ def _poll(topic: object) -> None:
     Option, Vote = get_model("forum_polls", "TopicPollOption"), get_model("forum_polls", "TopicPollVote")
     poll = TopicPoll.objects.create(topic=topic, question=POLL[1], max_options=1)
     options = [Option.objects.create(poll=poll, text=text) for text in POLL[2]]
-    for place, person in enumerate(OTHERS[:9]):
+    for number, person in enumerate(OTHER_PEOPLE[:9]):
         voter = User.objects.get(username=person.username)
-        Vote.objects.create(poll_option=options[(place * place) % 3], voter=voter)
+        Vote.objects.create(poll_option=options[(number * number) % 3], voter=voter)

@@ -92,7 +92,7 @@ GOODS: dict[str, tuple[tuple[str, float], ...]] = {
 }
 
 MATERIALS = ("recycled steel", "untreated wood", "organic cotton", "stoneware clay", "brass", "waxed canvas")
-PLACES = ("Porto", "Gdansk", "Bergen", "Ghent", "Trieste", "Galway")
+ORIGINS = ("Porto", "Gdansk", "Bergen", "Ghent", "Trieste", "Galway")
 CARE = ("wipe it with a dry cloth", "wash it by hand", "keep it out of the rain", "oil it once a year")
 
 PRAISE = (

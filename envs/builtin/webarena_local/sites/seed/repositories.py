@@ -1,4 +1,4 @@
-"""Git repositories with the same commits on every machine: authors, dates and files are given to Git."""
+"""Git repositories with the same commits on every machine: authors, dates and files are fixed."""
 
 import os
 import random
@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
 
-from envs.builtin.webarena_local.sites.seed.people import OTHERS, Person, days_ago
+from envs.builtin.webarena_local.sites.seed.people import OTHER_PEOPLE, Person, days_ago
 from envs.builtin.webarena_local.sites.seed.projects import COMMIT_VERBS, Project
 
 COMMITS = 24
-DEVELOPERS = OTHERS[:5]
-"""Who commits, to all projects."""
+DEVELOPERS = OTHER_PEOPLE[:5]
+"""The committers of all projects."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,9 +62,9 @@ def changes_of(project: Project) -> list[Change]:
 
 
 def _as_stream(change: Change, mark: int) -> str:
-    """In the form of `git fast-import`."""
-    who = f"{change.author.full_name} <{change.author.email}> {int(change.when.timestamp())} +0000"
+    """A commit in the input format of `git fast-import`."""
+    committer = f"{change.author.full_name} <{change.author.email}> {int(change.when.timestamp())} +0000"
     return (
-        f"commit refs/heads/main\nmark :{mark}\ncommitter {who}\ndata {len(change.message.encode())}\n"
+        f"commit refs/heads/main\nmark :{mark}\ncommitter {committer}\ndata {len(change.message.encode())}\n"
         f"{change.message}\nM 100644 inline {change.path}\ndata {len(change.text.encode())}\n{change.text}\n"
     )

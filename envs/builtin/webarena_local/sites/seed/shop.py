@@ -1,4 +1,4 @@
-"""Fills the shop: catalogue, reviews, and what one customer has ordered, saved and wished for."""
+"""Fills the shop: catalogue, reviews, and one customer's orders, addresses and wish list."""
 
 import random
 from datetime import timedelta
@@ -16,17 +16,17 @@ from envs.builtin.webarena_local.sites.seed.goods import (
     GOODS,
     MATERIALS,
     MIDDLING,
-    PLACES,
+    ORIGINS,
     PRAISE,
 )
-from envs.builtin.webarena_local.sites.seed.people import EMMA, NOW, OTHERS, days_ago
+from envs.builtin.webarena_local.sites.seed.people import EMMA, NOW, OTHER_PEOPLE, days_ago
 
 STATUSES = ("Complete", "Complete", "Cancelled", "Complete", "Complete", "Being processed", "Pending")
 """Of the customer's orders, oldest first."""
 
 
 def seed_shop(clock: Traveller) -> None:
-    """All of it; the database has users and nothing else."""
+    """Fill the shop in a database that has only users."""
     rng = random.Random("webarena-local/shop")
     products = _catalogue(rng, clock)
     _reviews(rng, clock, products)
@@ -34,7 +34,7 @@ def seed_shop(clock: Traveller) -> None:
     _orders(rng, clock, products, addresses[0])
     WishList = get_model("wishlists", "WishList")
     wish_list = WishList.objects.create(owner=User.objects.get(username=EMMA.username), name="Birthday")
-    WishList.objects.update(key="birthday")  # oscar draws one
+    WishList.objects.update(key="birthday")  # oscar generates a random one
     for product in (products[11], products[29], products[60]):
         wish_list.add(product)
 
@@ -51,14 +51,14 @@ def _catalogue(rng: random.Random, clock: Traveller) -> list[Any]:
         category = Category.add_root(name=category_name, description="")
         for title, price in wares:
             clock.move_to(days_ago(400 - 4 * len(products)))
-            material, place, care = rng.choice(MATERIALS), rng.choice(PLACES), rng.choice(CARE)
+            material, origin, care = rng.choice(MATERIALS), rng.choice(ORIGINS), rng.choice(CARE)
             product = Product(
                 title=title,
                 upc=f"HP-{1001 + len(products)}",
                 product_class=goods,
-                description=f"<p>{title}, made of {material} in {place}. To keep it well, {care}.</p>",
+                description=f"<p>{title}, made of {material} in {origin}. To keep it well, {care}.</p>",
             )
-            product.attr.material, product.attr.origin = material, place
+            product.attr.material, product.attr.origin = material, origin
             product.save()
             product.categories.add(category)
             StockRecord.objects.create(
@@ -77,7 +77,7 @@ def _reviews(rng: random.Random, clock: Traveller, products: list[Any]) -> None:
     Review = get_model("reviews", "ProductReview")
     users = {user.username: user for user in User.objects.all()}
     for place, product in enumerate(products):
-        writers = rng.sample(OTHERS, rng.randint(1, 4))
+        writers = rng.sample(OTHER_PEOPLE, rng.randint(1, 4))
         for turn, writer in enumerate(writers):
             clock.move_to(days_ago(90 - place % 40 - 7 * turn) + timedelta(minutes=place))
             score = rng.choice((1, 2, 3, 3, 4, 4, 5, 5, 5))

@@ -1,12 +1,9 @@
-"""Live copies of the sites, one for each live environment: who owns one asks for a fresh one before each
-episode.
+"""Live copies of the sites: one per live environment, restored before each episode.
 
-A copy is a process, forked from one that has loaded the applications once (`envs/runtime/fork_server.py`),
-over files
-of its own in a folder of its own. It ends with whoever owns it, however that ends, and its death is noticed
-at once. To restore the sites is to kill it and fork another: what an episode has left in memory, in files
-or in a half-finished request goes with it. Folders of copies that were killed are removed by the next that
-starts.
+A copy is a process with a folder of its own, forked from a process that has loaded the applications
+(`envs/runtime/fork_server.py`). It ends with its owner, however that ends, and its death is noticed at once.
+Restoring the sites kills the copy and forks another, which discards what an episode has left in memory, in
+files or in a half-finished request. The next copy that starts removes the folders of copies that were killed.
 """
 
 import fcntl
@@ -21,49 +18,48 @@ from contextlib import suppress
 from functools import cache, partial
 from pathlib import Path
 
-from envs.builtin.webarena_local.sites.serving import SITES, copy_of, serve
+from envs.builtin.webarena_local.sites.serving import SITES, copy_data, serve
 from envs.errors import ConfigError
 from envs.runtime.hosted import HostedEnv
 from envs.runtime.processes import ProcessHost
 from envs.types import Item, StepResult
 
 COPIES = f"wingspan-sites-{os.getuid()}"
-"""Folder of all copies on this machine, among the temporary files."""
+"""Folder of all copies on this machine, within the temporary folder."""
 _LOCK = "lock"
-_YOUNG_S = 60.0
-"""A folder that is not locked yet may belong to a copy that is being made."""
-_ANY = Item(item_id="sites_0", env="webarena-local")
+_MIN_AGE_S = 60.0
+"""A younger folder without a lock may belong to a copy that is starting."""
+_ITEM = Item(item_id="sites_0", env="webarena-local")
 _APPLICATIONS = "envs.builtin.webarena_local.sites.project.wsgi"
 
 
 class SitesProcess:
-    """The inside of a copy, in the form of an environment: its one opening is the sites' addresses, as
-    JSON."""
+    """The process of a copy, as an environment; its first observation is the sites' addresses as JSON."""
 
     def __init__(self, data: Path) -> None:
         self._data = data
         self._folder: Path | None = None
 
     async def reset(self, item: Item) -> str:
-        """Lay out the copy and serve it."""
+        """Copy the data and serve them."""
         if self._folder is not None:
-            raise RuntimeError("a copy of the sites is served once; to restore them, start another")
+            raise RuntimeError("a copy of the sites is served once; start another to restore them")
         self._folder = new_folder()
-        copy_of(self._data, self._folder)
+        copy_data(self._data, self._folder)
         return json.dumps(serve(self._folder, dict.fromkeys(SITES, 0)))
 
     async def step(self, action: str) -> StepResult:
-        """There is nothing to say to it but by HTTP."""
-        raise RuntimeError("the sites are played in a browser")
+        """Raise an error: the sites answer only HTTP."""
+        raise RuntimeError("the sites take no actions; use a browser")
 
     async def close(self) -> None:
-        """Remove its files; the process is ended by its owner."""
+        """Remove the files; the owner ends the process."""
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
 
 
 class LiveSites:
-    """The owner's side of one copy."""
+    """Owns one copy."""
 
     def __init__(self, data: Path) -> None:
         self._data = data
@@ -76,18 +72,18 @@ class LiveSites:
 
     @property
     def pid(self) -> int | None:
-        """Of its process; None while there is none."""
+        """The process of the copy; None while there is none."""
         return None if self._process is None else self._process.pid
 
-    async def restored(self) -> dict[str, str]:
-        """Fresh sites: each one's address. Raises `EnvCrashed` if they do not come up."""
+    async def restore(self) -> dict[str, str]:
+        """Start fresh sites; returns the address of each. Raises `EnvCrashed` if they do not start."""
         await self.close()
         self._process = HostedEnv(_host(self._data))
-        addresses: dict[str, str] = json.loads(str(await self._process.reset(_ANY)))
+        addresses: dict[str, str] = json.loads(str(await self._process.reset(_ITEM)))
         return addresses
 
     async def close(self) -> None:
-        """End it. Idempotent."""
+        """End the copy. Idempotent."""
         process, self._process = self._process, None
         if process is not None:
             await process.close()
@@ -95,28 +91,27 @@ class LiveSites:
 
 @cache
 def _host(data: Path) -> ProcessHost:
-    """For all copies of this process; ends with it."""
+    """The host of all copies of this process; ends with it."""
     return ProcessHost(partial(SitesProcess, data), preload=(_APPLICATIONS,))
 
 
 def new_folder() -> Path:
-    """An empty folder for a copy, locked while this process lives; removes those that nobody holds any
-    more."""
-    above = Path(tempfile.gettempdir()) / COPIES
-    above.mkdir(mode=0o700, exist_ok=True)
-    for old in above.iterdir():
-        _remove_if_left(old)
-    folder = Path(tempfile.mkdtemp(dir=above))
+    """Create a folder for a copy, locked while this process lives; removes the folders of dead processes."""
+    parent = Path(tempfile.gettempdir()) / COPIES
+    parent.mkdir(mode=0o700, exist_ok=True)
+    for folder in parent.iterdir():
+        _remove_if_abandoned(folder)
+    folder = Path(tempfile.mkdtemp(dir=parent))
     lock = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT)
     fcntl.flock(lock, fcntl.LOCK_EX)
     return folder
 
 
-def _remove_if_left(folder: Path) -> None:
+def _remove_if_abandoned(folder: Path) -> None:
     try:
         lock = os.open(folder / _LOCK, os.O_RDWR)
     except FileNotFoundError:
-        if time.time() - folder.stat().st_mtime > _YOUNG_S:
+        if time.time() - folder.stat().st_mtime > _MIN_AGE_S:
             shutil.rmtree(folder, ignore_errors=True)
         return
     try:
@@ -130,12 +125,12 @@ def _remove_if_left(folder: Path) -> None:
 
 
 def serve_here(data: Path, *, first_port: int, say: Callable[[str], None]) -> None:
-    """For whoever wants to look around: one copy in this process, on four ports in a row, until Ctrl-C.
-    Raises `ConfigError` for a port that is taken."""
+    """Serve a copy from this process on four consecutive ports until Ctrl-C, for people to explore. Raises
+    `ConfigError` if a port is in use."""
     folder = new_folder()
     try:
-        copy_of(data, folder)
-        ports = {site: first_port + place for place, site in enumerate(SITES)}
+        copy_data(data, folder)
+        ports = {site: first_port + offset for offset, site in enumerate(SITES)}
         try:
             addresses = serve(folder, ports)
         except OSError as error:
