@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from agents.rewards import REWARDS
 from agents.rewards.formats import after_thinking, tagged_answer, tool_calls, well_formed_answer
 from agents.rewards.text import last_number
-from envs.builtin.searchqa.scoring import f1, normalised
+from envs.builtin.searchqa.scoring import f1, normalize
 from envs.errors import RewardFailed
 from tests.support.reward_toy import judged, played
 
@@ -32,7 +32,7 @@ def value_of(name, *texts, **fields):
     ],
 )
 def test_normalisation_of_squad(text, expected):
-    assert normalised(text) == expected
+    assert normalize(text) == expected
 
 
 @pytest.mark.parametrize(
@@ -56,7 +56,7 @@ def test_f1_of_squad(text, reference, expected):
 def test_f1_is_symmetric_and_one_for_equal_words(one, other):
     assert f1(one, other) == pytest.approx(f1(other, one))
     assert 0.0 <= f1(one, other) <= 1.0
-    assert f1(one, one) == (1.0 if normalised(one) else 0.0)
+    assert f1(one, one) == (1.0 if normalize(one) else 0.0)
 
 
 def test_questions():

@@ -1,4 +1,4 @@
-"""SearchQA: what a turn says, what an answer is worth, the real data's form, and the stand-in's questions."""
+"""SearchQA: turns, scores of answers, the format of upstream's data, and the questions of searchqa-mini."""
 
 import asyncio
 import json
@@ -11,11 +11,11 @@ import pyarrow
 import pytest
 from pyarrow import parquet
 
-from envs.builtin.searchqa import spec as real
+from envs.builtin.searchqa import spec as upstream
 from envs.builtin.searchqa.data import SEARCHQA_MINI
-from envs.builtin.searchqa.env import SearchQAEnv, said
-from envs.builtin.searchqa.making import CORPUS, QUESTIONS
+from envs.builtin.searchqa.env import SearchQAEnv, parse_turn
 from envs.builtin.searchqa.mini import spec as mini
+from envs.builtin.searchqa.mini.questions import CORPUS, QUESTIONS
 from envs.builtin.searchqa.mini.spec import read_mini
 from envs.builtin.searchqa.questions import TEST, TRAIN, Question, QuestionFile, Source, ranges
 from envs.builtin.searchqa.scoring import compare
@@ -25,17 +25,17 @@ from envs.retrieval.types import Passage
 from envs.types import Item, StepResult
 
 
-class OneShelf:
-    """A retriever that knows two passages, and what it was asked."""
+class FakeRetriever:
+    """A retriever with two passages, which records its searches."""
 
     def __init__(self) -> None:
-        self.asked: list[tuple[Sequence[str], int]] = []
+        self.searches: list[tuple[Sequence[str], int]] = []
 
     async def version(self) -> str:
-        return "one shelf"
+        return "fake"
 
     async def search(self, queries: Sequence[str], *, top_k: int) -> list[list[Passage]]:
-        self.asked.append((queries, top_k))
+        self.searches.append((queries, top_k))
         passages = [
             Passage("0", '"Iceland"\nIts capital is\nReykjavik.', 2.0),
             Passage("1", '"Oslo"\nNorway.', 1.0),
@@ -45,19 +45,21 @@ class OneShelf:
     async def close(self) -> None: ...
 
 
-def played(*actions: str, answers: Sequence[str] = ("Reykjavik",)) -> tuple[str, list[StepResult], OneShelf]:
-    shelf = OneShelf()
+def play(
+    *actions: str, answers: Sequence[str] = ("Reykjavik",)
+) -> tuple[str, list[StepResult], FakeRetriever]:
+    retriever = FakeRetriever()
 
     async def main() -> tuple[str, list[StepResult]]:
-        env = SearchQAEnv(lambda item: Question("Which city?", answers), lambda: shelf, top_k=2)
+        env = SearchQAEnv(lambda item: Question("Which city?", answers), lambda: retriever, top_k=2)
         opening = await env.reset(Item(item_id="any_0", env="any"))
         return opening, [await env.step(action) for action in actions]
 
-    return *asyncio.run(main()), shelf
+    return *asyncio.run(main()), retriever
 
 
 @pytest.mark.parametrize(
-    ("text", "expected"),
+    ("text", "parsed"),
     [
         ("<think>I wonder</think><search> the capital\nof it </search>", ("search", "the capital\nof it")),
         ("<answer>Oslo</answer>", ("answer", "Oslo")),
@@ -74,48 +76,48 @@ def played(*actions: str, answers: Sequence[str] = ("Reykjavik",)) -> tuple[str,
         ("", None),
     ],
 )
-def test_a_turn_is_what_the_references_patterns_find(text: str, expected: tuple[str, str] | None):
+def test_a_turn_is_what_the_references_patterns_find(text: str, parsed: tuple[str, str] | None):
     """Theirs: the first match of `<(search|answer)>(.*?)</\\1>`; of an answer, the last
     `<answer>(.*?)</answer>`."""
     first = re.search(r"<(search|answer)>(.*?)</\1>", text, re.DOTALL)
-    theirs = None if first is None else (first[1], first[2].strip())
-    if theirs is not None and theirs[0] == "answer":
-        theirs = ("answer", re.findall(r"<answer>(.*?)</answer>", text, re.DOTALL)[-1].strip())
-    assert said(text) == theirs == expected
+    reference = None if first is None else (first[1], first[2].strip())
+    if reference is not None and reference[0] == "answer":
+        reference = ("answer", re.findall(r"<answer>(.*?)</answer>", text, re.DOTALL)[-1].strip())
+    assert parse_turn(text) == reference == parsed
 
 
 def test_reading_a_turn_takes_time_by_its_length_alone():
     """The pattern above takes minutes for these."""
-    assert said("<search>" * 200_000) is None
-    assert said("<answer>" * 100_000 + "</search>" * 100_000) is None
-    assert said("<answer>x</answer>" * 50_000) == ("answer", "x")
+    assert parse_turn("<search>" * 200_000) is None
+    assert parse_turn("<answer>" * 100_000 + "</search>" * 100_000) is None
+    assert parse_turn("<answer>x</answer>" * 50_000) == ("answer", "x")
 
 
 def test_a_search_is_told_as_search_r1_tells_it():
-    opening, (found,), shelf = played("<search>capital of Iceland</search>")
+    opening, (result,), retriever = play("<search>capital of Iceland</search>")
     assert opening == "Question: Which city?"
-    assert found == StepResult(
+    assert result == StepResult(
         '<information>Doc 1(Title: "Iceland") Its capital is\nReykjavik.\nDoc 2(Title: "Oslo") Norway.'
         "</information>"
     )
-    assert shelf.asked == [(["capital of Iceland"], 2)]
+    assert retriever.searches == [(["capital of Iceland"], 2)]
 
 
 def test_an_answer_ends_the_episode_right_or_wrong():
-    right = played("no tags", "<think>It is.</think><answer>The Reykjavik!</answer>")[1]
+    right = play("no tags", "<think>It is.</think><answer>The Reykjavik!</answer>")[1]
     assert "<search>" in right[0].observation
     assert (right[0].reward, right[0].terminated) == (0.0, False)
     assert (right[1].reward, right[1].terminated, right[1].success) == (1.0, True, True)
     assert right[1].metrics == {"exact_match": 1.0, "f1": 1.0}
-    (wrong,) = played("<answer>Reykjavik city</answer>")[1]
+    (wrong,) = play("<answer>Reykjavik city</answer>")[1]
     assert (wrong.reward, wrong.terminated, wrong.success) == (0.0, True, False)
     assert wrong.metrics == {"exact_match": 0.0, "f1": pytest.approx(2 / 3)}
     with pytest.raises(RuntimeError, match="after the end"):
-        played("<answer>Oslo</answer>", "<answer>Reykjavik</answer>")
+        play("<answer>Oslo</answer>", "<answer>Reykjavik</answer>")
 
 
 @pytest.mark.parametrize(
-    ("text", "accepted", "exact", "f1"),
+    ("text", "answers", "exact", "f1"),
     [
         ("the Beatles", ["Beatles"], 1, 1),
         ("J.R.R. Tolkien", ["JRR Tolkien"], 1, 1),
@@ -129,9 +131,9 @@ def test_an_answer_ends_the_episode_right_or_wrong():
         ("the", ["a"], 1, 0),  # nothing is left of either, as in SQuAD's script
     ],
 )
-def test_scores_of_worked_cases(text: str, accepted: list[str], exact: int, f1: float):
-    found = compare(text, accepted)
-    assert (found.exact, found.f1) == (exact, pytest.approx(f1))
+def test_scores_of_worked_cases(text: str, answers: list[str], exact: int, f1: float):
+    result = compare(text, answers)
+    assert (result.exact, result.f1) == (exact, pytest.approx(f1))
 
 
 def rows_as_upstream(names: Sequence[str]) -> list[dict[str, object]]:
@@ -177,7 +179,7 @@ def test_a_wrong_file_of_questions_is_told_with_its_place(tmp_path: Path):
     whole = path.read_bytes()
     path.write_bytes(whole[: len(whole) // 2])
     with pytest.raises(
-        ConfigError, match=r"q\.parquet: no whole Parquet file .* wingspan data pull searchqa"
+        ConfigError, match=r"q\.parquet: not a complete Parquet file .* wingspan data pull searchqa"
     ):
         QuestionFile(path, sources=SAMPLE)
     write(path, rows[:4])
@@ -188,7 +190,7 @@ def test_a_wrong_file_of_questions_is_told_with_its_place(tmp_path: Path):
         QuestionFile(path, sources=SAMPLE)
     write(path, [{"question": row["question"]} for row in rows])
     with pytest.raises(
-        ConfigError, match=r"expected columns question, golden_answers, data_source; there are quest"
+        ConfigError, match=r"expected columns question, golden_answers, data_source; it has quest"
     ):
         QuestionFile(path, sources=SAMPLE)
     write(path, [*rows[:4], rows[4] | {"golden_answers": []}])
@@ -209,7 +211,7 @@ def test_items_are_numbered_as_in_agentgyms_tables():
         range(51713, 130881),
         range(130881, 221328),
     ]
-    assert (real.FIRST_TRAIN, real.END) == (51713, 221328)
+    assert (upstream.FIRST_TRAIN, upstream.END) == (51713, 221328)
 
 
 @pytest.mark.heavy
@@ -231,8 +233,8 @@ def test_real_items_are_played_from_files_in_upstreams_form(tmp_path: Path, monk
     )
     monkeypatch.setenv("WINGSPAN_DATA", str(tmp_path))
     monkeypatch.setenv("WINGSPAN_RETRIEVER_SEARCHQA", str(corpus))
-    for cached in (real._test, real._train):
-        cached.cache_clear()
+    for read_file in (upstream._test, upstream._train):
+        read_file.cache_clear()
     try:
         spec = get_env("searchqa")
         spec.check()
@@ -240,18 +242,18 @@ def test_real_items_are_played_from_files_in_upstreams_form(tmp_path: Path, monk
         assert (len(split.train), len(split.test)) == (169_615, 400)
         assert split.train[0].item_id == "searchqa_51713"
         assert {item.metadata["source"] for item in split.test} == {source.name for source in TEST}
-        assert [item.index for item in split.test] == real.held_out(0) != real.held_out(1)
+        assert [item.index for item in split.test] == upstream.held_out(0) != upstream.held_out(1)
         item = spec.make_item(51713 + 79168 + 7) if spec.make_item else None
         assert item is not None
         assert item.metadata == {"source": "hotpotqa"}
-        results = asyncio.run(solved(spec, item))
+        results = asyncio.run(solve(spec, item))
         assert '"Question 7"' in results[0].observation
         assert results[-1].success
         with pytest.raises(ConfigError, match=r"221328 items, .*; there is no 'searchqa_221328'"):
             spec.make_item(221328) if spec.make_item else None
     finally:
-        for cached in (real._test, real._train):
-            cached.cache_clear()
+        for read_file in (upstream._test, upstream._train):
+            read_file.cache_clear()
 
 
 def test_without_its_data_searchqa_names_the_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -260,12 +262,12 @@ def test_without_its_data_searchqa_names_the_commands(tmp_path: Path, monkeypatc
     with pytest.raises(MissingDependency, match=r"wingspan data pull searchqa; wingspan data pull wiki-18"):
         get_env("searchqa").check()
     monkeypatch.setenv("WINGSPAN_RETRIEVER_SEARCHQA", "http://127.0.0.1:9")
-    with pytest.raises(MissingDependency) as caught:
+    with pytest.raises(MissingDependency) as error:
         get_env("searchqa").check()
-    assert "wiki-18" not in str(caught.value)
+    assert "wiki-18" not in str(error.value)
 
 
-async def solved(spec, item: Item) -> list[StepResult]:
+async def solve(spec, item: Item) -> list[StepResult]:
     env = spec.make()
     await env.reset(item)
     return [await env.step(step.action) for step in spec.expert(item)]
@@ -294,43 +296,43 @@ def test_every_answer_of_the_stand_in_follows_from_its_passages_and_is_the_only_
     assert len(corpus) >= 5000
 
     def fact(country: str, relation: str) -> list[str]:
-        told = "is a country in" if relation == "region" else f"Its {relation} is"
-        return re.findall(rf"{told} (.+?)\.(?: Its|$)", countries[country])
+        phrase = "is a country in" if relation == "region" else f"Its {relation} is"
+        return re.findall(rf"{phrase} (.+?)\.(?: Its|$)", countries[country])
 
     questions = read_mini(SEARCHQA_MINI.path(QUESTIONS))
     assert len(questions) >= 500
-    assert len({one.question for one in questions}) == len(questions)
-    for one in questions:
-        if one.kind == "higher":
-            codes = re.findall(r"\b[A-Z]{3}\b", one.question)
+    assert len({question.question for question in questions}) == len(questions)
+    for question in questions:
+        if question.kind == "higher":
+            codes = re.findall(r"\b[A-Z]{3}\b", question.question)
             feet = {code: int(by_code[code]["feet"]) for code in codes}
-            assert [code for code in codes if feet[code] == max(feet.values())] == [one.answer]
+            assert [code for code in codes if feet[code] == max(feet.values())] == [question.answer]
             continue
-        subject = re.search(r"that has (?:airport ([A-Z]{3})|(.+))\?$", one.question)
+        subject = re.search(r"that has (?:airport ([A-Z]{3})|(.+))\?$", question.question)
         assert subject is not None
         start = [a for a in airports if subject[1] == a["code"] or subject[2] == a["name"]]
-        assert len(start) == 1, one.question
+        assert len(start) == 1, question.question
         country = start[0]["country"]
-        if one.kind == "capital airport":
+        if question.kind == "capital airport":
             (capital,) = fact(country, "capital")
-            there = [a["code"] for a in airports if (a["city"], a["country"]) == (capital, country)]
-            assert there == [one.answer]
+            codes = [a["code"] for a in airports if (a["city"], a["country"]) == (capital, country)]
+            assert codes == [question.answer]
         else:
-            assert fact(country, one.kind) == [one.answer], one.question
-        assert len(one.hops) >= 2
-        assert {hop.evidence for hop in one.hops} <= corpus.keys()
-        assert len({hop.evidence for hop in one.hops}) == len(one.hops)
+            assert fact(country, question.kind) == [question.answer], question.question
+        assert len(question.hops) >= 2
+        assert {hop.evidence for hop in question.hops} <= corpus.keys()
+        assert len({hop.evidence for hop in question.hops}) == len(question.hops)
 
 
 def test_the_stand_ins_splits_share_no_passage_that_an_answer_needs():
     questions = read_mini(SEARCHQA_MINI.path(QUESTIONS))
     for seed in range(5):
         split = mini.split(seed)
-        needed = [
+        evidence = [
             {hop.evidence for item in items for hop in questions[item.index].hops}
             for items in (split.train, split.test)
         ]
-        assert not needed[0] & needed[1]
+        assert not evidence[0] & evidence[1]
         assert len(split.train) + len(split.test) == len(questions)
         assert len(split.test) > 200
     assert mini.split(0) == mini.split(0)
@@ -342,7 +344,7 @@ def test_the_experts_searches_show_the_evidence_and_its_answer_is_right():
     spec = get_env("searchqa-mini")
     questions = read_mini(SEARCHQA_MINI.path(QUESTIONS))
     for item in spec.split(0).train[::20]:
-        results = asyncio.run(solved(spec, item))
+        results = asyncio.run(solve(spec, item))
         for hop, result in zip(questions[item.index].hops, results, strict=False):
             assert corpus[hop.evidence].partition("\n")[2] in result.observation
         assert results[-1].success

@@ -1,6 +1,6 @@
-"""The data sets of the search environments: what is downloaded, what is made here."""
+"""The data sets of the search environments, downloaded or made here."""
 
-from envs.builtin.searchqa.making import CORPUS, QUESTIONS, make_mini
+from envs.builtin.searchqa.mini.questions import CORPUS, QUESTIONS, make_mini
 from envs.requirements.data_sets import DataFile, DataSet
 
 _HUB = "https://huggingface.co/datasets"

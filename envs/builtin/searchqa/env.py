@@ -1,9 +1,9 @@
-"""SearchQA as Search-R1 and AgentGym play it: a question, searches, one answer.
+"""SearchQA as in Search-R1 and AgentGym: a question, searches, one answer.
 
-A turn is any text with `<search>query</search>` or `<answer>answer</answer>`; of several the first decides,
-and of several answers the last is scored, as in the references. A search is told as
-`<information>…</information>`. An answer ends the episode: reward 1 for exact match after SQuAD's
-normalisation, else 0, with `exact_match` and `f1` as metrics. (AgentGym lets a policy answer again after a
+A turn is any text with `<search>query</search>` or `<answer>answer</answer>`. As in the references, the first
+pair of tags decides, and the last of several answers is scored. Search results come in
+`<information>…</information>`. An answer ends the episode: the reward is 1 for an exact match after SQuAD's
+normalization, else 0, with `exact_match` and `f1` as metrics. (AgentGym lets a policy answer again after a
 wrong answer; Search-R1 does not, nor do we.)
 """
 
@@ -32,8 +32,7 @@ class SearchQAEnv:
     def __init__(
         self, ask: Callable[[Item], Question], retriever: Callable[[], Retriever], *, top_k: int
     ) -> None:
-        """`ask` and `retriever` are called when they are first needed; `top_k` passages are shown a
-        search."""
+        """`ask` and `retriever` are called when first needed; a search shows `top_k` passages."""
         self._ask = ask
         self._make_retriever = retriever
         self._top_k = top_k
@@ -41,7 +40,7 @@ class SearchQAEnv:
 
     @property
     def retriever(self) -> Retriever:
-        """For a tool that searches in the place of an action (`agents/tools/search.py`)."""
+        """The retriever, for a tool that searches instead of an action (`agents/tools/search.py`)."""
         return self._make_retriever()
 
     async def reset(self, item: Item) -> str:
@@ -50,14 +49,14 @@ class SearchQAEnv:
         return f"Question: {self._question.question}"
 
     async def step(self, action: str) -> StepResult:
-        """Search or answer; anything else is told the form."""
+        """Search or answer; any other text gets an observation that states the two forms."""
         question = self._question
         if question is None:
             raise RuntimeError("step before reset, or after the end")
-        match said(action):
+        match parse_turn(action):
             case ("search", query):
-                found = await self.retriever.search([query[:MAX_QUERY]], top_k=self._top_k)
-                return StepResult(information(found[0]))
+                results = await self.retriever.search([query[:MAX_QUERY]], top_k=self._top_k)
+                return StepResult(information(results[0]))
             case ("answer", answer):
                 self._question = None
                 match = compare(answer, question.answers)
@@ -71,25 +70,25 @@ class SearchQAEnv:
         return StepResult(INVALID)
 
     async def close(self) -> None:
-        """Forget the question; the retriever stays for the others."""
+        """Forget the question; the retriever stays open for other instances."""
         self._question = None
 
 
-def said(text: str) -> tuple[str, str] | None:
-    """`("search", query)` or `("answer", answer)`: what the first pair of tags is, the content of the last
-    such pair where it is an answer; None where there is neither. Linear in the text's length."""
-    first = {tag: found for tag in ("search", "answer") if (found := _pair(text, tag, start=0))}
+def parse_turn(text: str) -> tuple[str, str] | None:
+    """`("search", query)` or `("answer", answer)` by the first pair of tags, with the last of several
+    answers; None if there is no pair. Linear in the text's length."""
+    first = {tag: pair for tag in ("search", "answer") if (pair := _find_pair(text, tag, start=0))}
     if not first:
         return None
     tag = min(first, key=lambda tag: first[tag][0])
-    found = first[tag]
-    while tag == "answer" and (later := _pair(text, tag, start=found[1])):
-        found = later
-    return tag, found[2]
+    pair = first[tag]
+    while tag == "answer" and (later := _find_pair(text, tag, start=pair[1])):
+        pair = later
+    return tag, pair[2]
 
 
-def _pair(text: str, tag: str, *, start: int) -> tuple[int, int, str] | None:
-    """(begin, end, content) of the first pair of tags from `start` on."""
+def _find_pair(text: str, tag: str, *, start: int) -> tuple[int, int, str] | None:
+    """(begin, end, content) of the first pair of tags at or after `start`."""
     opening, closing = f"<{tag}>", f"</{tag}>"
     begin = text.find(opening, start)
     close = text.find(closing, begin + len(opening)) if begin >= 0 else -1

@@ -1,8 +1,8 @@
-"""`searchqa`: the questions of Search-R1 and AgentGym over Wikipedia of 2018.
+"""`searchqa`: the questions of Search-R1 and AgentGym on Wikipedia of 2018.
 
 Items are numbered as in AgentGym: `searchqa_0` to `searchqa_51712` are its tests, `searchqa_51713` to
-`searchqa_221327` its training items. Passages come from wiki-18 by BM25, or from the server that
-`WINGSPAN_RETRIEVER_SEARCHQA` names (`docs/search.md`).
+`searchqa_221327` its training items. BM25 finds passages in wiki-18, unless `WINGSPAN_RETRIEVER_SEARCHQA`
+names a server (`docs/search.md`).
 """
 
 import random
@@ -14,29 +14,25 @@ from envs.builtin.searchqa.env import INSTRUCTIONS, SearchQAEnv
 from envs.builtin.searchqa.questions import TEST, TRAIN, Question, QuestionFile, ranges
 from envs.errors import unknown_item
 from envs.registry import EnvSpec, ExpertStep, Split
+from envs.requirements.detection import CheckedRequirement
 from envs.retrieval.selection import configured_location, retriever_for
 from envs.retrieval.types import Retriever
 from envs.types import Item
 
 NAME = "searchqa"
 TOP_K = 3
-"""Passages of a search, as in the references."""
+"""Passages that a search returns, as in the references."""
 FIRST_TRAIN = sum(source.count for source in TEST)
 END = FIRST_TRAIN + sum(source.count for source in TRAIN)
 _RANGES = (*ranges(TEST, first=0), *ranges(TRAIN, first=FIRST_TRAIN))
 TEST_ITEMS = 400
-"""Of all tests, as many of each data set where there are as many. Which ones AgentGym-RL evaluates on is in
-lists of its own that are not in its code."""
+"""Of all tests, in equal parts from each data set. AgentGym-RL does not publish the items that it evaluates
+on."""
 
 
-class Wiki18:
-    """The corpus, where no other retriever is named: a requirement."""
-
-    name = "wiki-18"
-
-    def find_remedy(self) -> str | None:
-        """See `Requirement`."""
-        return None if configured_location(NAME) is not None else WIKI_18.find_remedy()
+def _find_corpus_remedy() -> str | None:
+    """The corpus is only needed if no other retriever is configured."""
+    return None if configured_location(NAME) is not None else WIKI_18.find_remedy()
 
 
 def _retriever() -> Retriever:
@@ -54,7 +50,7 @@ def _train() -> QuestionFile:
 
 
 def ask(item: Item) -> Question:
-    """What `item` asks; raises `ConfigError` for a number that there is not."""
+    """The question of `item`; raises `ConfigError` if there is none."""
     with SPEC.explain_missing():
         return _question(item.index)
 
@@ -83,27 +79,28 @@ def _item(index: int, question: Question) -> Item:
 
 
 def held_out(seed: int) -> list[int]:
-    """Numbers of the test items of a seed, ascending."""
+    """The numbers of the test items for a seed, ascending."""
     rng = random.Random(f"{NAME}/split/{seed}")
-    own = [rng.sample(numbers, len(numbers)) for _, numbers in ranges(TEST, first=0)]
-    each, more = divmod(TEST_ITEMS, len(TEST))
-    return sorted(index for place, one in enumerate(own) for index in one[: each + (place < more)])
+    shuffled = [rng.sample(numbers, len(numbers)) for _, numbers in ranges(TEST, first=0)]
+    share, remainder = divmod(TEST_ITEMS, len(TEST))
+    return sorted(
+        index for order, indices in enumerate(shuffled) for index in indices[: share + (order < remainder)]
+    )
 
 
 def split(seed: int) -> Split:
-    """All training items of AgentGym, and 400 of its tests, the seven data sets in equal parts."""
+    """All training items of AgentGym and 400 of its tests, in equal parts from the seven data sets."""
     with SPEC.explain_missing():
         train = [_item(FIRST_TRAIN + row, question) for row, question in enumerate(_train())]
     return Split(train=train, test=[make_item(index) for index in held_out(seed)])
 
 
 def expert(item: Item) -> Sequence[ExpertStep]:
-    """A search for the question itself, then the first accepted answer; which passages hold it is not
-    known."""
-    found = ask(item)
+    """Search for the question itself, then give the first accepted answer: its passages are not known."""
+    question = ask(item)
     return [
-        ExpertStep("I look the question up.", f"<search>{found.question}</search>"),
-        ExpertStep("That is enough.", f"<answer>{found.answers[0]}</answer>"),
+        ExpertStep("I look the question up.", f"<search>{question.question}</search>"),
+        ExpertStep("That is enough.", f"<answer>{question.answers[0]}</answer>"),
     ]
 
 
@@ -116,6 +113,6 @@ SPEC = EnvSpec(
     instructions=INSTRUCTIONS,
     action_hint="",
     packages=("tantivy", "pyarrow"),
-    requirements=(SEARCHQA, Wiki18()),
+    requirements=(SEARCHQA, CheckedRequirement("wiki-18", _find_corpus_remedy)),
     source="Search-R1's questions over Wikipedia of 2018: wingspan data pull searchqa and wiki-18",
 )

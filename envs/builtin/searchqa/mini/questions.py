@@ -1,24 +1,31 @@
-"""The questions of `searchqa-mini`, each with the searches that find what it asks for.
+"""Makes `searchqa-mini`: a corpus and questions, each with the searches that find its answer.
 
-Every answer takes two passages or three, and follows from them alone: an airport's passage names its country,
-the country's passage the rest. A question is kept only if each of its searches, by BM25, shows the passage
-that it is for among the first two. Questions are in groups, and no two groups share a country, nor an
-airport: whole groups are held out for tests (`envs/builtin/searchqa/mini/spec.py`).
+Every answer follows from two or three passages alone: an airport's passage names its country, the country's
+passage has the rest. A question is kept only if BM25 finds the evidence of each of its searches among the
+first two passages. Questions are in groups that share no country and no airport: whole groups are held out
+for tests (`envs/builtin/searchqa/mini/spec.py`).
 """
 
+import json
 import random
+import shutil
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 
-from envs.builtin.searchqa.mini.world import Airport, Country, World
+from envs.builtin.searchqa.mini.world import Airport, Country, World, load_world
+from envs.retrieval.bm25 import Bm25
+
+CORPUS, QUESTIONS = "corpus.jsonl", "questions.jsonl"
+TOP_K = 2
+"""Passages that a search returns: they make up most of an episode's length."""
 
 GROUPS = 10
-AIRPORTS = 6
-"""Most of a country that questions for a fact of it begin with."""
-CAPITAL_AIRPORTS = 2
-"""Most of a country that questions for its capital's airport begin with."""
+FACT_QUESTIONS, CAPITAL_QUESTIONS = 6, 2
+"""At most, per country: for a fact of the country, and for the airport of its capital."""
 COMPARISONS = 16
-"""Of a group."""
+"""At most, per group."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,48 +35,70 @@ class Hop:
     thought: str
     query: str
     evidence: str
-    """Id of the passage that it is for."""
+    """Id of the passage that the search must find."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MiniQuestion:
-    """A question with its one answer and the way to it."""
+    """A question with its one answer and the searches that lead to it."""
 
     question: str
     answer: str
     kind: str
-    """What is asked for: a relation of a country, `capital airport`, or `higher`."""
+    """A relation of a country, `capital airport`, or `higher`."""
     group: int
     hops: Sequence[Hop]
     thought: str
-    """Before the answer."""
+    """The expert's thought before the answer."""
 
 
-def questions(world: World, *, shows: Callable[[str, str], bool]) -> list[MiniQuestion]:
-    """All of them, in an order that tells nothing; `shows(query, id)` says whether a search finds a
-    passage."""
+def make_mini(folder: Path) -> None:
+    """Write `corpus.jsonl` and `questions.jsonl` into `folder`; takes some seconds."""
+    world = load_world()
+    corpus = folder / CORPUS
+    corpus.write_text("".join(_to_line(id=name, contents=contents) for name, contents in world.passages()))
+    with tempfile.TemporaryDirectory() as index_folder:  # an index is not data: its files have random names
+        index = Bm25(Path(shutil.copy(corpus, index_folder)))
+
+        def is_found(query: str, passage_id: str) -> bool:
+            passages = index.search_sync([query], top_k=TOP_K)[0]
+            return passage_id in [passage.passage_id for passage in passages]
+
+        questions = make_questions(world, is_found=is_found)
+    (folder / QUESTIONS).write_text("".join(_to_line(**asdict(question)) for question in questions))
+
+
+def _to_line(**values: object) -> str:
+    return json.dumps(values) + "\n"
+
+
+def make_questions(world: World, *, is_found: Callable[[str, str], bool]) -> list[MiniQuestion]:
+    """All questions in random order; `is_found(query, id)` tells whether a search finds a passage."""
     rng = random.Random("searchqa-mini/questions")
     by_country = {
         country.code: [*_facts(country, world, rng=rng), *_capital_airports(country, world, rng=rng)]
         for country in world.countries
     }
-    by_country = {code: [one for one in own if _found(one, shows)] for code, own in by_country.items()}
-    group_of = _dealt({code: len(own) for code, own in by_country.items() if own})
-    found = [replace(one, group=group_of[code]) for code, own in by_country.items() for one in own]
+
+    def is_answerable(question: MiniQuestion) -> bool:
+        return all(is_found(hop.query, hop.evidence) for hop in question.hops)
+
+    by_country = {code: list(filter(is_answerable, made)) for code, made in by_country.items()}
+    group_of = _assign_groups({code: len(made) for code, made in by_country.items() if made})
+    questions = [
+        replace(question, group=group_of[code]) for code, made in by_country.items() for question in made
+    ]
     for group in range(GROUPS):
-        codes = [code for code, its in group_of.items() if its == group]
-        compared = _comparisons([one for code in codes for one in world.airports_of[code]], rng=rng)
-        found += [replace(one, group=group) for one in compared if _found(one, shows)]
-    rng.shuffle(found)
-    return found
+        codes = [code for code in group_of if group_of[code] == group]
+        airports = [airport for code in codes for airport in world.airports_of[code]]
+        comparisons = _comparisons(airports, rng=rng)
+        questions += [replace(question, group=group) for question in comparisons if is_answerable(question)]
+    rng.shuffle(questions)
+    return questions
 
 
-def _found(question: MiniQuestion, shows: Callable[[str, str], bool]) -> bool:
-    return all(shows(hop.query, hop.evidence) for hop in question.hops)
-
-
-def _dealt(counts: dict[str, int]) -> dict[str, int]:
-    """Country → group, the groups of about as many questions each."""
+def _assign_groups(counts: dict[str, int]) -> dict[str, int]:
+    """Country → group, with about the same number of questions in each group."""
     sums = [0] * GROUPS
     groups = {}
     for code in sorted(counts, key=lambda code: (-counts[code], code)):
@@ -81,17 +110,17 @@ def _dealt(counts: dict[str, int]) -> dict[str, int]:
 def _facts(country: Country, world: World, *, rng: random.Random) -> Iterator[MiniQuestion]:
     relations = list(country.facts)
     airports = world.airports_of[country.code]
-    for airport in rng.sample(airports, min(AIRPORTS, len(airports))) if relations else ():
+    for airport in rng.sample(airports, min(FACT_QUESTIONS, len(airports))) if relations else ():
         relation = rng.choice(relations)
-        called = rng.random() < 0.5 and world.names[airport.name] == 1
-        subject = airport.name if called else f"airport {airport.code}"
+        by_name = rng.random() < 0.5 and world.names[airport.name] == 1
+        subject = airport.name if by_name else f"airport {airport.code}"
         value = country.facts[relation]
         yield MiniQuestion(
             question=f"What is the {relation} of the country that has {subject}?",
             answer=value,
             kind=relation,
             group=-1,
-            hops=(_place(airport, subject), _country(airport)),
+            hops=(_airport_hop(airport, subject), _country_hop(airport)),
             thought=f"The {relation} of {country.name} is {value}.",
         )
 
@@ -99,52 +128,55 @@ def _facts(country: Country, world: World, *, rng: random.Random) -> Iterator[Mi
 def _capital_airports(country: Country, world: World, *, rng: random.Random) -> Iterator[MiniQuestion]:
     airports = world.airports_of[country.code]
     capital = country.facts.get("capital")
-    there = [one for one in airports if one.city == capital]
-    others = [one for one in airports if one.city != capital]
-    if capital is None or len(there) != 1:
+    capital_airports = [airport for airport in airports if airport.city == capital]
+    starts = [airport for airport in airports if airport.city != capital]
+    if capital is None or len(capital_airports) != 1:
         return
-    for airport in rng.sample(others, min(CAPITAL_AIRPORTS, len(others))):
+    answer = capital_airports[0].code
+    for airport in rng.sample(starts, min(CAPITAL_QUESTIONS, len(starts))):
         yield MiniQuestion(
             question=f"Which airport has the capital of the country that has airport {airport.code}?",
-            answer=there[0].code,
+            answer=answer,
             kind="capital airport",
             group=-1,
             hops=(
-                _place(airport, f"airport {airport.code}"),
-                _country(airport),
+                _airport_hop(airport, f"airport {airport.code}"),
+                _country_hop(airport),
                 Hop(
                     f"The capital of {country.name} is {capital}.",
                     f"airport {capital} {country.name}",
-                    f"airport-{there[0].code}",
+                    f"airport-{answer}",
                 ),
             ),
-            thought=f"The airport of {capital} is {there[0].code}.",
+            thought=f"The airport of {capital} is {answer}.",
         )
 
 
 def _comparisons(airports: Sequence[Airport], *, rng: random.Random) -> Iterator[MiniQuestion]:
-    drawn = rng.sample(airports, 2 * min(COMPARISONS, len(airports) // 2))
-    for one, other in zip(drawn[::2], drawn[1::2], strict=True):
-        if one.feet == other.feet:
+    sample = rng.sample(airports, 2 * min(COMPARISONS, len(airports) // 2))
+    for left, right in zip(sample[::2], sample[1::2], strict=True):
+        if left.feet == right.feet:
             continue
-        higher = one if one.feet > other.feet else other
+        higher = left if left.feet > right.feet else right
         yield MiniQuestion(
-            question=f"Which airport is higher, {one.code} or {other.code}?",
+            question=f"Which airport is higher, {left.code} or {right.code}?",
             answer=higher.code,
             kind="higher",
             group=-1,
             hops=(
-                Hop(f"How high is {one.code}?", f"airport {one.code}", f"airport-{one.code}"),
-                Hop(f"{one.code} is {one.feet} feet high.", f"airport {other.code}", f"airport-{other.code}"),
+                Hop(f"How high is {left.code}?", f"airport {left.code}", f"airport-{left.code}"),
+                Hop(
+                    f"{left.code} is {left.feet} feet high.", f"airport {right.code}", f"airport-{right.code}"
+                ),
             ),
-            thought=f"{one.code} is {one.feet} feet high, {other.code} {other.feet}.",
+            thought=f"{left.code} is {left.feet} feet high, {right.code} {right.feet}.",
         )
 
 
-def _place(airport: Airport, subject: str) -> Hop:
+def _airport_hop(airport: Airport, subject: str) -> Hop:
     return Hop(f"Where is {subject}?", subject, f"airport-{airport.code}")
 
 
-def _country(airport: Airport) -> Hop:
+def _country_hop(airport: Airport) -> Hop:
     name = airport.country.name
     return Hop(f"{airport.code} is in {name}.", f"country {name}", f"country-{airport.country.code}")

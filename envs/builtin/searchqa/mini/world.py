@@ -1,8 +1,8 @@
-"""The facts of `searchqa-mini`, and the passages that tell them.
+"""The facts of `searchqa-mini`, and the passages that state them.
 
-They are real, of two packages under the MIT licence: `airportsdata` (airports with an IATA code: name, city,
-country, elevation) and `countryinfo` (countries: capital, currency, and so on). Each airport and each country
-has one passage of a line or two, all airports in the same words.
+The facts are real and come from two packages under the MIT licence: `airportsdata` (airports with an IATA
+code: name, city, country, elevation) and `countryinfo` (countries: capital, currency, and so on). Each
+airport and each country has one passage of a line or two.
 """
 
 import random
@@ -14,7 +14,7 @@ from functools import cached_property
 
 @dataclass(frozen=True, slots=True)
 class Country:
-    """A country with what its passage tells; `facts` has only what is there once."""
+    """A country; `facts` has only relations with a single value."""
 
     code: str
     name: str
@@ -47,30 +47,30 @@ RELATIONS = {
 
 @dataclass(frozen=True)
 class World:
-    """All of it."""
+    """All countries and airports."""
 
     countries: Sequence[Country]
     airports: Sequence[Airport]
 
     def passages(self) -> Iterator[tuple[str, str]]:
-        """(id, contents as in wiki-18), countries among airports, in an order that tells nothing."""
-        told = [(f"country-{one.code}", country_passage(one)) for one in self.countries]
-        told += [(f"airport-{one.code}", airport_passage(one)) for one in self.airports]
-        random.Random("searchqa-mini/passages").shuffle(told)
-        return iter(told)
+        """(id, contents as in wiki-18) of countries and airports in random order."""
+        passages = [(f"country-{country.code}", country_passage(country)) for country in self.countries]
+        passages += [(f"airport-{airport.code}", airport_passage(airport)) for airport in self.airports]
+        random.Random("searchqa-mini/passages").shuffle(passages)
+        return iter(passages)
 
     @cached_property
     def airports_of(self) -> Mapping[str, Sequence[Airport]]:
         """Code of a country → its airports."""
         return {
-            country.code: [one for one in self.airports if one.country is country]
+            country.code: [airport for airport in self.airports if airport.country is country]
             for country in self.countries
         }
 
     @cached_property
     def names(self) -> Counter[str]:
         """How many airports have each name."""
-        return Counter(one.name for one in self.airports)
+        return Counter(airport.name for airport in self.airports)
 
 
 def country_passage(country: Country) -> str:
@@ -89,8 +89,8 @@ def airport_passage(airport: Airport) -> str:
     )
 
 
-def load() -> World:
-    """The world of the packages that are installed; what is not plain ASCII is left out."""
+def load_world() -> World:
+    """Read the installed packages; values that are not plain ASCII are left out."""
     import airportsdata
     from countryinfo import CountryInfo
     from countryinfo.exceptions import CountryNotFoundError
@@ -102,7 +102,7 @@ def load() -> World:
             info = CountryInfo(code).info()
         except CountryNotFoundError:
             continue
-        name = _plain(info["name"])
+        name = _clean(info["name"])
         if name:
             countries[code] = Country(code, name, _facts(info))
     airports = [
@@ -116,27 +116,27 @@ def load() -> World:
 
 
 def _facts(info: Mapping[str, object]) -> dict[str, str]:
-    found = {}
+    facts = {}
     for name, key in RELATIONS.items():
         value = info.get(key)
         if isinstance(value, list):
             value = value[0] if len(value) == 1 else None
-        text = _plain(value)
+        text = _clean(value)
         if text:
-            found[name] = text
-    return found
+            facts[name] = text
+    return facts
 
 
 def _is_name(name: str) -> bool:
-    """`X Airport Airport` is a slip, and what searches for any airport would find."""
-    return bool(_plain(name)) and name.lower().count("airport") < 2
+    """Exclude slips such as `X Airport Airport`, which a search for any airport would find."""
+    return bool(_clean(name)) and name.lower().count("airport") < 2
 
 
 def _is_place(city: str) -> bool:
-    """Some rows have the airport's own name for a city, to the same effect."""
-    return bool(_plain(city)) and "airport" not in city.lower()
+    """Exclude rows that name the airport instead of its city, for the same reason."""
+    return bool(_clean(city)) and "airport" not in city.lower()
 
 
-def _plain(value: object) -> str:
+def _clean(value: object) -> str:
     text = value.strip() if isinstance(value, str) else ""
     return text if text.isascii() and text.isprintable() and '"' not in text else ""
