@@ -1,4 +1,4 @@
-"""What environments leave behind (`tests/support/leaks.py`), over more cycles than a test has.
+"""Leaks of environments (`tests/support/leaks.py`), over more cycles than a test.
 
     python -m bench.conformance textcraft --cycles 1000 --hosted
 
@@ -18,9 +18,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Processes, files and memory that environments leave behind")
     parser.add_argument("env", help="name in envs/registry.py")
     parser.add_argument("--cycles", type=int, default=1000)
-    parser.add_argument("--hosted", action="store_true", help="each instance in a process of its own")
+    parser.add_argument("--hosted", action="store_true", help="run each instance in its own process")
     arguments = parser.parse_args()
-    growth = asyncio.run(measure(arguments.env, cycles=arguments.cycles, hosted=arguments.hosted))
+    growth = asyncio.run(measure(arguments.env, cycles=arguments.cycles, is_hosted=arguments.is_hosted))
     print(json.dumps(asdict(growth)))
 
 

@@ -1,5 +1,8 @@
-"""The one interface that every environment has. Asynchronous, because some live in other
-processes or behind HTTP; an in-process one simply never suspends, which costs microseconds."""
+"""The interface of every environment.
+
+It is asynchronous because some environments live in other processes or behind HTTP; one in this process never
+suspends, which costs microseconds.
+"""
 
 from typing import Any, Protocol, runtime_checkable
 
@@ -7,18 +10,18 @@ from envs.types import Item, Observation, StepResult
 
 
 class Environment(Protocol):
-    """One live instance. It plays one episode at a time; `reset` makes it fresh for the next.
+    """One live instance, which runs one episode at a time; `reset` starts the next.
 
-    A malformed action is answered by an observation. An exception from `reset` or `step` means
-    that the instance itself is broken: it is closed and replaced, and the episode is retried.
+    A malformed action results in an observation. An exception from `reset` or `step` means that the instance
+    is broken: it is closed and replaced, and the episode is retried.
     """
 
     async def reset(self, item: Item) -> str | Observation:
-        """Start `item`; return the first observation, as text where there are no pictures."""
+        """Start `item`; return the first observation, as plain text if it has no images."""
         ...
 
     async def step(self, action: str) -> StepResult:
-        """Apply one action of the current episode: any text that UTF-8 can encode.
+        """Apply one action, any text that UTF-8 can encode, to the current episode.
 
         Raises `RuntimeError` before a reset and after the end.
         """
@@ -31,25 +34,25 @@ class Environment(Protocol):
 
 @runtime_checkable
 class HasProcess(Protocol):
-    """What an environment has besides, if its instance is a process of its own."""
+    """The additional interface of an environment whose instance is its own process."""
 
     @property
     def is_alive(self) -> bool:
-        """False once the process has died; found out at once, without asking the process."""
+        """False as soon as the process has died; determined without a call to the process."""
         ...
 
     async def prepare(self) -> None:
-        """Start the process ahead of the first `reset`, which else does it."""
+        """Start the process before the first `reset`, which would otherwise do it."""
         ...
 
 
 @runtime_checkable
 class Inspectable(Protocol):
-    """What an environment has besides, if more can be asked of an episode than what it shows its player."""
+    """The additional interface of an environment that answers queries about the current episode."""
 
     async def inspect(self, name: str) -> Any:
-        """A fact of the episode under way, a JSON value, e.g. `available_actions`; changes nothing.
+        """Return a fact of the current episode as a JSON value, e.g. `available_actions`; changes nothing.
 
-        Raises `ConfigError` for what it does not know.
+        Raises `ConfigError` for an unknown name.
         """
         ...

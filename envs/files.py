@@ -1,4 +1,4 @@
-"""Files that several processes, or a run that is killed, may meet in."""
+"""Files that several processes share, or that a killed run must not leave half-written."""
 
 import fcntl
 import os
@@ -11,7 +11,7 @@ from envs.errors import ConfigError
 
 
 def write_atomically(path: Path, text: str) -> None:
-    """Write `text` to `path`, whole or not at all; folders are made as needed."""
+    """Write `text` to `path`, completely or not at all; missing folders are created."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
@@ -25,8 +25,8 @@ def write_atomically(path: Path, text: str) -> None:
 
 
 def check_writable(folder: Path, *, remedy: str) -> None:
-    """Raise `ConfigError`, ending with `remedy`, unless files can be written into `folder`, or into the
-    nearest folder above that exists."""
+    """Raise `ConfigError`, whose text ends with `remedy`, unless `folder`, or its nearest existing parent, is
+    writable."""
     existing = next(parent for parent in (folder, *folder.absolute().parents) if parent.exists())
     try:
         with TemporaryFile(dir=existing):
@@ -37,7 +37,7 @@ def check_writable(folder: Path, *, remedy: str) -> None:
 
 @contextmanager
 def lock_file(path: Path) -> Iterator[None]:
-    """Wait until no other process is within the same `path`, a file that is made for this and stays."""
+    """Hold an exclusive lock on `path`, a file that is created and stays; waits for other processes."""
     with path.open("a") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)  # the system lets go of it however this process ends
+        fcntl.flock(file, fcntl.LOCK_EX)  # the kernel releases it however this process ends
         yield

@@ -1,4 +1,4 @@
-"""Pictures as they lie in files, in rows of data and in lines of JSON. Leaves out pixels: none is decoded."""
+"""Images in files, in rows of data and in JSON. No pixels are decoded."""
 
 import base64
 import binascii
@@ -9,10 +9,10 @@ from envs.errors import ConfigError
 from envs.types import Image, Item
 
 FIELDS = ("image", "images")
-"""Of an item: one source of a picture, or a list of them; see `read_image`."""
+"""Fields of an item that hold one source of an image (`read_image`), or a list of them."""
 _URI = "data:"
 _MARK = ";base64,"
-_MAX_CHARS = 60  # characters of a source, which may be a whole picture
+_MAX_CHARS = 60  # of a source in an error message; a source may be a whole image
 _MAGIC = {
     b"\x89PNG\r\n\x1a\n": "image/png",
     b"\xff\xd8\xff": "image/jpeg",
@@ -21,24 +21,24 @@ _MAGIC = {
 
 
 def recognize_image(data: bytes) -> Image:
-    """A picture by its first bytes: PNG, JPEG, GIF or WebP. Raises `ValueError` for anything else."""
+    """Recognize PNG, JPEG, GIF or WebP by the first bytes; raise `ValueError` for anything else."""
     for magic, media_type in _MAGIC.items():
         if data.startswith(magic):
             return Image(data, media_type)
     if data[:4] == b"RIFF" and data[8:12] == b"WEBP":
         return Image(data, "image/webp")
-    raise ValueError(f"begins with {data[:8]!r}, which is no kind known here")
+    raise ValueError(f"begins with {data[:8]!r}, which is no known format")
 
 
 def data_uri(image: Image) -> str:
-    """As one text, `data:image/png;base64,…`; `read_image` gives the same picture back."""
+    """Return `data:image/png;base64,…`, from which `read_image` restores the image."""
     return f"{_URI}{image.media_type}{_MARK}{base64.b64encode(image.data).decode()}"
 
 
 def read_image(source: str, *, folder: Path = Path()) -> Image:
-    """The picture of a data URI or of a file, whose path is relative to `folder`.
+    """Read the image of a data URI, or of a file whose path is relative to `folder`.
 
-    Raises `ValueError`, which says what is wrong with the source.
+    Raises `ValueError`, which describes what is wrong with the source.
     """
     if source.startswith(_URI):
         head, mark, payload = source.partition(_MARK)
@@ -47,14 +47,14 @@ def read_image(source: str, *, folder: Path = Path()) -> Image:
         except binascii.Error as error:
             raise ValueError(f"{source[:_MAX_CHARS]!r} is no base64: {error}") from None
         if not mark or not data:
-            raise ValueError(f"{source[:_MAX_CHARS]!r} is not data:MEDIA_TYPE{_MARK}… with a picture")
+            raise ValueError(f"{source[:_MAX_CHARS]!r} is not data:MEDIA_TYPE{_MARK}… with an image")
         return Image(data, head.removeprefix(_URI))
     try:
         data = (folder / source).read_bytes()
     except (OSError, ValueError) as error:
-        why = error.strerror if isinstance(error, OSError) else error
+        cause = error.strerror if isinstance(error, OSError) else error
         raise ValueError(
-            f"{source[:_MAX_CHARS]!r} is no file that can be read ({why}) and no data:MEDIA_TYPE{_MARK}…"
+            f"{source[:_MAX_CHARS]!r} is no file that can be read ({cause}) and no data:MEDIA_TYPE{_MARK}…"
         ) from None
     try:
         return recognize_image(data)
@@ -63,13 +63,13 @@ def read_image(source: str, *, folder: Path = Path()) -> Image:
 
 
 def image_sources(item: Item) -> Sequence[str]:
-    """Where the pictures of a question are."""
+    """Return the sources of an item's images."""
     image, images = (item.fields.get(field) for field in FIELDS)
     return [*([] if image is None else [image]), *(images or [])]
 
 
 def item_images(item: Item) -> tuple[Image, ...]:
-    """The pictures of a question. Raises `ConfigError` for one that cannot be read."""
+    """Read an item's images; raise `ConfigError` for one that cannot be read."""
     try:
         return tuple(read_image(source) for source in image_sources(item))
     except ValueError as error:

@@ -1,7 +1,7 @@
-"""Other people's code: registries that distributions extend by entry points, and objects named `module:name`.
+"""Code from outside the project: registries extended by entry points, and objects named `module:name`.
 
 An entry point makes a name known in every process, including Ray's workers; a call of `register_env`,
-`register_tool`, `register_reward` or `register_format` makes it known in the calling process alone.
+`register_tool`, `register_reward`, `register_format` or `register_data_set` only in the calling process.
 """
 
 import importlib
@@ -25,18 +25,18 @@ T = TypeVar("T")
 class _Entry(Generic[T]):
     load: Callable[[], T]
     origin: str
-    """Where the name was defined, for the message that refuses a second one."""
+    """Where the name is defined, for the error about a second definition."""
     reference: str | None = None
     """`module:name` of an entry point."""
     value: Any = None
-    """What was registered."""
+    """The registered object."""
 
 
 class Registry(Mapping[str, T]):
-    """Objects of one kind by name: the project's, those registered in this process, those of entry points.
+    """Objects of one kind by name: built-in, registered in this process, and from entry points.
 
-    Entry points are read once, at the first lookup, which takes some 30 ms; their modules are imported when
-    their names are looked up. Two definitions of one name raise `ConfigError`, which names both origins.
+    Entry points are read at the first lookup, which takes about 30 ms; an entry point's module is imported
+    when its name is looked up. Two definitions of one name raise `ConfigError`, which names both origins.
     """
 
     def __init__(
@@ -49,14 +49,15 @@ class Registry(Mapping[str, T]):
         validate: Callable[[str, Any], T],
         load: Callable[[Any], T] | None = None,
     ) -> None:
-        """`builtin`: name → object, or what `load` makes it of; `origin`: the file that lists them;
-        `validate(name, value)`: what a plug-in gave as a `T`, or `ConfigError`."""
+        """`builtin` maps names to objects, or to the argument from which `load` makes them; `origin` is the
+        file that lists them. `validate(name, value)` returns a plug-in's value as a `T` or raises
+        `ConfigError`."""
         self._kind = kind
         self._group = group
         self._origin = origin
         self._validate = validate
         self._entries = {
-            name: _Entry(partial(load or _identity, value), f"wingspan ({origin})")
+            name: _Entry(partial(load or (lambda builtin: builtin), value), f"wingspan ({origin})")
             for name, value in builtin.items()
         }
         self._has_entry_points = False
@@ -74,8 +75,8 @@ class Registry(Mapping[str, T]):
         return name in self._all()
 
     def find(self, name: str) -> T:
-        """The object called `name`. Raises `ConfigError` for an unknown name and for a plug-in that cannot be
-        loaded."""
+        """Return the object called `name`; raise `ConfigError` for an unknown name or a plug-in that does not
+        load."""
         if name not in self:
             raise ConfigError(
                 f"unknown {self._kind} {name!r}; {suggest(name, self)}{self._origin} has: {', '.join(self)}"
@@ -84,17 +85,16 @@ class Registry(Mapping[str, T]):
 
     def register(self, name: str, value: Any) -> None:
         """Make `value` known as `name` in this process. Registering an equal value again does nothing."""
-        checked = self._validate(name, value)
+        result = self._validate(name, value)
         entries = self._all()
-        if name in entries and entries[name].value == value:
-            return
-        caller = sys._getframe(2).f_globals.get("__name__", "?")
-        entry = _Entry(lambda: checked, f"registered by {caller}", value=value)
-        self._entries = {**entries, name: self._only(name, entry, entries)}
+        if name not in entries or entries[name].value != value:
+            caller = sys._getframe(2).f_globals.get("__name__", "?")
+            entry = _Entry(lambda: result, f"registered by {caller}", value=value)
+            self._entries = self._add(entries, name, entry)
 
     @contextmanager
     def scope(self) -> Iterator[None]:
-        """Forget on exit what was registered within; for tests."""
+        """Undo on exit all registrations made inside the block; for tests."""
         before = self._all()
         try:
             yield
@@ -102,28 +102,28 @@ class Registry(Mapping[str, T]):
             self._entries = before
 
     def reference(self, name: str) -> str | None:
-        """`module:name` of what an entry point calls `name`; None for all other names."""
+        """Return `module:name` if `name` comes from an entry point, else None."""
         entry = self._all().get(name)
         return None if entry is None else entry.reference
 
     def _all(self) -> dict[str, _Entry[T]]:
         if not self._has_entry_points:
-            entries = dict(self._entries)
+            entries = self._entries
             for point in entry_points(group=self._group):
                 distribution = "?" if point.dist is None else f"{point.dist.name} {point.dist.version}"
                 origin = f"{distribution} ({point.value})"
                 entry = _Entry(partial(self._load, point, origin), origin, point.value)
-                entries[point.name] = self._only(point.name, entry, entries)
+                entries = self._add(entries, point.name, entry)
             self._entries, self._has_entry_points = entries, True
         return self._entries
 
-    def _only(self, name: str, entry: _Entry[T], entries: Mapping[str, _Entry[T]]) -> _Entry[T]:
+    def _add(self, entries: dict[str, _Entry[T]], name: str, entry: _Entry[T]) -> dict[str, _Entry[T]]:
         if name in entries:
             raise ConfigError(
                 f"two definitions of {self._kind} {name!r}: {entries[name].origin} and {entry.origin}; "
                 "rename or remove one"
             )
-        return entry
+        return {**entries, name: entry}
 
     def _load(self, point: EntryPoint, origin: str) -> T:
         try:
@@ -136,67 +136,56 @@ class Registry(Mapping[str, T]):
         return self._validate(point.name, value)
 
 
-def _identity(value: Any) -> Any:
-    return value
-
-
 def load_object(name: str, *, key: str) -> Any:
-    """What `module:attribute` names.
+    """Import the object named `module:attribute`.
 
-    `key` of pipelines.yaml is named in the `ConfigError` for a module that cannot be imported or has no such
+    Raises `ConfigError`, which names `key` of pipelines.yaml, if the module cannot be imported or lacks the
     attribute.
     """
     module_name, _, attribute = name.partition(":")
     _search_working_directory()
     try:
         module = importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        raise ConfigError(f"{key}: {name!r} cannot be imported: {describe(error)}{_remedy(error)}") from error
     except Exception as error:
-        raise ConfigError(f"{key}: {name!r} cannot be imported: {describe(error)}") from error
+        package = (error.name or "").partition(".")[0] if isinstance(error, ModuleNotFoundError) else ""
+        is_installable = package and not is_module(package)  # else a file of the project is missing
+        remedy = f"; if {package!r} is a package, install it: pip install -c constraints.txt {package}"
+        raise ConfigError(
+            f"{key}: {name!r} cannot be imported: {describe(error)}{remedy if is_installable else ''}"
+        ) from error
     if not hasattr(module, attribute):
         raise ConfigError(f"{key}: {module.__file__} has no {attribute!r}; write MODULE:NAME")
     return getattr(module, attribute)
 
 
 def is_module(name: str) -> bool:
-    """Whether Python finds the top-level module `name`; nothing is imported."""
+    """Whether Python finds the top-level module `name`; imports nothing."""
     _search_working_directory()
     try:
         return find_spec(name) is not None
-    except ValueError:  # no name, or a module that could not be imported again
+    except ValueError:  # an empty name, or a module without a spec
         return False
 
 
 def find_sources(names: Iterable[str], *, key: str) -> list[Path]:
-    """The files and folders of what `names` name as `module:attribute`: the whole of a package, because its
-    modules import each other. Below the project's folder they are relative. Raises `ConfigError`, naming
-    `key`, for a module that is not there."""
-    return list(dict.fromkeys(_source(name, key=key) for name in names))
+    """Return the files and folders that define the objects `module:attribute`.
 
-
-def _source(name: str, *, key: str) -> Path:
-    package = name.partition(":")[0].partition(".")[0]
-    if not is_module(package):
-        raise ConfigError(f"{key}: {name!r}: there is no module {package!r}; write MODULE:NAME")
-    spec = find_spec(package)
-    assert spec is not None
-    path = Path(next(iter(spec.submodule_search_locations or [spec.origin or ""])))
-    here = Path.cwd()
-    return path.relative_to(here) if path.is_relative_to(here) else path
-
-
-def _remedy(error: ModuleNotFoundError) -> str:
-    """How to get a package that the module imports; nothing where a file of the project is not there."""
-    package = (error.name or "").partition(".")[0]
-    return (
-        f"; if {package!r} is a package, install it: pip install -c constraints.txt {package}"
-        if not is_module(package)
-        else ""
-    )
+    Of a package it is the whole folder, because its modules import each other. Paths below the working
+    directory are relative. Raises `ConfigError`, which names `key`, if a module does not exist.
+    """
+    sources: dict[Path, None] = {}
+    for name in names:
+        package = name.partition(":")[0].partition(".")[0]
+        if not is_module(package):
+            raise ConfigError(f"{key}: {name!r}: there is no module {package!r}; write MODULE:NAME")
+        spec = find_spec(package)
+        assert spec is not None
+        path = Path(next(iter(spec.submodule_search_locations or [spec.origin or ""])))
+        sources[path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path] = None
+    return list(sources)
 
 
 def _search_working_directory() -> None:
-    # A program that is installed does not look into the folder it is called in.
+    # Python does not search the working directory when it runs an installed program.
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())

@@ -1,24 +1,27 @@
-"""Secrets, taken out of texts before they are printed, logged or recorded.
+"""Removal of secrets from texts before they are printed, logged or recorded.
 
-A server that refuses a request may repeat it, and the key with it. Known to be secret are: what
-`register_secret` was told, wherever one is read; the values of environment variables whose names say so
-(`HF_TOKEN`, `WINGSPAN_TOKEN`, `OPENAI_API_KEY`, …), which worker processes have, too; and by their form, in
-any text, what stands between `://user:` and `@`, and after `Authorization: Bearer`. Texts are cleaned where
-they enter an error (`envs/errors.py`, and each place that quotes a server, before it cuts the quotation), in
-the program's log (`clean_logs`), and in what MLflow is given.
+A server that rejects a request may repeat it, and the key with it. Known secrets are those passed to
+`register_secret` where they are read; the values of environment variables whose names say so (`HF_TOKEN`,
+`WINGSPAN_TOKEN`, `OPENAI_API_KEY`, …), which worker processes inherit; and, in any text, what stands between
+`://user:` and `@`, or follows `Authorization: Bearer`. Texts are redacted where they enter an error
+(`envs/errors.py`, and every place that quotes a server, before it cuts the quotation), in the program's log
+(`clean_logs`), and in what MLflow receives.
 """
 
 import json
 import logging
 import os
 import re
+from collections.abc import Callable
 from typing import Any
 from urllib.parse import quote, unquote, urlsplit
 
-REDACTED = "[redacted]"
+REDACTION = "[redacted]"
 MIN_CHARS = 6
-"""A shorter secret is none that could be told from ordinary words, and is left alone."""
-_SAYS_SO = re.compile(r"(?:(?:API|ACCESS|SECRET|PRIVATE)_?KEY|TOKEN|SECRET|PASSWORD|PASSWD)$", re.IGNORECASE)
+"""A shorter secret could not be distinguished from ordinary words and is ignored."""
+_SECRET_NAME = re.compile(
+    r"(?:(?:API|ACCESS|SECRET|PRIVATE)_?KEY|TOKEN|SECRET|PASSWORD|PASSWD)$", re.IGNORECASE
+)
 _PATTERNS = (
     re.compile(r"(?<=://)[^\s/@:]*:[^\s/@]+(?=@)"),
     re.compile(r"(?<=authorization)(?P<between>[\"']?\s*[:=,]\s*[\"']?(?:bearer|basic)\s+)[^\s\"',}]+", re.I),
@@ -27,7 +30,7 @@ _secrets: set[str] = set()
 
 
 def register_secret(secret: str | None) -> None:
-    """Have `secret` taken out of all texts from now on, in this process; None and the empty text are none."""
+    """Redact `secret` in all texts from now on, in this process; None and an empty text are ignored."""
     if secret and len(secret) >= MIN_CHARS:
         _secrets.add(secret)
 
@@ -38,54 +41,55 @@ def forget_secrets() -> None:
 
 
 def register_url(url: str) -> None:
-    """The password of a URL such as `redis://user:password@host`, if it has one."""
+    """Register the password, if any, of a URL such as `redis://user:password@host`."""
     try:
-        password = urlsplit(url).password
+        password = urlsplit(url).password or ""
     except ValueError:
         return
-    if password:
-        register_secret(password)
-        register_secret(unquote(password))
+    register_secret(password)
+    register_secret(unquote(password))
 
 
 def redact(text: str) -> str:
-    """`text` without what is known to be secret; as URLs, JSON and Python write it, too."""
-    for secret in sorted(_secrets | _of_environment(), key=len, reverse=True):
+    """Return `text` without known secrets, including their encodings in URLs, JSON and Python."""
+    for secret in sorted(_secrets | _environment_secrets(), key=len, reverse=True):
         for form in {secret, quote(secret, safe=""), json.dumps(secret)[1:-1], repr(secret)[1:-1]}:
-            text = text.replace(form, REDACTED)
+            text = text.replace(form, REDACTION)
     for pattern in _PATTERNS:
-        text = pattern.sub(lambda found: (found.groupdict().get("between") or "") + REDACTED, text)
+        text = pattern.sub(lambda match: (match.groupdict().get("between") or "") + REDACTION, text)
     return text
 
 
 def clean_logs() -> None:
-    """Have every record of this process's logs redacted, whichever logger writes it. Idempotent."""
-    if isinstance(logging.getLogRecordFactory(), _CleanRecords):
-        return
-    logging.setLogRecordFactory(_CleanRecords(logging.getLogRecordFactory()))
+    """Redact every log record of this process, whichever logger writes it. Idempotent."""
+    make = logging.getLogRecordFactory()
+    if not isinstance(make, _CleanRecords):
+        logging.setLogRecordFactory(_CleanRecords(make))
 
 
 class _CleanRecords:
-    """Makes log records as another factory does, with their text redacted."""
+    """A log record factory that redacts the records of another factory."""
 
-    def __init__(self, make: Any) -> None:
+    def __init__(self, make: Callable[..., logging.LogRecord]) -> None:
         self._make = make
         self._format = logging.Formatter()
 
     def __call__(self, *args: Any, **kwargs: Any) -> logging.LogRecord:
-        record: logging.LogRecord = self._make(*args, **kwargs)
+        record = self._make(*args, **kwargs)
         try:
             message = record.getMessage()
-        except Exception:  # its arguments do not fit; whoever writes it says so
+        except Exception:  # its arguments do not fit; the handler reports that
             return record
         if (clean := redact(message)) != message:
             record.msg, record.args = clean, None
         if record.exc_info:
             trace = self._format.formatException(record.exc_info)
             if (clean := redact(trace)) != trace:
-                record.exc_text = clean  # which formatters take where there is one
+                record.exc_text = clean  # formatters prefer it
         return record
 
 
-def _of_environment() -> set[str]:
-    return {value for name, value in os.environ.items() if len(value) >= MIN_CHARS and _SAYS_SO.search(name)}
+def _environment_secrets() -> set[str]:
+    return {
+        value for name, value in os.environ.items() if len(value) >= MIN_CHARS and _SECRET_NAME.search(name)
+    }

@@ -1,8 +1,8 @@
-"""Which environments there are: one visible dict of this project's, those of plug-ins, families, whose
-environments are named `family:argument`, and a user's own, named `module:SPEC` (docs/new-environment.md)."""
+"""The environments: built-in ones and plug-ins by name, families by `family:argument`, and a user's own by
+`module:SPEC` (docs/new-environment.md)."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from importlib import import_module
@@ -16,18 +16,17 @@ from envs.requirements.detection import Package, Requirement, require
 from envs.types import Item
 
 MAX_EXPERT_TURNS = 1000
-"""An expert that needs more turns for an item counts as one that knows no solution of it."""
+"""An item for which an expert needs more turns counts as one without a known solution."""
 
 Isolation = Literal["none", "own", "process"]
-"""What an instance is: a plain object of this process, which shares its thread; one that runs a process of
-its own (`envs/base.py`, `HasProcess`); or one to which a process must be given
-(`envs/runtime/processes.py`): what
-blocks, leaks, crashes, or has state that instances would share."""
+"""Where an instance lives. `none`: in this process and its thread. `own`: it starts its own process
+(`envs/base.py`, `HasProcess`). `process`: the pool gives it a process (`envs/runtime/processes.py`), because
+it blocks, leaks, crashes, or keeps state that instances would share."""
 
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """The items of an environment, apart: no problem is in both."""
+    """The items of an environment; no problem is in both halves."""
 
     train: Sequence[Item]
     test: Sequence[Item]
@@ -35,92 +34,95 @@ class Split:
 
 @dataclass(frozen=True, slots=True)
 class ExpertStep:
-    """What a scripted expert says in one turn."""
+    """One turn of a scripted expert."""
 
     thought: str
-    """Empty where the expert acts without one."""
+    """May be empty."""
     action: str | Callable[[str], str]
-    """The action, or a function of the last observation that gives it: for what is only known once it is
-    seen, such as an element's number. The function raises `LookupError` where it finds nothing to act on."""
+    """The action, or a function that computes it from the last observation, e.g. an element's number. The
+    function raises `LookupError` if the observation offers nothing to act on."""
 
     def resolve(self, observation: str) -> str:
-        """The action that follows `observation`, the text of the opening or of the last result."""
+        """Return the action that follows `observation`, the text of the last observation."""
         return self.action if isinstance(self.action, str) else self.action(observation)
 
 
 def no_expert(item: Item) -> Sequence[ExpertStep]:
-    """For an environment of which no solutions are known."""
+    """The expert of an environment without known solutions."""
     return ()
 
 
 def accept_any_fields(fields: Mapping[str, Any]) -> None:
-    """For an environment that is given no more of a row than its text."""
+    """The `check_fields` of an environment that reads no field of a row."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EnvSpec:
-    """All that the rest of Wingspan knows of one environment. Its module can be imported, and its spec
-    had, without anything that it needs."""
+    """Everything that Wingspan knows about one environment.
+
+    Importing an environment's module and reading its spec needs none of its packages.
+    """
 
     name: str
     make: Callable[[], Environment]
-    """A new instance; cheap, for `reset` does the work."""
+    """Makes an instance; cheap, because `reset` does the work."""
     split: Callable[[int], Split]
-    """`split(seed)`: train and test items, the same for the same seed on every machine. Raises `ConfigError`
-    where there are none (`has_items`)."""
+    """`split(seed)` returns train and test items, the same on every machine. Raises `ConfigError` if the
+    environment has no items (`has_items`)."""
     expert: Callable[[Item], Iterable[ExpertStep]]
-    """A solution of an item, for demonstrations and health checks; empty where none is known, `no_expert`
-    where none ever is. Callers take `solve`, which is never without an end."""
+    """A solution of an item, for demonstrations and health checks; empty if none is known, `no_expert` if the
+    environment never has one. Call `solve`, which bounds its length."""
     instructions: str
-    """How to play, for a model that was not made for this environment."""
+    """How to act, for a model that was not trained on this environment."""
     packages: tuple[str, ...]
-    """Distributions that it needs and whose versions a run records."""
+    """Required distributions; a run records their versions."""
     action_hint: str = "your next action"
-    """What stands for an action where an agent states the form of a turn; empty where `instructions`
-    themselves say what a turn looks like."""
+    """Stands for an action where an agent's format describes a turn; empty if `instructions` describe it."""
     make_item: Callable[[int], Item] | None = None
-    """The item of a number, as AgentGym numbers them, be it in the split or not; two numbers are never the
-    same problem. Raises `ConfigError`, naming the range, where there is none. None: only those of the split
-    are known."""
+    """Makes the item with a number of AgentGym's numbering, whether or not it is in the split; no two numbers
+    are the same problem. Raises `ConfigError`, which names the range. None: only the split's items exist."""
     requirements: tuple[Requirement, ...] = ()
-    """What it needs beside its packages: programs, data."""
+    """Required programs and data, besides the packages."""
     source: str = ""
-    """One line: where its items and their data come from."""
+    """One line: where the items and their data come from."""
     isolation: Isolation = "none"
     max_episodes: int | None = None
-    """Of one instance before it is replaced, where it leaks; None is for ever."""
+    """Episodes after which an instance that leaks is replaced; None: never."""
     preload: tuple[str, ...] = ()
-    """Modules that are imported once for all instances where each has a process."""
+    """Modules imported once for all instances if each has its own process."""
     has_items: bool = True
-    """Whether it brings its items; else they are a user's data (docs/data.md), in `Item.fields`."""
+    """False if the items are a user's data (docs/data.md), in `Item.fields`."""
     has_rewards: bool = True
-    """Whether its steps are rewarded; else a pipeline must name a reward."""
+    """False if steps carry no reward, so that a pipeline must name one."""
     check_fields: Callable[[Mapping[str, Any]], object] = accept_any_fields
-    """Held against a row of a user's data before anything starts; raises `ConfigError` for what `reset` would
+    """Checks a row of a user's data before the run starts; raises `ConfigError` for what `reset` would
     refuse."""
 
     @property
     def needs(self) -> tuple[Requirement, ...]:
-        """Packages and all else."""
+        """All requirements, packages included."""
         return (*map(Package, self.packages), *self.requirements)
 
     @property
     def has_expert(self) -> bool:
-        """Whether solutions of its items may be known."""
+        """Whether solutions may be known."""
         return self.expert is not no_expert
 
     def solve(self, item: Item) -> Sequence[ExpertStep]:
-        """What the expert does in `item`; empty where it knows no solution of at most `MAX_EXPERT_TURNS`."""
+        """Return the expert's turns; empty if it knows no solution within `MAX_EXPERT_TURNS`."""
         steps = tuple(islice(self.expert(item), MAX_EXPERT_TURNS + 1))
         return steps if len(steps) <= MAX_EXPERT_TURNS else ()
 
     def check(self) -> None:
-        """Raise `MissingDependency`, naming the command, if something that it needs is not here."""
+        """Raise `MissingDependency`, which names the command to run, if a requirement is missing."""
         require(f"environment {self.name!r}", self.needs)
 
     @contextmanager
     def explain_missing(self) -> Iterator[None]:
-        """Within, what fails because something is missing is a `MissingDependency`; costs microseconds."""
+        """Raise `MissingDependency` instead of an exception caused by a missing requirement.
+
+        Costs microseconds unless the block fails.
+        """
         try:
             yield
         except Exception:
@@ -144,8 +146,7 @@ _BUILTIN = {
     "webshop-mini": "envs.builtin.webshop.mini.spec",
     "workspace": "envs.builtin.question.workspace",
 }
-"""Name → module with a `SPEC`, imported on first use: a missing package stops its own environment alone."""
-
+"""Name → module with a `SPEC`, imported on first use."""
 
 _FAMILIES = {
     "gymnasium": "envs.adapters.gymnasium",
@@ -156,14 +157,14 @@ _FAMILIES = {
     "webshop": "envs.builtin.webshop.spec",
     "webshop-mini": "envs.builtin.webshop.mini.spec",
 }
-"""Name before the colon → module with `spec(argument) -> EnvSpec`, for packages of many environments."""
+"""Family (the name before the colon) → module with `spec(argument) -> EnvSpec`."""
 
 
 def get_item(spec: EnvSpec, number: int) -> Item:
-    """The item `<spec.name>_<number>`; raises `ConfigError`, naming the range, where there is none."""
+    """Return the item `<spec.name>_<number>`; raise `ConfigError`, naming the range, if it does not exist."""
     if spec.make_item is not None:
         return spec.make_item(number)
-    items = _items_of(spec)
+    items = _items_by_number(spec)
     if number not in items:
         raise ConfigError(
             f"{spec.name} has {len(items)} items, {spec.name}_{min(items)} to {spec.name}_{max(items)}; "
@@ -173,7 +174,7 @@ def get_item(spec: EnvSpec, number: int) -> Item:
 
 
 @lru_cache(maxsize=16)
-def _items_of(spec: EnvSpec) -> Mapping[int, Item]:
+def _items_by_number(spec: EnvSpec) -> Mapping[int, Item]:
     split = spec.split(0)
     return {item.index: item for item in (*split.train, *split.test)}
 
@@ -183,19 +184,22 @@ def _load_builtin(module: str) -> EnvSpec:
     return spec
 
 
+def _check_type(name: str, value: Any) -> EnvSpec:
+    if isinstance(value, EnvSpec):
+        return value
+    raise ConfigError(f"env {name!r} is a {type(value).__name__}; name an EnvSpec (docs/new-environment.md)")
+
+
 def _validate(name: str, value: Any) -> EnvSpec:
-    if not isinstance(value, EnvSpec):
+    spec = _check_type(name, value)
+    if spec.name != name:
         raise ConfigError(
-            f"env {name!r} is a {type(value).__name__}; name an EnvSpec (docs/new-environment.md)"
+            f"env {name!r} calls itself {spec.name!r}; give its EnvSpec and its entry point the same name"
         )
-    if value.name != name:
-        raise ConfigError(
-            f"env {name!r} calls itself {value.name!r}; give its EnvSpec and its entry point the same name"
-        )
-    return value
+    return spec
 
 
-_ENVIRONMENTS: Registry[EnvSpec] = Registry(
+ENVIRONMENTS: Registry[EnvSpec] = Registry(
     "env",
     _BUILTIN,
     group="wingspan.environments",
@@ -203,60 +207,47 @@ _ENVIRONMENTS: Registry[EnvSpec] = Registry(
     validate=_validate,
     load=_load_builtin,
 )
+"""All environments with a plain name, installed or not; `get_env` also resolves families and a user's own."""
 
 
 def register_env(spec: EnvSpec) -> None:
-    """Make `spec` known by its name in this process; entry points of the group `wingspan.environments` are
+    """Make `spec` known by its name in this process. Entry points of the group `wingspan.environments` are
     known in every process. Raises `ConfigError` if another environment has this name."""
-    _ENVIRONMENTS.register(spec.name, spec)
-
-
-def env_scope() -> AbstractContextManager[None]:
-    """Forget on exit the environments that were registered within; for tests."""
-    return _ENVIRONMENTS.scope()
-
-
-def env_reference(name: str) -> str | None:
-    """`module:name` of a plug-in's environment; None for all others."""
-    return _ENVIRONMENTS.reference(name)
-
-
-def list_env_names() -> list[str]:
-    """All environments with a name of their own, plug-ins included, whether or not they can be played."""
-    return list(_ENVIRONMENTS)
+    ENVIRONMENTS.register(spec.name, spec)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Family:
-    """Environments of one package, each named `family:argument`."""
+    """The environments of one package, each named `family:argument`."""
 
     name: str
     example: str
     source: str
-    """One line: what it has, and where its items come from."""
+    """One line: what the package offers, and where the items come from."""
     packages: tuple[str, ...]
 
 
 def list_families() -> list[Family]:
-    """All families, whether or not their packages are installed."""
-    modules = {name: import_module(module) for name, module in _FAMILIES.items()}
+    """Return all families, whether or not their packages are installed."""
     return [
         Family(name=name, example=module.EXAMPLE, source=module.SOURCE, packages=module.PACKAGES)
-        for name, module in modules.items()
+        for name, module in zip(_FAMILIES, map(import_module, _FAMILIES.values()), strict=True)
     ]
 
 
 def get_env(name: str) -> EnvSpec:
-    """The environment called `name`; raises `ConfigError` if there is none, `MissingDependency` if its
-    package is not installed."""
+    """Return the environment called `name`.
+
+    Raises `ConfigError` for an unknown name, `MissingDependency` if a family's package is not installed.
+    """
     if is_user_env(name):
-        return _own_env(name)
+        return _load_user_env(name)
     family, colon, argument = name.partition(":")
     if not colon:
-        return _ENVIRONMENTS.find(name)
+        return ENVIRONMENTS.find(name)
     if family not in _FAMILIES:
         raise ConfigError(
-            f"unknown env {name!r}; {suggest(name, (f'{other}:{argument}' for other in _FAMILIES))}"
+            f"unknown env {name!r}; {suggest(name, (f'{candidate}:{argument}' for candidate in _FAMILIES))}"
             f"envs/registry.py has the families {', '.join(_FAMILIES)}; your own is named MODULE:SPEC"
         )
     spec: EnvSpec = import_module(_FAMILIES[family]).spec(argument)
@@ -264,19 +255,15 @@ def get_env(name: str) -> EnvSpec:
 
 
 def is_user_env(name: str) -> bool:
-    """Whether `name` is a user's own environment, `module:SPEC`, of a module that is there."""
+    """Whether `name` is `module:SPEC` with a module that exists."""
     module, colon, _ = name.partition(":")
     return bool(colon) and module not in _FAMILIES and is_module(module.partition(".")[0])
 
 
-def _own_env(name: str) -> EnvSpec:
-    """The `EnvSpec` that `name` names, called `name`, and so are its items: whoever has an item finds its
-    environment by it, in any process."""
-    spec = load_object(name, key="env")
-    if not isinstance(spec, EnvSpec):
-        raise ConfigError(
-            f"env {name!r} is a {type(spec).__name__}; name an EnvSpec (docs/new-environment.md)"
-        )
+def _load_user_env(name: str) -> EnvSpec:
+    """Load the `EnvSpec` named `module:SPEC`; it and its items take that name, by which every process finds
+    an item's environment."""
+    spec = _check_type(name, load_object(name, key="env"))
 
     def rename(item: Item) -> Item:
         return replace(item, item_id=f"{name}_{item.index}", env=name)

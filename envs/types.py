@@ -1,4 +1,4 @@
-"""What passes between an environment and whoever plays it: text, pictures, numbers; no tokens, no model."""
+"""The data exchanged with environments: text, images and numbers; no tokens, no model."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -9,23 +9,22 @@ Role = Literal["system", "user", "assistant", "tool"]
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """One problem of an environment: all that `Environment.reset` needs to build it again."""
+    """One problem of an environment: everything `Environment.reset` needs to recreate it."""
 
     item_id: str
-    """`<env>_<index>`, numbered as AgentGym numbers them, e.g. `textcraft_12`; of a user's row
-    `<part>_<row>`."""
+    """`<env>_<index>` with AgentGym's numbering, e.g. `textcraft_12`; `<part>_<row>` for a user's row."""
     env: str
     """Name in `envs/registry.py`."""
     seed: int = 0
-    """The item's own randomness: the same item and seed give the same opening observation."""
+    """The item's randomness: the same item and seed give the same first observation."""
     metadata: Mapping[str, Any] = field(default_factory=dict)
-    """Facts by which success is told apart, e.g. `{"depth": 2}`: numbers or text, each of few values, never
-    shown to the policy."""
+    """Facts by which success rates are grouped, e.g. `{"depth": 2}`: numbers or text with few distinct
+    values, never shown to the policy."""
     fields: Mapping[str, Any] = field(default_factory=dict)
-    """The free columns of a row of data, e.g. `{"answer": "42"}`: JSON values of any size, for rewards; what
-    the policy is shown of them, its environment says."""
+    """The free columns of a row of data, e.g. `{"answer": "42"}`: JSON values of any size, for rewards; the
+    environment decides what the policy sees of them."""
     part: str = ""
-    """Of a user's data: the name of the part of the pipeline's data that the row was given for."""
+    """For a user's row, the part of the pipeline's data that it belongs to."""
 
     @property
     def index(self) -> int:
@@ -35,50 +34,50 @@ class Item:
 
 @dataclass(frozen=True, slots=True)
 class Image:
-    """A picture, as a file's bytes."""
+    """An image as the bytes of a file."""
 
     data: bytes
     media_type: str
-    """As HTTP names it, e.g. `image/png`."""
+    """E.g. `image/png`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """One message of a conversation, as a chat template takes it."""
+    """One message of a conversation, as chat templates take it."""
 
     role: Role
     content: str
     images: tuple[Image, ...] = ()
-    """Shown before the content."""
+    """Placed before the content."""
 
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """An environment's first observation, where that is more than text."""
+    """An environment's first observation, if it is more than text."""
 
     text: str
     images: tuple[Image, ...] = ()
 
     @classmethod
     def wrap(cls, observation: "str | Observation") -> "Observation":
-        """What `Environment.reset` returned, in the one form."""
+        """Convert the result of `Environment.reset`."""
         return cls(observation) if isinstance(observation, str) else observation
 
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """What an environment answers to one action."""
+    """The result of one action."""
 
     observation: str
     reward: float = 0.0
     """Reward of this step alone."""
     terminated: bool = False
-    """The problem itself has ended (solved, lost)."""
+    """The problem has ended (solved or lost)."""
     truncated: bool = False
     """The environment stopped for a reason outside the problem (its own step limit)."""
     success: bool = False
-    """The problem is solved; told apart from the reward, which may be partial."""
+    """The problem is solved; separate from the reward, which may be partial."""
     images: tuple[Image, ...] = ()
     """Shown with the observation."""
     metrics: Mapping[str, float] = field(default_factory=dict, hash=False)
-    """The environment's own numbers of the episode so far, e.g. `{"f1": 0.5}`; the last ones count."""
+    """The environment's metrics of the episode so far, e.g. `{"f1": 0.5}`; the last step's are kept."""

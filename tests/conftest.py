@@ -7,7 +7,7 @@ from types import ModuleType
 
 import pytest
 
-from envs.registry import env_scope
+from envs.registry import ENVIRONMENTS
 
 pytest_plugins = ["tests.support.sandboxes"]
 SLOW_TIMEOUT_S = 600
@@ -36,14 +36,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(scope="module", autouse=True)
 def only_own_envs() -> Iterator[None]:
     """Forget what a file of tests registers: files run in any order."""
-    with env_scope():
+    with ENVIRONMENTS.scope():
         yield
 
 
 @pytest.fixture(autouse=True)
 def _own_envs_of_a_test() -> Iterator[None]:
     """Forget what a test registers."""
-    with env_scope():
+    with ENVIRONMENTS.scope():
         yield
 
 

@@ -108,7 +108,10 @@ async def count_passed(
     deadline = time.monotonic() + TOTAL_TIMEOUT_S
     count = 0
     try:
-        if any(isinstance(test, str) for test in tests) and (await interpreter.run(code)).ended is not None:
+        if (
+            any(isinstance(test, str) for test in tests)
+            and (await interpreter.run(code)).end_reason is not None
+        ):
             return 0
         for test in tests:
             if time.monotonic() > deadline:
@@ -127,9 +130,9 @@ async def _passes(interpreter: Interpreter, code: str, test: Test) -> bool | Non
     if isinstance(test, str):
         word = secrets.token_hex(16)  # made after the code has run, which cannot print it ahead
         run = await interpreter.run(f"{test}\nprint({word!r})")
-        return None if run.ended is not None else run.output.rstrip().endswith(word)
+        return None if run.end_reason is not None else run.output.rstrip().endswith(word)
     run = await interpreter.run(_FEED.format(code=code, stdin=test.stdin, timeout_s=TEST_TIMEOUT_S))
-    if run.ended is not None:
+    if run.end_reason is not None:
         return None
     try:
         status, output = json.loads(run.output)

@@ -8,7 +8,7 @@ from agents.rewards.text import verdict
 from envs.base import Environment
 from envs.errors import ConfigError
 from envs.sandbox.sandbox import Sandbox
-from envs.sandbox.workspace import HasWorkspace, read_files
+from envs.sandbox.workspace import WithWorkspace, read_files
 
 
 @reward(needs=(Sandbox(),), timeout_s=None)
@@ -21,7 +21,7 @@ async def workspace_tests(
     them and cannot have changed them. It may have changed all else, the programs that run them included, as
     far as the sandbox lets it. Raises `ConfigError` for an environment that has no workspace.
     """
-    if not isinstance(env, HasWorkspace):
+    if not isinstance(env, WithWorkspace):
         raise ConfigError(f"{type(env).__name__} has no workspace to run tests in; ask in env: workspace")
     reply = await env.workspace.put(read_files({"test_files": test_files}, name="test_files"))
-    return verdict(not reply.failed and await env.workspace.succeeds(test_command))
+    return verdict(not reply.is_error and await env.workspace.succeeds(test_command))

@@ -40,8 +40,8 @@ def code_interpreter(
             run = await interpreter.run(code)
         finally:
             await interpreter.close()
-        if run.ended is not None:
-            raise ToolError(f"{run.output}[the code was ended: {run.ended}]")
+        if run.end_reason is not None:
+            raise ToolError(f"{run.output}[the code was ended: {run.end_reason}]")
         return run.output or "(no output)"
 
     return code_interpreter

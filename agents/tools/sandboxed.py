@@ -5,7 +5,7 @@ from agents.tools.types import ToolError
 from envs.base import Environment
 from envs.errors import ConfigError
 from envs.sandbox.sandbox import choose_backend
-from envs.sandbox.workspace import HasWorkspace, Reply, Workspace
+from envs.sandbox.workspace import Reply, WithWorkspace, Workspace
 
 
 def require_sandbox(tool: Tool) -> Tool:
@@ -19,7 +19,7 @@ def require_sandbox(tool: Tool) -> Tool:
 
 def get_workspace(env: Environment) -> Workspace:
     """The environment's. Raises `ConfigError` for one that has none."""
-    if not isinstance(env, HasWorkspace):
+    if not isinstance(env, WithWorkspace):
         raise ConfigError(
             f"{type(env).__name__} has no workspace for tools; put envs.sandbox.workspace.WithWorkspace "
             "around it, or ask questions in env: workspace"
@@ -29,6 +29,6 @@ def get_workspace(env: Environment) -> Workspace:
 
 def read_reply(reply: Reply) -> str:
     """Raises `ToolError` for what failed."""
-    if reply.failed:
+    if reply.is_error:
         raise ToolError(reply.text)
     return reply.text or "(no output)"

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from envs.requirements.detection import failure, install_command
+from envs.requirements.detection import describe_failure, install_command
 from envs.sandbox.backend import NOBODY
 
 _NAMES = ("chromium", "chromium-browser", "google-chrome-stable", "google-chrome")
@@ -48,7 +48,7 @@ class ChromiumProgram:
         path = self.path()
         if path is None:
             return f"{install_command(_PACKAGES)} or playwright install chromium"
-        reason = failure([str(path), "--version"])
+        reason = describe_failure([str(path), "--version"])
         return None if reason is None else f"{install_command(_PACKAGES)} ({path} does not run: {reason})"
 
 
@@ -74,8 +74,8 @@ def probe_isolation() -> BrowserIsolation:
     )
     new_namespace = ["unshare", "--user", "true"]
     bubble = ["bwrap", "--unshare-user", "--unshare-pid", "--ro-bind", "/", "/", "--proc", "/proc"]
-    sandbox = failure([*as_nobody, *new_namespace])
-    bubblewrap = failure([*as_nobody, *bubble, "--dev", "/dev", *new_namespace])
+    sandbox = describe_failure([*as_nobody, *new_namespace])
+    bubblewrap = describe_failure([*as_nobody, *bubble, "--dev", "/dev", *new_namespace])
     if sandbox is not None:
         _log.warning("Chromium runs without its sandbox, which needs user namespaces (%s)", sandbox)
     if bubblewrap is not None:

@@ -1,9 +1,7 @@
-"""The data sets of environments: what each holds, where it lies, which command brings it.
+"""The data sets of environments: their files, their folders, and the commands that fetch them.
 
-Two kinds: upstream's, which `wingspan data pull` downloads (`envs/requirements/downloads.py`), and those
-that are made
-here from code and what packages ship, when they are first needed. Owns no format: what is in a file is its
-environment's affair.
+`wingspan data pull` downloads upstream's data sets (`envs/requirements/downloads.py`); the others are made on
+first use from code and from files that packages ship. The formats of the files belong to the environments.
 """
 
 import hashlib
@@ -12,11 +10,11 @@ import json
 import os
 import shutil
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import Any
 
 from envs.errors import ConfigError, MissingDependency
 from envs.files import lock_file, write_atomically
@@ -25,80 +23,71 @@ from envs.requirements.detection import pip_install
 
 ROOT_VARIABLE = "WINGSPAN_DATA"
 RECEIPT = ".receipt.json"
-"""In a data set's folder: what was downloaded (source, bytes, sha256 of each file), or what made it."""
+"""In a data set's folder: source, bytes and sha256 of each downloaded file, or the key of what made it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataFile:
-    """One file that is downloaded."""
+    """One file to download."""
 
     path: str
-    """Within the data set's folder."""
+    """Relative to the data set's folder."""
     url: str
     bytes: int | None = None
-    """None where upstream does not tell."""
+    """None if upstream does not publish it."""
     sha256: str | None = None
-    """None where upstream does not tell: that of the first download is then held against later ones."""
+    """None if upstream does not publish it; later downloads are then compared with the first."""
     unpack: bool = False
-    """An archive (`.zip`, `.tar`, `.tar.gz`) whose contents go beside it, or one file in `.gz`; the
-    packed file is deleted then."""
+    """Unpack an archive (`.zip`, `.tar`, `.tar.gz`) or a single file in `.gz` next to it, then delete it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataSet:
-    """A named folder of files; as a `Requirement` (`envs/requirements/detection.py`) it is there, or has a
-    command."""
+    """A named folder of files; a `Requirement` (`envs/requirements/detection.py`)."""
 
     name: str
     about: str
-    """One line: what it is, where it comes from, its licence."""
+    """One line: contents, origin, licence."""
     required_paths: tuple[str, ...]
-    """Paths within the folder without which it is not complete."""
+    """Paths in the folder that a complete data set has."""
     files: tuple[DataFile, ...] = ()
     make: Callable[[Path], None] | None = None
-    """For what is made here: writes into an empty folder, the same bytes on every machine. It is made anew
-    when the package that defines it, or one of `made_with`, has changed."""
+    """Writes the data set into an empty folder, the same bytes on every machine; None for a download. The
+    data set is made again when the package that defines it, or one of `made_with`, changes."""
     made_with: tuple[str, ...] = ()
-    """Distributions whose versions decide what is made."""
+    """Distributions whose versions determine the contents."""
 
     @property
     def folder(self) -> Path:
-        """Where it lies: `$WINGSPAN_DATA/<name>`, else `data_sets/<name>` in the checkout."""
+        """`$WINGSPAN_DATA/<name>`, by default `data_sets/<name>` in the checkout."""
         return data_root() / self.name
 
     def find_remedy(self) -> str | None:
-        """See `Requirement`; what can be made here is never missing."""
-        if self.make is not None or all((self.folder / path).exists() for path in self.required_paths):
+        if self.make is not None or self._find_missing(self.folder) is None:
             return None
         return f"wingspan data pull {self.name}"
 
     def prepare(self) -> Path:
-        """The folder, complete; what is made here is made now, once for all processes.
+        """Return the complete folder; a data set with `make` is made now, once for all processes.
 
-        Raises `MissingDependency`, naming the command, where it has to be downloaded first.
+        Raises `MissingDependency`, which names the command, if it has to be downloaded first.
         """
         if self.make is not None:
             return self._prepare_made(self.make)
-        command = self.find_remedy()
-        if command is not None:
-            lacks = next(path for path in self.required_paths if not (self.folder / path).exists())
-            raise MissingDependency(
-                f"data set {self.name!r}: there is no {self.folder / lacks}; run: {command}"
-            )
+        missing = self._find_missing(self.folder)
+        if missing is not None:
+            raise self._missing_file(self.folder / missing)
         return self.folder
 
     def path(self, relative: str) -> Path:
-        """One of its files; raises as `prepare` does, and where this file is not there."""
+        """Return the path of one file; raises as `prepare` does, or if this file does not exist."""
         path = self.prepare() / relative
         if not path.exists():
-            verb = "pull" if self.make is None else "make"
-            raise MissingDependency(
-                f"data set {self.name!r}: there is no {path}; run: wingspan data {verb} {self.name}"
-            )
+            raise self._missing_file(path)
         return path
 
     def make_again(self) -> Path:
-        """Make it, whether or not it is there; raises `ConfigError` for one that is downloaded."""
+        """Make the data set even if it exists; raises `ConfigError` for a download."""
         if self.make is None:
             raise ConfigError(
                 f"data set {self.name!r} is a download; get it by: wingspan data pull {self.name}"
@@ -106,34 +95,40 @@ class DataSet:
         (self.folder / RECEIPT).unlink(missing_ok=True)
         return self.prepare()
 
+    def _find_missing(self, folder: Path) -> str | None:
+        return next((path for path in self.required_paths if not (folder / path).exists()), None)
+
+    def _missing_file(self, path: Path) -> MissingDependency:
+        verb = "pull" if self.make is None else "make"
+        return MissingDependency(
+            f"data set {self.name!r}: there is no {path}; run: wingspan data {verb} {self.name}"
+        )
+
     def _prepare_made(self, make: Callable[[Path], None]) -> Path:
         key = self._key(make)
-        if _made_by(self.folder) == key:
+        if _read_key(self.folder) == key:
             return self.folder
         data_root().mkdir(parents=True, exist_ok=True)
         with lock_file(data_root() / f".{self.name}.lock"):
-            if _made_by(self.folder) == key:  # by another process, meanwhile
+            if _read_key(self.folder) == key:  # another process has made it
                 return self.folder
             making = self.folder.with_name(f".{self.name}.making")
             shutil.rmtree(making, ignore_errors=True)
             making.mkdir()
             make(making)
-            lacks = [path for path in self.required_paths if not (making / path).exists()]
-            if lacks:
-                raise RuntimeError(f"{make.__module__} made no {', '.join(lacks)} for data set {self.name!r}")
+            if (missing := self._find_missing(making)) is not None:
+                raise RuntimeError(f"{make.__module__} made no {missing} for data set {self.name!r}")
             write_atomically(making / RECEIPT, json.dumps({"made_by": key}))
+            previous = self.folder.with_name(f".{self.name}.replaced")
+            shutil.rmtree(previous, ignore_errors=True)
             if self.folder.exists():
-                previous = self.folder.with_name(f".{self.name}.replaced")
-                shutil.rmtree(previous, ignore_errors=True)
                 self.folder.rename(previous)
-                making.rename(self.folder)
-                shutil.rmtree(previous)
-            else:
-                making.rename(self.folder)
+            making.rename(self.folder)
+            shutil.rmtree(previous, ignore_errors=True)
         return self.folder
 
     def _key(self, make: Callable[[Path], None]) -> str:
-        """Names what decides the bytes that are made: the files beside `make`, and versions."""
+        """Return a digest of what determines the contents: the files next to `make`'s, and versions."""
         digest = hashlib.sha256(self.name.encode())
         package = Path(inspect.getfile(make)).parent
         for file in sorted(package.rglob("*")):
@@ -161,7 +156,7 @@ _BUILTIN = {
     "alfworld": "envs.builtin.alfworld.data",
     "alfworld-mini": "envs.builtin.alfworld.data",
 }
-"""Name → module with `DATA_SETS`, a tuple in which the data set is."""
+"""Name → module whose tuple `DATA_SETS` has the data set."""
 
 
 def _load_builtin(name: str) -> DataSet:
@@ -175,7 +170,7 @@ def _validate(name: str, value: object) -> DataSet:
     return value
 
 
-_DATA_SETS: Registry[DataSet] = Registry(
+DATA_SETS: Registry[DataSet] = Registry(
     "data set",
     {name: name for name in _BUILTIN},
     group="wingspan.data_sets",
@@ -186,48 +181,31 @@ _DATA_SETS: Registry[DataSet] = Registry(
 
 
 def register_data_set(data_set: DataSet) -> None:
-    """Make `data_set` known by its name in this process; entry points of the group `wingspan.data_sets` are
+    """Make `data_set` known by its name in this process. Entry points of the group `wingspan.data_sets` are
     known in every process. Raises `ConfigError` if another data set has this name."""
-    _DATA_SETS.register(data_set.name, data_set)
-
-
-def data_set_scope() -> AbstractContextManager[None]:
-    """Forget on exit the data sets that were registered within; for tests."""
-    return _DATA_SETS.scope()
-
-
-def list_data_set_names() -> list[str]:
-    """All data sets, whether or not they are here."""
-    return list(_DATA_SETS)
-
-
-def get_data_set(name: str) -> DataSet:
-    """The data set called `name`; raises `ConfigError` if there is none."""
-    return _DATA_SETS.find(name)
+    DATA_SETS.register(data_set.name, data_set)
 
 
 def data_root() -> Path:
-    """The folder in which data sets lie, each in one of its own."""
+    """Return the folder that has a folder for each data set."""
     root = os.environ.get(ROOT_VARIABLE)
     return Path(root) if root else Path(__file__).parents[2] / "data_sets"
 
 
-def read_receipt(folder: Path) -> dict[str, dict[str, object]]:
-    """What was downloaded into `folder`, by path; nothing where nothing was."""
+def read_receipt(folder: Path) -> dict[str, Any]:
+    """Return the receipt in `folder` (`files` by path, or `made_by`); empty if there is none."""
     try:
-        found = json.loads((folder / RECEIPT).read_text())
+        receipt = json.loads((folder / RECEIPT).read_text())
     except FileNotFoundError:
         return {}
     except ValueError as error:
         raise ConfigError(f"{folder / RECEIPT} is no JSON ({error}); delete it and pull again") from error
-    files = found.get("files", {})
-    assert isinstance(files, dict)
-    return files
+    assert isinstance(receipt, dict)
+    return receipt
 
 
-def _made_by(folder: Path) -> str | None:
+def _read_key(folder: Path) -> str | None:
     try:
-        found = json.loads((folder / RECEIPT).read_text()).get("made_by")
-    except (FileNotFoundError, ValueError):
+        return read_receipt(folder).get("made_by")
+    except ConfigError:
         return None
-    return found if isinstance(found, str) else None

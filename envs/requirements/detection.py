@@ -1,7 +1,7 @@
-"""What an environment needs beside this code: how each thing is detected, and the command that brings it.
+"""Programs and packages that environments need: how to detect them, and the commands that install them.
 
-The one place of these facts: environments name their requirements in their `EnvSpec`, and whoever needs
-one asks here. Nothing is remembered between two questions: what was installed meanwhile is found.
+Environments name their requirements in their `EnvSpec`. Detection is not cached, so newly installed
+requirements are found.
 """
 
 import os
@@ -15,23 +15,23 @@ from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
 from typing import Protocol
 
-from envs.errors import MissingDependency, describe
+from envs.errors import MissingDependency, describe, to_line
 
 APPLICATION = "wingspan"
-"""The distribution whose declared dependencies say which versions are wanted."""
+"""The distribution whose declared dependencies determine the required versions."""
 PROBE_TIMEOUT_S = 30.0
 
 
 class Requirement(Protocol):
-    """Something that must be on this machine."""
+    """Something that must be installed on this machine."""
 
     @property
     def name(self) -> str:
-        """As users call it."""
+        """The name that messages use."""
         ...
 
     def find_remedy(self) -> str | None:
-        """None if it is here and works; else the command that mends that."""
+        """Return None if it is installed and works, else the command that installs it."""
         ...
 
 
@@ -42,57 +42,52 @@ class Package:
     name: str
 
     def find_remedy(self) -> str | None:
-        """The command that installs it, and why the installed version does not do."""
-        try:
-            version(self.name)
-        except PackageNotFoundError:
-            return pip_install(self.name)
         conflict = self.describe_conflict()
-        return f"{pip_install(self.name)} {conflict}" if conflict else None
+        return None if conflict is None else f"{pip_install(self.name)} {conflict}".rstrip()
 
-    def describe_conflict(self) -> str:
-        """`(x 1.0 is installed, ==2.0 is required)`; empty if it is absent or fits."""
+    def describe_conflict(self) -> str | None:
+        """Return None if the installed version fits, "" if there is none, else
+        `(x 1.0 is installed, ==2.0 is required)`."""
         from packaging.requirements import Requirement as Declaration
 
         try:
-            installed = version(self.name)
+            installed_version = version(self.name)
         except PackageNotFoundError:
             return ""
         declarations = (line for line in map(Declaration, _declarations()) if line.name == self.name)
-        declaration = next(declarations, Declaration(self.name))
-        if declaration.specifier.contains(installed, prereleases=True):
-            return ""
-        return f"({self.name} {installed} is installed, {declaration.specifier} is required)"
+        specifier = next(declarations, Declaration(self.name)).specifier
+        if specifier.contains(installed_version, prereleases=True):
+            return None
+        return f"({self.name} {installed_version} is installed, {specifier} is required)"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Program:
-    """A program that is run by name."""
+    """A program on the PATH."""
 
     name: str
     command: Sequence[str]
-    """Succeeds where the program works; its first word is the program."""
+    """Prints the version; succeeds if the program works."""
     packages: Mapping[str, str]
-    """Package manager → what it calls the program."""
+    """Package manager → its name for the program."""
 
     def find_remedy(self) -> str | None:
         path = shutil.which(self.command[0])
         if path is None:
             return install_command(self.packages)
-        # A name on the PATH may be a stub that only tells where to get the program (macOS: java).
-        reason = failure([path, *self.command[1:]])
+        # It may be a stub that only names a download page (macOS: java).
+        reason = describe_failure([path, *self.command[1:]])
         return None if reason is None else f"{install_command(self.packages)} ({path} does not run: {reason})"
 
     def version(self) -> str:
-        """The first line of what it says of itself; empty where it is not here."""
+        """Return the first line that `command` prints; empty if the program is not installed."""
         path = shutil.which(self.command[0])
         if path is None:
             return ""
         done = subprocess.run(
             [path, *self.command[1:]], capture_output=True, text=True, timeout=PROBE_TIMEOUT_S
         )
-        lines = (done.stdout or done.stderr).splitlines()
-        return lines[0].strip() if lines else ""
+        return (done.stdout or done.stderr).partition("\n")[0].strip()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -105,19 +100,29 @@ class CheckedRequirement:
 
 @dataclass(frozen=True, slots=True)
 class UserNamespaces:
-    """What sandboxes are made of where we are not root; the system may forbid them."""
+    """What sandboxes consist of unless Wingspan runs as root; the system may forbid them."""
 
     name: str = "user namespaces"
 
     def find_remedy(self) -> str | None:
-        reason = failure(["unshare", "--user", "true"])
+        reason = describe_failure(["unshare", "--user", "true"])
         if reason is None:
             return None
         remedies = [
-            remedy for file, forbidding_value, remedy in _NAMESPACE_SETTINGS if _reads(file, forbidding_value)
+            remedy
+            for file, forbidding_value, remedy in _NAMESPACE_SETTINGS
+            if _has_text(file, forbidding_value)
         ]
         return " and ".join(remedies) or f"have the machine allow user namespaces ({reason})"
 
+
+_INSTALL = {
+    "conda": "conda install -c conda-forge",
+    "apt-get": "apt-get install",
+    "dnf": "dnf install",
+    "brew": "brew install",
+}
+"""In order of preference; conda's only inside one of its environments."""
 
 JAVA = Program(
     "Java",
@@ -129,16 +134,8 @@ JAVA = Program(
         "brew": "--cask temurin",
     },
 )
-BUBBLEWRAP = Program(
-    "bubblewrap",
-    ("bwrap", "--version"),
-    {"conda": "bubblewrap", "apt-get": "bubblewrap", "dnf": "bubblewrap", "brew": "bubblewrap"},
-)
-UTIL_LINUX = Program(
-    "util-linux",
-    ("prlimit", "--version"),
-    {"conda": "util-linux", "apt-get": "util-linux", "dnf": "util-linux", "brew": "util-linux"},
-)
+BUBBLEWRAP = Program("bubblewrap", ("bwrap", "--version"), dict.fromkeys(_INSTALL, "bubblewrap"))
+UTIL_LINUX = Program("util-linux", ("prlimit", "--version"), dict.fromkeys(_INSTALL, "util-linux"))
 PODMAN = Program("podman", ("podman", "--version"), {"apt-get": "podman", "dnf": "podman", "brew": "podman"})
 DOCKER = Program(
     "docker", ("docker", "--version"), {"apt-get": "docker.io", "dnf": "moby-engine", "brew": "--cask docker"}
@@ -157,34 +154,30 @@ _NAMESPACE_SETTINGS = (
 
 _EXTRA = re.compile(r"extra == [\"']([\w.-]+)[\"']")
 
-_INSTALL = {
-    "conda": "conda install -c conda-forge",
-    "apt-get": "apt-get install",
-    "dnf": "dnf install",
-    "brew": "brew install",
-}
-"""In the order of preference; conda's only within one of its environments."""
+
+def first_remedy(*needs: Requirement) -> str | None:
+    """Return the remedy for the first of `needs` that is missing."""
+    return next(filter(None, (need.find_remedy() for need in needs)), None)
 
 
 def require(subject: str, needs: Iterable[Requirement]) -> None:
-    """Raise `MissingDependency`, which names all that `subject` lacks and the commands that install it."""
+    """Raise `MissingDependency` if `subject` lacks any of `needs`; it names them and the commands to run."""
     missing = [(need, remedy) for need in needs if (remedy := need.find_remedy()) is not None]
     if not missing:
         return
     packages = [need for need, _ in missing if isinstance(need, Package)]
     conflicts = filter(None, (package.describe_conflict() for package in packages))
     install = " ".join([pip_install(*(package.name for package in packages)), *conflicts])
-    # A package and a data set may have one name, and all packages have one command.
+    # A package and a data set may share a name, and one command installs all packages.
     names = dict.fromkeys(need.name for need, _ in missing)
     commands = dict.fromkeys(install if isinstance(need, Package) else remedy for need, remedy in missing)
     raise MissingDependency(f"{subject} needs {', '.join(names)}; {'; '.join(commands)}")
 
 
 def pip_install(*packages: str) -> str:
-    """The command that installs `packages` in versions that fit all others: those of `constraints.txt`.
+    """Return the command that installs `packages` in the versions of `constraints.txt`.
 
-    A package that this application declares comes with the application or the extra that has it, any other
-    package by its name.
+    It installs a declared dependency through the application or its extra, any other package by name.
     """
     from packaging.requirements import Requirement as Declaration
 
@@ -194,31 +187,31 @@ def pip_install(*packages: str) -> str:
         extra = _EXTRA.search(str(line.marker or ""))
         if extra is None:
             core.add(line.name)
-        elif extra[1] != "dev":  # what tests need in addition
+        elif extra[1] != "dev":
             extras.setdefault(extra[1], set()).add(line.name)
     targets = []
     remaining = {Declaration(package).name: package for package in packages}
     while remaining:
-        # The extra that brings most of what remains, and the least besides.
+        # The extra that has most of the remaining packages, and the fewest others.
         best = max(
             extras, key=lambda extra: (len(extras[extra] & remaining.keys()), -len(extras[extra])), default=""
         )
-        brought = extras.get(best, set()) & remaining.keys()
-        if brought:
+        covered = extras.get(best, set()) & remaining.keys()
+        if covered:
             targets.append(f"-e '.[{best}]'")
         else:
             name, package = next(iter(remaining.items()))
             targets.append("-e ." if name in core else shlex.quote(package))
-            brought = {name}
-        remaining = {name: package for name, package in remaining.items() if name not in brought}
+            covered = {name}
+        remaining = {name: package for name, package in remaining.items() if name not in covered}
     return f"uv pip install {' '.join(dict.fromkeys(targets))} -c constraints.txt --overrides overrides.txt"
 
 
 def install_command(packages: Mapping[str, str]) -> str:
-    """The command for this machine's package manager; all of them where it has none that we know."""
+    """Return the command for this machine's package manager, or those for all if it has no known one."""
     for manager, install in _INSTALL.items():
-        active = manager != "conda" or "CONDA_PREFIX" in os.environ
-        if active and manager in packages and shutil.which(manager) is not None:
+        is_active = manager != "conda" or "CONDA_PREFIX" in os.environ
+        if is_active and manager in packages and shutil.which(manager) is not None:
             sudo = "sudo " if manager in ("apt-get", "dnf") and os.geteuid() != 0 else ""
             return f"{sudo}{install} {packages[manager]}"
     return " or ".join(
@@ -226,26 +219,26 @@ def install_command(packages: Mapping[str, str]) -> str:
     )
 
 
-def failure(command: Sequence[str]) -> str | None:
-    """Run `command`; None if it succeeds, else in a few words what went wrong."""
+def describe_failure(command: Sequence[str]) -> str | None:
+    """Run `command`; return None if it succeeds, else the cause in a few words."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=PROBE_TIMEOUT_S)
     except (OSError, subprocess.TimeoutExpired) as error:
         return describe(error)
     if done.returncode == 0:
         return None
-    return " ".join((done.stderr or done.stdout).split())[:160] or f"exit status {done.returncode}"
+    return to_line(done.stderr or done.stdout, limit=160) or f"exit status {done.returncode}"
 
 
 def _declarations() -> list[str]:
-    """This application's dependencies with those of its extras; none where it is not installed."""
+    """Return this application's dependencies, extras included; empty if it is not installed."""
     try:
         return requires(APPLICATION) or []
     except PackageNotFoundError:
         return []
 
 
-def _reads(file: str, text: str) -> bool:
+def _has_text(file: str, text: str) -> bool:
     try:
         return Path(file).read_text().strip() == text
     except OSError:

@@ -54,7 +54,7 @@ def pull(data_set: DataSet, *, progress: Progress, pause_s: float = PAUSE_S) -> 
     folder = data_set.folder
     folder.mkdir(parents=True, exist_ok=True)
     with lock_file(folder.with_name(f".{data_set.name}.lock")):
-        receipt = read_receipt(folder)
+        receipt = read_receipt(folder).get("files", {})
         absent_files = [file for file in data_set.files if not _is_here(file, folder, receipt)]
         _check_disk(absent_files, folder)
         for file in absent_files:
@@ -82,7 +82,7 @@ def faults(data_set: DataSet) -> Iterator[str]:
         raise ConfigError(
             f"data set {data_set.name!r} is no download; make it anew by: wingspan data make {data_set.name}"
         )
-    receipt = read_receipt(data_set.folder)
+    receipt = read_receipt(data_set.folder).get("files", {})
     for file in data_set.files:
         path, entry = data_set.folder / file.path, receipt.get(file.path)
         if entry is None:

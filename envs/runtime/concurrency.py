@@ -1,4 +1,4 @@
-"""Several pieces of work at once, of which the first that fails ends the others."""
+"""Concurrent work that ends as soon as one part fails."""
 
 import asyncio
 from collections.abc import Coroutine, Iterable
@@ -8,10 +8,10 @@ T = TypeVar("T")
 
 
 async def gather_or_cancel(work: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
-    """What each returns, in order. The first exception cancels the rest and is raised once they ended."""
+    """Return the results in order; the first exception cancels the rest and is raised when they end."""
     try:
-        async with asyncio.TaskGroup() as tasks:
-            running = [tasks.create_task(coroutine) for coroutine in work]
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(coroutine) for coroutine in work]
     except BaseExceptionGroup as errors:
-        raise errors.exceptions[0] from None  # the others are its siblings' cancellation
-    return [task.result() for task in running]
+        raise errors.exceptions[0] from None  # the others are the cancellations
+    return [task.result() for task in tasks]

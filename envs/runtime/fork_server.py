@@ -1,11 +1,11 @@
-"""The process that environment processes come from: it imports once, then forks one for each instance.
+"""The process that all environment processes of one kind are forked from, after it has imported their
+modules.
 
-`envs/runtime/processes.py` starts it. Asked over its socket, it forks a worker, or ends one and says how
-it ended.
-It has one thread, so that a fork is safe; where an environment's own modules start threads as they are
-imported, workers are started anew instead. Nobody outlives whom it works for: the fork server ends when its
-socket's other end is closed, the kernel kills workers with the fork server, and what a worker has started is
-killed with it.
+`envs/runtime/processes.py` starts it and asks it over a socket to fork a worker, or to kill one and report
+its exit status. A fork is safe because the process has one thread; if an environment's modules start threads
+on import, workers are new interpreters instead. No process outlives its user: the fork server ends when the
+other end of its socket closes, the kernel kills workers with their fork server, and a worker's process group
+is killed with it.
 """
 
 import asyncio
@@ -39,51 +39,51 @@ _libc = ctypes.CDLL(None)
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """What all workers of one fork server have in common."""
+    """What all workers of one fork server share."""
 
     make: bytes
     """The pickled function that makes an instance."""
     preload: tuple[str, ...]
-    """Modules to import ahead; one that cannot be imported is left to the environment to miss."""
+    """Modules to import in advance; a missing one is ignored until the environment needs it."""
 
     def standard_input(self) -> bytes:
-        """What `command` is to read."""
+        """Return the standard input of `command`."""
         return pickle.dumps([os.path.abspath(path) for path in sys.path]) + pickle.dumps(self)
 
 
 def command(connection: int, *, alone: bool = False) -> list[str]:
-    """The command line of a fork server with this control socket, or of one worker with this connection."""
+    """Return the command line of a fork server on the socket `connection`, or of a single worker on it."""
     return [sys.executable, "-c", _BOOT, str(connection), *(["alone"] if alone else [])]
 
 
 def main(connection: int, *, alone: bool) -> None:
-    """Run a fork server, or one worker."""
+    """Run a fork server, or a single worker if `alone`."""
     setup: Setup = pickle.load(sys.stdin.buffer)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     if alone:
-        _work(_load(setup), connection, parent_pid=os.getppid())
+        _run_worker(_load(setup), connection, parent_pid=os.getppid())
     ForkServer(socket.socket(fileno=connection), setup).run()
 
 
 class ForkServer:
-    """Takes one request after the other: `"fork"` with a worker's socket, or the pid of one to end."""
+    """Handles one request at a time: `"fork"` with a worker's socket, or the pid of a worker to kill."""
 
     def __init__(self, control: socket.socket, setup: Setup) -> None:
         self._control = control
         self._setup = setup
         self._living: set[int] = set()
-        self._statuses: dict[int, int] = {}  # of workers that died by themselves
+        self._statuses: dict[int, int] = {}  # of workers that died without a request
         self._ending: int | None = None
 
     def run(self) -> None:
-        """Until the other end of the control socket is closed; then end all workers."""
+        """Handle requests until the other end of the control socket closes; then kill all workers."""
         try:
             self._make = _load(self._setup)
         except Exception as error:
             self._reply({"error": type(error).__name__, "text": str(error)})
             return
         gc.collect()
-        gc.freeze()  # else the collector writes to pages that workers share
+        gc.freeze()  # otherwise the collector would write to pages that workers share
         control = self._control.fileno()
         wake, signal_pipe = os.pipe()
         os.set_blocking(signal_pipe, False)
@@ -98,13 +98,13 @@ class ForkServer:
                 message, sockets, _, _ = socket.recv_fds(self._control, MESSAGE_BYTES, 1)
                 if not message:
                     break
-                self._obey(json.loads(message), sockets)
+                self._handle(json.loads(message), sockets)
         for pid in self._living:
             _kill(pid)
 
-    def _obey(self, request: Any, sockets: list[int]) -> None:
+    def _handle(self, request: Any, sockets: list[int]) -> None:
         if request == "fork":
-            pid = self._start(sockets[0])
+            pid = self._start_worker(sockets[0])
             os.close(sockets[0])
             self._living.add(pid)
             self._reply(pid)
@@ -114,30 +114,30 @@ class ForkServer:
             _kill(self._ending)
         self._reap()
 
-    def _start(self, connection: int) -> int:
+    def _start_worker(self, connection: int) -> int:
         if len(os.listdir("/proc/self/task")) > 1:
-            return _start_anew(self._setup, connection)
+            return _spawn_worker(self._setup, connection)
         parent_pid = os.getpid()
         pid = os.fork()
         if pid == 0:
             self._control.close()
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-            _work(self._make, connection, parent_pid=parent_pid)
-        with suppress(OSError):  # it may have gone already
+            _run_worker(self._make, connection, parent_pid=parent_pid)
+        with suppress(OSError):  # it may have child already
             os.setpgid(pid, pid)
         return pid
 
     def _reap(self) -> None:
         while self._living:
-            exited = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-            if exited is None:
+            child = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            if child is None:
                 break
-            _kill(exited.si_pid)  # what it has left; until it is reaped the number is nobody else's
-            _, status = os.waitpid(exited.si_pid, 0)
-            if exited.si_pid in self._living:
-                self._living.remove(exited.si_pid)
-                self._statuses[exited.si_pid] = os.waitstatus_to_exitcode(status)
+            _kill(child.si_pid)  # its group; until the child is reaped, no other process has its number
+            _, status = os.waitpid(child.si_pid, 0)
+            if child.si_pid in self._living:
+                self._living.remove(child.si_pid)
+                self._statuses[child.si_pid] = os.waitstatus_to_exitcode(status)
         if self._ending is not None and self._ending not in self._living:
             self._reply(self._statuses.pop(self._ending, None))
             self._ending = None
@@ -155,15 +155,15 @@ def _load(setup: Setup) -> Callable[[], Environment]:
     return make
 
 
-def _work(make: Callable[[], Environment], connection: int, *, parent_pid: int) -> NoReturn:
-    """Be a worker until the other end of `connection` is closed."""
+def _run_worker(make: Callable[[], Environment], connection: int, *, parent_pid: int) -> NoReturn:
+    """Run a worker until the other end of `connection` closes."""
     status = 1
     try:
         os.setpgid(0, 0)
         _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() == parent_pid:
             numpy = sys.modules.get("numpy")
-            if numpy is not None:  # `random` does so itself after a fork
+            if numpy is not None:  # `random` reseeds itself after a fork
                 numpy.random.seed()
             asyncio.run(serve(Worker(make), socket.socket(fileno=connection)))
         status = 0
@@ -176,7 +176,7 @@ def _work(make: Callable[[], Environment], connection: int, *, parent_pid: int) 
         os._exit(status)
 
 
-def _start_anew(setup: Setup, connection: int) -> int:
+def _spawn_worker(setup: Setup, connection: int) -> int:
     os.set_inheritable(connection, True)
     reading, writing = os.pipe()
     pid = os.posix_spawn(

@@ -1,4 +1,4 @@
-"""One environment as a pool lends it: wrapped with clocks and a count of its episodes."""
+"""One environment as a pool lends it: with clocks and a count of its episodes."""
 
 import time
 
@@ -8,29 +8,29 @@ from envs.types import Item, Observation, StepResult
 
 
 class Instance:
-    """An `Environment` around `unwrapped`, which tools and rewards are given: it may offer more than the
-    protocol, such as a workspace. An environment in another process offers nothing more."""
+    """An `Environment` around `unwrapped`, which tools and rewards receive (`unwrap`) because it may have
+    more than the protocol's methods, such as a workspace. An environment in another process has no more."""
 
     __slots__ = ("_process", "_resets", "_steps", "episodes", "is_reusable", "unwrapped")
 
     def __init__(self, env: Environment, *, resets: Clock, steps: Clock) -> None:
-        """The clocks are the pool's: one of each for all its instances."""
+        """All instances of a pool share its clocks."""
         self.unwrapped = env
         self._process = env if isinstance(env, HasProcess) else None
         self._resets = resets
         self._steps = steps
         self.episodes = 0
-        """How many have begun."""
+        """Number of episodes begun."""
         self.is_reusable = True
-        """Whether it may be lent again."""
+        """Whether the pool may lend it again."""
 
     @property
     def is_alive(self) -> bool:
-        """False if it is known to be dead."""
+        """False if its process is known to be dead."""
         return self._process is None or self._process.is_alive
 
     async def prepare(self) -> None:
-        """Do what can be done ahead of the first reset."""
+        """Start its process, if any, before the first reset."""
         if self._process is not None:
             await self._process.prepare()
 
@@ -57,5 +57,5 @@ class Instance:
 
 
 def unwrap(env: Environment) -> Environment:
-    """The environment itself, where `env` is a pool's `Instance` of it."""
+    """Return the environment inside a pool's `Instance`, or `env` itself."""
     return env.unwrapped if isinstance(env, Instance) else env

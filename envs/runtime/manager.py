@@ -1,16 +1,15 @@
-"""All live environments of a program: one pool for each kind, each with a cap, and an optional total cap.
+"""All live environments of a program: one pool for each kind with its cap, and an optional total cap.
 
-Owns where the instances of a kind live: in this process, each in a process of its own, or on the host that
-`remote_host` makes. Which caller gets the next instance of a kind is decided by its pool
-(`envs/runtime/pool.py`); how many a kind may take from the total is decided here.
+Decides where the instances of a kind live (in this process, each in its own process, or on the host from
+`remote_host`) and how many a kind may take from the total. Which caller gets the next instance is decided by
+the kind's pool (`envs/runtime/pool.py`).
 """
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import AbstractAsyncContextManager
 from functools import partial
 
-from envs.base import Environment
 from envs.errors import ConfigError
 from envs.registry import EnvSpec
 from envs.runtime.hosted import Host, HostedEnv
@@ -31,47 +30,48 @@ class EnvManager:
         total: int | None = None,
         remote_host: Callable[[EnvSpec], Host] | None = None,
     ) -> None:
-        """`capacity`: live instances of each kind at most, or of each by its name; `total`: of all together.
+        """`capacity`: most live instances of each kind, or of each by name; `total`: of all kinds together.
 
-        `remote_host` chooses another host than this machine for kinds that are or need processes.
+        `remote_host` replaces this machine as the host of kinds that are or need processes.
         """
-        self._pools: dict[str, EnvPool] = {}
-        self._hosts: list[Host] = []
         kinds = {spec.name: spec for spec in specs}
         capacities = capacity if isinstance(capacity, Mapping) else dict.fromkeys(kinds, capacity)
-        caps = {name: capacities[name] for name in kinds}
-        shares = None if total is None or total >= sum(caps.values()) else Shares(total, caps)
+        is_capped = total is not None and total < sum(capacities[name] for name in kinds)
+        self._shares = Shares(total) if total is not None and is_capped else None
+        self._pools: dict[str, EnvPool] = {}
+        self._hosts: list[Host] = []
         for name, spec in kinds.items():
-            pool = EnvPool(
-                self._maker(spec, remote_host),
+            host = make_host(spec, remote_host=remote_host)
+            if host is not None:
+                self._hosts.append(host)
+            self._pools[name] = EnvPool(
+                spec.make if host is None else partial(HostedEnv, host),
                 capacity=capacities[name],
                 max_episodes=spec.max_episodes,
-                budget=shares,
+                budget=self._shares,
             )
-            self._pools[name] = pool
-            if shares is not None:
-                shares.join(name, pool)
-        self._shares = shares
+        if self._shares is not None:
+            self._shares.divide(self._pools.values())
 
     def lease(
         self, env: str, *, timeout_s: float | None = None, fresh: bool = False
     ) -> AbstractAsyncContextManager[Instance]:
-        """Lend an instance of the kind `env`; see `EnvPool.lease`."""
+        """Lend an instance of the kind `env`, as `EnvPool.lease` does."""
         return self._pool(env).lease(timeout_s=timeout_s, fresh=fresh)
 
     async def warm_up(self, env: str, count: int) -> None:
-        """Have `count` instances of the kind `env` ready, as many as the caps allow."""
+        """Prepare instances of the kind `env` until `count` are live, as far as the caps allow."""
         pool = self._pool(env)
         room = count if self._shares is None else self._shares.room
         await pool.warm_up(min(count, pool.live + room))
 
     @property
     def metrics(self) -> dict[str, PoolMetrics]:
-        """Where each kind stands now."""
+        """The metrics of each pool, by kind."""
         return {name: pool.metrics for name, pool in self._pools.items()}
 
     async def close(self) -> None:
-        """Close idle instances, now, and lent ones as they come back; turn waiting callers away."""
+        """Close idle instances now and lent ones when they come back; reject waiting callers."""
         await asyncio.gather(*(pool.close() for pool in self._pools.values()))
         await asyncio.gather(*(host.close() for host in self._hosts))
 
@@ -82,77 +82,66 @@ class EnvManager:
             )
         return self._pools[env]
 
-    def _maker(
-        self, spec: EnvSpec, remote_host: Callable[[EnvSpec], Host] | None
-    ) -> Callable[[], Environment]:
-        host = make_host(spec, remote_host=remote_host)
-        if host is None:
-            return spec.make
-        self._hosts.append(host)
-        return partial(HostedEnv, host)
-
 
 def make_host(spec: EnvSpec, *, remote_host: Callable[[EnvSpec], Host] | None = None) -> Host | None:
-    """Where instances of `spec` are to live, each in a `HostedEnv`; None for this very process."""
+    """Return the host of the instances of `spec`, each in a `HostedEnv`; None for this process."""
     if spec.isolation == "none" or (spec.isolation == "own" and remote_host is None):
         return None
     return ProcessHost(spec.make, preload=spec.preload) if remote_host is None else remote_host(spec)
 
 
 class Shares:
-    """A cap over several pools. What one does not use the others may, until it wants its share back.
+    """A cap over several pools: a pool may use what others leave until they claim their shares.
 
-    A share is what the cap would give a pool in proportion to its capacity, one at least. A pool below its
-    share that has somebody waiting is served before those above theirs: what they get back is closed, not
-    lent again. So nobody waits for ever, and where all wait, nothing is made and closed by turns.
+    A pool's share of the cap is proportional to its capacity, and at least one. A pool below its share with a
+    waiting caller is served before pools above theirs, whose returned instances are closed instead of lent
+    again. So no caller waits forever, and if all pools have callers, instances are not closed and made in
+    turn.
     """
 
-    def __init__(self, total: int, capacities: Mapping[str, int]) -> None:
-        """`capacities` of the pools by name; each is to `join`."""
-        if total < len(capacities):
-            raise ValueError(f"total {total}: each of {len(capacities)} kinds of environments needs one")
-        spare, whole = total - len(capacities), sum(capacities.values())
+    def __init__(self, total: int) -> None:
+        """`divide` assigns the shares."""
         self._total = total
-        self._shares = {name: 1 + spare * capacity // whole for name, capacity in capacities.items()}
         self._pools: dict[EnvPool, int] = {}
 
-    def join(self, name: str, pool: EnvPool) -> None:
-        """`pool` is that of `name`."""
-        self._pools[pool] = self._shares[name]
+    def divide(self, pools: Collection[EnvPool]) -> None:
+        """Give each pool its share; raise `ValueError` if there are more pools than the total."""
+        if self._total < len(pools):
+            raise ValueError(f"total {self._total}: each of {len(pools)} kinds of environments needs one")
+        spare, whole = self._total - len(pools), sum(pool.capacity for pool in pools)
+        self._pools = {pool: 1 + spare * pool.capacity // whole for pool in pools}
 
     @property
     def room(self) -> int:
-        """How many more instances may live."""
+        """Number of instances that may still be made."""
         return self._total - sum(pool.live for pool in self._pools)
 
     def admits(self, pool: EnvPool) -> bool:
         live, share = pool.live, self._pools[pool]
-        is_claimed = any(
-            pool_with_claim is not pool and self._claims(pool_with_claim) for pool_with_claim in self._pools
-        )
+        is_claimed = any(rival is not pool and self._has_claim(rival) for rival in self._pools)
         room = self.room
-        if pool.idle:  # one is lent again
+        if pool.idle:  # an idle instance would be lent again
             if is_claimed and live > share and room <= 0:
                 pool.drop_idle()
                 return False
             return True
         if room > 0:
             return live < share or not is_claimed
-        if not any(pool_with_claim.is_closing_some for pool_with_claim in self._pools):
-            self._make_room(pool)
+        if not any(rival.is_closing_some for rival in self._pools):
+            self._make_room()
         return False
 
     def notify(self) -> None:
         for pool in self._pools:
             pool.wake()
 
-    def _claims(self, pool: EnvPool) -> bool:
-        """Whether `pool` is to be served first: below its share, and somebody waits for a new instance."""
+    def _has_claim(self, pool: EnvPool) -> bool:
+        """Whether `pool` comes first: it is below its share, and a caller waits for a new instance."""
         return pool.waiting > 0 and pool.idle == 0 and pool.live < min(self._pools[pool], pool.capacity)
 
-    def _make_room(self, wanting: EnvPool) -> None:
-        """Close what idles elsewhere, in the pool that is furthest above its share."""
-        idling = [pool for pool in self._pools if pool.idle > pool.waiting]
-        if idling:
-            max(idling, key=lambda pool: pool.live - self._pools[pool]).drop_idle()
-        # else the next that a pool above its share gets back makes room
+    def _make_room(self) -> None:
+        """Close an idle instance of the pool furthest above its share; if none idles, the next one that such
+        a pool gets back is closed."""
+        pools = [pool for pool in self._pools if pool.idle > pool.waiting]
+        if pools:
+            max(pools, key=lambda pool: pool.live - self._pools[pool]).drop_idle()

@@ -1,4 +1,4 @@
-"""What pools count."""
+"""The metrics of environment pools."""
 
 import time
 from dataclasses import dataclass
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Seconds:
-    """How long calls took, those that failed included."""
+    """Durations of calls in seconds, failed ones included."""
 
     count: int = 0
     mean: float = 0.0
@@ -14,7 +14,7 @@ class Seconds:
 
 
 class Clock:
-    """Adds up `Seconds`."""
+    """Accumulates `Seconds`."""
 
     __slots__ = ("_count", "_longest", "_total")
 
@@ -24,7 +24,7 @@ class Clock:
         self._longest = 0.0
 
     def add_since(self, start: float) -> None:
-        """A call that began at `started` (of `time.perf_counter`) has ended."""
+        """Count a call that began at `start` (of `time.perf_counter`) and ends now."""
         seconds = time.perf_counter() - start
         self._count += 1
         self._total += seconds
@@ -33,7 +33,7 @@ class Clock:
 
     @property
     def seconds(self) -> Seconds:
-        """Of all calls so far."""
+        """The durations of all calls so far."""
         return Seconds(self._count, self._total / max(1, self._count), self._longest)
 
 
@@ -42,7 +42,7 @@ class PoolMetrics:
     """A pool at one moment."""
 
     live: int
-    """Instances that hold resources: lent, idle, being made ready or closed. Never above the capacity."""
+    """Instances that hold resources: lent, idle, being prepared or closed. Never above the capacity."""
     idle: int
     waiting: int
     """Callers in the queue."""
@@ -50,7 +50,7 @@ class PoolMetrics:
     """Instances made so far."""
     replaced: int
     """Instances closed so far because a lease ended in an exception or asked for a fresh one, because they
-    had died, or because a tool that ran out of time may still be at work on them."""
+    died, or because a tool that timed out may still be using them."""
     recycled: int
     """Healthy instances closed so far: after `max_episodes`, or to make room for another kind."""
     reset: Seconds

@@ -1,8 +1,8 @@
 """Live environments of one kind, lent one episode at a time: a cap, a fair queue, warm reuse.
 
-Owns how many instances live and who gets the next. Knows nothing of episodes: that an instance is
-broken it learns from an exception that leaves a lease, that it is dead from the instance itself. What
-several kinds share is `envs/runtime/manager.py`'s.
+Decides how many instances live and who gets the next. It learns that an instance is broken from an exception
+that leaves a lease, and that it is dead from the instance itself. `envs/runtime/manager.py` divides a total
+cap among several kinds.
 """
 
 import asyncio
@@ -18,20 +18,20 @@ from envs.runtime.instance import Instance
 from envs.runtime.metrics import Clock, PoolMetrics
 
 CLOSE_TIMEOUT_S = 10.0
-"""What a broken instance may take to close before it is abandoned."""
+"""Seconds a broken instance may take to close before it is abandoned."""
 
 _log = logging.getLogger(__name__)
 
 
 class Budget(Protocol):
-    """What a pool asks before it makes an instance or lends one, where others have a say in it."""
+    """Decides whether a pool may make or lend an instance, if several pools share a cap."""
 
     def admits(self, pool: "EnvPool") -> bool:
-        """Whether `pool` may serve its first waiter now; if not, `pool.wake` is called when it may."""
+        """Whether `pool` may serve its first waiter now; if not, `pool.wake` is called later."""
         ...
 
     def notify(self) -> None:
-        """A pool has another number of instances or waiters."""
+        """React to a pool's change in its number of instances or waiters."""
         ...
 
 
@@ -46,7 +46,7 @@ class EnvPool:
         max_episodes: int | None = None,
         budget: Budget | None = None,
     ) -> None:
-        """`max_episodes`: an instance that has begun as many is closed and not lent again."""
+        """`max_episodes`: the number of episodes after which an instance is closed."""
         if capacity < 1:
             raise ValueError(f"capacity {capacity}: a pool holds at least one environment")
         self.capacity = capacity
@@ -54,30 +54,29 @@ class EnvPool:
         self._max_episodes = max_episodes
         self._budget = budget
         self._idle: list[Instance] = []
-        self._taken = 0  # slots lent, or held by an instance that is being made ready or closed
-        # First come, first served. The result is a warm instance, or None: make one.
+        self._occupied = 0  # slots of instances that are lent, or being prepared or closed
+        # First come, first served. The result is a warm instance, or None for a slot to make one.
         self._waiting: dict[asyncio.Future[Instance | None], None] = {}
         self._closing: set[asyncio.Task[None]] = set()
         self._grant_is_due = False
-        self._closed = False
-        self._created = 0
-        self._replaced = 0
-        self._recycled = 0
+        self._is_closed = False
+        self._num_created = 0
+        self._num_replaced = 0
+        self._num_recycled = 0
         self._resets = Clock()
         self._steps = Clock()
 
     @asynccontextmanager
     async def lease(self, *, timeout_s: float | None = None, fresh: bool = False) -> AsyncIterator[Instance]:
-        """Lend one instance; it comes back on leaving, or is closed if an exception leaves with it.
+        """Lend one instance; it returns to the pool on exit, or is closed if the block raises.
 
-        Waits at most `timeout_s` seconds for its turn (None: as long as it takes), else raises
-        `EpisodeTimeout`. `fresh` asks for a new instance instead of a warm one. Raises `EnvCrashed`
-        if one cannot be made.
+        Waits up to `timeout_s` seconds for a slot (None: without limit), then raises `EpisodeTimeout`.
+        `fresh` asks for a new instance instead of a warm one. Raises `EnvCrashed` if it cannot be made.
         """
         instance = await self._wait_for_slot(timeout_s)
         try:
             if instance is not None and (fresh or not instance.is_alive):
-                self._replaced += 1
+                self._num_replaced += 1
                 await _close(instance)
                 instance = None
             if instance is None:
@@ -88,15 +87,15 @@ class EnvPool:
         try:
             yield instance
         except BaseException:
-            self._replaced += 1
+            self._num_replaced += 1
             self._discard(instance)
             raise
         self._take_back(instance)
 
     async def warm_up(self, count: int) -> None:
-        """Have `count` instances ready, at most the capacity; raises what one of them raises."""
+        """Prepare instances until `count` are live, at most the capacity; raise if one fails."""
         missing = max(0, min(count, self.capacity) - self.live)
-        self._taken += missing
+        self._occupied += missing
         num_begun = 0
 
         async def prepare() -> None:
@@ -106,13 +105,13 @@ class EnvPool:
 
         try:
             await gather_or_cancel(prepare() for _ in range(missing))
-        finally:  # after a failure, some of the others never got to begin
+        finally:  # after a failure, some of the others did not begin
             for _ in range(missing - num_begun):
                 self._free_slot()
 
     @property
     def live(self) -> int:
-        return self._taken + len(self._idle)
+        return self._occupied + len(self._idle)
 
     @property
     def waiting(self) -> int:
@@ -124,42 +123,42 @@ class EnvPool:
 
     @property
     def is_closing_some(self) -> bool:
-        """Whether room is about to come free."""
+        """Whether a slot is about to become free."""
         return bool(self._closing)
 
     @property
     def metrics(self) -> PoolMetrics:
-        """Where the pool stands now."""
+        """The current state and counts."""
         return PoolMetrics(
             live=self.live,
             idle=self.idle,
             waiting=self.waiting,
-            created=self._created,
-            replaced=self._replaced,
-            recycled=self._recycled,
+            created=self._num_created,
+            replaced=self._num_replaced,
+            recycled=self._num_recycled,
             reset=self._resets.seconds,
             step=self._steps.seconds,
         )
 
     def wake(self) -> None:
-        """Serve the first waiter at the event loop's next turn, if that can be."""
-        # One grant per turn of the event loop: a reset is often CPU work, and hundreds of them in
-        # a row would stall every episode that is already running.
-        if not self._grant_is_due and self._waiting and self._taken < self.capacity:
+        """Serve the first waiter in the event loop's next iteration, if there is a free slot."""
+        # One grant per iteration: a reset is often CPU work, and hundreds in a row would stall the running
+        # episodes.
+        if not self._grant_is_due and self._waiting and self._occupied < self.capacity:
             self._grant_is_due = True
             asyncio.get_running_loop().call_soon(self._grant)
 
     def drop_idle(self) -> None:
-        """Close the instance that has been idle longest."""
-        self._recycled += 1
-        self._taken += 1
+        """Close the instance that has been idle for the longest time."""
+        self._num_recycled += 1
+        self._occupied += 1
         self._discard(self._idle.pop(0))
 
     async def close(self) -> None:
-        """Close idle instances, now, and lent ones as they come back; turn waiting callers away."""
-        self._closed = True
+        """Close idle instances now and lent ones when they come back; reject waiting callers."""
+        self._is_closed = True
         for waiter in self._waiting:
-            if not waiter.done():  # a cancelled one has not come round to leave the queue
+            if not waiter.done():  # cancelled, but not yet out of the queue
                 waiter.set_exception(_pool_closed())
         self._waiting.clear()
         idle, self._idle = self._idle, []
@@ -167,7 +166,7 @@ class EnvPool:
         await asyncio.sleep(0)  # slots come free by callbacks, which a task that was done already still owes
 
     async def _wait_for_slot(self, timeout_s: float | None) -> Instance | None:
-        if self._closed:
+        if self._is_closed:
             raise _pool_closed()
         waiter: asyncio.Future[Instance | None] = asyncio.get_running_loop().create_future()
         self._waiting[waiter] = None
@@ -178,7 +177,7 @@ class EnvPool:
         except BaseException as error:
             self._waiting.pop(waiter, None)
             if waiter.done() and not waiter.cancelled() and waiter.exception() is None:
-                # The grant and the end of the wait crossed.
+                # The slot was granted at the moment the wait ended.
                 instance = waiter.result()
                 if instance is not None:
                     self._idle.append(instance)
@@ -187,7 +186,7 @@ class EnvPool:
                 self._tell_budget()
             if isinstance(error, TimeoutError):
                 raise EpisodeTimeout(
-                    f"no environment came free within {timeout_s:g} s: {self._taken} of the pool's "
+                    f"no environment became free within {timeout_s:g} s: {self._occupied} of the pool's "
                     f"{self.capacity} are in use; raise rollout.max_live_envs"
                 ) from None
             raise
@@ -195,7 +194,7 @@ class EnvPool:
     def _create(self) -> Instance:
         with boundary(EnvCrashed, "making an environment"):
             env = self._make()
-        self._created += 1
+        self._num_created += 1
         return Instance(env, resets=self._resets, steps=self._steps)
 
     async def _prepare(self) -> None:
@@ -207,42 +206,42 @@ class EnvPool:
         try:
             await instance.prepare()
         except BaseException:
-            self._replaced += 1
+            self._num_replaced += 1
             self._discard(instance)
             raise
         self._take_back(instance)
 
     def _grant(self) -> None:
         self._grant_is_due = False
-        while self._waiting and self._taken < self.capacity:
+        while self._waiting and self._occupied < self.capacity:
             waiter = next(iter(self._waiting))
-            if waiter.done():  # a cancelled one has not come round to leave the queue
+            if waiter.done():  # cancelled, but not yet out of the queue
                 del self._waiting[waiter]
                 continue
             if self._budget is not None and not self._budget.admits(self):
                 return
             del self._waiting[waiter]
-            self._taken += 1
+            self._occupied += 1
             waiter.set_result(self._idle.pop() if self._idle else None)
             self.wake()
             self._tell_budget()
             return
 
     def _take_back(self, instance: Instance) -> None:
-        if self._closed:
+        if self._is_closed:
             self._discard(instance)
         elif not instance.is_reusable:
-            self._replaced += 1
+            self._num_replaced += 1
             self._discard(instance)
         elif self._max_episodes is not None and instance.episodes >= self._max_episodes:
-            self._recycled += 1
+            self._num_recycled += 1
             self._discard(instance)
         else:
             self._idle.append(instance)
             self._free_slot()
 
     def _free_slot(self) -> None:
-        self._taken -= 1
+        self._occupied -= 1
         self.wake()
         self._tell_budget()
 
@@ -251,7 +250,7 @@ class EnvPool:
             self._budget.notify()
 
     def _discard(self, instance: Instance) -> None:
-        """Close an instance without keeping its user waiting; its slot is free once it is gone."""
+        """Close an instance in the background; its slot is freed afterwards."""
         task = asyncio.get_running_loop().create_task(_close(instance))
         self._closing.add(task)
         task.add_done_callback(self._finish_discard)
@@ -266,7 +265,7 @@ def _pool_closed() -> RuntimeError:
 
 
 async def _close(instance: Instance) -> None:
-    """Close, whatever happens: a broken instance may well fail at this too."""
+    """Close an instance; a failure is logged, because a broken instance often fails to close."""
     try:
         async with asyncio.timeout(CLOSE_TIMEOUT_S):
             await instance.close()

@@ -1,9 +1,8 @@
-"""Environment processes on this machine, spoken to over sockets; none of it blocks the event loop.
+"""Environment processes on this machine, reached over sockets without blocking the event loop.
 
-A host has one fork server (`envs/runtime/fork_server.py`) and a thread that speaks to it. A worker's death
-closes its
-socket, which is noticed at once. The other way round, workers end when this process does, however it ends:
-the fork server sees its socket closed, and the kernel kills workers with their fork server.
+A host has one fork server (`envs/runtime/fork_server.py`) and a thread that talks to it. A worker's death
+closes its socket, which is noticed at once. Workers end with this process, however it ends: the fork server
+sees its socket close, and the kernel kills workers with their fork server.
 """
 
 import asyncio
@@ -25,17 +24,17 @@ from envs.runtime.hosted import restore_error
 from envs.runtime.worker import receive, send
 
 ANSWER_TIMEOUT_S = 120.0
-"""What the fork server may take to fork a worker: the first waits for its imports."""
+"""Seconds the fork server may take to fork a worker; the first fork waits for its imports."""
 
 SERVER_GRACE_S = 5.0
-"""What it may take to end by itself, which it cannot while it imports."""
+"""Seconds the fork server may take to exit before it is killed; it does not exit during imports."""
 
 
 class ProcessHost:
-    """Starts a process for each instance that `make` makes."""
+    """Starts a process for each instance of `make`."""
 
     def __init__(self, make: Callable[[], Environment], *, preload: tuple[str, ...] = ()) -> None:
-        """Starts nothing yet. Raises `ConfigError` if `make` cannot be told to another process."""
+        """Starts nothing yet. Raises `ConfigError` if `make` cannot be pickled."""
         try:
             self._setup = Setup(pickle.dumps(make), preload)
         except (pickle.PicklingError, AttributeError, TypeError) as error:
@@ -48,7 +47,7 @@ class ProcessHost:
         self._control: socket.socket | None = None
 
     async def start(self) -> "ProcessChannel":
-        """A new worker. Raises `EnvCrashed`, or what loading the environment raised."""
+        """Start a worker; raise `EnvCrashed`, or the error with which the environment fails to load."""
         forking = self._thread.submit(self._fork)
         try:
             return await asyncio.wrap_future(forking)
@@ -57,12 +56,12 @@ class ProcessHost:
             raise
 
     async def close(self) -> None:
-        """End the fork server, and with it all workers that are left."""
+        """End the fork server and with it all remaining workers."""
         await asyncio.wrap_future(self._thread.submit(self._end_server))
 
-    def end(self, pid: int) -> "Future[int | None]":
+    def kill(self, pid: int) -> "Future[int | None]":
         """Kill worker `pid`; the result is its exit status, negative for a signal, None if unknown."""
-        return self._thread.submit(self._end, pid)
+        return self._thread.submit(self._kill, pid)
 
     def _fork(self) -> "ProcessChannel":
         if self._server is not None and self._server.poll() is not None:
@@ -83,12 +82,12 @@ class ProcessHost:
         ours.setblocking(False)
         return ProcessChannel(self, ours, int(answer))
 
-    def _end(self, pid: int) -> int | None:
+    def _kill(self, pid: int) -> int | None:
         if self._control is not None:
             with suppress(EnvCrashed):
                 status = self._ask(pid)
                 return None if status is None else int(status)
-        # Killed with its fork server; what it had started is left to us.
+        # The worker died with its fork server, but its child processes may live.
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(pid, signal.SIGKILL)
         return -signal.SIGKILL
@@ -100,12 +99,12 @@ class ProcessHost:
             answer = self._control.recv(MESSAGE_BYTES)
         except TimeoutError:
             self._end_server()
-            raise EnvCrashed(f"no environment process came up within {ANSWER_TIMEOUT_S:g} s") from None
+            raise EnvCrashed(f"no environment process started within {ANSWER_TIMEOUT_S:g} s") from None
         except OSError:
             answer = b""
         if not answer:
             self._end_server()
-            raise EnvCrashed("the process died that environment processes come from")
+            raise EnvCrashed("the fork server of the environment processes died")
         return json.loads(answer)
 
     def _start_server(self) -> None:
@@ -115,9 +114,9 @@ class ProcessHost:
             self._server = subprocess.Popen(
                 command(theirs.fileno()),
                 stdin=subprocess.PIPE,
-                stdout=2,  # what environments print is not our output
+                stdout=2,  # keeps what environments print out of this program's output
                 pass_fds=[theirs.fileno()],
-                start_new_session=True,  # Ctrl-C is for us, who then close them
+                start_new_session=True,  # Ctrl-C interrupts only this process, which then closes them
                 env={"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", **os.environ},
             )
         assert self._server.stdin is not None
@@ -138,13 +137,13 @@ class ProcessHost:
 
 
 class ProcessChannel:
-    """One worker; see `Channel`."""
+    """The `Channel` to one worker."""
 
     def __init__(self, host: ProcessHost, connection: socket.socket, pid: int) -> None:
         self.pid = pid
         self._host = host
         self._connection = connection
-        self._ended: Future[int | None] | None = None
+        self._exit_status: Future[int | None] | None = None
 
     @property
     def is_alive(self) -> bool:
@@ -168,23 +167,22 @@ class ProcessChannel:
         await self._end()
 
     def discard(self) -> "Future[int | None]":
-        """`close`, without waiting."""
-        if self._ended is None:
+        """Kill the worker without waiting."""
+        if self._exit_status is None:
             self._connection.close()
-            self._ended = self._host.end(self.pid)
-        return self._ended
+            self._exit_status = self._host.kill(self.pid)
+        return self._exit_status
 
     async def _end(self) -> int | None:
         return await asyncio.shield(asyncio.wrap_future(self.discard()))
 
 
 def _discard_unclaimed(forking: "Future[ProcessChannel]") -> None:
-    """Nobody waits for this worker any more."""
     if not forking.cancelled() and forking.exception() is None:
         forking.result().discard()
 
 
 def _describe_exit(status: int | None) -> str:
     if status is None:
-        return "is gone"
+        return "has ended"
     return f"was killed by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"

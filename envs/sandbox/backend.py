@@ -1,4 +1,4 @@
-"""The limits of a sandbox, the interface of the backends that build one, and the probe that tests them.
+"""The limits of a sandbox, the base class of the backends that build one, and the probe that tests them.
 
 A *backend* turns limits into the command line that runs a program in a sandbox. Its isolation is never
 assumed: a probe (`envs/sandbox/probe.py`) runs inside and tries to escape, and a backend that it can
@@ -9,19 +9,19 @@ import json
 import os
 import platform
 import subprocess
-from collections.abc import Hashable, Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
-from typing import Protocol
 
-from envs.errors import MissingDependency, describe
-from envs.sandbox.seccomp import CLONE, forbidden_numbers
+from envs.errors import MissingDependency, describe, to_line
+from envs.sandbox.seccomp import CLONE, MACHINES, forbidden_numbers
 
 NOBODY = 65534
 PROBE_TIMEOUT_S = 60.0
 ENVIRONMENT = {"PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": "/work", "LANG": "C.UTF-8"}
-"""All that a program in a sandbox sees of one."""
+"""All environment variables in a sandbox."""
 _PROBE = (Path(__file__).parent / "probe.py").read_text()
 _NAMESPACES = ("pid", "net", "ipc", "mnt", "uts")
 
@@ -31,56 +31,51 @@ class SandboxLimits:
     """What a sandbox may use."""
 
     cpu_s: float = 30.0
-    """CPU seconds of all processes together in one run, by the watch of `envs/sandbox/interpreter.py`."""
+    """CPU seconds of all processes in one run, enforced by `envs/sandbox/interpreter.py`."""
     memory_mb: int = 512
-    """Of each process by the kernel, and of all together by the watch."""
+    """Enforced by the kernel for each process, and by the interpreter for all together."""
     processes: int = 32
     disk_mb: int = 64
-    """Of `/work` and `/tmp` each; files are kept in memory."""
+    """Size of `/work` and of `/tmp`, whose files are in memory."""
     shm_mb: int = 16
     open_files: int = 128
 
 
-class Backend(Hashable, Protocol):
-    """One way to run a program in a sandbox. A label names a sandbox among all on this machine."""
+@dataclass(frozen=True, slots=True)
+class Backend(ABC):
+    """One way to run a program in a sandbox. A label identifies a sandbox on this machine."""
 
-    @property
-    def name(self) -> str:
-        """As users call it."""
-        ...
-
-    @property
-    def python(self) -> str:
-        """The interpreter inside."""
-        ...
+    name: str
+    python: str = "python3"
+    """The interpreter inside."""
 
     @property
     def environment(self) -> Mapping[str, str]:
-        """What `command` itself is to be started with; nothing of it is seen inside."""
-        ...
+        """The environment that `command` itself is started with; invisible inside."""
+        return {}
 
+    @abstractmethod
     def find_remedy(self) -> str | None:
-        """None if it works here; else what to do, in a few words."""
-        ...
+        """Return None if the backend works here, else what to do, in a few words."""
 
+    @abstractmethod
     def command(self, program: Sequence[str], limits: SandboxLimits, *, label: str) -> list[str]:
-        """The command line that runs `program` in a sandbox; its standard streams are the program's."""
-        ...
+        """Return the command line that runs `program` in a sandbox, with its standard streams."""
 
     def first_process(self, pid: int, *, label: str) -> int | None:
-        """The process whose descendants are all of the sandbox's; None where this machine sees none.
+        """Return the process from which all of the sandbox's descend; None if this machine sees none.
 
-        `pid`: of the started command.
+        `pid` is the started command's.
         """
-        ...
+        return pid
 
     def end(self, label: str) -> list[str]:
-        """The command that ends a sandbox which outlives the killing of its command; empty if none does."""
-        ...
+        """Return the command that ends the sandbox; empty if killing its process group is enough."""
+        return []
 
 
 def apply_limits(program: Sequence[str], limits: SandboxLimits) -> list[str]:
-    """`program`, to be run inside, with the limits that the kernel keeps for each process."""
+    """Return the command that runs `program`, inside, under the kernel's limits for each process."""
     return [
         "prlimit",
         f"--as={limits.memory_mb << 20}",
@@ -93,7 +88,7 @@ def apply_limits(program: Sequence[str], limits: SandboxLimits) -> list[str]:
 
 @cache
 def check(backend: Backend) -> None:
-    """Raise `MissingDependency` if `backend` does not work here; that it does is found out once."""
+    """Raise `MissingDependency` if `backend` does not work here; a success is remembered."""
     remedy = backend.find_remedy()
     if remedy is not None:
         raise MissingDependency(
@@ -102,14 +97,17 @@ def check(backend: Backend) -> None:
 
 
 def find_failure(backend: Backend) -> str | None:
-    """What `Backend.find_remedy` says of one that is installed: None if the probe finds no escape."""
-    reason = find_escapes(backend)
-    return None if reason is None else f"its isolation fails here ({reason})"
+    """Return what is wrong with an installed backend; None if the probe does not escape from it."""
+    machine = platform.machine()
+    if machine not in MACHINES:
+        return f"use a machine of {' or '.join(MACHINES)}: there is no filter of system calls for {machine}"
+    escapes = find_escapes(backend)
+    return None if escapes is None else f"its isolation fails here ({escapes})"
 
 
 @cache
 def find_escapes(backend: Backend) -> str | None:
-    """Run the probe in the backend's sandbox; None if it finds no escape, else the escapes in a few words."""
+    """Run the probe in a sandbox; return the escapes that it found, in a few words, or None."""
     limits = SandboxLimits()
     request = {
         "limits": asdict(limits),
@@ -133,9 +131,9 @@ def find_escapes(backend: Backend) -> str | None:
     except subprocess.TimeoutExpired:
         if end := backend.end(label):
             subprocess.run(end, env=dict(backend.environment), capture_output=True)
-        return f"it does not answer within {PROBE_TIMEOUT_S:g} s"
+        return f"no answer within {PROBE_TIMEOUT_S:g} s"
     except OSError as error:
         return describe(error)
     except ValueError:
-        return " ".join(done.stderr.split())[:200] or f"it ended with status {done.returncode}"
+        return to_line(done.stderr, limit=200) or f"exit status {done.returncode}"
     return ", ".join(escapes) or None

@@ -1,8 +1,8 @@
-"""Sandboxes by enroot (4.1 or newer, which has `--net` and its like), for users other than root.
+"""Sandboxes built by enroot (4.1 or newer, which has `--net` and the like), for users other than root.
 
-Enroot gives a container namespaces and a file system, but neither sizes nor a ban on further user
-namespaces, and mounts what its system-wide configuration says. So it is started with a configuration of
-our own (`envs/sandbox/enroot_config`), within a user namespace that allows one more and no second.
+Enroot gives a container namespaces and a file system. It neither limits sizes nor forbids more user
+namespaces, and it mounts what its system-wide configuration names. It is therefore started with Wingspan's
+configuration (`envs/sandbox/enroot_config`), in a user namespace that allows exactly one more.
 """
 
 import base64
@@ -11,10 +11,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from envs.requirements.detection import UTIL_LINUX, UserNamespaces, failure
-from envs.sandbox.backend import ENVIRONMENT, SandboxLimits, apply_limits, find_failure
+from envs.requirements.detection import UTIL_LINUX, UserNamespaces, describe_failure, first_remedy
+from envs.sandbox.backend import ENVIRONMENT, Backend, SandboxLimits, apply_limits, find_failure
 from envs.sandbox.containers import IMAGE, LIFE_S
-from envs.sandbox.seccomp import LOADER, bpf, unknown_machine
+from envs.sandbox.seccomp import LOADER, bpf
 
 CONTAINER = "wingspan-python"
 INSTALL = "see github.com/NVIDIA/enroot/blob/master/doc/installation.md"
@@ -25,30 +25,28 @@ _ONE_NAMESPACE = 'echo 1 > /proc/sys/user/max_user_namespaces && exec "$@"'
 
 
 @dataclass(frozen=True, slots=True)
-class Enroot:
+class Enroot(Backend):
     """`enroot start`."""
 
     name: str = "enroot"
-    python: str = "python3"
 
     @property
     def environment(self) -> Mapping[str, str]:
-        """See `Backend`: neither the system's nor the user's mounts and hooks."""
+        # Neither the system's nor the user's mounts and hooks apply.
         configuration = {f"ENROOT_{kind}_PATH": str(_CONFIGURATION) for kind in ("SYSCONF", "CONFIG")}
         client = {name: os.environ[name] for name in _CLIENT if name in os.environ}
         return {**client, **configuration, "ENROOT_LOGIN_SHELL": "no"}
 
     def find_remedy(self) -> str | None:
-        if (reason := failure(["enroot", "version"])) is not None:
+        if (reason := describe_failure(["enroot", "version"])) is not None:
             return f"{INSTALL} ({reason})"
-        for need in (UTIL_LINUX, UserNamespaces()):
-            if (remedy := need.find_remedy()) is not None:
-                return remedy
+        if (remedy := first_remedy(UTIL_LINUX, UserNamespaces())) is not None:
+            return remedy
         if os.geteuid() == 0:
             return "start the run as a user other than root"
-        if failure(["sh", "-c", f"enroot list | grep -qx {CONTAINER}"]) is not None:
+        if describe_failure(["sh", "-c", f"enroot list | grep -qx {CONTAINER}"]) is not None:
             return MAKE
-        return unknown_machine() or find_failure(self)
+        return find_failure(self)
 
     def command(self, program: Sequence[str], limits: SandboxLimits, *, label: str) -> list[str]:
         return [
@@ -68,10 +66,3 @@ class Enroot:
             *(self.python, "-I", "-c", LOADER, base64.b64encode(bpf()).decode()),
             *apply_limits(program, limits),
         ]
-
-    def first_process(self, pid: int, *, label: str) -> int | None:
-        return pid
-
-    def end(self, label: str) -> list[str]:
-        """See `Backend`: it dies with its process group."""
-        return []

@@ -1,7 +1,8 @@
-"""The program by which a `Workspace` works on files, in its sandbox; only the standard library is imported.
+"""The program with which a `Workspace` operates on files in its sandbox; it imports only the standard
+library.
 
-Reads one request from standard input, answers `{"text"}` or `{"error"}`. Paths are the sandbox's, relative
-ones those of its `/work`.
+It reads one request from standard input and answers `{"text"}` or `{"error"}`. Relative paths start at
+`/work`.
 """
 
 import contextlib
@@ -26,17 +27,17 @@ MAX_CHARS = 8_000
 
 
 class PathRejected(Exception):
-    """The text is for the agent."""
+    """An operation is impossible; the agent reads the text."""
 
 
-def where(path: str | Path) -> Path:
-    """`path` in the sandbox."""
+def resolve(path: str | Path) -> Path:
+    """Return the absolute path."""
     return ROOT / path
 
 
 def read_text(path: str | Path) -> str:
-    """The text of a file, with its line ends as they are."""
-    file = where(path)
+    """Return the text of a file, with its line ends."""
+    file = resolve(path)
     if not file.exists():
         near = [p.name for p in file.parent.glob("*") if p.is_file()][:20] if file.parent.is_dir() else []
         siblings = f"; beside it are: {', '.join(sorted(near))}" if near else ""
@@ -52,15 +53,15 @@ def read_text(path: str | Path) -> str:
 
 
 def versions(path: str) -> tuple[Path, int]:
-    """The folder with what a file was before each edit, and how many there are."""
-    folder = HISTORY / hashlib.sha256(os.fsencode(os.path.realpath(where(path)))).hexdigest()
+    """Return the folder with a file's versions before each edit, and their number."""
+    folder = HISTORY / hashlib.sha256(os.fsencode(os.path.realpath(resolve(path)))).hexdigest()
     folder.mkdir(parents=True, exist_ok=True)
     return folder, len(list(folder.iterdir()))
 
 
 def write(path: str, text: str) -> None:
-    """Replace a file, at once and whole; its last version is kept."""
-    file = where(path)
+    """Replace a file atomically; its last version is kept."""
+    file = resolve(path)
     file.parent.mkdir(parents=True, exist_ok=True)
     folder, count = versions(path)
     new = file.with_name(f".{file.name[:200]}.new")
@@ -82,21 +83,16 @@ def write(path: str, text: str) -> None:
 
 
 def put(files: dict[str, str]) -> str:
-    """Files as they are when an episode begins or has ended: nothing of them can be taken back."""
+    """Write files without a way to undo it."""
     for path, text in files.items():
-        file = where(path)
+        file = resolve(path)
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_bytes(text.encode())
     return f"{len(files)} files are written"
 
 
-def line_of(text: str, position: int) -> int:
-    """The number of the line at a place."""
-    return text.count("\n", 0, position) + 1
-
-
 def read(path: str, first: int, last: int | None) -> str:
-    """Lines with their numbers."""
+    """Return lines with their numbers."""
     lines = read_text(path).split("\n")
     if lines[-1] == "":
         lines.pop()
@@ -119,17 +115,17 @@ def read(path: str, first: int, last: int | None) -> str:
 
 
 def create(path: str, text: str, overwrite: bool) -> str:
-    """A new file."""
-    if where(path).is_dir():
+    """Write a new file."""
+    if resolve(path).is_dir():
         raise PathRejected(f"{path} is a folder")
-    if where(path).exists() and not overwrite:
+    if resolve(path).exists() and not overwrite:
         raise PathRejected(f"{path} exists; edit it, or say overwrite")
     write(path, text)
     return f"{path} is written, {len(text)} characters"
 
 
 def edit(path: str, old: str, new: str) -> str:
-    """Replace what is there exactly once."""
+    """Replace a text that occurs exactly once."""
     text = read_text(path)
     if not old:
         raise PathRejected("the text to be replaced is empty")
@@ -139,47 +135,47 @@ def edit(path: str, old: str, new: str) -> str:
     positions = [position]
     while (position := text.find(old, position + 1)) >= 0 and len(positions) < 10:
         positions.append(position)
-    if len(positions) > 1:
-        lines = ", ".join(str(line_of(text, start)) for start in positions)
+    lines = [str(text.count("\n", 0, start) + 1) for start in positions]
+    if len(lines) > 1:
         raise PathRejected(
-            f"{path} holds this text at lines {lines}; give more of what surrounds one of them"
+            f"{path} holds this text at lines {', '.join(lines)}; give more of what surrounds one of them"
         )
     write(path, text[: positions[0]] + new + text[positions[0] + len(old) :])
-    return f"{path} is edited at line {line_of(text, positions[0])}"
+    return f"{path} is edited at line {lines[0]}"
 
 
 def undo(path: str) -> str:
-    """Take the last edit or creation back."""
+    """Undo the last edit or creation."""
     folder, count = versions(path)
     if not count:
         raise PathRejected(f"nothing was changed in {path}")
     backup = sorted(folder.iterdir())[-1]
     if backup.suffix == ".none":
-        where(path).unlink(missing_ok=True)
+        resolve(path).unlink(missing_ok=True)
     else:
-        shutil.copyfile(backup, where(path))
+        shutil.copyfile(backup, resolve(path))
     backup.unlink()
     return f"the last change of {path} is undone" + ("; there is no such file now" if backup.suffix else "")
 
 
 def files_under(path: str) -> Iterator[Path]:
-    """All regular files, in order; hidden folders are left out."""
-    if where(path).is_file():
-        yield where(path)
+    """Yield all regular files in order, except those in hidden folders."""
+    if resolve(path).is_file():
+        yield resolve(path)
         return
-    for folder, folders, names in os.walk(where(path)):
+    for folder, folders, names in os.walk(resolve(path)):
         folders[:] = sorted(name for name in folders if not name.startswith("."))
         yield from (p for name in sorted(names) if (p := Path(folder, name)).is_file())
 
 
 def display_path(path: Path) -> str:
-    """As it is told."""
+    """Return the path relative to `/work`, if it is there."""
     return str(path.relative_to(ROOT)) if path.is_relative_to(ROOT) else str(path)
 
 
 def entries(path: str) -> str:
-    """A folder, two levels deep."""
-    top = where(path)
+    """List a folder, two levels deep."""
+    top = resolve(path)
     if not top.is_dir():
         raise PathRejected(f"there is no folder {path}")
     entries = []
@@ -198,8 +194,8 @@ def entries(path: str) -> str:
 
 
 def grep(pattern: str, path: str) -> str:
-    """Lines that a regular expression finds."""
-    if not where(path).exists():
+    """Return the lines that match a regular expression."""
+    if not resolve(path).exists():
         raise PathRejected(f"there is no {path}")
     try:
         regex = re.compile(pattern)
@@ -234,7 +230,7 @@ def main() -> None:
     """Answer one request."""
     request = json.load(sys.stdin)
     work = request.pop("work")
-    # By the system's own hand, which ends this process even within a regular expression.
+    # The kernel's signal ends this process even during a regular expression search.
     signal.setitimer(signal.ITIMER_REAL, request.pop("seconds"))
     try:
         text = WORK[work](**request)

@@ -1,11 +1,9 @@
-"""Python in a sandbox, run by run: what is said is executed, what it prints comes back.
+"""A Python interpreter in a sandbox: it executes code run by run and returns the output.
 
-One interpreter process lives behind the walls of a sandbox (`envs/sandbox/sandbox.py`) and keeps its
-variables from
-run to run. A run that takes too long, or too much memory or CPU time, ends with its process; the next one
-begins afresh. That a process has died in between is told at the next run, which is not begun. It speaks one
-JSON line a run over pipes that the code which it runs cannot see by name; code that finds them can only spoil
-its own answer.
+One process in a sandbox (`envs/sandbox/sandbox.py`) keeps its variables between runs. A run that exceeds its
+time, memory or CPU limit ends the process, and the next run starts a new one. If the process died between two
+runs, the next run reports that instead of executing its code. Each run is one JSON line over pipes that the
+executed code cannot see by name; code that finds them can only spoil its own answer.
 """
 
 import asyncio
@@ -25,7 +23,7 @@ from envs.sandbox.backend import Backend, SandboxLimits, check
 
 START_TIMEOUT_S = 30.0
 WATCH_S = 0.1
-"""Between two looks at the memory and CPU time of all processes."""
+"""Between two checks of the memory and CPU time of all processes."""
 MAX_REPLY = 4 << 20
 
 _KERNEL = (Path(__file__).parent / "interpreter_program.py").read_text()
@@ -33,16 +31,16 @@ _KERNEL = (Path(__file__).parent / "interpreter_program.py").read_text()
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """What one run said."""
+    """The result of one run."""
 
     output: str
-    """Both streams, in order; cut in the middle where it is too long."""
-    ended: str | None
-    """Why the interpreter ended with this run; None if it lives."""
+    """Both streams in order; a long output is cut in the middle."""
+    end_reason: str | None
+    """Why the interpreter ended with this run; None if it is still alive."""
 
 
 class Interpreter:
-    """One interpreter; `run` one code after the other."""
+    """One interpreter, which executes one run at a time."""
 
     def __init__(
         self,
@@ -62,25 +60,25 @@ class Interpreter:
         self._first: int | None = None
 
     async def run(self, code: str, *, timeout_s: float | None = None) -> Run:
-        """Execute `code`, as at a prompt: the value of a last expression is printed, too.
+        """Execute `code` as at a prompt: the value of a final expression is printed.
 
-        `timeout_s`: another time for this run.
-        Raises `MissingDependency` where the backend does not work, `EnvCrashed` if no interpreter starts.
+        `timeout_s` replaces `run_timeout_s` for this run.
+        Raises `MissingDependency` if the backend does not work, `EnvCrashed` if no interpreter starts.
         """
         if self._process is not None and self._process.returncode is not None:
             await self.close()
-            return Run("", ended="its process had died since the last run; this one was not begun")
+            return Run("", end_reason="its process had died since the last run; this one was not begun")
         process = await self._start()
         limit_s = self._timeout_s if timeout_s is None else timeout_s
         request = json.dumps({"code": code, "output_chars": self._output_chars})
-        watch = asyncio.create_task(self._over_limits())
+        watch = asyncio.create_task(self._watch_limits())
         answer = asyncio.create_task(self._exchange(process, request))
         try:
             done, _ = await asyncio.wait(
                 {watch, answer}, timeout=limit_s, return_when=asyncio.FIRST_COMPLETED
             )
             if answer in done and (output := answer.result()) is not None:
-                return Run(output, ended=None)
+                return Run(output, end_reason=None)
             if watch in done:
                 reason = f"it took more than {watch.result()}"
             elif answer in done:
@@ -88,7 +86,7 @@ class Interpreter:
             else:
                 reason = f"it took longer than {limit_s:g} s"
             await self.close()
-            return Run("", ended=reason)
+            return Run("", end_reason=reason)
         except BaseException:
             await self.close()
             raise
@@ -97,7 +95,7 @@ class Interpreter:
             answer.cancel()
 
     async def close(self) -> None:
-        """End the interpreter, whatever it does. Idempotent; `run` starts another."""
+        """Kill the interpreter. Idempotent; `run` starts another."""
         process, self._process = self._process, None
         if process is None:
             return
@@ -154,30 +152,30 @@ class Interpreter:
         except (OSError, ValueError, KeyError, TypeError):
             return None
 
-    async def _over_limits(self) -> str:
-        """Returns when all processes of the sandbox together took more than they may, and of what."""
+    async def _watch_limits(self) -> str:
+        """Return the limit that the processes of the sandbox exceed together, once they do."""
         first = self._first
-        while first is None:  # they run where nobody can look; their memory is their container's affair
+        while first is None:  # they are on another machine; their container limits their memory
             await asyncio.sleep(self._timeout_s)
-        most = self._limits.memory_mb << 20
+        max_bytes = self._limits.memory_mb << 20
         before_s: float | None = None
         while True:
-            family = _family(first)
-            # What forks share is counted once for each by the first measure, which is quick.
-            if _memory(family, exact=False) > most and _memory(family, exact=True) > most:
+            processes = _list_processes(first)
+            # The first measure is fast, but counts memory that forks share once for each.
+            if _memory(processes, exact=False) > max_bytes and _memory(processes, exact=True) > max_bytes:
                 return f"{self._limits.memory_mb} MB of memory"
-            taken_s = _cpu_s(family)
+            taken_s = _cpu_s(processes)
             before_s = taken_s if before_s is None else before_s
             if taken_s - before_s > self._limits.cpu_s:
                 return f"{self._limits.cpu_s:g} s of CPU time"
             await asyncio.sleep(WATCH_S)
 
 
-def _memory(family: Sequence[psutil.Process], *, exact: bool) -> int:
-    """Bytes of all processes, and of the files in memory that they hold open without a name."""
+def _memory(processes: Sequence[psutil.Process], *, exact: bool) -> int:
+    """Return the bytes of all processes and of their open nameless files in memory."""
     total = 0
     deleted_files: dict[int, int] = {}
-    for process in family:
+    for process in processes:
         with suppress(psutil.Error):
             total += process.memory_full_info().pss if exact else process.memory_info().rss
         with suppress(OSError):
@@ -189,16 +187,16 @@ def _memory(family: Sequence[psutil.Process], *, exact: bool) -> int:
     return total + sum(deleted_files.values())
 
 
-def _cpu_s(family: Sequence[psutil.Process]) -> float:
-    """CPU seconds of all processes, in their lives, and of their children that have ended."""
+def _cpu_s(processes: Sequence[psutil.Process]) -> float:
+    """Return the CPU seconds of all processes and of their children that have ended."""
     total = 0.0
-    for process in family:
+    for process in processes:
         with suppress(psutil.Error):
             total += sum(process.cpu_times()[:4])  # user and system, its own and its children's
     return total
 
 
-def _family(pid: int) -> list[psutil.Process]:
+def _list_processes(pid: int) -> list[psutil.Process]:
     with suppress(psutil.Error):
         parent = psutil.Process(pid)
         return [parent, *parent.children(recursive=True)]

@@ -1,8 +1,7 @@
-"""The program inside the sandbox of `envs/sandbox/interpreter.py`; it imports nothing but the standard
-library.
+"""The program in the sandbox of `envs/sandbox/interpreter.py`; it imports only the standard library.
 
-Reads `{"code", "output_chars"}` a line, runs the code with both standard streams in a file, and answers
-`{"output"}`. Its own pipes are moved away from the numbers that code writes to.
+It reads one `{"code", "output_chars"}` per line, runs the code with both standard streams redirected to a
+file, and answers `{"output"}`. Its own pipes move to descriptors that code does not write to by default.
 """
 
 import ast
@@ -14,7 +13,7 @@ import traceback
 
 
 def execute(code: str, names: dict[str, object]) -> None:
-    """As at a prompt: the value of a last expression is printed."""
+    """Execute `code` as at a prompt: the value of a final expression is printed."""
     tree = ast.parse(code, "<code>")
     last = tree.body[-1] if tree.body else None
     if isinstance(last, ast.Expr):
@@ -26,21 +25,21 @@ def execute(code: str, names: dict[str, object]) -> None:
             print(repr(value))
 
 
-def shorten(text: str, most: int) -> str:
-    """The beginning and the end of what is too long."""
-    if len(text) <= most:
+def shorten(text: str, limit: int) -> str:
+    """Return the beginning and the end of a text longer than `limit` characters."""
+    if len(text) <= limit:
         return text
-    half = most // 2
+    half = limit // 2
     return f"{text[:half]}\n... {len(text) - 2 * half} characters left out ...\n{text[-half:]}"
 
 
 def main() -> None:
-    """Serve until the requests end."""
+    """Answer requests until the input ends."""
     requests = os.fdopen(os.dup(0), "r", encoding="utf-8")
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    nothing = os.open("/dev/null", os.O_RDWR)
+    null = os.open("/dev/null", os.O_RDWR)
     for standard in (0, 1, 2):
-        os.dup2(nothing, standard)
+        os.dup2(null, standard)
     names: dict[str, object] = {"__name__": "__main__"}
     print("ready", file=answers, flush=True)
     for line in requests:
@@ -61,15 +60,15 @@ def main() -> None:
             traceback.print_exception(kind, error, trace, file=sys.stdout)
         with contextlib.suppress(OSError):
             sys.stdout.flush()
-        os.dup2(nothing, 1)
-        os.dup2(nothing, 2)
+        os.dup2(null, 1)
+        os.dup2(null, 2)
         size = os.fstat(file).st_size
-        most = request["output_chars"]
-        head = os.pread(file, 4 * most, 0)
-        tail = os.pread(file, 4 * most, max(len(head), size - 4 * most))
+        limit = request["output_chars"]
+        head = os.pread(file, 4 * limit, 0)
+        tail = os.pread(file, 4 * limit, max(len(head), size - 4 * limit))
         os.close(file)
         text = (head + tail).decode("utf-8", errors="replace")
-        print(json.dumps({"output": shorten(text, most)}), file=answers, flush=True)
+        print(json.dumps({"output": shorten(text, limit)}), file=answers, flush=True)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
-"""The program that tries the walls of a sandbox from inside; it needs nothing but the standard library.
+"""The program that tries to escape from a sandbox; it needs only the standard library.
 
-Its argument is what to hold the sandbox to, as JSON; it prints a JSON list of the find_escapes that it found.
+Its argument is a JSON object of what the sandbox must enforce; it prints a JSON list of the escapes it found.
 """
 
 import ctypes
@@ -20,12 +20,12 @@ _DEVICES = {
     "stdout", "tty", "urandom", "zero",
 }  # fmt: skip
 _SHELL_VARIABLES = {"LC_CTYPE", "PWD", "OLDPWD", "SHLVL", "_"}
-"""Variables that Python or a shell set for themselves."""
+"""Variables that Python or a shell sets itself."""
 _CLONE_NEWUSER = 0x10000000
 
 
 def find_escapes(request: dict[str, Any]) -> list[str]:
-    """What is not as it must be, in a few words each."""
+    """Return a few words for each rule that the sandbox breaks."""
     limits, status = request["limits"], Path("/proc/self/status").read_text()
     facts = dict(line.split(":", 1) for line in status.splitlines())
     escapes = {
@@ -36,7 +36,8 @@ def find_escapes(request: dict[str, Any]) -> list[str]:
         "it sees the machine's devices": bool(set(os.listdir("/dev")) - _DEVICES),
         "it sees /sys": any(files for _, _, files in os.walk("/sys")),
         "it sees the environment": any(
-            _environment_names(pid) - set(request["environment"]) - _SHELL_VARIABLES for pid in _pids()
+            _environment_names(pid) - set(request["environment"]) - _SHELL_VARIABLES
+            for pid in filter(str.isdigit, os.listdir("/proc"))
         ),
         "a process's memory has no end": _rlimit(resource.RLIMIT_AS) > limits["memory_mb"] << 20,
         "a file's size has no end": _rlimit(resource.RLIMIT_FSIZE) > limits["disk_mb"] << 20,
@@ -46,18 +47,20 @@ def find_escapes(request: dict[str, Any]) -> list[str]:
     for folder in ("/", "/usr", "/dev"):
         escapes[f"it can write to {folder}"] = _can_write(folder)
     sizes = {"/work": limits["disk_mb"], "/tmp": limits["disk_mb"], "/dev/shm": limits["shm_mb"]}
-    for folder, most in sizes.items():
-        escapes[f"{folder} has no end"] = _can_write(folder) and _size(folder) > most << 20
-    escapes["the number of processes has no end"] = _more_processes_than(limits["processes"])
+    for folder, size_mb in sizes.items():
+        files = os.statvfs(folder)
+        is_larger = files.f_blocks * files.f_frsize > size_mb << 20
+        escapes[f"{folder} has no end"] = _can_write(folder) and is_larger
+    escapes["the number of processes has no end"] = _allows_more_processes(limits["processes"])
     escapes["it can make user namespaces"] = ctypes.CDLL(None).unshare(_CLONE_NEWUSER) == 0
     escapes["it can fork into a user namespace"] = _forks_into_namespace(request["clone"])
     permitted_calls = [name for name, number in request["calls"].items() if _may_call(number)]
     escapes[f"it may call {', '.join(permitted_calls)}"] = bool(permitted_calls)
-    return [hole for hole, open_ in escapes.items() if open_]
+    return [escape for escape, is_possible in escapes.items() if is_possible]
 
 
 def _may_call(number: int) -> bool:
-    """Whether a system call is more than refused: with arguments that are all wrong, which do no harm."""
+    """Whether the kernel runs a system call; the arguments are invalid, so that it does no harm."""
     libc = ctypes.CDLL(None, use_errno=True)
     answer: int = libc.syscall(number, *[ctypes.c_long(-1)] * 6)
     return answer != -1 or ctypes.get_errno() not in (errno.EPERM, errno.ENOSYS)
@@ -72,12 +75,8 @@ def _forks_into_namespace(clone: int) -> bool:
     return child > 0
 
 
-def _pids() -> list[str]:
-    return [name for name in os.listdir("/proc") if name.isdigit()]
-
-
 def _environment_names(pid: str) -> set[str]:
-    """Names of the variables that process `pid` was started with."""
+    """Return the names of the variables that process `pid` was started with."""
     with suppress(OSError):
         environ = Path("/proc", pid, "environ").read_bytes()
         return {entry.split(b"=")[0].decode(errors="replace") for entry in environ.split(b"\0") if entry}
@@ -98,15 +97,10 @@ def _can_write(folder: str) -> bool:
     return False
 
 
-def _size(folder: str) -> int:
-    about = os.statvfs(folder)
-    return about.f_blocks * about.f_frsize
-
-
-def _more_processes_than(most: int) -> bool:
+def _allows_more_processes(limit: int) -> bool:
     children: list[int] = []
     try:
-        for _ in range(most + 1):
+        for _ in range(limit + 1):
             child = os.fork()
             if child == 0:
                 signal.pause()

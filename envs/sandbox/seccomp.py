@@ -1,9 +1,9 @@
-"""The one filter of system calls that every sandbox has, whoever builds it.
+"""The system call filter of every sandbox, whichever backend builds it.
 
-`FORBIDDEN` are calls that lead to namespaces, mounts, keys, other processes' memory, the kernel's settings or
-the parts of it that are attacked most; programs do without them. They fail with EPERM, as does `clone` with
-the flag of a new namespace. `clone3`, whose flags a filter cannot see, fails with ENOSYS, upon which the C
-library takes `clone`. From that list come the compiled filter (`bpf`: bubblewrap, enroot) and the JSON
+`FORBIDDEN` lists calls that lead to namespaces, mounts, keys, other processes' memory, kernel settings, or
+often attacked parts of the kernel; ordinary programs do not need them. They fail with EPERM, as does `clone`
+with the flag of a new namespace. `clone3`, whose flags a filter cannot see, fails with ENOSYS, and the C
+library falls back to `clone`. The list becomes a compiled filter (`bpf`: bubblewrap, enroot) and a JSON
 profile (`profile`: docker, podman). `envs/sandbox/probe.py` tries the calls inside.
 """
 
@@ -52,7 +52,7 @@ FORBIDDEN: Mapping[str, Mapping[str, int]] = {
     name: {machine: int(n) for machine, n in zip(MACHINES, numbers, strict=True) if n != "-"}
     for name, *numbers in zip(_WORDS[::3], _WORDS[1::3], _WORDS[2::3], strict=True)
 }
-"""Name → number on each machine that has the call."""
+"""Name → machine → number; a machine without the call is absent."""
 CLONE: Mapping[str, int] = {"x86_64": 56, "aarch64": 220}
 CLONE3 = 435
 NAMESPACES = {
@@ -69,10 +69,10 @@ NAMESPACES = {
 _LOAD, _EQUAL, _AT_LEAST, _ANY_BIT, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
 """Instructions of the kernel's filters (linux/filter.h)."""
 _NUMBER_AT, _ARCH_AT, _FIRST_ARGUMENT_AT = 0, 4, 16
-"""Offsets in what a filter sees (`struct seccomp_data`, little-endian)."""
+"""Offsets in the filter's input (`struct seccomp_data`, little-endian)."""
 _ALLOW, _KILL, _FAIL = 0x7FFF0000, 0x80000000, 0x00050000
 _X32 = 0x40000000
-"""From here on x86_64 numbers the calls of its other interface, once more."""
+"""On x86_64 the numbers from here on are the calls of the x32 interface."""
 
 LOADER = """
 import base64, ctypes, os, sys
@@ -85,22 +85,22 @@ for call in ((38, 1, 0, 0, 0), (22, 2, ctypes.byref(Filter(len(program) // 8, pr
         raise OSError(ctypes.get_errno(), "prctl")
 os.execvp(sys.argv[2], sys.argv[2:])
 """
-"""Python: puts itself under a filter, given as base64, and becomes the program that follows. For a backend
-that installs none."""
+"""A Python program that installs a filter (base64) on itself and executes the command that follows; for a
+backend that installs none."""
 
 
 def forbidden_numbers(machine: str | None = None) -> dict[str, int]:
-    """Name → number of the calls that are refused whatever their arguments, by default on this machine."""
+    """Return name → number of the calls refused for any arguments; `machine` defaults to this one."""
     machine = machine or platform.machine()
     numbers_here = {name: numbers[machine] for name, numbers in FORBIDDEN.items() if machine in numbers}
     return {**numbers_here, "clone3": CLONE3} if numbers_here else {}
 
 
 def bpf(machine: str | None = None) -> bytes:
-    """The filter for `machine`, by default this one, as the kernel takes it: 8 bytes an instruction."""
+    """Return the kernel's filter program for `machine` (this one by default), 8 bytes per instruction."""
     machine = machine or platform.machine()
     numbers = [n for name, n in forbidden_numbers(machine).items() if name != "clone3"]
-    # Jumps count from the next instruction; `left` is what stands between a test and the returns.
+    # Jumps count from the next instruction; `left` instructions stand between a test and the returns.
     tests = [(_LOAD, 0, 0, _ARCH_AT), (_EQUAL, 1, 0, _AUDIT_ARCH[machine]), (_RETURN, 0, 0, _KILL)]
     tests += [(_LOAD, 0, 0, _NUMBER_AT)]
     ends = [_ALLOW, _FAIL | errno.EPERM, _FAIL | errno.ENOSYS]
@@ -117,40 +117,29 @@ def bpf(machine: str | None = None) -> bytes:
 
 
 def profile() -> dict[str, Any]:
-    """The filter as docker and podman take it. Names that a machine lacks are passed over there."""
+    """Return the filter in the format of docker and podman, which skip names unknown to the machine."""
     denial = {"action": "SCMP_ACT_ERRNO", "errnoRet": errno.EPERM}
-    flags = [
-        {"index": 0, "value": flag, "valueTwo": flag, "op": "SCMP_CMP_MASKED_EQ"}
-        for flag in NAMESPACES.values()
-    ]
+    tests = [{"index": 0, "value": f, "valueTwo": f, "op": "SCMP_CMP_MASKED_EQ"} for f in NAMESPACES.values()]
     return {
         "defaultAction": "SCMP_ACT_ALLOW",
         "architectures": ["SCMP_ARCH_X86_64", "SCMP_ARCH_AARCH64"],
         "syscalls": [
             {"names": list(FORBIDDEN), **denial},
             {"names": ["clone3"], "action": "SCMP_ACT_ERRNO", "errnoRet": errno.ENOSYS},
-            *({"names": ["clone"], "args": [flag], **denial} for flag in flags),
+            *({"names": ["clone"], "args": [test], **denial} for test in tests),
         ],
     }
 
 
-def unknown_machine() -> str | None:
-    """None if there is a filter for this machine; else what to do."""
-    machine = platform.machine()
-    if machine in MACHINES:
-        return None
-    return f"use a machine of {' or '.join(MACHINES)}: there is no filter of system calls for {machine}"
-
-
 @cache
 def bpf_file() -> Path:
-    """A file of `bpf` for this machine, which lives as long as this process."""
+    """Write `bpf` for this machine to a file, which is deleted when this process ends."""
     return _write_temporary(bpf(), suffix=".bpf")
 
 
 @cache
 def profile_file() -> Path:
-    """A file of `profile`, which lives as long as this process."""
+    """Write `profile` to a file, which is deleted when this process ends."""
     return _write_temporary(json.dumps(profile()).encode(), suffix=".json")
 
 
@@ -158,10 +147,7 @@ def _write_temporary(content: bytes, *, suffix: str) -> Path:
     handle, name = tempfile.mkstemp(prefix="wingspan-seccomp-", suffix=suffix)
     with os.fdopen(handle, "wb") as file:
         file.write(content)
-    atexit.register(_remove, Path(name), os.getpid())
-    return Path(name)
-
-
-def _remove(path: Path, pid: int) -> None:
-    if os.getpid() == pid:  # a fork has the same exit handlers
-        path.unlink(missing_ok=True)
+    path, pid = Path(name), os.getpid()
+    # A fork inherits the exit handlers and must not delete its parent's file.
+    atexit.register(lambda: path.unlink(missing_ok=True) if os.getpid() == pid else None)
+    return path

@@ -1,6 +1,6 @@
-"""The program by which a `Workspace` runs a command, in its sandbox; only the standard library is imported.
+"""The program with which a `Workspace` runs a command in its sandbox; it imports only the standard library.
 
-Reads one request from standard input; the command's output is its own.
+It reads one request from standard input; the command writes to its standard output.
 """
 
 import json
@@ -13,7 +13,7 @@ import sys
 def main() -> None:
     """Run one command."""
     request = json.load(sys.stdin)
-    word = request.get("word")  # to be said, and nothing else, if the command succeeds
+    word = request.get("word")  # the only output, printed if the command succeeds
     output = None if word is None else subprocess.DEVNULL
     child = subprocess.Popen(
         ["/bin/sh", "-c", request["command"]],

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from envs.requirements.data_sets import DataSet, get_data_set, list_data_set_names
+from envs.requirements.data_sets import DATA_SETS, DataSet
 
 if TYPE_CHECKING:
     from envs.requirements.downloads import Progress
@@ -26,7 +26,7 @@ def list_data() -> None:
     """List the data sets: whether they are here, their size, what they are."""
     from flows.cli.tables import print_table
 
-    print_table(COLUMNS, [_row(get_data_set(name)) for name in list_data_set_names()])
+    print_table(COLUMNS, [*map(_row, DATA_SETS.values())])
 
 
 @data_app.command("pull")
@@ -35,14 +35,14 @@ def pull_data(name: DataSetName) -> None:
     from envs.requirements.downloads import pull
 
     with _show_downloads() as progress:
-        folder = pull(get_data_set(name), progress=progress)
+        folder = pull(DATA_SETS.find(name), progress=progress)
     typer.echo(f"{name}: {folder}")
 
 
 @data_app.command("make")
 def make_data(name: DataSetName) -> None:
     """Generate a data set again; a run generates a missing one by itself."""
-    typer.echo(f"{name}: {get_data_set(name).make_again()}")
+    typer.echo(f"{name}: {DATA_SETS.find(name).make_again()}")
 
 
 @data_app.command("check")
@@ -50,7 +50,7 @@ def check_data(name: DataSetName) -> None:
     """Verify a downloaded data set; exits with status 1 if a file is missing or changed."""
     from envs.requirements.downloads import faults
 
-    messages = list(faults(get_data_set(name)))
+    messages = list(faults(DATA_SETS.find(name)))
     for message in messages:
         typer.echo(message)
     if messages:

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from envs.errors import ConfigError, MissingDependency, WingspanError
-from envs.registry import get_env, list_env_names
+from envs.registry import ENVIRONMENTS, get_env
 from envs.requirements.detection import APPLICATION, PROBE_TIMEOUT_S, Package, Requirement, UserNamespaces
 from envs.retrieval.redis_server import Redis
 from envs.sandbox.sandbox import BACKENDS
@@ -148,7 +148,7 @@ def _environments(pipeline: "Pipeline") -> Iterator[Finding]:
     users: dict[Requirement, list[str]] = {}
     core = _core_packages()
     needed_names = needed_here(pipeline)
-    for name in dict.fromkeys([*list_env_names(), *pipeline.data.envs]):
+    for name in dict.fromkeys([*ENVIRONMENTS, *pipeline.data.envs]):
         for need in get_env(name).needs:
             if need.name not in core:
                 users.setdefault(need, []).append(name)

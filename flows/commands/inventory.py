@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from textwrap import shorten
 
 from envs.errors import ConfigError
-from envs.registry import EnvSpec, Family, get_env, list_env_names, list_families
+from envs.registry import ENVIRONMENTS, EnvSpec, Family, get_env, list_families
 from envs.requirements.data_sets import DataSet
 from envs.requirements.detection import Package, Requirement
 from envs.sandbox.sandbox import BACKENDS
@@ -28,7 +28,7 @@ def environment_rows() -> list[Sequence[str]]:
     The families of environments and the code interpreter come last.
     """
     rows = [
-        *map(_row, map(get_env, list_env_names())),
+        *map(_row, map(get_env, ENVIRONMENTS)),
         *map(_family_row, list_families()),
         _interpreter_row(),
     ]
@@ -43,7 +43,7 @@ def environment_rows() -> list[Sequence[str]]:
 def environment_facts(name: str) -> list[tuple[str, str]]:
     """The details of the environment or family `name`. Raises `ConfigError` for an unknown name."""
     family = next((family for family in list_families() if family.name == name.removesuffix(":…")), None)
-    if family is not None and name not in list_env_names():
+    if family is not None and name not in ENVIRONMENTS:
         return [
             ("environments", f"{family.name}:…, e.g. {family.example}"),
             ("source", family.source),

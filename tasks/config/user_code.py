@@ -11,7 +11,7 @@ from agents.formats.registry import AGENTS
 from agents.rewards import REWARDS
 from agents.tools.registry import TOOLS
 from envs.plugins import Registry, find_sources
-from envs.registry import env_reference, is_user_env
+from envs.registry import ENVIRONMENTS, is_user_env
 from tasks.config.agent import AgentSettings
 from tasks.config.data import DataSettings
 
@@ -29,7 +29,7 @@ def environment_code(settings: DataSettings) -> list[Path]:
 
     Raises `ConfigError` for a module that is not there.
     """
-    references = (env if is_user_env(env) else env_reference(env) for env in settings.envs)
+    references = (env if is_user_env(env) else ENVIRONMENTS.reference(env) for env in settings.envs)
     return find_sources(filter(None, references), key="data.parts")
 
 

@@ -25,7 +25,7 @@ from envs.files import write_atomically
 from envs.registry import EnvSpec, ExpertStep, get_env
 from envs.requirements.detection import Program
 from envs.runtime.manager import EnvManager
-from envs.sandbox.workspace import HasWorkspace
+from envs.sandbox.workspace import WithWorkspace
 from envs.types import Item
 from tasks.cluster.envs import find_cluster_host
 from tasks.config.environments import environments
@@ -136,7 +136,7 @@ async def _solve(proof: _Proof, *, envs: EnvManager, pipeline: Pipeline) -> int:
             trajectory = await run_script(env, item, expert_script(steps, config=config), config=config)
         except SamplerFailed as error:
             raise EnvCrashed(f"{item.item_id}: the expert cannot go on: {error}") from None
-        if isinstance(env.unwrapped, HasWorkspace):
+        if isinstance(env.unwrapped, WithWorkspace):
             await _try_sandbox(env.unwrapped, item)
     if proof.solution and not trajectory.success:
         packages = ", ".join(get_env(item.env).packages)
@@ -147,7 +147,7 @@ async def _solve(proof: _Proof, *, envs: EnvManager, pipeline: Pipeline) -> int:
     return len(trajectory.turns)
 
 
-async def _try_sandbox(env: HasWorkspace, item: Item) -> None:
+async def _try_sandbox(env: WithWorkspace, item: Item) -> None:
     reply = await env.workspace.shell("echo works")
-    if reply.failed or reply.text.strip() != "works":
+    if reply.is_error or reply.text.strip() != "works":
         raise EnvCrashed(f"{item.item_id}: the sandbox does not run commands: {reply.text[:80]!r}")

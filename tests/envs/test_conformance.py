@@ -15,7 +15,7 @@ import pytest
 
 from envs.base import Environment
 from envs.errors import EnvCrashed, MissingDependency
-from envs.registry import MAX_EXPERT_TURNS, EnvSpec, ExpertStep, get_env, list_env_names
+from envs.registry import ENVIRONMENTS, MAX_EXPERT_TURNS, EnvSpec, ExpertStep, get_env
 from envs.runtime.hosted import HostedEnv
 from envs.runtime.processes import ProcessHost
 from envs.types import Item, StepResult
@@ -55,9 +55,9 @@ class Sample:
         self.spec = spec
         train = some_items(spec)
         items = [QUICK[spec.name]] if spec.name in QUICK else train
-        known = ((item, spec.solve(item) or ANY[spec.has_items]) for item in items)
-        self.item, self.solution = next((item, solution) for item, solution in known if solution)
-        self.other = next(i for i in train if i != self.item)
+        solutions = ((item, spec.solve(item) or ANY[spec.has_items]) for item in items)
+        self.item, self.solution = next((item, solution) for item, solution in solutions if solution)
+        self.second_item = next(i for i in train if i != self.item)
         self.opening, self.garbage, self.results = on(spec.make, self.play)
 
     async def play(self, env: Environment) -> tuple[str, list[StepResult], list[StepResult]]:
@@ -67,14 +67,20 @@ class Sample:
             garbage.append(await env.step(action))
             if garbage[-1].terminated:
                 await env.reset(self.item)
-        return opening, garbage, await played(env, self.solution, seen=opening)  # garbage changes nothing
+        return (
+            opening,
+            garbage,
+            await run_script(env, self.solution, observation=opening),
+        )  # garbage changes nothing
 
 
-async def played(env: Environment, solution: Sequence[ExpertStep], *, seen: str) -> list[StepResult]:
+async def run_script(
+    env: Environment, solution: Sequence[ExpertStep], *, observation: str
+) -> list[StepResult]:
     results: list[StepResult] = []
     for step in solution:
-        results.append(await env.step(step.resolve(seen)))
-        seen = results[-1].observation
+        results.append(await env.step(step.resolve(observation)))
+        observation = results[-1].observation
         if results[-1].terminated:
             break
     return results
@@ -93,7 +99,7 @@ def on(make: Callable[[], Environment], use: Callable[[Environment], Awaitable[T
     return asyncio.run(main())
 
 
-@pytest.fixture(scope="module", params=list_env_names())
+@pytest.fixture(scope="module", params=list(ENVIRONMENTS))
 def sample(request: pytest.FixtureRequest) -> Sample:
     try:
         return Sample(get_env(request.param))
@@ -131,7 +137,7 @@ def test_garbage_is_answered_and_ends_and_spoils_nothing(sample: Sample) -> None
 
 def test_an_item_plays_the_same_on_any_instance_whatever_it_did_before(sample: Sample) -> None:
     async def twice(env: Environment) -> None:
-        opening = await env.reset(sample.other)
+        opening = await env.reset(sample.second_item)
         assert opening != sample.opening
         for _ in range(2):
             assert await sample.play(env) == (sample.opening, sample.garbage, sample.results)
@@ -157,7 +163,7 @@ def test_nothing_is_played_before_a_reset_or_after_the_end(sample: Sample) -> No
         with pytest.raises(RuntimeError, match="before reset"):
             await env.step("look around")
         await env.close()
-        results = await played(env, sample.solution, seen=await env.reset(sample.item))
+        results = await run_script(env, sample.solution, observation=await env.reset(sample.item))
         assert results[-1].terminated
         with pytest.raises(RuntimeError, match="after the end"):
             await env.step("look around")
@@ -171,14 +177,14 @@ def test_nothing_is_played_before_a_reset_or_after_the_end(sample: Sample) -> No
 
 
 @pytest.mark.heavy
-@pytest.mark.parametrize("hosted", [False, True])
-def test_nothing_is_left_behind(sample: Sample, hosted: bool) -> None:
+@pytest.mark.parametrize("is_hosted", [False, True])
+def test_nothing_is_left_behind(sample: Sample, is_hosted: bool) -> None:
     """`bench/conformance.py` does it a thousand times."""
     is_light = sample.spec.isolation == "none"
-    if hosted and not is_light:
+    if is_hosted and not is_light:
         pytest.skip("it has a process of its own already")
-    cycles = {(True, False): 40, (True, True): 8, (False, False): 2}[is_light, hosted]
-    growth = asyncio.run(measure(sample.spec.name, cycles=cycles, hosted=hosted, warm_up=cycles // 3))
+    cycles = {(True, False): 40, (True, True): 8, (False, False): 2}[is_light, is_hosted]
+    growth = asyncio.run(measure(sample.spec.name, cycles=cycles, is_hosted=is_hosted, warm_up=cycles // 3))
     assert growth.processes == 0
     assert growth.handles <= 0
     assert growth.memory_growth <= 0.05

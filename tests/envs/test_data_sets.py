@@ -20,7 +20,7 @@ from starlette.routing import Route
 from typer.testing import CliRunner
 
 from envs.errors import ConfigError, MissingDependency
-from envs.requirements.data_sets import DataFile, DataSet, data_set_scope, get_data_set, register_data_set
+from envs.requirements.data_sets import DATA_SETS, DataFile, DataSet, register_data_set
 from envs.requirements.downloads import DownloadFailed, faults, pull
 from flows.cli.app import app
 from tests.support.http_server import serving_in_thread
@@ -45,13 +45,13 @@ class Server:
     """The number of the first request that is answered 503."""
     page: bool = False
     url: str = ""
-    asked: list[str | None] = field(default_factory=list)
+    requests: list[str | None] = field(default_factory=list)
     """The `Range` of each request."""
 
     async def answer(self, request: Request) -> Response:
         span = request.headers.get("Range")
-        self.asked.append(span)
-        if self.refuses_from is not None and len(self.asked) > self.refuses_from:
+        self.requests.append(span)
+        if self.refuses_from is not None and len(self.requests) > self.refuses_from:
             return Response(status_code=503)
         if self.page:
             return HTMLResponse("<p>too many users</p>")
@@ -71,17 +71,17 @@ class Server:
 
 @pytest.fixture
 def server() -> Iterator[Server]:
-    served = Server()
-    with serving_in_thread(Starlette(routes=[Route("/{name:path}", served.answer)])) as url:
-        served.url = url
-        yield served
+    instance = Server()
+    with serving_in_thread(Starlette(routes=[Route("/{name:path}", instance.answer)])) as url:
+        instance.url = url
+        yield instance
 
 
 def a_set(
-    server: Server, *paths: str, unpack: bool = False, required_paths: tuple[str, ...] = (), **known: object
+    server: Server, *paths: str, unpack: bool = False, required_paths: tuple[str, ...] = (), **fields: object
 ) -> DataSet:
     files = tuple(
-        replace(DataFile(path=path, url=f"{server.url}/{path}", unpack=unpack), **known)
+        replace(DataFile(path=path, url=f"{server.url}/{path}", unpack=unpack), **fields)
         for path in paths  # type: ignore[arg-type]
     )
     return DataSet(name="toy", about="a toy", required_paths=required_paths or paths, files=files)
@@ -95,7 +95,7 @@ def test_a_download_that_breaks_off_goes_on_where_it_stopped(server: Server) -> 
     server.cuts = 2
     folder = fetch(a_set(server, "big.bin"))
     assert (folder / "big.bin").read_bytes() == BODY
-    assert server.asked == [None, "bytes=1000000-", "bytes=2000000-"]
+    assert server.requests == [None, "bytes=1000000-", "bytes=2000000-"]
 
 
 def test_one_that_was_given_up_goes_on_at_the_next_command(server: Server) -> None:
@@ -103,10 +103,10 @@ def test_one_that_was_given_up_goes_on_at_the_next_command(server: Server) -> No
     with pytest.raises(DownloadFailed, match=r"503.*1000000 bytes are kept"):
         fetch(a_set(server, "big.bin"))
     assert not (get_folder() / "big.bin").exists()
-    server.asked.clear()
+    server.requests.clear()
     server.refuses_from = None
     assert (fetch(a_set(server, "big.bin")) / "big.bin").read_bytes() == BODY
-    assert server.asked == ["bytes=1000000-"]
+    assert server.requests == ["bytes=1000000-"]
 
 
 def test_bytes_of_two_versions_are_never_put_together(server: Server) -> None:
@@ -121,18 +121,18 @@ def test_what_is_here_is_not_downloaded_again(server: Server) -> None:
     server.bodies["second.bin"] = b"2"
     fetch(a_set(server, "big.bin"))
     fetch(a_set(server, "big.bin", "second.bin"))
-    assert len(server.asked) == 2
+    assert len(server.requests) == 2
 
 
 @pytest.mark.parametrize(
-    ("known", "told"),
+    ("fields", "expected"),
     [({"bytes": 5}, "bytes 3000000, and 5 was expected"), ({"sha256": "0" * 64}, "0{64} was expected")],
 )
 def test_a_file_that_is_not_what_it_should_be_is_refused(
-    server: Server, known: dict[str, object], told: str
+    server: Server, fields: dict[str, object], expected: str
 ) -> None:
-    with pytest.raises(DownloadFailed, match=told):
-        fetch(a_set(server, "big.bin", **known))
+    with pytest.raises(DownloadFailed, match=expected):
+        fetch(a_set(server, "big.bin", **fields))
     assert not list(get_folder().glob("big*"))
 
 
@@ -158,10 +158,10 @@ def test_a_web_page_in_the_place_of_a_file_is_refused(server: Server) -> None:
 def test_more_than_the_disk_holds_is_refused_before_anything_is_asked(server: Server) -> None:
     with pytest.raises(ConfigError, match="GB free"):
         fetch(a_set(server, "big.bin", bytes=10**18))
-    assert server.asked == []
+    assert server.requests == []
 
 
-def packed(kind: str) -> bytes:
+def make_archive(kind: str) -> bytes:
     sink = io.BytesIO()
     if kind == "zip":
         with zipfile.ZipFile(sink, "w") as archive:
@@ -176,12 +176,12 @@ def packed(kind: str) -> bytes:
 
 @pytest.mark.parametrize("name", ["a.zip", "a.tar.gz"])
 def test_archives_are_unpacked(server: Server, name: str) -> None:
-    server.bodies[name] = packed(name.rpartition(".")[2])
+    server.bodies[name] = make_archive(name.rpartition(".")[2])
     folder = fetch(a_set(server, name, unpack=True, required_paths=("in/a.txt",)))
     assert (folder / "in/a.txt").read_text() == "A"
     assert not (folder / name).exists()
     fetch(a_set(server, name, unpack=True, required_paths=("in/a.txt",)))
-    assert len(server.asked) == 1
+    assert len(server.requests) == 1
 
 
 def test_one_file_in_gzip_is_unpacked(server: Server) -> None:
@@ -233,59 +233,59 @@ def write_numbers(folder: Path) -> None:
     (folder / "numbers.txt").write_text("1 2 3")
 
 
-MADE = DataSet(name="toy", about="numbers", required_paths=("numbers.txt",), make=write_numbers)
+NUMBERS = DataSet(name="toy", about="numbers", required_paths=("numbers.txt",), make=write_numbers)
 
 
 def test_what_is_made_here_is_made_once_by_many_processes() -> None:
-    assert MADE.find_remedy() is None
+    assert NUMBERS.find_remedy() is None
     with multiprocessing.get_context("fork").Pool(4) as pool:
         folders = pool.map(_ready, range(8))
-    assert {folder / "numbers.txt" for folder in folders} == {MADE.path("numbers.txt")}
+    assert {folder / "numbers.txt" for folder in folders} == {NUMBERS.path("numbers.txt")}
     assert times_made() == 1
 
 
 def test_it_is_made_anew_when_what_decides_it_has_changed() -> None:
-    MADE.prepare()
-    replace(MADE, made_with=("pytest",)).prepare()
-    replace(MADE, made_with=("pytest",)).prepare()
+    NUMBERS.prepare()
+    replace(NUMBERS, made_with=("pytest",)).prepare()
+    replace(NUMBERS, made_with=("pytest",)).prepare()
     assert times_made() == 2
 
 
 def test_a_making_that_fails_leaves_what_was_there() -> None:
-    MADE.prepare()
+    NUMBERS.prepare()
 
     def fail(folder: Path) -> None:
         (folder / "numbers.txt").write_text("half")
         raise OSError("no more")
 
     with pytest.raises(OSError, match="no more"):
-        replace(MADE, make=fail, made_with=("pytest",)).prepare()
+        replace(NUMBERS, make=fail, made_with=("pytest",)).prepare()
     assert (get_folder() / "numbers.txt").read_text() == "1 2 3"
 
 
 def test_a_file_that_is_in_no_data_set_is_named() -> None:
     with pytest.raises(MissingDependency, match=r"other\.txt; run: wingspan data make toy"):
-        MADE.path("other.txt")
+        NUMBERS.path("other.txt")
 
 
 def test_commands_of_a_data_set_that_is_made_here() -> None:
     run = CliRunner().invoke
-    with data_set_scope():
-        register_data_set(MADE)
+    with DATA_SETS.scope():
+        register_data_set(NUMBERS)
         assert "made when needed" in run(app, ["data", "list"]).output
         assert run(app, ["data", "make", "toy"]).exit_code == 0
         assert "make it by: wingspan data make" in str(run(app, ["data", "pull", "toy"]).exception)
         assert "did you mean 'toy'" in str(run(app, ["data", "pull", "toi"]).exception)
     with pytest.raises(ConfigError, match="unknown data set 'toy'"):
-        get_data_set("toy")
+        DATA_SETS.find("toy")
 
 
 def test_commands_of_a_download(server: Server) -> None:
     run = CliRunner().invoke
-    with data_set_scope():
+    with DATA_SETS.scope():
         register_data_set(a_set(server, "big.bin"))
         assert run(app, ["data", "pull", "toy"]).exit_code == 0
-        assert "all as it was" in run(app, ["data", "check", "toy"]).output
+        assert "all files are as they were" in run(app, ["data", "check", "toy"]).output
         (get_folder() / "big.bin").unlink()
         assert run(app, ["data", "check", "toy"]).exit_code == 1
 
@@ -299,4 +299,4 @@ def times_made() -> int:
 
 
 def _ready(_: int) -> Path:
-    return MADE.prepare()
+    return NUMBERS.prepare()

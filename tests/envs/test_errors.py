@@ -9,20 +9,20 @@ from envs.errors import ConfigError, EnvCrashed, boundary, describe, suggest, to
 
 @pytest.mark.parametrize("error", [KeyError("x\ny"), OSError(2, "no such file"), ValueError()], ids=repr)
 def test_a_foreign_exception_becomes_ours_on_one_line_with_its_cause(error: Exception) -> None:
-    with pytest.raises(EnvCrashed) as caught, boundary(EnvCrashed, "toy_1: step"):
+    with pytest.raises(EnvCrashed) as error_info, boundary(EnvCrashed, "toy_1: step"):
         raise error
-    assert str(caught.value) == f"toy_1: step raised {describe(error)}"
-    assert "\n" not in str(caught.value)
-    assert caught.value.__cause__ is error
+    assert str(error_info.value) == f"toy_1: step raised {describe(error)}"
+    assert "\n" not in str(error_info.value)
+    assert error_info.value.__cause__ is error
 
 
 @pytest.mark.parametrize(
     "error", [ConfigError("wrong"), asyncio.CancelledError(), KeyboardInterrupt()], ids=repr
 )
 def test_our_own_errors_and_cancellation_pass_through(error: BaseException) -> None:
-    with pytest.raises(type(error)) as caught, boundary(EnvCrashed, "toy_1: step"):
+    with pytest.raises(type(error)) as error_info, boundary(EnvCrashed, "toy_1: step"):
         raise error
-    assert caught.value is error
+    assert error_info.value is error
 
 
 def test_a_line_is_cut_and_has_no_secret(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,8 +17,8 @@ from envs.runtime.hosted import Host, HostedEnv
 from envs.runtime.manager import EnvManager
 from envs.runtime.processes import ProcessHost
 from envs.types import Item, StepResult
-from tests.support.hosted_threads import Threaded
-from tests.support.hosted_toy import Rogue, broken, unplugged
+from tests.support.hosted_threads import ThreadedRogue
+from tests.support.hosted_toy import Rogue, make_failing, make_without_java
 from tests.support.toy import ToyEnv, toy_item, toy_spec
 from tests.support.waiting import wait_until_async
 
@@ -46,7 +46,7 @@ def host_of(request: pytest.FixtureRequest) -> Any:
     return RayHost
 
 
-async def ended(env: HostedEnv, host: Host) -> None:
+async def close_all(env: HostedEnv, host: Host) -> None:
     await env.close()
     await host.close()
 
@@ -77,14 +77,17 @@ def test_what_is_said_and_raised_arrives_as_it_was(host_of: Any) -> None:
             await env.step("raise a b")
         with pytest.raises(MissingDependency, match=r"^apt-get install x$"):
             await env.step("miss apt-get install x")
-        await ended(env, host)
+        await close_all(env, host)
 
     asyncio.run(main())
 
 
 @pytest.mark.parametrize(
     ("make", "error", "text"),
-    [(unplugged, MissingDependency, "install java"), (broken, EnvCrashed, "OSError: no such port")],
+    [
+        (make_without_java, MissingDependency, "install java"),
+        (make_failing, EnvCrashed, "OSError: no such port"),
+    ],
 )
 def test_what_cannot_be_made_says_why(make: Any, error: Any, text: str) -> None:
     async def main() -> None:
@@ -92,7 +95,7 @@ def test_what_cannot_be_made_says_why(make: Any, error: Any, text: str) -> None:
         env = HostedEnv(host)
         with pytest.raises(error, match=text):
             await env.reset(ITEM)
-        await ended(env, host)
+        await close_all(env, host)
 
     asyncio.run(main())
 
@@ -115,7 +118,7 @@ def test_a_killed_process_is_a_crash_at_once_and_known_to_be_dead(host_of: Any) 
         assert "rogue_7" in await env.reset(ITEM)  # it starts another
         os.kill(env.pid, signal.SIGKILL)
         await wait_until_async(lambda: not env.is_alive)  # nobody asked it anything
-        await ended(env, host)
+        await close_all(env, host)
 
     asyncio.run(main())
 
@@ -130,9 +133,9 @@ def test_a_step_that_hangs_is_ended_by_whoever_gives_it_up_and_stalls_nobody(hos
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.3):
                 await env.step("hang")
-        with pytest.raises(EnvCrashed, match="given up"):
+        with pytest.raises(EnvCrashed, match="was cancelled"):
             await env.step("pid")
-        await ended(env, host)
+        await close_all(env, host)
         await until_gone(pid)
 
     asyncio.run(main())
@@ -151,7 +154,7 @@ def test_what_an_environment_starts_ends_with_it() -> None:
         await closed.close()
         for pid in programs:
             await until_gone(pid)
-        await ended(killed, host)
+        await close_all(killed, host)
 
     asyncio.run(main())
 
@@ -168,7 +171,7 @@ def test_a_process_that_exits_says_how() -> None:
         os.kill(env.pid or 0, signal.SIGSEGV)
         with pytest.raises(EnvCrashed, match="killed by SIGSEGV in step"):
             await env.step("hang")
-        await ended(env, host)
+        await close_all(env, host)
 
     asyncio.run(main())
 
@@ -186,7 +189,7 @@ def test_a_lost_fork_server_is_replaced() -> None:
         await env.close()
         await until_gone(worker.pid)
         assert "rogue_7" in await env.reset(ITEM)
-        await ended(env, host)
+        await close_all(env, host)
 
     asyncio.run(main())
 
@@ -208,7 +211,7 @@ def test_workers_share_what_was_imported_and_have_their_own_randomness() -> None
 
 def test_where_modules_have_threads_workers_are_not_forked() -> None:
     async def main() -> None:
-        host = ProcessHost(Threaded)
+        host = ProcessHost(ThreadedRogue)
         env = HostedEnv(host)
         assert "rogue_7" in await env.reset(ITEM)
         pid = env.pid or 0
@@ -233,9 +236,9 @@ def test_no_process_outlives_a_killed_parent() -> None:
     assert len(family) >= 3
     parent.kill()
     parent.wait()
-    gone, left = psutil.wait_procs(family, timeout=30)
+    dead, left = psutil.wait_procs(family, timeout=30)
     assert not left
-    assert len(gone) == len(family)
+    assert len(dead) == len(family)
 
 
 PARENT = """
@@ -262,9 +265,9 @@ PARENT = """
 def test_a_kind_that_needs_processes_gets_them_and_the_pool_sees_no_difference() -> None:
     async def main() -> None:
         envs = EnvManager([toy_spec(ToyEnv, isolation="process")], capacity=2)
-        others = psutil.Process().children(recursive=True)
+        before = psutil.Process().children(recursive=True)
         await envs.warm_up("toy", 2)
-        server, *workers = (p for p in psutil.Process().children(recursive=True) if p not in others)
+        server, *workers = (p for p in psutil.Process().children(recursive=True) if p not in before)
         assert [worker.ppid() for worker in workers] == [server.pid] * 2
         async with envs.lease("toy") as env:
             await env.reset(toy_item())
@@ -278,7 +281,7 @@ def test_a_kind_that_needs_processes_gets_them_and_the_pool_sees_no_difference()
             assert await env.reset(toy_item()) == "Goal: reach 3."
         assert envs.metrics["toy"].replaced == 1
         await envs.close()
-        assert [p for p in psutil.Process().children(recursive=True) if p not in others] == []
+        assert [p for p in psutil.Process().children(recursive=True) if p not in before] == []
 
     asyncio.run(main())
 
@@ -300,6 +303,6 @@ def test_giving_up_a_start_leaves_no_process() -> None:
             start.cancel()
         await asyncio.gather(*starts, return_exceptions=True)
         await wait_until_async(lambda: [worker.pid for worker in server.children()] == [first.pid])
-        await ended(first, host)
+        await close_all(first, host)
 
     asyncio.run(main())

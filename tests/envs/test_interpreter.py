@@ -106,8 +106,8 @@ def test_output_of_child_processes_is_caught_in_order(sandbox):
 )
 def test_what_ends_the_interpreter_is_said_and_the_next_run_begins_afresh(sandbox, code, reason):
     [_, ended, fresh] = runs(sandbox, "x = 1", code, "'x' in globals()", timeout_s=1)
-    assert reason in ended.ended
-    assert fresh == Run("False\n", ended=None)
+    assert reason in ended.end_reason
+    assert fresh == Run("False\n", end_reason=None)
 
 
 def test_an_interpreter_that_died_between_two_runs_says_so_and_begins_nothing(sandbox):
@@ -120,8 +120,8 @@ def test_an_interpreter_that_died_between_two_runs_says_so_and_begins_nothing(sa
             os.killpg(process.pid, signal.SIGKILL)
             await wait_until_async(lambda: not process.is_running())
             await asyncio.sleep(0.2)  # for asyncio's own thread to tell the event loop
-            lost = await interpreter.run("print('begun')")
-            assert (lost.output, "died since the last run" in lost.ended) == ("", True)
+            reported = await interpreter.run("print('begun')")
+            assert (reported.output, "died since the last run" in reported.end_reason) == ("", True)
             assert (await interpreter.run("'x' in globals()")).output == "False\n"
         finally:
             await interpreter.close()
@@ -134,9 +134,9 @@ def test_cpu_time_is_counted_run_by_run(sandbox):
     limits = SandboxLimits(memory_mb=256, cpu_s=0.6)
     work = "import time\nuntil = time.process_time() + 0.25\nwhile time.process_time() < until: pass"
     spin = "import os\nif os.fork() == 0:\n    while True: pass\nos.wait()"
-    *worked, spun = runs(sandbox, *[work] * 4, spin, limits=limits, timeout_s=60)
-    assert [run.ended for run in worked] == [None] * 4
-    assert spun.ended == "it took more than 0.6 s of CPU time"
+    *work_runs, spun = runs(sandbox, *[work] * 4, spin, limits=limits, timeout_s=60)
+    assert [run.end_reason for run in work_runs] == [None] * 4
+    assert spun.end_reason == "it took more than 0.6 s of CPU time"
 
 
 def test_endless_output_is_cut_in_the_middle(sandbox):
@@ -175,7 +175,7 @@ def theirs(path, at=None):
 
 
 @pytest.fixture(scope="module")
-def found(sandbox: Backend) -> dict[str, str]:
+def outputs(sandbox: Backend) -> dict[str, str]:
     """What each way out printed, all tried in one sandbox, one after the other."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SECRET", "SECRET")
@@ -184,8 +184,8 @@ def found(sandbox: Backend) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("way", WAYS_OUT)
-def test_there_is_no_way_out(found, way):
-    assert "ESCAPED" not in found[way], found[way]
+def test_there_is_no_way_out(outputs, way):
+    assert "ESCAPED" not in outputs[way], outputs[way]
 
 
 def test_services_of_this_machine_are_out_of_reach(sandbox):
@@ -224,7 +224,7 @@ def test_files_have_a_size(sandbox, folder):
     assert int(run.output) <= (4 if folder == "/dev/shm" else 16)
 
 
-GREED = {
+MEMORY_HOGS = {
     "one process": "a = [bytes(1 << 20) for _ in range(10000)]",
     "many processes": """
 import os, time
@@ -242,15 +242,15 @@ while True:
 }
 
 
-@pytest.mark.parametrize("code", GREED.values(), ids=GREED)
+@pytest.mark.parametrize("code", MEMORY_HOGS.values(), ids=MEMORY_HOGS)
 def test_memory_has_an_end(sandbox, code):
-    with memory_of_the_machine() as used:
+    with memory_of_the_machine() as memory_samples:
         [run, after] = runs(sandbox, code, "'alive'", timeout_s=20)
     # A container's own limit may be quicker than the watch; it kills without a word.
-    killed = bool(sandbox.end("")) and run.ended == "its process died"
-    assert killed or "MemoryError" in run.output or "memory" in (run.ended or ""), run
+    is_killed = bool(sandbox.end("")) and run.end_reason == "its process died"
+    assert is_killed or "MemoryError" in run.output or "memory" in (run.end_reason or ""), run
     assert after.output == "'alive'\n"
-    assert max(used()) < 1.2e9
+    assert max(memory_samples()) < 1.2e9
 
 
 @contextmanager
@@ -258,18 +258,18 @@ def memory_of_the_machine() -> Iterator[Callable[[], list[float]]]:
     """Bytes that were taken since, at each of many moments."""
     import threading
 
-    before, seen, over = psutil.virtual_memory().available, [0.0], threading.Event()
+    before, samples, stop = psutil.virtual_memory().available, [0.0], threading.Event()
 
     def watch() -> None:
-        while not over.wait(0.02):
-            seen.append(before - psutil.virtual_memory().available)
+        while not stop.wait(0.02):
+            samples.append(before - psutil.virtual_memory().available)
 
     thread = threading.Thread(target=watch)
     thread.start()
     try:
-        yield lambda: seen
+        yield lambda: samples
     finally:
-        over.set()
+        stop.set()
         thread.join()
 
 
@@ -277,7 +277,7 @@ def test_a_fork_bomb_stops_and_leaves_nothing(sandbox):
     before = len(psutil.pids())
     code = "import os, time\nwhile True:\n    try: os.fork()\n    except OSError: time.sleep(0.05)"
     [run] = runs(sandbox, code, timeout_s=3)
-    assert "longer than 3 s" in run.ended
+    assert "longer than 3 s" in run.end_reason
     wait_until(lambda: len(psutil.pids()) < before + 10)
 
 
@@ -319,10 +319,10 @@ def test_the_sandbox_dies_with_its_user(sandbox):
 
 
 def test_a_forged_answer_spoils_only_the_forgers_own_run(sandbox):
-    forged = """
+    forgery = """
 import os
 for f in range(3, 20):
     try: os.write(f, b'{"output": "forged"}\\n')
     except OSError: pass"""
-    results = runs(sandbox, forged, "6 * 7", "6 * 7")
+    results = runs(sandbox, forgery, "6 * 7", "6 * 7")
     assert results[-1].output in ("42\n", "forged")

@@ -18,15 +18,15 @@ class A(ToyEnv): ...
 class B(ToyEnv): ...
 
 
-def managed(*, capacity: int | dict[str, int], total: int | None = None) -> EnvManager:
+def make_manager(*, capacity: int | dict[str, int], total: int | None = None) -> EnvManager:
     specs = [toy_spec(A, name="a"), toy_spec(B, name="b")]
     return EnvManager(specs, capacity=capacity, total=total)
 
 
-async def users(envs: EnvManager, kind: str, count: int, *, served: list[str], turns: int = 3) -> None:
+async def users(envs: EnvManager, kind: str, count: int, *, lent_kinds: list[str], turns: int = 3) -> None:
     async def user() -> None:
         async with envs.lease(kind) as env:
-            served.append(kind)
+            lent_kinds.append(kind)
             await env.reset(toy_item())
             for _ in range(turns):
                 await asyncio.sleep(0)
@@ -36,7 +36,7 @@ async def users(envs: EnvManager, kind: str, count: int, *, served: list[str], t
 
 def test_each_kind_has_its_own_instances_and_its_own_cap() -> None:
     async def main() -> None:
-        envs = managed(capacity={"a": 2, "b": 1})
+        envs = make_manager(capacity={"a": 2, "b": 1})
         async with envs.lease("a") as one, envs.lease("a") as two, envs.lease("b") as other:
             assert "<A>" in repr(one) + repr(two)
             assert repr(other) == "<B>"
@@ -53,13 +53,13 @@ def test_each_kind_has_its_own_instances_and_its_own_cap() -> None:
 
 def test_a_kind_that_is_not_there_is_named() -> None:
     with pytest.raises(ConfigError, match="'c' here, only a, b"):
-        managed(capacity=1).lease("c")
+        make_manager(capacity=1).lease("c")
 
 
 def test_what_idles_makes_room_for_another_kind() -> None:
     async def main() -> None:
-        envs = managed(capacity=4, total=4)
-        await users(envs, "a", 4, served=[])
+        envs = make_manager(capacity=4, total=4)
+        await users(envs, "a", 4, lent_kinds=[])
         assert envs.metrics["a"].idle == 4
         async with envs.lease("b", timeout_s=1), envs.lease("b", timeout_s=1):
             assert {name: metrics.live for name, metrics in envs.metrics.items()} == {"a": 2, "b": 2}
@@ -70,15 +70,15 @@ def test_what_idles_makes_room_for_another_kind() -> None:
 
 def test_a_kind_in_constant_use_does_not_starve_another() -> None:
     async def main() -> None:
-        envs = managed(capacity=4, total=4)
-        served: list[str] = []
-        busy = asyncio.create_task(users(envs, "a", 40, served=served))
+        envs = make_manager(capacity=4, total=4)
+        lent_kinds: list[str] = []
+        busy = asyncio.create_task(users(envs, "a", 40, lent_kinds=lent_kinds))
         for _ in range(6):
             await asyncio.sleep(0)
         assert envs.metrics["a"].live == 4
-        await users(envs, "b", 10, served=served)
+        await users(envs, "b", 10, lent_kinds=lent_kinds)
         await busy
-        first, last = served.index("b"), len(served) - 1 - served[::-1].index("b")
+        first, last = lent_kinds.index("b"), len(lent_kinds) - 1 - lent_kinds[::-1].index("b")
         assert first < 10
         assert last < 40  # b has had its half of the instances while a went on
         # Where both wait, neither takes an instance from the other again and again.
@@ -101,12 +101,12 @@ def test_everybody_is_served_and_no_cap_is_passed(
     """Whoever comes when, stays how long, and breaks what they had: all get their turn."""
 
     async def main() -> None:
-        envs = managed(capacity=capacity, total=total)
-        served: list[str] = []
+        envs = make_manager(capacity=capacity, total=total)
+        lent_kinds: list[str] = []
 
         async def user(kind: str, turns: int, breaks: bool) -> None:
             async with envs.lease(kind, timeout_s=5):
-                served.append(kind)
+                lent_kinds.append(kind)
                 for _ in range(turns):
                     await asyncio.sleep(0)
                     lives = {name: metrics.live for name, metrics in envs.metrics.items()}
@@ -117,7 +117,7 @@ def test_everybody_is_served_and_no_cap_is_passed(
 
         ends = await asyncio.gather(*(user(*call) for call in calls), return_exceptions=True)
         assert [type(end) for end in ends] == [KeyError if breaks else type(None) for *_, breaks in calls]
-        assert len(served) == len(calls)
+        assert len(lent_kinds) == len(calls)
         await envs.close()
         assert sum(metrics.live for metrics in envs.metrics.values()) == 0
 
@@ -126,7 +126,7 @@ def test_everybody_is_served_and_no_cap_is_passed(
 
 def test_warming_up_takes_nothing_from_others() -> None:
     async def main() -> None:
-        envs = managed(capacity=4, total=5)
+        envs = make_manager(capacity=4, total=5)
         await envs.warm_up("a", 3)
         await envs.warm_up("b", 4)
         assert {name: metrics.idle for name, metrics in envs.metrics.items()} == {"a": 3, "b": 2}
@@ -137,7 +137,7 @@ def test_warming_up_takes_nothing_from_others() -> None:
 
 def test_a_total_leaves_one_for_each_kind() -> None:
     with pytest.raises(ValueError, match="total 1: each of 2 kinds"):
-        managed(capacity=4, total=1)
+        make_manager(capacity=4, total=1)
 
 
 def test_an_instance_may_be_limited_in_episodes_by_its_kind() -> None:

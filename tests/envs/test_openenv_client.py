@@ -10,7 +10,7 @@ from openenv.core.generic_client import GenericEnvClient
 
 from envs.builtin.textcraft.expert import solve
 from envs.builtin.textcraft.world import game
-from envs.registry import get_env, list_env_names
+from envs.registry import ENVIRONMENTS, get_env
 from envs.serve.limits import ServerLimits
 from tests.support.serving import listening
 
@@ -56,7 +56,7 @@ def test_a_full_server_and_a_missing_token_are_told_to_it() -> None:
     asyncio.run(main())
 
 
-@pytest.mark.parametrize("env", list_env_names())
+@pytest.mark.parametrize("env", list(ENVIRONMENTS))
 def test_openenvs_validator_finds_nothing_missing(env: str) -> None:
     """`openenv validate --url`, on every environment that can be served here."""
     spec = get_env(env)

@@ -21,12 +21,12 @@ class Factory:
     """Makes toy environments and remembers them."""
 
     def __init__(self, make: Callable[[], Any] = ToyEnv) -> None:
-        self.made: list[Any] = []
+        self.instances: list[Any] = []
         self._make = make
 
     def __call__(self) -> ToyEnv:
-        self.made.append(self._make())
-        return self.made[-1]
+        self.instances.append(self._make())
+        return self.instances[-1]
 
 
 def test_never_more_than_its_capacity() -> None:
@@ -49,8 +49,8 @@ def test_never_more_than_its_capacity() -> None:
 
         await asyncio.gather(*(user() for _ in range(20)))
         assert most_lent == 3
-        assert len(make.made) == 3
-        assert sum(env.resets for env in make.made) == 20
+        assert len(make.instances) == 3
+        assert sum(env.resets for env in make.instances) == 20
         metrics = pool.metrics
         assert (metrics.live, metrics.idle, metrics.waiting) == (3, 3, 0)
         assert (metrics.created, metrics.replaced, metrics.recycled) == (3, 0, 0)
@@ -61,15 +61,15 @@ def test_never_more_than_its_capacity() -> None:
 def test_first_come_first_served() -> None:
     async def main() -> None:
         pool = EnvPool(Factory(), capacity=1)
-        served: list[int] = []
+        order: list[int] = []
 
         async def user(number: int) -> None:
             async with pool.lease():
-                served.append(number)
+                order.append(number)
                 await asyncio.sleep(0)
 
         await asyncio.gather(*(user(i) for i in range(10)))
-        assert served == list(range(10))
+        assert order == list(range(10))
 
     asyncio.run(main())
 
@@ -78,10 +78,10 @@ def test_waiting_ends_at_the_timeout_and_says_why() -> None:
     async def main() -> None:
         pool = EnvPool(Factory(), capacity=2)
         async with pool.lease(), pool.lease():
-            with pytest.raises(EpisodeTimeout, match=r"2 of the pool's 2 .*max_live_envs") as raised:
+            with pytest.raises(EpisodeTimeout, match=r"2 of the pool's 2 .*max_live_envs") as error_info:
                 async with pool.lease(timeout_s=0.02):
                     pass
-            assert "0.02 s" in str(raised.value)
+            assert "0.02 s" in str(error_info.value)
             assert pool.metrics.waiting == 0
         async with pool.lease(timeout_s=1):  # a caller that gave up takes no slot with it
             assert pool.metrics.live == 2
@@ -98,7 +98,7 @@ def test_a_broken_instance_is_closed_and_replaced() -> None:
                 raise KeyError("broken")
         async with pool.lease(timeout_s=1) as env:
             assert env is not broken
-            assert [e.closed for e in make.made] == [True, False]
+            assert [e.closed for e in make.instances] == [True, False]
             assert (pool.metrics.created, pool.metrics.replaced) == (2, 1)
 
     asyncio.run(main())
@@ -132,7 +132,7 @@ def test_fresh_means_a_new_instance_within_the_cap() -> None:
             assert again is first
         async with pool.lease(fresh=True, timeout_s=1) as other:
             assert other is not first
-            assert make.made[0].closed
+            assert make.instances[0].closed
             assert pool.metrics.live == 1
 
     asyncio.run(main())
@@ -153,7 +153,7 @@ def test_a_cancelled_waiter_and_a_cancelled_user_leave_no_hole() -> None:
         using.cancel()
         await asyncio.gather(using, waiting, return_exceptions=True)
         async with pool.lease(timeout_s=1):
-            assert make.made[0].closed
+            assert make.instances[0].closed
 
     asyncio.run(main())
 
@@ -252,7 +252,7 @@ def test_closing_the_pool() -> None:
             assert pool.metrics.idle == 0
             assert await lent.reset(toy_item())  # what is lent plays on
         await pool.close()
-        assert all(env.closed for env in make.made)
+        assert all(env.closed for env in make.instances)
         assert pool.metrics.live == 0
 
     asyncio.run(main())
@@ -271,8 +271,8 @@ def test_closing_turns_the_others_away_though_one_has_just_been_cancelled() -> N
             await asyncio.sleep(0)
             waiting[0].cancel()
             await pool.close()
-            ended = await asyncio.gather(*waiting, return_exceptions=True)
-        assert [type(error) for error in ended] == [asyncio.CancelledError, RuntimeError, RuntimeError]
+            outcomes = await asyncio.gather(*waiting, return_exceptions=True)
+        assert [type(error) for error in outcomes] == [asyncio.CancelledError, RuntimeError, RuntimeError]
 
     asyncio.run(main())
 
@@ -303,10 +303,10 @@ class Mortal(ToyEnv):
     """A toy that says whether it lives, and notes that it was prepared."""
 
     is_alive: bool = True
-    prepared: int = 0
+    num_preparations: int = 0
 
     async def prepare(self) -> None:
-        self.prepared += 1
+        self.num_preparations += 1
         await asyncio.sleep(0)
         if not self.is_alive:
             raise OSError("stillborn")
@@ -318,12 +318,14 @@ def test_a_dead_instance_is_replaced_and_not_lent() -> None:
         pool = EnvPool(make, capacity=2)
         async with pool.lease(), pool.lease():
             pass
-        for env in make.made:
+        for env in make.instances:
             env.is_alive = False
         async with pool.lease(timeout_s=1) as env:
             assert await env.reset(toy_item()) == "Goal: reach 3."
-            assert [dead.resets for dead in make.made] == [0, 0, 1]
-            assert [dead.closed for dead in make.made].count(True) == 1  # the other one when it is its turn
+            assert [dead.resets for dead in make.instances] == [0, 0, 1]
+            assert [dead.closed for dead in make.instances].count(
+                True
+            ) == 1  # the other one when it is its turn
             assert (pool.metrics.live, pool.metrics.replaced) == (2, 1)
 
     asyncio.run(main())
@@ -336,8 +338,8 @@ def test_an_instance_is_recycled_after_its_last_episode() -> None:
         for _ in range(7):
             async with pool.lease(timeout_s=1) as env:
                 await env.reset(toy_item())
-        assert [env.resets for env in make.made] == [3, 3, 1]
-        assert [env.closed for env in make.made] == [True, True, False]
+        assert [env.resets for env in make.instances] == [3, 3, 1]
+        assert [env.closed for env in make.instances] == [True, True, False]
         assert (pool.metrics.recycled, pool.metrics.replaced) == (2, 0)
 
     asyncio.run(main())
@@ -349,7 +351,7 @@ def test_warm_instances_are_ready_and_within_the_cap() -> None:
         pool = EnvPool(make, capacity=3)
         await pool.warm_up(2)
         await pool.warm_up(9)
-        assert [env.prepared for env in make.made] == [1, 1, 1]
+        assert [env.num_preparations for env in make.instances] == [1, 1, 1]
         assert (pool.metrics.live, pool.metrics.idle) == (3, 3)
         async with pool.lease():
             assert pool.metrics.created == 3
@@ -365,7 +367,7 @@ def test_what_cannot_be_made_ready_is_said_and_holds_no_slot() -> None:
             await pool.warm_up(2)
         await pool.close()
         assert pool.metrics.live == 0
-        assert all(env.closed for env in make.made)
+        assert all(env.closed for env in make.instances)
 
     asyncio.run(main())
 

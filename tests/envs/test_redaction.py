@@ -15,7 +15,7 @@ from agents.clients.endpoint import ChatClient, Endpoint, EndpointFailed
 from agents.clients.web_search import WebEndpoint, WebSearch
 from envs.builtin.webarena.judge import ModelJudge
 from envs.errors import ConfigError, EnvCrashed, SamplerFailed, SearchFailed, describe
-from envs.redaction import REDACTED, clean_logs, forget_secrets, redact, register_secret, register_url
+from envs.redaction import REDACTION, clean_logs, forget_secrets, redact, register_secret, register_url
 from envs.remote.servers import Servers, WireProtocol
 from envs.types import Item
 from flows.cli import app as cli
@@ -24,7 +24,7 @@ KEY = 'sk-live/4f9+"x"==\'Zq81'
 """With characters that URLs and JSON write in other ways."""
 
 
-PLAIN = "key-4f9Zq81-0123456789"
+PLAIN_KEY = "key-4f9Zq81-0123456789"
 
 
 @pytest.fixture(autouse=True)
@@ -62,24 +62,24 @@ def echo(status: int, *, before: str = "") -> Iterator[str]:
 
 def parts(key: str) -> list[str]:
     """What of a key must not be there either: half of it tells too much."""
-    return [key[at : at + 8] for at in range(len(key) - 8)]
+    return [key[start : start + 8] for start in range(len(key) - 8)]
 
 
-def assert_clean(text: str, key: str = PLAIN) -> None:
+def assert_clean(text: str, key: str = PLAIN_KEY) -> None:
     assert not [part for part in parts(key) if part in text], text
 
 
-def asked(url: str) -> str:
+def ask_endpoint(url: str) -> str:
     endpoint = Endpoint(f"{url}/v1", "toy", api_key_variable="A_NAME_OF_NO_MEANING", tries=1)
     client = ChatClient(endpoint)
-    with pytest.raises((EndpointFailed, ConfigError)) as caught:
+    with pytest.raises((EndpointFailed, ConfigError)) as error_info:
         asyncio.run(client.ask({"messages": []}, read=lambda reply: reply))
-    chain: BaseException | None = caught.value
-    told = []
-    while chain is not None:
-        told.append(str(chain))
-        chain = chain.__cause__
-    return "\n".join(told)
+    cause: BaseException | None = error_info.value
+    messages = []
+    while cause is not None:
+        messages.append(str(cause))
+        cause = cause.__cause__
+    return "\n".join(messages)
 
 
 @pytest.mark.parametrize("status", [200, 400, 401, 429, 500])
@@ -88,11 +88,11 @@ def test_an_endpoint_that_repeats_the_request_does_not_tell_the_key(
     status: int, before: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Wherever the key stands, at the end of what is quoted, too."""
-    monkeypatch.setenv("A_NAME_OF_NO_MEANING", PLAIN)
+    monkeypatch.setenv("A_NAME_OF_NO_MEANING", PLAIN_KEY)
     with echo(status, before=before) as url:
-        told = asked(url)
-    assert "127.0.0.1" in told
-    assert_clean(told)
+        messages = ask_endpoint(url)
+    assert "127.0.0.1" in messages
+    assert_clean(messages)
 
 
 def web_search(url: str) -> None:
@@ -102,12 +102,12 @@ def web_search(url: str) -> None:
 
 
 def judge(url: str) -> None:
-    asyncio.run(ModelJudge(url, "m", PLAIN).same_answer(question="q", reference="r", answer="a"))
+    asyncio.run(ModelJudge(url, "m", PLAIN_KEY).same_answer(question="q", reference="r", answer="a"))
 
 
 def environment(protocol: WireProtocol) -> Callable[[str], None]:
     def play(url: str) -> None:
-        servers = Servers([url], protocol=protocol, token=PLAIN, patience_s=0.1)
+        servers = Servers([url], protocol=protocol, token=PLAIN_KEY, patience_s=0.1)
         asyncio.run(servers.make().reset(Item(item_id="textcraft_1", env="textcraft")))
 
     return play
@@ -118,19 +118,19 @@ def environment(protocol: WireProtocol) -> Callable[[str], None]:
 def test_nor_do_other_servers(
     ask: Callable[[str], None], status: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("SEARCH", PLAIN)
-    with echo(status) as url, pytest.raises((ConfigError, EnvCrashed, SearchFailed)) as caught:
+    monkeypatch.setenv("SEARCH", PLAIN_KEY)
+    with echo(status) as url, pytest.raises((ConfigError, EnvCrashed, SearchFailed)) as error_info:
         ask(url)
-    assert_clean(f"{caught.value}\n{describe(caught.value)}")
+    assert_clean(f"{error_info.value}\n{describe(error_info.value)}")
 
 
 def test_a_secret_is_found_as_urls_and_json_write_it() -> None:
     register_secret(KEY)
     for text in (KEY, quote(KEY, safe=""), json.dumps({"a": KEY}), f"Bearer {KEY}!"):
         assert_clean(redact(text), KEY)
-        assert REDACTED in redact(text)
-    assert str(SamplerFailed(f"the server said {KEY}")) == f"the server said {REDACTED}"
-    assert describe(KeyError(KEY)) == f"KeyError: '{REDACTED}'"
+        assert REDACTION in redact(text)
+    assert str(SamplerFailed(f"the server said {KEY}")) == f"the server said {REDACTION}"
+    assert describe(KeyError(KEY)) == f"KeyError: '{REDACTION}'"
     register_secret("abc")
     register_secret(None)
     assert redact("abc") == "abc"  # no secret: it would be found in half of all words
@@ -140,47 +140,47 @@ def test_a_secret_is_found_as_urls_and_json_write_it() -> None:
 def test_variables_that_say_what_they_hold_are_secret(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(name, "hf_0123456789")
     monkeypatch.setenv("TOKENIZERS_PARALLELISM", "parallel")
-    assert redact("parallel with hf_0123456789") == f"parallel with {REDACTED}"
+    assert redact("parallel with hf_0123456789") == f"parallel with {REDACTION}"
 
 
 def test_passwords_of_urls_are_known_by_their_form() -> None:
     assert redact("redis://:pa55@h:1/0, http://ada:p%40ss@host/x") == (
-        f"redis://{REDACTED}@h:1/0, http://{REDACTED}@host/x"
+        f"redis://{REDACTION}@h:1/0, http://{REDACTION}@host/x"
     )
     assert redact("http://host:80/a@b and ssh://git@host") == "http://host:80/a@b and ssh://git@host"
-    assert redact("{'Authorization': 'Basic YWRhOnBhc3M='}") == f"{{'Authorization': 'Basic {REDACTED}'}}"
+    assert redact("{'Authorization': 'Basic YWRhOnBhc3M='}") == f"{{'Authorization': 'Basic {REDACTION}'}}"
     register_url("postgresql://ada:p%40ssw0rd@db/mlflow")
-    assert redact("password p@ssw0rd, p%40ssw0rd") == f"password {REDACTED}, {REDACTED}"
+    assert redact("password p@ssw0rd, p%40ssw0rd") == f"password {REDACTION}, {REDACTION}"
 
 
 def test_what_is_logged_is_clean(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(logging, "_logRecordFactory", logging.getLogRecordFactory())
-    register_secret(PLAIN)
+    register_secret(PLAIN_KEY)
     clean_logs()
     clean_logs()
     log = logging.getLogger("somebody.else")
     try:
-        raise RuntimeError("with " + PLAIN)
+        raise RuntimeError("with " + PLAIN_KEY)
     except RuntimeError:
-        log.exception("it said %s", PLAIN)
+        log.exception("it said %s", PLAIN_KEY)
     log.warning("%d of %s", 3, "ten")
     assert_clean(caplog.text)
-    assert f"it said {REDACTED}" in caplog.text
-    assert f"RuntimeError: with {REDACTED}" in caplog.text
+    assert f"it said {REDACTION}" in caplog.text
+    assert f"RuntimeError: with {REDACTION}" in caplog.text
     assert caplog.records[-1].args == (3, "ten")
 
 
 def test_a_traceback_of_the_command_line_is_clean(monkeypatch: pytest.MonkeyPatch, capsys) -> None:
     monkeypatch.setattr(logging, "_logRecordFactory", logging.getLogRecordFactory())
-    register_secret(PLAIN)
+    register_secret(PLAIN_KEY)
 
     def fail(**_: object) -> None:
-        raise RuntimeError("with " + PLAIN)
+        raise RuntimeError("with " + PLAIN_KEY)
 
     monkeypatch.setattr(cli, "app", fail)
-    with pytest.raises(SystemExit) as ended:
+    with pytest.raises(SystemExit) as exit_info:
         cli.main()
-    assert ended.value.code == 1
-    told = capsys.readouterr().err
-    assert f"RuntimeError: with {REDACTED}" in told
-    assert_clean(told)
+    assert exit_info.value.code == 1
+    messages = capsys.readouterr().err
+    assert f"RuntimeError: with {REDACTION}" in messages
+    assert_clean(messages)

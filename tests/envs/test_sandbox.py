@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 
 from envs.errors import ConfigError, MissingDependency
-from envs.requirements.detection import DOCKER, PODMAN
 from envs.sandbox import enroot, seccomp
 from envs.sandbox.backend import SandboxLimits, find_escapes
 from envs.sandbox.bubblewrap import Bubblewrap
@@ -28,25 +27,25 @@ needs_bubblewrap = pytest.mark.skipif(
 )
 
 
-def without(line: list[str], *words: str) -> list[str]:
+def remove_words(line: list[str], *words: str) -> list[str]:
     """`line` less the first place where `words` stand in a row."""
-    at = next(i for i in range(len(line)) if line[i : i + len(words)] == list(words))
-    return line[:at] + line[at + len(words) :]
+    position = next(i for i in range(len(line)) if line[i : i + len(words)] == list(words))
+    return line[:position] + line[position + len(words) :]
 
 
 @dataclass(frozen=True)
 class Weak(Bubblewrap):
     """Bubblewrap less some words, and with another."""
 
-    left_out: tuple[str, ...] = ()
-    more: tuple[str, ...] = ()
+    removed_words: tuple[str, ...] = ()
+    extra_words: tuple[str, ...] = ()
 
     def command(self, program: Sequence[str], limits: SandboxLimits, *, label: str) -> list[str]:
         line = Bubblewrap.command(self, program, limits, label=label)
-        at = line.index("--die-with-parent")
-        line = [*line[:at], *self.more, *line[at:]]
-        for words in self.left_out:
-            line = without(line, *words.split())
+        position = line.index("--die-with-parent")
+        line = [*line[:position], *self.extra_words, *line[position:]]
+        for words in self.removed_words:
+            line = remove_words(line, *words.split())
         return line
 
 
@@ -55,30 +54,30 @@ SIZE = str(SandboxLimits().disk_mb << 20)
 
 @needs_bubblewrap
 @pytest.mark.parametrize(
-    ("weak", "found"),
+    ("weak", "escape"),
     [
         (Weak(), None),
-        (Weak(more=("--share-net",)), "it shares the machine's net namespace"),
-        (Weak(left_out=("--disable-userns", "--seccomp 3")), "it can make user namespaces"),
-        (Weak(left_out=("--remount-ro /",)), "it can write to /"),
-        (Weak(left_out=(f"--size {SIZE}",)), "/tmp has no end"),
-        (Weak(left_out=(f"--nproc={SandboxLimits().processes}",)), "the number of processes has no end"),
-        (Weak(left_out=(f"--as={SandboxLimits().memory_mb << 20}",)), "a process's memory has no end"),
-        (Weak(more=("--ro-bind", "/sys", "/sys")), "it sees /sys"),
-        (Weak(left_out=("--seccomp 3",)), "it may call add_key, "),
+        (Weak(extra_words=("--share-net",)), "it shares the machine's net namespace"),
+        (Weak(removed_words=("--disable-userns", "--seccomp 3")), "it can make user namespaces"),
+        (Weak(removed_words=("--remount-ro /",)), "it can write to /"),
+        (Weak(removed_words=(f"--size {SIZE}",)), "/tmp has no end"),
+        (Weak(removed_words=(f"--nproc={SandboxLimits().processes}",)), "the number of processes has no end"),
+        (Weak(removed_words=(f"--as={SandboxLimits().memory_mb << 20}",)), "a process's memory has no end"),
+        (Weak(extra_words=("--ro-bind", "/sys", "/sys")), "it sees /sys"),
+        (Weak(removed_words=("--seccomp 3",)), "it may call add_key, "),
     ],
     ids=lambda value: "" if isinstance(value, Weak) else value or "no hole",
 )
-def test_a_hole_in_the_walls_is_found(weak: Weak, found: str | None) -> None:
-    said = find_escapes(weak)
-    assert said == found if found is None else found in str(said)
-    assert (weak.find_remedy() is None) == (found is None)
+def test_a_hole_in_the_walls_is_found(weak: Weak, escape: str | None) -> None:
+    message = find_escapes(weak)
+    assert message == escape if escape is None else escape in str(message)
+    assert (weak.find_remedy() is None) == (escape is None)
 
 
 @needs_bubblewrap
 def test_behind_walls_with_a_hole_nothing_runs() -> None:
     async def main() -> None:
-        await Interpreter(Weak(more=("--share-net",)), limits=LIMITS).run("1")
+        await Interpreter(Weak(extra_words=("--share-net",)), limits=LIMITS).run("1")
 
     with pytest.raises(MissingDependency, match=r"never runs without one.*machine's net namespace"):
         asyncio.run(main())
@@ -100,10 +99,10 @@ def test_a_named_sandbox_is_taken_or_refused(monkeypatch: pytest.MonkeyPatch) ->
 def test_without_any_sandbox_all_remedies_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("WINGSPAN_SANDBOX", raising=False)
-    said = Sandbox().find_remedy()
-    assert said is not None
+    message = Sandbox().find_remedy()
+    assert message is not None
     for remedy in ("install bubblewrap", "install podman", "install docker.io", "NVIDIA/enroot"):
-        assert remedy in said
+        assert remedy in message
 
 
 RUN = shlex.split(
@@ -122,15 +121,15 @@ INSIDE = shlex.split(
 
 
 def test_dockers_command_line() -> None:
-    line = Containers(DOCKER).command(["python3", "x.py"], LIMITS, label="L")
+    line = Containers("docker").command(["python3", "x.py"], LIMITS, label="L")
     assert line == ["docker", *RUN, "--entrypoint=/usr/bin/env", "python:3.11-slim", *INSIDE]
 
 
 def test_podmans_command_line_shuts_what_podman_opens(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WINGSPAN_SANDBOX_IMAGE", "mine")
-    line = Containers(PODMAN).command(["python3", "x.py"], LIMITS, label="L")
-    own = ["--http-proxy=false", "--no-hosts", "--read-only-tmpfs=false"]
-    assert line == ["podman", *RUN, *own, "--entrypoint=/usr/bin/env", "mine", *INSIDE]
+    line = Containers("podman").command(["python3", "x.py"], LIMITS, label="L")
+    options = ["--http-proxy=false", "--no-hosts", "--read-only-tmpfs=false"]
+    assert line == ["podman", *RUN, *options, "--entrypoint=/usr/bin/env", "mine", *INSIDE]
 
 
 def test_enroots_command_line() -> None:

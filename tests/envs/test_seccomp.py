@@ -34,19 +34,19 @@ def fails(number: int) -> int:
     return 0x00050000 | number
 
 
-def answered(program: bytes, *, machine: str, number: int, argument: int = 0) -> int:
+def run_filter(program: bytes, *, machine: str, number: int, argument: int = 0) -> int:
     """What a kernel does with the filter `program`, by the rules of linux/filter.h."""
     data = struct.pack("<IIQQ", number, ARCHITECTURES[machine], 0, argument)
-    value, place = 0, 0
+    value, position = 0, 0
     for _ in range(1000):
-        code, yes, no, constant = struct.unpack_from("<HBBI", program, 8 * place)
-        place += 1
+        code, yes, no, constant = struct.unpack_from("<HBBI", program, 8 * position)
+        position += 1
         match code:
             case 0x20:
                 (value,) = struct.unpack_from("<I", data, constant)
             case 0x15 | 0x35 | 0x45:
                 holds = {0x15: value == constant, 0x35: value >= constant, 0x45: bool(value & constant)}[code]
-                place += yes if holds else no
+                position += yes if holds else no
             case 0x06:
                 return int(constant)
     raise AssertionError("it does not end")
@@ -59,15 +59,15 @@ def test_every_call_is_answered_as_the_list_says(machine: str) -> None:
     assert not forbidden & {*EVERYDAY[machine], CLONE[machine]}
     program = bpf(machine)
     for number in range(600):
-        allowed = ALLOW if number not in forbidden else fails(errno.EPERM)
-        expected = fails(errno.ENOSYS) if number == 435 else allowed
-        assert answered(program, machine=machine, number=number) == expected, number
+        default = ALLOW if number not in forbidden else fails(errno.EPERM)
+        verdict = fails(errno.ENOSYS) if number == 435 else default
+        assert run_filter(program, machine=machine, number=number) == verdict, number
 
 
 @pytest.mark.parametrize("machine", MACHINES)
 def test_clone_makes_processes_and_threads_and_no_namespace(machine: str) -> None:
     def clone(flags: int) -> int:
-        return answered(bpf(machine), machine=machine, number=CLONE[machine], argument=flags)
+        return run_filter(bpf(machine), machine=machine, number=CLONE[machine], argument=flags)
 
     assert clone(17) == clone(THREAD) == clone(0x4111) == ALLOW  # SIGCHLD; and with CLONE_VFORK | CLONE_VM
     for flag in NAMESPACES.values():
@@ -75,25 +75,25 @@ def test_clone_makes_processes_and_threads_and_no_namespace(machine: str) -> Non
 
 
 def test_calls_of_another_interface_are_refused() -> None:
-    other = answered(bpf("aarch64"), machine="x86_64", number=0)
-    x32 = answered(bpf("x86_64"), machine="x86_64", number=0x40000000 | 250)
-    assert (other, x32) == (KILL, fails(errno.ENOSYS))
+    foreign = run_filter(bpf("aarch64"), machine="x86_64", number=0)
+    x32 = run_filter(bpf("x86_64"), machine="x86_64", number=0x40000000 | 250)
+    assert (foreign, x32) == (KILL, fails(errno.ENOSYS))
 
 
 def test_containers_refuse_what_the_compiled_filter_refuses() -> None:
     profile = json.loads(profile_file().read_text())
     assert profile["defaultAction"] == "SCMP_ACT_ALLOW"
-    refused: dict[str, list[object]] = {}
+    rules: dict[str, list[object]] = {}
     for rule in profile["syscalls"]:
         assert rule["action"] == "SCMP_ACT_ERRNO"
         for name in rule["names"]:
-            refused.setdefault(name, []).append((rule["errnoRet"], rule.get("args")))
-    assert refused.pop("clone3") == [(errno.ENOSYS, None)]
-    masked = [
+            rules.setdefault(name, []).append((rule["errnoRet"], rule.get("args")))
+    assert rules.pop("clone3") == [(errno.ENOSYS, None)]
+    conditions = [
         {"index": 0, "value": f, "valueTwo": f, "op": "SCMP_CMP_MASKED_EQ"} for f in NAMESPACES.values()
     ]
-    assert refused.pop("clone") == [(errno.EPERM, [flag]) for flag in masked]
-    assert refused == {name: [(errno.EPERM, None)] for name in FORBIDDEN}
+    assert rules.pop("clone") == [(errno.EPERM, [flag]) for flag in conditions]
+    assert rules == {name: [(errno.EPERM, None)] for name in FORBIDDEN}
 
 
 ORDINARY = """

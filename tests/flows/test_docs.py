@@ -21,7 +21,7 @@ import typer
 import yaml
 
 from envs.registry import get_env, is_user_env
-from envs.requirements.data_sets import get_data_set
+from envs.requirements.data_sets import DATA_SETS
 from flows.cli.app import app
 from tasks.config.pipelines import Pipeline, pipeline_names
 
@@ -268,7 +268,7 @@ def check_wingspan(words: list[str]) -> None:
     if isinstance(given.get("pipeline"), str):
         assert given["pipeline"] in pages_pipelines()
     if words[:2] in (["data", "pull"], ["data", "make"], ["data", "check"]):
-        get_data_set(given["name"])
+        DATA_SETS.find(given["name"])
     elif isinstance(given.get("name"), str) and words[0] in ("play", "envs", "serve-env"):
         assert (
             given["name"].startswith((OWN, WITH_FILE)) or is_user_env(given["name"]) or get_env(given["name"])

@@ -17,7 +17,7 @@ from typer.testing import CliRunner, Result
 
 from envs.builtin.textcraft.env import make_item
 from envs.errors import ConfigError, MissingDependency
-from envs.registry import ExpertStep, get_env, list_env_names, list_families
+from envs.registry import ENVIRONMENTS, ExpertStep, get_env, list_families
 from envs.requirements.detection import JAVA
 from flows.cli.app import app
 from flows.commands.inventory import HERE, NOT_HERE
@@ -59,7 +59,7 @@ def test_environments_are_listed_with_what_is_missing(no_programs: Path) -> None
     done = call("envs")
     rows = {line.split()[1]: line for line in done.stdout.splitlines()}
     named = [f"{family.name}:…" for family in list_families()]
-    assert list(rows) == [*list_env_names(), *named, "(code"]
+    assert list(rows) == [*ENVIRONMENTS, *named, "(code"]
     assert rows["textcraft"].startswith(HERE)
     assert "374 train, 100 test" in rows["textcraft"]
     assert rows["sciworld"].startswith(NOT_HERE)

@@ -7,5 +7,5 @@ from tests.support.hosted_toy import Rogue
 threading.Thread(target=threading.Event().wait, daemon=True).start()
 
 
-class Threaded(Rogue):
+class ThreadedRogue(Rogue):
     """A rogue like any other."""

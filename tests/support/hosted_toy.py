@@ -49,20 +49,20 @@ class Rogue:
             success=action == "end",
         )
 
-    async def inspect(self, what: str) -> object:
-        if what != "pid":
-            raise ConfigError(f"Rogue knows no {what}")
+    async def inspect(self, name: str) -> object:
+        if name != "pid":
+            raise ConfigError(f"Rogue knows no {name}")
         return {"pid": os.getpid()}
 
     async def close(self) -> None:
         await asyncio.sleep(0)
 
 
-def unplugged() -> Rogue:
+def make_without_java() -> Rogue:
     """Something that this environment needs is missing."""
     raise MissingDependency("install java")
 
 
-def broken() -> Rogue:
+def make_failing() -> Rogue:
     """Cannot be made."""
     raise OSError("no such port")

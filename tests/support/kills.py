@@ -1,9 +1,9 @@
-"""What `kill -9` does to a rollout: environment processes die while their episodes are played.
+"""The effect of `kill -9` on a rollout: environment processes die during their episodes.
 
-A scripted sampler plays items twice, undisturbed and with kills among its turns, each of a process chosen
-at random: TextCraft's and BabyAI's instances are given a process each, ALFWorld's have one, ScienceWorld's
-JVMs are its own. With a `Fleet` the instances live on HTTP servers, and these are killed, and started again
-at once. Half of the episodes solve their item, half give up before the end.
+A scripted sampler runs items twice, undisturbed and with kills among its turns, each of a process chosen
+at random: TextCraft's and BabyAI's instances get a process each, ALFWorld's have one, ScienceWorld has
+JVMs. With a `Fleet` the instances live on HTTP servers, which are killed and restarted at once. Half of the
+episodes solve their item, half give up before the end.
 """
 
 import asyncio
@@ -42,16 +42,16 @@ IDLE_ACTION = "look around"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What two plays of the same items had in common."""
+    """A comparison of an undisturbed and a disturbed run of the same items."""
 
     env: str
     kills: int
     """Processes that were killed."""
     episodes: int
-    """Of the undisturbed play, as `solved`."""
+    """Of the undisturbed run, as is `solved`."""
     solved: int
     same: bool
-    """The disturbed play left each trajectory once, with the very same observations, rewards and end."""
+    """The disturbed run left each trajectory once, with the same observations, rewards and end."""
     retried: int
     """Episodes that took more than one attempt."""
     undisturbed_s: float
@@ -59,19 +59,19 @@ class Outcome:
 
 
 class Killer:
-    """A sampler that kills something of an environment's now and then, before it answers."""
+    """A sampler that sometimes kills a part of an environment before it answers."""
 
     def __init__(
         self, script: ScriptedSampler, *, kills: int, calls: int, kill: Callable[[random.Random], bool]
     ) -> None:
-        """`calls`: how often it will be asked at least; the kills are spread over them. `kill` says whether
-        there was anything to kill."""
+        """The kills are spread over the first `calls` calls. `kill` returns whether there was anything to
+        kill."""
         self._script = script
         self._due = [calls * (kill + 1) // (kills + 2) for kill in range(kills)]
         self._calls = 0
         self._chance = random.Random(0)
         self._kill = kill
-        self.killed = 0
+        self.num_kills = 0
 
     async def sample(
         self,
@@ -84,25 +84,25 @@ class Killer:
         self._calls += 1
         if self._due and self._calls >= self._due[0] and self._kill(self._chance):
             del self._due[0]
-            self.killed += 1
+            self.num_kills += 1
         return await self._script.sample(prompt_ids, images=images, params=params, episode_id=episode_id)
 
 
 class Processes:
-    """The processes that environments have here."""
+    """The processes of environments on this machine."""
 
     def __init__(self) -> None:
-        self._spared = set(psutil.Process().children(recursive=True))
+        self._protected = set(psutil.Process().children(recursive=True))
 
     def kill(self, chance: random.Random) -> bool:
-        """End one of them."""
+        """Kill one of them."""
         this = psutil.Process()
         victims = []
         for process in this.children(recursive=True):
             with suppress(psutil.NoSuchProcess):
-                # What we started ourselves is a JVM, or the process that workers are forked from.
+                # This process's direct children are JVMs and the fork server.
                 is_worker = process.ppid() != this.pid or process.name() == "java"
-                if is_worker and process not in self._spared and process.status() != psutil.STATUS_ZOMBIE:
+                if is_worker and process not in self._protected and process.status() != psutil.STATUS_ZOMBIE:
                     victims.append(process)
         if not victims:
             return False
@@ -113,7 +113,7 @@ class Processes:
 
 
 class Fleet:
-    """HTTP servers of one environment, each a process, that are started again when they are killed."""
+    """HTTP servers of one environment, each in a process, that are restarted after a kill."""
 
     def __init__(self, env: str, count: int) -> None:
         """Start them; returns when all answer."""
@@ -121,7 +121,7 @@ class Fleet:
         self._ports = [_free_port() for _ in range(count)]
         self._running = {port: self._start(port) for port in self._ports}
         for port in self._ports:
-            self._await(port)
+            self._wait_until_ready(port)
         self._ready = set(self._ports)
 
     @property
@@ -129,23 +129,23 @@ class Fleet:
         return [f"http://127.0.0.1:{port}" for port in self._ports]
 
     def kill(self, chance: random.Random) -> bool:
-        """End one that answers, and start it again."""
+        """Kill one that answers, and restart it."""
         if not self._ready:
             return False
         port = chance.choice(sorted(self._ready))
         self._ready.discard(port)
         self._running[port].kill()
         self._running[port].wait()
-        threading.Thread(target=self._again, args=(port,), daemon=True).start()
+        threading.Thread(target=self._restart, args=(port,), daemon=True).start()
         return True
 
     def close(self) -> None:
         for process in self._running.values():
             process.kill()
 
-    def _again(self, port: int) -> None:
+    def _restart(self, port: int) -> None:
         self._running[port] = self._start(port)
-        self._await(port)
+        self._wait_until_ready(port)
         self._ready.add(port)
 
     def _start(self, port: int) -> "subprocess.Popen[bytes]":
@@ -156,7 +156,7 @@ class Fleet:
             stderr=subprocess.DEVNULL,
         )
 
-    def _await(self, port: int) -> None:
+    def _wait_until_ready(self, port: int) -> None:
         for _ in range(600):
             with suppress(httpx.HTTPError):
                 httpx.get(f"http://127.0.0.1:{port}/health", trust_env=False).raise_for_status()
@@ -181,19 +181,21 @@ def measure(
     fleet: Fleet | None = None,
     kill: Callable[[random.Random], bool] | None = None,
 ) -> Outcome:
-    """Play `num_samples` of each item undisturbed, then with `kills`, on instances here or on `fleet`. `kill`
-    ends something; by default any process of the environment's, or any server."""
+    """Run `num_samples` of each item undisturbed, then with `kills`, on local instances or on `fleet`.
+
+    `kill` defaults to killing any process of the environment, or any server.
+    """
     spec = get_env(env)
     if fleet is not None:
         spec = on_servers(spec, Servers(fleet.urls))
     elif spec.isolation == "none":
         spec = replace(spec, isolation="process")
-    solutions = [[f"Action: {said}" for said in asyncio.run(actions_of(spec, item))] for item in items]
+    solutions = [[f"Action: {action}" for action in asyncio.run(actions_of(spec, item))] for item in items]
     turns = max(map(len, solutions))
 
-    def say(episode_id: str, turn: int) -> str:
-        _, place, sample_index, _ = episode_id.split("/")
-        actions = solutions[int(place)]
+    def respond(episode_id: str, turn: int) -> str:
+        _, item_index, sample_index, _ = episode_id.split("/")
+        actions = solutions[int(item_index)]
         actions = actions if int(sample_index) % 2 == 0 else actions[: len(actions) // 2]
         return actions[turn] if turn < len(actions) else f"Action: {IDLE_ACTION}"
 
@@ -201,7 +203,8 @@ def measure(
 
     def sampler() -> ScriptedSampler:
         return ScriptedSampler(
-            say, encode=lambda text: tokenizer.backend_tokenizer.encode(text, add_special_tokens=False).ids
+            respond,
+            encode=lambda text: tokenizer.backend_tokenizer.encode(text, add_special_tokens=False).ids,
         )
 
     limits = EpisodeLimits(
@@ -217,10 +220,10 @@ def measure(
     kill = kill or (Processes().kill if fleet is None else fleet.kill)
     killer = Killer(sampler(), kills=kills, calls=calls, kill=kill)
 
-    async def played(sampler: Killer | ScriptedSampler) -> tuple[list[Trajectory], float]:
+    async def run_episodes(sampler: Killer | ScriptedSampler) -> tuple[list[Trajectory], float]:
         ended: list[Trajectory] = []
         envs = EnvManager([spec], capacity=capacity)
-        started = time.perf_counter()
+        start = time.perf_counter()
         await run_groups(
             items,
             name="play",
@@ -236,28 +239,28 @@ def measure(
             max_attempts=kills + 1,
             on_trajectory=ended.append,
         )
-        seconds = time.perf_counter() - started
+        seconds = time.perf_counter() - start
         await envs.close()
         return sorted(ended, key=lambda t: (t.item.item_id, t.sample_index)), seconds
 
-    undisturbed, undisturbed_s = asyncio.run(played(sampler()))
-    disturbed, disturbed_s = asyncio.run(played(killer))
+    undisturbed, undisturbed_s = asyncio.run(run_episodes(sampler()))
+    disturbed, disturbed_s = asyncio.run(run_episodes(killer))
     return Outcome(
         env=env,
-        kills=killer.killed,
+        kills=killer.num_kills,
         episodes=len(undisturbed),
         solved=sum(trajectory.success for trajectory in undisturbed),
-        same=list(map(record_of, disturbed)) == list(map(record_of, undisturbed)),
+        same=list(map(to_record, disturbed)) == list(map(to_record, undisturbed)),
         retried=sum(trajectory.attempts > 1 for trajectory in disturbed),
         undisturbed_s=round(undisturbed_s, 2),
         disturbed_s=round(disturbed_s, 2),
     )
 
 
-def record_of(
+def to_record(
     trajectory: Trajectory,
 ) -> tuple[str, int, StopReason, float, bool, list[tuple[str, str, float]]]:
-    """All of a trajectory that its environment decides."""
+    """Everything in a trajectory that its environment decides."""
     return (
         trajectory.item.item_id,
         trajectory.sample_index,
@@ -268,31 +271,26 @@ def record_of(
     )
 
 
-def some_items(spec: EnvSpec, count: int) -> list[Item]:
+def take_solvable_items(spec: EnvSpec, count: int) -> list[Item]:
     """The first training items whose solution is known."""
-    found: list[Item] = []
+    items: list[Item] = []
     for item in spec.split(0).train:
-        if len(found) == count:
+        if len(items) == count:
             break
         if spec.solve(item):
-            found.append(item)
-    return found
-
-
-def family() -> list[psutil.Process]:
-    """All processes that we have started, and they."""
-    return psutil.Process().children(recursive=True)
+            items.append(item)
+    return items
 
 
 def kill_browser(_: random.Random) -> bool:
     """End every Chromium that runs here."""
-    found = []
-    for one in family():
+    browsers = []
+    for process in psutil.Process().children(recursive=True):
         with suppress(psutil.NoSuchProcess, psutil.ZombieProcess):
-            command = one.cmdline()
+            command = process.cmdline()
             if "bwrap" not in command[:1] and any(part.startswith("--user-data-dir=") for part in command):
-                found.append(one)
-    for one in found:  # all of them: one that is just ending may be there, too
+                browsers.append(process)
+    for browser in browsers:  # all of them, because one may just be ending
         with suppress(ProcessLookupError):
-            os.kill(one.pid, signal.SIGKILL)
-    return bool(found)
+            os.kill(browser.pid, signal.SIGKILL)
+    return bool(browsers)

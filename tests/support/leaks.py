@@ -1,4 +1,4 @@
-"""What environments leave behind: an instance is made, played for some turns and closed, over and over.
+"""Leaks of environments: an instance is made, used for some turns and closed, over and over.
 
 The first cycles, which fill the caches of items and modules, count as "before".
 """
@@ -25,10 +25,10 @@ TURNS = ("look around", "inventory", "turn left")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Growth:
-    """What there is more of after some cycles than before."""
+    """The growth of resources over some cycles."""
 
     env: str
-    hosted: bool
+    is_hosted: bool
     """Each instance in its own process."""
     cycles: int
     seconds_per_cycle: float
@@ -37,12 +37,12 @@ class Growth:
     handles: int
     """Open files of this process and its children."""
     memory_growth: float
-    """Share by which this process and its children have grown. Their own memory counts, and what they share
-    counts once; pages of files do not, whose share depends on which other processes have them open."""
+    """Relative growth of this process and its children. Shared memory counts once; pages of files do not
+    count, because their share depends on which other processes have them open."""
 
 
 def some_items(spec: EnvSpec) -> Sequence[Item]:
-    """The first items of `spec`; made ones where they are a user's."""
+    """Return the first items of `spec`, or made-up ones if its items are a user's data."""
     if spec.has_items:
         return spec.split(0).train[:ITEMS]
     return [
@@ -51,23 +51,23 @@ def some_items(spec: EnvSpec) -> Sequence[Item]:
     ]
 
 
-async def measure(env: str, *, cycles: int, hosted: bool, warm_up: int = WARM_UP) -> Growth:
+async def measure(env: str, *, cycles: int, is_hosted: bool, warm_up: int = WARM_UP) -> Growth:
     """Run the cycles on an environment of the registry."""
     spec = get_env(env)
     items = some_items(spec)
-    host = ProcessHost(spec.make, preload=spec.preload) if hosted else None
+    host = ProcessHost(spec.make, preload=spec.preload) if is_hosted else None
     make = spec.make if host is None else partial(HostedEnv, host)
     await _cycle(make, items, times=warm_up)
-    processes, handles, memory = await asyncio.to_thread(_held)
-    started = time.perf_counter()
+    processes, handles, memory = await asyncio.to_thread(_measure_resources)
+    start = time.perf_counter()
     await _cycle(make, items, times=cycles)
-    seconds = time.perf_counter() - started
-    processes_after, handles_after, memory_after = await asyncio.to_thread(_held)
+    seconds = time.perf_counter() - start
+    processes_after, handles_after, memory_after = await asyncio.to_thread(_measure_resources)
     if host is not None:
         await host.close()
     return Growth(
         env=env,
-        hosted=hosted,
+        is_hosted=is_hosted,
         cycles=cycles,
         seconds_per_cycle=round(seconds / cycles, 5),
         processes=processes_after - processes,
@@ -86,9 +86,9 @@ async def _cycle(make: Callable[[], Environment], items: Sequence[Item], *, time
         await env.close()
 
 
-def _held() -> tuple[int, int, int]:
+def _measure_resources() -> tuple[int, int, int]:
     """(processes, open files, bytes) of this process and its descendants."""
-    gc.collect()  # what it has yet to free is not left behind
+    gc.collect()  # garbage is no leak
     this = psutil.Process()
     family = [this, *this.children(recursive=True)]
     return (
@@ -99,6 +99,6 @@ def _held() -> tuple[int, int, int]:
 
 
 def _own_memory(pid: int) -> int:
-    """Bytes that belong to no file, each divided by how many processes hold it."""
+    """Return the bytes that belong to no file, each divided by the number of processes that share it."""
     rows = (row.split() for row in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()[1:])
     return sum(int(kib) * 1024 for name, kib, _ in rows if name in {"Pss_Anon:", "Pss_Shmem:", "SwapPss:"})

@@ -8,7 +8,7 @@ from agents.formats import ACTIONS, FORMATS, NATIVE
 from agents.tools.act import act
 from agents.tools.tool import tool
 from agents.tools.toolbox import Toolbox
-from envs.registry import get_env, list_env_names
+from envs.registry import ENVIRONMENTS, get_env
 from envs.types import Item
 from tasks.config.agent import AgentSettings
 from tasks.config.episodes import agent_of
@@ -42,7 +42,7 @@ TOOLS = {"code": code_interpreter, "searchr1": search}
 
 
 @pytest.mark.parametrize("format", FORMATS)
-@pytest.mark.parametrize("env", [*list_env_names(), *FAMILIES])
+@pytest.mark.parametrize("env", [*ENVIRONMENTS, *FAMILIES])
 def test_a_prompt_states_the_form_of_its_format_and_no_other(env: str, format: str) -> None:
     spec = get_env(env)
     tools = None if format in ACTIONS else Toolbox([TOOLS.get(format) or act()])

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from envs.errors import ConfigError, MissingDependency
-from envs.registry import EnvSpec, get_env, get_item, list_env_names
+from envs.registry import ENVIRONMENTS, EnvSpec, get_env, get_item
 from envs.types import Item, Observation
 from flows.commands.play import find_item
 from tasks.config.data import DataSettings
@@ -54,7 +54,7 @@ PROBLEM: dict[str, Callable[[int], object]] = {
 """What a problem is where openings look alike, or take a browser."""
 
 
-@pytest.fixture(scope="module", params=list_env_names())
+@pytest.fixture(scope="module", params=list(ENVIRONMENTS))
 def spec(request: pytest.FixtureRequest) -> EnvSpec:
     spec = get_env(request.param)
     if not spec.has_items:

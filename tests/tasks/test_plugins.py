@@ -14,7 +14,7 @@ from agents.rewards import REWARDS, get_reward, register_reward, reward
 from agents.tools.registry import TOOLS, get_tool, register_tool
 from agents.tools.tool import tool
 from envs.errors import ConfigError
-from envs.registry import env_scope, get_env, list_env_names, register_env
+from envs.registry import ENVIRONMENTS, get_env, register_env
 from tests.support.toy import toy_spec
 
 ROOT = Path(__file__).parents[2]
@@ -75,7 +75,7 @@ import asyncio
 from agents.samplers.sampler import ScriptedSampler
 from agents.tools.registry import get_tool
 from envs.errors import ConfigError
-from envs.registry import get_env, list_env_names
+from envs.registry import ENVIRONMENTS, get_env
 from tasks.config.episodes import check_agent
 from tasks.config.pipelines import load_pipeline
 from tasks.config.user_code import agent_code, environment_code
@@ -87,7 +87,7 @@ overrides = {
 }
 pipeline = load_pipeline("textcraft-cpu", overrides=overrides, file=ROOT / "pipelines.yaml")
 check_agent(pipeline)
-assert "echo" in list_env_names()
+assert "echo" in ENVIRONMENTS
 assert [item.item_id for item in get_env("echo").split(0).train] == ["echo_0", "echo_1"]
 assert asyncio.run(get_tool("shout").call({"text": "hi"})).observation == "HI"
 assert [path.name for path in agent_code(pipeline.agent)] == ["acme_echo.py"]
@@ -161,7 +161,7 @@ def test_what_is_registered_is_known_until_its_scope_ends() -> None:
     def own_reward() -> float:
         return 1.0
 
-    with env_scope(), TOOLS.scope(), REWARDS.scope(), AGENTS.scope():
+    with ENVIRONMENTS.scope(), TOOLS.scope(), REWARDS.scope(), AGENTS.scope():
         register_env(spec)
         register_env(spec)  # the same again is no conflict
         register_tool(own_tool)
@@ -175,7 +175,7 @@ def test_what_is_registered_is_known_until_its_scope_ends() -> None:
             ConfigError, match=r"two definitions of env 'own_toy': registered by tests\.tasks"
         ):
             register_env(replace(spec, instructions="another"))
-    assert "own_toy" not in list_env_names()
+    assert "own_toy" not in ENVIRONMENTS
     for names in (TOOLS, REWARDS, AGENTS):
         assert not [name for name in names if name.startswith("own_")]
 

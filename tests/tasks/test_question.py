@@ -15,7 +15,7 @@ from agents.types import StopReason, Trajectory
 from envs.builtin.question.env import QuestionEnv
 from envs.errors import ConfigError, MissingDependency
 from envs.registry import get_env
-from envs.sandbox.workspace import HasWorkspace
+from envs.sandbox.workspace import WithWorkspace
 from envs.types import Item
 from tasks.config.agent import AgentSettings
 from tasks.config.episodes import check_agent, check_reward
@@ -131,7 +131,7 @@ def test_a_workspace_is_tried_before_training(tmp_path: Path) -> None:
         env = get_env("workspace").make()
     except MissingDependency as missing:
         pytest.skip(str(missing))
-    assert isinstance(env, HasWorkspace)
+    assert isinstance(env, WithWorkspace)
     prepare(pipeline, tmp_path / "run")
     provision(pipeline, tmp_path / "run")
     assert json.loads((tmp_path / "run" / "provision.json").read_text())["episodes"] == 5
