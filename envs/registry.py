@@ -179,11 +179,6 @@ def _items_by_number(spec: EnvSpec) -> Mapping[int, Item]:
     return {item.index: item for item in (*split.train, *split.test)}
 
 
-def _load_builtin(module: str) -> EnvSpec:
-    spec: EnvSpec = import_module(module).SPEC
-    return spec
-
-
 def _check_type(name: str, value: Any) -> EnvSpec:
     if isinstance(value, EnvSpec):
         return value
@@ -205,7 +200,7 @@ ENVIRONMENTS: Registry[EnvSpec] = Registry(
     group="wingspan.environments",
     origin="envs/registry.py",
     validate=_validate,
-    load=_load_builtin,
+    load=lambda module: import_module(module).SPEC,
 )
 """All environments with a plain name, installed or not; `get_env` also resolves families and a user's own."""
 

@@ -25,7 +25,9 @@ async def read_file(
         first_line: Where to begin, from 1.
         last_line: Where to end, itself included; else at the end of the file.
     """
-    return read_reply(await get_workspace(env).operate("read", path=path, first=first_line, last=last_line))
+    return read_reply(
+        await get_workspace(env).operate_on_files("read", path=path, first=first_line, last=last_line)
+    )
 
 
 @tool(stateful=True, keeps_time=True)
@@ -37,7 +39,9 @@ async def create_file(path: str, text: str, env: Environment, overwrite: bool = 
         text: All that it is to hold.
         overwrite: Replace a file that exists.
     """
-    return read_reply(await get_workspace(env).operate("create", path=path, text=text, overwrite=overwrite))
+    return read_reply(
+        await get_workspace(env).operate_on_files("create", path=path, text=text, overwrite=overwrite)
+    )
 
 
 @tool(stateful=True, keeps_time=True)
@@ -49,7 +53,7 @@ async def edit_file(path: str, old: str, new: str, env: Environment) -> str:
         old: What is to be replaced, to the last space, without line numbers. The file must hold it only once.
         new: What stands there afterwards.
     """
-    return read_reply(await get_workspace(env).operate("edit", path=path, old=old, new=new))
+    return read_reply(await get_workspace(env).operate_on_files("edit", path=path, old=old, new=new))
 
 
 @tool(stateful=True, keeps_time=True)
@@ -59,7 +63,7 @@ async def undo_edit(path: str, env: Environment) -> str:
     Args:
         path: Of the file; relative to /work.
     """
-    return read_reply(await get_workspace(env).operate("undo", path=path))
+    return read_reply(await get_workspace(env).operate_on_files("undo", path=path))
 
 
 @tool(stateful=True, keeps_time=True, max_length=MAX_LENGTH)
@@ -69,7 +73,7 @@ async def list_files(env: Environment, path: str = ".") -> str:
     Args:
         path: Of the folder; relative to /work.
     """
-    return read_reply(await get_workspace(env).operate("list", path=path))
+    return read_reply(await get_workspace(env).operate_on_files("list_folder", path=path))
 
 
 @tool(stateful=True, keeps_time=True, max_length=MAX_LENGTH)
@@ -80,4 +84,4 @@ async def grep(pattern: str, env: Environment, path: str = ".") -> str:
         pattern: As Python's re takes it.
         path: A file or folder; relative to /work.
     """
-    return read_reply(await get_workspace(env).operate("grep", pattern=pattern, path=path))
+    return read_reply(await get_workspace(env).operate_on_files("grep", pattern=pattern, path=path))

@@ -159,11 +159,6 @@ _BUILTIN = {
 """Name → module whose tuple `DATA_SETS` has the data set."""
 
 
-def _load_builtin(name: str) -> DataSet:
-    data_sets: tuple[DataSet, ...] = import_module(_BUILTIN[name]).DATA_SETS
-    return next(data_set for data_set in data_sets if data_set.name == name)
-
-
 def _validate(name: str, value: object) -> DataSet:
     if not isinstance(value, DataSet) or value.name != name:
         raise ConfigError(f"data set {name!r} is {value!r:.80}; name a DataSet of this name")
@@ -176,7 +171,7 @@ DATA_SETS: Registry[DataSet] = Registry(
     group="wingspan.data_sets",
     origin="wingspan data list",
     validate=_validate,
-    load=_load_builtin,
+    load=lambda name: next(d for d in import_module(_BUILTIN[name]).DATA_SETS if d.name == name),
 )
 
 

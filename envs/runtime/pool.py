@@ -20,6 +20,7 @@ from envs.runtime.metrics import Clock, PoolMetrics
 CLOSE_TIMEOUT_S = 10.0
 """Seconds a broken instance may take to close before it is abandoned."""
 
+_CLOSED = "the environment pool is closed"
 _log = logging.getLogger(__name__)
 
 
@@ -159,7 +160,7 @@ class EnvPool:
         self._is_closed = True
         for waiter in self._waiting:
             if not waiter.done():  # cancelled, but not yet out of the queue
-                waiter.set_exception(_pool_closed())
+                waiter.set_exception(RuntimeError(_CLOSED))
         self._waiting.clear()
         idle, self._idle = self._idle, []
         await asyncio.gather(*map(_close, idle), *self._closing)
@@ -167,7 +168,7 @@ class EnvPool:
 
     async def _wait_for_slot(self, timeout_s: float | None) -> Instance | None:
         if self._is_closed:
-            raise _pool_closed()
+            raise RuntimeError(_CLOSED)
         waiter: asyncio.Future[Instance | None] = asyncio.get_running_loop().create_future()
         self._waiting[waiter] = None
         self.wake()
@@ -258,10 +259,6 @@ class EnvPool:
     def _finish_discard(self, task: asyncio.Task[None]) -> None:
         self._closing.discard(task)
         self._free_slot()
-
-
-def _pool_closed() -> RuntimeError:
-    return RuntimeError("the environment pool is closed")
 
 
 async def _close(instance: Instance) -> None:

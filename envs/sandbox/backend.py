@@ -76,14 +76,8 @@ class Backend(ABC):
 
 def apply_limits(program: Sequence[str], limits: SandboxLimits) -> list[str]:
     """Return the command that runs `program`, inside, under the kernel's limits for each process."""
-    return [
-        "prlimit",
-        f"--as={limits.memory_mb << 20}",
-        f"--nofile={limits.open_files}",
-        f"--fsize={limits.disk_mb << 20}",
-        "--core=0",
-        *program,
-    ]
+    memory, files = f"--as={limits.memory_mb << 20}", f"--nofile={limits.open_files}"
+    return ["prlimit", memory, files, f"--fsize={limits.disk_mb << 20}", "--core=0", *program]
 
 
 @cache

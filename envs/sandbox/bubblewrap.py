@@ -13,7 +13,7 @@ from pathlib import Path
 
 from envs.requirements.detection import BUBBLEWRAP, UTIL_LINUX, UserNamespaces, first_remedy
 from envs.sandbox.backend import ENVIRONMENT, NOBODY, Backend, SandboxLimits, apply_limits, find_failure
-from envs.sandbox.seccomp import bpf_file
+from envs.sandbox.seccomp import filter_file
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,30 +33,21 @@ class Bubblewrap(Backend):
         bind_mounts = [p for p in ("lib", "lib64", "bin") if Path("/", p).is_dir() and p not in links]
         return [
             # opened before the privileges to read its folder are dropped
-            *("sh", "-c", 'exec "$@" 3<"$0"', str(bpf_file())),
+            *("sh", "-c", 'exec "$@" 3<"$0"', str(filter_file("bpf"))),
             *(drop if os.geteuid() == 0 else []),
-            *("bwrap", "--seccomp", "3"),
-            "--unshare-all",
-            "--unshare-user",
-            "--disable-userns",
-            "--die-with-parent",
-            "--new-session",
-            "--clearenv",
+            *("bwrap", "--seccomp", "3", "--unshare-all", "--unshare-user", "--disable-userns"),
+            *("--die-with-parent", "--new-session", "--clearenv"),
             *(word for name, value in ENVIRONMENT.items() for word in ("--setenv", name, value)),
             *("--ro-bind", "/usr", "/usr"),
             *(word for p in links for word in ("--symlink", f"usr/{p}", f"/{p}")),
             *(word for p in bind_mounts for word in ("--ro-bind", f"/{p}", f"/{p}")),
-            *("--proc", "/proc"),
-            *("--dev", "/dev"),
+            *("--proc", "/proc", "--dev", "/dev"),
             *("--size", str(limits.shm_mb << 20), "--tmpfs", "/dev/shm"),
             *("--size", size, "--tmpfs", "/tmp"),
             *("--size", size, "--tmpfs", "/work"),
-            *("--chdir", "/work"),
-            *("--hostname", "sandbox"),
-            *("--uid", str(NOBODY), "--gid", str(NOBODY)),
-            *("--cap-drop", "ALL"),
-            *("--remount-ro", "/dev"),
-            *("--remount-ro", "/"),
+            *("--chdir", "/work", "--hostname", "sandbox"),
+            *("--uid", str(NOBODY), "--gid", str(NOBODY), "--cap-drop", "ALL"),
+            *("--remount-ro", "/dev", "--remount-ro", "/"),
             # inside, where this user's only processes are the sandbox's
             *("prlimit", f"--nproc={limits.processes}"),
             *apply_limits(program, limits),

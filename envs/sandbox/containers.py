@@ -12,7 +12,7 @@ from pathlib import Path
 
 from envs.requirements.detection import DOCKER, PODMAN, PROBE_TIMEOUT_S, describe_failure
 from envs.sandbox.backend import ENVIRONMENT, NOBODY, Backend, SandboxLimits, apply_limits, find_failure
-from envs.sandbox.seccomp import profile_file
+from envs.sandbox.seccomp import filter_file
 
 IMAGE = "python:3.11-slim"
 """Debian with Python; `IMAGE_VARIABLE` may name another image with `env`, `timeout` and `prlimit`."""
@@ -48,37 +48,20 @@ class Containers(Backend):
         memory_mb = limits.memory_mb + 2 * limits.disk_mb + limits.shm_mb
         folder = f"rw,exec,nosuid,nodev,mode=1777,size={limits.disk_mb}m"
         return [
-            self.name,
-            "run",
-            "--rm",
-            "--interactive",
-            "--pull=never",
-            f"--name={label}",
-            "--log-driver=none",
-            "--network=none",
-            "--ipc=private",
-            "--hostname=sandbox",
-            f"--user={NOBODY}:{NOBODY}",
-            "--cap-drop=ALL",
-            "--security-opt=no-new-privileges",
-            f"--security-opt=seccomp={profile_file()}",
-            f"--pids-limit={limits.processes}",
-            f"--ulimit=nproc={ALL_PROCESSES}:{ALL_PROCESSES}",
+            *(self.name, "run", "--rm", "--interactive", "--pull=never", f"--name={label}"),
+            *("--log-driver=none", "--network=none", "--ipc=private", "--hostname=sandbox"),
+            *(f"--user={NOBODY}:{NOBODY}", "--cap-drop=ALL", "--security-opt=no-new-privileges"),
+            f"--security-opt=seccomp={filter_file('json')}",
+            *(f"--pids-limit={limits.processes}", f"--ulimit=nproc={ALL_PROCESSES}:{ALL_PROCESSES}"),
             f"--ulimit=nofile={limits.open_files}:{limits.open_files}",
-            f"--memory={memory_mb}m",
-            f"--memory-swap={memory_mb}m",
-            f"--shm-size={limits.shm_mb}m",
+            *(f"--memory={memory_mb}m", f"--memory-swap={memory_mb}m", f"--shm-size={limits.shm_mb}m"),
             "--read-only",
-            *("--tmpfs", f"/work:{folder}"),
-            *("--tmpfs", f"/tmp:{folder}"),
-            *("--tmpfs", "/sys:ro,size=4k"),
-            *("--tmpfs", "/sys/fs/cgroup:ro,size=4k"),
+            *("--tmpfs", f"/work:{folder}", "--tmpfs", f"/tmp:{folder}"),
+            *("--tmpfs", "/sys:ro,size=4k", "--tmpfs", "/sys/fs/cgroup:ro,size=4k"),
             "--workdir=/work",
             *(_PODMAN_OPTIONS if self.name == "podman" else ()),
             # `env -i` clears variables that the image or the client's configuration set.
-            "--entrypoint=/usr/bin/env",
-            _image(),
-            "-i",
+            *("--entrypoint=/usr/bin/env", _image(), "-i"),
             *(f"{name}={value}" for name, value in ENVIRONMENT.items()),
             *("timeout", "--signal=KILL", str(LIFE_S)),
             *apply_limits(program, limits),

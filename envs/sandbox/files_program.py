@@ -173,7 +173,7 @@ def display_path(path: Path) -> str:
     return str(path.relative_to(ROOT)) if path.is_relative_to(ROOT) else str(path)
 
 
-def entries(path: str) -> str:
+def list_folder(path: str) -> str:
     """List a folder, two levels deep."""
     top = resolve(path)
     if not top.is_dir():
@@ -215,31 +215,25 @@ def grep(pattern: str, path: str) -> str:
     return "\n".join(entries) or "nothing is found"
 
 
-WORK: dict[str, Callable[..., str]] = {
-    "put": put,
-    "read": read,
-    "create": create,
-    "edit": edit,
-    "undo": undo,
-    "list": entries,
-    "grep": grep,
+OPERATIONS: dict[str, Callable[..., str]] = {
+    operation.__name__: operation for operation in (put, read, create, edit, undo, list_folder, grep)
 }
 
 
 def main() -> None:
     """Answer one request."""
     request = json.load(sys.stdin)
-    work = request.pop("work")
+    operation = request.pop("operation")
     # The kernel's signal ends this process even during a regular expression search.
     signal.setitimer(signal.ITIMER_REAL, request.pop("seconds"))
     try:
-        text = WORK[work](**request)
+        text = OPERATIONS[operation](**request)
         left = len(text) - MAX_CHARS
         answer = {"text": text if left <= 0 else f"{text[:MAX_CHARS]}\n({left} more characters)"}
     except PathRejected as error:
         answer = {"error": str(error)[:MAX_CHARS]}
     except (OSError, ValueError) as error:
-        path = request.get("path") or getattr(error, "filename", None) or work
+        path = request.get("path") or getattr(error, "filename", None) or operation
         answer = {"error": f"{str(path)[:MAX_LINE]}: {getattr(error, 'strerror', None) or error}"}
     print(json.dumps(answer))
 

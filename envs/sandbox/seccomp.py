@@ -17,7 +17,7 @@ import tempfile
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 MACHINES = ("x86_64", "aarch64")
 _AUDIT_ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
@@ -132,21 +132,11 @@ def profile() -> dict[str, Any]:
 
 
 @cache
-def bpf_file() -> Path:
-    """Write `bpf` for this machine to a file, which is deleted when this process ends."""
-    return _write_temporary(bpf(), suffix=".bpf")
-
-
-@cache
-def profile_file() -> Path:
-    """Write `profile` to a file, which is deleted when this process ends."""
-    return _write_temporary(json.dumps(profile()).encode(), suffix=".json")
-
-
-def _write_temporary(content: bytes, *, suffix: str) -> Path:
-    handle, name = tempfile.mkstemp(prefix="wingspan-seccomp-", suffix=suffix)
+def filter_file(form: Literal["bpf", "json"]) -> Path:
+    """Write the filter, compiled or as docker's profile, to a file that this process deletes when it ends."""
+    handle, name = tempfile.mkstemp(prefix="wingspan-seccomp-", suffix=f".{form}")
     with os.fdopen(handle, "wb") as file:
-        file.write(content)
+        file.write(bpf() if form == "bpf" else json.dumps(profile()).encode())
     path, pid = Path(name), os.getpid()
     # A fork inherits the exit handlers and must not delete its parent's file.
     atexit.register(lambda: path.unlink(missing_ok=True) if os.getpid() == pid else None)

@@ -28,7 +28,7 @@ GRACE_S = 10.0
 _FILES, _SHELL = ((Path(__file__).parent / f"{name}_program.py").read_text() for name in ("files", "shell"))
 
 
-FileOperation = Literal["read", "create", "edit", "undo", "list", "grep"]
+FileOperation = Literal["put", "read", "create", "edit", "undo", "list_folder", "grep"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,13 +71,21 @@ class Workspace:
         """Run `command` with `sh` in `/work`; return both streams, and the exit status if it is not 0."""
         return await self._do(_SHELL, command=command)
 
-    async def operate(self, operation: FileOperation, **arguments: str | int | None) -> Reply:
-        """Carry out one of the file operations of `files_program.py`, by its keyword arguments."""
-        return await self._operate(operation, **arguments)
+    async def operate_on_files(self, operation: FileOperation, **arguments: Any) -> Reply:
+        """Carry out an operation of `files_program.py`, by its keyword arguments."""
+        reply = await self._do(_FILES, operation=operation, **arguments)
+        if reply.is_error:
+            return reply
+        try:
+            answer = json.loads(reply.text)
+            is_error = "error" in answer
+            return Reply(str(answer["error" if is_error else "text"]), is_error=is_error)
+        except (ValueError, KeyError, TypeError):
+            return Reply(f"it took longer than {self._timeout_s:g} s, or too much memory", is_error=True)
 
     async def put(self, files: Mapping[str, str]) -> Reply:
         """Write files (path in `/work` → text) over existing ones, without a way to undo it."""
-        return await self._operate("put", files=dict(files))
+        return await self.operate_on_files("put", files=dict(files))
 
     async def succeeds(self, command: str) -> bool:
         """Run `command` as `shell` does; return whether it ends in time with status 0. Its output is
@@ -107,17 +115,6 @@ class Workspace:
         return Reply(
             f"[the sandbox was ended: {run.end_reason}; its variables and files are gone]", is_error=True
         )
-
-    async def _operate(self, work: str, **request: Any) -> Reply:
-        reply = await self._do(_FILES, work=work, **request)
-        if reply.is_error:
-            return reply
-        try:
-            answer = json.loads(reply.text)
-            is_error = "error" in answer
-            return Reply(str(answer["error" if is_error else "text"]), is_error=is_error)
-        except (ValueError, KeyError, TypeError):
-            return Reply(f"it took longer than {self._timeout_s:g} s, or too much memory", is_error=True)
 
 
 def read_files(fields: Mapping[str, Any], *, name: str = "files") -> dict[str, str]:

@@ -1,8 +1,8 @@
-"""What every environment of the registry promises (`envs/base.py`), in this process and in one of its own.
+"""The guarantees of every registered environment (`envs/base.py`), in this process and in its own process.
 
-A new environment is tested here as soon as it is registered. One whose programs are missing is skipped, with
-the command that brings them. One that has no items of its own is given made ones, of which no solution is
-known; whatever it is told ends its episode.
+A new environment is tested here as soon as it is registered. One with missing requirements is skipped, with
+the command that installs them. One without items gets made-up ones without a known solution; any action ends
+their episodes.
 """
 
 import asyncio
@@ -38,15 +38,15 @@ GARBAGE = (
 )
 
 QUICK = {"sciworld": Item(item_id="sciworld_4240", env="sciworld")}
-"""Items whose solution is found at once, where that is not so for the first."""
+"""Items with a quick solution, for environments whose first item has none."""
 
 
 ANY: dict[bool, Sequence[ExpertStep]] = {True: (), False: (ExpertStep(thought="", action="4"),)}
-"""By whether an environment has items of its own: what stands for a solution where none is known."""
+"""Replaces an unknown solution; the key is whether the environment has items."""
 
 
 class Sample:
-    """An item of an environment with its solution, and what one instance answered to garbage and to that."""
+    """An item with its solution, and one instance's results for malformed actions and for the solution."""
 
     def __init__(self, spec: EnvSpec) -> None:
         spec.check()
@@ -87,7 +87,7 @@ async def run_script(
 
 
 def on(make: Callable[[], Environment], use: Callable[[Environment], Awaitable[T]]) -> T:
-    """What `use` returns for a new instance, which is closed afterwards."""
+    """Return the result of `use` on a new instance, which is then closed."""
 
     async def main() -> T:
         env = make()

@@ -1,4 +1,4 @@
-"""Data sets: made once and alike, or downloaded over a real server that breaks off, changes and lies."""
+"""Data sets: made once and reproducibly, or downloaded from a server that disconnects, changes and lies."""
 
 import gzip
 import hashlib

@@ -1,4 +1,4 @@
-"""Environments in processes of their own, on this machine and as Ray actors: the same promises for both."""
+"""Environments in their own processes, on this machine and as Ray actors, with the same guarantees."""
 
 import asyncio
 import os
@@ -52,7 +52,7 @@ async def close_all(env: HostedEnv, host: Host) -> None:
 
 
 async def until_gone(pid: int) -> None:
-    """Waits for the system to take a killed process away."""
+    """Wait until a killed process has disappeared."""
     await wait_until_async(lambda: not psutil.pid_exists(pid))
 
 
@@ -117,13 +117,13 @@ def test_a_killed_process_is_a_crash_at_once_and_known_to_be_dead(host_of: Any) 
         await env.close()
         assert "rogue_7" in await env.reset(ITEM)  # it starts another
         os.kill(env.pid, signal.SIGKILL)
-        await wait_until_async(lambda: not env.is_alive)  # nobody asked it anything
+        await wait_until_async(lambda: not env.is_alive)  # without a call
         await close_all(env, host)
 
     asyncio.run(main())
 
 
-def test_a_step_that_hangs_is_ended_by_whoever_gives_it_up_and_stalls_nobody(host_of: Any) -> None:
+def test_cancelling_a_step_that_hangs_ends_its_process(host_of: Any) -> None:
     async def main() -> None:
         host = host_of(Rogue)
         env = HostedEnv(host)
@@ -226,7 +226,7 @@ def test_where_modules_have_threads_workers_are_not_forked() -> None:
 
 
 def test_no_process_outlives_a_killed_parent() -> None:
-    """Not the fork server, not a worker that hangs."""
+    """Neither the fork server nor a worker that hangs."""
     parent = subprocess.Popen(
         [sys.executable, "-c", textwrap.dedent(PARENT)], stdout=subprocess.PIPE, text=True
     )

@@ -1,4 +1,4 @@
-"""The sandboxed interpreter: what it does for honest code, and every way out that we could think of.
+"""The sandboxed interpreter: ordinary code, and every escape that we could think of.
 
 Every test runs on every backend that works on this machine.
 """
@@ -119,7 +119,7 @@ def test_an_interpreter_that_died_between_two_runs_says_so_and_begins_nothing(sa
             (process,) = {*psutil.Process().children()} - before
             os.killpg(process.pid, signal.SIGKILL)
             await wait_until_async(lambda: not process.is_running())
-            await asyncio.sleep(0.2)  # for asyncio's own thread to tell the event loop
+            await asyncio.sleep(0.2)  # until asyncio's thread has informed the event loop
             reported = await interpreter.run("print('begun')")
             assert (reported.output, "died since the last run" in reported.end_reason) == ("", True)
             assert (await interpreter.run("'x' in globals()")).output == "False\n"
@@ -130,7 +130,7 @@ def test_an_interpreter_that_died_between_two_runs_says_so_and_begins_nothing(sa
 
 
 def test_cpu_time_is_counted_run_by_run(sandbox):
-    """A session may take more in all than a run may; a run that spins, in children too, ends."""
+    """The limit is for each run, not for all together; a run that spins, also in a child, ends."""
     limits = SandboxLimits(memory_mb=256, cpu_s=0.6)
     work = "import time\nuntil = time.process_time() + 0.25\nwhile time.process_time() < until: pass"
     spin = "import os\nif os.fork() == 0:\n    while True: pass\nos.wait()"
@@ -171,12 +171,12 @@ def theirs(path, at=None):
     except OSError: return False
     return ({MACHINE}).get(path) == (about.st_size, about.st_mtime_ns)
 """
-"""`theirs`: whether what is found at a path is this machine's own, not of the same name in an image."""
+"""`theirs`: whether the file at a path is this machine's, not one of the same name in an image."""
 
 
 @pytest.fixture(scope="module")
 def outputs(sandbox: Backend) -> dict[str, str]:
-    """What each way out printed, all tried in one sandbox, one after the other."""
+    """The output of each escape attempt, made one after the other in one sandbox."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SECRET", "SECRET")
         results = runs(sandbox, *(CALLS + way for way in WAYS_OUT.values()))
@@ -189,7 +189,7 @@ def test_there_is_no_way_out(outputs, way):
 
 
 def test_services_of_this_machine_are_out_of_reach(sandbox):
-    """By address, and by a socket that has a name but no file."""
+    """By address, and by a socket with a name but no file."""
     with socket.create_server(("127.0.0.1", 0)) as server, socket.socket(socket.AF_UNIX) as nameless:
         nameless.bind("\0wingspan-test")
         nameless.listen()
@@ -246,7 +246,7 @@ while True:
 def test_memory_has_an_end(sandbox, code):
     with memory_of_the_machine() as memory_samples:
         [run, after] = runs(sandbox, code, "'alive'", timeout_s=20)
-    # A container's own limit may be quicker than the watch; it kills without a word.
+    # A container's limit may kill the process before the interpreter sees the memory.
     is_killed = bool(sandbox.end("")) and run.end_reason == "its process died"
     assert is_killed or "MemoryError" in run.output or "memory" in (run.end_reason or ""), run
     assert after.output == "'alive'\n"
@@ -255,7 +255,7 @@ def test_memory_has_an_end(sandbox, code):
 
 @contextmanager
 def memory_of_the_machine() -> Iterator[Callable[[], list[float]]]:
-    """Bytes that were taken since, at each of many moments."""
+    """Yield a function that returns samples of the bytes allocated since the start."""
     import threading
 
     before, samples, stop = psutil.virtual_memory().available, [0.0], threading.Event()
@@ -293,7 +293,7 @@ def test_a_child_that_hides_from_its_parent_dies_with_the_sandbox(sandbox):
 
 
 def test_the_sandbox_dies_with_its_user(sandbox):
-    """Killed without a chance to clean up; a container only once its program reads on."""
+    """The user is killed without cleaning up; a container ends only when its program reads its input."""
     marker = "32" + str(os.getpid())
     code = "1" if sandbox.end("") else f"import os; os.execv('/usr/bin/sleep', ['sleep', '{marker}'])"
     program = (

@@ -1,4 +1,4 @@
-"""Several kinds of environments under one manager: what each may have, and what they take from each other."""
+"""Several kinds of environments under one manager: their caps, and how they share a total."""
 
 import asyncio
 from functools import partial
@@ -37,9 +37,9 @@ async def users(envs: EnvManager, kind: str, count: int, *, lent_kinds: list[str
 def test_each_kind_has_its_own_instances_and_its_own_cap() -> None:
     async def main() -> None:
         envs = make_manager(capacity={"a": 2, "b": 1})
-        async with envs.lease("a") as one, envs.lease("a") as two, envs.lease("b") as other:
-            assert "<A>" in repr(one) + repr(two)
-            assert repr(other) == "<B>"
+        async with envs.lease("a") as first_a, envs.lease("a") as second_a, envs.lease("b") as only_b:
+            assert "<A>" in repr(first_a) + repr(second_a)
+            assert repr(only_b) == "<B>"
             for full in ("a", "b"):
                 with pytest.raises(EpisodeTimeout):
                     async with envs.lease(full, timeout_s=0.01):
@@ -98,7 +98,7 @@ def test_a_kind_in_constant_use_does_not_starve_another() -> None:
 def test_everybody_is_served_and_no_cap_is_passed(
     total: int, capacity: dict[str, int], calls: list[tuple[str, int, bool]]
 ) -> None:
-    """Whoever comes when, stays how long, and breaks what they had: all get their turn."""
+    """Every caller is served, whenever it comes, however long it stays, whatever it breaks."""
 
     async def main() -> None:
         envs = make_manager(capacity=capacity, total=total)

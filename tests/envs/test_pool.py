@@ -1,4 +1,4 @@
-"""The environment pool: its cap, its queue, what it keeps and what it throws away."""
+"""The environment pool: its cap, its queue, which instances it reuses and which it closes."""
 
 import asyncio
 from collections.abc import Callable
@@ -18,7 +18,7 @@ from tests.support.waiting import wait_until_async
 
 
 class Factory:
-    """Makes toy environments and remembers them."""
+    """Makes toy environments and records them."""
 
     def __init__(self, make: Callable[[], Any] = ToyEnv) -> None:
         self.instances: list[Any] = []
@@ -94,10 +94,10 @@ def test_a_broken_instance_is_closed_and_replaced() -> None:
         make = Factory()
         pool = EnvPool(make, capacity=1)
         with pytest.raises(KeyError):
-            async with pool.lease() as broken:
+            async with pool.lease() as failing:
                 raise KeyError("broken")
         async with pool.lease(timeout_s=1) as env:
-            assert env is not broken
+            assert env is not failing
             assert [e.closed for e in make.instances] == [True, False]
             assert (pool.metrics.created, pool.metrics.replaced) == (2, 1)
 
@@ -182,7 +182,7 @@ def test_cancellation_at_any_moment_of_a_grant(ticks: int) -> None:
 
 
 def test_starts_are_spread_over_the_loops_turns() -> None:
-    """Hundreds of samples start at once; between two of them, everybody else gets a turn."""
+    """Hundreds of samples start at once; between two starts, other tasks run."""
 
     async def main() -> None:
         pool = EnvPool(Factory(), capacity=50)
@@ -300,7 +300,7 @@ def test_a_pool_outlives_an_event_loop_that_was_cut_short() -> None:
 
 @dataclass
 class Mortal(ToyEnv):
-    """A toy that says whether it lives, and notes that it was prepared."""
+    """A toy that can die and counts its preparations."""
 
     is_alive: bool = True
     num_preparations: int = 0

@@ -1,4 +1,4 @@
-"""Secrets stay out of what is printed, logged and recorded, whatever a server says."""
+"""Secrets are removed from what is printed, logged and recorded, whatever a server says."""
 
 import asyncio
 import json
@@ -21,8 +21,7 @@ from envs.types import Item
 from flows.cli import app as cli
 
 KEY = 'sk-live/4f9+"x"==\'Zq81'
-"""With characters that URLs and JSON write in other ways."""
-
+"""With characters that URLs and JSON escape."""
 
 PLAIN_KEY = "key-4f9Zq81-0123456789"
 
@@ -61,7 +60,7 @@ def echo(status: int, *, before: str = "") -> Iterator[str]:
 
 
 def parts(key: str) -> list[str]:
-    """What of a key must not be there either: half of it tells too much."""
+    """Return the substrings of a key that must not appear either."""
     return [key[start : start + 8] for start in range(len(key) - 8)]
 
 
@@ -87,7 +86,7 @@ def ask_endpoint(url: str) -> str:
 def test_an_endpoint_that_repeats_the_request_does_not_tell_the_key(
     status: int, before: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Wherever the key stands, at the end of what is quoted, too."""
+    """The key may be anywhere, also at the end of the quotation."""
     monkeypatch.setenv("A_NAME_OF_NO_MEANING", PLAIN_KEY)
     with echo(status, before=before) as url:
         messages = ask_endpoint(url)

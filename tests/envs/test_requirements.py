@@ -1,4 +1,4 @@
-"""What environments need: how it is detected, and which command is named."""
+"""Requirements of environments: their detection, and the commands that install them."""
 
 import os
 import subprocess
@@ -21,7 +21,7 @@ OPTIONS = "-c constraints.txt --overrides overrides.txt"
 
 @pytest.fixture(autouse=True)
 def _declared_by_pyproject(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """This application's metadata as an installer would write them now."""
+    """Install this application's metadata as they follow from pyproject.toml."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     lines = ["Metadata-Version: 2.1", "Name: wingspan", "Version: 0"]
     lines += [f"Requires-Dist: {package}" for package in project["dependencies"]]
@@ -119,7 +119,7 @@ def test_all_that_is_missing_is_one_line(only: Path) -> None:
 
 @dataclass(frozen=True)
 class Absent:
-    """As `alfworld`'s are, the package and the data set."""
+    """A missing requirement."""
 
     name: str
     remedy: str

@@ -1,6 +1,6 @@
-"""Which sandbox is taken, what its command line is, and that a wall with a hole in it is noticed.
+"""The choice of a sandbox, its command lines, and the detection of escapes.
 
-What the walls hold back is tests/envs/test_interpreter.py's.
+tests/envs/test_interpreter.py tests what sandboxes prevent.
 """
 
 import asyncio
@@ -28,14 +28,14 @@ needs_bubblewrap = pytest.mark.skipif(
 
 
 def remove_words(line: list[str], *words: str) -> list[str]:
-    """`line` less the first place where `words` stand in a row."""
+    """Return `line` without the first occurrence of the consecutive `words`."""
     position = next(i for i in range(len(line)) if line[i : i + len(words)] == list(words))
     return line[:position] + line[position + len(words) :]
 
 
 @dataclass(frozen=True)
 class Weak(Bubblewrap):
-    """Bubblewrap less some words, and with another."""
+    """Bubblewrap without some words, and with others."""
 
     removed_words: tuple[str, ...] = ()
     extra_words: tuple[str, ...] = ()
@@ -66,16 +66,16 @@ SIZE = str(SandboxLimits().disk_mb << 20)
         (Weak(extra_words=("--ro-bind", "/sys", "/sys")), "it sees /sys"),
         (Weak(removed_words=("--seccomp 3",)), "it may call add_key, "),
     ],
-    ids=lambda value: "" if isinstance(value, Weak) else value or "no hole",
+    ids=lambda value: "" if isinstance(value, Weak) else value or "no escape",
 )
-def test_a_hole_in_the_walls_is_found(weak: Weak, escape: str | None) -> None:
+def test_an_escape_is_detected(weak: Weak, escape: str | None) -> None:
     message = find_escapes(weak)
     assert message == escape if escape is None else escape in str(message)
     assert (weak.find_remedy() is None) == (escape is None)
 
 
 @needs_bubblewrap
-def test_behind_walls_with_a_hole_nothing_runs() -> None:
+def test_nothing_runs_in_a_sandbox_with_an_escape() -> None:
     async def main() -> None:
         await Interpreter(Weak(extra_words=("--share-net",)), limits=LIMITS).run("1")
 
@@ -108,7 +108,7 @@ def test_without_any_sandbox_all_remedies_are_named(tmp_path: Path, monkeypatch:
 RUN = shlex.split(
     "run --rm --interactive --pull=never --name=L --log-driver=none --network=none --ipc=private"
     " --hostname=sandbox --user=65534:65534 --cap-drop=ALL --security-opt=no-new-privileges"
-    f" --security-opt=seccomp={seccomp.profile_file()} --pids-limit=9"
+    f" --security-opt=seccomp={seccomp.filter_file('json')} --pids-limit=9"
     " --ulimit=nproc=4096:4096 --ulimit=nofile=50:50 --memory=145m --memory-swap=145m --shm-size=5m"
     " --read-only --tmpfs /work:rw,exec,nosuid,nodev,mode=1777,size=20m"
     " --tmpfs /tmp:rw,exec,nosuid,nodev,mode=1777,size=20m --tmpfs /sys:ro,size=4k"

@@ -8,4 +8,4 @@ threading.Thread(target=threading.Event().wait, daemon=True).start()
 
 
 class ThreadedRogue(Rogue):
-    """A rogue like any other."""
+    """A `Rogue` in a module with threads."""

@@ -1,4 +1,4 @@
-"""Environments that misbehave in a process of their own, each in its way, as their action says."""
+"""An environment that misbehaves as its actions demand, to be run in its own process."""
 
 import asyncio
 import os
@@ -11,7 +11,7 @@ from envs.types import Item, StepResult
 
 
 class Rogue:
-    """Does to its process what the action says; answers with its own process id."""
+    """Does to its process what the action says."""
 
     def __init__(self) -> None:
         self._is_playing = False
@@ -32,7 +32,7 @@ class Rogue:
             os._exit(int(rest))
         if verb == "hang":
             time.sleep(600)
-        if verb == "spawn":  # a program that would outlive us
+        if verb == "spawn":  # a program that would outlive this process
             return StepResult(
                 str(subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"]).pid)
             )
@@ -59,10 +59,10 @@ class Rogue:
 
 
 def make_without_java() -> Rogue:
-    """Something that this environment needs is missing."""
+    """Raise as if a requirement were missing."""
     raise MissingDependency("install java")
 
 
 def make_failing() -> Rogue:
-    """Cannot be made."""
+    """Raise as an environment that cannot be made."""
     raise OSError("no such port")

@@ -1,4 +1,4 @@
-"""Waiting for what a test can see but not be notified of: another process, a thread, a file, a counter."""
+"""Waiting for conditions without a notification: on another process, a thread, a file, a counter."""
 
 import asyncio
 import time
@@ -16,7 +16,7 @@ def wait_until(condition: Callable[[], bool], *, timeout_s: float = 60.0) -> Non
 
 
 async def wait_until_async(condition: Callable[[], bool], *, timeout_s: float = 60.0) -> None:
-    """As `wait_until`, while the event loop runs."""
+    """Like `wait_until`, while the event loop runs."""
     deadline = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < deadline, f"still not true after {timeout_s:g} s"
