@@ -5,8 +5,7 @@
     python -m bench.kill alfworld-mini --kills 20 --items 6
     python -m bench.kill textcraft --kills 50 --servers 2
 
-Prints the fields of `Outcome` as one JSON object. With `--servers`, instances live on HTTP servers, which are
-killed.
+Prints the fields of `Outcome` as one JSON object. `--servers` kills HTTP servers instead of processes.
 """
 
 import argparse

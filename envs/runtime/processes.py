@@ -18,7 +18,7 @@ from contextlib import suppress
 from typing import Any
 
 from envs.base import Environment
-from envs.errors import ConfigError, EnvCrashed
+from envs.errors import ConfigError, EnvCrashed, WingspanError
 from envs.runtime.fork_server import MESSAGE_BYTES, Setup, command
 from envs.runtime.hosted import restore_error
 from envs.runtime.worker import receive, send
@@ -69,24 +69,23 @@ class ProcessHost:
         if self._server is None:
             self._start_server()
         ours, theirs = socket.socketpair()
-        with theirs:
-            try:
+        try:
+            with theirs:
                 answer = self._ask("fork", [theirs.fileno()])
-            except EnvCrashed:
-                ours.close()
-                raise
-        if isinstance(answer, dict):
+            if isinstance(answer, dict):
+                self._end_server()
+                raise restore_error(answer, subject="loading the environment in its process")
+        except WingspanError:
             ours.close()
-            self._end_server()
-            raise restore_error(answer, subject="loading the environment in its process")
+            raise
         ours.setblocking(False)
         return ProcessChannel(self, ours, int(answer))
 
     def _kill(self, pid: int) -> int | None:
         if self._control is not None:
             with suppress(EnvCrashed):
-                status = self._ask(pid)
-                return None if status is None else int(status)
+                status: int | None = self._ask(pid)
+                return status
         # The worker died with its fork server, but its child processes may live.
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(pid, signal.SIGKILL)
@@ -126,14 +125,14 @@ class ProcessHost:
     def _end_server(self) -> None:
         control, self._control = self._control, None
         server, self._server = self._server, None
-        if control is not None:
-            control.close()
-        if server is not None:
-            try:
-                server.wait(SERVER_GRACE_S)
-            except subprocess.TimeoutExpired:
-                server.kill()
-                server.wait()
+        if control is None or server is None:
+            return
+        control.close()
+        try:
+            server.wait(SERVER_GRACE_S)
+        except subprocess.TimeoutExpired:
+            server.kill()
+            server.wait()
 
 
 class ProcessChannel:

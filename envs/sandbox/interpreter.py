@@ -11,10 +11,12 @@ import json
 import os
 import secrets
 import signal
+import subprocess
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from subprocess import DEVNULL, PIPE
 
 import psutil
 
@@ -73,6 +75,7 @@ class Interpreter:
         request = json.dumps({"code": code, "output_chars": self._output_chars})
         watch = asyncio.create_task(self._watch_limits())
         answer = asyncio.create_task(self._exchange(process, request))
+        output: str | None = None
         try:
             done, _ = await asyncio.wait(
                 {watch, answer}, timeout=limit_s, return_when=asyncio.FIRST_COMPLETED
@@ -80,19 +83,13 @@ class Interpreter:
             if answer in done and (output := answer.result()) is not None:
                 return Run(output, end_reason=None)
             if watch in done:
-                reason = f"it took more than {watch.result()}"
-            elif answer in done:
-                reason = "its process died"
-            else:
-                reason = f"it took longer than {limit_s:g} s"
-            await self.close()
-            return Run("", end_reason=reason)
-        except BaseException:
-            await self.close()
-            raise
+                return Run("", end_reason=f"it took more than {watch.result()}")
+            return Run("", end_reason="its process died" if done else f"it took longer than {limit_s:g} s")
         finally:
             watch.cancel()
             answer.cancel()
+            if output is None:
+                await self.close()
 
     async def close(self) -> None:
         """Kill the interpreter. Idempotent; `run` starts another."""
@@ -102,14 +99,8 @@ class Interpreter:
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         if end := self._backend.end(self._label):
-            ending = await asyncio.create_subprocess_exec(
-                *end,
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=asyncio.subprocess.DEVNULL,
-                stderr=asyncio.subprocess.DEVNULL,
-                env=dict(self._backend.environment),
-            )
-            await ending.wait()
+            environment = dict(self._backend.environment)
+            await asyncio.to_thread(subprocess.run, end, env=environment, stdin=DEVNULL, capture_output=True)
         await process.wait()
 
     async def _start(self) -> asyncio.subprocess.Process:
@@ -120,9 +111,9 @@ class Interpreter:
         program = [self._backend.python, "-I", "-c", _KERNEL]
         self._process = await asyncio.create_subprocess_exec(
             *self._backend.command(program, self._limits, label=self._label),
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.DEVNULL,
+            stdin=PIPE,
+            stdout=PIPE,
+            stderr=DEVNULL,
             env=dict(self._backend.environment),
             start_new_session=True,
             limit=MAX_REPLY,
