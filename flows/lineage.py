@@ -12,6 +12,7 @@ import hashlib
 import json
 import os
 import re
+import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from fnmatch import fnmatch
@@ -20,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from envs.errors import ConfigError
+from envs.files import write_atomically
 from tasks.config.pipelines import PIPELINES_FILE, Pipeline, read_yaml
 from tasks.config.user_code import agent_code, environment_code
 from tasks.data.sources import FOLDER as DATA
@@ -28,6 +30,8 @@ STAGES_FILE = Path("dvc.yaml")
 LOCK_FILE = Path("dvc.lock")
 IGNORE_FILE = Path(".dvcignore")
 RUNS = Path("runs")
+FINISHED = Path("train", "finished")
+"""In the workspace: the key of the training that was completed there."""
 CODE = ("envs", "agents", "tasks", "flows")
 """Packages: a dependency in one of them is code, not data."""
 
@@ -146,6 +150,34 @@ def make_receipt(stage: Stage) -> Receipt:
 def holds(stage: Stage, receipt: Receipt) -> bool:
     """Whether the outputs of `stage` exist and are those of `receipt`."""
     return all(out.exists() for out in stage.outs) and make_receipt(stage) == receipt
+
+
+def claim_checkpoints(train: Stage) -> bool:
+    """Clear `train/` unless it holds training from the same inputs; returns whether there is some to resume.
+
+    Code is not among these inputs, so that training that a bug has stopped resumes after the fix. Training
+    that was completed is an exception: there is nothing to resume, and other code would not have made it.
+    """
+    if would_resume(train):
+        return True
+    folder = train.workspace / "train"
+    shutil.rmtree(folder, ignore_errors=True)
+    shutil.rmtree(train.workspace / "policy", ignore_errors=True)
+    write_atomically(folder / "key", stage_key(train, code=False))
+    return False
+
+
+def would_resume(train: Stage) -> bool:
+    """Whether `train/` holds training from the same inputs. Raises `ConfigError` for a missing input."""
+    owner, mark = train.workspace / "train" / "key", train.workspace / FINISHED
+    if not owner.exists() or owner.read_text() != stage_key(train, code=False):
+        return False
+    return not mark.exists() or mark.read_text() == stage_key(train)
+
+
+def mark_finished(train: Stage, key: str) -> None:
+    """Note that the training with `key` is complete."""
+    write_atomically(train.workspace / FINISHED, key)
 
 
 def path_md5(path: Path) -> str:

@@ -8,6 +8,8 @@ import json
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import psutil
@@ -17,12 +19,12 @@ from prefect.context import FlowRunContext
 from prefect.results import ResultStore
 
 from envs.errors import WingspanError
+from envs.files import write_atomically
 from flows.endings.stopping import on_stop
 from flows.lineage import LOCK_FILE, Receipt, Stage, cache_key, holds, make_receipt, path_md5, stage_key
 from flows.plan import Plan
 from flows.prefect_runs import read_receipt
 from flows.progress import Display, StageState
-from flows.stages import make_display, read_timing, run_body, show_stage, write_timing
 from flows.versioning import commit_to_dvc
 from tasks.config.parameters import changed_parameters, write_changes
 from tasks.config.pipelines import load_pipeline
@@ -34,6 +36,14 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+STAGES = ("prepare", "provision", "warmup", "train", "evaluate", "report")
+"""Stage `x` is in `tasks/stages/x.py`: a function `x(pipeline, workspace, progress)`, imported when it runs;
+`train` alone is a session, whose rounds `flows/train_agent.py` drives."""
+
+TIMING = "timing.json"
+"""In the workspace: `{"stages": {name: seconds}, "run": {"wall", "orchestration"}}`. The seconds of a stage
+include those of earlier attempts that it resumed, except attempts that were killed."""
+
 
 @contextmanager
 def open_run(
@@ -43,9 +53,17 @@ def open_run(
     if flow_run_id is not None:
         changes = changed_parameters(plan.pipeline, default=load_pipeline(plan.name))
         write_changes(plan.workspace, name=plan.name, changed=changes)
-    names = list(plan.stages) if stages is None else stages
+    pipeline = plan.pipeline
+    steps = {"train": pipeline.train.steps}
+    if pipeline.warmup is not None:
+        steps["warmup"] = pipeline.warmup.steps
     with (
-        make_display(plan.name, pipeline=plan.pipeline, stages=names, workspace=plan.workspace) as display,
+        Display(
+            f"{plan.name} in {plan.workspace}",
+            stages=list(plan.stages) if stages is None else stages,
+            steps=steps,
+            steps_per_round=pipeline.train.steps_per_round,
+        ) as display,
         ExitStack() as closing,
     ):
         yield Run(plan, display=display, closing=closing, flow_run_id=flow_run_id)
@@ -76,7 +94,8 @@ class Run:
             with self.working(stage):
                 if meanwhile is not None:
                     meanwhile()
-                run_body(stage, pipeline=self.plan.pipeline, display=self._display)
+                body = import_module(f"tasks.stages.{name}").__dict__[name]
+                body(self.plan.pipeline, stage.workspace, self._display.progress(name))
 
         return self.finish(stage, work, *inputs)
 
@@ -124,15 +143,24 @@ class Run:
 
     @contextmanager
     def working(self, stage: Stage, *, is_resumed: bool = False) -> Iterator[None]:
-        """Around the work of `stage`: it is timed and shown, and the run is recorded from now on."""
+        """Show `stage` as running and add its seconds to `timing.json`, even if it fails; record the run.
+
+        `is_resumed`: add them to those of earlier attempts.
+        """
         if self._flow_run_id is not None:
             self._open_tracker()
+        self._display.stage(stage.name, StageState.RUNNING)
         start = time.perf_counter()
         try:
-            with show_stage(stage, display=self._display, is_resumed=is_resumed):
-                yield
+            yield
         finally:
-            self._busy_s += time.perf_counter() - start
+            seconds = time.perf_counter() - start
+            self._busy_s += seconds
+            timing = _read_timing(stage.workspace)
+            before = timing["stages"].get(stage.name, 0.0) if is_resumed else 0.0
+            timing["stages"][stage.name] = round(before + seconds, 3)
+            _write_timing(stage.workspace, timing)
+        self._display.stage(stage.name, StageState.DONE)
 
     def training_session(self) -> "TrainSession":
         """The session of the train stage, the same one in each call."""
@@ -205,6 +233,16 @@ class Run:
     def _write_totals(self) -> None:
         """Write the seconds since this process began, and those of them in which no stage worked."""
         wall_s = time.time() - psutil.Process().create_time()
-        timing = read_timing(self.plan.workspace)
+        timing = _read_timing(self.plan.workspace)
         timing["run"] = {"wall": round(wall_s, 3), "orchestration": round(wall_s - self._busy_s, 3)}
-        write_timing(self.plan.workspace, timing)
+        _write_timing(self.plan.workspace, timing)
+
+
+def _read_timing(workspace: Path) -> dict[str, dict[str, float]]:
+    file = workspace / TIMING
+    timing: dict[str, dict[str, float]] = json.loads(file.read_text()) if file.exists() else {"stages": {}}
+    return timing
+
+
+def _write_timing(workspace: Path, timing: dict[str, dict[str, float]]) -> None:
+    write_atomically(workspace / TIMING, json.dumps(timing, indent=2) + "\n")

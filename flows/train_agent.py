@@ -14,16 +14,14 @@ from uuid import UUID
 from prefect import flow
 from prefect.runtime import flow_run
 
-from envs.errors import ConfigError, WingspanError, describe
+from envs.errors import ConfigError, WingspanError, describe, suggest
 from flows.endings.guardian import guard
 from flows.endings.stopping import claim_signals, on_stop
-from flows.lineage import Receipt
+from flows.lineage import Receipt, claim_checkpoints, mark_finished
 from flows.plan import Plan, check_run, lock, make_plan
 from flows.prefect_runs import cancel, take_over
-from flows.run import Run, open_run
-from flows.stages import STAGES, claim_checkpoints, mark_finished
+from flows.run import STAGES, Run, open_run
 from flows.versioning import write_no_warmup
-from tasks.config.pipelines import did_you_mean
 
 
 @flow(name="train-agent", flow_run_name="{pipeline}")
@@ -133,9 +131,7 @@ def run_stage(stage: str, pipeline: str) -> None:
     """
     guard()
     if stage not in STAGES:
-        raise ConfigError(
-            f"unknown stage {stage!r}{did_you_mean(stage, STAGES)}; there are: {', '.join(STAGES)}"
-        )
+        raise ConfigError(f"unknown stage {stage!r}; {suggest(stage, STAGES)}there are: {', '.join(STAGES)}")
     plan = make_plan(pipeline, overrides={}, workspace=None)
     if stage not in plan.stages:  # the warm-up of a pipeline that has none
         write_no_warmup(plan.workspace, model=plan.pipeline.model)

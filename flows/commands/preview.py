@@ -9,10 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from flows.lineage import Receipt, Stage, cache_key, path_md5, stage_key
+from flows.lineage import Receipt, Stage, cache_key, path_md5, stage_key, would_resume
 from flows.plan import Plan, check_run
 from flows.prefect_runs import read_receipt
-from flows.stages import would_resume
 from tasks.verl import checkpoints
 
 COLUMNS = ("stage", "would", "why")

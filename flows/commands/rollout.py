@@ -13,13 +13,13 @@ from rich.console import Console
 from agents.clients.endpoint import ChatClient, Endpoint
 from agents.samplers.local import LocalModel
 from agents.types import StopReason, Trajectory
-from envs.errors import ConfigError, describe
+from envs.errors import ConfigError, describe, suggest
 from envs.types import Item
 from flows.cli.tables import print_table
 from flows.commands.turns import TurnPrinter
 from tasks.config.environments import check_environments
 from tasks.config.judges import check_judges
-from tasks.config.pipelines import Pipeline, did_you_mean
+from tasks.config.pipelines import Pipeline
 from tasks.config.user_code import reward_names
 from tasks.data.items import evaluation_turns, split
 from tasks.data.trajectories import summarise, trajectory_to_dict
@@ -141,7 +141,7 @@ def summary_rows(summary: Mapping[str, float]) -> list[tuple[str, str]]:
 def _items(pipeline: Pipeline, request: Rollout) -> Sequence[Item]:
     if request.split not in SPLITS:
         raise ConfigError(
-            f"--split {request.split!r}{did_you_mean(request.split, SPLITS)}; there are: {', '.join(SPLITS)}"
+            f"--split {request.split!r}; {suggest(request.split, SPLITS)}there are: {', '.join(SPLITS)}"
         )
     parts = split(pipeline.data)
     return (parts.test if request.split == "test" else parts.train)[: request.items]

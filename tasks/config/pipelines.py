@@ -6,7 +6,6 @@ that code below `tasks` is given as it stands is declared there (`agents.horizon
 line with its place (`pipelines.textcraft-cpu.rollout.group_size`) and a remedy.
 """
 
-import difflib
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin
 
@@ -15,7 +14,7 @@ from pydantic import BaseModel, Field, ValidationError, model_validator
 
 from agents.horizon import Horizon
 from agents.settings import Seed, Settings
-from envs.errors import ConfigError, describe
+from envs.errors import ConfigError, describe, suggest
 from tasks.config.agent import AgentSettings
 from tasks.config.base_model import BaseSettings
 from tasks.config.data import DataSettings
@@ -82,8 +81,7 @@ def load_pipeline(
     options = _blocks(file)
     if name not in options:
         raise ConfigError(
-            f"unknown pipeline {name!r}{did_you_mean(name, options)}; "
-            f"{file} has: {', '.join(options) or 'none'}"
+            f"unknown pipeline {name!r}; {suggest(name, options)}{file} has: {', '.join(options) or 'none'}"
         )
     values = options[name]
     if not isinstance(values, dict):
@@ -161,12 +159,6 @@ def _blocks(file: Path) -> dict[str, Any]:
     return blocks
 
 
-def did_you_mean(word: str, options: Any) -> str:
-    """`; did you mean 'x'?` for the nearest of `known`, or nothing."""
-    near = difflib.get_close_matches(word, list(options), n=1)
-    return f"; did you mean {near[0]!r}?" if near else ""
-
-
 def _set_dotted(values: dict[str, Any], key: str, value: Any) -> None:
     *parents, last = key.split(".")
     for parent in parents:
@@ -181,7 +173,8 @@ def _one_line(error: ValidationError, *, location: str, file: Path) -> str:
     where = ".".join([location, *map(str, first["loc"])])
     reason = first["msg"].removeprefix("Value error, ")
     if first["type"] == "extra_forbidden":
-        reason = f"unknown key{did_you_mean(str(first['loc'][-1]), _keys_at(first['loc']))}"
+        hint = suggest(str(first["loc"][-1]), _keys_at(first["loc"]))
+        reason = f"unknown key; {hint}".rstrip("; ")
     elif first["type"] == "missing":
         reason = "this key is missing"
     elif first["type"] != "value_error":

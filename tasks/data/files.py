@@ -15,12 +15,11 @@ from typing import Any, get_args
 import PIL.Image
 
 from agents.prompting.images import check_image
-from envs.errors import ConfigError
+from envs.errors import ConfigError, suggest
 from envs.images import FIELDS, data_uri, image_sources, read_image, recognize_image
 from envs.registry import EnvSpec, Split, get_env
 from envs.types import Image, Item, Role
 from tasks.config.data import DataSettings
-from tasks.config.pipelines import did_you_mean
 from tasks.data.sources import Row, check_exists, find_foreign, read_rows
 
 KINDS = ("question", "messages", "item_id")
@@ -106,7 +105,7 @@ def _rename_columns(row: Row, names: Mapping[str, str]) -> Row:
     for name, column in names.items():
         if column not in columns:
             raise ConfigError(
-                f"{row.location}: columns.{name} is {column!r}{did_you_mean(column, columns)}; its columns "
+                f"{row.location}: columns.{name} is {column!r}; {suggest(column, columns)}its columns "
                 f"are {_join_names(columns) or 'none'}"
             )
         if name in columns and name not in names.values():
@@ -246,8 +245,8 @@ def _find_item(item_id: str, known_items: Mapping[str, Item], *, location: str, 
         return item
     if item_id not in known_items:
         raise ConfigError(
-            f"{location}: item_id {item_id!r} is none of the {len(known_items)} items of {spec.name}"
-            f"{did_you_mean(item_id, known_items)}"
+            f"{location}: item_id {item_id!r} is none of the {len(known_items)} items of {spec.name}; "
+            f"{suggest(item_id, known_items)}".rstrip("; ")
         )
     return known_items[item_id]
 

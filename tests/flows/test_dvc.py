@@ -12,7 +12,7 @@ import pytest
 import yaml
 from dvc.utils.hydra import apply_overrides
 
-from flows.stages import STAGES
+from flows.run import STAGES
 from flows.versioning import commit_to_dvc
 from tasks.config.pipelines import load_pipeline
 

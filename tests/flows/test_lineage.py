@@ -9,8 +9,18 @@ import yaml
 from prefect.serializers import JSONSerializer
 
 from envs.errors import ConfigError
-from flows.lineage import Receipt, Stage, declared_stages, holds, make_receipt, path_md5, stage_key
-from flows.stages import FINISHED, STAGES, claim_checkpoints
+from flows.lineage import (
+    FINISHED,
+    Receipt,
+    Stage,
+    claim_checkpoints,
+    declared_stages,
+    holds,
+    make_receipt,
+    path_md5,
+    stage_key,
+)
+from flows.run import STAGES
 from tasks.config.pipelines import Pipeline, load_pipeline
 
 ROOT = Path(__file__).parents[2]

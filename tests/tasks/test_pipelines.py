@@ -12,7 +12,7 @@ from envs.errors import ConfigError
 from envs.registry import get_env
 from flows.commands.deploy import ENTRYPOINT, deploy
 from flows.lineage import declared_stages, default_workspace
-from flows.stages import STAGES
+from flows.run import STAGES
 from tasks.config.pipelines import load_pipeline, pipeline_names
 
 ROOT = Path(__file__).parents[2]
