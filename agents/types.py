@@ -3,6 +3,8 @@
 Shapes in comments: `P` prompt tokens, `C` tokens of one completion, `L` tokens of a whole trajectory.
 """
 
+import math
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -61,6 +63,15 @@ class EpisodeLimits:
     episode_timeout_s: float = 600.0
     step_timeout_s: float = 60.0
     """For one `step` of the environment; `reset` has the episode's time."""
+
+
+UNLIMITED = EpisodeLimits(
+    max_turns=sys.maxsize,
+    max_tokens_per_turn=sys.maxsize,
+    context_length=sys.maxsize,
+    episode_timeout_s=math.inf,
+    step_timeout_s=math.inf,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

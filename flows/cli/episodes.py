@@ -5,8 +5,7 @@ from typing import Annotated
 
 import typer
 
-from flows.cli.options import EnvironmentName, PipelineName, Settings
-from flows.cli.overrides import parse_settings
+from flows.cli.options import EnvironmentName, PipelineName, Settings, parse_settings
 
 
 def play(

@@ -1,9 +1,13 @@
-"""Arguments and options that several commands share."""
+"""Arguments and options that several commands share, and the parameters that `--set` gives."""
 
+import json
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+import yaml
+
+from envs.errors import ConfigError
 
 PipelineName = Annotated[
     str, typer.Argument(metavar="PIPELINE", help="Name of a pipeline; `wingspan pipelines` lists them.")
@@ -26,3 +30,25 @@ Host = Annotated[
     str, typer.Option(help="Address to listen on; 0.0.0.0 listens on all addresses of this machine.")
 ]
 Port = Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 takes a free one.")]
+
+
+def parse_settings(settings: list[str]) -> dict[str, Any]:
+    """`["train.lr=1e-3"]` → `{"train.lr": 0.001}`; values are YAML. Raises `ConfigError`."""
+    overrides = {}
+    for text in settings:
+        key, equals, value = text.partition("=")
+        if not key or not equals:
+            raise ConfigError(f"--set {text!r} is not KEY=VALUE, e.g. --set train.lr=1e-3")
+        overrides[key] = _parse_value(value, option=f"--set {text!r}")
+    return overrides
+
+
+def _parse_value(text: str, *, option: str) -> Any:
+    try:
+        return json.loads(text)  # differs only for numbers like 1e-3, which are text in YAML 1.1
+    except json.JSONDecodeError:
+        pass
+    try:
+        return yaml.safe_load(text)
+    except yaml.YAMLError:
+        raise ConfigError(f"{option}: the value is not YAML; quote it") from None

@@ -8,8 +8,7 @@ from typing import Annotated
 import typer
 
 from envs.errors import describe
-from flows.cli.options import PipelineName, Settings, Workspace
-from flows.cli.overrides import parse_settings
+from flows.cli.options import PipelineName, Settings, Workspace, parse_settings
 
 BASE_MODEL = Path("models/textcraft-base")
 """The output of stage `base` in dvc.yaml."""

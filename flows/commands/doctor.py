@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 COLUMNS = ("state", "what", "found", "for", "remedy")
 CONSTRAINTS = Path("constraints.txt")
+GPU_PURPOSE = "pipelines on cuda"
 MEMORY_GB = 7.0
 """Memory that a CPU run needs; a machine sold with 8 GB has a little less."""
 
@@ -71,13 +72,14 @@ def examine(name: str) -> list[Finding]:
         pipeline = load_pipeline(name)
     except ImportError:
         return findings  # which name the missing package
+    backend = pipeline.backend
     return [
         *findings,
         *_environments(pipeline),
         *_sandboxes(),
         _finding(Redis.name, Redis().find_remedy(), "a cache of searches", is_needed=False),
         _gpus(pipeline),
-        _vllm(pipeline),
+        _finding("vllm", Package("vllm").find_remedy(), GPU_PURPOSE, is_needed=backend.rollout == "vllm"),
         *_gpu_model(pipeline),
         *_settings(name, pipeline),
         _memory(pipeline),
@@ -168,7 +170,6 @@ def _sandboxes() -> Iterator[Finding]:
 
 def _gpus(pipeline: "Pipeline") -> Finding:
     backend = pipeline.backend
-    purpose = "pipelines on cuda"
     try:
         listing = subprocess.run(
             ["nvidia-smi", "-L"], capture_output=True, text=True, timeout=PROBE_TIMEOUT_S, check=True
@@ -181,18 +182,9 @@ def _gpus(pipeline: "Pipeline") -> Finding:
     found = f"{count} of {num_needed}" if num_needed else str(count)
     if count < num_needed:
         remedy = f"lower backend.workers, or name a cluster with {num_needed} in RAY_ADDRESS"
-        return Finding("GPUs", State.MISSING, found, purpose, remedy)
+        return Finding("GPUs", State.MISSING, found, GPU_PURPOSE, remedy)
     state = State.OK if count else State.NOT_NEEDED
-    return Finding("GPUs", state, found, purpose, is_needed=num_needed > 0)
-
-
-def _vllm(pipeline: "Pipeline") -> Finding:
-    return _finding(
-        "vllm",
-        Package("vllm").find_remedy(),
-        "pipelines on cuda",
-        is_needed=pipeline.backend.rollout == "vllm",
-    )
+    return Finding("GPUs", state, found, GPU_PURPOSE, is_needed=num_needed > 0)
 
 
 def _gpu_model(pipeline: "Pipeline") -> Iterator[Finding]:
@@ -203,7 +195,7 @@ def _gpu_model(pipeline: "Pipeline") -> Iterator[Finding]:
     from tasks.verl.checkpoints import MAX_CHECKPOINTS
     from tasks.verl.gpu_model import flash_attention_version, gpu_model_options
 
-    purpose = "pipelines on cuda"
+    purpose = GPU_PURPOSE
     size = read_model_size(pipeline.model)
     plan = memory_plan(pipeline, size) if size is not None else None
     tokens = pipeline.train.micro_batch_tokens

@@ -1,7 +1,6 @@
 """`wingspan play`: a person, or lines from a pipe, instead of the policy."""
 
 import asyncio
-import math
 import signal
 import sys
 from collections.abc import Iterator, Sequence
@@ -14,7 +13,7 @@ from rich.console import Console
 from agents.agent import FormatAgent
 from agents.rollout.episode import EpisodeConfig, run_episode
 from agents.rollout.scripted import TextConversation
-from agents.types import EpisodeLimits, StopReason, Turn
+from agents.types import UNLIMITED, StopReason, Turn
 from envs.base import Environment
 from envs.errors import ConfigError
 from envs.registry import EnvSpec, ExpertStep, get_env, get_item
@@ -22,15 +21,6 @@ from envs.types import Item, Message
 
 PROMPT = "> "
 HELP = "?: this help   expert: what the scripted expert would do   Ctrl-D: leave   anything else: an action"
-
-
-LIMITS = EpisodeLimits(
-    max_turns=sys.maxsize,
-    max_tokens_per_turn=sys.maxsize,
-    context_length=sys.maxsize,
-    episode_timeout_s=math.inf,
-    step_timeout_s=math.inf,
-)
 
 
 def play(name: str, item_name: str, *, seed: int | None, console: Console) -> None:
@@ -91,7 +81,7 @@ class _Person:
             self._item,
             sample_index=0,
             conversation=TextConversation(self._answer, on_opening=self._show),
-            config=EpisodeConfig(agent=FormatAgent("raw"), limits=LIMITS),
+            config=EpisodeConfig(agent=FormatAgent("raw"), limits=UNLIMITED),
             on_turn=self._show_turn,
         )
         if trajectory.stop_reason in (StopReason.TERMINATED, StopReason.TRUNCATED):

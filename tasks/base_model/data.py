@@ -10,9 +10,7 @@ taken, gives another model.
 """
 
 import asyncio
-import math
 import random
-import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cache
@@ -20,7 +18,7 @@ from functools import cache
 from agents.agent import FormatAgent
 from agents.rollout.episode import EpisodeConfig, run_episode
 from agents.rollout.scripted import TextConversation, write_action
-from agents.types import EpisodeLimits, StopReason
+from agents.types import UNLIMITED, StopReason
 from envs.builtin.textcraft.env import TextCraftEnv
 from envs.builtin.textcraft.expert import ARMFUL, Line, Mistakes, Planner, command, expansion, parse, play
 from envs.builtin.textcraft.invented import invent, invent_families, words
@@ -31,16 +29,7 @@ from envs.types import Item
 MAX_TURNS = 24
 MAX_TOKENS = 1000
 _ITEM = Item(item_id="textcraft_0", env="textcraft")
-_CONFIG = EpisodeConfig(
-    agent=FormatAgent("action"),
-    limits=EpisodeLimits(
-        max_turns=sys.maxsize,
-        max_tokens_per_turn=sys.maxsize,
-        context_length=sys.maxsize,
-        episode_timeout_s=math.inf,
-        step_timeout_s=math.inf,
-    ),
-)
+_CONFIG = EpisodeConfig(agent=FormatAgent("action"), limits=UNLIMITED)
 
 # Recipe books
 _DEPTHS, _DEPTH_WEIGHTS = (1, 2, 3, 4), (20, 42, 30, 8)

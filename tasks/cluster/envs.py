@@ -54,7 +54,7 @@ class RayHost:
 
 
 class RayChannel:
-    """One actor; see `envs/runtime/hosted.py`, `Channel`."""
+    """A `Channel` (`envs/runtime/hosted.py`) to one actor."""
 
     def __init__(self, actor: Any, *, pid: int) -> None:
         self.pid = pid
@@ -64,11 +64,9 @@ class RayChannel:
 
     @property
     def is_alive(self) -> bool:
-        """See `Channel`."""
         return not self._is_lost and not self._life.done()
 
     async def call(self, request: list[Any]) -> dict[str, Any]:
-        """See `Channel`."""
         from ray.exceptions import RayActorError
 
         try:
@@ -79,7 +77,6 @@ class RayChannel:
         return answer
 
     async def close(self) -> None:
-        """See `Channel`."""
         import ray
 
         ray.kill(self._actor)

@@ -42,9 +42,10 @@ def check_judges(settings: AgentSettings, *, names: list[str]) -> None:
             raise ConfigError(
                 f"agent.judges: {name!r} judges nothing; name it in agent.reward, or take it out"
             )
-    for name, judge in settings.judges.items():
+    for name, block in settings.judges.items():
+        judge = judge_of(name, block)
         try:
-            _ask(judge_of(name, judge))
+            _ask(judge)
         except ConfigError as error:
             raise ConfigError(f"agent.judges.{name}: {error}") from None
 

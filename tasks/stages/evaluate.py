@@ -183,7 +183,8 @@ def _evaluate_policy(
     def count(episodes: int) -> None:
         _counts[policy.index] += episodes
 
-    with _open_runner(pipeline, model=str(policy.model), workspace=workspace, count=count) as run:
+    open_runner = _open_servers if pipeline.backend.rollout == "vllm" else _open_sampler
+    with open_runner(pipeline, model=str(policy.model), workspace=workspace, count=count) as run:
         for mode, temperature in {"sampled": settings.temperature, "greedy": 0.0}.items():
             num_samples = settings.samples_per_item if mode == "sampled" else 1
             spec = RolloutSpec(name=mode, max_turns=turns, num_samples=num_samples, temperature=temperature)
@@ -205,21 +206,10 @@ def _label(trajectory: Trajectory, *, policy: str, mode: str, version: int) -> T
 
 
 @contextmanager
-def _open_runner(
+def _open_sampler(
     pipeline: Pipeline, *, model: str, workspace: Path, count: Callable[[int], None]
 ) -> Iterator[RunRollout]:
-    """`count` is called with the number of episodes that have ended since the last call."""
-    on_servers = pipeline.backend.rollout == "vllm"
-    runner = (_servers if on_servers else _sampler)(pipeline, model=model, workspace=workspace, count=count)
-    with runner as run:
-        yield run
-
-
-@contextmanager
-def _sampler(
-    pipeline: Pipeline, *, model: str, workspace: Path, count: Callable[[int], None]
-) -> Iterator[RunRollout]:
-    """Play with the CPU sampler, in this process."""
+    """Run episodes with the CPU sampler, in this process; `count` gets the number that have just ended."""
     local = LocalModel(Path(model), seed=pipeline.seed, max_sequences=pipeline.backend.max_sequences)
     with local.load(context_length=pipeline.rollout.context_length) as sampling:
 
@@ -236,10 +226,10 @@ def _sampler(
 
 
 @contextmanager
-def _servers(
+def _open_servers(
     pipeline: Pipeline, *, model: str, workspace: Path, count: Callable[[int], None]
 ) -> Iterator[RunRollout]:
-    """Play with the generation servers that training would use, in a process that does not train."""
+    """Run episodes on the generation servers that training would use, in a process that does not train."""
     import ray
 
     from tasks.cluster.session import connect_ray, end_local_ray, result_of

@@ -55,17 +55,11 @@ class TrainedRound:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RoundResult:
-    """One finished round, as in `train/rounds/NN.json`."""
+class RoundResult(TrainedRound):
+    """One finished round, as in `train/rounds/NN.json`; `seconds` include the evaluation."""
 
-    index: int
-    """From 0."""
-    first_step: int
-    last_step: int
     evaluation: dict[str, float]
     """`summarise` of the quick evaluation: one sample of each test item, at `evaluate.temperature`."""
-    seconds: float
-    """Wall time of training and evaluation; of the last attempt, if one was interrupted."""
 
 
 class TrainSession:

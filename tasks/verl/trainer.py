@@ -83,14 +83,10 @@ class StepTrainer(PPOTrainerSync):  # type: ignore[misc]
     ) -> Any:
         rollout = self.agent_loop_manager.last
         if rollout is not None and rollout.num_trained == 0:
-            self._forget_prompts()
+            if keys := list((tq.kv_list("train") or {}).get("train", {})):  # the prompts of the step
+                tq.kv_clear(keys=keys, partition_id="train")
             return KVBatchMeta(partition_id="train", keys=[], tags=[])
         return super()._step_once(metrics, timing_raw, sample_batch_size)
-
-    def _forget_prompts(self) -> None:
-        keys = list((tq.kv_list("train") or {}).get("train", {}))
-        if keys:
-            tq.kv_clear(keys=keys, partition_id="train")
 
     def _get_required_batch_multiple(self, dp_size: int) -> int:
         return dp_size * self._pipeline.train.mini_batches

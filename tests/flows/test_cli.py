@@ -18,7 +18,7 @@ import yaml
 
 from envs.errors import ConfigError
 from flows.cli.app import app, one_line
-from flows.cli.overrides import parse_settings
+from flows.cli.options import parse_settings
 from flows.plan import lock, make_plan
 from tasks.config.capacity import read_model_size
 from tests.support.tiny_model import save_tiny_model

@@ -308,7 +308,7 @@ def test_columns_of_other_names_are_called_as_the_settings_say(name: str) -> Non
     [
         (
             {"question": "problme"},
-            r"row 0 .*columns.question is 'problme'; did you mean 'problem'\?; its columns",
+            r"row 0 .*columns.question is 'problme'; did you mean 'problem'\? its columns",
         ),
         ({"question": "answer"}, "columns.question is 'answer', but a column 'question' is there"),
     ],

@@ -129,10 +129,7 @@ def threads_per_process(processes: int) -> int:
 
 def _prompt_lengths(data: TensorDict) -> list[int]:
     """Tokens of each sample that others may share. A batch without prompts shares none: all is prompt."""
-    if "prompts" in data:
-        lengths: list[int] = data["prompts"].offsets().diff().tolist()
-    else:
-        lengths = data["input_ids"].offsets().diff().tolist()
+    lengths: list[int] = data["prompts" if "prompts" in data else "input_ids"].offsets().diff().tolist()
     return lengths
 
 

@@ -76,7 +76,7 @@ class CpuRollout(BaseRollout):  # type: ignore[misc]
         """Nothing: the samplers never released anything."""
 
     async def release(self) -> None:
-        """Nothing: see `resume`."""
+        """Nothing, as in `resume`."""
 
     async def update_weights(
         self,
