@@ -279,7 +279,7 @@ def test_if_every_episode_is_dropped_the_status_says_so() -> None:
     with chat_server(lambda _: fails(400, "no such thing")) as server:
         done = wingspan(*at(server), "--items", "1", "--set", "rollout.max_attempts=1")
     assert done.exit_code == 1
-    assert "dropped after 1 tries: SamplerFailed: textcraft" in done.output
+    assert "dropped after 1 attempts: SamplerFailed: textcraft" in done.output
     assert "no such thing" in done.output
     assert "dropped_SamplerFailed" in done.output
 
@@ -288,8 +288,8 @@ def test_if_every_episode_is_dropped_the_status_says_so() -> None:
     ("arguments", "said"),
     [
         (["--split", "tset"], "--split 'tset'; did you mean 'test'?"),
-        (["--model", "toy"], "--model toy is an endpoint's; give --endpoint URL"),
-        (["--api-key-from", "KEY"], "--api-key-from KEY is an endpoint's"),
+        (["--model", "toy"], "--model toy needs an endpoint; give --endpoint URL"),
+        (["--api-key-from", "KEY"], "--api-key-from KEY needs an endpoint"),
         (["--endpoint", "http://127.0.0.1:9/v1"], "Give --model NAME"),
         (["--endpoint", "127.0.0.1:9", "--model", "toy"], "url='127.0.0.1:9'; give one like http://"),
         (["--endpoint", "http://127.0.0.1:9/v1", "--model", "toy", "--policy", "x"], "only one of them"),

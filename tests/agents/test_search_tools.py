@@ -14,6 +14,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from agents.agent import FormatAgent
+from agents.clients.rate_limit import RateLimiter
 from agents.clients.web_search import Format, WebEndpoint, WebSearch, web_endpoint
 from agents.rewards import get_reward
 from agents.samplers.sampler import ScriptedSampler
@@ -142,11 +143,15 @@ def test_what_is_refused_is_told_to_whom_it_concerns(monkeypatch: pytest.MonkeyP
         Engine().search("q", format="serper", api_key_variable="SERPER_API_KEY")
 
 
-def test_no_more_is_asked_in_a_second_than_is_allowed():
+def test_every_request_waits_for_its_place(monkeypatch: pytest.MonkeyPatch):
+    """The places themselves are in `test_rewards_judge.py`."""
+    reserved = []
+    wait_s = RateLimiter.wait_s
+    monkeypatch.setattr(RateLimiter, "wait_s", lambda self: reserved.append(wait_s(self)) or reserved[-1])
     engine = Engine()
     engine.search(*"abcdef", requests_per_s=50)
-    times = [at for _, at in engine.asked]
-    assert times[-1] - times[0] > 4.5 / 50
+    assert len(engine.asked) == len(reserved) == 6
+    assert max(reserved) > 1 / 50
 
 
 @pytest.mark.skipif(Redis().find_remedy() is not None, reason=f"there is no Redis: {Redis().find_remedy()}")
