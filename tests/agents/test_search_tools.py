@@ -151,7 +151,6 @@ def test_every_request_waits_for_its_place(monkeypatch: pytest.MonkeyPatch):
     engine = Engine()
     engine.search(*"abcdef", requests_per_s=50)
     assert len(engine.asked) == len(reserved) == 6
-    assert max(reserved) > 1 / 50
 
 
 @pytest.mark.skipif(Redis().find_remedy() is not None, reason=f"there is no Redis: {Redis().find_remedy()}")
