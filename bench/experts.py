@@ -1,12 +1,13 @@
-"""Whether the known solutions of an environment's items are worth full marks through the pool.
+"""Plays the expert's solutions of an environment through the pool, and counts those that earn full marks.
 
     python -m bench.experts sciworld --items 100
     python -m bench.experts alfworld-mini --items 60 --test
 
-Items are taken from all over the training split, or the test split (`--test`); those without a known solution
-are `unknown`. Each other solution is played action by action on a leased instance. Prints one JSON object:
+Items are spread evenly over the training split or, with `--test`, the test split. Each solution is played on
+a leased instance. Prints one JSON object:
 
 - `items`: solutions played
+- `unknown`: items without a solution
 - `solved`: episodes that ended in success
 - `full_marks`: those of them whose rewards add up to at least `--marks`
 - `failed`: item ids of the others
@@ -30,8 +31,6 @@ from envs.runtime.manager import EnvManager
 from envs.types import Item
 
 ROUNDING = 1e-6
-
-
 LIMITS = EpisodeLimits(
     max_turns=MAX_EXPERT_TURNS,
     max_tokens_per_turn=0,
@@ -43,7 +42,7 @@ CONFIG = EpisodeConfig(agent=FormatAgent("raw"), limits=LIMITS)
 
 
 async def play(envs: EnvManager, item: Item, solution: Sequence[ExpertStep]) -> Trajectory:
-    """The episode of `solution`; one that its last step does not end is over there."""
+    """Play `solution`; an episode that its last step does not end is cut there."""
     config = replace(CONFIG, limits=replace(LIMITS, max_turns=len(solution)))
     async with envs.lease(item.env) as env:
         return await run_script(env, item, expert_script(solution, config=config), config=config)
@@ -55,7 +54,7 @@ async def measure(name: str, *, items: int, marks: float, live: int, test: bool)
     split = spec.split(0)
     candidates = split.test if test else split.train
     envs = EnvManager([spec], capacity=live)
-    started = time.perf_counter()
+    start = time.perf_counter()
     solutions: list[tuple[Item, Sequence[ExpertStep]]] = []
     unknown = 0
     for item in candidates[:: max(1, len(candidates) // items)][:items]:
@@ -78,13 +77,13 @@ async def measure(name: str, *, items: int, marks: float, live: int, test: bool)
         "full_marks": len(full_marks),
         "failed": [item.item_id for item, _ in solutions if item.item_id not in full_marks],
         "turns": sum(len(episode.turns) for episode in episodes),
-        "seconds": round(time.perf_counter() - started, 1),
+        "seconds": round(time.perf_counter() - start, 1),
     }
 
 
 def main() -> None:
     """Command line."""
-    parser = argparse.ArgumentParser(description="Known solutions, played through the pool")
+    parser = argparse.ArgumentParser(description="Play the expert's solutions through the pool")
     parser.add_argument("env", help="name in envs/registry.py")
     parser.add_argument("--items", type=int, default=100)
     parser.add_argument("--marks", type=float, default=1.0, help="sum of rewards that is full marks")

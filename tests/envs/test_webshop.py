@@ -1,8 +1,8 @@
-"""WebShop's shop, held against what upstream's own engine answered on the same files.
+"""WebShop's shop, compared with what upstream's own engine answered on the same files.
 
-Those files (`webshop_sample`) are in upstream's formats, with what its loader has to cope with: ranges and
-missing prices, slashes and capitals in options, options that are null, a product listed twice, numbers that
-are none, HTML in titles.
+Those files (`webshop_sample`) are in upstream's formats, with everything that a loader has to handle: ranges
+and missing prices, slashes and capitals in options, options that are null, a product listed twice, malformed
+asins, HTML in titles.
 """
 
 import asyncio
@@ -18,15 +18,15 @@ pytest.importorskip("Stemmer", reason="pip install pystemmer")
 pytest.importorskip("rapidfuzz", reason="pip install rapidfuzz")
 
 from envs.builtin.webshop.catalogue import load_products
-from envs.builtin.webshop.data import WEBSHOP, WEBSHOP_FULL, Stock, stock_of
+from envs.builtin.webshop.data import WEBSHOP, WEBSHOP_FULL
 from envs.builtin.webshop.env import Variant, WebShopEnv
 from envs.builtin.webshop.goals import GoalKind
 from envs.builtin.webshop.pages import PageKind
 from envs.builtin.webshop.search import Index, analyze
 from envs.builtin.webshop.session import Session
 from envs.builtin.webshop.shop import Shop, load
-from envs.builtin.webshop.spec import halves
-from envs.builtin.webshop.views import SEPARATOR, View, show
+from envs.builtin.webshop.spec import split_goals
+from envs.builtin.webshop.views import SEPARATOR, View, render
 from envs.errors import ConfigError, MissingDependency
 from envs.registry import get_env
 from envs.remote.agentgym import ACTIONS
@@ -42,19 +42,18 @@ def _here(monkeypatch):
     monkeypatch.setenv("WINGSPAN_DATA", str(SAMPLE.parent))
 
 
-def sample(kind: GoalKind) -> Stock:
-    return stock_of(replace(WEBSHOP, name=SAMPLE.name), kind)
+SAMPLE_DATA = replace(WEBSHOP, name=SAMPLE.name)
 
 
 @pytest.fixture(scope="module", params=GoalKind)
 def shop(request) -> tuple[GoalKind, Shop]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("WINGSPAN_DATA", str(SAMPLE.parent))
-        return request.param, load(sample(request.param))
+        return request.param, load(SAMPLE_DATA, request.param)
 
 
 def session(shop: Shop, number: int, *actions: str) -> Session:
-    visit = Session(shop, shop.goal(number))
+    visit = Session(shop, shop.find_goal(number))
     for action in actions:
         visit.act(action)
     return visit
@@ -62,70 +61,71 @@ def session(shop: Shop, number: int, *actions: str) -> Session:
 
 def test_the_goals_are_upstreams_in_its_order(shop):
     kind, ours = shop
-    expected = UPSTREAM[kind]["goals"]
-    assert [[g.asin, g.instruction, [*g.attributes], g.price_upper] for g in ours.goals] == expected
+    upstream_goals = UPSTREAM[kind]["goals"]
+    assert [
+        [g.product.asin, g.instruction, [*g.attributes], g.price_upper] for g in ours.goals
+    ] == upstream_goals
 
 
 def test_every_page_action_and_reward_is_upstreams(shop):
     kind, ours = shop
     rewards = set()
     for episode in UPSTREAM[kind]["episodes"]:
-        view, visit = View(episode["view"]), Session(ours, ours.goal(episode["session"]))
-        for turn, expected in enumerate(episode["observations"]):
+        view, visit = View(episode["view"]), Session(ours, ours.find_goal(episode["session"]))
+        for turn, page_number in enumerate(episode["observations"]):
             if turn:
                 visit.act(episode["actions"][turn - 1])
-            place = (kind, view, episode["actions"][:turn])
-            assert show(visit.page, view, visit.past) == UPSTREAM["pages"][expected], place
-            assert [*visit.page.actions.clickables] == episode["clickables"][turn], place
-            assert visit.page.actions.has_search_bar == (visit.page.kind is PageKind.SEARCH)
+            context = (kind, view, episode["actions"][:turn])
+            assert render(visit.page, view, visit.clicks) == UPSTREAM["pages"][page_number], context
+            assert [*visit.page.clickables] == episode["clickables"][turn], context
         assert visit.score is not None
         assert visit.score.reward == pytest.approx(episode["reward"])
         rewards.add(episode["reward"])
     assert len(rewards) >= 3
 
 
-class Seen(HTMLParser):
-    """What a browser would show of a page, text by text, and what upstream's selectors find in it."""
+class BrowserPage(HTMLParser):
+    """The texts that a browser would show of a page, and what upstream's selectors find in it."""
 
     def __init__(self, html: str) -> None:
         super().__init__()
         self.texts: list[str] = []
         self.clickables: list[str] = []
         self.has_search_bar = False
-        self._hidden = self._clickable = False
+        self._is_hidden = self._is_clickable = False
         self.feed(html)
 
     def handle_starttag(self, tag, attrs):
-        told = dict(attrs)
-        self._hidden = tag == "title"
-        self._clickable = told.get("class") in ("btn", "product-link")
-        self.has_search_bar |= told.get("id") == "search_input"
-        if told.get("type") == "radio":
-            self.clickables.append(told["value"])
+        attributes = dict(attrs)
+        self._is_hidden = tag == "title"
+        self._is_clickable = attributes.get("class") in ("btn", "product-link")
+        self.has_search_bar |= attributes.get("id") == "search_input"
+        if attributes.get("type") == "radio":
+            self.clickables.append(attributes["value"])
 
     def handle_endtag(self, tag):
-        self._hidden = self._clickable = False
+        self._is_hidden = self._is_clickable = False
 
     def handle_data(self, data):
-        if data.strip() and not self._hidden:
+        if data.strip() and not self._is_hidden:
             self.texts.append(data.strip())
-            if self._clickable:
+            if self._is_clickable:
                 self.clickables.append(data.lower())
 
 
 def test_the_html_view_says_and_offers_what_the_text_view_does(shop):
     kind, ours = shop
     for episode in UPSTREAM[kind]["episodes"]:
-        visit = Session(ours, ours.goal(episode["session"]))
+        visit = Session(ours, ours.find_goal(episode["session"]))
         for action in episode["actions"]:
-            seen = Seen(show(visit.page, View.HTML, visit.past))
-            assert SEPARATOR.join(seen.texts) == show(visit.page, View.TEXT, visit.past)
-            assert {*seen.clickables} == {*visit.page.actions.clickables}
-            assert seen.has_search_bar == visit.page.actions.has_search_bar
+            page = BrowserPage(render(visit.page, View.HTML, visit.clicks))
+            assert SEPARATOR.join(page.texts) == render(visit.page, View.TEXT, visit.clicks)
+            assert {*page.clickables} == {*visit.page.clickables}
+            assert page.has_search_bar == (visit.page.kind is PageKind.SEARCH)
             visit.act(action)
 
 
-def test_what_is_kept_of_a_product(shop):
+def test_products_are_read_as_upstream_reads_them(shop):
     _, ours = shop
     assert len(ours.products) == 19
     slippers, shoes = ours.products["B0SAMPLE01"], ours.products["B0SAMPLE03"]
@@ -145,19 +145,19 @@ def test_the_way_back_forgets_options_and_a_look_at_the_details_does_not(shop):
     visit = session(
         ours, 0, "search[faux fur slippers]", "click[b0sample01]", "click[navy blue]", "click[Features]"
     )
-    assert "Rubber sole" in show(visit.page, View.TEXT, visit.past)
+    assert "Rubber sole" in render(visit.page, View.TEXT, visit.clicks)
     visit.act("click[< Prev]")
-    assert visit.past.chosen == ("navy blue",)
+    assert tuple(visit.clicks.choices) == ("navy blue",)
     visit.act("click[white]")
-    assert visit.past.chosen == ("white",)
+    assert tuple(visit.clicks.choices) == ("white",)
     visit.act("click[< prev]")
     assert visit.page.kind is PageKind.RESULTS
     visit.act("click[B0SAMPLE01]")
-    assert visit.past.chosen == ()
+    assert tuple(visit.clicks.choices) == ()
     visit.act("search[lamp]")
     assert visit.page.kind is PageKind.RESULTS
     visit.act("click[next >]")
-    assert "Page 2" in show(visit.page, View.TEXT, visit.past)
+    assert "Page 2" in render(visit.page, View.TEXT, visit.clicks)
     visit.act("click[back to search]")
     assert visit.page.kind is PageKind.SEARCH
 
@@ -170,7 +170,7 @@ def test_the_way_back_forgets_options_and_a_look_at_the_details_does_not(shop):
         "search[" + "x" * 100_000 + "]",
     ],
 )
-def test_what_is_no_action_changes_nothing(shop, action):
+def test_an_invalid_action_changes_nothing(shop, action):
     _, ours = shop
     visit = session(ours, 0, action)
     assert visit.page == session(ours, 0).page
@@ -183,7 +183,7 @@ def test_words_are_lucenes():
     )
 
 
-def test_search_is_bm25_by_hand_and_equals_go_by_their_order():
+def test_search_is_bm25_by_hand_and_ties_keep_the_order():
     texts = ["red lamp", "red red lamp", "blue lamp", "a chair", "red lamp"]
     index = Index(texts)
     assert index.search("red", limit=9) == [1, 0, 4]
@@ -210,28 +210,30 @@ BAD = [
 ]
 
 
-@pytest.mark.parametrize(("name", "spoil", "said"), BAD)
-def test_a_bad_file_is_told_with_place_expectation_and_remedy(tmp_path, monkeypatch, name, spoil, said):
+@pytest.mark.parametrize(("name", "spoil", "message"), BAD)
+def test_the_error_of_a_malformed_file_has_location_expectation_and_remedy(
+    tmp_path, monkeypatch, name, spoil, message
+):
     monkeypatch.setenv("WINGSPAN_DATA", str(tmp_path))
     folder = tmp_path / WEBSHOP.name
     folder.mkdir()
     for file in WEBSHOP.required_paths:
         text = (SAMPLE / file).read_text(encoding="utf-8")
         (folder / file).write_text(spoil(text) if file == name else text, encoding="utf-8")
-    with pytest.raises(ConfigError, match=said) as error:
-        load(stock_of(WEBSHOP, GoalKind.HUMAN))
+    with pytest.raises(ConfigError, match=message) as error:
+        load(WEBSHOP, GoalKind.HUMAN)
     assert str(folder / name) in str(error.value)
     assert "wingspan data pull webshop" in str(error.value)
 
 
-def test_bytes_that_are_no_text_are_told(tmp_path):
+def test_bytes_that_are_not_text_are_refused(tmp_path):
     path = tmp_path / "items.json"
     path.write_bytes(b'[{"asin": "\xff"}]')
     with pytest.raises(ConfigError, match="line 1: expected UTF-8 text"):
         load_products(path, {}, remedy="get it anew")
 
 
-def test_where_the_data_are_missing_the_command_is_named(tmp_path, monkeypatch):
+def test_missing_data_are_reported_with_the_command(tmp_path, monkeypatch):
     monkeypatch.setenv("WINGSPAN_DATA", str(tmp_path))
     for name in ("webshop", "webshop:html?catalogue=full&goals=human"):
         command = "wingspan data pull webshop" + ("-full" if "full" in name else "")
@@ -244,7 +246,7 @@ def test_where_the_data_are_missing_the_command_is_named(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("name", "said"),
+    ("name", "message"),
     [
         ("webshop:txt", "did you mean 'webshop:text'"),
         ("webshop:text?goals=all", "goals is 'all'; there is synthetic, human"),
@@ -253,38 +255,37 @@ def test_where_the_data_are_missing_the_command_is_named(tmp_path, monkeypatch):
         ("webshop-mini:html?color=red", "no option color"),
     ],
 )
-def test_a_wrong_name_is_refused_with_what_there_is(name, said):
-    with pytest.raises(ConfigError, match=said):
+def test_a_wrong_name_is_refused_with_the_alternatives(name, message):
+    with pytest.raises(ConfigError, match=message):
         get_env(name)
 
 
 def test_a_shop_with_too_few_goals_has_no_split():
-    shop = load(sample(GoalKind.HUMAN))
+    shop = load(SAMPLE_DATA, GoalKind.HUMAN)
     with pytest.raises(ConfigError, match="has 4 goals"):
-        halves(shop, 0)
+        split_goals(shop, 0)
 
 
 def test_an_episode_ends_with_the_purchase_and_lists_what_can_be_done():
-    stock = sample(GoalKind.HUMAN)
-    listing = Variant(name="sample", stock=stock)
+    variant = Variant(name="sample", data=SAMPLE_DATA, goals=GoalKind.HUMAN)
 
     async def play():
-        pool = EnvPool(lambda: WebShopEnv(listing), capacity=2)
+        pool = EnvPool(lambda: WebShopEnv(variant), capacity=2)
         async with pool.lease() as env:
             shop = env.unwrapped
             assert isinstance(shop, WebShopEnv)
             opening = await env.reset(Item(item_id="sample_0", env="sample"))
-            told = json.loads(opening.rpartition(ACTIONS)[2])
-            assert told == {"has_search_bar": True, "clickables": ["search"]}
+            actions = json.loads(opening.rpartition(ACTIONS)[2])
+            assert actions == {"has_search_bar": True, "clickables": ["search"]}
             assert (await env.step("look around")).observation == opening
-            assert await shop.inspect("available_actions") == told
-            assert opening == await shop.inspect("observation") + "\n" + ACTIONS + json.dumps(told)
+            assert await shop.inspect("available_actions") == actions
+            assert opening == await shop.inspect("observation") + "\n" + ACTIONS + json.dumps(actions)
             assert await shop.inspect("instruction_text") in opening
-            assert Seen(await shop.inspect("html")).has_search_bar
-            with pytest.raises(ConfigError, match="tells no 'weather'"):
+            assert BrowserPage(await shop.inspect("html")).has_search_bar
+            with pytest.raises(ConfigError, match="no fact 'weather'"):
                 await shop.inspect("weather")
-            found = await env.step("search[oak table]")
-            assert "b0sample06" in json.loads(found.observation.rpartition(ACTIONS)[2])["clickables"]
+            result = await env.step("search[oak table]")
+            assert "b0sample06" in json.loads(result.observation.rpartition(ACTIONS)[2])["clickables"]
             await env.step("click[B0SAMPLE06]")
             result = await env.step("click[Buy Now]")
             with pytest.raises(RuntimeError, match="after the end"):
@@ -300,7 +301,7 @@ def test_an_episode_ends_with_the_purchase_and_lists_what_can_be_done():
     assert {"attributes_met", "price_met", "type_met"} <= {*result.metrics}
 
 
-def test_the_downloads_are_told_by_address():
+def test_downloads_have_addresses():
     for data in (WEBSHOP, WEBSHOP_FULL):
         assert {file.path for file in data.files} == {*data.required_paths}
         assert all(file.url.startswith("https://") for file in data.files)

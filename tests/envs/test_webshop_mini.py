@@ -1,6 +1,8 @@
-"""The made-up shop: always the same, hard enough to need its search, and every goal can be reached."""
+"""The generated shop: always the same, hard enough to need its search, and every goal can be reached."""
 
+import asyncio
 import hashlib
+import itertools
 from collections import Counter
 
 import pytest
@@ -9,25 +11,28 @@ pytest.importorskip("bm25s", reason="pip install bm25s")
 pytest.importorskip("Stemmer", reason="pip install pystemmer")
 pytest.importorskip("rapidfuzz", reason="pip install rapidfuzz")
 
-from envs.builtin.webshop.data import WEBSHOP_MINI, stock_of
-from envs.builtin.webshop.env import Variant, WebShopEnv
+from envs.builtin.webshop.data import WEBSHOP_MINI
+from envs.builtin.webshop.env import Variant, WebShopEnv, load_shop
 from envs.builtin.webshop.expert import solve
 from envs.builtin.webshop.goals import NO_LIMIT, GoalKind
 from envs.builtin.webshop.mini.data import write
 from envs.builtin.webshop.mini.words import DEPARTMENTS
 from envs.builtin.webshop.pages import PER_PAGE
-from envs.builtin.webshop.reward import alike, has_attribute
+from envs.builtin.webshop.reward import are_similar, has_attribute
 from envs.builtin.webshop.session import Session
-from envs.builtin.webshop.shop import shop_of
-from envs.builtin.webshop.views import Past, View, show
+from envs.builtin.webshop.views import Clicks, View, render
 from envs.registry import get_env
+from envs.types import Item
 
 BYTES = "613c5ab93727e5ced5cc7d12d10662d5e57c91d2fd8c41bcb43043a2451a7139"
 
 
+VARIANTS = {kind: Variant(name="webshop-mini", data=WEBSHOP_MINI, goals=kind) for kind in GoalKind}
+
+
 @pytest.fixture(scope="module")
 def shop():
-    return shop_of(stock_of(WEBSHOP_MINI, GoalKind.HUMAN))
+    return load_shop(VARIANTS[GoalKind.HUMAN])
 
 
 def test_it_is_the_same_bytes_everywhere(tmp_path):
@@ -41,72 +46,81 @@ def test_it_is_the_same_bytes_everywhere(tmp_path):
 def test_there_are_a_thousand_products_and_goals(shop):
     assert len(shop.products) == 1000
     assert len(shop.goals) == 1000
-    assert {product.category for product in shop.products.values()} == {one.name for one in DEPARTMENTS}
+    assert {product.category for product in shop.products.values()} == {
+        department.name for department in DEPARTMENTS
+    }
     assert len({goal.instruction for goal in shop.goals}) > 900
     assert all(goal.price_upper < NO_LIMIT for goal in shop.goals)
     assert all(len(product.title.split()) <= 8 for product in shop.products.values())
 
 
-def test_no_product_is_in_both_halves(shop):
+def test_no_product_is_in_both_splits(shop):
     for seed in (0, 1):
         split = get_env("webshop-mini").split(seed)
-        train, test = ({shop.goal(item.index).asin for item in half} for half in (split.train, split.test))
+        train, test = (
+            {shop.find_goal(item.index).product.asin for item in items} for items in (split.train, split.test)
+        )
         assert not train & test
         assert len(split.test) == 100
         assert len(split.train) == 900
 
 
-def test_no_word_passes_for_another(shop):
-    words = {word for one in DEPARTMENTS for word in (*one.attributes, *one.materials)}
-    assert not [(one, other) for one in words for other in words if one < other and alike(one, other)]
+def test_no_two_words_are_similar(shop):
+    words = {word for department in DEPARTMENTS for word in (*department.attributes, *department.materials)}
+    assert not [pair for pair in itertools.combinations(sorted(words), 2) if are_similar(*pair)]
     for product in list(shop.products.values())[::7]:
         assert {word for word in words if has_attribute(product, word)} == {*product.attributes}
 
 
 def test_near_duplicates_differ_in_one_thing_and_some_are_traps(shop):
-    """Of the products that have all attributes of a goal, many are too dear or lack an option."""
+    """Many of the products that have all attributes of a goal are too expensive or lack an option."""
     faults: Counter[str] = Counter()
     for goal in shop.goals[::10]:
         alternatives = [
             product
             for product in shop.products.values()
-            if product.query == goal.query and all(has_attribute(product, one) for one in goal.attributes)
+            if product.query == goal.product.query
+            and all(has_attribute(product, attribute) for attribute in goal.attributes)
         ]
         for product in alternatives:
-            values = {value for offered in product.options.values() for value in offered}
-            faults["dear"] += shop.prices[product.asin] > goal.price_upper
+            values = {value for values in product.options.values() for value in values}
+            faults["expensive"] += shop.prices[product.asin] > goal.price_upper
             faults["option"] += any(value not in values for _, value in goal.options)
-            faults["fits"] += bought_at_best(shop, product, goal) == 1
-    assert min(faults["dear"], faults["option"]) > 30, faults
+            faults["fits"] += best_reward(shop, product, goal) == 1
+    assert min(faults["expensive"], faults["option"]) > 30, faults
     assert faults["fits"] >= 100
 
 
-def bought_at_best(shop, product, goal) -> float:
+def best_reward(shop, product, goal) -> float:
     """The reward of buying the product with those of the goal's options that it has."""
-    values = {value for offered in product.options.values() for value in offered}
-    wanted = [value for _, value in goal.options if value in values]
-    return shop.score(product, goal, chosen=wanted).reward
+    values = {value for values in product.options.values() for value in values}
+    choices = [value for _, value in goal.options if value in values]
+    return shop.score(product, goal, choices=choices).reward
 
 
 def test_search_matters(shop):
-    """Whoever searches for the kind alone does, as a rule, not see one that fits on the first page."""
-    seen = Counter(
-        any(bought_at_best(shop, product, goal) == 1 for product in shop.search(goal.query)[:PER_PAGE])
+    """A search for the kind of product alone rarely has a fitting one on its first page."""
+    is_on_first_page = Counter(
+        any(best_reward(shop, product, goal) == 1 for product in shop.search(goal.product.query)[:PER_PAGE])
         for goal in shop.goals[::5]
     )
-    assert seen[False] > seen[True], seen
+    assert is_on_first_page[False] > is_on_first_page[True]
 
 
 @pytest.mark.parametrize("kind", GoalKind)
 def test_the_buyer_reaches_full_marks_by_the_pages_alone(kind):
     """`python -m bench.experts webshop-mini --items 900` plays them all."""
-    shop = shop_of(stock_of(WEBSHOP_MINI, kind))
-    env = WebShopEnv(Variant(name="webshop-mini", stock=stock_of(WEBSHOP_MINI, kind)))
+    shop = load_shop(VARIANTS[kind])
+    env = WebShopEnv(VARIANTS[kind])
     lengths = Counter()
+
+    async def play(number, steps):
+        await env.reset(Item(item_id=f"webshop-mini_{number}", env="webshop-mini"))
+        return [await env.step(step.action) for step in steps]
+
     for number in range(0, len(shop.goals), 9):
-        env.start(shop, number)
-        steps = solve(shop, shop.goal(number))
-        results = [env.act(step.action) for step in steps]
+        steps = solve(shop, shop.find_goal(number))
+        results = asyncio.run(play(number, steps))
         assert results[-1].success
         assert results[-1].reward == 1.0
         assert [result.terminated for result in results] == [False] * (len(results) - 1) + [True]
@@ -114,20 +128,20 @@ def test_the_buyer_reaches_full_marks_by_the_pages_alone(kind):
     assert sum(lengths[turns] for turns in (3, 4, 5, 6)) > 0.9 * sum(lengths.values())
 
 
-def test_the_buyer_clicks_only_what_is_on_the_page_and_says_what_stands_there(shop):
+def test_the_buyer_clicks_only_and_repeats_only_what_is_on_the_page(shop):
     read = 0
     for number in range(0, len(shop.goals), 50):
-        goal = shop.goal(number)
+        goal = shop.find_goal(number)
         visit = Session(shop, goal)
         for step in solve(shop, goal):
             name, _, argument = step.action.removesuffix("]").partition("[")
-            assert name == "search" or argument.lower() in visit.page.actions.clickables
+            assert name == "search" or argument.lower() in visit.page.clickables
             if "[SEP]" in step.thought:
                 row, _, limit = step.thought.removesuffix(".").rpartition(" below ")
-                assert row in show(visit.page, View.TEXT, Past((), ()))
+                assert row in render(visit.page, View.TEXT, Clicks((), ()))
                 *_, asin, title, price = row.split(" [SEP] ")
                 assert asin == argument
-                assert all(word in title.split() for word in [goal.query, *goal.attributes])
+                assert all(word in title.split() for word in [goal.product.query, *goal.attributes])
                 assert float(price.removeprefix("$")) <= float(limit) == goal.price_upper
                 read += 1
             else:
@@ -136,7 +150,7 @@ def test_the_buyer_clicks_only_what_is_on_the_page_and_says_what_stands_there(sh
     assert read >= 18
 
 
-def test_first_use_makes_it_where_data_lie(tmp_path, monkeypatch):
+def test_the_first_use_generates_it_in_the_data_folder(tmp_path, monkeypatch):
     monkeypatch.setenv("WINGSPAN_DATA", str(tmp_path))
     env = get_env("webshop-mini")
     assert env.requirements[0].find_remedy() is None

@@ -12,8 +12,7 @@ pytest.importorskip("rapidfuzz", reason="pip install rapidfuzz")
 
 from envs.builtin.webshop.catalogue import PATH_SIGN, Product
 from envs.builtin.webshop.goals import Goal
-from envs.builtin.webshop.nouns import nouns
-from envs.builtin.webshop.reward import alike, has_attribute, options_met, score_of
+from envs.builtin.webshop.reward import are_similar, count_options, has_attribute, nouns, score_purchase
 
 SHOES = f"Clothing {PATH_SIGN} Men {PATH_SIGN} Shoes"
 LAMPS = f"Home {PATH_SIGN} Lighting {PATH_SIGN} Lamps"
@@ -27,8 +26,8 @@ PANASONIC = (
 )
 
 
-def product(**given) -> Product:
-    known = {
+def product(**changes) -> Product:
+    defaults = {
         "asin": "B1",
         "title": "Peak Basketball Shoes",
         "category": "fashion",
@@ -42,22 +41,18 @@ def product(**given) -> Product:
         "attributes": ("non slip", "memory foam"),
         "image": "",
     }
-    return Product(**(known | given))
+    return Product(**(defaults | changes))
 
 
-def goal(**given) -> Goal:
-    known = {
-        "asin": "B1",
-        "title": "Peak Basketball Shoes",
-        "category": "fashion",
-        "query": "men's athletic shoes",
-        "product_category": SHOES,
+def goal(*, title="Peak Basketball Shoes", **changes) -> Goal:
+    defaults = {
+        "product": product(title=title),
         "instruction": "",
         "attributes": ("non slip", "memory foam"),
         "options": (("", "black"), ("", "9 wide")),
         "price_upper": 40.0,
     }
-    return Goal(**(known | given))
+    return Goal(**(defaults | changes))
 
 
 ELSE = {"query": "desk lamps", "product_category": LAMPS}
@@ -141,30 +136,33 @@ CASES = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("bought", "asked", "price", "chosen", "worth"), [case[1:] for case in CASES], ids=[
+@pytest.mark.parametrize(("bought_fields", "goal_fields", "price", "choices", "reward"), [case[1:] for case in
+CASES], ids=[
     case[0] for case in CASES
 ])  # fmt: skip
-def test_a_purchase_is_worth_what_it_is_by_hand(bought, asked, price, chosen, worth):
-    score = score_of(product(**bought), goal(**asked), price=price, chosen=chosen)
-    assert score.reward == pytest.approx(worth, abs=1e-12)
-    assert (score.reward == 1.0) == (worth == 1.0)
+def test_rewards_computed_by_hand(bought_fields, goal_fields, price, choices, reward):
+    score = score_purchase(product(**bought_fields), goal(**goal_fields), price=price, choices=choices)
+    assert score.reward == pytest.approx(reward, abs=1e-12)
+    assert (score.reward == 1.0) == (reward == 1.0)
 
 
 def test_upstreams_cases():
     """Of `tests/web-agent-site/engine/test_goal.py`; its first pair of titles depends on spaCy's version."""
-    assert alike("essential oil", "essential oils")
-    assert not alike("tea bag", "tea tree")
+    assert are_similar("essential oil", "essential oils")
+    assert not are_similar("tea bag", "tea tree")
     assert (
-        options_met(
+        count_options(
             ["pack of 12", "blue", "XL"], goal(options=(("", "grey"), ("", "XL"), ("", "pack of 12")))
         )
         == 2
     )
-    assert options_met(["powder snow"], goal(options=(("", "cool powder snow"),))) == 1
-    assert options_met([], goal()) == 0
+    assert count_options(["powder snow"], goal(options=(("", "cool powder snow"),))) == 1
+    assert count_options([], goal()) == 0
 
-    def titles(bought: str, wanted: str) -> float:
-        return score_of(product(title=bought), goal(title=wanted), price=1, chosen=()).title_score
+    def titles(bought_title: str, goal_title: str) -> float:
+        return score_purchase(
+            product(title=bought_title), goal(title=goal_title), price=1, choices=()
+        ).title_score
 
     assert titles(PANASONIC, JBL) == pytest.approx(0.3, abs=0.02)
     assert titles(PANASONIC, JBL.partition(" Home")[0]) == pytest.approx(0.15, abs=0.02)
@@ -175,36 +173,39 @@ def test_upstreams_cases():
 
 
 @pytest.mark.parametrize(
-    ("title", "expected"),
+    ("title", "words"),
     [
         ("Men's D.O.N. Shoes for the Gym, 2 Pack", "men d.o.n shoes gym pack"),
         ("High-Top Sneakers w/ 3.5mm Jack & USB-C", "high top sneakers w jack usb c"),
         ("12 of 14", ""),
     ],
 )
-def test_words_of_a_title_that_count_as_nouns(title, expected):
-    assert nouns(title) == tuple(expected.split())
+def test_nouns_of_a_title(title, words):
+    assert nouns(title) == tuple(words.split())
 
 
-def test_a_reward_is_a_share_and_never_falls_when_more_is_met():
+def test_a_reward_is_from_0_to_1_and_never_falls_when_more_criteria_are_met():
     rng = random.Random(4)
     words = ("non slip", "memory foam", "waterproof", "black", "9 wide", "navy blue")
     for _ in range(300):
-        bought = product(
+        purchase = product(
             title=rng.choice(("Peak Shoes", "Lamp", "Shoes")),
             attributes=tuple(rng.sample(words, 2)),
             query=rng.choice("ab"),
         )
-        asked = goal(
+        random_goal = goal(
             attributes=tuple(rng.sample(words, rng.randrange(1, 4))),
-            options=tuple(("", one) for one in rng.sample(words, rng.randrange(3))),
+            options=tuple(("", word) for word in rng.sample(words, rng.randrange(3))),
         )
-        chosen = rng.sample(words, rng.randrange(3))
+        choices = rng.sample(words, rng.randrange(3))
         price = rng.choice((10, 40, 90))
-        score = score_of(bought, asked, price=price, chosen=chosen)
+        score = score_purchase(purchase, random_goal, price=price, choices=choices)
         assert 0 <= score.reward <= 1
-        more = score_of(bought, asked, price=price, chosen=[*chosen, *(value for _, value in asked.options)])
+        all_choices = [*choices, *(value for _, value in random_goal.options)]
+        more = score_purchase(purchase, random_goal, price=price, choices=all_choices)
         assert more.reward >= score.reward
-        assert more.options == len(asked.options)
-        assert score_of(bought, asked, price=10, chosen=chosen).reward >= score.reward
-        assert score.attributes == sum(has_attribute(bought, one) for one in asked.attributes)
+        assert more.options == len(random_goal.options)
+        assert score_purchase(purchase, random_goal, price=10, choices=choices).reward >= score.reward
+        assert score.attributes == sum(
+            has_attribute(purchase, attribute) for attribute in random_goal.attributes
+        )

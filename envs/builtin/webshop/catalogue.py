@@ -1,6 +1,6 @@
-"""The products of a shop, out of upstream's files: `items_shuffle*.json` and `items_ins_v2*.json`.
+"""Loads the products of a shop from upstream's files, `items_shuffle*.json` and `items_ins_v2*.json`.
 
-What is kept of a product, and how options, prices and missing attributes are read, is upstream's
+Which fields of a product are kept, and how options, prices and missing attributes are read, follows upstream
 (`web_agent_site/engine/engine.py`).
 """
 
@@ -14,30 +14,30 @@ from typing import Any, Literal, TypeVar
 
 from pydantic import BaseModel, Field, ValidationError
 
-from envs.builtin.webshop.reading import Entry, elements, members
+from envs.builtin.webshop.reading import Entry, read_entries
 from envs.errors import ConfigError
 
 NO_ATTRIBUTES = ("DUMMY_ATTR",)
-"""Upstream's, for a product without an entry among the attributes."""
+"""Upstream's attributes of a product that has no entry in `items_ins_v2*.json`."""
 DEFAULT_PRICE = 100.0
 """Dollars, for a product without a price."""
-LONGEST_ASIN = 10
+MAX_ASIN_LENGTH = 10
 PATH_SIGN = "\u203a"
-"""A single angle quotation mark that points to the right."""
+"""A single right-pointing angle quotation mark."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Product:
-    """One product, as it is shown, searched and scored."""
+    """One product: what is shown, searched and scored."""
 
     asin: str
     title: str
     category: str
-    """Of the whole shop's few, e.g. `fashion`."""
+    """One of the shop's few departments, e.g. `fashion`."""
     query: str
-    """What the crawl searched for when it found this, e.g. `women's boots`."""
+    """The search by which upstream's crawl found it, e.g. `women's boots`."""
     product_category: str
-    """A path of categories, with `PATH_SIGN` between them."""
+    """A path of categories, separated by `PATH_SIGN`."""
     description: str
     features: tuple[str, ...]
     prices: tuple[float, ...]
@@ -51,7 +51,7 @@ class Product:
 
 @dataclass(frozen=True, slots=True)
 class Synthetic:
-    """An instruction that was put together from a product's attributes."""
+    """An instruction composed from a product's attributes."""
 
     instruction: str
     attributes: tuple[str, ...]
@@ -59,11 +59,10 @@ class Synthetic:
 
 class _Option(BaseModel):
     value: str
-    """As the product page has it."""
 
 
 class _Raw(BaseModel):
-    """What is read of an entry of `items_shuffle*.json`; all else in it is left."""
+    """The fields that are read of an entry of `items_shuffle*.json`."""
 
     asin: str
     name: str
@@ -89,7 +88,7 @@ Model = TypeVar("Model", bound=BaseModel)
 
 
 def validate(model: type[Model], entry: Entry, value: Any, *, remedy: str) -> Model:
-    """`value` as `model`; raises `ConfigError` with the entry's place and what was expected."""
+    """`value` as `model`; raises `ConfigError` with the entry's location and what was expected."""
     try:
         return model.model_validate(value)
     except ValidationError as error:
@@ -107,31 +106,29 @@ def load_attributes(
     """(attributes by asin, synthetic instructions by asin) of `items_ins_v2*.json`."""
     attributes: dict[str, tuple[str, ...]] = {}
     synthetic: dict[str, Synthetic] = {}
-    for entry in members(path, remedy=remedy):
-        told = validate(_Attributes, entry, entry.value, remedy=remedy)
-        attributes[entry.key] = tuple(map(intern, told.attributes))
-        if told.instruction is not None:
-            if not told.instruction_attributes:
+    for entry in read_entries(path, "{", remedy=remedy):
+        raw = validate(_Attributes, entry, entry.value, remedy=remedy)
+        attributes[entry.key] = tuple(map(intern, raw.attributes))
+        if raw.instruction is not None:
+            if not raw.instruction_attributes:
                 raise ConfigError(
-                    f"{entry.location}: expected instruction_attributes beside its instruction; {remedy}"
+                    f"{entry.location}: expected instruction_attributes with its instruction; {remedy}"
                 )
-            synthetic[entry.key] = Synthetic(
-                told.instruction, tuple(map(intern, told.instruction_attributes))
-            )
+            synthetic[entry.key] = Synthetic(raw.instruction, tuple(map(intern, raw.instruction_attributes)))
     return attributes, synthetic
 
 
 def load_products(
     path: Path, attributes: Mapping[str, tuple[str, ...]], *, remedy: str
 ) -> Mapping[str, Product]:
-    """Products by asin, in the file's order, without those that upstream leaves out."""
+    """Products by asin, in the file's order, without those that upstream omits."""
     products: dict[str, Product] = {}
-    for entry in elements(path, remedy=remedy):
+    for entry in read_entries(path, "[", remedy=remedy):
         raw = validate(_Raw, entry, entry.value, remedy=remedy)
-        if raw.asin == "nan" or len(raw.asin) > LONGEST_ASIN or raw.asin in products:
+        if raw.asin == "nan" or len(raw.asin) > MAX_ASIN_LENGTH or raw.asin in products:
             continue
         prices = _prices(raw.pricing, entry, remedy=remedy)
-        told = raw.small_description
+        bullets = raw.small_description
         products[raw.asin] = Product(
             asin=raw.asin,
             title=raw.name,
@@ -139,7 +136,7 @@ def load_products(
             query=intern(raw.query.lower().strip()),
             product_category=intern(raw.product_category),
             description=raw.full_description,
-            features=(told,) if isinstance(told, str) else tuple(bullet or "" for bullet in told),
+            features=(bullets,) if isinstance(bullets, str) else tuple(bullet or "" for bullet in bullets),
             prices=prices,
             price_tag=" to ".join(f"${price}" for price in prices),
             options=_options(raw.customization_options or {}),
@@ -152,7 +149,7 @@ def load_products(
 
 
 def _prices(pricing: str | None, entry: Entry, *, remedy: str) -> tuple[float, ...]:
-    """`$12.99$19.99` → (12.99, 19.99); upstream shows and draws from the first two."""
+    """`$12.99$19.99` → (12.99, 19.99), in dollars; upstream uses the first two."""
     if not pricing:
         return (DEFAULT_PRICE,)
     try:

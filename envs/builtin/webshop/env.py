@@ -1,31 +1,30 @@
-"""WebShop as an environment: one live visit, and what the environments of this package have in common.
+"""The environment: one visit to a shop.
 
-What an episode sees is a page in one view. Where actions are listed, its last line is the prefix `ACTIONS`
-and, as JSON, what AgentGym answers to `/available_actions`.
+An observation is a page in one view. If the variant lists the available actions, the last line is the prefix
+`ACTIONS` and, as JSON, AgentGym's answer to `/available_actions`.
 """
 
 import asyncio
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
+import threading
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from envs.builtin.webshop.data import Stock
+from envs.builtin.webshop.goals import GoalKind
+from envs.builtin.webshop.pages import Page, PageKind
+from envs.builtin.webshop.views import View, render
 from envs.errors import ConfigError
 from envs.remote.agentgym import ACTIONS
+from envs.requirements.data_sets import DataSet
 from envs.requirements.detection import Package, require
 from envs.types import Item, StepResult
 
 if TYPE_CHECKING:
-    from envs.builtin.webshop.pages import AvailableActions
     from envs.builtin.webshop.session import Session
     from envs.builtin.webshop.shop import Shop
 
 PACKAGES = ("bm25s", "pystemmer", "rapidfuzz")
-
-_VIEWS = {"observation": "text", "html": "html"}
-"""What can be asked for → the view that tells it."""
 
 INSTRUCTIONS = """\
 You are web shopping. An instruction tells you what to buy. Every round I will give you a page of the \
@@ -38,14 +37,39 @@ instruction asks for before you buy. What is no action on the page changes nothi
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Variant:
-    """One environment of this package."""
+    """One environment of this package: a shop and a view of it."""
 
     name: str
-    stock: Stock
-    """What its shop is made of."""
-    view: str = "text"
+    data: DataSet
+    goals: GoalKind
+    view: View = View.TEXT
     lists_actions: bool = True
-    """Whether what is seen ends with the actions."""
+    """Whether observations end with the available actions."""
+
+    @property
+    def shop_key(self) -> tuple[Path, GoalKind]:
+        """Identifies the shop in this process."""
+        return self.data.folder, self.goals
+
+
+_SHOPS: "dict[tuple[Path, GoalKind], Shop]" = {}
+_LOADING = threading.Lock()
+
+
+def load_shop(variant: Variant) -> "Shop":
+    """The shop of `variant`; the first call in a process loads it.
+
+    Raises `ConfigError` for malformed files, `MissingDependency` for missing files or packages.
+    """
+    with _LOADING:
+        if variant.shop_key not in _SHOPS:
+            try:
+                from envs.builtin.webshop.shop import load
+            except ImportError:
+                require(f"environment {variant.name!r}", map(Package, PACKAGES))
+                raise
+            _SHOPS[variant.shop_key] = load(variant.data, variant.goals)
+        return _SHOPS[variant.shop_key]
 
 
 class WebShopEnv:
@@ -53,82 +77,58 @@ class WebShopEnv:
 
     def __init__(self, variant: Variant) -> None:
         self._variant = variant
-        self._session: Session | None = None  # kept after the purchase, to be looked at
+        self._session: Session | None = None  # kept after the purchase, for `inspect`
 
     async def reset(self, item: Item) -> str:
-        """Start session `item`; the first in a process loads the shop."""
-        with needing_packages(self._variant.name):
-            from envs.builtin.webshop.shop import loaded, shop_of
-        stock = self._variant.stock
-        shop = loaded(stock)
-        if shop is None:
-            shop = await asyncio.to_thread(shop_of, stock)
-        return self.start(shop, item.index)
-
-    def start(self, shop: "Shop", number: int) -> str:
-        """`reset`, for callers that are not asynchronous and have the shop."""
+        """Start session `item`; the first one in a process loads the shop."""
+        shop = _SHOPS.get(self._variant.shop_key) or await asyncio.to_thread(load_shop, self._variant)
         from envs.builtin.webshop.session import Session
 
-        self._session = Session(shop, shop.goal(number))
-        return self._render(self._session)
+        self._session = Session(shop, shop.find_goal(item.index))
+        return self._observe(self._session)
 
     async def step(self, action: str) -> StepResult:
-        """Carry out `search[…]` or `click[…]`; anything else shows the same page again."""
-        return self.act(action)
-
-    def act(self, action: str) -> StepResult:
-        """`step`, for callers that are not asynchronous."""
+        """Carry out `search[…]` or `click[…]`; any other action shows the same page again."""
         session = self._session
         if session is None or session.score is not None:
             raise RuntimeError("step before reset, or after the end")
         session.act(action.strip())
-        seen = self._render(session)
-        score = session.score
+        observation, score = self._observe(session), session.score
         if score is None:
-            return StepResult(seen)
+            return StepResult(observation)
         return StepResult(
-            seen, score.reward, terminated=True, success=score.reward == 1.0, metrics=score.shares
+            observation, score.reward, terminated=True, success=score.reward == 1.0, metrics=score.shares
         )
 
     async def close(self) -> None:
         """Leave the shop."""
         self._session = None
 
-    async def inspect(self, what: str) -> Any:
-        """What AgentGym's server answers: `observation` (upstream's text, whatever the view), `html`,
-        `available_actions` and `instruction_text`."""
-        from envs.builtin.webshop.views import View, show
-
+    async def inspect(self, name: str) -> Any:
+        """A fact that AgentGym's server has: `observation` (upstream's text, whatever the view), `html`,
+        `available_actions` or `instruction_text`."""
         session = self._session
         if session is None:
-            raise RuntimeError("there is nothing to see before reset")
-        if what == "available_actions":
-            return _describe_actions(session.page.actions)
-        if what == "instruction_text":
-            return session.goal.instruction
-        if what in _VIEWS:
-            return show(session.page, View(_VIEWS[what]), session.past)
-        names = ", ".join([*_VIEWS, "available_actions", "instruction_text"])
-        raise ConfigError(f"a shop tells no {what!r}; it tells {names}")
+            raise RuntimeError("inspect before reset")
+        match name:
+            case "observation":
+                return render(session.page, View.TEXT, session.clicks)
+            case "html":
+                return render(session.page, View.HTML, session.clicks)
+            case "available_actions":
+                return _describe_actions(session.page)
+            case "instruction_text":
+                return session.goal.instruction
+        raise ConfigError(
+            f"webshop has no fact {name!r}; it has observation, html, available_actions and instruction_text"
+        )
 
-    def _render(self, session: "Session") -> str:
-        from envs.builtin.webshop.views import View, show
-
-        page = show(session.page, View(self._variant.view), session.past)
+    def _observe(self, session: "Session") -> str:
+        text = render(session.page, self._variant.view, session.clicks)
         if not self._variant.lists_actions:
-            return page
-        return f"{page}\n{ACTIONS}{json.dumps(_describe_actions(session.page.actions), ensure_ascii=False)}"
+            return text
+        return f"{text}\n{ACTIONS}{json.dumps(_describe_actions(session.page), ensure_ascii=False)}"
 
 
-def _describe_actions(actions: "AvailableActions") -> dict[str, Any]:
-    return {"has_search_bar": actions.has_search_bar, "clickables": [*actions.clickables]}
-
-
-@contextmanager
-def needing_packages(name: str) -> Iterator[None]:
-    """Within, an import that fails because a package is missing is a `MissingDependency`."""
-    try:
-        yield
-    except ImportError:
-        require(f"environment {name!r}", map(Package, PACKAGES))
-        raise
+def _describe_actions(page: Page) -> dict[str, Any]:
+    return {"has_search_bar": page.kind is PageKind.SEARCH, "clickables": [*page.clickables]}

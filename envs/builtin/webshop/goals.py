@@ -1,14 +1,14 @@
-"""What is to be bought: instructions with what they ask for, numbered as upstream and AgentGym number them.
+"""Goals: instructions and what they ask for, numbered as in upstream and AgentGym.
 
-Human goals are the crowd's instructions, synthetic ones are put together from attributes, one for each
-combination of a product's options. Limits of price are drawn: upstream draws those of human goals, and
-prices of products that have a range, from a generator that it does not seed; here both come from generators
-of our own, so that a number means the same problem everywhere. AgentGym's synthetic goals are seeded as ours.
+Human goals are instructions by crowd workers; synthetic goals are composed from attributes, one for each
+combination of a product's options. Price limits are sampled. Upstream samples those of human goals, and the
+prices of products that have a range, from an unseeded generator; here both generators are seeded, so that a
+number means the same problem everywhere. AgentGym seeds its synthetic goals as is done here.
 """
 
 import itertools
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -16,12 +16,13 @@ from pathlib import Path
 from pydantic import BaseModel, RootModel
 
 from envs.builtin.webshop.catalogue import Product, Synthetic, validate
-from envs.builtin.webshop.reading import members
+from envs.builtin.webshop.reading import read_entries
 
 SEED = 233
-"""Upstream's, for the order of the goals."""
+"""Upstream's seed for the order of the goals."""
 LIMITS = [10.0 * tens for tens in range(1, 100)]
-"""Dollars, from which a limit of price is drawn: two of the next four above the price, the larger one."""
+"""Possible price limits in dollars. The limit is the larger of two sampled from the next four above the
+price."""
 NEXT_LIMITS = 4
 NO_LIMIT = 1_000_000.0
 
@@ -35,19 +36,16 @@ class GoalKind(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Goal:
-    """One instruction, and what the product bought is held against."""
+    """One instruction, and the criteria by which a purchase is scored."""
 
-    asin: str
-    """Of the product that the instruction was written for; others may do as well."""
-    title: str
-    category: str
-    query: str
-    product_category: str
+    product: Product
+    """The product that the instruction was written for; others may be worth as much."""
     instruction: str
     attributes: tuple[str, ...]
     options: tuple[tuple[str, str], ...]
-    """(name, value); a human goal's have no name."""
+    """(name, value); the options of human goals have no name."""
     price_upper: float
+    """Dollars."""
 
 
 class _Human(BaseModel):
@@ -57,15 +55,15 @@ class _Human(BaseModel):
 
 
 class _Humans(RootModel[list[_Human]]):
-    """An entry of `items_human_ins.json`: what people asked for of one product."""
+    """An entry of `items_human_ins.json`: people's instructions for one product."""
 
 
 def draw_prices(products: Mapping[str, Product]) -> dict[str, float]:
-    """What each product costs, in dollars; drawn where it has a range."""
+    """The price of each product in dollars, sampled where it has a range."""
     rng = random.Random(SEED)
     return {
-        asin: one.prices[0] if len(one.prices) == 1 else rng.uniform(*one.prices)
-        for asin, one in products.items()
+        asin: product.prices[0] if len(product.prices) == 1 else rng.uniform(*product.prices)
+        for asin, product in products.items()
     }
 
 
@@ -73,26 +71,27 @@ def human_goals(
     path: Path, products: Mapping[str, Product], prices: Mapping[str, float], *, remedy: str
 ) -> list[Goal]:
     """The goals of `items_human_ins.json` for these products, in upstream's order."""
-    told = {
+    instructions = {
         entry.key: validate(_Humans, entry, entry.value, remedy=remedy).root
-        for entry in members(path, remedy=remedy)
+        for entry in read_entries(path, "{", remedy=remedy)
         if entry.key in products
     }
     rng = random.Random(SEED)
     goals = []
     for asin, product in products.items():
-        for human in told.get(asin, ()):
+        for human in instructions.get(asin, ()):
             if not human.instruction_attributes:
                 continue
             limit, words = _limit(prices[asin], rng)
-            wanted = human.instruction_options
-            options = wanted.items() if isinstance(wanted, dict) else (("", value) for value in wanted)
+            options = human.instruction_options
             goals.append(
-                _goal(
-                    product,
+                Goal(
+                    product=product,
                     instruction=human.instruction.strip(".") + words,
                     attributes=tuple(human.instruction_attributes),
-                    options=tuple(options),
+                    options=tuple(
+                        options.items() if isinstance(options, dict) else (("", value) for value in options)
+                    ),
                     price_upper=limit,
                 )
             )
@@ -100,26 +99,25 @@ def human_goals(
 
 
 def synthetic_goals(
-    told: Mapping[str, Synthetic], products: Mapping[str, Product], prices: Mapping[str, float]
+    synthetic: Mapping[str, Synthetic], products: Mapping[str, Product], prices: Mapping[str, float]
 ) -> list[Goal]:
     """One goal for each combination of options of each product with an instruction, in AgentGym's order."""
     rng = random.Random(SEED)
     goals = []
     for asin, product in products.items():
-        if asin not in told:
+        if asin not in synthetic:
             continue
         limit, words = _limit(prices[asin], rng)
         names = sorted(product.options)
         for values in itertools.product(*(product.options[name] for name in names)):
             options = tuple(zip(names, values, strict=True))
             option_text = ", and ".join(f"{name}: {value}" for name, value in options)
+            with_options = f" with {option_text}" if option_text else ""
             goals.append(
-                _goal(
-                    product,
-                    instruction=told[asin].instruction
-                    + (f" with {option_text}" if option_text else "")
-                    + words,
-                    attributes=told[asin].attributes,
+                Goal(
+                    product=product,
+                    instruction=synthetic[asin].instruction + with_options + words,
+                    attributes=synthetic[asin].attributes,
                     options=options,
                     price_upper=limit,
                 )
@@ -127,29 +125,8 @@ def synthetic_goals(
     return _shuffle(goals)
 
 
-def _goal(
-    product: Product,
-    *,
-    instruction: str,
-    attributes: tuple[str, ...],
-    options: tuple[tuple[str, str], ...],
-    price_upper: float,
-) -> Goal:
-    return Goal(
-        asin=product.asin,
-        title=product.title,
-        category=product.category,
-        query=product.query,
-        product_category=product.product_category,
-        instruction=instruction,
-        attributes=attributes,
-        options=options,
-        price_upper=price_upper,
-    )
-
-
 def _limit(price: float, rng: random.Random) -> tuple[float, str]:
-    """(limit in dollars, how the instruction says it)."""
+    """(limit in dollars, its words in the instruction)"""
     above = [limit for limit in LIMITS if limit > price][:NEXT_LIMITS]
     if len(above) < 2:
         return NO_LIMIT, ""
@@ -157,8 +134,7 @@ def _limit(price: float, rng: random.Random) -> tuple[float, str]:
     return limit, f", and price lower than {limit:.2f} dollars"
 
 
-def _shuffle(goals: Sequence[Goal]) -> list[Goal]:
-    """In upstream's order: goal `N` is the one of session `N`."""
-    shuffled = list(goals)
-    random.Random(SEED).shuffle(shuffled)
-    return shuffled
+def _shuffle(goals: list[Goal]) -> list[Goal]:
+    """Put `goals` in upstream's order, in which session `N` has goal `N`."""
+    random.Random(SEED).shuffle(goals)
+    return goals

@@ -1,4 +1,4 @@
-"""The shop's pages as what stands on them, in order; how that is shown is `views.py`'s."""
+"""The shop's pages: their content, in order. `views.py` renders them."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -8,12 +8,12 @@ from enum import StrEnum
 from envs.builtin.webshop.catalogue import Product
 
 RESULTS = 50
-"""Products that a search finds at most."""
+"""The most products that a search finds."""
 PER_PAGE = 10
 
 
 class PageKind(StrEnum):
-    """Where a buyer can be; named as upstream's addresses."""
+    """The kinds of page, named as in upstream's addresses."""
 
     SEARCH = "index"
     RESULTS = "search_results"
@@ -23,7 +23,7 @@ class PageKind(StrEnum):
 
 
 class Button(StrEnum):
-    """What can be clicked beside products and options."""
+    """What can be clicked besides products and options."""
 
     SEARCH = "Search"
     BACK = "Back to Search"
@@ -36,12 +36,12 @@ class Button(StrEnum):
 
 
 class Role(StrEnum):
-    """What a piece of a page is."""
+    """The part that a piece plays on its page."""
 
     TEXT = "text"
     BUTTON = "button"
     PRODUCT = "product"
-    """A product's number, which leads to its page."""
+    """An asin, which links to its product's page."""
     OPTION = "option"
 
 
@@ -52,18 +52,9 @@ class Piece:
     text: str
     role: Role = Role.TEXT
     tag: str = "p"
-    """HTML's, with its class where that tells what it is: `h4.product-title`."""
+    """The HTML tag, with a class where one identifies the piece: `h4.product-title`."""
     option: str = ""
-    """Of an option's value: the option's name."""
-
-
-@dataclass(frozen=True, slots=True)
-class AvailableActions:
-    """What can be done on a page, as upstream and AgentGym tell it."""
-
-    has_search_bar: bool
-    clickables: tuple[str, ...]
-    """In lower case: buttons, then products, then options."""
+    """The name of the option, if the piece is one of its values."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,14 +63,14 @@ class Page:
 
     kind: PageKind
     pieces: tuple[Piece, ...]
-    actions: AvailableActions
-    """What can be done here."""
+    clickables: tuple[str, ...]
+    """Buttons, then products (both in lower case), then values of options."""
     options: Mapping[str, str]
-    """Value → name of its option; of a value that two options have, the later one."""
+    """Value → name of its option; the later option where two have the same value."""
 
 
 def search_page(instruction: str) -> Page:
-    """Where an episode begins."""
+    """The first page of an episode."""
     return _page(
         PageKind.SEARCH,
         (
@@ -91,17 +82,17 @@ def search_page(instruction: str) -> Page:
     )
 
 
-def results_page(instruction: str, found: Sequence[Product], number: int) -> Page:
-    """The `number`-th page of what was found, counted from 1; it may be empty."""
+def results_page(instruction: str, results: Sequence[Product], number: int) -> Page:
+    """Page `number` of `results`, counted from 1; it may be empty."""
     pieces = [
         *_head(instruction),
         _button(Button.BACK),
-        Piece(f"Page {number} (Total results: {len(found)})", tag="h3"),
+        Piece(f"Page {number} (Total results: {len(results)})", tag="h3"),
     ]
     if number > 1:
         pieces.append(_button(Button.PREVIOUS))
     pieces.append(_button(Button.NEXT))
-    for product in found[(number - 1) * PER_PAGE : number * PER_PAGE]:
+    for product in results[(number - 1) * PER_PAGE : number * PER_PAGE]:
         pieces += (
             Piece(product.asin, Role.PRODUCT, "a.product-link"),
             Piece(product.title, tag="h4.product-title"),
@@ -128,17 +119,17 @@ def product_page(instruction: str, product: Product) -> Page:
     return _page(PageKind.PRODUCT, pieces)
 
 
-def detail_page(instruction: str, product: Product, which: Button) -> Page:
-    """A product's description, features, or reviews, of which upstream has none."""
-    texts = {Button.DESCRIPTION: (product.description,), Button.FEATURES: product.features}.get(which, ())
-    gap = " " if which is Button.FEATURES else ""
+def detail_page(instruction: str, product: Product, topic: Button) -> Page:
+    """A product's description, features or reviews; upstream has no reviews."""
+    texts = {Button.DESCRIPTION: (product.description,), Button.FEATURES: product.features}.get(topic, ())
+    gap = " " if topic is Button.FEATURES else ""
     pieces = [*_head(instruction), _button(Button.BACK), _button(Button.PREVIOUS)]
     pieces += (Piece(gap + text, tag="p.product-info") for text in texts if gap + text)
     return _page(PageKind.DETAIL, pieces)
 
 
 def done_page(asin: str, choices: Mapping[str, str], reward: float) -> Page:
-    """The end: upstream's shows what was bought, headings whose values it leaves out, and the score."""
+    """The last page: as upstream's, it shows the purchase, headings without values, and the score."""
     choices_json = json.dumps(choices, ensure_ascii=True, sort_keys=True)
     for sign in "<>&'":
         choices_json = choices_json.replace(sign, f"\\u{ord(sign):04x}")
@@ -165,7 +156,7 @@ def _page(kind: PageKind, pieces: Sequence[Piece]) -> Page:
         elif piece.role is Role.OPTION:
             options[piece.text] = piece.option
     clickables = tuple(dict.fromkeys([*buttons, *links, *options]))
-    return Page(kind, tuple(pieces), AvailableActions(kind is PageKind.SEARCH, clickables), options)
+    return Page(kind, tuple(pieces), clickables, options)
 
 
 def _head(instruction: str) -> tuple[Piece, Piece]:

@@ -1,4 +1,4 @@
-"""Reads a JSON array or object one entry at a time, however large the file is, and says where it is wrong."""
+"""Reads a JSON array or object of any size one entry at a time, and reports where it is malformed."""
 
 import json
 import re
@@ -6,16 +6,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from json import JSONDecodeError, JSONDecoder
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, Literal, TextIO
 
 from envs.errors import ConfigError
 
 CHUNK = 1 << 20
-"""Characters that are read at once."""
-LONGEST_ENTRY = 1 << 24
-"""Characters; where an entry has no end for so long, a quote or a bracket is missing."""
+"""Characters read at a time."""
+MAX_ENTRY_LENGTH = 1 << 24
+"""Characters; an entry without an end for so long lacks a quote or a bracket."""
 _ERROR_MARGIN = 16
-"""Characters: an error so close to the end of what has been read may only mean that more must be read."""
+"""Characters; an error this close to the end of the window may only mean that more must be read."""
 _SPACE = re.compile(r"[ \t\r\n]*")
 
 
@@ -24,28 +24,20 @@ class Entry:
     """One element of an array, or one member of an object."""
 
     key: str
-    """Of a member; empty for an element."""
+    """The key of a member; empty for an element."""
     value: Any
     location: str
     """For errors: the file, the line and the number of the entry."""
 
 
-def elements(path: Path, *, remedy: str) -> Iterator[Entry]:
-    """The elements of the array that the file is, in order.
+def read_entries(path: Path, opening: Literal["[", "{"], *, remedy: str) -> Iterator[Entry]:
+    """The elements of a file that is an array (`[`), or the members of one that is an object (`{`), in order.
 
-    Raises `ConfigError` with the file, the line, what was expected and `remedy` where it is no such JSON.
+    Raises `ConfigError`, with the file, the line, what was expected and `remedy`, if the file is not such
+    JSON.
     """
-    return _entries(path, "[", remedy=remedy)
-
-
-def members(path: Path, *, remedy: str) -> Iterator[Entry]:
-    """The members of the object that the file is, each with its key; raises as `elements` does."""
-    return _entries(path, "{", remedy=remedy)
-
-
-def _entries(path: Path, opening: str, *, remedy: str) -> Iterator[Entry]:
     with path.open(encoding="utf-8") as file:
-        yield from _Reader(path, file, remedy).entries(opening)
+        yield from _Reader(path, file, remedy).read(opening)
 
 
 class _Reader:
@@ -58,65 +50,65 @@ class _Reader:
         self._line = 1
         self._decode = JSONDecoder().raw_decode
 
-    def entries(self, opening: str) -> Iterator[Entry]:
-        self._symbol(opening)
+    def read(self, opening: str) -> Iterator[Entry]:
+        self._expect(opening)
         closing = "]" if opening == "[" else "}"
         number = 0
         while self._peek() != closing:
             if number:
-                self._symbol(",", f" or {closing!r}")
+                self._expect(",", f" or {closing!r}")
             number += 1
-            self._peek()  # what comes next begins the entry: its line is the entry's
+            self._peek()  # skip spaces: the entry's line is that of its first character
             location = f"{self._path}, line {self._line}, entry {number}"
             key = ""
             if opening == "{":
-                key = self._value()
+                key = self._read_value()
                 if not isinstance(key, str):
                     raise self._wrong(f"a key in quotes, not {json.dumps(key)[:40]}")
-                self._symbol(":")
+                self._expect(":")
                 location += f" ({key})"
-            yield Entry(key, self._value(), location)
+            yield Entry(key, self._read_value(), location)
         self._position += 1
         if self._peek():
             raise self._wrong(f"nothing after the closing {closing!r}")
 
-    def _symbol(self, symbol: str, otherwise: str = "") -> None:
+    def _expect(self, symbol: str, otherwise: str = "") -> None:
         if self._peek() != symbol:
             raise self._wrong(f"{symbol!r}{otherwise}")
         self._position += 1
 
     def _peek(self) -> str:
-        """The next character that is no space; empty at the end."""
+        """The next character that is not a space; empty at the end."""
         while True:
             match = _SPACE.match(self._window, self._position)
             assert match is not None
-            self._pass(match.end())
+            self._advance(match.end())
             if self._position < len(self._window):
                 return self._window[self._position]
-            if not self._more():
+            if not self._read_more():
                 return ""
 
-    def _value(self) -> Any:
+    def _read_value(self) -> Any:
         self._peek()
         while True:
             try:
                 value, end = self._decode(self._window, self._position)
             except JSONDecodeError as error:
                 too_short = error.pos >= len(self._window) - _ERROR_MARGIN or "Unterminated" in error.msg
-                if too_short and len(self._window) - self._position < LONGEST_ENTRY and self._more():
+                if too_short and len(self._window) - self._position < MAX_ENTRY_LENGTH and self._read_more():
                     continue
-                self._pass(error.pos)
+                self._advance(error.pos)
                 raise self._wrong(f"JSON ({error.msg})") from None
-            if end == len(self._window) and self._more():
-                continue  # a number may go on
-            self._pass(end)
+            if end == len(self._window) and self._read_more():
+                continue  # a number may continue
+            self._advance(end)
             return value
 
-    def _pass(self, end: int) -> None:
+    def _advance(self, end: int) -> None:
         self._line += self._window.count("\n", self._position, end)
         self._position = end
 
-    def _more(self) -> bool:
+    def _read_more(self) -> bool:
         try:
             chunk = self._file.read(CHUNK)
         except UnicodeDecodeError as error:
@@ -125,9 +117,9 @@ class _Reader:
         self._position = 0
         return bool(chunk)
 
-    def _wrong(self, expected: str) -> ConfigError:
+    def _wrong(self, expectation: str) -> ConfigError:
         ahead = self._window[self._position : self._position + 20]
         actual = repr(ahead) if ahead else "the end of the file"
         return ConfigError(
-            f"{self._path}, line {self._line}: expected {expected}, found {actual}; {self._remedy}"
+            f"{self._path}, line {self._line}: expected {expectation}, found {actual}; {self._remedy}"
         )

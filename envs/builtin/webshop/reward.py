@@ -1,8 +1,10 @@
-"""What a purchase is worth: attributes, options and price that fit, times how well the type of product fits.
+"""The reward of a purchase: the share of attributes, options and price that fit, times a factor of the type.
 
-The paper's reward as upstream computes it (`web_agent_site/engine/goal.py`), with titles' nouns found without
-spaCy (`nouns.py`) and texts compared by rapidfuzz, which scores as upstream's thefuzz does on top of
-Levenshtein.
+This is the paper's reward as upstream computes it (`web_agent_site/engine/goal.py`), except for two
+libraries. rapidfuzz compares texts, with the scores of upstream's thefuzz on top of Levenshtein. The nouns of
+a title are found without a tagger: upstream asks spaCy for the words that are nouns or names, and in titles,
+which are written like names, nearly all words are. Here a noun is any word that begins with a letter and is
+not a function word; docs/webshop.md says how often the reward differs.
 """
 
 import re
@@ -14,12 +16,13 @@ from rapidfuzz.fuzz import token_set_ratio
 
 from envs.builtin.webshop.catalogue import PATH_SIGN, Product
 from envs.builtin.webshop.goals import Goal
-from envs.builtin.webshop.nouns import nouns
 
-ALIKE = 85
-"""Two texts are alike above this score of 100."""
-TEXTS = 1 << 16
-"""Pairs of texts whose likeness is kept."""
+MIN_SIMILARITY = 85
+"""Two texts are similar above this score, of at most 100."""
+CACHED_PAIRS = 1 << 16
+"""Pairs of texts whose similarity is cached."""
+CACHED_TITLES = 1 << 14
+"""Titles whose nouns are cached."""
 SAME_TITLE, OTHER_TITLE = 0.2, 0.1
 """Shares of the goal's nouns: above the first the title speaks for the type, below the second against it."""
 
@@ -33,105 +36,124 @@ _COLOURS = """
     steel stone stonewash sunflower tan taupe teal tiger turquoise violet walnut wheat white wine yellow
     """
 COLOURS = tuple(_COLOURS.split())
-"""What upstream reduces an option to: the first that it contains (`web_agent_site/engine/normalize.py`)."""
+"""Upstream reduces an option to the first of these in it (`web_agent_site/engine/normalize.py`)."""
 
-_NO_WORD = re.compile(r"\W")
+_FUNCTION_WORDS = """
+    a an the this that these those each every all any both some no another other
+    of in on at by for from with without to into onto up down out off over under through across around between
+    within per as than like via and or but nor so yet plus
+    i me my you your he him his she her it its we us our they them their who which what
+    is are was were be been being am do does did has have had can could will would may might must should shall
+    not if when while because very too also only just
+    one two three four five six seven eight nine ten
+    """
+FUNCTION_WORDS = frozenset(_FUNCTION_WORDS.split())
+_NOUN = re.compile(r"[^\W\d_](?:[\w.]*[^\W_])?")
+"""Begins with a letter; dots within it belong to it (`d.o.n`), hyphens and slashes end it."""
+_POSSESSIVE = re.compile(r"['\u2019]s\b")
+_STARTS_WITH_A_DIGIT = re.compile(r"\b\d[\w.]*")
+_NON_WORD = re.compile(r"\W")
 _BEYOND_ASCII = dict.fromkeys(range(128, 256))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Score:
-    """The reward of a purchase, and what it is made of."""
+    """The reward of a purchase and its parts."""
 
     reward: float
     """From 0 to 1; 1 is success."""
     attributes: int
-    """Of the goal's, how many the product has."""
+    """Number of the goal's that the product has."""
     options: int
-    """Of the goal's, how many were chosen."""
+    """Number of the goal's that were chosen."""
     price_fits: bool
     type_factor: float
     """1, or 0.5, 0.1 or 0 for a product of another type."""
-    query_match: bool
-    category_match: bool
     title_score: float
-    attributes_wanted: int
-    options_wanted: int
+    goal: Goal
 
     @property
     def shares(self) -> dict[str, float]:
-        """What upstream tells of a purchase: how much of each part is met, from 0 to 1."""
+        """How much of each part is met, from 0 to 1, as upstream reports it."""
+        num_attributes, num_options = len(self.goal.attributes), len(self.goal.options)
         parts = {
-            "attributes_met": self.attributes / self.attributes_wanted if self.attributes_wanted else 1.0,
+            "attributes_met": self.attributes / num_attributes if num_attributes else 1.0,
             "price_met": float(self.price_fits),
             "type_met": self.type_factor,
         }
-        return parts | ({"options_met": self.options / self.options_wanted} if self.options_wanted else {})
+        return parts | ({"options_met": self.options / num_options} if num_options else {})
 
 
-def score_of(product: Product, goal: Goal, *, price: float, chosen: Iterable[str]) -> Score:
-    """What it is worth to buy `product` for `price` dollars with `chosen` options, when asked for `goal`."""
-    title_score = _title_score(product.title, goal.title)
-    query_match = product.query == goal.query
-    category_match = len(_categories(product) & _categories(goal)) >= 2
-    type_factor = _type_factor(title_score, matches=query_match or category_match)
-    attributes = sum(has_attribute(product, wanted) for wanted in goal.attributes)
-    options = options_met(chosen, goal)
+def score_purchase(product: Product, goal: Goal, *, price: float, choices: Iterable[str]) -> Score:
+    """Score buying `product` for `price` dollars with the option values `choices`, when asked for `goal`."""
+    title_score = _title_score(product.title, goal.product.title)
+    has_query = product.query == goal.product.query
+    has_category = len(_categories(product) & _categories(goal.product)) >= 2
+    type_factor = _type_factor(title_score, matches=has_query or has_category)
+    attributes = sum(has_attribute(product, attribute) for attribute in goal.attributes)
+    options = count_options(choices, goal)
     price_fits = price <= goal.price_upper
-    wanted = len(goal.attributes) + len(goal.options) + 1
+    num_criteria = len(goal.attributes) + len(goal.options) + 1
     return Score(
-        reward=(attributes + options + price_fits) / wanted * type_factor,
+        reward=(attributes + options + price_fits) / num_criteria * type_factor,
         attributes=attributes,
         options=options,
         price_fits=price_fits,
         type_factor=type_factor,
-        query_match=query_match,
-        category_match=category_match,
         title_score=title_score,
-        attributes_wanted=len(goal.attributes),
-        options_wanted=len(goal.options),
+        goal=goal,
     )
 
 
-def has_attribute(product: Product, wanted: str) -> bool:
-    """Whether the product has the attribute, among its own or said in its texts."""
-    return any(alike(attribute_text, wanted) for attribute_text in product.attributes) or any(
-        wanted in text.lower() for text in (product.title, " ".join(product.features), product.description)
+def has_attribute(product: Product, attribute: str) -> bool:
+    """Whether the product's attributes include a similar one, or its texts mention it."""
+    return any(are_similar(candidate, attribute) for candidate in product.attributes) or any(
+        attribute in text.lower() for text in (product.title, " ".join(product.features), product.description)
     )
 
 
-def options_met(chosen: Iterable[str], goal: Goal) -> int:
-    """How many of the goal's options are like one that was chosen."""
-    colours = [_colour_of(value) for value in chosen]
-    return sum(any(alike(one, wanted) for one in colours) for wanted in map(_wanted, goal.options))
+def count_options(choices: Iterable[str], goal: Goal) -> int:
+    """How many of the goal's options are similar to one of `choices`."""
+    values = [_reduce_to_colour(choice) for choice in choices]
+    return sum(
+        any(are_similar(value, option) for value in values) for option in map(_normalize, goal.options)
+    )
 
 
-@lru_cache(maxsize=TEXTS)
-def alike(one: str, other: str) -> bool:
-    """Whether the words of two texts are about the same, in whatever order."""
-    return round(token_set_ratio(_words(one), _words(other))) > ALIKE
+@lru_cache(maxsize=CACHED_PAIRS)
+def are_similar(first: str, second: str) -> bool:
+    """Whether two texts have about the same words, in any order."""
+    return round(token_set_ratio(_words(first), _words(second))) > MIN_SIMILARITY
+
+
+@lru_cache(maxsize=CACHED_TITLES)
+def nouns(title: str) -> tuple[str, ...]:
+    """The words of `title` that count as nouns or names, in lower case, repeated as in the title."""
+    matches = _NOUN.findall(_STARTS_WITH_A_DIGIT.sub(" ", _POSSESSIVE.sub(" ", title.lower())))
+    return tuple(word for word in matches if word not in FUNCTION_WORDS)
 
 
 def _words(text: str) -> str:
-    return _NO_WORD.sub(" ", text.translate(_BEYOND_ASCII)).lower().strip()
+    return _NON_WORD.sub(" ", text.translate(_BEYOND_ASCII)).lower().strip()
 
 
-def _colour_of(value: str) -> str:
+def _reduce_to_colour(value: str) -> str:
     return next((colour for colour in COLOURS if colour in value), value)
 
 
-def _wanted(option: tuple[str, str]) -> str:
-    """What upstream compares: of a named option, a colour only where that is all of its value or name."""
+def _normalize(option: tuple[str, str]) -> str:
+    """The text that upstream compares; a named option becomes a colour only if its name or value is just
+    that."""
     name, value = option
     if not name:
-        return _colour_of(value)
+        return _reduce_to_colour(value)
     return next((colour for colour in COLOURS if colour in option), f"{name} {value}")
 
 
-def _title_score(title: str, wanted: str) -> float:
-    noun_set = nouns(wanted)
-    # Upstream divides by all nouns of the goal's title, repeated ones too, of which each counts once above.
-    return len(set(nouns(title)) & set(noun_set)) / len(noun_set) if noun_set else SAME_TITLE
+def _title_score(title: str, goal_title: str) -> float:
+    goal_nouns = nouns(goal_title)
+    # Upstream counts a repeated noun once in the numerator, but each time in the denominator.
+    return len(set(nouns(title)) & set(goal_nouns)) / len(goal_nouns) if goal_nouns else SAME_TITLE
 
 
 def _type_factor(title_score: float, *, matches: bool) -> float:
@@ -142,5 +164,5 @@ def _type_factor(title_score: float, *, matches: bool) -> float:
     return 1.0 if matches or title_score > SAME_TITLE else 0.5
 
 
-def _categories(subject: Product | Goal) -> frozenset[str]:
-    return frozenset(part.strip() for part in subject.product_category.split(PATH_SIGN))
+def _categories(product: Product) -> frozenset[str]:
+    return frozenset(part.strip() for part in product.product_category.split(PATH_SIGN))

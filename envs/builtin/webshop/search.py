@@ -1,9 +1,8 @@
-"""The shop's search engine: BM25 over titles, descriptions, first features and options, as upstream's.
+"""The shop's search engine: as upstream, BM25 over titles, descriptions, first features and options.
 
-Upstream asks Lucene by pyserini 0.17, whose defaults are `K1`, `B` and Lucene's English analyzer: words by
-the rules of Unicode, lower case, no possessive, no stop word, Porter's stems. bm25s computes Lucene's
-formula; Lucene itself rounds the length of a document to a byte, so that close scores may come in another
-order.
+Upstream queries Lucene through pyserini 0.17, whose defaults are `K1`, `B` and Lucene's English analyzer:
+Unicode word boundaries, lower case, no possessives, no stop words, Porter stems. bm25s computes Lucene's
+formula, but Lucene rounds the length of a document to a byte, so close scores may rank differently.
 """
 
 import logging
@@ -17,7 +16,7 @@ import Stemmer
 
 from envs.builtin.webshop.catalogue import Product
 
-logging.getLogger("bm25s").setLevel(logging.INFO)  # it tells of each index, whatever the root's level is
+logging.getLogger("bm25s").setLevel(logging.INFO)  # it logs every index, whatever the root's level
 
 K1, B = 0.9, 0.4
 """pyserini's defaults."""
@@ -26,18 +25,18 @@ _STOP_WORDS = """
     these they this to was will with
     """
 STOP_WORDS = frozenset(_STOP_WORDS.split())
-"""Lucene's, for English."""
-SHORTEST_STEMMED = 2
-"""Lucene stems no word so short."""
+"""Lucene's for English."""
+MAX_UNSTEMMED = 2
+"""Characters; Lucene leaves words of up to this length as they are."""
 STEMS = 1 << 20
-"""Words whose stems are kept."""
+"""Words whose stems are cached."""
 _WORD = re.compile(r"\w+(?:(?:(?<=[^\W\d])['\u2019.](?=[^\W\d])|(?<=\d)[.,](?=\d))\w+)*")
-"""An apostrophe or a dot between letters and a dot or a comma between digits belong to a word."""
+"""A word may contain an apostrophe or a dot between letters, and a dot or a comma between digits."""
 _POSSESSIVE = re.compile(r"['\u2019]s$")
 
 
 class Index:
-    """Some texts, to be found by words; it never changes, so all can share it."""
+    """A full-text index of some texts; immutable, so that instances share it."""
 
     def __init__(self, texts: Iterable[str]) -> None:
         self._numbers: dict[str, int] = {}
@@ -48,7 +47,7 @@ class Index:
             self._bm25.index((documents, self._numbers), create_empty_token=False, show_progress=False)
 
     def search(self, query: str, *, limit: int) -> list[int]:
-        """Numbers of the texts that have a word of `query`, the best first; of equal ones, the first."""
+        """Indices of the texts that contain a word of `query`, best first; ties keep the texts' order."""
         word_numbers = [self._numbers[word] for word in analyze(query) if word in self._numbers]
         if not word_numbers:
             return []
@@ -56,7 +55,7 @@ class Index:
         (rows,) = scores.nonzero()
         if len(rows) > limit:
             threshold = np.partition(scores[rows], -limit)[-limit]
-            rows = rows[scores[rows] >= threshold]  # all that tie with the last one, which the order decides
+            rows = rows[scores[rows] >= threshold]  # keep all that tie with the last one: `argsort` decides
         order = np.argsort(-scores[rows], kind="stable")[:limit]
         return [int(number) for number in rows[order]]
 
@@ -65,7 +64,7 @@ class Index:
 
 
 def document(product: Product) -> str:
-    """The text by which a product is found."""
+    """The text that is indexed for a product."""
     options = ", and ".join(f"{name}: {', '.join(values)}" for name, values in product.options.items())
     first = product.features[0] if product.features else ""
     return " ".join([product.title, product.description, first, options]).lower()
@@ -74,17 +73,17 @@ def document(product: Product) -> str:
 def analyze(text: str) -> Iterator[str]:
     """The terms of a text, as they are indexed and searched."""
     for word in _WORD.findall(text.lower()):
-        plain = _POSSESSIVE.sub("", word)
-        if plain not in STOP_WORDS:
-            yield _stem(plain)
+        base = _POSSESSIVE.sub("", word)
+        if base not in STOP_WORDS:
+            yield _stem(base)
 
 
 @lru_cache(maxsize=STEMS)
 def _stem(word: str) -> str:
-    stem: str = _porter().stemWord(word) if len(word) > SHORTEST_STEMMED else word
+    stem: str = _porter().stemWord(word) if len(word) > MAX_UNSTEMMED else word
     return stem
 
 
 @cache
 def _porter() -> Stemmer.Stemmer:
-    return Stemmer.Stemmer("porter", 0)  # it need not keep what we keep
+    return Stemmer.Stemmer("porter", 0)  # its own cache is off: `_stem` has one

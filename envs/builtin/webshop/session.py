@@ -1,8 +1,8 @@
-"""One buyer in a shop: where it is, what it has chosen, and what an action does. No action does nothing.
+"""The state of one visit to a shop, and the effects of actions. What is not an action has no effect.
 
-Pages, actions and their effects are upstream's (`web_agent_site/envs/web_agent_text_env.py`), its
-peculiarities among them: a search may be made on any page; an action's argument is read in lower case; going
-back to the results, or searching, forgets the options that were chosen; a product's other pages keep them.
+Pages, actions and their effects are upstream's (`web_agent_site/envs/web_agent_text_env.py`), including its
+peculiarities: every page accepts a search; an action's argument is read in lower case; a search or a return
+to the results clears the choice of options, and a product's other pages keep it.
 """
 
 import re
@@ -22,12 +22,12 @@ from envs.builtin.webshop.pages import (
 )
 from envs.builtin.webshop.reward import Score
 from envs.builtin.webshop.shop import Shop
-from envs.builtin.webshop.views import Past
+from envs.builtin.webshop.views import Clicks
 
-LONGEST_ACTION = 1000
-"""Characters; what is longer is no action, and would be slow to read."""
+MAX_ACTION_LENGTH = 1000
+"""Characters; a longer text is not an action, and would be slow to parse."""
 _ACTION = re.compile(r"(.+)\[(.+)\]")
-_DETAILS = {button.lower(): button for button in (Button.DESCRIPTION, Button.FEATURES, Button.REVIEWS)}
+_BUTTONS = {button.lower(): button for button in Button}
 
 
 @dataclass(slots=True)
@@ -38,82 +38,79 @@ class Session:
     goal: Goal
     page: Page = field(init=False)
     score: Score | None = None
-    """Of the purchase, which ends the visit."""
-    _found: tuple[Product, ...] = ()
-    _number: int = 1
-    """Of the page of results."""
+    """The purchase's, which ends the visit."""
+    _results: tuple[Product, ...] = ()
+    _page_number: int = 1
+    """Of the results; counted from 1."""
     _product: Product | None = None
-    _chosen: dict[str, str] = field(default_factory=dict)
-    _visited: set[str] = field(default_factory=set)
+    _choices: dict[str, str] = field(default_factory=dict)
+    """Option → value."""
+    _visited_asins: set[str] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         self._start()
 
     @property
-    def past(self) -> Past:
-        """What was clicked, as far as pages show it."""
-        return Past(tuple(self._chosen.values()), tuple(self._visited))
+    def clicks(self) -> Clicks:
+        """The clicks that pages mark."""
+        return Clicks(tuple(self._choices.values()), tuple(self._visited_asins))
 
     def act(self, action: str) -> None:
-        """Carry out `search[words]` or `click[what the page has]`."""
-        match = _ACTION.match(action) if len(action) <= LONGEST_ACTION else None
+        """Carry out `search[words]` or `click[a clickable of the page]`."""
+        match = _ACTION.match(action) if len(action) <= MAX_ACTION_LENGTH else None
         if match is None:
             return
         name, argument = match[1], match[2].lower()
         if name == "search":
-            self._search(argument)
-        elif name == "click" and argument in self.page.actions.clickables:
+            self._results = self.shop.search(argument)
+            self._show_results(1)
+        elif name == "click" and argument in self.page.clickables:
             self._click(argument)
 
     def _click(self, argument: str) -> None:
-        kind = self.page.kind
-        if argument == Button.SEARCH.lower():
-            return
-        if argument == Button.BUY.lower():
-            self._buy()
-        elif argument == Button.BACK.lower():
-            self._start()
-        elif argument == Button.NEXT.lower() and kind is PageKind.RESULTS:
-            self._results(self._number + 1)
-        elif argument == Button.PREVIOUS.lower() and kind is PageKind.RESULTS:
-            self._results(self._number - 1)
-        elif argument == Button.PREVIOUS.lower() and kind is PageKind.PRODUCT:
-            self._results(self._number)
-        elif argument in _DETAILS and self._product is not None:
-            self.page = detail_page(self.goal.instruction, self._product, _DETAILS[argument])
-        else:
-            self._open(argument)
+        match _BUTTONS.get(argument), self.page.kind:
+            case Button.SEARCH, _:
+                pass
+            case Button.BUY, _:
+                self._buy()
+            case Button.BACK, _:
+                self._start()
+            case Button.NEXT, PageKind.RESULTS:
+                self._show_results(self._page_number + 1)
+            case Button.PREVIOUS, PageKind.RESULTS:
+                self._show_results(self._page_number - 1)
+            case Button.PREVIOUS, PageKind.PRODUCT:
+                self._show_results(self._page_number)
+            case (Button.DESCRIPTION | Button.FEATURES | Button.REVIEWS) as topic, _ if self._product:
+                self.page = detail_page(self.goal.instruction, self._product, topic)
+            case _:
+                self._open(argument)
 
     def _start(self) -> None:
         self._forget()
-        self._visited = set()
+        self._visited_asins = set()
         self.page = search_page(self.goal.instruction)
 
-    def _search(self, words: str) -> None:
-        self._found = self.shop.search(words)
-        self._results(1)
-
-    def _results(self, number: int) -> None:
+    def _show_results(self, page_number: int) -> None:
         self._forget()
-        self._number = number
-        self.page = results_page(self.goal.instruction, self._found, number)
+        self._page_number = page_number
+        self.page = results_page(self.goal.instruction, self._results, page_number)
 
     def _open(self, argument: str) -> None:
-        """A product out of the results, a value of an option, or back to the product from its details."""
+        """Open a product of the results, choose a value of an option, or go from details to the product."""
         if self.page.kind is PageKind.RESULTS:
-            self._product = next(button for button in self._found if button.asin.lower() == argument)
-            self._visited.add(self._product.asin)
+            self._product = next(product for product in self._results if product.asin.lower() == argument)
+            self._visited_asins.add(self._product.asin)
         elif argument in self.page.options:
-            self._chosen[self.page.options[argument]] = argument
+            self._choices[self.page.options[argument]] = argument
         assert self._product is not None
         self.page = product_page(self.goal.instruction, self._product)
 
     def _buy(self) -> None:
         assert self._product is not None
-        asin = self._product.asin
-        self.score = self.shop.score(self._product, self.goal, chosen=tuple(self._chosen.values()))
-        self.page = done_page(asin, self._chosen, self.score.reward)
+        self.score = self.shop.score(self._product, self.goal, choices=tuple(self._choices.values()))
+        self.page = done_page(self._product.asin, self._choices, self.score.reward)
 
     def _forget(self) -> None:
         self._product = None
-        self._chosen = {}
+        self._choices = {}

@@ -1,4 +1,4 @@
-"""How a page is shown: upstream's `text` and `text_rich` observations, or HTML by its ids and classes."""
+"""Renders pages: upstream's `text` and `text_rich` observations, or HTML with upstream's ids and classes."""
 
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
@@ -19,64 +19,64 @@ class View(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Past:
-    """What the rich view marks as clicked."""
+class Clicks:
+    """Earlier clicks that a page marks."""
 
-    chosen: Collection[str]
-    """Values of options of the product that is shown."""
-    visited: Collection[str]
-    """Products, since the last return to the search page."""
+    choices: Collection[str]
+    """Option values of the product on the page."""
+    products: Collection[str]
+    """Asins, since the last return to the search page."""
 
 
-def show(page: Page, view: View, past: Past) -> str:
+def render(page: Page, view: View, clicks: Clicks) -> str:
     """`page` as `view`."""
-    return _VIEWS[view](page, past)
+    return _RENDERERS[view](page, clicks)
 
 
-def _text(page: Page, past: Past) -> str:
+def _render_text(page: Page, clicks: Clicks) -> str:
     return SEPARATOR.join(piece.text.strip() for piece in page.pieces)
 
 
-def _rich(page: Page, past: Past) -> str:
-    shown = ""
+def _render_rich(page: Page, clicks: Clicks) -> str:
+    text = ""
     for piece in page.pieces:
-        text = piece.text
+        line = piece.text
         if piece.role is Role.BUTTON:
-            text = f"[button] {text} [button_]"
-        elif piece.role is Role.PRODUCT:
-            text = f"\n[clicked button] {text} [clicked button_]" if text in past.visited else _link(text)
-        elif piece.role is Role.OPTION and text in past.chosen:
-            shown = f"You have clicked {text}.\n{shown}"
-            text = f"  [clicked button] {text} [clicked button_]"
-        elif piece.role is Role.OPTION:
-            text = f"  [button] {text} [button_]"
-        shown += text + "\n"
-    return shown
+            line = f"[button] {line} [button_]"
+        elif piece.role is not Role.TEXT:
+            is_product = piece.role is Role.PRODUCT
+            is_clicked = line in (clicks.products if is_product else clicks.choices)
+            if is_clicked and not is_product:
+                text = f"You have clicked {line}.\n{text}"
+            tag, indent = "clicked button" if is_clicked else "button", "\n" if is_product else "  "
+            line = f"{indent}[{tag}] {line} [{tag}_]"
+        text += line + "\n"
+    return text
 
 
-def _link(text: str) -> str:
-    return f"\n[button] {text} [button_]"
-
-
-def _html(page: Page, past: Past) -> str:
-    body = "".join(_element(piece, past) for piece in page.pieces)
+def _render_html(page: Page, clicks: Clicks) -> str:
+    body = "".join(_element(piece, clicks) for piece in page.pieces)
     bar = '<input id="search_input" type="text" name="search_query">' if page.kind is PageKind.SEARCH else ""
     head = "<!DOCTYPE html>\n<html><head><title>WebShop</title></head>\n"
     return f'{head}<body class="{page.kind}">\n{bar}{body}</body></html>'
 
 
-def _element(piece: Piece, past: Past) -> str:
+def _element(piece: Piece, clicks: Clicks) -> str:
     text = escape(piece.text)
     if piece.role is Role.BUTTON:
         return f'<button type="submit" class="btn">{text}</button>\n'
     if piece.role is Role.PRODUCT:
         return f'<a class="product-link" href="#{text}">{text}</a>\n'
     if piece.role is Role.OPTION:
-        checked = " checked" if piece.text in past.chosen else ""
+        attribute = " checked" if piece.text in clicks.choices else ""
         name = escape(piece.option)
-        return f'<label><input type="radio" name="{name}" value="{text}"{checked}>{text}</label>\n'
+        return f'<label><input type="radio" name="{name}" value="{text}"{attribute}>{text}</label>\n'
     tag, _, kind = piece.tag.partition(".")
     return f'<{tag} class="{kind}">{text}</{tag}>\n' if kind else f"<{tag}>{text}</{tag}>\n"
 
 
-_VIEWS: dict[View, Callable[[Page, Past], str]] = {View.TEXT: _text, View.RICH: _rich, View.HTML: _html}
+_RENDERERS: dict[View, Callable[[Page, Clicks], str]] = {
+    View.TEXT: _render_text,
+    View.RICH: _render_rich,
+    View.HTML: _render_html,
+}

@@ -1,10 +1,10 @@
-"""Makes the files of `webshop-mini`: a made-up shop in upstream's formats, the same bytes on every machine.
+"""Generates the files of `webshop-mini`: a shop in upstream's formats, the same bytes on every machine.
 
-Products come in families of four: two that differ in one thing (an attribute, the material, or the values of
-an option), and each of them once more, dearer than the instruction for the cheap one allows. Each is of
-another brand, and has one instruction by a "human" and one by upstream's scheme. So that a small model can
-read it, words are few (`mini_words.py`), a title ends with the brand, which tells it from the family's other
-ones, a product's number has four signs, and prices are few.
+Products come in families of four: two that differ in one respect (an attribute, the material, or the values
+of an option), and a copy of each that costs more than the instruction for the cheap one allows. All four have
+different brands. Each product has one instruction by a "human" and one by upstream's scheme. To suit a small
+model, there are few words (`words.py`) and prices, a title ends with the brand, which is unique in the
+family, and an asin has four characters.
 """
 
 import json
@@ -21,8 +21,8 @@ SEED = "webshop-mini/2"
 FAMILIES = 250
 PRICES = (15, 25, 35, 45, 55)
 """Dollars."""
-DEARER = 40
-"""Dollars: above the highest limit that can be drawn for the cheaper one."""
+SURCHARGE = 40
+"""Dollars; raises the price above the highest limit that can be drawn for the cheaper product."""
 
 _LEADS = ("i am looking for", "i need", "find me", "i want to buy", "please get me", "we want")
 _COLOUR_WORDS = (" in {}", ", color {}", ", the {} one")
@@ -31,7 +31,7 @@ _SIZE_WORDS = (", size {}", " in size {}")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Draft:
-    """A product before it has a number."""
+    """A product without its asin."""
 
     department: Department
     brand: str
@@ -43,7 +43,7 @@ class Draft:
 
 
 def write(folder: Path) -> None:
-    """Write the three files."""
+    """Write the three files into `folder`."""
     rng = random.Random(SEED)
     drafts = [draft for _ in range(FAMILIES) for draft in _family(rng)]
     numbers = rng.sample(range(len(drafts)), len(drafts))
@@ -71,15 +71,10 @@ def _family(rng: random.Random) -> list[Draft]:
         price=rng.choice(PRICES),
     )
     kept_attribute, changed_attribute = first.attributes
+    new_attribute = _draw_except(department.attributes, (kept_attribute, changed_attribute), rng)
     variants = [
-        replace(
-            first,
-            attributes=(
-                kept_attribute,
-                _other(department.attributes, (kept_attribute, changed_attribute), rng),
-            ),
-        ),
-        replace(first, material=_other(department.materials, (first.material,), rng)),
+        replace(first, attributes=(kept_attribute, new_attribute)),
+        replace(first, material=_draw_except(department.materials, (first.material,), rng)),
     ]
     if first.options:
         name = rng.choice(list(first.options))
@@ -87,8 +82,8 @@ def _family(rng: random.Random) -> list[Draft]:
         fewer = tuple(value for value in first.options[name] if value != missing)
         variants.append(replace(first, options=first.options | {name: fewer}))
     cheap = [first, rng.choice(variants)]
-    family = [*cheap, *(replace(one, price=one.price + DEARER) for one in cheap)]
-    return [replace(one, brand=brand) for one, brand in zip(family, brands, strict=True)]
+    family = [*cheap, *(replace(draft, price=draft.price + SURCHARGE) for draft in cheap)]
+    return [replace(draft, brand=brand) for draft, brand in zip(family, brands, strict=True)]
 
 
 def _values(name: str, rng: random.Random) -> tuple[str, ...]:
@@ -97,8 +92,8 @@ def _values(name: str, rng: random.Random) -> tuple[str, ...]:
     return tuple(rng.sample(COLOURS, 3))
 
 
-def _other(words: Sequence[str], than: Iterable[str], rng: random.Random) -> str:
-    return rng.choice([word for word in words if word not in than])
+def _draw_except(words: Sequence[str], exceptions: Iterable[str], rng: random.Random) -> str:
+    return rng.choice([word for word in words if word not in exceptions])
 
 
 def _title(draft: Draft) -> str:
@@ -107,7 +102,7 @@ def _title(draft: Draft) -> str:
 
 def _item(asin: str, draft: Draft) -> dict[str, Any]:
     """An entry of upstream's `items_shuffle*.json`, with all its keys."""
-    about = f"{draft.noun} {draft.department.made} {draft.material} by {draft.brand}"
+    about = f"{draft.noun} {draft.department.made_of} {draft.material} by {draft.brand}"
     return {
         "name": _title(draft),
         "product_information": {},
@@ -121,7 +116,7 @@ def _item(asin: str, draft: Draft) -> dict[str, Any]:
         "images": [f"https://example.org/{asin}.jpg"],
         "product_category": f"{draft.department.path} {PATH_SIGN} {draft.noun.title()}",
         "average_rating": "",
-        "small_description": [*draft.attributes, f"{draft.department.made} {draft.material}"],
+        "small_description": [*draft.attributes, f"{draft.department.made_of} {draft.material}"],
         "total_reviews": "",
         "total_answered_questions": "",
         "model": asin,
@@ -153,35 +148,35 @@ def _item(asin: str, draft: Draft) -> dict[str, Any]:
 
 def _attributes(draft: Draft) -> dict[str, Any]:
     """An entry of upstream's `items_ins_v2*.json`."""
-    wanted = [*draft.attributes, draft.material]
-    said = f"{', '.join(draft.attributes)} {draft.noun} {draft.department.made} {draft.material}"
+    attributes = [*draft.attributes, draft.material]
+    description = f"{', '.join(draft.attributes)} {draft.noun} {draft.department.made_of} {draft.material}"
     return {
-        "attributes": wanted,
-        "instruction": f"Find me {said}",
-        "instruction_attributes": wanted,
+        "attributes": attributes,
+        "instruction": f"Find me {description}",
+        "instruction_attributes": attributes,
     }
 
 
 def _human(asin: str, draft: Draft, rng: random.Random) -> dict[str, Any]:
     """An element of upstream's `items_human_ins.json`."""
     attributes = list(draft.attributes[: rng.choice((1, 2))])
-    wanted = {name: rng.choice(values) for name, values in draft.options.items() if rng.random() < 0.8}
-    said = rng.choice(
+    options = {name: rng.choice(values) for name, values in draft.options.items() if rng.random() < 0.8}
+    description = rng.choice(
         (
             f"{' '.join(attributes)} {draft.material} {draft.noun}",
             f"{draft.material} {draft.noun}, {' and '.join(attributes)}",
-            f"{draft.noun} {draft.department.made} {draft.material}, {' and '.join(attributes)}",
+            f"{draft.noun} {draft.department.made_of} {draft.material}, {' and '.join(attributes)}",
         )
     )
-    for name, value in wanted.items():
-        said += rng.choice(_SIZE_WORDS if name == "size" else _COLOUR_WORDS).format(value)
+    for name, value in options.items():
+        description += rng.choice(_SIZE_WORDS if name == "size" else _COLOUR_WORDS).format(value)
     return {
         "asin": asin,
-        "instruction": f"{rng.choice(_LEADS)} {said}.",
+        "instruction": f"{rng.choice(_LEADS)} {description}.",
         "attributes": [*draft.attributes, draft.material],
-        "options": [f"{name}: {value}" for name, value in wanted.items()],
+        "options": [f"{name}: {value}" for name, value in options.items()],
         "instruction_attributes": [*attributes, draft.material],
-        "instruction_options": list(wanted.values()),
+        "instruction_options": list(options.values()),
         "assignment_id": f"made-{asin}",
         "worker_id": "made",
     }

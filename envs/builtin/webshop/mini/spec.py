@@ -1,15 +1,16 @@
-"""WebShop's engine and reward over a made-up shop (`mini_data.py`), for where nothing was downloaded.
+"""WebShop's engine and reward over a generated shop (`mini/data.py`), which needs no download.
 
 No product that a training goal was written for is the product of a test goal.
 """
 
 import random
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from envs.builtin.webshop.data import WEBSHOP_MINI, stock_of
+from envs.builtin.webshop.data import WEBSHOP_MINI
 from envs.builtin.webshop.env import PACKAGES, Variant
 from envs.builtin.webshop.goals import GoalKind
-from envs.builtin.webshop.make_spec import Halves, parse_argument, spec_of
+from envs.builtin.webshop.spec import make_spec, parse_argument
 from envs.registry import EnvSpec
 
 __all__ = ["EXAMPLE", "PACKAGES", "SOURCE", "SPEC", "spec"]
@@ -23,14 +24,13 @@ TEST_PRODUCTS = 100
 SOURCE = "a made-up shop in WebShop's formats, generated here; not WebShop's products"
 
 
-def halves(shop: "Shop", seed: int) -> Halves:
-    """Goals of `TEST_PRODUCTS` products to be tested on, those of all others to train on."""
-    asins = sorted({goal.asin for goal in shop.goals})
-    test_asins = set(random.Random(f"{FAMILY}/split/{seed}").sample(asins, TEST_PRODUCTS))
-    numbers = range(len(shop.goals))
+def split_goals(shop: "Shop", seed: int) -> tuple[Sequence[int], Sequence[int]]:
+    """Tests have the goals of `TEST_PRODUCTS` products, training those of all others."""
+    asins = [goal.product.asin for goal in shop.goals]
+    test_asins = set(random.Random(f"{FAMILY}/split/{seed}").sample(sorted(set(asins)), TEST_PRODUCTS))
     return (
-        [n for n in numbers if shop.goals[n].asin not in test_asins],
-        [n for n in numbers if shop.goals[n].asin in test_asins],
+        [number for number, asin in enumerate(asins) if asin not in test_asins],
+        [number for number, asin in enumerate(asins) if asin in test_asins],
     )
 
 
@@ -39,9 +39,9 @@ def spec(argument: str) -> EnvSpec:
     variant = parse_argument(
         argument, family=FAMILY, catalogues={"mini": WEBSHOP_MINI}, goals=(GoalKind.HUMAN, GoalKind.SYNTHETIC)
     )
-    return spec_of(variant, halves=halves, source=SOURCE)
+    return make_spec(variant, split_goals=split_goals, source=SOURCE)
 
 
-SPEC = spec_of(
-    Variant(name=FAMILY, stock=stock_of(WEBSHOP_MINI, GoalKind.HUMAN)), halves=halves, source=SOURCE
+SPEC = make_spec(
+    Variant(name=FAMILY, data=WEBSHOP_MINI, goals=GoalKind.HUMAN), split_goals=split_goals, source=SOURCE
 )

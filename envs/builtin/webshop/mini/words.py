@@ -1,4 +1,4 @@
-"""The words of the made-up shop: few, so that a small model can know them all, and none like another."""
+"""The words of the generated shop: few enough for a small model to know them all, and all distinct."""
 
 from dataclasses import dataclass
 
@@ -17,17 +17,17 @@ class Department:
     """One of the shop's categories."""
 
     name: str
-    """As upstream's files call it."""
+    """As in upstream's files."""
     path: str
-    """First parts of the product category."""
+    """The first parts of the product category."""
     nouns: tuple[str, ...]
-    made: str
+    made_of: str
     """How an instruction joins noun and material."""
     materials: tuple[str, ...]
-    """What the products are made of, or smell or taste of."""
+    """What the products are made of, or smell or taste like."""
     attributes: tuple[str, ...]
     options: tuple[str, ...]
-    """Of every product: `color`, `size`."""
+    """Options of every product: `color`, `size`."""
 
 
 DEPARTMENTS = (
@@ -35,7 +35,7 @@ DEPARTMENTS = (
         name="fashion",
         path="Clothing, Shoes & Jewelry \u203a Clothing",
         nouns=_words("boots gloves jacket scarf"),
-        made="made of",
+        made_of="made of",
         materials=_words("leather wool cotton silk"),
         attributes=_words("waterproof warm soft washable stretchy breathable handmade padded"),
         options=("color", "size"),
@@ -44,7 +44,7 @@ DEPARTMENTS = (
         name="garden",
         path="Home & Kitchen \u203a Furniture",
         nouns=_words("lamp table shelf mirror"),
-        made="made of",
+        made_of="made of",
         materials=_words("oak birch bamboo glass iron copper"),
         attributes=_words("foldable sturdy modern rustic polished heavy handmade washable"),
         options=("color",),
@@ -53,7 +53,7 @@ DEPARTMENTS = (
         name="electronics",
         path="Electronics \u203a Accessories",
         nouns=_words("speaker camera keyboard radio"),
-        made="made of",
+        made_of="made of",
         materials=_words("steel carbon aluminum bamboo"),
         attributes=_words("wireless portable waterproof compact fast quiet foldable padded"),
         options=("color",),
@@ -62,7 +62,7 @@ DEPARTMENTS = (
         name="beauty",
         path="Beauty & Personal Care \u203a Skin Care",
         nouns=_words("soap shampoo lotion candle"),
-        made="with",
+        made_of="with",
         materials=_words("lavender lemon coconut mint vanilla honey"),
         attributes=_words("vegan organic gentle handmade soothing fresh portable thick"),
         options=("size",),
@@ -71,7 +71,7 @@ DEPARTMENTS = (
         name="grocery",
         path="Grocery & Gourmet Food \u203a Snacks",
         nouns=_words("cookies tea soup juice"),
-        made="with",
+        made_of="with",
         materials=_words("apple cocoa lemon ginger melon pumpkin"),
         attributes=_words("organic vegan sweet salted spicy fresh roasted dried"),
         options=(),
