@@ -33,7 +33,7 @@ from envs.builtin.miniwob.spec import SPEC, make_item
 from envs.errors import EpisodeFault
 from envs.runtime.manager import EnvManager
 from envs.types import Item, Observation
-from tests.support.kills import family, kill_browser, measure
+from tests.support.kills import kill_browser, list_descendants, measure
 
 SETTLED_S = 3.0
 """After which a browser has collected its dead and freed what it can."""
@@ -60,13 +60,13 @@ async def play(env: MiniWobEnv, item: Item, steps: list[float], *, seen: str = "
 
 def zombies() -> int:
     """How many of them have ended and are not collected."""
-    return sum(one.status() == psutil.STATUS_ZOMBIE for one in family())
+    return sum(one.status() == psutil.STATUS_ZOMBIE for one in list_descendants())
 
 
 def pss_mb() -> tuple[float, float]:
     """(Chromium with what walls it in, Playwright's driver)"""
     chromium = driver = 0
-    for one in family():
+    for one in list_descendants():
         with suppress(psutil.NoSuchProcess, psutil.ZombieProcess):
             if one.name().startswith("node"):
                 driver += one.memory_full_info().pss
@@ -122,7 +122,7 @@ async def cost(contexts: int) -> dict[str, float]:
 def _cpu_s() -> float:
     """CPU seconds of this process and of those that live beneath it."""
     total = 0.0
-    for one in (psutil.Process(), *family()):
+    for one in (psutil.Process(), *list_descendants()):
         with suppress(psutil.NoSuchProcess, psutil.ZombieProcess):
             total += sum(one.cpu_times()[:2])
     return total
@@ -135,7 +135,7 @@ async def _several(env: MiniWobEnv, todo: Sequence[Item], steps: list[float]) ->
 
 async def left(episodes: int, *, live: int = 8) -> dict[str, int]:
     """What there is more of after `episodes` on a pool of `live`."""
-    before = len(family())
+    before = len(list_descendants())
     envs = EnvManager([SPEC], capacity=live)
 
     async def episode(item: Item) -> None:
@@ -160,7 +160,7 @@ async def left(episodes: int, *, live: int = 8) -> dict[str, int]:
         "faults": len(faults),
         "while_open": open_,
         "zombies": zombies(),
-        "processes": len(family()) - before,
+        "processes": len(list_descendants()) - before,
     }
 
 

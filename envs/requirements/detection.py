@@ -196,14 +196,14 @@ def pip_install(*packages: str) -> str:
         best = max(
             extras, key=lambda extra: (len(extras[extra] & remaining.keys()), -len(extras[extra])), default=""
         )
-        covered = extras.get(best, set()) & remaining.keys()
-        if covered:
+        matches = extras.get(best, set()) & remaining.keys()
+        if matches:
             targets.append(f"-e '.[{best}]'")
         else:
             name, package = next(iter(remaining.items()))
             targets.append("-e ." if name in core else shlex.quote(package))
-            covered = {name}
-        remaining = {name: package for name, package in remaining.items() if name not in covered}
+            matches = {name}
+        remaining = {name: package for name, package in remaining.items() if name not in matches}
     return f"uv pip install {' '.join(dict.fromkeys(targets))} -c constraints.txt --overrides overrides.txt"
 
 

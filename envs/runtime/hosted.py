@@ -35,8 +35,8 @@ class Channel(Protocol):
         """Return the worker's answer; raise `EnvCrashed` at once if it is dead or dies."""
         ...
 
-    async def close(self) -> None:
-        """Kill the worker and its child processes. Idempotent."""
+    async def close(self) -> int | None:
+        """Kill the worker and its child processes; return its exit status, if known. Idempotent."""
         ...
 
 

@@ -1,12 +1,11 @@
 """All live environments of a program: one pool for each kind with its cap, and an optional total cap.
 
-Decides where the instances of a kind live (in this process, each in its own process, or on the host from
-`remote_host`) and how many a kind may take from the total. Which caller gets the next instance is decided by
-the kind's pool (`envs/runtime/pool.py`).
+Decides where the instances of a kind live: in this process, each in its own process, or on the host from
+`remote_host`. The pools (`envs/runtime/pool.py`) decide which caller gets the next instance.
 """
 
 import asyncio
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractAsyncContextManager
 from functools import partial
 
@@ -15,7 +14,7 @@ from envs.registry import EnvSpec
 from envs.runtime.hosted import Host, HostedEnv
 from envs.runtime.instance import Instance
 from envs.runtime.metrics import PoolMetrics
-from envs.runtime.pool import EnvPool
+from envs.runtime.pool import EnvPool, Shares
 from envs.runtime.processes import ProcessHost
 
 
@@ -48,7 +47,7 @@ class EnvManager:
                 spec.make if host is None else partial(HostedEnv, host),
                 capacity=capacities[name],
                 max_episodes=spec.max_episodes,
-                budget=self._shares,
+                shares=self._shares,
             )
         if self._shares is not None:
             self._shares.divide(self._pools.values())
@@ -88,60 +87,3 @@ def make_host(spec: EnvSpec, *, remote_host: Callable[[EnvSpec], Host] | None = 
     if spec.isolation == "none" or (spec.isolation == "own" and remote_host is None):
         return None
     return ProcessHost(spec.make, preload=spec.preload) if remote_host is None else remote_host(spec)
-
-
-class Shares:
-    """A cap over several pools: a pool may use what others leave until they claim their shares.
-
-    A pool's share of the cap is proportional to its capacity, and at least one. A pool below its share with a
-    waiting caller is served before pools above theirs, whose returned instances are closed instead of lent
-    again. So no caller waits forever, and if all pools have callers, instances are not closed and made in
-    turn.
-    """
-
-    def __init__(self, total: int) -> None:
-        """`divide` assigns the shares."""
-        self._total = total
-        self._pools: dict[EnvPool, int] = {}
-
-    def divide(self, pools: Collection[EnvPool]) -> None:
-        """Give each pool its share; raise `ValueError` if there are more pools than the total."""
-        if self._total < len(pools):
-            raise ValueError(f"total {self._total}: each of {len(pools)} kinds of environments needs one")
-        spare, whole = self._total - len(pools), sum(pool.capacity for pool in pools)
-        self._pools = {pool: 1 + spare * pool.capacity // whole for pool in pools}
-
-    @property
-    def room(self) -> int:
-        """Number of instances that may still be made."""
-        return self._total - sum(pool.live for pool in self._pools)
-
-    def admits(self, pool: EnvPool) -> bool:
-        live, share = pool.live, self._pools[pool]
-        is_claimed = any(rival is not pool and self._has_claim(rival) for rival in self._pools)
-        room = self.room
-        if pool.idle:  # an idle instance would be lent again
-            if is_claimed and live > share and room <= 0:
-                pool.drop_idle()
-                return False
-            return True
-        if room > 0:
-            return live < share or not is_claimed
-        if not any(rival.is_closing_some for rival in self._pools):
-            self._make_room()
-        return False
-
-    def notify(self) -> None:
-        for pool in self._pools:
-            pool.wake()
-
-    def _has_claim(self, pool: EnvPool) -> bool:
-        """Whether `pool` comes first: it is below its share, and a caller waits for a new instance."""
-        return pool.waiting > 0 and pool.idle == 0 and pool.live < min(self._pools[pool], pool.capacity)
-
-    def _make_room(self) -> None:
-        """Close an idle instance of the pool furthest above its share; if none idles, the next one that such
-        a pool gets back is closed."""
-        pools = [pool for pool in self._pools if pool.idle > pool.waiting]
-        if pools:
-            max(pools, key=lambda pool: pool.live - self._pools[pool]).drop_idle()

@@ -1,15 +1,13 @@
 """Live environments of one kind, lent one episode at a time: a cap, a fair queue, warm reuse.
 
 Decides how many instances live and who gets the next. It learns that an instance is broken from an exception
-that leaves a lease, and that it is dead from the instance itself. `envs/runtime/manager.py` divides a total
-cap among several kinds.
+that leaves a lease, and that it is dead from the instance itself. `Shares` divides a cap among several pools.
 """
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import asynccontextmanager
-from typing import Protocol
 
 from envs.base import Environment
 from envs.errors import EnvCrashed, EpisodeTimeout, boundary
@@ -20,20 +18,8 @@ from envs.runtime.metrics import Clock, PoolMetrics
 CLOSE_TIMEOUT_S = 10.0
 """Seconds a broken instance may take to close before it is abandoned."""
 
-_CLOSED = "the environment pool is closed"
+_CLOSED_MESSAGE = "the environment pool is closed"
 _log = logging.getLogger(__name__)
-
-
-class Budget(Protocol):
-    """Decides whether a pool may make or lend an instance, if several pools share a cap."""
-
-    def admits(self, pool: "EnvPool") -> bool:
-        """Whether `pool` may serve its first waiter now; if not, `pool.wake` is called later."""
-        ...
-
-    def notify(self) -> None:
-        """React to a pool's change in its number of instances or waiters."""
-        ...
 
 
 class EnvPool:
@@ -45,7 +31,7 @@ class EnvPool:
         *,
         capacity: int,
         max_episodes: int | None = None,
-        budget: Budget | None = None,
+        shares: "Shares | None" = None,
     ) -> None:
         """`max_episodes`: the number of episodes after which an instance is closed."""
         if capacity < 1:
@@ -53,9 +39,9 @@ class EnvPool:
         self.capacity = capacity
         self._make = make
         self._max_episodes = max_episodes
-        self._budget = budget
+        self._shares = shares
         self._idle: list[Instance] = []
-        self._occupied = 0  # slots of instances that are lent, or being prepared or closed
+        self._num_occupied = 0  # slots of instances that are lent, or being prepared or closed
         # First come, first served. The result is a warm instance, or None for a slot to make one.
         self._waiting: dict[asyncio.Future[Instance | None], None] = {}
         self._closing: set[asyncio.Task[None]] = set()
@@ -96,7 +82,7 @@ class EnvPool:
     async def warm_up(self, count: int) -> None:
         """Prepare instances until `count` are live, at most the capacity; raise if one fails."""
         missing = max(0, min(count, self.capacity) - self.live)
-        self._occupied += missing
+        self._num_occupied += missing
         num_begun = 0
 
         async def prepare() -> None:
@@ -112,7 +98,7 @@ class EnvPool:
 
     @property
     def live(self) -> int:
-        return self._occupied + len(self._idle)
+        return self._num_occupied + len(self._idle)
 
     @property
     def waiting(self) -> int:
@@ -145,14 +131,14 @@ class EnvPool:
         """Serve the first waiter in the event loop's next iteration, if there is a free slot."""
         # One grant per iteration: a reset is often CPU work, and hundreds in a row would stall the running
         # episodes.
-        if not self._grant_is_due and self._waiting and self._occupied < self.capacity:
+        if not self._grant_is_due and self._waiting and self._num_occupied < self.capacity:
             self._grant_is_due = True
             asyncio.get_running_loop().call_soon(self._grant)
 
     def drop_idle(self) -> None:
         """Close the instance that has been idle for the longest time."""
         self._num_recycled += 1
-        self._occupied += 1
+        self._num_occupied += 1
         self._discard(self._idle.pop(0))
 
     async def close(self) -> None:
@@ -160,7 +146,7 @@ class EnvPool:
         self._is_closed = True
         for waiter in self._waiting:
             if not waiter.done():  # cancelled, but not yet out of the queue
-                waiter.set_exception(RuntimeError(_CLOSED))
+                waiter.set_exception(RuntimeError(_CLOSED_MESSAGE))
         self._waiting.clear()
         idle, self._idle = self._idle, []
         await asyncio.gather(*map(_close, idle), *self._closing)
@@ -168,7 +154,7 @@ class EnvPool:
 
     async def _wait_for_slot(self, timeout_s: float | None) -> Instance | None:
         if self._is_closed:
-            raise RuntimeError(_CLOSED)
+            raise RuntimeError(_CLOSED_MESSAGE)
         waiter: asyncio.Future[Instance | None] = asyncio.get_running_loop().create_future()
         self._waiting[waiter] = None
         self.wake()
@@ -184,10 +170,10 @@ class EnvPool:
                     self._idle.append(instance)
                 self._free_slot()
             else:
-                self._tell_budget()
+                self._notify_shares()
             if isinstance(error, TimeoutError):
                 raise EpisodeTimeout(
-                    f"no environment became free within {timeout_s:g} s: {self._occupied} of the pool's "
+                    f"no environment became free within {timeout_s:g} s: {self._num_occupied} of the pool's "
                     f"{self.capacity} are in use; raise rollout.max_live_envs"
                 ) from None
             raise
@@ -214,18 +200,18 @@ class EnvPool:
 
     def _grant(self) -> None:
         self._grant_is_due = False
-        while self._waiting and self._occupied < self.capacity:
+        while self._waiting and self._num_occupied < self.capacity:
             waiter = next(iter(self._waiting))
             if waiter.done():  # cancelled, but not yet out of the queue
                 del self._waiting[waiter]
                 continue
-            if self._budget is not None and not self._budget.admits(self):
+            if self._shares is not None and not self._shares.admits(self):
                 return
             del self._waiting[waiter]
-            self._occupied += 1
+            self._num_occupied += 1
             waiter.set_result(self._idle.pop() if self._idle else None)
             self.wake()
-            self._tell_budget()
+            self._notify_shares()
             return
 
     def _take_back(self, instance: Instance) -> None:
@@ -242,13 +228,13 @@ class EnvPool:
             self._free_slot()
 
     def _free_slot(self) -> None:
-        self._occupied -= 1
+        self._num_occupied -= 1
         self.wake()
-        self._tell_budget()
+        self._notify_shares()
 
-    def _tell_budget(self) -> None:
-        if self._budget is not None:
-            self._budget.notify()
+    def _notify_shares(self) -> None:
+        if self._shares is not None:
+            self._shares.notify()
 
     def _discard(self, instance: Instance) -> None:
         """Close an instance in the background; its slot is freed afterwards."""
@@ -259,6 +245,65 @@ class EnvPool:
     def _finish_discard(self, task: asyncio.Task[None]) -> None:
         self._closing.discard(task)
         self._free_slot()
+
+
+class Shares:
+    """A cap over several pools: a pool may use what others leave until they claim their shares.
+
+    A pool's share of the cap is proportional to its capacity, and at least one. A pool below its share with a
+    waiting caller is served before pools above theirs, whose returned instances are closed instead of lent
+    again. So no caller waits forever, and if all pools have callers, instances are not closed and made in
+    turn.
+    """
+
+    def __init__(self, total: int) -> None:
+        """`divide` assigns the shares."""
+        self._total = total
+        self._pools: dict[EnvPool, int] = {}
+
+    def divide(self, pools: Collection[EnvPool]) -> None:
+        """Give each pool its share; raise `ValueError` if there are more pools than the total."""
+        if self._total < len(pools):
+            raise ValueError(f"total {self._total}: each of {len(pools)} kinds of environments needs one")
+        spare, whole = self._total - len(pools), sum(pool.capacity for pool in pools)
+        self._pools = {pool: 1 + spare * pool.capacity // whole for pool in pools}
+
+    @property
+    def room(self) -> int:
+        """Number of instances that may still be made."""
+        return self._total - sum(pool.live for pool in self._pools)
+
+    def admits(self, pool: EnvPool) -> bool:
+        """Whether `pool` may serve its first waiter now; if not, `pool.wake` is called later."""
+        live, share = pool.live, self._pools[pool]
+        is_claimed = any(rival is not pool and self._has_claim(rival) for rival in self._pools)
+        room = self.room
+        if pool.idle:  # an idle instance would be lent again
+            if is_claimed and live > share and room <= 0:
+                pool.drop_idle()
+                return False
+            return True
+        if room > 0:
+            return live < share or not is_claimed
+        if not any(rival.is_closing_some for rival in self._pools):
+            self._make_room()
+        return False
+
+    def notify(self) -> None:
+        """React to a pool's change in its number of instances or waiters."""
+        for pool in self._pools:
+            pool.wake()
+
+    def _has_claim(self, pool: EnvPool) -> bool:
+        """Whether `pool` comes first: it is below its share, and a caller waits for a new instance."""
+        return pool.waiting > 0 and pool.idle == 0 and pool.live < min(self._pools[pool], pool.capacity)
+
+    def _make_room(self) -> None:
+        """Close an idle instance of the pool furthest above its share; if none idles, the next one that such
+        a pool gets back is closed."""
+        pools = [pool for pool in self._pools if pool.idle > pool.waiting]
+        if pools:
+            max(pools, key=lambda pool: pool.live - self._pools[pool]).drop_idle()
 
 
 async def _close(instance: Instance) -> None:

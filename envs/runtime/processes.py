@@ -159,11 +159,11 @@ class ProcessChannel:
             await send(self._connection, request)
             answer = await receive(self._connection)
         if answer is None:
-            raise EnvCrashed(f"the environment's process {_describe_exit(await self._end())}")
+            raise EnvCrashed(f"the environment's process {_describe_exit(await self.close())}")
         return answer
 
-    async def close(self) -> None:
-        await self._end()
+    async def close(self) -> int | None:
+        return await asyncio.shield(asyncio.wrap_future(self.discard()))
 
     def discard(self) -> "Future[int | None]":
         """Kill the worker without waiting."""
@@ -171,9 +171,6 @@ class ProcessChannel:
             self._connection.close()
             self._exit_status = self._host.kill(self.pid)
         return self._exit_status
-
-    async def _end(self) -> int | None:
-        return await asyncio.shield(asyncio.wrap_future(self.discard()))
 
 
 def _discard_unclaimed(forking: "Future[ProcessChannel]") -> None:

@@ -282,10 +282,15 @@ def take_solvable_items(spec: EnvSpec, count: int) -> list[Item]:
     return items
 
 
+def list_descendants() -> list[psutil.Process]:
+    """Return all descendants of this process."""
+    return psutil.Process().children(recursive=True)
+
+
 def kill_browser(_: random.Random) -> bool:
     """End every Chromium that runs here."""
     browsers = []
-    for process in psutil.Process().children(recursive=True):
+    for process in list_descendants():
         with suppress(psutil.NoSuchProcess, psutil.ZombieProcess):
             command = process.cmdline()
             if "bwrap" not in command[:1] and any(part.startswith("--user-data-dir=") for part in command):
