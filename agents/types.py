@@ -38,7 +38,7 @@ class StopReason(StrEnum):
 class SamplingParams:
     """How one completion is sampled."""
 
-    max_tokens: int
+    max_tokens: int = 512
     temperature: float = 1.0
     """0 is greedy. Log-probs are those of the tempered, unfiltered distribution."""
     top_p: float = 1.0

@@ -34,7 +34,7 @@ from agents.agent import FormatAgent
 from agents.prompting.renderer import Renderer
 from agents.rollout.conversation import TokenConversation
 from agents.rollout.episode import EpisodeConfig
-from agents.rollout.group import run_groups
+from agents.rollout.group import GroupSpec, run_groups
 from agents.samplers.sampler import ScriptedSampler
 from agents.tools.tool import tool
 from agents.tools.toolbox import Toolbox
@@ -104,8 +104,7 @@ def measure(*, agent: str, episodes: int, turns: int, latency_s: float) -> Resul
         for index, items in enumerate(batches):
             groups = await run_groups(
                 items,
-                name=f"batch {index}",
-                num_samples=group_size,
+                GroupSpec(name=f"batch {index}", num_samples=group_size, max_attempts=1),
                 envs=envs,
                 start_conversation=partial(
                     TokenConversation,
@@ -114,7 +113,6 @@ def measure(*, agent: str, episodes: int, turns: int, latency_s: float) -> Resul
                     sampling=SamplingParams(max_tokens=limits.max_tokens_per_turn),
                 ),
                 get_config=lambda _: config,
-                max_attempts=1,
             )
             check(groups, turns=turns)
         cpu, wall = time.process_time() - cpu, time.perf_counter() - wall

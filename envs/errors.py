@@ -19,8 +19,7 @@ policy.
 """
 
 import difflib
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 
 from envs.redaction import redact
 
@@ -87,18 +86,24 @@ def to_line(text: object, *, limit: int | None = None) -> str:
     return redact(" ".join(str(text).split()))[:limit]
 
 
-@contextmanager
-def boundary(fault: type[WingspanError], subject: str) -> Iterator[None]:
+class boundary:  # in lower case, as contextlib's; a class, because a generator is slow in every turn
     """Convert an exception of foreign code in the block into `fault`: `<subject> raised KeyError: 'x'`.
 
     A `WingspanError` passes through, as does a `BaseException` such as cancellation.
     """
-    try:
-        yield
-    except WingspanError:
-        raise
-    except Exception as error:
-        raise fault(f"{subject} raised {describe(error)}") from error
+
+    __slots__ = ("_fault", "_subject")
+
+    def __init__(self, fault: type[WingspanError], subject: str) -> None:
+        self._fault = fault
+        self._subject = subject
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        if isinstance(error, Exception) and not isinstance(error, WingspanError):
+            raise self._fault(f"{self._subject} raised {describe(error)}") from error
 
 
 def suggest(name: str, candidates: Iterable[str]) -> str:

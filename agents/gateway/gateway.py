@@ -32,7 +32,7 @@ class Gateway:
         sampling: SamplingParams,
         context_length: int,
         model: str = "policy",
-        limits: GatewayLimits = GatewayLimits(),  # noqa: B008  # it is frozen
+        limits: GatewayLimits = GatewayLimits(),
         token: str | None = None,
         processor: "ProcessorMixin | None" = None,
     ) -> None:

@@ -6,8 +6,8 @@ of the policy's completions are the very tokens that it sampled.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Annotated, Literal
+from dataclasses import replace
+from typing import Annotated, Literal, NamedTuple
 
 from pydantic import Field
 
@@ -42,8 +42,7 @@ class ContextPolicy(Settings):
     """Whether each reply ends with how many tokens and turns are left."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Exchange:
+class _Exchange(NamedTuple):
     """One turn as the context holds it."""
 
     completion_ids: list[int]

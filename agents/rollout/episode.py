@@ -8,7 +8,7 @@ side, `agents/rollout/group.py` retries and concurrency.
 import asyncio
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from agents.agent import Agent, with_images
 from agents.rewards.assignment import assign_rewards
@@ -21,6 +21,9 @@ from envs.base import Environment
 from envs.errors import EpisodeTimeout
 from envs.runtime.instance import unwrap
 from envs.types import Item, Message, StepResult
+
+_NO_REPLY = Continuation(has_room=True)
+"""After the last turn, and after a restart."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,14 +58,21 @@ async def run_episode(
     Raises `EnvCrashed`, `EpisodeTimeout`, `SamplerFailed` or `RewardFailed`: the episode is then void, and
     `env` must not be used again. Other `WingspanError`s of the environment pass through.
     """
+    tools = None if config.tools is None else config.tools.fresh()
     episode = _Episode(
-        env, item, conversation=conversation, config=config, on_opening=on_opening, on_turn=on_turn
+        item,
+        conversation,
+        config,
+        ActionExecutor(env, item, tools=tools, step_timeout_s=config.limits.step_timeout_s),
+        on_opening,
+        on_turn,
     )
     limit_s = config.limits.episode_timeout_s
     start = time.perf_counter()
+    deadline_s = asyncio.get_running_loop().time() + limit_s
     try:
-        async with asyncio.timeout(limit_s) as deadline:
-            stop_reason = await episode.run(deadline)
+        async with asyncio.timeout_at(deadline_s):
+            stop_reason = await episode.run(deadline_s)
     except TimeoutError:
         raise EpisodeTimeout(
             f"{item.item_id}: the episode took longer than {limit_s:g} s, at turn "
@@ -88,77 +98,67 @@ async def run_episode(
     return assign_rewards(trajectory, await config.reward.score(reward_input))
 
 
+@dataclass(slots=True)
 class _Episode:
     """The state of an episode while it runs."""
 
-    def __init__(
-        self,
-        env: Environment,
-        item: Item,
-        *,
-        conversation: Conversation,
-        config: EpisodeConfig,
-        on_opening: Callable[[Sequence[Message]], None] | None,
-        on_turn: Callable[[Sequence[Turn]], None] | None,
-    ) -> None:
-        self._item = item
-        self._conversation = conversation
-        self._on_opening = on_opening
-        self._on_turn = on_turn
-        self._agent = config.agent
-        self._max_turns = config.limits.max_turns
-        self._executor = ActionExecutor(
-            env,
-            item,
-            tools=None if config.tools is None else config.tools.fresh(),
-            step_timeout_s=config.limits.step_timeout_s,
-        )
-        self.turns: list[Turn] = []
-        self.success = False
-        self.final_response = ""
-        self._turn_count = 0  # without summaries
-        self._parse_failures = 0
+    item: Item
+    conversation: Conversation
+    config: EpisodeConfig
+    executor: ActionExecutor
+    on_opening: Callable[[Sequence[Message]], None] | None
+    on_turn: Callable[[Sequence[Turn]], None] | None
+    turns: list[Turn] = field(default_factory=list)
+    success: bool = False
+    final_response: str = ""
+    turn_count: int = 0  # without summaries
+    parse_failures: int = 0
 
     @property
     def metrics(self) -> dict[str, float]:
         """Metrics of the episode so far."""
         segments = 1 + sum(turn.prompt_ids is not None for turn in self.turns)
-        return {"parse_failures": self._parse_failures, "segments": segments, **self._executor.metrics}
+        return {"parse_failures": self.parse_failures, "segments": segments, **self.executor.metrics}
 
-    async def run(self, deadline: asyncio.Timeout) -> StopReason:
-        observation = await self._executor.reset()
-        opening = self._agent.render(self._item, observation.text)
-        if self._on_opening is not None:
-            self._on_opening(opening.messages)
+    async def run(self, deadline_s: float) -> StopReason:
+        """`deadline_s` is a time of the event loop's clock."""
+        agent, max_turns = self.config.agent, self.config.limits.max_turns
+        loop = asyncio.get_running_loop()
+        observation = await self.executor.reset()
+        opening = agent.render(self.item, observation.text)
+        if self.on_opening is not None:
+            self.on_opening(opening.messages)
         messages = with_images(opening.messages, [observation.images])
-        if not self._conversation.open(replace(opening, messages=messages)):
+        if not self.conversation.open(replace(opening, messages=messages)):
             return StopReason.MAX_CONTEXT
         while True:
             generation_start = time.perf_counter()
-            output = await self._conversation.generate()
+            output = await self.conversation.generate()
             if output is None:
                 return StopReason.MAX_CONTEXT
-            parsed = output.parsed or self._agent.parse(output.text)
+            parsed = output.parsed or agent.parse(output.text)
             execution_start = time.perf_counter()
-            result = await self._executor.execute(parsed)
+            result = await self.executor.execute(parsed)
             execution_end = time.perf_counter()
-            if _is_past(deadline):
+            if loop.time() >= deadline_s:
                 raise TimeoutError  # nothing suspended, so the event loop could not raise it
-            self._parse_failures += parsed.is_malformed
+            self.parse_failures += parsed.is_malformed
             answer = result.answer if parsed.calls else parsed.answer
             self.final_response = output.text if answer is None else answer
-            self._turn_count += 1
+            self.turn_count += 1
             self.success |= result.step.success
-            is_restarted = result.summary is not None and self._conversation.restart(
+            is_restarted = result.summary is not None and self.conversation.restart(
                 result.summary, result.step.images
             )
             stop_reason = self._stop_reason(result.step)
-            continuation = Continuation(has_room=True, images=() if is_restarted else result.step.images)
+            continuation = _NO_REPLY
+            images = () if is_restarted else result.step.images
             if stop_reason is None and not is_restarted:
-                continuation = await self._conversation.add_reply(
-                    with_images(self._agent.reply(parsed, result.observations), result.images),
-                    turns_left=self._max_turns - self._turn_count,
+                continuation = await self.conversation.add_reply(
+                    with_images(agent.reply(parsed, result.observations), result.images),
+                    turns_left=max_turns - self.turn_count,
                 )
+                images = continuation.images
             self.turns.append(
                 Turn(
                     completion=output.completion,
@@ -171,15 +171,15 @@ class _Episode:
                     observation_ids=continuation.observation_ids,
                     prompt_ids=output.prompt_ids,
                     prompt_images=output.prompt_images,
-                    images=continuation.images,
+                    images=images,
                     sampling_s=execution_start - generation_start,
                     env_s=execution_end - execution_start,
                 )
             )
             if continuation.summary is not None:
                 self.turns.append(_summary_turn(continuation.summary))
-            if self._on_turn is not None:
-                self._on_turn(self.turns)
+            if self.on_turn is not None:
+                self.on_turn(self.turns)
             if stop_reason is not None:
                 return stop_reason
             if not continuation.has_room:
@@ -190,7 +190,7 @@ class _Episode:
             return StopReason.TERMINATED
         if result.truncated:
             return StopReason.TRUNCATED
-        if self._turn_count == self._max_turns:
+        if self.turn_count == self.config.limits.max_turns:
             return StopReason.MAX_TURNS
         return None
 
@@ -205,8 +205,3 @@ def _summary_turn(output: ModelTurn) -> Turn:
         prompt_ids=output.prompt_ids,
         prompt_images=output.prompt_images,
     )
-
-
-def _is_past(deadline: asyncio.Timeout) -> bool:
-    end = deadline.when()
-    return end is not None and asyncio.get_running_loop().time() >= end

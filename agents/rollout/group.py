@@ -23,59 +23,32 @@ from envs.types import Item, Message
 
 _log = logging.getLogger(__name__)
 
-OnOpening = Callable[[Item, int, Sequence[Message]], None]
-"""Called with an item, the sample's index and the messages before its first turn, at each attempt."""
-OnTurn = Callable[[Item, int, Sequence[Turn]], None]
-"""Called with an item, the sample's index and all its turns so far; a retried sample begins anew."""
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Callbacks:
+    """Called while a rollout runs, to show it or to keep what has ended."""
+
+    on_opening: Callable[[Item, int, Sequence[Message]], None] | None = None
+    """With an item, the sample's index and the messages before its first turn, at each attempt."""
+    on_turn: Callable[[Item, int, Sequence[Turn]], None] | None = None
+    """With an item, the sample's index and all its turns so far; a retried sample begins anew."""
+    on_trajectory: Callable[[Trajectory], None] | None = None
+    """With each sample as it ends."""
 
 
-async def run_groups(
-    items: Sequence[Item],
-    *,
-    name: str,
-    num_samples: int,
-    envs: EnvManager,
-    start_conversation: StartConversation,
-    get_config: Callable[[Item], EpisodeConfig],
-    max_attempts: int,
-    on_opening: OnOpening | None = None,
-    on_turn: OnTurn | None = None,
-    on_trajectory: Callable[[Trajectory], None] | None = None,
-) -> list[list[Trajectory]]:
-    """Run `num_samples` episodes of each item; returns one group per item, in the order of `items`.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupSpec:
+    """How the groups of a rollout are sampled."""
 
-    `get_config` returns the configuration of an item's episodes: items may be of several environments.
-    `name` is unique among the rollouts with the same model. Episodes are called
+    name: str
+    """Unique among the rollouts with the same model. Episodes are called
     `<name>/<index of the item>/<sample>/<attempt>`, by which a sampler keeps their caches and seeds its
-    random numbers: the same name gives the same completions.
-    `on_opening` is called as each episode begins, `on_turn` after each turn, `on_trajectory` as each sample
-    ends. An `EpisodeFault` concerns its sample only; any other exception (a missing package, a bug) cancels
-    all samples and is raised. When this returns, also by cancellation, every environment has been returned or
-    closed.
-    """
-
-    async def run_attempt(attempt: Attempt) -> Trajectory:
-        item, sample_index = attempt.item, attempt.sample_index
-        config = get_config(item)
-        async with envs.lease(item.env, fresh=attempt.number > 1) as env:
-            return await run_episode(
-                env,
-                item,
-                sample_index=sample_index,
-                conversation=start_conversation(attempt.episode_id, where=item.item_id, limits=config.limits),
-                config=config,
-                on_opening=None if on_opening is None else partial(on_opening, item, sample_index),
-                on_turn=None if on_turn is None else partial(on_turn, item, sample_index),
-            )
-
-    return await gather_groups(
-        items,
-        name=name,
-        num_samples=num_samples,
-        max_attempts=max_attempts,
-        run_attempt=run_attempt,
-        on_trajectory=on_trajectory,
-    )
+    random numbers: the same name gives the same completions."""
+    num_samples: int
+    """Episodes of each item."""
+    max_attempts: int
+    """Attempts at an episode that ends with an `EpisodeFault`, the first included."""
+    callbacks: Callbacks = Callbacks()
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,37 +63,65 @@ class Attempt:
     """Unique: each attempt has its own cache in the sampler."""
 
 
-async def gather_groups(
+async def run_groups(
     items: Sequence[Item],
+    spec: GroupSpec,
     *,
-    name: str,
-    num_samples: int,
-    max_attempts: int,
-    run_attempt: Callable[[Attempt], Awaitable[Trajectory]],
-    on_trajectory: Callable[[Trajectory], None] | None = None,
+    envs: EnvManager,
+    start_conversation: StartConversation,
+    get_config: Callable[[Item], EpisodeConfig],
 ) -> list[list[Trajectory]]:
-    """Run `num_samples` episodes of each item by `run_attempt`, all at once and with `max_attempts` each;
-    the rest is as in `run_groups`."""
+    """Run the episodes of each item; returns one group per item, in the order of `items`.
+
+    `get_config` returns the configuration of an item's episodes: items may be of several environments.
+    An `EpisodeFault` concerns its sample only; any other exception (a missing package, a bug) cancels all
+    samples and is raised. When this returns, also by cancellation, every environment has been returned or
+    closed.
+    """
+    on_opening, on_turn = spec.callbacks.on_opening, spec.callbacks.on_turn
+
+    async def run_attempt(attempt: Attempt) -> Trajectory:
+        item, sample_index = attempt.item, attempt.sample_index
+        config = get_config(item)
+        async with envs.lease(item.env, fresh=attempt.number > 1) as env:
+            return await run_episode(
+                env,
+                item,
+                sample_index=sample_index,
+                conversation=start_conversation(attempt.episode_id, where=item.item_id, limits=config.limits),
+                config=config,
+                on_opening=on_opening and partial(on_opening, item, sample_index),
+                on_turn=on_turn and partial(on_turn, item, sample_index),
+            )
+
+    return await gather_groups(items, spec, run_attempt=run_attempt)
+
+
+async def gather_groups(
+    items: Sequence[Item], spec: GroupSpec, *, run_attempt: Callable[[Attempt], Awaitable[Trajectory]]
+) -> list[list[Trajectory]]:
+    """Run the episodes of each item by `run_attempt`, all at once; the rest is as in `run_groups`."""
 
     async def run_sample(index: int, item: Item, sample_index: int) -> Trajectory:
         trajectory = await _retry(
             item,
             sample_index=sample_index,
-            name=f"{name}/{index}/{sample_index}",
-            max_attempts=max_attempts,
+            name=f"{spec.name}/{index}/{sample_index}",
+            max_attempts=spec.max_attempts,
             run_attempt=run_attempt,
         )
-        if on_trajectory is not None:
-            on_trajectory(trajectory)
+        if spec.callbacks.on_trajectory is not None:
+            spec.callbacks.on_trajectory(trajectory)
         return trajectory
 
     with _frozen_heap():
         trajectories = await gather_or_cancel(
             run_sample(index, item, sample_index)
             for index, item in enumerate(items)
-            for sample_index in range(num_samples)
+            for sample_index in range(spec.num_samples)
         )
-    return [trajectories[start : start + num_samples] for start in range(0, len(trajectories), num_samples)]
+    size = spec.num_samples
+    return [trajectories[start : start + size] for start in range(0, len(trajectories), size)]
 
 
 async def _retry(
@@ -136,13 +137,12 @@ async def _retry(
     for number in range(1, max_attempts + 1):
         try:
             trajectory = await run_attempt(Attempt(item, sample_index, number, f"{name}/{number}"))
+            return trajectory if number == 1 else replace(trajectory, attempts=number)
         except EpisodeFault as fault:
             cause = f"{type(fault).__name__}: {fault}"
             _log.warning("attempt %d of %d, sample %d: %s", number, max_attempts, sample_index, cause)
             if isinstance(fault, RewardFailed):  # the reward has retried; another episode would not help
                 break
-        else:
-            return trajectory if number == 1 else replace(trajectory, attempts=number)
     return Trajectory(
         item=item,
         sample_index=sample_index,
@@ -159,10 +159,8 @@ async def _retry(
 
 @contextmanager
 def _frozen_heap() -> Iterator[None]:
-    """Restrict the garbage collector to objects made inside.
-
-    One full collection walks all of torch and its friends: 150 ms and more in which no episode moves.
-    """
+    """Restrict the garbage collector to objects made inside: a full collection walks all of torch and its
+    like, which takes 150 ms and more in which no episode moves."""
     gc.freeze()
     try:
         yield

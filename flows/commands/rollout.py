@@ -11,6 +11,7 @@ from typing import TextIO
 from rich.console import Console
 
 from agents.clients.endpoint import ChatClient, Endpoint
+from agents.rollout.group import Callbacks
 from agents.samplers.local import LocalModel
 from agents.types import StopReason, Trajectory
 from envs.errors import ConfigError, describe, suggest
@@ -106,7 +107,8 @@ def run_rollout(
                 await ChatClient(model).check()
             if out is not None:
                 out.truncate(0)
-            await runner.run(items, spec, on_opening=printer.opening, on_turn=printer.turn, on_trajectory=end)
+            callbacks = Callbacks(on_opening=printer.opening, on_turn=printer.turn, on_trajectory=end)
+            await runner.run(items, spec, callbacks)
         finally:
             await runner.close()
 

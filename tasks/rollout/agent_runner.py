@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from agents.rewards.types import check_items
 from agents.rollout.conversation import StartConversation
 from agents.rollout.episode import EpisodeConfig
-from agents.rollout.group import OnOpening, OnTurn, run_groups
+from agents.rollout.group import Callbacks, run_groups
 from agents.types import SamplingParams, Trajectory
 from envs.runtime.manager import EnvManager
 from envs.runtime.metrics import PoolMetrics
@@ -16,7 +16,7 @@ from tasks.cluster.envs import find_cluster_host
 from tasks.config.environments import environments
 from tasks.config.episodes import check_vision, make_episode_config
 from tasks.config.pipelines import Pipeline
-from tasks.rollout.runner import RolloutRunner, RolloutSpec, get_max_turns
+from tasks.rollout.runner import RolloutRunner, RolloutSpec, get_max_turns, make_group_spec
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -53,13 +53,7 @@ class AgentRunner(RolloutRunner):
         check_vision(items, has_vision=self._reads_images)
 
     async def run(
-        self,
-        items: Sequence[Item],
-        spec: RolloutSpec,
-        *,
-        on_opening: OnOpening | None = None,
-        on_turn: OnTurn | None = None,
-        on_trajectory: Callable[[Trajectory], None] | None = None,
+        self, items: Sequence[Item], spec: RolloutSpec, callbacks: Callbacks = Callbacks()
     ) -> list[list[Trajectory]]:
         def get_config(item: Item) -> EpisodeConfig:
             config = self._configs[item.env]
@@ -68,15 +62,10 @@ class AgentRunner(RolloutRunner):
 
         return await run_groups(
             items,
-            name=spec.name,
-            num_samples=spec.num_samples,
+            make_group_spec(self._pipeline, spec, callbacks),
             envs=self._envs,
             start_conversation=self._converse(self._pipeline.rollout.sampling(temperature=spec.temperature)),
             get_config=get_config,
-            max_attempts=self._pipeline.rollout.max_attempts,
-            on_opening=on_opening,
-            on_turn=on_turn,
-            on_trajectory=on_trajectory,
         )
 
     async def warm_up(self) -> None:

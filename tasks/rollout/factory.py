@@ -59,8 +59,8 @@ def make_endpoint_runner(pipeline: Pipeline, *, client: ChatClient) -> RolloutRu
     for key, value in pipeline.agent.context:
         if value != ContextPolicy.model_fields[key].default:
             raise ConfigError(
-                f"agent.context.{key}={value}: what an endpoint's model sees is the whole conversation; "
-                "leave agent.context out"
+                f"agent.context.{key}={value}: an endpoint's model sees the whole conversation; leave "
+                "agent.context out"
             )
     return AgentRunner(
         pipeline,

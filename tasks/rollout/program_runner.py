@@ -1,27 +1,27 @@
-"""Runs a pipeline's items with the program that it names, through a gateway in front of the sampler."""
+"""Runs a pipeline's items with its program, through a gateway in front of the sampler."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
 from agents.gateway.gateway import Gateway
 from agents.gateway.limits import GatewayLimits
 from agents.rewards.types import check_items
-from agents.rollout.group import OnOpening, OnTurn
+from agents.rollout.group import Callbacks
 from agents.samplers.sampler import Sampler
 from agents.types import Trajectory
 from envs.types import Item, Message
 from tasks.config.episodes import program_of, reward_of
 from tasks.config.pipelines import Pipeline
-from tasks.rollout.programs import run_program
-from tasks.rollout.runner import RolloutRunner, RolloutSpec, get_max_turns
+from tasks.rollout.programs import ProgramConfig, run_program
+from tasks.rollout.runner import RolloutRunner, RolloutSpec, get_max_turns, make_group_spec
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase, ProcessorMixin
 
 
 class ProgramRunner(RolloutRunner):
-    """Runs a user's program, which gets the items; no environments are made."""
+    """Runs a user's program, which gets the items; there are no environments."""
 
     def __init__(
         self,
@@ -44,27 +44,21 @@ class ProgramRunner(RolloutRunner):
             check_items(self._reward, items, with_env=False)
 
     async def run(
-        self,
-        items: Sequence[Item],
-        spec: RolloutSpec,
-        *,
-        on_opening: OnOpening | None = None,
-        on_turn: OnTurn | None = None,
-        on_trajectory: Callable[[Trajectory], None] | None = None,
+        self, items: Sequence[Item], spec: RolloutSpec, callbacks: Callbacks = Callbacks()
     ) -> list[list[Trajectory]]:
         """The callbacks are called when an episode has ended, with its first prompt as the opening."""
         rollout = self._pipeline.rollout
 
         def replay(trajectory: Trajectory) -> None:
             item, sample_index, turns = trajectory.item, trajectory.sample_index, trajectory.turns
-            if on_opening is not None and turns:
+            if callbacks.on_opening is not None and turns:
                 prompt = str(self._tokenizer.decode(trajectory.prompt_ids))
-                on_opening(item, sample_index, [Message("user", prompt)])
-            if on_turn is not None:
+                callbacks.on_opening(item, sample_index, [Message("user", prompt)])
+            if callbacks.on_turn is not None:
                 for count in range(1, len(turns) + 1):
-                    on_turn(item, sample_index, turns[:count])
-            if on_trajectory is not None:
-                on_trajectory(trajectory)
+                    callbacks.on_turn(item, sample_index, turns[:count])
+            if callbacks.on_trajectory is not None:
+                callbacks.on_trajectory(trajectory)
 
         gateway = Gateway(  # one for each rollout: temperatures differ, and a free port costs milliseconds
             self._sampler,
@@ -74,17 +68,13 @@ class ProgramRunner(RolloutRunner):
             limits=GatewayLimits(max_sessions=rollout.max_live_envs),
             processor=self._processor,
         )
+        config = ProgramConfig(
+            program=self._program,
+            timeout_s=rollout.episode_timeout_s,
+            concurrency=rollout.max_live_envs,
+            reward=self._reward,
+            get_max_turns=partial(get_max_turns, pipeline=self._pipeline, spec=spec),
+        )
+        group_spec = make_group_spec(self._pipeline, spec, Callbacks(on_trajectory=replay))
         async with gateway.listening():
-            return await run_program(
-                self._program,
-                items,
-                gateway=gateway,
-                name=spec.name,
-                num_samples=spec.num_samples,
-                concurrency=rollout.max_live_envs,
-                timeout_s=rollout.episode_timeout_s,
-                reward=self._reward,
-                get_max_turns=partial(get_max_turns, pipeline=self._pipeline, spec=spec),
-                max_attempts=rollout.max_attempts,
-                on_trajectory=replay,
-            )
+            return await run_program(config, items, group_spec, gateway=gateway)

@@ -1,14 +1,13 @@
-"""Rollouts by agents that are written elsewhere: programs that speak to the policy through the gateway.
+"""Rollouts by users' programs, which speak to the policy through the gateway.
 
-A program is anything that takes a URL and an item and comes back with a reward, or leaves that to one of
-`agents/rewards`. What `agents/rollout/group.py` does for our own episodes is done here for programs:
-samples side by
-side, retries, faults as data.
+A program takes a URL and an item and returns a reward, or leaves that to one of `agents/rewards`. Samples run
+side by side, with retries and with faults as data, as in `agents/rollout/group.py`.
 """
 
 import asyncio
 import inspect
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
 
@@ -16,100 +15,81 @@ from agents.gateway.gateway import Gateway
 from agents.gateway.sessions import GatewaySession
 from agents.rewards.assignment import PREFIX, assign_rewards
 from agents.rewards.types import Reward, RewardInput, read_result
-from agents.rollout.group import Attempt, gather_groups
+from agents.rollout.group import Attempt, GroupSpec, gather_groups
 from agents.tools.threads import run_in_thread
 from agents.types import StopReason, Trajectory
-from envs.errors import (
-    EpisodeTimeout,
-    ProgramFailed,
-    WingspanError,
-    describe,
-)
+from envs.errors import EpisodeTimeout, ProgramFailed, WingspanError, boundary, describe
 from envs.types import Item
 
-Returned = float | Mapping[str, Any] | None
+ProgramResponse = float | Mapping[str, Any] | None
 
 
 class AgentProgram(Protocol):
-    """Somebody's agent: a function, or an async function."""
+    """A user's agent: a function, or an async function."""
 
-    def __call__(self, base_url: str, api_key: str, item: Item, /) -> Returned | Awaitable[Returned]:
-        """Play `item` with the model at `base_url`.
+    def __call__(
+        self, base_url: str, api_key: str, item: Item, /
+    ) -> ProgramResponse | Awaitable[ProgramResponse]:
+        """Run an episode of `item` with the model at `base_url`.
 
-        Returns a reward, or a mapping with `reward` and, where wanted, `success`, `turn_rewards` (one for
-        each of the model's answers, in their order) and metrics: `agents.rewards.types.read_result`. None
-        leaves the judging to a reward. Whatever it raises voids the episode; but out of turns or of
-        context, it may raise.
+        Returns a reward, or a mapping with `reward` and optionally `success`, `turn_rewards` (one for each of
+        the model's answers, in their order) and metrics: `agents.rewards.types.read_result`. None leaves the
+        judging to a reward. An exception voids the episode, unless no turn or no context was left.
 
-        An async one shares the event loop with the gateway, which cannot answer while it blocks; any other
-        has a thread for each episode.
+        An async program shares the event loop with the gateway, which cannot answer while it blocks; any
+        other gets a thread for each episode.
         """
         ...
 
 
-async def run_program(
-    program: AgentProgram,
-    items: Sequence[Item],
-    *,
-    gateway: Gateway,
-    name: str,
-    num_samples: int,
-    concurrency: int,
-    timeout_s: float,
-    reward: Reward | None = None,
-    get_max_turns: Callable[[Item], int] | None = None,
-    max_attempts: int = 2,
-    on_trajectory: Callable[[Trajectory], None] | None = None,
-) -> list[list[Trajectory]]:
-    """Play `num_samples` episodes of each item; returns one group per item, in the order of `items`.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProgramConfig:
+    """How a program runs episodes."""
 
-    `concurrency`: programs at once, at most as many as the gateway has sessions. `timeout_s`: of one of
-    them. `reward` judges the episodes whose program returns None. `get_max_turns`: the model's answers in an
-    episode; None leaves them to the gateway's limits. `name` is unique, as in
-    `agents.rollout.group.run_groups`.
-    `on_trajectory` is called as each sample ends.
+    program: AgentProgram
+    timeout_s: float
+    """Of one episode."""
+    concurrency: int
+    """Programs at once, at most as many as the gateway has sessions."""
+    reward: Reward | None = None
+    """Judges the episodes whose program returns None."""
+    get_max_turns: Callable[[Item], int] | None = None
+    """The model's answers in an episode; None leaves them to the gateway's limits."""
+
+
+async def run_program(
+    config: ProgramConfig, items: Sequence[Item], spec: GroupSpec, *, gateway: Gateway
+) -> list[list[Trajectory]]:
+    """Run the episodes of each item; returns one group per item, in the order of `items`.
 
     An episode whose program raises, takes too long or returns no reward is tried again and then given up
     with `StopReason.ERROR`; so is one that ended on an answer that the sampler failed to give. A program
-    that raises because there was no turn or no room left has been played to its end, and is taken to have
+    that raises because there was no turn or no room left has been run to its end, and is taken to have
     returned None; where there is no `reward`, that is 0. Where the reward itself fails, the episode is given
     up at once. A `WingspanError` other than an `EpisodeFault` cancels all samples and is raised.
     """
-    slots = asyncio.Semaphore(concurrency)
+    slots = asyncio.Semaphore(config.concurrency)
 
     async def run_attempt(attempt: Attempt) -> Trajectory:
         item = attempt.item
+        max_turns = config.get_max_turns(item) if config.get_max_turns else None
         async with (
             slots,
             gateway.session(
-                item,
-                sample_index=attempt.sample_index,
-                name=attempt.episode_id,
-                max_turns=get_max_turns(item) if get_max_turns else None,
+                item, sample_index=attempt.sample_index, name=attempt.episode_id, max_turns=max_turns
             ) as session,
         ):
-            return await _run(program, item, session=session, timeout_s=timeout_s, reward=reward)
+            return await _run_episode(config, item, session=session)
 
-    return await gather_groups(
-        items,
-        name=name,
-        num_samples=num_samples,
-        max_attempts=max_attempts,
-        run_attempt=run_attempt,
-        on_trajectory=on_trajectory,
-    )
+    return await gather_groups(items, spec, run_attempt=run_attempt)
 
 
-async def _run(
-    program: AgentProgram, item: Item, *, session: GatewaySession, timeout_s: float, reward: Reward | None
-) -> Trajectory:
-    returned = await _returned(program, item, session=session, timeout_s=timeout_s)
-    if returned is None:
-        return await _judged(session.trajectory(), reward=reward)
-    try:
-        result = read_result(returned, turns=session.turns)
-    except Exception as error:  # it may be anything
-        raise ProgramFailed(f"{item.item_id}: the program: {describe(error)}") from error
+async def _run_episode(config: ProgramConfig, item: Item, *, session: GatewaySession) -> Trajectory:
+    response = await _run_in_time(config, item, session=session)
+    if response is None:
+        return await _judge(session.trajectory(), reward=config.reward)
+    with boundary(ProgramFailed, f"{item.item_id}: reading the program's result"):
+        result = read_result(response, turns=session.turns)
     return session.trajectory(
         reward=result.reward,
         success=bool(result.success),
@@ -118,19 +98,17 @@ async def _run(
     )
 
 
-async def _returned(
-    program: AgentProgram, item: Item, *, session: GatewaySession, timeout_s: float
-) -> Returned:
-    """What the program came back with; None, too, where it had no turn or no room left and raised."""
+async def _run_in_time(config: ProgramConfig, item: Item, *, session: GatewaySession) -> ProgramResponse:
+    """The program's return value; None as well where it raised because no turn or no room was left."""
     try:
-        async with asyncio.timeout(timeout_s) as deadline:
-            returned = await _called(program, session.base_url, session.api_key, item)
+        async with asyncio.timeout(config.timeout_s) as deadline:
+            response = await _call(config.program, session.base_url, session.api_key, item)
     except WingspanError:
         raise
     except Exception as error:
         if deadline.expired():
             raise EpisodeTimeout(
-                f"{item.item_id}: the program took longer than {timeout_s:g} s; raise "
+                f"{item.item_id}: the program took longer than {config.timeout_s:g} s; raise "
                 "rollout.episode_timeout_s"
             ) from None
         if session.fault is not None:
@@ -140,13 +118,13 @@ async def _returned(
         raise ProgramFailed(f"{item.item_id}: the program: {describe(error)}") from error
     if session.fault is not None:  # the program went on without the answer that it did not get
         raise session.fault
-    return returned
+    return response
 
 
-async def _judged(trajectory: Trajectory, *, reward: Reward | None) -> Trajectory:
+async def _judge(trajectory: Trajectory, *, reward: Reward | None) -> Trajectory:
     if reward is not None and trajectory.turns:
-        given = RewardInput.from_trajectory(trajectory, fields=trajectory.item.fields)
-        return assign_rewards(trajectory, await reward.score(given))
+        reward_input = RewardInput.from_trajectory(trajectory, fields=trajectory.item.fields)
+        return assign_rewards(trajectory, await reward.score(reward_input))
     if reward is None and trajectory.stop_reason is StopReason.TERMINATED:
         raise ProgramFailed(
             f"{trajectory.item.item_id}: the program returned None; have it return the reward, or name one "
@@ -155,17 +133,11 @@ async def _judged(trajectory: Trajectory, *, reward: Reward | None) -> Trajector
     return trajectory
 
 
-async def _called(program: AgentProgram, base_url: str, api_key: str, item: Item) -> Returned:
-    called = partial(program, base_url, api_key, item)
+async def _call(program: AgentProgram, base_url: str, api_key: str, item: Item) -> ProgramResponse:
+    call = partial(program, base_url, api_key, item)
+    is_async = inspect.iscoroutinefunction(program) or inspect.iscoroutinefunction(type(program).__call__)
     try:
-        if _is_async(program):
-            returned = called()
-        else:
-            returned = await run_in_thread(called, name=f"program {item.item_id}")
-        return await returned if inspect.isawaitable(returned) else returned
-    except SystemExit as error:  # the program's end, not this one's
+        response = call() if is_async else await run_in_thread(call, name=f"program {item.item_id}")
+        return await response if inspect.isawaitable(response) else response
+    except SystemExit as error:  # it ends the program, not this process
         raise RuntimeError(f"it raised {describe(error)}") from error
-
-
-def _is_async(program: AgentProgram) -> bool:
-    return inspect.iscoroutinefunction(program) or inspect.iscoroutinefunction(type(program).__call__)

@@ -5,11 +5,11 @@ chooses between them.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from agents.horizon import anneal
-from agents.rollout.group import OnOpening, OnTurn
+from agents.rollout.group import Callbacks, GroupSpec
 from agents.types import Trajectory
 from envs.runtime.metrics import PoolMetrics
 from envs.types import Item
@@ -22,7 +22,7 @@ class RolloutSpec:
     """How some items are rolled out once; it is passed unchanged to the process that has the sampler."""
 
     name: str
-    """Unique per rollout: the sampler's random numbers depend on it (`agents/rollout/group.py`)."""
+    """Unique per rollout: see `GroupSpec`."""
     max_turns: Mapping[str, int]
     """Turns per episode, by part of the pipeline's data."""
     num_samples: int
@@ -43,6 +43,16 @@ def make_training_spec(pipeline: Pipeline, *, step: int) -> RolloutSpec:
     )
 
 
+def make_group_spec(pipeline: Pipeline, spec: RolloutSpec, callbacks: Callbacks) -> GroupSpec:
+    """The groups of a rollout of `pipeline`."""
+    return GroupSpec(
+        name=spec.name,
+        num_samples=spec.num_samples,
+        max_attempts=pipeline.rollout.max_attempts,
+        callbacks=callbacks,
+    )
+
+
 def get_max_turns(item: Item, pipeline: Pipeline, spec: RolloutSpec) -> int:
     """Turns that an episode of `item` may have in `spec`."""
     part = pipeline.data.part_of(item)
@@ -59,15 +69,9 @@ class RolloutRunner(ABC):
 
     @abstractmethod
     async def run(
-        self,
-        items: Sequence[Item],
-        spec: RolloutSpec,
-        *,
-        on_opening: OnOpening | None = None,
-        on_turn: OnTurn | None = None,
-        on_trajectory: Callable[[Trajectory], None] | None = None,
+        self, items: Sequence[Item], spec: RolloutSpec, callbacks: Callbacks = Callbacks()
     ) -> list[list[Trajectory]]:
-        """One group per item, in order; the callbacks are those of `agents.rollout.group.run_groups`."""
+        """One group per item, in order."""
 
     async def warm_up(self) -> None:  # noqa: B027  # most need none
         """Start ahead what a training step needs and what takes long to start."""

@@ -20,6 +20,7 @@ from pathlib import Path
 from threading import Event, Thread
 from typing import Any
 
+from agents.rollout.group import Callbacks
 from agents.samplers.local import LocalModel
 from agents.types import Trajectory
 from envs.errors import ConfigError, WingspanError
@@ -218,7 +219,7 @@ def _open_sampler(
                 pipeline, sampler=sampling.sampler, tokenizer=sampling.tokenizer, processor=sampling.processor
             )
             try:
-                return await runner.run(items, spec, on_trajectory=lambda _: count(1))
+                return await runner.run(items, spec, Callbacks(on_trajectory=lambda _: count(1)))
             finally:
                 await runner.close()
 

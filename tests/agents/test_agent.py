@@ -14,7 +14,7 @@ from agents.prompting.renderer import Renderer
 from agents.rewards import Reward, reward
 from agents.rollout.conversation import TokenConversation
 from agents.rollout.episode import EpisodeConfig
-from agents.rollout.group import run_groups
+from agents.rollout.group import GroupSpec, run_groups
 from agents.rollout.packing import pack
 from agents.samplers.sampler import ScriptedSampler
 from agents.tools.act import act
@@ -255,12 +255,10 @@ def test_a_reward_that_fails_drops_the_trajectory_without_playing_it_again() -> 
     async def main() -> list[list[Trajectory]]:
         return await run_groups(
             [toy_item()],
-            name="p",
-            num_samples=2,
+            GroupSpec(name="p", num_samples=2, max_attempts=5),
             envs=envs,
             start_conversation=start_conversation,
             get_config=lambda _: config,
-            max_attempts=5,
         )
 
     [group] = asyncio.run(main())

@@ -45,7 +45,11 @@ def steps(server: ChatServer, **changes: Any) -> Trajectory:
 def test_actions_in_text_and_what_is_asked() -> None:
     script = in_turn(says("Thought: one\nAction: add 1"), says("Action: add 2"))
     with chat_server(script) as server:
-        played = steps(server, temperature=0.7, top_p=0.9, max_tokens_per_turn=33)
+        played = steps(
+            server,
+            sampling=SamplingParams(temperature=0.7, top_p=0.9),
+            limits=EpisodeLimits(max_tokens_per_turn=33),
+        )
     assert (played.stop_reason, played.success, played.reward) == (StopReason.TERMINATED, True, 1.0)
     assert [(t.thought, t.action, t.observation) for t in played.turns] == [
         ("one", "add 1", "The total is 1."),
@@ -198,7 +202,7 @@ def test_a_first_prompt_that_is_too_long_leaves_no_turn() -> None:
 def test_the_context_length_is_kept_by_what_the_server_reports() -> None:
     used = itertools.count(40, 30)
     with chat_server(in_turn(says("Action: look")), tokens=lambda _: next(used)) as server:
-        played = steps(server, context_length=105, max_tokens_per_turn=60)
+        played = steps(server, limits=EpisodeLimits(context_length=105, max_tokens_per_turn=60))
     assert [body["max_tokens"] for body in server.asked] == [60, 60, 35]
     assert played.stop_reason is StopReason.MAX_CONTEXT
     assert len(played.turns) == 3
@@ -256,7 +260,13 @@ def test_tokens_cannot_stop_an_endpoint() -> None:
 def test_further_entries_and_those_that_are_taken_out() -> None:
     extra = {"max_tokens": None, "max_completion_tokens": 9, "seed": 4}
     with chat_server(in_turn(says("5"))) as server:
-        one(server, agent=FormatAgent("hermes"), tools=[], model=at(server, extra=extra), top_k=5)
+        one(
+            server,
+            agent=FormatAgent("hermes"),
+            tools=[],
+            model=at(server, extra=extra),
+            sampling=SamplingParams(top_k=5),
+        )
     asked = server.asked[0]
     assert "max_tokens" not in asked
     assert (asked["max_completion_tokens"], asked["seed"], asked["top_k"]) == (9, 4, 5)

@@ -14,7 +14,7 @@ from agents.agent import FormatAgent
 from agents.prompting.renderer import Renderer
 from agents.rollout.conversation import TokenConversation
 from agents.rollout.episode import EpisodeConfig
-from agents.rollout.group import run_groups
+from agents.rollout.group import Callbacks, GroupSpec, run_groups
 from agents.rollout.packing import pack
 from agents.samplers.sampler import Sampler, ScriptedSampler
 from agents.types import Completion, EpisodeLimits, SamplingParams, StopReason, Trajectory
@@ -56,19 +56,19 @@ RULES = EpisodeConfig(agent=FormatAgent("action"), limits=LIMITS)
 async def played(
     envs: EnvManager, items: Sequence[Item], *, sampler: Sampler | None = None, **changes: Any
 ) -> list[list[Trajectory]]:
-    arguments: dict[str, Any] = {
-        "name": f"play {next(PLAYS)}",
-        "num_samples": 4,
-        "get_config": lambda _: RULES,
-        "max_attempts": 3,
-    }
+    callbacks = Callbacks(on_trajectory=changes.pop("on_trajectory", None))
+    get_config = changes.pop("get_config", lambda _: RULES)
+    arguments: dict[str, Any] = {"name": f"play {next(PLAYS)}", "num_samples": 4, "max_attempts": 3}
+    spec = GroupSpec(callbacks=callbacks, **(arguments | changes))
     start_conversation = partial(
         TokenConversation,
         sampler=sampler or ScriptedSampler(TEXTS, encode=encode),
         renderer=Renderer(toy_tokenizer()),
         sampling=SamplingParams(max_tokens=40),
     )
-    return await run_groups(items, envs=envs, start_conversation=start_conversation, **(arguments | changes))
+    return await run_groups(
+        items, spec, envs=envs, start_conversation=start_conversation, get_config=get_config
+    )
 
 
 def test_groups_come_in_the_order_of_their_items() -> None:

@@ -19,10 +19,11 @@ from agents.agent import FormatAgent
 from agents.clients.endpoint import Endpoint
 from agents.rewards import reward
 from agents.rollout.context import ContextPolicy
+from agents.rollout.group import Callbacks
 from agents.rollout.rollout import rollout
 from agents.samplers.local import LocalModel
 from agents.tools.tool import tool
-from agents.types import StopReason, Turn
+from agents.types import EpisodeLimits, SamplingParams, StopReason, Turn
 from envs.errors import ConfigError
 from envs.registry import get_env
 from envs.types import Item
@@ -99,9 +100,10 @@ def test_an_environment_by_name_and_turns_as_they_come() -> None:
             [item],
             agent=FormatAgent("action"),
             model=Endpoint(server.url, "toy"),
-            max_turns=3,
-            on_turn=on_turn,
-            on_trajectory=lambda trajectory: ended.append(trajectory.item.item_id),
+            limits=EpisodeLimits(max_turns=3),
+            callbacks=Callbacks(
+                on_turn=on_turn, on_trajectory=lambda trajectory: ended.append(trajectory.item.item_id)
+            ),
         )
     assert played.stop_reason is StopReason.MAX_TURNS
     assert seen == [(item.item_id, 0, number, "inventory") for number in (1, 2, 3)]
@@ -114,8 +116,8 @@ def test_a_local_model_gives_tokens(tmp_path: Path) -> None:
 
     def play(**changes: Any) -> list[list[list[int]]]:
         arguments: dict[str, Any] = {"agent": "action", "env": toy_spec(), "model": model, "num_samples": 2}
-        limits = {"max_turns": 2, "max_tokens_per_turn": 12, "context_length": 256}
-        played = rollout([toy_item()], **(arguments | limits | changes))
+        limits = EpisodeLimits(max_turns=2, max_tokens_per_turn=12, context_length=256)
+        played = rollout([toy_item()], limits=limits, **(arguments | changes))
         assert {t.stop_reason for t in played} == {StopReason.MAX_TURNS}
         assert all(t.prompt_ids for t in played)
         return [[turn.completion.token_ids for turn in t.turns] for t in played]
@@ -124,7 +126,7 @@ def test_a_local_model_gives_tokens(tmp_path: Path) -> None:
     assert sampled == play()
     assert sampled[0] != sampled[1]
     assert all(0 < len(ids) <= 12 for turns in sampled for ids in turns)
-    greedy = play(temperature=0.0)
+    greedy = play(sampling=SamplingParams(temperature=0.0))
     assert greedy[0] == greedy[1]
     with pytest.raises(ConfigError, match="chat template"):
         play(agent="hermes", tools=[double])
@@ -145,9 +147,7 @@ def test_a_context_policy_is_what_the_model_sees_of_its_past(tmp_path: Path, whe
         env=toy_spec(),
         model=LocalModel(save_tiny_model(tmp_path)),
         context=ContextPolicy(when_full=when_full, fold_at=0.3, max_observation=10),
-        max_turns=40,
-        max_tokens_per_turn=12,
-        context_length=500,
+        limits=EpisodeLimits(max_turns=40, max_tokens_per_turn=12, context_length=500),
     )
     reason = StopReason.MAX_CONTEXT if when_full == "stop" else StopReason.MAX_TURNS
     assert played.stop_reason is reason
@@ -158,7 +158,7 @@ def test_a_context_policy_is_what_the_model_sees_of_its_past(tmp_path: Path, whe
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"context": ContextPolicy()}, "what an endpoint's model sees is the whole conversation"),
+        ({"context": ContextPolicy()}, "an endpoint's model sees the whole conversation"),
         ({"agent": "herms"}, "unknown format of calls 'herms'; did you mean 'hermes'"),
         ({"agent": "action", "tools": [double]}, "'action' calls no tools, got double"),
         ({"tools": ["calculater"]}, "unknown tool 'calculater'; did you mean 'calculator'"),
@@ -166,11 +166,11 @@ def test_a_context_policy_is_what_the_model_sees_of_its_past(tmp_path: Path, whe
         ({"reward": right}, "takes 'answer', which nothing fills"),
         ({"env": "textcarft"}, "unknown env 'textcarft'; did you mean 'textcraft'"),
         ({"num_samples": 0}, "num_samples=0"),
-        ({"items": []}, "no items"),
+        ({"items": []}, "there are no items"),
         ({"items": [{"text": "6 * 7?"}], "reward": None}, "question"),
         (
             {"agent": FormatAgent("raw"), "instructions": "Be kind"},
-            "'Be kind': a FormatAgent is made already",
+            "'Be kind': a FormatAgent has its own",
         ),
         ({}, r"no endpoint: http://127.0.0.1:9/v1/models: ConnectError.*start the server"),
         ({"model": LocalModel(Path("models/none"))}, "no model in 'models/none'"),

@@ -17,7 +17,7 @@ from agents.agent import FormatAgent
 from agents.prompting.renderer import Renderer
 from agents.rollout.conversation import TokenConversation
 from agents.rollout.episode import EpisodeConfig
-from agents.rollout.group import run_groups
+from agents.rollout.group import GroupSpec, run_groups
 from agents.samplers.sampler import ScriptedSampler
 from agents.types import EpisodeLimits, SamplingParams, StopReason, Trajectory
 from envs.base import Environment
@@ -73,8 +73,7 @@ async def played(
     config = EpisodeConfig(agent=FormatAgent("action"), limits=limits)
     return await run_groups(
         items,
-        name=f"play {next(PLAYS)}",
-        num_samples=num_samples,
+        GroupSpec(name=f"play {next(PLAYS)}", num_samples=num_samples, max_attempts=3),
         envs=envs,
         start_conversation=partial(
             TokenConversation,
@@ -83,7 +82,6 @@ async def played(
             sampling=SamplingParams(max_tokens=300),
         ),
         get_config=lambda _: config,
-        max_attempts=3,
     )
 
 

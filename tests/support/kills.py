@@ -27,7 +27,7 @@ from agents.agent import FormatAgent
 from agents.prompting.renderer import Renderer
 from agents.rollout.conversation import TokenConversation
 from agents.rollout.episode import EpisodeConfig
-from agents.rollout.group import run_groups
+from agents.rollout.group import Callbacks, GroupSpec, run_groups
 from agents.samplers.sampler import ScriptedSampler
 from agents.types import Completion, EpisodeLimits, SamplingParams, StopReason, Trajectory
 from envs.registry import EnvSpec, get_env
@@ -226,8 +226,12 @@ def measure(
         start = time.perf_counter()
         await run_groups(
             items,
-            name="play",
-            num_samples=num_samples,
+            GroupSpec(
+                name="play",
+                num_samples=num_samples,
+                max_attempts=kills + 1,
+                callbacks=Callbacks(on_trajectory=ended.append),
+            ),
             envs=envs,
             start_conversation=partial(
                 TokenConversation,
@@ -236,8 +240,6 @@ def measure(
                 sampling=SamplingParams(max_tokens=limits.max_tokens_per_turn),
             ),
             get_config=lambda _: config,
-            max_attempts=kills + 1,
-            on_trajectory=ended.append,
         )
         seconds = time.perf_counter() - start
         await envs.close()

@@ -11,6 +11,7 @@ import yaml
 from typer.testing import CliRunner
 
 from agents.clients.endpoint import ChatClient, Endpoint
+from agents.rollout.group import Callbacks
 from agents.samplers.sampler import Sampler
 from agents.types import StopReason, Trajectory
 from envs.errors import ConfigError
@@ -57,7 +58,7 @@ def played(pipeline: Pipeline, sampler: Sampler, *, turns: int = 2, **callbacks:
         runner.check(items)
         spec = RolloutSpec(name="p", max_turns={"asked": turns}, num_samples=3, temperature=1.0)
         try:
-            return await runner.run(items, spec, **callbacks)
+            return await runner.run(items, spec, Callbacks(**callbacks))
         finally:
             await runner.close()
 

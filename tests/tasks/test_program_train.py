@@ -13,7 +13,7 @@ import pytest
 from agents.clients.endpoint import Endpoint
 from agents.rollout.packing import pack
 from agents.rollout.rollout import rollout
-from agents.types import Trajectory
+from agents.types import EpisodeLimits, Trajectory
 from tasks.data.trajectories import read_trajectories
 from tasks.progress import Progress
 from tasks.rollout.served_policy import ServedAt
@@ -83,7 +83,10 @@ def test_a_program_is_trained_token_exactly_and_its_policy_answers_meanwhile(
 
     def on_step(values: Mapping[str, float]) -> None:
         played = rollout(
-            ["And now?"], agent="raw", model=Endpoint(at.url, "policy"), max_turns=1, max_tokens_per_turn=4
+            ["And now?"],
+            agent="raw",
+            model=Endpoint(at.url, "policy"),
+            limits=EpisodeLimits(max_turns=1, max_tokens_per_turn=4),
         )
         between.extend(turn.completion.policy_version for t in played for turn in t.turns)
 

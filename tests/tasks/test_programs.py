@@ -4,7 +4,7 @@ import asyncio
 import sys
 import threading
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -12,28 +12,41 @@ import openai
 import pytest
 
 from agents.rewards import reward
+from agents.rollout.group import Callbacks, GroupSpec
 from agents.rollout.packing import pack
 from agents.types import StopReason, Trajectory
 from envs.errors import ConfigError
 from envs.types import Item
 from tasks.errors import SamplerDied
-from tasks.rollout.programs import AgentProgram, run_program
+from tasks.rollout.programs import AgentProgram, ProgramConfig, run_program
 from tests.support.gateway_toy import QUESTION, ask, client_of, make_gateway, scripted, told
 from tests.support.toy import toy_item
 
 
 def played(
-    program: AgentProgram, *, items: int = 1, script: Any = None, context_length: int = 2000, **options: Any
+    program: AgentProgram,
+    *,
+    items: int = 1,
+    num_samples: int = 2,
+    max_attempts: int = 2,
+    on_trajectory: Callable[[Trajectory], None] | None = None,
+    script: Any = None,
+    context_length: int = 2000,
+    **options: Any,
 ) -> list[list[Trajectory]]:
     async def work() -> list[list[Trajectory]]:
         gateway = make_gateway(
             scripted(script or (lambda name, turn: f"Action: add {turn}")), context_length=context_length
         )
-        settings: dict[str, Any] = {"name": "test", "num_samples": 2, "concurrency": 3, "timeout_s": 300.0}
+        config = ProgramConfig(program=program, **({"concurrency": 3, "timeout_s": 300.0} | options))
+        spec = GroupSpec(
+            name="test",
+            num_samples=num_samples,
+            max_attempts=max_attempts,
+            callbacks=Callbacks(on_trajectory=on_trajectory),
+        )
         async with gateway.listening():
-            groups = await run_program(
-                program, [toy_item(i) for i in range(items)], gateway=gateway, **(settings | options)
-            )
+            groups = await run_program(config, [toy_item(i) for i in range(items)], spec, gateway=gateway)
             assert gateway.sessions.live == 0
             return groups
 
@@ -84,7 +97,7 @@ def test_what_fails_once_is_tried_again_and_twice_is_an_error() -> None:
     assert (good.reward, good.attempts, len(good.turns)) == (1.0, 2, 1)
     for trajectory, cause in (
         (bug, "ProgramFailed: toy_1: the program: KeyError: 'a bug'"),
-        (odd, "ProgramFailed: toy_2: the program: ValueError: the reward is a str"),
+        (odd, "ProgramFailed: toy_2: reading the program's result raised ValueError: the reward is a str"),
     ):
         assert (trajectory.stop_reason, trajectory.attempts) == (StopReason.ERROR, 2)
         assert (trajectory.error or "").startswith(cause)
