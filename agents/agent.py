@@ -1,12 +1,13 @@
-"""What stands between a model and its task: how a task is put to it, and what its answers mean.
+"""Agents: how an item is presented to a model, and how the model's text is parsed.
 
-An agent owns the conversation's form and nothing else. It runs the same in a script, in evaluation and in
-training, for it never sees a token: those are the renderer's, and what calls do is the tools'.
+An agent owns the form of the conversation and nothing else. It is the same in a script, in evaluation and in
+training, because it never sees a token: tokens belong to the renderer, and the effects of calls to the tools.
 """
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Any
 
 from agents.formats import ACTIONS, FORMATS, NATIVE, turn_parser
@@ -25,13 +26,13 @@ class Opening:
 
     messages: Sequence[Message]
     tools: Sequence[Schema] = ()
-    """For the chat template to describe; empty where the messages do, or where there are none."""
+    """For the chat template to describe; empty if the messages describe them, or if there are none."""
 
 
 class Agent(ABC):
-    """To write one of your own, say how a task is put and how an answer is read.
+    """A subclass defines how an item is presented and how the model's text is parsed.
 
-    Pictures are no part of that: `with_images` puts those of an observation to the message that tells it.
+    It need not care about images: `with_images` adds those of an observation to its message.
     """
 
     @abstractmethod
@@ -40,10 +41,10 @@ class Agent(ABC):
 
     @abstractmethod
     def parse(self, text: str) -> ParsedTurn:
-        """What the model's `text` says. Total: every text is an action, calls, an answer or a problem."""
+        """Parse the model's `text`. Total: every text is an action, calls, an answer or a problem."""
 
     def write(self, turn: ParsedTurn) -> str:
-        """The text that `parse` reads as `turn`: what a scripted expert says. Only demonstrations need it.
+        """The text that `parse` reads as `turn`; scripted experts write it. Only demonstrations need it.
 
         Raises `ConfigError` if the agent cannot express `turn`.
         """
@@ -53,27 +54,26 @@ class Agent(ABC):
         )
 
     def reply(self, turn: ParsedTurn, observations: Sequence[str]) -> Sequence[Message]:
-        """The messages that follow `turn`. `observations`: what the environment said, or each call's tool,
-        or the turn's `problem`."""
+        """The messages that follow `turn`. `observations`: that of the environment, or one for each call, or
+        the turn's `problem`."""
         return [Message("user", "\n\n".join(observations))]
 
 
 def with_images(messages: Sequence[Message], images: Sequence[tuple[Image, ...]]) -> Sequence[Message]:
-    """`messages` with the pictures of the observations that they tell: each with its own's where there is a
-    message for each observation, else the last one with all of them."""
+    """`messages` with the images of their observations: each with those of its observation if there is one
+    message for each, else the last message with all of them."""
     if not any(images):
         return messages
     if len(images) != len(messages):
-        everything = tuple(image for own in images for image in own)
-        images = [*[()] * (len(messages) - 1), everything]
+        images = [*[()] * (len(messages) - 1), tuple(chain.from_iterable(images))]
     return [
-        replace(message, images=(*message.images, *own))
-        for message, own in zip(messages, images, strict=True)
+        replace(message, images=(*message.images, *added))
+        for message, added in zip(messages, images, strict=True)
     ]
 
 
 class FormatAgent(Agent):
-    """An agent that writes in one of `agents/formats`."""
+    """An agent with one of the formats of `agents/formats`."""
 
     def __init__(
         self,
@@ -83,9 +83,9 @@ class FormatAgent(Agent):
         instructions: str = "",
         action_hint: str = "your next action",
     ) -> None:
-        """`schemas` of its tools; `instructions` come before all else, as the system message where the
-        format has tools, else at the head of the first one. The form of a turn follows them, where
-        `action_hint` stands for the environment's action; with an empty one they state the form themselves.
+        """`schemas`: of its tools. `instructions` come first: in the system message if the format has tools,
+        else at the start of the first message. The form of a turn follows, in which `action_hint` stands for
+        the environment's action; if it is empty, `instructions` state the form themselves.
 
         Raises `ConfigError` for an unknown format, and for tools that it cannot call or describe.
         """
@@ -94,20 +94,18 @@ class FormatAgent(Agent):
         self._native = format in NATIVE
         self._acts = format in ACTIONS
         self._tools = tuple(schemas) if self._native else ()
-        described = "" if self._native or self._acts else tools_prompt(format, schemas)
+        tools_text = "" if self._native or self._acts else tools_prompt(format, schemas)
         form = FORMATS[format].form
         if instructions and form and action_hint:
             # The form continues a paragraph; a list is followed by a new line.
             separator = " " if instructions.endswith(".") else "\n"
             instructions += separator + form.replace("{action}", action_hint)
-        self._system = "\n\n".join(filter(None, [instructions, described]))
+        self._system = "\n\n".join(filter(None, [instructions, tools_text]))
 
     def parse(self, text: str) -> ParsedTurn:
-        """See `Agent`."""
         return self._read(text)
 
     def write(self, turn: ParsedTurn) -> str:
-        """See `Agent`."""
         if (turn.action is not None) != self._acts:
             how = "calls no tools" if self._acts else "acts only by a tool; name the tool 'act'"
             raise ConfigError(f"format {self.format!r} {how}")
@@ -119,8 +117,8 @@ class FormatAgent(Agent):
         return text
 
     def render(self, item: Item, observation: str) -> Opening:
-        """See `Agent`. An item's own `messages` come before its last one, which is the observation; its
-        system message comes after this agent's words, in one with them."""
+        """An item's `messages` precede the observation, which is the last of them; its system message is
+        appended to this agent's."""
         earlier = [Message(m["role"], m["content"]) for m in item.fields.get("messages", [])[:-1]]
         if not self._system:
             return Opening([*earlier, Message("user", observation)], self._tools)
@@ -132,9 +130,8 @@ class FormatAgent(Agent):
         return Opening([Message("system", system), *earlier, Message("user", observation)], self._tools)
 
     def reply(self, turn: ParsedTurn, observations: Sequence[str]) -> Sequence[Message]:
-        """See `Agent`; as `agents/prompting/prompts` say that results come back."""
         if self._native and turn.calls:
             return [Message("tool", observation) for observation in observations]
         if self.format == "react":
-            return [Message("user", "\n".join(f"Observation: {one}" for one in observations))]
+            return [Message("user", "\n".join(f"Observation: {text}" for text in observations))]
         return super().reply(turn, observations)

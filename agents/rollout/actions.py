@@ -1,48 +1,46 @@
-"""Carries out what a parsed turn says: steps the environment, calls tools, or ends the episode.
+"""Executes a parsed turn: steps the environment, calls tools, or ends the episode.
 
-A failure that is not the policy's passes through as an `EpisodeFault`; everything else is an observation.
+A failure that is not the policy's is raised as an `EpisodeFault`; all others are observations.
 """
 
 import asyncio
 import json
 from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass
-from typing import Any, NoReturn, TypeVar
+from typing import Any, TypeVar
 
 from agents.formats.calls import ParsedTurn, ToolCall
 from agents.tools.toolbox import Toolbox
 from agents.tools.types import ToolResult, ToolStatus
 from envs.base import Environment
-from envs.errors import EnvCrashed, EpisodeTimeout, WingspanError, describe
+from envs.errors import EnvCrashed, EpisodeTimeout, boundary, describe
 from envs.runtime.concurrency import gather_or_cancel
 from envs.runtime.instance import Instance, unwrap
 from envs.types import Image, Item, Observation, StepResult
 
 T = TypeVar("T")
 
-_written = json.JSONEncoder(ensure_ascii=False).encode
+_to_json = json.JSONEncoder(ensure_ascii=False).encode
 
 
 @dataclass(frozen=True, slots=True)
 class ActionResult:
-    """What came of one turn."""
+    """What one turn brought about."""
 
     observations: Sequence[str]
-    """The environment's answer, or one for each call that was carried out, or the turn's problem; none
-    after an answer."""
+    """The environment's, or one for each executed call, or the turn's problem; empty after an answer."""
     step: StepResult
-    """All steps of the environment in this turn as one; its observation and images are for reading."""
+    """The environment's steps in this turn, merged; its observation and images are for reading."""
     images: Sequence[tuple[Image, ...]] = ()
-    """Of each observation; empty where none has any."""
+    """Of each observation; empty if none has any."""
     summary: str | None = None
-    """What the agent wants to go on with in the place of all that followed the opening."""
+    """The text with which the agent replaces everything after the opening."""
     answer: str | None = None
-    """What a tool that ends the episode was given or found: the agent's answer. Empty for other calls, which
-    are none."""
+    """The agent's answer: the result of a tool that ends the episode; empty after other calls."""
 
 
 class ActionExecutor:
-    """An episode's means to act: its environment, and its tools."""
+    """Acts in one episode: in its environment, and with its tools."""
 
     def __init__(self, env: Environment, item: Item, *, tools: Toolbox | None, step_timeout_s: float) -> None:
         """`step_timeout_s` is for one step of the environment, and for tools without a limit of their own."""
@@ -54,21 +52,20 @@ class ActionExecutor:
         self._env_metrics: dict[str, float] = {}
 
     async def reset(self) -> Observation:
-        """The environment's first observation; it has the whole episode's time."""
-        try:
+        """The environment's first observation; only the episode's time limits it."""
+        with boundary(EnvCrashed, f"{self._item.item_id}: reset"):
             return Observation.wrap(await self._env.reset(self._item))
-        except Exception as error:
-            self._env_failed("reset", error)
 
     async def execute(self, turn: ParsedTurn) -> ActionResult:
         """Raises `EnvCrashed`, `EpisodeTimeout`, and `WingspanError`s of the environment and the tools."""
         self._turns += 1
         if turn.action is not None:
-            step = await self._in_time(self._step(turn.action))
+            with boundary(EnvCrashed, f"{self._item.item_id}: step"):
+                step = await self._in_time(self._env.step(turn.action))
             self._env_metrics |= step.metrics
             return ActionResult((step.observation,), step, (step.images,))
         if turn.calls:
-            return await self._call(turn.calls)
+            return await self._call_tools(turn.calls)
         if turn.answer is not None:
             return ActionResult((), StepResult(observation="", terminated=True))
         assert turn.problem is not None
@@ -76,9 +73,9 @@ class ActionExecutor:
 
     @property
     def metrics(self) -> dict[str, float]:
-        """The environment's own (`env_metrics/<name>`) and, where there are tools, `tool_calls/<name>`,
-        `tool_failures/<name>` and `tool_seconds/<name>` of each, sums of what it measured itself
-        (`tool_metrics/<name>/<metric>`), and `unknown_tools`."""
+        """The environment's metrics (`env_metrics/<name>`) and, if there are tools, `unknown_tools` and for
+        each tool `tool_calls/<name>`, `tool_failures/<name>`, `tool_seconds/<name>` and the sums of its own
+        metrics (`tool_metrics/<name>/<metric>`)."""
         metrics = {f"env_metrics/{name}": value for name, value in self._env_metrics.items()}
         if self._tools is None:
             return metrics
@@ -90,24 +87,16 @@ class ActionExecutor:
             metrics |= {f"tool_metrics/{name}/{key}": value for key, value in usage.metrics.items()}
         return metrics
 
-    async def _step(self, action: str) -> StepResult:
-        try:
-            return await self._env.step(action)
-        except TimeoutError:
-            raise  # `_in_time` says whose it is
-        except Exception as error:
-            self._env_failed("step", error)
-
-    async def _call(self, calls: Sequence[ToolCall]) -> ActionResult:
+    async def _call_tools(self, calls: Sequence[ToolCall]) -> ActionResult:
+        if self._tools is None:
+            self._tools = Toolbox([])  # it answers that there is no such tool
         tools = self._tools
-        if tools is None:
-            tools = self._tools = Toolbox([])  # its answers are the ones for names that nothing has
         results: list[ToolResult] = []
         if len(calls) > 1 and not any(tools.is_stateful(call.name) for call in calls):
-            results += await gather_or_cancel(self._one(tools, call) for call in calls)
+            results += await gather_or_cancel(self._call_tool(tools, call) for call in calls)
         else:
             for call in calls:
-                results.append(await self._one(tools, call))
+                results.append(await self._call_tool(tools, call))
                 if results[-1].ends_episode:
                     break
         steps = [result.step for result in results if result.step is not None]
@@ -130,12 +119,12 @@ class ActionExecutor:
             answer=next((result.observation for result in results if result.ends_episode), ""),
         )
 
-    async def _one(self, tools: Toolbox, call: ToolCall) -> ToolResult:
-        calling = tools.call(call.name, call.arguments, env=unwrap(self._env))
-        result = await (calling if tools.keeps_time(call.name) else self._in_time(calling))
-        out_of_time = result.status is ToolStatus.TIMED_OUT and tools.is_stateful(call.name)
-        if out_of_time and isinstance(self._env, Instance):
-            # The tool may be at work on it still: this episode goes on, but no other shall have it.
+    async def _call_tool(self, tools: Toolbox, call: ToolCall) -> ToolResult:
+        work = tools.call(call.name, call.arguments, env=unwrap(self._env))
+        result = await (work if tools.keeps_time(call.name) else self._in_time(work))
+        has_timed_out = result.status is ToolStatus.TIMED_OUT and tools.is_stateful(call.name)
+        if has_timed_out and isinstance(self._env, Instance):
+            # The tool may still be working on it: this episode goes on, but no other may have it.
             self._env.is_reusable = False
         return result
 
@@ -149,26 +138,19 @@ class ActionExecutor:
                     f"{self._item.item_id}: step {self._turns} took longer than {self._timeout_s:g} s; "
                     "raise rollout.step_timeout_s"
                 ) from None
-            self._env_failed("step", error)
-
-    def _env_failed(self, where: str, error: Exception) -> NoReturn:
-        if isinstance(error, WingspanError):
-            raise error
-        raise EnvCrashed(f"{self._item.item_id}: {where} raised {describe(error)}") from error
+            raise EnvCrashed(f"{self._item.item_id}: step raised {describe(error)}") from error
 
 
 def _summary(results: Sequence[ToolResult]) -> str | None:
-    """The last summary of a turn, and what its other calls answered, for that would be lost."""
-    found = [result.summary for result in results if result.summary is not None]
-    if not found:
-        return None
-    return "\n\n".join([found[-1], *(result.observation for result in results if result.summary is None)])
+    """The last summary of a turn, and the results of its other calls, which would be lost."""
+    summaries = [result.summary for result in results if result.summary is not None]
+    observations = [result.observation for result in results if result.summary is None]
+    return "\n\n".join([summaries[-1], *observations]) if summaries else None
 
 
 def format_action(turn: ParsedTurn) -> str:
-    """What the turn does, in one line a call, for reading: `calculator({"expression": "6*7"})`."""
-    if turn.action is not None:
-        return turn.action
-    if turn.answer is not None:
-        return turn.answer
-    return "\n".join(f"{call.name}({_written(call.arguments)})" for call in turn.calls)
+    """The turn's action or answer, or one line for each call: `calculator({"expression": "6*7"})`."""
+    text = turn.answer if turn.action is None else turn.action
+    if text is not None:
+        return text
+    return "\n".join(f"{call.name}({_to_json(call.arguments)})" for call in turn.calls)

@@ -1,8 +1,7 @@
-"""A conversation with a model behind an OpenAI-compatible endpoint, kept as messages.
+"""A conversation, kept as messages, with a model behind an OpenAI-compatible endpoint.
 
-Its tokens are not known, so completions are empty and cannot be trained on. If the opening has tools, they
-are sent to the server, which parses the calls (function calling); else the agent parses the text.
-`agents/clients/endpoint.py` owns the connection.
+Its tokens are unknown, so completions are empty and cannot be trained on. Tools of the opening are sent to
+the server, which parses the calls (function calling); without tools, the agent parses the text.
 """
 
 import json
@@ -28,10 +27,10 @@ _INSTRUCTION = "Call a tool with its arguments as one JSON object, or answer in 
 
 
 class ChatConversation:
-    """A `Conversation` that is kept as messages, with the model of an endpoint.
+    """A `Conversation` that is kept as messages.
 
-    The endpoint reports after each turn how many tokens the conversation has: the next completion gets what
-    is left of `context_length`. Where it reports nothing, its own limit is the only one.
+    After each turn the endpoint reports the conversation's length in tokens: the next completion gets the
+    rest of `context_length`. If it reports none, only its own limit applies.
     """
 
     def __init__(
@@ -43,11 +42,11 @@ class ChatConversation:
         client: ChatClient,
         sampling: SamplingParams,
     ) -> None:
-        """`sampling`: its `max_tokens` is set for each turn; `top_k`, which not every endpoint takes, is sent
-        where it is not 0. Raises `ConfigError` for `stop_token_ids`, which no endpoint takes."""
+        """`sampling.max_tokens` is replaced in each turn; `top_k`, which not every endpoint accepts, is sent
+        if it is not 0. Raises `ConfigError` for `stop_token_ids`, which no endpoint accepts."""
         if sampling.stop_token_ids:
             raise ConfigError(
-                f"stop_token_ids={sampling.stop_token_ids}: an endpoint takes no tokens; leave them out"
+                f"stop_token_ids={sampling.stop_token_ids}: an endpoint accepts no tokens; leave them out"
             )
         self.prompt_ids: tuple[int, ...] = ()
         self.prompt_images: tuple[Image, ...] = ()
@@ -61,7 +60,7 @@ class ChatConversation:
         self._num_tokens = 0  # of the conversation up to the last completion
         self._call_ids: list[str] = []  # of the last completion's calls, while they wait for their replies
 
-    def open(self, opening: Opening) -> bool:  # only the endpoint can tell whether it is too long
+    def open(self, opening: Opening) -> bool:  # only the endpoint knows whether it is too long
         self._opening = opening.messages
         self._messages = _chat_messages(opening.messages)
         self.prompt_images = tuple(images_of(opening.messages))
@@ -95,8 +94,8 @@ class ChatConversation:
             tool_replies = [reply for reply in replies if reply["role"] == "tool"]
             if len(tool_replies) != len(self._call_ids):
                 raise ConfigError(
-                    f"{self._where}: the agent answers {len(self._call_ids)} calls with {len(tool_replies)} "
-                    "messages of role 'tool'; have its `reply` give one for each call"
+                    f"{self._where}: the agent replies to {len(self._call_ids)} calls with "
+                    f"{len(tool_replies)} messages of role 'tool'; its `reply` must return one for each call"
                 )
             for reply, call_id in zip(tool_replies, self._call_ids, strict=True):
                 reply["tool_call_id"] = call_id
@@ -116,24 +115,23 @@ class ChatConversation:
         return self._limits.context_length - self._num_tokens
 
     def _take(self, reply: Reply) -> ModelTurn:
-        """Append the reply to the conversation. Raises `TryAgain` for one that is no chat message."""
+        """Append the reply to the conversation. Raises `TryAgain` if it is not a chat message."""
         content, calls = reply.message.get("content"), reply.message.get("tool_calls") or []
         if content is not None and not isinstance(content, str):
             raise TryAgain(f"the reply's content is a {type(content).__name__}, not text")
         if not isinstance(calls, list) or not all(isinstance(call, dict) for call in calls):
-            raise TryAgain(f"the reply's tool_calls are no list of objects: {calls!r:.200}")
+            raise TryAgain(f"the reply's tool_calls are not a list of objects: {calls!r:.200}")
         text = "\n".join(filter(None, [content, *map(_format_call, calls)]))
         parsed = _parse(content or "", calls) if self._tools else None
         if parsed is not None and parsed.calls:
             self._messages.append(self._call_message(content, calls, parsed.calls))
         else:
-            # Calls that cannot be read go back as text: servers read the arguments again, and refuse them.
+            # Malformed calls are sent back as text: servers parse the arguments again, and reject them.
             self._messages.append({"role": "assistant", "content": text})
         if reply.total_tokens is not None:
             self._num_tokens = reply.total_tokens
-        # vLLM's name, then that of others
+        # vLLM's name, then the name that others use
         reasoning = reply.message.get("reasoning") or reply.message.get("reasoning_content")
-        is_cut = reply.finish_reason == "length"
         return ModelTurn(
             text=text,
             thought=reasoning.strip() if isinstance(reasoning, str) else "",
@@ -141,15 +139,16 @@ class ChatConversation:
             completion=Completion(
                 token_ids=[],
                 logprobs=[],
-                finish_reason=FinishReason.LENGTH if is_cut else FinishReason.STOP,
+                finish_reason=FinishReason.LENGTH if reply.finish_reason == "length" else FinishReason.STOP,
                 policy_version=reply.policy_version,
             ),
         )
 
     def _call_message(
-        self, content: str | None, calls: Sequence[Mapping[str, Any]], parsed: Sequence[ToolCall]
+        self, content: str | None, calls: Sequence[Mapping[str, Any]], parsed_calls: Sequence[ToolCall]
     ) -> dict[str, Any]:
-        """The message as it goes back, with every field that came: some endpoints sign their calls."""
+        """The message as it is sent back, with every field that was received: some endpoints sign their
+        calls."""
         self._call_ids = [
             str(call.get("id") or f"call_{len(self._messages)}_{index}") for index, call in enumerate(calls)
         ]
@@ -163,29 +162,30 @@ class ChatConversation:
                     "arguments": json.dumps(parsed_call.arguments, ensure_ascii=False),
                 },
             }
-            for call, call_id, parsed_call in zip(calls, self._call_ids, parsed, strict=True)
+            for call, call_id, parsed_call in zip(calls, self._call_ids, parsed_calls, strict=True)
         ]
         return {"role": "assistant", "content": content, "tool_calls": tool_calls}
 
 
 def _parse(content: str, calls: Sequence[Mapping[str, Any]]) -> ParsedTurn:
-    """A turn with a call that cannot be read is a problem; a message without calls is the answer."""
+    """A malformed call makes the turn a problem; a message without calls is the answer."""
     thinking, prose = split_thinking(content)
     if not calls:
         if prose:
             return ParsedTurn(thought=thinking, answer=prose)
         return ParsedTurn(thought=thinking, problem=f"Your turn says nothing. {_INSTRUCTION}")
     thought = "\n".join(filter(None, (thinking, prose)))
-    parsed = [call_of(call) for call in calls]
-    for call in parsed:
+    parsed_calls: list[ToolCall] = []
+    for call in map(call_of, calls):
         if not isinstance(call, ToolCall):
             why = call or '"name" and "arguments" are not both there'
             return ParsedTurn(thought=thought, problem=f"A call cannot be read: its {why}. {_INSTRUCTION}")
-    return ParsedTurn(thought=thought, calls=tuple(call for call in parsed if isinstance(call, ToolCall)))
+        parsed_calls.append(call)
+    return ParsedTurn(thought=thought, calls=tuple(parsed_calls))
 
 
 def _format_call(call: Mapping[str, Any]) -> str:
-    """A call for reading, its arguments as the model wrote them: `add({"number": 1})`."""
+    """A call with its arguments as the model wrote them, for reading: `add({"number": 1})`."""
     function = call.get("function")
     if not isinstance(function, Mapping):
         return json.dumps(dict(call), ensure_ascii=False)
@@ -193,30 +193,22 @@ def _format_call(call: Mapping[str, Any]) -> str:
 
 
 def _chat_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
-    """`messages` in the protocol's form, in which a tool's message is text only: the images of tools follow
+    """`messages` in the protocol's form, in which a tool's message has only text: the images of tools follow
     all of `messages`, in one message of the user."""
     chat_messages: list[dict[str, Any]] = []
     tool_images: list[Image] = []
     for message in messages:
-        if message.images and message.role != "tool":
-            content: str | list[dict[str, Any]] = [
-                *map(_image_part, message.images),
-                _text_part(message.content),
-            ]
-        else:
-            content = message.content
+        content: str | list[dict[str, Any]] = message.content
+        if message.role == "tool":
             tool_images += message.images
+        elif message.images:
+            content = [*_image_parts(message.images), {"type": "text", "text": message.content}]
         chat_messages.append({"role": message.role, "content": content})
     if tool_images:
-        chat_messages.append(
-            {"role": "user", "content": [_text_part(TOOL_IMAGES), *map(_image_part, tool_images)]}
-        )
+        parts = [{"type": "text", "text": TOOL_IMAGES}, *_image_parts(tool_images)]
+        chat_messages.append({"role": "user", "content": parts})
     return chat_messages
 
 
-def _image_part(image: Image) -> dict[str, Any]:
-    return {"type": "image_url", "image_url": {"url": data_uri(image)}}
-
-
-def _text_part(text: str) -> dict[str, Any]:
-    return {"type": "text", "text": text}
+def _image_parts(images: Sequence[Image]) -> list[dict[str, Any]]:
+    return [{"type": "image_url", "image_url": {"url": data_uri(image)}} for image in images]

@@ -1,8 +1,8 @@
-"""The tokens that a policy samples on, and how they grow with the episode.
+"""The tokens that a policy samples on, and how they grow during the episode.
 
-As a rule each turn's context is the previous one, its completion and the reply: one *segment*. A policy for
-full contexts may begin a new segment: another prompt, from which the episode continues. What a prompt keeps
-of the policy's completions are the very tokens that it sampled.
+Usually the context of a turn is that of the previous turn, its completion and the reply: one *segment*. When
+the context is full, a new segment may begin: another prompt, from which the episode continues. Completions
+that a prompt keeps are kept token by token, as they were sampled.
 """
 
 from collections.abc import Sequence
@@ -26,24 +26,24 @@ _THOUGHT_END = "</think>"
 
 
 class ContextPolicy(Settings):
-    """What the policy sees of its own past."""
+    """What the policy sees of its past."""
 
     when_full: Literal["stop", "fold", "drop"] = "stop"
-    """Where no room is left for another turn: `stop` ends the episode; `drop` leaves out the oldest turns
-    until half of the context is free. `fold` does not wait for that: see `fold_at`."""
+    """If there is no room for another turn, `stop` ends the episode, and `drop` removes the oldest turns
+    until half of the context is free. `fold` acts earlier: at `fold_at`."""
     fold_at: Annotated[float, Field(gt=0, lt=1)] = 0.75
-    """With `fold`: the share of the context from which on the policy is asked for a summary, in a turn that
-    trains like every other, to go on with that instead of all that came before."""
+    """With `fold`: the share of the context at which the policy is asked for a summary, in a turn that trains
+    like any other. The summary then replaces the turns."""
     keep_thoughts: bool = True
-    """Whether later turns see what stood up to `</think>` in earlier ones. If not, a turn is a segment."""
+    """Whether later turns see the text up to `</think>` of earlier ones. If not, each turn is a segment."""
     max_observation: Positive | None = None
-    """Characters of a reply; the middle of a longer one is left out."""
+    """Characters of a reply; a longer one loses its middle."""
     show_budget: bool = False
-    """Whether each reply ends with how many tokens and turns are left."""
+    """Whether each reply ends with the number of tokens and turns that are left."""
 
 
 class _Exchange(NamedTuple):
-    """One turn as the context holds it."""
+    """A turn in the context."""
 
     completion_ids: list[int]
     reply_ids: Sequence[int]
@@ -62,7 +62,7 @@ class Context:
         context_length: int,
         min_room: int,
     ) -> None:
-        """`min_room`: tokens of a completion for which there must be room."""
+        """`min_room`: the tokens that a completion needs at least."""
         self._opening = opening
         self._renderer = renderer
         self._policy = policy
@@ -72,11 +72,11 @@ class Context:
         self._base_ids = renderer.prompt_ids(opening.messages, tools=opening.tools)
         self._base_images = images_of(opening.messages)
         self._exchanges: list[_Exchange] = []
-        self.ids = self._base_ids.copy()  # extended in place where nothing is left out
+        self.ids = self._base_ids.copy()  # extended in place
         self.images = self._base_images.copy()
         """The images that `ids` show, in their order."""
         self.segment_prompt: tuple[int, ...] | None = None
-        """Where the next turn begins a new segment, its prompt."""
+        """The prompt of the next turn, if that begins a segment."""
         self.segment_images: tuple[Image, ...] = ()
         """The images that `segment_prompt` shows."""
 
@@ -97,12 +97,12 @@ class Context:
         return self._render(completion, self._shorten(messages), turns_left=turns_left)
 
     def extend(self, completion: Completion, reply_ids: Sequence[int], images: Sequence[Image]) -> bool:
-        """Append a turn to the context; False, and nothing is appended, where no room would be left."""
+        """Append a turn; returns False, with nothing appended, if that left no room."""
         return self._append(completion, reply_ids, images, room=self._min_room)
 
     def drop(self, completion: Completion, reply_ids: Sequence[int], images: Sequence[Image]) -> bool:
-        """Append a turn and begin a segment with the opening, the last summary and as many of the last turns
-        since then as leave half of the context free; False where not even the last one does."""
+        """Append a turn and begin a segment of the opening, the last summary and as many of the latest turns
+        as leave half of the context free; returns False if not even the last turn does."""
         self._exchanges.append(_Exchange(completion.token_ids, reply_ids, images))
         tail_ids: list[int] = []
         tail_images: list[Image] = []
@@ -120,7 +120,7 @@ class Context:
         return True
 
     def needs_summary(self, completion: Completion, reply_ids: Sequence[int]) -> bool:
-        """Whether the policy is to be asked for a summary after this turn."""
+        """Whether the policy must be asked for a summary after this turn."""
         if self._policy.when_full != "fold":
             return False
         size = len(self.ids) + len(completion.token_ids) + len(reply_ids)
@@ -129,12 +129,11 @@ class Context:
     def request_summary(
         self, completion: Completion, messages: Sequence[Message], *, turns_left: int, summary_tokens: int
     ) -> list[int] | None:
-        """Append the turn to the context with the request for a summary; returns the reply's tokens, or None,
-        with nothing appended, where there is no room for it."""
+        """Append the turn and the request for a summary; returns the reply's tokens, or None, with nothing
+        appended, if there is no room."""
         messages = self._shorten(messages)
         if messages and messages[-1].role == "user":
-            last = replace(messages[-1], content=f"{messages[-1].content}\n\n{SUMMARY_REQUEST}")
-            messages = [*messages[:-1], last]
+            messages = append_text(messages, SUMMARY_REQUEST)
         else:
             messages = [*messages, Message("user", SUMMARY_REQUEST)]
         reply_ids = self._render(completion, messages, turns_left=turns_left)
@@ -142,8 +141,8 @@ class Context:
         return reply_ids if fits else None
 
     def restart(self, summary: str, images: Sequence[Image] = ()) -> bool:
-        """Begin a segment with the opening, the policy's `summary` and the `images` that it is still to see;
-        False, and nothing is begun, where that is too long."""
+        """Begin a segment of the opening, the policy's `summary` and `images`; returns False, with nothing
+        changed, if that is too long."""
         messages = add_summary(self._opening.messages, summary, images)
         prompt = self._renderer.prompt_ids(messages, tools=self._opening.tools)
         if not self._begin(prompt, images_of(messages)):
@@ -160,14 +159,13 @@ class Context:
     def _render(self, completion: Completion, messages: Sequence[Message], *, turns_left: int) -> list[int]:
         if self._policy.show_budget:
             tokens_left = max(0, self.room - len(completion.token_ids))
-            *others, last = messages
             budget = f"[left: about {tokens_left} tokens, {turns_left} turns]"
-            messages = [*others, replace(last, content=f"{last.content}\n\n{budget}")]
+            messages = append_text(messages, budget)
         is_closed = completion.token_ids[-1] in self._renderer.stop_token_ids
         return self._renderer.reply_ids(messages, is_closed=is_closed)
 
     def _begin(self, prompt: list[int], images: list[Image]) -> bool:
-        if len(prompt) > self._length // 2:  # the next segment would be over as soon as it has begun
+        if len(prompt) > self._length // 2:  # the next segment would end at once
             return False
         self.ids, self.segment_prompt = prompt, tuple(prompt)
         self.images, self.segment_images = images, tuple(images)
@@ -189,10 +187,10 @@ class Context:
         return True
 
     def _visible(self, completion_ids: list[int]) -> list[int]:
-        """What later turns see of a completion."""
+        """The part of a completion that later turns see."""
         if self._policy.keep_thoughts or _THOUGHT_END not in self._renderer.decode(completion_ids):
             return completion_ids
-        low, high = 0, len(completion_ids)  # the shortest head that holds the mark ends with its last token
+        low, high = 0, len(completion_ids)  # the shortest prefix with the mark ends at its last token
         while low < high:
             middle = (low + high) // 2
             if _THOUGHT_END in self._renderer.decode(completion_ids[:middle]):
@@ -203,16 +201,22 @@ class Context:
 
 
 def add_summary(opening: Sequence[Message], summary: str, images: Sequence[Image] = ()) -> list[Message]:
-    """The opening, which ends with the `summary` of what followed and the `images` still to be seen."""
-    *others, last = opening
-    content = f"{last.content}\n\n{SUMMARY_HEADING}\n{summary.strip()}"
-    return [*others, replace(last, content=content, images=(*last.images, *images))]
+    """The opening, with the `summary` of the turns after it and `images` at its end."""
+    return append_text(opening, f"{SUMMARY_HEADING}\n{summary.strip()}", images)
+
+
+def append_text(messages: Sequence[Message], text: str, images: Sequence[Image] = ()) -> list[Message]:
+    """`messages`, the last one of which ends with a paragraph of `text`, and with `images`."""
+    *earlier, last = messages
+    content = f"{last.content}\n\n{text}"
+    return [*earlier, replace(last, content=content, images=(*last.images, *images))]
 
 
 def shorten_middle(text: str, max_length: int) -> str:
-    """`text` with `max_length` of its characters, from both ends, and a note of how many are left out."""
-    if len(text) <= max_length:
+    """The first and the last characters of `text`, `max_length` in all, and between them a note of how many
+    are left out; a shorter text as it is."""
+    excess = len(text) - max_length
+    if excess <= 0:
         return text
     head, tail = max_length - max_length // 2, max_length // 2
-    omitted = len(text) - max_length
-    return f"{text[:head]}\n[... {omitted} characters left out ...]\n{text[len(text) - tail :]}"
+    return f"{text[:head]}\n[... {excess} characters left out ...]\n{text[len(text) - tail :]}"

@@ -1,8 +1,7 @@
-"""The model's side of one episode: it is shown an opening, answers, and is shown what came of the answer.
+"""The model's side of one episode: it sees the opening, generates a turn, and sees the reply.
 
-Owns the conversation's state. `TokenConversation` keeps it as tokens, so that what was sampled can be
-trained on as it was sampled; `agents/rollout/chat_conversation.py` keeps it as messages, for servers that
-report no tokens.
+`TokenConversation` keeps the conversation as tokens, to be trained on as they were sampled;
+`agents/rollout/chat_conversation.py` keeps it as messages, for servers that report no tokens.
 """
 
 from collections.abc import Sequence
@@ -27,12 +26,12 @@ class ModelTurn:
     text: str
     completion: Completion
     prompt_ids: tuple[int, ...] | None = None
-    """Where the turn begins a segment; see `Turn`."""
+    """The segment's prompt if the turn begins one, as in `Turn`."""
     prompt_images: tuple[Image, ...] = ()
     parsed: ParsedTurn | None = None
-    """Where a server has read the calls itself; else the agent parses `text`."""
+    """The turn as the server parsed it; if None, the agent parses `text`."""
     thought: str = ""
-    """The model's reasoning, where a server reports it apart from `text`."""
+    """The model's reasoning, if the server reports it apart from `text`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,11 +41,11 @@ class Continuation:
     has_room: bool
     """Whether there is room for another turn."""
     observation_ids: tuple[int, ...] = ()
-    """The reply as tokens, where they are known and the conversation continues."""
+    """The reply as tokens, if they are known and the conversation continues."""
     images: tuple[Image, ...] = ()
     """The reply's images."""
     summary: ModelTurn | None = None
-    """A turn in which the policy summarized the conversation, to continue from that."""
+    """A turn in which the policy summarized the conversation, which continues from that."""
 
 
 class Conversation(Protocol):
@@ -54,7 +53,7 @@ class Conversation(Protocol):
 
     @property
     def prompt_ids(self) -> tuple[int, ...]:
-        """The opening as tokens ([P]); empty where they are not known."""
+        """The opening as tokens ([P]); empty if they are not known."""
         ...
 
     @property
@@ -63,21 +62,21 @@ class Conversation(Protocol):
         ...
 
     def open(self, opening: Opening) -> bool:
-        """Show the opening; False where it leaves no room for a turn."""
+        """Show the opening; returns False if it leaves no room for a turn."""
         ...
 
     async def generate(self) -> ModelTurn | None:
-        """The model's next turn; None where there is no room for it after all. Raises `SamplerFailed` if the
+        """The model's next turn, or None if there turns out to be no room. Raises `SamplerFailed` if the
         model does not answer."""
         ...
 
     async def add_reply(self, messages: Sequence[Message], *, turns_left: int) -> Continuation:
-        """Show what came of the model's last turn."""
+        """Show the reply to the model's last turn."""
         ...
 
     def restart(self, summary: str, images: Sequence[Image]) -> bool:
-        """Instead of `add_reply`: forget all but the opening, and continue from `summary` and the turn's
-        `images`; False, with nothing forgotten, where that is too long."""
+        """Instead of `add_reply`: drop everything but the opening, and continue from `summary` and the turn's
+        `images`; returns False, with nothing dropped, if that is too long."""
         ...
 
 
@@ -90,10 +89,10 @@ class StartConversation(Protocol):
 
 
 class TokenConversation:
-    """A `Conversation` that is kept as tokens: all that is trained on comes from these.
+    """A `Conversation` that is kept as tokens; they are what is trained on.
 
-    Token in, token out: the context is made of what was sampled, never of a decoded and encoded copy. A
-    completion has at most `max_tokens_per_turn` tokens and the room that is left.
+    Token in, token out: the context consists of the sampled tokens, never of a decoded and encoded copy. A
+    completion is limited by `max_tokens_per_turn` and by the room that is left.
     """
 
     def __init__(
@@ -107,8 +106,7 @@ class TokenConversation:
         sampling: SamplingParams,
         context: ContextPolicy | None = None,
     ) -> None:
-        """`sampling`: its `max_tokens` is set for each turn; where `stop_token_ids` is empty, the chat
-        template's are used."""
+        """`sampling.max_tokens` is replaced in each turn, empty `stop_token_ids` by the chat template's."""
         self._sampler = sampler
         self._renderer = renderer
         self._policy = context or ContextPolicy()
@@ -151,8 +149,8 @@ class TokenConversation:
             where=self._where,
         )
         if not renderer.placeholder_ids.isdisjoint(completion.token_ids):
-            # The trainer counts images by these tokens and would expect one that does not exist.
-            raise SamplerFailed(f"{self._where}: the sampler answered a token that stands for an image")
+            # The trainer counts images by these tokens and would expect an image that does not exist.
+            raise SamplerFailed(f"{self._where}: the sampler returned a token that stands for an image")
         return ModelTurn(
             text=renderer.decode(completion.token_ids),
             completion=completion,
@@ -167,7 +165,7 @@ class TokenConversation:
         images = tuple(images_of(messages))
         reply_ids = context.render_reply(completion, messages, turns_left=turns_left)
         if context.needs_summary(completion, reply_ids):
-            return await self._summarize(context, completion, messages, turns_left=turns_left)
+            return await self._summarize(messages, images=images, turns_left=turns_left)
         has_room = context.extend(completion, reply_ids, images) or (
             self._policy.when_full == "drop" and context.drop(completion, reply_ids, images)
         )
@@ -180,11 +178,12 @@ class TokenConversation:
         return self._context.restart(summary, images)
 
     async def _summarize(
-        self, context: Context, completion: Completion, messages: Sequence[Message], *, turns_left: int
+        self, messages: Sequence[Message], *, images: tuple[Image, ...], turns_left: int
     ) -> Continuation:
-        """Ask for a summary and continue from it. The summary is a turn that does not count as one of
-        `max_turns`."""
-        images = tuple(images_of(messages))
+        """Ask for a summary, a turn that does not count as one of `max_turns`, and continue from it."""
+        context, completion = self._context, self._completion
+        assert context is not None
+        assert completion is not None
         reply_ids = context.request_summary(
             completion, messages, turns_left=turns_left, summary_tokens=self._limits.max_tokens_per_turn
         )

@@ -1,8 +1,8 @@
 """One episode: an environment, an item and a model become a `Trajectory`.
 
-In each turn the model generates, the agent parses its text, the actions are executed, and the model is shown
-what came of them. `agents/rollout/actions.py` owns the actions, `agents/rollout/conversation.py` the model's
-side, `agents/rollout/group.py` retries and concurrency.
+In each turn the model generates, the agent parses the text, the actions are executed, and the model sees the
+observations. `actions.py` executes the actions, `conversation.py` is the model's side, and `group.py` retries
+and runs episodes concurrently.
 """
 
 import asyncio
@@ -35,7 +35,7 @@ class EpisodeConfig:
     tools: Toolbox | None = None
     """Each episode gets a copy with its own counts."""
     reward: Reward | None = None
-    """Judges the whole episode in place of the environment; None leaves that to the environment."""
+    """Judges the episode; if None, the environment does."""
 
 
 async def run_episode(
@@ -51,9 +51,9 @@ async def run_episode(
     """Run `item` on `env` to its end. `on_opening` is called once with the messages before the first turn,
     `on_turn` with all turns so far after each one.
 
-    Turns that are not in the agent's format are counted in `metrics["parse_failures"]`, segments in
-    `metrics["segments"]`; the tools' metrics are those of `ActionExecutor.metrics`. A prompt that leaves no
-    room for a completion ends the episode at once: `MAX_CONTEXT`, with no turns and reward 0.
+    The metrics are `parse_failures` (turns that are not in the agent's format), `segments` and those of
+    `ActionExecutor`. A prompt that leaves no room for a completion ends the episode at once: `MAX_CONTEXT`,
+    with no turns and reward 0.
 
     Raises `EnvCrashed`, `EpisodeTimeout`, `SamplerFailed` or `RewardFailed`: the episode is then void, and
     `env` must not be used again. Other `WingspanError`s of the environment pass through.

@@ -1,4 +1,4 @@
-"""Turns a trajectory into the sequences that are trained on, one for each of its segments.
+"""Packs a trajectory into the sequences that are trained on, one for each of its segments.
 
     prompt | completion 0 | observation 0 | completion 1 | … | completion n
     mask     1 1 1 1 1 1    0 0 0 0 0 0     1 1 1 1 1 1        1 1 1 1 1 1
@@ -6,6 +6,7 @@
 Token in, token out: the ids are those that were sampled. Padding and tensors are the trainer's.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from agents.types import StopReason, Trajectory, Turn
@@ -23,77 +24,73 @@ class PackedSegment:
     rewards: tuple[float, ...]  # [R], each turn's reward on its last sampled token, 0.0 elsewhere
     policy_versions: tuple[int, ...]  # [R], of the turn that the token belongs to
     images: tuple[Image, ...]
-    """All that prompt and response show, in order; their tokens are the environment's."""
+    """Those of prompt and response, in order; their tokens are the environment's."""
 
 
 def pack(trajectory: Trajectory) -> list[PackedSegment]:
     """The trajectory's segments, in order; most trajectories have one.
 
-    A reward lies on the last *action* token of its turn: on an observation token the mask would multiply
-    it away. An observation after the last completion is therefore dropped. The rewards of earlier segments
-    are moved to the last token of the last one: its sum is the episode's, from which the one advantage of
-    all segments is computed (verl 0.9.1, `compute_advantage_for_multi_trajectories`). Raises `ValueError`
-    for what must never be trained on: a failed episode, or a segment without a sampled token.
+    A turn's reward lies on its last sampled token: on an observation token, the mask would remove it. An
+    observation after the last completion is therefore dropped. The rewards of earlier segments are moved to
+    the last token of the last segment: their sum is the episode's reward, from which the advantage of all
+    segments is computed (verl 0.9.1, `compute_advantage_for_multi_trajectories`). Raises `ValueError` for
+    a failed episode and for a turn without a sampled token, neither of which may be trained on.
     """
     where = f"{trajectory.item.item_id}, sample {trajectory.sample_index}"
     if trajectory.stop_reason is StopReason.ERROR:
         raise ValueError(f"{where}: a failed episode never trains ({trajectory.error}); drop it and count it")
     if not trajectory.turns or not trajectory.turns[-1].completion.token_ids:
         raise ValueError(f"{where}: no sampled token can carry the reward; drop it and count it")
-    segments = [_SegmentBuilder(trajectory.prompt_ids, trajectory.prompt_images)]
+    prompts = [(trajectory.prompt_ids, trajectory.prompt_images)]
+    segments: list[list[Turn]] = [[]]
     for index, turn in enumerate(trajectory.turns):
         num_tokens, num_logprobs = len(turn.completion.token_ids), len(turn.completion.logprobs)
         if num_tokens != num_logprobs or not num_tokens:
             raise ValueError(f"{where}, turn {index}: {num_tokens} tokens, {num_logprobs} log-probs")
         if turn.prompt_ids is not None:
-            segments.append(_SegmentBuilder(turn.prompt_ids, turn.prompt_images))
-        segments[-1].turns.append(turn)
-    *earlier, last = [segment for segment in segments if segment.turns]
-    earlier_reward = sum(sum(turn.reward for turn in segment.turns) for segment in earlier)
+            prompts.append((turn.prompt_ids, turn.prompt_images))
+            segments.append([])
+        segments[-1].append(turn)
+    earlier_reward = sum(sum(turn.reward for turn in turns) for turns in segments[:-1])
     return [
-        *(segment.build(has_rewards=False) for segment in earlier),
-        last.build(extra_reward=earlier_reward),
+        _pack_segment(prompt, turns, extra_reward=earlier_reward if turns is segments[-1] else None)
+        for prompt, turns in zip(prompts, segments, strict=True)
+        if turns
     ]
 
 
-class _SegmentBuilder:
-    """Collects the turns of a segment."""
-
-    def __init__(self, prompt_ids: tuple[int, ...], prompt_images: tuple[Image, ...]) -> None:
-        self._prompt_ids = prompt_ids
-        self._prompt_images = prompt_images
-        self.turns: list[Turn] = []
-
-    def build(self, *, has_rewards: bool = True, extra_reward: float = 0.0) -> PackedSegment:
-        """`extra_reward` is added on the last token."""
-        ids: list[int] = []
-        mask: list[int] = []
-        logprobs: list[float] = []
-        rewards: list[float] = []
-        versions: list[int] = []
-        for turn in self.turns:
-            completion = turn.completion
-            is_last = turn is self.turns[-1]
-            num_sampled = len(completion.token_ids)
-            observation_ids = () if is_last else turn.observation_ids
-            num_observed = len(observation_ids)
-            ids += completion.token_ids
-            ids += observation_ids
-            mask += [1] * num_sampled
-            mask += [0] * num_observed
-            logprobs += completion.logprobs
-            logprobs += [0.0] * num_observed
-            rewards += [0.0] * (num_sampled - 1)
-            rewards.append(turn.reward if has_rewards else 0.0)
-            rewards += [0.0] * num_observed
-            versions += [completion.policy_version] * (num_sampled + num_observed)
-        rewards[-1] += extra_reward
-        return PackedSegment(
-            prompt_ids=self._prompt_ids,
-            response_ids=tuple(ids),
-            response_mask=tuple(mask),
-            logprobs=tuple(logprobs),
-            rewards=tuple(rewards),
-            policy_versions=tuple(versions),
-            images=(*self._prompt_images, *(image for turn in self.turns[:-1] for image in turn.images)),
-        )
+def _pack_segment(
+    prompt: tuple[tuple[int, ...], tuple[Image, ...]], turns: Sequence[Turn], *, extra_reward: float | None
+) -> PackedSegment:
+    """`extra_reward` is added on the last token; None leaves the segment without rewards."""
+    ids: list[int] = []
+    mask: list[int] = []
+    logprobs: list[float] = []
+    rewards: list[float] = []
+    versions: list[int] = []
+    for turn in turns:
+        completion = turn.completion
+        num_sampled = len(completion.token_ids)
+        observation_ids = () if turn is turns[-1] else turn.observation_ids
+        num_observed = len(observation_ids)
+        ids += completion.token_ids
+        ids += observation_ids
+        mask += [1] * num_sampled
+        mask += [0] * num_observed
+        logprobs += completion.logprobs
+        logprobs += [0.0] * num_observed
+        rewards += [0.0] * (num_sampled - 1)
+        rewards.append(0.0 if extra_reward is None else turn.reward)
+        rewards += [0.0] * num_observed
+        versions += [completion.policy_version] * (num_sampled + num_observed)
+    rewards[-1] += extra_reward or 0.0
+    prompt_ids, prompt_images = prompt
+    return PackedSegment(
+        prompt_ids=prompt_ids,
+        response_ids=tuple(ids),
+        response_mask=tuple(mask),
+        logprobs=tuple(logprobs),
+        rewards=tuple(rewards),
+        policy_versions=tuple(versions),
+        images=(*prompt_images, *(image for turn in turns[:-1] for image in turn.images)),
+    )

@@ -1,6 +1,6 @@
-"""Scripted models, played through the episode loop like any other: experts, and a person at the keyboard.
+"""Scripted models, for experts and for a person at the keyboard, that run through the usual episode loop.
 
-With a renderer the turns of a script are tokens that can be trained on; without one they are texts.
+With a renderer, the turns of a script are tokens that can be trained on; without one, they are texts.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -23,7 +23,7 @@ from envs.registry import ExpertStep
 from envs.types import Image, Item, Message
 
 ScriptLine = Callable[[str], str]
-"""The text of a turn that follows an observation. Raises `LookupError` where it finds nothing to act on."""
+"""Maps an observation to the text of the turn. Raises `LookupError` if it finds nothing to act on."""
 
 
 async def run_script(
@@ -35,10 +35,10 @@ async def run_script(
     renderer: Renderer | None = None,
     context: ContextPolicy | None = None,
 ) -> Trajectory:
-    """Play `item` with a model that says the lines of `script`, which are taken one by one.
+    """Run `item` with a model that writes the lines of `script`, one in each turn.
 
-    Raises `SamplerFailed` if the script ends before the episode or finds nothing to act on, and what
-    `run_episode` raises.
+    Raises `SamplerFailed` if the script ends before the episode or finds nothing to act on, and the errors
+    of `run_episode`.
     """
     lines = iter(script)
     observation = ""
@@ -82,18 +82,18 @@ async def run_script(
 
 
 def expert_script(steps: Iterable[ExpertStep], *, config: EpisodeConfig) -> Iterator[ScriptLine]:
-    """The expert's turns in the format of the agent."""
-    for step in steps:
-        yield partial(_write_step, step=step, config=config)
+    """The expert's turns in the agent's format."""
 
+    def write(observation: str, *, step: ExpertStep) -> str:
+        return write_action(
+            config.agent, config.tools, thought=step.thought, action=step.resolve(observation)
+        )
 
-def _write_step(observation: str, *, step: ExpertStep, config: EpisodeConfig) -> str:
-    action = step.resolve(observation)
-    return write_action(config.agent, config.tools, thought=step.thought, action=action)
+    return (partial(write, step=step) for step in steps)
 
 
 def write_action(agent: Agent, tools: Toolbox | None, *, thought: str, action: str) -> str:
-    """A turn that acts in the environment: by the tool `act` where there is one, else in its own words.
+    """A turn that acts in the environment: by the tool `act` if there is one, else by the action alone.
 
     Raises `ConfigError` if the agent cannot express it.
     """
@@ -104,10 +104,10 @@ def write_action(agent: Agent, tools: Toolbox | None, *, thought: str, action: s
 
 @dataclass
 class TextConversation:
-    """A `Conversation` without tokens, whose turns are the texts that `answer` gives."""
+    """A `Conversation` without tokens, whose turns are the texts of `answer`."""
 
     answer: Callable[[int], str | None]
-    """The text of a turn, counted from 0; None ends the episode."""
+    """Maps a turn's number, from 0, to its text; None ends the episode."""
     on_opening: Callable[[Message], object] = field(default=lambda message: None)
     """Called with the message that shows the first observation."""
     prompt_ids: tuple[int, ...] = field(default=(), init=False)

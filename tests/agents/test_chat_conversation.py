@@ -237,7 +237,7 @@ def test_an_agent_that_does_not_answer_each_call_is_named() -> None:
 
     with (
         chat_server(in_turn(calls(("add", {"first": 2, "second": 3})))) as server,
-        pytest.raises(ConfigError, match="answers 1 calls with 0 messages of role 'tool'"),
+        pytest.raises(ConfigError, match="replies to 1 calls with 0 messages of role 'tool'"),
     ):
         one(server, agent=Silent())
 
