@@ -28,13 +28,13 @@ from tasks.config.pipelines import Pipeline, pipeline_names
 ROOT = Path(__file__).parents[2]
 DOCUMENT = yaml.safe_load((ROOT / "pipelines.yaml").read_text())
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
-OWN = "agents.custom."
+READERS_MODULES = "agents.custom."
 """Modules that the pages have the reader write."""
 PROGRAMS = {
     "apt-get", "cat", "do", "done", "echo", "export", "for", "hf", "mkdir", "pip", "printf", "ray", "source",
     "umask",
 }  # fmt: skip
-"""First words of shell lines that are not ours, and that nothing here can check."""
+"""Programs in shell blocks that are not the project's and cannot be checked here."""
 WITH_FILE = "textcraft:agentgym?listing="
 """An environment that reads a file of the reader's; tests/envs/test_textcraft.py has one."""
 
@@ -62,9 +62,9 @@ def blocks() -> Iterator[Block]:
 BLOCKS = list(blocks())
 
 
-def of(*languages: str) -> Any:
-    chosen = [block for block in BLOCKS if block.language in languages]
-    return pytest.mark.parametrize("block", chosen, ids=map(str, chosen))
+def blocks_in(*languages: str) -> Any:
+    matches = [block for block in BLOCKS if block.language in languages]
+    return pytest.mark.parametrize("block", matches, ids=map(str, matches))
 
 
 @pytest.mark.parametrize("block", BLOCKS, ids=map(str, BLOCKS))
@@ -72,7 +72,7 @@ def test_every_block_says_what_it_is(block: Block) -> None:
     assert block.language in ("bash", "json", "python", "text", "yaml")
 
 
-@of("json")
+@blocks_in("json")
 def test_json_is_json(block: Block) -> None:
     json.loads(block.text)
 
@@ -80,31 +80,31 @@ def test_json_is_json(block: Block) -> None:
 # --- YAML: a part of a pipeline, whole pipelines, or a line of dvc.yaml's list
 
 
-def merged(base: Any, given: Any, *, key: str = "") -> Any:
-    """`given` over `base`; parts, tools and the like are given whole."""
-    if not isinstance(base, dict) or not isinstance(given, dict) or key == "parts":
-        return given
-    return base | {name: merged(base.get(name), value, key=name) for name, value in given.items()}
+def merge(base: Any, override: Any, *, key: str = "") -> Any:
+    """`override` over `base`; `parts` are replaced as a whole."""
+    if not isinstance(base, dict) or not isinstance(override, dict) or key == "parts":
+        return override
+    return base | {name: merge(base.get(name), value, key=name) for name, value in override.items()}
 
 
-@of("yaml")
+@blocks_in("yaml")
 def test_yaml_is_what_the_settings_accept(block: Block) -> None:
-    found = yaml.safe_load(block.text)
+    settings = yaml.safe_load(block.text)
     base = DOCUMENT["pipelines"]["textcraft-cpu"]
-    if all(isinstance(value, str) and value.startswith("${") for value in found.values()):
-        assert found.items() <= {name: f"${{pipelines.{name}}}" for name in pages_pipelines()}.items()
-    elif "pipelines" in found:
-        for given in found["pipelines"].values():
-            Pipeline.model_validate(merged(base, given))
-    elif found.keys() <= Pipeline.model_fields.keys():
-        Pipeline.model_validate(merged(base, found))
+    if all(isinstance(value, str) and value.startswith("${") for value in settings.values()):
+        assert settings.items() <= {name: f"${{pipelines.{name}}}" for name in pages_pipelines()}.items()
+    elif "pipelines" in settings:
+        for pipeline in settings["pipelines"].values():
+            Pipeline.model_validate(merge(base, pipeline))
+    elif settings.keys() <= Pipeline.model_fields.keys():
+        Pipeline.model_validate(merge(base, settings))
     else:  # whole: nothing is taken from elsewhere, and DVC finds the keys that it asks for
-        for given in found.values():
-            Pipeline.model_validate(given)
-            assert {"seed", "warmup", "description"} <= given.keys()
+        for pipeline in settings.values():
+            Pipeline.model_validate(pipeline)
+            assert {"seed", "warmup", "description"} <= pipeline.keys()
 
 
-@of("yaml")
+@blocks_in("yaml")
 def test_dvc_reads_and_rewrites_yaml_as_it_was_meant(block: Block) -> None:
     """DVC has a YAML parser of its own, and `dvc exp run -S` writes the whole file anew."""
     from dvc.utils.serialize import dumps_yaml, parse_yaml, parse_yaml_for_update
@@ -118,32 +118,32 @@ def test_dvc_reads_and_rewrites_yaml_as_it_was_meant(block: Block) -> None:
 def inline_settings() -> Iterator[Any]:
     for page in PAGES:
         for text in dict.fromkeys(re.findall(r"`((?:\w+): ?\{[^`…]*\})`", page.read_text())):
-            found = yaml.safe_load(" ".join(text.split()))
-            if isinstance(found, dict) and found.keys() <= Pipeline.model_fields.keys():
-                yield pytest.param(found, id=f"{page.name}: {text}")
+            settings = yaml.safe_load(" ".join(text.split()))
+            if isinstance(settings, dict) and settings.keys() <= Pipeline.model_fields.keys():
+                yield pytest.param(settings, id=f"{page.name}: {text}")
 
 
-@pytest.mark.parametrize("found", inline_settings())
-def test_settings_within_sentences_are_accepted(found: dict[str, Any]) -> None:
-    Pipeline.model_validate(merged(DOCUMENT["pipelines"]["textcraft-cpu"], found))
+@pytest.mark.parametrize("settings", list(inline_settings()))
+def test_settings_within_sentences_are_accepted(settings: dict[str, Any]) -> None:
+    Pipeline.model_validate(merge(DOCUMENT["pipelines"]["textcraft-cpu"], settings))
 
 
 def pages_pipelines() -> set[str]:
     """Pipelines that a reader of the pages has."""
-    own = {
+    readers = {
         name
         for block in BLOCKS
         if block.language == "yaml"
         for name in yaml.safe_load(block.text)
         if name not in Pipeline.model_fields and name != "pipelines"
     }
-    return {*pipeline_names(ROOT / "pipelines.yaml"), *own}
+    return {*pipeline_names(ROOT / "pipelines.yaml"), *readers}
 
 
 # --- Python
 
 
-@of("python")
+@blocks_in("python")
 def test_python_compiles_and_what_it_imports_is_there(block: Block) -> None:
     tree = compile(block.text, str(block), "exec", flags=ast.PyCF_ONLY_AST | ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
     assert isinstance(tree, ast.Module)
@@ -167,10 +167,12 @@ def check_call(call: ast.Call, function: Callable[..., Any]) -> None:
         signature = inspect.signature(function)
     except (TypeError, ValueError):  # of a class written in C
         return
-    signature.bind_partial(*call.args, **{one.arg: one.value for one in call.keywords if one.arg})
+    signature.bind_partial(
+        *call.args, **{keyword.arg: keyword.value for keyword in call.keywords if keyword.arg}
+    )
 
 
-@of("python")
+@blocks_in("python")
 def test_definitions_run(block: Block, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Blocks that start nothing: imports, functions, classes."""
     monkeypatch.chdir(tmp_path)
@@ -195,14 +197,14 @@ def commands(text: str) -> Iterator[list[str]]:
                 yield words
 
 
-@of("bash")
+@blocks_in("bash")
 def test_shell_commands_are_ones_that_exist(block: Block) -> None:
     for words in commands(block.text):
         check_command(words)
 
 
 def inline() -> Iterator[Any]:
-    """Commands within a sentence; those with a placeholder for several things are none."""
+    """Commands within a sentence; those with a placeholder are left out."""
     for page in PAGES:
         prose = re.sub(r"^ *```.*?^ *```$", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
         for text in dict.fromkeys(re.findall(r"`(wingspan [a-z][^`]*)`", prose.replace("\n", " "))):
@@ -210,10 +212,10 @@ def inline() -> Iterator[Any]:
                 yield pytest.param(" ".join(text.split()), id=f"{page.name}: {text}")
 
 
-@pytest.mark.parametrize("text", inline())
+@pytest.mark.parametrize("text", list(inline()))
 def test_commands_within_sentences_exist(text: str) -> None:
     words = shlex.split(text)
-    command, _ = found_command(words[1:])
+    command, _ = find_command(words[1:])
     options = {name for parameter in command.params for name in (*parameter.opts, *parameter.secondary_opts)}
     assert {word for word in words if word.startswith("--")} <= options
 
@@ -230,8 +232,8 @@ def check_command(words: list[str]) -> None:
 
             get_main_parser().parse_args(rest)
             for word in rest:
-                stage, at, name = word.partition("@")
-                assert not at or (stage == "report" and name in pages_pipelines())
+                stage, separator, name = word.partition("@")
+                assert not separator or (stage == "report" and name in pages_pipelines())
         case "python" if rest[0] == "-m":
             assert find_spec(rest[1]) is not None
         case "python" if rest[0] == "-c":
@@ -252,7 +254,7 @@ def check_command(words: list[str]) -> None:
             assert program in PROGRAMS, f"{program}: add a check for it, or its name to PROGRAMS"
 
 
-def found_command(words: list[str], command: Any = None) -> tuple[click.Command, list[str]]:
+def find_command(words: list[str], command: Any = None) -> tuple[click.Command, list[str]]:
     """The command that `words` begin with, and the rest."""
     command = typer.main.get_command(app) if command is None else command
     while hasattr(command, "commands") and words and not words[0].startswith("-"):
@@ -262,16 +264,18 @@ def found_command(words: list[str], command: Any = None) -> tuple[click.Command,
 
 
 def check_wingspan(words: list[str]) -> None:
-    command, rest = found_command(words)
+    command, rest = find_command(words)
     context = command.make_context(f"wingspan {words[0]}", list(rest))
-    given = context.params
-    if isinstance(given.get("pipeline"), str):
-        assert given["pipeline"] in pages_pipelines()
+    params = context.params
+    if isinstance(params.get("pipeline"), str):
+        assert params["pipeline"] in pages_pipelines()
     if words[:2] in (["data", "pull"], ["data", "make"], ["data", "check"]):
-        DATA_SETS.find(given["name"])
-    elif isinstance(given.get("name"), str) and words[0] in ("play", "envs", "serve-env"):
+        DATA_SETS.find(params["name"])
+    elif isinstance(params.get("name"), str) and words[0] in ("play", "envs", "serve-env"):
         assert (
-            given["name"].startswith((OWN, WITH_FILE)) or is_user_env(given["name"]) or get_env(given["name"])
+            params["name"].startswith((READERS_MODULES, WITH_FILE))
+            or is_user_env(params["name"])
+            or get_env(params["name"])
         )
 
 

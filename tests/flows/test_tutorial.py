@@ -67,13 +67,13 @@ def test_the_tutorial_ends_with_a_policy_that_has_learnt(tmp_path: Path) -> None
     shell("git init -q")
     shell(make)
     shell(questions)
-    told = shell(run)
-    assert "begins task: Tools: add. 1 + 9?" in told
+    output = shell(run)
+    assert "begins task: Tools: add. 1 + 9?" in output
     evaluation = json.loads((tmp_path / "runs" / "sums" / "evaluation.json").read_text())
     before, after = (evaluation[policy]["sampled"] for policy in ("before", "after"))
     assert before["success"] < 0.6
     assert after["success"] > 0.8
     assert after["tool_calls/add"] > before["tool_calls/add"]
     shell(f"{sys.executable} -m dvc init --quiet")
-    declared = shell(f"{sys.executable} -m dvc stage list --name-only").split()
-    assert "report@sums" in declared
+    stages_of_dvc = shell(f"{sys.executable} -m dvc stage list --name-only").split()
+    assert "report@sums" in stages_of_dvc
