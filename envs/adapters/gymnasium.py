@@ -1,16 +1,17 @@
 """Gymnasium: any registered environment whose spaces have a text form (`envs/adapters/gymnasium_text.py`).
 
-Item `gymnasium:<id>_<N>` is the environment reset with seed `N`; options are arguments of its maker
+Item `gymnasium:<id>_<N>` is the environment reset with seed `N`. Options are arguments of its constructor
 (`gymnasium:FrozenLake-v1?is_slippery=false`), and an id may name the module that registers it
-(`gymnasium:my_module:MyEnv-v0`). An observation that is no text by itself is shown as the environment's
-`ansi` rendering where it has one, else as its numbers. Rewards, `terminated` and `truncated` are its own.
+(`gymnasium:my_module:MyEnv-v0`). An observation that is not a text is shown as the environment's `ansi`
+rendering if it has one, else as numbers. Rewards, `terminated` and `truncated` are the environment's.
 
-Gymnasium knows no success. Where the last step's info says `is_success` or `success`, that is it. Else the
-option `success` says what counts: `terminated` (the end was reached), `last_reward` (the episode terminated
-with a reward above 0) or `threshold` (the return is at least the registered reward threshold); without the
-option it is `threshold` where there is one, else `last_reward`. For the package's toy texts see `TOYS`.
+Gymnasium does not define success. If the last step's info has `is_success` or `success`, that counts.
+Otherwise the option `success` selects a rule: `terminated` (the end was reached), `last_reward` (the episode
+terminated with a reward above 0) or `threshold` (the return is at least the registered reward threshold). The
+default is `threshold` if there is one, else `last_reward`; the package's toy texts have theirs in `TOYS`.
 
-The seeds of training and test differ; what an environment makes of them may not: FrozenLake-v1 has one map.
+Training and test have different seeds, but an environment may make the same problem of them: FrozenLake-v1
+has one map.
 """
 
 import inspect
@@ -22,13 +23,13 @@ from typing import Any
 import gymnasium
 from gymnasium import error as errors
 
-from envs.adapters.arguments import parse, unknown
+from envs.adapters.arguments import parse_name, unknown_target
 from envs.adapters.gymnasium_text import (
     ActionText,
     NoTextForm,
-    action_text,
-    observation_text,
-    without_colours,
+    colours_to_words,
+    make_action_text,
+    make_observation_text,
 )
 from envs.adapters.seeds import seeded_split
 from envs.errors import ConfigError, MissingDependency, to_line
@@ -47,7 +48,7 @@ thought and one action. Actions: {actions}."""
 
 @dataclass(frozen=True, slots=True)
 class Toy:
-    """What gymnasium's documentation says of one of its toy texts, and its spaces do not."""
+    """Facts about a toy text from gymnasium's documentation, which its spaces do not have."""
 
     actions: tuple[str, ...]
     success: str
@@ -81,14 +82,14 @@ TOYS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setup:
-    """How one environment is made and put into words."""
+    """How one environment is constructed and converted to text."""
 
     make: Callable[[], Any]
-    see: Callable[[Any, Any], str]
-    """(environment, its observation) → what is told."""
+    render: Callable[[Any, Any], str]
+    """(environment, its observation) → text."""
     actions: ActionText
-    succeeded: Callable[[float, float, bool], bool]
-    """(last reward, return, terminated) at the end, where the info does not say."""
+    is_success: Callable[[float, float, bool], bool]
+    """(last reward, return, terminated) at the end, if the info does not say."""
     instructions: str
 
 
@@ -98,51 +99,51 @@ class GymnasiumEnv:
     def __init__(self, argument: str) -> None:
         self._setup = _setup(argument)
         self._env: Any = None
-        self._over = True
+        self._has_ended = True
         self._return = 0.0
 
     async def reset(self, item: Item) -> str:
-        """Start `item`; returns what is seen."""
+        """Start `item`; returns the first observation."""
         if self._env is None:
             self._env = self._setup.make()
         observation, _ = self._env.reset(seed=item.seed)
-        self._over, self._return = False, 0.0
-        return self._setup.see(self._env, observation)
+        self._has_ended, self._return = False, 0.0
+        return self._setup.render(self._env, observation)
 
     async def step(self, action: str) -> StepResult:
-        """Do what is said; what is no action is answered and changes nothing."""
-        if self._over:
+        """Take an action; a text that is not an action changes nothing, and the observation says so."""
+        if self._has_ended:
             raise RuntimeError("step before reset")
-        chosen = self._setup.actions.read(action.strip())
-        if chosen is None:
+        parsed_action = self._setup.actions.read(action.strip())
+        if parsed_action is None:
             return StepResult(
-                f"{action.strip()[:60]!r} is no action. Actions: {self._setup.actions.described}."
+                f"{action.strip()[:60]!r} is no action. Actions: {self._setup.actions.description}."
             )
-        observation, reward, terminated, truncated, info = self._env.step(chosen)
+        observation, reward, terminated, truncated, info = self._env.step(parsed_action)
         reward, terminated, truncated = float(reward), bool(terminated), bool(truncated)
         self._return += reward
-        self._over = terminated or truncated
+        self._has_ended = terminated or truncated
         return StepResult(
-            self._setup.see(self._env, observation),
+            self._setup.render(self._env, observation),
             reward,
             terminated=terminated,
             truncated=truncated and not terminated,
-            success=self._over and self._is_success(reward, terminated, info),
+            success=self._has_ended and self._is_success(reward, terminated, info),
         )
 
     async def close(self) -> None:
         """Close the environment."""
-        env, self._env, self._over = self._env, None, True
+        env, self._env, self._has_ended = self._env, None, True
         if env is not None:
             env.close()
 
     def _is_success(self, reward: float, terminated: bool, info: Mapping[str, Any]) -> bool:
-        told = info.get("is_success", info.get("success"))
-        return bool(self._setup.succeeded(reward, self._return, terminated) if told is None else told)
+        success = info.get("is_success", info.get("success"))
+        return bool(self._setup.is_success(reward, self._return, terminated) if success is None else success)
 
 
 def spec(argument: str) -> EnvSpec:
-    """The environment `gymnasium:<argument>`; makes one to see its spaces."""
+    """The environment `gymnasium:<argument>`; constructs one to read its spaces."""
     name = f"{FAMILY}:{argument}"
     return EnvSpec(
         name=name,
@@ -157,15 +158,15 @@ def spec(argument: str) -> EnvSpec:
 
 @cache
 def _setup(argument: str) -> Setup:
-    target, options = parse(argument, family=FAMILY)
+    target, options = parse_name(f"{FAMILY}:{argument}")
     rule = options.pop("success", None)
     probe = _make(target, options)
     try:
         if "ansi" in probe.metadata.get("render_modes", ()):
             options["render_mode"] = "ansi"
-        see = _view(probe, rendered="render_mode" in options)
+        render = _renderer(probe, has_ansi="render_mode" in options)
         toy = TOYS.get(type(probe.unwrapped).__name__)
-        actions = action_text(probe.action_space, names=toy.actions if toy else _names(probe.unwrapped))
+        actions = make_action_text(probe.action_space, names=toy.actions if toy else _names(probe.unwrapped))
         threshold = probe.spec.reward_threshold
     except NoTextForm as error:
         raise ConfigError(f"env {f'{FAMILY}:{target}'!r}: its {error} has no text form") from None
@@ -173,10 +174,12 @@ def _setup(argument: str) -> Setup:
         probe.close()
     return Setup(
         make=partial(_make, target, options),
-        see=see,
+        render=render,
         actions=actions,
-        succeeded=_rule(rule or (toy.success if toy else None), threshold, target=target),
-        instructions=INSTRUCTIONS.format(id=target, hint=toy.hint if toy else "", actions=actions.described),
+        is_success=_success_rule(rule or (toy.success if toy else None), threshold, target=target),
+        instructions=INSTRUCTIONS.format(
+            id=target, hint=toy.hint if toy else "", actions=actions.description
+        ),
     )
 
 
@@ -184,42 +187,45 @@ def _make(target: str, options: Mapping[str, Any]) -> Any:
     try:
         return gymnasium.make(target, disable_env_checker=True, **options)
     except errors.UnregisteredEnv:
-        raise unknown(target, family=FAMILY, known=gymnasium.registry) from None
+        raise unknown_target(target, family=FAMILY, targets=gymnasium.registry) from None
     except (errors.DependencyNotInstalled, ImportError) as error:
         raise MissingDependency(
-            f"env {f'{FAMILY}:{target}'!r} needs more: {to_line(error, limit=300)}"
+            f"env {f'{FAMILY}:{target}'!r} is missing a dependency: {to_line(error, limit=300)}"
         ) from None
     except (errors.Error, TypeError) as error:
         raise ConfigError(
-            f"env {f'{FAMILY}:{target}'!r} cannot be made: {to_line(error, limit=300)}"
+            f"env {f'{FAMILY}:{target}'!r} cannot be constructed: {to_line(error, limit=300)}"
         ) from None
 
 
-def _view(env: Any, *, rendered: bool) -> Callable[[Any, Any], str]:
-    if rendered and not isinstance(env.observation_space, gymnasium.spaces.Text):
-        return lambda live, _: without_colours(str(live.render())).strip("\n")
-    tell = observation_text(env.observation_space)
-    return lambda _, observation: tell(observation)
+def _renderer(env: Any, *, has_ansi: bool) -> Callable[[Any, Any], str]:
+    if has_ansi and not isinstance(env.observation_space, gymnasium.spaces.Text):
+        return lambda live, _: colours_to_words(str(live.render())).strip("\n")
+    to_text = make_observation_text(env.observation_space)
+    return lambda _, observation: to_text(observation)
 
 
 def _names(env: Any) -> Sequence[str]:
-    """Names of a choice: `get_action_meanings()` as in the Atari package, or an enumeration `actions`."""
+    """Names of a choice, from `get_action_meanings()` as in the Atari package, or from an enumeration
+    `actions`."""
     if inspect.ismethod(getattr(env, "get_action_meanings", None)):
         return [str(name) for name in env.get_action_meanings()]
     members = getattr(getattr(env, "actions", None), "__members__", None)
     return list(members) if members else []
 
 
-def _rule(name: str | None, threshold: float | None, *, target: str) -> Callable[[float, float, bool], bool]:
+def _success_rule(
+    name: str | None, threshold: float | None, *, target: str
+) -> Callable[[float, float, bool], bool]:
     match name or ("last_reward" if threshold is None else "threshold"):
         case "terminated":
             return lambda reward, total, terminated: terminated
         case "last_reward":
             return lambda reward, total, terminated: terminated and reward > 0
         case "threshold" if threshold is not None:
-            least = threshold
-            return lambda reward, total, terminated: total >= least
+            minimum = threshold
+            return lambda reward, total, terminated: total >= minimum
     raise ConfigError(
-        f"env {f'{FAMILY}:{target}'!r}: success={name!r} is none of terminated, last_reward"
+        f"env {f'{FAMILY}:{target}'!r}: success={name!r} is unknown; it is one of terminated, last_reward"
         f"{', threshold' if threshold is not None else ''}"
     )

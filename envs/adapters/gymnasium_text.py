@@ -1,8 +1,8 @@
-"""Spaces of gymnasium as text: which have a text form, and what it is.
+"""The text form of Gymnasium's spaces.
 
-Observations: texts as they are, numbers as numbers, tuples in parentheses, dictionaries a line per key.
-Actions: texts as they are, a choice by its name or number, several numbers separated by blanks or commas.
-A space with more numbers than a reader would take in, or of another kind, has no text form.
+Observations: texts unchanged, numbers as numbers, tuples in parentheses, dictionaries with a line per key.
+Actions: texts unchanged, a choice by its name or number, several numbers separated by blanks or commas.
+Spaces with more than `MAX_NUMBERS` numbers, and other kinds of spaces, have no text form.
 """
 
 import math
@@ -15,93 +15,93 @@ import gymnasium.spaces as spaces
 import numpy as np
 
 MAX_NUMBERS = 64
-"""In one observation or action; more is a picture, not a text."""
+"""In one observation or action; more would be an image rather than a text."""
 
 COLOURS = ("gray", "red", "green", "yellow", "blue", "magenta", "cyan", "white", "crimson")
-"""By gymnasium's colour numbers, from 30 for letters and 40 for their background."""
+"""By Gymnasium's colour numbers, from 30 on for letters and from 40 on for their background."""
 
 _ESCAPE = re.compile(r"\x1b\[([\d;]*)m")
 
 
 class NoTextForm(ValueError):
-    """A space that cannot be read or written as text; the text names the part."""
+    """A space has no text form; the message names it."""
 
 
 @dataclass(frozen=True, slots=True)
 class ActionText:
-    """How actions of one space are written."""
+    """The text form of one space's actions."""
 
-    described: str
-    """What an action looks like, for whoever is to write one."""
+    description: str
+    """The form of an action, for the policy."""
     read: Callable[[str], Any]
-    """Text → action, or None where it is none."""
+    """Text → action; None if the text is not an action."""
 
 
-def observation_text(space: Any) -> Callable[[Any], str]:
-    """What makes a text of the space's values; raises `NoTextForm`."""
+def make_observation_text(space: Any) -> Callable[[Any], str]:
+    """A function from the space's values to text; raises `NoTextForm`."""
     match space:
         case spaces.Text():
             return str
         case spaces.Discrete():
             return lambda value: str(int(value))
         case spaces.MultiDiscrete() | spaces.MultiBinary() | spaces.Box() if _size(space) <= MAX_NUMBERS:
-            return lambda value: _numbers(np.asarray(value).tolist())
+            return lambda value: _format_numbers(np.asarray(value).tolist())
         case spaces.Tuple():
-            parts = [observation_text(part) for part in space.spaces]
+            parts = [make_observation_text(part) for part in space.spaces]
             return lambda value: f"({', '.join(f(v) for f, v in zip(parts, value, strict=True))})"
         case spaces.Dict():
-            named = {key: observation_text(part) for key, part in space.spaces.items()}
-            return lambda value: "\n".join(f"{key}: {f(value[key])}" for key, f in named.items())
+            fields = {key: make_observation_text(part) for key, part in space.spaces.items()}
+            return lambda value: "\n".join(f"{key}: {f(value[key])}" for key, f in fields.items())
     raise NoTextForm(f"observation space {space}")
 
 
-def action_text(space: Any, *, names: Sequence[str] = ()) -> ActionText:
-    """How the space's actions are written; `names` are those of a choice, in order. Raises `NoTextForm`."""
+def make_action_text(space: Any, *, names: Sequence[str] = ()) -> ActionText:
+    """The text form of the space's actions; `names` are those of a choice, in order. Raises `NoTextForm`."""
     match space:
         case spaces.Text():
-            return ActionText("any text", lambda said: said if space.contains(said) else None)
+            return ActionText("any text", lambda text: text if space.contains(text) else None)
         case spaces.Discrete():
             return _choice(space, names)
         case spaces.MultiDiscrete() | spaces.MultiBinary() | spaces.Box() if _size(space) <= MAX_NUMBERS:
-            return ActionText(f"{_size(space)} numbers out of {space}", lambda said: _array(space, said))
+            return ActionText(f"{_size(space)} numbers out of {space}", lambda text: _read_array(space, text))
     raise NoTextForm(f"action space {space}")
 
 
-def without_colours(rendered: str) -> str:
-    """Terminal colours as words, for they say where things are: `<red>S</red>`."""
+def colours_to_words(rendering: str) -> str:
+    """Replace terminal colours by tags, because they show where things are: `<red>S</red>`."""
     open_names: list[str] = []
 
-    def in_words(found: re.Match[str]) -> str:
-        codes = [int(code) for code in found[1].split(";") if code]
+    def to_tag(escape: re.Match[str]) -> str:
+        codes = [int(code) for code in escape[1].split(";") if code]
         if codes in ([], [0]):
             return f"</{open_names.pop()}>" if open_names else ""
         name = next((COLOURS[c % 10] for c in codes if 30 <= c < 50 and c % 10 < len(COLOURS)), "bold")
         open_names.append(name)
         return f"<{name}>"
 
-    return _ESCAPE.sub(in_words, rendered)
+    return _ESCAPE.sub(to_tag, rendering)
 
 
 def _choice(space: Any, names: Sequence[str]) -> ActionText:
     first, last = int(space.start), int(space.start + space.n - 1)
-    known = {str(number): number for number in range(first, last + 1)}
+    values = {str(number): number for number in range(first, last + 1)}
     if len(names) == space.n:
-        known |= {name.lower(): first + place for place, name in enumerate(names)}
-        described = ", ".join(name.lower() for name in names)
+        values |= {name.lower(): first + offset for offset, name in enumerate(names)}
+        description = ", ".join(name.lower() for name in names)
     else:
-        described = f"a number from {first} to {last}"
+        description = f"a number from {first} to {last}"
     dtype = space.dtype.type
 
-    def read(said: str) -> Any:
-        chosen = known.get(" ".join(said.lower().split()))
-        return None if chosen is None else dtype(chosen)
+    def read(text: str) -> Any:
+        value = values.get(" ".join(text.lower().split()))
+        return None if value is None else dtype(value)
 
-    return ActionText(described, read)
+    return ActionText(description, read)
 
 
-def _array(space: Any, said: str) -> Any:
+def _read_array(space: Any, text: str) -> Any:
     try:
-        numbers = [float(word) for word in said.strip(" []()").replace(",", " ").split()]
+        numbers = [float(word) for word in text.strip(" []()").replace(",", " ").split()]
     except ValueError:
         return None
     if len(numbers) != _size(space) or not all(map(math.isfinite, numbers)):
@@ -113,9 +113,9 @@ def _array(space: Any, said: str) -> Any:
     return action if space.contains(action) else None
 
 
-def _numbers(value: Any) -> str:
+def _format_numbers(value: Any) -> str:
     if isinstance(value, list):
-        return f"[{', '.join(map(_numbers, value))}]"
+        return f"[{', '.join(map(_format_numbers, value))}]"
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 

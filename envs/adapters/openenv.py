@@ -1,12 +1,12 @@
-"""OpenEnv: environments behind a server that speaks OpenEnv's protocol, spoken to from here asynchronously.
+"""OpenEnv: environments on a server that speaks OpenEnv's protocol.
 
-`openenv:http://host:8000` is the server's address. Each live instance is a session of its own over the
-WebSocket `/ws` (messages `reset` and `step`, one answer each); `/schema` says what an action is made of. The
-`openenv` package is not needed, which would install a web interface and clients of paid services, too.
+`openenv:http://host:8000` is the server's address. Each live instance is a session over the WebSocket `/ws`
+(messages `reset` and `step`, one answer each); `/schema` describes the fields of an action. The `openenv`
+package is not needed: it would also install a web interface and clients of paid services.
 
-Item `openenv:<address>_<N>` is a reset with seed `N`; whether the server heeds the seed is its affair.
-Rewards and the end are the server's. Success is what its observation or metadata call `success` or
-`is_success`; where they do not, an end with a reward of at least 1. `truncated` in the metadata is heeded.
+Item `openenv:<address>_<N>` is a reset with seed `N`, which the server may ignore. Rewards and the end are
+the server's. Success is `success` or `is_success` in its observation or metadata; without them, an end with a
+reward of at least 1. `truncated` in the metadata counts.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ from websockets.protocol import State
 
 from envs.adapters.openenv_text import ActionForm, observation_text
 from envs.adapters.seeds import seeded_split
-from envs.errors import ConfigError, EnvCrashed
+from envs.errors import ConfigError, EnvCrashed, to_line
 from envs.registry import EnvSpec, no_expert
 from envs.types import Item, StepResult
 
@@ -34,7 +34,7 @@ SOURCE = "a server that speaks OpenEnv: episodes by seed"
 PACKAGES = ("websockets",)
 CONNECT_TIMEOUT_S = 10.0
 GOODBYE_S = 2.0
-"""For the server to end a session that is left."""
+"""For the server to end a session that was closed."""
 MAX_MESSAGE = 16 << 20
 """Bytes of one answer."""
 
@@ -44,51 +44,53 @@ happened, and you answer with your thought and one action, on one line."""
 
 
 class OpenEnvEnv:
-    """One session on the server; begins with the first `reset`."""
+    """One session on the server, which begins with the first `reset`."""
 
     def __init__(self, address: str) -> None:
         self._address = address
         self._socket: ClientConnection | None = None
         self._form = ActionForm({})
-        self._over = True
+        self._has_ended = True
 
     async def reset(self, item: Item) -> str:
         """Start `item`; returns the observation and the form of an action."""
-        if self._socket is None or self._socket.state is not State.OPEN:  # hung up on since the last episode
+        if (
+            self._socket is None or self._socket.state is not State.OPEN
+        ):  # the server has hung up since the last episode
             self._form = ActionForm(await self._schema())
             self._socket = await self._connect()
         answer = await self._ask("reset", {"seed": item.seed})
-        self._over = False
-        return f"{observation_text(_observation(answer))}\nAction: {self._form.described}"
+        self._has_ended = False
+        return f"{observation_text(_observation(answer))}\nAction: {self._form.description}"
 
     async def step(self, action: str) -> StepResult:
-        """Send one action; what is none, by its form or to the server, is answered and changes nothing."""
-        if self._over:
+        """Send one action; if it is rejected, nothing changes and the observation says so."""
+        if self._has_ended:
             raise RuntimeError("step before reset")
         fields = self._form.read(action)
         if fields is None:
-            return StepResult(f"{action.strip()[:60]!r} is no action. Action: {self._form.described}")
+            return StepResult(f"{action.strip()[:60]!r} is no action. Action: {self._form.description}")
         answer = await self._ask("step", fields)
-        if "refused" in answer:
-            return StepResult(f"{answer['refused']} Action: {self._form.described}")
+        if "rejection" in answer:
+            return StepResult(f"{answer['rejection']} Action: {self._form.description}")
         observation = _observation(answer)
-        told = {**observation, **(observation.get("metadata") or {}), **(answer.get("metadata") or {})}
-        reward, self._over = float(answer.get("reward") or 0.0), bool(answer.get("done"))
-        success = told.get("success", told.get("is_success"))
-        truncated = self._over and told.get("truncated") is True
+        facts = {**observation, **(observation.get("metadata") or {}), **(answer.get("metadata") or {})}
+        reward, self._has_ended = float(answer.get("reward") or 0.0), bool(answer.get("done"))
+        success = facts.get("success", facts.get("is_success"))
+        truncated = self._has_ended and facts.get("truncated") is True
         return StepResult(
             observation_text(observation),
             reward,
-            terminated=self._over and not truncated,
+            terminated=self._has_ended and not truncated,
             truncated=truncated,
-            success=self._over and (reward >= 1 if success is None else bool(success)),
+            success=self._has_ended and (reward >= 1 if success is None else bool(success)),
         )
 
     async def close(self) -> None:
         """End the session."""
-        socket, self._socket, self._over = self._socket, None, True
+        socket, self._socket, self._has_ended = self._socket, None, True
         if socket is not None:
-            # The server hangs up once the session is freed, and another one may begin.
+            # The server hangs up once the session is freed, so that another one can begin.
             with suppress(WebSocketException, TimeoutError):
                 async with asyncio.timeout(GOODBYE_S):
                     await socket.send('{"type": "close"}')
@@ -102,7 +104,7 @@ class OpenEnvEnv:
                 answer = await client.get(url)
             schema: dict[str, Any] = answer.raise_for_status().json()["action"]
         except (httpx.HTTPError, ValueError, KeyError, TypeError) as error:
-            raise self._failed(f"GET {url}", error) from error
+            raise self._crash(f"GET {url}", error) from error
         return schema
 
     async def _connect(self) -> ClientConnection:
@@ -110,30 +112,32 @@ class OpenEnvEnv:
         try:
             return await connect(url, open_timeout=CONNECT_TIMEOUT_S, max_size=MAX_MESSAGE)
         except (OSError, TimeoutError, WebSocketException) as error:
-            raise self._failed(f"connecting to {url}", error) from error
+            raise self._crash(f"connecting to {url}", error) from error
 
     async def _ask(self, kind: str, data: Mapping[str, Any]) -> dict[str, Any]:
-        """The server's answer; `{"refused": why}` where it says that the action is none."""
+        """The server's answer; `{"rejection": why}` if it rejects the action."""
         assert self._socket is not None
         try:
-            with suppress(ConnectionClosed):  # its last words, if any, are still to be read
+            with suppress(ConnectionClosed):  # its last message, if any, can still be read
                 await self._socket.send(json.dumps({"type": kind, "data": data}))
             answer = json.loads(await self._socket.recv())
             body: dict[str, Any] = answer["data"]
         except (OSError, WebSocketException, ValueError, KeyError, TypeError) as error:
-            raise self._failed(kind, error) from error
+            raise self._crash(kind, error) from error
         if answer["type"] != "error":
             return body
         if kind == "step" and body.get("code") == "VALIDATION_ERROR":
-            return {"refused": _complaint(body.get("errors") or [])}
-        raise EnvCrashed(f"{self._address}: {kind}: {body.get('code')}: {_one_line(body.get('message'))}")
+            return {"rejection": _describe_rejection(body.get("errors") or [])}
+        raise EnvCrashed(
+            f"{self._address}: {kind}: {body.get('code')}: {to_line(body.get('message'), limit=300)}"
+        )
 
-    def _failed(self, what: str, error: Exception) -> EnvCrashed:
-        return EnvCrashed(f"{self._address}: {what}: {type(error).__name__}: {_one_line(error)}")
+    def _crash(self, request: str, error: Exception) -> EnvCrashed:
+        return EnvCrashed(f"{self._address}: {request}: {type(error).__name__}: {to_line(error, limit=300)}")
 
 
 def spec(argument: str) -> EnvSpec:
-    """The environment `openenv:<argument>`; the server is not asked for anything yet."""
+    """The environment `openenv:<argument>`; sends nothing to the server yet."""
     name = f"{FAMILY}:{argument}"
     parts = urlsplit(argument)
     if parts.scheme not in ("http", "https") or not parts.hostname or parts.query:
@@ -154,10 +158,6 @@ def _observation(answer: Mapping[str, Any]) -> dict[str, Any]:
     return observation if isinstance(observation, dict) else {"observation": observation}
 
 
-def _complaint(errors: list[dict[str, Any]]) -> str:
-    said = [f"{'.'.join(map(str, error.get('loc', ())))}: {error.get('msg')}" for error in errors]
-    return f"The environment refuses this action ({'; '.join(said)[:300]})."
-
-
-def _one_line(text: object) -> str:
-    return " ".join(str(text).split())[:300]
+def _describe_rejection(errors: list[dict[str, Any]]) -> str:
+    complaints = [f"{'.'.join(map(str, error.get('loc', ())))}: {error.get('msg')}" for error in errors]
+    return f"The environment refuses this action ({'; '.join(complaints)[:300]})."

@@ -1,20 +1,20 @@
-"""OpenEnv's messages as text: observations are fields, actions are read by the JSON schema of theirs."""
+"""OpenEnv's messages as text: observations are fields, actions follow their JSON schema."""
 
 import json
 from collections.abc import Mapping
 from typing import Any
 
-HIDDEN = ("metadata", "done", "reward")
-"""Fields of every observation and action that are for programs."""
+HIDDEN_FIELDS = ("metadata", "done", "reward")
+"""Fields of every observation and action that only programs need."""
 
 
 def observation_text(fields: Mapping[str, Any]) -> str:
-    """A single field's value, or a line `name: value` for each that says something."""
-    told = {key: _text(value) for key, value in fields.items() if key not in HIDDEN}
-    told = {key: text for key, text in told.items() if text not in ("", "null", "[]", "{}")}
-    if len(told) == 1:
-        return next(iter(told.values()))
-    return "\n".join(f"{key}: {text}" for key, text in told.items())
+    """A single field's value, or a line `name: value` for each field that is not empty."""
+    lines = {key: _text(value) for key, value in fields.items() if key not in HIDDEN_FIELDS}
+    lines = {key: text for key, text in lines.items() if text not in ("", "null", "[]", "{}")}
+    if len(lines) == 1:
+        return next(iter(lines.values()))
+    return "\n".join(f"{key}: {text}" for key, text in lines.items())
 
 
 def _text(value: Any) -> str:
@@ -22,36 +22,36 @@ def _text(value: Any) -> str:
 
 
 class ActionForm:
-    """How an action is written: one field by its value alone, several as a JSON object."""
+    """The text form of an action: the value alone for one field, a JSON object for several."""
 
     def __init__(self, schema: Mapping[str, Any]) -> None:
         """`schema` is the JSON schema of actions, as `/schema` gives it."""
         fields = {
             key: field
             for key, field in schema.get("properties", {}).items()
-            if key not in HIDDEN and "const" not in field
+            if key not in HIDDEN_FIELDS and "const" not in field
         }
-        required = [key for key in schema.get("required", ()) if key in fields]
-        names = required or list(fields)
+        required_names = [key for key in schema.get("required", ()) if key in fields]
+        names = required_names or list(fields)
         self._schema = schema
         self._fields = fields
         self._single = names[0] if len(names) == 1 else None
 
     @property
-    def described(self) -> str:
-        """In a line, for whoever is to write one."""
+    def description(self) -> str:
+        """One line for the policy."""
         if self._single is not None:
             return f"{self._single}, {self._kind(self._single)}"
-        listed = ", ".join(f"{name} ({self._kind(name)})" for name in self._fields)
-        return f"a JSON object with {listed}"
+        fields = ", ".join(f"{name} ({self._kind(name)})" for name in self._fields)
+        return f"a JSON object with {fields}"
 
-    def read(self, said: str) -> dict[str, Any] | None:
-        """The fields of the action that `said` is, or None where it is none by its form."""
-        said = said.strip()
+    def read(self, text: str) -> dict[str, Any] | None:
+        """Parse the fields of an action; None if `text` does not have its form."""
+        text = text.strip()
         if self._single is not None and self._type(self._single) == "string":
-            return {self._single: said}
+            return {self._single: text}
         try:
-            value = json.loads(said)
+            value = json.loads(text)
         except (ValueError, RecursionError):
             return None
         if self._single is not None and not isinstance(value, dict):
@@ -59,22 +59,21 @@ class ActionForm:
         return value if isinstance(value, dict) else None
 
     def _kind(self, name: str) -> str:
-        field = self._resolved(name)
-        kind = " or ".join(json.dumps(one) for one in field["enum"]) if "enum" in field else self._type(name)
+        field = self._resolve(name)
+        kind = (
+            " or ".join(json.dumps(value) for value in field["enum"]) if "enum" in field else self._type(name)
+        )
         return f"{kind}: {field['description']}" if field.get("description") else kind
 
     def _type(self, name: str) -> str:
-        field = self._resolved(name)
-        if "enum" in field and all(isinstance(one, str) for one in field["enum"]):
+        field = self._resolve(name)
+        if "enum" in field and all(isinstance(value, str) for value in field["enum"]):
             return "string"
         return str(field.get("type", "any JSON value"))
 
-    def _resolved(self, name: str) -> Mapping[str, Any]:
+    def _resolve(self, name: str) -> Mapping[str, Any]:
         field: Mapping[str, Any] = self._fields[name]
         reference = field.get("$ref", "")
         if reference.startswith("#/$defs/"):
-            target: Mapping[str, Any] = self._schema.get("$defs", {}).get(
-                reference.removeprefix("#/$defs/"), {}
-            )
-            return target
+            field = self._schema.get("$defs", {}).get(reference.removeprefix("#/$defs/"), {})
         return field

@@ -1,4 +1,4 @@
-"""Problems numbered by seed, and generators of random numbers that are an episode's own."""
+"""Items numbered by seed, and random generators that belong to one episode."""
 
 import random
 from collections.abc import Mapping
@@ -11,10 +11,10 @@ from envs.registry import Split
 from envs.types import Item
 
 TRAIN_ITEMS, TEST_ITEMS = 1000, 100
-"""Of an environment that makes its problems from seeds: as many as one likes, so a round number of each."""
+"""Of an environment that makes its problems from seeds, which has any number of them."""
 
 _NUMPY: Any = np.random
-"""Its stubs leave out what swaps the global generator."""
+"""Typed as `Any`: the stubs lack the functions that swap the global generator."""
 
 
 def seeded_item(name: str, index: int, *, metadata: Mapping[str, Any] | None = None) -> Item:
@@ -32,28 +32,28 @@ def seeded_split(name: str, split_seed: int) -> Split:
     )
 
 
-class OwnRandom:
+class EpisodeRandom:
     """The global generators of `random` and numpy, as one episode sees them.
 
-    Packages that draw from the global generators would otherwise draw from each other's: while the block
-    lasts, these are the episode's, and after it what they were. The block must not await.
+    Packages that use the global generators would otherwise disturb each other's episodes. Within the block
+    the generators are this episode's; after it they are restored. The block must not await.
     """
 
     def __init__(self, seed: int) -> None:
         self._python = random.Random(seed).getstate()
         self._numpy: Any = np.random.MT19937(seed)
-        self._others: tuple[tuple[Any, ...], Any] | None = None
+        self._outer: tuple[tuple[Any, ...], Any] | None = None
 
     def __enter__(self) -> None:
-        self._others = random.getstate(), _NUMPY.get_bit_generator()
+        self._outer = random.getstate(), _NUMPY.get_bit_generator()
         random.setstate(self._python)
         _NUMPY.set_bit_generator(self._numpy)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        assert self._others is not None
+        assert self._outer is not None
         self._python = random.getstate()
-        python, numpy = self._others
+        python, numpy = self._outer
         random.setstate(python)
         _NUMPY.set_bit_generator(numpy)

@@ -1,17 +1,17 @@
 """textarena: its single-player text games, as they are.
 
-Game, observations, reward and the end are the package's own. Item `textarena:<game>_<N>` is the game reset
-with seed `N`; options are arguments of the game (`textarena:GuessTheNumber-v0?max_number=50`). The reward
-comes with the end: 1 for a win, less for a part of the way, as the game says. Success is a reward of 1 that
-was not cut short by an invalid move. A game's own limit of turns is one of its rules: `terminated`.
+Games, observations, rewards and ends are the package's. Item `textarena:<game>_<N>` is the game reset with
+seed `N`; options are arguments of the game (`textarena:GuessTheNumber-v0?max_number=50`). The reward comes at
+the end: 1 for a win, less for partial progress, as the game defines it. Success is a reward of 1 without an
+invalid move at the end. A game's limit of turns is one of its rules: `terminated`.
 
-The seeds of training and test differ; what a game makes of them may not: TowerOfHanoi has one problem.
+Training and test have different seeds, but a game may make the same problem of them: TowerOfHanoi has one.
 
-Some games take long to make a problem, which holds up this process's other episodes: Sokoban-v0 0.3 s,
+Some games take long to make a problem, which delays this process's other episodes: Sokoban-v0 0.3 s,
 RushHour-v0 a second, Sudoku-v0-hard eight, Sokoban-v0-medium half a minute. The others take milliseconds.
 
-Games for several players are refused: no opponent that the package has can play them all. Games with words
-need data of nltk.
+Games for several players are rejected: the package has no opponent that can play them all. Word games need
+data of nltk.
 """
 
 import importlib
@@ -21,8 +21,8 @@ from contextlib import contextmanager, redirect_stdout
 from functools import cache, partial
 from typing import Any
 
-from envs.adapters.arguments import load, parse, unknown
-from envs.adapters.seeds import OwnRandom, seeded_split
+from envs.adapters.arguments import import_package, parse_name, unknown_target
+from envs.adapters.seeds import EpisodeRandom, seeded_split
 from envs.errors import ConfigError, MissingDependency
 from envs.registry import EnvSpec, no_expert
 from envs.types import Item, StepResult
@@ -32,9 +32,9 @@ EXAMPLE = "textarena:GuessTheNumber-v0"
 SOURCE = "the textarena package: games made from seeds; nothing to download"
 PACKAGES = ("textarena",)
 SLOW = ("RushHour", "Sokoban", "Sudoku")
-"""Games whose making takes tenths of a second and more: they would hold up all that play in one process."""
+"""Games that take tenths of a second or more to make: they would delay a process's other episodes."""
 
-GAMES = (
+SINGLE_PLAYER_GAMES = (
     "Bandit",
     "Blackjack",
     "Countdown",
@@ -63,8 +63,8 @@ GAMES = (
     "WordSearch",
     "Wordle",
 )
-"""Modules of the games for one player. Left out: GuessWho and TwentyQuestions, whose game master is a
-language model behind a paid service, and Klondike, whose module has an error of syntax."""
+"""Modules of the games for one player. GuessWho and TwentyQuestions are left out because their game master is
+a language model behind a paid service, and Klondike because its module has a syntax error."""
 
 MAX_ACTION_LENGTH = 2000
 NLTK_DATA = ("words", "averaged_perceptron_tagger_eng")
@@ -79,38 +79,38 @@ class TextArenaEnv:
 
     def __init__(self, name: str) -> None:
         self._name = name
-        self._rules: Any = None
-        """The game without its wrappers; kept over episodes, for some take seconds to make."""
-        self._game: Any = None
-        self._random = OwnRandom(0)
-        self._seen = ""
+        self._bare_env: Any = None
+        """The game without its wrappers, reused by later episodes: some games take seconds to make."""
+        self._env: Any = None
+        self._random = EpisodeRandom(0)
+        self._last_view = ""
 
     async def reset(self, item: Item) -> str:
-        """Start the game with `item`'s seed; returns its rules and what is seen."""
-        if self._rules is None:
-            self._rules = _make(self._name)
-        self._game = self._rules
-        # Wrappers keep the observations of all episodes that they see: new ones for each.
-        for wrapper in _registered(self._name).default_wrappers or ():
-            self._game = wrapper(self._game)
-        self._seen = ""
-        self._random = OwnRandom(item.seed)
+        """Start the game with `item`'s seed; returns its rules and first observation."""
+        if self._bare_env is None:
+            self._bare_env = _make(self._name)
+        self._env = self._bare_env
+        # Wrappers accumulate observations over episodes: each episode gets new ones.
+        for wrapper in _find_entry(self._name).default_wrappers or ():
+            self._env = wrapper(self._env)
+        self._last_view = ""
+        self._random = EpisodeRandom(item.seed)
         with self._random, _silence():
-            self._game.reset(num_players=1, seed=item.seed)
-        return self._news()
+            self._env.reset(num_players=1, seed=item.seed)
+        return self._read_news()
 
     async def step(self, action: str) -> StepResult:
         """Make a move."""
-        if self._game is None:
+        if self._env is None:
             raise RuntimeError("step before reset")
         if len(action) > MAX_ACTION_LENGTH:
             return StepResult(f"A move has at most {MAX_ACTION_LENGTH} characters.")
         with self._random, _silence():
-            done, _ = self._game.step(action)
+            done, _ = self._env.step(action)
         if not done:
-            return StepResult(self._news())
-        rewards, facts = self._rules.close()
-        self._game = None
+            return StepResult(self._read_news())
+        rewards, facts = self._bare_env.close()
+        self._env = None
         reward, reason = rewards[0], facts[0].get("reason")
         if isinstance(reward, str):  # four games mix up the two when an invalid move ends them
             reward, reason = 0.0, reward
@@ -123,14 +123,14 @@ class TextArenaEnv:
 
     async def close(self) -> None:
         """Forget the game."""
-        self._game = self._rules = None
+        self._env = self._bare_env = None
 
-    def _news(self) -> str:
-        """What has not been told: the package's default view begins with all that was said before."""
+    def _read_news(self) -> str:
+        """The new part of the view, which begins with all that was shown before."""
         with self._random, _silence():
-            _, view = self._game.get_observation()
-        news: str = view.removeprefix(self._seen) or view
-        self._seen = view
+            _, view = self._env.get_observation()
+        news: str = view.removeprefix(self._last_view) or view
+        self._last_view = view
         return news.strip()
 
 
@@ -138,7 +138,7 @@ class TextArenaEnv:
 def spec(argument: str) -> EnvSpec:
     """The environment `textarena:<argument>`."""
     name = f"{FAMILY}:{argument}"
-    _make(name)  # whatever is wrong with the name, its options or the game's data is said now
+    _make(name)  # reports errors in the name, its options or the game's data now
     return EnvSpec(
         name=name,
         make=partial(TextArenaEnv, name),
@@ -153,34 +153,33 @@ def spec(argument: str) -> EnvSpec:
     )
 
 
-def _registered(name: str) -> Any:
-    """The package's entry for the game; raises `ConfigError` where there is none to be played here."""
-    load("textarena", family=FAMILY, package="textarena")
+def _find_entry(name: str) -> Any:
+    """The package's entry for the game; raises `ConfigError` if it cannot be played here."""
+    import_package("textarena", family=FAMILY)
     entries = importlib.import_module("textarena.envs.registration").ENV_REGISTRY
-    target, _ = parse(name.removeprefix(f"{FAMILY}:"), family=FAMILY)
+    target, _ = parse_name(name)
     if target not in entries:
-        raise unknown(
-            target, family=FAMILY, known=(key for key, entry in entries.items() if _playable(entry))
-        )
-    if not _playable(entries[target]):
+        targets = [target for target, entry in entries.items() if _is_playable(entry)]
+        raise unknown_target(target, family=FAMILY, targets=targets)
+    if not _is_playable(entries[target]):
         raise ConfigError(
-            f"env {name!r} is refused; the games that one player can play here are {', '.join(GAMES)}"
+            f"env {name!r} is rejected; games for one player are {', '.join(SINGLE_PLAYER_GAMES)}"
         )
     return entries[target]
 
 
-def _playable(entry: Any) -> bool:
-    return str(entry.entry_point).split(".")[2] in GAMES
+def _is_playable(entry: Any) -> bool:
+    return str(entry.entry_point).split(".")[2] in SINGLE_PLAYER_GAMES
 
 
 def _make(name: str) -> Any:
-    """The bare game; raises `MissingDependency` where its words are not there."""
-    _registered(name)
-    target, options = parse(name.removeprefix(f"{FAMILY}:"), family=FAMILY)
+    """The bare game; raises `MissingDependency` if its words are not installed."""
+    _find_entry(name)
+    target, options = parse_name(name)
     package = importlib.import_module("textarena")
     try:
-        with _no_downloads(), _silence(), OwnRandom(0):
-            game = package.make(target, **options)
+        with _no_downloads(), _silence(), EpisodeRandom(0):
+            env = package.make(target, **options)
     except LookupError as error:
         if "nltk" not in str(error).lower():
             raise
@@ -190,20 +189,20 @@ def _make(name: str) -> Any:
     except SyntaxError as error:
         raise ConfigError(f"env {name!r}: the game is written for Python 3.12 ({error})") from None
     except TypeError as error:
-        raise ConfigError(f"env {name!r}: the game refuses its options: {error}") from None
-    while isinstance(game, package.Wrapper):
-        game = game.env
-    return game
+        raise ConfigError(f"env {name!r}: the game rejects its options: {error}") from None
+    while isinstance(env, package.Wrapper):
+        env = env.env
+    return env
 
 
 def _silence() -> redirect_stdout[io.StringIO]:
-    """Some games print what they do."""
+    """Discard the output of games that print."""
     return redirect_stdout(io.StringIO())
 
 
 @contextmanager
 def _no_downloads() -> Iterator[None]:
-    """Games fetch their words when they are imported, each time; here a person does it once, knowingly."""
+    """Block the downloads that games make when they are imported; users download words once, knowingly."""
     nltk: Any = importlib.import_module("nltk")
     download, nltk.download = nltk.download, lambda *_, **__: False
     try:

@@ -79,16 +79,17 @@ def test_a_text_is_an_action_and_the_seed_chooses_the_problem(address: str) -> N
 def test_two_sessions_at_once_do_not_disturb_each_other(address: str) -> None:
     async def play() -> list[str]:
         spec = get_env(f"openenv:{address}/riddle")
-        one, other = spec.make(), spec.make()
+        first, second = spec.make(), spec.make()
         letters = [
-            (await env.reset(_item(address, i)))[len("It begins with ")] for env, i in ((one, 0), (other, 1))
+            (await env.reset(_item(address, i)))[len("It begins with ")]
+            for env, i in ((first, 0), (second, 1))
         ]
         words = [next(word for word in WORDS if word[0] == letter) for letter in letters]
-        results = await asyncio.gather(one.step(words[0]), other.step(words[1]))
+        results = await asyncio.gather(first.step(words[0]), second.step(words[1]))
         assert [result.success for result in results] == [True, True]
-        again = await one.reset(_item(address, 1))
+        again = await first.reset(_item(address, 1))
         assert again[len("It begins with ")] == letters[1]
-        await asyncio.gather(one.close(), other.close())
+        await asyncio.gather(first.close(), second.close())
         return letters
 
     assert len(set(asyncio.run(play()))) == 2
@@ -169,21 +170,21 @@ def test_a_server_that_has_hung_up_is_called_again_by_the_next_episode() -> None
 
 
 def test_the_shipped_environment_says_what_the_packages_own_client_is_told(address: str) -> None:
-    said = ["Hello", "a longer message"]
+    actions = ["Hello", "a longer message"]
 
     async def by_client() -> list[tuple[str, float]]:
         async with GenericEnvClient(base_url=f"{address}/echo") as client:
             await client.reset(seed=0)
-            results = [await client.step({"message": text}) for text in said]
+            results = [await client.step({"message": text}) for text in actions]
         return [(result.observation["echoed_message"], result.reward) for result in results]
 
-    opening, results = asyncio.run(_play(f"{address}/echo", said))
+    opening, results = asyncio.run(_play(f"{address}/echo", actions))
     assert opening.startswith("echoed_message: Echo environment ready!\nmessage_length: 0\n")
-    told = [
+    message = [
         (f"echoed_message: {text}\nmessage_length: {len(text)}", reward)
         for text, reward in asyncio.run(by_client())
     ]
-    assert [(result.observation, result.reward) for result in results] == told
+    assert [(result.observation, result.reward) for result in results] == message
     assert not any(result.terminated or result.success for result in results)
 
 
@@ -197,9 +198,9 @@ def test_an_address_is_checked_before_anything_is_asked() -> None:
 
 def test_forms_of_actions() -> None:
     choice = ActionForm({"properties": {"move": {"enum": ["up", "down"]}, "metadata": {}}})
-    assert (choice.described, choice.read(" up ")) == ('move, "up" or "down"', {"move": "up"})
+    assert (choice.description, choice.read(" up ")) == ('move, "up" or "down"', {"move": "up"})
     number = ActionForm({"properties": {"n": {"$ref": "#/$defs/N"}}, "$defs": {"N": {"type": "integer"}}})
-    assert (number.described, number.read("3"), number.read("x")) == ("n, integer", {"n": 3}, None)
+    assert (number.description, number.read("3"), number.read("x")) == ("n, integer", {"n": 3}, None)
     one_needed = {
         "properties": {"code": {"type": "string"}, "limit": {"type": "number"}},
         "required": ["code"],

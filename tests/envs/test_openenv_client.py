@@ -20,14 +20,14 @@ def test_an_episode_by_openenvs_client_is_the_games() -> None:
         async with listening(get_env("textcraft"), tokens=("secret",)) as url:
             address = url.replace("http://", "ws://any:secret@")
             async with GenericEnvClient(base_url=address) as env:
-                opened = await env.reset(item_id="textcraft_12", episode_id="mine")
-                assert opened.observation["text"] == game(12).opening
-                assert (opened.reward, opened.done) == (None, False)
-                for taken, step in enumerate(solve(game(12))):
-                    assert not opened.done
-                    assert (await env.state())["step_count"] == taken
-                    opened = await env.step({"text": step.action})
-                assert (opened.reward, opened.done, opened.observation["success"]) == (1, True, True)
+                result = await env.reset(item_id="textcraft_12", episode_id="mine")
+                assert result.observation["text"] == game(12).opening
+                assert (result.reward, result.done) == (None, False)
+                for step_count, step in enumerate(solve(game(12))):
+                    assert not result.done
+                    assert (await env.state())["step_count"] == step_count
+                    result = await env.step({"text": step.action})
+                assert (result.reward, result.done, result.observation["success"]) == (1, True, True)
                 assert (await env.state())["episode_id"] == "mine"
                 with pytest.raises(RuntimeError, match="has ended; reset it"):
                     await env.step({"text": "inventory"})
@@ -47,9 +47,9 @@ def test_a_full_server_and_a_missing_token_are_told_to_it() -> None:
             address = url.replace("http://", "ws://any:secret@")
             async with GenericEnvClient(base_url=address) as env:
                 await env.reset()
-                async with GenericEnvClient(base_url=address) as other:
+                async with GenericEnvClient(base_url=address) as second:
                     with pytest.raises(RuntimeError, match="CAPACITY_REACHED"):
-                        await other.reset()
+                        await second.reset()
             with pytest.raises(ConnectionError, match="401"):
                 await GenericEnvClient(base_url=url).connect()
 
@@ -73,7 +73,7 @@ def test_openenvs_validator_finds_nothing_missing(env: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("sent", "answered"),
+    ("body", "answer"),
     [
         ('{"jsonrpc": "2.0", "id": 7, "method": "tools/list"}', {"id": 7, "result": {"tools": []}}),
         ('{"jsonrpc": "2.0", "id": "a", "method": "tools/call", "params": {"name": "x"}}', -32602),
@@ -83,17 +83,17 @@ def test_openenvs_validator_finds_nothing_missing(env: str) -> None:
         ("{", -32700),
     ],
 )
-def test_a_request_for_tools_is_answered_by_json_rpc(sent: str, answered: dict[str, Any] | int) -> None:
+def test_a_request_for_tools_is_answered_by_json_rpc(body: str, answer: dict[str, Any] | int) -> None:
     async def main() -> httpx.Response:
         async with (
             listening(get_env("textcraft"), tokens=("secret",)) as url,
             httpx.AsyncClient(base_url=url) as http,
         ):
-            assert (await http.post("/mcp", content=sent)).status_code == 401
-            return await http.post("/mcp", content=sent, headers={"Authorization": "Bearer secret"})
+            assert (await http.post("/mcp", content=body)).status_code == 401
+            return await http.post("/mcp", content=body, headers={"Authorization": "Bearer secret"})
 
     response = asyncio.run(main())
     assert response.status_code == 200
     content = response.json()
     assert content.pop("jsonrpc") == "2.0"
-    assert (content if isinstance(answered, dict) else content["error"]["code"]) == answered
+    assert (content if isinstance(answer, dict) else content["error"]["code"]) == answer

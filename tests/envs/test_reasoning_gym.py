@@ -14,7 +14,7 @@ from tasks.data.items import item_from_json, item_to_json
 
 pytest.importorskip("reasoning_gym", reason="needs a C compiler: pip install reasoning-gym==0.1.25")
 
-EVALUATED = ("binary_matrix", "countdown", "n_queens", "puzzle24", "spiral_matrix", "string_insertion")
+EVALUATING = ("binary_matrix", "countdown", "n_queens", "puzzle24", "spiral_matrix", "string_insertion")
 
 
 def ask(item: Item, answer: str) -> tuple[str, StepResult]:
@@ -46,13 +46,13 @@ def test_sums_are_answered_by_arithmetic_and_told_from_wrong_ones() -> None:
 def test_queens_are_placed_on_several_lines_by_the_packages_own_answer() -> None:
     spec = get_env("reasoning-gym:n_queens")
     item = seeded_item(spec.name, 5)
-    (said,) = spec.expert(item)
-    assert "\n" not in said.action
-    board = [line.split() for line in said.action.split("\\n")]
+    (message,) = spec.expert(item)
+    assert "\n" not in message.action
+    board = [line.split() for line in message.action.split("\\n")]
     queens = [(row, line.index("Q")) for row, line in enumerate(board)]
     for sign in (-1, 0, 1):
         assert len({column + sign * row for row, column in queens}) == 8
-    assert ask(item, said.action)[1].success
+    assert ask(item, message.action)[1].success
     # The package gives half for the same board in another form: a reward, and no success.
     assert ask(item, str(board))[1] == StepResult("The answer is not right.", 0.5, terminated=True)
 
@@ -79,30 +79,36 @@ def test_no_question_is_asked_twice() -> None:
     assert item.metadata["difficulty"]["num_animals"] == [3, 10]
 
 
-@pytest.mark.parametrize("name", EVALUATED)
+@pytest.mark.parametrize("name", EVALUATING)
 def test_an_answer_is_never_run(name: str, tmp_path: Path) -> None:
     mark = tmp_path / "mark"
-    spelled = "+".join(f"chr({ord(letter)})" for letter in f"open({str(mark)!r}, 'w')")
+    spelling = "+".join(f"chr({ord(letter)})" for letter in f"open({str(mark)!r}, 'w')")
     item = seeded_item(f"reasoning-gym:{name}", 0)
-    for answer in (f"open({str(mark)!r}, 'w')", f"exec({spelled})", f"[{spelled}]", "9**9**9**9", "[" * 5000):
+    for answer in (
+        f"open({str(mark)!r}, 'w')",
+        f"exec({spelling})",
+        f"[{spelling}]",
+        "9**9**9**9",
+        "[" * 5000,
+    ):
         _, result = ask(item, answer)
         assert (result.terminated, result.success) == (True, False)
     assert not mark.exists()
 
 
 @pytest.mark.parametrize(
-    ("name", "said"),
+    ("name", "message"),
     [
         ("leg_countin", "did you mean 'reasoning-gym:leg_counting'"),
-        ("simple_integration", "refused: its scorer evaluates answers as Python"),
+        ("simple_integration", "rejected: its scorer evaluates answers as Python"),
         ("leg_counting?min_animals=0", "min_animals must be positive"),
         ("leg_counting?animals=3", "unexpected keyword argument 'animals'"),
         ("leg_counting?seed=3", "option 'seed' cannot be set"),
         ("", "names no environment after the colon"),
     ],
 )
-def test_what_cannot_be_asked_is_refused_by_name(name: str, said: str) -> None:
-    with pytest.raises(ConfigError, match=re.escape(said)):
+def test_what_cannot_be_asked_is_refused_by_name(name: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(message)):
         get_env(f"reasoning-gym:{name}")
 
 

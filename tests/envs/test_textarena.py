@@ -16,14 +16,14 @@ import pytest
 import textarena
 from textarena.envs.registration import ENV_REGISTRY
 
-from envs.adapters.seeds import OwnRandom, seeded_item
-from envs.adapters.textarena import GAMES
+from envs.adapters.seeds import EpisodeRandom, seeded_item
+from envs.adapters.textarena import SINGLE_PLAYER_GAMES
 from envs.errors import ConfigError, MissingDependency
 from envs.registry import get_env
 from envs.types import StepResult
 
 ROOT = Path(__file__).parents[2]
-DRAWN = ("textarena:Blackjack-v0", "textarena:2048-v0")
+RANDOM_DRAWS = ("textarena:Blackjack-v0", "textarena:2048-v0")
 """Games that draw by the global `random` while they are played."""
 
 
@@ -34,7 +34,7 @@ def hanoi(disks: int, start: str, end: str, spare: str) -> Iterator[str]:
         yield from hanoi(disks - 1, spare, end, start)
 
 
-async def played(name: str, seed: int, actions: list[str]) -> tuple[str, list[StepResult]]:
+async def play(name: str, seed: int, actions: list[str]) -> tuple[str, list[StepResult]]:
     env = get_env(name).make()
     opening, results = await env.reset(seeded_item(name, seed)), list[StepResult]()
     for action in actions:
@@ -45,12 +45,12 @@ async def played(name: str, seed: int, actions: list[str]) -> tuple[str, list[St
 
 
 def test_hanoi_is_solved_by_recursion_and_spoilt_by_a_larger_disk_on_a_smaller() -> None:
-    _, results = asyncio.run(played("textarena:TowerOfHanoi-v0", 0, list(hanoi(3, "A", "C", "B"))))
+    _, results = asyncio.run(play("textarena:TowerOfHanoi-v0", 0, list(hanoi(3, "A", "C", "B"))))
     assert len(results) == 7
     assert results[-1].success
     assert results[-1].reward == 1.0
     assert not any(result.terminated or result.reward for result in results[:-1])
-    _, spoilt = asyncio.run(played("textarena:TowerOfHanoi-v0", 0, ["[A C]", "[A C]", "[A C]"]))
+    _, spoilt = asyncio.run(play("textarena:TowerOfHanoi-v0", 0, ["[A C]", "[A C]", "[A C]"]))
     assert "invalid move" in spoilt[1].observation
     assert (spoilt[2].terminated, spoilt[2].success) == (True, False)
 
@@ -59,7 +59,7 @@ def test_numbers_are_found_by_halving_on_one_instance_after_another() -> None:
     spec = get_env("textarena:GuessTheNumber-v0-hardcore")
 
     async def search() -> set[int]:
-        env, found = spec.make(), set()
+        env, matches = spec.make(), set()
         for item in spec.split(0).test[:8]:
             low, high = map(int, re.findall(r"between (\d+) and (\d+)", await env.reset(item))[0])
             while True:
@@ -70,17 +70,17 @@ def test_numbers_are_found_by_halving_on_one_instance_after_another() -> None:
                 assert result.observation.count("[GAME]") == 1  # what is new, not all that was said
                 low, high = (guess + 1, high) if "higher" in result.observation else (low, guess - 1)
             assert result.success
-            found.add(guess)
+            matches.add(guess)
         await env.close()
-        return found
+        return matches
 
     assert len(asyncio.run(search())) > 3
 
 
-@pytest.mark.parametrize("name", DRAWN)
+@pytest.mark.parametrize("name", RANDOM_DRAWS)
 def test_episodes_side_by_side_are_what_each_is_alone(name: str) -> None:
     actions = ["[hit]", "[up]", "[stand]", "[left]", "[hit]", "[down]", "[hit]"]
-    alone = [asyncio.run(played(name, seed, actions)) for seed in (1, 2)]
+    alone = [asyncio.run(play(name, seed, actions)) for seed in (1, 2)]
     assert alone[0] != alone[1]
 
     async def together() -> list[tuple[str, list[StepResult]]]:
@@ -104,31 +104,31 @@ def test_the_global_generators_are_left_as_they_were() -> None:
     np.random.seed(7)
     before = random.getstate(), np.random.random(), random.setstate(random.getstate())
     np.random.seed(7)
-    own = OwnRandom(3)
-    with own:
+    random_state = EpisodeRandom(3)
+    with random_state:
         first = random.random(), np.random.random()
-    asyncio.run(played("textarena:Sokoban-v0", 0, ["[up]"]))
-    with own:
+    asyncio.run(play("textarena:Sokoban-v0", 0, ["[up]"]))
+    with random_state:
         second = random.random(), np.random.random()
     assert random.getstate() == before[0]
     assert np.random.random() == before[1]
-    with OwnRandom(3):
+    with EpisodeRandom(3):
         assert [(random.random(), np.random.random()) for _ in range(2)] == [first, second]
 
 
 async def openings(names: list[str]) -> dict[str, str]:
-    seen = {}
+    views = {}
     for name in names:
         env = get_env(name).make()
         for index in (11, 4):
-            seen[f"{name} {index}"] = await env.reset(seeded_item(name, index))
-    return seen
+            views[f"{name} {index}"] = await env.reset(seeded_item(name, index))
+    return views
 
 
 @pytest.mark.heavy
 def test_an_item_opens_alike_in_every_process() -> None:
     names = [
-        *DRAWN,
+        *RANDOM_DRAWS,
         "textarena:FrozenLake-v0-random",
         "gymnasium:Taxi-v4",
     ]
@@ -153,28 +153,28 @@ def test_all_games_for_one_player_are_listed_but_for_those_that_cannot_be_played
         file = package.joinpath(*module[1:]).with_suffix(".py")  # one that is registered does not exist
         if file.is_file() and "SinglePlayerState" in file.read_text():
             alone.add(module[2])
-    assert alone == {*GAMES, "GuessWho", "TwentyQuestions", "Klondike"}
+    assert alone == {*SINGLE_PLAYER_GAMES, "GuessWho", "TwentyQuestions", "Klondike"}
 
 
 def test_an_end_by_an_invalid_move_gives_no_success_even_where_the_game_names_a_text_as_reward() -> None:
-    _, results = asyncio.run(played("textarena:Countdown-v0", 0, ["[nonsense]", "[nonsense]"]))
+    _, results = asyncio.run(play("textarena:Countdown-v0", 0, ["[nonsense]", "[nonsense]"]))
     assert results[-1] == StepResult(results[-1].observation, 0.0, terminated=True)
     assert "Invalid" in results[-1].observation
-    _, results = asyncio.run(played("textarena:Countdown-v0", 0, ["[" * 3000]))
+    _, results = asyncio.run(play("textarena:Countdown-v0", 0, ["[" * 3000]))
     assert not results[-1].terminated
 
 
 @pytest.mark.parametrize(
-    ("name", "said"),
+    ("name", "message"),
     [
-        ("Chess-v0", "is refused"),
-        ("TwentyQuestions-v0", "is refused"),
+        ("Chess-v0", "is rejected"),
+        ("TwentyQuestions-v0", "is rejected"),
         ("TowerOfHanoy-v0", "did you mean 'textarena:TowerOfHanoi-v0'"),
         ("TowerOfHanoi-v0?towers=4", "unexpected keyword argument 'towers'"),
     ],
 )
-def test_what_cannot_be_played_is_refused_by_name(name: str, said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
+def test_what_cannot_be_played_is_refused_by_name(name: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
         get_env(f"textarena:{name}")
 
 

@@ -227,7 +227,7 @@ def test_what_is_missing_is_named_before_a_run(monkeypatch: pytest.MonkeyPatch, 
         assert missing is not None
         assert missing.startswith("start map (http://127.0.0.1:9: ")
     with pytest.raises(
-        MissingDependency, match=r"shopping_state.json is not there, .*envs.builtin.webarena.login"
+        MissingDependency, match=r"shopping_state.json is missing, .*envs.builtin.webarena.login"
     ):
         storage_state(["shopping"])
     (tmp_path / "shopping_state.json").write_text("{}")

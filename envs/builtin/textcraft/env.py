@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
-from envs.adapters.arguments import parse, unknown
+from envs.adapters.arguments import parse_name, unknown_target
 from envs.errors import ConfigError, unknown_item
 from envs.registry import EnvSpec, ExpertStep, Split
 from envs.types import Item, StepResult
@@ -152,14 +152,15 @@ def expert(item: Item, *, listing: str = "") -> Sequence[ExpertStep]:
 
 def spec(argument: str) -> EnvSpec:
     """The environment `textcraft:agentgym?listing=FILE`; raises `ConfigError` for another name or option."""
-    target, options = parse(argument, family=FAMILY)
+    name = f"{FAMILY}:{argument}"
+    target, options = parse_name(name)
     if target != AGENTGYM:
-        raise unknown(target, family=FAMILY, known=(AGENTGYM,))
+        raise unknown_target(target, family=FAMILY, targets=(AGENTGYM,))
     listing = options.pop("listing", None)
     if options or not isinstance(listing, str):
-        raise ConfigError(f"env {f'{FAMILY}:{argument}'!r}: give one option, listing=FILE")
+        raise ConfigError(f"env {name!r}: give one option, listing=FILE")
     if not Path(listing).is_file():
-        raise ConfigError(f"env {f'{FAMILY}:{argument}'!r}: there is no file {listing}")
+        raise ConfigError(f"env {name!r}: there is no file {listing}")
     return _spec(listing)
 
 

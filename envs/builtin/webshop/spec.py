@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
-from envs.adapters.arguments import parse, unknown
+from envs.adapters.arguments import parse_name, unknown_target
 from envs.builtin.webshop.data import WEBSHOP, WEBSHOP_FULL
 from envs.builtin.webshop.env import INSTRUCTIONS, PACKAGES, Variant, WebShopEnv, load_shop
 from envs.builtin.webshop.goals import GoalKind
@@ -63,10 +63,10 @@ def parse_argument(
     argument: str, *, family: str, catalogues: Mapping[str, DataSet], goals: Sequence[GoalKind]
 ) -> Variant:
     """The environment `<family>:<argument>`; the first catalogue and kind of goals are the defaults."""
-    view, options = parse(argument, family=family)
-    if view not in list(View):
-        raise unknown(view, family=family, known=View)
     name = f"{family}:{argument}"
+    view, options = parse_name(name)
+    if view not in list(View):
+        raise unknown_target(view, family=family, targets=View)
     catalogue = _pop_choice(options, "catalogue", tuple(catalogues), name)
     kind = _pop_choice(options, "goals", goals, name)
     lists_actions = options.pop("actions", True)
