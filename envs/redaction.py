@@ -31,7 +31,7 @@ _secrets: set[str] = set()
 
 def register_secret(secret: str | None) -> None:
     """Redact `secret` in all texts from now on, in this process; None and an empty text are ignored."""
-    if secret and len(secret) >= MIN_CHARS:
+    if secret:
         _secrets.add(secret)
 
 
@@ -52,7 +52,9 @@ def register_url(url: str) -> None:
 
 def redact(text: str) -> str:
     """Return `text` without known secrets, including their encodings in URLs, JSON and Python."""
-    for secret in sorted(_secrets | _environment_secrets(), key=len, reverse=True):
+    variables = {value for name, value in os.environ.items() if _SECRET_NAME.search(name)}
+    secrets = (secret for secret in _secrets | variables if len(secret) >= MIN_CHARS)
+    for secret in sorted(secrets, key=len, reverse=True):
         for form in {secret, quote(secret, safe=""), json.dumps(secret)[1:-1], repr(secret)[1:-1]}:
             text = text.replace(form, REDACTION)
     for pattern in _PATTERNS:
@@ -87,9 +89,3 @@ class _CleanRecords:
             if (clean := redact(trace)) != trace:
                 record.exc_text = clean  # formatters prefer it
         return record
-
-
-def _environment_secrets() -> set[str]:
-    return {
-        value for name, value in os.environ.items() if len(value) >= MIN_CHARS and _SECRET_NAME.search(name)
-    }

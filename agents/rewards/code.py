@@ -21,7 +21,7 @@ from agents.rewards.function import reward
 from agents.rewards.text import verdict
 from envs.sandbox.backend import Backend, SandboxLimits
 from envs.sandbox.interpreter import Interpreter
-from envs.sandbox.sandbox import Sandbox, choose_backend
+from envs.sandbox.sandbox import SANDBOX, choose_backend
 
 TEST_TIMEOUT_S = 10.0
 """Seconds of one test."""
@@ -152,7 +152,7 @@ def _backend() -> Backend:
     return choose_backend()
 
 
-@reward(needs=(Sandbox(),), timeout_s=None)
+@reward(needs=(SANDBOX,), timeout_s=None)
 async def code_tests(
     final_response: str, tests: object, entry_point: str | None = None
 ) -> dict[str, float | bool]:

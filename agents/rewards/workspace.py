@@ -7,11 +7,11 @@ from agents.rewards.function import reward
 from agents.rewards.text import verdict
 from envs.base import Environment
 from envs.errors import ConfigError
-from envs.sandbox.sandbox import Sandbox
+from envs.sandbox.sandbox import SANDBOX
 from envs.sandbox.workspace import WithWorkspace, read_files
 
 
-@reward(needs=(Sandbox(),), timeout_s=None)
+@reward(needs=(SANDBOX,), timeout_s=None)
 async def workspace_tests(
     env: Environment, test_command: str, test_files: Mapping[str, Any] | None = None
 ) -> dict[str, float | bool]:

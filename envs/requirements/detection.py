@@ -92,28 +92,10 @@ class Program:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CheckedRequirement:
-    """A requirement with a check of its own, such as a server that must answer."""
+    """A requirement with its own check, such as a server that must answer."""
 
     name: str
     find_remedy: Callable[[], str | None]
-
-
-@dataclass(frozen=True, slots=True)
-class UserNamespaces:
-    """What sandboxes consist of unless Wingspan runs as root; the system may forbid them."""
-
-    name: str = "user namespaces"
-
-    def find_remedy(self) -> str | None:
-        reason = describe_failure(["unshare", "--user", "true"])
-        if reason is None:
-            return None
-        remedies = [
-            remedy
-            for file, forbidding_value, remedy in _NAMESPACE_SETTINGS
-            if _has_text(file, forbidding_value)
-        ]
-        return " and ".join(remedies) or f"have the machine allow user namespaces ({reason})"
 
 
 _INSTALL = {
@@ -151,6 +133,18 @@ _NAMESPACE_SETTINGS = (
     ),
 )
 """File, the text in it that forbids user namespaces, the command that allows them."""
+
+
+def _find_namespaces_remedy() -> str | None:
+    reason = describe_failure(["unshare", "--user", "true"])
+    if reason is None:
+        return None
+    remedies = [remedy for file, value, remedy in _NAMESPACE_SETTINGS if _has_text(file, value)]
+    return " and ".join(remedies) or f"have the machine allow user namespaces ({reason})"
+
+
+USER_NAMESPACES = CheckedRequirement("user namespaces", _find_namespaces_remedy)
+"""What sandboxes consist of unless Wingspan runs as root; the system may forbid them."""
 
 _EXTRA = re.compile(r"extra == [\"']([\w.-]+)[\"']")
 

@@ -124,7 +124,7 @@ class ForkServer:
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             _run_worker(self._make, connection, parent_pid=parent_pid)
-        with suppress(OSError):  # it may have child already
+        with suppress(OSError):  # it may have exited already
             os.setpgid(pid, pid)
         return pid
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from envs.requirements.detection import BUBBLEWRAP, UTIL_LINUX, UserNamespaces, first_remedy
+from envs.requirements.detection import BUBBLEWRAP, USER_NAMESPACES, UTIL_LINUX, first_remedy
 from envs.sandbox.backend import ENVIRONMENT, NOBODY, Backend, SandboxLimits, apply_limits, find_failure
 from envs.sandbox.seccomp import filter_file
 
@@ -24,7 +24,7 @@ class Bubblewrap(Backend):
     python: str = "/usr/bin/python3"
 
     def find_remedy(self) -> str | None:
-        return first_remedy(BUBBLEWRAP, UTIL_LINUX, UserNamespaces()) or find_failure(self)
+        return first_remedy(BUBBLEWRAP, UTIL_LINUX, USER_NAMESPACES) or find_failure(self)
 
     def command(self, program: Sequence[str], limits: SandboxLimits, *, label: str) -> list[str]:
         drop = ["setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups", "--no-new-privs"]

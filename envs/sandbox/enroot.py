@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from envs.requirements.detection import UTIL_LINUX, UserNamespaces, describe_failure, first_remedy
+from envs.requirements.detection import USER_NAMESPACES, UTIL_LINUX, describe_failure, first_remedy
 from envs.sandbox.backend import ENVIRONMENT, Backend, SandboxLimits, apply_limits, find_failure
 from envs.sandbox.containers import IMAGE, LIFE_S
 from envs.sandbox.seccomp import LOADER, bpf
@@ -40,7 +40,7 @@ class Enroot(Backend):
     def find_remedy(self) -> str | None:
         if (reason := describe_failure(["enroot", "version"])) is not None:
             return f"{INSTALL} ({reason})"
-        if (remedy := first_remedy(UTIL_LINUX, UserNamespaces())) is not None:
+        if (remedy := first_remedy(UTIL_LINUX, USER_NAMESPACES)) is not None:
             return remedy
         if os.geteuid() == 0:
             return "start the run as a user other than root"

@@ -5,9 +5,9 @@ The backend belongs to the machine, not to a run: `WINGSPAN_SANDBOX` names one, 
 """
 
 import os
-from dataclasses import dataclass
 
 from envs.errors import ConfigError, MissingDependency
+from envs.requirements.detection import CheckedRequirement
 from envs.sandbox.backend import Backend
 from envs.sandbox.bubblewrap import Bubblewrap
 from envs.sandbox.containers import Containers
@@ -41,15 +41,13 @@ def choose_backend() -> Backend:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class Sandbox:
-    """The `Requirement` of an environment that runs code."""
+def _find_remedy() -> str | None:
+    try:
+        choose_backend()
+    except MissingDependency as error:
+        return str(error)
+    return None
 
-    name: str = "a sandbox"
 
-    def find_remedy(self) -> str | None:
-        try:
-            choose_backend()
-        except MissingDependency as error:
-            return str(error)
-        return None
+SANDBOX = CheckedRequirement("a sandbox", _find_remedy)
+"""The requirement of code that runs in a sandbox."""

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 from envs.errors import ConfigError, MissingDependency, WingspanError
 from envs.registry import ENVIRONMENTS, get_env
-from envs.requirements.detection import APPLICATION, PROBE_TIMEOUT_S, Package, Requirement, UserNamespaces
+from envs.requirements.detection import APPLICATION, PROBE_TIMEOUT_S, USER_NAMESPACES, Package, Requirement
 from envs.retrieval.redis_server import Redis
 from envs.sandbox.sandbox import BACKENDS
 
@@ -160,10 +160,8 @@ def _environments(pipeline: "Pipeline") -> Iterator[Finding]:
 
 
 def _sandboxes() -> Iterator[Finding]:
-    namespaces = UserNamespaces()
-    yield _finding(
-        namespaces.name, namespaces.find_remedy(), "bubblewrap, enroot, rootless podman", is_needed=False
-    )
+    remedy = USER_NAMESPACES.find_remedy()
+    yield _finding(USER_NAMESPACES.name, remedy, "bubblewrap, enroot, rootless podman", is_needed=False)
     for backend in BACKENDS.values():
         yield _finding(backend.name, backend.find_remedy(), "a sandbox for code", is_needed=False)
 

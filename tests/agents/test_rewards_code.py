@@ -8,11 +8,11 @@ from agents.rewards import REWARDS
 from agents.rewards import code as rewards_code
 from agents.rewards.code import InputOutput, extract_code, read_tests
 from envs.errors import MissingDependency, RewardFailed
-from envs.sandbox.sandbox import CHOICE_VARIABLE, Sandbox
+from envs.sandbox.sandbox import CHOICE_VARIABLE, SANDBOX
 from tests.support.reward_toy import judged
 
-SANDBOX = Sandbox().find_remedy()
-in_sandbox = pytest.mark.skipif(SANDBOX is not None, reason=str(SANDBOX))
+MISSING = SANDBOX.find_remedy()
+in_sandbox = pytest.mark.skipif(MISSING is not None, reason=str(MISSING))
 
 
 def value_of(code, **fields):

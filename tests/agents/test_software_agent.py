@@ -10,12 +10,12 @@ from agents.clients.endpoint import Endpoint
 from agents.rollout.rollout import rollout
 from agents.types import Trajectory
 from envs.errors import ConfigError
-from envs.sandbox.sandbox import Sandbox
+from envs.sandbox.sandbox import SANDBOX
 from tasks.config.data import DataSettings
 from tasks.data.files import read_parts
 from tests.support.chat_server import chat_server, says
 
-MISSING = Sandbox().find_remedy()
+MISSING = SANDBOX.find_remedy()
 needs_sandbox = pytest.mark.skipif(MISSING is not None, reason=str(MISSING))
 TOOLS = ["shell", "list_files", "grep", "read_file", "edit_file", "create_file", "undo_edit"]
 HIDDEN = (

@@ -15,11 +15,11 @@ from agents.tools.toolbox import Toolbox
 from agents.tools.types import ToolResult, ToolStatus
 from envs.errors import ConfigError, MissingDependency
 from envs.sandbox.backend import SandboxLimits
-from envs.sandbox.sandbox import Sandbox
+from envs.sandbox.sandbox import SANDBOX
 from envs.sandbox.workspace import WithWorkspace, Workspace
 from tests.support.toy import ToyEnv, toy_item
 
-MISSING = Sandbox().find_remedy()
+MISSING = SANDBOX.find_remedy()
 needs_sandbox = pytest.mark.skipif(MISSING is not None, reason=str(MISSING))
 LIMITS = SandboxLimits(memory_mb=256, disk_mb=16, shm_mb=4)
 NAMES = ["code_session", "shell", "read_file", "create_file", "edit_file", "undo_edit", "list_files", "grep"]

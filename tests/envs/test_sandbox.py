@@ -19,7 +19,7 @@ from envs.sandbox.bubblewrap import Bubblewrap
 from envs.sandbox.containers import Containers
 from envs.sandbox.enroot import Enroot
 from envs.sandbox.interpreter import Interpreter
-from envs.sandbox.sandbox import BACKENDS, Sandbox, choose_backend
+from envs.sandbox.sandbox import BACKENDS, SANDBOX, choose_backend
 
 LIMITS = SandboxLimits(memory_mb=100, processes=9, disk_mb=20, shm_mb=5, open_files=50)
 needs_bubblewrap = pytest.mark.skipif(
@@ -99,7 +99,7 @@ def test_a_named_sandbox_is_taken_or_refused(monkeypatch: pytest.MonkeyPatch) ->
 def test_without_any_sandbox_all_remedies_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("WINGSPAN_SANDBOX", raising=False)
-    message = Sandbox().find_remedy()
+    message = SANDBOX.find_remedy()
     assert message is not None
     for remedy in ("install bubblewrap", "install podman", "install docker.io", "NVIDIA/enroot"):
         assert remedy in message

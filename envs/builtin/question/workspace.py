@@ -5,7 +5,7 @@ from functools import cache
 
 from envs.builtin.question.env import SPEC as QUESTION
 from envs.builtin.question.env import QuestionEnv
-from envs.sandbox.sandbox import Sandbox, choose_backend
+from envs.sandbox.sandbox import SANDBOX, choose_backend
 from envs.sandbox.workspace import WithWorkspace, Workspace, read_files
 
 _backend = cache(choose_backend)  # asking takes programs, and every instance is made on the event loop
@@ -16,4 +16,4 @@ def make() -> WithWorkspace:
     return WithWorkspace(QuestionEnv(), Workspace(backend=_backend()))
 
 
-SPEC = replace(QUESTION, name="workspace", make=make, requirements=(Sandbox(),), check_fields=read_files)
+SPEC = replace(QUESTION, name="workspace", make=make, requirements=(SANDBOX,), check_fields=read_files)

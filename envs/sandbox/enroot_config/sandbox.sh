@@ -1,4 +1,4 @@
-# Read by `enroot start --conf` (envs/sandbox/enroot.py), which gives the sizes: what a sandbox has beside its image.
+# Read by `enroot start --conf` (envs/sandbox/enroot.py), which sets the sizes: the mounts of a sandbox besides its image.
 mounts() {
     cat <<EOF
 tmpfs /dev tmpfs x-create=dir,rw,nosuid,noexec,mode=755,size=64k
