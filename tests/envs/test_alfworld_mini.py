@@ -100,5 +100,5 @@ def test_killed_games_cost_attempts_and_nothing_else() -> None:
         :2
     ]
     outcome = measure("alfworld-mini", items, kills=2, num_samples=2, capacity=2)
-    assert (outcome.kills, outcome.episodes, outcome.solved) == (2, 4, 2)
-    assert outcome.same
+    assert (outcome.kills, outcome.episodes, outcome.successes) == (2, 4, 2)
+    assert outcome.is_same

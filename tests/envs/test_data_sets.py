@@ -125,13 +125,13 @@ def test_what_is_here_is_not_downloaded_again(server: Server) -> None:
 
 
 @pytest.mark.parametrize(
-    ("fields", "expected"),
+    ("fields", "message"),
     [({"bytes": 5}, "bytes 3000000, and 5 was expected"), ({"sha256": "0" * 64}, "0{64} was expected")],
 )
 def test_a_file_that_is_not_what_it_should_be_is_refused(
-    server: Server, fields: dict[str, object], expected: str
+    server: Server, fields: dict[str, object], message: str
 ) -> None:
-    with pytest.raises(DownloadFailed, match=expected):
+    with pytest.raises(DownloadFailed, match=message):
         fetch(a_set(server, "big.bin", **fields))
     assert not list(get_folder().glob("big*"))
 

@@ -144,17 +144,17 @@ def test_cancelling_a_step_that_hangs_ends_its_process(host_of: Any) -> None:
 def test_what_an_environment_starts_ends_with_it() -> None:
     async def main() -> None:
         host = ProcessHost(Rogue)
-        closed, killed = HostedEnv(host), HostedEnv(host)
-        for env in (closed, killed):
+        closed_env, killed_env = HostedEnv(host), HostedEnv(host)
+        for env in (closed_env, killed_env):
             await env.reset(ITEM)
-        programs = [int((await env.step("spawn")).observation) for env in (closed, killed)]
+        programs = [int((await env.step("spawn")).observation) for env in (closed_env, killed_env)]
         assert all(psutil.pid_exists(pid) for pid in programs)
-        assert killed.pid is not None
-        os.kill(killed.pid, signal.SIGKILL)
-        await closed.close()
+        assert killed_env.pid is not None
+        os.kill(killed_env.pid, signal.SIGKILL)
+        await closed_env.close()
         for pid in programs:
             await until_gone(pid)
-        await close_all(killed, host)
+        await close_all(killed_env, host)
 
     asyncio.run(main())
 

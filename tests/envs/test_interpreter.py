@@ -105,8 +105,8 @@ def test_output_of_child_processes_is_caught_in_order(sandbox):
     ],
 )
 def test_what_ends_the_interpreter_is_said_and_the_next_run_begins_afresh(sandbox, code, reason):
-    [_, ended, fresh] = runs(sandbox, "x = 1", code, "'x' in globals()", timeout_s=1)
-    assert reason in ended.end_reason
+    [_, run, fresh] = runs(sandbox, "x = 1", code, "'x' in globals()", timeout_s=1)
+    assert reason in run.end_reason
     assert fresh == Run("False\n", end_reason=None)
 
 
@@ -120,8 +120,8 @@ def test_an_interpreter_that_died_between_two_runs_says_so_and_begins_nothing(sa
             os.killpg(process.pid, signal.SIGKILL)
             await wait_until_async(lambda: not process.is_running())
             await asyncio.sleep(0.2)  # until asyncio's thread has informed the event loop
-            reported = await interpreter.run("print('begun')")
-            assert (reported.output, "died since the last run" in reported.end_reason) == ("", True)
+            report = await interpreter.run("print('begun')")
+            assert (report.output, "died since the last run" in report.end_reason) == ("", True)
             assert (await interpreter.run("'x' in globals()")).output == "False\n"
         finally:
             await interpreter.close()

@@ -13,9 +13,9 @@ from tests.support.kills import measure
 def test_killed_processes_cost_attempts_and_nothing_else() -> None:
     outcome = measure("textcraft", get_env("textcraft").split(0).train[:4], kills=6)
     assert outcome.kills == 6
-    assert (outcome.episodes, outcome.solved) == (32, 16)
-    assert outcome.same
-    assert outcome.retried >= 1
+    assert (outcome.episodes, outcome.successes) == (32, 16)
+    assert outcome.is_same
+    assert outcome.retries >= 1
 
 
 @pytest.mark.skipif(shutil.which("java") is None, reason="apt-get install default-jre-headless")
@@ -23,5 +23,5 @@ def test_killed_jvms_cost_attempts_and_nothing_else() -> None:
     items = [Item(item_id="sciworld_4240", env="sciworld")]
     outcome = measure("sciworld", items, kills=2, num_samples=4, capacity=2)
     assert outcome.kills == 2
-    assert (outcome.episodes, outcome.solved) == (4, 2)
-    assert outcome.same
+    assert (outcome.episodes, outcome.successes) == (4, 2)
+    assert outcome.is_same

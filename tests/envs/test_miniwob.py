@@ -74,6 +74,6 @@ def test_a_killed_browser_costs_attempts_and_nothing_else() -> None:
     items = [item("click-test"), item("login-user")]
     outcome = measure("miniwob", items, kills=1, num_samples=4, capacity=4, kill=kill_browser)
     assert outcome.kills == 1
-    assert (outcome.episodes, outcome.solved) == (8, 4)
-    assert outcome.same
-    assert outcome.retried >= 1
+    assert (outcome.episodes, outcome.successes) == (8, 4)
+    assert outcome.is_same
+    assert outcome.retries >= 1

@@ -130,8 +130,8 @@ def test_fresh_means_a_new_instance_within_the_cap() -> None:
             pass
         async with pool.lease() as again:
             assert again is first
-        async with pool.lease(fresh=True, timeout_s=1) as other:
-            assert other is not first
+        async with pool.lease(fresh=True, timeout_s=1) as fresh_env:
+            assert fresh_env is not first
             assert make.instances[0].closed
             assert pool.metrics.live == 1
 

@@ -48,11 +48,11 @@ class Outcome:
     kills: int
     """Processes that were killed."""
     episodes: int
-    """Of the undisturbed run, as is `solved`."""
-    solved: int
-    same: bool
+    """Of the undisturbed run, as are `successes`."""
+    successes: int
+    is_same: bool
     """The disturbed run left each trajectory once, with the same observations, rewards and end."""
-    retried: int
+    retries: int
     """Episodes that took more than one attempt."""
     undisturbed_s: float
     disturbed_s: float
@@ -92,7 +92,7 @@ class Processes:
     """The processes of environments on this machine."""
 
     def __init__(self) -> None:
-        self._protected = set(psutil.Process().children(recursive=True))
+        self._other_processes = set(psutil.Process().children(recursive=True))
 
     def kill(self, chance: random.Random) -> bool:
         """Kill one of them."""
@@ -102,7 +102,11 @@ class Processes:
             with suppress(psutil.NoSuchProcess):
                 # This process's direct children are JVMs and the fork server.
                 is_worker = process.ppid() != this.pid or process.name() == "java"
-                if is_worker and process not in self._protected and process.status() != psutil.STATUS_ZOMBIE:
+                if (
+                    is_worker
+                    and process not in self._other_processes
+                    and process.status() != psutil.STATUS_ZOMBIE
+                ):
                     victims.append(process)
         if not victims:
             return False
@@ -221,7 +225,7 @@ def measure(
     killer = Killer(sampler(), kills=kills, calls=calls, kill=kill)
 
     async def run_episodes(sampler: Killer | ScriptedSampler) -> tuple[list[Trajectory], float]:
-        ended: list[Trajectory] = []
+        trajectories: list[Trajectory] = []
         envs = EnvManager([spec], capacity=capacity)
         start = time.perf_counter()
         await run_groups(
@@ -230,7 +234,7 @@ def measure(
                 name="play",
                 num_samples=num_samples,
                 max_attempts=kills + 1,
-                callbacks=Callbacks(on_trajectory=ended.append),
+                callbacks=Callbacks(on_trajectory=trajectories.append),
             ),
             envs=envs,
             start_conversation=partial(
@@ -243,17 +247,17 @@ def measure(
         )
         seconds = time.perf_counter() - start
         await envs.close()
-        return sorted(ended, key=lambda t: (t.item.item_id, t.sample_index)), seconds
+        return sorted(trajectories, key=lambda t: (t.item.item_id, t.sample_index)), seconds
 
-    undisturbed, undisturbed_s = asyncio.run(run_episodes(sampler()))
-    disturbed, disturbed_s = asyncio.run(run_episodes(killer))
+    baseline, undisturbed_s = asyncio.run(run_episodes(sampler()))
+    result, disturbed_s = asyncio.run(run_episodes(killer))
     return Outcome(
         env=env,
         kills=killer.num_kills,
-        episodes=len(undisturbed),
-        solved=sum(trajectory.success for trajectory in undisturbed),
-        same=list(map(to_record, disturbed)) == list(map(to_record, undisturbed)),
-        retried=sum(trajectory.attempts > 1 for trajectory in disturbed),
+        episodes=len(baseline),
+        successes=sum(trajectory.success for trajectory in baseline),
+        is_same=list(map(to_record, result)) == list(map(to_record, baseline)),
+        retries=sum(trajectory.attempts > 1 for trajectory in result),
         undisturbed_s=round(undisturbed_s, 2),
         disturbed_s=round(disturbed_s, 2),
     )
