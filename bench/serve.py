@@ -76,9 +76,9 @@ async def steps(url: str, server: psutil.Process, *, clients: int, total: int, p
             turn = number // clients
             if turn and turn % STEPS_PER_EPISODE == 0:
                 await env.reset(train[client])
-            started = time.perf_counter()
+            start_s = time.perf_counter()
             result = await env.step(ACTIONS[turn % len(ACTIONS)])
-            latencies_s.append(time.perf_counter() - started)
+            latencies_s.append(time.perf_counter() - start_s)
             if not result.observation or result.terminated:
                 raise RuntimeError(f"step {turn} of client {client} went wrong: {result}")
 
@@ -86,9 +86,9 @@ async def steps(url: str, server: psutil.Process, *, clients: int, total: int, p
     for env, item in zip(envs, train, strict=False):
         await env.reset(item)  # recipes are looked up once per item and process
     before = cpu_s(server), cpu_s(this_process)
-    started = time.perf_counter()
+    start_s = time.perf_counter()
     await asyncio.gather(*map(play, range(clients)))
-    wall_s = time.perf_counter() - started
+    wall_s = time.perf_counter() - start_s
     server_s, client_s = cpu_s(server) - before[0], cpu_s(this_process) - before[1]
     for env in envs:
         await env.close()
@@ -120,10 +120,10 @@ async def abandon(url: str, server: psutil.Process, *, total: int) -> Any:
                 await post("/step", {"id": session_id, "action": "get 3 oak logs"})
 
         for suffix in ("", "_again"):
-            started = time.perf_counter()
+            start_s = time.perf_counter()
             indices = iter(range(total))
             await asyncio.gather(*(leave(indices) for _ in range(16)))
-            result.setdefault("requests_per_s", round(3 * total / (time.perf_counter() - started)))
+            result.setdefault("requests_per_s", round(3 * total / (time.perf_counter() - start_s)))
             result["sessions"].append(await live(http))
             result[f"mb_full{suffix}"] = megabytes(server)
             while await live(http):

@@ -1,9 +1,9 @@
-"""Encoders of texts by name: transformers' models, as E5 and its kin are used for retrieval.
+"""Encoders of texts for retrieval: models of transformers, e.g. of the E5 family.
 
-A vector is the mean of the last layer over the tokens, made of length 1. Models of the E5 family want `query:
-` and `passage: ` before their texts (Wang et al. 2022, arXiv 2212.03533), those of the BGE family a sentence
-before queries (their model cards); the reference (Search-R1's retrieval_server.py) goes by their names, as is
-done here.
+A vector is the mean of the last layer over the tokens, normalized to length 1. Models of the E5 family expect
+`query: ` and `passage: ` before their texts (Wang et al. 2022, arXiv 2212.03533), those of the BGE family a
+sentence before queries (their model cards). The model's name decides, as in the reference (Search-R1's
+retrieval_server.py).
 """
 
 import threading
@@ -14,7 +14,7 @@ from envs.errors import ConfigError
 from envs.retrieval.dense import Vectors
 
 MAX_TOKENS = 256
-"""Of a query or a passage, as in the reference; the rest is not read."""
+"""Per query or passage, as in the reference; the rest is cut off."""
 
 _PREFIXES = {
     "e5": ("query: ", "passage: "),
@@ -23,7 +23,7 @@ _PREFIXES = {
 
 
 class TransformerEncoder:
-    """One model, on a GPU where there is one."""
+    """One model, on a GPU if there is one."""
 
     def __init__(self, model: str, *, device: str | None = None) -> None:
         """`model`: a folder in Hugging Face format, or a name on a model hub. Raises `ConfigError`."""
@@ -42,19 +42,16 @@ class TransformerEncoder:
         family = next((name for name in _PREFIXES if name in model.lower()), None)
         self._query, self._passage = ("", "") if family is None else _PREFIXES[family]
         self._name = f"{model}/{self._query}/{self._passage}/{MAX_TOKENS}"
-        self._turn = threading.Lock()  # a tokenizer that pads is no good for two threads
+        self._turn = threading.Lock()  # a tokenizer that pads is not thread-safe
 
     @property
     def name(self) -> str:
-        """See `Encoder`."""
         return self._name
 
     def queries(self, texts: Sequence[str]) -> Vectors:
-        """See `Encoder`."""
         return self._encode([self._query + text for text in texts])
 
     def passages(self, texts: Sequence[str]) -> Vectors:
-        """See `Encoder`."""
         return self._encode([self._passage + text for text in texts])
 
     def _encode(self, texts: list[str]) -> Vectors:
@@ -64,8 +61,8 @@ class TransformerEncoder:
             tokens = self._tokenizer(
                 texts, max_length=MAX_TOKENS, padding=True, truncation=True, return_tensors="pt"
             ).to(self._device)
-            hidden = self._model(**tokens).last_hidden_state  # [N, L, D]
-            seen = tokens["attention_mask"].unsqueeze(-1).to(hidden.dtype)  # [N, L, 1]
-            mean = (hidden * seen).sum(dim=1) / seen.sum(dim=1)
+            states = self._model(**tokens).last_hidden_state  # [N, L, D]
+            mask = tokens["attention_mask"].unsqueeze(-1).to(states.dtype)  # [N, L, 1]
+            mean = (states * mask).sum(dim=1) / mask.sum(dim=1)
             vectors: Vectors = torch.nn.functional.normalize(mean, dim=-1).float().cpu().numpy()
             return vectors

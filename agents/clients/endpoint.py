@@ -16,20 +16,18 @@ import httpx
 
 from agents.clients.rate_limit import ConcurrencyLimiter, RateLimiter
 from agents.formats.json_values import InvalidJson, decode_at, skip_space
-from envs.errors import ConfigError, describe
+from envs.errors import ConfigError, describe, to_line
 from envs.network.client import (
-    DENIED,
+    DENIALS,
+    MAX_DETAIL,
     Backoff,
     TryAgain,
-    is_transient,
-    quote_body,
-    retry_after_s,
+    describe_response,
+    send,
     tls_context,
 )
 from envs.redaction import register_secret
 
-MAX_DETAIL = 300
-"""Characters of an error's body that are shown."""
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 # "maximum context length" (OpenAI, vLLM), "the model's context length" (SGLang), "exceeds the available
 # context size" (llama.cpp), "context_length_exceeded" and "context window" (OpenAI, and others after it)
@@ -47,18 +45,12 @@ class ContextFull(EndpointFailed):
     """The conversation is longer than the model's context."""
 
 
-@dataclass(frozen=True, slots=True)
-class Endpoint:
-    """Address and model of an endpoint, and limits on its use."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestLimits:
+    """The key of an HTTP endpoint, and limits on its use."""
 
-    url: str
-    """Up to the version, e.g. `http://127.0.0.1:8000/v1`."""
-    model: str
-    _: KW_ONLY
     api_key_variable: str | None = None
     """The environment variable that holds the key; keys are never written into settings."""
-    extra: Mapping[str, Any] = field(default_factory=dict)
-    """Further entries of each request's body, before all others; None takes one out."""
     request_timeout_s: float = 60.0
     tries: int = 5
     """Of one request, the first included."""
@@ -66,15 +58,51 @@ class Endpoint:
     """Before the second try; twice as long before each further one, unless the endpoint says how long."""
     max_backoff_s: float = 60.0
     requests_per_s: float | None = None
-    """None does not limit them."""
+    """None does not limit them. Each process has its own limit."""
     concurrent: int = 16
     """Requests at the same time, in each event loop."""
 
-    def __post_init__(self) -> None:
-        for name in ("request_timeout_s", "tries", "concurrent", "requests_per_s"):
+    def check(self, subject: str) -> None:
+        """Raise `ConfigError` for a number that is not above 0; `subject` begins the text."""
+        for name in ("request_timeout_s", "tries", "backoff_s", "requests_per_s", "concurrent"):
             value = getattr(self, name)
             if value is not None and not value > 0:
-                raise ConfigError(f"endpoint: {name}={value}; give a number above 0")
+                raise ConfigError(f"{subject}: {name}={value}; give a number above 0")
+
+    def key(self, subject: str) -> str | None:
+        """The key, if one is needed; raises `ConfigError` if its environment variable is not set."""
+        if self.api_key_variable is None:
+            return None
+        key = os.environ.get(self.api_key_variable)
+        if not key:
+            raise ConfigError(
+                f"{subject}: the environment variable {self.api_key_variable} is not set; put the key into it"
+            )
+        register_secret(key)
+        return key
+
+    async def retry(self, attempt: Callable[[], Awaitable[T]], *, error: Callable[[str], Exception]) -> T:
+        """The result of the first try that succeeds; raises `error`, made from the reason, if none does."""
+        backoff = Backoff(attempts=self.tries, first_s=self.backoff_s, max_s=self.max_backoff_s)
+        try:
+            return await backoff.retry(attempt)
+        except TryAgain as failure:
+            raise error(f"{failure}, at the last of {self.tries} tries") from failure
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint(RequestLimits):
+    """Address and model of an endpoint."""
+
+    url: str
+    """Up to the version, e.g. `http://127.0.0.1:8000/v1`."""
+    model: str
+    _: KW_ONLY
+    extra: Mapping[str, Any] = field(default_factory=dict)
+    """Further entries of each request's body, before all others; None takes one out."""
+
+    def __post_init__(self) -> None:
+        self.check("endpoint")
         if not self.url.startswith(("http://", "https://")):
             raise ConfigError(f"endpoint: url={self.url!r}; give one like http://127.0.0.1:8000/v1")
         if self.api_key_variable is not None and not _VARIABLE.fullmatch(self.api_key_variable):
@@ -91,16 +119,8 @@ class Endpoint:
 
     def headers(self) -> dict[str, str]:
         """With the key; raises `ConfigError` if its environment variable is not set."""
-        if self.api_key_variable is None:
-            return {}
-        key = os.environ.get(self.api_key_variable)
-        if not key:
-            raise ConfigError(
-                f"endpoint {self.url}: the environment variable {self.api_key_variable} is not set; "
-                "put the key into it"
-            )
-        register_secret(key)
-        return {"Authorization": f"Bearer {key}"}
+        key = self.key(f"endpoint {self.url}")
+        return {} if key is None else {"Authorization": f"Bearer {key}"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,7 +163,7 @@ class ChatClient:
         except TryAgain as error:
             raise ConfigError(f"no endpoint: {error}; start the server, or correct the url") from None
         if response.status_code in (401, 403):  # 404: not every server lists its models
-            raise self._denied(url, response)
+            raise self._denial(response)
 
     async def ask(self, request: Mapping[str, Any], *, read: Callable[[Reply], T]) -> T:
         """What `read` returns for the first usable reply to a body with `request` in it; `read` raises
@@ -152,8 +172,7 @@ class ChatClient:
         Raises `EndpointFailed` if no attempt succeeds or the endpoint rejects the request (`ContextFull`: for
         its length); `ConfigError` if it rejects the key, the model or the address.
         """
-        endpoint = self.endpoint
-        body = endpoint.body(request)
+        body = self.endpoint.body(request)
 
         async def attempt() -> T:
             async with self._limiter:
@@ -168,67 +187,49 @@ class ChatClient:
                 await self._after_reply(reply)
             return read(reply)
 
-        backoff = Backoff(attempts=endpoint.tries, first_s=endpoint.backoff_s, max_s=endpoint.max_backoff_s)
-        try:
-            return await backoff.retry(attempt)
-        except TryAgain as error:
-            raise EndpointFailed(f"{error}, at the last of {endpoint.tries} tries") from error
+        return await self.endpoint.retry(attempt, error=EndpointFailed)
 
     async def _send(self, method: str, url: str, *, body: Mapping[str, Any] | None) -> httpx.Response:
         limit_s = self.endpoint.request_timeout_s
         verify = tls_context() if url.startswith("https") else False
+        headers = self.endpoint.headers()
         try:
-            async with (
-                asyncio.timeout(limit_s),  # of the whole request; httpx's are of each part
-                httpx.AsyncClient(verify=verify, timeout=None) as http,
-            ):
-                return await http.request(method, url, json=body, headers=self.endpoint.headers())
-        except TimeoutError:
-            raise TryAgain(f"{url}: no reply within {limit_s:g} s") from None
+            async with httpx.AsyncClient(verify=verify, timeout=None) as http:
+                return await send(http, method, url, timeout_s=limit_s, json=body, headers=headers)
         except httpx.InvalidURL as error:
             raise ConfigError(f"endpoint: url={self.endpoint.url!r}: {error}; correct it") from None
-        except httpx.RequestError as error:
-            raise TryAgain(f"{url}: {describe(error)}") from error
 
     def _failure(self, response: httpx.Response) -> Exception:
-        status = response.status_code
-        text = _describe(self._url, response)
-        if is_transient(status):
-            return TryAgain(text, wait_s=retry_after_s(response))
-        if status in DENIED:
-            return self._denied(self._url, response)
+        if response.status_code in DENIALS:
+            return self._denial(response)
+        text = describe_response(response)
         return ContextFull(text) if _TOO_LONG.search(response.text) else EndpointFailed(text)
 
-    def _denied(self, url: str, response: httpx.Response) -> ConfigError:
+    def _denial(self, response: httpx.Response) -> ConfigError:
         key = self.endpoint.api_key_variable or "none"
         return ConfigError(
-            f"{_describe(url, response)}; correct the url, the model ({self.endpoint.model!r}) or the "
+            f"{describe_response(response)}; correct the url, the model ({self.endpoint.model!r}) or the "
             f"environment variable with the key ({key})"
         )
 
 
-def _describe(url: str, response: httpx.Response) -> str:
-    body = quote_body(response.text, max_chars=MAX_DETAIL)
-    return f"{url} answered {response.status_code}: {body}"
-
-
 def _reply(url: str, text: str) -> Reply:
-    decoded = decode_at(text, skip_space(text, 0))
+    document = decode_at(text, skip_space(text, 0))
     try:
-        if isinstance(decoded, InvalidJson):
-            raise ValueError(f"its JSON {decoded.why}")
-        choice = decoded.value["choices"][0]
+        if isinstance(document, InvalidJson):
+            raise ValueError(f"its JSON {document.why}")
+        choice = document.value["choices"][0]
         message = choice["message"]
         if not isinstance(message, dict):
             raise TypeError(f"the message is a {type(message).__name__}")
     except (ValueError, LookupError, TypeError) as error:
         raise TryAgain(
-            f"{url}: no chat completion ({describe(error)}): {quote_body(text, max_chars=MAX_DETAIL)}"
+            f"{url}: no chat completion ({describe(error)}): {to_line(text, limit=MAX_DETAIL)}"
         ) from error
-    usage = decoded.value.get("usage")
+    usage = document.value.get("usage")
     total = usage.get("total_tokens") if isinstance(usage, dict) else None
     finish = choice.get("finish_reason")
-    version = _VERSION.fullmatch(str(decoded.value.get("system_fingerprint")))
+    version = _VERSION.fullmatch(str(document.value.get("system_fingerprint")))
     return Reply(
         message=message,
         finish_reason=finish if isinstance(finish, str) else None,

@@ -15,18 +15,10 @@ from urllib.parse import urlsplit
 
 import httpx
 
+from agents.clients.endpoint import RequestLimits
 from agents.clients.rate_limit import ConcurrencyLimiter, RateLimiter
-from envs.errors import ConfigError, SearchFailed, describe
-from envs.network.client import (
-    DENIED,
-    Backoff,
-    TryAgain,
-    is_transient,
-    quote_body,
-    retry_after_s,
-    tls_context,
-)
-from envs.redaction import register_secret
+from envs.errors import ConfigError, SearchFailed, to_line
+from envs.network.client import DENIALS, TryAgain, describe_response, send, tls_context
 from envs.retrieval.types import MAX_QUERY, Passage
 
 Format = Literal["searxng", "serper"]
@@ -45,34 +37,23 @@ class QueryRejected(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class WebEndpoint:
-    """Address and format of a search engine, and limits on its use."""
+class WebEndpoint(RequestLimits):
+    """Address and format of a search engine."""
 
     url: str
     """Of the server, without `/search`."""
     format: Format
     _: KW_ONLY
-    api_key_variable: str | None = None
-    """The environment variable that holds the key; keys are never written into settings."""
     requests_per_s: float | None = REQUESTS_PER_S
-    """None does not limit them. Each process has its own limit."""
-    concurrent: int = 16
-    """Requests at the same time, in each event loop."""
     request_timeout_s: float = 20.0
     tries: int = 4
-    """Of one request, the first included."""
-    backoff_s: float = 1.0
-    """Before the second try; twice as long before each further one, unless the endpoint says how long."""
     max_backoff_s: float = 30.0
 
     def __post_init__(self) -> None:
         parts = urlsplit(self.url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise ConfigError(f"web search: {self.url!r} is no http:// or https:// URL; correct it")
-        for name in ("requests_per_s", "concurrent", "request_timeout_s", "tries", "backoff_s"):
-            value = getattr(self, name)
-            if value is not None and not value > 0:
-                raise ConfigError(f"web search: {name}={value}; give a number above 0")
+        self.check("web search")
 
 
 class WebSearch:
@@ -83,7 +64,8 @@ class WebSearch:
         self.endpoint = endpoint
         self._limiter = ConcurrencyLimiter(endpoint.concurrent)
         self._rate = RateLimiter(endpoint.requests_per_s)
-        self._headers = _headers(endpoint)
+        key = endpoint.key("web search")
+        self._headers = {} if key is None else {"X-API-KEY": key}
 
     async def version(self) -> str:
         return f"web/{self.endpoint.format}/{self.endpoint.url}"
@@ -102,33 +84,22 @@ class WebSearch:
         """Nothing stays open."""
 
     async def _ask(self, query: str, top_k: int) -> Mapping[str, Any]:
-        endpoint = self.endpoint
-        backoff = Backoff(attempts=endpoint.tries, first_s=endpoint.backoff_s, max_s=endpoint.max_backoff_s)
-        try:
-            return await backoff.retry(lambda: self._attempt(query, top_k))
-        except TryAgain as error:
-            raise SearchFailed(
-                f"web search: {endpoint.url}: {error}, at the last of {endpoint.tries} tries"
-            ) from error
+        return await self.endpoint.retry(
+            lambda: self._attempt(query, top_k), error=lambda why: SearchFailed(f"web search: {why}")
+        )
 
     async def _attempt(self, query: str, top_k: int) -> Mapping[str, Any]:
-        try:
-            async with self._limiter:
-                await asyncio.sleep(self._rate.wait_s())
-                response = await self._send(query, top_k)
-        except (TimeoutError, httpx.RequestError) as error:
-            raise TryAgain(describe(error)) from error
+        async with self._limiter:
+            await asyncio.sleep(self._rate.wait_s())
+            response = await self._send(query, top_k)
         status = response.status_code
+        if status in DENIALS:
+            raise ConfigError(
+                f"web search: {describe_response(response)}; correct the URL or the key, or let SearXNG "
+                "answer JSON (search.formats in its settings)"
+            )
         if status >= 400:
-            text = f"HTTP {status}: {quote_body(response.text, max_chars=MAX_DETAIL)}"
-            if is_transient(status):
-                raise TryAgain(text, wait_s=retry_after_s(response))
-            if status in DENIED:
-                raise ConfigError(
-                    f"web search: {self.endpoint.url} answered {text}; correct the URL or the key, or "
-                    "let SearXNG answer JSON (search.formats in its settings)"
-                )
-            raise QueryRejected(text)
+            raise QueryRejected(f"HTTP {status}: {to_line(response.text, limit=MAX_DETAIL)}")
         try:
             answer = response.json()
         except ValueError as error:
@@ -138,14 +109,14 @@ class WebSearch:
         return answer
 
     async def _send(self, query: str, top_k: int) -> httpx.Response:
-        endpoint, url = self.endpoint, f"{self.endpoint.url.rstrip('/')}/search"
-        async with (
-            asyncio.timeout(endpoint.request_timeout_s),
-            httpx.AsyncClient(timeout=None, follow_redirects=True, verify=tls_context()) as http,
-        ):
-            if endpoint.format == "serper":
-                return await http.post(url, json={"q": query, "num": top_k}, headers=self._headers)
-            return await http.get(url, params={"q": query, "format": "json"}, headers=self._headers)
+        url, timeout_s = f"{self.endpoint.url.rstrip('/')}/search", self.endpoint.request_timeout_s
+        async with httpx.AsyncClient(
+            timeout=None, follow_redirects=True, verify=tls_context(), headers=self._headers
+        ) as http:
+            if self.endpoint.format == "serper":
+                return await send(http, "POST", url, timeout_s=timeout_s, json={"q": query, "num": top_k})
+            params = {"q": query, "format": "json"}
+            return await send(http, "GET", url, timeout_s=timeout_s, params=params)
 
 
 def web_endpoint() -> WebEndpoint:
@@ -164,19 +135,6 @@ def web_endpoint() -> WebEndpoint:
     if format == "serper":
         return WebEndpoint(url, "serper", api_key_variable=KEY_VARIABLE, requests_per_s=requests_per_s)
     return WebEndpoint(url, "searxng", requests_per_s=requests_per_s)
-
-
-def _headers(endpoint: WebEndpoint) -> dict[str, str]:
-    if endpoint.api_key_variable is None:
-        return {}
-    key = os.environ.get(endpoint.api_key_variable)
-    if not key:
-        raise ConfigError(
-            f"web search: the environment variable {endpoint.api_key_variable} is not set; put the key "
-            "into it"
-        )
-    register_secret(key)
-    return {"X-API-KEY": key}
 
 
 def _passages(endpoint: WebEndpoint, answer: Mapping[str, Any], top_k: int) -> list[Passage]:

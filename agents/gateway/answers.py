@@ -20,7 +20,7 @@ def completion(answer: Answer, *, model: str) -> dict[str, Any]:
 
 
 def events(answer: Answer, *, model: str, include_usage: bool) -> Iterator[str]:
-    """The same as a stream. Samplers answer whole completions, so that all of it comes at once."""
+    """The same as a stream. Samplers return whole completions, so all events come at once."""
     head = _head(answer, model, "chat.completion.chunk")
 
     def event(delta: dict[str, Any], finish_reason: str | None = None) -> str:
@@ -39,10 +39,10 @@ def events(answer: Answer, *, model: str, include_usage: bool) -> Iterator[str]:
     yield "data: [DONE]\n\n"
 
 
-def models(model: str, *, since: int) -> dict[str, Any]:
-    """The body of `GET /v1/models`; `since`: Unix time of the start, in seconds."""
-    one = {"id": model, "object": "model", "created": since, "owned_by": "wingspan"}
-    return {"object": "list", "data": [one]}
+def models(model: str, *, created: int) -> dict[str, Any]:
+    """The body of `GET /v1/models`; `created`: Unix time of the start, in seconds."""
+    entry = {"id": model, "object": "model", "created": created, "owned_by": "wingspan"}
+    return {"object": "list", "data": [entry]}
 
 
 def _head(answer: Answer, model: str, kind: str) -> dict[str, Any]:
@@ -51,13 +51,13 @@ def _head(answer: Answer, model: str, kind: str) -> dict[str, Any]:
         "object": kind,
         "created": int(time.time()),
         "model": model,
-        # OpenAI's name for what the weights were: a policy that is being trained changes.
+        # OpenAI's field for the backend's version: the weights of a policy in training change.
         "system_fingerprint": f"policy_version={answer.completion.policy_version}",
     }
 
 
 def _content(answer: Answer) -> str | None:
-    """Null beside calls that stand alone, as OpenAI has it."""
+    """The text; null if there are only calls, as OpenAI has it."""
     reading = answer.reading
     return None if reading.calls and not reading.content else reading.content
 
@@ -76,16 +76,16 @@ def _calls(answer: Answer) -> list[dict[str, Any]]:
 def _finish_reason(answer: Answer) -> str:
     if answer.completion.finish_reason is FinishReason.LENGTH:
         return "length"
-    # OpenAI's own answer to a function that was named ends so, too.
+    # A call of the function that the request names ends with "stop" at OpenAI, too.
     return "tool_calls" if answer.reading.calls and not answer.is_named else "stop"
 
 
 def _usage(answer: Answer) -> dict[str, int]:
-    sampled = len(answer.completion.token_ids)
+    num_sampled = len(answer.completion.token_ids)
     return {
         "prompt_tokens": answer.prompt_tokens,
-        "completion_tokens": sampled,
-        "total_tokens": answer.prompt_tokens + sampled,
+        "completion_tokens": num_sampled,
+        "total_tokens": answer.prompt_tokens + num_sampled,
     }
 
 

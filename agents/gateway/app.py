@@ -10,7 +10,6 @@ from functools import wraps
 from typing import TypeVar
 
 from pydantic import BaseModel
-from pydantic_core import to_json
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -19,18 +18,16 @@ from starlette.routing import Route
 
 from agents.gateway import answers
 from agents.gateway.bodies import EndSession, OpenSession, read
-from agents.gateway.errors import RequestRejected
 from agents.gateway.generation import GenerationRequest
 from agents.gateway.limits import GatewayLimits
 from agents.gateway.policy import Answer, Policy
 from agents.gateway.recording import Recording
 from agents.gateway.requests import ChatRequest
-from agents.gateway.response_answers import Response as ResponsesAnswer
-from agents.gateway.response_store import NullStore
+from agents.gateway.response_answers import ResponseAnswer
 from agents.gateway.responses import ResponsesRequest
 from agents.gateway.sessions import PREFIX, GatewaySession, GatewaySessions
 from envs.errors import WingspanError, describe
-from envs.network.server import bearer_token, read_body
+from envs.network.server import RequestRejected, bearer_token, json_response, read_body, reject_web_pages
 from envs.redaction import register_secret
 
 Handler = Callable[[Request], Awaitable[Response]]
@@ -74,11 +71,11 @@ class _Handlers:
         self._request_numbers = itertools.count()
 
     async def health(self, _: Request) -> Response:
-        return _json({"status": "ok", "model": self._policy.name, "sessions": self._sessions.live})
+        return json_response({"status": "ok", "model": self._policy.name, "sessions": self._sessions.live})
 
     async def models(self, request: Request) -> Response:
         self._session_of(request)
-        return _json(answers.models(self._policy.name, since=self._started_at))
+        return json_response(answers.models(self._policy.name, created=self._started_at))
 
     async def open(self, request: Request) -> Response:
         self._check_token(request)
@@ -91,14 +88,16 @@ class _Handlers:
             expires=True,
             metadata=body.metadata,
         )
-        return _json({"id": session.session_id, "base_url": session.base_url, "api_key": session.api_key})
+        return json_response(
+            {"id": session.session_id, "base_url": session.base_url, "api_key": session.api_key}
+        )
 
     async def end(self, request: Request) -> Response:
         self._check_token(request)
         body = await self._read(EndSession, request)
         session = self._sessions.find(request.path_params["id"])
         self._sessions.end(session)
-        return _json({"trajectory": session.trajectory(reward=body.reward, success=body.success)})
+        return json_response({"trajectory": session.trajectory(reward=body.reward, success=body.success)})
 
     async def chat(self, request: Request) -> Response:
         session = self._session_of(request)
@@ -106,23 +105,23 @@ class _Handlers:
         answer = await self._answer(request, session, chat.to_generation())
         if chat.stream:
             usage = chat.stream_options.include_usage
-            rendered = answers.events(answer, model=self._policy.name, include_usage=usage)
-            return StreamingResponse(rendered, media_type="text/event-stream")
-        return _json(answers.completion(answer, model=self._policy.name))
+            events = answers.events(answer, model=self._policy.name, include_usage=usage)
+            return StreamingResponse(events, media_type="text/event-stream")
+        return json_response(answers.completion(answer, model=self._policy.name))
 
     async def respond(self, request: Request) -> Response:
         session = self._session_of(request)
         body = await self._read(ResponsesRequest, request)
         created_at = time.time()
-        store = NullStore() if session is None else session.responses
-        generation = body.to_generation(store)
+        histories = None if session is None else session.histories
+        generation = body.to_generation(histories)
         answer = await self._answer(request, session, generation)
-        rendered = ResponsesAnswer(answer, body, created_at=created_at)
-        if body.store:
-            store.add(rendered.response_id, body.history_after(generation, answer.reading.as_turn))
+        response = ResponseAnswer(answer, body, created_at=created_at)
+        if body.store and histories is not None:
+            histories[response.response_id] = body.history_after(generation, answer.reading.as_turn)
         if body.stream:
-            return StreamingResponse(rendered.events(), media_type="text/event-stream")
-        return _json(rendered.body())
+            return StreamingResponse(response.events(), media_type="text/event-stream")
+        return json_response(response.body())
 
     async def _read(self, model: type[M], request: Request) -> M:
         return read(model, await read_body(request, self._limits.max_body_bytes))
@@ -176,30 +175,34 @@ def _with_errors(handler: Handler) -> Handler:
     @wraps(handler)
     async def endpoint(request: Request) -> Response:
         try:
-            if "origin" in request.headers:
-                # A page in somebody's browser can reach servers that the outside cannot.
-                raise RequestRejected(403, "requests from web pages (header Origin) are not served")
+            reject_web_pages(request.headers)
             return await handler(request)
-        except RequestRejected as rejected:
-            return _json(rejected.body, status=rejected.status)
-        except HTTPException as large:
-            return _json(RequestRejected(large.status_code, large.detail).body, status=large.status_code)
+        except RequestRejected as rejection:
+            return _error(rejection)
         except WingspanError as fault:
             _log.warning("%s: %s", request.url.path, fault)
-            return _json(RequestRejected(500, str(fault)).body, status=500)
+            return _error(RequestRejected(500, str(fault)))
         except Exception as error:
             _log.exception("%s", request.url.path)
-            return _json(RequestRejected(500, f"the gateway raised {describe(error)}").body, status=500)
+            return _error(RequestRejected(500, f"the gateway raised {describe(error)}"))
 
     return endpoint
 
 
 async def _not_routed(request: Request, error: Exception) -> Response:
-    """Starlette's own: 404 and 405."""
+    """The answer where no route fits: 404 and 405."""
     assert isinstance(error, HTTPException)
     why = f"{request.method} {request.url.path}: {error.detail}; see docs/gateway.md"
-    return _json(RequestRejected(error.status_code, why).body, status=error.status_code)
+    return _error(RequestRejected(error.status_code, why))
 
 
-def _json(content: object, *, status: int = 200) -> Response:
-    return Response(to_json(content), status_code=status, media_type="application/json")
+def _error(rejection: RequestRejected) -> Response:
+    """The rejection in OpenAI's form. OpenAI's clients retry on 408, 409, 429 and from 500 on."""
+    kind = "invalid_request_error" if rejection.status < 500 else "server_error"
+    error = {
+        "message": rejection.detail,
+        "type": kind,
+        "param": rejection.param,
+        "code": rejection.code,
+    }
+    return json_response({"error": error}, status=rejection.status)

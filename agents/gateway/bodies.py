@@ -1,17 +1,21 @@
-"""Bodies of requests: how they are validated, and those that open and end sessions.
+"""Bodies of requests: how they are validated, those of sessions, and what both of OpenAI's protocols share.
 
 Unsupported fields are rejected by name, never ignored. The bodies that ask for answers are in
 `requests.py` (chat completions) and `responses.py` (responses).
 """
 
 import re
-from typing import Any, TypeVar
+from collections.abc import Sequence
+from typing import Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 from pydantic_core import from_json
 
-from agents.gateway.errors import RequestRejected
+from agents.gateway.content import AnyContent, Content
+from agents.gateway.conversation import ChatTurn, Tool
+from agents.gateway.generation import Auto, GenerationRequest, Tools
 from agents.types import Label
+from envs.network.server import RequestRejected
 from envs.types import Item
 
 M = TypeVar("M", bound=BaseModel)
@@ -56,6 +60,112 @@ class EndSession(Strict):
 
     reward: float = Field(default=0.0, allow_inf_nan=False)
     success: bool = False
+
+
+class TextMessage(BaseModel):
+    """A message. Clients send back whatever they received and more, so unknown fields are no errors."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: AnyContent = Content()
+
+    @field_validator("content")
+    @classmethod
+    def _check_images(cls, content: Content, info: ValidationInfo) -> Content:
+        if content.images and info.data.get("role") == "assistant":
+            raise ValueError("the policy cannot send images itself; send them as the user's")
+        return content
+
+    @property
+    def as_turn(self) -> ChatTurn:
+        """In the form in which conversations are compared."""
+        role = "system" if self.role == "developer" else self.role
+        return ChatTurn(role, self.content.text, (), self.content.images)
+
+
+class FunctionType(Strict):
+    """A tool or a choice of one: only functions are supported."""
+
+    type: Literal["function"]
+
+
+class Function(Strict):
+    """The description of a tool that the policy may call."""
+
+    name: str = Field(min_length=1)
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+    """Frameworks set it by themselves. No grammar is enforced; the policy is shown the schema."""
+
+    @property
+    def tool(self) -> Tool:
+        """As chat templates take it."""
+        shown_fields = {"name", "description", "parameters"}
+        return {"type": "function", "function": self.model_dump(include=shown_fields, exclude_none=True)}
+
+
+class TextFormat(BaseModel):
+    """The form of an answer, which can only be text."""
+
+    type: Literal["text", "json_object", "json_schema"] = "text"
+
+    @field_validator("type")
+    @classmethod
+    def _check_grammar(cls, kind: str) -> str:
+        if kind != "text":
+            raise ValueError(
+                "sampling has no grammar that could hold the policy to JSON; ask for it in a message, or as "
+                "the arguments of a tool that tool_choice names, and check what comes"
+            )
+        return kind
+
+
+class StreamOptions(Strict):
+    """How a stream is sent."""
+
+    include_obfuscation: Literal[False] = False
+
+
+class AnswerRequest(Strict):
+    """The fields that requests of both protocols have."""
+
+    model: str
+    parallel_tool_calls: bool = True
+    temperature: float | None = Field(default=None, ge=0, le=2)
+    top_p: float | None = Field(default=None, gt=0, le=1)
+    stream: bool = False
+    user: str | None = None
+    """No effect on answers, nor has `metadata`."""
+    metadata: dict[str, str] | None = None
+
+    def _generation(
+        self,
+        messages: Sequence[ChatTurn],
+        *,
+        last: str,
+        functions: Sequence[Function],
+        choice: Auto,
+        named_function: str | None,
+        max_tokens: int | None,
+        top_k: int | None = None,
+        stop: Sequence[str] = (),
+    ) -> GenerationRequest:
+        """`last`: the field of the last message."""
+        if messages[-1].role == "assistant":
+            why = "the last message is the assistant's; end with the message that it is to answer"
+            raise RequestRejected(400, why, param=last)
+        tools = [function.tool for function in functions]
+        return GenerationRequest(
+            model=self.model,
+            messages=messages,
+            tools=Tools.choose(tools, choice=choice, named_function=named_function),
+            one_call=named_function is not None or not self.parallel_tool_calls,
+            max_tokens=max_tokens,
+            temperature=self.temperature,
+            top_p=self.top_p,
+            top_k=top_k,
+            stop=tuple(stop),
+        )
 
 
 def read(model: type[M], raw: bytes) -> M:

@@ -1,5 +1,5 @@
-"""Calls as a chat template writes them: those of an assistant's message that did not come from here, and the
-beginning of one that the policy is to finish."""
+"""Calls as a chat template writes them: in assistants' messages from elsewhere, and the beginning of a call
+that the policy completes."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -10,19 +10,19 @@ from typing import TYPE_CHECKING, Any
 from pydantic_core import from_json
 
 from agents.gateway.conversation import WrittenCall
-from agents.gateway.errors import RequestRejected
+from envs.network.server import RequestRejected
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-_BEFORE, _SAYS, _AFTER, _KEY = "Wspan0before", "Wspan1says", "Wspan2after", "wspan_key"
+_BEFORE, _CONTENT, _AFTER, _KEY = "Wspan0before", "Wspan1says", "Wspan2after", "wspan_key"
 
 _NAME = re.compile(r"[\w.:/-]{1,256}")
 
 
 @dataclass(frozen=True, slots=True)
 class CallPrefix:
-    """A call of which all that stands before its arguments is written: by the gateway, not by the policy."""
+    """The text of a call up to its arguments, which the gateway writes and the policy completes."""
 
     name: str
     text: str
@@ -30,37 +30,37 @@ class CallPrefix:
 
 
 class CallWriter:
-    """One chat template's."""
+    """Writes calls by one chat template."""
 
     def __init__(self, tokenizer: "PreTrainedTokenizerBase") -> None:
         self._tokenizer = tokenizer
 
     def message(self, content: str, calls: Sequence[WrittenCall]) -> str:
-        """What the template writes for an assistant's message with calls, between its marks of a turn.
+        """The text of an assistant's message with calls, without the template's marks of a turn.
 
-        Raises `RequestRejected` where it cannot.
+        Raises `RequestRejected` if the template cannot write it.
         """
         from jinja2 import TemplateError
 
         functions = [{"name": call.name, "arguments": _arguments(call)} for call in calls]
-        says = {
+        message = {
             "role": "assistant",
             "content": content,
-            "tool_calls": [{"type": "function", "function": one} for one in functions],
+            "tool_calls": [{"type": "function", "function": function} for function in functions],
         }
         try:
-            written = self._between(says)
-            before, _, after = self._between({"role": "assistant", "content": _SAYS}).partition(_SAYS)
+            text = self._render(message)
+            before, _, after = self._render({"role": "assistant", "content": _CONTENT}).partition(_CONTENT)
         except (TemplateError, ValueError, TypeError) as error:
-            why = f"the chat template refuses an assistant's calls: {' '.join(str(error).split())[:200]}"
+            why = f"the chat template rejects an assistant's calls: {' '.join(str(error).split())[:200]}"
             raise RequestRejected(400, why, param="messages") from None
-        if not (written.startswith(before) and written.endswith(after)):
+        if not (text.startswith(before) and text.endswith(after)):
             why = "the chat template writes an assistant's calls outside of its message"
             raise RequestRejected(400, f"{why}; send them as text", param="messages")
-        return written[len(before) : len(written) - len(after)]
+        return text[len(before) : len(text) - len(after)]
 
     def beginning(self, name: str) -> str:
-        """All that the template writes of a call of `name` before its arguments. Raises `RequestRejected`."""
+        """The text of a call of `name` up to its arguments. Raises `RequestRejected`."""
         if not _NAME.fullmatch(name):
             raise RequestRejected(
                 400, f"a call of {name!r} cannot be begun; give plain names", param="tool_choice"
@@ -69,9 +69,9 @@ class CallWriter:
             why = "the chat template begins each answer with a thought, where no call can be begun"
             raise RequestRejected(400, f"{why}; use tool_choice 'auto'", param="tool_choice")
         bare, full = (self.message("", [WrittenCall(name, text)]) for text in ("{}", f'{{"{_KEY}": ""}}'))
-        alike = (one == other for one, other in zip(bare, full, strict=False))
-        before_arguments = full[: sum(takewhile(bool, alike))]
-        # What may open the first argument is left to the policy, which may know it as one token with more.
+        are_equal = (a == b for a, b in zip(bare, full, strict=False))
+        before_arguments = full[: sum(takewhile(bool, are_equal))]
+        # The policy opens the first argument: for it the bracket may be one token with the text that follows.
         text = before_arguments.rstrip(" \t\n{<")
         if name not in text:
             why = "the chat template writes a call's arguments before its name"
@@ -82,10 +82,10 @@ class CallWriter:
         turns = [{"role": "user", "content": _BEFORE}]
         text = self._tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
         assert isinstance(text, str)
-        opened = text.rpartition(_BEFORE)[2]
-        return opened.rfind("<think>") > opened.rfind("</think>")
+        start = text.rpartition(_BEFORE)[2]
+        return start.rfind("<think>") > start.rfind("</think>")
 
-    def _between(self, message: Mapping[str, Any]) -> str:
+    def _render(self, message: Mapping[str, Any]) -> str:
         turns = [{"role": "user", "content": _BEFORE}, dict(message), {"role": "user", "content": _AFTER}]
         text = self._tokenizer.apply_chat_template(turns, tokenize=False)
         assert isinstance(text, str)

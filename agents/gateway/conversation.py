@@ -8,6 +8,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
+from itertools import accumulate
 from typing import Any
 
 from pydantic_core import from_json
@@ -38,22 +39,10 @@ class ChatTurn:
     """Shown before the content."""
 
 
-@dataclass(frozen=True, slots=True)
-class Conversation:
-    """Messages and tools of a request."""
-
-    messages: Sequence[ChatTurn]
-    """The last is not the assistant's: it is the policy's turn."""
-    tools: Sequence[Tool] = ()
-
-    def digests(self) -> list[bytes]:
-        """Of the conversation up to each message, with the tools; equal ones are the same conversation."""
-        digests: list[bytes] = []
-        digest = _hash(b"", list(self.tools))
-        for message in self.messages:
-            digest = extend_digest(digest, message)
-            digests.append(digest)
-        return digests
+def digest_prefixes(messages: Sequence[ChatTurn], tools: Sequence[Tool]) -> list[bytes]:
+    """Digests of the conversation up to each message, tools included; equal ones are equal conversations."""
+    digests = accumulate(messages, extend_digest, initial=_hash(b"", list(tools)))
+    return list(digests)[1:]
 
 
 def extend_digest(digest: bytes, message: ChatTurn) -> bytes:

@@ -7,14 +7,13 @@ from typing import TYPE_CHECKING
 from starlette.applications import Starlette
 
 from agents.gateway.app import make_app
-from agents.gateway.errors import RequestRejected
 from agents.gateway.limits import GatewayLimits
 from agents.gateway.policy import Policy
 from agents.gateway.sessions import GatewaySession, GatewaySessions
 from agents.samplers.sampler import Sampler
 from agents.types import Label, SamplingParams
 from envs.errors import ConfigError
-from envs.network.server import listening
+from envs.network.server import RequestRejected, listening
 from envs.types import Item
 
 if TYPE_CHECKING:
@@ -59,10 +58,10 @@ class Gateway:
     async def listening(self, host: str = "127.0.0.1", port: int = 0) -> AsyncIterator[str]:
         """Serve in this event loop while inside; gives the URL. Port 0 takes a free one.
 
-        Raises `ConfigError` where the address cannot be had. On leaving, requests under way may finish.
+        Raises `ConfigError` if the address is not available. On leaving, requests under way may finish.
         """
-        async with listening(self.app, host, port) as bound:
-            self._url = f"http://{host}:{bound}"
+        async with listening(self.app, host, port) as bound_port:
+            self._url = f"http://{host}:{bound_port}"
             try:
                 yield self._url
             finally:
@@ -78,13 +77,13 @@ class Gateway:
         max_turns: int | None = None,
         metadata: Mapping[str, Label] | None = None,
     ) -> AsyncIterator[GatewaySession]:
-        """An episode of `item`, for a program at its `base_url`; its `trajectory` can be had afterwards, too.
+        """An episode of `item`, for a program at its `base_url`; `trajectory` works after the end, too.
 
-        `name` is the sampler's key and seed: the same names give the same draws. Raises `ConfigError` where
-        the gateway does not listen or has too many sessions.
+        `name` is the sampler's key and seed: equal names give equal samples. Raises `ConfigError` if the
+        gateway is not listening or has too many sessions.
         """
         if self._url is None:
-            raise ConfigError("the gateway does not listen yet; open sessions within `gateway.listening()`")
+            raise ConfigError("the gateway is not listening; open sessions within `gateway.listening()`")
         try:
             session = self.sessions.open(
                 item,
@@ -95,8 +94,8 @@ class Gateway:
                 expires=False,
                 metadata=metadata,
             )
-        except RequestRejected as refused:
-            raise ConfigError(refused.message) from None
+        except RequestRejected as rejection:
+            raise ConfigError(str(rejection)) from None
         try:
             yield session
         finally:

@@ -10,9 +10,13 @@ from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
-from agents.gateway.conversation import ChatTurn, Conversation, Tool
-from agents.gateway.errors import RequestRejected
+from agents.gateway.conversation import ChatTurn, Tool
+from envs.network.server import RequestRejected
 
+CONTEXT_FULL = "context_length_exceeded"
+"""Code of the answer to a conversation that leaves no room for a completion; OpenAI's own."""
+NO_TURNS_LEFT = "max_turns_reached"
+"""Code of the answer to a request beyond a session's last turn."""
 _HALF = "\ufffd"
 """How half a character is decoded."""
 
@@ -21,7 +25,7 @@ def _checked_stop(stop: list[str]) -> list[str]:
     if "" in stop:
         raise ValueError("a stop text is empty; leave it out")
     if any(_HALF in text for text in stop):
-        raise ValueError("a stop text has U+FFFD, which cannot be told from half a character; leave it out")
+        raise ValueError("a stop text has U+FFFD, which also stands for half a character; leave it out")
     return stop
 
 
@@ -54,9 +58,7 @@ class Tools:
         """
         names = [str(tool["function"]["name"]) for tool in tools]
         if len(set(names)) < len(names):
-            raise RequestRejected(
-                400, f"tools are called {names}; give each a name of its own", param="tools"
-            )
+            raise RequestRejected(400, f"tools are called {names}; give each a different name", param="tools")
         if named_function is not None:
             if named_function not in names:
                 raise RequestRejected(
@@ -83,6 +85,7 @@ class GenerationRequest:
 
     model: str
     messages: Sequence[ChatTurn]
+    """The last is not the assistant's: it is the policy's turn."""
     tools: Tools
     one_call: bool
     """Whether the answer ends with its first call."""
@@ -91,8 +94,3 @@ class GenerationRequest:
     top_p: float | None
     top_k: int | None = None
     stop: tuple[str, ...] = ()
-
-    @property
-    def conversation(self) -> Conversation:
-        """What the policy sees."""
-        return Conversation(messages=self.messages, tools=self.tools.schemas)

@@ -3,13 +3,13 @@
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from agents.gateway.errors import CONTEXT_FULL, RequestRejected
-from agents.gateway.generation import GenerationRequest
+from agents.gateway.generation import CONTEXT_FULL, GenerationRequest
 from agents.gateway.recording import PendingTurn, Recording
 from agents.gateway.rendering import Reading, Rendering
 from agents.samplers.sampler import Sampler, checked_sample
 from agents.types import MIN_COMPLETION, Completion, SamplingParams
 from envs.errors import ConfigError, SamplerFailed
+from envs.network.server import RequestRejected
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase, ProcessorMixin
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """A completion and what its answer says of it."""
+    """A completion and its reading, to be sent to the client."""
 
     reading: Reading
     completion: Completion
@@ -57,10 +57,11 @@ class Policy:
         if generation.model != self.name:
             why = f"there is no model {generation.model!r}; this is {self.name!r}"
             raise RequestRejected(404, why, param="model", code="model_not_found")
-        conversation, tools = generation.conversation, generation.tools
+        messages, tools = generation.messages, generation.tools
         params = self._params(generation)
         prefix = self.rendering.call_prefix(tools.function) if tools.function is not None else None
-        with recording.pending_turn(conversation, prefix=prefix.ids if prefix else ()) as pending:
+        ids = prefix.ids if prefix else ()
+        with recording.pending_turn(messages, tools.schemas, prefix=ids) as pending:
             completion, reading = self.rendering.read_completion(
                 await self._sample(pending, params),
                 tools=tools.schemas,
@@ -73,7 +74,10 @@ class Policy:
         as_default = replace(self._sampling, max_tokens=params.max_tokens, stop=params.stop) == params
         recording.other_sampling += not as_default
         return Answer(
-            reading=reading, completion=completion, prompt_tokens=len(pending.ids), is_named=tools.is_named
+            reading=reading,
+            completion=completion,
+            prompt_tokens=len(pending.prompt.ids),
+            is_named=tools.is_named,
         )
 
     def _params(self, generation: GenerationRequest) -> SamplingParams:
@@ -88,11 +92,12 @@ class Policy:
         )
 
     async def _sample(self, pending: PendingTurn, params: SamplingParams) -> Completion:
-        room = self._context_length - len(pending.ids)
+        prompt = pending.prompt
+        room = self._context_length - len(prompt.ids)
         if room < min(MIN_COMPLETION, params.max_tokens):
             raise RequestRejected(
                 400,
-                f"the conversation has {len(pending.ids)} tokens, which leaves no room for an answer in a "
+                f"the conversation has {len(prompt.ids)} tokens, which leaves no room for an answer in a "
                 f"context of {self._context_length}; send a shorter one",
                 param="messages",
                 code=CONTEXT_FULL,
@@ -101,7 +106,7 @@ class Policy:
         name = pending.cache_name
         try:
             completion = await checked_sample(
-                self._sampler, pending.ids, images=pending.images, params=params, episode_id=name, where=name
+                self._sampler, prompt.ids, images=prompt.images, params=params, episode_id=name, where=name
             )
         except ConfigError as error:
             raise RequestRejected(400, str(error)) from error

@@ -15,28 +15,38 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from agents.gateway.conversation import ChatTurn, Conversation, extend_digest
+from agents.gateway.conversation import ChatTurn, Tool, digest_prefixes, extend_digest
 from agents.gateway.rendering import Reading, Rendering
 from agents.types import Completion, Label, StopReason, Trajectory, Turn
 from envs.types import Image, Item
 
 
+@dataclass(frozen=True, slots=True)
+class _Text:
+    """Tokens of a conversation."""
+
+    ids: list[int]  # [L]
+    images: list[Image]
+    """Shown by `ids`, in order."""
+    text: str = ""
+    """`ids` as text, between two completions."""
+
+
 @dataclass(slots=True, eq=False)
 class _Segment:
     name: str
-    prompt_ids: list[int]  # [P]
-    ids: list[int]  # [L], prompt, completions and what stands between them
-    prompt_images: list[Image]
+    prompt: _Text
+    ids: list[int]  # [L], the prompt, completions and the text between them
     images: list[Image]
     """Shown by `ids`, in order."""
-    broken_off: int = 0
+    num_failed: int = 0
     """Requests for its next completion that got no answer."""
     answers: list["_Answer"] = field(default_factory=list)
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class _Answer:
-    """A completion and its place."""
+    """A completion and its position."""
 
     number: int
     """Index among the session's answers."""
@@ -45,12 +55,8 @@ class _Answer:
     """Tokens of the segment up to and with this completion."""
     images_end: int
     """Images of the segment up to there."""
-    reply_ids: list[int]
-    """Tokens since the completion before it in the segment; empty where it is the first."""
-    reply_images: list[Image]
-    """Shown by `reply_ids`."""
-    reply_text: str
-    """`reply_ids` as text."""
+    reply: _Text
+    """Since the completion before it in the segment; empty for the first."""
     completion: Completion
     reading: Reading
     is_extended: bool = False
@@ -61,31 +67,28 @@ class _Answer:
 class PendingTurn:
     """A request under way."""
 
-    ids: list[int]  # [P], all that the completion is to be sampled on
-    images: list[Image]
-    """Shown by `ids`, in order."""
+    prompt: _Text
+    """The whole text that the completion is sampled on; not kept in `_Answer`, since prompts of many turns
+    are long."""
     segment: _Segment
     digest: bytes
     """Of the conversation."""
-    reply_ids: list[int]
-    reply_images: list[Image]
-    reply_text: str
-    """As in `_Answer`, which does not keep all of this: prompts of many turns are long."""
+    reply: _Text
     is_answered: bool = False
 
     @property
     def cache_name(self) -> str:
         """For the sampler: prompts of one name share a prefix and come one after another. A cancelled request
-        may still be running, so that the next one gets another name."""
-        broken_off = self.segment.broken_off
-        return f"{self.segment.name}~{broken_off}" if broken_off else self.segment.name
+        may still be running, so the next one gets another name."""
+        num_failed = self.segment.num_failed
+        return f"{self.segment.name}~{num_failed}" if num_failed else self.segment.name
 
 
 class Recording:
     """The recording of one session."""
 
     def __init__(self, name: str, rendering: Rendering) -> None:
-        """`name`: the sampler's seed and key for what is sampled here."""
+        """`name`: the sampler's seed and key for this session."""
         self._name = name
         self._rendering = rendering
         self._by_digest: dict[bytes, list[_Answer]] = {}
@@ -102,43 +105,39 @@ class Recording:
 
     @contextmanager
     def pending_turn(
-        self, conversation: Conversation, *, prefix: Sequence[int] = ()
+        self, messages: Sequence[ChatTurn], tools: Sequence[Tool], *, prefix: Sequence[int] = ()
     ) -> Iterator[PendingTurn]:
         """The tokens to sample on, which end with `prefix`: the start of the answer, written by the gateway.
         Without a call of `answer` inside, nothing is recorded.
 
         Raises `RequestRejected` for a conversation that the chat template rejects.
         """
-        digests = conversation.digests()
-        position, before = self._find(conversation, digests)
+        digests = digest_prefixes(messages, tools)
+        position, before = self._find(messages, digests)
         if before is None:
-            ids = self._rendering.prompt_ids(conversation)
-            pending = self._new_segment([*ids, *prefix], _images(conversation.messages), digests[-1])
+            ids = [*self._rendering.prompt_ids(messages, tools), *prefix]
+            pending = self._new_segment(_Text(ids, _images(messages)), digests[-1])
         else:
-            pending = self._continue(
-                before, conversation.messages[position + 1 :], digests[-1], prefix=prefix
-            )
+            pending = self._continue(before, messages[position + 1 :], digests[-1], prefix=prefix)
         try:
             yield pending
         finally:
             if not pending.is_answered and before is not None and before.segment is pending.segment:
                 before.is_extended = False
-                before.segment.broken_off += 1
+                before.segment.num_failed += 1
 
     def answer(self, pending: PendingTurn, completion: Completion, reading: Reading) -> None:
         """Record a completion."""
         segment = pending.segment
-        segment.ids += pending.reply_ids
+        segment.ids += pending.reply.ids
         segment.ids += completion.token_ids
-        segment.images += pending.reply_images
+        segment.images += pending.reply.images
         answer = _Answer(
             number=len(self._answers),
             segment=segment,
             end=len(segment.ids),
             images_end=len(segment.images),
-            reply_ids=pending.reply_ids,
-            reply_images=pending.reply_images,
-            reply_text=pending.reply_text,
+            reply=pending.reply,
             completion=completion,
             reading=reading,
         )
@@ -177,8 +176,8 @@ class Recording:
         return Trajectory(
             item=item,
             sample_index=sample_index,
-            prompt_ids=tuple(in_order[0].prompt_ids) if in_order else (),
-            prompt_images=tuple(in_order[0].prompt_images) if in_order else (),
+            prompt_ids=tuple(in_order[0].prompt.ids) if in_order else (),
+            prompt_images=tuple(in_order[0].prompt.images) if in_order else (),
             turns=tuple(turns),
             stop_reason=stop_reason,
             reward=sum(rewards),
@@ -193,49 +192,36 @@ class Recording:
             labels=labels,
         )
 
-    def _find(self, conversation: Conversation, digests: Sequence[bytes]) -> tuple[int, _Answer | None]:
+    def _find(self, messages: Sequence[ChatTurn], digests: Sequence[bytes]) -> tuple[int, _Answer | None]:
         """The longest recorded prefix: the position of its last message, and the answer there."""
         for position in reversed(range(len(digests))):
-            if conversation.messages[position].role == "assistant" and (
-                answers := self._by_digest.get(digests[position])
-            ):
+            if messages[position].role == "assistant" and (answers := self._by_digest.get(digests[position])):
                 # Of equal answers, one whose segment can be extended; then the newest.
                 return position, max(answers, key=lambda answer: (not answer.is_extended, answer.number))
         return -1, None
 
-    def _new_segment(self, ids: list[int], images: list[Image], digest: bytes) -> PendingTurn:
+    def _new_segment(self, prompt: _Text, digest: bytes) -> PendingTurn:
         name = f"{self._name}/{self._segments}"
-        segment = _Segment(name, ids, ids.copy(), images, images.copy())
         self._segments += 1
-        return PendingTurn(
-            ids=ids,
-            images=images,
-            segment=segment,
-            digest=digest,
-            reply_ids=[],
-            reply_images=[],
-            reply_text="",
-        )
+        segment = _Segment(name, prompt, prompt.ids.copy(), prompt.images.copy())
+        return PendingTurn(prompt=prompt, segment=segment, digest=digest, reply=_Text([], []))
 
     def _continue(
         self, before: _Answer, messages: Sequence[ChatTurn], digest: bytes, *, prefix: Sequence[int]
     ) -> PendingTurn:
-        reply_ids = [*self._rendering.reply_ids(messages, after=before.completion.token_ids), *prefix]
-        reply_images = _images(messages)
-        ids = before.segment.ids[: before.end] + reply_ids
-        images = before.segment.images[: before.images_end] + reply_images
-        if before.is_extended:
-            return self._new_segment(ids, images, digest)
-        before.is_extended = True
-        return PendingTurn(
-            ids=ids,
-            images=images,
-            segment=before.segment,
-            digest=digest,
-            reply_ids=reply_ids,
-            reply_images=reply_images,
-            reply_text="\n".join(message.content for message in messages),
+        segment = before.segment
+        reply = _Text(
+            [*self._rendering.reply_ids(messages, after=before.completion.token_ids), *prefix],
+            _images(messages),
+            "\n".join(message.content for message in messages),
         )
+        prompt = _Text(
+            segment.ids[: before.end] + reply.ids, segment.images[: before.images_end] + reply.images
+        )
+        if before.is_extended:
+            return self._new_segment(prompt, digest)
+        before.is_extended = True
+        return PendingTurn(prompt=prompt, segment=segment, digest=digest, reply=reply)
 
 
 def _images(messages: Sequence[ChatTurn]) -> list[Image]:
@@ -245,7 +231,8 @@ def _images(messages: Sequence[ChatTurn]) -> list[Image]:
 def _turns(segment: _Segment, rewards: Sequence[float], *, first: bool) -> list[Turn]:
     """`first`: whether the segment's prompt is the trajectory's."""
     turns: list[Turn] = []
-    for answer, after in zip(segment.answers, [*segment.answers[1:], None], strict=True):
+    replies = [*(answer.reply for answer in segment.answers[1:]), _Text([], [])]
+    for answer, reply in zip(segment.answers, replies, strict=True):
         turns.append(
             Turn(
                 completion=answer.completion,
@@ -253,12 +240,12 @@ def _turns(segment: _Segment, rewards: Sequence[float], *, first: bool) -> list[
                 thought=answer.reading.thought,
                 action=answer.reading.action,
                 failed=answer.reading.is_malformed,
-                observation="" if after is None else after.reply_text,
+                observation=reply.text,
                 reward=rewards[answer.number],
-                observation_ids=() if after is None else tuple(after.reply_ids),
-                images=() if after is None else tuple(after.reply_images),
-                prompt_ids=None if first or turns else tuple(segment.prompt_ids),
-                prompt_images=() if first or turns else tuple(segment.prompt_images),
+                observation_ids=tuple(reply.ids),
+                images=tuple(reply.images),
+                prompt_ids=None if first or turns else tuple(segment.prompt.ids),
+                prompt_images=() if first or turns else tuple(segment.prompt.images),
             )
         )
     return turns

@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING
 from agents.formats import NATIVE, turn_parser
 from agents.formats.calls import ParsedTurn
 from agents.gateway.calls import CallPrefix, CallWriter
-from agents.gateway.conversation import ChatTurn, Conversation, Tool, WrittenCall, canonical
-from agents.gateway.errors import RequestRejected
+from agents.gateway.conversation import ChatTurn, Tool, WrittenCall, canonical
 from agents.prompting.native_tools import SENTINEL, check_native
 from agents.prompting.renderer import Renderer
 from agents.rollout.actions import format_action
 from agents.samplers.stop_texts import cut_at_stop, text_before, truncate
 from agents.types import Completion
 from envs.errors import ConfigError, EnvCrashed
+from envs.network.server import RequestRejected
 from envs.types import Message
 
 if TYPE_CHECKING:
@@ -76,13 +76,13 @@ class Rendering:
         if processor is not None and not self._shows_tools():
             self.format = None  # the processor's template is another one than the tokenizer's
 
-    def prompt_ids(self, conversation: Conversation) -> list[int]:
+    def prompt_ids(self, turns: Sequence[ChatTurn], tools: Sequence[Tool]) -> list[int]:
         """The prompt for the next message ([P]). Raises `RequestRejected`."""
-        if conversation.tools:
+        if tools:
             self._tool_format("tools")
-        messages = [self._message(message) for message in conversation.messages]
+        messages = [self._message(turn) for turn in turns]
         try:
-            return self._renderer.prompt_ids(messages, tools=conversation.tools)
+            return self._renderer.prompt_ids(messages, tools=tools)
         except (ConfigError, EnvCrashed) as error:  # the latter for an image that cannot be decoded
             raise RequestRejected(400, str(error), param="messages") from None
 

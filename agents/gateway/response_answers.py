@@ -11,13 +11,13 @@ from agents.gateway.responses import ResponsesRequest
 from agents.types import FinishReason
 
 
-class Response:
-    """One answer, told once."""
+class ResponseAnswer:
+    """An answer, of which either the body or the events are sent."""
 
     def __init__(self, answer: Answer, request: ResponsesRequest, *, created_at: float) -> None:
         """`created_at`: Unix time of the request, in seconds."""
         self.response_id = f"resp_{secrets.token_hex(24)}"
-        """By which later requests name it."""
+        """The name by which later requests continue it."""
         self._answer = answer
         self._request = request
         self._created_at = created_at
@@ -35,23 +35,22 @@ class Response:
         }
 
     def events(self) -> Iterator[str]:
-        """The same as a stream. Samplers answer whole completions, so that all of it comes at once."""
+        """The same as a stream. Samplers return whole completions, so all events come at once."""
         for number, (kind, event) in enumerate(self._events()):
             body = {"type": kind, "sequence_number": number, **event}
             yield f"event: {kind}\ndata: {json.dumps(body)}\n\n"
 
     def _events(self) -> Iterator[tuple[str, dict[str, Any]]]:
-        begun = self._head("in_progress", [])
-        yield "response.created", {"response": begun}
-        yield "response.in_progress", {"response": begun}
+        head = self._head("in_progress", [])
+        yield "response.created", {"response": head}
+        yield "response.in_progress", {"response": head}
         for index, item in enumerate(self._output):
-            place = {"output_index": index}
+            position = {"output_index": index}
             empty: dict[str, Any] = {"content": []} if item["type"] == "message" else {"arguments": ""}
-            opened = {**item, **empty, "status": "in_progress"}
-            yield "response.output_item.added", {**place, "item": opened}
-            within = {**place, "item_id": item["id"]}
-            yield from _told(item, within)
-            yield "response.output_item.done", {**place, "item": item}
+            empty_item = {**item, **empty, "status": "in_progress"}
+            yield "response.output_item.added", {**position, "item": empty_item}
+            yield from _item_events(item, {**position, "item_id": item["id"]})
+            yield "response.output_item.done", {**position, "item": item}
         whole = self.body()
         yield f"response.{whole['status']}", {"response": whole}
 
@@ -83,7 +82,7 @@ class Response:
             "truncation": "disabled",
             "usage": None,
             "user": request.user,
-            # Chat completions' name for what the weights were; this API has none.
+            # Chat completions' field for the version of the weights; this API has none.
             "system_fingerprint": f"policy_version={self._answer.completion.policy_version}",
         }
 
@@ -110,27 +109,27 @@ class Response:
             }
 
     def _usage(self) -> dict[str, Any]:
-        sampled = len(self._answer.completion.token_ids)
+        num_sampled = len(self._answer.completion.token_ids)
         return {
             "input_tokens": self._answer.prompt_tokens,
             "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
-            "output_tokens": sampled,
+            "output_tokens": num_sampled,
             "output_tokens_details": {"reasoning_tokens": 0},
-            "total_tokens": self._answer.prompt_tokens + sampled,
+            "total_tokens": self._answer.prompt_tokens + num_sampled,
         }
 
 
-def _told(item: dict[str, Any], within: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+def _item_events(item: dict[str, Any], position: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
     if item["type"] == "function_call":
         arguments = item["arguments"]
-        yield "response.function_call_arguments.delta", {**within, "delta": arguments}
-        done = {**within, "name": item["name"], "arguments": arguments}
+        yield "response.function_call_arguments.delta", {**position, "delta": arguments}
+        done = {**position, "name": item["name"], "arguments": arguments}
         yield "response.function_call_arguments.done", done
         return
     (part,) = item["content"]
-    within = {**within, "content_index": 0}
-    yield "response.content_part.added", {**within, "part": {**part, "text": ""}}
+    position = {**position, "content_index": 0}
+    yield "response.content_part.added", {**position, "part": {**part, "text": ""}}
     if part["text"]:
-        yield "response.output_text.delta", {**within, "delta": part["text"], "logprobs": []}
-    yield "response.output_text.done", {**within, "text": part["text"], "logprobs": []}
-    yield "response.content_part.done", {**within, "part": part}
+        yield "response.output_text.delta", {**position, "delta": part["text"], "logprobs": []}
+    yield "response.output_text.done", {**position, "text": part["text"], "logprobs": []}
+    yield "response.content_part.done", {**position, "part": part}

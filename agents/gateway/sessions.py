@@ -1,4 +1,4 @@
-"""Sessions: one episode each, from when it is opened until it is ended or forgotten.
+"""Sessions: one episode each, until it is ended or forgotten.
 
 Owns ids, the cap, idle expiry, and the cancellation of requests when their session ends.
 """
@@ -8,56 +8,59 @@ import secrets
 import time
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
-from agents.gateway.errors import CONTEXT_FULL, NO_TURNS_LEFT, RequestRejected
-from agents.gateway.generation import GenerationRequest
+from agents.gateway.conversation import ChatTurn
+from agents.gateway.generation import CONTEXT_FULL, NO_TURNS_LEFT, GenerationRequest
 from agents.gateway.limits import GatewayLimits
 from agents.gateway.policy import Answer, Policy
 from agents.gateway.recording import Recording
-from agents.gateway.response_store import ResponseStore
 from agents.types import Label, StopReason, Trajectory
 from envs.errors import SamplerFailed, WingspanError, describe
+from envs.network.server import RequestRejected
 from envs.types import Item
 
 PREFIX = "session-"
-"""Of every session's id, by which an API key is known to name one."""
+"""Start of every session's id, by which an API key is recognized as one."""
 
 
+@dataclass(slots=True, eq=False, kw_only=True)
 class GatewaySession:
     """One episode of an agent program."""
 
-    def __init__(
-        self,
-        policy: Policy,
-        item: Item,
-        *,
-        url: str,
-        sample_index: int,
-        name: str | None,
-        max_turns: int,
-        expires: bool,
-        metadata: Mapping[str, Label],
-    ) -> None:
-        """`name`: the sampler's seed and key; None takes the random id. The rest is as in
-        `GatewaySessions.open`."""
-        self.session_id = PREFIX + secrets.token_urlsafe(16)
-        self.base_url = f"{url}/sessions/{self.session_id}/v1"
+    policy: Policy
+    item: Item
+    url: str
+    """The gateway's own."""
+    sample_index: int
+    name: str | None
+    """The sampler's seed and key; None takes the random id."""
+    max_turns: int
+    expires: bool
+    """Whether it is forgotten when it is idle for too long."""
+    metadata: Mapping[str, Label]
+    """Becomes the trajectory's labels."""
+    session_id: str = field(default_factory=lambda: PREFIX + secrets.token_urlsafe(16))
+    used_at: float = field(default_factory=time.monotonic)
+    fault: WingspanError | None = None
+    """Why the last request failed, unless the program or the policy is at fault."""
+    stop_reason: StopReason = StopReason.TERMINATED
+    """Why there are no more turns: the last request found no room, or no turn left; else `TERMINATED`, the
+    program's own end."""
+    histories: dict[str, Sequence[ChatTurn]] = field(default_factory=dict)
+    """Conversations that later requests of the Responses API may continue: up to and with an answer, without
+    instructions, by the answer's id."""
+    _recording: Recording = field(init=False)
+    _running: "set[asyncio.Task[Answer]]" = field(default_factory=set)
+    _num_pending: int = 0
+
+    def __post_init__(self) -> None:
+        self._recording = Recording(self.name or self.session_id, self.policy.rendering)
+
+    @property
+    def base_url(self) -> str:
         """As OpenAI's clients take it."""
-        self.used_at = time.monotonic()
-        self.expires = expires
-        self.fault: WingspanError | None = None
-        """Why the last request failed, unless the program or the policy is at fault."""
-        self._policy = policy
-        self._item = item
-        self._sample_index = sample_index
-        self._max_turns = max_turns
-        self._metadata = metadata
-        self._recording = Recording(name or self.session_id, policy.rendering)
-        self.responses = ResponseStore()
-        """Answers that later requests may continue."""
-        self._running: set[asyncio.Task[Answer]] = set()
-        self._underway = 0
-        self._stop_reason = StopReason.TERMINATED
+        return f"{self.url}/sessions/{self.session_id}/v1"
 
     @property
     def api_key(self) -> str:
@@ -73,12 +76,6 @@ class GatewaySession:
     def turns(self) -> int:
         """Completions so far."""
         return self._recording.turns
-
-    @property
-    def stop_reason(self) -> StopReason:
-        """Why there are no more turns: the last request found no room, or no turn left; else `TERMINATED`,
-        the program's own end."""
-        return self._stop_reason
 
     def answer(self, generation: GenerationRequest) -> "asyncio.Task[Answer]":
         """The session's next turn, which ends with the session. Raises as `Policy.answer`."""
@@ -98,14 +95,14 @@ class GatewaySession:
         """The samples so far, for training. `turn_rewards`: one for each turn, in the order of the answers,
         in addition to `reward`. Raises `ValueError` for another number of them."""
         return self._recording.trajectory(
-            self._item,
-            sample_index=self._sample_index,
+            self.item,
+            sample_index=self.sample_index,
             reward=reward,
             success=success,
             turn_rewards=turn_rewards,
-            stop_reason=self._stop_reason,
+            stop_reason=self.stop_reason,
             metrics=metrics or {},
-            labels=self._metadata,
+            labels=self.metadata,
         )
 
     def end(self) -> None:
@@ -118,18 +115,18 @@ class GatewaySession:
         self.used_at = time.monotonic()
 
     async def _answer(self, generation: GenerationRequest) -> Answer:
-        # Requests under way hold their turns; a rejected one holds none, so that of several concurrent
-        # requests as many are answered as there are turns.
-        if self.turns + self._underway >= self._max_turns:
-            self._stop_reason = StopReason.MAX_TURNS
-            why = f"this session has had its {self._max_turns} turns; end it"
+        # A request under way counts as a turn, a rejected one does not: of concurrent requests, as many are
+        # answered as there are turns.
+        if self.turns + self._num_pending >= self.max_turns:
+            self.stop_reason = StopReason.MAX_TURNS
+            why = f"this session has had its {self.max_turns} turns; end it"
             raise RequestRejected(400, why, code=NO_TURNS_LEFT)
-        self._underway += 1
+        self._num_pending += 1
         try:
-            answer = await self._policy.answer(generation, self._recording)
-        except RequestRejected as refused:
-            if refused.code == CONTEXT_FULL:
-                self._stop_reason = StopReason.MAX_CONTEXT
+            answer = await self.policy.answer(generation, self._recording)
+        except RequestRejected as rejection:
+            if rejection.code == CONTEXT_FULL:
+                self.stop_reason = StopReason.MAX_CONTEXT
             raise
         except WingspanError as fault:
             self.fault = fault
@@ -138,8 +135,8 @@ class GatewaySession:
             self.fault = SamplerFailed(f"the gateway raised {describe(error)}")
             raise
         finally:
-            self._underway -= 1
-        self._stop_reason = StopReason.TERMINATED
+            self._num_pending -= 1
+        self.stop_reason = StopReason.TERMINATED
         self.fault = None
         return answer
 
@@ -172,14 +169,14 @@ class GatewaySessions:
         """A new session below `url`, the gateway's own, of at most `max_turns`.
 
         `metadata` becomes the trajectory's labels. One that `expires` is forgotten when it is idle too long.
-        Raises `RequestRejected` where there are too many.
+        Raises `RequestRejected` if there are too many.
         """
         if self.live >= self._limits.max_sessions:
             why = f"all {self._limits.max_sessions} sessions are in use"
             raise RequestRejected(429, f"{why}; end some, or serve with a larger --max-sessions")
         session = GatewaySession(
-            self._policy,
-            item,
+            policy=self._policy,
+            item=item,
             url=url,
             sample_index=sample_index,
             name=name,

@@ -1,20 +1,24 @@
-"""What HTTP clients share: which failures are retried, how long to wait, how a failure reads in one line."""
+"""What HTTP clients share: which failures are retried, and how long to wait before."""
 
 import asyncio
 import ssl
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import cache
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import httpx
 
-from envs.redaction import redact
+from envs.errors import describe, to_line
 
 T = TypeVar("T")
 
-DENIED = (401, 403, 404)
+DENIALS = (401, 403, 404)
 """Statuses that mean that the key or the address is wrong."""
+
+
+MAX_DETAIL = 300
+"""Characters of a body that an error shows."""
 
 
 class TryAgain(Exception):
@@ -51,20 +55,32 @@ class Backoff:
         return await attempt()
 
 
-def is_transient(status: int) -> bool:
-    """Whether the same request may succeed later: timeouts, conflicts, rate limits, server errors."""
-    return status in (408, 409, 429) or status >= 500
+async def send(
+    http: httpx.AsyncClient, method: str, url: str, *, timeout_s: float, **options: Any
+) -> httpx.Response:
+    """The response to a request; `timeout_s`: for all of it, where httpx's limits are for each part.
+
+    Raises `TryAgain` if there is none, or for a status after which the same request may succeed later (a
+    timeout, a conflict, a rate limit, a server error).
+    """
+    try:
+        async with asyncio.timeout(timeout_s):
+            response = await http.request(method, url, **options)
+    except TimeoutError:
+        raise TryAgain(f"{url}: no reply within {timeout_s:g} s") from None
+    except httpx.RequestError as error:
+        raise TryAgain(f"{url}: {describe(error)}") from error
+    if response.status_code in (408, 409, 429) or response.status_code >= 500:
+        header = response.headers.get("retry-after", "")  # seconds, or a date
+        wait_s = float(header) if header.isdecimal() else None
+        raise TryAgain(describe_response(response), wait_s=wait_s)
+    return response
 
 
-def retry_after_s(response: httpx.Response) -> float | None:
-    """Seconds of the header `Retry-After`; None where it is missing or a date."""
-    header = response.headers.get("retry-after", "")
-    return float(header) if header.isdecimal() else None
-
-
-def quote_body(text: str, *, max_chars: int) -> str:
-    """A server's text on one line, redacted before it is cut, so that no part of a key is left."""
-    return redact(" ".join(text.split()))[:max_chars]
+def describe_response(response: httpx.Response) -> str:
+    """`<url> answered 404: <start of the body>`, on one line and without secrets."""
+    body = to_line(response.text, limit=MAX_DETAIL)
+    return f"{response.request.url} answered {response.status_code}: {body}"
 
 
 @cache

@@ -1,24 +1,47 @@
-"""ASGI applications served from the running event loop, by uvicorn."""
+"""What servers share: uvicorn in the running event loop, rejected requests, bodies and tokens."""
 
 import asyncio
 import signal
 import socket
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from typing import TYPE_CHECKING
 
-from starlette.exceptions import HTTPException
-from starlette.requests import Request
+from pydantic_core import to_json
+from starlette.responses import Response
 
 from envs.errors import ConfigError
 
 if TYPE_CHECKING:
+    from starlette.requests import Request
     from starlette.types import ASGIApp
 
 GRACE_S = 10
 """Time for requests under way when a server is stopped."""
 KEEP_ALIVE_S = 75
 """How long a connection may be idle: a model may think between two steps for longer than uvicorn's 5 s."""
+
+
+class RequestRejected(Exception):
+    """A request that is answered with an error status."""
+
+    def __init__(
+        self,
+        status: int,
+        detail: object,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        retry_after_s: int | None = None,
+    ) -> None:
+        """`detail`: the reason in one line, or the wrong fields in FastAPI's form. `param` and `code`: the
+        wrong field and the kind of error in OpenAI's form, e.g. `messages[0].content`."""
+        super().__init__(detail)
+        self.status = status
+        self.detail = detail
+        self.param = param
+        self.code = code
+        self.retry_after_s = retry_after_s
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -38,7 +61,7 @@ async def listening(
 ) -> AsyncIterator[int]:
     """Serve `app` while inside; yields the port. Raises `ConfigError` if the address is not available.
 
-    `max_message_bytes`: of a WebSocket message. `grace_s`: seconds for requests under way when it is left.
+    `max_message_bytes`: of a WebSocket message. `grace_s`: time for requests under way on leaving.
     """
     import uvicorn
 
@@ -92,13 +115,26 @@ def stop_event() -> asyncio.Event:
     return event
 
 
-async def read_body(request: Request, max_bytes: int) -> bytes:
-    """The body; raises `HTTPException` 413 for a larger one."""
+def json_response(
+    content: object, *, status: int = 200, headers: Mapping[str, str] | None = None
+) -> Response:
+    """A JSON answer; `content` may contain pydantic models and dataclasses."""
+    return Response(to_json(content), status, headers, media_type="application/json")
+
+
+def reject_web_pages(headers: Mapping[str, str]) -> None:
+    """Raise `RequestRejected` for a web page's request: browsers reach servers that outsiders cannot."""
+    if "origin" in headers:
+        raise RequestRejected(403, "requests from web pages (header Origin) are not served")
+
+
+async def read_body(request: "Request", max_bytes: int) -> bytes:
+    """The body; raises `RequestRejected` 413 for a larger one."""
     body = bytearray()
     async for part in request.stream():
         body += part
         if len(body) > max_bytes:
-            raise HTTPException(
+            raise RequestRejected(
                 413, f"the body has more than {max_bytes} bytes; serve with a larger --max-body-bytes"
             )
     return bytes(body)

@@ -18,7 +18,8 @@ class Dialect:
     """What requests call the instance."""
     item_key: str = "data_idx"
     """What a reset calls the item's number."""
-    create_body: Mapping[str, int] = field(default_factory=dict)
+    create_body: Mapping[str, int | None] = field(default_factory=dict)
+    """What AgentGym's client sends with a create, which has no effect."""
     reset_extras: Mapping[str, str | int] = field(default_factory=dict)
     """What else is sent with a reset."""
     opens_with_prompt: bool = False
@@ -40,6 +41,7 @@ class Dialect:
 
 
 _DIALECTS = {
+    "textcraft": Dialect(create_body={"commands": None, "goal": None}),
     "sciworld": Dialect(points=100.0, score_key="score", success_above=0.995),
     "alfworld": Dialect(item_key="game", reset_extras={"world_type": "Text"}),
     "searchqa": Dialect(session_key="env_idx", item_key="id", create_body={"id": 0}, opens_at="Question:"),

@@ -1,65 +1,48 @@
 """The two protocols on the client's side: one link is one session on one server.
 
-Failures are `Unreachable` (of the server), `Gone` (of the session) or `Full` (no room for a session); an
-environment that broke there raises `EnvCrashed`, a request that no server
-accepts `ConfigError`.
+A link raises `ServerUnreachable`, `ServerFull` or `SessionLost`; `EnvCrashed` if the environment fails on the
+server; `ConfigError` for a request that no server accepts.
 """
 
 import asyncio
 import json
 from collections.abc import Mapping
 from contextlib import suppress
-from typing import Any, NoReturn, Protocol
+from typing import Any, NoReturn
 
 import httpx
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus, WebSocketException
 
-from envs.errors import ConfigError, EnvCrashed, describe
-from envs.network.client import quote_body, tls_context
+from envs.errors import ConfigError, EnvCrashed, describe, to_line
+from envs.network.client import tls_context
 from envs.redaction import register_secret
 from envs.remote.agentgym import ACTIONS, dialect_of
 from envs.types import Item, StepResult
 
 CONNECT_TIMEOUT_S = 10.0
 CLOSE_TIMEOUT_S = 3.0
-"""For the goodbye; a server that misses it closes the session once it is idle."""
+"""For the last message; a server that misses it closes the session once it is idle."""
 KEEP_ALIVE_S = 4.0
 """How long a connection may be idle: shorter than the 5 s of AgentGym's servers, which then close it."""
 
 MAX_MESSAGE_BYTES = 16 << 20
 
 
-class Unreachable(Exception):
-    """The server did not answer, or not as one that works."""
+class ServerUnreachable(Exception):
+    """The server did not answer, or reports that it cannot work."""
 
 
-class Full(Exception):
+class ServerFull(Exception):
     """The server has no room for another session."""
 
 
-class Gone(Exception):
-    """The server does not know the session any more."""
-
-
-class Link(Protocol):
-    """One session."""
-
-    async def reset(self, item: Item) -> str:
-        """Start an episode, in a new session at the first call; returns the first observation."""
-        ...
-
-    async def step(self, action: str) -> StepResult:
-        """One action."""
-        ...
-
-    async def close(self) -> None:
-        """End the session; never raises."""
-        ...
+class SessionLost(Exception):
+    """The server no longer knows the session."""
 
 
 class AgentGymLink:
-    """AgentGym's protocol, as its clients use it; for Wingspan's servers and AgentGym's own."""
+    """A session by AgentGym's protocol as its clients use it, on Wingspan's servers and AgentGym's own."""
 
     def __init__(self, url: str, token: str | None, timeout_s: float) -> None:
         self._url = url
@@ -71,6 +54,7 @@ class AgentGymLink:
         self._score = 0.0
 
     async def reset(self, item: Item) -> str:
+        """Start an episode, in a new session at the first call; returns the first observation."""
         if self._http is None:
             self._http = httpx.AsyncClient(
                 headers=self._headers,
@@ -83,39 +67,41 @@ class AgentGymLink:
         self._env = item.env
         dialect = dialect_of(self._env)
         if self._session_id is None:
-            created = await self._post("/create", dict(dialect.create_body))
-            number = created.get(dialect.session_key) if isinstance(created, dict) else created
+            answer = await self._post("/create", dict(dialect.create_body))
+            number = answer.get(dialect.session_key) if isinstance(answer, dict) else answer
             if not isinstance(number, int):
                 raise ConfigError(f"{self._url}/create answers no id: it is no AgentGym server of {item.env}")
             self._session_id = number
-        opened = await self._post(
+        answer = await self._post(
             "/reset",
             {dialect.session_key: self._session_id, dialect.item_key: item.index, **dialect.reset_extras},
         )
         self._score = 0.0
         if dialect.opens_with_prompt:
-            opened = await self._get("/observation")
-        return await self._with_actions(self._opening(opened), opened, done=False)
+            answer = await self._get("/observation")
+        return await self._with_actions(self._opening(answer), answer, done=False)
 
     async def step(self, action: str) -> StepResult:
+        """One action."""
         dialect = dialect_of(self._env)
-        stepped = await self._post("/step", {dialect.session_key: self._session_id, "action": action})
-        done = bool(self._field(stepped, dialect.end_key))
+        answer = await self._post("/step", {dialect.session_key: self._session_id, "action": action})
+        done = bool(self._field(answer, dialect.end_key))
         if dialect.score_key:
             # A lost episode has points below 0; its score is 0.
-            score = max(0.0, self._field(stepped, dialect.score_key) / dialect.points)
+            score = max(0.0, self._field(answer, dialect.score_key) / dialect.points)
         else:
-            score = self._score + self._field(stepped, "reward") / dialect.points
-        gained, self._score = score - self._score, score
-        text = self._field(stepped, dialect.text_key)
+            score = self._score + self._field(answer, "reward") / dialect.points
+        reward, self._score = score - self._score, score
+        text = self._field(answer, dialect.text_key)
         return StepResult(
-            await self._with_actions(text, stepped, done=done),
-            gained,
+            await self._with_actions(text, answer, done=done),
+            reward,
             terminated=done,
             success=done and self._score > dialect.success_above,
         )
 
     async def close(self) -> None:
+        """End the session; never raises."""
         http, self._http = self._http, None
         if http is None:
             return
@@ -129,18 +115,18 @@ class AgentGymLink:
     def _session(self) -> dict[str, int | None]:
         return {dialect_of(self._env).session_key: self._session_id}
 
-    def _opening(self, opened: Any) -> str:
+    def _opening(self, answer: Any) -> str:
         """The opening in the answer to a reset, whose form depends on the environment."""
-        match opened:
+        match answer:
             case str(text) | [str(text), *_]:
-                at = dialect_of(self._env).opens_at
-                return f"{at} {text.rpartition(at)[2].strip()}" if at else text
+                start = dialect_of(self._env).opens_at
+                return f"{start} {text.rpartition(start)[2].strip()}" if start else text
             case {"task_description": str(task), "observation": str(observation)}:
                 return f"{task}\n{observation}"  # as SciWorld's client joins them
-        return str(self._field(opened, "observation"))
+        return str(self._field(answer, "observation"))
 
     async def _with_actions(self, text: str, answer: Any, *, done: bool) -> str:
-        """The observation, with the available actions where AgentGym has them in a field of their own."""
+        """The observation, with the available actions if AgentGym sends them separately."""
         path = dialect_of(self._env).actions_path
         if path:
             return f"{text}\n{ACTIONS}{json.dumps(await self._get(path), ensure_ascii=False)}"
@@ -160,9 +146,9 @@ class AgentGymLink:
             async with asyncio.timeout(self._timeout_s):
                 response = await self._http.request(method, f"{self._url}{path}", **request)
         except TimeoutError as error:
-            raise Unreachable(f"{path}: no answer within {self._timeout_s:g} s") from error
+            raise ServerUnreachable(f"{path}: no answer within {self._timeout_s:g} s") from error
         except (httpx.HTTPError, OSError) as error:
-            raise Unreachable(f"{path}: {describe(error)}") from error
+            raise ServerUnreachable(f"{path}: {describe(error)}") from error
         raw = response.content
         if response.status_code != 200:
             _fail(response.status_code, _detail(raw), url=f"{self._url}{path}", creates=path == "/create")
@@ -185,7 +171,7 @@ class AgentGymLink:
 
 
 class OpenEnvLink:
-    """OpenEnv's WebSocket, with texts as `envs/serve/openenv.py` has them."""
+    """A session by OpenEnv's WebSocket, with texts as in `envs/serve/openenv.py`."""
 
     def __init__(self, url: str, token: str | None, timeout_s: float) -> None:
         self._url = f"{url}/ws"
@@ -194,15 +180,18 @@ class OpenEnvLink:
         self._socket: ClientConnection | None = None
 
     async def reset(self, item: Item) -> str:
+        """Start an episode, in a new session at the first call; returns the first observation."""
         if self._socket is None:
             self._socket = await self._connect()
         request = {"item_id": item.item_id, "seed": item.seed, "metadata": dict(item.metadata)}
         return self._read_result(await self._ask("reset", request)).observation
 
     async def step(self, action: str) -> StepResult:
+        """One action."""
         return self._read_result(await self._ask("step", {"text": action}))
 
     async def close(self) -> None:
+        """End the session; never raises."""
         socket, self._socket = self._socket, None
         if socket is not None:
             await socket.close()
@@ -223,7 +212,7 @@ class OpenEnvLink:
             response = error.response
             _fail(response.status_code, _detail(response.body), url=self._url, creates=True)
         except (WebSocketException, TimeoutError, OSError) as error:
-            raise Unreachable(describe(error)) from error
+            raise ServerUnreachable(describe(error)) from error
 
     async def _ask(self, kind: str, data: dict[str, Any]) -> Any:
         socket = self._socket
@@ -235,10 +224,10 @@ class OpenEnvLink:
                     await socket.send(json.dumps({"type": kind, "data": data}))
                 message = await socket.recv()
         except TimeoutError as error:
-            raise Unreachable(f"{kind}: no answer within {self._timeout_s:g} s") from error
+            raise ServerUnreachable(f"{kind}: no answer within {self._timeout_s:g} s") from error
         except (WebSocketException, OSError) as error:
-            # The session was idle for too long, or the server has died: the next connection shows which.
-            raise Gone(f"{kind}: {describe(error)}") from error
+            # The session was idle for too long, or the server died: the next connection shows which.
+            raise SessionLost(f"{kind}: {describe(error)}") from error
         try:
             answer = json.loads(message)
             answer_type, content = answer["type"], answer["data"]
@@ -252,7 +241,7 @@ class OpenEnvLink:
         message = error.get("message", "no reason given")
         match error.get("code"):
             case "CAPACITY_REACHED":
-                raise Full(message)
+                raise ServerFull(message)
             case "VALIDATION_ERROR" | "UNKNOWN_TYPE" | "INVALID_JSON":
                 raise ConfigError(f"{self._url}: {message}")
             case _:
@@ -280,17 +269,17 @@ def _headers(token: str | None) -> dict[str, str]:
 
 
 def _fail(status: int, detail: str, *, url: str, creates: bool) -> NoReturn:
-    """Raise what a status other than 200 means."""
+    """Raise the error that a status other than 200 means."""
     if status in (401, 403):
         raise ConfigError(
             f"{url} answers {status}: {detail}; give the token that the server was started with"
         )
     if status == 429:
-        raise Full(detail)
+        raise ServerFull(detail)
     if status in (404, 410) and not creates:
-        raise Gone(detail)
+        raise SessionLost(detail)
     if status in (502, 503) or (creates and status >= 500):
-        raise Unreachable(f"{status}: {detail}")
+        raise ServerUnreachable(f"{status}: {detail}")
     if status >= 500:
         raise EnvCrashed(f"{url} answers {status}: {detail}")
     raise ConfigError(f"{url} answers {status}: {detail}; is it an environment server, and `protocol` right?")
@@ -305,4 +294,4 @@ def _detail(raw: bytes | bytearray | None) -> str:
         if isinstance(content, dict):
             detail = content.get("detail", content)
             text = json.dumps(detail) if isinstance(detail, list) else str(detail)
-    return quote_body(text, max_chars=300)
+    return to_line(text, limit=300)

@@ -1,14 +1,15 @@
-"""Environments on remote servers: new instances go to the least busy one; a dead one is avoided for a while.
+"""Environments on remote servers: new instances go to the least busy one, and not to one that failed lately.
 
 `Servers.make` fits `EnvSpec.make`: each instance is a session on one of the servers for as long as it lives.
 A failed server or connection raises `EnvCrashed`, so that the episode is retried, on another server if there
-is one; whatever no retry can fix raises `ConfigError`.
+is one; a failure that no retry can fix raises `ConfigError`.
 """
 
 import asyncio
 import logging
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Literal
 from urllib.parse import urlsplit
@@ -16,12 +17,13 @@ from urllib.parse import urlsplit
 from envs.base import Environment
 from envs.errors import ConfigError, EnvCrashed
 from envs.registry import EnvSpec
-from envs.remote.links import AgentGymLink, Full, Gone, Link, OpenEnvLink, Unreachable
+from envs.remote.links import AgentGymLink, OpenEnvLink, ServerFull, ServerUnreachable, SessionLost
 from envs.types import Item, StepResult
 
 WireProtocol = Literal["openenv", "agentgym"]
 
-_LINKS: dict[str, type[AgentGymLink] | type[OpenEnvLink]] = {"openenv": OpenEnvLink, "agentgym": AgentGymLink}
+Link = AgentGymLink | OpenEnvLink
+_LINKS: dict[str, type[Link]] = {"openenv": OpenEnvLink, "agentgym": AgentGymLink}
 
 FIRST_REST_S, LONGEST_REST_S = 1.0, 60.0
 """How long a server that did not answer is avoided: doubled each time until it answers again."""
@@ -106,8 +108,8 @@ class Servers:
         """URL → instances of this process there."""
         return {server.url: server.live for server in self._servers}
 
-    async def start(self, item: Item) -> tuple["RemoteSession", str]:
-        """A session on the least busy server that works, and its first observation.
+    async def start(self, item: Item, env: "RemoteEnv") -> str:
+        """Start `item` in a new session on the least busy server that works; returns the first observation.
 
         Raises `EnvCrashed` if none does within `patience_s` seconds, or if an environment breaks.
         """
@@ -121,15 +123,11 @@ class Servers:
                 unavailable.clear()
                 await asyncio.sleep(POLL_S)
                 continue
-            session = RemoteSession(server, self._link(server.url, self._token, self._request_timeout_s))
+            env.connect(server, self._link(server.url, self._token, self._request_timeout_s))
             try:
-                return session, await session.reset(item)
-            except (Full, Gone, Unreachable):
+                return await env.reset_session(item)
+            except (ServerFull, SessionLost, ServerUnreachable):
                 unavailable.add(server)
-                await session.leave()
-            except BaseException:
-                await session.leave()
-                raise
 
     def _next(self, unavailable: set[_Server]) -> _Server | None:
         now = time.monotonic()
@@ -152,85 +150,67 @@ def on_servers(spec: EnvSpec, servers: Servers) -> EnvSpec:
     return replace(spec, make=servers.make, isolation="none", preload=(), max_episodes=None, requirements=())
 
 
-class RemoteSession:
-    """One session on one server."""
-
-    def __init__(self, server: _Server, link: Link) -> None:
-        self._server = server
-        self._link: Link | None = link
-        server.live += 1
-
-    async def reset(self, item: Item) -> str:
-        """Start `item`. Raises `Full`, `Unreachable` or `Gone` where another session could."""
-        assert self._link is not None
-        try:
-            observation = await self._link.reset(item)
-        except Full as full:
-            self._server.report_success()
-            self._server.last_failure = str(full)
-            raise
-        except Unreachable as lost:
-            self._server.report_failure(lost)
-            raise
-        self._server.report_success()
-        return observation
-
-    async def step(self, action: str) -> StepResult:
-        """One action; every failure is an `EnvCrashed`, or a `ConfigError`."""
-        assert self._link is not None
-        try:
-            return await self._link.step(action)
-        except asyncio.CancelledError:
-            # The caller's own time limit or end came first. It is unknown whether this server still
-            # answers, so others are preferred.
-            self._server.report_failure(Unreachable("a step was cancelled before it was answered"))
-            raise
-        except Unreachable as lost:
-            self._server.report_failure(lost)
-            raise EnvCrashed(f"{self._server.url}: {lost}") from lost
-        except Gone as gone:
-            raise EnvCrashed(f"{self._server.url}: {gone}") from gone
-
-    async def leave(self) -> None:
-        """End the session. Idempotent."""
-        link, self._link = self._link, None
-        if link is not None:
-            self._server.live -= 1
-            await link.close()
-
-
 class RemoteEnv:
-    """One live instance on one of the servers."""
+    """One live instance: a session on one of the servers."""
 
     def __init__(self, servers: Servers) -> None:
         self._servers = servers
-        self._session: RemoteSession | None = None
+        self._server: _Server | None = None
+        self._link: Link | None = None
 
     async def reset(self, item: Item) -> str:
         """Start `item`, in the session of the last episode if it is still open."""
-        session, self._session = self._session, None
-        if session is not None:
-            try:
-                observation = await session.reset(item)
-            except (Full, Gone, Unreachable):
-                await session.leave()
-            except BaseException:
-                await session.leave()
-                raise
-            else:
-                self._session = session
-                return observation
-        self._session, observation = await self._servers.start(item)
-        return observation
+        if self._link is not None:
+            with suppress(ServerFull, SessionLost, ServerUnreachable):
+                return await self.reset_session(item)
+        return await self._servers.start(item, self)
 
     async def step(self, action: str) -> StepResult:
-        """Apply one action of the current episode."""
-        if self._session is None:
+        """Apply one action of the current episode. Every failure is an `EnvCrashed`, or a `ConfigError`."""
+        server, link = self._server, self._link
+        if server is None or link is None:
             raise RuntimeError("step before reset")
-        return await self._session.step(action)
+        try:
+            return await link.step(action)
+        except asyncio.CancelledError:
+            # The caller's own time limit or end came first. It is unknown whether this server still
+            # answers, so others are preferred.
+            server.report_failure(ServerUnreachable("a step was cancelled before it was answered"))
+            raise
+        except ServerUnreachable as error:
+            server.report_failure(error)
+            raise EnvCrashed(f"{server.url}: {error}") from error
+        except SessionLost as error:
+            raise EnvCrashed(f"{server.url}: {error}") from error
 
     async def close(self) -> None:
-        """End the session."""
-        session, self._session = self._session, None
-        if session is not None:
-            await session.leave()
+        """End the session. Idempotent."""
+        server, link = self._server, self._link
+        self._server = self._link = None
+        if server is not None and link is not None:
+            server.live -= 1
+            await link.close()
+
+    def connect(self, server: _Server, link: Link) -> None:
+        """Use `link` to `server` for the next session."""
+        self._server, self._link = server, link
+        server.live += 1
+
+    async def reset_session(self, item: Item) -> str:
+        """Start `item` on the current link, which is closed on failure. Raises `ServerFull`, `SessionLost` or
+        `ServerUnreachable` if another session may succeed."""
+        server, link = self._server, self._link
+        assert server is not None
+        assert link is not None
+        try:
+            observation = await link.reset(item)
+        except BaseException as error:
+            if isinstance(error, ServerFull):
+                server.report_success()
+                server.last_failure = str(error)
+            elif isinstance(error, ServerUnreachable):
+                server.report_failure(error)
+            await self.close()
+            raise
+        server.report_success()
+        return observation

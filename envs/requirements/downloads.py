@@ -1,7 +1,7 @@
-"""Downloads of data sets: resumed where they stopped, held against sizes and checksums, unpacked.
+"""Downloads of data sets: resumed, checked against sizes and checksums, and unpacked.
 
-A file is written to `<path>.part` and gets its name when it is whole and right. Beside it lies what the
-server called this version (`<path>.part.json`): a download never goes on with the bytes of another.
+A file is written to `<path>.part` and renamed when it is complete and correct. `<path>.part.json` holds the
+server's name of this version (ETag or date), so that a download never resumes with another version's bytes.
 """
 
 import gzip
@@ -25,32 +25,29 @@ from envs.requirements.data_sets import RECEIPT, DataFile, DataSet, read_receipt
 CONNECT_TIMEOUT_S = 30.0
 READ_TIMEOUT_S = 60.0
 ATTEMPTS = 5
-"""Without a byte of progress between them, before a download is given up; what is there is kept."""
+"""In a row without a new byte, before a download fails; the bytes so far are kept."""
 PAUSE_S = 1.0
 """Before the second attempt; doubled before each further one."""
 BLOCK_BYTES = 1 << 20
 
 
 class DownloadFailed(WingspanError):
-    """A file could not be had, or is not what it should be; the text names it and what to do."""
+    """A file could not be downloaded or is not the expected one; the text names it and what to do."""
 
 
 class Progress(Protocol):
-    """Told of each file: bytes that are there, and of how many (None where nobody knows)."""
+    """Receives each file's progress: bytes so far, and in all (None if the server does not report it)."""
 
     def __call__(self, path: str, done: int, total: int | None) -> None: ...
 
 
 def pull(data_set: DataSet, *, progress: Progress, pause_s: float = PAUSE_S) -> Path:
-    """Download what is not here yet of `data_set`; return its folder, complete.
+    """Download the missing files of `data_set`; return its folder, complete.
 
-    Raises `ConfigError` for one that is made here, or for want of disk, before anything is downloaded;
-    `DownloadFailed` for a file that could not be had: those that were are kept.
+    Raises `ConfigError` before any download if the data set is made locally or the disk has too little space;
+    `DownloadFailed` for a file that fails (files downloaded before it are kept).
     """
-    if not data_set.files:
-        raise ConfigError(
-            f"data set {data_set.name!r} is no download; make it by: wingspan data make {data_set.name}"
-        )
+    _check_downloadable(data_set)
     folder = data_set.folder
     folder.mkdir(parents=True, exist_ok=True)
     with lock_file(folder.with_name(f".{data_set.name}.lock")):
@@ -67,21 +64,18 @@ def pull(data_set: DataSet, *, progress: Progress, pause_s: float = PAUSE_S) -> 
                 pause_s=pause_s,
             )
             write_atomically(folder / RECEIPT, json.dumps({"files": receipt}, indent=2) + "\n")
-    lacks = [path for path in data_set.required_paths if not (folder / path).exists()]
-    if lacks:
+    absent_paths = [path for path in data_set.required_paths if not (folder / path).exists()]
+    if absent_paths:
         raise MissingDependency(
-            f"{data_set.name!r} was downloaded, but has no {', '.join(lacks)}: upstream's files have "
+            f"{data_set.name!r} was downloaded, but has no {', '.join(absent_paths)}: upstream's files have "
             f"changed; put the right ones into {folder}"
         )
     return folder
 
 
 def faults(data_set: DataSet) -> Iterator[str]:
-    """What is wrong with the files that are here, in a line each; reads all of them."""
-    if not data_set.files:
-        raise ConfigError(
-            f"data set {data_set.name!r} is no download; make it anew by: wingspan data make {data_set.name}"
-        )
+    """The problems with the files on disk, one line each; reads all of them."""
+    _check_downloadable(data_set)
     receipt = read_receipt(data_set.folder).get("files", {})
     for file in data_set.files:
         path, entry = data_set.folder / file.path, receipt.get(file.path)
@@ -91,12 +85,18 @@ def faults(data_set: DataSet) -> Iterator[str]:
             if not path.is_file():
                 yield f"{path}: is not there"
             elif path.stat().st_size != entry["bytes"]:
-                yield f"{path}: {path.stat().st_size} bytes, and {entry['bytes']} were downloaded"
+                yield f"{path}: has {path.stat().st_size} bytes; {entry['bytes']} were downloaded"
             elif _sha256(path) != entry["sha256"]:
-                yield f"{path}: has other contents than what was downloaded"
+                yield f"{path}: has other contents than the download"
     for relative in data_set.required_paths:
         if not (data_set.folder / relative).exists():
             yield f"{data_set.folder / relative}: is not there"
+
+
+def _check_downloadable(data_set: DataSet) -> None:
+    if not data_set.files:
+        name = data_set.name
+        raise ConfigError(f"data set {name!r} is made, not downloaded; run: wingspan data make {name}")
 
 
 def _is_here(file: DataFile, folder: Path, receipt: dict[str, dict[str, object]]) -> bool:
@@ -108,13 +108,12 @@ def _is_here(file: DataFile, folder: Path, receipt: dict[str, dict[str, object]]
 
 
 def _check_disk(files: list[DataFile], folder: Path) -> None:
-    partly = sum(part.stat().st_size for file in files if (part := _part(folder / file.path)).exists())
-    num_bytes = sum(file.bytes or 0 for file in files) - partly
+    num_bytes = sum((file.bytes or 0) - _size(_part(folder / file.path)) for file in files)
     free = shutil.disk_usage(folder).free
     if num_bytes > free:
         raise ConfigError(
-            f"{num_bytes / 1e9:.1f} GB are to be downloaded, and {folder} has {free / 1e9:.1f} GB free; free "
-            "some, or name another place in WINGSPAN_DATA"
+            f"the download needs {num_bytes / 1e9:.1f} GB, and {folder} has {free / 1e9:.1f} GB free; free "
+            "some space, or set WINGSPAN_DATA to another folder"
         )
 
 
@@ -133,12 +132,11 @@ def _fetch(
         pause_s=pause_s,
     )
     size, digest = part.stat().st_size, _sha256(part)
-    for quantity, expected, found in (("bytes", file.bytes, size), ("sha256", sha256, digest)):
-        if expected is not None and found != expected:
-            _forget(part)
+    for quantity, target, actual in (("bytes", file.bytes, size), ("sha256", sha256, digest)):
+        if target is not None and actual != target:
+            _delete_part(part)
             raise DownloadFailed(
-                f"{file.url}: {quantity} {found}, and {expected} was expected for {file.path}; it was "
-                "deleted. "
+                f"{file.url}: {quantity} is {actual}, not {target}, for {file.path}; the file was deleted. "
                 "Pull again; if that does not help, upstream has changed the file"
             )
     _version(part).unlink(missing_ok=True)
@@ -157,45 +155,44 @@ def _download(
     progress: Callable[[int, int | None], None],
     pause_s: float,
 ) -> None:
-    """Bring `part` to its full length, over as many connections as that takes."""
+    """Complete `part`, over as many connections as that takes."""
     backoff = Backoff(attempts=ATTEMPTS, first_s=pause_s)
     failures = 0
     while True:
-        before = part.stat().st_size if part.exists() else 0
+        before = _size(part)
         try:
             _receive(url, part, wants_page=wants_page, progress=progress)
             return
         except (httpx.TransportError, httpx.HTTPStatusError) as error:
-            is_refusal = isinstance(error, httpx.HTTPStatusError) and error.response.status_code < 500
-            came = part.exists() and part.stat().st_size > before
-            failures = 1 if came else failures + 1
-            if is_refusal or failures == backoff.attempts:
-                there = part.stat().st_size if part.exists() else 0
+            is_final = isinstance(error, httpx.HTTPStatusError) and error.response.status_code < 500
+            size = _size(part)
+            failures = 1 if size > before else failures + 1
+            if is_final or failures == backoff.attempts:
                 raise DownloadFailed(
-                    f"{url}: {describe(error)}; {there} bytes are kept, and the same command goes on"
+                    f"{url}: {describe(error)}; {size} bytes are kept; run the same command to continue"
                 ) from error
             time.sleep(backoff.wait_s(failures))
 
 
 def _receive(url: str, part: Path, *, wants_page: bool, progress: Callable[[int, int | None], None]) -> None:
-    """One connection: from where `part` ends, or from the start where the server has another version."""
-    there, version = (part.stat().st_size, _read_version(part)) if part.exists() else (0, None)
+    """One connection: from the end of `part`, or from the start if the server has another version."""
+    size, version = _size(part), _read_version(part)
     headers = {"Accept-Encoding": "identity"}
-    if there and version is not None:
-        headers |= {"Range": f"bytes={there}-", "If-Range": version}
+    if size and version is not None:
+        headers |= {"Range": f"bytes={size}-", "If-Range": version}
     timeout = httpx.Timeout(READ_TIMEOUT_S, connect=CONNECT_TIMEOUT_S)
     with httpx.stream("GET", url, headers=headers, timeout=timeout, follow_redirects=True) as response:
-        if response.status_code == 416 and response.headers.get("Content-Range") == f"bytes */{there}":
-            return  # it was whole already
+        if response.status_code == 416 and response.headers.get("Content-Range") == f"bytes */{size}":
+            return  # it was complete already
         response.raise_for_status()
         if not wants_page and response.headers.get("Content-Type", "").startswith("text/html"):
             raise DownloadFailed(f"{url} answers with a web page instead of a file; look at it in a browser")
-        goes_on = response.status_code == 206
-        start = there if goes_on else 0
+        is_resumed = response.status_code == 206
+        start = size if is_resumed else 0
         length = response.headers.get("Content-Length")
         total = None if length is None else start + int(length)
-        if not goes_on:
-            _forget(part)
+        if not is_resumed:
+            _delete_part(part)
             _write_version(part, response.headers)
         with part.open("ab") as sink:
             done = start
@@ -209,7 +206,7 @@ def _receive(url: str, part: Path, *, wants_page: bool, progress: Callable[[int,
 
 
 def _unpack(path: Path, *, url: str) -> None:
-    """Unpack beside `path`; nothing gets outside of its folder."""
+    """Unpack next to `path`; nothing is written outside its folder."""
     try:
         if zipfile.is_zipfile(path):
             with zipfile.ZipFile(path) as archive:
@@ -223,13 +220,17 @@ def _unpack(path: Path, *, url: str) -> None:
     except (OSError, EOFError, zipfile.BadZipFile, tarfile.TarError) as error:
         path.unlink()
         raise DownloadFailed(
-            f"{url} cannot be unpacked ({describe(error)}); it was deleted, pull again"
+            f"{url} cannot be unpacked ({describe(error)}); the file was deleted, pull again"
         ) from error
 
 
 def _sha256(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _size(part: Path) -> int:
+    return part.stat().st_size if part.exists() else 0
 
 
 def _part(path: Path) -> Path:
@@ -241,7 +242,7 @@ def _version(part: Path) -> Path:
 
 
 def _write_version(part: Path, headers: httpx.Headers) -> None:
-    """What names these bytes among the server's versions; nothing where the server has no name for them."""
+    """Write the server's name of this version, if it has one."""
     etag = headers.get("ETag", "")
     name = headers.get("Last-Modified") if not etag or etag.startswith("W/") else etag
     if name:
@@ -250,12 +251,12 @@ def _write_version(part: Path, headers: httpx.Headers) -> None:
 
 def _read_version(part: Path) -> str | None:
     try:
-        found = json.loads(_version(part).read_text())
+        version = json.loads(_version(part).read_text())
     except (FileNotFoundError, ValueError):
         return None
-    return found if isinstance(found, str) else None
+    return version if isinstance(version, str) else None
 
 
-def _forget(part: Path) -> None:
+def _delete_part(part: Path) -> None:
     part.unlink(missing_ok=True)
     _version(part).unlink(missing_ok=True)

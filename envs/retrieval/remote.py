@@ -5,20 +5,18 @@
 PeterGriffinJin/Search-R1.
 """
 
-import asyncio
 from collections.abc import Sequence
 from typing import Any
 from urllib.parse import urlsplit
-from weakref import WeakKeyDictionary
 
 import httpx
 
 from envs.errors import ConfigError, SearchFailed, describe
-from envs.network.client import Backoff, TryAgain, is_transient, tls_context
+from envs.network.client import Backoff, TryAgain, describe_response, send, tls_context
 from envs.retrieval.types import Passage
 
 ATTEMPTS = 4
-PAUSE_S = 0.5
+PAUSE_S, MAX_PAUSE_S = 0.5, 30.0
 TIMEOUT_S = 60.0
 """Of one request: a flat index of 64 GB takes seconds on a CPU."""
 BATCH = 64
@@ -26,14 +24,13 @@ BATCH = 64
 
 
 class RemoteRetriever:
-    """A server's retriever."""
+    """A server's retriever. Connections live for one request, so that any event loop may use it."""
 
     def __init__(self, url: str, *, pause_s: float = PAUSE_S) -> None:
         """`url`: the server's, with or without `/retrieve`."""
         self._url = url.removesuffix("/").removesuffix("/retrieve")
-        self._backoff = Backoff(attempts=ATTEMPTS, first_s=pause_s)
+        self._backoff = Backoff(attempts=ATTEMPTS, first_s=pause_s, max_s=MAX_PAUSE_S)
         self._version: str | None = None
-        self._clients: WeakKeyDictionary[asyncio.AbstractEventLoop, httpx.AsyncClient] = WeakKeyDictionary()
 
     async def version(self) -> str:
         """As of `Retriever`; a server without `GET /version` is identified by its URL."""
@@ -62,44 +59,33 @@ class RemoteRetriever:
         return results
 
     async def close(self) -> None:
-        client = self._clients.pop(asyncio.get_running_loop(), None)
-        if client is not None:
-            await client.aclose()
+        """Nothing stays open."""
 
     async def _ask(self, method: str, path: str, body: Any = None, *, optional: bool = False) -> Any:
-        """The answer, as JSON; None for a client error (4xx) where it is optional."""
+        """The answer, as JSON; None for a client error (4xx) if the answer is optional."""
 
         async def attempt() -> Any:
+            async with httpx.AsyncClient(
+                timeout=None, verify=tls_context(), follow_redirects=True, trust_env=False
+            ) as http:
+                response = await send(http, method, self._url + path, timeout_s=TIMEOUT_S, json=body)
+            if response.status_code >= 400:
+                if optional:
+                    return None
+                raise SearchFailed(f"the retriever {describe_response(response)}")
             try:
-                async with asyncio.timeout(TIMEOUT_S):
-                    response = await self._client().request(method, self._url + path, json=body)
-                if response.status_code < 400:
-                    return response.json()
-            except (httpx.HTTPError, TimeoutError, ValueError) as error:
-                raise TryAgain(describe(error)) from error
-            failure = f"HTTP {response.status_code}: {response.text[:120]!r}"
-            if is_transient(response.status_code):
-                raise TryAgain(failure)
-            if optional:
-                return None
-            raise SearchFailed(f"the retriever {self._url}{path} does not answer: {failure}")
+                return response.json()
+            except ValueError as error:
+                raise TryAgain(f"{self._url}{path}: {describe(error)}") from error
 
         try:
             return await self._backoff.retry(attempt)
         except TryAgain as error:
-            raise SearchFailed(f"the retriever {self._url}{path} does not answer: {error}") from error
-
-    def _client(self) -> httpx.AsyncClient:
-        loop = asyncio.get_running_loop()
-        if loop not in self._clients:
-            self._clients[loop] = httpx.AsyncClient(
-                timeout=None, verify=tls_context(), follow_redirects=True, trust_env=False
-            )
-        return self._clients[loop]
+            raise SearchFailed(f"no retriever: {error}") from error
 
 
 def checked_url(url: str) -> str:
-    """`url`, if it is one of a server; raises `ConfigError`."""
+    """`url`; raises `ConfigError` unless it is an HTTP server's."""
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise ConfigError(f"the retriever {url!r} is no http:// or https:// URL; correct it")

@@ -13,7 +13,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from envs.errors import WingspanError
-from envs.network.server import listening, read_body
+from envs.network.server import RequestRejected, listening, read_body
 from envs.retrieval.types import Retriever
 
 MAX_BODY_BYTES = 4 << 20
@@ -39,11 +39,13 @@ def retriever_app(retriever: Retriever, *, top_k: int) -> Starlette:
             first = error.errors()[0]
             field = ".".join(map(str, first["loc"]))
             return JSONResponse({"error": f"{field}: {first['msg']}"}, status_code=422)
+        except RequestRejected as rejection:
+            return JSONResponse({"error": str(rejection)}, status_code=rejection.status)
         try:
             results = await retriever.search(body.queries, top_k=body.topk or top_k)
         except WingspanError as error:
             return JSONResponse({"error": str(error)}, status_code=503)
-        scored = [
+        entries = [
             [
                 {"document": {"id": passage.passage_id, "contents": passage.contents}, "score": passage.score}
                 for passage in passages
@@ -51,8 +53,8 @@ def retriever_app(retriever: Retriever, *, top_k: int) -> Starlette:
             for passages in results
         ]
         if body.return_scores:
-            return JSONResponse({"result": scored})
-        return JSONResponse({"result": [[entry["document"] for entry in entries] for entries in scored]})
+            return JSONResponse({"result": entries})
+        return JSONResponse({"result": [[entry["document"] for entry in row] for row in entries]})
 
     async def version(_: Request) -> Response:
         return JSONResponse({"version": await retriever.version()})
@@ -68,8 +70,8 @@ async def serve_retriever(
     """Serve until cancelled; `say` gets the address. Loads the index first. Raises `ConfigError`."""
     version = await retriever.version()
     try:
-        async with listening(retriever_app(retriever, top_k=top_k), host, port) as bound:
-            say(f"http://{host}:{bound} retrieves by {version}")
+        async with listening(retriever_app(retriever, top_k=top_k), host, port) as bound_port:
+            say(f"http://{host}:{bound_port} retrieves by {version}")
             await asyncio.Event().wait()
     finally:
         await retriever.close()

@@ -1,8 +1,7 @@
 """The server of one environment: both protocols on one port, authorisation, start and end.
 
 `POST /reset` and `POST /step` belong to both protocols: a body with one of AgentGym's keys (`id`, `data_idx`,
-…), or whose action is a string, is AgentGym's; any other is OpenEnv's. `GET /state` is told apart by its
-query.
+…), or whose action is a string, is AgentGym's; any other is OpenEnv's. For `GET /state` the query decides.
 """
 
 import asyncio
@@ -11,10 +10,10 @@ import binascii
 import hmac
 import logging
 import resource
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
+from typing import Any
 
-from pydantic_core import to_json
 from starlette.applications import Starlette
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
@@ -23,14 +22,23 @@ from starlette.responses import Response
 from starlette.routing import Route, WebSocketRoute
 from starlette.websockets import WebSocket
 
-from envs.network.server import GRACE_S, bearer_token, listening, read_body, stop_event
+from envs.network.server import (
+    GRACE_S,
+    RequestRejected,
+    bearer_token,
+    json_response,
+    listening,
+    read_body,
+    reject_web_pages,
+    stop_event,
+)
 from envs.redaction import register_secret
 from envs.registry import EnvSpec
 from envs.serve.agentgym.handlers import AgentGym
 from envs.serve.limits import ServerLimits
 from envs.serve.openenv import OpenEnv
-from envs.serve.routes import EnvRoute, make_openapi, protocol_routes
-from envs.serve.sessions import EnvSessions, RequestRejected
+from envs.serve.routes import EnvRoute, constant, make_openapi, protocol_routes
+from envs.serve.sessions import EnvSessions
 from envs.serve.wire import Call
 
 _log = logging.getLogger(__name__)
@@ -50,13 +58,14 @@ class EnvServer:
 
     def app(self) -> Starlette:
         """The ASGI application."""
-        described = protocol_routes(
-            self._agentgym, self._openenv, reset=self._reset, step=self._step, state=self._state
-        )
-        described.append(EnvRoute("GET", "/", self._hello, "Name of the environment", answer=str))
-        described.append(EnvRoute("GET", "/openapi.json", self._document, "This document"))
-        self._openapi = make_openapi(self.sessions.spec.name, described, guarded=bool(self._tokens))
-        routes = [*described, EnvRoute("GET", "/metrics", self._metrics, "")]
+        spec = self.sessions.spec
+        routes = protocol_routes(self._agentgym, spec, reset=self._reset, step=self._step, state=self._state)
+        name = f"This is environment {spec.name}."
+        routes.append(EnvRoute("GET", "/", constant(name), "Name of the environment", answer=str))
+        document: dict[str, Any] = {}
+        routes.append(EnvRoute("GET", "/openapi.json", constant(document), "This document"))
+        document |= make_openapi(spec.name, routes, needs_token=bool(self._tokens))
+        routes.append(EnvRoute("GET", "/metrics", self._metrics, ""))
         app = Starlette(
             routes=[
                 *(Route(route.path, self._endpoint(route), methods=[route.method]) for route in routes),
@@ -76,10 +85,10 @@ class EnvServer:
         On leaving, no session is opened any more, steps under way may finish, every environment is closed.
         """
         max_message_bytes = self.sessions.limits.max_body_bytes
-        async with listening(self.app(), host, port, max_message_bytes=max_message_bytes) as bound:
+        async with listening(self.app(), host, port, max_message_bytes=max_message_bytes) as bound_port:
             expiring = asyncio.create_task(self.sessions.expire_forever())
             try:
-                yield bound
+                yield bound_port
             finally:
                 expiring.cancel()
                 await self.sessions.drain(grace_s=GRACE_S)
@@ -94,52 +103,43 @@ class EnvServer:
                 raw = await read_body(request, limit) if route.method == "POST" else b""
                 call = Call(owner=owner, path=route.path, query=request.query_params, raw=raw)
                 content = await route.handler(call)
-                response = content if isinstance(content, Response) else _json(content)
-            except RequestRejected as rejected:
-                response = _rejection(request, rejected)
-            except HTTPException:
-                raise
+                response = content if isinstance(content, Response) else json_response(content)
+            except RequestRejected as rejection:
+                response = _rejection_response(request, rejection)
             except Exception as error:
                 _log.exception("%s %s", request.method, route.path)
-                response = _json({"detail": f"the server failed: {type(error).__name__}"}, status=500)
-            self.sessions.metrics.answered(route.path, response.status_code)
+                response = json_response({"detail": f"the server failed: {type(error).__name__}"}, status=500)
+            self.sessions.metrics.count_answer(route.path, response.status_code)
             return response
 
         return endpoint
 
     def _owner(self, headers: Headers) -> str:
         """The token of a request; raises `RequestRejected` for one that may not come in."""
-        if "origin" in headers:
-            # A page in somebody's browser can reach servers that the outside cannot.
-            raise RequestRejected(403, "requests from web pages (header Origin) are not served")
+        reject_web_pages(headers)
         if not self._tokens:
             return ""
-        sent = _token(headers.get("authorization", "")).encode("latin-1", errors="replace")
+        candidate = _token(headers.get("authorization", "")).encode("latin-1", errors="replace")
         for token in self._tokens:
-            if hmac.compare_digest(sent, token.encode()):
+            if hmac.compare_digest(candidate, token.encode()):
                 return token
         raise RequestRejected(
             401, "a token is needed: 'Authorization: Bearer TOKEN', or http://user:TOKEN@host"
         )
 
+    def _protocol(self, call: Call) -> AgentGym | OpenEnv:
+        return self._agentgym if self._agentgym.accepts(call.body) else self._openenv
+
     async def _reset(self, call: Call) -> object:
-        protocol = self._agentgym if self._agentgym.accepts(call.body) else self._openenv
-        return await protocol.reset(call)
+        return await self._protocol(call).reset(call)
 
     async def _step(self, call: Call) -> object:
-        protocol = self._agentgym if self._agentgym.accepts(call.body) else self._openenv
-        return await protocol.step(call)
+        return await self._protocol(call).step(call)
 
     async def _state(self, call: Call) -> object:
         if self._agentgym.accepts_state(call):
             return await self._agentgym.answer_query(call)
         return await self._openenv.state(call)
-
-    async def _hello(self, _: Call) -> object:
-        return f"This is environment {self.sessions.spec.name}."
-
-    async def _document(self, _: Call) -> object:
-        return self._openapi
 
     async def _metrics(self, _: Call) -> Response:
         metrics = self.sessions.metrics
@@ -151,39 +151,34 @@ class EnvServer:
     async def _socket(self, socket: WebSocket) -> None:
         try:
             owner = self._owner(socket.headers)
-        except RequestRejected as rejected:
-            await socket.send_denial_response(_rejection(socket, rejected))
-            self.sessions.metrics.answered("/ws", rejected.status)
+        except RequestRejected as rejection:
+            await socket.send_denial_response(_rejection_response(socket, rejection))
+            self.sessions.metrics.count_answer("/ws", rejection.status)
             return
         await self._openenv.talk(socket, owner)
-        self.sessions.metrics.answered("/ws", 101)
+        self.sessions.metrics.count_answer("/ws", 101)
 
     async def _unknown_socket(self, socket: WebSocket) -> None:
-        await socket.send_denial_response(_json({"detail": "Not Found"}, status=404))
-        self.sessions.metrics.answered("unknown", 404)
+        await socket.send_denial_response(json_response({"detail": "Not Found"}, status=404))
+        self.sessions.metrics.count_answer("unknown", 404)
 
     async def _not_routed(self, request: Request, error: Exception) -> Response:
-        """Starlette's own: 404, 405 and 413."""
+        """The answer where no route fits: 404 and 405."""
         assert isinstance(error, HTTPException)
         path = "unknown" if error.status_code == 404 else request.url.path
-        self.sessions.metrics.answered(path, error.status_code)
-        return _json({"detail": error.detail}, status=error.status_code, headers=error.headers)
+        self.sessions.metrics.count_answer(path, error.status_code)
+        return json_response({"detail": error.detail}, status=error.status_code, headers=error.headers)
 
 
-def _json(content: object, *, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
-    """A JSON answer; `content` may hold models."""
-    return Response(to_json(content), status, headers, media_type="application/json")
-
-
-def _rejection(request: Request | WebSocket, rejected: RequestRejected) -> Response:
+def _rejection_response(request: Request | WebSocket, rejection: RequestRejected) -> Response:
     headers = {}
-    if rejected.retry_after_s is not None:
-        headers["Retry-After"] = str(rejected.retry_after_s)
-    if rejected.status == 401:
+    if rejection.retry_after_s is not None:
+        headers["Retry-After"] = str(rejection.retry_after_s)
+    if rejection.status == 401:
         headers["WWW-Authenticate"] = 'Basic realm="wingspan"'
-    if rejected.status >= 500:
-        _log.warning("%s: %s", request.url.path, rejected.detail)
-    return _json({"detail": rejected.detail}, status=rejected.status, headers=headers)
+    if rejection.status >= 500:
+        _log.warning("%s: %s", request.url.path, rejection.detail)
+    return json_response({"detail": rejection.detail}, status=rejection.status, headers=headers)
 
 
 def _token(authorization: str) -> str:
@@ -217,8 +212,9 @@ async def serve(
         await env.reset(spec.split(0).train[0])
     finally:
         await env.close()
-    stopped = stop_event()
+    stop = stop_event()
     server = EnvServer(spec, limits=limits, tokens=tokens)
-    async with server.listening(host, port) as bound:
-        say(f"{spec.name} at http://{host}:{bound}, by AgentGym's protocol and OpenEnv's; Ctrl-C stops it")
-        await stopped.wait()
+    async with server.listening(host, port) as bound_port:
+        url = f"http://{host}:{bound_port}"
+        say(f"{spec.name} at {url}, by AgentGym's protocol and OpenEnv's; Ctrl-C stops it")
+        await stop.wait()

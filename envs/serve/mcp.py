@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ValidationError
 
-from envs.serve.sessions import RequestRejected
+from envs.network.server import RequestRejected
 from envs.serve.wire import Call, read_json
 
 _NO_JSON, _NO_REQUEST, _NO_METHOD, _NO_TOOL = -32700, -32600, -32601, -32602
@@ -47,21 +47,18 @@ async def mcp(call: Call) -> object:
 
 def _response(raw: bytes) -> McpResponse:
     try:
-        content = read_json(raw)
+        request = McpRequest.model_validate(read_json(raw))
     except RequestRejected:
-        return McpResponse(error=McpError(code=_NO_JSON, message="the body is not JSON"))
-    try:
-        request = McpRequest.model_validate(content)
+        return _failure(_NO_JSON, "the body is not JSON")
     except ValidationError:
-        error = McpError(code=_NO_REQUEST, message="the body is no request of JSON-RPC 2.0")
-        return McpResponse(error=error)
+        return _failure(_NO_REQUEST, "the body is no request of JSON-RPC 2.0")
     match request.method:
         case "tools/list":
             return McpResponse(id=request.id, result={"tools": []})
         case "tools/call":
-            error = McpError(code=_NO_TOOL, message="there are no tools; play by /reset and /step, or by /ws")
-        case _:
-            error = McpError(
-                code=_NO_METHOD, message=f"no method {request.method[:60]!r}; there is tools/list"
-            )
-    return McpResponse(id=request.id, error=error)
+            return _failure(_NO_TOOL, "there are no tools; use /reset and /step, or /ws", request.id)
+    return _failure(_NO_METHOD, f"no method {request.method[:60]!r}; there is tools/list", request.id)
+
+
+def _failure(code: int, message: str, request_id: str | int | None = None) -> McpResponse:
+    return McpResponse(id=request_id, error=McpError(code=code, message=message))

@@ -23,10 +23,10 @@ class Metrics:
         Gauge("wingspan_sessions_limit", "The most there may be", ["env"], registry=registry).labels(env).set(
             capacity
         )
-        self.opened = Counter(
+        self.opened_sessions = Counter(
             "wingspan_sessions_opened", "Sessions made so far", ["env"], registry=registry
         ).labels(env)
-        self._ended = Counter(
+        self._end_count = Counter(
             "wingspan_sessions_ended", "Sessions ended so far, by cause", ["env", "cause"], registry=registry
         )
         seconds = Histogram(
@@ -45,11 +45,11 @@ class Metrics:
         self._env = env
         self._registry = registry
 
-    def ended(self, cause: str) -> None:
+    def count_end(self, cause: str) -> None:
         """Count the end of a session."""
-        self._ended.labels(self._env, cause).inc()
+        self._end_count.labels(self._env, cause).inc()
 
-    def answered(self, path: str, status: int) -> None:
+    def count_answer(self, path: str, status: int) -> None:
         """Count an answer; `path` is a route's, not a request's."""
         key = (path, status)
         if key not in self._by_answer:

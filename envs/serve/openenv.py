@@ -12,21 +12,19 @@ from contextlib import suppress
 from pydantic_core import to_json
 from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
 
+from envs.network.server import RequestRejected
 from envs.serve.openenv_bodies import (
     Action,
-    Description,
-    Health,
     HttpReset,
     HttpStep,
     Message,
     Observation,
     Reset,
     Result,
-    Schemas,
     State,
     StateQuery,
 )
-from envs.serve.sessions import EnvSession, EnvSessions, RequestRejected
+from envs.serve.sessions import EnvSession, EnvSessions
 from envs.serve.wire import Call, read_json, validate
 from envs.types import Item, StepResult
 
@@ -46,22 +44,6 @@ class OpenEnv:
         self._spec = sessions.spec
         self._train = self._spec.split(0).train
 
-    async def health(self, _: Call) -> object:
-        """`GET /health`."""
-        return Health()
-
-    async def metadata(self, _: Call) -> object:
-        """`GET /metadata`."""
-        return Description(name=self._spec.name, description=self._spec.instructions)
-
-    async def schema(self, _: Call) -> object:
-        """`GET /schema`."""
-        return Schemas(
-            action=Action.model_json_schema(),
-            observation=Observation.model_json_schema(),
-            state=State.model_json_schema(),
-        )
-
     async def reset(self, call: Call) -> object:
         """`POST /reset`: start an episode, in a new session or the one that the body names."""
         request = validate(HttpReset, call.body)
@@ -76,7 +58,7 @@ class OpenEnv:
             except BaseException:
                 await self._sessions.close(session)  # nobody knows its id
                 raise
-        result.metadata = {"session_id": str(session.session_id)}
+        result.metadata = {"session_id": str(session.id)}
         return result
 
     async def step(self, call: Call) -> object:
@@ -97,8 +79,8 @@ class OpenEnv:
         await socket.accept()
         try:
             session = self._sessions.open(owner)
-        except RequestRejected as rejected:
-            await _send(socket, _error(rejected))
+        except RequestRejected as rejection:
+            await _send(socket, _error(rejection))
             await socket.close(code=_TRY_AGAIN_LATER)
             return
         try:
@@ -149,7 +131,7 @@ class _Connection:
     async def serve(self) -> None:
         """Answer messages until the client leaves or the session ends."""
         reading = asyncio.create_task(self._read_messages())
-        ending = asyncio.create_task(self._session.ended.wait())
+        ending = asyncio.create_task(self._session.end.wait())
         try:
             await asyncio.wait({reading, ending}, return_when=asyncio.FIRST_COMPLETED)
             if reading.done():
@@ -174,8 +156,8 @@ class _Connection:
                 if self._answering is not None and not self._answering.done():
                     raise RequestRejected(409, "the last message is not answered yet: one at a time")
                 message = _read(event.get("text") or event.get("bytes") or "")
-            except RequestRejected as rejected:
-                await _send(self._socket, _error(rejected))
+            except RequestRejected as rejection:
+                await _send(self._socket, _error(rejection))
                 continue
             if message.type == "close":
                 return
@@ -184,8 +166,8 @@ class _Connection:
     async def _answer(self, message: Message) -> None:
         try:
             answer = await self._protocol.answer_message(self._session, message)
-        except RequestRejected as rejected:
-            answer = _error(rejected)
+        except RequestRejected as rejection:
+            answer = _error(rejection)
         except Exception as error:
             _log.exception("message %s", message.type)
             answer = _error(RequestRejected(500, f"the server failed: {type(error).__name__}"))
@@ -205,16 +187,16 @@ def _read(raw: bytes | str) -> Message:
     return validate(Message, content, location="message")
 
 
-def _error(rejected: RequestRejected) -> dict[str, object]:
+def _error(rejection: RequestRejected) -> dict[str, object]:
     """In OpenEnv's form."""
-    if not isinstance(rejected.detail, list):
-        code = _CODES.get(rejected.status, "EXECUTION_ERROR")
-        return {"type": "error", "data": {"message": rejected.detail, "code": code}}
-    text = "; ".join(f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}" for fault in rejected.detail)
+    if not isinstance(rejection.detail, list):
+        code = _CODES.get(rejection.status, "EXECUTION_ERROR")
+        return {"type": "error", "data": {"message": rejection.detail, "code": code}}
+    text = "; ".join(f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}" for fault in rejection.detail)
     code = {"json_invalid": "INVALID_JSON", "unknown_type": "UNKNOWN_TYPE"}.get(
-        rejected.detail[0]["type"], "VALIDATION_ERROR"
+        rejection.detail[0]["type"], "VALIDATION_ERROR"
     )
-    return {"type": "error", "data": {"message": text, "code": code, "errors": rejected.detail}}
+    return {"type": "error", "data": {"message": text, "code": code, "errors": rejection.detail}}
 
 
 async def _send(socket: WebSocket, content: object) -> None:

@@ -4,11 +4,11 @@ Requests do not pass through FastAPI: its dependency injection and response mode
 (docs/decisions/0001-orchestration-and-dependencies.md).
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from inspect import Parameter, Signature
-from typing import Annotated, Any, Union
+from typing import Annotated, Any
 
 from fastapi import Query, Security
 from fastapi.openapi.utils import get_openapi
@@ -16,11 +16,12 @@ from fastapi.routing import APIRoute
 from fastapi.security import HTTPBasic, HTTPBearer
 from pydantic import BaseModel
 
+from envs.registry import EnvSpec
 from envs.serve import mcp
 from envs.serve import openenv_bodies as openenv
+from envs.serve.agentgym.families import Reader
 from envs.serve.agentgym.handlers import AgentGym
-from envs.serve.openenv import OpenEnv
-from envs.serve.wire import Handler
+from envs.serve.wire import Call, Handler
 
 
 class Fault(BaseModel):
@@ -53,75 +54,72 @@ class EnvRoute:
     needs_session: bool = False
 
 
+def constant(content: object) -> Handler:
+    """A handler that always answers `content`."""
+
+    async def handler(_: Call) -> object:
+        return content
+
+    return handler
+
+
 def protocol_routes(
-    gym: AgentGym, openenv_handlers: OpenEnv, *, reset: Handler, step: Handler, state: Handler
+    gym: AgentGym, spec: EnvSpec, *, reset: Handler, step: Handler, state: Handler
 ) -> list[EnvRoute]:
     """Of both protocols; `reset`, `step` and `state` are those that choose between the two."""
-    family = gym.family
+    family, models = gym.family, gym.models
     get, post = partial(EnvRoute, "GET"), partial(EnvRoute, "POST")
-    create: dict[str, Any] = {"body": family.create}
-    close: dict[str, Any] = {"body": family.close, "needs_session": True}
-    start: dict[str, Any] = {"body": family.reset | openenv.HttpReset, "needs_session": True}
-    act: dict[str, Any] = {"body": family.step | openenv.HttpStep, "needs_session": True}
-    ask: dict[str, Any] = {"query": family.close, "needs_session": True}
-    opened: Any = Union[family.opened_answer, openenv.Result]  # noqa: UP007  # types are values here
-    stepped: Any = Union[family.stepped_answer, openenv.Result]  # noqa: UP007
-    closed = bool if family.closed is True else dict[str, str]
-    queries = {path: query for path, query in family.queries.items() if path != "/state"}
+    create: dict[str, Any] = {"body": models.create}
+    close: dict[str, Any] = {"body": models.session, "needs_session": True}
+    start: dict[str, Any] = {"body": models.reset | openenv.HttpReset, "needs_session": True}
+    act: dict[str, Any] = {"body": models.step | openenv.HttpStep, "needs_session": True}
+    ask: dict[str, Any] = {"query": models.session, "needs_session": True}
+    look: dict[str, Any] = {"query": openenv.StateQuery, "needs_session": True}
+    create_answer, reset_answer, step_answer = map(
+        _answer, (family.create_answer, family.reset_answer, family.step_answer)
+    )
+    close_answer = bool if family.close_answer is True else dict[str, str]
+    description = openenv.Description(name=spec.name, description=spec.instructions)
+    schemas = openenv.Schemas(
+        action=openenv.Action.model_json_schema(),
+        observation=openenv.Observation.model_json_schema(),
+        state=openenv.State.model_json_schema(),
+    )
+    queries = {path: read for path, read in family.queries.items() if path != "/state"}
     return [
-        post("/create", gym.create, "AgentGym: make an instance", family.created_answer, **create),
-        post("/reset", reset, "AgentGym, OpenEnv: start an episode", opened, **start),
-        post("/step", step, "AgentGym, OpenEnv: carry out an action", stepped, **act),
-        post("/close", gym.close, "AgentGym: free an instance", closed, **close),
+        post("/create", gym.create, "AgentGym: make an instance", create_answer, **create),
+        post("/reset", reset, "AgentGym, OpenEnv: start an episode", reset_answer | openenv.Result, **start),
+        post("/step", step, "AgentGym, OpenEnv: carry out an action", step_answer | openenv.Result, **act),
+        post("/close", gym.close, "AgentGym: free an instance", close_answer, **close),
         *(
-            get(path, gym.answer_query, f"AgentGym: {path[1:].replace('_', ' ')}", query.answer, **ask)
-            for path, query in queries.items()
+            get(path, gym.answer_query, f"AgentGym: {path[1:].replace('_', ' ')}", _answer(read), **ask)
+            for path, read in queries.items()
         ),
-        get(
-            "/state",
-            state,
-            "OpenEnv: where an episode stands",
-            openenv.State,
-            query=openenv.StateQuery,
-            needs_session=True,
-        ),
-        get("/schema", openenv_handlers.schema, "OpenEnv: JSON schemas", openenv.Schemas),
-        get("/metadata", openenv_handlers.metadata, "OpenEnv: the environment", openenv.Description),
-        get("/health", openenv_handlers.health, "OpenEnv: health check", openenv.Health),
+        get("/state", state, "OpenEnv: where an episode stands", openenv.State, **look),
+        get("/schema", constant(schemas), "OpenEnv: JSON schemas", openenv.Schemas),
+        get("/metadata", constant(description), "OpenEnv: the environment", openenv.Description),
+        get("/health", constant(openenv.Health()), "OpenEnv: health check", openenv.Health),
         post("/mcp", mcp.mcp, "OpenEnv: its tools", mcp.McpResponse, body=mcp.McpRequest),
     ]
 
 
-def make_openapi(env: str, routes: Sequence[EnvRoute], *, guarded: bool) -> dict[str, Any]:
-    """The OpenAPI 3.1 document of `routes`; `guarded`: requests need a token."""
+def _answer(read: Reader) -> Any:
+    return read.__annotations__["return"]
+
+
+def make_openapi(env: str, routes: Sequence[EnvRoute], *, needs_token: bool) -> dict[str, Any]:
+    """The OpenAPI 3.1 document of `routes`."""
     return get_openapi(
         title=f"Wingspan environment {env}",
         version="1.0.0",
         openapi_version="3.1.0",
-        routes=[_documented(route, guarded=guarded) for route in routes],
+        routes=[_api_route(route, needs_token=needs_token and route.path != "/health") for route in routes],
         separate_input_output_schemas=False,
     )
 
 
-def _documented(route: EnvRoute, *, guarded: bool) -> APIRoute:
-    guarded = guarded and route.path != "/health"
-    return APIRoute(
-        route.path,
-        _signed(route),
-        methods=[route.method],
-        summary=route.summary,
-        response_model=route.answer,
-        response_description="success",
-        responses={
-            status: {"model": Error, "description": text}
-            for status, text in _failures(route, guarded=guarded).items()
-        },
-        dependencies=[Security(HTTPBearer()), Security(HTTPBasic())] if guarded else [],
-    )
-
-
-def _signed(route: EnvRoute) -> Callable[[], None]:
-    """A function with the parameters that FastAPI is to document; it is never called."""
+def _api_route(route: EnvRoute, *, needs_token: bool) -> APIRoute:
+    """The route with a function that has the parameters to be documented and is never called."""
 
     def endpoint() -> None:
         raise AssertionError("for the document only")
@@ -134,22 +132,34 @@ def _signed(route: EnvRoute) -> Callable[[], None]:
             if kind is not None
         ]
     )
-    return endpoint
+    return APIRoute(
+        route.path,
+        endpoint,
+        methods=[route.method],
+        summary=route.summary,
+        response_model=route.answer,
+        response_description="success",
+        responses={
+            status: {"model": Error, "description": text}
+            for status, text in _failures(route, needs_token=needs_token).items()
+        },
+        dependencies=[Security(HTTPBearer()), Security(HTTPBasic())] if needs_token else [],
+    )
 
 
-def _failures(route: EnvRoute, *, guarded: bool) -> dict[int, str]:
+def _failures(route: EnvRoute, *, needs_token: bool) -> dict[int, str]:
     """Status → its meaning."""
     failures = {403: "the request came from a web page"}
-    if guarded:
+    if needs_token:
         failures[401] = "the token is missing or wrong"
     if route.body or route.query:
         failures[422] = "a field is wrong"
-    if route.body:
-        failures |= {413: "the body is too large", 429: "no more instances"}
     if route.needs_session:
         failures |= {404: "no such session", 409: "not now", 410: "the session is over"}
     if route.body:
         failures |= {
+            413: "the body is too large",
+            429: "no more instances",
             500: "the environment failed",
             503: "shutting down",
             504: "the environment took too long",

@@ -6,6 +6,7 @@ nothing of HTTP but the statuses of its errors.
 
 import asyncio
 import logging
+import secrets
 import time
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -16,10 +17,10 @@ from typing import Any, TypeVar
 
 from envs.base import Environment, Inspectable
 from envs.errors import ConfigError, describe
+from envs.network.server import RequestRejected
 from envs.registry import EnvSpec, get_item
 from envs.runtime.hosted import HostedEnv
 from envs.runtime.manager import make_host
-from envs.serve.ids import Ids
 from envs.serve.limits import ServerLimits
 from envs.serve.metrics import Metrics
 from envs.types import Image, Item, Observation, StepResult
@@ -28,27 +29,20 @@ T = TypeVar("T")
 
 CLOSE_TIMEOUT_S = 10.0
 """For an environment to close, before it is abandoned."""
+MAX_ID = (1 << 52) - 1
+"""Of a session, whose id is a number in AgentGym's protocol. JavaScript reads larger ones inexactly."""
+REMEMBERED_IDS = 1 << 16
+"""Ids of ended sessions, by which a late request is answered with 410; that of an older one with 404."""
 
 _log = logging.getLogger(__name__)
-
-
-class RequestRejected(Exception):
-    """A rejected or failed request, with its HTTP status."""
-
-    def __init__(self, status: int, detail: object, *, retry_after_s: int | None = None) -> None:
-        """`detail`: one line, or the wrong fields in FastAPI's form."""
-        super().__init__(detail)
-        self.status = status
-        self.detail = detail
-        self.retry_after_s = retry_after_s
 
 
 class Cause(StrEnum):
     """Why a session ended."""
 
-    CLOSED = "closed"
+    CLOSE = "closed"
     IDLE = "idle"
-    CRASHED = "crashed"
+    CRASH = "crashed"
     TIMEOUT = "timeout"
     SHUTDOWN = "shutdown"
 
@@ -57,7 +51,7 @@ class Cause(StrEnum):
 class EnvSession:
     """One live instance and the state of its episode."""
 
-    session_id: int
+    id: int
     owner: str
     """Only requests of the same owner find it."""
     env: Environment
@@ -73,10 +67,16 @@ class EnvSession:
     """Of the last step."""
     score: float = 0.0
     """Of the episode so far."""
-    done: bool = False
+    terminated: bool = False
+    truncated: bool = False
     used_at: float = field(default_factory=time.monotonic)
     busy: bool = False
-    ended: asyncio.Event = field(default_factory=asyncio.Event)
+    end: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @property
+    def done(self) -> bool:
+        """Whether the episode has ended."""
+        return self.terminated or self.truncated
 
 
 class EnvSessions:
@@ -86,8 +86,8 @@ class EnvSessions:
         self.spec = spec
         self.limits = limits
         self.metrics = Metrics(spec.name, live=lambda: self.live, capacity=limits.max_sessions)
-        self._ids = Ids()
         self._open: OrderedDict[int, EnvSession] = OrderedDict()  # longest unused first
+        self._past_ids: OrderedDict[int, None] = OrderedDict()  # ids, oldest first
         self._closing = 0
         self._draining = False
         self._host = make_host(spec)
@@ -108,9 +108,9 @@ class EnvSessions:
                 "--max-sessions",
                 retry_after_s=1,
             )
-        session = EnvSession(session_id=self._ids.new(), owner=owner, env=self._make())
-        self._open[session.session_id] = session
-        self.metrics.opened.inc()
+        session = EnvSession(id=secrets.randbelow(MAX_ID + 1), owner=owner, env=self._make())
+        self._open[session.id] = session
+        self.metrics.opened_sessions.inc()
         return session
 
     def find(self, session_id: int, owner: str) -> EnvSession:
@@ -118,7 +118,7 @@ class EnvSessions:
         session = self._open.get(session_id)
         if session is not None and session.owner == owner:
             return session
-        if session is None and self._ids.was_given(session_id):
+        if session is None and session_id in self._past_ids:
             raise RequestRejected(
                 410,
                 f"session {session_id} is over: it was closed, lost to a crash, or unused for "
@@ -146,8 +146,8 @@ class EnvSessions:
     def touch(self, session: EnvSession) -> None:
         """Restart its idle time."""
         session.used_at = time.monotonic()
-        if session.session_id in self._open:
-            self._open.move_to_end(session.session_id)
+        if session.id in self._open:
+            self._open.move_to_end(session.id)
 
     async def inspect(self, session: EnvSession, fact: str) -> Any:
         """A fact of the episode under way, from its environment (`Inspectable`)."""
@@ -164,7 +164,8 @@ class EnvSessions:
             )
         await self._only_text(session, observation.images)
         session.item = item
-        session.steps, session.reward, session.score, session.done = 0, 0.0, 0.0, False
+        session.steps, session.reward, session.score = 0, 0.0, 0.0
+        session.terminated = session.truncated = False
         session.observation = observation.text
         return observation.text
 
@@ -172,7 +173,7 @@ class EnvSessions:
         """One action, within the server's time limit or `timeout_s` if that is smaller."""
         if session.item is None or session.done:
             state = "has not begun" if session.item is None else "has ended"
-            raise RequestRejected(409, f"the episode of session {session.session_id} {state}; reset it")
+            raise RequestRejected(409, f"the episode of session {session.id} {state}; reset it")
         limit_s = min(timeout_s or self.limits.step_timeout_s, self.limits.step_timeout_s)
         with self.metrics.step_s.time():
             result = await self._do(session, lambda: session.env.step(action), limit_s)
@@ -180,16 +181,19 @@ class EnvSessions:
         session.steps += 1
         session.observation, session.reward = result.observation, result.reward
         session.score += result.reward
-        session.done = result.terminated or result.truncated
+        session.terminated, session.truncated = result.terminated, result.truncated
         return result
 
-    async def close(self, session: EnvSession, cause: Cause = Cause.CLOSED) -> None:
+    async def close(self, session: EnvSession, cause: Cause = Cause.CLOSE) -> None:
         """End a session and free its resources. Idempotent."""
-        if self._open.pop(session.session_id, None) is None:
+        if self._open.pop(session.id, None) is None:
             return
         self._closing += 1
-        self.metrics.ended(cause)
-        session.ended.set()
+        self._past_ids[session.id] = None
+        if len(self._past_ids) > REMEMBERED_IDS:
+            self._past_ids.popitem(last=False)
+        self.metrics.count_end(cause)
+        session.end.set()
         try:
             await self._close(session, session.env)
         finally:
@@ -214,7 +218,7 @@ class EnvSessions:
             async with asyncio.timeout(CLOSE_TIMEOUT_S):
                 await env.close()
         except Exception as error:
-            _log.warning("closing session %d failed: %s", session.session_id, describe(error))
+            _log.warning("closing session %d failed: %s", session.id, describe(error))
 
     async def _only_text(self, session: EnvSession, images: Sequence[Image]) -> None:
         """Reject images, which the protocols cannot carry, rather than drop them."""
@@ -251,7 +255,7 @@ class EnvSessions:
     async def _do(self, session: EnvSession, work: Callable[[], Awaitable[T]], limit_s: float) -> T:
         """Call the session's environment; a failure ends the session."""
         if session.busy:
-            raise RequestRejected(409, f"session {session.session_id} is busy: one request at a time")
+            raise RequestRejected(409, f"session {session.id} is busy: one request at a time")
         session.busy = True
         try:
             async with asyncio.timeout(limit_s) as limit:
@@ -264,7 +268,7 @@ class EnvSessions:
                 raise RequestRejected(
                     504, f"the environment took longer than {limit_s:g} s; it was closed"
                 ) from None
-            await self.close(session, Cause.CRASHED)
+            await self.close(session, Cause.CRASH)
             raise RequestRejected(500, f"the environment raised {describe(error)}; it was closed") from error
         finally:
             session.busy = False

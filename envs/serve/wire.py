@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ValidationError
 from pydantic_core import from_json
 
-from envs.serve.sessions import RequestRejected
+from envs.network.server import RequestRejected
 
 M = TypeVar("M", bound=BaseModel)
 

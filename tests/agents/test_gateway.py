@@ -53,15 +53,15 @@ def test_a_conversation_is_one_segment_of_the_sampled_tokens() -> None:
         assert list(segment.prompt_ids) == encode(
             "<|im_start|>user\nGoal: reach 3.<|im_end|>\n<|im_start|>assistant\n"
         )
-        between = encode("\n<|im_start|>user\nThe total is 1.<|im_end|>\n<|im_start|>assistant\n")
-        sampled = [[*encode(text), END] for text in says]
-        assert list(segment.response_ids) == sampled[0] + between + sampled[1]
-        assert list(segment.response_mask) == [1] * len(sampled[0]) + [0] * len(between) + [1] * len(
-            sampled[1]
+        reply_ids = encode("\n<|im_start|>user\nThe total is 1.<|im_end|>\n<|im_start|>assistant\n")
+        sampled_ids = [[*encode(text), END] for text in says]
+        assert list(segment.response_ids) == sampled_ids[0] + reply_ids + sampled_ids[1]
+        assert list(segment.response_mask) == [1] * len(sampled_ids[0]) + [0] * len(reply_ids) + [1] * len(
+            sampled_ids[1]
         )
         assert answer.usage is not None
-        assert answer.usage.completion_tokens == len(sampled[1])
-        assert answer.usage.prompt_tokens == len(segment.prompt_ids) + len(sampled[0]) + len(between)
+        assert answer.usage.completion_tokens == len(sampled_ids[1])
+        assert answer.usage.prompt_tokens == len(segment.prompt_ids) + len(sampled_ids[0]) + len(reply_ids)
         assert (trajectory.item, trajectory.sample_index, trajectory.reward, trajectory.success) == (
             ITEM,
             4,
@@ -90,8 +90,8 @@ def test_a_history_that_was_changed_begins_a_segment() -> None:
                 second = told(await ask(client, [QUESTION, first, more]))
                 system = {"role": "system", "content": "A summary."}
                 await ask(client, [system, QUESTION, first, more, second, more])
-                other = {**first, "content": "Thought: another"}
-                await ask(client, [QUESTION, other, more])
+                changed_message = {**first, "content": "Thought: another"}
+                await ask(client, [QUESTION, changed_message, more])
             trajectory = session.trajectory(reward=1.0)
         assert [turn.text for turn in trajectory.turns] == [
             "Thought: 0 0",
@@ -123,13 +123,13 @@ def test_interleaved_conversations_are_a_segment_each_and_the_last_answer_comes_
     run(work())
 
 
-@pytest.mark.parametrize("streamed", [False, True])
-def test_calls_of_tools_come_back_and_the_tokens_go_on(streamed: bool) -> None:
+@pytest.mark.parametrize("is_streamed", [False, True])
+def test_calls_of_tools_come_back_and_the_tokens_go_on(is_streamed: bool) -> None:
     async def work() -> None:
         gateway = make_gateway(scripted([f"Thought: look.\n{CALL}", "It is 5."]))
         async with gateway.listening(), gateway.session(ITEM) as session:
             async with client_of(session.base_url) as client:
-                if streamed:
+                if is_streamed:
                     says = {"role": "assistant", "tool_calls": [await streamed_call(client)]}
                     says["content"] = "Thought: look."
                 else:
@@ -142,8 +142,8 @@ def test_calls_of_tools_come_back_and_the_tokens_go_on(streamed: bool) -> None:
                 arguments = json.loads(call["function"]["arguments"])
                 assert arguments == {"query": "iron", "top_k": 2}
                 call["function"]["arguments"] = json.dumps(dict(reversed(arguments.items())), indent=1)
-                found = {"role": "tool", "tool_call_id": call["id"], "content": "Iron: 5."}
-                last = await ask(client, [QUESTION, says, found], tools=[SEARCH])
+                tool_output = {"role": "tool", "tool_call_id": call["id"], "content": "Iron: 5."}
+                last = await ask(client, [QUESTION, says, tool_output], tools=[SEARCH])
             trajectory = session.trajectory(reward=1.0)
         assert (last.content, last.tool_calls) == ("It is 5.", None)
         (segment,) = pack(trajectory)
@@ -183,15 +183,15 @@ def test_calls_that_are_not_ours_are_rendered_as_the_template_writes_them(format
         call = {"name": "search", "arguments": '{"query": "iron"}'}
         says = {"role": "assistant", "content": None}
         says["tool_calls"] = [{"id": "call_1", "type": "function", "function": call}]
-        found = {"role": "tool", "tool_call_id": "call_1", "content": "Iron: 5."}
+        tool_output = {"role": "tool", "tool_call_id": "call_1", "content": "Iron: 5."}
         async with gateway.listening(), gateway.session(ITEM) as session:
             async with client_of(session.base_url) as client:
-                await ask(client, [QUESTION, says, found], tools=[SEARCH])
+                await ask(client, [QUESTION, says, tool_output], tools=[SEARCH])
             trajectory = session.trajectory()
-        own = {"role": "assistant", "content": ""}
-        own["tool_calls"] = [{"function": {"name": "search", "arguments": {"query": "iron"}}}]
+        call_message = {"role": "assistant", "content": ""}
+        call_message["tool_calls"] = [{"function": {"name": "search", "arguments": {"query": "iron"}}}]
         whole = tokenizer_with(format).apply_chat_template(
-            [QUESTION, own, found], tools=[SEARCH], tokenize=False, add_generation_prompt=True
+            [QUESTION, call_message, tool_output], tools=[SEARCH], tokenize=False, add_generation_prompt=True
         )
         assert toy_tokenizer().decode(trajectory.prompt_ids) == whole
 
@@ -200,15 +200,15 @@ def test_calls_that_are_not_ours_are_rendered_as_the_template_writes_them(format
 
 def test_calls_that_cannot_be_read_are_text_and_counted() -> None:
     async def work() -> None:
-        broken = '<tool_call>{"name": "search", </tool_call>'
-        gateway = make_gateway(scripted([broken]))
+        malformed_text = '<tool_call>{"name": "search", </tool_call>'
+        gateway = make_gateway(scripted([malformed_text]))
         async with (
             gateway.listening(),
             gateway.session(ITEM) as session,
             client_of(session.base_url) as client,
         ):
             message = await ask(client, [QUESTION], tools=[SEARCH])
-        assert (message.content, message.tool_calls) == (broken, None)
+        assert (message.content, message.tool_calls) == (malformed_text, None)
         assert session.trajectory().metrics["parse_failures"] == 1
 
     run(work())
@@ -232,13 +232,16 @@ def test_limits_of_a_completion_are_kept() -> None:
             assert (full.value.code, full.value.param) == ("context_length_exceeded", "messages")
             assert session.stop_reason is StopReason.MAX_CONTEXT
             await ask(client, [QUESTION])
-            with pytest.raises(openai.BadRequestError) as over:
+            with pytest.raises(openai.BadRequestError) as rejection:
                 await ask(client, [QUESTION])
-            assert over.value.code == "max_turns_reached"
+            assert rejection.value.code == "max_turns_reached"
         trajectory = session.trajectory()
         assert trajectory.stop_reason is StopReason.MAX_TURNS
         assert trajectory.turns[0].completion.finish_reason is FinishReason.LENGTH
         assert trajectory.metrics["other_sampling"] == 1
-        assert [len(sampled) for _, sampled in trained(trajectory)] == [2, len(encode("Action: add 1")) + 1]
+        assert [len(sampled_ids) for _, sampled_ids in trained(trajectory)] == [
+            2,
+            len(encode("Action: add 1")) + 1,
+        ]
 
     run(work())

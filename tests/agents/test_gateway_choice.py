@@ -24,8 +24,8 @@ from tests.support.gateway_toy import (
 )
 from tests.support.toy import toy_tokenizer
 
-NAMED = {"type": "function", "function": {"name": "search"}}
-BEGUN = {
+BY_NAME = {"type": "function", "function": {"name": "search"}}
+CALL_STARTS = {
     "hermes": '<tool_call>\n{"name": "search", "arguments":',
     "qwen3": "<tool_call>\n<function=search>",
     "llama3": '{"name": "search", "parameters":',
@@ -62,22 +62,22 @@ def talk(format: str, says: list[str], turns: list[dict[str, Any]]) -> tuple[lis
     return asyncio.run(asyncio.wait_for(work(), 300))
 
 
-@pytest.mark.parametrize("format", BEGUN)
+@pytest.mark.parametrize("format", CALL_STARTS)
 def test_a_named_function_is_begun_and_the_policy_writes_its_arguments(format: str) -> None:
     says = [REST[format], "It is 5.", REST[format]]
-    answers, trajectory = talk(format, says, [{"tool_choice": NAMED}, {}, {"tool_choice": NAMED}])
+    answers, trajectory = talk(format, says, [{"tool_choice": BY_NAME}, {}, {"tool_choice": BY_NAME}])
     for answer in (answers[0], answers[2]):
         (call,) = answer.message.tool_calls
         assert (call.function.name, json.loads(call.function.arguments)) == ("search", {"query": "iron"})
         assert (answer.message.content, answer.finish_reason) == (None, "stop")
     (segment,) = pack(trajectory)
-    begun, rest = encode(BEGUN[format]), encode(REST[format])
-    assert list(segment.prompt_ids[-len(begun) :]) == begun  # no token of it is the policy's
+    call_start, rest = encode(CALL_STARTS[format]), encode(REST[format])
+    assert list(segment.prompt_ids[-len(call_start) :]) == call_start  # no token of it is the policy's
     assert list(segment.response_ids[: len(rest)]) == rest
     whole = toy_tokenizer().decode(segment.prompt_ids + segment.response_ids)
-    assert whole.count(f"<|im_start|>assistant\n{BEGUN[format]}{REST[format]}") == 2
-    sampled = sum(len(encode(one)) + 1 for one in says)
-    assert sum(segment.response_mask) == sampled
+    assert whole.count(f"<|im_start|>assistant\n{CALL_STARTS[format]}{REST[format]}") == 2
+    num_sampled = sum(len(encode(one)) + 1 for one in says)
+    assert sum(segment.response_mask) == num_sampled
     assert trajectory.metrics["parse_failures"] == 0
 
 
@@ -91,7 +91,7 @@ def test_a_named_function_is_begun_and_the_policy_writes_its_arguments(format: s
     ],
 )
 def test_arguments_that_are_none_are_told_as_they_are(rest: str, arguments: str) -> None:
-    (answer, _), trajectory = talk("hermes", [rest, "Done."], [{"tool_choice": NAMED}, {}])
+    (answer, _), trajectory = talk("hermes", [rest, "Done."], [{"tool_choice": BY_NAME}, {}])
     (call,) = answer.message.tool_calls
     assert (call.function.name, call.function.arguments) == ("search", arguments)
     with pytest.raises(json.JSONDecodeError):
@@ -121,27 +121,29 @@ FIRST_END = {"hermes": "</tool_call>", "qwen3": "</tool_call>", "llama3": '"a"}}
 @pytest.mark.parametrize("prose", ["", "I look.\n"])
 def test_without_parallel_calls_a_turn_ends_with_its_first(format: str, prose: str) -> None:
     text = prose + TWO[format]
-    (one, _), trajectory = talk(format, [text, "Done."], [{"parallel_tool_calls": False}, {}])
-    assert [call.function.name for call in one.message.tool_calls] == ["search"]
-    assert one.message.content == (prose.strip() or None)
+    (first_answer, _), trajectory = talk(format, [text, "Done."], [{"parallel_tool_calls": False}, {}])
+    assert [call.function.name for call in first_answer.message.tool_calls] == ["search"]
+    assert first_answer.message.content == (prose.strip() or None)
     first = trajectory.turns[0]
-    kept = text[: text.index(FIRST_END[format]) + len(FIRST_END[format])]
+    first_call = text[: text.index(FIRST_END[format]) + len(FIRST_END[format])]
     assert first.completion.finish_reason is FinishReason.CUT
     ids = first.completion.token_ids
     assert ids == encode(text)[: len(ids)]
     # the last token is the one by which the call is whole, whatever else it says
     decode = toy_tokenizer().decode
-    assert decode(ids).startswith(kept)
-    assert not decode(ids[:-1]).startswith(kept)
-    assert first.text == kept
+    assert decode(ids).startswith(first_call)
+    assert not decode(ids[:-1]).startswith(first_call)
+    assert first.text == first_call
     assert len(pack(trajectory)) == 1
 
-    (both, _), _ = talk(format, [text, "Done."], [{}, {}])
-    assert [call.function.name for call in both.message.tool_calls] == ["search", "look"]
-    (first_of_broken, _), broken = talk(format, [text[:-25], "Done."], [{"parallel_tool_calls": False}, {}])
+    (two_calls, _), _ = talk(format, [text, "Done."], [{}, {}])
+    assert [call.function.name for call in two_calls.message.tool_calls] == ["search", "look"]
+    (first_of_broken, _), malformed_trajectory = talk(
+        format, [text[:-25], "Done."], [{"parallel_tool_calls": False}, {}]
+    )
     assert [call.function.name for call in first_of_broken.message.tool_calls] == ["search"]
-    assert broken.turns[0].text == kept
-    (single, _), whole = talk(format, [kept, "Done."], [{"parallel_tool_calls": False}, {}])
+    assert malformed_trajectory.turns[0].text == first_call
+    (single, _), whole = talk(format, [first_call, "Done."], [{"parallel_tool_calls": False}, {}])
     assert len(single.message.tool_calls) == 1
     assert whole.turns[0].completion.finish_reason is FinishReason.STOP
 
@@ -161,8 +163,10 @@ def test_a_template_that_thinks_first_has_no_call_begun() -> None:
         )
         gateway = make_gateway(scripted([]), tokenizer)
         async with gateway.listening() as url, client_of(f"{url}/v1") as client:
-            with pytest.raises(openai.BadRequestError, match="begins each answer with a thought") as refused:
-                await ask(client, [QUESTION], tools=[SEARCH], tool_choice=NAMED)
-        assert refused.value.param == "tool_choice"
+            with pytest.raises(
+                openai.BadRequestError, match="begins each answer with a thought"
+            ) as rejection:
+                await ask(client, [QUESTION], tools=[SEARCH], tool_choice=BY_NAME)
+        assert rejection.value.param == "tool_choice"
 
     asyncio.run(work())

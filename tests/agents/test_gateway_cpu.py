@@ -30,7 +30,7 @@ def test_a_real_model_is_trained_on_what_it_sampled(tmp_path: Path) -> None:
             sampler, tokenizer_with(), sampling=SamplingParams(max_tokens=12), context_length=512
         )
         async with gateway.listening():
-            both = []
+            trajectories = []
             for _ in range(2):
                 async with (
                     gateway.session(ITEM, name="a/0/0/1") as session,
@@ -39,13 +39,15 @@ def test_a_real_model_is_trained_on_what_it_sampled(tmp_path: Path) -> None:
                     talk: list[Any] = [QUESTION]
                     for _ in range(4):
                         talk += [told(await ask(client, talk, tools=[SEARCH])), QUESTION]
-                both.append(session.trajectory(reward=1.0))
+                trajectories.append(session.trajectory(reward=1.0))
             stats = await sampler.stats()
         sampler.close()
-        first, second = (pack(trajectory) for trajectory in both)
+        first, second = (pack(trajectory) for trajectory in trajectories)
         assert first == second  # the same name draws the same
         assert len(first) == 1
-        assert sum(first[0].response_mask) == sum(len(turn.completion.token_ids) for turn in both[0].turns)
+        assert sum(first[0].response_mask) == sum(
+            len(turn.completion.token_ids) for turn in trajectories[0].turns
+        )
         assert stats.reused_tokens > stats.prefilled_tokens  # turns go on in the sampler's cache
 
     asyncio.run(asyncio.wait_for(work(), 300))

@@ -100,9 +100,9 @@ def test_templates_without_tools_or_roles_refuse_them() -> None:
     async def work(template: str, messages: list[Any], param: str, **options: Any) -> None:
         gateway = make_gateway(scripted([]), toy_tokenizer(template))
         async with gateway.listening() as url, client_of(f"{url}/v1") as client:
-            with pytest.raises(openai.BadRequestError) as refused:
+            with pytest.raises(openai.BadRequestError) as rejection:
                 await ask(client, messages, **options)
-        assert refused.value.param == param
+        assert rejection.value.param == param
 
     call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
     run(work(CHATML, [QUESTION], "tools", tools=[SEARCH]))
@@ -117,29 +117,29 @@ def test_a_session_over_http_leaves_its_trajectory() -> None:
         auth = {"Authorization": "Bearer secret"}
         async with gateway.listening() as url, httpx.AsyncClient(base_url=url) as http:
             body = {"item": {"item_id": "toy_7", "env": "toy"}, "sample_index": 2, "metadata": {"kind": "a"}}
-            refused = await http.post("/sessions", json=body)
-            assert (refused.status_code, refused.json()["error"]["code"]) == (401, "invalid_api_key")
-            opened = (await http.post("/sessions", json=body, headers=auth)).json()
+            rejection = await http.post("/sessions", json=body)
+            assert (rejection.status_code, rejection.json()["error"]["code"]) == (401, "invalid_api_key")
+            session_info = (await http.post("/sessions", json=body, headers=auth)).json()
             full = await http.post("/sessions", json=body, headers=auth)
             assert full.status_code == 429
-            async with client_of(opened["base_url"]) as client:
+            async with client_of(session_info["base_url"]) as client:
                 says = told(await ask(client, [QUESTION]))
                 assert [model.id async for model in client.models.list()] == ["policy"]
-            async with client_of(f"{url}/v1", api_key=opened["api_key"]) as client:
+            async with client_of(f"{url}/v1", api_key=session_info["api_key"]) as client:
                 await ask(client, [QUESTION, says, QUESTION])
             async with client_of(f"{url}/v1", api_key="wrong") as client:
                 with pytest.raises(openai.AuthenticationError):
                     await ask(client, [QUESTION])
-            path = f"/sessions/{opened['id']}/end"
+            path = f"/sessions/{session_info['id']}/end"
             assert (await http.post(path)).status_code == 401
             bad = await http.post(path, json={"reward": "much"}, headers=auth)
             assert bad.json()["error"]["param"] == "reward"
-            ended = await http.post(path, json={"reward": 0.5, "success": True}, headers=auth)
-            trajectory = trajectory_from_dict(ended.json()["trajectory"])
-            async with client_of(f"{url}/v1", api_key=opened["api_key"]) as client:
-                with pytest.raises(openai.NotFoundError) as gone:
+            response = await http.post(path, json={"reward": 0.5, "success": True}, headers=auth)
+            trajectory = trajectory_from_dict(response.json()["trajectory"])
+            async with client_of(f"{url}/v1", api_key=session_info["api_key"]) as client:
+                with pytest.raises(openai.NotFoundError) as rejection:
                     await ask(client, [QUESTION])
-            assert gone.value.code == "session_not_found"
+            assert rejection.value.code == "session_not_found"
         assert (trajectory.item.item_id, trajectory.sample_index, trajectory.reward) == ("toy_7", 2, 0.5)
         assert trajectory.labels == {"kind": "a"}
         (segment,) = pack(trajectory)
@@ -154,20 +154,20 @@ def test_what_nobody_uses_is_forgotten_but_not_what_is_in_use() -> None:
         gateway = make_gateway(sampler, limits={"idle_s": 600})
         async with gateway.listening() as url, httpx.AsyncClient(base_url=url) as http:
             body = {"item": {"item_id": "toy_7"}}
-            opened = [(await http.post("/sessions", json=body)).json() for _ in range(2)]
-            used, unused = (gateway.sessions.find(one["id"]) for one in opened)
-            async with client_of(used.base_url) as client, gateway.session(ITEM) as own:
+            session_info = [(await http.post("/sessions", json=body)).json() for _ in range(2)]
+            active, idle = (gateway.sessions.find(entry["id"]) for entry in session_info)
+            async with client_of(active.base_url) as client, gateway.session(ITEM) as local_session:
                 asking = asyncio.create_task(ask(client, [QUESTION]))
-                await sampler.asked.wait()
-                for session in (used, unused, own):
+                await sampler.request_event.wait()
+                for session in (active, idle, local_session):
                     session.used_at -= 1000
                 assert (await http.get("/health")).json()["sessions"] == 2
-                sampler.opened.set()
+                sampler.release.set()
                 assert (await asking).content == "Yes."
-            gone = await http.post(f"/sessions/{unused.session_id}/end")
-            assert (gone.status_code, gone.json()["error"]["code"]) == (404, "session_not_found")
-            assert "unused for 600 s" in gone.json()["error"]["message"]
-            assert (await http.post(f"/sessions/{used.session_id}/end")).status_code == 200
+            rejection = await http.post(f"/sessions/{idle.session_id}/end")
+            assert (rejection.status_code, rejection.json()["error"]["code"]) == (404, "session_not_found")
+            assert "unused for 600 s" in rejection.json()["error"]["message"]
+            assert (await http.post(f"/sessions/{active.session_id}/end")).status_code == 200
 
     run(work())
 
@@ -194,7 +194,7 @@ def test_other_ways_in_are_closed() -> None:
             ):
                 async with gateway.listening(port=int(url.rpartition(":")[2])):
                     pass
-        with pytest.raises(ConfigError, match="does not listen"):
+        with pytest.raises(ConfigError, match="is not listening"):
             async with gateway.session(ITEM):
                 pass
 
@@ -211,16 +211,16 @@ def test_what_the_client_did_not_wait_for_is_no_turn() -> None:
             client_of(session.base_url) as client,
         ):
             asking = asyncio.create_task(ask(client, [QUESTION]))
-            await sampler.asked.wait()
+            await sampler.request_event.wait()
             asking.cancel()
             await wait_until_async(lambda: not session.busy)
-            sampler.asked.clear()
+            sampler.request_event.clear()
             asking = asyncio.create_task(ask(client, [QUESTION]))
-            await sampler.asked.wait()
+            await sampler.request_event.wait()
             gateway.sessions.end(session)
-            with pytest.raises(openai.APIStatusError) as ended:
+            with pytest.raises(openai.APIStatusError) as response:
                 await asking
-        assert (ended.value.status_code, session.turns) == (410, 0)
+        assert (response.value.status_code, session.turns) == (410, 0)
 
     run(work())
 

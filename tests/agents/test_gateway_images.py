@@ -24,12 +24,12 @@ from tests.support.tool_templates import TEMPLATES
 from tests.support.vision_toy import picture, save_vision_model, vision_processor, vision_tokenizer, whole
 
 
-class Seen(ScriptedSampler):
+class RecordingSampler(ScriptedSampler):
     """Remembers which pictures it was shown with which tokens."""
 
     def __init__(self, script: Sequence[str]) -> None:
         super().__init__(script, encode=encode)
-        self.shown: list[tuple[list[int], list[Image]]] = []
+        self.prompts: list[tuple[list[int], list[Image]]] = []
 
     async def sample(
         self,
@@ -39,7 +39,7 @@ class Seen(ScriptedSampler):
         params: SamplingParams,
         episode_id: str,
     ) -> Completion:
-        self.shown.append((list(prompt_ids), list(images)))
+        self.prompts.append((list(prompt_ids), list(images)))
         return await super().sample(prompt_ids, images=images, params=params, episode_id=episode_id)
 
 
@@ -61,7 +61,7 @@ def run(work: Any) -> None:
 
 def test_pictures_are_shown_as_the_processor_shows_the_whole_conversation() -> None:
     async def work() -> None:
-        sampler = Seen(["Red.", "Blue.", "Green."])
+        sampler = RecordingSampler(["Red.", "Blue.", "Green."])
         gateway = seeing(sampler)
         first: Any = {"role": "user", "content": [text("What"), part(WIDE), text("is it?"), part(SMALL)]}
         more: Any = {"role": "user", "content": [part(TALL)]}
@@ -69,22 +69,25 @@ def test_pictures_are_shown_as_the_processor_shows_the_whole_conversation() -> N
             async with client_of(session.base_url) as client:
                 says = told(await ask(client, [first]))
                 then = told(await ask(client, [first, says, more]))
-                other = {**first, "content": [part(TALL), *first["content"][:1]]}
-                await ask(client, [other, says, more])  # another picture is another conversation
+                changed_message = {**first, "content": [part(TALL), *first["content"][:1]]}
+                await ask(client, [changed_message, says, more])  # another picture is another conversation
             trajectory = session.trajectory(reward=1.0)
-        asked = [
+        segments_text = [
             [Message("user", "What\nis it?", (WIDE, SMALL))],
             [Message("assistant", "Red."), Message("user", "", (TALL,))],
         ]
-        assert sampler.shown[0] == (whole(asked[0], vision_processor()), [WIDE, SMALL])
-        assert sampler.shown[1] == (whole(asked[0] + asked[1], vision_processor()), [WIDE, SMALL, TALL])
-        assert sampler.shown[2][1] == [TALL, TALL]
+        assert sampler.prompts[0] == (whole(segments_text[0], vision_processor()), [WIDE, SMALL])
+        assert sampler.prompts[1] == (
+            whole(segments_text[0] + segments_text[1], vision_processor()),
+            [WIDE, SMALL, TALL],
+        )
+        assert sampler.prompts[2][1] == [TALL, TALL]
         assert then["content"] == "Blue."
         segments = pack(trajectory)
         assert [list(segment.images) for segment in segments] == [[WIDE, SMALL, TALL], [TALL, TALL]]
         for segment in segments:
-            marked = zip(segment.response_ids, segment.response_mask, strict=True)
-            assert not any(mask for token, mask in marked if token == PAD)
+            masked_tokens = zip(segment.response_ids, segment.response_mask, strict=True)
+            assert not any(mask for token, mask in masked_tokens if token == PAD)
         assert trajectory.prompt_images == (WIDE, SMALL)
         assert [list(turn.images) for turn in trajectory.turns] == [[TALL], [], []]
         assert trajectory.turns[2].prompt_images == (TALL, TALL)
@@ -94,17 +97,20 @@ def test_pictures_are_shown_as_the_processor_shows_the_whole_conversation() -> N
 
 def test_responses_show_them_too_and_so_do_tools() -> None:
     async def work() -> None:
-        sampler = Seen(["Red.", "Blue."])
+        sampler = RecordingSampler(["Red.", "Blue."])
         gateway = seeing(sampler)
-        seen = {"type": "input_image", "image_url": data_uri(SMALL), "detail": "auto"}
-        asked: Any = {"role": "user", "content": [seen, {"type": "input_text", "text": "What?"}]}
+        image_part = {"type": "input_image", "image_url": data_uri(SMALL), "detail": "auto"}
+        segments_text: Any = {
+            "role": "user",
+            "content": [image_part, {"type": "input_text", "text": "What?"}],
+        }
         async with gateway.listening(), gateway.session(ITEM) as session:
             async with client_of(session.base_url) as client:
-                first = await client.responses.create(model="policy", input=[asked])
-                again: Any = [asked, *(item.model_dump() for item in first.output), asked]
+                first = await client.responses.create(model="policy", input=[segments_text])
+                again: Any = [segments_text, *(item.model_dump() for item in first.output), segments_text]
                 await client.responses.create(model="policy", input=again)
             trajectory = session.trajectory()
-        assert [images for _, images in sampler.shown] == [[SMALL], [SMALL, SMALL]]
+        assert [images for _, images in sampler.prompts] == [[SMALL], [SMALL, SMALL]]
         assert len(pack(trajectory)) == 1
 
     run(work())
@@ -122,14 +128,14 @@ def test_a_real_model_that_sees_is_sampled_on_them(tmp_path: Path) -> None:
         )
         texts = []
         async with gateway.listening():
-            for shown in (SMALL, picture(28, 28, color=(0, 0, 250))):
+            for prompts in (SMALL, picture(28, 28, color=(0, 0, 250))):
                 async with (
                     gateway.session(ITEM, name="same") as session,
                     client_of(session.base_url) as client,
                 ):
-                    says = await ask(client, [{"role": "user", "content": [part(shown)]}])
+                    says = await ask(client, [{"role": "user", "content": [part(prompts)]}])
                     texts.append(says.content)
-                    await ask(client, [{"role": "user", "content": [part(shown)]}, told(says), QUESTION])
+                    await ask(client, [{"role": "user", "content": [part(prompts)]}, told(says), QUESTION])
                 assert len(pack(session.trajectory())) == 1
         sampler.close()
         assert texts[0] != texts[1]  # the draws are the same, what is seen is not
@@ -138,7 +144,7 @@ def test_a_real_model_that_sees_is_sampled_on_them(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("sees", "content", "why"),
+    ("has_vision", "content", "why"),
     [
         (True, [{"type": "image_url", "image_url": {"url": "https://a/b.png"}}], "nothing is downloaded"),
         (True, [{"type": "image_url", "image_url": {"url": "file:///etc/passwd"}}], "nothing is downloaded"),
@@ -149,14 +155,14 @@ def test_a_real_model_that_sees_is_sampled_on_them(tmp_path: Path) -> None:
         (False, [part(SMALL)], "reads text only"),
     ],
 )
-def test_what_cannot_be_shown_is_refused(sees: bool, content: list[Any], why: str) -> None:
+def test_what_cannot_be_shown_is_refused(has_vision: bool, content: list[Any], why: str) -> None:
     async def work() -> None:
-        gateway = seeing(scripted([])) if sees else make_gateway(scripted([]))
+        gateway = seeing(scripted([])) if has_vision else make_gateway(scripted([]))
         transport = httpx.AsyncClient(transport=httpx.ASGITransport(gateway.app))
         async with client_of("http://gateway/v1", http_client=transport) as client:
-            with pytest.raises(openai.BadRequestError, match=why) as refused:
+            with pytest.raises(openai.BadRequestError, match=why) as rejection:
                 await ask(client, [{"role": "user", "content": content}])
-        assert refused.value.param == ("messages[0].content" if sees else "messages")
+        assert rejection.value.param == ("messages[0].content" if has_vision else "messages")
 
     run(work())
 

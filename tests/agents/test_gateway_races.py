@@ -40,7 +40,7 @@ class Unsteady(RandomSampler):
 
     def __init__(self, seed: int) -> None:
         super().__init__(seed)
-        self._draws = random.Random(seed)
+        self._random = random.Random(seed)
         self._inside: set[str] = set()
 
     async def sample(
@@ -55,9 +55,9 @@ class Unsteady(RandomSampler):
         self._inside.add(episode_id)
         prompt = list(prompt_ids)
         try:
-            for _ in range(self._draws.randrange(4)):
+            for _ in range(self._random.randrange(4)):
                 await asyncio.sleep(0)
-            if self._draws.random() < 0.2:
+            if self._random.random() < 0.2:
                 raise SamplerFailed("it happens")
             return await super().sample(prompt, images=images, params=params, episode_id=episode_id)
         finally:
@@ -71,38 +71,38 @@ def test_many_at_once_that_fail_are_left_or_answered(seed: int) -> None:
     """Agents of one session that share beginnings; what they were told is what is trained on, once."""
 
     async def work() -> None:
-        draws = random.Random(seed)
+        random_source = random.Random(seed)
         sampler = Unsteady(seed)
         gateway = make_gateway(sampler, context_length=100_000)
-        heard: list[str] = []
+        contents: list[str] = []
 
         async def agent(client: Any, talk: list[Any]) -> None:
             for _ in range(4):
                 asking = asyncio.create_task(ask(client, talk))
-                if draws.random() < 0.2:  # somebody else loses patience
-                    await asyncio.sleep(draws.random() / 50)
+                if random_source.random() < 0.2:  # somebody else loses patience
+                    await asyncio.sleep(random_source.random() / 50)
                     asking.cancel()
                 try:
                     answer = told(await asking)
                 except (openai.InternalServerError, asyncio.CancelledError):
                     continue  # and asks again
-                heard.append(answer["content"])
-                talk = [*talk, answer, {"role": "user", "content": f"go on {draws.randrange(2)}"}]
+                contents.append(answer["content"])
+                talk = [*talk, answer, {"role": "user", "content": f"go on {random_source.randrange(2)}"}]
 
         async with gateway.listening(), gateway.session(ITEM) as session:
             async with client_of(session.base_url) as client:
                 await asyncio.gather(*(agent(client, [QUESTION]) for _ in range(4)))
             await wait_until_async(lambda: not session.busy)
             trajectory = session.trajectory(reward=1.0)
-        found = trained(trajectory)
-        assert len(found) == len(trajectory.turns)
-        sampled = [(tuple(prompt), tuple(ids)) for prompt, ids in sampler.sampled]
-        for prompt, ids in found:
+        segments = trained(trajectory)
+        assert len(segments) == len(trajectory.turns)
+        sampled = [(tuple(prompt), tuple(ids)) for prompt, ids in sampler.samples]
+        for prompt, ids in segments:
             sampled.remove((tuple(prompt), tuple(ids)))  # each was sampled, and just so
         texts = [turn.text for turn in trajectory.turns]
-        for text in heard:
+        for text in contents:
             texts.remove(text)
-        assert sum(sum(segment.rewards) for segment in pack(trajectory)) == (1.0 if texts or heard else 0)
+        assert sum(sum(segment.rewards) for segment in pack(trajectory)) == (1.0 if texts or contents else 0)
 
     asyncio.run(asyncio.wait_for(work(), 300))
 
@@ -117,12 +117,12 @@ def test_the_last_turn_is_had_by_one_of_those_that_want_it() -> None:
             client_of(session.base_url) as client,
         ):
             asking = [asyncio.create_task(ask(client, [QUESTION])) for _ in range(3)]
-            await sampler.asked.wait()
+            await sampler.request_event.wait()
             await asyncio.wait(asking, return_when=asyncio.FIRST_COMPLETED)
-            sampler.opened.set()
-            ended = await asyncio.gather(*asking, return_exceptions=True)
+            sampler.release.set()
+            results = await asyncio.gather(*asking, return_exceptions=True)
             assert session.turns == 1
-        assert sorted(type(one).__name__ for one in ended) == [
+        assert sorted(type(result).__name__ for result in results) == [
             "BadRequestError",
             "BadRequestError",
             "ChatCompletionMessage",
@@ -136,9 +136,9 @@ class Endless(CpuSampler):
 
     def __init__(self, model: Path) -> None:
         super().__init__(model, context_length=512)
-        self.asked = asyncio.Event()
-        self.released = asyncio.Event()
-        self.released.set()
+        self.request_event = asyncio.Event()
+        self.release = asyncio.Event()
+        self.release.set()
 
     async def sample(
         self,
@@ -148,10 +148,10 @@ class Endless(CpuSampler):
         params: SamplingParams,
         episode_id: str,
     ) -> Completion:
-        self.asked.set()
+        self.request_event.set()
         on = replace(params, stop_token_ids=())
         completion = await super().sample(prompt_ids, images=images, params=on, episode_id=episode_id)
-        await self.released.wait()
+        await self.release.wait()
         return completion
 
 

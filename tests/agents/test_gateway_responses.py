@@ -49,35 +49,37 @@ async def create(client: Any, **options: Any) -> Any:
     return await client.responses.create(**{"model": "policy", "tools": [TOOL], **options})
 
 
-@pytest.mark.parametrize("by", ["previous_response_id", "input"])
-def test_a_conversation_with_a_tool_is_one_segment(by: str) -> None:
+@pytest.mark.parametrize("continuation", ["previous_response_id", "input"])
+def test_a_conversation_with_a_tool_is_one_segment(continuation: str) -> None:
     async def work() -> None:
         gateway = make_gateway(scripted(SAYS))
         async with gateway.listening(), gateway.session(ITEM) as session:
             async with client_of(session.base_url) as client:
-                given: list[Any] = [QUESTION]
+                input_items: list[Any] = [QUESTION]
                 response: Any = None
                 for turn in range(3):
                     if turn > 0:
                         new = output_of(response) if turn == 1 else {"role": "user", "content": "Sure?"}
                         before = [item.model_dump() for item in response.output]
-                        given = [*given, *before, new] if by == "input" else [new]
-                    named = response.id if response and by == "previous_response_id" else openai.omit
+                        input_items = [*input_items, *before, new] if continuation == "input" else [new]
+                    named_choice = (
+                        response.id if response and continuation == "previous_response_id" else openai.omit
+                    )
                     response = await create(
-                        client, input=given, instructions="Be brief.", previous_response_id=named
+                        client, input=input_items, instructions="Be brief.", previous_response_id=named_choice
                     )
             trajectory = session.trajectory(reward=1.0)
         assert response.output_text == "It is 6."
         assert response.status == "completed"
         (segment,) = pack(trajectory)
-        sampled = [[*encode(text), toy_tokenizer().eos_token_id] for text in SAYS]
-        assert [ids for _, ids in trained(trajectory)] == sampled
+        sampled_ids = [[*encode(text), toy_tokenizer().eos_token_id] for text in SAYS]
+        assert [ids for _, ids in trained(trajectory)] == sampled_ids
         text = toy_tokenizer().decode(segment.prompt_ids + segment.response_ids)
         assert "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nGoal: reach 3.<|im_end|>" in text
         assert f"{SAYS[0]}<|im_end|>\n<|im_start|>tool\nIron: 5.<|im_end|>" in text
-        assert response.usage.output_tokens == len(sampled[-1])
+        assert response.usage.output_tokens == len(sampled_ids[-1])
         assert response.usage.input_tokens == len(segment.prompt_ids + segment.response_ids) - len(
-            sampled[-1]
+            sampled_ids[-1]
         )
 
     run(work())
@@ -94,8 +96,8 @@ def test_it_is_the_conversation_that_chat_completions_have() -> None:
                     {"role": "assistant", "content": first.content},
                     {"type": "function_call", "call_id": "1", **first.tool_calls[0].function.model_dump()},
                 ]
-                found = {"type": "function_call_output", "call_id": "1", "output": "Iron: 5."}
-                second = await create(client, input=[*items, found])
+                call_output = {"type": "function_call_output", "call_id": "1", "output": "Iron: 5."}
+                second = await create(client, input=[*items, call_output])
                 messages = [
                     QUESTION,
                     told(first),
@@ -125,8 +127,8 @@ def test_a_stream_tells_what_one_piece_would(says: str) -> None:
             (item.type, item.model_dump(exclude={"id", "call_id", "parsed_arguments"}))
             for item in final.output
         ]
-        for made in (final, events[-1].response):
-            assert plain(made) == plain(whole)
+        for response_form in (final, events[-1].response):
+            assert short_form(response_form) == short_form(whole)
         assert kinds[0] == "response.created"
         assert kinds[-1] == "response.completed"
         assert [event.sequence_number for event in events] == list(range(len(events)))
@@ -135,10 +137,10 @@ def test_a_stream_tells_what_one_piece_would(says: str) -> None:
         arguments = [e.arguments for e in events if e.type == "response.function_call_arguments.done"]
         assert arguments == [item.arguments for item in whole.output if item.type == "function_call"]
 
-    def plain(response: Response) -> list[Any]:
-        kept = {"type", "name", "arguments", "role", "status"}
+    def short_form(response: Response) -> list[Any]:
+        fields = {"type", "name", "arguments", "role", "status"}
         return [
-            (item.model_dump(include=kept), getattr(getattr(item, "content", [None])[0], "text", None))
+            (item.model_dump(include=fields), getattr(getattr(item, "content", [None])[0], "text", None))
             for item in response.output
         ]
 
@@ -153,8 +155,8 @@ def test_bodies_and_events_are_the_clients_own_types_to_the_letter() -> None:
             body = {"model": "policy", "input": "x", "tools": [TOOL], "tool_choice": "auto"}
             answer = await http.post("/v1/responses", json=body)
             Response.model_validate(answer.json(), strict=False)
-            streamed = await http.post("/v1/responses", json={**body, "stream": True})
-        events = [block.split("\n") for block in streamed.text.split("\n\n") if block]
+            stream_response = await http.post("/v1/responses", json={**body, "stream": True})
+        events = [block.split("\n") for block in stream_response.text.split("\n\n") if block]
         for name, data in events:
             event = json.loads(data.removeprefix("data: "))
             assert name == f"event: {event['type']}"
@@ -181,8 +183,8 @@ def test_choices_of_tools_are_those_of_chat_completions() -> None:
     async def work() -> None:
         gateway = make_gateway(scripted([' {"query": "iron"}}\n</tool_call>']))
         async with gateway.listening() as url, client_of(f"{url}/v1") as client:
-            named = {"type": "function", "name": "search"}
-            answer = await create(client, input="x", tools=[TOOL, TOOL_2], tool_choice=named)
+            named_choice = {"type": "function", "name": "search"}
+            answer = await create(client, input="x", tools=[TOOL, TOOL_2], tool_choice=named_choice)
             output_of(answer)
             answer = await create(client, input="x", tool_choice="required")
             output_of(answer)
@@ -197,17 +199,17 @@ def test_an_answer_that_is_not_there_is_none_to_go_on_from() -> None:
         gateway = make_gateway(scripted(SAYS))
         async with gateway.listening() as url, gateway.session(ITEM) as session, AsyncExitStack() as clients:
             client = await clients.enter_async_context(client_of(session.base_url))
-            plain = await clients.enter_async_context(client_of(f"{url}/v1"))
-            outside = await create(plain, input="x")
-            unstored = await create(client, input="x", store=False)
-            for who, which, why in (
-                (plain, outside.id, "not stored outside sessions"),
+            short_form = await clients.enter_async_context(client_of(f"{url}/v1"))
+            outside = await create(short_form, input="x")
+            not_stored = await create(client, input="x", store=False)
+            for sender, response_id, why in (
+                (short_form, outside.id, "not stored outside sessions"),
                 (client, outside.id, "this session has no response"),
-                (client, unstored.id, "not to be stored"),
+                (client, not_stored.id, "not to be stored"),
             ):
-                with pytest.raises(openai.BadRequestError, match=why) as refused:
-                    await create(who, input="y", previous_response_id=which)
-                assert refused.value.code == "previous_response_not_found"
+                with pytest.raises(openai.BadRequestError, match=why) as rejection:
+                    await create(sender, input="y", previous_response_id=response_id)
+                assert rejection.value.code == "previous_response_not_found"
 
     run(work())
 
@@ -258,7 +260,7 @@ def test_branches_from_one_answer_are_trained_on_once() -> None:
                     *(create(client, input="on", previous_response_id=branch.id) for branch in branches)
                 )
             trajectory = session.trajectory(reward=1.0)
-        assert sorted(trained(trajectory)) == sorted(sampler.sampled)
+        assert sorted(trained(trajectory)) == sorted(sampler.samples)
         assert len(pack(trajectory)) == 4
 
     run(work())

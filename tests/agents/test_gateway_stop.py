@@ -64,16 +64,16 @@ def test_a_completion_ends_with_the_first_token_by_which_its_text_has_a_stop(
     inner = text[start : data.draw(st.integers(start + 1, min(len(text), start + 9)))]
     stop = [*data.draw(st.lists(st.sampled_from(WORDS), max_size=2)), inner]
     ids = [*encode(text), toy_tokenizer().eos_token_id]
-    found = cut_at_stop(completion_of(ids), stop, decode=decode)
+    cut_completion = cut_at_stop(completion_of(ids), stop, decode=decode)
     length = first_tokens_with(ids, stop)
     assert length is not None
-    assert found.token_ids == ids[:length]
-    assert found.logprobs == completion_of(ids).logprobs[:length]
-    assert found.finish_reason is FinishReason.CUT
-    before = text_before(decode(found.token_ids), stop)
-    assert decode(found.token_ids).startswith(before)
+    assert cut_completion.token_ids == ids[:length]
+    assert cut_completion.logprobs == completion_of(ids).logprobs[:length]
+    assert cut_completion.finish_reason is FinishReason.CUT
+    before = text_before(decode(cut_completion.token_ids), stop)
+    assert decode(cut_completion.token_ids).startswith(before)
     assert not any(one in before for one in stop)
-    assert any(decode(found.token_ids)[len(before) :].startswith(one) for one in stop)
+    assert any(decode(cut_completion.token_ids)[len(before) :].startswith(one) for one in stop)
     watch = StopDetector(stop, decode=decode)
     assert [watch.is_reached(ids[:n]) for n in range(1, length + 1)] == [False] * (length - 1) + [True]
 
@@ -84,8 +84,8 @@ def test_without_a_stop_text_nothing_is_cut() -> None:
     assert cut_at_stop(whole, ["Observation"], decode=decode) is whole
 
 
-@pytest.mark.parametrize("streamed", [False, True])
-def test_a_conversation_goes_on_from_the_tokens_and_not_from_the_text(streamed: bool) -> None:
+@pytest.mark.parametrize("is_streamed", [False, True])
+def test_a_conversation_goes_on_from_the_tokens_and_not_from_the_text(is_streamed: bool) -> None:
     async def work() -> None:
         says = ["Action: add 1\nObservation: 1 is now the total", "Action: add 2"]
         gateway = make_gateway(scripted(says))
@@ -95,17 +95,17 @@ def test_a_conversation_goes_on_from_the_tokens_and_not_from_the_text(streamed: 
                     model="policy",
                     messages=[QUESTION],  # type: ignore[list-item]
                     stop=["\nObservation:"],
-                    stream=streamed,
+                    stream=is_streamed,
                 )
-                if streamed:
+                if is_streamed:
                     chunks = [chunk async for chunk in answer]
                     content = "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
                     assert chunks[-1].choices[0].finish_reason == "stop"
                 else:
                     content = answer.choices[0].message.content
                     assert answer.choices[0].finish_reason == "stop"
-                    sampled = first_tokens_with(encode(says[0]), ["\nObservation:"])
-                    assert answer.usage.completion_tokens == sampled
+                    num_sampled = first_tokens_with(encode(says[0]), ["\nObservation:"])
+                    assert answer.usage.completion_tokens == num_sampled
                 assert content == "Action: add 1"
                 first = {"role": "assistant", "content": content}
                 await ask(client, [QUESTION, first, {"role": "user", "content": "Observation: 1."}])
@@ -149,8 +149,12 @@ def test_calls_are_read_in_what_stands_before_a_stop_text() -> None:
             async with client_of(session.base_url) as client:
                 first = await ask(client, [QUESTION], tools=[SEARCH], stop=["</tool_call>"])
                 assert [one.function.name for one in first.tool_calls] == ["search"]
-                found = {"role": "tool", "tool_call_id": first.tool_calls[0].id, "content": "Iron: 5."}
-                await ask(client, [QUESTION, told(first), found], tools=[SEARCH])
+                cut_completion = {
+                    "role": "tool",
+                    "tool_call_id": first.tool_calls[0].id,
+                    "content": "Iron: 5.",
+                }
+                await ask(client, [QUESTION, told(first), cut_completion], tools=[SEARCH])
             assert len(pack(session.trajectory())) == 1
 
     asyncio.run(work())
@@ -162,28 +166,28 @@ def test_whatever_stops_what_is_trained_on_is_what_was_sampled(seed: int, turns:
     """Stop texts out of random tokens' own texts, many of them within tokens or characters."""
 
     async def work() -> None:
-        draws = random.Random(seed)
+        random_source = random.Random(seed)
         sampler = RandomSampler(seed)
         gateway = make_gateway(sampler, context_length=100_000)
         session = gateway.sessions.open(ITEM, url="http://gateway", expires=False)
         transport = httpx.AsyncClient(transport=httpx.ASGITransport(gateway.app))
-        expected, talk = [], [QUESTION]
+        expected_samples, talk = [], [QUESTION]
         async with client_of(session.base_url, http_client=transport) as client:
             for _ in range(turns):
                 ahead = copy.deepcopy(sampler)  # to know what it is about to say
-                said = decode((await ahead.sample([], params=PARAMS, episode_id="")).token_ids)
-                harmless = said.replace("\ufffd", "")
-                start = draws.randrange(len(harmless) + 1)
-                stop = [harmless[start : start + draws.randint(1, 3)] or "nothing of the kind"]
+                next_text = decode((await ahead.sample([], params=PARAMS, episode_id="")).token_ids)
+                harmless = next_text.replace("\ufffd", "")
+                start = random_source.randrange(len(harmless) + 1)
+                stop = [harmless[start : start + random_source.randint(1, 3)] or "nothing of the kind"]
                 answer = await ask(client, talk, stop=stop)
-                prompt, ids = sampler.sampled[-1]
+                prompt, ids = sampler.samples[-1]
                 length = first_tokens_with(ids, stop)
                 assert not any(one in answer.content for one in stop)
                 assert answer.content == text_before(decode(ids[:length]), stop)
-                expected.append((prompt, ids[:length]))
+                expected_samples.append((prompt, ids[:length]))
                 talk = [*talk, told(answer), QUESTION]
         trajectory = session.trajectory(reward=1.0)
-        assert trained(trajectory) == expected
+        assert trained(trajectory) == expected_samples
         assert len(pack(trajectory)) == 1
 
     asyncio.run(work())
@@ -202,15 +206,15 @@ def test_the_cpu_engine_ends_there_itself(tmp_path: Any) -> None:
                 whole = await sampler.sample(prompt, params=params, episode_id=name)
                 readable = [run for run in decode(whole.token_ids).split("\ufffd") if run]
                 stop = (readable[len(readable) // 2][:2],)
-                stopped = await sampler.sample(
+                stopped_sample = await sampler.sample(
                     prompt,
                     params=SamplingParams(max_tokens=60, stop_token_ids=params.stop_token_ids, stop=stop),
                     episode_id=name,
                 )
                 expected = cut_at_stop(whole, stop, decode=decode)
-                assert stopped.token_ids == expected.token_ids
-                assert stopped.finish_reason is FinishReason.CUT
-                assert len(stopped.token_ids) < len(whole.token_ids)
+                assert stopped_sample.token_ids == expected.token_ids
+                assert stopped_sample.finish_reason is FinishReason.CUT
+                assert len(stopped_sample.token_ids) < len(whole.token_ids)
         finally:
             sampler.close()
 

@@ -26,19 +26,19 @@ def user(text: str) -> dict[str, Any]:
     return {"role": "user", "content": text}
 
 
-def rendered(messages: list[Any]) -> str:
+def render(messages: list[Any]) -> str:
     """The conversation as the chat template has it."""
     turns = [f"<|im_start|>{one['role']}\n{one['content'] or ''}<|im_end|>\n" for one in messages]
     return "".join(turns) + "<|im_start|>assistant\n"
 
 
-def moved(talk: list[Any], move: str, where: int) -> list[Any]:
+def apply_move(talk: list[Any], move: str, where: int) -> list[Any]:
     """The next request's messages; `talk` ends with an answer."""
     if move == "retry":
         return talk[:-1]
     if move == "edit":
-        place = where % len(talk)
-        talk = [*talk[:place], {**talk[place], "content": f"changed {where}"}, *talk[place + 1 :]]
+        position = where % len(talk)
+        talk = [*talk[:position], {**talk[position], "content": f"changed {where}"}, *talk[position + 1 :]]
     elif move == "fork":
         talk = talk[: 1 + where % len(talk)]
     elif move == "drop":
@@ -59,27 +59,27 @@ def test_trained_tokens_are_the_sampled_ones_each_once(moves: list[tuple[str, in
         session = gateway.sessions.open(ITEM, url="http://gateway", expires=False)
         transport = httpx.AsyncClient(transport=httpx.ASGITransport(gateway.app))
         talks: list[list[Any]] = [[user("start 0")], [user("start 1")]]
-        requests = [rendered(talk) for talk in talks]
+        requests = [render(talk) for talk in talks]
         async with client_of(session.base_url, http_client=transport) as client:
             for number, talk in enumerate(talks):
                 talks[number] = [*talk, told(await ask(client, talk))]
-            for move, which, where in moves:
-                number = which % len(talks)
-                asked = moved(talks[number], move, where)
-                requests.append(rendered(asked))
-                answered = [*asked, told(await ask(client, asked))]
+            for move, conversation_index, where in moves:
+                number = conversation_index % len(talks)
+                request_turns = apply_move(talks[number], move, where)
+                requests.append(render(request_turns))
+                next_talk = [*request_turns, told(await ask(client, request_turns))]
                 if move in ("fork", "drop", "edit"):
-                    talks.append(answered)
+                    talks.append(next_talk)
                 else:
-                    talks[number] = answered
+                    talks[number] = next_talk
         trajectory = session.trajectory(reward=1.0)
-        assert sorted(trained(trajectory)) == sorted(sampler.sampled)
-        assert [toy_tokenizer().decode(prompt) for prompt, _ in sampler.sampled] == requests
-        packed = pack(trajectory)
-        assert sum(sum(segment.rewards) for segment in packed[-1:]) == 1.0
-        assert trajectory.turns[-1].completion.token_ids == sampler.sampled[-1][1]
+        assert sorted(trained(trajectory)) == sorted(sampler.samples)
+        assert [toy_tokenizer().decode(prompt) for prompt, _ in sampler.samples] == requests
+        segments = pack(trajectory)
+        assert sum(sum(segment.rewards) for segment in segments[-1:]) == 1.0
+        assert trajectory.turns[-1].completion.token_ids == sampler.samples[-1][1]
         if all(move in ("extend", "null") for move, _, _ in moves):
-            assert len(packed) == 2
+            assert len(segments) == 2
 
     asyncio.run(work())
 
@@ -100,7 +100,7 @@ def test_requests_side_by_side_with_one_history_are_kept_apart() -> None:
             further = [[*one, told(a), user("on")] for one, a in zip(more, answers, strict=True)]
             await asyncio.gather(*(ask(client, one) for one in further))
         trajectory = session.trajectory(reward=1.0)
-        assert sorted(trained(trajectory)) == sorted(sampler.sampled)
+        assert sorted(trained(trajectory)) == sorted(sampler.samples)
         assert len(pack(trajectory)) == 5  # the first of them goes on in the first segment
 
     asyncio.run(work())

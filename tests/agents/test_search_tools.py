@@ -118,7 +118,7 @@ def test_what_fails_for_a_while_is_asked_again():
     (result,) = engine.search("q", tries=5)
     assert result.observation == TOLD
     assert len(engine.asked) == 5
-    with pytest.raises(SearchFailed, match="HTTP 502: not now, at the last of 2 tries"):
+    with pytest.raises(SearchFailed, match="answered 502: not now, at the last of 2 tries"):
         Engine([502, 502]).search("q", tries=2)
     with pytest.raises(SearchFailed, match="expected 'results', a list"):
         Engine(['{"results": "none"}']).search("q")
@@ -133,7 +133,7 @@ def test_what_is_refused_is_told_to_whom_it_concerns(monkeypatch: pytest.MonkeyP
         "the search was refused: HTTP 400: not now",
     )
     assert empty.observation == "the query is empty; write what to look for"
-    with pytest.raises(ConfigError, match=r"answered HTTP 403.*search\.formats"):
+    with pytest.raises(ConfigError, match=r"answered 403.*search\.formats"):
         Engine([403]).search("q")
     monkeypatch.setenv("SERPER_API_KEY", "wrong")
     with pytest.raises(ConfigError, match="Unauthorized"):
@@ -250,5 +250,5 @@ def test_a_retriever_that_gives_no_answer_voids_the_episode(tmp_path: Path):
     gone = retriever_at("http://127.0.0.1:1")
     gone._retriever._pause_s = 0.001  # type: ignore[attr-defined]
     tool = search_tool(lambda _: gone)
-    with pytest.raises(SearchFailed, match="does not answer"):
+    with pytest.raises(SearchFailed, match="no retriever"):
         asyncio.run(Toolbox([tool]).call("search", {"query": "q"}))

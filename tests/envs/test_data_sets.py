@@ -126,7 +126,7 @@ def test_what_is_here_is_not_downloaded_again(server: Server) -> None:
 
 @pytest.mark.parametrize(
     ("fields", "message"),
-    [({"bytes": 5}, "bytes 3000000, and 5 was expected"), ({"sha256": "0" * 64}, "0{64} was expected")],
+    [({"bytes": 5}, "bytes is 3000000, not 5"), ({"sha256": "0" * 64}, "not 0{64}")],
 )
 def test_a_file_that_is_not_what_it_should_be_is_refused(
     server: Server, fields: dict[str, object], message: str
@@ -274,7 +274,7 @@ def test_commands_of_a_data_set_that_is_made_here() -> None:
         register_data_set(NUMBERS)
         assert "made when needed" in run(app, ["data", "list"]).output
         assert run(app, ["data", "make", "toy"]).exit_code == 0
-        assert "make it by: wingspan data make" in str(run(app, ["data", "pull", "toy"]).exception)
+        assert "not downloaded; run: wingspan data make" in str(run(app, ["data", "pull", "toy"]).exception)
         assert "did you mean 'toy'" in str(run(app, ["data", "pull", "toi"]).exception)
     with pytest.raises(ConfigError, match="unknown data set 'toy'"):
         DATA_SETS.find("toy")

@@ -47,7 +47,7 @@ def encode(text: str) -> list[int]:
     return ids
 
 
-async def played(
+async def play_items(
     envs: EnvManager,
     items: Sequence[Item],
     *,
@@ -57,7 +57,7 @@ async def played(
 ) -> list[list[Trajectory]]:
     """The expert plays, in every sample."""
     spec = get_env(items[0].env)
-    texts = [[f"Action: {said}" for said in await actions_of(spec, item)] for item in items]
+    texts = [[f"Action: {action}" for action in await actions_of(spec, item)] for item in items]
 
     def script(episode_id: str, turn: int) -> str:
         on_turn(episode_id, turn)
@@ -97,7 +97,7 @@ def essence(groups: list[list[Trajectory]]) -> list[object]:
 @pytest.mark.heavy
 @pytest.mark.parametrize("protocol", ["openenv", "agentgym"])
 @pytest.mark.parametrize(
-    ("env", "places"),
+    ("env", "positions"),
     [
         ("textcraft", range(6)),
         ("babyai", (0, 5)),
@@ -106,18 +106,20 @@ def essence(groups: list[list[Trajectory]]) -> list[object]:
         ("alfworld-mini", (0,)),
     ],
 )
-def test_a_remote_episode_is_the_local_one(env: str, places: Sequence[int], protocol: WireProtocol) -> None:
+def test_a_remote_episode_is_the_local_one(
+    env: str, positions: Sequence[int], protocol: WireProtocol
+) -> None:
     spec = get_env(env)
     if any(need.find_remedy() for need in spec.needs):
         pytest.skip(f"{env} needs something that is not installed")
-    items = [spec.split(0).test[place] for place in places]
+    items = [spec.split(0).test[position] for position in positions]
 
     async def main() -> None:
         async with listening(spec) as url:
             servers = Servers([url], protocol=protocol)
             remote = EnvManager([on_servers(spec, servers)], capacity=4)
             local = EnvManager([spec], capacity=4)
-            there, here = await played(remote, items), await played(local, items)
+            there, here = await play_items(remote, items), await play_items(local, items)
             assert essence(there) == essence(here)
             assert all(trajectory.success for group in here for trajectory in group)
             await remote.close()
@@ -131,19 +133,21 @@ def test_a_remote_episode_is_the_local_one(env: str, places: Sequence[int], prot
 def test_a_killed_servers_episodes_are_played_elsewhere(protocol: WireProtocol, textcraft: Served) -> None:
     deep = [item for item in get_env("textcraft").split(0).test if item.metadata["depth"] > 1]
     items = deep[:20]
-    doomed = Served("textcraft")
-    begun: set[str] = set()
+    dying = Served("textcraft")
+    started_episodes: set[str] = set()
 
     def kill_when_all_are_playing(episode_id: str, turn: int) -> None:
         if turn == 1:
-            begun.add(episode_id)
-        if len(begun) == 16:
-            doomed.process.kill()
+            started_episodes.add(episode_id)
+        if len(started_episodes) == 16:
+            dying.process.kill()
 
     async def main() -> None:
-        servers = Servers([doomed.url, textcraft.url], protocol=protocol)
+        servers = Servers([dying.url, textcraft.url], protocol=protocol)
         envs = EnvManager([on_servers(get_env("textcraft"), servers)], capacity=16)
-        groups = await played(envs, items, num_samples=4, latency_s=0.01, on_turn=kill_when_all_are_playing)
+        groups = await play_items(
+            envs, items, num_samples=4, latency_s=0.01, on_turn=kill_when_all_are_playing
+        )
         assert [(t.item, t.sample_index) for group in groups for t in group] == [
             (item, sample_index) for item in items for sample_index in range(4)
         ]
@@ -151,37 +155,37 @@ def test_a_killed_servers_episodes_are_played_elsewhere(protocol: WireProtocol, 
             (StopReason.TERMINATED, True)
         }
         assert max(t.attempts for group in groups for t in group) > 1
-        assert servers.live[doomed.url] == 0
+        assert servers.live[dying.url] == 0
         await envs.close()
 
     try:
         asyncio.run(main())
     finally:
-        doomed.stop()
+        dying.stop()
 
 
 def test_instances_are_spread_and_a_dead_server_comes_back() -> None:
     spec = get_env("textcraft")
 
     async def main() -> None:
-        async with listening(spec) as url, AsyncExitStack() as doomed:
-            other = await doomed.enter_async_context(listening(spec))
-            servers = Servers([url, other])
+        async with listening(spec) as url, AsyncExitStack() as dying:
+            second_url = await dying.enter_async_context(listening(spec))
+            servers = Servers([url, second_url])
             envs = [servers.make() for _ in range(6)]
             for env in envs:
                 await env.reset(make_item(1))
-            assert servers.live == {url: 3, other: 3}
-            await doomed.aclose()
-            with pytest.raises(EnvCrashed, match=other):
+            assert servers.live == {url: 3, second_url: 3}
+            await dying.aclose()
+            with pytest.raises(EnvCrashed, match=second_url):
                 await envs[1].step("inventory")
             for env in envs:
                 await env.close()
             envs = [servers.make() for _ in range(3)]
             for env in envs:
                 await env.reset(make_item(1))
-            assert servers.live == {url: 3, other: 0}
-            async with listening(spec, port=int(other.rpartition(":")[2])):
-                while not servers.live[other]:
+            assert servers.live == {url: 3, second_url: 0}
+            async with listening(spec, port=int(second_url.rpartition(":")[2])):
+                while not servers.live[second_url]:
                     envs.append(servers.make())
                     await envs[-1].reset(make_item(1))
                     await asyncio.sleep(0.05)
@@ -197,11 +201,11 @@ def test_a_full_server_is_passed_by_and_waited_for(protocol: WireProtocol) -> No
 
     async def main() -> None:
         async with listening(spec, limits=ServerLimits(max_sessions=1)) as small, listening(spec) as large:
-            both = Servers([small, large], protocol=protocol)
-            envs = [both.make() for _ in range(4)]
+            two_servers = Servers([small, large], protocol=protocol)
+            envs = [two_servers.make() for _ in range(4)]
             for env in envs:
                 await env.reset(make_item(1))
-            assert both.live == {small: 1, large: 3}
+            assert two_servers.live == {small: 1, large: 3}
             impatient = Servers([small], protocol=protocol, patience_s=0.3).make()
             with pytest.raises(EnvCrashed, match=r"no server has room.*--max-sessions"):
                 await impatient.reset(make_item(1))
@@ -313,9 +317,9 @@ def test_a_server_whose_steps_hang_gets_no_new_episodes() -> None:
 @pytest.mark.parametrize("protocol", ["openenv", "agentgym"])
 def test_what_no_retry_mends_is_said_in_one_line(protocol: WireProtocol, textcraft: Served) -> None:
     async def main() -> None:
-        lost = Servers([f"{textcraft.url}/nowhere"], protocol=protocol).make()
+        wrong_env = Servers([f"{textcraft.url}/nowhere"], protocol=protocol).make()
         with pytest.raises(ConfigError, match=r"/nowhere/.* answers 404"):
-            await lost.reset(make_item(1))
+            await wrong_env.reset(make_item(1))
         dead = Servers(["http://127.0.0.1:9"], protocol=protocol, patience_s=0.1).make()
         with pytest.raises(EnvCrashed, match=r"no server has room.*127.0.0.1:9 .*Connect"):
             await dead.reset(make_item(1))
@@ -338,10 +342,10 @@ def test_agentgyms_own_answers_are_read_as_its_clients_read_them() -> None:
         {"observation": "all", "reward": 80, "score": 100, "done": True},
         {"error": "The id 7 is not valid."},
     ]
-    asked: list[object] = []
+    received_requests: list[object] = []
 
     async def answer(request: Request) -> Response:
-        asked.append((request.url.path, await request.json()))
+        received_requests.append((request.url.path, await request.json()))
         match request.url.path:
             case "/create":
                 return JSONResponse({"id": 7})
@@ -365,23 +369,23 @@ def test_agentgyms_own_answers_are_read_as_its_clients_read_them() -> None:
     async def play(env: Environment) -> None:
         item = Item(item_id="sciworld_3", env="sciworld")
         assert await env.reset(item) == "Boil water.\nA room."
-        good, lost = await env.step("look"), await env.step("focus on air")
+        good, wrong_env = await env.step("look"), await env.step("focus on air")
         assert (good.reward, good.terminated, good.success) == (0.25, False, False)
-        assert (lost.reward, lost.terminated, lost.success) == (-0.25, True, False)
+        assert (wrong_env.reward, wrong_env.terminated, wrong_env.success) == (-0.25, True, False)
         await env.reset(item)
         better, done = await env.step("look"), await env.step("wait")
         assert (better.reward, done.reward, done.terminated, done.success) == (0.4, 0.6, True, True)
         await env.reset(item)
-        nothing, every = await env.step("look"), await env.step("wait")
-        assert (nothing.reward, every.reward, every.success) == (0.2, 0.8, True)
+        nothing, last = await env.step("look"), await env.step("wait")
+        assert (nothing.reward, last.reward, last.success) == (0.2, 0.8, True)
         with pytest.raises(EnvCrashed, match="The id 7 is not valid"):
             await env.step("look")
         await env.close()
 
     asyncio.run(main())
-    assert asked[:3] == [
+    assert received_requests[:3] == [
         ("/create", {}),
         ("/reset", {"id": 7, "data_idx": 3}),
         ("/step", {"id": 7, "action": "look"}),
     ]
-    assert asked[-1] == ("/close", {"id": 7})
+    assert received_requests[-1] == ("/close", {"id": 7})

@@ -17,10 +17,11 @@ from envs.builtin.sciworld import Jvm
 from envs.builtin.textcraft.expert import solve
 from envs.builtin.textcraft.world import game
 from envs.errors import ConfigError
+from envs.network.server import RequestRejected
 from envs.registry import get_env
 from envs.remote.servers import Servers
-from envs.serve.ids import MAX_ID, Ids
 from envs.serve.limits import ServerLimits
+from envs.serve.sessions import MAX_ID, EnvSessions
 from envs.types import Item
 from tests.support.serving import Served, listening, served
 from tests.support.toy import ToyEnv, toy_spec
@@ -38,16 +39,16 @@ def http(textcraft: Served) -> Iterator[httpx.Client]:
         yield client
 
 
-def created(http: httpx.Client) -> int:
+def create_session(http: httpx.Client) -> int:
     session_id = http.post("/create", json={}).raise_for_status().json()["id"]
     assert isinstance(session_id, int)
     return session_id
 
 
 def live(http: httpx.Client) -> int:
-    found = re.search(r"^wingspan_sessions_live\{.*\} (\S+)$", http.get("/metrics").text, re.M)
-    assert found is not None
-    return int(float(found.group(1)))
+    gauge = re.search(r"^wingspan_sessions_live\{.*\} (\S+)$", http.get("/metrics").text, re.M)
+    assert gauge is not None
+    return int(float(gauge.group(1)))
 
 
 AGENTGYM: dict[str, list[tuple[str, Any, Any]]] = {
@@ -97,15 +98,15 @@ def test_what_agentgyms_clients_send_is_answered_with_what_they_read(env: str) -
 
 
 def test_an_episode_by_agentgyms_protocol_is_the_games(http: httpx.Client) -> None:
-    created = http.post("/create", json={}).json()
-    session_id = created["id"]
-    assert created == {"id": session_id, "observation": "", "reward": 0, "done": False}
-    opened = http.post("/reset", json={"id": session_id, "data_idx": 12}).json()
-    assert opened["observation"] == game(12).opening
+    create_answer = http.post("/create", json={}).json()
+    session_id = create_answer["id"]
+    assert create_answer == {"id": session_id, "observation": "", "reward": 0, "done": False}
+    reset_answer = http.post("/reset", json={"id": session_id, "data_idx": 12}).json()
+    assert reset_answer["observation"] == game(12).opening
     assert http.get("/observation", params={"id": session_id}).json() == game(12).opening
-    stepped = http.post("/step", json={"id": session_id, "action": "get 2 oak logs"}).json()
-    assert stepped == {"observation": "Got 2 oak logs", "reward": 0, "done": False}
-    assert http.get("/detail", params={"id": session_id}).json() == {"id": session_id, **stepped}
+    step_answer = http.post("/step", json={"id": session_id, "action": "get 2 oak logs"}).json()
+    assert step_answer == {"observation": "Got 2 oak logs", "reward": 0, "done": False}
+    assert http.get("/detail", params={"id": session_id}).json() == {"id": session_id, **step_answer}
     assert http.post("/close", json={"id": session_id}).json() is True
     assert http.post("/step", json={"id": session_id, "action": "inventory"}).status_code == 410
 
@@ -113,13 +114,13 @@ def test_an_episode_by_agentgyms_protocol_is_the_games(http: httpx.Client) -> No
 def test_agentgyms_textcraft_begins_its_own_item_once_it_is_played_without_a_reset(
     http: httpx.Client,
 ) -> None:
-    stepped, looked, _ = [http.post("/create", json={}).json()["id"] for _ in range(3)]
-    answer = http.post("/step", json={"id": stepped, "action": "inventory"}).json()
+    step_answer, observing_id, _ = [http.post("/create", json={}).json()["id"] for _ in range(3)]
+    answer = http.post("/step", json={"id": step_answer, "action": "inventory"}).json()
     assert answer["observation"].startswith("Inventory: You are not carrying anything")
-    seen = http.get("/observation", params={"id": looked}).json()
-    assert seen == game(looked % 544).opening  # there are 544 goals
-    detail = http.get("/detail", params={"id": looked}).json()
-    assert detail == {"id": looked, "observation": seen, "reward": 0, "done": False}
+    opening_text = http.get("/observation", params={"id": observing_id}).json()
+    assert opening_text == game(observing_id % 544).opening  # there are 544 goals
+    detail = http.get("/detail", params={"id": observing_id}).json()
+    assert detail == {"id": observing_id, "observation": opening_text, "reward": 0, "done": False}
 
 
 def test_an_instance_that_is_only_created_builds_no_opening() -> None:
@@ -134,27 +135,29 @@ def test_an_instance_that_is_only_created_builds_no_opening() -> None:
 
 
 def test_openenvs_http_routes_keep_their_session(http: httpx.Client) -> None:
-    opened = http.post("/reset", json={"item_id": "textcraft_12", "episode_id": "mine"}).json()
-    assert opened["observation"]["text"] == game(12).opening
-    session_id = opened["metadata"]["session_id"]
-    stepped = http.post("/step", json={"action": {"text": "get 2 oak logs"}, "session_id": session_id}).json()
-    assert stepped["observation"] == {
+    reset_answer = http.post("/reset", json={"item_id": "textcraft_12", "episode_id": "mine"}).json()
+    assert reset_answer["observation"]["text"] == game(12).opening
+    session_id = reset_answer["metadata"]["session_id"]
+    step_answer = http.post(
+        "/step", json={"action": {"text": "get 2 oak logs"}, "session_id": session_id}
+    ).json()
+    assert step_answer["observation"] == {
         "text": "Got 2 oak logs",
         "terminated": False,
         "truncated": False,
         "success": False,
         "metrics": {},
     }
-    assert (stepped["reward"], stepped["done"]) == (0, False)
+    assert (step_answer["reward"], step_answer["done"]) == (0, False)
     assert http.get("/state", params={"session_id": session_id}).json() == {
         "episode_id": "mine",
         "step_count": 1,
         "item_id": "textcraft_12",
     }
     again = http.post("/reset", json={"seed": 5, "session_id": session_id}).json()
-    other = http.post("/reset", json={"seed": 5}).json()
-    assert again["observation"] == other["observation"]
-    assert again["metadata"]["session_id"] == session_id != other["metadata"]["session_id"]
+    same_seed = http.post("/reset", json={"seed": 5}).json()
+    assert again["observation"] == same_seed["observation"]
+    assert again["metadata"]["session_id"] == session_id != same_seed["metadata"]["session_id"]
 
 
 @pytest.mark.parametrize(
@@ -184,7 +187,7 @@ def test_a_malformed_request_is_told_its_field(
 
 
 def test_what_is_not_there_or_not_now_has_its_status(http: httpx.Client) -> None:
-    session_id = created(http)
+    session_id = create_session(http)
     assert http.post("/step", json={"id": session_id ^ 1, "action": "inventory"}).status_code == 404
     assert http.get("/nowhere").status_code == 404
     assert http.get("/step").status_code == 405
@@ -197,16 +200,16 @@ def test_what_is_not_there_or_not_now_has_its_status(http: httpx.Client) -> None
     assert "4096" in large.json()["detail"]
     http.post("/reset", json={"id": session_id, "data_idx": 0})
     for step in solve(game(0)):
-        stepped = http.post("/step", json={"id": session_id, "action": step.action}).json()
-    assert (stepped["reward"], stepped["done"]) == (1, True)
-    ended = http.post("/step", json={"id": session_id, "action": "inventory"})
-    assert ended.status_code == 409
-    assert "has ended" in ended.json()["detail"]
+        step_answer = http.post("/step", json={"id": session_id, "action": step.action}).json()
+    assert (step_answer["reward"], step_answer["done"]) == (1, True)
+    late_step = http.post("/step", json={"id": session_id, "action": "inventory"})
+    assert late_step.status_code == 409
+    assert "has ended" in late_step.json()["detail"]
 
 
 def test_metrics_count_what_was_done(http: httpx.Client) -> None:
     before = live(http)
-    session_id = created(http)
+    session_id = create_session(http)
     http.post("/step", json={"id": session_id, "action": "inventory"})
     assert live(http) == before + 1
     http.post("/close", json={"id": session_id})
@@ -225,18 +228,18 @@ def test_sessions_are_capped_and_expire() -> None:
             httpx.AsyncClient(base_url=url) as http,
         ):
             first = [(await http.post("/create", json={})).json()["id"] for _ in range(3)]
-            refused = await http.post("/create", json={})
-            assert refused.status_code == 429
-            assert "--max-sessions" in refused.json()["detail"]
-            assert int(refused.headers["Retry-After"]) >= 1
+            full_answer = await http.post("/create", json={})
+            assert full_answer.status_code == 429
+            assert "--max-sessions" in full_answer.json()["detail"]
+            assert int(full_answer.headers["Retry-After"]) >= 1
             metrics = ""
             while 'wingspan_sessions_live{env="textcraft"} 0.0' not in metrics:
                 await asyncio.sleep(0.05)
                 metrics = (await http.get("/metrics")).text
             assert 'wingspan_sessions_ended_total{cause="idle",env="textcraft"} 3.0' in metrics
             for session_id in first:
-                gone = await http.post("/step", json={"id": session_id, "action": "inventory"})
-                assert gone.status_code == 410
+                late_answer = await http.post("/step", json={"id": session_id, "action": "inventory"})
+                assert late_answer.status_code == 410
             assert (await http.post("/create", json={})).json()["id"] not in first
 
     asyncio.run(main())
@@ -249,11 +252,13 @@ def test_who_looks_on_keeps_a_session_alive() -> None:
             listening(get_env("textcraft"), limits=limits) as url,
             httpx.AsyncClient(base_url=url) as http,
         ):
-            watched, stated, left = [(await http.post("/create", json={})).json()["id"] for _ in range(3)]
-            until = asyncio.get_running_loop().time() + 1.5
-            while asyncio.get_running_loop().time() < until:
-                assert (await http.get("/observation", params={"id": watched})).status_code == 200
-                assert (await http.get("/state", params={"session_id": str(stated)})).status_code == 200
+            observed_id, state_id, left = [
+                (await http.post("/create", json={})).json()["id"] for _ in range(3)
+            ]
+            deadline = asyncio.get_running_loop().time() + 1.5
+            while asyncio.get_running_loop().time() < deadline:
+                assert (await http.get("/observation", params={"id": observed_id})).status_code == 200
+                assert (await http.get("/state", params={"session_id": str(state_id)})).status_code == 200
                 await asyncio.sleep(0.05)
             assert (await http.get("/observation", params={"id": left})).status_code == 410
 
@@ -261,11 +266,11 @@ def test_who_looks_on_keeps_a_session_alive() -> None:
 
 
 def test_an_instance_that_leaks_is_replaced_between_its_episodes() -> None:
-    made: list[ToyEnv] = []
+    toy_envs: list[ToyEnv] = []
 
     def make() -> ToyEnv:
-        made.append(ToyEnv())
-        return made[-1]
+        toy_envs.append(ToyEnv())
+        return toy_envs[-1]
 
     async def main() -> None:
         spec = toy_spec(make, max_episodes=2)
@@ -274,7 +279,7 @@ def test_an_instance_that_leaks_is_replaced_between_its_episodes() -> None:
             body["session_id"] = (await http.post("/reset", json=body)).json()["metadata"]["session_id"]
             for _ in range(4):
                 assert (await http.post("/reset", json=body)).status_code == 200
-            assert [(env.resets, env.closed) for env in made] == [(2, True), (2, True), (1, False)]
+            assert [(env.resets, env.closed) for env in toy_envs] == [(2, True), (2, True), (1, False)]
 
     asyncio.run(main())
 
@@ -286,9 +291,9 @@ def test_a_token_opens_the_server_and_only_its_own_sessions() -> None:
             httpx.AsyncClient(base_url=url) as http,
         ):
             assert (await http.get("/health")).json() == {"status": "healthy"}
-            refused = await http.post("/create", json={})
-            assert refused.status_code == 401
-            assert "Bearer" in refused.json()["detail"]
+            full_answer = await http.post("/create", json={})
+            assert full_answer.status_code == 401
+            assert "Bearer" in full_answer.json()["detail"]
             for wrong in ("Bearer three", "Basic %%", "Bearer", "one", b"Bearer \xff"):
                 assert (await http.get("/metrics", headers={"Authorization": wrong})).status_code == 401
             one = {"Authorization": "Bearer one"}
@@ -315,22 +320,28 @@ def test_a_taken_port_is_named(textcraft: Served) -> None:
 
 def test_an_interrupt_ends_it_cleanly() -> None:
     with served("textcraft") as server, httpx.Client(base_url=server.url) as http:
-        created(http)
+        create_session(http)
         server.process.send_signal(signal.SIGINT)
-        _, said = server.process.communicate(timeout=30)
+        _, errors = server.process.communicate(timeout=30)
     assert server.process.returncode == 0
-    assert said == ""
+    assert errors == ""
 
 
 def test_ids_come_once_in_no_order_and_are_known_again() -> None:
-    ids = Ids()
-    given = [ids.new() for _ in range(5000)]
-    assert len(set(given)) == 5000
-    assert all(0 <= one <= MAX_ID and ids.was_given(one) for one in given)
-    assert not any(ids.was_given(other) for other in range(2000) if other not in given)
-    rising = sum(a < b for a, b in itertools.pairwise(given))
-    assert 2200 < rising < 2800
-    assert not Ids().was_given(given[0])
+    async def main() -> None:
+        sessions = EnvSessions(get_env("textcraft"), ServerLimits(max_sessions=1000))
+        ids = [sessions.open("").id for _ in range(1000)]
+        assert len(set(ids)) == 1000
+        assert all(0 <= session_id <= MAX_ID for session_id in ids)
+        assert 400 < sum(a < b for a, b in itertools.pairwise(ids)) < 600
+        await sessions.close(sessions.find(ids[0], ""))
+        for session_id, status in ((ids[0], 410), (0, 404)):
+            with pytest.raises(RequestRejected) as rejection:
+                sessions.find(session_id, "")
+            assert rejection.value.status == status
+        await sessions.drain(grace_s=0)
+
+    asyncio.run(main())
 
 
 @pytest.mark.skipif(shutil.which("java") is None, reason="apt-get install default-jre-headless")
@@ -346,16 +357,16 @@ def test_what_agentgyms_sciworld_tells_besides_is_what_the_package_says() -> Non
             session_id = (await http.post("/create")).json()["id"]
             await http.post("/reset", json={"id": session_id, "data_idx": 0})
 
-            async def told(path: str) -> Any:
+            async def fetch(path: str) -> Any:
                 return (await http.get(path, params={"id": session_id})).raise_for_status().json()
 
-            hint = await told("/action_hint")
+            hint = await fetch("/action_hint")
             assert sorted(hint["possible_actions"]) == sorted(package.get_possible_actions())
             assert sorted(hint["possible_objects"]) == sorted(package.get_possible_objects())
-            assert await told("/goals") == {"goals": package.get_goal_progress()}
-            assert await told("/task_description") == {"task_description": package.get_task_description()}
-            assert (await told("/object_tree"))["object_tree"].keys() == package.getObjectTree().keys()
-            state = await told("/state")
+            assert await fetch("/goals") == {"goals": package.get_goal_progress()}
+            assert await fetch("/task_description") == {"task_description": package.get_task_description()}
+            assert (await fetch("/object_tree"))["object_tree"].keys() == package.getObjectTree().keys()
+            state = await fetch("/state")
             assert state["inventory"] == package.inventory()
             assert state["current_moves"] == package.get_num_moves()
             # OpenEnv's state of the same session, under its own name.
@@ -373,9 +384,9 @@ def test_sciworlds_points_are_whole_and_counted_from_the_reset_on() -> None:
     """An item that has points at its reset, by the simulator itself, by the server, and by our client."""
     item = Item(item_id="sciworld_4169", env="sciworld")
     simulator, last = Jvm(), 0
-    described = simulator.load("chemistry-mix-paint-secondary-color", 1)
+    description = simulator.load("chemistry-mix-paint-secondary-color", 1)
 
-    def said(action: str) -> dict[str, Any]:
+    def local_step(action: str) -> dict[str, Any]:
         """As AgentGym's server, which rounds as the package does."""
         nonlocal last
         observation, score, done = simulator.step(action)
@@ -385,22 +396,22 @@ def test_sciworlds_points_are_whole_and_counted_from_the_reset_on() -> None:
     async def main() -> None:
         async with listening(get_env("sciworld")) as url, httpx.AsyncClient(base_url=url, timeout=60) as http:
             me = {"id": (await http.post("/create")).json()["id"]}
-            opened = (await http.post("/reset", json={**me, "data_idx": 4169})).json()
-            assert opened["score"] == opened["reward"] == 20
-            assert opened.items() >= said("look around").items()
+            reset_answer = (await http.post("/reset", json={**me, "data_idx": 4169})).json()
+            assert reset_answer["score"] == reset_answer["reward"] == 20
+            assert reset_answer.items() >= local_step("look around").items()
             env = Servers([url], protocol="agentgym").make()
-            assert await env.reset(item) == f"{described}\n{opened['observation']}"
+            assert await env.reset(item) == f"{description}\n{reset_answer['observation']}"
             results = []
             for step in get_env("sciworld").solve(item):
                 action = step.resolve("")
-                stepped = (await http.post("/step", json={**me, "action": action})).json()
-                assert stepped == said(action)
+                step_answer = (await http.post("/step", json={**me, "action": action})).json()
+                assert step_answer == local_step(action)
                 detail = (await http.get("/detail", params=me)).json()
-                assert detail == {**opened, **stepped}
+                assert detail == {**reset_answer, **step_answer}
                 results.append(await env.step(action))
-                if stepped["done"]:
+                if step_answer["done"]:
                     break
-            assert stepped["score"] == 100
+            assert step_answer["score"] == 100
             assert results[-1].success
             assert sum(result.reward for result in results) == pytest.approx(1.0)
             await env.close()
@@ -415,15 +426,15 @@ def test_sciworlds_points_are_whole_and_counted_from_the_reset_on() -> None:
 def test_no_jvm_outlives_its_server() -> None:
     with served("sciworld") as server, httpx.Client(base_url=server.url, timeout=60) as http:
         session_id = http.post("/create").json()["id"]
-        opened = http.post("/reset", json={"id": session_id, "data_idx": 0}).json()
-        assert opened["task_name"] == "boil"
-        assert opened["task_description"].startswith("Your task is to boil water.")
-        assert opened["observation"].startswith("This room is called")
-        looked = http.post("/step", json={"id": session_id, "action": "look around"}).json()
-        assert set(looked) == {"observation", "reward", "score", "done"}
-        lost = http.post("/reset", json={"id": session_id, "data_idx": 10**6})
-        assert lost.status_code == 422
-        (fault,) = lost.json()["detail"]
+        reset_answer = http.post("/reset", json={"id": session_id, "data_idx": 0}).json()
+        assert reset_answer["task_name"] == "boil"
+        assert reset_answer["task_description"].startswith("Your task is to boil water.")
+        assert reset_answer["observation"].startswith("This room is called")
+        observing_id = http.post("/step", json={"id": session_id, "action": "look around"}).json()
+        assert set(observing_id) == {"observation", "reward", "score", "done"}
+        unknown_item = http.post("/reset", json={"id": session_id, "data_idx": 10**6})
+        assert unknown_item.status_code == 422
+        (fault,) = unknown_item.json()["detail"]
         assert fault["loc"] == ["body", "data_idx"]
         by_name = http.post("/reset", json={"item_id": "sciworld_1000000"})
         assert by_name.status_code == 422

@@ -98,15 +98,15 @@ def test_what_a_client_sends_is_answered_with_what_it_reads(env: str) -> None:
     async def main() -> None:
         async with listening(spec) as url, httpx.AsyncClient(base_url=url, timeout=120) as http:
             number = None
-            for method, path, sent, shape in CLIENTS[env]:
-                content = {name: number if value is ID else value for name, value in sent.items()}
-                place = {"params": content} if method == "GET" else {"json": content}
-                response = await http.request(method, path, **place)
+            for method, path, request_fields, shape in CLIENTS[env]:
+                content = {name: number if value is ID else value for name, value in request_fields.items()}
+                arguments = {"params": content} if method == "GET" else {"json": content}
+                response = await http.request(method, path, **arguments)
                 assert response.status_code == 200, response.text
-                told = response.json()
-                assert fits(told, shape), (path, told)
+                reply = response.json()
+                assert fits(reply, shape), (path, reply)
                 if path == "/create":
-                    number = told if isinstance(told, int) else next(iter(told.values()))
+                    number = reply if isinstance(reply, int) else next(iter(reply.values()))
 
     asyncio.run(main())
 
@@ -129,15 +129,15 @@ def test_a_page_and_its_actions_are_told_apart() -> None:
     asyncio.run(main())
 
 
-def fits(told: Any, shape: Any) -> bool:
+def fits(reply: Any, shape: Any) -> bool:
     """Whether an answer has the shape; an object may have more keys."""
     match shape:
         case dict():
-            return isinstance(told, dict) and all(
-                name in told and fits(told[name], shape[name]) for name in shape
+            return isinstance(reply, dict) and all(
+                name in reply and fits(reply[name], shape[name]) for name in shape
             )
         case list():
-            return isinstance(told, list) and len(told) == len(shape) and all(map(fits, told, shape))
+            return isinstance(reply, list) and len(reply) == len(shape) and all(map(fits, reply, shape))
         case type():
-            return isinstance(told, int | float if shape is float else shape)
-    return bool(told == shape)
+            return isinstance(reply, int | float if shape is float else shape)
+    return bool(reply == shape)

@@ -60,12 +60,12 @@ def serving(
     asyncio.run(main())
 
 
-async def opened(http: httpx.AsyncClient) -> str:
+async def open_session(http: httpx.AsyncClient) -> str:
     """A session that plays: its id."""
-    wanted = {"item_id": "toy_1", "metadata": {"target": 3}}
-    answered = (await http.post("/reset", json=wanted)).raise_for_status().json()
-    assert answered["observation"]["text"] == "Goal: reach 3."
-    session_id = answered["metadata"]["session_id"]
+    body = {"item_id": "toy_1", "metadata": {"target": 3}}
+    reset_answer = (await http.post("/reset", json=body)).raise_for_status().json()
+    assert reset_answer["observation"]["text"] == "Goal: reach 3."
+    session_id = reset_answer["metadata"]["session_id"]
     assert isinstance(session_id, str)
     return session_id
 
@@ -78,10 +78,12 @@ def test_a_crash_is_told_and_takes_only_its_own_session() -> None:
     crashing, good = ToyEnv(crash_at=1), ToyEnv()
 
     async def talk(url: str, http: httpx.AsyncClient) -> None:
-        first, second = await opened(http), await opened(http)
-        crashed = await http.post("/step", json=step(first))
-        assert crashed.status_code == 500
-        assert crashed.json() == {"detail": "the environment raised KeyError: 'the toy broke'; it was closed"}
+        first, second = await open_session(http), await open_session(http)
+        response = await http.post("/step", json=step(first))
+        assert response.status_code == 500
+        assert response.json() == {
+            "detail": "the environment raised KeyError: 'the toy broke'; it was closed"
+        }
         assert crashing.closed
         assert (await http.post("/step", json=step(first))).status_code == 410
         assert (await http.post("/step", json=step(second))).status_code == 200
@@ -96,7 +98,7 @@ def test_a_crash_is_told_and_takes_only_its_own_session() -> None:
 def test_what_hangs_is_cut_off_at_the_servers_limit_or_the_clients() -> None:
     async def talk(url: str, http: httpx.AsyncClient) -> None:
         for more in ({}, {"timeout_s": 0.05}):
-            session_id = await opened(http)
+            session_id = await open_session(http)
             late = await http.post("/step", json=step(session_id, **more))
             assert late.status_code == 504
             assert "0.05 s" in late.json()["detail"] if more else "0.2 s" in late.json()["detail"]
@@ -108,7 +110,7 @@ def test_what_hangs_is_cut_off_at_the_servers_limit_or_the_clients() -> None:
 def test_a_session_does_one_thing_at_a_time() -> None:
     async def talk(url: str, http: httpx.AsyncClient) -> None:
         slow.inside, slow.go_on = asyncio.Event(), asyncio.Event()
-        session_id = await opened(http)
+        session_id = await open_session(http)
         first = asyncio.create_task(http.post("/step", json=step(session_id)))
         await slow.inside.wait()
         second = await http.post("/step", json=step(session_id))
@@ -126,7 +128,7 @@ def test_a_step_under_way_is_finished_when_the_server_stops() -> None:
 
     async def talk(url: str, http: httpx.AsyncClient) -> None:
         client = httpx.AsyncClient(base_url=url)
-        session_id = await opened(client)
+        session_id = await open_session(client)
 
         async def ask() -> None:
             answers.append((await client.post("/step", json=step(session_id))).json())
@@ -147,8 +149,8 @@ def test_by_websocket_an_error_is_told_before_the_end() -> None:
     async def talk(url: str, http: httpx.AsyncClient) -> None:
         async with connect(f"{url.replace('http', 'ws')}/ws") as socket:
 
-            async def ask(sent: str | dict[str, Any]) -> Any:
-                await socket.send(sent if isinstance(sent, str) else json.dumps(sent))
+            async def ask(outgoing: str | dict[str, Any]) -> Any:
+                await socket.send(outgoing if isinstance(outgoing, str) else json.dumps(outgoing))
                 return json.loads(await socket.recv())
 
             step = {"type": "step", "data": {"text": "add 1"}}
@@ -159,10 +161,10 @@ def test_by_websocket_an_error_is_told_before_the_end() -> None:
             assert (error["code"], error["errors"][0]["loc"]) == ("VALIDATION_ERROR", ["data", "text"])
             reset = {"type": "reset", "data": {"item_id": "toy_1", "metadata": {"target": 3}}}
             assert (await ask(reset))["data"]["observation"]["text"] == "Goal: reach 3."
-            failed = await ask(step)
-            assert failed["type"] == "error"
-            assert failed["data"]["code"] == "EXECUTION_ERROR"
-            assert "the toy broke" in failed["data"]["message"]
+            error_answer = await ask(step)
+            assert error_answer["type"] == "error"
+            assert error_answer["data"]["code"] == "EXECUTION_ERROR"
+            assert "the toy broke" in error_answer["data"]["message"]
             with pytest.raises(ConnectionClosed) as closed:
                 await socket.recv()
             assert closed.value.rcvd is not None
@@ -172,7 +174,7 @@ def test_by_websocket_an_error_is_told_before_the_end() -> None:
 
 
 def test_a_connection_that_is_dropped_frees_its_environment() -> None:
-    dropped = ToyEnv()
+    env_of_client = ToyEnv()
 
     async def talk(url: str, http: httpx.AsyncClient) -> None:
         async with connect(f"{url.replace('http', 'ws')}/ws") as socket:
@@ -180,9 +182,9 @@ def test_a_connection_that_is_dropped_frees_its_environment() -> None:
             await socket.send(json.dumps(reset))
             await socket.recv()
             socket.transport.abort()
-        await wait_until_async(lambda: dropped.closed)
+        await wait_until_async(lambda: env_of_client.closed)
 
-    serving([dropped], talk)
+    serving([env_of_client], talk)
 
 
 @pytest.mark.parametrize("protocol", ["openenv", "agentgym"])
@@ -195,9 +197,9 @@ def test_our_client_tells_a_broken_environment_from_a_broken_server(protocol: An
         with pytest.raises(EnvCrashed, match="the toy broke"):
             await env.step("add 1")
         await env.close()
-        other = servers.make()  # at once: the server is not left out
-        await other.reset(item)
-        await other.close()
+        replacement = servers.make()  # at once: the server is not left out
+        await replacement.reset(item)
+        await replacement.close()
 
     class Counting(ToyEnv):
         """AgentGym's protocol knows no metadata."""

@@ -31,7 +31,7 @@ def textcraft() -> Iterator[Served]:
         yield server
 
 
-def created(url: str) -> int:
+def create_session(url: str) -> int:
     session_id = httpx.post(f"{url}/create", json={}).raise_for_status().json()["id"]
     assert isinstance(session_id, int)
     return session_id
@@ -54,15 +54,15 @@ def send_anything(operation: Any, mode: GenerationMode, live: int) -> None:
 @pytest.mark.parametrize("mode", [GenerationMode.POSITIVE, GenerationMode.NEGATIVE])
 def test_nothing_that_is_sent_breaks_the_server(textcraft: Served, mode: GenerationMode) -> None:
     schema = schemathesis.openapi.from_url(f"{textcraft.url}/openapi.json")
-    seen = set()
-    for found in schema.get_all_operations():
-        operation = found.ok()
+    paths = set()
+    for result in schema.get_all_operations():
+        operation = result.ok()
         if mode is GenerationMode.NEGATIVE and operation.definition.raw.keys().isdisjoint(
             ("requestBody", "parameters")
         ):
             continue  # nothing is sent that could be wrong
-        live = created(textcraft.url)
+        live = create_session(textcraft.url)
         send_anything(operation, mode, live)
         httpx.post(f"{textcraft.url}/close", json={"id": live})
-        seen.add(operation.path)
-    assert {"/create", "/reset", "/step", "/close", "/observation", "/detail", "/state"} <= seen
+        paths.add(operation.path)
+    assert {"/create", "/reset", "/step", "/close", "/observation", "/detail", "/state"} <= paths

@@ -82,12 +82,12 @@ def told(message: Any) -> dict[str, Any]:
 
 
 class Gated(ScriptedSampler):
-    """Answers only when `opened` is set; `asked` tells that somebody waits."""
+    """Answers only when `release` is set; `request_event` is set by each request."""
 
     def __init__(self, script: Sequence[str]) -> None:
         super().__init__(script, encode=encode)
-        self.asked = asyncio.Event()
-        self.opened = asyncio.Event()
+        self.request_event = asyncio.Event()
+        self.release = asyncio.Event()
 
     async def sample(
         self,
@@ -97,8 +97,8 @@ class Gated(ScriptedSampler):
         params: SamplingParams,
         episode_id: str,
     ) -> Completion:
-        self.asked.set()
-        await self.opened.wait()
+        self.request_event.set()
+        await self.release.wait()
         return await super().sample(prompt_ids, images=images, params=params, episode_id=episode_id)
 
 
@@ -106,7 +106,7 @@ class RandomSampler:
     """Says random tokens, which decoding and encoding would change, and remembers what and on what."""
 
     def __init__(self, seed: int = 0) -> None:
-        self.sampled: list[tuple[list[int], list[int]]] = []
+        self.samples: list[tuple[list[int], list[int]]] = []
         """Prompt and completion."""
         self._random = random.Random(seed)
         self._words = [i for i in range(len(toy_tokenizer())) if i not in toy_tokenizer().all_special_ids]
@@ -122,7 +122,7 @@ class RandomSampler:
         ids = self._random.choices(self._words, k=self._random.randint(1, 4))
         stopped = self._random.random() < 0.7
         ids += [params.stop_token_ids[0]] if stopped else []
-        self.sampled.append((list(prompt_ids), ids))
+        self.samples.append((list(prompt_ids), ids))
         return Completion(
             token_ids=ids,
             logprobs=[-0.1 * i for i in range(len(ids))],

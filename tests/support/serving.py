@@ -29,9 +29,9 @@ class Served:
         )
         assert self.process.stdout is not None
         assert self.process.stderr is not None
-        said = self.process.stdout.readline()
-        url = re.search(r"http://127.0.0.1:\d+", said)
-        assert url is not None, said + self.process.stderr.read()
+        line = self.process.stdout.readline()
+        url = re.search(r"http://127.0.0.1:\d+", line)
+        assert url is not None, line + self.process.stderr.read()
         self.url = url.group()
 
     def stop(self) -> None:
@@ -58,5 +58,5 @@ async def listening(
 ) -> AsyncIterator[str]:
     """A server in this event loop: its URL."""
     server = EnvServer(spec, limits=limits or ServerLimits(), tokens=tokens)
-    async with server.listening("127.0.0.1", port) as bound:
-        yield f"http://127.0.0.1:{bound}"
+    async with server.listening("127.0.0.1", port) as bound_port:
+        yield f"http://127.0.0.1:{bound_port}"

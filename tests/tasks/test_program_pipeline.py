@@ -77,7 +77,7 @@ def test_a_pipeline_is_played_by_its_program_on_the_very_tokens_that_were_sample
     assert {one["fingerprint"] for seen in told for one in seen} == {"policy_version=5"}
     # Every answer of the sampler's is trained on once, after just what it was sampled on.
     rows = [row for t in trajectories for row in trained(t)]
-    assert sorted(rows) == sorted(sampler.sampled)
+    assert sorted(rows) == sorted(sampler.samples)
     for trajectory in trajectories:
         assert {turn.completion.policy_version for turn in trajectory.turns} == {5}
         assert trajectory.reward == (len(trajectory.turns[-1].text) % 2 == 0)

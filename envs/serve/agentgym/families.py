@@ -1,117 +1,73 @@
 """How the clients of each of AgentGym's environments are answered."""
 
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
+
+from pydantic import BaseModel
 
 from envs.builtin.sciworld import place_of
 from envs.remote.agentgym import family_name
-from envs.serve.agentgym import requests
-from envs.serve.agentgym.responses import (
-    AlfWorldOpened,
-    AlfWorldStepped,
-    Created,
-    Opened,
-    Scene,
-    SciWorldOpened,
-    Scored,
-    SearchQAStepped,
-    TextCraftOpened,
-    WebArenaCreated,
-    WebArenaOpened,
-    WebArenaStepped,
-    WebShopStepped,
-)
+from envs.serve.agentgym import responses
 from envs.serve.sessions import EnvSession, EnvSessions
-from envs.types import StepResult
 
-ReadSession = Callable[[EnvSessions, EnvSession], Awaitable[object]]
-
-
-@dataclass(frozen=True, slots=True)
-class SessionQuery:
-    """A GET request about a session whose episode has begun."""
-
-    answer: Any
-    """Type of what `read` returns."""
-    read: ReadSession
+Reader = Callable[[EnvSessions, EnvSession], Awaitable[Any]]
+"""Makes the answer about a session; its return annotation is the type in the OpenAPI document."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Family:
-    """The clients of one environment."""
+def _read(model: type[BaseModel]) -> Reader:
+    """A reader of fields that `EnvSession` has itself."""
 
-    create: type[requests.Create] = requests.Create
-    close: type[requests.SessionRequest] = requests.SessionRequest
-    """Body of `POST /close` and query of every GET."""
-    reset: type[requests.SessionRequest] = requests.Reset
-    """Has an `index`, too."""
-    step: type[requests.SessionRequest] = requests.Step
-    """Has an `action`, too."""
-    item_number: Callable[[int], int] = int
-    """From a request's number to an item's: upstream's server may accept more numbers than it has items."""
-    resets_itself: bool = False
-    """Whether a step or query before any reset starts the item with the session's own number."""
-    created: Callable[[EnvSession], object]
-    created_answer: Any
-    opened: ReadSession
-    opened_answer: Any
-    stepped: Callable[[EnvSessions, EnvSession, StepResult], Awaitable[object]]
-    stepped_answer: Any
-    closed: object = True
-    queries: Mapping[str, SessionQuery]
-    """By path."""
+    async def read(_: EnvSessions, session: EnvSession) -> BaseModel:
+        return model.model_validate(session, from_attributes=True)
+
+    read.__annotations__["return"] = model
+    return read
 
 
-def family_of(env: str) -> Family:
-    """The family of an environment; one that AgentGym does not have is served as BabyAI is."""
-    return _FAMILIES.get(family_name(env), _PLAIN)
-
-
-def _inspect(fact: str, answer: Any = dict[str, Any]) -> SessionQuery:
-    """A query for a fact that the environment gives (`Inspectable`)."""
+def _inspect(fact: str, answer: Any = dict[str, Any]) -> Reader:
+    """A reader of a fact that the environment gives (`Inspectable`), of type `answer`."""
 
     async def read(sessions: EnvSessions, session: EnvSession) -> object:
         return await sessions.inspect(session, fact)
 
-    return SessionQuery(answer, read)
+    read.__annotations__["return"] = answer
+    return read
 
 
-def _created(session: EnvSession) -> Created:
-    return Created(id=session.session_id)
-
-
-def _session_id(session: EnvSession) -> int:
-    return session.session_id
-
-
-async def _observation(sessions: EnvSessions, session: EnvSession) -> str:
-    sessions.touch(session)
+async def _observation(_: EnvSessions, session: EnvSession) -> str:
     return session.observation
 
 
-async def _opened(sessions: EnvSessions, session: EnvSession) -> Opened:
-    sessions.touch(session)
-    return Opened(
-        observation=session.observation, reward=session.reward, done=session.done, score=session.score
-    )
+async def _id(_: EnvSessions, session: EnvSession) -> int:
+    return session.id
 
 
-async def _stepped(_: EnvSessions, session: EnvSession, result: StepResult) -> Scored:
-    return Scored(
-        observation=result.observation, reward=result.reward, done=session.done, score=session.score
-    )
+_CREATE = _read(responses.CreateAnswer)
+_RESET = _read(responses.ResetAnswer)
+_STEP = _read(responses.ScoredState)
 
 
-_PLAIN = Family(
-    created=_created,
-    created_answer=Created,
-    opened=_opened,
-    opened_answer=Opened,
-    stepped=_stepped,
-    stepped_answer=Scored,
-    queries={"/observation": SessionQuery(Opened, _opened), "/detail": SessionQuery(Opened, _opened)},
-)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Family:
+    """Answers to the clients of one environment. The defaults are BabyAI's."""
+
+    create_answer: Reader = _CREATE
+    reset_answer: Reader = _RESET
+    step_answer: Reader = _STEP
+    close_answer: object = True
+    queries: Mapping[str, Reader] = field(default_factory=lambda: {"/observation": _RESET, "/detail": _RESET})
+    """By path: GET requests about a session whose episode has begun."""
+    item_number: Callable[[int], int] = int
+    """From a request's number to an item's: upstream's server may accept more numbers than it has items."""
+    needs_reset: bool = True
+    """If not, a step or query before any reset starts the item with the session's own number, and a reset may
+    leave the index out."""
+
+
+def family_of(env: str) -> Family:
+    """The family of an environment; one that AgentGym does not have is served as BabyAI is."""
+    return _FAMILIES.get(family_name(env), Family())
 
 
 def _textcraft_goal(number: int) -> int:
@@ -121,44 +77,11 @@ def _textcraft_goal(number: int) -> int:
     return number % len(goals())
 
 
-def _textcraft_created(session: EnvSession) -> TextCraftOpened:
-    return TextCraftOpened(
-        id=session.session_id, observation=session.observation, reward=session.reward, done=session.done
-    )
-
-
-async def _textcraft_opened(sessions: EnvSessions, session: EnvSession) -> TextCraftOpened:
-    sessions.touch(session)
-    return _textcraft_created(session)
-
-
-async def _textcraft_stepped(_: EnvSessions, session: EnvSession, result: StepResult) -> Scene:
-    return Scene(observation=result.observation, reward=result.reward, done=session.done)
-
-
-_TEXTCRAFT = Family(
-    create=requests.TextCraftCreate,
-    reset=requests.TextCraftReset,
-    item_number=_textcraft_goal,
-    resets_itself=True,
-    created=_textcraft_created,
-    created_answer=TextCraftOpened,
-    opened=_textcraft_opened,
-    opened_answer=TextCraftOpened,
-    stepped=_textcraft_stepped,
-    stepped_answer=Scene,
-    queries={
-        "/observation": SessionQuery(str, _observation),
-        "/detail": SessionQuery(TextCraftOpened, _textcraft_opened),
-    },
-)
-
-
-async def _sciworld_opened(sessions: EnvSessions, session: EnvSession) -> SciWorldOpened:
+async def _sciworld_reset(sessions: EnvSessions, session: EnvSession) -> responses.SciWorldReset:
     assert session.item is not None
     task, variation = place_of(session.item.index)
     description = (await sessions.inspect(session, "task_description"))["task_description"]
-    return SciWorldOpened(
+    return responses.SciWorldReset(
         observation=session.observation.removeprefix(f"{description}\n"),  # a step's does not begin with it
         done=session.done,
         task_name=task.name,
@@ -168,76 +91,33 @@ async def _sciworld_opened(sessions: EnvSessions, session: EnvSession) -> SciWor
     )
 
 
-async def _sciworld_stepped(sessions: EnvSessions, session: EnvSession, result: StepResult) -> Scored:
+async def _sciworld_step(sessions: EnvSessions, session: EnvSession) -> responses.ScoredState:
     points = await sessions.inspect(session, "points")
-    return Scored(observation=result.observation, done=session.done, **points)
+    return responses.ScoredState(observation=session.observation, done=session.done, **points)
 
 
-_SCIWORLD = Family(
-    created=_created,
-    created_answer=Created,
-    opened=_sciworld_opened,
-    opened_answer=SciWorldOpened,
-    stepped=_sciworld_stepped,
-    stepped_answer=Scored,
-    queries={
-        "/observation": SessionQuery(str, _observation),
-        "/detail": SessionQuery(SciWorldOpened, _sciworld_opened),
-        **{
-            f"/{fact}": _inspect(fact)
-            for fact in ("action_hint", "goals", "task_description", "object_tree", "state")
-        },
-    },
-)
-
-
-async def _alfworld_scene(sessions: EnvSessions, session: EnvSession) -> dict[str, Any]:
+async def _alfworld_state(sessions: EnvSessions, session: EnvSession) -> dict[str, Any]:
     return {name: await sessions.inspect(session, name) for name in ("observation", "available_actions")}
 
 
-async def _alfworld_opened(sessions: EnvSessions, session: EnvSession) -> AlfWorldOpened:
-    return AlfWorldOpened(
-        id=session.session_id,
-        task_type=await sessions.inspect(session, "task_type"),
-        **await _alfworld_scene(sessions, session),
-    )
+async def _alfworld_reset(sessions: EnvSessions, session: EnvSession) -> responses.AlfWorldReset:
+    task_type = await sessions.inspect(session, "task_type")
+    state = await _alfworld_state(sessions, session)
+    return responses.AlfWorldReset(id=session.id, task_type=task_type, **state)
 
 
-async def _alfworld_stepped(
-    sessions: EnvSessions, session: EnvSession, result: StepResult
-) -> AlfWorldStepped:
-    scene = await _alfworld_scene(sessions, session)
-    return AlfWorldStepped(reward=result.reward, done=session.done, **scene)
+async def _alfworld_step(sessions: EnvSessions, session: EnvSession) -> responses.AlfWorldStep:
+    state = await _alfworld_state(sessions, session)
+    return responses.AlfWorldStep(reward=session.reward, done=session.done, **state)
 
 
-async def _alfworld_detail(sessions: EnvSessions, session: EnvSession) -> AlfWorldStepped:
-    scene = await _alfworld_scene(sessions, session)
-    return AlfWorldStepped(reward=session.reward, done=session.done, **scene)
-
-
-_ALFWORLD = Family(
-    reset=requests.AlfWorldReset,
-    created=_created,
-    created_answer=Created,
-    opened=_alfworld_opened,
-    opened_answer=AlfWorldOpened,
-    stepped=_alfworld_stepped,
-    stepped_answer=AlfWorldStepped,
-    queries={
-        "/observation": _inspect("observation", str),
-        "/available_actions": _inspect("available_actions", list[str]),
-        "/detail": SessionQuery(AlfWorldStepped, _alfworld_detail),
-    },
-)
-
-
-async def _webshop_opened(sessions: EnvSessions, session: EnvSession) -> list[str | None]:
+async def _webshop_reset(sessions: EnvSessions, session: EnvSession) -> list[str | None]:
     return [await sessions.inspect(session, "observation"), None]
 
 
-async def _webshop_stepped(sessions: EnvSessions, session: EnvSession, result: StepResult) -> WebShopStepped:
+async def _webshop_step(sessions: EnvSessions, session: EnvSession) -> responses.WebShopStep:
     state = await sessions.inspect(session, "observation")
-    return WebShopStepped(state=state, reward=result.reward, done=session.done)
+    return responses.WebShopStep(state=state, reward=session.reward, done=session.done)
 
 
 async def _webshop_state(sessions: EnvSessions, session: EnvSession) -> dict[str, str]:
@@ -245,86 +125,74 @@ async def _webshop_state(sessions: EnvSessions, session: EnvSession) -> dict[str
     return {"url": "", **facts}
 
 
-_WEBSHOP = Family(
-    close=requests.EnvIdxRequest,
-    reset=requests.WebShopReset,
-    step=requests.EnvIdxStep,
-    created=_session_id,
-    created_answer=int,
-    opened=_webshop_opened,
-    opened_answer=list[str | None],
-    stepped=_webshop_stepped,
-    stepped_answer=WebShopStepped,
-    queries={
-        "/observation": _inspect("observation", str),
-        "/available_actions": _inspect("available_actions"),
-        "/instruction_text": _inspect("instruction_text", str),
-        "/state": SessionQuery(dict[str, str], _webshop_state),
-    },
-)
-
-
 async def _searchqa_prompt(sessions: EnvSessions, session: EnvSession) -> str:
     """The whole prompt, instructions included, which is what AgentGym's clients are shown."""
-    sessions.touch(session)
     return f"{sessions.spec.instructions}\n\n{session.observation}"
 
 
-async def _searchqa_stepped(_: EnvSessions, session: EnvSession, result: StepResult) -> SearchQAStepped:
-    return SearchQAStepped(observation=result.observation, reward=result.reward, done=session.done)
+async def _webarena_create(_: EnvSessions, session: EnvSession) -> responses.WebArenaCreate:
+    return responses.WebArenaCreate(env_idx=session.id)
 
 
-_SEARCHQA = Family(
-    create=requests.SearchQACreate,
-    close=requests.EnvIdxRequest,
-    reset=requests.SearchQAReset,
-    step=requests.EnvIdxStep,
-    created=_session_id,
-    created_answer=int,
-    opened=_searchqa_prompt,
-    opened_answer=str,
-    stepped=_searchqa_stepped,
-    stepped_answer=SearchQAStepped,
-    queries={"/observation": SessionQuery(str, _searchqa_prompt)},
-)
-
-
-async def _webarena_opened(sessions: EnvSessions, session: EnvSession) -> WebArenaOpened:
-    return WebArenaOpened(
+async def _webarena_reset(sessions: EnvSessions, session: EnvSession) -> responses.WebArenaReset:
+    return responses.WebArenaReset(
         observation=await sessions.inspect(session, "page"),
         sites=await sessions.inspect(session, "sites"),
         object=await sessions.inspect(session, "intent"),
     )
 
 
-async def _webarena_stepped(_: EnvSessions, __: EnvSession, result: StepResult) -> WebArenaStepped:
-    return WebArenaStepped(
-        observation=result.observation,
-        reward=result.reward,
-        terminated=result.terminated,
-        truncated=result.truncated,
-    )
-
-
-_WEBARENA = Family(
-    close=requests.EnvIdxRequest,
-    reset=requests.WebArenaReset,
-    step=requests.EnvIdxStep,
-    created=lambda session: WebArenaCreated(env_idx=session.session_id),
-    created_answer=WebArenaCreated,
-    opened=_webarena_opened,
-    opened_answer=WebArenaOpened,
-    stepped=_webarena_stepped,
-    stepped_answer=WebArenaStepped,
-    closed={"closed": "closed"},
-    queries={"/observation": SessionQuery(str, _observation)},
-)
+_SCIWORLD_FACTS = ("action_hint", "goals", "task_description", "object_tree", "state")
 
 _FAMILIES = {
-    "textcraft": _TEXTCRAFT,
-    "sciworld": _SCIWORLD,
-    "alfworld": _ALFWORLD,
-    "searchqa": _SEARCHQA,
-    "webarena": _WEBARENA,
-    "webshop": _WEBSHOP,
+    "textcraft": Family(
+        create_answer=_read(responses.TextCraftReset),
+        reset_answer=_read(responses.TextCraftReset),
+        step_answer=_read(responses.EpisodeState),
+        queries={"/observation": _observation, "/detail": _read(responses.TextCraftReset)},
+        item_number=_textcraft_goal,
+        needs_reset=False,
+    ),
+    "sciworld": Family(
+        reset_answer=_sciworld_reset,
+        step_answer=_sciworld_step,
+        queries={
+            "/observation": _observation,
+            "/detail": _sciworld_reset,
+            **{f"/{fact}": _inspect(fact) for fact in _SCIWORLD_FACTS},
+        },
+    ),
+    "alfworld": Family(
+        reset_answer=_alfworld_reset,
+        step_answer=_alfworld_step,
+        queries={
+            "/observation": _inspect("observation", str),
+            "/available_actions": _inspect("available_actions", list[str]),
+            "/detail": _alfworld_step,
+        },
+    ),
+    "searchqa": Family(
+        create_answer=_id,
+        reset_answer=_searchqa_prompt,
+        step_answer=_read(responses.SearchQAStep),
+        queries={"/observation": _searchqa_prompt},
+    ),
+    "webarena": Family(
+        create_answer=_webarena_create,
+        reset_answer=_webarena_reset,
+        step_answer=_read(responses.WebArenaStep),
+        close_answer={"closed": "closed"},
+        queries={"/observation": _observation},
+    ),
+    "webshop": Family(
+        create_answer=_id,
+        reset_answer=_webshop_reset,
+        step_answer=_webshop_step,
+        queries={
+            "/observation": _inspect("observation", str),
+            "/available_actions": _inspect("available_actions"),
+            "/instruction_text": _inspect("instruction_text", str),
+            "/state": _webshop_state,
+        },
+    ),
 }

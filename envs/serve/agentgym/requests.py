@@ -1,90 +1,42 @@
 """What AgentGym's clients send: a session, an item, an action, under the names of their environment."""
 
-from typing import Annotated, Literal
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, Field, create_model
 
-from envs.serve.ids import MAX_ID
+from envs.remote.agentgym import Dialect
+from envs.serve.sessions import MAX_ID
 
-SessionId = Annotated[int, Field(ge=0, le=MAX_ID)]
-Index = Annotated[int, Field(ge=0, le=MAX_ID)]
-"""Index of an item, as in `textcraft_12`."""
-
-
-class Create(BaseModel):
-    """Body of `POST /create`: empty."""
+Number = Annotated[int, Field(ge=0, le=MAX_ID)]
+"""Id of a session, or index of an item, as in `textcraft_12`."""
 
 
-class TextCraftCreate(Create):
-    """TextCraft's client could name a game of its own; it always sends null."""
+@dataclass(frozen=True, slots=True)
+class RequestModels:
+    """The bodies of one environment's requests."""
 
-    commands: None = None
-    goal: None = None
-
-
-class SessionRequest(BaseModel):
-    """A request about a session; the body of `POST /close` and the query of every GET."""
-
-    session: Annotated[SessionId, Field(alias="id")]
-
-
-class Reset(SessionRequest):
-    """Body of `POST /reset`, as most clients send it."""
-
-    index: Annotated[Index, Field(alias="data_idx")]
+    create: type[BaseModel]
+    session: type[BaseModel]
+    """Has a `session`, as the next two have: the body of `POST /close`, and the query of every GET."""
+    reset: type[BaseModel]
+    """Has an `index`."""
+    step: type[BaseModel]
+    """Has an `action`."""
 
 
-class TextCraftReset(Reset):
-    """TextCraft's client may leave the index out."""
-
-    index: Annotated[Index, Field(alias="data_idx")] = 0
-
-
-class Step(SessionRequest):
-    """Body of `POST /step`."""
-
-    action: str
-
-
-class AlfWorldReset(SessionRequest):
-    """An ALFWorld game and the kind of its world, of which there is one here."""
-
-    index: Annotated[Index, Field(alias="game")]
-    world_type: Literal["Text"] = "Text"
-
-
-class EnvIdxRequest(SessionRequest):
-    """A request about a session of WebShop, SearchQA or WebArena."""
-
-    session: Annotated[SessionId, Field(alias="env_idx")]
-
-
-class EnvIdxStep(EnvIdxRequest):
-    """Body of their `POST /step`."""
-
-    action: str
-
-
-class WebShopReset(EnvIdxRequest):
-    """Body of WebShop's `POST /reset`."""
-
-    index: Annotated[Index, Field(alias="session_id")]
-
-
-class SearchQACreate(Create):
-    """SearchQA's client names an item, and names it again in its reset."""
-
-    index: Annotated[Index, Field(alias="id")] = 0
-
-
-class SearchQAReset(EnvIdxRequest):
-    """Body of SearchQA's `POST /reset`."""
-
-    index: Annotated[Index, Field(alias="id")]
-
-
-class WebArenaReset(EnvIdxRequest):
-    """An item of WebArena; its seed, always 0, has no meaning."""
-
-    index: Annotated[Index, Field(alias="idx")]
-    seed: Literal[0] = 0
+def request_models(dialect: Dialect, *, needs_index: bool) -> RequestModels:
+    """The bodies in a dialect; `needs_index`: whether a reset without an index is rejected."""
+    create: dict[str, Any] = {
+        key: (Number, value) if isinstance(value, int) else (None, None)
+        for key, value in dialect.create_body.items()
+    }
+    extras: dict[str, Any] = {key: (Literal[value], value) for key, value in dialect.reset_extras.items()}
+    index = Field(... if needs_index else 0, alias=dialect.item_key)
+    session = create_model("Session", session=(Number, Field(alias=dialect.session_key)))
+    return RequestModels(
+        create=create_model("Create", **create),
+        session=session,
+        reset=create_model("Reset", __base__=session, index=(Number, index), **extras),
+        step=create_model("Step", __base__=session, action=(str, ...)),
+    )

@@ -2,16 +2,16 @@
 
 from pydantic import BaseModel
 
-from envs.serve.agentgym.requests import SessionId
+from envs.serve.agentgym.requests import Number
 
 
-class Created(BaseModel):
+class CreateAnswer(BaseModel):
     """Answer to `POST /create`."""
 
-    id: SessionId
+    id: Number
 
 
-class Scene(BaseModel):
+class EpisodeState(BaseModel):
     """The fields of every answer about an episode."""
 
     observation: str
@@ -19,23 +19,23 @@ class Scene(BaseModel):
     done: bool
 
 
-class Scored(Scene):
+class ScoredState(EpisodeState):
     """Answer to a step."""
 
     score: float
 
 
-class Opened(Scored):
+class ResetAnswer(ScoredState):
     """Answer to a reset."""
 
     deleted: bool = False
 
 
-class TextCraftOpened(Created, Scene):
+class TextCraftReset(CreateAnswer, EpisodeState):
     """Answer to TextCraft's create, whose observation is empty here, and to its reset."""
 
 
-class SciWorldOpened(Opened):
+class SciWorldReset(ResetAnswer):
     """Answer to SciWorld's reset, with the task apart from the observation."""
 
     task_name: str
@@ -43,28 +43,28 @@ class SciWorldOpened(Opened):
     task_description: str
 
 
-class AlfWorldScene(BaseModel):
+class AlfWorldState(BaseModel):
     """The fields of every answer about an ALFWorld episode."""
 
     observation: str
     available_actions: list[str]
 
 
-class AlfWorldOpened(AlfWorldScene, Created):
+class AlfWorldReset(AlfWorldState, CreateAnswer):
     """Answer to ALFWorld's reset."""
 
     task_type: str
     """`<task>/<trial>`."""
 
 
-class AlfWorldStepped(AlfWorldScene):
+class AlfWorldStep(AlfWorldState):
     """Answer to ALFWorld's step."""
 
     reward: float
     done: bool
 
 
-class WebShopStepped(BaseModel):
+class WebShopStep(BaseModel):
     """Answer to WebShop's step."""
 
     state: str
@@ -73,19 +73,19 @@ class WebShopStepped(BaseModel):
     info: None = None
 
 
-class SearchQAStepped(Scene):
+class SearchQAStep(EpisodeState):
     """Answer to SearchQA's step."""
 
     info: None = None
 
 
-class WebArenaCreated(BaseModel):
+class WebArenaCreate(BaseModel):
     """Answer to WebArena's create."""
 
-    env_idx: SessionId
+    env_idx: Number
 
 
-class WebArenaOpened(BaseModel):
+class WebArenaReset(BaseModel):
     """Answer to WebArena's reset."""
 
     observation: str
@@ -95,7 +95,7 @@ class WebArenaOpened(BaseModel):
     """The intent of the item."""
 
 
-class WebArenaStepped(BaseModel):
+class WebArenaStep(BaseModel):
     """Answer to WebArena's step."""
 
     observation: str
