@@ -18,18 +18,15 @@ class Environment(Protocol):
 
     async def reset(self, item: Item) -> str | Observation:
         """Start `item`; return the first observation, as plain text if it has no images."""
-        ...
 
     async def step(self, action: str) -> StepResult:
         """Apply one action, any text that UTF-8 can encode, to the current episode.
 
         Raises `RuntimeError` before a reset and after the end.
         """
-        ...
 
     async def close(self) -> None:
         """Free all resources. Idempotent."""
-        ...
 
 
 @runtime_checkable
@@ -39,11 +36,9 @@ class HasProcess(Protocol):
     @property
     def is_alive(self) -> bool:
         """False as soon as the process has died; determined without a call to the process."""
-        ...
 
     async def prepare(self) -> None:
         """Start the process before the first `reset`, which would otherwise do it."""
-        ...
 
 
 @runtime_checkable
@@ -55,4 +50,3 @@ class Inspectable(Protocol):
 
         Raises `ConfigError` for an unknown name.
         """
-        ...

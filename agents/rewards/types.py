@@ -99,7 +99,6 @@ class Reward(Protocol):
     @property
     def name(self) -> str:
         """As users call it."""
-        ...
 
     def check(self, available: Collection[str]) -> None:
         """Find out, before anything expensive starts, whether it can be computed.
@@ -107,7 +106,6 @@ class Reward(Protocol):
         `available`: `RewardInput.free_names` of the data. Raises `ConfigError` for a parameter that
         nothing fills, `MissingDependency` for what is not installed.
         """
-        ...
 
     async def score(self, reward_input: RewardInput) -> RewardResult:
         """Judge one episode that was played to its end.
@@ -115,7 +113,6 @@ class Reward(Protocol):
         Raises `RewardFailed` where no reward could be had; it is never a reward of 0. `ValueError` for a
         failed episode, which has none.
         """
-        ...
 
 
 def check_items(reward: Reward, items: Iterable[Item], *, with_env: bool = True) -> None:

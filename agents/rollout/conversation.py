@@ -54,30 +54,24 @@ class Conversation(Protocol):
     @property
     def prompt_ids(self) -> tuple[int, ...]:
         """The opening as tokens ([P]); empty if they are not known."""
-        ...
 
     @property
     def prompt_images(self) -> tuple[Image, ...]:
         """The opening's images."""
-        ...
 
     def open(self, opening: Opening) -> bool:
         """Show the opening; returns False if it leaves no room for a turn."""
-        ...
 
     async def generate(self) -> ModelTurn | None:
         """The model's next turn, or None if there turns out to be no room. Raises `SamplerFailed` if the
         model does not answer."""
-        ...
 
     async def add_reply(self, messages: Sequence[Message], *, turns_left: int) -> Continuation:
         """Show the reply to the model's last turn."""
-        ...
 
     def restart(self, summary: str, images: Sequence[Image]) -> bool:
         """Instead of `add_reply`: drop everything but the opening, and continue from `summary` and the turn's
         `images`; returns False, with nothing dropped, if that is too long."""
-        ...
 
 
 class StartConversation(Protocol):
@@ -85,7 +79,6 @@ class StartConversation(Protocol):
 
     def __call__(self, episode_id: str, *, where: str, limits: EpisodeLimits) -> Conversation:
         """`where` names the episode in errors."""
-        ...
 
 
 class TokenConversation:

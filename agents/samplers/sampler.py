@@ -33,7 +33,6 @@ class Sampler(Protocol):
         the same for all turns of an episode, so that a sampler can keep its KV cache between them.
         Raises `SamplerFailed` if it cannot answer.
         """
-        ...
 
 
 async def checked_sample(

@@ -28,11 +28,9 @@ class Requirement(Protocol):
     @property
     def name(self) -> str:
         """The name that messages use."""
-        ...
 
     def find_remedy(self) -> str | None:
         """Return None if it is installed and works, else the command that installs it."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,15 +43,12 @@ class Encoder(Protocol):
     @property
     def name(self) -> str:
         """Identifies the model and everything that decides its vectors."""
-        ...
 
     def queries(self, texts: Sequence[str]) -> Vectors:
         """One vector each; blocks."""
-        ...
 
     def passages(self, texts: Sequence[str]) -> Vectors:
         """One vector each; blocks."""
-        ...
 
 
 class Dense(LocalRetriever):

@@ -18,7 +18,6 @@ class Index(Protocol):
 
     def search(self, queries: Sequence[str], *, top_k: int) -> list[list[Passage]]:
         """The best passages of each query; blocks."""
-        ...
 
 
 class LocalRetriever(ABC):

@@ -34,18 +34,15 @@ class Retriever(Protocol):
 
     async def version(self) -> str:
         """Identifies everything besides query and `top_k` that decides the results: method, corpus, model."""
-        ...
 
     async def search(self, queries: Sequence[str], *, top_k: int) -> list[list[Passage]]:
         """For each query the best passages, best first, at most `top_k`.
 
         Raises `SearchFailed` if the search cannot be carried out.
         """
-        ...
 
     async def close(self) -> None:
         """Release the resources of the running event loop. Idempotent; the retriever can be used again."""
-        ...
 
 
 @runtime_checkable
@@ -55,7 +52,6 @@ class HasRetriever(Protocol):
     @property
     def retriever(self) -> Retriever:
         """Used by the tool `search` (`agents/tools/search.py`)."""
-        ...
 
 
 def format_passages(passages: Sequence[Passage]) -> str:

@@ -24,20 +24,16 @@ class Channel(Protocol):
     @property
     def pid(self) -> int:
         """The worker's process id, on its machine."""
-        ...
 
     @property
     def is_alive(self) -> bool:
         """False as soon as the worker has died."""
-        ...
 
     async def call(self, request: list[Any]) -> dict[str, Any]:
         """Return the worker's answer; raise `EnvCrashed` at once if it is dead or dies."""
-        ...
 
     async def close(self) -> int | None:
         """Kill the worker and its child processes; return its exit status, if known. Idempotent."""
-        ...
 
 
 class Host(Protocol):
@@ -45,11 +41,9 @@ class Host(Protocol):
 
     async def start(self) -> Channel:
         """Start a worker."""
-        ...
 
     async def close(self) -> None:
         """Stop starting workers. Idempotent."""
-        ...
 
 
 class HostedEnv:

@@ -39,7 +39,6 @@ class AgentProgram(Protocol):
         An async program shares the event loop with the gateway, which cannot answer while it blocks; any
         other gets a thread for each episode.
         """
-        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

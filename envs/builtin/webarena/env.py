@@ -51,15 +51,12 @@ class SiteProvider(Protocol):
     @property
     def is_alive(self) -> bool:
         """False once its sites are known to have died."""
-        ...
 
     async def prepare_sites(self, task: Task) -> SiteState:
         """Bring the sites into the state in which `task` starts."""
-        ...
 
     async def close(self) -> None:
         """Free all resources. Idempotent."""
-        ...
 
 
 class WebEnv(BrowserEnv):

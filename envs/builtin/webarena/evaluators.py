@@ -30,11 +30,9 @@ class Judge(Protocol):
 
     async def same_answer(self, *, question: str, reference: str, answer: str) -> bool:
         """Whether `answer` means the same as `reference`."""
-        ...
 
     async def same_reason(self, *, task: str, reason: str, answer: str) -> bool:
         """Whether `answer` gives `reason` for a task that cannot be done."""
-        ...
 
 
 class Page(Protocol):
@@ -43,15 +41,12 @@ class Page(Protocol):
     @property
     def url(self) -> str:
         """Its address."""
-        ...
 
     async def content(self) -> str:
         """The page as HTML."""
-        ...
 
     async def evaluate(self, expression: str) -> Any:
         """The value of a JavaScript expression; raises `ValueError` if it throws."""
-        ...
 
 
 class Pages(Page, Protocol):
@@ -59,7 +54,6 @@ class Pages(Page, Protocol):
 
     def open_tab(self, url: str) -> AbstractAsyncContextManager[Page]:
         """A tab at `url`; the context manager closes it on exit."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
