@@ -1,7 +1,7 @@
-"""The Ray cluster that `RAY_ADDRESS` names: whether it answers, and whether it asks for a token.
+"""Checks the Ray cluster that `RAY_ADDRESS` names: whether it answers, and whether it asks for a token.
 
-Ray itself tries for minutes to reach a cluster that is not there and writes to the terminal meanwhile,
-so all is tried in a process that can be ended.
+Ray tries for minutes to reach a cluster that does not exist, and writes to the terminal meanwhile, so the
+attempt is made in a process that can be ended.
 """
 
 import json
@@ -24,27 +24,27 @@ try:
     ray.init(address=sys.argv[1], log_to_driver=False, logging_level="ERROR")
     answer = {}
 except BaseException as error:
-    refused = "AuthenticationError" in traceback.format_exc()  # Ray hands it on as text
+    refused = "AuthenticationError" in traceback.format_exc()  # Ray passes it on as text
     while error.__cause__ is not None:
         error = error.__cause__
     answer = {"refused": refused, "text": str(error).partition("Last connection error")[0]}
 print("\\n" + json.dumps(answer), flush=True)
 """
 _FEW_RETRIES = {"RAY_NUM_REDIS_GET_RETRIES": "2"}
-"""Of a first connection, a second each; else it is 20."""
+"""Retries of the first connection, one per second; Ray's default is 20."""
 _REMEDY = "start the cluster, correct RAY_ADDRESS, or unset it for a Ray on this machine"
 
 
 @dataclass(frozen=True, slots=True)
 class _Failure:
     text: str
-    """What Ray says, in one line."""
+    """Ray's message, in one line."""
     refused: bool = False
-    """There is a cluster, and it wants another token."""
+    """The cluster exists but asks for another token."""
 
 
 def cluster_address() -> str | None:
-    """`RAY_ADDRESS`; None where a run starts a Ray of its own."""
+    """`RAY_ADDRESS`; None if a run starts its own Ray."""
     address = os.environ.get("RAY_ADDRESS", "").strip()
     return None if address in ("", "local") else address
 
@@ -68,7 +68,7 @@ def check_ray_address() -> None:
 
 
 def asks_for_token() -> bool:
-    """Whether the cluster of `RAY_ADDRESS` turns away who has no token."""
+    """Whether the cluster of `RAY_ADDRESS` rejects clients without a token."""
     failure = _try_to_join(os.environ["RAY_ADDRESS"].strip(), {"RAY_AUTH_MODE": "disabled"})
     return failure is not None and failure.refused
 
@@ -78,7 +78,7 @@ def _check_port(address: str, *, setting: str) -> None:
         return
     host, _, port = address.rpartition(":")
     if not host or not port.isdigit() or "://" in address:
-        raise ConfigError(f"{setting} is no HOST:PORT of a Ray cluster's head; {_REMEDY}")
+        raise ConfigError(f"{setting} is not HOST:PORT of a Ray cluster's head; {_REMEDY}")
     try:
         with socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_TIMEOUT_S):
             pass
@@ -87,7 +87,7 @@ def _check_port(address: str, *, setting: str) -> None:
 
 
 def _try_to_join(address: str, environment: dict[str, str]) -> _Failure | None:
-    """Connect to the cluster in a process of its own, with `environment` added to this one's."""
+    """Connect to the cluster in a separate process, with `environment` added to this one's variables."""
     try:
         done = subprocess.run(
             [sys.executable, "-c", _PROBE, address],

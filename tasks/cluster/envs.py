@@ -13,11 +13,11 @@ from envs.runtime.hosted import Host
 from envs.runtime.worker import Worker
 
 CPUS = 0.05
-"""That an actor books: environments mostly wait for the policy."""
+"""CPUs that an actor reserves: environments mostly wait for the policy."""
 
 
 def find_cluster_host() -> Callable[[EnvSpec], Host] | None:
-    """What puts environments on the cluster that this process is connected to, if it has several nodes."""
+    """Makes hosts on the cluster of this process; None unless the cluster has several nodes."""
     if "ray" not in sys.modules:  # importing it takes a second
         return None
     import ray
@@ -28,10 +28,9 @@ def find_cluster_host() -> Callable[[EnvSpec], Host] | None:
 
 
 class RayHost:
-    """Starts an actor for each instance that `make` makes, each on the node with the fewest."""
+    """Starts an actor for each instance that `make` makes, on the node with the fewest actors."""
 
     def __init__(self, make: Callable[[], Environment]) -> None:
-        """Starts nothing yet."""
         self._make = make
 
     async def start(self) -> "RayChannel":
@@ -47,10 +46,12 @@ class RayHost:
         try:
             return RayChannel(actor, pid=await actor.pid.remote())
         except RayActorError as error:
-            raise EnvCrashed(f"no actor for an environment came up: {to_line(error, limit=160)}") from None
+            raise EnvCrashed(
+                f"the actor of an environment did not start: {to_line(error, limit=160)}"
+            ) from None
 
     async def close(self) -> None:
-        """Nothing is left to end: an actor ends with its channel, or with this process."""
+        """Nothing to do: an actor ends with its channel, or with this process."""
 
 
 class RayChannel:
@@ -60,7 +61,7 @@ class RayChannel:
         self.pid = pid
         self._actor = actor
         self._life = asyncio.ensure_future(_until_dead(actor))
-        self._is_lost = False  # a call may hear of the end before that one does
+        self._is_lost = False  # a call may learn of the end before `_life` does
 
     @property
     def is_alive(self) -> bool:
@@ -96,7 +97,7 @@ class _Actor(Worker):
 
 
 async def _until_dead(actor: Any) -> None:
-    """Return when the actor has died: only then does a call that never ends come to an end."""
+    """Return when the actor has died: that ends its endless call."""
     from ray.exceptions import RayActorError
 
     with suppress(RayActorError):

@@ -1,7 +1,7 @@
-"""What a Ray that this machine starts listens on, and who may use it: loopback, and whoever has its token.
+"""Secures a Ray cluster that this machine starts: it listens on loopback only and demands a token.
 
-A cluster that `RAY_ADDRESS` names (`tasks/cluster/address.py`) has the addresses and the token that its owner
-chose. The keys of TransferQueue come from the token, whoever chose it.
+A cluster that `RAY_ADDRESS` names (`tasks/cluster/address.py`) keeps the addresses and the token that its
+owner chose. In both cases the keys of TransferQueue are derived from the token.
 """
 
 import hashlib
@@ -13,16 +13,16 @@ from contextlib import contextmanager
 TOKEN_VARIABLES = ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
 """Where Ray looks for its token, before `~/.ray/auth_token`."""
 _CLUSTER_VARIABLE = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
-"""0: Ray takes 127.0.0.1 for this machine's address, as it does on macOS, and binds to nothing else."""
+"""With 0, Ray uses 127.0.0.1 as this machine's address, as it does on macOS, and binds to nothing else."""
 
 
 @contextmanager
 def loopback_and_token() -> Iterator[None]:
     """A local Ray that starts within the context listens on loopback only and demands a token.
 
-    The token is a new random one, unless the environment names one. Ray's own default is a file that
-    every user of the machine may read. All processes that Ray starts inherit it in their environment;
-    this process keeps it in memory alone, so that what it starts later does not inherit it.
+    The token is random, unless the environment names one; Ray's own default is a file that every user of
+    the machine may read. All processes that Ray starts inherit the token in their environment. This process
+    keeps it only in memory, so that processes it starts later do not inherit it.
     """
     from ray._private import ray_constants
 
@@ -46,7 +46,7 @@ def loopback_and_token() -> Iterator[None]:
 
 
 def read_token() -> None:
-    """Have Ray read the authentication mode and the token anew; it keeps what it read first."""
+    """Make Ray read the authentication mode and the token again; it caches what it read first."""
     from ray._raylet import AuthenticationTokenLoader, Config  # type: ignore[attr-defined]
 
     Config.initialize("")
@@ -54,10 +54,10 @@ def read_token() -> None:
 
 
 def queue_keys() -> tuple[bytes, bytes] | None:
-    """The one CURVE key pair, public and secret, of all of TransferQueue's sockets; None without a token.
+    """The CURVE key pair (public, secret) that all sockets of TransferQueue share; None without a token.
 
-    A CURVE client proves that it knows the server's public key, which is never sent. As both keys are
-    derived from the token, so is the right to connect.
+    A CURVE client proves that it knows the server's public key, which is never sent. Both keys are derived
+    from the token, so only its holders can connect.
     """
     import zmq
     from ray._raylet import (  # type: ignore[attr-defined]

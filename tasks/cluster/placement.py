@@ -1,7 +1,7 @@
-"""Which nodes of the Ray cluster the training processes go to: the fewest that fit, the same number on each.
+"""Places the training processes on the fewest nodes of the Ray cluster that fit, the same number on each.
 
-verl asks Ray for one placement group a node and waits for it without limit: what cannot be placed is
-refused here. GPUs on a CPU cluster are logical.
+verl asks Ray for a placement group per node and waits for it without a time limit, so workers that cannot be
+placed are refused here. GPUs of a CPU cluster are logical.
 """
 
 import time
@@ -12,11 +12,11 @@ from envs.errors import ConfigError
 from tasks.config.training import BackendSettings
 
 WORKER_CPUS = 3
-"""That verl books for each worker, with its GPU (`ResourcePoolManager.max_colocate_count`)."""
+"""CPUs that verl reserves for each worker, besides its GPU (`ResourcePoolManager.max_colocate_count`)."""
 QUEUE_CPUS = 2
-"""That TransferQueue's two actors book, on whatever node."""
+"""CPUs that TransferQueue's two actors reserve, on any node."""
 FREE_TIMEOUT_S = 60.0
-"""Ray takes a while to free what a process held that has died."""
+"""Ray takes a while to free the resources of a process that has died."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,7 +29,7 @@ class Placement:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Node:
-    """A node's resources that are free, or all that it has."""
+    """The free resources of a node, or all of its resources."""
 
     address: str
     gpus: int
@@ -46,9 +46,10 @@ class Node:
 
 
 def place_workers(backend: BackendSettings) -> Placement:
-    """The placement on what is free in the cluster that this process is connected to.
+    """The placement on the free resources of the cluster that this process is connected to.
 
-    Raises `ConfigError` if there is none, after `FREE_TIMEOUT_S` if there was one with all nodes empty.
+    Raises `ConfigError` if there is none: at once if even an idle cluster has no room, else after
+    `FREE_TIMEOUT_S`.
     """
     if _find_placement(backend, cluster_nodes(free=False)) is None:
         raise _refusal(backend, cluster_nodes(free=False))
@@ -63,7 +64,7 @@ def place_workers(backend: BackendSettings) -> Placement:
 
 
 def cluster_nodes(*, free: bool) -> list[Node]:
-    """The live nodes of the cluster, with what is free on each, or with all that it has."""
+    """The live nodes of the cluster, with their free resources if `free`, else with all of them."""
     import ray
     from ray._private.state import available_resources_per_node
 
@@ -82,7 +83,7 @@ def _find_placement(backend: BackendSettings, nodes: Sequence[Node]) -> Placemen
 
 
 def placement(workers: int, *, tensor_parallel: int, rooms: Sequence[int]) -> Placement | None:
-    """`workers` on the fewest nodes, whose room is `rooms`; None if they do not fit.
+    """Place `workers` on the fewest of the nodes with `rooms` (workers that fit); None if they do not fit.
 
     All nodes get the same number, a multiple of `tensor_parallel`: an engine's GPUs are on one node.
     """
@@ -106,6 +107,6 @@ def _refusal(backend: BackendSettings, nodes: Sequence[Node]) -> ConfigError:
     remedy = f"set it to {' or '.join(map(str, near))}" if near else "add nodes, or free some"
     return ConfigError(
         f"backend.workers {backend.workers} cannot be placed: free are {', '.join(map(str, nodes))}; "
-        f"a worker needs a GPU and {WORKER_CPUS} CPUs, and every node takes as many as the others, "
+        f"a worker needs a GPU and {WORKER_CPUS} CPUs, and all nodes take the same number, "
         f"a multiple of backend.tensor_parallel {backend.tensor_parallel}; {remedy}"
     )

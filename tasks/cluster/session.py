@@ -1,7 +1,7 @@
-"""This process's connection to Ray: the cluster that there is, or a local one of its own.
+"""Connects this process to Ray: to the existing cluster, or to a local one that it starts.
 
-A local one has a control service (GCS) whose death Ray's own client answers by ending this process. Its
-process is therefore watched here: `result_of` raises `RayDied` within a second, and the caller starts anew.
+If the control service (GCS) of a local cluster dies, Ray's client ends this process. The service is therefore
+watched here: `result_of` raises `RayDied` within a second, and the caller starts another cluster.
 """
 
 import logging
@@ -25,28 +25,28 @@ if TYPE_CHECKING:
     import psutil
 
 ATTEMPTS = 5
-"""On a busy machine Ray may give up its own start."""
+"""Ray may give up its start on a busy machine."""
 LOCAL_CPUS = 16
-"""Logical, at least: enough for verl's bookings and environments, however few cores there are."""
+"""The fewest logical CPUs: enough for verl's reservations and environments, whatever the number of cores."""
 POLL_S = 1.0
-"""Between two looks at the control service."""
+"""Time between two checks of the control service."""
 _NEVER_S = "1000000"
 
 _gcs: "psutil.Process | None" = None
-"""The control service of the local cluster that this process has started last."""
+"""The control service of the local cluster that this process started last."""
 
 
 def connect_ray(pipeline: Pipeline) -> bool:
-    """Connect this process to Ray where it is not yet; True if that started or joined a session.
+    """Connect this process to Ray unless it is connected; returns whether it started or joined a session.
 
-    A local Ray has as many CPUs as verl books for `backend.workers`, and on a CPU as many GPUs: they are
-    logical. Raises `ConfigError` if the cluster of `RAY_ADDRESS` cannot be joined.
+    A local Ray has as many logical CPUs as verl reserves for `backend.workers`, and on a CPU as many logical
+    GPUs. Raises `ConfigError` if the cluster of `RAY_ADDRESS` cannot be joined.
     """
     import ray
 
     if ray.is_initialized():
         return False
-    # Else Ray hides all GPUs from the trainer, which claims none itself.
+    # Else Ray hides all GPUs from the trainer, which reserves none itself.
     os.environ["RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"] = "0"
     address = cluster_address()
     if address:
@@ -62,7 +62,7 @@ def connect_ray(pipeline: Pipeline) -> bool:
 
 
 def start_local_ray(**options: Any) -> None:
-    """A Ray cluster of this machine's own, with `ray.init`'s `options`; ends with this process.
+    """Start a Ray cluster on this machine, with the `options` of `ray.init`; it ends with this process.
 
     Raises `WingspanError` if it does not come up.
     """
@@ -72,7 +72,7 @@ def start_local_ray(**options: Any) -> None:
     global _gcs
     # After this long without the control service Ray's client ends this process; `result_of` is earlier.
     os.environ.setdefault("RAY_gcs_rpc_server_reconnect_timeout_s", _NEVER_S)
-    # Ray would start idle workers ahead; ours have environments of their own and cannot use them.
+    # Ray would start idle workers ahead; ours have other environment variables and cannot use them.
     os.environ.setdefault("RAY_prestart_worker_first_driver", "0")
     for attempt in range(1, ATTEMPTS + 1):
         earlier_processes = psutil.Process().children(recursive=True)
@@ -82,13 +82,13 @@ def start_local_ray(**options: Any) -> None:
                     address="local",
                     include_dashboard=False,
                     log_to_driver=False,
-                    logging_level=logging.ERROR,  # its notes on a start would stand in the progress display
+                    logging_level=logging.ERROR,  # its messages at the start would break the progress display
                     **options,
                 )
             _gcs = next(child for child in psutil.Process().children() if child.name() == "gcs_server")
             _print_no_dumps()
             return
-        except Exception as error:  # Ray says no more than this when 30 s, a constant, have passed
+        except Exception as error:  # Ray says no more when its fixed limit of 30 s has passed
             if "timed out" not in str(error) or attempt == ATTEMPTS:
                 raise WingspanError(f"Ray did not start: {' '.join(str(error).split())[:200]}") from error
             for left in psutil.Process().children(recursive=True):  # Ray forgets them
@@ -99,7 +99,7 @@ def start_local_ray(**options: Any) -> None:
 
 @contextmanager
 def _signals_kept() -> Iterator[None]:
-    """Ray takes SIGTERM for itself when it starts, and would print a stack: give it back."""
+    """Restore the signal handlers: at its start Ray replaces that of SIGTERM by one that prints a stack."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -108,12 +108,12 @@ def _signals_kept() -> Iterator[None]:
         yield
     finally:
         for number, handler in before.items():
-            if handler is not None:  # one that was not set from Python cannot be set again
+            if handler is not None:  # a handler that was not set from Python cannot be set again
                 signal.signal(number, handler)
 
 
 def result_of(answer: Any) -> Any:
-    """`ray.get`. Raises what that raises, and `RayDied` when the local cluster's control service is gone."""
+    """`ray.get`; also raises `RayDied` when the local cluster's control service is gone."""
     import ray
 
     while not ray.wait([answer], timeout=POLL_S)[0]:
@@ -133,16 +133,16 @@ def keep_logs(folder: Path) -> None:
     """Copy the logs of this process's session to `folder`: its own are removed when the command ends."""
     import ray
 
-    with suppress(Exception):  # whatever is missing or is being written: what can be copied is
+    with suppress(Exception):  # some files are missing or being written: copy the others
         session = Path(ray._private.worker._global_node.get_logs_dir_path())
         shutil.rmtree(folder, ignore_errors=True)
         shutil.copytree(session, folder, ignore_dangling_symlinks=True)
 
 
 def _print_no_dumps() -> None:
-    """Keep off the screen what Ray prints when one of its processes dies: hundreds of lines of its state.
+    """Suppress the hundreds of lines of state that Ray prints when one of its processes dies.
 
-    They are in its logs. It has no setting for it: `log_to_driver` is about the output of workers.
+    Its logs hold them too. Ray has no setting for this: `log_to_driver` is for the output of workers.
     """
     import ray
 

@@ -1,8 +1,8 @@
-"""How much memory and disk a pipeline needs, from its model's size; nothing is loaded to find out.
+"""Estimates the memory and disk that a pipeline needs, from the size of its model, which is not loaded.
 
-What verl keeps and writes: weights, gradients and AdamW's two moments in fp32, sharded over
-`backend.workers`; a checkpoint holds all of it but the gradients, and the policy once more in Hugging Face
-format. Activations are an estimate, whose terms are on `MemoryPlan`.
+verl keeps and writes weights, gradients and AdamW's two moments in fp32, sharded over `backend.workers`. A
+checkpoint holds all of these except the gradients, and the policy a second time in Hugging Face format.
+Activations are estimated by the terms that `MemoryPlan` lists.
 """
 
 import json
@@ -22,26 +22,26 @@ from tasks.verl.gpu_model import FLASH_ATTENTION, gpu_attention
 
 HUB_TIMEOUT_S = 10.0
 CHECKPOINT_BYTES = 16
-"""Of each parameter, in fp32: the weight, AdamW's two moments, the weight in Hugging Face format."""
+"""Per parameter, in fp32: the weight, AdamW's two moments, the weight in Hugging Face format."""
 TRAINING_BYTES = 16
-"""Of each parameter, in fp32: the weight, its gradient, AdamW's two moments."""
+"""Per parameter, in fp32: the weight, its gradient, AdamW's two moments."""
 POLICY_BYTES = 4
 MASK_BYTES = 3
-"""Of each pair of tokens in sdpa's mask: a boolean, and the bias in bf16 that it becomes."""
+"""Per pair of tokens in sdpa's mask: a boolean, and the bias in bf16 that it is converted to."""
 LOGIT_BYTES = 24
-"""Of each logit of a chunk: six fp32 tensors live at once in verl's backward pass."""
+"""Per logit of a chunk: verl's backward pass holds six fp32 tensors at once."""
 CHUNK_TOKENS = 512
 """Tokens whose logits verl computes at once."""
 RESERVE_BYTES = 5_000_000_000
-"""Of each GPU: CUDA contexts of trainer and sampler, what vLLM keeps when it sleeps, fragmentation."""
+"""Per GPU: the CUDA contexts of trainer and sampler, what vLLM keeps while it sleeps, fragmentation."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSize:
-    """What a model's own files say of it."""
+    """A model's size, read from its files."""
 
     parameters: int
-    """Tied embeddings count once."""
+    """Tied embeddings are counted once."""
     vocabulary: int
     width: int
     mlp_width: int
@@ -51,34 +51,34 @@ class ModelSize:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryPlan:
-    """Bytes of one GPU, at their peaks."""
+    """Peak memory of one GPU, in bytes."""
 
     state: int
-    """Sharded weights, gradients and optimizer, always there."""
+    """Sharded weights, gradients and optimizer state, which stay on the GPU."""
     activations: int
-    """Of a micro-batch, with gradient checkpointing: the input of each layer, and one layer's inside."""
+    """Of a micro-batch, with gradient checkpointing: the input of each layer, and the inside of one layer."""
     gathered: int
-    """Embeddings, `lm_head` and two layers in bf16, with their gradients, while they are computed."""
+    """Embeddings, `lm_head` and two layers in bf16, with their gradients, while FSDP has gathered them."""
     mask: int
-    """sdpa's; flash-attn needs none."""
+    """For sdpa; flash-attn needs no mask."""
     logits: int
-    """Of a chunk of tokens."""
+    """For a chunk of tokens."""
     sampler: int
-    """vLLM's share while it samples, as a fraction of the GPU; set where the GPU's size is known, else 0."""
+    """vLLM's share of the GPU while it samples; 0 if the size of the GPU is unknown."""
 
     @property
     def training(self) -> int:
-        """While the policy is updated and vLLM sleeps."""
+        """The need while the policy is updated and vLLM sleeps."""
         return self.state + self.activations + self.gathered + self.mask + self.logits + RESERVE_BYTES
 
     @property
     def sampling(self) -> int:
-        """While vLLM samples and the trainer waits."""
+        """The need while vLLM samples and the trainer waits."""
         return self.state + self.sampler + RESERVE_BYTES // 2
 
 
 def memory_plan(pipeline: Pipeline, size: ModelSize, *, gpu: int = 0) -> MemoryPlan:
-    """What `pipeline` needs of each GPU; `gpu`: bytes of one, where known."""
+    """The memory that `pipeline` needs on each GPU; `gpu`: the size of a GPU in bytes, if known."""
     tokens, workers = pipeline.train.micro_batch_tokens, pipeline.backend.workers
     embeddings = size.vocabulary * size.width * (1 if size.tied else 2)
     layer = (size.parameters - embeddings) // max(1, size.layers)
@@ -99,19 +99,19 @@ def checkpoint_bytes(size: ModelSize) -> int:
 
 
 def disk_bytes(pipeline: Pipeline, size: ModelSize, *, checkpoints: int) -> int:
-    """What a whole run leaves on disk at its fullest, with so many `checkpoints` at once.
+    """The most disk space that a run takes, with this many `checkpoints` at once.
 
-    Beside them the policy that training starts from, where there is a warm-up, and the trained one: each
-    with a copy in DVC's cache, the trained one with MLflow's, too.
+    It also holds the policy that training starts from, if there is a warm-up, and the trained policy: each
+    with a copy in DVC's cache, the trained one with another in MLflow's store.
     """
     policies = 3 + (2 if pipeline.warmup is not None else 0)
     return checkpoints * checkpoint_bytes(size) + policies * POLICY_BYTES * size.parameters
 
 
 def check_memory(pipeline: Pipeline) -> None:
-    """Raise `ConfigError` if this machine has GPUs that `pipeline` does not fit, by `memory_plan`.
+    """Raise `ConfigError` if `pipeline` does not fit this machine's GPUs, by `memory_plan`.
 
-    Says nothing of a cluster's GPUs (`RAY_ADDRESS`), nor of a model whose size is unknown.
+    Does not check the GPUs of a cluster (`RAY_ADDRESS`), or a model whose size is unknown.
     """
     if pipeline.backend.device == "cpu" or os.environ.get("RAY_ADDRESS"):
         return
@@ -124,7 +124,7 @@ def check_memory(pipeline: Pipeline) -> None:
     if plan.training > gpu:
         raise ConfigError(
             f"train.micro_batch_tokens {pipeline.train.micro_batch_tokens} needs about "
-            f"{plan.training / 1e9:.0f} GB of each GPU while {pipeline.model} is trained, and one has "
+            f"{plan.training / 1e9:.0f} GB of each GPU to train {pipeline.model}, and a GPU has "
             f"{gpu / 1e9:.0f} GB; lower it, or raise backend.workers"
         )
     if plan.sampling > gpu:
@@ -136,9 +136,9 @@ def check_memory(pipeline: Pipeline) -> None:
 
 
 def read_model_size(model: str | Path) -> ModelSize | None:
-    """The size of a model that is a folder, lies in the hub's cache, or can be asked for at the hub.
+    """The size of a model that is a folder, is in the hub's cache, or is on the hub.
 
-    None where it cannot be known: no such model, no connection, or weights that are not safetensors.
+    None if it is unknown: there is no such model, no connection, or the weights are not safetensors.
     """
     folder = _local_folder(model)
     config = _read_config(model, folder)
@@ -157,7 +157,7 @@ def read_model_size(model: str | Path) -> ModelSize | None:
             layers=text["num_hidden_layers"],
             tied=bool(text.get("tie_word_embeddings", False)),
         )
-    except KeyError:  # a kind of model that has other names for these
+    except KeyError:  # an architecture with other names for these
         return None
 
 
@@ -176,7 +176,7 @@ def _local_folder(model: str | Path) -> Path | None:
         return Path(model)
     from huggingface_hub import try_to_load_from_cache
 
-    with suppress(ValueError):  # no name that a hub could have
+    with suppress(ValueError):  # the name cannot be one on the hub
         config = try_to_load_from_cache(str(model), "config.json")
         if isinstance(config, str):
             return Path(config).parent
@@ -216,8 +216,8 @@ def _count_local(folder: Path) -> int | None:
     if index.is_file():
         file_names = set(json.loads(index.read_text())["weight_map"].values())
         if not file_names <= {file.name for file in files}:
-            return None  # in the cache in part
-    with suppress(struct.error, ValueError):  # a file that was cut off
+            return None  # only part of it is in the cache
+    with suppress(struct.error, ValueError):  # a truncated file
         return sum(map(_count_file, files)) if files else None
     return None
 

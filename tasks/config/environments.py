@@ -1,4 +1,4 @@
-"""A pipeline's environments, as it wants them: on this machine, or on servers."""
+"""A pipeline's environments: on this machine, or on the servers that it names."""
 
 import os
 
@@ -9,9 +9,9 @@ from tasks.config.pipelines import Pipeline
 
 
 def environments(pipeline: Pipeline) -> list[EnvSpec]:
-    """What the pipeline's episodes are played on.
+    """The environments in which the pipeline's episodes run.
 
-    Raises `ConfigError` for unknown names, a URL that is none, or a token that is not there.
+    Raises `ConfigError` for an unknown name, an invalid URL, or a missing token.
     """
     unknown_names = pipeline.servers.keys() - set(pipeline.data.envs)
     if unknown_names:
@@ -23,7 +23,7 @@ def environments(pipeline: Pipeline) -> list[EnvSpec]:
 
 
 def check_environments(pipeline: Pipeline) -> None:
-    """Raise `MissingDependency` for what is missing here, `ConfigError` for too few places, too."""
+    """Raise `MissingDependency` for a missing requirement, `ConfigError` for too few live environments."""
     if pipeline.rollout.max_live_envs < len(pipeline.data.envs):
         raise ConfigError(
             f"rollout.max_live_envs is {pipeline.rollout.max_live_envs}, and {len(pipeline.data.envs)} "
@@ -34,17 +34,18 @@ def check_environments(pipeline: Pipeline) -> None:
 
 
 def needed_here(pipeline: Pipeline) -> set[str]:
-    """Names of all that `check_environments` asks for on this machine; servers' URLs are not looked at."""
+    """Names of the requirements that `check_environments` checks on this machine; does not read servers'
+    URLs."""
     names: set[str] = set()
     for spec in map(get_env, pipeline.data.envs):
-        names |= set(spec.packages)  # items are made of them, wherever these are played
+        names |= set(spec.packages)  # items are made with them, wherever the episodes run
         if _is_played_here(spec, pipeline):
             names |= {need.name for need in spec.needs}
     return names
 
 
 def _is_played_here(spec: EnvSpec, pipeline: Pipeline) -> bool:
-    """Demonstrations are, whoever serves the episodes."""
+    """Demonstrations are played on this machine even if a server runs the episodes."""
     return spec.name not in pipeline.servers or (pipeline.warmup is not None and spec.has_expert)
 
 
@@ -54,8 +55,8 @@ def _environment(name: str, *, pipeline: Pipeline) -> EnvSpec:
         return spec
     if not spec.has_items:
         raise ConfigError(
-            f"servers.{name}: its items are your data, which servers are not given; take it out, and it is "
-            "played here"
+            f"servers.{name}: its items are your data, which are not sent to servers; remove it, and its "
+            "episodes run here"
         )
     token = None
     if settings.token_from is not None:

@@ -1,6 +1,7 @@
-"""A pipeline's parameters as flat pairs, and which of them a run has changed.
+"""A pipeline's parameters as flat pairs, and the parameters that a run has changed.
 
-`parameters.json` in a workspace says which pipeline of `pipelines.yaml` it is a run of, and what it changed.
+`parameters.json` in a workspace names the pipeline of `pipelines.yaml` and the parameters that its run
+changed.
 """
 
 import json
@@ -14,7 +15,7 @@ from tasks.config.pipelines import Pipeline
 PARAMETERS = "parameters.json"
 """In the workspace: `{"pipeline": name, "changed": {key: [value in pipelines.yaml, value here]}}`."""
 MAX_LEVELS = 3
-"""Of nested mappings that are a group of their own where parameters are listed."""
+"""How deeply nested a mapping may be to form a group in lists of parameters."""
 
 
 def flat(values: Mapping[str, Any], *, sep: str, prefix: str = "") -> Iterable[tuple[str, Any]]:
@@ -27,9 +28,10 @@ def flat(values: Mapping[str, Any], *, sep: str, prefix: str = "") -> Iterable[t
 
 
 def group_leaves(values: Mapping[str, Any], *, path: str = "") -> dict[str, dict[str, Any]]:
-    """Leaves by the mapping they are in, `{"data.parts.easy": {"env": "textcraft", "where.depth": [1]}}`.
+    """Leaves, grouped by the mapping that holds them: `{"data.parts.easy": {"env": "textcraft",
+    "where.depth": [1]}}`.
 
-    Mappings below `MAX_LEVELS` are part of the one above them; those without leaves have no group.
+    A mapping below `MAX_LEVELS` is part of the mapping above it; a mapping without leaves forms no group.
     """
     is_deep = path.count(".") + 1 == MAX_LEVELS
     leaves = dict(flat(values, sep=".")) if path and is_deep else _leaves(values)
@@ -46,7 +48,7 @@ def _leaves(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def changed_parameters(pipeline: Pipeline, *, default: Pipeline) -> dict[str, tuple[Any, Any]]:
-    """By dotted key, the parameters that differ: (value of `default`, of `pipeline`), None for neither."""
+    """The parameters that differ, by dotted key: (value in `default`, in `pipeline`), None if absent."""
     before, after = (dict(flat(p.model_dump(mode="json"), sep=".")) for p in (default, pipeline))
     return {
         key: (before.get(key), after.get(key))
@@ -63,7 +65,7 @@ def write_changes(workspace: Path, *, name: str, changed: Mapping[str, tuple[Any
 
 
 def read_changes(workspace: Path) -> dict[str, tuple[Any, Any]]:
-    """What the run of `workspace` changed: see `changed_parameters`; empty where that was not recorded."""
+    """The `changed_parameters` of the run in `workspace`; empty if they were not recorded."""
     file = workspace / PARAMETERS
     changed = json.loads(file.read_text())["changed"] if file.exists() else {}
     return {key: (before, after) for key, (before, after) in changed.items()}

@@ -35,19 +35,19 @@ from tasks.rollout.factory import make_runner
 from tasks.rollout.runner import RolloutSpec
 
 RunRollout = Callable[[Sequence[Item], RolloutSpec], list[list[Trajectory]]]
-"""`RolloutRunner.run` with one policy, as a blocking call."""
+"""A blocking call of `RolloutRunner.run` with one policy."""
 _counts: Any = None
-"""Finished episodes by policy index, in memory shared by the processes; each process writes only the counts
-of its own policies."""
+"""Finished episodes by policy index, in memory that the processes share; each writes only the counts of the
+policies that it evaluates."""
 POLL_S = 0.5
-"""Seconds between two sums of the counts."""
+"""Time between two sums of the counts."""
 
 
 def evaluate(pipeline: Pipeline, workspace: Path, progress: Progress = SILENT) -> None:
     """Write `evaluation.json` and `evaluation_trajectories.jsonl`.
 
-    The first: `{"before" | "after": {"sampled" | "greedy": <tasks.data.trajectories.summarise>}}`. The
-    second: of every item, policy and mode the first trajectory, whose `metrics` say which they were.
+    The first holds `{"before" | "after": {"sampled" | "greedy": <tasks.data.trajectories.summarise>}}`. The
+    second holds the first trajectory of every item, policy and mode, whose `labels` name policy and mode.
     Policy versions are training steps: 0 before, the last one after. Raises `ConfigError` for a missing
     policy.
     """
@@ -198,7 +198,7 @@ def _evaluate_policy(
 
 
 def _label(trajectory: Trajectory, *, policy: str, mode: str, version: int) -> Trajectory:
-    # A sampler that was started with a policy's files counts its versions from there.
+    # A sampler that was started from a policy's files counts its versions from 0.
     turns = tuple(
         replace(turn, completion=replace(turn.completion, policy_version=version))
         for turn in trajectory.turns

@@ -1,9 +1,8 @@
-"""Stage `provision`: bring the environments up, prove that they work, record what they are.
+"""Stage `provision`: starts the environments, proves that they work, and records what they are.
 
-The scripted expert plays training items on the pool that training will use, all at once. Anything
-but a solved item is a fault of the environment, found here and not an hour into training. Where an
-environment has no expert, items are begun and one action is answered. Sandboxes are started, too, and the
-items are shown to the reward, which says what it lacks.
+The scripted expert plays training items, all at once, on the pool that training will use. An item that it
+does not solve is a fault of the environment, found here and not an hour into training. In an environment
+without an expert, each episode takes one action. Sandboxes are started too, and the reward checks the items.
 """
 
 import asyncio
@@ -35,18 +34,18 @@ from tasks.data.items import read_items
 from tasks.progress import SILENT, Progress
 
 EPISODES = 64
-"""Most expert episodes of each environment; more than any sensible number of live ones on a laptop."""
+"""The most expert episodes of each environment; more than a laptop can reasonably hold at once."""
 SOLVING_S = 20.0
-"""Most seconds in which an expert begins to look for another solution."""
+"""The time after which an expert does not begin to look for another solution."""
 TRIAL = "look"
-"""The one action where no solution is known; whatever it is taken for, it must be answered."""
+"""The action for items without a known solution; the environment must answer it, valid or not."""
 
 
 def provision(pipeline: Pipeline, workspace: Path, progress: Progress = SILENT) -> None:
-    """Play expert episodes of every environment at once; write `provision.json`.
+    """Play expert episodes in all environments at once; write `provision.json`.
 
     Raises `EnvCrashed` or `EpisodeTimeout` if an episode does not end in success, `ConfigError` for an item
-    that does not fill the reward's parameters.
+    without the values that the reward's parameters need.
     """
     items, held_out = (
         read_items(workspace / "data" / file, data=pipeline.data) for file in ("train.jsonl", "test.jsonl")
@@ -60,7 +59,7 @@ def provision(pipeline: Pipeline, workspace: Path, progress: Progress = SILENT) 
         "python": platform.python_version(),
         "capacity": pipeline.rollout.max_live_envs,
         "episodes": sum(map(len, turns.values())),
-        "solved": sum(bool(proof.solution) for own in proofs.values() for proof in own),
+        "solved": sum(bool(proof.solution) for env_proofs in proofs.values() for proof in env_proofs),
         "turns": sum(map(sum, turns.values())),
         "seconds": round(time.perf_counter() - started, 3),
         "envs": {
@@ -78,7 +77,7 @@ def provision(pipeline: Pipeline, workspace: Path, progress: Progress = SILENT) 
 
 
 def _where(env: str, *, pipeline: Pipeline) -> dict[str, Any]:
-    """What it is: packages and programs of this machine, or servers, which do not tell theirs."""
+    """Packages and programs on this machine, or the servers, which do not report theirs."""
     if env in pipeline.servers:
         return {"servers": list(pipeline.servers[env].urls)}
     spec = get_env(env)
@@ -90,44 +89,44 @@ def _where(env: str, *, pipeline: Pipeline) -> dict[str, Any]:
 class _Proof:
     item: Item
     solution: Sequence[ExpertStep]
-    """Empty where none is known: then one action is tried."""
+    """Empty if none is known: then one action is tried."""
 
 
 def _proofs(spec: EnvSpec, items: Sequence[Item]) -> list[_Proof]:
-    """Items from all over `items`, with solutions; items alone if none is known in the time that there is."""
-    own = [item for item in items if item.env == spec.name]
+    """Items from all parts of `items` with their solutions; without solutions if none is found in time."""
+    env_items = [item for item in items if item.env == spec.name]
     until = time.perf_counter() + SOLVING_S
     found: list[_Proof] = []
     # An environment on servers may lack here what its expert needs.
-    solvable = own if all(need.find_remedy() is None for need in spec.needs) else []
-    for item in solvable[:: max(1, len(own) // EPISODES)][:EPISODES]:
+    solvable = env_items if all(need.find_remedy() is None for need in spec.needs) else []
+    for item in solvable[:: max(1, len(env_items) // EPISODES)][:EPISODES]:
         if time.perf_counter() > until:
             break
         solution = spec.solve(item)
         if solution:
             found.append(_Proof(item, solution))
-    return found or [_Proof(item, ()) for item in own[:EPISODES]]
+    return found or [_Proof(item, ()) for item in env_items[:EPISODES]]
 
 
 async def _prove(
     proofs: Mapping[str, Sequence[_Proof]], *, pipeline: Pipeline
 ) -> tuple[dict[str, list[int]], dict[str, float]]:
-    """Play every solution at once; returns each one's turns and the mean seconds of a step, by env."""
+    """Play all solutions at once; returns their turns and the mean seconds of a step, by environment."""
     most = pipeline.rollout.max_live_envs
     envs = EnvManager(environments(pipeline), capacity=most, total=most, remote_host=find_cluster_host())
     try:
-        played = [
-            asyncio.gather(*(_solve(proof, envs=envs, pipeline=pipeline) for proof in own))
-            for own in proofs.values()
+        episodes = [
+            asyncio.gather(*(_solve(proof, envs=envs, pipeline=pipeline) for proof in env_proofs))
+            for env_proofs in proofs.values()
         ]
-        turns = dict(zip(proofs, await asyncio.gather(*played), strict=True))
+        turns = dict(zip(proofs, await asyncio.gather(*episodes), strict=True))
         return turns, {env: metrics.step.mean for env, metrics in envs.metrics.items()}
     finally:
         await envs.close()
 
 
 async def _solve(proof: _Proof, *, envs: EnvManager, pipeline: Pipeline) -> int:
-    """Returns the number of turns."""
+    """Play the solution, or one action; returns the number of turns."""
     item, steps = proof.item, proof.solution or [ExpertStep("", TRIAL)]
     limits = pipeline.rollout.limits(max_turns=len(steps))
     config = EpisodeConfig(agent=FormatAgent("raw"), limits=limits)
@@ -135,7 +134,7 @@ async def _solve(proof: _Proof, *, envs: EnvManager, pipeline: Pipeline) -> int:
         try:
             trajectory = await run_script(env, item, expert_script(steps, config=config), config=config)
         except SamplerFailed as error:
-            raise EnvCrashed(f"{item.item_id}: the expert cannot go on: {error}") from None
+            raise EnvCrashed(f"{item.item_id}: the expert cannot continue: {error}") from None
         if isinstance(env.unwrapped, WithWorkspace):
             await _try_sandbox(env.unwrapped, item)
     if proof.solution and not trajectory.success:

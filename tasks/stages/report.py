@@ -1,11 +1,9 @@
-"""Stage `report`: one page that says what a run has done, and the plots on it as files.
+"""Stage `report`: a page about a run, and its plots as files.
 
-Owns what is told and in which words. Reading the workspace is `tasks/reporting/results.py`'s, the pictures
-are
-`tasks/reporting/chart_style.py`'s, the layout is `tasks/reporting/templates/`'s. The page needs no network
-and no script; text
-of environments and policies is escaped. The same workspace gives the same page, but for the commit and
-the versions of the code that makes it.
+Chooses the contents and their wording. `tasks/reporting/results.py` reads the workspace, `chart_style.py`
+styles the plots, and `templates/` holds the layout. The page needs no network and no script; text of
+environments and policies is escaped. The same workspace gives the same page, except for the commit and the
+versions of the code.
 """
 
 import hashlib
@@ -57,9 +55,9 @@ class Change:
 
 
 def report(pipeline: Pipeline, workspace: Path, progress: Progress = SILENT) -> Path:
-    """Write `report/index.html` and its plots (`*.svg`, `*.png`) from what `workspace` holds by now.
+    """Write `report/index.html` and its plots (`*.svg`, `*.png`) from the files in `workspace`.
 
-    What is missing is named on the page. Returns the page's path.
+    The page names what is missing. Returns the page's path.
     """
     results = read_results(workspace)
     planned = (training_turns(pipeline, step=step) for step in range(1, pipeline.train.steps + 1))
@@ -98,7 +96,7 @@ def report(pipeline: Pipeline, workspace: Path, progress: Progress = SILENT) -> 
 
 
 def change_of(results: Results, *, mode: str) -> Change | None:
-    """The headline of one mode; None before both policies were evaluated."""
+    """The change of the success rate in one mode; None until both policies are evaluated."""
     before, after = (results.rate(policy, mode) for policy in ("before", "after"))
     if before is None or after is None:
         return None
@@ -114,12 +112,12 @@ def change_of(results: Results, *, mode: str) -> Change | None:
 
 
 def quick_items(results: Results) -> int:
-    """Test items that the quick evaluations played, once each; 0 before the first."""
+    """The number of test items in a quick evaluation; 0 before the first."""
     return max((int(r.evaluation["episodes"] + r.evaluation["dropped"]) for r in results.rounds), default=0)
 
 
 def mlflow_run(workspace: Path) -> dict[str, str]:
-    """Of the MLflow run that records this one: `id`, `store` and, on a server, the `url` of its page."""
+    """The MLflow run that records this one: its `id`, `store` and, on a server, the `url` of its page."""
     file = workspace / "mlflow.json"
     if not file.exists():
         return {}
@@ -132,7 +130,7 @@ def mlflow_run(workspace: Path) -> dict[str, str]:
 
 
 def missing_parts(results: Results, *, pipeline: Pipeline) -> list[str]:
-    """What the page cannot tell yet, in sentences."""
+    """What the page does not show yet, in sentences."""
     done, due = len(results.steps), pipeline.train.steps
     parts = {
         "This pipeline has no warm-up: “before” is the model it starts from.": pipeline.warmup is None,
@@ -148,22 +146,22 @@ def missing_parts(results: Results, *, pipeline: Pipeline) -> list[str]:
 
 
 def totals(results: Results) -> dict[str, float]:
-    """What training played and took, in all; empty before its first step."""
+    """The totals of training: episodes, tokens, seconds and so on; empty before its first step."""
     if not results.steps:
         return {}
-    played = {
+    sums = {
         key: sum(step.get(key, 0.0) for step in results.steps) for key in ("episodes", "tokens", "seconds")
     }
-    return played | {
+    return sums | {
         "steps": len(results.steps),
         "turns": environment_steps(results)[-1],
         "informative": fmean(step["informative_groups"] for step in results.steps),
-        "tokens_per_s": played["tokens"] / (sum(step["seconds_rollout"] for step in results.steps) or 1.0),
+        "tokens_per_s": sums["tokens"] / (sum(step["seconds_rollout"] for step in results.steps) or 1.0),
     }
 
 
 def dropped_by_place(results: Results) -> dict[str, tuple[int, dict[str, int]]]:
-    """Where episodes were played → (how many counted or dropped, dropped by cause)."""
+    """By place (training, evaluations): the episodes, counted or dropped, and those dropped, by cause."""
     places: dict[str, list[Summary]] = {
         "training": [*results.steps],
         "quick evaluations": [done.evaluation for done in results.rounds],
@@ -177,7 +175,7 @@ def dropped_by_place(results: Results) -> dict[str, tuple[int, dict[str, int]]]:
 
 
 def phase_table(results: Results) -> list[tuple[str, float, float]]:
-    """(phase, seconds in all, share) within training steps, then what the train stage does outside them."""
+    """(phase, total seconds, share) of the training steps, then of the train stage outside them."""
     rows = [(name, sum(seconds)) for name, seconds in phases(results).items() if sum(seconds) > 0]
     if rows and "train" in results.seconds:
         outside = results.seconds["train"] - sum(step["seconds"] for step in results.steps)
@@ -187,22 +185,22 @@ def phase_table(results: Results) -> list[tuple[str, float, float]]:
 
 
 def lineage(results: Results, workspace: Path, *, pipeline: Pipeline) -> dict[str, str]:
-    """What the results came from: files by MD5 (data as in `dvc.lock`), code and versions by now."""
+    """The origin of the results: files by MD5 (data as in `dvc.lock`), the current code and versions."""
     facts = provenance(envs=pipeline.data.envs)
-    told = {}
+    origins = {}
     if "git.commit" in facts:
-        told["commit"] = facts["git.commit"] + (" and changes" if facts["git.dirty"] == "true" else "")
+        origins["commit"] = facts["git.commit"] + (" and changes" if facts["git.dirty"] == "true" else "")
     for name in ("data/train.jsonl", "data/test.jsonl", "policy/model.safetensors"):
         if (workspace / name).exists():
-            told[name] = hashlib.md5((workspace / name).read_bytes(), usedforsecurity=False).hexdigest()
+            origins[name] = hashlib.md5((workspace / name).read_bytes(), usedforsecurity=False).hexdigest()
     versions = {"python": facts["python"]} | {
         key.removeprefix("version."): value for key, value in facts.items() if key.startswith("version.")
     }
-    told["versions"] = ", ".join(f"{name} {number}" for name, number in versions.items())
+    origins["versions"] = ", ".join(f"{name} {number}" for name, number in versions.items())
     if results.provision:
         receipt = results.provision
-        told["environments"] = (
+        origins["environments"] = (
             f"{receipt['capacity']} at once; of {receipt['episodes']} items the experts solved "
             f"{receipt['solved']} in {duration(receipt['seconds'])}"
         )
-    return told
+    return origins

@@ -1,4 +1,4 @@
-"""The train stage: rounds of training steps, each ending with a checkpoint and a quick evaluation.
+"""Stage `train`: rounds of training steps, each ending with a checkpoint and a quick evaluation.
 
 Owns the files under `train/` and `policy/`, the Ray session, and the restart when the training process
 dies: a new process resumes from the last checkpoint, and later steps are repeated and counted once. The
@@ -44,14 +44,14 @@ MAX_RESTARTS = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainedRound:
-    """The steps of one round, trained and not evaluated yet."""
+    """A round that is trained and not evaluated yet."""
 
     index: int
     """From 0."""
     first_step: int
     last_step: int
     seconds: float
-    """Wall time, start-up included; of the last attempt, if one was interrupted."""
+    """Wall time, including start-up; of the last attempt if one was interrupted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

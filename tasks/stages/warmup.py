@@ -61,7 +61,7 @@ def warmup(pipeline: Pipeline, workspace: Path, progress: Progress = SILENT) -> 
 
 
 def _start(pipeline: Pipeline, items: Sequence[Item], *, folder: Path) -> tuple[str, list[Demonstration]]:
-    """The model to start from, saved in `folder` if it gets new words, and demonstrations in its tokens."""
+    """The model to start from (saved in `folder` if it gets new words), and demonstrations in its tokens."""
 
     def play_experts(tokenizer: "PreTrainedTokenizerBase") -> list[Demonstration]:
         return asyncio.run(demonstrate(items, pipeline=pipeline, tokenizer=tokenizer))

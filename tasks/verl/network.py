@@ -1,7 +1,7 @@
-"""What verl's processes listen on: TransferQueue asks for Ray's token, torch binds to one address.
+"""Secures the sockets of verl's processes: TransferQueue asks for Ray's token, torch binds to one address.
 
-verl imports it where `VERL_USE_EXTERNAL_MODULES` names it, at the end of `import verl`. It replaces what
-transfer_queue and torch offer no option for; `tests/tasks/test_network.py` attacks the result.
+verl imports this module at the end of `import verl` if `VERL_USE_EXTERNAL_MODULES` names it. It patches
+transfer_queue and torch, which have no options for this; `tests/tasks/test_network.py` attacks the result.
 """
 
 import ipaddress
@@ -24,11 +24,12 @@ _create_zmq_socket = zmq_utils.create_zmq_socket
 
 
 def apply() -> None:
-    """Replace them in this process, and in the actors of TransferQueue that it starts.
+    """Patch this process, and the actors of TransferQueue that it starts.
 
-    Ray sends these actors' classes with what their methods refer to, so the replacement goes along.
+    Ray pickles the classes of these actors with the objects that their methods refer to: the patches
+    included.
     """
-    # The package has a function of the module's name, which `import ... as` would find.
+    # The package has a function with the module's name, which `import ... as` would find.
     rendezvous = import_module("torch.distributed.rendezvous")
     rendezvous.TCPStore = bound_store  # type: ignore[attr-defined]
     for module in (
@@ -43,9 +44,9 @@ def apply() -> None:
 def create_zmq_socket(
     ctx: zmq.Context[Any], socket_type: int, ip: str, identity: bytes | None = None
 ) -> zmq.Socket[Any]:
-    """As TransferQueue's, with CURVE: encrypted, and only for who has Ray's token.
+    """TransferQueue's function, with CURVE: encrypted, and only for clients that have Ray's token.
 
-    TransferQueue unpickles what comes. Where Ray asks for no token, its sockets stay as they were.
+    TransferQueue unpickles what it receives. If Ray asks for no token, its sockets are not changed.
     """
     queue_socket: zmq.Socket[Any] = _create_zmq_socket(ctx, socket_type, ip, identity)
     keys = queue_keys()
@@ -61,8 +62,8 @@ def create_zmq_socket(
 def bound_store(*, host_name: str, port: int, is_master: bool, **options: Any) -> TCPStore:
     """torch's store, whose server listens on `host_name` alone instead of on every interface.
 
-    gloo's sockets go to the same network's interface, and NCCL's where that is loopback, unless
-    `GLOO_SOCKET_IFNAME` and `NCCL_SOCKET_IFNAME` say otherwise.
+    gloo uses the interface of the same network, and so does NCCL if that is loopback, unless
+    `GLOO_SOCKET_IFNAME` and `NCCL_SOCKET_IFNAME` name others.
     """
     family, _, _, _, address = socket.getaddrinfo(host_name, port, type=socket.SOCK_STREAM)[0]
     interface, own_address = _interface_towards(family, address)
@@ -71,12 +72,12 @@ def bound_store(*, host_name: str, port: int, is_master: bool, **options: Any) -
         os.environ.setdefault("NCCL_SOCKET_IFNAME", f"={interface}")
     if is_master:
         server = socket.create_server(address[:2], family=family, backlog=socket.SOMAXCONN)
-        options["master_listen_fd"] = server.detach()  # the store's from now on
+        options["master_listen_fd"] = server.detach()  # now owned by the store
     return TCPStore(host_name=host_name, port=port, is_master=is_master, **options)
 
 
 def _interface_towards(family: int, address: tuple[Any, ...]) -> tuple[str, str]:
-    """By which network interface this machine reaches `address`: its name, and the own address there."""
+    """The network interface by which this machine reaches `address`: its name, and its address."""
     with socket.socket(family, socket.SOCK_DGRAM) as probe:
         probe.connect(address)  # sends nothing
         own_address: str = probe.getsockname()[0]

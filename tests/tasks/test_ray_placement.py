@@ -47,8 +47,8 @@ def test_workers_go_to_the_fewest_nodes_in_equal_numbers(
     [
         ("127.0.0.1:1", "no Ray cluster answers"),
         ("no-such-host.invalid:6379", "no Ray cluster answers"),
-        ("127.0.0.1", "is no HOST:PORT"),
-        ("ray://127.0.0.1:10001", "is no HOST:PORT"),
+        ("127.0.0.1", "is not HOST:PORT"),
+        ("ray://127.0.0.1:10001", "is not HOST:PORT"),
         ("127.0.0.1:123456", "no Ray cluster answers"),
     ],
 )

@@ -1,7 +1,7 @@
 """verl 0.9.1 on a CPU: a platform, a training engine and a rollout backend, loaded as a verl plugin.
 
-verl loads `tasks.verl.cpu.plugin` where `VERL_USE_EXTERNAL_MODULES` names it. It does nothing unless
-`VERL_PLATFORM=cpu` asks for it, so that a GPU cluster's CPU-only processes never pick it up.
+verl loads `tasks.verl.cpu.plugin` if `VERL_USE_EXTERNAL_MODULES` names it. The plugin does nothing unless
+`VERL_PLATFORM=cpu` is set, so that CPU-only processes of a GPU cluster never use it.
 """
 
 PLUGIN_ENV = {
@@ -12,6 +12,6 @@ PLUGIN_ENV = {
 
 THREADS_ENV = {"GOMP_SPINCOUNT": "10000"}
 """How often a waiting thread checks for the others before it sleeps: for less than a tenth of a millisecond.
-By default it spins for milliseconds, and on a busy machine, where the thread it waits for is not running, an
-update took 16 to 34 times as long. Sleeping at once costs a tenth to a fifth on an idle machine
+By default it spins for milliseconds; on a busy machine, where the other thread is not running, an update then
+took 16 to 34 times as long. Sleeping at once costs a tenth to a fifth on an idle machine
 (docs/results.md)."""

@@ -1,14 +1,14 @@
-"""Attention over a packed row (`packing.py`): each pair of query and key that counts once, and no other.
+"""Attention over a packed row (`packing.py`): computes each relevant pair of query and key exactly once.
 
-A response's query attends to the prompt and, causally, to its own response. These are two calls of torch's
-flash kernel, one for all responses over their prompt and one for each response over itself; their outputs
-are merged by the weight that each carries in the softmax. Nothing is padded, masked or repeated.
+A query of a response attends to the prompt and, causally, to its own response. torch's flash kernel is called
+once for all responses over their prompt, and once for each response over itself; the outputs are merged by
+their weights in the softmax. Nothing is padded, masked or repeated.
 
-The backward is the kernel's as well. It computes a pair's share of the gradients from the output and the
-log-sum-exp of the query's *whole* softmax, so that given the merged ones, the gradients of all calls add up
+The backward pass uses the kernel as well. The kernel computes a pair's share of the gradients from the output
+and the log-sum-exp of the query's *whole* softmax. Given the merged values, the gradients of all calls add up
 to the exact gradient (as in ring attention, Liu et al. 2023, arXiv:2310.01889).
 
-Shapes: `H` query heads, `K` heads of keys and values, `T` tokens of the row, `D` numbers a head.
+Shapes: `H` query heads, `K` heads of keys and values, `T` tokens of the row, `D` numbers per head.
 """
 
 from typing import Any
@@ -40,8 +40,8 @@ def packed_attention(
 ) -> tuple[Tensor, None]:
     """Causal attention within each block: prompt to itself, each response to the prompt and itself.
 
-    Called by transformers with the `blocks` that were given to the model; returns ([1, T, H, D], None).
-    Raises `ConfigError` for dropout: the sampler has none, so log-probs would not be those of the policy.
+    transformers calls it with the `blocks` that the model was called with; returns ([1, T, H, D], None).
+    Raises `ConfigError` for dropout: the sampler has none, so its log-probs would not be those of the policy.
     """
     if dropout:
         raise ConfigError(f"attention_dropout {dropout} in the model's config.json: the CPU backend needs 0")
@@ -52,7 +52,7 @@ def packed_attention(
 
 
 def computed_pairs(blocks: tuple[PromptBlock, ...]) -> int:
-    """Pairs of query and key that `packed_attention` looks at, but for what the kernel rounds up."""
+    """Pairs of query and key that `packed_attention` computes, before the kernel rounds up."""
     return sum(
         (len(queries) * (len(queries) + 1) // 2 if causal else len(queries) * len(keys))
         for block in blocks
@@ -61,7 +61,7 @@ def computed_pairs(blocks: tuple[PromptBlock, ...]) -> int:
 
 
 def _calls(block: PromptBlock) -> list[tuple[range, range, bool]]:
-    """(queries, keys, whether causal) of each call of the kernel; responses over their prompt come last."""
+    """(queries, keys, is causal) of each call of the kernel; responses over their prompt come last."""
     prompt = range(block.start, block.start + block.prompt_length)
     calls = [(prompt, prompt, True)]
     first = prompt.stop
@@ -80,7 +80,7 @@ def _slice_tokens(tensor: Tensor, tokens: range) -> Tensor:
 
 
 class _PackedAttention(torch.autograd.Function):
-    """`packed_attention` where there are as many heads of keys as of queries; [1, H, T, D] in and out."""
+    """`packed_attention` with as many heads of keys as of queries; [1, H, T, D] in and out."""
 
     @staticmethod
     def forward(
@@ -101,7 +101,7 @@ class _PackedAttention(torch.autograd.Function):
                 if causal:
                     _slice_tokens(output, queries).copy_(part)
                     _slice_tokens(weight, queries).copy_(part_weight)
-                else:  # these queries have been over their own responses
+                else:  # these queries have attended to their own responses
                     own_output, own_weight = _slice_tokens(output, queries), _slice_tokens(weight, queries)
                     own_output.lerp_(part, torch.sigmoid(part_weight - own_weight).unsqueeze(-1))
                     own_weight.copy_(torch.logaddexp(own_weight, part_weight))

@@ -1,7 +1,7 @@
 """verl's FSDP2 engine on a CPU: the same model, loss and optimizer, over packed rows.
 
-verl's own row packing needs flash-attention; its padded batches cost two to three times the work.
-This engine puts `packing.py` in their place and asks for logits only where the loss looks.
+verl's row packing needs flash-attention, and its padded batches take two to three times the work. This engine
+uses `packing.py` instead, and computes logits only for the tokens in the loss.
 """
 
 import os
@@ -33,15 +33,15 @@ def register() -> None:
 
 
 class CpuEngine(FSDPEngineWithLMHead):  # type: ignore[misc]
-    """Packed rows in, log-probs of the wanted tokens out; zeros for all other tokens."""
+    """Takes packed rows; returns the log-probs of the tokens in the loss, and zeros for all others."""
 
     def initialize(self) -> None:
-        """Build model and optimizer, with as many threads as the machine has for this process."""
+        """Build model and optimizer, with this process's share of the machine's threads."""
         torch.set_num_threads(threads_per_process(torch.distributed.get_world_size()))
         super().initialize()
 
     def prepare_model_inputs(self, micro_batch: TensorDict) -> tuple[dict[str, Any], dict[str, Any]]:
-        """The micro-batch as one row: arguments of the model, and what `prepare_model_outputs` needs."""
+        """Pack the micro-batch into a row: the model's arguments, and those of `prepare_model_outputs`."""
         samples = micro_batch["input_ids"].unbind()
         row = pack_row(
             samples,
@@ -91,8 +91,8 @@ def split_by_prompt(
 ) -> tuple[list[TensorDict], list[list[int]] | None]:
     """Micro-batches of at most `max_token_len_per_gpu` packed tokens, prompts kept together.
 
-    verl balances micro-batches by length, which tears groups apart. Several ranks must agree on the
-    number of micro-batches, so there verl's own split is used.
+    verl balances micro-batches by length, which separates the samples of a prompt. Several ranks must agree
+    on the number of micro-batches, so they use verl's split.
     """
     dynamic = tu.get_non_tensor_data(data=data, key="use_dynamic_bsz", default=True)
     if not dynamic or "prompts" not in data or torch.distributed.get_world_size(dp_group) > 1:
@@ -117,9 +117,9 @@ def split_by_prompt(
 
 
 def threads_per_process(processes: int) -> int:
-    """Torch threads of each of `processes` that compute at the same time on this machine.
+    """Torch threads for each of `processes` that compute at the same time on this machine.
 
-    `WINGSPAN_THREADS`, where set, is the limit of each: on a shared machine, set it to 1.
+    `WINGSPAN_THREADS`, if set, limits the threads of each: on a shared machine, set it to 1.
     """
     available = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     share = max(1, available // processes)
@@ -128,12 +128,12 @@ def threads_per_process(processes: int) -> int:
 
 
 def _prompt_lengths(data: TensorDict) -> list[int]:
-    """Tokens of each sample that others may share. A batch without prompts shares none: all is prompt."""
+    """Tokens of each sample that others may share; all of them in a batch without `prompts`."""
     lengths: list[int] = data["prompts" if "prompts" in data else "input_ids"].offsets().diff().tolist()
     return lengths
 
 
 def _full_masks(data: TensorDict, lengths: list[int]) -> list[torch.Tensor]:
-    """`loss_mask` over whole samples; in RL verl gives it over responses only."""
+    """`loss_mask` over whole samples; in RL, verl gives it for responses only."""
     masks = data["loss_mask"].unbind()
     return [torch.nn.functional.pad(m, (n - len(m), 0)) for m, n in zip(masks, lengths, strict=True)]

@@ -1,12 +1,12 @@
-"""Packs a micro-batch into one row without padding, each prompt only once.
+"""Packs a micro-batch into one row without padding, with each prompt only once.
 
-A group's trajectories share their prompt: it is computed once, and every response attends to it
-(`attention.py`). Exactly the function of the padded batch, at a fraction of its cost.
+The trajectories of a group share their prompt: it is computed once, and every response attends to it
+(`attention.py`). The row computes the same function as the padded batch, at a fraction of its cost.
 
     samples    prompt A + response 0, prompt A + response 1, prompt B + response 2
     one row    A | 0 | 1 | B | 2          positions 0…|A|-1, |A|…, |A|…, 0…|B|-1, |B|…
 
-Shapes: `B` samples, `T` tokens of the row, `N` tokens whose log-prob is wanted.
+Shapes: `B` samples, `T` tokens of the row, `N` tokens whose log-prob is computed.
 """
 
 from collections.abc import Sequence
@@ -32,19 +32,19 @@ class PackedRow:
     input_ids: Tensor  # [1, T]
     position_ids: Tensor  # [1, T]
     blocks: tuple[PromptBlock, ...]
-    logit_rows: Tensor  # [N], index in the row of the token *before* each wanted one
-    labels: Tensor  # [N], the wanted tokens
-    targets: Tensor  # [N], where the log-probs go in the samples laid end to end
-    sample_of: Tensor  # [N], which sample each belongs to
+    logit_rows: Tensor  # [N], index in the row of the token *before* each label
+    labels: Tensor  # [N], the tokens whose log-prob is computed
+    targets: Tensor  # [N], positions of the log-probs in the concatenated samples
+    sample_of: Tensor  # [N], index of the sample of each
 
 
 def pack_row(
     samples: Sequence[Tensor], *, prompt_lengths: Sequence[int], masks: Sequence[Tensor]
 ) -> PackedRow:
-    """Lay `samples` ([L] each, prompt first) out in one row.
+    """Pack `samples` ([L] each, prompt first) into one row.
 
-    `masks` ([L] each): 1 where the token's log-prob is wanted. As verl has it, the log-prob of the
-    token at `i` belongs at `i - 1`; the first token has none.
+    `masks` ([L] each): 1 if the token's log-prob is computed. As in verl, the log-prob of the token at `i` is
+    stored at `i - 1`; the first token has none.
     """
     offsets = [0]
     for sample in samples:

@@ -1,6 +1,6 @@
-"""The places where verl 0.9.1 takes a GPU for granted and offers no hook, replaced one by one.
+"""Patches verl 0.9.1 where it assumes a GPU and offers no hook.
 
-Only `plugin.py` calls `apply`, and only where `VERL_PLATFORM=cpu`.
+Only `plugin.py` calls `apply`, and only if `VERL_PLATFORM=cpu`.
 """
 
 import os
@@ -14,7 +14,7 @@ import verl.utils.model as verl_model
 
 
 def apply() -> None:
-    """Replace them all, in this process."""
+    """Apply all patches in this process."""
     verl_distributed.initialize_global_process_group = init_process_group
     verl_distributed.initialize_global_process_group_ray = init_process_group_ray
     verl_model.load_valuehead_model = load_valuehead_model
@@ -22,13 +22,14 @@ def apply() -> None:
 
 
 def init_process_group(timeout_second: int = 36000) -> tuple[int, int, int]:
-    """As verl's, over gloo alone: torch refuses its `cpu:gloo,cpu:gloo`. (local rank, rank, size)."""
+    """verl's function over gloo alone: torch refuses its `cpu:gloo,cpu:gloo`. Returns (local rank, rank,
+    size)."""
     init_process_group_ray(timeout_second)
     return int(os.environ["LOCAL_RANK"]), int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 
 
 def init_process_group_ray(timeout_second: int | None = None, backend: str | None = None) -> None:
-    """As verl's, over gloo alone."""
+    """verl's function, over gloo alone."""
     if torch.distributed.is_initialized():
         return
     torch.distributed.init_process_group(
@@ -43,7 +44,7 @@ def init_process_group_ray(timeout_second: int | None = None, backend: str | Non
 def load_valuehead_model(
     local_path: str, torch_dtype: torch.dtype, model_config: Any, trust_remote_code: bool
 ) -> torch.nn.Module:
-    """As verl's, which insists on flash-attention."""
+    """verl's function without flash-attention, which verl requires."""
     from transformers import AutoModelForTokenClassification
 
     model: torch.nn.Module = AutoModelForTokenClassification.from_pretrained(
@@ -57,7 +58,7 @@ def load_valuehead_model(
 
 
 class UnpinnedOffloadPolicy(verl_fsdp.CPUOffloadPolicy):  # type: ignore[misc]
-    """verl asks for pinned memory, which a machine without an accelerator does not have."""
+    """Without pinned memory, which a machine without an accelerator does not have."""
 
     def __init__(self, pin_memory: bool = False) -> None:
         super().__init__(pin_memory=False)

@@ -1,4 +1,4 @@
-"""The CPU as one of verl's platforms: which names and numbers verl is told. No behaviour of its own."""
+"""Describes the CPU as one of verl's platforms: the names and numbers that verl asks for."""
 
 import types
 from collections.abc import Iterator
@@ -11,7 +11,7 @@ from verl.plugin.platform.platform_base import PlatformBase
 
 
 class _CpuDevice(types.ModuleType):
-    """What verl calls on `torch.cuda`, answered for the CPU; all else is `torch.cpu`'s."""
+    """Stands in for `torch.cuda`: the functions that verl calls; all others are those of `torch.cpu`."""
 
     def __init__(self) -> None:
         super().__init__("wingspan_cpu_device")
@@ -20,7 +20,7 @@ class _CpuDevice(types.ModuleType):
         return getattr(torch.cpu, name)
 
     def is_available(self) -> bool:
-        # "Is there an accelerator": verl frees caches and reads device memory where there is one.
+        # "Is there an accelerator?": if so, verl frees caches and reads device memory.
         return False
 
     def device_count(self) -> int:
@@ -64,7 +64,7 @@ _DEVICE = _CpuDevice()
 
 
 class PlatformCpu(PlatformBase):  # type: ignore[misc]
-    """A CPU seen by verl; registered only where `VERL_PLATFORM=cpu` asks for it."""
+    """A CPU as verl sees it; registered only if `VERL_PLATFORM=cpu`."""
 
     device_name = "cpu"
     vendor_name = "generic"
@@ -74,7 +74,7 @@ class PlatformCpu(PlatformBase):  # type: ignore[misc]
         return True
 
     def is_platform_available(self, use_smi_check: bool = False) -> bool:
-        # Never found by probing: in a GPU cluster every CPU-only process would match.
+        # Probing must not find it: every CPU-only process of a GPU cluster would match.
         return False
 
     def current_device(self) -> str:
@@ -115,7 +115,7 @@ class PlatformCpu(PlatformBase):  # type: ignore[misc]
     def profiler_stop(self) -> None: ...
 
     def ray_resource_name(self) -> str:
-        # verl's resource pool counts GPUs and NPUs only: Ray is told of logical GPUs, one a worker.
+        # verl's resource pool counts only GPUs and NPUs: Ray is given logical GPUs, one per worker.
         return "GPU"
 
     def ray_noset_envvars(self) -> list[str]:

@@ -1,7 +1,7 @@
-"""Registers the CPU with verl, where asked to: the platform, the engine, the rollout backend, patches.
+"""Registers the CPU with verl if `VERL_PLATFORM=cpu`: platform, engine, rollout backend and patches.
 
-Imported by verl itself (`VERL_USE_EXTERNAL_MODULES`), at the end of `import verl`. Everything here
-binds to verl 0.9.1 and is checked against it by `tests/tasks/test_verl_contract.py`.
+verl imports this module (`VERL_USE_EXTERNAL_MODULES`) at the end of `import verl`. All of it depends on verl
+0.9.1, and `tests/tasks/test_verl_contract.py` checks it against that version.
 """
 
 import os
@@ -14,7 +14,7 @@ VERL_VERSION = "0.9.1"
 def activate() -> None:
     """Make verl run on the CPU in this process.
 
-    Raises `ConfigError` for any other version of verl: the patches reach into its internals.
+    Raises `ConfigError` for another version of verl: the patches depend on its internals.
     """
     from importlib.metadata import version
 
@@ -30,8 +30,8 @@ def activate() -> None:
 
     PlatformRegistry.register(platform="cpu")(PlatformCpu)
 
-    # In this order: verl's modules ask for the platform while they are imported, and the engine's
-    # take what the patches replace.
+    # The order matters: verl's modules ask for the platform while they are imported, and those of the
+    # engine import what the patches replace.
     from tasks.verl.cpu import patches
 
     patches.apply()

@@ -1,7 +1,7 @@
-"""verl's rollout backend `cpu`: the CPU sampler's actors, their replica, and the way weights reach it.
+"""verl's rollout backend `cpu`: the actors of the CPU sampler, their replica, and the transfer of weights.
 
-verl asks a load balancer for a server at every turn; with sessions that stick, one process that
-plays all episodes can choose by itself, which saves an actor and two calls a turn.
+verl asks a load balancer for a server at every turn. Here an episode stays on one server, which the process
+that runs all episodes chooses itself: this saves an actor and two calls per turn.
 """
 
 import asyncio
@@ -31,13 +31,13 @@ def register() -> None:
 
 
 def _samplers(replica_rank: int, config: Any) -> list[str]:
-    """Names of a replica's sampler actors."""
+    """The names of a replica's sampler actors."""
     count = config.engine_kwargs[BACKEND]["samplers"]
     return [f"wingspan_cpu_sampler_{replica_rank}_{index}" for index in range(count)]
 
 
 class CpuReplica(RolloutReplica):  # type: ignore[misc]
-    """`CpuSampler` actors, a core each. They have no device memory to give back, so they never sleep."""
+    """`CpuSampler` actors, one core each. They have no device memory to free, so they never sleep."""
 
     async def launch_servers(self) -> None:
         """Start the actors."""
@@ -70,13 +70,13 @@ class CpuReplica(RolloutReplica):  # type: ignore[misc]
 
 
 class CpuRollout(BaseRollout):  # type: ignore[misc]
-    """Lives in every training process; sends the policy's weights to the samplers."""
+    """Sends the policy's weights from a training process to the samplers."""
 
     async def resume(self, tags: list[str]) -> None:
-        """Nothing: the samplers never released anything."""
+        """Do nothing: the samplers have released nothing."""
 
     async def release(self) -> None:
-        """Nothing, as in `resume`."""
+        """Do nothing: the samplers have no device memory."""
 
     async def update_weights(
         self,
@@ -85,15 +85,15 @@ class CpuRollout(BaseRollout):  # type: ignore[misc]
         global_steps: int | None = None,
         **_: Any,
     ) -> None:
-        """Send full weights as those of policy version `global_steps`."""
+        """Send the full weights, of policy version `global_steps`."""
         if wire_format != "named_tensors":
             raise NotImplementedError(f"the CPU sampler takes named_tensors, not {wire_format!r}")
-        # Every rank must drain the iterator: gathering a sharded tensor is a collective.
+        # Every rank must exhaust the iterator: gathering a sharded tensor is a collective operation.
         state = {name: tensor.detach().to("cpu", copy=True) for name, tensor in weights}
         rank = int(os.environ["RANK"])
         replica, shard = divmod(rank, self.config.tensor_model_parallel_size * self.config.data_parallel_size)
         if shard == 0:
-            weights_of_step = ray.put(state)  # once, however many read it
+            weights_of_step = ray.put(state)  # once for all samplers
             loads = [
                 ray.get_actor(name).load_weights.remote(weights_of_step, policy_version=global_steps or 0)
                 for name in _samplers(replica, self.config)
@@ -102,8 +102,8 @@ class CpuRollout(BaseRollout):  # type: ignore[misc]
 
 
 class CpuServerClient(LLMServerClient):  # type: ignore[misc]
-    """Asks the samplers directly. All turns of an episode go to one of them, for its KV cache, and all
-    episodes that open alike, since it computes their prompt once."""
+    """Calls the samplers directly. All turns of an episode go to the same sampler, which has their KV cache,
+    as do all episodes with the same prompt, which it computes once."""
 
     def __init__(self, config: Any, servers: list[Any]) -> None:
         super().__init__(config)
@@ -114,7 +114,7 @@ class CpuServerClient(LLMServerClient):  # type: ignore[misc]
     async def generate(
         self, request_id: str, *, prompt_ids: list[int], sampling_params: dict[str, Any], **_: Any
     ) -> TokenOutput:
-        """As verl's; `request_id` is the episode's. Raises what the sampler raised."""
+        """verl's method; `request_id` is the episode's. Raises what the sampler raised."""
         if request_id not in self._server_of:
             server_by_opening = self._server_of_opening
             self._server_of[request_id] = server_by_opening.setdefault(
@@ -135,10 +135,10 @@ class CpuServerClient(LLMServerClient):  # type: ignore[misc]
         try:
             completion = await answer
         except asyncio.CancelledError:
-            ray.cancel(answer)  # else it would be sampled to its end for nobody
+            ray.cancel(answer)  # else the sampler would finish it
             raise
         except RayTaskError as error:
-            raise error.cause from None  # Ray's own text is a coloured traceback of the sampler's process
+            raise error.cause from None  # Ray's message is a coloured traceback of the sampler's process
         return TokenOutput(
             token_ids=completion.token_ids,
             log_probs=completion.logprobs,
