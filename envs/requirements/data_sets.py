@@ -183,8 +183,7 @@ def register_data_set(data_set: DataSet) -> None:
 
 def data_root() -> Path:
     """Return the folder that has a folder for each data set."""
-    root = os.environ.get(ROOT_VARIABLE)
-    return Path(root) if root else Path(__file__).parents[2] / "data_sets"
+    return Path(os.environ.get(ROOT_VARIABLE) or Path(__file__).parents[2] / "data_sets")
 
 
 def read_receipt(folder: Path) -> dict[str, Any]:

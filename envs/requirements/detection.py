@@ -79,12 +79,9 @@ class Program:
 
     def version(self) -> str:
         """Return the first line that `command` prints; empty if the program is not installed."""
-        path = shutil.which(self.command[0])
-        if path is None:
+        if shutil.which(self.command[0]) is None:
             return ""
-        done = subprocess.run(
-            [path, *self.command[1:]], capture_output=True, text=True, timeout=PROBE_TIMEOUT_S
-        )
+        done = subprocess.run(self.command, capture_output=True, text=True, timeout=PROBE_TIMEOUT_S)
         return (done.stdout or done.stderr).partition("\n")[0].strip()
 
 
