@@ -27,7 +27,6 @@ GRACE_S = 10.0
 
 _FILES, _SHELL = ((Path(__file__).parent / f"{name}_program.py").read_text() for name in ("files", "shell"))
 
-
 FileOperation = Literal["put", "read", "create", "edit", "undo", "list_folder", "grep"]
 
 
