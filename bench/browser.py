@@ -1,17 +1,18 @@
-"""What the browser of web tasks costs, and what it survives.
+"""Measures the cost of the browser that web tasks share, and its recovery from crashes.
 
     python -m bench.browser --contexts 10 --episodes 200 --kills 20
 
-Plays scripted MiniWoB++ tasks. Prints one JSON object:
+Runs scripted MiniWoB++ tasks. Prints one JSON object:
 
-- `start_s`: from nothing to a running Chromium
-- `base_mb`, `driver_mb`, `mb_per_context`: of Chromium without a context, of Playwright's driver, and what
-  each of `contexts` adds, shared memory counted once (PSS), each after its first page
-- `reset_ms`, `step_ms`, `step_ms_p95`: wall clock with one live instance, medians and the 95th percentile;
-  `step_cpu_ms`: CPU time of a step, of all processes together
-- `steps_per_s`: with all contexts at once, and `step_ms_together` the median of what one of them waits
-- `zombies`, `processes`: left after `episodes` episodes on a pool, once that is closed (`while_open`: zombies
-  that Chromium itself had not yet collected, before that); `faults`: episodes that had no end
+- `start_s`: time to start Chromium
+- `base_mb`, `driver_mb`, `mb_per_context`: memory of Chromium without a context, of Playwright's driver, and
+of
+  each of `contexts` contexts after its first page; shared memory is counted once (PSS)
+- `reset_ms`, `step_ms`, `step_ms_p95`: wall-clock medians and 95th percentile with one live instance;
+  `step_cpu_ms`: CPU time of a step over all processes
+- `steps_per_s`: with all contexts at once; `step_ms_together`: the median step of one of them meanwhile
+- `zombies`, `processes`: left after `episodes` episodes on a pool that was then closed (`while_open`: zombies
+  that Chromium had not collected before that); `faults`: episodes that did not end
 - `killed`: what `bench.kill` says where the browser is killed `kills` times under load
 """
 
@@ -26,6 +27,7 @@ from dataclasses import asdict
 
 import psutil
 
+from envs.base import Environment
 from envs.browser.leases import BrowserLease
 from envs.builtin.miniwob.env import MiniWobEnv, place_of
 from envs.builtin.miniwob.expert import EXPERTS
@@ -35,72 +37,72 @@ from envs.runtime.manager import EnvManager
 from envs.types import Item, Observation
 from tests.support.kills import kill_browser, list_descendants, measure
 
-SETTLED_S = 3.0
-"""After which a browser has collected its dead and freed what it can."""
+SETTLE_S = 3.0
+"""Time for a browser to collect its child processes and free memory."""
 
 
 def items(count: int) -> list[Item]:
-    """Of tasks that have a script, the first `count`."""
-    scripted = (make_item(n) for n in range(100_000) if place_of(n)[0] in EXPERTS)
-    return [next(scripted) for _ in range(count)]
+    """The first `count` items that have a script."""
+    solvable = (make_item(n) for n in range(100_000) if place_of(n)[0] in EXPERTS)
+    return [next(solvable) for _ in range(count)]
 
 
-async def play(env: MiniWobEnv, item: Item, steps: list[float], *, seen: str = "") -> None:
-    """One episode by its script, which may have begun; adds the seconds of each step."""
-    seen = seen or await env.reset(item)
+async def play(env: Environment, item: Item, steps: list[float], *, observation: str = "") -> None:
+    """Run one episode by its script and append the seconds of each step."""
+    observation = observation or Observation.wrap(await env.reset(item)).text
     for step in SPEC.expert(item):
-        action = step.resolve(seen)
-        started = time.perf_counter()
+        action = step.resolve(observation)
+        start = time.perf_counter()
         result = await env.step(action)
-        steps.append(time.perf_counter() - started)
-        seen = result.observation
+        steps.append(time.perf_counter() - start)
+        observation = result.observation
         if result.terminated:
             break
 
 
-def zombies() -> int:
-    """How many of them have ended and are not collected."""
-    return sum(one.status() == psutil.STATUS_ZOMBIE for one in list_descendants())
+def count_zombies() -> int:
+    """The number of ended processes that are not collected."""
+    return sum(process.status() == psutil.STATUS_ZOMBIE for process in list_descendants())
 
 
-def pss_mb() -> tuple[float, float]:
-    """(Chromium with what walls it in, Playwright's driver)"""
+def measure_memory_mb() -> tuple[float, float]:
+    """(Chromium with its sandbox, Playwright's driver)"""
     chromium = driver = 0
-    for one in list_descendants():
+    for process in list_descendants():
         with suppress(psutil.NoSuchProcess, psutil.ZombieProcess):
-            if one.name().startswith("node"):
-                driver += one.memory_full_info().pss
+            if process.name().startswith("node"):
+                driver += process.memory_full_info().pss
             else:
-                chromium += one.memory_full_info().pss
+                chromium += process.memory_full_info().pss
     return chromium / 2**20, driver / 2**20
 
 
-async def cost(contexts: int) -> dict[str, float]:
-    """Seconds and megabytes; see the docstring of this file."""
-    started = time.perf_counter()
+async def measure_cost(contexts: int) -> dict[str, float]:
+    """Times and memory, as the module's docstring lists them."""
+    start = time.perf_counter()
     lease = await BrowserLease.acquire()
-    start_s = time.perf_counter() - started
-    await asyncio.sleep(SETTLED_S)
-    base, _ = pss_mb()
+    start_s = time.perf_counter() - start
+    await asyncio.sleep(SETTLE_S)
+    base, _ = measure_memory_mb()
     envs = [MiniWobEnv() for _ in range(contexts)]
     resets: list[float] = []
     alone: list[float] = []
     cpu_s = 0.0
     for item in items(12):
-        started = time.perf_counter()
-        seen = await envs[0].reset(item)
-        resets.append(time.perf_counter() - started)
+        start = time.perf_counter()
+        observation = await envs[0].reset(item)
+        resets.append(time.perf_counter() - start)
         before = _cpu_s()
-        await play(envs[0], item, alone, seen=seen)
+        await play(envs[0], item, alone, observation=observation)
         cpu_s += _cpu_s() - before
     together: list[float] = []
     todo = items(3 * contexts)
-    started = time.perf_counter()
+    start = time.perf_counter()
     await asyncio.gather(*(_several(env, todo[n::contexts], together) for n, env in enumerate(envs)))
-    seconds = time.perf_counter() - started
+    seconds = time.perf_counter() - start
     await asyncio.gather(*(env.reset(item) for env, item in zip(envs, todo, strict=False)))
-    await asyncio.sleep(SETTLED_S)
-    full, driver = pss_mb()
+    await asyncio.sleep(SETTLE_S)
+    full, driver = measure_memory_mb()
     for env in envs:
         await env.close()
     await lease.release()
@@ -120,11 +122,11 @@ async def cost(contexts: int) -> dict[str, float]:
 
 
 def _cpu_s() -> float:
-    """CPU seconds of this process and of those that live beneath it."""
+    """CPU seconds of this process and its live descendants."""
     total = 0.0
-    for one in (psutil.Process(), *list_descendants()):
+    for process in (psutil.Process(), *list_descendants()):
         with suppress(psutil.NoSuchProcess, psutil.ZombieProcess):
-            total += sum(one.cpu_times()[:2])
+            total += sum(process.cpu_times()[:2])
     return total
 
 
@@ -133,33 +135,28 @@ async def _several(env: MiniWobEnv, todo: Sequence[Item], steps: list[float]) ->
         await play(env, item, steps)
 
 
-async def left(episodes: int, *, live: int = 8) -> dict[str, int]:
-    """What there is more of after `episodes` on a pool of `live`."""
+async def measure_leaks(episodes: int, *, live: int = 8) -> dict[str, int]:
+    """Processes that remain after `episodes` episodes on a pool of `live` instances."""
     before = len(list_descendants())
     envs = EnvManager([SPEC], capacity=live)
 
     async def episode(item: Item) -> None:
         async with envs.lease(SPEC.name) as env:
-            seen = Observation.wrap(await env.reset(item)).text
-            for step in SPEC.expert(item):
-                result = await env.step(step.resolve(seen))
-                seen = result.observation
-                if result.terminated:
-                    break
+            await play(env, item, [])
 
-    told = await asyncio.gather(*map(episode, items(episodes)), return_exceptions=True)
-    faults = [error for error in told if isinstance(error, EpisodeFault)]
-    for error in told:
+    report = await asyncio.gather(*map(episode, items(episodes)), return_exceptions=True)
+    faults = [error for error in report if isinstance(error, EpisodeFault)]
+    for error in report:
         if error is not None and error not in faults:
             raise error
-    await asyncio.sleep(SETTLED_S)
-    open_ = zombies()
+    await asyncio.sleep(SETTLE_S)
+    open_ = count_zombies()
     await envs.close()
     return {
         "episodes": episodes,
         "faults": len(faults),
         "while_open": open_,
-        "zombies": zombies(),
+        "zombies": count_zombies(),
         "processes": len(list_descendants()) - before,
     }
 
@@ -171,12 +168,12 @@ def main() -> None:
     parser.add_argument("--episodes", type=int, default=200)
     parser.add_argument("--kills", type=int, default=20)
     arguments = parser.parse_args()
-    told: dict[str, object] = dict(asyncio.run(cost(arguments.contexts)))
-    told |= asyncio.run(left(arguments.episodes))
+    report: dict[str, object] = dict(asyncio.run(measure_cost(arguments.contexts)))
+    report |= asyncio.run(measure_leaks(arguments.episodes))
     if arguments.kills:
         outcome = measure(SPEC.name, items(16), kills=arguments.kills, kill=kill_browser)
-        told["killed"] = asdict(outcome)
-    print(json.dumps(told))
+        report["killed"] = asdict(outcome)
+    print(json.dumps(report))
 
 
 if __name__ == "__main__":

@@ -1,15 +1,14 @@
-"""Whether every task of webarena-local can be done, and whether doing nothing is worth nothing.
+"""Checks that every task of webarena-local can be solved, and that doing nothing earns no reward.
 
     python -m bench.webarena_local
 
 Prints one JSON object:
 
-- `tasks`, `solved`, `failed`: how many there are; those whose scripted player is worth 1; the numbers of
-  the others
-- `idle`: numbers of tasks that are worth more than 0 when nothing is done and the answer is wrong
-- `restore_s`: median and longest time from the old sites to fresh ones that answer
+- `tasks`, `solved`, `failed`: the number of tasks; of those whose scripted expert earns 1; the other tasks
+- `idle`: tasks with a reward above 0 for a wrong answer and no other action
+- `restore_s`: median and maximum time to restore the sites until they answer
 - `reset_s`, `step_s`: medians of a whole reset, browser included, and of a step
-- `copy_mb`: memory of one copy that has shown a page of each site (PSS)
+- `copy_mb`: memory of one copy that has served a page of each site (PSS)
 """
 
 import argparse
@@ -25,7 +24,6 @@ import psutil
 from envs.builtin.webarena.env import WebEnv
 from envs.builtin.webarena_local.env import expert, make, make_item, tasks
 from envs.builtin.webarena_local.sites.copies import LiveSites
-from envs.builtin.webarena_local.sites.data import WEBARENA_LOCAL
 from envs.registry import ExpertStep
 from envs.types import Item
 
@@ -42,35 +40,35 @@ class Times:
 
 
 async def play(env: WebEnv, item: Item, steps: list[ExpertStep], times: Times) -> float:
-    """The sum of rewards; 0 where a player does not find what it looks for."""
-    started = time.perf_counter()
-    seen = await env.reset(item)
-    times.resets.append(time.perf_counter() - started)
+    """The sum of rewards; 0 if the expert does not find an element."""
+    start = time.perf_counter()
+    observation = await env.reset(item)
+    times.resets.append(time.perf_counter() - start)
     total = 0.0
     for step in steps:
         try:
-            action = step.resolve(seen)
+            action = step.resolve(observation)
         except LookupError:
             return 0.0
-        started = time.perf_counter()
+        start = time.perf_counter()
         result = await env.step(action)
-        times.steps.append(time.perf_counter() - started)
-        seen, total = result.observation, total + result.reward
+        times.steps.append(time.perf_counter() - start)
+        observation, total = result.observation, total + result.reward
         if result.terminated:
             break
     return total
 
 
 async def restores() -> tuple[list[float], float]:
-    """Seconds of each, and megabytes of a copy that has shown a page of each site."""
-    sites, seconds = LiveSites(WEBARENA_LOCAL.prepare()), []
+    """The seconds of each restore, and the megabytes of a copy that has served a page of each site."""
+    sites, seconds = LiveSites(), []
     addresses = await sites.restore()
     async with httpx.AsyncClient(timeout=30, trust_env=False, follow_redirects=True) as client:
         for _ in range(RESTORES):
-            started = time.perf_counter()
+            start = time.perf_counter()
             addresses = await sites.restore()
             (await client.get(addresses["cms"])).raise_for_status()
-            seconds.append(time.perf_counter() - started)
+            seconds.append(time.perf_counter() - start)
         for address in addresses.values():
             (await client.get(address)).raise_for_status()
     assert sites.pid is not None
@@ -80,21 +78,21 @@ async def restores() -> tuple[list[float], float]:
 
 
 async def measure(numbers: list[int]) -> dict[str, object]:
-    """See the docstring of this file."""
+    """The figures that the module's docstring lists."""
     times, env = Times(), make()
-    failed, idle = [], []
+    unsolved, idle = [], []
     for number in numbers:
         item = make_item(number)
         if await play(env, item, list(expert(item)), times) < 1.0:
-            failed.append(number)
+            unsolved.append(number)
         if await play(env, item, [ExpertStep("", f"stop [{WRONG}]")], Times()) > 0.0:
             idle.append(number)
     await env.close()
     seconds, memory = await restores()
     return {
         "tasks": len(numbers),
-        "solved": len(numbers) - len(failed),
-        "failed": failed,
+        "solved": len(numbers) - len(unsolved),
+        "failed": unsolved,
         "idle": idle,
         "restore_s": [round(statistics.median(seconds), 2), round(max(seconds), 2)],
         "reset_s": round(statistics.median(times.resets), 2),

@@ -63,12 +63,12 @@ def test_actions_are_read_as_webarena_reads_them(text: str, action: object) -> N
 
 
 @pytest.mark.parametrize(
-    "said",
+    "text",
     ["", "``` ```", "click", "click [x]", "click 12", "type [1]", "jump [1]", "[click]", "stop" * 2000],
 )
-def test_what_is_no_action_is_told(said: str) -> None:
+def test_what_is_no_action_is_told(text: str) -> None:
     with pytest.raises(InvalidAction, match=r"."):
-        read_action(said)
+        read_action(text)
 
 
 def test_what_was_done_is_told_as_webarena_tells_it() -> None:
@@ -149,46 +149,46 @@ def play(use: Callable[[BrowserLease, Site], Awaitable[None]]) -> None:
 
     with site() as shop:
         asyncio.run(main(shop))
-    left = [one for one in psutil.Process().children(recursive=True) if one not in before]
-    assert not [one for one in left if one.status() == psutil.STATUS_ZOMBIE]
+    left = [number for number in psutil.Process().children(recursive=True) if number not in before]
+    assert not [number for number in left if number.status() == psutil.STATUS_ZOMBIE]
     assert not left
 
 
-async def opened(lease: BrowserLease, shop: Site, *paths: str) -> BrowserSession:
+async def open_session(lease: BrowserLease, shop: Site, *paths: str) -> BrowserSession:
     urls = [shop.url + path for path in paths or ("/",)]
     return await BrowserSession.open(lease.chromium, origins=[shop.url], urls=urls)
 
 
-async def done(session: BrowserSession, said: str) -> str:
-    await session.act(read_action(said))
+async def done(session: BrowserSession, text: str) -> str:
+    await session.act(read_action(text))
     return await session.observe()
 
 
 @chromium
 def test_a_page_is_seen_and_acted_on() -> None:
     async def use(lease: BrowserLease, shop: Site) -> None:
-        session = await opened(lease, shop)
-        seen = await session.observe()
-        assert seen.startswith("Tab 0 (current): Shop\n\n[1] RootWebArea 'Shop' focused: True\n\t[")
-        assert "link 'Red lamp'" in seen
-        assert "The end of the page" not in seen
+        session = await open_session(lease, shop)
+        observation = await session.observe()
+        assert observation.startswith("Tab 0 (current): Shop\n\n[1] RootWebArea 'Shop' focused: True\n\t[")
+        assert "link 'Red lamp'" in observation
+        assert "The end of the page" not in observation
         for _ in range(3):
-            seen = await done(session, "scroll [down]")
-        assert "The end of the page" in seen
+            observation = await done(session, "scroll [down]")
+        assert "The end of the page" in observation
         for _ in range(3):
-            seen = await done(session, "scroll [up]")
-        seen = await done(session, f"type [{find(seen, 'combobox', 'Sort by')}] [price] [0]")
-        seen = await done(session, f"type [{find(seen, 'textbox', 'Search')}] [a lamp] [1]")
-        assert "RootWebArea 'Results for a lamp'" in seen
-        assert "StaticText 'by Price'" in seen
-        seen = await done(session, "go_back")
-        seen = await done(session, f"click [{find(seen, 'link', 'In a new tab')}]")
-        assert seen.startswith("Tab 0 (current): Shop | Tab 1: Red lamp\n")
-        seen = await done(session, "tab_focus [1]")
-        assert seen.startswith("Tab 0: Shop | Tab 1 (current): Red lamp\n")
-        assert "heading 'Red lamp'" in seen
-        seen = await done(session, f"click [{find(seen, 'button', 'Order')}]")
-        assert "StaticText 'Red lamp'" in seen
+            observation = await done(session, "scroll [up]")
+        observation = await done(session, f"type [{find(observation, 'combobox', 'Sort by')}] [price] [0]")
+        observation = await done(session, f"type [{find(observation, 'textbox', 'Search')}] [a lamp] [1]")
+        assert "RootWebArea 'Results for a lamp'" in observation
+        assert "StaticText 'by Price'" in observation
+        observation = await done(session, "go_back")
+        observation = await done(session, f"click [{find(observation, 'link', 'In a new tab')}]")
+        assert observation.startswith("Tab 0 (current): Shop | Tab 1: Red lamp\n")
+        observation = await done(session, "tab_focus [1]")
+        assert observation.startswith("Tab 0: Shop | Tab 1 (current): Red lamp\n")
+        assert "heading 'Red lamp'" in observation
+        observation = await done(session, f"click [{find(observation, 'button', 'Order')}]")
+        assert "StaticText 'Red lamp'" in observation
         assert shop.orders == ["Red lamp"]
         assert (await done(session, "close_tab")).startswith("Tab 0 (current): Shop\n")
         stale = await done(session, "click [9999]")
@@ -206,11 +206,11 @@ def test_the_same_page_is_told_in_the_same_words_whatever_the_browser_did_before
     async def use(lease: BrowserLease, shop: Site) -> None:
         openings = []
         for path in ("/", "/product/1", "/"):
-            session = await opened(lease, shop, path)
+            session = await open_session(lease, shop, path)
             openings.append([await session.observe(), await done(session, "press [Tab]")])
             await session.close()
-        both = await asyncio.gather(opened(lease, shop), opened(lease, shop, "/product/2"))
-        openings.append([await both[0].observe(), await done(both[0], "press [Tab]")])
+        pages = await asyncio.gather(open_session(lease, shop), open_session(lease, shop, "/product/2"))
+        openings.append([await pages[0].observe(), await done(pages[0], "press [Tab]")])
         assert openings[0] == openings[2] == openings[3] != openings[1]
 
     play(use)
@@ -219,13 +219,13 @@ def test_the_same_page_is_told_in_the_same_words_whatever_the_browser_did_before
 @chromium
 def test_nothing_but_the_named_sites_is_reached() -> None:
     async def use(lease: BrowserLease, shop: Site) -> None:
-        with site() as other:
-            shop.elsewhere = other.url
-            session = await opened(lease, shop, "/harm/page")
+        with site() as second:
+            shop.elsewhere = second.url
+            session = await open_session(lease, shop, "/harm/page")
             for url in (
-                f"{other.url}/goto",
+                f"{second.url}/goto",
                 shop.url.replace("127.0.0.1", "localhost") + "/",
-                shop.url.replace("http://", "http://x:y@") + "@" + other.url.removeprefix("http://"),
+                shop.url.replace("http://", "http://x:y@") + "@" + second.url.removeprefix("http://"),
                 "file:///etc/passwd",
                 "chrome://version",
                 "view-source:" + shop.url,
@@ -236,22 +236,22 @@ def test_nothing_but_the_named_sites_is_reached() -> None:
             ):
                 with pytest.raises(InvalidAction, match="no page of the sites"):
                     await session.act(Goto(url))
-            seen = await session.observe()
-            assert "fetch kept" in seen
+            observation = await session.observe()
+            assert "fetch kept" in observation
             for name in ("out", "file", "download"):
                 await session.act(Click(find(await session.observe(), "link", name)))
                 if session.url != f"{shop.url}/harm/page":
                     await session.act(Goto(f"{shop.url}/harm/page"))
             await session.act(Goto(f"{shop.url}/harm/redirect"))
             assert "secret" not in await session.content()
-            for said in ("go_back", "go_back", "go_forward", "go_forward"):
-                await done(session, said)
-            assert other.asked == []
+            for text in ("go_back", "go_back", "go_forward", "go_forward"):
+                await done(session, text)
+            assert second.requests == []
             assert (
                 await session.evaluate("'serviceWorker' in navigator && !!navigator.serviceWorker") is False
             )
-            asked = "navigator.permissions.query({name: 'geolocation'}).then(found => found.state)"
-            assert await session.evaluate(asked) != "granted"
+            query = "navigator.permissions.query({name: 'geolocation'}).then(found => found.state)"
+            assert await session.evaluate(query) != "granted"
             await session.close()
 
     play(use)
@@ -260,7 +260,7 @@ def test_nothing_but_the_named_sites_is_reached() -> None:
 @chromium
 def test_tabs_have_an_end() -> None:
     async def use(lease: BrowserLease, shop: Site) -> None:
-        session = await opened(lease, shop, "/harm/tabs")
+        session = await open_session(lease, shop, "/harm/tabs")
         await done(session, f"click [{find(await session.observe(), 'button', 'More')}]")
         await session.settle()
         assert len(session.context.pages) <= MAX_TABS
@@ -277,7 +277,7 @@ def test_a_browser_that_is_killed_is_noticed_at_once_and_replaced() -> None:
         with site() as shop:
             leases = [await BrowserLease.acquire() for _ in range(2)]
             assert leases[0].chromium is leases[1].chromium
-            sessions = [await opened(lease, shop) for lease in leases]
+            sessions = [await open_session(lease, shop) for lease in leases]
             waiting = asyncio.ensure_future(sessions[0].evaluate("new Promise(() => 0)"))
             await asyncio.sleep(0.2)
             kill_browser(random.Random(0))
@@ -288,13 +288,13 @@ def test_a_browser_that_is_killed_is_noticed_at_once_and_replaced() -> None:
             assert not any(lease.is_alive for lease in leases)
             third = await BrowserLease.acquire()
             assert third.chromium is not leases[0].chromium
-            session = await opened(third, shop)
+            session = await open_session(third, shop)
             assert "Red lamp" in await session.observe()
             for lease in (*leases, third):
                 await lease.release()
 
     asyncio.run(main())
-    assert not [one for one in psutil.Process().children(recursive=True) if one not in before]
+    assert not [number for number in psutil.Process().children(recursive=True) if number not in before]
 
 
 @chromium
@@ -305,12 +305,12 @@ def test_what_a_dead_browser_was_asked_is_not_waited_for() -> None:
         chromium = await Chromium.start()
         context = await chromium.context(origins=())
 
-        async def asked() -> None:
+        async def ask() -> None:
             assert context.browser is not None
             async with abort_on_death(context.browser, limit_s=60):
                 await asyncio.Event().wait()
 
-        waiting = asyncio.ensure_future(asked())
+        waiting = asyncio.ensure_future(ask())
         await asyncio.sleep(0.2)
         kill_browser(random.Random(0))
         await asyncio.wait({waiting}, timeout=5)
@@ -329,15 +329,15 @@ def test_a_page_that_hangs_or_a_site_that_is_gone_is_a_fault(monkeypatch: pytest
     monkeypatch.setattr("envs.browser.session.NAVIGATION_S", 2.0)
 
     async def use(lease: BrowserLease, shop: Site) -> None:
-        session = await opened(lease, shop)
-        with site() as gone:
+        session = await open_session(lease, shop)
+        with site() as closed_site:
             pass
-        with pytest.raises(EnvCrashed, match=f"{gone.url} does not answer|ERR_CONNECTION_REFUSED"):
-            await BrowserSession.open(lease.chromium, origins=[gone.url], urls=[gone.url])
+        with pytest.raises(EnvCrashed, match=f"{closed_site.url} does not answer|ERR_CONNECTION_REFUSED"):
+            await BrowserSession.open(lease.chromium, origins=[closed_site.url], urls=[closed_site.url])
         with pytest.raises(EnvCrashed):
             await session.act(Goto(f"{shop.url}/harm/hang"))
         await session.close()
-        session = await opened(lease, shop)  # the browser goes on
+        session = await open_session(lease, shop)  # the browser goes on
         assert "Red lamp" in await session.observe()
         await session.close()
 
@@ -348,7 +348,7 @@ def test_a_page_that_hangs_or_a_site_that_is_gone_is_a_fault(monkeypatch: pytest
 @pytest.mark.skipif(not probe_isolation().bubblewrap, reason="bubblewrap does not work here")
 def test_the_browser_sees_no_files_and_runs_as_nobody() -> None:
     async def use(lease: BrowserLease, shop: Site) -> None:
-        session = await opened(lease, shop)
+        session = await open_session(lease, shop)
         page = await session.context.new_page()
         await page.goto("chrome://version")
         for process in psutil.Process().children(recursive=True):

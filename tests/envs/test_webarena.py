@@ -39,7 +39,7 @@ from tests.support.chat_server import chat_server, says
 from tests.support.web_site import Site, site
 
 chromium = pytest.mark.skipif(CHROMIUM.find_remedy() is not None, reason=f"{CHROMIUM.find_remedy()}")
-shipped = pytest.mark.skipif(TASK_FILE.find_remedy() is not None, reason=f"{TASK_FILE.find_remedy()}")
+needs_tasks = pytest.mark.skipif(TASK_FILE.find_remedy() is not None, reason=f"{TASK_FILE.find_remedy()}")
 
 
 def task(number: int = 0, *, start: str = "__SHOPPING__", logged_in: bool = False, **how: Any) -> Task:
@@ -63,34 +63,34 @@ def task(number: int = 0, *, start: str = "__SHOPPING__", logged_in: bool = Fals
     )
 
 
-@shipped
+@needs_tasks
 def test_the_tasks_are_the_benchmarks() -> None:
     """Counts as of its own repository."""
-    known = tasks()
-    assert list(known) == list(range(812))
-    kinds = [kind for one in known.values() for kind in one.eval.eval_types]
+    all_tasks = tasks()
+    assert list(all_tasks) == list(range(812))
+    kinds = [kind for case in all_tasks.values() for kind in case.eval.eval_types]
     assert {kind: kinds.count(kind) for kind in sorted(set(kinds))} == {
         "program_html": 411,
         "string_match": 335,
         "url_match": 205,
     }
-    assert sum(one.eval.needs_judge for one in known.values()) == 118
-    assert known[7].start_urls == ("__MAP__",)
-    assert {name for one in known.values() for name in one.logins} == set(login.ACCOUNTS)
+    assert sum(case.eval.needs_judge for case in all_tasks.values()) == 118
+    assert all_tasks[7].start_urls == ("__MAP__",)
+    assert {name for case in all_tasks.values() for name in case.logins} == set(login.ACCOUNTS)
     calls = [
         call.name
-        for one in known.values()
-        for target in one.eval.program_html
+        for case in all_tasks.values()
+        for target in case.eval.program_html
         for call in (read_call(target.url), read_call(target.locator))
         if call is not None
     ]
     assert set(calls) == set(HELPERS)
     sites = Sites({name: f"http://{name}.test" for name in PUBLIC}, PUBLIC)
-    for one in known.values():
-        assert "__" not in "".join(sites.fill_in(url) for url in one.start_urls)
+    for case in all_tasks.values():
+        assert "__" not in "".join(sites.fill_in(url) for url in case.start_urls)
 
 
-@shipped
+@needs_tasks
 def test_templates_are_on_one_side_and_items_are_numbered_as_the_tasks(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -166,7 +166,7 @@ def test_a_character_stands_alone_where_nltk_cuts_around_it() -> None:
     for _ in range(3000):
         text = "".join(rng.choice(parts) for _ in range(rng.randint(1, 8))).strip()
         sentences = re.split(r"(?<=[.!?])\s+", text)
-        assert is_word("0", text) == any("0" in tokenize(one) for one in sentences), text
+        assert is_word("0", text) == any("0" in tokenize(case) for case in sentences), text
     for dash in "\u2010\u2011\u2012\u2013\u2014\u2015\u2212":
         for text in (f"0{dash}because", f"because{dash}0", f"1{dash}0", f"0{dash}", f"a {dash}0"):
             assert is_word("0", text) == ("0" in tokenize(text)), text
@@ -204,8 +204,8 @@ def test_sites_have_public_names() -> None:
     assert sites.to_public("http://10.0.0.1:70/a?b") == "http://onestopmarket.com/a?b"
     assert sites.to_public("http://10.0.0.1:70/admin/x") == "http://luma.com/admin/x"
     assert sites.to_public("http://10.0.0.1:700/a") == "http://10.0.0.1:700/a"
-    for said in ("http://onestopmarket.com/a", "https://onestopmarket.com/a", "onestopmarket.com/a"):
-        assert sites.to_local(said) == "http://10.0.0.1:70/a"
+    for text in ("http://onestopmarket.com/a", "https://onestopmarket.com/a", "onestopmarket.com/a"):
+        assert sites.to_local(text) == "http://10.0.0.1:70/a"
     assert sites.to_local("http://onestopmarket.com.evil/a") == "http://onestopmarket.com.evil/a"
 
 
@@ -215,10 +215,10 @@ def test_what_is_missing_is_named_before_a_run(monkeypatch: pytest.MonkeyPatch, 
         monkeypatch.delenv(name.upper(), raising=False)
     monkeypatch.setenv("WEBARENA_LOGINS", str(tmp_path))
     monkeypatch.delenv("WEBARENA_JUDGE_URL", raising=False)
-    with pytest.raises(MissingDependency) as caught:
+    with pytest.raises(MissingDependency) as error:
         spec.SPEC.check()
     for part in ("WA_GITLAB=http://…", "python -m envs.builtin.webarena.login", "WEBARENA_JUDGE_URL=none"):
-        assert part in str(caught.value)
+        assert part in str(error.value)
     with site() as shop:
         for name in PUBLIC:
             monkeypatch.setenv(f"WA_{name.upper()}", shop.url)
@@ -236,14 +236,14 @@ def test_what_is_missing_is_named_before_a_run(monkeypatch: pytest.MonkeyPatch, 
 
 
 def test_a_judge_says_so_in_its_last_line() -> None:
-    def ask(said: str) -> bool:
-        with chat_server(lambda body: says(said)) as server:
+    def ask(text: str) -> bool:
+        with chat_server(lambda body: says(text)) as server:
             judge = ModelJudge(server.url, "toy")
             answer = asyncio.run(judge.same_answer(question="the question", reference="r", answer="a"))
             assert "the question" in server.asked[0]["messages"][0]["content"]
         return answer
 
-    assert [ask(said) for said in ("Well.\nCorrect", "incorrect", "Partially correct.")] == [
+    assert [ask(text) for text in ("Well.\nCorrect", "incorrect", "Partially correct.")] == [
         True,
         False,
         False,
@@ -267,23 +267,23 @@ class Shop:
     async def close(self) -> None: ...
 
 
-def played(shop: Site, one: Task, *actions: str | Callable[[str], str], state: Any = None) -> list[Any]:
+def play(shop: Site, case: Task, *actions: str | Callable[[str], str], state: Any = None) -> list[Any]:
     """The opening, and what each action was answered with."""
 
     async def main() -> list[Any]:
         env = WebEnv(
-            tasks=lambda: {one.task_id: one},
+            tasks=lambda: {case.task_id: case},
             provider=Shop(shop, state=state),
             helpers=HELPERS,
             judge=lambda: None,
         )
         try:
-            told: list[Any] = [await env.reset(Item(item_id=f"webarena_{one.task_id}", env="webarena"))]
-            seen = told[0]
+            results: list[Any] = [await env.reset(Item(item_id=f"webarena_{case.task_id}", env="webarena"))]
+            page = results[0]
             for action in actions:
-                told.append(await env.step(action if isinstance(action, str) else action(seen)))
-                seen = told[-1].observation
-            return told
+                results.append(await env.step(action if isinstance(action, str) else action(page)))
+                page = results[-1].observation
+            return results
         finally:
             await env.close()
 
@@ -296,10 +296,10 @@ ORDER = click("button", "Order").resolve
 
 @chromium
 def test_a_question_is_asked_and_its_answer_judged() -> None:
-    one = task(eval_types=["string_match"], reference_answers={"must_include": ["12.50"]})
+    case = task(eval_types=["string_match"], reference_answers={"must_include": ["12.50"]})
     with site() as shop:
-        opening, followed, refused, unread, ended = played(
-            shop, one, RED, "goto [http://reddit.com]", "say hello", "```stop [It is $12.50]```"
+        opening, followed, refused, unread, ended = play(
+            shop, case, RED, "goto [http://reddit.com]", "say hello", "```stop [It is $12.50]```"
         )
         assert opening.startswith("OBSERVATION:\nTab 0 (current): Shop\n\n[1] RootWebArea 'Shop'")
         assert opening.endswith(
@@ -313,7 +313,7 @@ def test_a_question_is_asked_and_its_answer_judged() -> None:
         assert "no page of the sites" in refused.observation
         assert "'say hello' is no action" in unread.observation
         assert ended == StepResult("The task is done.", 1.0, terminated=True, success=True)
-        assert played(shop, one, "stop [80]")[-1] == StepResult(
+        assert play(shop, case, "stop [80]")[-1] == StepResult(
             "The task has ended; it is not done.", 0.0, terminated=True
         )
 
@@ -321,7 +321,7 @@ def test_a_question_is_asked_and_its_answer_judged() -> None:
 @chromium
 def test_an_address_and_pages_are_judged() -> None:
     where = task(eval_types=["url_match"], reference_url="__SHOPPING__/product/1")
-    ordered = task(
+    order = task(
         eval_types=["url_match", "program_html"],
         reference_url="__SHOPPING__/orders",
         program_html=[
@@ -353,36 +353,36 @@ def test_an_address_and_pages_are_judged() -> None:
         ],
     )
     with site() as shop:
-        assert played(shop, where, RED, "stop []")[-1].success
-        assert not played(shop, where, "stop")[-1].success
-        assert not played(shop, ordered, RED, "stop")[-1].success
-        assert played(shop, ordered, RED, ORDER, "stop")[-1].success
-        html_first = ordered.model_copy(
-            update={"eval": ordered.eval.model_copy(update={"eval_types": ("program_html", "url_match")})}
+        assert play(shop, where, RED, "stop []")[-1].success
+        assert not play(shop, where, "stop")[-1].success
+        assert not play(shop, order, RED, "stop")[-1].success
+        assert play(shop, order, RED, ORDER, "stop")[-1].success
+        html_first = order.model_copy(
+            update={"eval": order.eval.model_copy(update={"eval_types": ("program_html", "url_match")})}
         )
-        assert played(shop, html_first, RED, ORDER, "stop")[-1].success
+        assert play(shop, html_first, RED, ORDER, "stop")[-1].success
         full = [*["new_tab"] * 11, "tab_focus [0]", "stop"]  # as many tabs as there may be
-        assert played(shop, ordered, RED, ORDER, *full)[-1].success
+        assert play(shop, order, RED, ORDER, *full)[-1].success
 
 
 @chromium
 def test_a_login_is_made_once_and_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WEBARENA_LOGINS", str(tmp_path))
     monkeypatch.setitem(login._FORMS, "shopping", ("/login", "Email", "Password", "Sign In"))  # type: ignore[index]
-    one = task(eval_types=["string_match"], logged_in=True, reference_answers={"exact_match": "x"})
+    case = task(eval_types=["string_match"], logged_in=True, reference_answers={"exact_match": "x"})
     with site() as shop:
         asyncio.run(log_in(Sites({"shopping": shop.url}, PUBLIC), names=["shopping"], folder=tmp_path))
-        assert "Hello Ada" in played(shop, one, state=storage_state(one.logins))[0]
-        assert "Sign in" in played(shop, task(eval_types=["url_match"]))[0]
+        assert "Hello Ada" in play(shop, case, state=storage_state(case.logins))[0]
+        assert "Sign in" in play(shop, task(eval_types=["url_match"]))[0]
         monkeypatch.setitem(login.ACCOUNTS, "shopping", {"username": "x", "password": "y"})  # type: ignore[index]
         with pytest.raises(ConfigError, match=r"shopping .* rejects WebArena's account 'x'"):
             asyncio.run(log_in(Sites({"shopping": shop.url}, PUBLIC), names=["shopping"], folder=tmp_path))
 
 
 def test_a_task_that_needs_a_judge_is_refused_without_one() -> None:
-    one = task(eval_types=["string_match"], reference_answers={"fuzzy_match": ["about twelve"]})
+    case = task(eval_types=["string_match"], reference_answers={"fuzzy_match": ["about twelve"]})
     with site() as shop, pytest.raises(ConfigError, match=r"webarena_0 needs a judge .*WEBARENA_JUDGE_URL"):
-        played(shop, one)
+        play(shop, case)
 
 
 class Page:
@@ -412,13 +412,13 @@ class Judge:
         return (reason, answer) == ("sold out", "there are none left")
 
 
-def scored(one: Task, answer: str = "", *, url: str = "http://s.test/", at: str = "http://s.test") -> float:
+def judge(case: Task, answer: str = "", *, url: str = "http://s.test/", base: str = "http://s.test") -> float:
     return asyncio.run(
         score(
-            one,
+            case,
             answer=answer,
             pages=Page(url),
-            sites=Sites({"shopping": at}, PUBLIC),
+            sites=Sites({"shopping": base}, PUBLIC),
             judge=Judge(),
             helpers=HELPERS,
         )
@@ -427,11 +427,11 @@ def scored(one: Task, answer: str = "", *, url: str = "http://s.test/", at: str 
 
 def test_a_judge_is_asked_where_words_may_differ() -> None:
     fuzzy = task(eval_types=["string_match"], reference_answers={"fuzzy_match": ["a dozen"]})
-    assert (scored(fuzzy, "Twelve"), scored(fuzzy, "ten")) == (1.0, 0.0)
+    assert (judge(fuzzy, "Twelve"), judge(fuzzy, "ten")) == (1.0, 0.0)
     never = task(
         eval_types=["string_match"], reference_answers={"fuzzy_match": "N/A"}, string_note="sold out"
     )
-    assert [scored(never, said) for said in ("n/a", "There are none left", "done")] == [1.0, 1.0, 0.0]
+    assert [judge(never, text) for text in ("n/a", "There are none left", "done")] == [1.0, 1.0, 0.0]
 
 
 def _looks(url: str, locator: str, required: Mapping[str, Any]) -> Task:
@@ -441,16 +441,16 @@ def _looks(url: str, locator: str, required: Mapping[str, Any]) -> Task:
 
 def test_helpers_are_asked_by_name() -> None:
     post = _looks("func:reddit_get_post_url('__last_url__')", "", {"must_include": ["/f/books/12/</p>"]})
-    assert scored(post, url="http://s.test/f/books/12/a-title/-/comment/5") == 1.0
-    assert scored(post, url="http://s.test/user/ada") == 0.0
+    assert judge(post, url="http://s.test/f/books/12/a-title/-/comment/5") == 1.0
+    assert judge(post, url="http://s.test/user/ada") == 0.0
     role = _looks(
         "last", "func:gitlab_get_project_memeber_role(__page__, 'ada')", {"must_include": ["Guest"]}
     )
-    assert scored(role) == 0.0  # no such member
+    assert judge(role) == 0.0  # no such member
     with pytest.raises(ConfigError, match="func:run is unknown; there are gitlab_get"):
-        scored(_looks("func:run('x')", "", {}))
+        judge(_looks("func:run('x')", "", {}))
     with pytest.raises(ConfigError, match=r"locator '\.price' is unknown"):
-        scored(_looks("last", ".price", {}))
+        judge(_looks("last", ".price", {}))
 
 
 class _Magento(BaseHTTPRequestHandler):
@@ -487,14 +487,14 @@ class _Magento(BaseHTTPRequestHandler):
 def test_the_shop_is_asked_through_its_own_interface() -> None:
     server = ThreadingHTTPServer(("127.0.0.1", 0), _Magento)
     Thread(target=server.serve_forever, daemon=True).start()
-    at = f"http://127.0.0.1:{server.server_address[1]}"
+    base = f"http://127.0.0.1:{server.server_address[1]}"
     last = "func:shopping_get_latest_order_url()"
-    author, rating = (f"func:shopping_get_sku_latest_review_{what}" for what in ("author", "rating"))
-    assert scored(_looks(last, "", {"must_include": ["/sales/order/view/order_id/189/"]}), at=at) == 1.0
-    assert scored(_looks("last", f"{author}('B01')", {"exact_match": "Ada"}), at=at) == 1.0
-    assert scored(_looks("last", f"{rating}('B01')", {"exact_match": "80"}), at=at) == 1.0
-    assert scored(_looks("last", f"{author}('B02')", {"exact_match": "Ada"}), at=at) == 0.0
+    author, rating = (f"func:shopping_get_sku_latest_review_{part}" for part in ("author", "rating"))
+    assert judge(_looks(last, "", {"must_include": ["/sales/order/view/order_id/189/"]}), base=base) == 1.0
+    assert judge(_looks("last", f"{author}('B01')", {"exact_match": "Ada"}), base=base) == 1.0
+    assert judge(_looks("last", f"{rating}('B01')", {"exact_match": "80"}), base=base) == 1.0
+    assert judge(_looks("last", f"{author}('B02')", {"exact_match": "Ada"}), base=base) == 0.0
     server.shutdown()
     server.server_close()
     with pytest.raises(EnvCrashed, match="does not answer"):
-        scored(_looks(last, "", {}), at=at)
+        judge(_looks(last, "", {}), base=base)

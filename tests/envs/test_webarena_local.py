@@ -59,11 +59,11 @@ def ask(data):
 
 
 def test_there_are_tasks_of_every_site_and_kind_and_both_splits_have_every_template():
-    known = read_tasks(TASKS)
-    assert list(known) == list(range(96))
+    all_tasks = read_tasks(TASKS)
+    assert list(all_tasks) == list(range(96))
     sides = split(0)
     ids = [{item.index for item in side} for side in (sides.train, sides.test)]
-    assert ids[0] | ids[1] == set(known)
+    assert ids[0] | ids[1] == set(all_tasks)
     assert not ids[0] & ids[1]
     for side in (sides.train, sides.test):
         assert {item.metadata["site"] for item in side} == set(APPLICATIONS)
@@ -71,18 +71,18 @@ def test_there_are_tasks_of_every_site_and_kind_and_both_splits_have_every_templ
         assert len({item.metadata["template"] for item in side}) == 33
     assert split(0) == split(0)
     assert split(1).test != sides.test
-    assert all(expert(make_item(number)) for number in known)
+    assert all(expert(make_item(number)) for number in all_tasks)
 
 
 def test_the_sites_hold_enough(ask, data):
-    (counted,) = ask(
+    (counts,) = ask(
         "select (select count(*) from catalogue_product), (select count(*) from catalogue_category),"
         "(select count(*) from reviews_productreview), (select count(*) from forum_forum where type = 0),"
         "(select count(*) from forum_conversation_topic), (select count(*) from forum_conversation_post),"
         "(select count(*) from wagtailcore_page)"
     )
-    wanted = (60, 8, 100, 6, 60, 300, 40)
-    assert all(have >= want for have, want in zip(counted, wanted, strict=True)), counted
+    references = (60, 8, 100, 6, 60, 300, 40)
+    assert all(have >= want for have, want in zip(counts, references, strict=True)), counts
     projects = sorted(path.name for path in (data / "forge").iterdir())
     assert len(projects) == 4
     tickets = 0
@@ -113,19 +113,19 @@ FACTS = {
 
 
 def answers(task):
-    wanted = task.eval.reference_answers
-    return [*wanted.must_include, *([wanted.exact_match] if wanted.exact_match else [])]
+    references = task.eval.reference_answers
+    return [*references.must_include, *([references.exact_match] if references.exact_match else [])]
 
 
 def test_the_answers_are_those_of_the_databases(data):
-    asked = Counter()
+    num_checked = Counter()
     with sqlite3.connect(data / "django.sqlite3") as database:
         for number, task in tasks().items():
             if task.intent_template_id in FACTS:
-                found = database.execute(FACTS[task.intent_template_id], values()[number]).fetchall()
-                assert [str(one) for (one,) in found] == answers(task), number
-                asked[task.intent_template_id] += 1
-    assert asked.keys() == FACTS.keys()
+                rows = database.execute(FACTS[task.intent_template_id], values()[number]).fetchall()
+                assert [str(value) for (value,) in rows] == answers(task), number
+                num_checked[task.intent_template_id] += 1
+    assert num_checked.keys() == FACTS.keys()
 
 
 def test_the_cheapest_of_a_category_is_the_one_that_is_asked_for(ask):
@@ -150,9 +150,11 @@ def worth(task, answer):
 def test_no_answer_no_wrong_answer_and_no_first_page_is_right():
     strings = [task for task in tasks().values() if "string_match" in task.eval.eval_types]
     for task in strings:
-        others = [a for other in strings if answers(other) != answers(task) for a in answers(other)]
-        for said in ("", "I do not know", *others):
-            assert worth(task, said) == 0.0, (task.intent, said)
+        other_answers = [
+            a for other_task in strings if answers(other_task) != answers(task) for a in answers(other_task)
+        ]
+        for answer in ("", "I do not know", *other_answers):
+            assert worth(task, answer) == 0.0, (task.intent, answer)
         assert worth(task, answers(task)[0]) == 1.0
     for task in tasks().values():
         if "url_match" in task.eval.eval_types:
@@ -188,8 +190,10 @@ def test_what_is_written_on_one_copy_no_other_sees_and_a_restored_one_has_forgot
         assert "Whose chisel is this?" not in await page(there["forum"], "forum", WOODWORKING)
         again = await ours.restore()
         assert await page(again["forum"], "forum", WOODWORKING) == pristine
-        listening = [one for one in psutil.Process(ours.pid).net_connections() if one.status == "LISTEN"]
-        assert {one.laddr.ip for one in listening} == {"127.0.0.1"}
+        listening = [
+            value for value in psutil.Process(ours.pid).net_connections() if value.status == "LISTEN"
+        ]
+        assert {value.laddr.ip for value in listening} == {"127.0.0.1"}
         assert len(listening) == 4
         folder = Path(f"/proc/{ours.pid}/cwd").resolve()
         assert "logged in as" in await page(again["forge"], "forge", "/kelp/ticket/1")
@@ -228,27 +232,27 @@ def test_players_do_their_tasks_and_to_change_nothing_is_worth_nothing():
             if item.metadata["evaluator"] == "program_html":  # of the others, see above
                 await env.reset(item)
                 assert (await env.step("stop []")).reward == 0.0, number
-            seen = await env.reset(item)
-            assert "127.0.0.1" not in seen
+            observation = await env.reset(item)
+            assert "127.0.0.1" not in observation
             for step in expert(item):
-                result = await env.step(step.resolve(seen))
-                seen = result.observation
+                result = await env.step(step.resolve(observation))
+                observation = result.observation
             assert (result.reward, result.terminated, result.success) == (1.0, True, True), number
         await env.close()
 
     asyncio.run(main())
-    played = [tasks()[number] for number in SAMPLE]
-    assert {task.sites[0] for task in played} == set(APPLICATIONS)
-    assert {kind for task in played for kind in task.eval.eval_types} == KINDS
+    sample = [tasks()[number] for number in SAMPLE]
+    assert {task.sites[0] for task in sample} == set(APPLICATIONS)
+    assert {kind for task in sample for kind in task.eval.eval_types} == KINDS
 
 
 def test_a_killed_copy_is_a_fault_and_never_a_reward():
     async def main() -> None:
         env: Any = make()
-        seen = await env.reset(make_item(8))
-        os.kill(env._provider._copy.pid, signal.SIGKILL)
+        observation = await env.reset(make_item(8))
+        os.kill(env._provider.pid, signal.SIGKILL)
         with pytest.raises(EnvCrashed):
-            await env.step(expert(make_item(8))[0].resolve(seen))
+            await env.step(expert(make_item(8))[0].resolve(observation))
         assert not env.is_alive
         await env.close()
 

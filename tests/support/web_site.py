@@ -1,4 +1,4 @@
-"""A small shop on loopback, for what drives a browser: a login, a form, links, and pages that mean harm."""
+"""A small shop on loopback for tests of the browser: a login, a form, links, and malicious pages."""
 
 import threading
 from collections.abc import Iterator
@@ -10,20 +10,20 @@ PRODUCTS = {"1": ("Red lamp", "12.50"), "2": ("Blue chair", "80.00")}
 
 
 class Site:
-    """Its address, and what it was asked for."""
+    """Its address, its orders, and the requests that it received."""
 
     def __init__(self) -> None:
-        self.asked: list[str] = []
+        self.requests: list[str] = []
         """Method and path of every request."""
         self.orders: list[str] = []
         self.elsewhere = "http://127.0.0.1:9"
-        """Where the pages that mean harm lead."""
+        """The target of the malicious pages."""
         self.url = ""
 
 
 @contextmanager
 def site() -> Iterator[Site]:
-    """Serve it, in a thread."""
+    """Serve a shop from a thread."""
     state = Site()
 
     class Handler(_Handler):
@@ -46,17 +46,17 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         parts = urlsplit(self.path)
-        self.site.asked.append(f"GET {self.path}")
+        self.site.requests.append(f"GET {self.path}")
         query = {name: values[0] for name, values in parse_qs(parts.query).items()}
         folders = parts.path.strip("/").split("/")
-        known = "user=ada" in self.headers.get("Cookie", "")
+        is_logged_in = "user=ada" in self.headers.get("Cookie", "")
         match folders:
             case [""]:
                 links = "".join(
                     f'<li><a href="/product/{number}">{name}</a></li>'
                     for number, (name, _) in PRODUCTS.items()
                 )
-                greeting = "Hello Ada" if known else '<a href="/login">Sign in</a>'
+                greeting = "Hello Ada" if is_logged_in else '<a href="/login">Sign in</a>'
                 self._page(
                     "Shop",
                     f"<p>{greeting}</p><ul>{links}</ul>"
@@ -81,20 +81,20 @@ class _Handler(BaseHTTPRequestHandler):
                     f'<form method="post" action="/order/{number}"><button>Order</button></form>',
                 )
             case ["orders"]:
-                told = "".join(f"<li>{name}</li>" for name in self.site.orders)
-                self._page("Orders", f'<ol id="orders">{told}</ol>')
+                orders = "".join(f"<li>{name}</li>" for name in self.site.orders)
+                self._page("Orders", f'<ol id="orders">{orders}</ol>')
             case ["harm", "redirect"]:
                 self._send(302, "", {"Location": f"{self.site.elsewhere}/secret"})
             case ["harm", "page"]:
-                other = self.site.elsewhere
+                away = self.site.elsewhere
                 self._page(
                     "Harm",
-                    f'<img src="{other}/image"><iframe src="{other}/frame"></iframe><a href="{other}/link">'
+                    f'<img src="{away}/image"><iframe src="{away}/frame"></iframe><a href="{away}/link">'
                     'out</a><a href="file:///etc/passwd">file</a><a href="/harm/download">download</a><p id='
                     '"said"></p>'
-                    f"<script>fetch('{other}/fetch', {{mode: 'no-cors'}}).then(() => 'reached', () => 'kept')"
+                    f"<script>fetch('{away}/fetch', {{mode: 'no-cors'}}).then(() => 'reached', () => 'kept')"
                     f".then(said => document.getElementById('said').textContent = 'fetch ' + said);"
-                    f"new WebSocket('{other.replace('http', 'ws')}/socket');"
+                    f"new WebSocket('{away.replace('http', 'ws')}/socket');"
                     "navigator.serviceWorker.register('/harm/worker').catch(() => 0);"
                     "</script>",
                 )
@@ -110,7 +110,7 @@ class _Handler(BaseHTTPRequestHandler):
                 self._send(404, "<title>Not found</title>")
 
     def do_POST(self) -> None:
-        self.site.asked.append(f"POST {self.path}")
+        self.site.requests.append(f"POST {self.path}")
         body = self.rfile.read(int(self.headers.get("Content-Length", 0))).decode()
         fields = {name: values[0] for name, values in parse_qs(body).items()}
         if self.path == "/login":

@@ -81,10 +81,10 @@ def _item(index: int, question: Question) -> Item:
 def held_out(seed: int) -> list[int]:
     """The numbers of the test items for a seed, ascending."""
     rng = random.Random(f"{NAME}/split/{seed}")
-    shuffled = [rng.sample(numbers, len(numbers)) for _, numbers in ranges(TEST, first=0)]
+    samples = [rng.sample(numbers, len(numbers)) for _, numbers in ranges(TEST, first=0)]
     share, remainder = divmod(TEST_ITEMS, len(TEST))
     return sorted(
-        index for order, indices in enumerate(shuffled) for index in indices[: share + (order < remainder)]
+        index for order, indices in enumerate(samples) for index in indices[: share + (order < remainder)]
     )
 
 

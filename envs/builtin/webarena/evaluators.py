@@ -156,15 +156,15 @@ def url_matches(url: str, *, reference: str, note: str = "GOLD in PRED") -> bool
     each of their parameters."""
     if note != "GOLD in PRED":
         raise ConfigError(f"url_note {note!r} is unknown; WebArena has 'GOLD in PRED'")
-    bases, required = [], defaultdict[str, set[str]](set)
+    bases, parameters = [], defaultdict[str, set[str]](set)
     for alternative in reference.split(" |OR| "):
         base, query = _split_url(alternative)
         bases.append(base)
         for name, values in query.items():
-            required[name].update(values)
+            parameters[name].update(values)
     url_base, query = _split_url(url)
     is_below = any(base in url_base for base in bases)
-    return is_below and all(values & set(query.get(name, ())) for name, values in required.items())
+    return is_below and all(values & set(query.get(name, ())) for name, values in parameters.items())
 
 
 def _split_url(url: str) -> tuple[str, dict[str, list[str]]]:
@@ -220,14 +220,14 @@ async def _check_page(
     return True
 
 
-def contains(part: str, required: RequiredContents) -> bool:
+def contains(part: str, contents: RequiredContents) -> bool:
     """Whether a part of a page, as HTML or text, has the required contents."""
     part = html.unescape(part)
-    if required.exact_match is not None:
-        return exact_match(required.exact_match, part)
+    if contents.exact_match is not None:
+        return exact_match(contents.exact_match, part)
     return all(
         any(must_include(alternative, part) for alternative in alternatives.split(" |OR| "))
-        for alternatives in required.must_include
+        for alternatives in contents.must_include
     )
 
 

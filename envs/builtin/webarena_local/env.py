@@ -50,30 +50,14 @@ def values() -> Mapping[int, dict[str, str]]:
     return {task["task_id"]: task["instantiation_dict"] for task in json.loads(TASKS.read_text("utf-8"))}
 
 
-class LocalSites:
+class LocalSites(LiveSites):
     """The `SiteProvider` of one environment: a copy of the sites."""
-
-    def __init__(self) -> None:
-        self._copy: LiveSites | None = None
-
-    @property
-    def is_alive(self) -> bool:
-        """False once the copy has died."""
-        return self._copy is None or self._copy.is_alive
 
     async def prepare_sites(self, task: Task) -> SiteState:
         """Restore the sites. The first call on a machine makes their data, which takes half a minute."""
-        if self._copy is None:
-            self._copy = LiveSites(WEBARENA_LOCAL.prepare())
-        addresses = await self._copy.restore()
+        addresses = await self.restore()
         urls = {site: addresses[application] for site, application in APPLICATIONS.items()}
         return SiteState(Sites(urls, PUBLIC), _storage_state(task.logins))
-
-    async def close(self) -> None:
-        """End the copy."""
-        copy, self._copy = self._copy, None
-        if copy is not None:
-            await copy.close()
 
 
 def _storage_state(logins: Sequence[str]) -> "StorageState":

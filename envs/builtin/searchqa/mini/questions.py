@@ -83,10 +83,10 @@ def make_questions(world: World, *, is_found: Callable[[str, str], bool]) -> lis
     def is_answerable(question: MiniQuestion) -> bool:
         return all(is_found(hop.query, hop.evidence) for hop in question.hops)
 
-    by_country = {code: list(filter(is_answerable, made)) for code, made in by_country.items()}
-    group_of = _assign_groups({code: len(made) for code, made in by_country.items() if made})
+    by_country = {code: list(filter(is_answerable, drafts)) for code, drafts in by_country.items()}
+    group_of = _assign_groups({code: len(drafts) for code, drafts in by_country.items() if drafts})
     questions = [
-        replace(question, group=group_of[code]) for code, made in by_country.items() for question in made
+        replace(question, group=group_of[code]) for code, drafts in by_country.items() for question in drafts
     ]
     for group in range(GROUPS):
         codes = [code for code in group_of if group_of[code] == group]

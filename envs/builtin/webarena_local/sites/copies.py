@@ -18,6 +18,7 @@ from contextlib import suppress
 from functools import cache, partial
 from pathlib import Path
 
+from envs.builtin.webarena_local.sites.data import WEBARENA_LOCAL
 from envs.builtin.webarena_local.sites.serving import SITES, copy_data, serve
 from envs.errors import ConfigError
 from envs.runtime.hosted import HostedEnv
@@ -61,7 +62,8 @@ class SitesProcess:
 class LiveSites:
     """Owns one copy."""
 
-    def __init__(self, data: Path) -> None:
+    def __init__(self, data: Path | None = None) -> None:
+        """`data`: of the sites; by default the data set `webarena-local`, made when first needed."""
         self._data = data
         self._process: HostedEnv | None = None
 
@@ -78,6 +80,8 @@ class LiveSites:
     async def restore(self) -> dict[str, str]:
         """Start fresh sites; returns the address of each. Raises `EnvCrashed` if they do not start."""
         await self.close()
+        if self._data is None:
+            self._data = WEBARENA_LOCAL.prepare()
         self._process = HostedEnv(_host(self._data))
         addresses: dict[str, str] = json.loads(str(await self._process.reset(_ITEM)))
         return addresses

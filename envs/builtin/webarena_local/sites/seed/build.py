@@ -93,7 +93,7 @@ def _sessions() -> None:
     from django.contrib.auth import BACKEND_SESSION_KEY, HASH_SESSION_KEY, SESSION_KEY
     from django.contrib.auth.models import User
     from django.contrib.sessions.backends.db import SessionStore
-    from django.contrib.sessions.models import BrowserSession
+    from django.contrib.sessions.models import Session
 
     for site in SITES:
         user = User.objects.get(username=(EDITOR if site == "cms" else EMMA).username)
@@ -102,7 +102,7 @@ def _sessions() -> None:
             BACKEND_SESSION_KEY: "django.contrib.auth.backends.ModelBackend",
             HASH_SESSION_KEY: user.get_session_auth_hash(),
         }
-        BrowserSession.objects.create(
+        Session.objects.create(
             session_key=COOKIES[site].value,
             session_data=SessionStore().encode(session),
             expire_date=NOW + SESSION,

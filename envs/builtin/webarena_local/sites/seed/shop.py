@@ -76,10 +76,10 @@ def _catalogue(rng: random.Random, clock: Traveller) -> list[Any]:
 def _reviews(rng: random.Random, clock: Traveller, products: list[Any]) -> None:
     Review = get_model("reviews", "ProductReview")
     users = {user.username: user for user in User.objects.all()}
-    for place, product in enumerate(products):
+    for number, product in enumerate(products):
         writers = rng.sample(OTHER_PEOPLE, rng.randint(1, 4))
         for turn, writer in enumerate(writers):
-            clock.move_to(days_ago(90 - place % 40 - 7 * turn) + timedelta(minutes=place))
+            clock.move_to(days_ago(90 - number % 40 - 7 * turn) + timedelta(minutes=number))
             score = rng.choice((1, 2, 3, 3, 4, 4, 5, 5, 5))
             title, body = rng.choice(BLAME if score < 3 else MIDDLING if score == 3 else PRAISE)
             Review.objects.create(
@@ -108,7 +108,7 @@ def _addresses(clock: Traveller) -> list[Any]:
         )
     emma = User.objects.get(username=EMMA.username)
     country = Country.objects.get(iso_3166_1_a2="US")
-    places = (
+    rows = (
         ("14 Alder Street", "Portland", "Oregon", "97205", True),
         ("9 Quay Road", "Astoria", "Oregon", "97103", False),
     )
@@ -124,7 +124,7 @@ def _addresses(clock: Traveller) -> list[Any]:
             country=country,
             is_default_for_shipping=default,
         )
-        for line, town, state, postcode, default in places
+        for line, town, state, postcode, default in rows
     ]
 
 
@@ -142,9 +142,9 @@ def _orders(rng: random.Random, clock: Traveller, products: list[Any], address: 
         basket.strategy = strategy
         for product in rng.sample(in_stock, rng.randint(1, 3)):
             basket.add_product(product, rng.randint(1, 2))
-        delivered = ShippingAddress()
-        address.populate_alternative_model(delivered)
-        delivered.save()
+        delivery = ShippingAddress()
+        address.populate_alternative_model(delivery)
+        delivery.save()
         charge = free.calculate(basket)
         order = get_class("order.utils", "OrderCreator")().place_order(
             basket=basket,
@@ -152,7 +152,7 @@ def _orders(rng: random.Random, clock: Traveller, products: list[Any], address: 
             shipping_method=free,
             shipping_charge=charge,
             user=emma,
-            shipping_address=delivered,
+            shipping_address=delivery,
             order_number=str(200101 + turn),
             status="Pending",
         )
