@@ -1,23 +1,13 @@
-"""What the rollout core costs by itself: a scripted policy plays TextCraft, in process.
+"""The cost of the rollout core alone: a scripted policy acts in TextCraft, in process.
 
     python -m bench.rollout --episodes 512 --turns 10 --latency 0
     python -m bench.rollout --episodes 512 --turns 10 --agent react
 
-With `--agent react` it calls one trivial tool a turn instead of acting in the environment.
+With `--agent react` it calls a trivial tool in each turn instead of acting in the environment. Prints one
+JSON object, a `Result`.
 
-Prints one JSON object:
-
-- `cpu_ms_per_step`: CPU time of the whole process from the start to the end of play, resets and
-  prompts included, per environment step
-- `episodes_per_s`
-- `loop_lag_ms`: the longest time for which the event loop left another task waiting
-- `wall_s`: from the start of play to the end of its last episode
-- `ideal_s`: turns times latency, what the simulated model alone would take
-- `peak_mb`: most memory that the process ever had, imports included
-
-The recipe book is loaded before the clock starts, as it is once per process. Without latency, a few
-episodes are over in a moment: play is then repeated on other items, caches as they are, until about
-`MIN_STEPS` steps are measured, and `wall_s` is the mean.
+The recipes are loaded before the clock starts, as they are once per process. Without latency, the rollout is
+repeated on other items, with warm caches, until about `MIN_STEPS` steps are measured; `wall_s` is the mean.
 """
 
 import argparse
@@ -51,22 +41,26 @@ MATERIALS = ("oak log", "cobblestone", "string")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """One measurement; the docstring of this file says what its fields are."""
+    """One measurement."""
 
     agent: str
     episodes: int
     turns: int
     latency_s: float
     cpu_ms_per_step: float
+    """CPU time of the process per environment step, resets and prompts included."""
     episodes_per_s: float
     loop_lag_ms: float
+    """The longest time for which the event loop left another task waiting."""
     wall_s: float
     ideal_s: float
+    """Turns times latency: the time of the simulated model alone."""
     peak_mb: float
+    """The peak memory of the process, imports included."""
 
 
 def measure(*, agent: str, episodes: int, turns: int, latency_s: float) -> Result:
-    """Play `episodes` of `turns` turns at once, in groups of `GROUP_SIZE` where that divides."""
+    """Run `episodes` of `turns` turns at once, in groups of `GROUP_SIZE` if that is a divisor."""
     spec = get_env("textcraft")
     train = spec.split(0).train
     group_size = GROUP_SIZE if episodes % GROUP_SIZE == 0 else 1
@@ -80,20 +74,14 @@ def measure(*, agent: str, episodes: int, turns: int, latency_s: float) -> Resul
         encode=lambda text: tokenizer.backend_tokenizer.encode(text, add_special_tokens=False).ids,
         latency_s=latency_s,
     )
-    limits = EpisodeLimits(
-        max_turns=turns,
-        max_tokens_per_turn=128,
-        context_length=1_000_000,
-        episode_timeout_s=600,
-        step_timeout_s=5,
-    )
+    limits = EpisodeLimits(max_turns=turns, max_tokens_per_turn=128, context_length=1_000_000)
     tools = Toolbox([look]) if agent == "react" else None
     config = EpisodeConfig(
         agent=FormatAgent(agent, schemas=tools.schemas if tools else ()), limits=limits, tools=tools
     )
     renderer = Renderer(tokenizer)
 
-    async def play_all() -> tuple[float, float, float]:
+    async def run_all() -> tuple[float, float, float]:
         envs = EnvManager([spec], capacity=episodes)
         await spec.make().reset(train[-1])
         heart = Heartbeat()
@@ -116,13 +104,13 @@ def measure(*, agent: str, episodes: int, turns: int, latency_s: float) -> Resul
             )
             check(groups, turns=turns)
         cpu, wall = time.process_time() - cpu, time.perf_counter() - wall
-        await asyncio.sleep(2 * HEARTBEAT_S)  # a stall at the very end is seen too
+        await asyncio.sleep(2 * HEARTBEAT_S)  # detects a stall at the very end as well
         longest_s = heart.longest_s
         beating.cancel()
         await envs.close()
         return cpu, wall, longest_s
 
-    cpu_s, wall_s, lag_s = asyncio.run(play_all())
+    cpu_s, wall_s, lag_s = asyncio.run(run_all())
     return Result(
         agent=agent,
         episodes=episodes,
@@ -138,8 +126,7 @@ def measure(*, agent: str, episodes: int, turns: int, latency_s: float) -> Resul
 
 
 class Heartbeat:
-    """Asks for the event loop all the time; the longest gap between two turns is the lag, or up to
-    `HEARTBEAT_S` more than it."""
+    """Wakes up every `HEARTBEAT_S`; the longest gap is the event loop's lag, plus at most `HEARTBEAT_S`."""
 
     def __init__(self) -> None:
         self.longest_s = 0.0
@@ -151,8 +138,8 @@ class Heartbeat:
             self.longest_s = max(self.longest_s, time.perf_counter() - last)
 
 
-def useless_action(episode_id: str, turn: int) -> str:
-    """A valid action that ends nothing; inventories, and so the answers, differ between episodes."""
+def write_idle_action(episode_id: str, turn: int) -> str:
+    """A valid action that does not end the episode; inventories, and so observations, differ."""
     number = zlib.crc32(f"{episode_id}/{turn}".encode()) % 64
     if number % 4 == 0:
         return "Thought: what do I have by now?\nAction: inventory"
@@ -171,7 +158,7 @@ async def look(place: str, count: int = 1) -> str:
     return f"At {place} there is nothing, {count} times."
 
 
-def useless_call(episode_id: str, turn: int) -> str:
+def write_idle_call(episode_id: str, turn: int) -> str:
     """A call of the trivial tool."""
     number = zlib.crc32(f"{episode_id}/{turn}".encode()) % 64
     return (
@@ -180,11 +167,11 @@ def useless_call(episode_id: str, turn: int) -> str:
     )
 
 
-SCRIPTS = {"action": useless_action, "react": useless_call}
+SCRIPTS = {"action": write_idle_action, "react": write_idle_call}
 
 
 def check(groups: Sequence[Sequence[Trajectory]], *, turns: int) -> None:
-    """A figure counts only where every episode was played in full."""
+    """Raise `RuntimeError` unless every episode ran to its last turn: a figure would not count."""
     for trajectory in (trajectory for group in groups for trajectory in group):
         if trajectory.stop_reason is not StopReason.MAX_TURNS or len(trajectory.turns) != turns:
             raise RuntimeError(

@@ -1,4 +1,4 @@
-"""How the items of an environment are played: a pipeline's agent block, made into an `EpisodeConfig`."""
+"""Makes a pipeline's agent block into the `EpisodeConfig` of an environment's items."""
 
 import inspect
 from collections.abc import Iterable, Sequence
@@ -32,17 +32,17 @@ if TYPE_CHECKING:
     from tasks.rollout.programs import AgentProgram
 
 ENVIRONMENTS_OWN = frozenset({"environment", "environment_success"})
-"""Rewards that say what an environment said."""
+"""Rewards that repeat what the environment gave."""
 
 
 def make_episode_config(
     spec: EnvSpec, pipeline: Pipeline, *, tokenizer: "PreTrainedTokenizerBase | None"
 ) -> EpisodeConfig:
-    """How items of `spec` are played by `pipeline`'s agent in evaluation; training has other horizons.
+    """How `pipeline`'s agent runs items of `spec` in evaluation; training has other horizons.
 
-    `tokenizer` is None where the model is behind an endpoint, which has the chat template.
-    Raises `ConfigError` for names that there are not, tools that the format cannot call, a chat template
-    that does not show them; `MissingDependency` for what is not installed.
+    `tokenizer` is None if the model is behind an endpoint, which has the chat template. Raises `ConfigError`
+    for unknown names, tools that the format cannot call and a chat template that does not show them, and
+    `MissingDependency`.
     """
     agent = pipeline.agent
     tools = toolbox_of(agent)
@@ -57,12 +57,12 @@ def make_episode_config(
 
 
 def check_agent(pipeline: Pipeline) -> None:
-    """Find out, before anything starts, whether `pipeline`'s agent can be made.
+    """Check, before anything starts, that `pipeline`'s agent can be made.
 
-    Raises `ConfigError` for names that there are not, tools that the format cannot call or that lack a
-    setting, an environment whose episodes nothing would judge, a judge that cannot be asked, settings that a
-    program has no use for, and a warm-up without an expert, of a program, or in a format that cannot act in
-    the environment; `MissingDependency` for what is not installed.
+    Raises `ConfigError` for unknown names, tools that the format cannot call or that lack a setting, an
+    environment without rewards if no reward is named, a judge that cannot be reached, settings that a program
+    does not use, and a warm-up without an expert, of a program, or in a format that cannot act in the
+    environment. Raises `MissingDependency`.
     """
     agent = pipeline.agent
     specs = [get_env(name) for name in pipeline.data.envs]
@@ -72,7 +72,7 @@ def check_agent(pipeline: Pipeline) -> None:
         program_of(agent)
         for env in pipeline.servers:
             raise ConfigError(
-                f"servers.{env}: agent.program {agent.program!r} is lent no environments; take it out"
+                f"servers.{env}: agent.program {agent.program!r} uses no environments; leave it out"
             )
     else:
         tools = toolbox_of(agent)
@@ -105,20 +105,17 @@ def check_agent(pipeline: Pipeline) -> None:
 
 
 def check_reward(settings: AgentSettings, items: Iterable[Item]) -> None:
-    """Find out whether `items` give the reward all that it asks for.
-
-    Raises `ConfigError`, naming an item, and `MissingDependency`.
-    """
+    """Raise `ConfigError`, naming an item, if `items` lack a value that the reward needs, or
+    `MissingDependency`."""
     reward = reward_of(settings)
     if reward is not None:
         check_items(reward, items, with_env=settings.program is None)
 
 
 def program_of(settings: AgentSettings) -> "AgentProgram":
-    """The program of `settings`, which name one.
+    """The program of `settings`, which must name one.
 
-    Raises `ConfigError` for one that cannot be called as programs are, and for settings beside it that would
-    say nothing.
+    Raises `ConfigError` if it cannot be called as an `AgentProgram`, and for settings that it would not use.
     """
     name = settings.program
     assert name is not None
@@ -126,17 +123,17 @@ def program_of(settings: AgentSettings) -> "AgentProgram":
     for key, value in settings:
         if value != getattr(alone, key):
             raise ConfigError(
-                f"agent.{key}: agent.program {name!r} puts the task to the model itself, and is told nothing "
-                "of this; leave it out"
+                f"agent.{key}: agent.program {name!r} writes its own prompts, which do not use this; leave it "
+                "out"
             )
-    gives_none = sorted(ENVIRONMENTS_OWN.intersection(reward_names(settings)))
-    if gives_none:
+    unavailable = sorted(ENVIRONMENTS_OWN.intersection(reward_names(settings)))
+    if unavailable:
         raise ConfigError(
-            f"agent.reward: {gives_none[0]!r} is what an environment gave, and the episodes of agent.program "
-            f"{name!r} have none; have the program return the reward, or name another"
+            f"agent.reward: {unavailable[0]!r} is an environment's reward, and agent.program {name!r} has no "
+            "environment; return the reward from the program, or name another"
         )
     if ":" not in name:
-        raise ConfigError(f"agent.program: {name!r} is no MODULE:NAME, e.g. agents.custom.mine:play")
+        raise ConfigError(f"agent.program: {name!r} is not MODULE:NAME, e.g. agents.custom.mine:play")
     program = load_object(name, key="agent.program")
     if inspect.isclass(program) or not callable(program):
         raise ConfigError(f"agent.program: {name!r} is a {type(program).__name__}; name a function")
@@ -144,59 +141,59 @@ def program_of(settings: AgentSettings) -> "AgentProgram":
         inspect.signature(program).bind("base_url", "api_key", "item")
     except (TypeError, ValueError) as error:
         raise ConfigError(
-            f"agent.program: {name!r} cannot be called ({error}); have it take (base_url, api_key, item)"
+            f"agent.program: {name!r} cannot be called ({error}); its parameters must be (base_url, api_key, "
+            "item)"
         ) from None
     return cast("AgentProgram", program)
 
 
 def check_vision(items: Iterable[Item], *, has_vision: bool) -> None:
-    """Raise `ConfigError`, naming an item, for questions with pictures to a model that reads text only."""
+    """Raise `ConfigError`, naming an item, for images if the model reads only text."""
     item = next((item for item in items if image_sources(item)), None)
     if item is not None and not has_vision:
         raise ConfigError(
-            f"{item.item_id} shows pictures, and the model reads text only; use a vision-language model, or "
-            "leave out the column image or images"
+            f"{item.item_id} has images, and the model reads only text; use a vision-language model, or "
+            "remove the column image or images"
         )
 
 
 def agent_of(settings: AgentSettings, spec: EnvSpec, tools: Toolbox | None) -> Agent:
-    """The agent of `settings`, with what it is told about `spec`. Raises `ConfigError`."""
+    """The agent of `settings`, with the instructions of `spec`. Raises `ConfigError`."""
     schemas = [] if tools is None else tools.schemas
     if settings.format not in FORMATS:
         for key in ("prompt", "instructions"):
             if getattr(settings, key):
                 raise ConfigError(
-                    f"agent.{key}: agent.format {settings.format!r} words what the model is told itself; "
-                    "leave it out"
+                    f"agent.{key}: agent.format {settings.format!r} writes its own prompts; leave it out"
                 )
-        return _own_agent(settings.format, schemas)
-    words = [_prompt(settings.prompt), spec.instructions if settings.instructions else ""]
+        return _make_user_agent(settings.format, schemas)
+    texts = [_read_prompt(settings.prompt), spec.instructions if settings.instructions else ""]
     return FormatAgent(
         settings.format,
         schemas=schemas,
-        instructions="\n\n".join(filter(None, words)),
+        instructions="\n\n".join(filter(None, texts)),
         action_hint=spec.action_hint,
     )
 
 
-def _own_agent(name: str, schemas: Sequence[Schema]) -> Agent:
+def _make_user_agent(name: str, schemas: Sequence[Schema]) -> Agent:
     make = load_object(name, key="agent.format") if ":" in name else AGENTS.find(name)
     try:
         agent = make(schemas)
-    except Exception as error:  # of a user's code, or of whatever else the name stands for
+    except Exception as error:  # of a user's code, or of another object of that name
         raise ConfigError(
             f"agent.format: {name!r} cannot be made with the schemas of the tools ({describe(error)}); name "
-            "a class of agents.agent.Agent"
+            "a subclass of agents.agent.Agent"
         ) from error
     if not isinstance(agent, Agent):
         raise ConfigError(
-            f"agent.format {name!r} makes a {type(agent).__name__}; make it a class of agents.agent.Agent"
+            f"agent.format {name!r} makes a {type(agent).__name__}; make it a subclass of agents.agent.Agent"
         )
     return agent
 
 
 def toolbox_of(settings: AgentSettings) -> Toolbox | None:
-    """The tools of `settings`; None where there are none. Raises `ConfigError`, `MissingDependency`."""
+    """The tools of `settings`; None if there are none. Raises `ConfigError` and `MissingDependency`."""
     if not settings.tools:
         return None
     return Toolbox(
@@ -205,28 +202,28 @@ def toolbox_of(settings: AgentSettings) -> Toolbox | None:
 
 
 def reward_of(settings: AgentSettings) -> Reward | None:
-    """What judges the episodes; None is the environment. Raises `ConfigError`."""
+    """The reward of `settings`; None leaves it to the environment. Raises `ConfigError`."""
     if settings.reward is None:
         return None
     if isinstance(settings.reward, str):
-        return _reward(settings.reward, settings)
+        return _find_reward(settings.reward, settings)
     return combine_rewards(
-        settings.reward, rewards={name: _reward(name, settings) for name in settings.reward}
+        settings.reward, rewards={name: _find_reward(name, settings) for name in settings.reward}
     )
 
 
-def _reward(name: str, settings: AgentSettings) -> Reward:
+def _find_reward(name: str, settings: AgentSettings) -> Reward:
     if name in settings.judges:
         return judge_of(name, settings.judges[name])
     if ":" not in name:
         return get_reward(name)
     reward: Reward = load_object(name, key="agent.reward")
     if not all(callable(getattr(reward, method, None)) for method in ("score", "check")):
-        raise ConfigError(f"agent.reward: {name!r} is no reward; decorate it with @reward")
+        raise ConfigError(f"agent.reward: {name!r} is not a reward; decorate it with @reward")
     return reward
 
 
-def _prompt(path: Path | None) -> str:
+def _read_prompt(path: Path | None) -> str:
     if path is None:
         return ""
     try:

@@ -1,4 +1,4 @@
-"""Trajectories as files and as numbers: JSON lines for reading and traces, summaries for metrics.
+"""Trajectories as JSON lines, and summaries of them for metrics.
 
 Images are data URIs in the lines, so that a file of trajectories is complete.
 """
@@ -17,7 +17,7 @@ from envs.types import Image, Item
 
 _IMAGE_FIELDS = ("prompt_images", "images")
 MAX_KINDS = 40
-"""Metadata keys with more distinct values than this are identifiers, and are not grouped by."""
+"""Metadata keys with more distinct values than this are identifiers, by which nothing is grouped."""
 
 
 def write_trajectories(path: Path, trajectories: Iterable[Trajectory]) -> None:
@@ -35,8 +35,7 @@ def trajectory_to_dict(trajectory: Trajectory) -> dict[str, Any]:
     """A trajectory as JSON values, the inverse of `trajectory_from_dict`."""
     values = asdict(trajectory)
     values["item"]["metadata"] = dict(trajectory.item.metadata)
-    values["metrics"] = dict(trajectory.metrics)
-    values["labels"] = dict(trajectory.labels)
+    values |= {"metrics": dict(trajectory.metrics), "labels": dict(trajectory.labels)}
     for record in (values, *values["turns"]):
         for name in _IMAGE_FIELDS:
             if images := record.pop(name, None):  # most have none
@@ -79,34 +78,34 @@ def _read_images(values: Mapping[str, Any], name: str) -> tuple[Image, ...]:
 
 
 def summarise(trajectories: Sequence[Trajectory]) -> dict[str, float]:
-    """Means over the episodes that count, and counts of those that do not.
+    """Means over the valid episodes, and counts of those that failed.
 
-    Keys: `episodes`, `reward`, `success`, `success_<key>_<value>` by each metadata key that tells kinds of
-    items apart, by environment where there are several (`success_env_<name>`, `reward_env_…`, `turns_env_…`),
-    `turns`, `tokens` (sampled, in all), `tokens_per_turn`, each of the episodes' own metrics (mean over those
-    that have it, e.g. `parse_failures`, `tool_calls/search`), `stop_<reason>` (a count each), `dropped` and
-    `dropped_<ErrorClass>` (counts). Means are left out where no episode counts.
+    Keys: `episodes`, `reward`, `success`, `success_<key>_<value>` for each metadata key by which items are
+    grouped, `success_env_<name>`, `reward_env_…` and `turns_env_…` if there are several environments,
+    `turns`, `tokens` (all that were sampled), `tokens_per_turn`, each metric of the episodes (mean over those
+    that have it, e.g. `parse_failures`, `tool_calls/search`), `stop_<reason>`, `dropped` and
+    `dropped_<ErrorClass>` (counts). There are no means if no episode is valid.
     """
-    finished = [t for t in trajectories if t.stop_reason is not StopReason.ERROR]
+    valid = [t for t in trajectories if t.stop_reason is not StopReason.ERROR]
     summary: dict[str, float] = {
-        "episodes": len(finished),
-        "dropped": len(trajectories) - len(finished),
+        "episodes": len(valid),
+        "dropped": len(trajectories) - len(valid),
         **{f"stop_{reason}": 0 for reason in StopReason if reason is not StopReason.ERROR},
     }
-    stops = Counter(t.stop_reason for t in finished)
+    stops = Counter(t.stop_reason for t in valid)
     summary |= {f"stop_{reason}": count for reason, count in stops.items()}
     failures = (t for t in trajectories if t.stop_reason is StopReason.ERROR)
     causes = Counter((t.error or "unknown").partition(":")[0] for t in failures)
     summary |= {f"dropped_{cause}": count for cause, count in causes.items()}
-    if not finished:
+    if not valid:
         return summary
     return summary | {
-        **_means(finished),
-        **_by_metadata(finished),
-        **_by_env(finished),
-        **_episode_metrics(finished),
-        "tokens": (tokens := sum(sampled_tokens(t) for t in finished)),
-        "tokens_per_turn": tokens / max(1, sum(len(t.turns) for t in finished)),
+        **_means(valid),
+        **_by_metadata(valid),
+        **_by_env(valid),
+        **_episode_metrics(valid),
+        "tokens": (tokens := sum(sampled_tokens(t) for t in valid)),
+        "tokens_per_turn": tokens / max(1, sum(len(t.turns) for t in valid)),
     }
 
 

@@ -1,10 +1,9 @@
-"""Runs a pipeline's items with its agent: the one place where the pipeline's settings become an episode's."""
+"""Runs a pipeline's items with its agent: the one place where the settings become those of an episode."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from agents.rewards.types import check_items
 from agents.rollout.conversation import StartConversation
 from agents.rollout.episode import EpisodeConfig
 from agents.rollout.group import Callbacks, run_groups
@@ -14,7 +13,7 @@ from envs.runtime.metrics import PoolMetrics
 from envs.types import Item
 from tasks.cluster.envs import find_cluster_host
 from tasks.config.environments import environments
-from tasks.config.episodes import check_vision, make_episode_config
+from tasks.config.episodes import check_reward, check_vision, make_episode_config
 from tasks.config.pipelines import Pipeline
 from tasks.rollout.runner import RolloutRunner, RolloutSpec, get_max_turns, make_group_spec
 
@@ -47,9 +46,7 @@ class AgentRunner(RolloutRunner):
         self._envs = EnvManager(specs, capacity=total, total=total, remote_host=find_cluster_host())
 
     def check(self, items: Sequence[Item]) -> None:
-        for env, config in self._configs.items():
-            if config.reward is not None:
-                check_items(config.reward, (item for item in items if item.env == env))
+        check_reward(self._pipeline.agent, items)
         check_vision(items, has_vision=self._reads_images)
 
     async def run(

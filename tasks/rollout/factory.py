@@ -1,4 +1,4 @@
-"""Chooses what runs a pipeline's rollouts, by its agent and by where its model is."""
+"""Chooses the runner of a pipeline's rollouts, by its agent and by where its model is."""
 
 from functools import partial
 from typing import TYPE_CHECKING
@@ -26,18 +26,14 @@ def make_runner(
     tokenizer: "PreTrainedTokenizerBase",
     processor: "ProcessorMixin | None" = None,
 ) -> RolloutRunner:
-    """Runs `pipeline`'s agent or program with `sampler`, by tokens: the trainer uses nothing else.
+    """A runner of `pipeline`'s agent or program with `sampler`, by tokens: training uses no other.
 
     `processor` is that of a vision-language model. Raises `ConfigError`.
     """
     if pipeline.agent.program is not None:
         return ProgramRunner(pipeline, sampler=sampler, tokenizer=tokenizer, processor=processor)
-    start = partial(
-        TokenConversation,
-        sampler=sampler,
-        renderer=Renderer(tokenizer, processor),
-        context=pipeline.agent.context,
-    )
+    renderer, context = Renderer(tokenizer, processor), pipeline.agent.context
+    start = partial(TokenConversation, sampler=sampler, renderer=renderer, context=context)
     return AgentRunner(
         pipeline,
         converse=lambda sampling: partial(start, sampling=sampling),
@@ -47,14 +43,14 @@ def make_runner(
 
 
 def make_endpoint_runner(pipeline: Pipeline, *, client: ChatClient) -> RolloutRunner:
-    """Runs `pipeline`'s agent with the model of an endpoint, by messages.
+    """A runner of `pipeline`'s agent with the model of an endpoint, by messages.
 
     Raises `ConfigError` for a program and for a context policy, which need the tokens.
     """
     if pipeline.agent.program is not None:
         raise ConfigError(
-            f"agent.program {pipeline.agent.program!r} plays through the gateway, in front of a policy "
-            "whose tokens are known; give --policy FOLDER in the place of --endpoint"
+            f"agent.program {pipeline.agent.program!r} runs through the gateway, in front of a policy "
+            "whose tokens are known; give --policy FOLDER in place of --endpoint"
         )
     for key, value in pipeline.agent.context:
         if value != ContextPolicy.model_fields[key].default:

@@ -6,12 +6,11 @@ from typing import TYPE_CHECKING
 
 from agents.gateway.gateway import Gateway
 from agents.gateway.limits import GatewayLimits
-from agents.rewards.types import check_items
 from agents.rollout.group import Callbacks
 from agents.samplers.sampler import Sampler
 from agents.types import Trajectory
 from envs.types import Item, Message
-from tasks.config.episodes import program_of, reward_of
+from tasks.config.episodes import check_reward, program_of, reward_of
 from tasks.config.pipelines import Pipeline
 from tasks.rollout.programs import ProgramConfig, run_program
 from tasks.rollout.runner import RolloutRunner, RolloutSpec, get_max_turns, make_group_spec
@@ -40,8 +39,7 @@ class ProgramRunner(RolloutRunner):
         self._processor = processor
 
     def check(self, items: Sequence[Item]) -> None:
-        if self._reward is not None:
-            check_items(self._reward, items, with_env=False)
+        check_reward(self._pipeline.agent, items)
 
     async def run(
         self, items: Sequence[Item], spec: RolloutSpec, callbacks: Callbacks = Callbacks()

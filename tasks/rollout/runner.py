@@ -1,4 +1,4 @@
-"""What a rollout of a pipeline's items is, and what runs it.
+"""The interface of what runs rollouts of a pipeline's items.
 
 `agent_runner.py` runs the pipeline's agent, `program_runner.py` the program that it names; `factory.py`
 chooses between them.
@@ -19,10 +19,10 @@ from tasks.data.items import training_turns
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutSpec:
-    """How some items are rolled out once; it is passed unchanged to the process that has the sampler."""
+    """One rollout of some items; passed unchanged to the process that has the sampler."""
 
     name: str
-    """Unique per rollout: see `GroupSpec`."""
+    """Unique per rollout, as in `GroupSpec`."""
     max_turns: Mapping[str, int]
     """Turns per episode, by part of the pipeline's data."""
     num_samples: int
@@ -54,7 +54,7 @@ def make_group_spec(pipeline: Pipeline, spec: RolloutSpec, callbacks: Callbacks)
 
 
 def get_max_turns(item: Item, pipeline: Pipeline, spec: RolloutSpec) -> int:
-    """Turns that an episode of `item` may have in `spec`."""
+    """Turns that `spec` allows an episode of `item`."""
     part = pipeline.data.part_of(item)
     assert part is not None  # files of items are checked when they are read
     return spec.max_turns[part]
@@ -74,11 +74,11 @@ class RolloutRunner(ABC):
         """One group per item, in order."""
 
     async def warm_up(self) -> None:  # noqa: B027  # most need none
-        """Start ahead what a training step needs and what takes long to start."""
+        """Start the environments of a training step that are slow to start."""
 
     @property
     def environments(self) -> Mapping[str, PoolMetrics]:
-        """What the environments' pools have counted so far, by name."""
+        """The metrics of the environments' pools so far, by name."""
         return {}
 
     async def close(self) -> None:  # noqa: B027  # most hold nothing

@@ -1,7 +1,7 @@
-"""The policy that is being trained, served by OpenAI's protocol: `wingspan run --serve-policy`.
+"""Serves the policy in training over OpenAI's protocol: `wingspan run --serve-policy`.
 
 Owns where it is served and when it answers: not while the weights change, when a sampler may be asleep. The
-gateway lives in the training process, beside the rollouts, and asks the same sampler.
+gateway runs in the training process, beside the rollouts, and uses the same sampler.
 """
 
 import asyncio
@@ -35,35 +35,35 @@ class ServedAt:
     host: str
     port: int
     token: str | None
-    """Asked of requests; None is open to all."""
+    """Required of requests; None requires no token."""
 
     @classmethod
     def read(cls, text: str) -> Self:
-        """`8001` or `0.0.0.0:8001`; the token is that of the environment. Raises `ConfigError`."""
+        """Parse `8001` or `0.0.0.0:8001`; the token comes from the environment. Raises `ConfigError`."""
         host, _, port = text.rpartition(":")
         if not port.isdecimal() or not 0 < int(port) < 65536:
-            raise ConfigError(f"--serve-policy {text!r} is no PORT or HOST:PORT; give e.g. 8001")
+            raise ConfigError(f"--serve-policy {text!r} is not PORT or HOST:PORT; give e.g. 8001")
         token = os.environ.get(TOKEN_VARIABLE) or None
         register_secret(token)
         return cls(host=host or "127.0.0.1", port=int(port), token=token)
 
     def check(self) -> None:
-        """Raise `ConfigError` if the address cannot be had on this machine."""
+        """Raise `ConfigError` if the address is not available on this machine."""
         bind(self.host, self.port).close()
 
     @property
     def url(self) -> str:
-        """As clients take it."""
+        """The base URL of clients."""
         return f"http://{self.host}:{self.port}/v1"
 
 
 class PausableSampler:
-    """A `Sampler` that can be paused: requests then wait, and none is left running on its sampler."""
+    """A `Sampler` that can be paused: requests then wait, and none keeps running on its sampler."""
 
     def __init__(self, sampler: Sampler) -> None:
         self._sampler = sampler
-        self._resumed = asyncio.Event()
-        self._resumed.set()
+        self._is_resumed = asyncio.Event()
+        self._is_resumed.set()
         self._running: set[asyncio.Task[Completion]] = set()
 
     async def sample(
@@ -74,8 +74,8 @@ class PausableSampler:
         params: SamplingParams,
         episode_id: str,
     ) -> Completion:
-        while not self._resumed.is_set():  # it may be paused again before this task runs
-            await self._resumed.wait()
+        while not self._is_resumed.is_set():  # it may be paused again before this task runs
+            await self._is_resumed.wait()
         work = asyncio.create_task(
             self._sampler.sample(prompt_ids, images=images, params=params, episode_id=episode_id)
         )
@@ -85,14 +85,14 @@ class PausableSampler:
         return await asyncio.shield(work)
 
     async def pause(self) -> None:
-        """Hold new requests back; returns when all that are running have their answers."""
-        self._resumed.clear()
+        """Hold back new requests; returns when all running requests are answered."""
+        self._is_resumed.clear()
         if self._running:
             await asyncio.wait(self._running)
 
     def resume(self) -> None:
-        """Let the waiting requests go on."""
-        self._resumed.set()
+        """Release the waiting requests."""
+        self._is_resumed.set()
 
 
 class ServedPolicy:
@@ -104,36 +104,37 @@ class ServedPolicy:
         *,
         sampler: Sampler,
         tokenizer: "PreTrainedTokenizerBase",
-        at: ServedAt,
+        address: ServedAt,
         processor: "ProcessorMixin | None" = None,
     ) -> None:
-        """`processor`: of a model that sees. Raises `ConfigError` for a chat template that cannot be used."""
+        """`processor` is that of a vision-language model. Raises `ConfigError` for a bad chat template."""
         self._sampler = PausableSampler(sampler)
-        self._at = at
+        self._address = address
         self._gateway = Gateway(
             self._sampler,
             tokenizer,
             sampling=pipeline.rollout.sampling(temperature=pipeline.evaluate.temperature),
             context_length=pipeline.rollout.context_length,
             model=MODEL,
-            token=at.token,
+            token=address.token,
             processor=processor,
         )
         self._listening = AsyncExitStack()
 
     async def start(self) -> None:
-        """Listen. Raises `ConfigError` where the address cannot be had."""
-        await self._listening.enter_async_context(self._gateway.listening(self._at.host, self._at.port))
+        """Listen. Raises `ConfigError` if the address is not available."""
+        host, port = self._address.host, self._address.port
+        await self._listening.enter_async_context(self._gateway.listening(host, port))
 
     async def pause(self) -> None:
-        """Answer nobody until `resume`; returns when the sampler has nothing more to do for others."""
+        """Answer no requests until `resume`; returns when the sampler has finished all of them."""
         await self._sampler.pause()
 
     async def resume(self) -> None:
-        """Answer, with the weights that the sampler has now."""
+        """Answer requests again, with the sampler's present weights."""
         self._sampler.resume()
 
     async def close(self) -> None:
-        """Stop listening; answers under way are given."""
+        """Stop listening; running requests are answered."""
         self._sampler.resume()
         await self._listening.aclose()

@@ -210,7 +210,7 @@ class RolloutManager:
             self._pipeline,
             sampler=self._sampler,
             tokenizer=self._tokenizer,
-            at=address,
+            address=address,
             processor=self._processor,
         )
         self._run(server.start())

@@ -103,7 +103,7 @@ def test_a_row_may_show_pictures(project: Path) -> None:
         Observation("And?", (TALL, WIDE)),
         "None?",
     ]
-    with pytest.raises(ConfigError, match="geo_0 shows pictures, and the model reads text only"):
+    with pytest.raises(ConfigError, match="geo_0 has images, and the model reads only text"):
         check_vision(items, has_vision=False)
     check_vision(items, has_vision=True)
     check_vision(items[2:], has_vision=False)

@@ -112,10 +112,10 @@ def test_the_horizon_ends_a_program_and_the_reward_judges_what_there_is() -> Non
         ({"prompt": "data/x.md"}, {}, r"agent\.prompt: "),
         ({"instructions": True}, {}, r"agent\.instructions: "),
         ({"context": {"when_full": "fold"}}, {}, r"agent\.context: "),
-        ({"reward": "environment"}, {}, r"agent\.reward: 'environment' is what an environment gave"),
+        ({"reward": "environment"}, {}, r"agent\.reward: 'environment' is an environment's reward"),
         ({"reward": {"environment_success": 1, "tool_use": 1}}, {}, r"'environment_success' is what"),
         ({"reward": "string_equl"}, {}, "unknown reward"),
-        ({"program": "play"}, {}, r"agent\.program: 'play' is no MODULE:NAME"),
+        ({"program": "play"}, {}, r"agent\.program: 'play' is not MODULE:NAME"),
         ({"program": "tests.nowhere:play"}, {}, r"agent\.program: 'tests.nowhere:play' cannot be imported"),
         ({"program": f"{TOY}:plya"}, {}, r"agent\.program: .*program_toy\.py has no 'plya'"),
         ({"program": f"{TOY}:TURNS"}, {}, r"agent\.program: 'tests.support.program_toy:TURNS' is a int"),
@@ -156,7 +156,7 @@ def test_who_plays_is_the_settings_choice() -> None:
         for agent in (PROGRAM, {"instructions": False, "reward": "string_equal"})
     ]
     assert [type(runner) for runner in made] == [ProgramRunner, AgentRunner]
-    with pytest.raises(ConfigError, match=r"give --policy FOLDER in the place of --endpoint"):
+    with pytest.raises(ConfigError, match=r"give --policy FOLDER in place of --endpoint"):
         make_endpoint_runner(pipeline_of(PROGRAM), client=ChatClient(Endpoint("http://127.0.0.1:9/v1", "m")))
 
 

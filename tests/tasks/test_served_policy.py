@@ -30,7 +30,7 @@ def test_an_address_is_a_port_or_a_host_and_a_port(
 
 @pytest.mark.parametrize("text", ["", "0", "65536", "eight", "http://127.0.0.1:8001/v1/", "-1"])
 def test_what_is_no_address_is_refused(text: str) -> None:
-    with pytest.raises(ConfigError, match=r"is no PORT or HOST:PORT"):
+    with pytest.raises(ConfigError, match=r"is not PORT or HOST:PORT"):
         ServedAt.read(text)
 
 
@@ -50,7 +50,7 @@ def test_who_comes_while_the_weights_change_waits_and_who_is_inside_is_waited_fo
             toy_pipeline(Path("none"), rollout__max_tokens_per_turn=50),
             sampler=sampler,
             tokenizer=tokenizer_with(),
-            at=at,
+            address=at,
         )
         await served.start()
         async with client_of(at.url, api_key="secret") as client, client_of(at.url) as nobody:
