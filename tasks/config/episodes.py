@@ -123,8 +123,7 @@ def program_of(settings: AgentSettings) -> "AgentProgram":
     for key, value in settings:
         if value != getattr(alone, key):
             raise ConfigError(
-                f"agent.{key}: agent.program {name!r} writes its own prompts, which do not use this; leave it "
-                "out"
+                f"agent.{key}: agent.program {name!r} writes its own prompts, without this; leave it out"
             )
     unavailable = sorted(ENVIRONMENTS_OWN.intersection(reward_names(settings)))
     if unavailable:
