@@ -63,7 +63,7 @@ def test_kinds_are_recognised_and_written_as_uris(head: bytes, media_type: str) 
 
 @pytest.mark.parametrize("head", [b"", b"RIFF\0\0\0\0WAVE", b"BM"])
 def test_other_kinds_are_not(head: bytes) -> None:
-    with pytest.raises(ValueError, match="no kind known"):
+    with pytest.raises(ValueError, match="no known format"):
         recognize_image(head)
 
 
