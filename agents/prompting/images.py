@@ -1,7 +1,7 @@
-"""Images as a vision-language model takes them, by the model's own processor.
+"""Images for a vision-language model, by the model's own processor.
 
-The chat template decides where an image stands in a conversation, the processor how many tokens it takes and
-what becomes of its pixels: the result is what the processor would make of the whole conversation.
+The chat template decides where an image stands in a conversation; the processor decides how many tokens it
+takes and transforms its pixels. The result equals that of the processor for the whole conversation.
 """
 
 import io
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 _SENTINEL = "Wspan4image"
 _TOKEN_INPUTS = ("input_ids", "attention_mask", "token_type_ids", "mm_token_type_ids")
-_DECODED_IMAGES = 64  # kept in a cache: the images of a conversation are shown again with every turn
+_DECODED_IMAGES = 64  # in a cache: every turn uses the images of the conversation again
 
 
 class VisionProcessor:
@@ -31,10 +31,10 @@ class VisionProcessor:
     placeholder_ids: frozenset[int]
     """Tokens that stand for images, videos or sound."""
     marks: frozenset[str]
-    """The same as text, and what a template writes for them; environments must not write these."""
+    """Their texts, which environments must not write."""
 
     def __init__(self, processor: "ProcessorMixin") -> None:
-        """Raises `ConfigError` for a chat template that is missing, or shows no images."""
+        """Raises `ConfigError` for a chat template that is missing or shows no images."""
         from jinja2 import TemplateError
 
         self._processor = processor
@@ -57,7 +57,7 @@ class VisionProcessor:
         marks = [m for m in candidates if m and with_image.count(m) == text_only.count(m) + 1]
         if not marks or _SENTINEL not in with_image:
             raise ConfigError(
-                f"the chat template of {type(processor).__name__} shows no images; use a model whose does"
+                f"the chat template of {type(processor).__name__} shows no images; use another model"
             )
         self._mark = marks[0]
 
@@ -84,7 +84,7 @@ class VisionProcessor:
     def encode(self, text: str, images: Sequence[Image]) -> list[int]:
         """A template's text with a placeholder for each of `images`, as tokens ([L]).
 
-        Raises `ConfigError` for a text that shows another number of images, which a processor accepts.
+        Raises `ConfigError` for a text that shows another number of images; a processor would accept it.
         """
         count = text.count(self._mark)
         if count != len(images):
@@ -92,7 +92,6 @@ class VisionProcessor:
                 f"the chat template of {type(self._processor).__name__} shows {count} of {len(images)} "
                 "images; use a model whose template shows them in messages of every role"
             )
-        # The template has already written all special tokens.
         ids = self._call(text, images, add_special_tokens=False)["input_ids"][0]
         return [int(token) for token in ids]
 

@@ -1,8 +1,7 @@
 """Checks that a model's own chat template shows tools, and writes calls in the format that is parsed.
 
-Some templates ignore `tools=` silently, so that the model never learns about them; others write calls in
-another format. Both are found with sentinel words before anything is sampled. Prompts in plain text are in
-`agents/prompting/tools_prompt.py`.
+Some templates silently ignore `tools=`, so that the model never learns about them; others write calls in
+another format. Sentinel words reveal both before anything is sampled.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -14,22 +13,22 @@ from envs.errors import ConfigError, to_line
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-_NAME, _SAYS, _ARGUMENT, _VALUE = "wspan_tool", "Wspan0description", "wspan_argument", "Wspan1value"
+_NAME, _DESCRIPTION, _ARGUMENT, _VALUE = "wspan_tool", "Wspan0description", "wspan_argument", "Wspan1value"
 _USER = "Wspan2user"
 _CALL = ToolCall(_NAME, {_ARGUMENT: _VALUE})
 SENTINEL: dict[str, Any] = {
     "type": "function",
     "function": {
         "name": _NAME,
-        "description": _SAYS,
+        "description": _DESCRIPTION,
         "parameters": {
             "type": "object",
-            "properties": {_ARGUMENT: {"type": "string", "description": _SAYS}},
+            "properties": {_ARGUMENT: {"type": "string", "description": _DESCRIPTION}},
             "required": [_ARGUMENT],
         },
     },
 }
-"""A tool that a template shows or does not."""
+"""A tool whose words show whether a template shows tools."""
 _REMEDY = "use a model whose template has tools, or a format that describes them in words, such as 'json'"
 
 
@@ -39,16 +38,16 @@ def check_native(tokenizer: "PreTrainedTokenizerBase", format: str) -> None:
     Raises `ConfigError` otherwise; the remedy names the format that reads them, if there is one.
     """
     if format not in NATIVE:
-        raise ConfigError(f"format {format!r} is no chat template's; use one of {', '.join(NATIVE)}")
+        raise ConfigError(f"format {format!r} belongs to no chat template; use one of {', '.join(NATIVE)}")
     user = {"role": "user", "content": _USER}
-    prompt = _render(tokenizer, [user], tools=[SENTINEL], add_generation_prompt=True)
-    if missing := [word for word in (_NAME, _SAYS, _ARGUMENT) if word not in prompt]:
-        parts = {_NAME: "names", _SAYS: "descriptions", _ARGUMENT: "arguments"}
+    prompt = _render(tokenizer, user, prompts=True)
+    if missing := [word for word in (_NAME, _DESCRIPTION, _ARGUMENT) if word not in prompt]:
+        parts = {_NAME: "names", _DESCRIPTION: "descriptions", _ARGUMENT: "arguments"}
         left_out = ", ".join(parts[word] for word in missing)
         raise _unusable(tokenizer, f"does not show the tools' {left_out}; {_REMEDY}")
     call = {"type": "function", "function": {"name": _NAME, "arguments": {_ARGUMENT: _VALUE}}}
-    says = {"role": "assistant", "content": "", "tool_calls": [call]}
-    conversation = _render(tokenizer, [user, says], tools=[SENTINEL], add_generation_prompt=False)
+    message = {"role": "assistant", "content": "", "tool_calls": [call]}
+    conversation = _render(tokenizer, user, message, prompts=False)
     reply = conversation.rpartition(_USER)[2]
     read_by = [name for name in NATIVE if FORMATS[name].parse(reply).calls == (_CALL,)]
     if format not in read_by:
@@ -56,18 +55,12 @@ def check_native(tokenizer: "PreTrainedTokenizerBase", format: str) -> None:
         raise _unusable(tokenizer, f"does not write calls in format {format!r}; {instead}")
 
 
-def _render(
-    tokenizer: "PreTrainedTokenizerBase",
-    conversation: list[dict[str, Any]],
-    *,
-    tools: list[dict[str, Any]],
-    add_generation_prompt: bool,
-) -> str:
+def _render(tokenizer: "PreTrainedTokenizerBase", *messages: dict[str, Any], prompts: bool) -> str:
     from jinja2 import TemplateError
 
     try:
         text = tokenizer.apply_chat_template(
-            conversation, tools=tools, tokenize=False, add_generation_prompt=add_generation_prompt
+            [*messages], tools=[SENTINEL], tokenize=False, add_generation_prompt=prompts
         )
     except (TemplateError, ValueError, TypeError) as error:
         why = to_line(error, limit=200)

@@ -1,8 +1,8 @@
-"""Messages to tokens, for what the policy reads; nothing that it sampled is encoded again.
+"""Messages to tokens that the policy reads; sampled tokens are never encoded again.
 
-A chat template renders whole conversations as text. An episode needs only the tokens *between*
-two completions: the frame around messages is cut, once for each sequence of roles, out of a rendered
-conversation of sentinel words.
+A chat template renders whole conversations as text. An episode needs only the tokens *between* two
+completions: for each sequence of roles, the frame around messages is cut once out of a rendered conversation
+of sentinel words.
 
     … A0 <|im_end|>\\n<|im_start|>user\\n U1 <|im_end|>\\n<|im_start|>assistant\\n
          └─────────────────────────────┘    └─────────────────────────────────────┘
@@ -38,7 +38,7 @@ class Renderer:
     """Messages and observations as tokens, in the format of a tokenizer's chat template."""
 
     stop_token_ids: tuple[int, ...]
-    """The template's end-of-turn token, then the tokenizer's eos where that is another one."""
+    """The template's end-of-turn token, then the tokenizer's eos if it differs."""
 
     placeholder_ids: frozenset[int]
     """Tokens that stand for images, videos or sound; neither policy nor environment may write them."""
@@ -53,8 +53,8 @@ class Renderer:
         self._tokenizer = tokenizer
         if processor is None and not tokenizer.chat_template:
             raise ConfigError(
-                f"the tokenizer of {tokenizer.name_or_path!r} has no chat template; save one beside it as "
-                "chat_template.jinja, or use a model that was made for conversations"
+                f"the tokenizer of {tokenizer.name_or_path!r} has no chat template; save one next to it as "
+                "chat_template.jinja, or use a chat model"
             )
         self._vision = None if processor is None else VisionProcessor(processor)
         self.placeholder_ids = frozenset() if self._vision is None else self._vision.placeholder_ids
@@ -79,9 +79,8 @@ class Renderer:
     ) -> list[int]:
         """The conversation up to where the policy answers ([P]), with JSON schemas of tools.
 
-        A template without a system role gets the system message at the head of the next one. Raises
-        `ConfigError` for roles or tools that the template refuses, and for images where there is no
-        processor; `native_tools.check_native` finds the templates that pass over tools in silence.
+        For a template without a system role, the system message is prepended to the next one. Raises
+        `ConfigError` for roles or tools that the template refuses, and for images without a processor.
         """
         encode = self._image_prompt if images_of(messages) else self._prompt
         return list(encode(tuple(messages), json.dumps(list(tools)) if tools else ""))
@@ -89,18 +88,18 @@ class Renderer:
     def reply_ids(self, messages: Sequence[Message], *, is_closed: bool) -> list[int]:
         """Tokens between a completion and the next one: end of turn, `messages`, the prompt of the next turn.
 
-        `is_closed`: the completion ended with a stop token, so none is added here. Raises `ConfigError` for
-        roles that the template refuses at this place, and for images where there is no processor.
+        `is_closed`: the completion ended with a stop token, so none is added. Raises `ConfigError` for roles
+        that the template refuses here, and for images without a processor.
         """
         encode = self._encode_reply if images_of(messages) else self._reply
         return list(encode(tuple(messages), is_closed))
 
     def encode(self, text: str) -> list[int]:
-        """Text that is the template's own, its control tokens included, as tokens."""
+        """Tokens of a text by the template, including its control tokens."""
         return self._encode(text)
 
     def decode(self, ids: list[int]) -> str:
-        """Sampled tokens as text, without control tokens: to read and parse, never to encode."""
+        """Text of sampled tokens without control tokens, to parse and never to encode."""
         return self._decode(ids)
 
     def _encode_prompt(self, messages: tuple[Message, ...], tools: str) -> tuple[int, ...]:
@@ -115,8 +114,8 @@ class Renderer:
         (first, *gaps), trims = self._frame(tuple((m.role, len(m.images)) for m in messages))
         contents = (self._clean(message.content) for message in messages)
         texts = (content.strip() for content in contents) if trims else contents
-        # Encoded from the end of turn on, even if it is cut off again: some control tokens absorb the
-        # white space that follows them.
+        # Encoded with the end of turn, even if that is cut off again: some control tokens absorb the white
+        # space after them.
         text = first + "".join(text + gap for text, gap in zip(texts, gaps, strict=True))
         ids = self._encode_with(images_of(messages), text)
         return tuple(ids[ids.index(self._end_of_turn) + 1 :] if is_closed else ids)
@@ -127,18 +126,17 @@ class Renderer:
         if self._vision is None:
             raise ConfigError(
                 f"{len(images)} images are to be shown, but {self._name} reads text only; use a "
-                "vision-language model, whose folder has a processor, or leave the images out"
+                "vision-language model with a processor, or omit the images"
             )
         return self._vision.encode(text, images)
 
     def _cut_frame(self, shapes: tuple[tuple[Role, int], ...]) -> tuple[list[str], bool]:
         """What the template writes around messages of these roles and numbers of images after a completion:
-        one piece before each message, and one after the last, up to where the policy answers; and whether it
-        trims their contents."""
+        one piece before each message and one after the last, and whether it trims their contents."""
         words = [f"{_REPLY}{number:04d}" for number in range(len(shapes))]
         # Templates write spaces and newlines around a message, but no tabs.
-        tabbed = [f"\t{word}\t" for word in words]
-        for marks, trims in ((tabbed, False), (words, True)):
+        tab_marks = [f"\t{word}\t" for word in words]
+        for marks, trims in ((tab_marks, False), (words, True)):
             replies = [(role, mark, images) for (role, images), mark in zip(shapes, marks, strict=True)]
             turns = [("user", _USER, 0), ("assistant", _ASSISTANT, 0), *replies]
             head, *rest = self._render(turns).split(_ASSISTANT)
@@ -149,8 +147,8 @@ class Renderer:
         raise self._unusable(f"does not show every message of {roles} exactly once")
 
     def _clean(self, text: str) -> str:
-        # Control tokens spelled out in an environment's text would forge turns or images. A space,
-        # not nothing: otherwise the halves around one could form another.
+        # Control tokens in an environment's text would forge turns or images. A space replaces them, because
+        # otherwise the text around one could form another.
         return self._control.sub(" ", text)
 
     def _find_end_of_turn(self) -> int:
@@ -162,7 +160,7 @@ class Renderer:
         for token_id in ids:
             if token_id in special:
                 return token_id
-        raise self._unusable("puts no special token after an assistant's message")
+        raise self._unusable("writes no special token after an assistant's message")
 
     def _takes_system(self) -> bool:
         try:
@@ -203,14 +201,14 @@ def images_of(messages: Sequence[Message]) -> list[Image]:
 def _codec(
     tokenizer: "PreTrainedTokenizerBase",
 ) -> tuple[Callable[[str], list[int]], Callable[[list[int]], str]]:
-    """Encoding that adds no tokens (the template has written them), decoding that skips control tokens."""
+    """Encoding that adds no tokens (the template writes them), decoding that skips control tokens."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:  # a tokenizer written in Python
         return (
             partial(tokenizer.encode, add_special_tokens=False),
             partial(tokenizer.decode, skip_special_tokens=True, clean_up_tokenization_spaces=False),
         )
-    # Takes half the time of the methods around it; a copy, because padding and truncation are its state.
+    # Half the time of the tokenizer's methods; a copy, because padding and truncation are its state.
     backend = copy.deepcopy(backend)
     backend.no_padding()
     backend.no_truncation()

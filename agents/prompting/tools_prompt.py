@@ -1,8 +1,6 @@
-"""Describes to a model in plain text which tools there are and how to call them.
+"""Describes tools to a model in plain text, by `agents/prompting/prompts/<format>.md`.
 
-The texts are files, `agents/prompting/prompts/<format>.md`, one for each format that no chat template
-knows. Models
-with tools in their template get them by `agents/prompting/native_tools.py`.
+There is a file for each format that no chat template writes; the others are in `native_tools.py`.
 """
 
 import json
@@ -15,7 +13,7 @@ from agents.formats import ACTIONS, FORMATS, NATIVE, code_block, function_of, se
 from envs.errors import ConfigError
 
 PLACEHOLDER = "{{tools}}"
-"""Where a prompt file has the tools' descriptions."""
+"""The place of the tools' descriptions in a prompt file."""
 
 FORMATS_WITH_PROMPT = tuple(name for name in FORMATS if name not in (*ACTIONS, *NATIVE))
 """Formats that have a prompt file."""

@@ -1,40 +1,27 @@
-"""Rewards: what tells an episode that went well from one that did not.
+"""Rewards: functions that score finished episodes.
 
-`REWARDS` has those that need no settings, by the names that pipelines use; `LLMJudge` needs some, which a
-pipeline gives under `agent.judges`. One of
-your own is a function under `@reward`; `combine_rewards` makes one of several. `assign_rewards` puts a result
-on a trajectory.
+`REWARDS` has the prebuilt ones by the names that pipelines use. `LLMJudge` needs settings, which a pipeline
+gives under `agent.judges`. `@reward` makes a function a reward, `CombinedReward` a weighted sum of several,
+and `assign_rewards` puts a result on a trajectory.
 """
 
 from typing import Any
 
 from agents.clients.endpoint import Endpoint
-from agents.judging import JudgeSettings
+from agents.rewards import code, environment, formats, qa, text
 from agents.rewards.assignment import assign_rewards
-from agents.rewards.code import code_tests
-from agents.rewards.environment import environment, environment_success
-from agents.rewards.formats import answer_format, think_answer_format, think_format, tool_use
 from agents.rewards.function import FunctionReward, reward
 from agents.rewards.judge.reward import LLMJudge
-from agents.rewards.math.reward import math_equal, math_equal_with_think, math_equal_with_tool
-from agents.rewards.qa import (
-    qa_exact_match,
-    qa_exact_match_with_format,
-    qa_exact_match_with_tool,
-    qa_f1,
-    qa_f1_with_format,
-    qa_f1_with_tool,
-    searchr1_exact_match,
-)
-from agents.rewards.text import number_equal, string_equal
+from agents.rewards.math import reward as math
 from agents.rewards.types import Reward, RewardInput, RewardResult
-from agents.rewards.weighted import combine_rewards
-from agents.rewards.workspace import workspace_tests
+from agents.rewards.weighted import CombinedReward
+from agents.settings import JudgeSettings
 from envs.errors import ConfigError
 from envs.plugins import Registry
 
 __all__ = [
     "REWARDS",
+    "CombinedReward",
     "Endpoint",
     "FunctionReward",
     "JudgeSettings",
@@ -43,34 +30,15 @@ __all__ = [
     "RewardInput",
     "RewardResult",
     "assign_rewards",
-    "combine_rewards",
     "get_reward",
     "register_reward",
     "reward",
 ]
 
-_BUILTIN: tuple[FunctionReward, ...] = (
-    environment,
-    environment_success,
-    string_equal,
-    number_equal,
-    math_equal,
-    math_equal_with_tool,
-    math_equal_with_think,
-    qa_exact_match,
-    qa_exact_match_with_format,
-    qa_exact_match_with_tool,
-    qa_f1,
-    qa_f1_with_format,
-    qa_f1_with_tool,
-    searchr1_exact_match,
-    think_format,
-    answer_format,
-    think_answer_format,
-    tool_use,
-    code_tests,
-    workspace_tests,
-)
+_MODULES = (environment, text, math, qa, formats, code)
+_BUILTIN = [
+    value for module in _MODULES for value in vars(module).values() if isinstance(value, FunctionReward)
+]
 
 
 def _validate(name: str, value: Any) -> Reward:

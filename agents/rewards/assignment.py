@@ -1,5 +1,4 @@
-"""Where a reward lands: on the turns that earned it, the outcome on the last. Pure; how rewards of turns
-reach tokens is the packing's."""
+"""Puts the rewards of turns on their turns, and the outcome's on the last one."""
 
 from dataclasses import replace
 
@@ -7,16 +6,15 @@ from agents.rewards.types import RewardResult
 from agents.types import StopReason, Trajectory
 
 PREFIX = "reward/"
-"""Before the names of a reward's metrics among a trajectory's."""
+"""Of the names of a reward's metrics among a trajectory's."""
 
 
 def assign_rewards(trajectory: Trajectory, result: RewardResult) -> Trajectory:
-    """`trajectory` with the rewards of `result` in place of those that it had.
+    """`trajectory` with the rewards of `result`, which replace the environment's.
 
-    A turn's reward is its entry of `turn_rewards`, else 0; the last turn's is that and the outcome. The
-    trajectory's reward is their sum. What the environment gave is gone; a reward that builds upon it
-    includes `environment`. Raises `ValueError` for a failed episode, for one with no turn to carry a
-    reward, and where `turn_rewards` are not as many as the turns.
+    A turn's reward is its entry of `turn_rewards`, else 0; the last turn also gets the outcome. The
+    trajectory's reward is their sum. Raises `ValueError` for a failed episode, for one without turns, and for
+    a number of `turn_rewards` other than the number of turns.
     """
     where = f"{trajectory.item.item_id}, sample {trajectory.sample_index}"
     if trajectory.stop_reason is StopReason.ERROR:

@@ -1,8 +1,9 @@
-"""A reward for programs: the data's tests, run against the answer's code in the sandbox and nowhere else.
+"""Rewards for programs: the data's tests, run in the sandbox against the answer's code or the episode's
+files.
 
-Two kinds of tests. *Assertions* run beside the code, in one interpreter: code that sets out to cheat can
-reach them (an object that equals everything). *Input and output* cannot be cheated so: each test is a process
-of its own, and what it should print is compared outside and never enters the sandbox.
+There are two kinds of tests of code. *Assertions* run in the interpreter of the code, which can cheat (with
+an object that equals everything). *Input and output* prevent that: each test is a separate process, and the
+reference output is compared outside and never enters the sandbox.
 """
 
 import asyncio
@@ -11,7 +12,7 @@ import os
 import re
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -19,17 +20,19 @@ from typing import Any
 from agents.clients.rate_limit import ConcurrencyLimiter
 from agents.rewards.function import reward
 from agents.rewards.text import verdict
+from envs.base import Environment
+from envs.errors import ConfigError
 from envs.sandbox.backend import Backend, SandboxLimits
 from envs.sandbox.interpreter import Interpreter
 from envs.sandbox.sandbox import SANDBOX, choose_backend
+from envs.sandbox.workspace import WithWorkspace, read_files
 
 TEST_TIMEOUT_S = 10.0
 """Seconds of one test."""
 TOTAL_TIMEOUT_S = 60.0
-"""Seconds of all tests of one answer; those that are left then have failed, for its code is slow."""
+"""Seconds of all tests of one answer; tests that have not run by then have failed."""
 OUTPUT_CHARS = 200_000
-"""Of one test; a program that prints more has failed it."""
-LIMITS = SandboxLimits()
+"""Of one test; a program that prints more fails it."""
 
 _FENCE = re.compile(r"```[ \t]*(?:python3?|py)?[ \t]*\r?\n(.*?)(?:\r?\n)?```", re.DOTALL | re.IGNORECASE)
 _LIMITER = ConcurrencyLimiter(os.cpu_count() or 1)
@@ -52,16 +55,16 @@ class InputOutput:
 
     stdin: str
     """Its standard input."""
-    expected: str
-    """Its standard output, but for white space at the ends of lines and of the whole."""
+    stdout: str
+    """Its standard output; white space at the ends of lines and of the whole does not count."""
 
 
 Test = str | InputOutput
-"""A string is code that raises where the test fails."""
+"""A string is code that raises if the test fails."""
 
 
 def extract_code(response: str) -> str | None:
-    """The last Python code block (three backquotes) of `response`; None where there is none."""
+    """The last Python code block (three backquotes) of `response`; None if there is none."""
     blocks = _FENCE.findall(response)
     return blocks[-1] if blocks else None
 
@@ -71,7 +74,7 @@ def read_tests(tests: object, *, entry_point: str | None = None) -> list[Test]:
 
     Code, or a list of it (MBPP's `test_list`); with an `entry_point`, code that defines `check(candidate)`
     (HumanEval's `test`); a list of `{"input", "output"}`; or `{"inputs": […], "outputs": […]}` (APPS,
-    TACO). Raises `ValueError` for anything else, and for no test at all.
+    TACO). Raises `ValueError` for anything else and for an empty list.
     """
     if isinstance(tests, str):
         tests = [tests if entry_point is None else f"{tests}\ncheck({entry_point})"]
@@ -95,15 +98,13 @@ def _read_test(test: Any) -> Test:
     raise ValueError(f"one of `tests` is {repr(test)[:80]}; give code, or texts as `input` and `output`")
 
 
-async def count_passed(
-    code: str, tests: Sequence[Test], *, backend: Backend, limits: SandboxLimits = LIMITS
-) -> int:
-    """How many of `tests` the program passes; after one that ends the interpreter no other is tried.
+async def count_passed(code: str, tests: Sequence[Test], *, backend: Backend) -> int:
+    """How many of `tests` the program passes; a test that ends the interpreter is the last.
 
-    Raises `MissingDependency` where the backend does not work, `EnvCrashed` if no interpreter starts.
+    Raises `MissingDependency` if the backend does not work, `EnvCrashed` if no interpreter starts.
     """
     interpreter = Interpreter(
-        backend, limits=limits, run_timeout_s=TEST_TIMEOUT_S + 1.0, output_chars=OUTPUT_CHARS
+        backend, limits=SandboxLimits(), run_timeout_s=TEST_TIMEOUT_S + 1.0, output_chars=OUTPUT_CHARS
     )
     deadline = time.monotonic() + TOTAL_TIMEOUT_S
     count = 0
@@ -128,7 +129,7 @@ async def count_passed(
 async def _passes(interpreter: Interpreter, code: str, test: Test) -> bool | None:
     """None if the interpreter ended."""
     if isinstance(test, str):
-        word = secrets.token_hex(16)  # made after the code has run, which cannot print it ahead
+        word = secrets.token_hex(16)  # the code, which has run, cannot have printed it
         run = await interpreter.run(f"{test}\nprint({word!r})")
         return None if run.end_reason is not None else run.output.rstrip().endswith(word)
     run = await interpreter.run(_FEED.format(code=code, stdin=test.stdin, timeout_s=TEST_TIMEOUT_S))
@@ -137,10 +138,10 @@ async def _passes(interpreter: Interpreter, code: str, test: Test) -> bool | Non
     try:
         status, output = json.loads(run.output)
     except ValueError:
-        return False  # too much of it, or the process could not be started within the limits
+        return False  # too long, or the process could not start within the limits
     if status is None:
         return None
-    return bool(status == 0 and _lines(output) == _lines(test.expected))
+    return bool(status == 0 and _lines(output) == _lines(test.stdout))
 
 
 def _lines(text: str) -> list[str]:
@@ -158,8 +159,8 @@ async def code_tests(
 ) -> dict[str, float | bool]:
     """1 if the code in the response passes all tests, else 0; metrics `passed`, in [0, 1], and `code`.
 
-    The code is the last code block; `tests` and `entry_point` are as `read_tests` takes them. Each answer
-    has `TOTAL_TIMEOUT_S`; as many run at a time as there are cores.
+    The code is the last code block; `read_tests` reads `tests` and `entry_point`. Each answer has
+    `TOTAL_TIMEOUT_S`; as many run concurrently as there are cores.
     """
     required_tests = read_tests(tests, entry_point=entry_point)
     code = extract_code(final_response)
@@ -169,3 +170,19 @@ async def code_tests(
         backend = await asyncio.to_thread(_backend)
         count = await count_passed(code, required_tests, backend=backend)
     return verdict(count == len(required_tests), passed=count / len(required_tests), code=1.0)
+
+
+@reward(needs=(SANDBOX,), timeout_s=None)
+async def workspace_tests(
+    env: Environment, test_command: str, test_files: Mapping[str, Any] | None = None
+) -> dict[str, float | bool]:
+    """1 if `test_command` succeeds in the workspace, else 0.
+
+    `test_files` (path in `/work` → text) are written first and replace what is there: the agent has never
+    seen them and cannot have changed them. It may have changed everything else, including the programs that
+    run them. Raises `ConfigError` for an environment without a workspace.
+    """
+    if not isinstance(env, WithWorkspace):
+        raise ConfigError(f"{type(env).__name__} has no workspace to run tests in; use env: workspace")
+    reply = await env.workspace.put(read_files({"test_files": test_files}, name="test_files"))
+    return verdict(not reply.is_error and await env.workspace.succeeds(test_command))

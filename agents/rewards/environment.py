@@ -1,4 +1,4 @@
-"""The environment's own rewards, as parts to build others upon."""
+"""The environment's own rewards, as parts of combined ones."""
 
 from agents.rewards.function import reward
 from agents.types import Trajectory
@@ -6,11 +6,11 @@ from agents.types import Trajectory
 
 @reward
 def environment(trajectory: Trajectory) -> dict[str, float | list[float]]:
-    """What the environment gave, on the turns that it gave it for."""
+    """The environment's rewards, each on its turn."""
     return {"reward": 0.0, "turn_rewards": [turn.reward for turn in trajectory.turns]}
 
 
 @reward
 def environment_success(trajectory: Trajectory) -> float:
-    """1 where the environment says that the problem is solved, else 0."""
+    """1 if the environment reports success, else 0."""
     return float(trajectory.success)

@@ -1,4 +1,4 @@
-"""Rewards for the form of a text, and what others need of it: thought and answer in tags, use of tools."""
+"""Rewards for the form of a text and the use of tools, and the parsers that other rewards share."""
 
 import re
 
@@ -7,15 +7,15 @@ from agents.types import Trajectory
 
 _THINKING = re.compile(r"\A\s*(?:<think>)?((?:(?!</?think>).)*)</think>((?:(?!</?think>).)*)\Z", re.DOTALL)
 _ANSWER = re.compile(r"<answer>((?:(?!</?answer>).)*)</answer>", re.DOTALL)
-_NO_HELP = ("answer", "summarize")
+_NOT_COUNTED = ("answer", "summarize")
 """Tools that end or cut a conversation."""
 
 
 def after_thinking(text: str) -> str | None:
-    """What follows the thought in `<think>…</think>answer`, stripped; None for any other form.
+    """The stripped text after `<think>…</think>`; None for any other form.
 
-    Both parts hold something, each tag comes once, and nothing precedes it. The opening tag may be missing:
-    some chat templates put it into the prompt.
+    Neither part may be empty, each tag occurs once, and nothing precedes it. The opening tag may be missing,
+    because some chat templates put it into the prompt.
     """
     match = _THINKING.match(text)
     if match is None or not match[1].strip():
@@ -24,7 +24,7 @@ def after_thinking(text: str) -> str | None:
 
 
 def tagged_answer(text: str) -> str | None:
-    """What stands in the last `<answer>…</answer>`, stripped; None where there is none, or nothing in it."""
+    """The stripped text of the last `<answer>…</answer>`; None if there is none or it is empty."""
     matches = _ANSWER.findall(text)
     return (matches[-1].strip() or None) if matches else None
 
@@ -40,17 +40,16 @@ def well_formed_answer(text: str) -> str | None:
 
 
 def tool_calls(trajectory: Trajectory) -> int:
-    """How many calls reached a tool and did not fail; `answer` and `summarize` are no help, and do not count.
+    """The number of successful tool calls, without those of `answer` and `summarize`.
 
-    By the episode's counts (`agents/rollout/actions.py`). A program's own tools
-    (`tasks/rollout/programs.py`) are counted by
-    nobody: there, each turn before the last is taken for a call.
+    The counts are the episode's (`agents/rollout/actions.py`). Nothing counts the tools of a program
+    (`tasks/rollout/programs.py`): there, each turn before the last counts as a call.
     """
     metrics = trajectory.metrics
     names = [name.partition("/")[2] for name in metrics if name.startswith("tool_calls/")]
     if not names:
         return max(0, len(trajectory.turns) - 1)
-    helpful = [name for name in names if name not in _NO_HELP]
+    helpful = [name for name in names if name not in _NOT_COUNTED]
     return int(sum(metrics[f"tool_calls/{name}"] - metrics[f"tool_failures/{name}"] for name in helpful))
 
 
@@ -62,7 +61,7 @@ def think_format(final_response: str) -> float:
 
 @reward
 def answer_format(final_response: str) -> float:
-    """1 where the text ends with its one `<answer>…</answer>`, else 0."""
+    """1 if the text ends with its only `<answer>…</answer>`, else 0."""
     matches = _ANSWER.findall(final_response)
     ends = final_response.rstrip().endswith("</answer>")
     return float(ends and len(matches) == 1 and bool(matches[0].strip()))
@@ -76,6 +75,6 @@ def think_answer_format(final_response: str) -> float:
 
 @reward
 def tool_use(trajectory: Trajectory) -> dict[str, float]:
-    """1 where a tool was called and did not fail, else 0; metric `calls`."""
+    """1 if a tool call succeeded, else 0; metric `calls`."""
     calls = tool_calls(trajectory)
     return {"reward": float(calls > 0), "calls": calls}

@@ -1,20 +1,21 @@
-"""`@reward`: a function becomes a reward. Its parameters say by their names what it is given.
+"""`@reward` makes a function a reward. The names of its parameters say what it is given.
 
     @reward
     def exact(final_response: str, answer: str) -> float:
         return float(final_response == answer)
 
-What a value means is `types.py`'s; several rewards in one are `weighted.py`'s.
+`types.read_result` says what it may return.
 """
 
+import asyncio
 import inspect
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, overload
+from typing import Any, TypedDict, Unpack, overload
 
 from agents.clients.rate_limit import ConcurrencyLimiter
-from agents.rewards.time_limit import TooSlow, time_limit
 from agents.rewards.types import ALWAYS, RewardInput, RewardResult, read_result
 from agents.tools.threads import run_in_thread
 from agents.types import StopReason
@@ -29,24 +30,24 @@ _THREAD_LIMITER = ConcurrencyLimiter(16)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FunctionReward:
-    """A function as a reward. Called like the function it is the function."""
+    """A function as a reward. Calling the object calls the function itself."""
 
     name: str
     function: Callable[..., Any]
     parameters: Mapping[str, bool]
-    """Name → whether it must be filled."""
+    """Name → whether it is required."""
     timeout_s: float | None = TIMEOUT_S
-    """Of one call; None is for ever."""
+    """Of one call; None is no limit."""
     retries: int = RETRIES
     """Further calls after one that fails."""
-    needs: tuple[Requirement, ...] = ()
+    needs: Sequence[Requirement] = ()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """The function's own value, unchecked."""
         return self.function(*args, **kwargs)
 
     def check(self, available: Collection[str]) -> None:
-        """See `Reward`. Also raises `ConfigError` for data that hides one of the given names."""
+        """Also raises `ConfigError` for data with a field that has one of the names in `ALWAYS`."""
         conflicts = sorted(set(ALWAYS).intersection(available))
         if conflicts:
             raise ConfigError(
@@ -57,7 +58,7 @@ class FunctionReward:
         require(f"reward {self.name!r}", self.needs)
 
     async def score(self, reward_input: RewardInput) -> RewardResult:
-        """See `Reward`. A parameter that this item does not fill is a `ConfigError`, as in `check`."""
+        """Also raises `ConfigError` for a parameter that this item does not fill, as `check` does."""
         trajectory = reward_input.trajectory
         where = f"{trajectory.item.item_id}, sample {trajectory.sample_index}"
         if trajectory.stop_reason is StopReason.ERROR:
@@ -70,21 +71,21 @@ class FunctionReward:
                 return read_result(await self._call(arguments), turns=len(trajectory.turns))
             except Exception as error:
                 if isinstance(error, WingspanError) and not isinstance(error, EpisodeFault):
-                    raise  # the user's to mend; another call would say the same
+                    raise  # the user must fix it; another call would fail as well
                 cause = error
-        reason = str(cause) if isinstance(cause, TooSlow) else describe(cause or RuntimeError())
+        reason = str(cause) if isinstance(cause, _TooSlow) else describe(cause or RuntimeError())
         raise RewardFailed(
             f"{where}: reward {self.name!r} failed at each of {self.retries + 1} calls, the last: {reason}"
         ) from cause
 
     async def _call(self, arguments: Mapping[str, Any]) -> object:
         if inspect.iscoroutinefunction(self.function):
-            async with time_limit(self.timeout_s):
+            async with _time_limit(self.timeout_s):
                 return await self.function(**arguments)
-        async with _THREAD_LIMITER, time_limit(self.timeout_s):
+        async with _THREAD_LIMITER, _time_limit(self.timeout_s):
             try:
                 return await run_in_thread(partial(self.function, **arguments), name=f"reward {self.name!r}")
-            except SystemExit as error:  # the function's end, not this program's
+            except SystemExit as error:  # it ends the function, not this program
                 raise RuntimeError(f"it raised {describe(error)}") from error
 
     def _require(self, available: Collection[str]) -> None:
@@ -99,62 +100,65 @@ class FunctionReward:
                 )
 
 
+class Options(TypedDict, total=False):
+    """The options of a reward."""
+
+    name: str
+    """By default the function's."""
+    timeout_s: float | None
+    """Of one call, in seconds; None is no limit."""
+    retries: int
+    """Further calls after one that raises, is too slow or returns no reward."""
+    needs: Sequence[Requirement]
+    """What must be installed."""
+
+
 @overload
 def reward(function: Callable[..., Any], /) -> FunctionReward: ...
-
-
 @overload
-def reward(
-    *,
-    name: str | None = None,
-    timeout_s: float | None = TIMEOUT_S,
-    retries: int = RETRIES,
-    needs: Sequence[Requirement] = (),
-) -> Callable[[Callable[..., Any]], FunctionReward]: ...
-
-
-def reward(
-    function: Callable[..., Any] | None = None,
-    /,
-    *,
-    name: str | None = None,
-    timeout_s: float | None = TIMEOUT_S,
-    retries: int = RETRIES,
-    needs: Sequence[Requirement] = (),
-) -> FunctionReward | Callable[[Callable[..., Any]], FunctionReward]:
+def reward(**options: Unpack[Options]) -> Callable[[Callable[..., Any]], FunctionReward]: ...
+def reward(function: Callable[..., Any] | None = None, /, **options: Any) -> Any:
     """Make a function, or an async function, a reward; bare or with options.
 
-    `name`: the function's by default. `timeout_s`: seconds of one call, None for ever. `retries`: further
-    calls after one that raises, is too slow or returns no reward. `needs`: what must be installed. The
-    function returns a number, or a dict with `reward` and what `read_result` says; one that is not async
-    runs in a thread. Raises `ConfigError` for options or a signature that cannot be.
+    The function returns a number, or a dict as `read_result` describes it; one that is not async runs in a
+    thread. Raises `ConfigError` for an invalid option or signature.
     """
+    timeout_s, retries = options.get("timeout_s"), options.get("retries", RETRIES)
     if timeout_s is not None and not timeout_s > 0:
         raise ConfigError(f"timeout_s={timeout_s} of a reward; give seconds above 0, or None")
     if retries < 0:
         raise ConfigError(f"retries={retries} of a reward; give 0 or more")
 
     def decorate(function: Callable[..., Any]) -> FunctionReward:
-        reward_name = name or function.__name__
-        return FunctionReward(
-            name=reward_name,
-            function=function,
-            parameters=_parameters(function, reward_name),
-            timeout_s=timeout_s,
-            retries=retries,
-            needs=tuple(needs),
-        )
+        name = options.get("name") or function.__name__
+        parameters = _parameters(function, name)
+        return FunctionReward(**{**options, "name": name}, function=function, parameters=parameters)
 
     return decorate if function is None else decorate(function)
 
 
 def _parameters(function: Callable[..., Any], name: str) -> dict[str, bool]:
     by_name = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-    found = inspect.signature(function).parameters.values()
-    for parameter in found:
+    parameters = inspect.signature(function).parameters.values()
+    for parameter in parameters:
         if parameter.kind not in by_name:
             raise ConfigError(
                 f"reward {name!r} takes {parameter}, which has no name to be filled by; name each parameter, "
                 "or take `fields` for all of the data"
             )
-    return {parameter.name: parameter.default is inspect.Parameter.empty for parameter in found}
+    return {parameter.name: parameter.default is inspect.Parameter.empty for parameter in parameters}
+
+
+class _TooSlow(Exception):
+    """A call exceeded its limit; `TimeoutError` may be the called function's own."""
+
+
+@asynccontextmanager
+async def _time_limit(timeout_s: float | None) -> AsyncIterator[None]:
+    try:
+        async with asyncio.timeout(timeout_s) as limit:
+            yield
+    except TimeoutError:
+        if not limit.expired():
+            raise
+        raise _TooSlow(f"it took longer than {timeout_s:g} s; raise its timeout_s") from None

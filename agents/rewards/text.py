@@ -1,4 +1,4 @@
-"""Rewards that compare text with text, and number with number: all 1 or 0, and so a success or none."""
+"""Rewards of 1 or 0 that compare texts and numbers."""
 
 import math
 import re
@@ -9,7 +9,7 @@ from agents.rewards.function import reward
 _NUMBER = re.compile(
     r"(?:(?<![\w.])[-+])?(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+|(?=\.\d))(?:\.\d+)?(?:[eE][-+]?\d+)?"
 )
-"""A sign is one only where no word or number comes before it: `5-4` ends with a 4."""
+"""A sign counts only without a word or number before it: `5-4` ends with a 4."""
 
 
 def references(answer: object) -> list[str]:
@@ -27,19 +27,19 @@ def references(answer: object) -> list[str]:
 
 
 def last_number(text: str) -> float | None:
-    """The last number in `text`: `-3`, `1,234.5`, `.5`, `2e-3`; None where there is none."""
+    """The last number in `text`: `-3`, `1,234.5`, `.5`, `2e-3`; None if there is none."""
     numbers = _NUMBER.findall(text)
     return float(numbers[-1].replace(",", "")) if numbers else None
 
 
 def verdict(correct: bool, **metrics: float) -> dict[str, float | bool]:
-    """What a reward of 1 or 0 returns."""
+    """The value of a reward of 1 or 0."""
     return {"reward": float(correct), "success": correct, **metrics}
 
 
 @reward
 def string_equal(final_response: str, answer: str | Sequence[str]) -> dict[str, float | bool]:
-    """1 if the response is an accepted answer, but for white space around it."""
+    """1 if the response without surrounding white space is an accepted answer."""
     return verdict(final_response.strip() in [reference.strip() for reference in references(answer)])
 
 
@@ -52,14 +52,14 @@ def number_equal(
 ) -> dict[str, float | bool]:
     """1 if the last number of the response is an accepted one, within either tolerance.
 
-    The tolerances may be fields of the data. Raises `ValueError` for an answer that is no number.
+    The tolerances may be fields of the data. Raises `ValueError` for an answer without a number.
     """
     response_number = last_number(final_response)
     accepted_numbers = []
     for reference in references(answer):
         number = last_number(reference)
         if number is None:
-            raise ValueError(f"`answer` is {reference!r}, which holds no number; use string_equal")
+            raise ValueError(f"`answer` is {reference!r}, which contains no number; use string_equal")
         accepted_numbers.append(number)
     correct = response_number is not None and any(
         math.isclose(response_number, number, rel_tol=relative_tolerance, abs_tol=absolute_tolerance)

@@ -1,5 +1,4 @@
-"""What a reward is given, what it answers, and the one interface that all have. How functions become rewards
-is `function.py`'s; how an answer reaches the turns is `assignment.py`'s."""
+"""What a reward is given, what it returns, and the interface of all rewards."""
 
 import math
 from collections.abc import Collection, Iterable, Mapping
@@ -13,57 +12,39 @@ from envs.errors import ConfigError
 from envs.types import Item
 
 ALWAYS = ("final_response", "trajectory", "transcript", "item", "fields")
-"""Names that every reward may ask for; `env` where there is one, and the item's own besides."""
+"""Names that every reward may take, besides `env`, if there is one, and the item's fields."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RewardInput:
-    """All that a reward may look at. A name is looked up here, then in `fields`, then in `item.metadata`."""
+    """All that a reward may use. A name is looked up here, then in `fields`, then in `item.metadata`."""
 
     final_response: str
-    """The policy's answer, be it in its format or by a tool that ends the episode; empty where its last turn
-    called other tools; else its last text."""
+    """The policy's answer, in its format or by a tool that ends the episode; empty if its last turn called
+    other tools; else its last text."""
     trajectory: Trajectory
     fields: Mapping[str, Any] = field(default_factory=dict)
-    """The free columns of a user's data set, e.g. `{"answer": "42"}`: of any type and size, never shown to
-    the policy. They are not `item.metadata`, which holds few values, by which success is told apart."""
+    """Further columns of a user's data set, e.g. `{"answer": "42"}`, of any type and size, never shown to the
+    policy. `item.metadata` holds the few values by which success is broken down."""
     env: Environment | None = None
-    """The episode's own, at its end; not yet lent to another."""
-
-    @classmethod
-    def from_trajectory(
-        cls,
-        trajectory: Trajectory,
-        *,
-        fields: Mapping[str, Any] | None = None,
-        env: Environment | None = None,
-    ) -> "RewardInput":
-        """With the text of the last turn as the final response; `""` where there is no turn."""
-        last = trajectory.turns[-1].text if trajectory.turns else ""
-        return cls(final_response=last, trajectory=trajectory, fields=fields or {}, env=env)
+    """The episode's, at its end; not yet lent to another episode."""
 
     @property
     def item(self) -> Item:
-        """The trajectory's."""
+        """The trajectory's item."""
         return self.trajectory.item
 
     @property
     def transcript(self) -> str:
-        """All turns as text: what the policy wrote, and what it was answered."""
+        """All turns as text: what the policy wrote, and the observations."""
         lines = []
         for turn in self.trajectory.turns:
             lines.append(f"Assistant: {turn.text}")
             lines.append(f"Observation: {turn.observation}")
         return "\n".join(lines)
 
-    @property
-    def free_names(self) -> frozenset[str]:
-        """What `Reward.check` is to be asked with for an item like this one."""
-        names = {*self.fields, *self.item.metadata}
-        return frozenset(names if self.env is None else {*names, "env"})
-
     def arguments(self, names: Collection[str]) -> dict[str, Any]:
-        """The values of those of `names` that there are."""
+        """The values of those of `names` that exist."""
         free = {**self.item.metadata, **self.fields}
         if self.env is not None:
             free["env"] = self.env
@@ -76,47 +57,47 @@ class RewardInput:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RewardResult:
-    """What a reward found: all numbers are finite."""
+    """What a reward returns; all numbers are finite."""
 
     reward: float
-    """Of the episode as a whole, beside `turn_rewards`."""
+    """Of the episode as a whole, in addition to `turn_rewards`."""
     turn_rewards: tuple[float, ...] | None = None
-    """One for each turn of the trajectory, in order; None where the reward knows only the outcome."""
+    """One for each turn of the trajectory, in order; None if the reward knows only the outcome."""
     success: bool | None = None
-    """Whether the problem is solved; None leaves what the environment said."""
+    """Whether the item is solved; None keeps the environment's value."""
     metrics: Mapping[str, float] = field(default_factory=dict)
-    """Further numbers, to be recorded."""
+    """Further numbers to record."""
 
     @property
     def total(self) -> float:
-        """The outcome's and all turns' rewards together."""
+        """The sum of the outcome's and all turns' rewards."""
         return self.reward + sum(self.turn_rewards or ())
 
 
 class Reward(Protocol):
-    """Judges trajectories. Any number of episodes may ask at the same time."""
+    """Scores trajectories. Any number of episodes may call it at the same time."""
 
     @property
     def name(self) -> str:
-        """As users call it."""
+        """As pipelines name it."""
 
     def check(self, available: Collection[str]) -> None:
-        """Find out, before anything expensive starts, whether it can be computed.
+        """Check, before anything expensive starts, that it can be computed.
 
-        `available`: `RewardInput.free_names` of the data. Raises `ConfigError` for a parameter that
-        nothing fills, `MissingDependency` for what is not installed.
+        `available`: the names of the item's fields and metadata, and `env` if there is one. Raises
+        `ConfigError` for a parameter that nothing fills, `MissingDependency` for what is not installed.
         """
 
     async def score(self, reward_input: RewardInput) -> RewardResult:
-        """Judge one episode that was played to its end.
+        """Score one finished episode.
 
-        Raises `RewardFailed` where no reward could be had; it is never a reward of 0. `ValueError` for a
-        failed episode, which has none.
+        Raises `RewardFailed` if no reward could be computed, which is never a reward of 0, and `ValueError`
+        for a failed episode, which has none.
         """
 
 
 def check_items(reward: Reward, items: Iterable[Item], *, with_env: bool = True) -> None:
-    """Find out, before they are played, whether `items` give `reward` all that it asks for.
+    """Check, before any episode, that `items` give `reward` all that it takes.
 
     `with_env`: whether their episodes have an environment. Raises `ConfigError`, naming an item, and
     `MissingDependency`.
@@ -131,10 +112,10 @@ def check_items(reward: Reward, items: Iterable[Item], *, with_env: bool = True)
 
 
 def read_result(value: object, *, turns: int) -> RewardResult:
-    """What a reward function returned, checked: a number, or a mapping with `reward`.
+    """Check what a reward function returned: a number, or a mapping with `reward`.
 
-    `turns`: of the trajectory. In a mapping, `turn_rewards` is one number a turn, `success` a bool, and
-    every other entry a metric. Raises `ValueError` for anything else, NaN and infinities included.
+    `turns`: the trajectory's number of turns. In a mapping, `turn_rewards` is one number a turn, `success` a
+    bool, and every other entry a metric. Raises `ValueError` for anything else, NaN and infinities included.
     """
     if not isinstance(value, Mapping):
         return RewardResult(reward=_number(value, "the reward"))
@@ -146,7 +127,7 @@ def read_result(value: object, *, turns: int) -> RewardResult:
             raise ValueError(f"turn_rewards is {_shorten(per_turn)}; return a list with one number a turn")
         if len(per_turn) != turns:
             raise ValueError(f"{len(per_turn)} turn_rewards for {turns} turns; return one for each turn")
-        per_turn = tuple(_number(one, f"turn_rewards[{i}]") for i, one in enumerate(per_turn))
+        per_turn = tuple(_number(number, f"turn_rewards[{i}]") for i, number in enumerate(per_turn))
     success = value.get("success")
     if success is not None and not isinstance(success, bool):
         raise ValueError(f"success is {_shorten(success)}; return True or False")

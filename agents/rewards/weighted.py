@@ -1,76 +1,57 @@
-"""Several rewards as one: a weighted sum, in which each part's own value stays to be seen."""
+"""Several rewards as one: a weighted sum that also reports each part's own value."""
 
 import math
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
 
 from agents.rewards.types import Reward, RewardInput, RewardResult
 from envs.errors import ConfigError
 from envs.runtime.concurrency import gather_or_cancel
 
 
-@dataclass(frozen=True, slots=True)
-class Part:
-    """One of several rewards."""
-
-    name: str
-    """Of its metric."""
-    weight: float
-    """Any finite number: below 0 is a penalty, 0 only records."""
-    reward: Reward
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class CombinedReward:
-    """A reward made of others, which are computed at the same time."""
+    """The sum of `rewards[n] * weights[n]` over the names in `weights`, which are computed concurrently.
 
-    name: str
-    parts: tuple[Part, ...]
+    The metrics are `n`, the part's total before its weight, and `n/m` for each metric `m` of the part.
+    `turn_rewards` are summed turn by turn. The episode succeeds if every part that reports success does.
+    """
+
+    def __init__(
+        self, weights: Mapping[str, float], *, rewards: Mapping[str, Reward], name: str = "weighted"
+    ) -> None:
+        """`weights`: any finite numbers; below 0 is a penalty, 0 only records.
+
+        Raises `ConfigError` for no weights, for a name missing from `rewards`, or for a weight that is not
+        finite.
+        """
+        if not weights:
+            raise ConfigError(f"reward {name!r} has no parts; give at least one name with a weight")
+        for part, weight in weights.items():
+            if part not in rewards:
+                raise ConfigError(f"reward {name!r} has the part {part!r}; there are: {', '.join(rewards)}")
+            if isinstance(weight, bool) or not math.isfinite(weight):
+                raise ConfigError(f"reward {name!r}: the weight of {part!r} is {weight}, not a finite number")
+        self.name = name
+        self._weights = {part: float(weight) for part, weight in weights.items()}
+        self._rewards = {part: rewards[part] for part in weights}
 
     def check(self, available: Collection[str]) -> None:
-        """See `Reward`; of every part."""
-        for part in self.parts:
-            part.reward.check(available)
+        for reward in self._rewards.values():
+            reward.check(available)
 
     async def score(self, reward_input: RewardInput) -> RewardResult:
-        """See `Reward`. What one part raises ends the others."""
-        results = await gather_or_cancel(part.reward.score(reward_input) for part in self.parts)
+        results = await gather_or_cancel(reward.score(reward_input) for reward in self._rewards.values())
         metrics: dict[str, float] = {}
-        per_turn: list[float] | None = None
-        for part, result in zip(self.parts, results, strict=True):
-            metrics[part.name] = result.total
-            metrics |= {f"{part.name}/{name}": value for name, value in result.metrics.items()}
+        weighted_turns: list[list[float]] = []
+        for (part, weight), result in zip(self._weights.items(), results, strict=True):
+            metrics[part] = result.total
+            metrics |= {f"{part}/{name}": value for name, value in result.metrics.items()}
             if result.turn_rewards is not None:
-                before = per_turn or [0.0] * len(result.turn_rewards)
-                per_turn = [
-                    so_far + part.weight * part_result
-                    for so_far, part_result in zip(before, result.turn_rewards, strict=True)
-                ]
+                weighted_turns.append([weight * value for value in result.turn_rewards])
         successes = [result.success for result in results if result.success is not None]
+        weights = self._weights.values()
         return RewardResult(
-            reward=sum(part.weight * result.reward for part, result in zip(self.parts, results, strict=True)),
-            turn_rewards=None if per_turn is None else tuple(per_turn),
+            reward=sum(weight * result.reward for weight, result in zip(weights, results, strict=True)),
+            turn_rewards=tuple(map(sum, zip(*weighted_turns, strict=True))) if weighted_turns else None,
             success=all(successes) if successes else None,
             metrics=metrics,
         )
-
-
-def combine_rewards(
-    weights: Mapping[str, float], *, rewards: Mapping[str, Reward], name: str = "weighted"
-) -> CombinedReward:
-    """The sum of `rewards[n] * weights[n]` over the names in `weights`.
-
-    The metrics are `n`, the part's total before its weight, and `n/m` for each metric `m` of the part.
-    `turn_rewards` are summed turn by turn. It is a success where every part that says so says so.
-    Raises `ConfigError` for no weights, a name that `rewards` has not, or a weight that is not finite.
-    """
-    if not weights:
-        raise ConfigError(f"reward {name!r} has no parts; give at least one name with a weight")
-    parts = []
-    for part, weight in weights.items():
-        if part not in rewards:
-            raise ConfigError(f"reward {name!r} has the part {part!r}; there are: {', '.join(rewards)}")
-        if isinstance(weight, bool) or not math.isfinite(weight):
-            raise ConfigError(f"reward {name!r}: the weight of {part!r} is {weight}; give a finite number")
-        parts.append(Part(part, float(weight), rewards[part]))
-    return CombinedReward(name=name, parts=tuple(parts))

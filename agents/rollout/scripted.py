@@ -14,7 +14,7 @@ from agents.rollout.context import ContextPolicy
 from agents.rollout.conversation import Continuation, Conversation, ModelTurn, TokenConversation
 from agents.rollout.episode import EpisodeConfig, run_episode
 from agents.samplers.sampler import ScriptedSampler
-from agents.tools.act import ACT
+from agents.tools.episode import ACT
 from agents.tools.toolbox import Toolbox
 from agents.types import Completion, FinishReason, SamplingParams, Trajectory, Turn
 from envs.base import Environment

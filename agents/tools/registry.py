@@ -1,39 +1,38 @@
 """The tools by the names that pipelines use: one visible dict, and those of plug-ins."""
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
-from agents.tools import files
-from agents.tools.act import act
-from agents.tools.answer import answer
+from agents.tools import episode, sandbox
 from agents.tools.calculator.tool import calculator
-from agents.tools.calling import Tool
-from agents.tools.code_interpreter import code_interpreter, code_session
-from agents.tools.sandboxed import require_sandbox
 from agents.tools.search import search, web_search
-from agents.tools.shell import shell
-from agents.tools.summarize import summarize
+from agents.tools.tool import Tool
 from envs.errors import ConfigError
 from envs.plugins import Registry
+from envs.sandbox.sandbox import choose_backend
 
 _BUILTIN: dict[str, Callable[[], Tool]] = {
-    "act": act,
-    "answer": lambda: answer,
+    "act": episode.act,
+    "answer": lambda: episode.answer,
     "calculator": lambda: calculator,
-    "summarize": lambda: summarize,
+    "summarize": lambda: episode.summarize,
     "search": search,
     "web_search": web_search,
-    "code_interpreter": code_interpreter,
-    "code_session": partial(require_sandbox, code_session),
-    "shell": partial(require_sandbox, shell),
-    "read_file": partial(require_sandbox, files.read_file),
-    "create_file": partial(require_sandbox, files.create_file),
-    "edit_file": partial(require_sandbox, files.edit_file),
-    "undo_edit": partial(require_sandbox, files.undo_edit),
-    "list_files": partial(require_sandbox, files.list_files),
-    "grep": partial(require_sandbox, files.grep),
+    "code_interpreter": sandbox.code_interpreter,
+    "code_session": lambda: _require_sandbox(sandbox.code_session),
+    "shell": lambda: _require_sandbox(sandbox.shell),
+    "read_file": lambda: _require_sandbox(sandbox.read_file),
+    "create_file": lambda: _require_sandbox(sandbox.create_file),
+    "edit_file": lambda: _require_sandbox(sandbox.edit_file),
+    "undo_edit": lambda: _require_sandbox(sandbox.undo_edit),
+    "list_files": lambda: _require_sandbox(sandbox.list_files),
+    "grep": lambda: _require_sandbox(sandbox.grep),
 }
+
+
+def _require_sandbox(tool: Tool) -> Tool:
+    choose_backend()  # raises `MissingDependency`: a run without a sandbox stops before it begins
+    return tool
 
 
 def _validate(name: str, value: Any) -> Callable[[], Tool]:
@@ -56,7 +55,7 @@ TOOLS: Registry[Callable[[], Tool]] = Registry(
 
 
 def register_tool(tool: Tool | Callable[[], Tool], *, name: str | None = None) -> None:
-    """Make `tool`, or what a function makes, known in this process by `name`, or else by the tool's own name.
+    """Make `tool`, or the tool that a function makes, known in this process by `name`, or by its own name.
 
     Entry points of the group `wingspan.tools` are known in every process. Raises `ConfigError` if another
     tool has this name.

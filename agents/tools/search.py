@@ -1,13 +1,11 @@
-"""Tools that search: a corpus (`search`), and the web (`web_search`). Both answer passages as Search-R1 shows
-them."""
+"""Tools that search a corpus (`search`) and the web (`web_search`), with passages in Search-R1's form."""
 
 import os
 from collections.abc import Callable
 from pathlib import Path
 
 from agents.clients.web_search import QueryRejected, WebSearch, web_endpoint
-from agents.tools.calling import Tool
-from agents.tools.tool import tool
+from agents.tools.tool import Tool, tool
 from agents.tools.types import ToolError
 from envs.base import Environment
 from envs.errors import ConfigError, MissingDependency
@@ -17,18 +15,18 @@ from envs.retrieval.types import HasRetriever, Retriever, information
 
 TOP_K = 3
 MAX_LENGTH = 8192
-"""Characters: three passages of 100 words have 2,000; those of other corpora may be longer."""
+"""Characters: three passages of 100 words have 2,000; other corpora have longer ones."""
 
 _NOTHING = (
-    "the tool search has nothing to search: the environment has no corpus here; export "
+    "the tool search has nothing to search: the environment has no corpus; export "
     f"{VARIABLE} with a corpus or the URL of a retriever (docs/search.md)"
 )
 
 
 def search_tool(retriever: Callable[[object], Retriever], *, top_k: int = TOP_K) -> Tool:
-    """A tool `search`; `retriever` is called with the episode's environment, None where there is none."""
+    """A tool `search`; `retriever` is called with the episode's environment, or None without one."""
 
-    # The retriever keeps the time, and one that does not answer voids the episode.
+    # The retriever keeps the time; if it does not answer, the episode fails.
     @tool(stateful=True, keeps_time=True, max_length=MAX_LENGTH)
     async def search(query: str, env: Environment | None = None) -> str:
         """Search a collection of texts for passages.
@@ -57,9 +55,9 @@ def web_search_tool(web: Retriever, *, top_k: int = TOP_K) -> Tool:
 
 
 def search() -> Tool:
-    """The prebuilt `search`: over what `WINGSPAN_RETRIEVER` names, a server or a corpus, else over the corpus
-    of the episode's environment. Raises `ConfigError` for a wrong URL, `MissingDependency` for a corpus that
-    is not there."""
+    """The prebuilt `search`: over the server or corpus that `WINGSPAN_RETRIEVER` names, else over the corpus
+    of the episode's environment. Raises `ConfigError` for a wrong URL, `MissingDependency` for a missing
+    corpus."""
     location = os.environ.get(VARIABLE)
     if not location:
         return search_tool(retriever_of)
@@ -70,20 +68,20 @@ def search() -> Tool:
 
 
 def web_search() -> Tool:
-    """The prebuilt `web_search`, by the endpoint that `WINGSPAN_WEB_SEARCH` names. Raises `ConfigError`."""
+    """The prebuilt `web_search`, at the endpoint that `WINGSPAN_WEB_SEARCH` names. Raises `ConfigError`."""
     return web_search_tool(CachedRetriever(WebSearch(web_endpoint()), shared_cache()))
 
 
 def retriever_of(env: object) -> Retriever:
-    """An environment's own. Raises `ConfigError` for one that has none."""
+    """The environment's retriever. Raises `ConfigError` if it has none."""
     if not isinstance(env, HasRetriever):
         raise ConfigError(_NOTHING)
     return env.retriever
 
 
 def check_search(env: object) -> None:
-    """Find out, before anything starts, whether the prebuilt `search` has something to search in the episodes
-    of `env`, a new instance. Raises `ConfigError`."""
+    """Raise `ConfigError`, before anything starts, if the prebuilt `search` has nothing to search in episodes
+    of `env`, a new instance."""
     if not os.environ.get(VARIABLE) and not hasattr(type(env), "retriever"):
         raise ConfigError(_NOTHING)
 

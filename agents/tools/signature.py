@@ -1,8 +1,5 @@
-"""What a function takes, told to a model and held against what the model gives.
-
-Owns the way from signature and docstring to JSON schema, and from an agent's arguments to Python values, both
-by one pydantic model. Calling is `tool.py`'s.
-"""
+"""The parameters of a tool: from a signature and docstring to a JSON schema, and from an agent's arguments to
+Python values, both by one pydantic model."""
 
 import inspect
 from collections.abc import Callable, Mapping
@@ -14,17 +11,18 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 from pydantic.errors import PydanticInvalidForJsonSchema, PydanticSchemaGenerationError, PydanticUserError
 from pydantic.json_schema import GenerateJsonSchema
 
+from agents.tools.types import replace_surrogates
 from envs.errors import ConfigError
 
 _MAX_VALUE_CHARS = 60
-"""Characters of a refused value that are told."""
+"""Characters of a rejected value that are shown."""
 _ENVIRONMENT = ("reset", "step", "close")
-"""What every environment has; few say that they are one."""
+"""Methods of every environment; few environments inherit from `Environment`."""
 _CONFIG = ConfigDict(extra="forbid", coerce_numbers_to_str=True)
 
 
 class InvalidArguments(Exception):
-    """The text tells the agent which arguments are wrong, and what the tool takes."""
+    """The text tells the agent which arguments are wrong, and which the tool takes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,17 +30,17 @@ class Signature:
     """The parameters of one tool."""
 
     description: str
-    """Of the tool, from its docstring; empty where it has none."""
+    """Of the tool, from its docstring; empty without one."""
     schema: Mapping[str, Any]
     """JSON schema of the parameters, an object."""
     env: str | None
-    """The parameter that is filled with the environment; not in the schema."""
+    """The parameter that takes the environment; not in the schema."""
     env_required: bool
     _model: type[BaseModel]
     _names: Mapping[str, str]  # of the model's fields → of the parameters
 
     def values(self, arguments: object) -> dict[str, Any]:
-        """Keyword arguments for the function; what the agent left out is left out.
+        """Keyword arguments for the function, without those that the agent left out.
 
         Raises `InvalidArguments`.
         """
@@ -58,18 +56,18 @@ class Signature:
         return {self._names[field]: getattr(values, field) for field in values.model_fields_set}
 
     def _describe_parameters(self) -> str:
-        required = self.schema.get("required", ())
+        required_names = self.schema.get("required", ())
         texts = [
-            f"{name} ({_type_name(about)}{'' if name in required else ', optional'})"
+            f"{name} ({_type_name(about)}{'' if name in required_names else ', optional'})"
             for name, about in self.schema.get("properties", {}).items()
         ]
         return f"It takes: {', '.join(texts)}" if texts else "It takes no arguments"
 
 
 def read_signature(function: Callable[..., Any], *, tool: str, stateful: bool, method: bool) -> Signature:
-    """`method`: the first parameter is the instance, and none of the agent's.
+    """`method`: the first parameter is the instance.
 
-    Raises `ConfigError` for a signature that cannot be put as a JSON object.
+    Raises `ConfigError` for a signature that a JSON object cannot describe.
     """
     try:
         # The wrapped `__call__` of an object has the annotations, the object has not.
@@ -83,44 +81,43 @@ def read_signature(function: Callable[..., Any], *, tool: str, stateful: bool, m
             "exist when the program runs"
         ) from None
     env = _env_parameter(parameters, hints, tool=tool, stateful=stateful)
-    others = [p for p in parameters if p.name != env]
     summary, texts = _docstring(function)
-    if strangers := texts.keys() - {p.name for p in parameters}:
+    if unknown := texts.keys() - {p.name for p in parameters}:
         raise ConfigError(
-            f"tool {tool!r}: the docstring describes {', '.join(sorted(strangers))}, which is no parameter; "
-            "take it out or correct its name"
+            f"tool {tool!r}: the docstring describes {', '.join(sorted(unknown))}, which is no parameter; "
+            "remove it or correct its name"
         )
     fields: dict[str, Any] = {}
     names: dict[str, str] = {}
-    for index, parameter in enumerate(others):
+    for index, parameter in enumerate(p for p in parameters if p.name != env):
         if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
             raise ConfigError(
-                f"tool {tool!r}: parameter {parameter} has no name that an agent could give it by; "
-                "name every parameter"
+                f"tool {tool!r}: parameter {parameter} cannot be passed by name; name every parameter"
             )
         if parameter.name not in hints:
             raise ConfigError(f"tool {tool!r}: parameter {parameter.name!r} has no type; annotate it")
         field = f"argument_{index:03}"  # parameters may have names that pydantic keeps for itself
         names[field] = parameter.name
-        about: dict[str, Any] = {"alias": parameter.name}
-        if parameter.name in texts:
-            about["description"] = texts[parameter.name]
         default = ... if parameter.default is parameter.empty else parameter.default
-        fields[field] = (hints[parameter.name], Field(default, **about))
+        description = texts.get(parameter.name)
+        fields[field] = (
+            hints[parameter.name],
+            Field(default, alias=parameter.name, description=description),
+        )
     try:
         model = create_model(tool, __config__=_CONFIG, **fields)
         schema = model.model_json_schema(schema_generator=_SchemaWithoutTitles)
     except (PydanticSchemaGenerationError, PydanticInvalidForJsonSchema, PydanticUserError) as error:
         raise ConfigError(
-            f"tool {tool!r}: a parameter's type cannot be put as JSON ({str(error).splitlines()[0]})"
+            f"tool {tool!r}: a parameter's type has no JSON schema ({str(error).splitlines()[0]})"
         ) from None
     schema.pop("title", None)
-    required = any(p.name == env and p.default is p.empty for p in parameters)
-    return Signature(summary, schema, env, required, model, names)
+    env_required = any(p.name == env and p.default is p.empty for p in parameters)
+    return Signature(summary, schema, env, env_required, model, names)
 
 
 class _SchemaWithoutTitles(GenerateJsonSchema):
-    """Without the names of fields again as titles, which cost a prompt tokens."""
+    """Without titles, which repeat the names of fields and cost a prompt tokens."""
 
     ignored_warning_kinds = {"skipped-choice", "non-serializable-default"}  # noqa: RUF012
 
@@ -162,9 +159,8 @@ def _docstring(function: Callable[..., Any]) -> tuple[str, dict[str, str]]:
 
 
 def _encodable(value: Any) -> Any:
-    """`value` without halves of characters, which JSON can spell and UTF-8 cannot."""
     if isinstance(value, str):
-        return value if value.isascii() else value.encode("utf-8", "replace").decode("utf-8")
+        return replace_surrogates(value)
     if isinstance(value, dict):
         return {_encodable(str(key)): _encodable(inner) for key, inner in value.items()}
     return [_encodable(inner) for inner in value] if isinstance(value, list) else value

@@ -1,54 +1,45 @@
-"""Synchronous functions beside the event loop, a thread for each call.
+"""Synchronous functions beside the event loop, with a thread for each call.
 
-No pool: threads of a pool can all be taken by functions that hang, so that no other ever runs, and a pool is
-waited for when the program ends. A thread takes some 0.1 ms to start.
+There is no pool: functions that hang could take all its threads, and a program waits for its pool when it
+ends. A thread takes about 0.1 ms to start.
 """
 
 import asyncio
-import contextlib
 import contextvars
 import threading
 from collections.abc import Callable
-from typing import TypeVar
+from concurrent.futures import Future
+from typing import Any, TypeVar
 
 from envs.errors import WingspanError
 
 MAX_LEFT_BEHIND = 256
-"""Threads whose callers have given them up and that still run; nothing can end them."""
+"""Threads that still run after their callers were cancelled; nothing can end them."""
 _left_behind: set[threading.Thread] = set()
 
 T = TypeVar("T")
 
 
 async def run_in_thread(function: Callable[[], T], *, name: str) -> T:
-    """What `function` returns or raises. Cancelled, it leaves the thread behind, to end when it may.
+    """What `function` returns or raises. If the caller is cancelled, the thread is abandoned and runs on.
 
-    `name` is the caller's, for errors and debuggers. Raises `WingspanError` if more than
-    `MAX_LEFT_BEHIND` hang.
+    `name`: for errors and debuggers. Raises `WingspanError` if `MAX_LEFT_BEHIND` threads hang.
     """
     _left_behind.difference_update([thread for thread in _left_behind if not thread.is_alive()])
     if len(_left_behind) >= MAX_LEFT_BEHIND:
         raise WingspanError(
-            f"{len(_left_behind)} threads hang, and {name} asks for one more; make the function that hangs "
-            "asynchronous, or give it a time limit of its own"
+            f"{len(_left_behind)} threads hang, and {name} needs another; make the function that hangs "
+            "asynchronous, or give it its own time limit"
         )
-    loop = asyncio.get_running_loop()
-    # Not the future's own exception, which may not be a StopIteration.
-    answer: asyncio.Future[tuple[T, None] | tuple[None, BaseException]] = loop.create_future()
     context = contextvars.copy_context()
-
-    def tell(outcome: tuple[T, None] | tuple[None, BaseException]) -> None:
-        if not answer.done():
-            answer.set_result(outcome)
+    outcome: Future[tuple[Any, BaseException | None]] = Future()
+    outcome.set_running_or_notify_cancel()  # a caller that is cancelled does not cancel the thread
 
     def work() -> None:
-        outcome: tuple[T, None] | tuple[None, BaseException]
         try:
-            outcome = context.run(function), None
-        except BaseException as error:  # the caller's to judge
-            outcome = None, error
-        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits
-            loop.call_soon_threadsafe(tell, outcome)
+            outcome.set_result((context.run(function), None))
+        except BaseException as error:  # not as the future's exception, which must not be a StopIteration
+            outcome.set_result((None, error))
 
     thread = threading.Thread(target=work, name=name, daemon=True)
     try:
@@ -56,10 +47,11 @@ async def run_in_thread(function: Callable[[], T], *, name: str) -> T:
     except RuntimeError as refused:
         raise WingspanError(f"no thread for {name} ({refused}); raise ulimit -u") from None
     try:
-        value, error = await answer
+        value, error = await asyncio.wrap_future(outcome)
     except asyncio.CancelledError:
         _left_behind.add(thread)
         raise
     if error is not None:
         raise error
-    return value  # type: ignore[return-value]  # one of the two is None
+    result: T = value
+    return result

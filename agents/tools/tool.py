@@ -1,38 +1,57 @@
-"""`@tool` makes a function one that an agent may call.
+"""`@tool` makes a function one that an agent may call; `Tool` is the boundary between it and an episode.
 
-Owns what may be decorated, and how the tools of an object are found. What a call does is `calling.py`'s.
+Whatever a tool does, its call ends in a `ToolResult` within its time limit. Only two things pass through:
+cancellation and `WingspanError`; a failure of the infrastructure must never look like one of the policy.
 """
 
+import asyncio
+import copy
+import functools
 import inspect
 import re
-from collections.abc import Callable
+import time
+import types
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import nullcontext
+from dataclasses import replace
 from typing import Any, Protocol, TypedDict, TypeVar, Unpack, overload
 
-from agents.tools.calling import Tool
-from envs.errors import ConfigError
+from agents.clients.rate_limit import ConcurrencyLimiter
+from agents.tools.signature import InvalidArguments, read_signature
+from agents.tools.threads import run_in_thread
+from agents.tools.types import MIN_LENGTH, ToolError, ToolResult, ToolStatus, cut, read_outcome
+from envs.base import Environment
+from envs.errors import ConfigError, WingspanError
+
+TIMEOUT_S = 60.0
+MAX_LENGTH = 2048
+END_S = 1.0
+"""Time for a call that was cancelled to clean up, before it is abandoned."""
+_NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")  # what model servers accept
 
 C = TypeVar("C")
 
 
 class Options(TypedDict, total=False):
-    """What `tool` may be given."""
+    """The options of a tool."""
 
     name: str
-    """As an agent calls it: 1 to 64 of a-z A-Z 0-9 _ -; else the function's, or the class's in snake case."""
+    """As an agent calls it: 1 to 64 of a-z A-Z 0-9 _ -; by default the function's, or the class's in snake
+    case."""
     description: str
-    """For the agent; else the docstring, without its sections."""
+    """For the agent; by default the docstring without its sections."""
     timeout_s: float | None
-    """Of one call, in seconds, 60 if not given; None is without limit. A synchronous function that takes
-    longer is left behind in its thread, for nothing can end it. A stateful tool that is ended leaves its
-    environment wherever it was."""
+    """Of one call, in seconds, by default 60; None is no limit. A synchronous function that takes longer is
+    abandoned in its thread, because nothing can end it. A stateful tool that is cancelled leaves its
+    environment in whatever state it was."""
     keeps_time: bool
-    """It ends by itself, however long that takes, as a sandbox does: nothing else ends it but the episode's
-    end, and there is no `timeout_s`. Without either, a call has the time of an environment's step."""
+    """It ends by itself, as a sandbox does, however long that takes: only the episode's end cancels it, and
+    there is no `timeout_s`. Without both, a call has the time limit of an environment's step."""
     max_length: int | None
-    """Of an observation, in characters, 2048 if not given and 100 at least; None is without limit."""
+    """Of an observation, in characters, by default 2048 and at least 100; None is no limit."""
     max_concurrency: int | None
-    """Calls at once in this process, of all episodes and instances; None is without limit. Waiting for a
-    place is not part of `timeout_s`."""
+    """Concurrent calls in this process, of all episodes and instances; None is no limit. Waiting for a slot
+    does not count towards `timeout_s`."""
     finish: bool
     """A call that succeeds ends the episode."""
     stateful: bool
@@ -40,8 +59,154 @@ class Options(TypedDict, total=False):
     named `env`, which the agent does not see."""
 
 
+class Tool:
+    """A function for agents, with its limits. Calling the object calls the function itself."""
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        *,
+        name: str | None = None,
+        description: str | None = None,
+        timeout_s: float | None = TIMEOUT_S,
+        keeps_time: bool = False,
+        max_length: int | None = MAX_LENGTH,
+        max_concurrency: int | None = None,
+        finish: bool = False,
+        stateful: bool = False,
+    ) -> None:
+        self.name = name or str(getattr(function, "__name__", type(function).__name__))
+        if not _NAME.fullmatch(self.name):
+            raise ConfigError(f"tool {self.name!r}: a name has 1 to 64 of a-z A-Z 0-9 _ -; give it name=")
+        if keeps_time and timeout_s not in (None, TIMEOUT_S):
+            raise ConfigError(f"tool {self.name!r}: timeout_s {timeout_s} and keeps_time; give only one")
+        if timeout_s is not None and not timeout_s > 0:
+            raise ConfigError(f"tool {self.name!r}: timeout_s {timeout_s} is not above 0; None is no limit")
+        if max_length is not None and max_length < MIN_LENGTH:
+            raise ConfigError(f"tool {self.name!r}: max_length {max_length} is less than {MIN_LENGTH}")
+        if max_concurrency is not None and max_concurrency < 1:
+            raise ConfigError(f"tool {self.name!r}: max_concurrency {max_concurrency} lets no call through")
+        if inspect.isasyncgenfunction(function) or inspect.isgeneratorfunction(function):
+            raise ConfigError(f"tool {self.name!r} is a generator; return the whole answer")
+        # A method of a class that is being defined: `__get__` binds the instance.
+        self._unbound = (
+            inspect.isfunction(function) and next(iter(inspect.signature(function).parameters), "") == "self"
+        )
+        self._signature = read_signature(function, tool=self.name, stateful=stateful, method=self._unbound)
+        self.description = self._signature.description if description is None else description
+        self.timeout_s = None if keeps_time else timeout_s
+        self.keeps_time = keeps_time or timeout_s is not None
+        """Whether a call ends by itself; the caller must end all others."""
+        self.max_length = max_length
+        self.finish = finish
+        self.stateful = stateful
+        self._function = function
+        self._is_async = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(
+            type(function).__call__
+        )
+        # Shared by all instances of a class.
+        self._limiter = nullcontext() if max_concurrency is None else ConcurrencyLimiter(max_concurrency)
+
+    @property
+    def schema(self) -> dict[str, Any]:
+        """For function calling, in OpenAI's form."""
+        header = {"name": self.name, "description": self.description}
+        return {
+            "type": "function",
+            "function": {**header, "parameters": copy.deepcopy(self._signature.schema)},
+        }
+
+    async def call(self, arguments: Mapping[str, Any], *, env: Environment | None = None) -> ToolResult:
+        """Run the tool with an agent's arguments. `env`: the episode's, for stateful tools.
+
+        Raises `WingspanError`s of the tool, and `ConfigError` for a stateful tool without an environment.
+        """
+        start = time.perf_counter()
+        result = await self._answer(arguments, env)
+        step = result.step
+        ends_episode = self.finish or (step is not None and (step.terminated or step.truncated))
+        return replace(
+            result,
+            ends_episode=ends_episode and result.status is ToolStatus.OK,
+            seconds=time.perf_counter() - start,
+        )
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the function itself."""
+        return self._function(*args, **kwargs)
+
+    def __get__(self, instance: object | None, owner: type | None = None) -> "Tool":
+        """The tool of a method of `instance`."""
+        if instance is None or not self._unbound:
+            return self
+        method = copy.copy(self)
+        method._function = types.MethodType(self._function, instance)
+        method._unbound = False
+        return method
+
+    async def _answer(self, arguments: Any, env: Environment | None) -> ToolResult:
+        if self._unbound:
+            raise ConfigError(f"tool {self.name!r} is a method; give its instance to collect_tools")
+        try:
+            values = self._signature.values(arguments)
+        except InvalidArguments as error:
+            return self._observe(ToolStatus.BAD_ARGUMENTS, f"{self.name} was not run: {error}")
+        except Exception as error:  # a parameter's type may have validators of its own
+            return self._observe_error(error)
+        if self._signature.env is not None:
+            if env is not None:
+                values[self._signature.env] = env
+            elif self._signature.env_required:
+                raise ConfigError(f"tool {self.name!r} is stateful and was called without an environment")
+        async with self._limiter:
+            return await self._run(values)
+
+    async def _run(self, values: dict[str, Any]) -> ToolResult:
+        work = asyncio.create_task(self._work(values), name=f"tool {self.name}")
+        try:
+            await asyncio.sleep(0)  # enough for a tool that never waits; a timer costs more
+            if not work.done():
+                await asyncio.wait({work}, timeout=self.timeout_s)
+            in_time = work.done()
+        finally:  # out of time, or cancelled
+            await _end(work)
+        if not in_time:
+            return self._observe(
+                ToolStatus.TIMED_OUT, f"{self.name} took longer than {self.timeout_s:g} s and was ended"
+            )
+        if work.cancelled():  # not by the caller: that would have been raised above
+            return self._observe(ToolStatus.RAISED, f"{self.name} failed: it was cancelled")
+        try:
+            return cut(work.result(), max_length=self.max_length)
+        except Exception as error:
+            return self._observe_error(error)
+
+    async def _work(self, values: dict[str, Any]) -> ToolResult:
+        try:
+            if self._is_async:
+                return read_outcome(await self._function(**values))
+            output = await run_in_thread(
+                functools.partial(_call_function, self._function, values), name=f"tool {self.name!r}"
+            )
+            return output if isinstance(output, ToolResult) else read_outcome(await output)
+        except SystemExit as error:  # it ends the tool, not this program
+            raise ToolError(f"{self.name} failed: it tried to exit with status {error.code}") from None
+
+    def _observe_error(self, error: Exception) -> ToolResult:
+        if fault := _infrastructure_fault(error):
+            raise fault
+        if isinstance(error, ToolError):
+            return self._observe(ToolStatus.RAISED, _error_text(error))
+        return self._observe(
+            ToolStatus.RAISED, f"{self.name} failed: {type(error).__name__}: {_error_text(error)}"
+        )
+
+    def _observe(self, status: ToolStatus, text: str) -> ToolResult:
+        return replace(cut(read_outcome(text), max_length=self.max_length), status=status)
+
+
 class Decorator(Protocol):
-    """What `tool` with keywords is."""
+    """The type of `tool(**options)`."""
 
     @overload
     def __call__(self, target: type[C], /) -> type[C]: ...  # type: ignore[overload-overlap]  # first wins
@@ -58,43 +223,42 @@ def tool(**options: Unpack[Options]) -> Decorator: ...
 def tool(target: Any = None, /, **options: Unpack[Options]) -> Any:
     """Make a `Tool` of a function, asynchronous or not, of a method in its class, or of a bound method.
 
-    Of a class, its `__call__` is made one; the class stays a class, and an instance has the tool
-    (`collect_tools`).
-    The JSON schema is the signature's, with descriptions from the docstring's `Args:` (Google style). A tool
-    answers text, a `StepResult`, a mapping (see `read_outcome`), or any other value, told as JSON.
+    In a class, its `__call__` becomes the tool; the class stays a class, and `collect_tools` finds the tool
+    of an instance. The JSON schema is the signature's, with descriptions from the docstring's `Args:` (Google
+    style). A tool returns text, a `StepResult`, a mapping (`read_outcome`), or any other value, sent as JSON.
 
-    Raises `ConfigError` for what cannot be put to an agent: a parameter without a type, `*args`, a generator.
+    Raises `ConfigError` for a function that no agent can call: a parameter without a type, `*args`, a
+    generator.
 
         @tool(timeout_s=5)
         async def search(query: str, top_k: int = 3) -> str:
             '''Search the library.
 
             Args:
-                query: What to seek.
-                top_k: How many books to tell.
+                query: What to look for.
+                top_k: Number of books to return.
             '''
     """
-    if target is None:
-        return lambda target: _make(target, options)
-    return _make(target, options)
+    return functools.partial(_make, options=options) if target is None else _make(target, options)
 
 
 def collect_tools(holder: object) -> tuple[Tool, ...]:
-    """All tools of an object, in the order in which its classes define them; a tool is its own only one.
+    """All tools of an object, in the order in which its classes define them; of a tool, the tool itself.
 
-    Raises `ConfigError` where there are none.
+    Raises `ConfigError` if there are none.
     """
     if isinstance(holder, Tool):
         return (holder,)
-    names: dict[str, None] = {}
-    for owner in reversed(type(holder).__mro__):
-        for name, value in vars(owner).items():
-            if isinstance(value.__func__ if isinstance(value, staticmethod) else value, Tool):
-                names[name] = None
-    found = tuple(member for name in names if isinstance(member := getattr(holder, name), Tool))
-    if not found:
+    names = dict.fromkeys(
+        name
+        for owner in reversed(type(holder).__mro__)
+        for name, value in vars(owner).items()
+        if isinstance(value.__func__ if isinstance(value, staticmethod) else value, Tool)
+    )
+    tools = tuple(member for name in names if isinstance(member := getattr(holder, name), Tool))
+    if not tools:
         raise ConfigError(f"{type(holder).__name__} has no tools; decorate its methods with @tool")
-    return found
+    return tools
 
 
 def _make(target: Any, options: Options) -> Any:
@@ -103,9 +267,38 @@ def _make(target: Any, options: Options) -> Any:
     function = next((vars(owner)["__call__"] for owner in target.__mro__ if "__call__" in vars(owner)), None)
     if function is None:
         raise ConfigError(f"{target.__name__} has no __call__; write one, or decorate its methods with @tool")
-    about = Options(name=re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", target.__name__).lower())
+    class_options = Options(name=re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", target.__name__).lower())
     if not function.__doc__ and target.__doc__:
-        about["description"] = inspect.cleandoc(target.__doc__)
-    about.update(options)
-    setattr(target, "__call__", Tool(function, **about))  # noqa: B010  # else mypy takes it for a mistake
+        class_options["description"] = inspect.cleandoc(target.__doc__)
+    class_options.update(options)
+    setattr(target, "__call__", Tool(function, **class_options))  # noqa: B010  # mypy refuses an assignment
     return target
+
+
+def _call_function(function: Callable[..., Any], values: dict[str, Any]) -> ToolResult | Awaitable[Any]:
+    """Run in a thread, where the value is also read, because it may be large."""
+    value = function(**values)
+    return value if inspect.isawaitable(value) else read_outcome(value)
+
+
+async def _end(work: asyncio.Task[Any]) -> None:
+    """Cancel a running task; one that resists is abandoned."""
+    if not work.done():
+        work.cancel()
+        await asyncio.wait({work}, timeout=END_S)
+    if work.done() and not work.cancelled():
+        work.exception()  # otherwise the loop reports it as never retrieved
+
+
+def _infrastructure_fault(error: BaseException) -> WingspanError | None:
+    """The first `WingspanError` in an exception or group of exceptions."""
+    if isinstance(error, BaseExceptionGroup):
+        return next((fault for inner in error.exceptions if (fault := _infrastructure_fault(inner))), None)
+    return error if isinstance(error, WingspanError) else None
+
+
+def _error_text(error: Exception) -> str:
+    try:
+        return str(error)
+    except Exception:  # the exception is the tool's own class
+        return "(it has no text)"

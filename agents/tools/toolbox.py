@@ -1,38 +1,43 @@
-"""The tools that an episode has, by name, and what became of their calls."""
+"""The tools of an episode by name, and counts of their calls."""
 
 import time
 from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
+from itertools import chain
 from typing import Any
 
-from agents.tools.calling import Tool
-from agents.tools.tool import collect_tools
+from agents.tools.tool import Tool, collect_tools
 from agents.tools.types import ToolResult, ToolStatus, ToolUsage
 from envs.base import Environment
 from envs.errors import ConfigError
 
 _MAX_NAME_CHARS = 80
-"""Characters of an unknown name that are told."""
+"""Characters of an unknown name that are shown."""
 
 
 class Toolbox:
-    """Tools by name. An episode has one of its own, for the counts."""
+    """Tools by name. Each episode has a fresh one, for the counts."""
+
+    usage: dict[str, ToolUsage]
+    """Of each tool, by name."""
+    unknown_calls: int
+    """Calls of names that no tool has."""
 
     def __init__(self, tools: Iterable[object]) -> None:
-        """`tools`, and objects whose tools are meant; see `collect_tools`.
+        """`tools`: tools, and objects that have tools (`collect_tools`).
 
         Raises `ConfigError` for two of one name.
         """
         self.tools: dict[str, Tool] = {}
-        for found in (one for holder in tools for one in collect_tools(holder)):
-            if found.name in self.tools:
-                raise ConfigError(f"two tools are called {found.name!r}; give one of them another name=")
-            self.tools[found.name] = found
-        self._usage = {name: ToolUsage() for name in self.tools}
-        self._unknown_calls = 0
+        for tool in chain.from_iterable(map(collect_tools, tools)):
+            if tool.name in self.tools:
+                raise ConfigError(f"two tools are called {tool.name!r}; give one of them another name=")
+            self.tools[tool.name] = tool
+        self.usage = {name: ToolUsage() for name in self.tools}
+        self.unknown_calls = 0
 
     def fresh(self) -> "Toolbox":
-        """The same tools, nothing counted yet: for one more episode."""
+        """The same tools with new counts, for another episode."""
         return Toolbox(self.tools.values())
 
     @property
@@ -40,44 +45,33 @@ class Toolbox:
         """Of all tools, as function calling takes them."""
         return [tool.schema for tool in self.tools.values()]
 
-    @property
-    def usage(self) -> dict[str, ToolUsage]:
-        """Of each tool, by name."""
-        return dict(self._usage)
-
-    @property
-    def unknown_calls(self) -> int:
-        """Calls of names that no tool has."""
-        return self._unknown_calls
-
     async def call(
         self, name: str, arguments: Mapping[str, Any], *, env: Environment | None = None
     ) -> ToolResult:
-        """`Tool.call` of the tool `name`; an unknown name is answered with those that there are."""
+        """Call the tool `name`; the answer to an unknown name lists the tools."""
         if name not in self.tools:
-            self._unknown_calls += 1
+            self.unknown_calls += 1
             return ToolResult(observation=self._unknown(name), status=ToolStatus.UNKNOWN_TOOL)
-        start = time.perf_counter()
-        is_failure = True
+        usage, start = self.usage[name], time.perf_counter()
+        usage.calls += 1
         try:
             result = await self.tools[name].call(arguments, env=env)
-            is_failure = result.status is not ToolStatus.OK
-            sums = self._usage[name].metrics
-            for key, value in result.metrics.items():
-                sums[key] = sums.get(key, 0.0) + value
-            return result
+        except BaseException:
+            usage.failures += 1
+            raise
         finally:
-            usage = self._usage[name]
-            usage.calls += 1
-            usage.failures += is_failure
             usage.seconds += time.perf_counter() - start
+        usage.failures += result.status is not ToolStatus.OK
+        for key, value in result.metrics.items():
+            usage.metrics[key] = usage.metrics.get(key, 0.0) + value
+        return result
 
     def is_stateful(self, name: str) -> bool:
-        """Whether a call works on the episode's environment, and so has its place among others."""
+        """Whether a call works on the episode's environment, so that the order of calls matters."""
         return name in self.tools and self.tools[name].stateful
 
     def keeps_time(self, name: str) -> bool:
-        """Whether a call ends by itself; the others are for the caller to end."""
+        """Whether a call ends by itself; the caller must end all others."""
         return name not in self.tools or self.tools[name].keeps_time
 
     def _unknown(self, name: str) -> str:

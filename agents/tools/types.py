@@ -1,16 +1,23 @@
-"""What passes between a tool and whoever calls it. Plain data; how a call is made is `tool.py`'s."""
+"""What tools return, and the results of their calls."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from typing import Any
 
+from pydantic_core import to_json
+
+from envs.images import recognize_image
 from envs.types import Image, StepResult
+
+MIN_LENGTH = 100
+"""Characters: the smallest limit of an observation, which must hold the note on what is left out."""
 
 
 class ToolError(Exception):
-    """A tool raises it to tell the agent what went wrong, in these words and no others.
+    """A tool raises it with the exact text that the agent reads.
 
-    Any other exception of a tool is told with its type, as a fault of the tool.
+    For any other exception, the agent reads the type as well, as a fault of the tool.
     """
 
 
@@ -21,23 +28,23 @@ class ToolStatus(StrEnum):
     BAD_ARGUMENTS = "bad_arguments"
     """The tool was not run."""
     UNKNOWN_TOOL = "unknown_tool"
-    """There is none of this name."""
+    """No tool has this name."""
     RAISED = "raised"
     TIMED_OUT = "timed_out"
 
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """A tool returns it to cut the conversation: nothing is left of it but the opening and this."""
+    """A tool returns it to cut the conversation: only the opening and this text remain."""
 
     text: str
     too_long: str
-    """What the agent is told where the text leaves no room to go on, and nothing is cut."""
+    """What the agent reads if the text leaves no room to continue, and nothing is cut."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolResult:
-    """What a call answers."""
+    """The result of a call."""
 
     observation: str
     """For the agent; at most the tool's `max_length` characters."""
@@ -47,24 +54,87 @@ class ToolResult:
     images: tuple[Image, ...] = ()
     """For the agent, with the observation."""
     metrics: Mapping[str, float] = field(default_factory=dict)
-    """What the tool measured besides, by its own names."""
+    """What the tool measured, by its own names."""
     summary: str | None = None
-    """What the conversation is to go on with, in the place of all that followed the opening; `observation`
-    is then for the case that it is too long."""
+    """The text that replaces the conversation after its opening; `observation` then applies if it is too
+    long."""
     step: StepResult | None = None
-    """Where the call was a step of the environment: what that answered, whole, with reward and success."""
+    """The environment's whole result, with reward and success, if the call was a step."""
     seconds: float = 0.0
-    """From the call to its answer; waiting for a place among `max_concurrency` included."""
+    """From the call to its result, including the wait for a slot of `max_concurrency`."""
 
 
 @dataclass(slots=True)
 class ToolUsage:
-    """What became of the calls of one tool."""
+    """Counts of the calls of one tool."""
 
     calls: int = 0
     failures: int = 0
-    """Calls that ended in another status than `OK`, or in an exception."""
+    """Calls that ended with a status other than `OK` or with an exception."""
     seconds: float = 0.0
     """Of all calls together."""
     metrics: dict[str, float] = field(default_factory=dict)
     """Sums of what the tool measured, by its own names."""
+
+
+def read_outcome(value: Any) -> ToolResult:
+    """Read text, a `StepResult`, a `Summary`, a mapping with `observation`, or any other value as JSON.
+
+    In a mapping, `image` and `images` are images (`Image`, or bytes of a recognised format) and all other
+    entries must be numbers. Raises `TypeError` or `ValueError` for anything else in it.
+    """
+    if isinstance(value, str):
+        return ToolResult(observation=replace_surrogates(value))
+    if value is None:
+        return ToolResult(observation="(no output)")
+    if isinstance(value, StepResult):
+        return ToolResult(observation=replace_surrogates(value.observation), images=value.images, step=value)
+    if isinstance(value, Summary):
+        return ToolResult(observation=value.too_long, summary=replace_surrogates(value.text))
+    if isinstance(value, Mapping) and "observation" in value:
+        rest = {str(name): item for name, item in value.items()}
+        observation = read_outcome(rest.pop("observation")).observation
+        images = [rest.pop("image")] if rest.get("image") is not None else []
+        images += rest.pop("images", None) or ()
+        rest.pop("image", None)
+        return ToolResult(observation=observation, images=tuple(_images(images)), metrics=_metrics(rest))
+    return ToolResult(observation=to_json(value, fallback=str, inf_nan_mode="constants").decode())
+
+
+def cut(result: ToolResult, *, max_length: int | None) -> ToolResult:
+    """`result` with an observation of at most `max_length` characters, shortened in the middle."""
+    text = result.observation
+    if max_length is None or len(text) <= max_length:
+        return result
+    notice = f"\n... {len(text)} characters, of which the middle is left out ...\n"
+    room = max_length - len(notice)
+    head = room - room // 2
+    return replace(result, observation=text[:head] + notice + text[len(text) - room // 2 :])
+
+
+def _images(values: Iterable[Any]) -> Iterable[Image]:
+    for value in values:
+        if isinstance(value, Image):
+            yield value
+            continue
+        if not isinstance(value, bytes):
+            raise TypeError(f"an image is {type(value).__name__}; return bytes or envs.types.Image")
+        try:
+            yield recognize_image(value)
+        except ValueError as error:
+            raise ValueError(f"an image {error}; return envs.types.Image with its media type") from None
+
+
+def _metrics(values: Mapping[str, Any]) -> dict[str, float]:
+    for name, value in values.items():
+        if not isinstance(value, int | float):
+            raise TypeError(
+                f"the metric {name!r} is {type(value).__name__}, not a number; what the agent is to read "
+                "belongs into 'observation'"
+            )
+    return {name: float(value) for name, value in values.items()}
+
+
+def replace_surrogates(text: str) -> str:
+    """`text` without lone surrogates, which JSON can spell and UTF-8 cannot."""
+    return text if text.isascii() else text.encode("utf-8", "replace").decode("utf-8")

@@ -5,9 +5,8 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from agents.judging import JudgeSettings
 from agents.rollout.context import ContextPolicy
-from agents.settings import Settings
+from agents.settings import JudgeSettings, Settings
 
 
 def _check_reward(value: Any) -> Any:

@@ -9,7 +9,7 @@ from agents.agent import Agent, FormatAgent, Schema
 from agents.formats import FORMATS, NATIVE
 from agents.formats.registry import AGENTS
 from agents.prompting.native_tools import check_native
-from agents.rewards import Reward, combine_rewards, get_reward
+from agents.rewards import CombinedReward, Reward, get_reward
 from agents.rewards.types import check_items
 from agents.rollout.episode import EpisodeConfig
 from agents.rollout.scripted import write_action
@@ -206,7 +206,7 @@ def reward_of(settings: AgentSettings) -> Reward | None:
         return None
     if isinstance(settings.reward, str):
         return _find_reward(settings.reward, settings)
-    return combine_rewards(
+    return CombinedReward(
         settings.reward, rewards={name: _find_reward(name, settings) for name in settings.reward}
     )
 

@@ -12,7 +12,7 @@ from tasks.config.agent import AgentSettings, JudgeBlock
 
 
 def judge_of(name: str, settings: JudgeBlock) -> LLMJudge:
-    """The judge called `name`: the same settings give the same judge in this process, with its cache and
+    """The judge called `name`. Within a process, equal settings give the same judge, with its replies and
     budget. Raises `ConfigError` for a prompt that cannot be read, or an invalid endpoint."""
     prompt = PROMPT
     if settings.prompt is not None:
@@ -37,35 +37,26 @@ def check_judges(settings: AgentSettings, *, names: list[str]) -> None:
     """
     for name in settings.judges:
         if name in REWARDS or ":" in name:
-            raise ConfigError(f"agent.judges: {name!r} is another reward's name; choose one of its own")
+            raise ConfigError(f"agent.judges: {name!r} is another reward's name; choose a different one")
         if name not in names:
-            raise ConfigError(
-                f"agent.judges: {name!r} judges nothing; name it in agent.reward, or take it out"
-            )
+            raise ConfigError(f"agent.judges: {name!r} judges nothing; name it in agent.reward, or remove it")
     for name, block in settings.judges.items():
         judge = judge_of(name, block)
         try:
-            _ask(judge)
+            _check_endpoint(judge)
         except ConfigError as error:
             raise ConfigError(f"agent.judges.{name}: {error}") from None
 
 
-@lru_cache(maxsize=64)  # a process asks once: the command and its flow make the same plan
-def _ask(judge: LLMJudge) -> None:
-    # In a thread, for the caller may have an event loop of its own.
+@lru_cache(maxsize=64)  # once in a process: the command and its flow make the same plan
+def _check_endpoint(judge: LLMJudge) -> None:
+    # In a thread, because the caller may run an event loop.
     with ThreadPoolExecutor(1) as thread:
         thread.submit(asyncio.run, judge.check_endpoint()).result()
 
 
 @lru_cache(maxsize=64)
 def _make_judge(name: str, settings: JudgeBlock, prompt: str) -> LLMJudge:
-    endpoint = Endpoint(
-        url=settings.url,
-        model=settings.model,
-        api_key_variable=settings.key_from,
-        request_timeout_s=settings.request_timeout_s,
-        tries=settings.tries,
-        requests_per_s=settings.requests_per_s,
-        concurrent=settings.concurrent,
-    )
+    limits = settings.model_dump(include={"request_timeout_s", "tries", "requests_per_s", "concurrent"})
+    endpoint = Endpoint(settings.url, settings.model, api_key_variable=settings.key_from, **limits)
     return LLMJudge(endpoint, settings, name=name, prompt=prompt)

@@ -122,7 +122,9 @@ async def _run_in_time(config: ProgramConfig, item: Item, *, session: GatewaySes
 
 async def _judge(trajectory: Trajectory, *, reward: Reward | None) -> Trajectory:
     if reward is not None and trajectory.turns:
-        reward_input = RewardInput.from_trajectory(trajectory, fields=trajectory.item.fields)
+        reward_input = RewardInput(
+            final_response=trajectory.turns[-1].text, trajectory=trajectory, fields=trajectory.item.fields
+        )
         return assign_rewards(trajectory, await reward.score(reward_input))
     if reward is None and trajectory.stop_reason is StopReason.TERMINATED:
         raise ProgramFailed(

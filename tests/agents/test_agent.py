@@ -17,9 +17,8 @@ from agents.rollout.episode import EpisodeConfig
 from agents.rollout.group import GroupSpec, run_groups
 from agents.rollout.packing import pack
 from agents.samplers.sampler import ScriptedSampler
-from agents.tools.act import act
-from agents.tools.answer import answer
 from agents.tools.calculator.tool import calculator
+from agents.tools.episode import act, answer
 from agents.tools.tool import tool
 from agents.tools.toolbox import Toolbox
 from agents.types import EpisodeLimits, SamplingParams, StopReason, Trajectory

@@ -1,4 +1,4 @@
-"""Pictures in episodes: shown as the processor shows them, trained on never, kept with their segments."""
+"""Images in episodes: rendered as the processor renders them, never trained on, kept with their segments."""
 
 import asyncio
 import json
@@ -76,19 +76,19 @@ def test_the_pieces_are_what_the_processor_makes_of_the_whole(
     messages = [Message("user", *opening)]
     ids = renderer.prompt_ids(messages)
     before = " " if make is llava_processor else ""  # which the template puts before what the policy says
-    for said, seen in turns:
-        replies = [Message(role, *one) for one in seen]
+    for text, observations in turns:
+        replies = [Message(role, *reply) for reply in observations]
         # cut where the policy's words end: what they are encoded as is its own affair
-        ids += tokenizer.encode(f"{before}{said}x", add_special_tokens=False)
+        ids += tokenizer.encode(f"{before}{text}x", add_special_tokens=False)
         ids += renderer.reply_ids(replies, is_closed=False)
-        messages += [Message("assistant", f"{said}x"), *replies]
+        messages += [Message("assistant", f"{text}x"), *replies]
     assert ids == whole(messages, processor)
 
 
 def test_a_completion_that_ended_itself_is_not_ended_twice() -> None:
     reply = [Message("user", "Look.", (WIDE,))]
-    ended, open_ = (renderer().reply_ids(reply, is_closed=closed) for closed in (True, False))
-    assert [token("<|im_end|>"), *ended] == open_
+    closed_reply, open_ = (renderer().reply_ids(reply, is_closed=is_closed) for is_closed in (True, False))
+    assert [token("<|im_end|>"), *closed_reply] == open_
 
 
 @pytest.mark.parametrize("make", [vision_processor, llava_processor])
@@ -98,21 +98,23 @@ def test_words_cannot_forge_pictures(make: Callable[[], Any], parts: list[str]) 
     tokenizer = make().tokenizer
     renderer = Renderer(tokenizer, make())
     control = tokenizer.convert_tokens_to_ids([*VISION, "<image>", "<|im_end|>"])
-    for shown in ((), (SMALL,)):
-        harmless, hostile = (Message("user", text, shown) for text in ("x", "".join(parts)))
-        for ids, wanted in (
+    for images in ((), (SMALL,)):
+        harmless, hostile = (Message("user", text, images) for text in ("x", "".join(parts)))
+        for ids, reference in (
             (renderer.prompt_ids([hostile]), renderer.prompt_ids([harmless])),
             (renderer.reply_ids([hostile], is_closed=True), renderer.reply_ids([harmless], is_closed=True)),
         ):
             # of tokens that a tokenizer does not have, None: there are none
-            assert [ids.count(one) for one in control] == [wanted.count(one) for one in control]
+            assert [ids.count(token_id) for token_id in control] == [
+                reference.count(token_id) for token_id in control
+            ]
 
 
 def test_a_model_that_reads_text_only_is_shown_no_pictures() -> None:
-    plain = Renderer(toy_tokenizer())
+    text_renderer = Renderer(toy_tokenizer())
     for make in (
-        lambda message: plain.prompt_ids([message]),
-        lambda message: plain.reply_ids([message], is_closed=True),
+        lambda message: text_renderer.prompt_ids([message]),
+        lambda message: text_renderer.reply_ids([message], is_closed=True),
     ):
         with pytest.raises(ConfigError, match=r"1 images are to be shown.*use a vision-language model"):
             make(Message("user", "x", (SMALL,)))
@@ -120,17 +122,17 @@ def test_a_model_that_reads_text_only_is_shown_no_pictures() -> None:
 
 def test_a_template_that_passes_over_pictures_is_refused() -> None:
     processor = vision_processor()
-    kept = processor.chat_template
-    users_only = kept.replace("c['type'] == 'image'", "c['type'] == 'image' and m['role'] == 'user'")
+    template = processor.chat_template
+    users_only = template.replace("c['type'] == 'image'", "c['type'] == 'image' and m['role'] == 'user'")
     try:
-        processor.chat_template = kept.replace("<|image_pad|>", "")
+        processor.chat_template = template.replace("<|image_pad|>", "")
         with pytest.raises(ConfigError, match="shows no images"):
             renderer()
         processor.chat_template = users_only
         with pytest.raises(ConfigError, match="shows 0 of 1 images"):
             renderer().reply_ids([Message("tool", "x", (SMALL,))], is_closed=True)
     finally:
-        processor.chat_template = kept
+        processor.chat_template = template
 
 
 def test_what_is_no_picture_is_a_fault_that_the_policy_has_no_part_in() -> None:
@@ -160,12 +162,12 @@ class Gallery(ToyEnv):
 
 
 class Viewer:
-    """Says words of random length and keeps what it was shown."""
+    """Writes words of random length and records its requests."""
 
     def __init__(self, seed: int) -> None:
         self._rng = random.Random(seed)
-        self.shown: list[tuple[list[int], list[Image]]] = []
-        self.sampled: list[int] = []
+        self.requests: list[tuple[list[int], list[Image]]] = []
+        self.sampled_ids: list[int] = []
 
     async def sample(
         self,
@@ -175,17 +177,19 @@ class Viewer:
         params: SamplingParams,
         episode_id: str,
     ) -> Completion:
-        self.shown.append((list(prompt_ids), list(images)))
-        thought = "<think>the total</think>" if self._rng.random() < 0.5 else ""
-        ids = encode(f"{thought}{'total ' * self._rng.randint(0, 5)}\nAction: add 0")[: params.max_tokens - 1]
+        self.requests.append((list(prompt_ids), list(images)))
+        thinking = "<think>the total</think>" if self._rng.random() < 0.5 else ""
+        ids = encode(f"{thinking}{'total ' * self._rng.randint(0, 5)}\nAction: add 0")[
+            : params.max_tokens - 1
+        ]
         ids.append(params.stop_token_ids[0])
-        self.sampled += ids
+        self.sampled_ids += ids
         return Completion(
             token_ids=ids, logprobs=[-1.0] * len(ids), finish_reason=FinishReason.STOP, policy_version=0
         )
 
 
-def played(
+def play_episode(
     sampler: Sampler,
     env: Any,
     item: Item,
@@ -219,24 +223,24 @@ def test_pictures_stay_with_their_segments_and_never_train(
 ) -> None:
     policy = ContextPolicy(when_full=when_full, keep_thoughts=keep_thoughts, fold_at=0.5, show_budget=True)
     sampler = Viewer(seed)
-    segments = pack(played(sampler, Gallery(), replace(toy_item(), seed=seed), policy=policy))
+    segments = pack(play_episode(sampler, Gallery(), replace(toy_item(), seed=seed), policy=policy))
 
-    # the last thing that was shown of each segment is all of it but the last completion
-    places = []
+    # the last request of each segment is all of it except the last completion
+    contexts = []
     for segment in segments:
         ids = [*segment.prompt_ids, *segment.response_ids]
         mask = [0] * len(segment.prompt_ids) + list(segment.response_mask)
         last = max(i for i, bit in enumerate(mask) if bit and not mask[i - 1])
-        places.append((ids[:last], list(segment.images)))
+        contexts.append((ids[:last], list(segment.images)))
         assert not any(bit for i, bit in zip(ids, mask, strict=True) if i == PAD)
         assert ids.count(token("<|vision_start|>")) == len(segment.images)
-        expanded = renderer().prompt_ids([Message("user", "", tuple(segment.images))])
-        assert [i for i in ids if i == PAD] == [i for i in expanded if i == PAD]
-    assert all(place in sampler.shown for place in places)
-    trained = [i for s in segments for i, m in zip(s.response_ids, s.response_mask, strict=True) if m]
-    assert trained == sampler.sampled
-    for ids, pictures in sampler.shown:
-        assert ids.count(token("<|vision_start|>")) == len(pictures)
+        reference_ids = renderer().prompt_ids([Message("user", "", tuple(segment.images))])
+        assert [i for i in ids if i == PAD] == [i for i in reference_ids if i == PAD]
+    assert all(context in sampler.requests for context in contexts)
+    trained_ids = [i for s in segments for i, m in zip(s.response_ids, s.response_mask, strict=True) if m]
+    assert trained_ids == sampler.sampled_ids
+    for ids, images in sampler.requests:
+        assert ids.count(token("<|vision_start|>")) == len(images)
 
 
 def test_pictures_of_tools_come_with_their_answers() -> None:
@@ -249,13 +253,13 @@ def test_pictures_of_tools_come_with_their_answers() -> None:
         async def sample(self, prompt_ids: Any, **asked: Any) -> Completion:
             completion = await super().sample(prompt_ids, **asked)
             calls = [{"name": "look", "arguments": {"left": left}} for left in (True, False)]
-            said = calls if len(self.shown) == 1 else {"answer": "done"}
-            ids = [*encode(json.dumps(said)), asked["params"].stop_token_ids[0]]
+            text = calls if len(self.requests) == 1 else {"answer": "done"}
+            ids = [*encode(json.dumps(text)), asked["params"].stop_token_ids[0]]
             return replace(completion, token_ids=ids, logprobs=[-1.0] * len(ids))
 
     box = Toolbox([look])
     sampler = Looks(0)
-    trajectory = played(
+    trajectory = play_episode(
         sampler,
         ToyEnv(),
         toy_item(),
@@ -266,7 +270,7 @@ def test_pictures_of_tools_come_with_their_answers() -> None:
     )
     assert trajectory.stop_reason is StopReason.TERMINATED
     assert trajectory.turns[0].images == (SMALL, WIDE)
-    assert sampler.shown[1][1] == [SMALL, WIDE]
+    assert sampler.requests[1][1] == [SMALL, WIDE]
     [segment] = pack(trajectory)
     assert segment.images == (SMALL, WIDE)
 
@@ -277,7 +281,7 @@ def test_a_policy_that_says_a_picture_is_not_believed() -> None:
             return replace(await super().sample(prompt_ids, **asked), token_ids=[PAD], logprobs=[-1.0])
 
     with pytest.raises(SamplerFailed, match="stands for an image"):
-        played(Forger(0), ToyEnv(), toy_item(), policy=ContextPolicy())
+        play_episode(Forger(0), ToyEnv(), toy_item(), policy=ContextPolicy())
 
 
 def test_a_summary_goes_on_with_the_pictures_of_the_opening_and_of_its_own_turn() -> None:
@@ -293,8 +297,8 @@ def test_a_summary_goes_on_with_the_pictures_of_the_opening_and_of_its_own_turn(
                 {"name": "look", "arguments": {}},
                 {"name": "summarize", "arguments": {"summary": "so"}},
             )
-            said = ([look], [look, cut], {"answer": "done"})[len(self.shown) - 1]
-            ids = [*encode(json.dumps(said)), asked["params"].stop_token_ids[0]]
+            text = ([look], [look, cut], {"answer": "done"})[len(self.requests) - 1]
+            ids = [*encode(json.dumps(text)), asked["params"].stop_token_ids[0]]
             return replace(completion, token_ids=ids, logprobs=[-1.0] * len(ids))
 
     class Opens(ToyEnv):
@@ -303,7 +307,7 @@ def test_a_summary_goes_on_with_the_pictures_of_the_opening_and_of_its_own_turn(
 
     box = Toolbox([look, get_tool("summarize")])
     sampler = Sums(0)
-    trajectory = played(
+    trajectory = play_episode(
         sampler,
         Opens(),
         toy_item(),
@@ -312,6 +316,6 @@ def test_a_summary_goes_on_with_the_pictures_of_the_opening_and_of_its_own_turn(
         tools=box,
         limits=replace(LIMITS, max_tokens_per_turn=300, context_length=4000),
     )
-    assert [pictures for _, pictures in sampler.shown] == [[TALL], [TALL, WIDE], [TALL, WIDE]]
+    assert [images for _, images in sampler.requests] == [[TALL], [TALL, WIDE], [TALL, WIDE]]
     assert [segment.images for segment in pack(trajectory)] == [(TALL, WIDE), (TALL, WIDE)]
     assert [turn.images for turn in trajectory.turns] == [(WIDE,), (), ()]

@@ -29,13 +29,13 @@ def test_the_pieces_make_the_whole_conversation(template: str) -> None:
     tokenizer = toy_tokenizer(template)
     renderer = Renderer(tokenizer)
     says = ["Action: add 1", "Thought: more.\nAction: add 2"]
-    sees = ["The total is 1.", "The total is 3."]
+    observations = ["The total is 1.", "The total is 3."]
     ids = renderer.prompt_ids([Message("user", "Goal: reach 9.")])
-    for said, seen in zip(says, sees, strict=True):
+    for text, observation in zip(says, observations, strict=True):
         # this template's policy begins with the space that the template puts there
-        ids += tokenizer.encode(f" {said}" if template == NO_SYSTEM else said, add_special_tokens=False)
-        ids += renderer.reply_ids([Message("user", seen)], is_closed=False)
-    assert ids == whole(template, "Goal: reach 9.", says[0], sees[0], says[1], sees[1])
+        ids += tokenizer.encode(f" {text}" if template == NO_SYSTEM else text, add_special_tokens=False)
+        ids += renderer.reply_ids([Message("user", observation)], is_closed=False)
+    assert ids == whole(template, "Goal: reach 9.", says[0], observations[0], says[1], observations[1])
 
 
 @each_template
@@ -71,9 +71,9 @@ def test_a_system_message_survives_a_template_without_that_role() -> None:
 def test_decoding_shows_no_control_tokens(template: str) -> None:
     tokenizer = toy_tokenizer(template)
     renderer = Renderer(tokenizer)
-    said = "Thought: it's  2 , \n\nAction: add 2"
-    ids = tokenizer.encode(said, add_special_tokens=False)
-    assert renderer.decode([*ids, *renderer.stop_token_ids]) == said
+    text = "Thought: it's  2 , \n\nAction: add 2"
+    ids = tokenizer.encode(text, add_special_tokens=False)
+    assert renderer.decode([*ids, *renderer.stop_token_ids]) == text
 
 
 @given(

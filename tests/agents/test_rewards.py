@@ -4,6 +4,7 @@ import asyncio
 import math
 import re
 import threading
+from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
 
@@ -14,11 +15,11 @@ from hypothesis import strategies as st
 
 from agents.rewards import (
     REWARDS,
+    CombinedReward,
     FunctionReward,
     RewardInput,
     RewardResult,
     assign_rewards,
-    combine_rewards,
     get_reward,
     reward,
 )
@@ -27,27 +28,27 @@ from agents.rewards.types import ALWAYS
 from agents.types import StopReason
 from envs.errors import ConfigError, EnvCrashed, EpisodeFault, MissingDependency, RewardFailed
 from envs.requirements.detection import Package
-from tests.support.reward_toy import judged, played
+from tests.support.reward_toy import make_reward_input, make_trajectory
 from tests.support.toy import ToyEnv
 
 
-def scored(one, given_: RewardInput) -> RewardResult:
-    return asyncio.run(one.score(given_))
+def compute(subject, reward_input: RewardInput) -> RewardResult:
+    return asyncio.run(subject.score(reward_input))
 
 
 def test_a_function_gets_what_its_signature_names_and_no_more():
-    seen = []
+    arguments = []
 
     @reward
     def length(final_response, answer, target, item, turns=3, missing="default"):
-        seen.append((final_response, answer, target, item.item_id, turns, missing))
+        arguments.append((final_response, answer, target, item.item_id, turns, missing))
         return len(final_response) / turns
 
-    given_ = judged("first", "four", fields={"answer": 42, "turns": 2, "unasked": object()})
-    assert scored(length, given_) == RewardResult(reward=2.0)
-    assert seen == [("four", 42, 3, "toy_7", 2, "default")]  # the 3 is of item.metadata
+    reward_input = make_reward_input("first", "four", fields={"answer": 42, "turns": 2, "unasked": object()})
+    assert compute(length, reward_input) == RewardResult(reward=2.0)
+    assert arguments == [("four", 42, 3, "toy_7", 2, "default")]  # the 3 is of item.metadata
     assert length.name == "length"
-    assert length("four", 42, 3, given_.item) == pytest.approx(4 / 3)  # still the function
+    assert length("four", 42, 3, reward_input.item) == pytest.approx(4 / 3)  # still the function
 
 
 def test_all_names_that_are_always_there():
@@ -59,12 +60,10 @@ def test_all_names_that_are_always_there():
         assert (item.item_id, dict(fields)) == ("toy_7", {"x": 1})
         return float(isinstance(env, ToyEnv))
 
-    given_ = RewardInput.from_trajectory(played("a", "b"), fields={"x": 1}, env=ToyEnv())
-    everything.check(given_.free_names)
-    assert given_.free_names == {"x", "target", "env"}
-    assert scored(everything, given_).reward == 1.0
+    reward_input = replace(make_reward_input("a", "b", fields={"x": 1}), env=ToyEnv())
+    everything.check({"x", "target", "env"})
+    assert compute(everything, reward_input).reward == 1.0
     assert everything.name == "everything"
-    assert RewardInput.from_trajectory(played()).final_response == ""
 
 
 def test_a_parameter_that_nothing_fills_is_found_before_anything_starts():
@@ -77,7 +76,7 @@ def test_a_parameter_that_nothing_fills_is_found_before_anything_starts():
     ):
         exact.check(["question", "groundtruth"])
     with pytest.raises(ConfigError, match="takes 'ground_truth'"):
-        scored(exact, judged("x", fields={"question": "?"}))
+        compute(exact, make_reward_input("x", fields={"question": "?"}))
     with pytest.raises(ConfigError, match="takes 'env'"):
         reward(lambda env: 0.0).check([])
     with pytest.raises(ConfigError, match=r"'trajectory'.*rename the field"):
@@ -107,7 +106,7 @@ def test_options_that_cannot_be_are_refused(options):
 
 @pytest.mark.parametrize("value", [1, True, 0.5, np.float32(0.5), np.int64(2), Fraction(1, 2)])
 def test_numbers_of_any_kind(value):
-    assert scored(reward(lambda: value), judged("x")).reward == float(value)
+    assert compute(reward(lambda: value), make_reward_input("x")).reward == float(value)
 
 
 @pytest.mark.parametrize(
@@ -140,9 +139,9 @@ def test_a_value_that_is_no_reward_is_a_failure_and_no_zero(value):
 
     with pytest.raises(
         RewardFailed, match="toy_7, sample 2: reward 'bad' failed at each of 2 calls"
-    ) as raised:
-        scored(bad, judged("a", "b"))
-    assert isinstance(raised.value, EpisodeFault)
+    ) as failure:
+        compute(bad, make_reward_input("a", "b"))
+    assert isinstance(failure.value, EpisodeFault)
     assert len(calls) == 2
 
 
@@ -151,7 +150,7 @@ def test_metrics_turns_and_success_beside_the_reward():
     def rich():
         return {"reward": 1, "turn_rewards": [0.25, 0.5], "success": True, "words": 7}
 
-    assert scored(rich, judged("a", "b")) == RewardResult(
+    assert compute(rich, make_reward_input("a", "b")) == RewardResult(
         reward=1.0, turn_rewards=(0.25, 0.5), success=True, metrics={"words": 7.0}
     )
 
@@ -166,12 +165,12 @@ def test_a_failing_reward_is_tried_again():
             raise KeyError("gone")
         return 0.5
 
-    assert scored(shaky, judged("x")).reward == 0.5
+    assert compute(shaky, make_reward_input("x")).reward == 0.5
     calls.clear()
     once = reward(name="once", retries=0)(shaky.function)
-    with pytest.raises(RewardFailed, match="KeyError: 'gone'") as raised:
-        scored(once, judged("x"))
-    assert isinstance(raised.value.__cause__, KeyError)
+    with pytest.raises(RewardFailed, match="KeyError: 'gone'") as failure:
+        compute(once, make_reward_input("x"))
+    assert isinstance(failure.value.__cause__, KeyError)
 
 
 @pytest.mark.parametrize(
@@ -182,7 +181,7 @@ def test_whatever_a_reward_raises_is_a_failure(error):
         raise error
 
     with pytest.raises(RewardFailed, match=type(error).__name__):
-        scored(reward(raising), judged("x"))
+        compute(reward(raising), make_reward_input("x"))
 
 
 def test_what_the_user_must_mend_is_not_tried_again():
@@ -194,7 +193,7 @@ def test_what_the_user_must_mend_is_not_tried_again():
         raise MissingDependency("install it")
 
     with pytest.raises(MissingDependency, match="install it"):
-        scored(unusable, judged("x"))
+        compute(unusable, make_reward_input("x"))
     assert len(calls) == 1
 
 
@@ -207,7 +206,7 @@ def test_a_reward_that_blocks_holds_nobody_up():
         return 1.0
 
     async def main() -> None:
-        scoring = [asyncio.create_task(blocks.score(judged("x"))) for _ in range(8)]
+        scoring = [asyncio.create_task(blocks.score(make_reward_input("x"))) for _ in range(8)]
         await asyncio.to_thread(all_inside.wait, 30)
         assert [result.reward for result in await asyncio.gather(*scoring)] == [1.0] * 8
 
@@ -229,7 +228,7 @@ def test_a_reward_that_hangs_is_left_behind(kind):
     with pytest.raises(
         RewardFailed, match=r"at each of 2 calls, the last: it took longer than 0\.05 s; raise"
     ):
-        scored(hanging, judged("x"))
+        compute(hanging, make_reward_input("x"))
     let_go.set()
 
 
@@ -237,16 +236,16 @@ def test_a_reward_whose_episode_is_cancelled_is_cancelled():
     calls = []
 
     async def main() -> None:
-        begun = asyncio.Event()
+        is_running = asyncio.Event()
 
         @reward
         async def endless():
             calls.append(1)
-            begun.set()
+            is_running.set()
             await asyncio.Event().wait()
 
-        task = asyncio.create_task(endless.score(judged("x")))
-        await begun.wait()
+        task = asyncio.create_task(endless.score(make_reward_input("x")))
+        await is_running.wait()
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
@@ -257,11 +256,11 @@ def test_a_reward_whose_episode_is_cancelled_is_cancelled():
 
 def test_a_failed_episode_has_no_reward():
     with pytest.raises(ValueError, match="it broke"):
-        scored(environment, judged(stop=StopReason.ERROR))
+        compute(environment, make_reward_input(stop=StopReason.ERROR))
     with pytest.raises(ValueError, match="it broke"):
-        assign_rewards(played("a", stop=StopReason.ERROR), RewardResult(reward=1.0))
+        assign_rewards(make_trajectory("a", stop=StopReason.ERROR), RewardResult(reward=1.0))
     with pytest.raises(ValueError, match="no turn"):
-        assign_rewards(played(), RewardResult(reward=1.0))
+        assign_rewards(make_trajectory(), RewardResult(reward=1.0))
 
 
 def test_several_rewards_by_hand():
@@ -271,18 +270,20 @@ def test_several_rewards_by_hand():
         "play": environment,
         "unused": reward(lambda: math.nan),
     }
-    both = combine_rewards({"correct": 2.0, "format": -0.5, "play": 10}, rewards=rewards, name="both")
-    both.check(["answer"])
+    weighted_sum = CombinedReward({"correct": 2.0, "format": -0.5, "play": 10}, rewards=rewards, name="both")
+    weighted_sum.check(["answer"])
     with pytest.raises(ConfigError, match="'answer'"):
-        both.check([])
-    result = scored(both, judged("a", "b", fields={"answer": 1}, rewards=[0.0, 0.25]))
+        weighted_sum.check([])
+    result = compute(weighted_sum, make_reward_input("a", "b", fields={"answer": 1}, rewards=[0.0, 0.25]))
     assert result == RewardResult(
         reward=2.0 * 1.0 - 0.5 * 0.5,
         turn_rewards=(-0.5, -1.0 + 2.5),
         success=True,
         metrics={"correct": 1.0, "correct/f1": 0.75, "format": 3.5, "play": 0.25},
     )
-    after = assign_rewards(played("a", "b", rewards=[0.0, 0.25], metrics={"parse_failures": 1}), result)
+    after = assign_rewards(
+        make_trajectory("a", "b", rewards=[0.0, 0.25], metrics={"parse_failures": 1}), result
+    )
     assert [turn.reward for turn in after.turns] == [-0.5, 1.5 + 1.75]
     assert (after.reward, after.success) == (2.75, True)
     assert after.metrics["parse_failures"] == 1
@@ -290,39 +291,39 @@ def test_several_rewards_by_hand():
 
 
 def test_parts_are_computed_side_by_side_and_fail_together():
-    ended = []
+    cancelled_parts = []
 
     @reward
     async def waits():
         try:
             await asyncio.sleep(60)
         finally:
-            ended.append("waits")
+            cancelled_parts.append("waits")
 
-    broken = reward(retries=0)(lambda: 1 / 0)
-    both = combine_rewards({"waits": 1.0, "broken": 1.0}, rewards={"waits": waits, "broken": broken})
+    failing = reward(retries=0)(lambda: 1 / 0)
+    weighted_sum = CombinedReward({"waits": 1.0, "broken": 1.0}, rewards={"waits": waits, "broken": failing})
     with pytest.raises(RewardFailed, match="division by zero"):
-        scored(both, judged("x"))
-    assert ended == ["waits"]
-    nested = combine_rewards({"both": 1.0}, rewards={"both": both})
+        compute(weighted_sum, make_reward_input("x"))
+    assert cancelled_parts == ["waits"]
+    outer = CombinedReward({"both": 1.0}, rewards={"both": weighted_sum})
     with pytest.raises(RewardFailed, match="division by zero"):
-        scored(nested, judged("x"))
+        compute(outer, make_reward_input("x"))
 
 
 @pytest.mark.parametrize(
-    ("weights", "said"),
+    ("weights", "message"),
     [({}, "no parts"), ({"f2": 1.0}, "'f2'"), ({"qa_f1": math.inf}, "inf"), ({"qa_f1": True}, "True")],
 )
-def test_weights_that_cannot_be(weights, said):
-    with pytest.raises(ConfigError, match=said):
-        combine_rewards(weights, rewards=REWARDS)
+def test_weights_that_cannot_be(weights, message):
+    with pytest.raises(ConfigError, match=message):
+        CombinedReward(weights, rewards=REWARDS)
 
 
 def test_the_environments_rewards_stay_where_they_were():
-    before = played("a", "b", "c", rewards=[0.5, 0.0, 1.0], success=True)
-    after = assign_rewards(before, scored(environment, RewardInput.from_trajectory(before)))
+    before = make_trajectory("a", "b", "c", rewards=[0.5, 0.0, 1.0], success=True)
+    after = assign_rewards(before, compute(environment, RewardInput(final_response="c", trajectory=before)))
     assert (after.turns, after.reward, after.success) == (before.turns, before.reward, True)
-    assert scored(environment_success, RewardInput.from_trajectory(before)).reward == 1.0
+    assert compute(environment_success, RewardInput(final_response="c", trajectory=before)).reward == 1.0
 
 
 @settings(deadline=None)
@@ -332,15 +333,15 @@ def test_the_environments_rewards_stay_where_they_were():
     knows_turns=st.booleans(),
 )
 def test_sums_agree_and_turns_keep_their_order(per_turn, outcome, knows_turns):
-    before = played(*(f"text {i}" for i in range(len(per_turn))), rewards=[9.0] * len(per_turn))
+    before = make_trajectory(*(f"text {i}" for i in range(len(per_turn))), rewards=[9.0] * len(per_turn))
     result = RewardResult(reward=outcome, turn_rewards=tuple(per_turn) if knows_turns else None)
     after = assign_rewards(before, result)
     assert after.reward == sum(turn.reward for turn in after.turns)
     assert after.reward == pytest.approx(result.total, abs=1e-6)
     assert [turn.text for turn in after.turns] == [turn.text for turn in before.turns]
-    expected = per_turn if knows_turns else [0.0] * len(per_turn)
-    assert [turn.reward for turn in after.turns[:-1]] == expected[:-1]
-    assert after.turns[-1].reward == expected[-1] + outcome
+    turn_rewards = per_turn if knows_turns else [0.0] * len(per_turn)
+    assert [turn.reward for turn in after.turns[:-1]] == turn_rewards[:-1]
+    assert after.turns[-1].reward == turn_rewards[-1] + outcome
     assert before.reward == 9.0 * len(per_turn)  # as it was
 
 
@@ -348,11 +349,13 @@ def test_sums_agree_and_turns_keep_their_order(per_turn, outcome, knows_turns):
 @given(turns=st.integers(1, 5), more=st.integers(1, 3))
 def test_rewards_of_another_number_of_turns_are_refused(turns, more):
     with pytest.raises(ValueError, match=f"{turns + more} turn_rewards for {turns} turns"):
-        assign_rewards(played(*["x"] * turns), RewardResult(reward=0.0, turn_rewards=(0.0,) * (turns + more)))
+        assign_rewards(
+            make_trajectory(*["x"] * turns), RewardResult(reward=0.0, turn_rewards=(0.0,) * (turns + more))
+        )
 
 
 def test_prebuilt_rewards_are_called_as_they_are_listed():
-    assert all(name == one.name == get_reward(name).name for name, one in REWARDS.items())
+    assert all(name == reward.name == get_reward(name).name for name, reward in REWARDS.items())
     with pytest.raises(ConfigError, match="did you mean 'qa_f1'"):
         get_reward("qa-f1")
 
@@ -360,10 +363,10 @@ def test_prebuilt_rewards_are_called_as_they_are_listed():
 def test_the_table_of_the_documentation_lists_all_of_them():
     page = (Path(__file__).parents[2] / "docs" / "rewards.md").read_text()
     prebuilt = page.partition("## Prebuilt")[2]
-    listed = re.findall(r"^\| `(\w+)` \| ([^|]*)\|", prebuilt, re.MULTILINE)
-    assert [name for name, _ in listed] == list(REWARDS)
-    for name, fields in listed:
+    rows = re.findall(r"^\| `(\w+)` \| ([^|]*)\|", prebuilt, re.MULTILINE)
+    assert [name for name, _ in rows] == list(REWARDS)
+    for name, fields in rows:
         reward = get_reward(name)
         assert isinstance(reward, FunctionReward)
-        required = {parameter for parameter, is_required in reward.parameters.items() if is_required}
-        assert required - set(ALWAYS) == set(re.findall(r"`(\w+)`", fields.partition("optional")[0]))
+        required_names = {parameter for parameter, is_required in reward.parameters.items() if is_required}
+        assert required_names - set(ALWAYS) == set(re.findall(r"`(\w+)`", fields.partition("optional")[0]))

@@ -9,14 +9,16 @@ from agents.rewards import code as rewards_code
 from agents.rewards.code import InputOutput, extract_code, read_tests
 from envs.errors import MissingDependency, RewardFailed
 from envs.sandbox.sandbox import CHOICE_VARIABLE, SANDBOX
-from tests.support.reward_toy import judged
+from tests.support.reward_toy import make_reward_input
 
 MISSING = SANDBOX.find_remedy()
 in_sandbox = pytest.mark.skipif(MISSING is not None, reason=str(MISSING))
 
 
 def value_of(code, **fields):
-    return asyncio.run(REWARDS["code_tests"].score(judged(f"So:\n```python\n{code}\n```\n", fields=fields)))
+    return asyncio.run(
+        REWARDS["code_tests"].score(make_reward_input(f"So:\n```python\n{code}\n```\n", fields=fields))
+    )
 
 
 @in_sandbox
@@ -68,7 +70,9 @@ def test_a_program_that_hangs_is_wrong_and_tried_no_further(monkeypatch):
 
 
 def test_a_response_without_code_is_wrong():
-    result = asyncio.run(REWARDS["code_tests"].score(judged("print(4)", fields={"tests": "assert True"})))
+    result = asyncio.run(
+        REWARDS["code_tests"].score(make_reward_input("print(4)", fields={"tests": "assert True"}))
+    )
     assert (result.reward, result.metrics["code"]) == (0.0, 0.0)
 
 

@@ -14,13 +14,13 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from agents.clients.rate_limit import RateLimiter
-from agents.rewards import Endpoint, JudgeSettings, LLMJudge, combine_rewards
+from agents.rewards import CombinedReward, Endpoint, JudgeSettings, LLMJudge
 from agents.rewards.judge.reward import PROMPT, read_score
 from agents.rewards.judge.store import JudgeStore, Spending
 from envs.errors import BudgetSpent, ConfigError, RewardFailed
 from envs.network.client import TryAgain
 from tests.support.http_server import serving
-from tests.support.reward_toy import judged
+from tests.support.reward_toy import make_reward_input
 
 Answer = Callable[[Request], Awaitable[Response]]
 FIELDS = {"question": "Who won {it}?", "answer": "Broncos"}
@@ -64,14 +64,14 @@ class Judge:
     """A model that answers by script; the last answer is for ever."""
 
     script: list[Answer]
-    asked: list[dict[str, Any]] = field(default_factory=list)
+    requests: list[dict[str, Any]] = field(default_factory=list)
     headers: list[str | None] = field(default_factory=list)
     url: str = ""
     at_once: int = 0
     most_at_once: int = 0
 
     async def answer(self, request: Request) -> Response:
-        self.asked.append(await request.json())
+        self.requests.append(await request.json())
         self.headers.append(request.headers.get("Authorization"))
         self.at_once += 1
         self.most_at_once = max(self.most_at_once, self.at_once)
@@ -94,7 +94,7 @@ def with_judge(script: list[Answer], talk: Callable[[Judge], Awaitable[None]]) -
     return judge
 
 
-def at(judge: Judge, **changes: Any) -> Endpoint:
+def endpoint_of(judge: Judge, **changes: Any) -> Endpoint:
     return Endpoint(**{"url": judge.url, "model": "toy", "backoff_s": 0.01, **changes})
 
 
@@ -102,26 +102,26 @@ def test_what_is_asked_and_what_comes_of_it(monkeypatch):
     monkeypatch.setenv("TOY_KEY", "secret")
 
     async def talk(judge: Judge) -> None:
-        one = LLMJudge(at(judge, api_key_variable="TOY_KEY", extra={"seed": 3}))
-        one.check({"question", "answer"})
-        result = await one.score(judged("the Broncos {did}", fields=FIELDS))
+        reward = LLMJudge(endpoint_of(judge, api_key_variable="TOY_KEY", extra={"seed": 3}))
+        reward.check({"question", "answer"})
+        result = await reward.score(make_reward_input("the Broncos {did}", fields=FIELDS))
         assert (result.reward, result.metrics) == (0.75, {"score": 7.5, "cached": 0.0})
-        again = await one.score(judged("the Broncos {did}", fields=FIELDS))
+        again = await reward.score(make_reward_input("the Broncos {did}", fields=FIELDS))
         assert (again.reward, again.metrics["cached"]) == (0.75, 1.0)
-        await one.score(judged("Panthers", fields=FIELDS))
-        assert await one.store.read_spending() == Spending(requests=2, tokens=60)
+        await reward.score(make_reward_input("Panthers", fields=FIELDS))
+        assert await reward.store.read_spending() == Spending(requests=2, tokens=60)
 
     judge = with_judge([says("It agrees.\nScore: 7.5\n")], talk)
-    assert len(judge.asked) == 2
+    assert len(judge.requests) == 2
     assert judge.headers == ["Bearer secret"] * 2
-    asked = judge.asked[0]
-    assert {key: asked[key] for key in ("model", "temperature", "max_tokens", "seed")} == {
+    request = judge.requests[0]
+    assert {key: request[key] for key in ("model", "temperature", "max_tokens", "seed")} == {
         "model": "toy",
         "temperature": 0.0,
         "max_tokens": 1024,
         "seed": 3,
     }
-    [message] = asked["messages"]
+    [message] = request["messages"]
     assert message["role"] == "user"
     assert "Question:\nWho won {it}?\n" in message["content"]
     assert "Answer to judge:\nthe Broncos {did}\n" in message["content"]
@@ -148,14 +148,14 @@ def test_what_is_asked_and_what_comes_of_it(monkeypatch):
 )
 def test_trouble_that_passes(trouble):
     async def talk(judge: Judge) -> None:
-        one = LLMJudge(at(judge, request_timeout_s=1.0 if trouble is hangs else 30.0))
-        assert (await one.score(judged("x", fields=FIELDS))).reward == 0.3
+        reward = LLMJudge(endpoint_of(judge, request_timeout_s=1.0 if trouble is hangs else 30.0))
+        assert (await reward.score(make_reward_input("x", fields=FIELDS))).reward == 0.3
 
-    assert len(with_judge([trouble, trouble, says("Score: 3")], talk).asked) == 3
+    assert len(with_judge([trouble, trouble, says("Score: 3")], talk).requests) == 3
 
 
 @pytest.mark.parametrize(
-    ("trouble", "said"),
+    ("trouble", "message"),
     [
         (status(429, "slow\ndown"), "answered 429: slow down, at the last of 3 tries"),
         (status(200, "{not json"), "no chat completion .*{not json, at the last of 3 tries"),
@@ -164,19 +164,19 @@ def test_trouble_that_passes(trouble):
         (hangs, "no reply within 0.2 s, at the last of 3"),
     ],
 )
-def test_trouble_that_stays_is_a_failure_and_no_zero(trouble, said):
+def test_trouble_that_stays_is_a_failure_and_no_zero(trouble, message):
     async def talk(judge: Judge) -> None:
-        one = LLMJudge(at(judge, tries=3, request_timeout_s=0.2 if trouble is hangs else 30.0))
-        with pytest.raises(RewardFailed, match=said):
-            await one.score(judged("x", fields=FIELDS))
+        reward = LLMJudge(endpoint_of(judge, tries=3, request_timeout_s=0.2 if trouble is hangs else 30.0))
+        with pytest.raises(RewardFailed, match=message):
+            await reward.score(make_reward_input("x", fields=FIELDS))
 
-    assert len(with_judge([trouble], talk).asked) == 3
+    assert len(with_judge([trouble], talk).requests) == 3
 
 
 def test_nobody_there():
     endpoint = Endpoint(url="http://127.0.0.1:9/v1", model="toy", tries=2, backoff_s=0.01)
     with pytest.raises(RewardFailed, match=r"ConnectError.*at the last of 2 tries"):
-        asyncio.run(LLMJudge(endpoint).score(judged("x", fields=FIELDS)))
+        asyncio.run(LLMJudge(endpoint).score(make_reward_input("x", fields=FIELDS)))
 
 
 @pytest.mark.parametrize(
@@ -185,9 +185,9 @@ def test_nobody_there():
 def test_a_refusal_is_not_asked_again(code, error):
     async def talk(judge: Judge) -> None:
         with pytest.raises(error, match=f"answered {code}: no such thing"):
-            await LLMJudge(at(judge)).score(judged("x", fields=FIELDS))
+            await LLMJudge(endpoint_of(judge)).score(make_reward_input("x", fields=FIELDS))
 
-    assert len(with_judge([status(code, "no such thing")], talk).asked) == 1
+    assert len(with_judge([status(code, "no such thing")], talk).requests) == 1
 
 
 @pytest.fixture
@@ -206,7 +206,7 @@ def waits(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 def test_an_endpoint_says_how_long_to_wait(waits: list[float]):
     async def talk(judge: Judge) -> None:
-        await LLMJudge(at(judge)).score(judged("x", fields=FIELDS))
+        await LLMJudge(endpoint_of(judge)).score(make_reward_input("x", fields=FIELDS))
 
     with_judge([status(429, **{"Retry-After": "7"}), says("Score: 3")], talk)
     assert 7.0 in waits
@@ -214,28 +214,30 @@ def test_an_endpoint_says_how_long_to_wait(waits: list[float]):
 
 def test_budgets():
     async def talk(judge: Judge) -> None:
-        few = LLMJudge(at(judge), JudgeSettings(max_requests=2))
-        await few.score(judged("a", fields=FIELDS))
-        await few.score(judged("b", fields=FIELDS))
-        await few.score(judged("b", fields=FIELDS))  # remembered: costs nothing
-        both = combine_rewards({"few": 1.0}, rewards={"few": few})
+        few = LLMJudge(endpoint_of(judge), JudgeSettings(max_requests=2))
+        await few.score(make_reward_input("a", fields=FIELDS))
+        await few.score(make_reward_input("b", fields=FIELDS))
+        await few.score(make_reward_input("b", fields=FIELDS))  # remembered: costs nothing
+        weighted_sum = CombinedReward({"few": 1.0}, rewards={"few": few})
         with pytest.raises(BudgetSpent, match=r"budget of 2 requests is spent .* raise its max_requests"):
-            await both.score(judged("c", fields=FIELDS))
+            await weighted_sum.score(make_reward_input("c", fields=FIELDS))
 
-        cheap = LLMJudge(at(judge), JudgeSettings(max_tokens=40))
-        await cheap.score(judged("a", fields=FIELDS))
-        await cheap.score(judged("b", fields=FIELDS))
+        cheap = LLMJudge(endpoint_of(judge), JudgeSettings(max_tokens=40))
+        await cheap.score(make_reward_input("a", fields=FIELDS))
+        await cheap.score(make_reward_input("b", fields=FIELDS))
         with pytest.raises(BudgetSpent, match=r"40 tokens is spent \(2 requests, 60 tokens so far\)"):
-            await cheap.score(judged("c", fields=FIELDS))
+            await cheap.score(make_reward_input("c", fields=FIELDS))
 
-    assert len(with_judge([says("Score: 3")], talk).asked) == 4
+    assert len(with_judge([says("Score: 3")], talk).requests) == 4
 
 
 def test_tokens_that_nobody_reports_cannot_be_limited():
     async def talk(judge: Judge) -> None:
-        await LLMJudge(at(judge)).score(judged("x", fields=FIELDS))
+        await LLMJudge(endpoint_of(judge)).score(make_reward_input("x", fields=FIELDS))
         with pytest.raises(ConfigError, match="limit max_requests instead"):
-            await LLMJudge(at(judge), JudgeSettings(max_tokens=10)).score(judged("x", fields=FIELDS))
+            await LLMJudge(endpoint_of(judge), JudgeSettings(max_tokens=10)).score(
+                make_reward_input("x", fields=FIELDS)
+            )
 
     with_judge([says("Score: 3", tokens=None)], talk)
 
@@ -248,8 +250,8 @@ def test_no_more_requests_at_once_than_were_allowed():
         return await says("Score: 3")(request)
 
     async def talk(judge: Judge) -> None:
-        reward = LLMJudge(at(judge, concurrent=2))
-        await asyncio.gather(*(reward.score(judged(f"{i}", fields=FIELDS)) for i in range(6)))
+        reward = LLMJudge(endpoint_of(judge, concurrent=2))
+        await asyncio.gather(*(reward.score(make_reward_input(f"{i}", fields=FIELDS)) for i in range(6)))
         assert judge.most_at_once == 2
 
     with_judge([in_pairs], talk)
@@ -257,8 +259,8 @@ def test_no_more_requests_at_once_than_were_allowed():
 
 def test_requests_are_spaced(waits: list[float]):
     async def talk(judge: Judge) -> None:
-        reward = LLMJudge(at(judge, concurrent=6, requests_per_s=0.01))
-        await asyncio.gather(*(reward.score(judged(f"{i}", fields=FIELDS)) for i in range(6)))
+        reward = LLMJudge(endpoint_of(judge, concurrent=6, requests_per_s=0.01))
+        await asyncio.gather(*(reward.score(make_reward_input(f"{i}", fields=FIELDS)) for i in range(6)))
 
     with_judge([says("Score: 3")], talk)
     assert {round(seconds, -2) for seconds in waits} == {0, 100, 200, 300, 400, 500}
@@ -268,12 +270,12 @@ def test_a_judge_serves_one_event_loop_after_the_other():
     rewards: list[LLMJudge] = []
 
     async def talk(judge: Judge) -> None:
-        rewards.append(LLMJudge(at(judge, concurrent=1)))
-        await asyncio.gather(*(rewards[0].score(judged(f"{i}", fields=FIELDS)) for i in range(3)))
+        rewards.append(LLMJudge(endpoint_of(judge, concurrent=1)))
+        await asyncio.gather(*(rewards[0].score(make_reward_input(f"{i}", fields=FIELDS)) for i in range(3)))
 
     with_judge([says("Score: 3")], talk)
     for _ in range(2):
-        assert asyncio.run(rewards[0].score(judged("1", fields=FIELDS))).metrics["cached"] == 1.0
+        assert asyncio.run(rewards[0].score(make_reward_input("1", fields=FIELDS))).metrics["cached"] == 1.0
 
 
 def test_pace_and_memory(monkeypatch: pytest.MonkeyPatch):
@@ -327,7 +329,7 @@ def test_settings_that_cannot_be(monkeypatch):
         with pytest.raises(ConfigError, match=next(iter(bad))):
             Endpoint(**{"url": "http://127.0.0.1:9/v1", "model": "toy", **bad})
     monkeypatch.delenv("NO_KEY", raising=False)
-    keyed = Endpoint(url="http://127.0.0.1:9/v1", model="toy", api_key_variable="NO_KEY")
+    endpoint_with_key = Endpoint(url="http://127.0.0.1:9/v1", model="toy", api_key_variable="NO_KEY")
     with pytest.raises(ConfigError, match="NO_KEY is not set"):
-        LLMJudge(keyed).check({"question", "answer"})
+        LLMJudge(endpoint_with_key).check({"question", "answer"})
     assert "{final_response}" in PROMPT

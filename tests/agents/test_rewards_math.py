@@ -9,12 +9,12 @@ import pytest
 from agents.rewards import REWARDS
 from agents.rewards.math.process import MathProcesses
 from envs.errors import RewardFailed
-from tests.support.reward_toy import judged
+from tests.support.reward_toy import make_reward_input
 from tests.support.waiting import wait_until
 
 
 def value_of(name, *texts, answer):
-    return asyncio.run(REWARDS[name].score(judged(*texts, fields={"answer": answer})))
+    return asyncio.run(REWARDS[name].score(make_reward_input(*texts, fields={"answer": answer})))
 
 
 @pytest.mark.parametrize(
@@ -53,7 +53,7 @@ def test_with_think():
 
 
 def test_an_accepted_answer_that_is_no_mathematics_is_the_items_fault():
-    with pytest.raises(RewardFailed, match="the accepted answer '' is no mathematics"):
+    with pytest.raises(RewardFailed, match="the accepted answer '' is not mathematics"):
         value_of("math_equal", "\\boxed{5}", answer="")
 
 
@@ -61,11 +61,11 @@ def test_an_accepted_answer_that_is_no_mathematics_is_the_items_fault():
 def test_an_answer_too_large_is_ended_by_its_cpu_time_and_the_next_one_is_compared():
     processes = MathProcesses(1, cpu_s=1.0)
     try:
-        assert processes.compare(["4"], "\\boxed{4}").correct
+        assert processes.compare(["4"], "\\boxed{4}").is_correct
         for answer in ("\\boxed{9^{9^{9^{9}}}}", "\\boxed{1000000000!}"):
-            undecided = processes.compare(["4"], answer)
-            assert (undecided.correct, undecided.decided) == (False, False)
-        assert processes.compare(["4"], "\\boxed{4}").correct
+            verdict = processes.compare(["4"], answer)
+            assert (verdict.is_correct, verdict.is_decided) == (False, False)
+        assert processes.compare(["4"], "\\boxed{4}").is_correct
     finally:
         processes.close()
 
@@ -75,7 +75,7 @@ def test_threads_share_the_processes():
     try:
         with ThreadPoolExecutor(4) as threads:
             verdicts = list(threads.map(lambda i: processes.compare([str(i % 2)], f"${i}$"), range(8)))
-        assert [one.correct for one in verdicts] == [True, True] + [False] * 6
+        assert [verdict.is_correct for verdict in verdicts] == [True, True] + [False] * 6
     finally:
         processes.close()
 
@@ -84,12 +84,12 @@ def test_a_process_that_was_killed_is_a_failure_and_then_replaced():
     before = {*psutil.Process().children()}
     processes = MathProcesses(1)
     try:
-        assert processes.compare(["4"], "$4$").correct
+        assert processes.compare(["4"], "$4$").is_correct
         [worker] = {*psutil.Process().children()} - before
         worker.kill()
         wait_until(lambda: worker.status() == psutil.STATUS_ZOMBIE)
         with pytest.raises(RuntimeError, match="ended with status -9"):
             processes.compare(["4"], "$4$")
-        assert processes.compare(["4"], "$4$").correct
+        assert processes.compare(["4"], "$4$").is_correct
     finally:
         processes.close()

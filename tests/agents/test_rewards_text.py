@@ -11,16 +11,16 @@ from agents.rewards.formats import after_thinking, tagged_answer, tool_calls, we
 from agents.rewards.text import last_number
 from envs.builtin.searchqa.scoring import f1, normalize
 from envs.errors import RewardFailed
-from tests.support.reward_toy import judged, played
+from tests.support.reward_toy import make_reward_input, make_trajectory
 
 
 def value_of(name, *texts, **fields):
     metrics = fields.pop("metrics", None)
-    return asyncio.run(REWARDS[name].score(judged(*texts, fields=fields, metrics=metrics)))
+    return asyncio.run(REWARDS[name].score(make_reward_input(*texts, fields=fields, metrics=metrics)))
 
 
 @pytest.mark.parametrize(
-    ("text", "expected"),
+    ("text", "result"),
     [
         ("The Cat", "cat"),
         ("  a  cat,\nan owl & the dog. ", "cat owl dog"),
@@ -31,12 +31,12 @@ def value_of(name, *texts, **fields):
         ("«é»", "«é»"),  # ASCII punctuation only
     ],
 )
-def test_normalisation_of_squad(text, expected):
-    assert normalize(text) == expected
+def test_normalisation_of_squad(text, result):
+    assert normalize(text) == result
 
 
 @pytest.mark.parametrize(
-    ("text", "reference", "expected"),
+    ("text", "reference", "result"),
     [
         ("the Denver Broncos", "Denver Broncos", 1.0),
         ("Broncos", "Denver Broncos", 2 / 3),  # precision 1, recall 1/2
@@ -47,16 +47,16 @@ def test_normalisation_of_squad(text, expected):
         ("", "cat", 0.0),
     ],
 )
-def test_f1_of_squad(text, reference, expected):
-    assert f1(text, reference) == pytest.approx(expected)
+def test_f1_of_squad(text, reference, result):
+    assert f1(text, reference) == pytest.approx(result)
 
 
 @settings(deadline=None)
 @given(st.text(max_size=40), st.text(max_size=40))
-def test_f1_is_symmetric_and_one_for_equal_words(one, other):
-    assert f1(one, other) == pytest.approx(f1(other, one))
-    assert 0.0 <= f1(one, other) <= 1.0
-    assert f1(one, one) == (1.0 if normalize(one) else 0.0)
+def test_f1_is_symmetric_and_one_for_equal_words(first, second):
+    assert f1(first, second) == pytest.approx(f1(second, first))
+    assert 0.0 <= f1(first, second) <= 1.0
+    assert f1(first, first) == (1.0 if normalize(first) else 0.0)
 
 
 def test_questions():
@@ -67,13 +67,13 @@ def test_questions():
     assert value_of("qa_exact_match", "Broncos of Denver", answer="Broncos").reward == 0.0
 
 
-FORMED = "<think>It is\nBroncos.</think>\n<answer> The Broncos </answer>"
+WELL_FORMED = "<think>It is\nBroncos.</think>\n<answer> The Broncos </answer>"
 
 
 @pytest.mark.parametrize("name", ["qa_exact_match_with_format", "qa_f1_with_format", "searchr1_exact_match"])
 def test_answers_in_tags(name):
-    assert value_of(name, FORMED, answer="broncos").reward == 1.0
-    assert value_of(name, FORMED, answer="panthers").reward == 0.0
+    assert value_of(name, WELL_FORMED, answer="broncos").reward == 1.0
+    assert value_of(name, WELL_FORMED, answer="panthers").reward == 0.0
     bare = value_of(name, "Broncos", answer="broncos")
     assert (bare.reward, bare.metrics["format"], bare.success) == (0.0, 0.0, False)
 
@@ -88,23 +88,23 @@ def test_searchr1_takes_the_last_answer_whatever_is_around_it():
 def test_without_a_tool_an_answer_is_worth_nothing(name):
     assert value_of(name, "Broncos", answer="Broncos").reward == 0.0
     assert value_of(name, "search", "Broncos", answer="Broncos").reward == 1.0
-    none = {"tool_calls/search": 0, "tool_failures/search": 0}
-    assert value_of(name, "hm", "Broncos", answer="Broncos", metrics=none).reward == 0.0
+    no_calls = {"tool_calls/search": 0, "tool_failures/search": 0}
+    assert value_of(name, "hm", "Broncos", answer="Broncos", metrics=no_calls).reward == 0.0
 
 
 def test_tool_calls():
-    assert tool_calls(played()) == 0
-    assert tool_calls(played("a")) == 0
-    assert tool_calls(played("a", "b", "c")) == 2
+    assert tool_calls(make_trajectory()) == 0
+    assert tool_calls(make_trajectory("a")) == 0
+    assert tool_calls(make_trajectory("a", "b", "c")) == 2
     two = {"tool_calls/search": 3, "tool_failures/search": 1}
     two |= {"tool_calls/answer": 1, "tool_failures/answer": 0}
-    assert tool_calls(played("a", metrics=two)) == 2
-    assert tool_calls(played("a", "b", metrics={"tool_calls/x": 0, "tool_failures/x": 0})) == 0
+    assert tool_calls(make_trajectory("a", metrics=two)) == 2
+    assert tool_calls(make_trajectory("a", "b", metrics={"tool_calls/x": 0, "tool_failures/x": 0})) == 0
     assert value_of("tool_use", "a", "b").metrics == {"calls": 1.0}
 
 
 @pytest.mark.parametrize(
-    ("text", "expected"),
+    ("text", "result"),
     [
         ("<think>t</think> a ", "a"),
         ("t</think>a", "a"),  # the template has opened it
@@ -117,13 +117,13 @@ def test_tool_calls():
         ("", None),
     ],
 )
-def test_think_format(text, expected):
-    assert after_thinking(text) == expected
-    assert value_of("think_format", text).reward == float(expected is not None)
+def test_think_format(text, result):
+    assert after_thinking(text) == result
+    assert value_of("think_format", text).reward == float(result is not None)
 
 
 @pytest.mark.parametrize(
-    ("text", "answer", "formed", "ends"),
+    ("text", "answer", "answer_alone", "ends"),
     [
         ("<think>t</think><answer>a</answer>", "a", "a", 1.0),
         ("<think>t</think>so <answer>a</answer>", "a", None, 1.0),
@@ -134,15 +134,15 @@ def test_think_format(text, expected):
         ("<answer>a", None, None, 0.0),
     ],
 )
-def test_answer_format(text, answer, formed, ends):
+def test_answer_format(text, answer, answer_alone, ends):
     assert tagged_answer(text) == answer
-    assert well_formed_answer(text) == formed
-    assert value_of("think_answer_format", text).reward == float(formed is not None)
+    assert well_formed_answer(text) == answer_alone
+    assert value_of("think_answer_format", text).reward == float(answer_alone is not None)
     assert value_of("answer_format", text).reward == ends
 
 
 @pytest.mark.parametrize(
-    ("text", "expected"),
+    ("text", "result"),
     [
         ("it is 1,234.50 dollars", 1234.5),
         ("12, 13.", 13.0),
@@ -155,8 +155,8 @@ def test_answer_format(text, answer, formed, ends):
         ("- . ,", None),
     ],
 )
-def test_the_last_number(text, expected):
-    assert last_number(text) == expected
+def test_the_last_number(text, result):
+    assert last_number(text) == result
 
 
 def test_numbers_within_a_tolerance():
@@ -164,7 +164,7 @@ def test_numbers_within_a_tolerance():
     assert value_of("number_equal", "so 3.1416", answer=3.1415926).reward == 0.0
     assert value_of("number_equal", "1,000", answer=["7", "1000"]).success is True
     assert value_of("number_equal", "many", answer=0).reward == 0.0
-    with pytest.raises(RewardFailed, match="'many', which holds no number; use string_equal"):
+    with pytest.raises(RewardFailed, match="'many', which contains no number; use string_equal"):
         value_of("number_equal", "7", answer="many")
 
 

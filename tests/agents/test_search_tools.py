@@ -41,7 +41,7 @@ PAGES = [
     ("Bergen", "http://bergen.no", "Rain"),
     ("Voss", "", ""),
 ]
-TOLD = (
+OBSERVATION = (
     '<information>Doc 1(Title: "Oslo") Capital of Norway (http://oslo.no)\n'
     'Doc 2(Title: "Bergen") Rain (http://bergen.no)</information>'
 )
@@ -52,7 +52,7 @@ class Engine:
 
     def __init__(self, answers: Sequence[int | str] = ()) -> None:
         self.answers = list(answers)
-        self.asked: list[tuple[str, float]] = []
+        self.queries: list[tuple[str, float]] = []
         self.app = Starlette(
             routes=[
                 Route("/search", self.searxng, methods=["GET"]),
@@ -75,15 +75,15 @@ class Engine:
         pages = [{"title": t, "link": u, "snippet": c, "position": n} for n, (t, u, c) in enumerate(PAGES, 1)]
         return self._answer(body["q"], {"searchParameters": body, "organic": pages, "credits": 1})
 
-    def _answer(self, query: str, found: dict[str, Any]) -> Response:
-        self.asked.append((query, time.monotonic()))
+    def _answer(self, query: str, reply: dict[str, Any]) -> Response:
+        self.queries.append((query, time.monotonic()))
         if self.answers:
             answer = self.answers.pop(0)
             if isinstance(answer, str):
                 return Response(answer)
             headers = {"Retry-After": "0"} if answer == 429 else None
             return Response("not now", answer, headers)
-        return JSONResponse(found)
+        return JSONResponse(reply)
 
     def search(
         self, *queries: str, format: Format = "searxng", cache: SearchCache | None = None, **limits: Any
@@ -109,15 +109,15 @@ def test_both_forms_are_asked_and_told_alike(format: Format, monkeypatch: pytest
     engine = Engine()
     variable = "SERPER_API_KEY" if format == "serper" else None
     (result,) = engine.search("norway & é?", format=format, api_key_variable=variable)
-    assert (result.status, result.observation) == (ToolStatus.OK, TOLD)
-    assert [query for query, _ in engine.asked] == ["norway & é?"]
+    assert (result.status, result.observation) == (ToolStatus.OK, OBSERVATION)
+    assert [query for query, _ in engine.queries] == ["norway & é?"]
 
 
 def test_what_fails_for_a_while_is_asked_again():
     engine = Engine([500, 429, "<html>", 503])
     (result,) = engine.search("q", tries=5)
-    assert result.observation == TOLD
-    assert len(engine.asked) == 5
+    assert result.observation == OBSERVATION
+    assert len(engine.queries) == 5
     with pytest.raises(SearchFailed, match="answered 502: not now, at the last of 2 tries"):
         Engine([502, 502]).search("q", tries=2)
     with pytest.raises(SearchFailed, match="expected 'results', a list"):
@@ -127,8 +127,8 @@ def test_what_fails_for_a_while_is_asked_again():
 
 
 def test_what_is_refused_is_told_to_whom_it_concerns(monkeypatch: pytest.MonkeyPatch):
-    refused, empty = Engine([400]).search("strange", " ")
-    assert (refused.status, refused.observation) == (
+    refusal, empty = Engine([400]).search("strange", " ")
+    assert (refusal.status, refusal.observation) == (
         ToolStatus.RAISED,
         "the search was refused: HTTP 400: not now",
     )
@@ -145,21 +145,21 @@ def test_what_is_refused_is_told_to_whom_it_concerns(monkeypatch: pytest.MonkeyP
 
 def test_every_request_waits_for_its_place(monkeypatch: pytest.MonkeyPatch):
     """The places themselves are in `test_rewards_judge.py`."""
-    reserved = []
+    waits_s = []
     wait_s = RateLimiter.wait_s
-    monkeypatch.setattr(RateLimiter, "wait_s", lambda self: reserved.append(wait_s(self)) or reserved[-1])
+    monkeypatch.setattr(RateLimiter, "wait_s", lambda self: waits_s.append(wait_s(self)) or waits_s[-1])
     engine = Engine()
     engine.search(*"abcdef", requests_per_s=50)
-    assert len(engine.asked) == len(reserved) == 6
+    assert len(engine.queries) == len(waits_s) == 6
 
 
 @pytest.mark.skipif(Redis().find_remedy() is not None, reason=f"there is no Redis: {Redis().find_remedy()}")
 def test_the_web_is_asked_once_for_the_same(tmp_path: Path):
     server, engine = EmbeddedServer(tmp_path), Engine()
     try:
-        first, again, other = engine.search("a", "a", "b", cache=SearchCache(server))
-        assert first.observation == again.observation == other.observation == TOLD
-        assert [query for query, _ in engine.asked] == ["a", "b"]
+        first, again, second = engine.search("a", "a", "b", cache=SearchCache(server))
+        assert first.observation == again.observation == second.observation == OBSERVATION
+        assert [query for query, _ in engine.queries] == ["a", "b"]
     finally:
         server.close()
 
@@ -185,11 +185,11 @@ LIMITS = EpisodeLimits(
 )
 
 
-async def played(
-    *said: str, tools: Toolbox | None, env: Environment, item: Item, format: str = "searchr1"
+async def play_episode(
+    *texts: str, tools: Toolbox | None, env: Environment, item: Item, format: str = "searchr1"
 ) -> Trajectory:
     return await play_toy(
-        ScriptedSampler(said, encode=encode),
+        ScriptedSampler(texts, encode=encode),
         agent=FormatAgent(format, schemas=tools.schemas if tools else ()),
         limits=LIMITS,
         tools=tools,
@@ -206,10 +206,10 @@ def test_the_search_r1_agent_plays_searchqa_with_the_search_tool():
 
     async def main() -> tuple[Trajectory, Trajectory]:
         pool = EnvPool(spec.make, capacity=1)
-        said = [f"<think>{step.thought}</think>\n{step.action}" for step in steps]
+        texts = [f"<think>{step.thought}</think>\n{step.action}" for step in steps]
         async with pool.lease() as env:
-            by_tool = await played(*said, tools=Toolbox(map(get_tool, ["search"])), env=env, item=item)
-            by_action = await played(*said, tools=None, env=env, item=item, format="raw")
+            by_tool = await play_episode(*texts, tools=Toolbox(map(get_tool, ["search"])), env=env, item=item)
+            by_action = await play_episode(*texts, tools=None, env=env, item=item, format="raw")
         await pool.close()
         return by_tool, by_action
 
@@ -217,9 +217,9 @@ def test_the_search_r1_agent_plays_searchqa_with_the_search_tool():
     for trajectory in (by_tool, by_action):
         assert trajectory.stop_reason is StopReason.TERMINATED
         assert (trajectory.reward, trajectory.success, len(trajectory.turns)) == (1.0, True, 4)
-    for one, other in zip(by_tool.turns[:-1], by_action.turns[:-1], strict=True):
+    for by_tool_turn, second in zip(by_tool.turns[:-1], by_action.turns[:-1], strict=True):
         # The tool shows a passage more than the stand-in's actions do.
-        assert one.observation.startswith(other.observation.removesuffix("</information>"))
+        assert by_tool_turn.observation.startswith(second.observation.removesuffix("</information>"))
     assert by_tool.metrics["tool_calls/search"] == 3
     assert by_tool.metrics["reward/f1"] == 1.0
     assert by_action.metrics["env_metrics/f1"] == 1.0
@@ -239,9 +239,9 @@ def test_the_search_tool_searches_what_the_variable_names(tmp_path: Path, monkey
         Toolbox(map(get_tool, ["search"]))
     monkeypatch.delenv("WINGSPAN_RETRIEVER")
     check_search(get_env("searchqa-mini").make())
-    for given in (ToyEnv(), None):
+    for env in (ToyEnv(), None):
         with pytest.raises(ConfigError, match=r"nothing to search.*export WINGSPAN_RETRIEVER"):
-            check_search(given)
+            check_search(env)
     with pytest.raises(ConfigError, match="nothing to search"):
         asyncio.run(Toolbox(map(get_tool, ["search"])).call("search", {"query": "blue"}, env=ToyEnv()))
 

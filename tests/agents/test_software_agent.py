@@ -18,14 +18,14 @@ from tests.support.chat_server import chat_server, says
 MISSING = SANDBOX.find_remedy()
 needs_sandbox = pytest.mark.skipif(MISSING is not None, reason=str(MISSING))
 TOOLS = ["shell", "list_files", "grep", "read_file", "edit_file", "create_file", "undo_edit"]
-HIDDEN = (
+HIDDEN_TEST = (
     "import unittest\nfrom calc import add\n\n\nclass Negative(unittest.TestCase):\n"
     "    def test(self):\n        self.assertEqual(add(-2, -3), -5)\n"
 )
 BUG: dict[str, Any] = {
     "question": "add() is wrong for negative numbers.",
     "files": {"calc.py": "def add(a, b):\n    return abs(a) + abs(b)\n", "docs/about.txt": "sums\n"},
-    "test_files": {"test_hidden.py": HIDDEN},
+    "test_files": {"test_hidden.py": HIDDEN_TEST},
     "test_command": "python3 -m unittest",
 }
 
@@ -34,7 +34,7 @@ def call(name: str, **arguments: Any) -> str:
     return json.dumps({"name": name, "arguments": arguments})
 
 
-def worked(*texts: str, row: dict[str, Any] = BUG) -> Trajectory:
+def run_agent(*texts: str, row: dict[str, Any] = BUG) -> Trajectory:
     """An episode in which the model says `texts`, one a turn, and then that it is done."""
 
     def script(body: Any) -> Any:
@@ -57,16 +57,16 @@ def worked(*texts: str, row: dict[str, Any] = BUG) -> Trajectory:
 
 @needs_sandbox
 def test_a_bug_is_found_mended_and_judged_by_tests_that_the_agent_never_saw() -> None:
-    trajectory = worked(
+    trajectory = run_agent(
         call("list_files"),
         call("grep", pattern="abs"),
         call("edit_file", path="calc.py", old="abs(a) + abs(b)", new="a + b"),
         call("shell", command="python3 -c 'import calc; print(calc.add(-2, -3))'"),
     )
-    seen = [turn.observation for turn in trajectory.turns]
-    assert seen[0].split() == ["calc.py", "42", "bytes", "docs/", "docs/about.txt", "5", "bytes"]
-    assert seen[1] == "calc.py:2:     return abs(a) + abs(b)"
-    assert seen[3].strip() == "-5"
+    observations = [turn.observation for turn in trajectory.turns]
+    assert observations[0].split() == ["calc.py", "42", "bytes", "docs/", "docs/about.txt", "5", "bytes"]
+    assert observations[1] == "calc.py:2:     return abs(a) + abs(b)"
+    assert observations[3].strip() == "-5"
     assert (trajectory.reward, trajectory.success) == (1.0, True)
 
 
@@ -82,19 +82,19 @@ def test_a_bug_is_found_mended_and_judged_by_tests_that_the_agent_never_saw() ->
     ],
 )
 def test_what_does_not_pass_is_no_success(texts: tuple[str, ...]) -> None:
-    trajectory = worked(*texts)
+    trajectory = run_agent(*texts)
     assert (trajectory.reward, trajectory.success) == (0.0, False)
     assert trajectory.error is None
 
 
 @needs_sandbox
 def test_an_episode_begins_with_its_own_files_only() -> None:
-    clean = worked(call("shell", command="ls"), row={**BUG, "files": {"b.txt": "", "c.txt": None}})
+    clean = run_agent(call("shell", command="ls"), row={**BUG, "files": {"b.txt": "", "c.txt": None}})
     assert clean.turns[0].observation.strip() == "b.txt"
 
 
 @pytest.mark.parametrize(
-    ("files", "said"),
+    ("files", "message"),
     [
         (["calc.py"], "files is a list; give an object of path"),
         ({"calc.py": 3}, "files: 'calc.py' is a int; give its text"),
@@ -103,7 +103,7 @@ def test_an_episode_begins_with_its_own_files_only() -> None:
     ],
 )
 def test_files_are_checked_where_data_is_read(
-    files: Any, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    files: Any, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("data").mkdir()
@@ -111,6 +111,6 @@ def test_files_are_checked_where_data_is_read(
     Path("data/test.jsonl").write_text(json.dumps({"question": "?"}) + "\n")
     part = {"env": "workspace", "train": "data/train.jsonl", "test": "data/test.jsonl"}
     data = DataSettings.model_validate({"split_seed": 0, "parts": {"bugs": part}})
-    with pytest.raises(ConfigError, match=r"train\.jsonl") as refused:
+    with pytest.raises(ConfigError, match=r"train\.jsonl") as failure:
         read_parts(data)
-    assert said in str(refused.value)
+    assert message in str(failure.value)

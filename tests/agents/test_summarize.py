@@ -32,7 +32,7 @@ def call(name: str, **arguments: Any) -> str:
     return json.dumps({"name": name, "arguments": arguments})
 
 
-def played(
+def play_episode(
     texts: list[str], *, limits: EpisodeLimits = LIMITS, policy: ContextPolicy | None = None
 ) -> tuple[Trajectory, list[str]]:
     """The trajectory, and what the policy was shown before each turn."""
@@ -45,9 +45,9 @@ def played(
 
 def test_the_next_turn_sees_the_opening_and_the_summary() -> None:
     cut = call("summarize", summary="The total is 2. Add 1.")
-    trajectory, shown = played([call("act", action="add 2"), cut, call("act", action="add 1")])
+    trajectory, prompts = play_episode([call("act", action="add 2"), cut, call("act", action="add 1")])
     assert trajectory.success
-    assert shown[2] == shown[0].replace(
+    assert prompts[2] == prompts[0].replace(
         "reach 3.<|im_end|>", f"reach 3.\n\n{SUMMARY_HEADING}\nThe total is 2. Add 1.<|im_end|>"
     )
     assert [turn.observation for turn in trajectory.turns] == ["The total is 2.", "", "The total is 3."]
@@ -58,40 +58,40 @@ def test_the_next_turn_sees_the_opening_and_the_summary() -> None:
 
 
 def test_a_second_summary_takes_the_place_of_the_first() -> None:
-    _, shown = played(
+    _, prompts = play_episode(
         [call("summarize", summary="one"), call("summarize", summary="two"), call("act", action="add 3")]
     )
-    assert shown[2].count(SUMMARY_HEADING) == 1
-    assert "\ntwo<" in shown[2]
+    assert prompts[2].count(SUMMARY_HEADING) == 1
+    assert "\ntwo<" in prompts[2]
 
 
 def test_what_other_calls_of_the_turn_answered_is_kept() -> None:
-    both = f"[{call('calculator', expression='6*7')}, {call('summarize', summary='Half of it.')}]"
-    _, shown = played([both, call("act", action="add 3")])
-    assert f"{SUMMARY_HEADING}\nHalf of it.\n\n42<" in shown[1]
+    two_calls = f"[{call('calculator', expression='6*7')}, {call('summarize', summary='Half of it.')}]"
+    _, prompts = play_episode([two_calls, call("act", action="add 3")])
+    assert f"{SUMMARY_HEADING}\nHalf of it.\n\n42<" in prompts[1]
 
 
 def test_a_summary_without_room_cuts_nothing_and_is_told() -> None:
     limits = replace(LIMITS, context_length=2 * OPENING + 100)
     probe = call("act", action="add 0")
-    trajectory, shown = played(
+    trajectory, prompts = play_episode(
         [probe, call("summarize", summary="xy" * 150), call("act", action="add 3")], limits=limits
     )
     assert trajectory.success
     assert trajectory.metrics["segments"] == 1
     assert "Nothing was cut" in trajectory.turns[1].observation
-    assert shown[2].startswith(shown[1])
+    assert prompts[2].startswith(prompts[1])
 
 
 def test_turns_that_are_dropped_later_leave_the_summary() -> None:
     limits = replace(LIMITS, context_length=2 * OPENING + 1600)
     texts = [call("summarize", summary="Never forget.")]
     texts += [call("act", action="add 0") + f"turn {number}" + ", so" * 90 for number in range(11)]
-    trajectory, shown = played(texts, limits=limits, policy=ContextPolicy(when_full="drop"))
+    trajectory, prompts = play_episode(texts, limits=limits, policy=ContextPolicy(when_full="drop"))
     assert trajectory.stop_reason is StopReason.MAX_TURNS
     assert trajectory.metrics["segments"] > 2
-    assert all("Never forget." in one and one.count("Goal: ") == 1 for one in shown[1:])
-    assert "turn 0" not in shown[-1]
+    assert all("Never forget." in prompt and prompt.count("Goal: ") == 1 for prompt in prompts[1:])
+    assert "turn 0" not in prompts[-1]
 
 
 def test_by_function_calling() -> None:

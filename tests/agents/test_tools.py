@@ -13,9 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import AfterValidator, BaseModel, Field
 
-from agents.tools.calling import Tool
 from agents.tools.threads import run_in_thread
-from agents.tools.tool import collect_tools, tool
+from agents.tools.tool import Tool, collect_tools, tool
 from agents.tools.types import ToolError, ToolResult, ToolStatus
 from envs.base import Environment
 from envs.errors import ConfigError, EnvCrashed, WingspanError
@@ -24,7 +23,7 @@ from tests.support.toy import ToyEnv
 from tests.support.waiting import wait_until_async
 
 
-def called(target: Tool, arguments: Any = None, **keywords: Any) -> ToolResult:
+def call(target: Tool, arguments: Any = None, **keywords: Any) -> ToolResult:
     return asyncio.run(target.call({} if arguments is None else arguments, **keywords))
 
 
@@ -33,7 +32,7 @@ class Unit(enum.Enum):
     MILE = "mile"
 
 
-class Place(BaseModel):
+class Town(BaseModel):
     name: str
     population: int = 0
 
@@ -41,13 +40,13 @@ class Place(BaseModel):
 @tool
 def ride(
     start: str,
-    places: list[Place],
+    towns: list[Town],
     speed: Annotated[float, Field(gt=0)] = 20.0,
     unit: Unit = Unit.KM,
     mode: Literal["bike", "bus"] | None = None,
     _model: bool = False,
 ) -> dict[str, Any]:
-    """Ride through places.
+    """Ride through towns.
 
     All of them, in order.
 
@@ -59,7 +58,7 @@ def ride(
     Returns:
         Whatever was seen.
     """
-    return {"start": start, "speed": speed, "unit": unit.name, "mode": mode, "last": places[-1].name}
+    return {"start": start, "speed": speed, "unit": unit.name, "mode": mode, "last": towns[-1].name}
 
 
 def test_the_schema_is_the_signatures_with_the_docstrings_words():
@@ -67,14 +66,14 @@ def test_the_schema_is_the_signatures_with_the_docstrings_words():
         "type": "function",
         "function": {
             "name": "ride",
-            "description": "Ride through places.\n\nAll of them, in order.",
+            "description": "Ride through towns.\n\nAll of them, in order.",
             "parameters": {
                 "type": "object",
                 "additionalProperties": False,
-                "required": ["start", "places"],
+                "required": ["start", "towns"],
                 "properties": {
                     "start": {"type": "string", "description": "Where to begin, by name."},
-                    "places": {"type": "array", "items": {"$ref": "#/$defs/Place"}},
+                    "towns": {"type": "array", "items": {"$ref": "#/$defs/Town"}},
                     "speed": {
                         "type": "number",
                         "exclusiveMinimum": 0,
@@ -87,9 +86,9 @@ def test_the_schema_is_the_signatures_with_the_docstrings_words():
                     "_model": {"type": "boolean", "default": False},
                 },
                 "$defs": {
-                    "Place": {
+                    "Town": {
                         "type": "object",
-                        "title": "Place",
+                        "title": "Town",
                         "required": ["name"],
                         "properties": {
                             "name": {"type": "string"},
@@ -105,8 +104,8 @@ def test_the_schema_is_the_signatures_with_the_docstrings_words():
 
 
 def test_arguments_become_values_of_the_declared_types():
-    given = {"start": 7, "places": [{"name": "x", "population": "3"}], "speed": "2.5", "unit": "mile"}
-    result = called(ride, given)
+    arguments = {"start": 7, "towns": [{"name": "x", "population": "3"}], "speed": "2.5", "unit": "mile"}
+    result = call(ride, arguments)
     assert json.loads(result.observation) == {
         "start": "7",
         "speed": 2.5,
@@ -124,29 +123,29 @@ def test_what_a_model_quotes_is_what_it_would_be_unquoted(whole: int, flag: bool
     def same(whole: int, flag: bool, real: float) -> list[Any]:
         return [whole, flag, real]
 
-    plain = called(same, {"whole": whole, "flag": flag, "real": real})
-    quoted = called(same, {"whole": str(whole), "flag": json.dumps(flag), "real": repr(real)})
-    assert plain.observation == quoted.observation
-    assert json.loads(plain.observation) == [whole, flag, real]
+    direct = call(same, {"whole": whole, "flag": flag, "real": real})
+    from_text = call(same, {"whole": str(whole), "flag": json.dumps(flag), "real": repr(real)})
+    assert direct.observation == from_text.observation
+    assert json.loads(direct.observation) == [whole, flag, real]
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "message"),
     [
-        ({}, ["start is missing", "places is missing", "It takes: start (string), places (array), speed"]),
-        ({"start": "a", "places": [], "stat": 1}, ["'stat' is no argument of it"]),
-        ({"start": "a", "places": [{"name": "x", "population": "many"}]}, ["places.0.population", "'many'"]),
-        ({"start": "a", "places": [], "speed": -1}, ["speed", "greater than 0", "-1"]),
-        ({"start": "a", "places": [], "mode": "car"}, ["mode", "'bike' or 'bus'", "'car'"]),
+        ({}, ["start is missing", "towns is missing", "It takes: start (string), towns (array), speed"]),
+        ({"start": "a", "towns": [], "stat": 1}, ["'stat' is no argument of it"]),
+        ({"start": "a", "towns": [{"name": "x", "population": "many"}]}, ["towns.0.population", "'many'"]),
+        ({"start": "a", "towns": [], "speed": -1}, ["speed", "greater than 0", "-1"]),
+        ({"start": "a", "towns": [], "mode": "car"}, ["mode", "'bike' or 'bus'", "'car'"]),
         ([1, 2], ["must be an object, not [1, 2]"]),
         ("start", ["must be an object"]),
-        ({"start": ["x" * 10_000], "places": 3}, ["start: Input should be a valid string"]),
+        ({"start": ["x" * 10_000], "towns": 3}, ["start: Input should be a valid string"]),
     ],
 )
-def test_wrong_arguments_are_told_and_nothing_is_run(arguments: Any, told: list[str]):
-    result = called(ride, arguments)
+def test_wrong_arguments_are_told_and_nothing_is_run(arguments: Any, message: list[str]):
+    result = call(ride, arguments)
     assert (result.status, result.ends_episode) == (ToolStatus.BAD_ARGUMENTS, False)
-    assert all(words in result.observation for words in told), result.observation
+    assert all(words in result.observation for words in message), result.observation
     assert len(result.observation) < 1000
 
 
@@ -158,9 +157,9 @@ JSON = st.recursive(
 
 
 @settings(deadline=None)
-@given(st.dictionaries(st.sampled_from(["start", "places", "speed", "unit", "mode"]) | st.text(), JSON))
+@given(st.dictionaries(st.sampled_from(["start", "towns", "speed", "unit", "mode"]) | st.text(), JSON))
 def test_no_arguments_are_a_crash(arguments: dict[str, Any]):
-    result = called(ride, arguments)
+    result = call(ride, arguments)
     assert result.status is not ToolStatus.TIMED_OUT
     result.observation.encode()
 
@@ -171,23 +170,23 @@ def test_halves_of_characters_do_not_reach_a_tool():
         text.encode()
         return text
 
-    assert called(echo, json.loads('{"text": "a\\ud800b"}')).observation == "a?b"
+    assert call(echo, json.loads('{"text": "a\\ud800b"}')).observation == "a?b"
 
 
 def test_what_a_tool_leaves_to_its_default_is_its_own_default():
     marker = object()
 
     @tool
-    def probe(given: Any = marker) -> bool:
-        return given is marker
+    def probe(value: Any = marker) -> bool:
+        return value is marker
 
-    assert called(probe).observation == "true"
+    assert call(probe).observation == "true"
 
 
 # what may be decorated
 
 
-class Shelf:
+class Library:
     """A class whose methods are tools."""
 
     def __init__(self, books: list[str]) -> None:
@@ -225,39 +224,43 @@ class BookSearch:
 
 
 def test_methods_are_tools_of_their_own_instance():
-    small, large = Shelf(["a"]), Shelf(["a", "b"])
+    small, large = Library(["a"]), Library(["a", "b"])
     assert [t.name for t in collect_tools(small)] == ["count", "find_book", "rules"]
-    assert [called(t).observation for t in (small.count, large.count)] == ["1", "2"]
-    assert called(large.find, {"title": "b"}).observation == "true"
-    assert called(collect_tools(small)[2]).observation == "be quiet"
-    assert list(small.find.parameters["properties"]) == ["title"]
+    assert [call(t).observation for t in (small.count, large.count)] == ["1", "2"]
+    assert call(large.find, {"title": "b"}).observation == "true"
+    assert call(collect_tools(small)[2]).observation == "be quiet"
+    assert list(small.find.schema["function"]["parameters"]["properties"]) == ["title"]
     assert small.count() == 1
     with pytest.raises(ConfigError, match="is a method"):
-        called(Shelf.count)
+        call(Library.count)
 
 
 def test_a_class_stays_a_class_and_its_instances_are_tools():
     search = BookSearch("Emma")
     assert search("q") == "q: Emma"
-    [found] = collect_tools(search)
-    assert (found.name, found.description, found.timeout_s) == ("book_search", "Search all books.", 5)
-    assert called(found, {"query": "q"}).observation == "q: Emma"
+    [book] = collect_tools(search)
+    assert (book.name, book.description, book.timeout_s) == (
+        "book_search",
+        "Search all books.",
+        5,
+    )
+    assert call(book, {"query": "q"}).observation == "q: Emma"
 
 
 def test_bound_methods_and_objects_are_decorated_like_functions():
-    class Plain:
+    class Explorer:
         def look(self, where: str) -> str:
             return f"looked {where}"
 
         async def __call__(self, where: str) -> str:
             return f"went {where}"
 
-    assert called(tool(Plain().look), {"where": "up"}).observation == "looked up"
-    assert called(tool(name="go")(Plain()), {"where": "up"}).observation == "went up"
+    assert call(tool(Explorer().look), {"where": "up"}).observation == "looked up"
+    assert call(tool(name="go")(Explorer()), {"where": "up"}).observation == "went up"
 
 
 def test_a_subclass_may_take_a_tool_away_or_change_it():
-    class Quiet(Shelf):
+    class Quiet(Library):
         rules = None  # type: ignore[assignment]
 
         @tool
@@ -265,12 +268,12 @@ def test_a_subclass_may_take_a_tool_away_or_change_it():
             return "many"
 
     assert [t.name for t in collect_tools(Quiet([]))] == ["count", "find_book"]
-    assert called(collect_tools(Quiet([]))[0]).observation == "many"
+    assert call(collect_tools(Quiet([]))[0]).observation == "many"
     with pytest.raises(ConfigError, match="int has no tools"):
         collect_tools(3)
 
 
-def _untyped(x):
+def _without_type(x):
     return x
 
 
@@ -304,26 +307,26 @@ def _env_unsaid(env: Environment) -> str:
 
 
 @pytest.mark.parametrize(
-    ("function", "options", "told"),
+    ("function", "options", "message"),
     [
-        (_untyped, {}, "'x' has no type; annotate it"),
-        (_many, {}, "texts: str has no name"),
-        (_positional, {}, "has no name"),
+        (_without_type, {}, "'x' has no type; annotate it"),
+        (_many, {}, "texts: str cannot be passed by name"),
+        (_positional, {}, "cannot be passed by name"),
         (_loop, {}, "is a generator"),
-        (_socket, {}, "cannot be put as JSON"),
+        (_socket, {}, "has no JSON schema"),
         (_stranger, {}, "describes y, which is no parameter"),
         (_env_unsaid, {}, "add stateful=True"),
         (_positional, {"stateful": True}, "0 parameters for the environment"),
-        (_env_unsaid, {"stateful": True, "name": "my tool"}, "'my tool': a name is"),
+        (_env_unsaid, {"stateful": True, "name": "my tool"}, "'my tool': a name has"),
         (_env_unsaid, {"stateful": True, "timeout_s": 0}, "timeout_s 0"),
         (_env_unsaid, {"stateful": True, "max_length": 10}, "max_length 10"),
         (_env_unsaid, {"stateful": True, "max_concurrency": 0}, "max_concurrency 0"),
     ],
 )
-def test_what_cannot_be_put_to_an_agent_is_refused_at_once(function: Any, options: Any, told: str):
-    with pytest.raises(ConfigError, match="tool '") as refused:
+def test_what_cannot_be_put_to_an_agent_is_refused_at_once(function: Any, options: Any, message: str):
+    with pytest.raises(ConfigError, match="tool '") as failure:
         tool(**options)(function)
-    assert told in str(refused.value)
+    assert message in str(failure.value)
 
 
 # faults of tools
@@ -336,7 +339,7 @@ class Mute(Exception):
 
 @pytest.mark.parametrize("asynchronous", [False, True])
 @pytest.mark.parametrize(
-    ("error", "told"),
+    ("error", "message"),
     [
         (KeyError("x"), "probe failed: KeyError: 'x'"),
         (ToolError("no such book"), "no such book"),
@@ -347,16 +350,16 @@ class Mute(Exception):
         (ExceptionGroup("two", [ValueError(), KeyError()]), "probe failed: ExceptionGroup: two"),
     ],
 )
-def test_a_tool_that_raises_is_an_observation(error: BaseException, told: str, asynchronous: bool):
-    def plain() -> str:
+def test_a_tool_that_raises_is_an_observation(error: BaseException, message: str, asynchronous: bool):
+    def direct() -> str:
         raise error
 
     async def later() -> str:
         raise error
 
-    result = called(tool(name="probe", finish=True)(later if asynchronous else plain))
+    result = call(tool(name="probe", finish=True)(later if asynchronous else direct))
     assert (result.status, result.ends_episode) == (ToolStatus.RAISED, False)
-    assert result.observation.startswith(told)
+    assert result.observation.startswith(message)
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])
@@ -364,39 +367,39 @@ def test_a_tool_that_raises_is_an_observation(error: BaseException, told: str, a
     "error", [EnvCrashed("gone"), ExceptionGroup("two", [ValueError(), EnvCrashed("gone")])]
 )
 def test_a_failure_of_the_infrastructure_is_no_play(error: Exception, asynchronous: bool):
-    def plain() -> str:
+    def direct() -> str:
         raise error
 
     async def later() -> str:
         raise error
 
     with pytest.raises(EnvCrashed, match="gone"):
-        called(tool(later if asynchronous else plain))
+        call(tool(later if asynchronous else direct))
 
 
 def test_a_tool_that_hangs_is_an_observation():
-    ended = threading.Event()
+    has_ended = threading.Event()
 
     @tool(timeout_s=0.1)
     async def waits() -> None:
         try:
             await asyncio.sleep(60)
         finally:
-            ended.set()
+            has_ended.set()
 
-    over = threading.Event()
+    may_end = threading.Event()
 
     @tool(timeout_s=0.1)
     def blocks() -> None:
-        over.wait(60)
+        may_end.wait(60)
 
     for hanging in (waits, blocks):
-        result = called(hanging)
+        result = call(hanging)
         assert result.status is ToolStatus.TIMED_OUT
         assert result.observation == f"{hanging.name} took longer than 0.1 s and was ended"
         assert 0.1 <= result.seconds < 10
-    over.set()
-    assert ended.is_set()
+    may_end.set()
+    assert has_ended.is_set()
 
 
 def test_a_tool_that_will_not_be_ended_is_left_behind():
@@ -421,16 +424,16 @@ def test_a_tool_that_will_not_be_ended_is_left_behind():
 
 
 def test_too_many_hanging_threads_are_said_to_the_user(monkeypatch: pytest.MonkeyPatch):
-    over = threading.Event()
+    may_end = threading.Event()
     monkeypatch.setattr("agents.tools.threads.MAX_LEFT_BEHIND", 2)
 
     async def main() -> None:
         for _ in range(2):
             with pytest.raises(TimeoutError):
-                await asyncio.wait_for(run_in_thread(lambda: over.wait(60), name="slow"), 0.05)
+                await asyncio.wait_for(run_in_thread(lambda: may_end.wait(60), name="slow"), 0.05)
         with pytest.raises(WingspanError, match="2 threads hang"):
             await run_in_thread(lambda: 1, name="quick")
-        over.set()
+        may_end.set()
         await wait_until_async(lambda: all(thread.name != "slow" for thread in threading.enumerate()))
         assert await run_in_thread(lambda: 1, name="quick") == 1
 
@@ -439,38 +442,38 @@ def test_too_many_hanging_threads_are_said_to_the_user(monkeypatch: pytest.Monke
 
 @pytest.mark.parametrize("asynchronous", [False, True])
 def test_being_cancelled_passes_through(asynchronous: bool):
-    begun, ended, over = threading.Event(), threading.Event(), threading.Event()
+    has_begun, has_ended, may_end = threading.Event(), threading.Event(), threading.Event()
 
     @tool(timeout_s=30)
     async def later() -> None:
-        begun.set()
+        has_begun.set()
         try:
             await asyncio.sleep(60)
         finally:
-            ended.set()
+            has_ended.set()
 
     @tool(timeout_s=30)
-    def plain() -> None:
-        begun.set()
-        over.wait(60)
-        ended.set()
+    def direct() -> None:
+        has_begun.set()
+        may_end.wait(60)
+        has_ended.set()
 
     async def main() -> None:
-        call = asyncio.create_task((later if asynchronous else plain).call({}))
-        await wait_until_async(begun.is_set)
+        call = asyncio.create_task((later if asynchronous else direct).call({}))
+        await wait_until_async(has_begun.is_set)
         call.cancel()
         with pytest.raises(asyncio.CancelledError):
             await call
-        assert ended.is_set() == asynchronous
+        assert has_ended.is_set() == asynchronous
 
     asyncio.run(main())
-    over.set()
+    may_end.set()
 
     @tool
     async def cancels() -> None:
         raise asyncio.CancelledError
 
-    result = called(cancels)  # nobody cancelled the call
+    result = call(cancels)  # nobody cancelled the call
     assert (result.status, result.observation) == (ToolStatus.RAISED, "cancels failed: it was cancelled")
 
 
@@ -478,7 +481,7 @@ def test_being_cancelled_passes_through(asynchronous: bool):
 @given(st.integers(100, 300), st.text(max_size=500), st.integers(1, 200))
 def test_a_flood_is_cut_and_it_says_so(most: int, text: str, times: int):
     whole = text.encode("utf-8", "replace").decode() * times
-    result = called(tool(name="flood", max_length=most)(lambda: whole))
+    result = call(tool(name="flood", max_length=most)(lambda: whole))
     if len(whole) <= most:
         assert result.observation == whole
         return
@@ -494,7 +497,7 @@ def test_errors_are_cut_too():
     def loud() -> None:
         raise ValueError("x" * 10**6)
 
-    assert len(called(loud).observation) == 100
+    assert len(call(loud).observation) == 100
 
 
 # side by side
@@ -531,13 +534,13 @@ def test_no_more_calls_at_once_than_were_allowed(asynchronous: bool):
         enter(-1)
 
     @tool(max_concurrency=3, timeout_s=2)
-    def plain() -> None:
+    def direct() -> None:
         enter(1)
         time.sleep(0.05)
         enter(-1)
 
     async def main() -> list[ToolResult]:
-        return await asyncio.gather(*((later if asynchronous else plain).call({}) for _ in range(10)))
+        return await asyncio.gather(*((later if asynchronous else direct).call({}) for _ in range(10)))
 
     for _ in range(2):  # and in another event loop again
         assert {result.status for result in asyncio.run(main())} == {ToolStatus.OK}
@@ -557,7 +560,7 @@ PNG = b"\x89PNG\r\n\x1a\n..."
         (3, "3"),
         ({"a": [1, 2.5, None, True]}, '{"a":[1,2.5,null,true]}'),
         ({1}, "[1]"),
-        (Place(name="ä"), '{"name":"ä","population":0}'),
+        (Town(name="ä"), '{"name":"ä","population":0}'),
         (float("nan"), "NaN"),
         ("a\ud800", "a?"),
     ],
@@ -567,7 +570,7 @@ def test_values_are_told_as_json(value: Any, observation: str):
         return value
 
     for function in (later, lambda: value):
-        assert called(tool(name="t")(function)).observation == observation
+        assert call(tool(name="t")(function)).observation == observation
 
 
 def test_a_mapping_may_carry_pictures_and_numbers():
@@ -577,30 +580,30 @@ def test_a_mapping_may_carry_pictures_and_numbers():
     def look() -> dict[str, Any]:
         return {"observation": {"x": 1}, "image": PNG, "images": [gif], "zoom": 2, "sharp": True}
 
-    result = called(look)
+    result = call(look)
     assert result.observation == '{"x":1}'
     assert result.images == (Image(PNG, "image/png"), gif)
     assert result.metrics == {"zoom": 2.0, "sharp": 1.0}
 
 
 @pytest.mark.parametrize(
-    ("value", "told"),
+    ("value", "message"),
     [
         ({"observation": "x", "note": "y"}, "the metric 'note' is str"),
-        ({"observation": "x", "image": b"BM.."}, "no kind known"),
+        ({"observation": "x", "image": b"BM.."}, "no known format"),
         ({"observation": "x", "image": "file.png"}, "an image is str"),
     ],
 )
-def test_an_answer_that_cannot_be_read_is_a_fault_of_the_tool(value: Any, told: str):
-    result = called(tool(name="t")(lambda: value))
+def test_an_answer_that_cannot_be_read_is_a_fault_of_the_tool(value: Any, message: str):
+    result = call(tool(name="t")(lambda: value))
     assert result.status is ToolStatus.RAISED
-    assert told in result.observation
+    assert message in result.observation
 
 
 def test_a_value_that_is_no_json_is_a_fault_of_the_tool():
     endless: list[Any] = []
     endless.append(endless)
-    assert called(tool(name="t")(lambda: endless)).status is ToolStatus.RAISED
+    assert call(tool(name="t")(lambda: endless)).status is ToolStatus.RAISED
 
 
 # the environment
@@ -618,19 +621,19 @@ def test_a_stateful_tool_is_given_the_environment_and_the_agent_does_not_see_it(
         return await env.step(f"add {number * times}")
 
     @tool(stateful=True)
-    def named(env: Any) -> str:
+    def name_env(env: Any) -> str:
         return type(env).__name__
 
     @tool(stateful=True)
     def maybe(world: ToyEnv | None = None) -> bool:
         return world is None
 
-    assert list(add.parameters["properties"]) == ["number", "times"]
-    assert called(named, env=ToyEnv()).observation == "ToyEnv"
-    assert called(maybe).observation == "true"
-    assert called(add, {"number": 1, "env": "mine"}, env=ToyEnv()).status is ToolStatus.BAD_ARGUMENTS
+    assert list(add.schema["function"]["parameters"]["properties"]) == ["number", "times"]
+    assert call(name_env, env=ToyEnv()).observation == "ToyEnv"
+    assert call(maybe).observation == "true"
+    assert call(add, {"number": 1, "env": "mine"}, env=ToyEnv()).status is ToolStatus.BAD_ARGUMENTS
     with pytest.raises(ConfigError, match="'add' is stateful and was called without"):
-        called(add, {"number": 1})
+        call(add, {"number": 1})
 
 
 def test_a_name_that_pydantic_keeps_for_itself_is_as_good_as_any():
@@ -638,17 +641,17 @@ def test_a_name_that_pydantic_keeps_for_itself_is_as_good_as_any():
     def odd(schema: int, model_config: int, copy: int, env: str = "prod") -> list[Any]:
         return [schema, model_config, copy, env]
 
-    given = {"schema": 1, "model_config": "2", "copy": 3}
-    assert called(odd, given).observation == '[1,2,3,"prod"]'
+    arguments = {"schema": 1, "model_config": "2", "copy": 3}
+    assert call(odd, arguments).observation == '[1,2,3,"prod"]'
 
 
 def test_a_validator_that_breaks_is_a_fault_of_the_tool():
-    def broken(value: str) -> str:
+    def raise_fault(value: str) -> str:
         raise KeyError(value)
 
     @tool
-    def picky(word: Annotated[str, AfterValidator(broken)]) -> str:
+    def picky(word: Annotated[str, AfterValidator(raise_fault)]) -> str:
         return word
 
-    result = called(picky, {"word": "x"})
+    result = call(picky, {"word": "x"})
     assert (result.status, result.observation) == (ToolStatus.RAISED, "picky failed: KeyError: 'x'")

@@ -11,8 +11,8 @@ import pytest
 from agents.agent import FormatAgent
 from agents.rewards import reward
 from agents.samplers.sampler import ScriptedSampler
-from agents.tools.answer import answer
 from agents.tools.calculator.tool import calculator
+from agents.tools.episode import answer
 from agents.tools.tool import tool
 from agents.tools.toolbox import Toolbox
 from agents.types import EpisodeLimits, Trajectory
@@ -51,21 +51,21 @@ async def play(*texts: str, tools: list[object], env: Environment | None = None)
     )
 
 
-def played(*texts: str, tools: list[object]) -> Trajectory:
+def play_episode(*texts: str, tools: list[object]) -> Trajectory:
     return asyncio.run(play(*texts, tools=tools))
 
 
 def test_the_answer_that_a_tool_was_given_is_the_answer() -> None:
-    assert played(call("answer", answer="42"), tools=[answer]).reward == 1
-    assert played(call("answer", answer="41"), tools=[answer]).reward == 0
+    assert play_episode(call("answer", answer="42"), tools=[answer]).reward == 1
+    assert play_episode(call("answer", answer="41"), tools=[answer]).reward == 0
 
 
 def test_a_call_is_no_answer() -> None:
     """Not even one of the right number, for whoever looks for the last one."""
-    said = [call("calculator", expression=text) for text in ("6*7", "42")]
-    unfinished = played(*said, tools=[calculator])
-    assert unfinished.reward == 0
-    assert len(unfinished.turns) == 2
+    texts = [call("calculator", expression=text) for text in ("6*7", "42")]
+    without_answer = play_episode(*texts, tools=[calculator])
+    assert without_answer.reward == 0
+    assert len(without_answer.turns) == 2
 
 
 def test_what_a_tool_measures_is_the_episodes() -> None:
@@ -74,7 +74,7 @@ def test_what_a_tool_measures_is_the_episodes() -> None:
         """Seek."""
         return {"observation": word, "hits": len(word)}
 
-    metrics = played(call("seek", word="abc"), call("seek", word="de"), tools=[seek]).metrics
+    metrics = play_episode(call("seek", word="abc"), call("seek", word="de"), tools=[seek]).metrics
     assert metrics["tool_metrics/seek/hits"] == 5
 
 
@@ -84,7 +84,7 @@ def test_a_tool_that_cancels_itself_is_an_observation() -> None:
         """Give up."""
         raise asyncio.CancelledError
 
-    trajectory = played(call("gives_up"), call("gives_up"), tools=[gives_up])
+    trajectory = play_episode(call("gives_up"), call("gives_up"), tools=[gives_up])
     assert [turn.observation for turn in trajectory.turns] == ["gives_up failed: it was cancelled"] * 2
 
 
@@ -103,9 +103,9 @@ def test_whoever_keeps_time_has_as_much_as_it_takes() -> None:
         await asyncio.sleep(0.5)
         return "done"
 
-    assert played(call("patient"), call("patient"), tools=[patient]).turns[0].observation == "done"
+    assert play_episode(call("patient"), call("patient"), tools=[patient]).turns[0].observation == "done"
     with pytest.raises(EpisodeTimeout, match=r"step 1 took longer than 0\.2 s"):
-        played(call("endless"), tools=[endless])
+        play_episode(call("endless"), tools=[endless])
 
 
 @pytest.mark.parametrize("stateful", [True, False])
@@ -122,13 +122,13 @@ def test_what_a_stateful_tool_was_at_work_on_is_not_lent_again(stateful: bool) -
         time.sleep(0.5)
         return "done"
 
-    used = slow if stateful else slow_elsewhere
+    slow_tool = slow if stateful else slow_elsewhere
 
     async def main() -> None:
         pool = EnvPool(ToyEnv, capacity=1)
         async with pool.lease() as env:
-            said = [call(used.name), call("answer", answer="42")]
-            trajectory = await play(*said, tools=[used, answer], env=env)
+            texts = [call(slow_tool.name), call("answer", answer="42")]
+            trajectory = await play(*texts, tools=[slow_tool, answer], env=env)
             assert "took longer than 0.1 s" in trajectory.turns[0].observation
             assert trajectory.reward == 1
         async with pool.lease():

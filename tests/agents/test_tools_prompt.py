@@ -45,8 +45,8 @@ def test_names_and_arguments_are_shown(format: str) -> None:
 
 
 def test_what_the_prompts_show_is_read() -> None:
-    shown = {"json": '{"name": "the name', "code": "```python", "searchr1": "<answer>Beijing"}
-    for format, beginning in shown.items():
+    beginnings = {"json": '{"name": "the name', "code": "```python", "searchr1": "<answer>Beijing"}
+    for format, beginning in beginnings.items():
         prompt = tools_prompt(format, TOOLS[format])
         assert FORMATS[format].parse(prompt[prompt.rindex(beginning) :]).problem is None
 
@@ -122,5 +122,7 @@ def test_a_template_without_calls_is_refused(template: str, why: str) -> None:
 
 
 def test_a_format_that_no_template_has_is_refused() -> None:
-    with pytest.raises(ConfigError, match="'react' is no chat template's; use one of hermes, qwen3, llama3"):
+    with pytest.raises(
+        ConfigError, match="'react' belongs to no chat template; use one of hermes, qwen3, llama3"
+    ):
         check_native(with_template(CHATML), "react")

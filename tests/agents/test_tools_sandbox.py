@@ -9,8 +9,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from agents.tools.code_interpreter import code_interpreter
 from agents.tools.registry import TOOLS, get_tool
+from agents.tools.sandbox import code_interpreter
 from agents.tools.toolbox import Toolbox
 from agents.tools.types import ToolResult, ToolStatus
 from envs.errors import ConfigError, MissingDependency
@@ -26,7 +26,7 @@ NAMES = ["code_session", "shell", "read_file", "create_file", "edit_file", "undo
 Call = tuple[str, Mapping[str, Any]]
 
 
-def played(*calls: Call, timeout_s: float = 30.0) -> list[ToolResult]:
+def run_calls(*calls: Call, timeout_s: float = 30.0) -> list[ToolResult]:
     """All calls in one episode, whose sandbox is then closed."""
 
     async def main() -> list[ToolResult]:
@@ -42,7 +42,7 @@ def played(*calls: Call, timeout_s: float = 30.0) -> list[ToolResult]:
 
 
 def observations(*calls: Call) -> list[str]:
-    return [result.observation for result in played(*calls)]
+    return [result.observation for result in run_calls(*calls)]
 
 
 def create(path: str, text: str, **more: Any) -> Call:
@@ -66,7 +66,7 @@ def test_each_code_is_on_its_own():
     async def main() -> list[ToolResult]:
         tool = code_interpreter(limits=LIMITS, run_timeout_s=5)
         codes = ["x = 6\nprint('hi')\nx * 7", "x", "import os; os._exit(0)", "print('a' * 10**6)"]
-        return list(await asyncio.gather(*(tool.call({"code": one}) for one in codes)))
+        return list(await asyncio.gather(*(tool.call({"code": code}) for code in codes)))
 
     [fine, fresh, dead, flood] = asyncio.run(main())
     assert (fine.status, fine.observation) == (ToolStatus.OK, "hi\n42\n")
@@ -78,7 +78,7 @@ def test_each_code_is_on_its_own():
 
 @needs_sandbox
 def test_files_shell_and_python_see_each_others_work():
-    told = observations(
+    texts = observations(
         create("a/b.py", "print(6 * 7)\n"),
         shell("python3 a/b.py; pwd; echo err >&2; exit 3"),
         code("open('c.txt', 'w').write('from python'); y = 1"),
@@ -87,14 +87,14 @@ def test_files_shell_and_python_see_each_others_work():
         code("y"),
         code("sorted(name for name in globals() if not name.startswith('__'))"),
     )
-    assert told[0] == "a/b.py is written, 13 characters"
-    assert told[1] == "42\n/work\nerr\n\n[exit status 3]\n"
-    assert told[3:] == ["from python", "a/\na/b.py  13 bytes\nc.txt  11 bytes", "1\n", "['y']\n"]
+    assert texts[0] == "a/b.py is written, 13 characters"
+    assert texts[1] == "42\n/work\nerr\n\n[exit status 3]\n"
+    assert texts[3:] == ["from python", "a/\na/b.py  13 bytes\nc.txt  11 bytes", "1\n", "['y']\n"]
 
 
 @needs_sandbox
 def test_a_file_is_read_by_lines():
-    results = played(
+    results = run_calls(
         create("f", "one\r\ntwo\n\nfour"),
         ("read_file", {"path": "f"}),
         ("read_file", {"path": "f", "first_line": 2, "last_line": "3"}),
@@ -108,24 +108,24 @@ def test_a_file_is_read_by_lines():
         ("read_file", {"path": "empty"}),
         ("read_file", {"path": "a\0b"}),
     )
-    told = [result.observation for result in results]
-    assert told[1] == "     1\tone\n     2\ttwo\n     3\t\n     4\tfour"
-    assert told[2] == "     2\ttwo\n     3\t\n(1 more lines, from 4)"
-    assert told[3] == "f has 4 lines"
-    assert told[4] == "there is no file g; beside it are: f"
-    assert told[5] == ". is a folder; list it"
+    texts = [result.observation for result in results]
+    assert texts[1] == "     1\tone\n     2\ttwo\n     3\t\n     4\tfour"
+    assert texts[2] == "     2\ttwo\n     3\t\n(1 more lines, from 4)"
+    assert texts[3] == "f has 4 lines"
+    assert texts[4] == "there is no file g; beside it are: f"
+    assert texts[5] == ". is a folder; list it"
     assert results[6].status is ToolStatus.BAD_ARGUMENTS
-    assert told[8] == "random is no text in UTF-8"
-    assert "more lines, from" in told[9]
-    assert len(told[9]) <= 8192
-    assert told[10] == "empty is empty"
-    assert told[11].startswith("there is no file")
-    assert {results[at].status for at in (3, 4, 5, 8, 11)} == {ToolStatus.RAISED}
+    assert texts[8] == "random is no text in UTF-8"
+    assert "more lines, from" in texts[9]
+    assert len(texts[9]) <= 8192
+    assert texts[10] == "empty is empty"
+    assert texts[11].startswith("there is no file")
+    assert {results[index].status for index in (3, 4, 5, 8, 11)} == {ToolStatus.RAISED}
 
 
 @needs_sandbox
 def test_an_edit_is_of_one_place_and_can_be_taken_back():
-    told = observations(
+    texts = observations(
         create("f", "a = 1\nb = 1\n"),
         edit("f", "= 1", "= 2"),
         edit("f", "c", "d"),
@@ -142,34 +142,34 @@ def test_an_edit_is_of_one_place_and_can_be_taken_back():
         shell("ls -A"),
         ("undo_edit", {"path": "f"}),
     )
-    assert told[1] == "f holds this text at lines 1, 2; give more of what surrounds one of them"
-    assert "does not hold this text" in told[2]
-    assert "is empty" in told[3]
-    assert told[4] == "f is edited at line 2"
-    assert told[5] == "a = 1\nb = 'ü'\n"
-    assert told[6] == "f exists; edit it, or say overwrite"
-    assert told[8] == "new750\n"
-    assert told[11] == "a = 1\nb = 1\n"
-    assert told[12] == "the last change of f is undone; there is no such file now"
-    assert told[13] == "(no output)"
-    assert told[14] == "nothing was changed in f"
+    assert texts[1] == "f holds this text at lines 1, 2; give more of what surrounds one of them"
+    assert "does not hold this text" in texts[2]
+    assert "is empty" in texts[3]
+    assert texts[4] == "f is edited at line 2"
+    assert texts[5] == "a = 1\nb = 'ü'\n"
+    assert texts[6] == "f exists; edit it, or say overwrite"
+    assert texts[8] == "new750\n"
+    assert texts[11] == "a = 1\nb = 1\n"
+    assert texts[12] == "the last change of f is undone; there is no such file now"
+    assert texts[13] == "(no output)"
+    assert texts[14] == "nothing was changed in f"
 
 
 @needs_sandbox
 @settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.text(st.characters(exclude_categories=["Cs"])), st.text(max_size=3), st.text())
 def test_an_edit_is_pythons_replacement(text: str, old: str, new: str):
-    [_, edited, found] = played(
+    [_, edit_result, content] = run_calls(
         create("f", text), edit("f", old, new), code("open('f', newline='', encoding='utf-8').read()")
     )
     once = bool(old) and text.find(old) >= 0 and text.find(old) == text.rfind(old)
-    assert (edited.status is ToolStatus.OK) == once
-    assert found.observation.rstrip("\n") == repr(text.replace(old, new) if once else text)
+    assert (edit_result.status is ToolStatus.OK) == once
+    assert content.observation.rstrip("\n") == repr(text.replace(old, new) if once else text)
 
 
 @needs_sandbox
 def test_lines_are_found_by_a_regular_expression():
-    told = observations(
+    texts = observations(
         create("src/a.py", "def f():\n    return 1\n"),
         create("src/.hidden/b.py", "def g(): pass"),
         shell("printf '\\377def' > src/binary; yes 'def x' | head -500 > many"),
@@ -179,16 +179,16 @@ def test_lines_are_found_by_a_regular_expression():
         ("grep", {"pattern": "x", "path": "gone"}),
         ("grep", {"pattern": "def", "path": "many"}),
     )
-    assert told[3] == "src/a.py:1: def f():"
-    assert told[4] == "nothing is found"
-    assert "is no regular expression" in told[5]
-    assert told[6] == "there is no gone"
-    assert told[7].endswith("(there are more than 100)")
+    assert texts[3] == "src/a.py:1: def f():"
+    assert texts[4] == "nothing is found"
+    assert "is no regular expression" in texts[5]
+    assert texts[6] == "there is no gone"
+    assert texts[7].endswith("(there are more than 100)")
 
 
 @needs_sandbox
 def test_what_hangs_beside_python_takes_no_files_along():
-    [_, slept, searched, kept, looped, gone] = played(
+    [_, slept, search, long_line, loop, missing_file] = run_calls(
         create("f", "a" * 100),
         shell("sleep 60"),
         ("grep", {"pattern": "(a+)+b"}),
@@ -198,24 +198,24 @@ def test_what_hangs_beside_python_takes_no_files_along():
         timeout_s=2,
     )
     assert "[ended: it took longer than 2 s]" in slept.observation
-    assert (searched.status, kept.observation) == (ToolStatus.RAISED, "a" * 100)
-    assert "it took longer than 2 s" in searched.observation
-    assert (looped.status, looped.observation) == (
+    assert (search.status, long_line.observation) == (ToolStatus.RAISED, "a" * 100)
+    assert "it took longer than 2 s" in search.observation
+    assert (loop.status, loop.observation) == (
         ToolStatus.RAISED,
         "[the sandbox was ended: it took longer than 2 s; its variables and files are gone]",
     )
-    assert "No such file" in gone.observation
+    assert "No such file" in missing_file.observation
 
 
 @needs_sandbox
 def test_a_full_disk_and_a_flood_are_observations():
-    [full, kept, flood] = played(
+    [full, long_line, flood] = run_calls(
         shell("echo here > f; head -c 16500000 /dev/zero > big"),
         create("f", "x" * 900_000, overwrite=True),
         shell("cat f; yes | head -c 3000000"),
     )
     assert full.status is ToolStatus.OK
-    assert (kept.status, kept.observation) == (ToolStatus.RAISED, "f: No space left on device")
+    assert (long_line.status, long_line.observation) == (ToolStatus.RAISED, "f: No space left on device")
     assert flood.observation.startswith("here\n")
     assert len(flood.observation) <= 8192
 
@@ -225,7 +225,7 @@ def test_the_machines_own_files_are_out_of_reach(tmp_path: Path):
     secret = tmp_path / "secret"
     secret.write_text("SECRET")
     path = str(secret)
-    results = played(
+    results = run_calls(
         ("read_file", {"path": path}),
         shell(f"cat {path}"),
         ("grep", {"pattern": "SECRET", "path": str(tmp_path)}),
@@ -240,12 +240,12 @@ def test_the_machines_own_files_are_out_of_reach(tmp_path: Path):
 def test_an_episode_begins_with_nothing_of_the_last():
     async def main() -> list[str]:
         env = WithWorkspace(ToyEnv(), Workspace(limits=LIMITS))
-        box, told = Toolbox(map(get_tool, ["shell"])), []
+        box, texts = Toolbox(map(get_tool, ["shell"])), []
         for _ in range(2):
             await env.reset(toy_item())
-            told.append((await box.call("shell", {"command": "ls; touch left"}, env=env)).observation)
+            texts.append((await box.call("shell", {"command": "ls; touch left"}, env=env)).observation)
         await env.close()
-        return told
+        return texts
 
     assert asyncio.run(main()) == ["(no output)"] * 2
 
@@ -286,4 +286,7 @@ def test_every_prebuilt_tool_is_told_in_full(name: str, monkeypatch: pytest.Monk
     tool = TOOLS[name]()
     assert tool.name == name
     assert tool.description
-    assert all(about.get("description") for about in tool.parameters.get("properties", {}).values())
+    assert all(
+        about.get("description")
+        for about in tool.schema["function"]["parameters"].get("properties", {}).values()
+    )

@@ -6,9 +6,8 @@ from typing import Any
 
 import pytest
 
-from agents.tools.act import act
-from agents.tools.answer import answer
 from agents.tools.calculator.tool import calculator
+from agents.tools.episode import act, answer
 from agents.tools.tool import tool
 from agents.tools.toolbox import Toolbox
 from agents.tools.types import ToolResult, ToolStatus, ToolUsage
@@ -26,7 +25,7 @@ class Library:
         raise ValueError("closed")
 
 
-def played(box: Toolbox, *calls: tuple[str, Any], env: Any = None) -> list[ToolResult]:
+def run_calls(box: Toolbox, *calls: tuple[str, Any], env: Any = None) -> list[ToolResult]:
     async def main() -> list[ToolResult]:
         return [await box.call(name, arguments, env=env) for name, arguments in calls]
 
@@ -35,7 +34,7 @@ def played(box: Toolbox, *calls: tuple[str, Any], env: Any = None) -> list[ToolR
 
 def test_calls_go_by_name_and_are_counted():
     box = Toolbox([calculator, Library(), answer])
-    results = played(
+    results = run_calls(
         box,
         ("look_up", {"title": "Emma"}),
         ("look_up", {}),
@@ -57,7 +56,7 @@ def test_calls_go_by_name_and_are_counted():
 
 def test_an_unknown_name_is_answered_with_those_that_there_are():
     box = Toolbox([calculator, answer])
-    [near, far, endless] = played(box, ("Calculater", {}), ("fly", {}), ("x" * 10**6, {}))
+    [near, far, endless] = run_calls(box, ("Calculater", {}), ("fly", {}), ("x" * 10**6, {}))
     assert near.observation == (
         "there is no tool 'Calculater'; did you mean 'calculator'? The tools are: calculator, answer"
     )
@@ -77,7 +76,7 @@ def test_two_tools_of_one_name_are_refused():
 
 def test_an_answer_that_is_refused_does_not_end_the_episode():
     assert [
-        r.ends_episode for r in played(Toolbox([answer]), ("answer", {}), ("answer", {"answer": "x"}))
+        r.ends_episode for r in run_calls(Toolbox([answer]), ("answer", {}), ("answer", {"answer": "x"}))
     ] == [
         False,
         True,
@@ -87,20 +86,22 @@ def test_an_answer_that_is_refused_does_not_end_the_episode():
 def test_acting_steps_the_environment_and_keeps_its_reward():
     env, box = ToyEnv(), Toolbox([act(description="Say: add N")])
     asyncio.run(env.reset(toy_item(target=3)))
-    [add, vague, solved] = played(box, *[("act", {"action": a}) for a in ("add 1", "jump", "add 2")], env=env)
+    [add, vague, last] = run_calls(
+        box, *[("act", {"action": a}) for a in ("add 1", "jump", "add 2")], env=env
+    )
     assert (add.observation, add.ends_episode) == ("The total is 1.", False)
     assert (vague.status, vague.observation) == (ToolStatus.OK, "Could not execute jump")
-    assert solved.ends_episode
-    assert solved.step is not None
-    assert (solved.step.reward, solved.step.terminated, solved.step.success) == (1.0, True, True)
+    assert last.ends_episode
+    assert last.step is not None
+    assert (last.step.reward, last.step.terminated, last.step.success) == (1.0, True, True)
     assert box.schemas[0]["function"]["description"] == "Say: add N"
-    assert list(box.tools["act"].parameters["properties"]) == ["action"]
+    assert list(box.tools["act"].schema["function"]["parameters"]["properties"]) == ["action"]
 
 
 def test_an_environments_own_end_ends_the_episode():
     env = ToyEnv(max_steps=1)
     asyncio.run(env.reset(toy_item()))
-    [result] = played(Toolbox([act()]), ("act", {"action": "x"}), env=env)
+    [result] = run_calls(Toolbox([act()]), ("act", {"action": "x"}), env=env)
     assert result.ends_episode
     assert result.step is not None
     assert result.step.truncated
@@ -110,7 +111,7 @@ def test_an_environment_that_breaks_is_no_play():
     env, box = ToyEnv(crash_at=1), Toolbox([act()])
     asyncio.run(env.reset(toy_item()))
     with pytest.raises(EnvCrashed, match="act: step raised KeyError: 'the toy broke'"):
-        played(box, ("act", {"action": "add 1"}), env=env)
+        run_calls(box, ("act", {"action": "add 1"}), env=env)
     assert astuple(box.usage["act"])[:2] == (1, 1)
     with pytest.raises(ConfigError, match="without an environment"):
-        played(box, ("act", {"action": "add 1"}))
+        run_calls(box, ("act", {"action": "add 1"}))

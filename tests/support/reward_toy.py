@@ -1,4 +1,4 @@
-"""Episodes to be judged: trajectories with the texts, rewards and metrics that a test says."""
+"""Episodes to score: trajectories with the texts, rewards and metrics of a test."""
 
 from typing import Any
 
@@ -7,7 +7,7 @@ from agents.types import Completion, FinishReason, StopReason, Trajectory, Turn
 from tests.support.toy import toy_item
 
 
-def played(
+def make_trajectory(
     *texts: str,
     rewards: list[float] | None = None,
     stop: StopReason = StopReason.TERMINATED,
@@ -15,7 +15,7 @@ def played(
     metrics: dict[str, Any] | None = None,
 ) -> Trajectory:
     """One turn for each text."""
-    given = rewards or [0.0] * len(texts)
+    turn_rewards = rewards or [0.0] * len(texts)
     return Trajectory(
         item=toy_item(7),
         sample_index=2,
@@ -27,14 +27,14 @@ def played(
                 ),
                 text=text,
                 action=text,
-                observation=f"seen {place}",
+                observation=f"seen {index}",
                 reward=reward,
                 observation_ids=(),
             )
-            for place, (text, reward) in enumerate(zip(texts, given, strict=True))
+            for index, (text, reward) in enumerate(zip(texts, turn_rewards, strict=True))
         ),
         stop_reason=stop,
-        reward=sum(given),
+        reward=sum(turn_rewards),
         success=success,
         seconds=1.0,
         error="EnvCrashed: it broke" if stop is StopReason.ERROR else None,
@@ -42,6 +42,8 @@ def played(
     )
 
 
-def judged(*texts: str, fields: dict[str, Any] | None = None, **facts: Any) -> RewardInput:
-    """What a reward is given for such an episode."""
-    return RewardInput.from_trajectory(played(*texts, **facts), fields=fields)
+def make_reward_input(*texts: str, fields: dict[str, Any] | None = None, **options: Any) -> RewardInput:
+    """The input of a reward for such an episode; its final response is the last text."""
+    trajectory = make_trajectory(*texts, **options)
+    final_response = texts[-1] if texts else ""
+    return RewardInput(final_response=final_response, trajectory=trajectory, fields=fields or {})

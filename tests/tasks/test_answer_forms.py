@@ -5,7 +5,7 @@ import json
 import pytest
 
 from agents.formats import ACTIONS, FORMATS, NATIVE
-from agents.tools.act import act
+from agents.tools.episode import act
 from agents.tools.tool import tool
 from agents.tools.toolbox import Toolbox
 from envs.registry import ENVIRONMENTS, get_env

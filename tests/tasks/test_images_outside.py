@@ -34,7 +34,7 @@ from tasks.data.files import read_parts
 from tasks.data.items import item_from_json, item_to_json
 from tasks.data.trajectories import read_trajectories, trajectory_to_dict, write_trajectories
 from tasks.rollout.factory import make_runner
-from tests.agents.test_images import SMALL, TALL, WIDE, Gallery, Viewer, played
+from tests.agents.test_images import SMALL, TALL, WIDE, Gallery, Viewer, play_episode
 from tests.support import verl_toy
 from tests.support.chat_server import calls, chat_server, in_turn, says
 from tests.support.serving import listening
@@ -248,7 +248,7 @@ def test_an_endpoint_gets_pictures_as_uris() -> None:
 
 
 def pictured() -> Trajectory:
-    return played(Viewer(5), Gallery(), toy_item(5), policy=ContextPolicy(keep_thoughts=False))
+    return play_episode(Viewer(5), Gallery(), toy_item(5), policy=ContextPolicy(keep_thoughts=False))
 
 
 def test_trajectories_with_pictures_come_back(tmp_path: Path) -> None:
@@ -260,7 +260,7 @@ def test_trajectories_with_pictures_come_back(tmp_path: Path) -> None:
 
 
 def test_without_pictures_a_line_says_nothing_of_them() -> None:
-    trajectory = played(Viewer(5), ToyEnv(), toy_item(5), policy=ContextPolicy())
+    trajectory = play_episode(Viewer(5), ToyEnv(), toy_item(5), policy=ContextPolicy())
     values = trajectory_to_dict(trajectory)
     assert not {"images", "prompt_images"} & {*values, *values["turns"][0]}
 

@@ -12,7 +12,7 @@ import pytest
 
 from agents.clients.endpoint import Endpoint
 from agents.rewards import JudgeSettings, LLMJudge
-from agents.rewards.judge.single_flight import SingleFlight
+from agents.rewards.judge.reward import SingleFlight
 from agents.rewards.judge.store import JudgeStore, Spending
 from agents.samplers.sampler import ScriptedSampler
 from envs.errors import BudgetSpent, ConfigError, RewardFailed
@@ -23,7 +23,7 @@ from tasks.rollout.factory import make_runner
 from tasks.rollout.runner import RolloutSpec
 from tests.flows.test_lineage import AGENT_STAGES, changed, keys, project
 from tests.support.chat_server import Body, chat_server, in_turn, says
-from tests.support.reward_toy import judged
+from tests.support.reward_toy import make_reward_input
 from tests.support.toy import toy_tokenizer
 from tests.tasks.test_question import _project as questions
 from tests.tasks.test_question import pipeline_of
@@ -46,8 +46,8 @@ def test_a_pipeline_names_its_judge(monkeypatch: pytest.MonkeyPatch) -> None:
     Path("data/fair.md").write_text(PROMPT)
 
     def script(body: Body) -> Body:
-        asked = body["messages"][0]["content"]
-        return says("Well.\nScore: " + ("4" if "18" in asked else "1"))
+        prompt = body["messages"][0]["content"]
+        return says("Well.\nScore: " + ("4" if "18" in prompt else "1"))
 
     def answers(episode_id: str, turn: int) -> str:
         return "19" if episode_id.endswith("/2/1") else "18"
@@ -85,9 +85,9 @@ def test_the_same_judge_is_one_for_all_of_a_process() -> None:
         settings = AgentSettings.model_validate(agent_with(server.url, max_requests=1))
         first, second = reward_of(settings), reward_of(settings)
         assert first is second is not None
-        asyncio.run(first.score(judged("x", fields=FIELDS)))
+        asyncio.run(first.score(make_reward_input("x", fields=FIELDS)))
         with pytest.raises(BudgetSpent, match="budget of 1 requests is spent"):
-            asyncio.run(second.score(judged("y", fields=FIELDS)))
+            asyncio.run(second.score(make_reward_input("y", fields=FIELDS)))
 
 
 @pytest.mark.usefixtures("questions")
@@ -146,7 +146,7 @@ import asyncio, json, sys
 from agents.clients.endpoint import Endpoint
 from agents.rewards import JudgeSettings, LLMJudge
 from envs.errors import BudgetSpent
-from tests.support.reward_toy import judged
+from tests.support.reward_toy import make_reward_input
 
 url, store, who = sys.argv[1:]
 judge = LLMJudge(
@@ -156,7 +156,7 @@ judge = LLMJudge(
 async def main():
     counts = {"asked": 0, "cached": 0, "refused": 0}
     for number in range(8):
-        given = judged(f"{who} {number}", fields={"question": "?", "answer": "!"})
+        given = make_reward_input(f"{who} {number}", fields={"question": "?", "answer": "!"})
         try:
             result = await judge.score(given)
         except BudgetSpent:
@@ -201,18 +201,18 @@ def test_budget_and_replies_are_those_of_all_processes_and_outlive_them(tmp_path
             JudgeSettings(max_requests=11, store=tmp_path / "deep" / "judge.db"),
             name="fair",
         )
-        asyncio.run(more.score(judged("new", fields=FIELDS)))  # a raised limit goes on
+        asyncio.run(more.score(make_reward_input("new", fields=FIELDS)))  # a raised limit goes on
 
 
 def test_a_new_file_that_another_process_writes_is_waited_for(tmp_path: Path) -> None:
     async def main() -> Spending:
-        other = sqlite3.connect(tmp_path / "judge.db", isolation_level=None)
-        other.execute("begin immediate")
+        writer = sqlite3.connect(tmp_path / "judge.db", isolation_level=None)
+        writer.execute("begin immediate")
         reading = asyncio.ensure_future(JudgeStore(tmp_path / "judge.db", name="fair").read_spending())
         await asyncio.sleep(0.3)
-        other.execute("create table somebodys (key text)")
-        other.execute("commit")
-        other.close()
+        writer.execute("create table somebodys (key text)")
+        writer.execute("commit")
+        writer.close()
         return await reading
 
     assert asyncio.run(main()) == Spending()
@@ -234,8 +234,8 @@ def test_equal_questions_at_the_same_time_are_asked_once_and_share_what_comes() 
     async def main(url: str) -> list[Any]:
         judge = LLMJudge(Endpoint(url, "toy", tries=2, backoff_s=0.01))
         texts = ["good", "bad", "good", "bad", "good"]
-        scored = (judge.score(judged(text, fields=FIELDS)) for text in texts)
-        return await asyncio.gather(*scored, return_exceptions=True)
+        scoring = (judge.score(make_reward_input(text, fields=FIELDS)) for text in texts)
+        return await asyncio.gather(*scoring, return_exceptions=True)
 
     with chat_server(script) as server:
         good, bad, *rest = asyncio.run(main(server.url))
@@ -248,11 +248,11 @@ def test_equal_questions_at_the_same_time_are_asked_once_and_share_what_comes() 
 def test_who_leaves_does_not_break_off_what_others_wait_for() -> None:
     async def main() -> None:
         flights: SingleFlight[str] = SingleFlight()
-        gate, tasks = asyncio.Event(), []
+        may_finish, tasks = asyncio.Event(), []
 
         async def work() -> str:
             tasks.append(asyncio.current_task())
-            await gate.wait()
+            await may_finish.wait()
             return "done"
 
         first, second = (asyncio.create_task(flights.do("k", work)) for _ in range(2))
@@ -260,10 +260,10 @@ def test_who_leaves_does_not_break_off_what_others_wait_for() -> None:
         first.cancel()
         await asyncio.sleep(0)
         assert len(tasks) == 1
-        gate.set()
+        may_finish.set()
         assert await second == ("done", False)
         assert first.cancelled()
-        gate.clear()
+        may_finish.clear()
         third = asyncio.create_task(flights.do("k", work))  # what has ended is begun anew
         await asyncio.sleep(0)
         await asyncio.sleep(0)
@@ -274,7 +274,7 @@ def test_who_leaves_does_not_break_off_what_others_wait_for() -> None:
         await asyncio.sleep(0.01)
         assert tasks[1] is not None
         assert tasks[1].cancelled()
-        gate.set()
+        may_finish.set()
         assert await fourth == ("done", True)
 
     asyncio.run(main())

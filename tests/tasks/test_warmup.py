@@ -9,7 +9,7 @@ import pytest
 from agents.agent import FormatAgent
 from agents.formats.calls import ToolCall
 from agents.prompting.renderer import Renderer
-from agents.tools.act import act
+from agents.tools.episode import act
 from agents.tools.toolbox import Toolbox
 from envs.errors import ConfigError
 from envs.registry import EnvSpec, ExpertStep, register_env

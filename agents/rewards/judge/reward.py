@@ -3,20 +3,22 @@
 `agents/clients/endpoint.py` sends the requests; `store.py` keeps replies and the budget.
 """
 
+import asyncio
 import hashlib
 import json
 import re
 import string
-from collections.abc import Collection, Mapping
+import weakref
+from collections.abc import Callable, Collection, Coroutine, Mapping
+from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from agents.clients.endpoint import ChatClient, Endpoint, Reply
-from agents.judging import JudgeSettings
 from agents.rewards.function import FunctionReward
-from agents.rewards.judge.single_flight import SingleFlight
 from agents.rewards.judge.store import JudgeStore
 from agents.rewards.types import RewardInput, RewardResult
+from agents.settings import JudgeSettings
 from envs.errors import ConfigError
 from envs.network.client import TryAgain
 
@@ -37,6 +39,8 @@ the reference. Then end with a line that holds `Score: ` and one number from {lo
 
 _SCORE = re.compile(r"Score: ([-+]?\d+(?:\.\d+)?)")
 _DEFAULTS = JudgeSettings()
+
+T = TypeVar("T")
 
 
 class LLMJudge:
@@ -65,7 +69,9 @@ class LLMJudge:
         self._settings = settings
         self._prompt = prompt
         self._client = ChatClient(
-            endpoint, before_request=self.store.take_request, after_reply=self._count_tokens
+            endpoint,
+            before_request=self.store.take_request,
+            after_reply=lambda reply: self.store.add_tokens(reply.total_tokens),
         )
         self._flights: SingleFlight[str] = SingleFlight()
         self._reward = FunctionReward(
@@ -113,9 +119,6 @@ class LLMJudge:
         await self.store.put(key, reply)
         return reply
 
-    async def _count_tokens(self, reply: Reply) -> None:
-        await self.store.add_tokens(reply.total_tokens)
-
     def _usable(self, reply: Reply) -> str:
         """The text of a reply from which a score can be read; raises `TryAgain` for any other."""
         text = reply.message.get("content")
@@ -130,6 +133,38 @@ class LLMJudge:
         if not lowest <= score <= highest:
             raise TryAgain(f"a score of {score:g}, not within {lowest:g} to {highest:g}")
         return score
+
+
+@dataclass(slots=True, eq=False)
+class _Flight(Generic[T]):
+    task: "asyncio.Task[T]"
+    num_callers: int = 0
+
+
+class SingleFlight(Generic[T]):
+    """Equal concurrent work is done once: by keys, in each event loop that uses it."""
+
+    def __init__(self) -> None:
+        self._by_loop: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, dict[str, _Flight[T]]]
+        self._by_loop = weakref.WeakKeyDictionary()
+
+    async def do(self, key: str, work: Callable[[], Coroutine[Any, Any, T]]) -> tuple[T, bool]:
+        """What `work` returns or raises, and whether this call started it. It is cancelled when its last
+        caller is, not when one of several is."""
+        flights = self._by_loop.setdefault(asyncio.get_running_loop(), {})
+        flight = flights.get(key)
+        first = flight is None
+        if flight is None:
+            flight = flights[key] = _Flight(asyncio.create_task(work()))
+        flight.num_callers += 1
+        try:
+            return await asyncio.shield(flight.task), first
+        finally:
+            flight.num_callers -= 1
+            if flights.get(key) is flight and (flight.task.done() or not flight.num_callers):
+                del flights[key]
+            if not flight.num_callers:
+                flight.task.cancel()  # no effect on a task that has ended
 
 
 def read_score(reply: str) -> float:

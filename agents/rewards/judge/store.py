@@ -141,17 +141,12 @@ class JudgeStore:
         with self._lock:
             database = self._open()
             try:
-                # `immediate` locks for writing: what was read must not have changed when it is written.
-                database.execute("begin immediate")
-                try:
-                    result = work(database)
-                except BaseException:
-                    database.execute("rollback")
-                    raise
-                database.execute("commit")
+                with database:  # commits, or rolls back after an exception
+                    # `immediate` locks for writing: what was read must not have changed when it is written.
+                    database.execute("begin immediate")
+                    return work(database)
             except sqlite3.Error as error:
                 raise ConfigError(f"the judge's file {self._path}: {error}; repair or remove it") from error
-            return result
 
     def _open(self) -> sqlite3.Connection:
         if self._database is None:
@@ -161,11 +156,11 @@ class JudgeStore:
                 database = sqlite3.connect(
                     self._path or ":memory:", timeout=_BUSY_S, isolation_level=None, check_same_thread=False
                 )
-                # No write-ahead log: a process that turns it on does not wait for others that do.
-                database.execute("begin immediate")
-                for statement in _TABLES:
-                    database.execute(statement)
-                database.execute("commit")
+                with database:
+                    # No write-ahead log: a process that turns it on does not wait for others that do.
+                    database.execute("begin immediate")
+                    for statement in _TABLES:
+                        database.execute(statement)
             except (sqlite3.Error, OSError) as error:
                 raise ConfigError(
                     f"the judge's file {self._path} cannot be used: {error}; name another"

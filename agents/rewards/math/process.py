@@ -1,9 +1,9 @@
-"""Processes that compare mathematics (`math_worker.py`), lent one comparison at a time.
+"""Processes that compare mathematics (`worker.py`), one comparison at a time.
 
-In processes, because a comparison may have to be ended: math-verify's own limits are alarms, which work in a
-main thread only, and one number like `9^{9^{9^9}}` holds Python's lock for good. They are started when first
-wanted, kept, and end with this process, whose closed pipe tells them. What they see of its environment is
-what finds packages, no keys.
+A comparison may have to be killed, which only a process allows: math-verify's own limits are alarms, which
+work only in a main thread, and one number like `9^{9^{9^9}}` holds Python's lock for good. Processes start at
+the first comparison, are reused, and end with this process, which closes their pipes. Of its environment
+variables they see only those that locate packages, and no keys.
 """
 
 import json
@@ -22,24 +22,24 @@ from envs.requirements.detection import Package, require
 
 NEEDS = (Package("math-verify"), Package("latex2sympy2-extended"))
 CPU_S = 10.0
-"""CPU seconds of one comparison: of the answer alone, however busy the machine is."""
+"""CPU seconds of one comparison, however busy the machine is."""
 END_S = 5.0
-"""Seconds for a process to be gone once it has closed its end of the pipe."""
+"""Seconds for a process to exit once it has closed its end of the pipe."""
 MAX_COMPARISONS = 2000
-"""Of one process, then it is replaced: sympy's caches only grow."""
+"""Of one process, which is then replaced: sympy's caches only grow."""
 _WORKER = Path(__file__).with_name("worker.py")
 _PASSED_ON = ("PATH", "HOME", "LANG", "LD_LIBRARY_PATH", "PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What a comparison found."""
+    """The result of a comparison."""
 
-    correct: bool
-    found: bool
+    is_correct: bool
+    has_mathematics: bool
     """The response holds mathematics."""
-    decided: bool = True
-    """False where the answer took more CPU time or memory than a comparison may."""
+    is_decided: bool = True
+    """False if the answer took more CPU time or memory than a comparison may."""
 
 
 class MathProcesses:
@@ -55,8 +55,8 @@ class MathProcesses:
     def compare(self, gold: Sequence[str], response: str) -> Verdict:
         """Whether the answer in `response` equals one of `gold`; blocks.
 
-        Raises `ValueError` for a gold that is no mathematics, `MissingDependency` where math-verify is
-        not installed, `RuntimeError` if the process fails for any other reason than its limits.
+        Raises `ValueError` for a gold that is not mathematics, `MissingDependency` if math-verify is not
+        installed, `RuntimeError` if the process fails for another reason than its limits.
         """
         with self._free:
             process = self._idle.pop() if self._idle else _Process()
@@ -66,20 +66,20 @@ class MathProcesses:
                 process.end()
                 raise
             if answer is None:
-                return Verdict(correct=False, found=True, decided=False)
+                return Verdict(is_correct=False, has_mathematics=True, is_decided=False)
             if process.num_comparisons < MAX_COMPARISONS:
                 self._idle.append(process)
             else:
                 process.end()
         if "unreadable" in answer:
             raise ValueError(
-                f"the accepted answer {answer['unreadable']!r} is no mathematics that math-verify reads; "
-                "mend the item, or use string_equal"
+                f"the accepted answer {answer['unreadable']!r} is not mathematics that math-verify reads; "
+                "fix the item, or use string_equal"
             )
-        return Verdict(correct=answer["correct"] is True, found=answer["found"] is True)
+        return Verdict(is_correct=answer["correct"] is True, has_mathematics=answer["found"] is True)
 
     def close(self) -> None:
-        """End the processes that are idle; the next comparison starts others."""
+        """End the idle processes; the next comparison starts new ones."""
         _end_all(self._idle)
 
 
@@ -106,7 +106,7 @@ class _Process:
             raise
 
     def ask(self, request: dict[str, object]) -> dict[str, object] | None:
-        """The answer; None if the process was ended for the CPU time that it took."""
+        """The answer; None if the process was killed for its CPU time."""
         self.num_comparisons += 1
         assert self._process.stdin is not None
         with suppress(BrokenPipeError):
@@ -123,7 +123,7 @@ class _Process:
         raise RuntimeError(f"the process that compares mathematics ended with status {status}")
 
     def end(self) -> None:
-        """End it, whatever it does. Idempotent."""
+        """Kill it. Idempotent."""
         self._process.kill()
         self._process.wait()
         for pipe in (self._process.stdin, self._process.stdout):

@@ -1,8 +1,8 @@
-"""The program that compares mathematics, in a process of its own; see `math_process.py`.
+"""The program of a process that compares mathematics (`process.py`).
 
 Reads `{"gold": [...], "response", "cpu_s"}` a line and answers `{"correct", "found"}`, or `{"unreadable"}`
-with the accepted answer that is no mathematics. A comparison that takes more CPU time than it may ends the
-process, by the kernel's hand: sympy can spend hours within one operation that nothing else interrupts.
+with the accepted answer that is not mathematics. The kernel kills a process whose comparison exceeds its CPU
+time: sympy can spend hours in one operation that nothing else interrupts.
 """
 
 import json
@@ -21,7 +21,7 @@ def main() -> None:
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)  # what libraries print is no answer
+    os.dup2(2, 1)  # libraries may print
     try:
         import math_verify
     except Exception as error:
@@ -31,7 +31,7 @@ def main() -> None:
     print(json.dumps({"ready": True}), file=answers, flush=True)
     for line in sys.stdin:
         request = json.loads(line)
-        signal.setitimer(signal.ITIMER_PROF, request["cpu_s"])  # SIGPROF, if it comes, is the end
+        signal.setitimer(signal.ITIMER_PROF, request["cpu_s"])  # then SIGPROF kills this process
         answer = compare(math_verify, request["gold"], request["response"])
         signal.setitimer(signal.ITIMER_PROF, 0)
         print(json.dumps(answer), file=answers, flush=True)
@@ -39,7 +39,7 @@ def main() -> None:
 
 def compare(math_verify: Any, gold: list[str], response: str) -> dict[str, object]:
     """Whether the response's answer equals one of `gold`."""
-    # Its own limits are alarms, which this process' timer replaces.
+    # Its own limits are alarms; the timer above replaces them.
     answers = math_verify.parse(response, parsing_timeout=None)
     for gold_answer in gold:
         gold_value = math_verify.parse(as_latex(gold_answer), parsing_timeout=None)
@@ -51,7 +51,7 @@ def compare(math_verify: Any, gold: list[str], response: str) -> dict[str, objec
 
 
 def as_latex(gold: str) -> str:
-    """An accepted answer as mathematics, which is otherwise only looked for between dollars."""
+    """An accepted answer in dollars, because math-verify looks for mathematics there."""
     has_marks = any(mark in gold for mark in ("$", "\\boxed", "\\(", "\\["))
     return gold if has_marks else f"${gold}$"
 

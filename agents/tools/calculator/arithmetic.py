@@ -1,7 +1,7 @@
-"""Expressions of numbers: a grammar of its own, read by recursive descent, computed in fractions.
+"""Arithmetic expressions, parsed by recursive descent and computed in fractions.
 
-Nothing in a text reaches Python: names are looked up in two tables, operators are matched one by one. Sizes
-are bounded before anything is computed: no text of `MAX_CHARS` takes more than a fraction of a second.
+No text is evaluated by Python: names are looked up in two tables, operators are matched one by one. Sizes
+are checked before anything is computed: no text of `MAX_CHARS` takes more than a fraction of a second.
 
     sum     = product (("+" | "-") product)*
     product = sign (("*" | "/" | "//" | "%") sign)*
@@ -16,7 +16,7 @@ import re
 from collections.abc import Callable
 from fractions import Fraction
 
-from agents.tools.calculator.functions import CONSTANTS, FUNCTIONS, ArithmeticRefused, bounded, power
+from agents.tools.calculator.functions import CONSTANTS, FUNCTIONS, CalculationError, check_size, power
 
 MAX_CHARS = 1000
 MAX_DEPTH = 50
@@ -37,20 +37,20 @@ _PRODUCTS: dict[str, Callable[[Fraction, Fraction], Fraction | int]] = {
 def evaluate(text: str) -> Fraction:
     """The value of an expression.
 
-    Exact but for roots, powers with fractions, logarithms and angles, which are those of a `float`.
-    Raises `ArithmeticRefused` with the reason.
+    Exact except for roots, fractional powers, logarithms and angles, which are computed as `float`.
+    Raises `CalculationError` with the reason.
     """
     if len(text) > MAX_CHARS:
-        raise ArithmeticRefused(f"the expression has {len(text)} characters; at most {MAX_CHARS} are read")
+        raise CalculationError(f"the expression has {len(text)} characters; at most {MAX_CHARS} are read")
     reader = _Reader(_tokens(text.translate(_SAME)))
     value = reader.sum()
     if reader.next:
-        raise ArithmeticRefused(f"{reader.next!r} is not expected after a complete expression")
+        raise CalculationError(f"{reader.next!r} is not expected after a complete expression")
     return value
 
 
-def told(value: Fraction) -> str:
-    """Whole numbers in full, others as the nearest `float`; those that have none as a fraction."""
+def format_number(value: Fraction) -> str:
+    """Whole numbers in full, others as the nearest `float`, or as a fraction if no `float` is near."""
     try:
         near = 0.0 if value.denominator == 1 else float(value)
     except OverflowError:
@@ -64,14 +64,14 @@ def _tokens(text: str) -> list[str]:
     while position < len(text):
         match = _TOKEN.match(text, position)
         if match is None:
-            raise ArithmeticRefused(f"{text[position:].lstrip()[:20]!r} is no number, operator or name")
+            raise CalculationError(f"{text[position:].lstrip()[:20]!r} is no number, operator or name")
         tokens.append(match.group().strip())
         position = match.end()
     return tokens
 
 
 class _Reader:
-    """Reads and computes, from left to right."""
+    """Parses and computes, from left to right."""
 
     def __init__(self, tokens: list[str]) -> None:
         self._tokens = tokens
@@ -87,7 +87,7 @@ class _Reader:
         value = self._product()
         while self.next in _SUMS:
             compute = _SUMS[self._take()]
-            value = bounded(compute(value, self._product()))
+            value = check_size(compute(value, self._product()))
         return value
 
     def _product(self) -> Fraction:
@@ -96,14 +96,14 @@ class _Reader:
             name = self._take()
             right = self._sign()
             if name != "*" and right == 0:
-                raise ArithmeticRefused("division by zero")
-            value = bounded(Fraction(_PRODUCTS[name](value, right)))
+                raise CalculationError("division by zero")
+            value = check_size(Fraction(_PRODUCTS[name](value, right)))
         return value
 
     def _sign(self) -> Fraction:
         self._depth += 1
         if self._depth > MAX_DEPTH:
-            raise ArithmeticRefused(f"more than {MAX_DEPTH} levels within each other")
+            raise CalculationError(f"more than {MAX_DEPTH} levels within each other")
         if self.next in _SUMS:
             value = -self._sign() if self._take() == "-" else self._sign()
         else:
@@ -135,16 +135,16 @@ class _Reader:
             return self._name(token)
         if token[:1].isdigit() or token[:1] == ".":
             return _number(token)
-        raise ArithmeticRefused(f"a number is expected, not {token or 'the end'!r}")
+        raise CalculationError(f"a number is expected, not {token or 'the end'!r}")
 
     def _name(self, name: str) -> Fraction:
         if self.next != "(":
             if name in CONSTANTS:
                 return CONSTANTS[name]
             there = ", ".join([*CONSTANTS, *FUNCTIONS])
-            raise ArithmeticRefused(f"{name!r} is no number; the names are {there}")
+            raise CalculationError(f"{name!r} is no number; the names are {there}")
         if name not in FUNCTIONS:
-            raise ArithmeticRefused(f"{name!r} is no function; the functions are {', '.join(FUNCTIONS)}")
+            raise CalculationError(f"{name!r} is no function; the functions are {', '.join(FUNCTIONS)}")
         self._take()
         values = [self.sum()]
         while self.next == ",":
@@ -152,9 +152,9 @@ class _Reader:
             values.append(self.sum())
         self._expect(")")
         try:
-            return bounded(FUNCTIONS[name](*values))
+            return check_size(FUNCTIONS[name](*values))
         except TypeError:
-            raise ArithmeticRefused(f"{name} does not take {len(values)} arguments") from None
+            raise CalculationError(f"{name} does not take {len(values)} arguments") from None
 
     def _take(self) -> str:
         token = self.next
@@ -163,13 +163,13 @@ class _Reader:
 
     def _expect(self, token: str) -> None:
         if self.next != token:
-            raise ArithmeticRefused(f"{token!r} is expected, not {self.next or 'the end'!r}")
+            raise CalculationError(f"{token!r} is expected, not {self.next or 'the end'!r}")
         self._position += 1
 
 
 def _number(token: str) -> Fraction:
     mantissa, _, exponent = token.lower().partition("e")
     if abs(int(exponent or 0)) > 1000:
-        raise ArithmeticRefused(f"the exponent of {token[:40]} is larger than 1000")
+        raise CalculationError(f"the exponent of {token[:40]} is larger than 1000")
     whole = mantissa if mantissa[0] != "." else f"0{mantissa}"
-    return bounded(Fraction(whole.rstrip(".")) * Fraction(10) ** int(exponent or 0))
+    return check_size(Fraction(whole.rstrip(".")) * Fraction(10) ** int(exponent or 0))

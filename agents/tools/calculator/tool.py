@@ -1,7 +1,7 @@
-"""Arithmetic for an agent. The grammar is `arithmetic.py`'s; no code is run."""
+"""The tool for arithmetic, which runs no code."""
 
-from agents.tools.calculator.arithmetic import evaluate, told
-from agents.tools.calculator.functions import ArithmeticRefused
+from agents.tools.calculator.arithmetic import evaluate, format_number
+from agents.tools.calculator.functions import CalculationError
 from agents.tools.tool import tool
 from agents.tools.types import ToolError
 
@@ -18,6 +18,6 @@ def calculator(expression: str) -> str:
         expression: What to compute, e.g. "(3 + 4/5)^2 * sqrt(2)".
     """
     try:
-        return told(evaluate(expression))
-    except ArithmeticRefused as error:
+        return format_number(evaluate(expression))
+    except CalculationError as error:
         raise ToolError(f"calculator: {error}") from None

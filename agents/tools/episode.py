@@ -1,0 +1,53 @@
+"""Tools for the episode itself: `act` in its environment, `answer` to end it, `summarize` to cut it."""
+
+from agents.tools.tool import Tool, tool
+from agents.tools.types import Summary
+from envs.base import Environment
+from envs.errors import EnvCrashed, boundary
+from envs.types import StepResult
+
+ACT = "act"
+"""The name of the tool `act`."""
+_TOO_LONG = "Nothing was cut: your summary takes half of all the room. Write a shorter one."
+
+
+def act(*, description: str | None = None) -> Tool:
+    """A tool `act` that steps the environment and returns its `StepResult`.
+
+    `description` lists the actions. The observation is not cut, and the caller keeps the time: a step that is
+    cancelled leaves its environment broken. Raises `EnvCrashed` if the environment raises.
+    """
+
+    async def act(action: str, env: Environment) -> StepResult:
+        """Act in the environment.
+
+        Args:
+            action: One action, in the environment's own words.
+        """
+        with boundary(EnvCrashed, "act: step"):
+            return await env.step(action)
+
+    act_tool = tool(stateful=True, timeout_s=None, max_length=None)(act)
+    if description is not None:
+        act_tool.description = description
+    return act_tool
+
+
+@tool(finish=True, max_length=None)
+def answer(answer: str) -> str:
+    """Give the final answer. Nothing can be done after it.
+
+    Args:
+        answer: The answer, and nothing besides.
+    """
+    return answer
+
+
+@tool(max_length=None)
+async def summarize(summary: str) -> Summary:
+    """Cut the conversation, to have room to go on. Only the task and what you write here will be left of it.
+
+    Args:
+        summary: All that is needed to go on: what has been done, what was found out, what comes next.
+    """
+    return Summary(summary, too_long=_TOO_LONG)
