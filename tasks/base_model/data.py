@@ -22,7 +22,7 @@ from agents.types import UNLIMITED, StopReason
 from envs.builtin.textcraft.env import TextCraftEnv
 from envs.builtin.textcraft.expert import ARMFUL, Line, Mistakes, Planner, command, expansion, parse, play
 from envs.builtin.textcraft.invented import invent, invent_families, words
-from envs.builtin.textcraft.world import Game
+from envs.builtin.textcraft.world import Problem
 from envs.registry import ExpertStep
 from envs.types import Item
 
@@ -102,7 +102,7 @@ def sample_sequence(
 
 
 def make_episode(
-    game: Game, encoder: Encoder, rng: random.Random, *, misreads: float = 0.0
+    game: Problem, encoder: Encoder, rng: random.Random, *, misreads: float = 0.0
 ) -> Sequence | None:
     """An episode of the expert, in half of the cases with slips; None if it is too long."""
     slip = _SLIP_RATE if rng.random() < _MISTAKES_SHARE else 0.0
@@ -129,7 +129,7 @@ def make_episode(
         for turn in turns:
             if useless and rng.random() < useless:
                 yield write(_useless_step(game, rng), is_target=False)
-            yield write(turn.step, is_target=turn.right)
+            yield write(turn.step, is_target=turn.is_correct)
 
     texts = write_turns()
     conversation = TextConversation(lambda _: next(texts, None))
@@ -158,7 +158,7 @@ def _runner() -> asyncio.Runner:
 class _InventedEnv(TextCraftEnv):
     """Plays an invented recipe book, whatever the item."""
 
-    def __init__(self, game: Game) -> None:
+    def __init__(self, game: Problem) -> None:
         super().__init__()
         self._problem = game
 
@@ -166,7 +166,7 @@ class _InventedEnv(TextCraftEnv):
         return self.start(self._problem)
 
 
-def make_drill(game: Game, encoder: Encoder, rng: random.Random) -> Sequence:
+def make_drill(game: Problem, encoder: Encoder, rng: random.Random) -> Sequence:
     """Recipes, then many names, each with how it is crafted (`using … x 2`) or that one gets it (`get`)."""
     planner = Planner(game)
     ids = [
@@ -182,7 +182,7 @@ def make_drill(game: Game, encoder: Encoder, rng: random.Random) -> Sequence:
     names += rng.sample(sorted(raw), min(len(raw), len(names) // 2 + 1))
     rng.shuffle(names)
     for name in names[:_QUESTIONS]:
-        if planner.concrete(name) != name:
+        if planner.resolve_group(name) != name:
             continue
         need = rng.choices(_NEEDS, _NEED_WEIGHTS)[0]
         question = encoder.text(f" {need} {name}")
@@ -197,7 +197,7 @@ def make_drill(game: Game, encoder: Encoder, rng: random.Random) -> Sequence:
     return Sequence(ids, targets)
 
 
-def _misread(line: Line, game: Game, rng: random.Random) -> Line | None:
+def _misread(line: Line, game: Problem, rng: random.Random) -> Line | None:
     """`line` with another ingredient, another word or another count; None if that is a recipe as well."""
     lines = [parse(text) for text in game.recipes]
     names = sorted({name for recipe in lines for _, name in recipe.inputs})
@@ -219,7 +219,7 @@ def _misread(line: Line, game: Game, rng: random.Random) -> Line | None:
     return None if misread in lines or misread == line else misread
 
 
-def _useless_step(game: Game, rng: random.Random) -> ExpertStep:
+def _useless_step(game: Problem, rng: random.Random) -> ExpertStep:
     planner = Planner(game)
     name = rng.choice(list(planner.lines))
     kind = rng.random()

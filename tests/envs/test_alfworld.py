@@ -29,7 +29,7 @@ pytestmark = pytest.mark.skipif(
     reason="uv pip install -e '.[alfworld]'",
 )
 
-MEND = "wingspan data pull alfworld"
+REMEDY = "wingspan data pull alfworld"
 SMALL_ROOM = "pick_clean_then_place_in_recep"
 """A task that is set in bathrooms, too, which load in a tenth of a kitchen's time."""
 
@@ -72,14 +72,14 @@ def test_the_light_textworld_says_word_for_word_what_textworld_says(tmp_path: Pa
     from envs.builtin.alfworld.textworld_light import new_game
 
     game, file = mini.read(bathroom()), tmp_path / "game.tw-pddl"
-    told = {"pddl_domain": game.domain, "grammar": game.grammar, "pddl_problem": game.problem}
-    file.write_text(json.dumps(told))
+    content = {"pddl_domain": game.domain, "grammar": game.grammar, "pddl_problem": game.problem}
+    file.write_text(json.dumps(content))
     arguments = list(sys.argv)
     ours = new_game()
-    ours.load(told)
-    state, chance, said = ours.reset(), random.Random(0), []
+    ours.load(content)
+    state, chance, states = ours.reset(), random.Random(0), []
     for _ in range(15):
-        said.append([state.feedback, state.admissible_commands])
+        states.append([state.feedback, state.admissible_commands])
         state, _, _ = ours.step(chance.choice(state.admissible_commands))
     assert sys.argv == arguments
     environment = {**os.environ, "PYTHONHASHSEED": "7"}
@@ -90,10 +90,10 @@ def test_the_light_textworld_says_word_for_word_what_textworld_says(tmp_path: Pa
         env=environment,
         check=True,
     )
-    assert theirs.stdout.split()[-1] == hashlib.sha256(json.dumps(said).encode()).hexdigest()
+    assert theirs.stdout.split()[-1] == hashlib.sha256(json.dumps(states).encode()).hexdigest()
 
 
-def played(name: str, index: int) -> tuple[str, list[StepResult]]:
+def play_expert(name: str, index: int) -> tuple[str, list[StepResult]]:
     """An item's opening, and the answers to its expert."""
 
     async def play() -> tuple[str, list[StepResult]]:
@@ -112,7 +112,7 @@ def played(name: str, index: int) -> tuple[str, list[StepResult]]:
 def test_the_planner_s_plan_wins_and_meets_every_condition_only_then(task: str) -> None:
     """`python -m bench.experts alfworld-mini` does it for all games."""
     index = min(items("unseen", task), key=lambda i: len(mini.read(i).problem))
-    _, results = played("alfworld-mini", index)
+    _, results = play_expert("alfworld-mini", index)
     *before, last = results
     assert (last.reward, last.terminated, last.success) == (1.0, True, True)
     assert last.metrics == {"goal_conditions": 1.0}
@@ -137,7 +137,7 @@ ROOM = [
 
 
 @pytest.mark.parametrize(
-    ("task", "facts", "met"),
+    ("task", "facts", "conditions"),
     [
         (HEAT, [], (0, 3)),
         (HEAT, [("inreceptacle", "mug1", "desk1")], (1, 3)),
@@ -154,15 +154,15 @@ ROOM = [
     ],
 )
 def test_goal_conditions_are_counted_as_alfworld_counts_them(
-    task: Task, facts: list[tuple[str, ...]], met: tuple[int, int]
+    task: Task, facts: list[tuple[str, ...]], conditions: tuple[int, int]
 ) -> None:
-    assert Progress(task).met([*ROOM, *facts]) == met
+    assert Progress(task).count_conditions([*ROOM, *facts]) == conditions
 
 
 def test_what_was_heated_once_stays_so() -> None:
     progress = Progress(HEAT)
-    assert progress.met([*ROOM, ("ishot", "mug1")]) == (1, 3)
-    assert progress.met([*ROOM, ("iscool", "mug1"), ("inreceptacle", "mug1", "desk1")]) == (3, 3)
+    assert progress.count_conditions([*ROOM, ("ishot", "mug1")]) == (1, 3)
+    assert progress.count_conditions([*ROOM, ("iscool", "mug1"), ("inreceptacle", "mug1", "desk1")]) == (3, 3)
 
 
 def test_it_is_told_as_agentgym_tells_it_and_lists_what_can_be_done() -> None:
@@ -173,14 +173,14 @@ def test_it_is_told_as_agentgym_tells_it_and_lists_what_can_be_done() -> None:
         assert opening.startswith("You are in the middle of a room. Looking quickly around you, you see")
         assert "\nYour task is to: " in opening
         actions = await env.inspect("available_actions")  # type: ignore[attr-defined]
-        seen = await env.inspect("observation")  # type: ignore[attr-defined]
-        assert opening == f"{seen}\nAvailable actions: {', '.join(actions)}"
+        observation = await env.inspect("observation")  # type: ignore[attr-defined]
+        assert opening == f"{observation}\nAvailable actions: {', '.join(actions)}"
         assert {"go to sinkbasin 1", "inventory", "look", "help"} <= set(actions)
         assert await env.inspect("task_type") == mini.read(index).name  # type: ignore[attr-defined]
-        moved = await env.step("  go to   sinkbasin 1 ")
-        assert moved.observation.startswith("On the sinkbasin 1, you see ")
+        result = await env.step("  go to   sinkbasin 1 ")
+        assert result.observation.startswith("On the sinkbasin 1, you see ")
         assert (await env.step("fly")).observation.startswith("Nothing happens.")
-        with pytest.raises(ConfigError, match="tells nothing of 'weather'"):
+        with pytest.raises(ConfigError, match="no fact 'weather'"):
             await env.inspect("weather")  # type: ignore[attr-defined]
         await env.close()
 
@@ -204,15 +204,15 @@ def upstream(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A data root with a few games in upstream's layout, which are really of `alfworld-mini`."""
     game = mini.read(bathroom())
     monkeypatch.setenv("WINGSPAN_DATA", str(tmp_path))
-    caches = (real.solvable_games, real.names)
+    caches = (real.solvable_games, real.list_games)
     for cache in caches:
         cache.cache_clear()
     root = tmp_path / "alfworld" / "json_2.1.1"
-    known = real.agentgym_games()
+    agentgym_games = real.agentgym_games()
     plan = [step.resolve("") for step in mini.expert(mini.make_item(bathroom()))]
-    write(root / known[0], game, walkthrough=plan)
-    write(root / known[1], game, solvable=False)
-    write(root / known[2420], game, only_problem=True)
+    write(root / agentgym_games[0], game, walkthrough=plan)
+    write(root / agentgym_games[1], game, solvable=False)
+    write(root / agentgym_games[2420], game, only_problem=True)
     write(root / "train/pick_and_place_simple-Pen-None-Desk-307/trial_T2", game)
     write(root / "train/pick_and_place_with_movable_recep-Pen-Mug-Desk-307/trial_T3", game)
     write(root / "valid_seen/pick_and_place_simple-Pen-None-Desk-308/trial_T4", game)
@@ -246,24 +246,30 @@ def write(
     )
     (folder / "initial_state.pddl").write_text(game.problem)
     if not only_problem:
-        told = {"pddl_domain": game.domain, "grammar": game.grammar, "pddl_problem": game.problem}
+        content = {"pddl_domain": game.domain, "grammar": game.grammar, "pddl_problem": game.problem}
         (folder / "game.tw-pddl").write_text(
-            json.dumps({**told, "solvable": solvable, "walkthrough": walkthrough})
+            json.dumps({**content, "solvable": solvable, "walkthrough": walkthrough})
         )
 
 
 def test_upstream_s_games_have_agentgym_s_numbers_then_their_own(upstream: Path) -> None:
-    known = real.agentgym_games()
-    assert len(known) == 2620
-    assert known[0] == "train/look_at_obj_in_light-AlarmClock-None-DeskLamp-301/trial_T20190907_174127_043461"
+    agentgym_games = real.agentgym_games()
+    assert len(agentgym_games) == 2620
     assert (
-        known[2419] == "train/pick_two_obj_and_place-WineBottle-None-Cabinet-17/trial_T20190909_014040_145528"
+        agentgym_games[0]
+        == "train/look_at_obj_in_light-AlarmClock-None-DeskLamp-301/trial_T20190907_174127_043461"
     )
-    assert known[2619].startswith("valid_train/pick_two_obj_and_place-RemoteControl-None-Ottoman-210/")
+    assert (
+        agentgym_games[2419]
+        == "train/pick_two_obj_and_place-WineBottle-None-Cabinet-17/trial_T20190909_014040_145528"
+    )
+    assert agentgym_games[2619].startswith(
+        "valid_train/pick_two_obj_and_place-RemoteControl-None-Ottoman-210/"
+    )
     split = real.split(0)
     assert [item.item_id for item in split.train] == ["alfworld_0", "alfworld_2622"]
-    tested = [item for item in split.test if item.metadata["part"] != "valid_train"]
-    assert [(item.item_id, item.metadata["part"]) for item in tested] == [
+    test_items = [item for item in split.test if item.metadata["part"] != "valid_train"]
+    assert [(item.item_id, item.metadata["part"]) for item in test_items] == [
         ("alfworld_2620", "valid_seen"),
         ("alfworld_2621", "valid_unseen"),
     ]
@@ -276,13 +282,16 @@ def test_upstream_s_games_have_agentgym_s_numbers_then_their_own(upstream: Path)
 
 
 def test_upstream_s_game_is_played_from_either_file(upstream: Path) -> None:
-    opening, results = played("alfworld", 0)
+    opening, results = play_expert("alfworld", 0)
     assert results[-1].success
-    own = read_game(upstream / real.names()[2420], mend=MEND)
-    assert f"Your task is to: {games.said(own.task, 0)}" in opening or games.said(own.task, 1) in opening
-    assert "UNKNOWN GOAL" not in own.grammar
-    assert (own.domain, own.problem) == (
-        read_game(upstream / real.names()[0], mend=MEND).domain,
+    from_problem = read_game(upstream / real.list_games()[2420], remedy=REMEDY)
+    assert (
+        f"Your task is to: {games.describe_task(from_problem.task, 0)}" in opening
+        or games.describe_task(from_problem.task, 1) in opening
+    )
+    assert "UNKNOWN GOAL" not in from_problem.grammar
+    assert (from_problem.domain, from_problem.problem) == (
+        read_game(upstream / real.list_games()[0], remedy=REMEDY).domain,
         mini.read(bathroom()).problem,
     )
 
@@ -292,35 +301,35 @@ def test_games_that_are_not_there_are_named_with_the_command_that_brings_them(
 ) -> None:
     monkeypatch.setenv("WINGSPAN_DATA", str(tmp_path))
     real.solvable_games.cache_clear()
-    real.names.cache_clear()
+    real.list_games.cache_clear()
     spec = get_env("alfworld")
-    with pytest.raises(MissingDependency, match=MEND):
+    with pytest.raises(MissingDependency, match=REMEDY):
         spec.check()
-    with pytest.raises(MissingDependency, match=MEND):
+    with pytest.raises(MissingDependency, match=REMEDY):
         spec.split(0)
-    with pytest.raises(MissingDependency, match=f"there is no .*traj_data.json; run: {MEND}"):
-        read_game(tmp_path / "task" / "trial", mend=MEND)
+    with pytest.raises(MissingDependency, match=f"there is no .*traj_data.json; run: {REMEDY}"):
+        read_game(tmp_path / "task" / "trial", remedy=REMEDY)
 
 
 def test_damaged_games_are_told_with_file_line_and_command(upstream: Path) -> None:
-    folder = upstream / real.names()[0]
+    folder = upstream / real.list_games()[0]
     file = folder / "game.tw-pddl"
     whole = file.read_text()
     file.write_text(whole[:5000])
     with pytest.raises(
-        ConfigError, match=rf"{file}, line 1: a whole JSON object was expected .*; run: {MEND}"
+        ConfigError, match=rf"{file}, line 1: a whole JSON object was expected .*; run: {REMEDY}"
     ):
-        read_game(folder, mend=MEND)
+        read_game(folder, remedy=REMEDY)
     real.solvable_games.cache_clear()
     with pytest.raises(ConfigError, match=r"game\.tw-pddl, line 1"):
         real.solvable_games()
     file.write_text(json.dumps({**json.loads(whole), "grammar": ""}))
     with pytest.raises(ConfigError, match=r"a text 'grammar' was expected, not ''"):
-        read_game(folder, mend=MEND)
+        read_game(folder, remedy=REMEDY)
     for damage in (whole.replace("(:init", "(:innit"), whole.replace("action GotoLocation", "action {")):
         file.write_text(damage)
         with pytest.raises(ConfigError, match=f"{file}: TextWorld cannot read this game"):
-            played("alfworld", 0)
+            play_expert("alfworld", 0)
 
 
 def test_specs_are_had_without_the_packages() -> None:
@@ -334,5 +343,5 @@ def test_specs_are_had_without_the_packages() -> None:
         "from envs.registry import get_env\n"
         "print(get_env('alfworld').name, get_env('alfworld-mini').split(0).train[0].item_id)\n"
     )
-    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert said.stdout.split() == ["alfworld", "alfworld-mini_0"]
+    process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert process.stdout.split() == ["alfworld", "alfworld-mini_0"]

@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 from envs.builtin.alfworld.games import TASK_TYPES, read_game
-from envs.builtin.alfworld.mini.drafts import GAMES as COUNTS
-from envs.builtin.alfworld.mini.drafts import drafts
+from envs.builtin.alfworld.mini.drafts import COUNTS, drafts
 from envs.builtin.alfworld.mini.make import make
 from envs.builtin.alfworld.mini.plans import fingerprint, plans
 from envs.builtin.alfworld.mini.spec import make_item, read, split
@@ -42,9 +41,11 @@ print(digest.hexdigest())
 
 @pytest.mark.heavy
 def test_items_are_the_games_that_are_made_and_that_the_planner_solved() -> None:
-    made = list(drafts())
-    assert len(made) == sum(COUNTS.values())
-    assert [(plan.game, plan.problem) for plan in plans()] == [(one.folder, fingerprint(one)) for one in made]
+    all_drafts = list(drafts())
+    assert len(all_drafts) == sum(COUNTS.values())
+    assert [(plan.game, plan.problem) for plan in plans()] == [
+        (draft.folder, fingerprint(draft)) for draft in all_drafts
+    ]
     items = [*split(0).train, *split(0).test]
     assert [read(item.index).walkthrough for item in items[::20]] == [
         plan.plan for plan in plans() if plan.plan
@@ -56,10 +57,10 @@ def test_parts_have_all_task_types_and_share_no_game_and_unseen_rooms_are_in_no_
     items = [*split(0).train, *split(0).test]
     counts = Counter((i.metadata["part"], i.metadata["task"]) for i in items)
     assert all(counts[part, task] >= 3 for part in COUNTS for task in TASK_TYPES)
-    solved = [plan for plan in plans() if plan.plan]
-    assert len({plan.problem for plan in solved}) == len(items)
-    assert len({plan.game.split("/")[1] for plan in solved}) == len(items)
-    scenes = [(one.part, one.filled.room.number) for one in drafts()]
+    solved_plans = [plan for plan in plans() if plan.plan]
+    assert len({plan.problem for plan in solved_plans}) == len(items)
+    assert len({plan.game.split("/")[1] for plan in solved_plans}) == len(items)
+    scenes = [(draft.part, draft.layout.room.number) for draft in drafts()]
     rooms = {part: {number for there, number in scenes if there == part} for part in COUNTS}
     assert not rooms["unseen"] & (rooms["train"] | rooms["seen"])
     assert rooms["unseen"] <= set(constants().TEST_SCENE_NUMBERS)
@@ -68,23 +69,25 @@ def test_parts_have_all_task_types_and_share_no_game_and_unseen_rooms_are_in_no_
 
 @pytest.mark.heavy
 def test_the_same_bytes_are_made_whatever_the_hash_seed(tmp_path: Path) -> None:
-    said = set()
+    digests = set()
     for seed in ("1", "2"):
         (tmp_path / seed).mkdir()
         environment = {**os.environ, "PYTHONHASHSEED": seed}
         command = [sys.executable, "-c", DIGEST, tmp_path / seed]
-        said.add(subprocess.run(command, capture_output=True, text=True, env=environment, check=True).stdout)
-    assert len(said) == 1
+        digests.add(
+            subprocess.run(command, capture_output=True, text=True, env=environment, check=True).stdout
+        )
+    assert len(digests) == 1
     folder = tmp_path / "1" / plans()[0].game
-    game = json.loads((folder / "game.tw-pddl").read_text())
-    assert sorted(game) == ["grammar", "pddl_domain", "pddl_problem", "solvable", "walkthrough"]
-    assert game["solvable"] is True
-    assert read_game(folder, mend="").walkthrough == plans()[0].plan
+    content = json.loads((folder / "game.tw-pddl").read_text())
+    assert sorted(content) == ["grammar", "pddl_domain", "pddl_problem", "solvable", "walkthrough"]
+    assert content["solvable"] is True
+    assert read_game(folder, remedy="").walkthrough == plans()[0].plan
 
 
 def test_plans_of_other_games_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("envs.builtin.alfworld.mini.make.plans", lambda: plans()[1:] + plans()[:1])
-    with pytest.raises(ConfigError, match=r"is of another game than .*; install the pinned alfworld"):
+    with pytest.raises(ConfigError, match=r"does not belong to .*; install the pinned alfworld"):
         make(tmp_path)
 
 

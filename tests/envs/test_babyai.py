@@ -1,4 +1,4 @@
-"""BabyAI in words, held against minigrid itself: what is seen, what commands do, what its bot achieves."""
+"""BabyAI in words, compared with minigrid itself: views, effects of commands, results of its bot."""
 
 import asyncio
 import random
@@ -7,8 +7,8 @@ import gymnasium
 import minigrid  # noqa: F401 - registers the levels
 import pytest
 
-from envs.builtin.babyai.env import LEVELS, SPEC, BabyAIEnv, expert, level_of, make_item, split
-from envs.builtin.babyai.view import Move, commands, look, path
+from envs.builtin.babyai.env import LEVELS, SPEC, BabyAIEnv, expert, make_item, make_level, split
+from envs.builtin.babyai.view import Move, find_path, list_commands, look
 from envs.types import StepResult
 
 AHEAD = ((1, 0), (0, 1), (-1, 0), (0, -1))
@@ -29,9 +29,17 @@ def absolute(level, cell):
     return int(x + ahead * dx + right * rx), int(y + ahead * dy + right * ry)
 
 
+def reset(env: BabyAIEnv, index: int) -> str:
+    return asyncio.run(env.reset(make_item(index)))
+
+
+def step(env: BabyAIEnv, action: str) -> StepResult:
+    return asyncio.run(env.step(action))
+
+
 def wander(index: int, *, turns: int):
     """The level after some random moves, at each of them."""
-    level = level_of(index)
+    level = make_level(index)
     rng = random.Random(index)
     for _ in range(turns):
         yield level
@@ -44,35 +52,35 @@ def wander(index: int, *, turns: int):
 def test_an_item_is_agentgyms_level_and_seed(index):
     theirs = gymnasium.make(f"BabyAI-{LEVELS[index % 40]}", disable_env_checker=True).unwrapped
     theirs.reset(seed=index // 40)
-    ours = level_of(index)
+    ours = make_level(index)
     assert ours.mission == theirs.mission
     assert str(ours.pprint_grid()) == str(theirs.pprint_grid())
 
 
 @pytest.mark.parametrize("index", range(0, 400, 9))
-def test_everything_seen_is_where_it_is_said_to_be(index):
+def test_every_visible_object_is_where_the_view_places_it(index):
     for level in wander(index, turns=15):
         view = look(level)
-        for sight in view.sights:
-            thing = level.grid.get(*absolute(level, sight.cell))
-            assert (thing.type, thing.color) == (sight.kind, sight.color)
-            assert level.in_view(*absolute(level, sight.cell))
+        for entry in view.objects:
+            entity = level.grid.get(*absolute(level, entry.cell))
+            assert (entity.type, entity.color) == (entry.kind, entry.color)
+            assert level.in_view(*absolute(level, entry.cell))
         for cell in view.free - {(0, 0)}:
-            thing = level.grid.get(*absolute(level, cell))
-            assert thing is None or thing.can_overlap()
-        names = [sight.name for sight in view.sights]
+            entity = level.grid.get(*absolute(level, cell))
+            assert entity is None or entity.can_overlap()
+        names = [entry.name for entry in view.objects]
         assert len(set(names)) == len(names)
-        assert [sight.distance for sight in view.sights] == sorted(sight.distance for sight in view.sights)
+        assert [entry.distance for entry in view.objects] == sorted(entry.distance for entry in view.objects)
 
 
 @pytest.mark.parametrize("index", range(3, 400, 13))
-def test_a_way_ends_in_front_of_its_target(index):
+def test_a_path_ends_in_front_of_its_target(index):
     for level in wander(index, turns=10):
-        sights = look(level).sights
-        if not sights:
+        objects = look(level).objects
+        if not objects:
             continue
-        target = sights[-1]
-        place, way = absolute(level, target.cell), path(look(level), target.cell)
+        target = objects[-1]
+        goal, way = absolute(level, target.cell), find_path(look(level), target.cell)
         if way is None:
             continue
         for move in way:
@@ -81,26 +89,26 @@ def test_a_way_ends_in_front_of_its_target(index):
             if terminated or truncated:
                 return
             assert move is not Move.FORWARD or tuple(level.agent_pos) != before, "walked into something"
-        assert tuple(level.front_pos) == place
+        assert tuple(level.front_pos) == goal
 
 
-def test_every_offered_action_is_understood_and_no_other():
+def test_every_listed_action_is_accepted_and_no_other():
     env = BabyAIEnv()
-    env.start(36)
+    reset(env, 36)
     level = env._level
     before = (level.pprint_grid(), level.step_count)
     for wrong in ("", "fly", "go to pink ball 1", "pick up", "go to red ball", "turn left\nturn right extra"):
-        result = env.act(wrong)
+        result = step(env, wrong)
         assert "is no action now" in result.observation
         assert not (result.terminated)
         assert not (result.truncated)
         assert not (result.reward)
     assert (level.pprint_grid(), level.step_count) == before
-    for offered in commands(look(level)):
-        env.start(36)
-        assert "is no action now" not in env.act(offered).observation
-    env.start(36)
-    assert "is no action now" not in env.act("  Turn   LEFT ").observation
+    for action in list_commands(look(level)):
+        reset(env, 36)
+        assert "is no action now" not in step(env, action).observation
+    reset(env, 36)
+    assert "is no action now" not in step(env, "  Turn   LEFT ").observation
 
 
 def test_the_reward_is_minigrids_and_running_out_of_steps_truncates():
@@ -113,24 +121,24 @@ def test_the_reward_is_minigrids_and_running_out_of_steps_truncates():
     assert results[-1].terminated
     assert results[-1].success
     assert not results[-1].truncated
-    env.start(0)
+    reset(env, 0)
     result = StepResult("")
     turns = 0
     while not (result.terminated or result.truncated):
-        result = env.act("turn left")
+        result = step(env, "turn left")
         turns += 1
     assert turns == level.max_steps
     assert result == StepResult(result.observation, 0.0, truncated=True)
 
 
-def solved(index: int) -> bool:
+def is_solved(index: int) -> bool:
     """Whether the expert's commands complete the item, and none comes after the end."""
     env = BabyAIEnv()
-    env.start(index)
+    reset(env, index)
     result = StepResult("")
-    for step in SPEC.solve(make_item(index)):
+    for turn in SPEC.solve(make_item(index)):
         assert not result.terminated
-        result = env.act(step.action)
+        result = step(env, turn.action)
     return result.success
 
 
@@ -138,38 +146,38 @@ def solved(index: int) -> bool:
 def test_the_expert_reaches_full_marks_through_the_words():
     """Three items of each level, all but those that ask for two doors in an order."""
     indices = [index for index in range(3 * len(LEVELS)) if index % len(LEVELS) != ORDERED_DOORS]
-    assert [index for index in indices if not solved(index)] == []
+    assert [index for index in indices if not is_solved(index)] == []
 
 
 @pytest.mark.heavy
 def test_no_item_is_without_an_end():
-    assert [index for index in ENDLESS if not solved(index)] == list(LOCKED_AWAY)
+    assert [index for index in ENDLESS if not is_solved(index)] == list(LOCKED_AWAY)
 
 
 @pytest.mark.parametrize("index", LOCKED_AWAY)
 def test_an_object_that_is_locked_away_with_its_key_cannot_be_reached(index):
-    level = level_of(index)
+    level = make_level(index)
     cells = [(x, y) for x in range(level.width) for y in range(level.height)]
-    things = {cell: level.grid.get(*cell) for cell in cells}
-    reached = {tuple(map(int, level.agent_pos))}
+    entities = {cell: level.grid.get(*cell) for cell in cells}
+    reachable = {tuple(map(int, level.agent_pos))}
     while True:
-        keys = {things[c].color for c in reached if things[c] is not None and things[c].type == "key"}
-        around = {(x + dx, y + dy) for x, y in reached for dx, dy in AHEAD}
-        more = {c for c in around if c in things and passable(things[c], keys)} - reached
+        keys = {entities[c].color for c in reachable if entities[c] is not None and entities[c].type == "key"}
+        around = {(x + dx, y + dy) for x, y in reachable for dx, dy in AHEAD}
+        more = {c for c in around if c in entities and passable(entities[c], keys)} - reachable
         if not more:
             break
-        reached |= more
-    assert len(reached) > 200
-    wanted = level.instrs.desc
-    assert set(map(tuple, wanted.obj_poss))
-    assert not reached & set(map(tuple, wanted.obj_poss))
+        reachable |= more
+    assert len(reachable) > 200
+    target = level.instrs.desc
+    assert set(map(tuple, target.obj_poss))
+    assert not reachable & set(map(tuple, target.obj_poss))
 
 
-def passable(thing, keys: set[str]) -> bool:
-    """Whether an agent that has `keys`, and moves what lies in its way, gets where `thing` is."""
-    if thing is None or thing.type != "door":
-        return thing is None or thing.type != "wall"
-    return not thing.is_locked or thing.color in keys
+def passable(entity, keys: set[str]) -> bool:
+    """Whether an agent that has `keys`, and moves what lies in its way, gets where `entity` is."""
+    if entity is None or entity.type != "door":
+        return entity is None or entity.type != "wall"
+    return not entity.is_locked or entity.color in keys
 
 
 @pytest.mark.parametrize("index", [15, 55, 95, 175])
@@ -177,13 +185,13 @@ def test_minigrid_takes_the_first_of_two_doors_for_a_wrong_second(index):
     """Whichever door is opened first, the mission has failed: such items have no solution."""
     doors = [
         (x, y)
-        for x in range(level_of(index).width)
-        for y in range(level_of(index).height)
-        if (thing := level_of(index).grid.get(x, y)) is not None and thing.type == "door"
+        for x in range(make_level(index).width)
+        for y in range(make_level(index).height)
+        if (entity := make_level(index).grid.get(x, y)) is not None and entity.type == "door"
     ]
     assert len(doors) > 1
     for x, y in doors:
-        level = level_of(index)
+        level = make_level(index)
         heading = next(
             h
             for h, (dx, dy) in enumerate(AHEAD)
@@ -198,10 +206,10 @@ def test_minigrid_takes_the_first_of_two_doors_for_a_wrong_second(index):
 
 
 def test_the_split_has_the_papers_sizes_and_every_level_on_both_sides():
-    first, again, other = split(0), split(0), split(1)
+    first, again, another_seed = split(0), split(0), split(1)
     assert (len(first.train), len(first.test)) == (810, 90)
     assert first == again
-    assert first.test != other.test
+    assert first.test != another_seed.test
     assert not {item.item_id for item in first.train} & {item.item_id for item in first.test}
     for items in (first.train, first.test):
         assert {item.metadata["level"] for item in items} == set(range(1, 41))

@@ -9,7 +9,7 @@ from openenv.cli._validation import validate_running_environment
 from openenv.core.generic_client import GenericEnvClient
 
 from envs.builtin.textcraft.expert import solve
-from envs.builtin.textcraft.world import game
+from envs.builtin.textcraft.world import make_problem
 from envs.registry import ENVIRONMENTS, get_env
 from envs.serve.limits import ServerLimits
 from tests.support.serving import listening
@@ -21,9 +21,9 @@ def test_an_episode_by_openenvs_client_is_the_games() -> None:
             address = url.replace("http://", "ws://any:secret@")
             async with GenericEnvClient(base_url=address) as env:
                 result = await env.reset(item_id="textcraft_12", episode_id="mine")
-                assert result.observation["text"] == game(12).opening
+                assert result.observation["text"] == make_problem(12).opening
                 assert (result.reward, result.done) == (None, False)
-                for step_count, step in enumerate(solve(game(12))):
+                for step_count, step in enumerate(solve(make_problem(12))):
                     assert not result.done
                     assert (await env.state())["step_count"] == step_count
                     result = await env.step({"text": step.action})

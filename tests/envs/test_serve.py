@@ -15,7 +15,7 @@ import pytest
 
 from envs.builtin.sciworld import Jvm
 from envs.builtin.textcraft.expert import solve
-from envs.builtin.textcraft.world import game
+from envs.builtin.textcraft.world import make_problem
 from envs.errors import ConfigError
 from envs.network.server import RequestRejected
 from envs.registry import get_env
@@ -102,8 +102,8 @@ def test_an_episode_by_agentgyms_protocol_is_the_games(http: httpx.Client) -> No
     session_id = create_answer["id"]
     assert create_answer == {"id": session_id, "observation": "", "reward": 0, "done": False}
     reset_answer = http.post("/reset", json={"id": session_id, "data_idx": 12}).json()
-    assert reset_answer["observation"] == game(12).opening
-    assert http.get("/observation", params={"id": session_id}).json() == game(12).opening
+    assert reset_answer["observation"] == make_problem(12).opening
+    assert http.get("/observation", params={"id": session_id}).json() == make_problem(12).opening
     step_answer = http.post("/step", json={"id": session_id, "action": "get 2 oak logs"}).json()
     assert step_answer == {"observation": "Got 2 oak logs", "reward": 0, "done": False}
     assert http.get("/detail", params={"id": session_id}).json() == {"id": session_id, **step_answer}
@@ -118,7 +118,7 @@ def test_agentgyms_textcraft_begins_its_own_item_once_it_is_played_without_a_res
     answer = http.post("/step", json={"id": step_answer, "action": "inventory"}).json()
     assert answer["observation"].startswith("Inventory: You are not carrying anything")
     opening_text = http.get("/observation", params={"id": observing_id}).json()
-    assert opening_text == game(observing_id % 544).opening  # there are 544 goals
+    assert opening_text == make_problem(observing_id % 544).opening  # there are 544 goals
     detail = http.get("/detail", params={"id": observing_id}).json()
     assert detail == {"id": observing_id, "observation": opening_text, "reward": 0, "done": False}
 
@@ -126,17 +126,17 @@ def test_agentgyms_textcraft_begins_its_own_item_once_it_is_played_without_a_res
 def test_an_instance_that_is_only_created_builds_no_opening() -> None:
     async def main() -> int:
         async with listening(get_env("textcraft")) as url, httpx.AsyncClient(base_url=url) as http:
-            game.cache_clear()
+            make_problem.cache_clear()
             for _ in range(20):
                 (await http.post("/create", json={})).raise_for_status()
-            return game.cache_info().misses
+            return make_problem.cache_info().misses
 
     assert asyncio.run(main()) == 0
 
 
 def test_openenvs_http_routes_keep_their_session(http: httpx.Client) -> None:
     reset_answer = http.post("/reset", json={"item_id": "textcraft_12", "episode_id": "mine"}).json()
-    assert reset_answer["observation"]["text"] == game(12).opening
+    assert reset_answer["observation"]["text"] == make_problem(12).opening
     session_id = reset_answer["metadata"]["session_id"]
     step_answer = http.post(
         "/step", json={"action": {"text": "get 2 oak logs"}, "session_id": session_id}
@@ -199,7 +199,7 @@ def test_what_is_not_there_or_not_now_has_its_status(http: httpx.Client) -> None
     assert large.status_code == 413
     assert "4096" in large.json()["detail"]
     http.post("/reset", json={"id": session_id, "data_idx": 0})
-    for step in solve(game(0)):
+    for step in solve(make_problem(0)):
         step_answer = http.post("/step", json={"id": session_id, "action": step.action}).json()
     assert (step_answer["reward"], step_answer["done"]) == (1, True)
     late_step = http.post("/step", json={"id": session_id, "action": "inventory"})

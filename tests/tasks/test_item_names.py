@@ -27,9 +27,9 @@ FAR = (10**6, 10**12, 2**53, 2**64 + 3, 10**30)
 
 
 def _level(index: int) -> object:
-    from envs.builtin.babyai.env import LEVELS, level_of
+    from envs.builtin.babyai.env import LEVELS, make_level
 
-    return index % len(LEVELS), level_of(index).np_random.bit_generator.state["state"]["state"]
+    return index % len(LEVELS), make_level(index).np_random.bit_generator.state["state"]["state"]
 
 
 def _page(index: int) -> object:

@@ -1,23 +1,25 @@
-"""ALFWorld's data sets: upstream's games, which are a download, and those that are made here.
+"""ALFWorld's data sets: upstream's games, which are downloaded, and the games that are generated here.
 
-The files are those of `alfworld-download` in alfworld 0.4.2 but for the pictures' detector; sizes are those
-that GitHub lists, checksums upstream does not tell.
+The files are those of `alfworld-download` in alfworld 0.4.2, without the image detector. Sizes are those that
+GitHub lists; upstream publishes no checksums.
 """
 
-from envs.builtin.alfworld.mini.make import GAMES as MINI
+from envs.builtin.alfworld.mini.make import MINI_DATA
 from envs.requirements.data_sets import DataFile, DataSet
 
 _RELEASES = "https://github.com/alfworld/alfworld/releases/download"
 
 ROOT = "json_2.1.1"
-"""Folder of the games within the data set, as in upstream's archives."""
+"""The folder of the games in the data set, as in upstream's archives."""
 
 
-def _archive(place: str, size: int) -> DataFile:
-    return DataFile(path=place.partition("/")[2], url=f"{_RELEASES}/{place}", bytes=size, unpack=True)
+def _archive(release_path: str, size: int) -> DataFile:
+    return DataFile(
+        path=release_path.partition("/")[2], url=f"{_RELEASES}/{release_path}", bytes=size, unpack=True
+    )
 
 
-GAMES = DataSet(
+DATA = DataSet(
     name="alfworld",
     about="ALFWorld's games (Shridhar et al. 2021, MIT): json_2.1.1, with json_2.1.2's games for TextWorld",
     required_paths=(f"{ROOT}/train", f"{ROOT}/valid_seen", f"{ROOT}/valid_unseen"),
@@ -28,4 +30,4 @@ GAMES = DataSet(
     ),
 )
 
-DATA_SETS = (GAMES, MINI)
+DATA_SETS = (DATA, MINI_DATA)

@@ -1,11 +1,10 @@
 """The environment: an item's game, read from disk and played in a house."""
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 from envs.builtin.alfworld.games import Game
-from envs.builtin.alfworld.house import House, Seen
+from envs.builtin.alfworld.house import House, HouseState
 from envs.errors import ConfigError
 from envs.types import Item, StepResult
 
@@ -21,66 +20,55 @@ turns on a lamp. If you are told "Nothing happens", the action was not possible.
 class AlfWorldEnv:
     """One live game."""
 
-    def __init__(self, read: Callable[[int], Game]) -> None:
-        """`read` finds the game of an item's number."""
-        self._read = read
+    def __init__(self, read_game: Callable[[int], Game]) -> None:
+        """`read_game` returns the game of an item's number."""
+        self._read_game = read_game
         self._house: House | None = None
-        self._seen: Seen | None = None
+        self._state: HouseState | None = None
         self._game: Game | None = None
-        self._is_playing = False
 
     async def reset(self, item: Item) -> str:
         """Start `item`; returns the room, the task and the actions."""
-        self._leave()
-        self._game = self._read(item.index)
+        await self.close()
+        self._game = self._read_game(item.index)
         self._house = House(self._game)
-        self._seen, self._is_playing = self._house.opening, True
-        return _told(self._seen)
+        self._state = self._house.opening
+        return _describe(self._state)
 
     async def step(self, action: str) -> StepResult:
-        """Carry out one command; what is none is answered by `Nothing happens.`"""
-        if self._house is None or not self._is_playing:
+        """Carry out one command; an invalid one is answered by `Nothing happens.`"""
+        if self._house is None or self._state is None or self._state.is_won:
             raise RuntimeError("step before reset, or after the end")
-        seen = self._seen = self._house.act(action)
-        self._is_playing = not seen.won
-        met, wanted = seen.conditions
+        state = self._state = self._house.act(action)
+        num_met, num_conditions = state.conditions
         return StepResult(
-            seen.text if seen.won else _told(seen),
-            float(seen.won),
-            terminated=seen.won,
-            success=seen.won,
-            metrics={"goal_conditions": met / wanted},
+            state.text if state.is_won else _describe(state),
+            float(state.is_won),
+            terminated=state.is_won,
+            success=state.is_won,
+            metrics={"goal_conditions": num_met / num_conditions},
         )
 
-    async def inspect(self, what: str) -> Any:
+    async def inspect(self, name: str) -> Any:
         """`observation` (without the list of actions), `available_actions`, or `task_type`
         (`<task>/<trial>`), as AgentGym's clients read them."""
-        if self._seen is None or self._game is None:
-            raise RuntimeError(f"{what!r} is asked before a reset")
+        if self._state is None or self._game is None:
+            raise RuntimeError(f"inspect {name!r} before reset")
         facts = {
-            "observation": self._seen.text,
-            "available_actions": list(self._seen.commands),
+            "observation": self._state.text,
+            "available_actions": list(self._state.commands),
             "task_type": self._game.name,
         }
-        if what not in facts:
-            raise ConfigError(f"alfworld tells nothing of {what!r}, only of {', '.join(facts)}")
-        return facts[what]
+        if name not in facts:
+            raise ConfigError(f"alfworld has no fact {name!r}; it has {', '.join(facts)}")
+        return facts[name]
 
     async def close(self) -> None:
         """Leave the house."""
-        self._leave()
-
-    def _leave(self) -> None:
-        house, self._house = self._house, None
-        self._is_playing, self._seen = False, None
+        house, self._house, self._state = self._house, None, None
         if house is not None:
             house.close()
 
 
-def maker(read: Callable[[int], Game]) -> Callable[[], AlfWorldEnv]:
-    """What makes an instance, in whatever process."""
-    return partial(AlfWorldEnv, read)
-
-
-def _told(seen: Seen) -> str:
-    return f"{seen.text}\nAvailable actions: {', '.join(seen.commands)}"
+def _describe(state: HouseState) -> str:
+    return f"{state.text}\nAvailable actions: {', '.join(state.commands)}"

@@ -1,4 +1,4 @@
-"""A plan as turns: each command with a short thought that says what it is for."""
+"""Turns a plan into expert steps: each command gets a short thought that states its purpose."""
 
 import re
 from collections.abc import Sequence
@@ -14,11 +14,11 @@ _PURPOSES = (
     (re.compile(r"clean (.+) with .+"), "clean {}"),
     (re.compile(r"use (.+)"), "turn on {}"),
 )
-"""Commands that change something, and how their purpose is said."""
+"""Commands that change something → templates of their purposes."""
 
 
 def add_thoughts(plan: Sequence[str]) -> list[ExpertStep]:
-    """The commands of a plan; the thought of those on the way is the next thing that is to be done."""
+    """The commands of a plan, each with the purpose of the next command that changes something."""
     purposes = [_purpose(command) for command in plan]
     return [
         ExpertStep(thought=next((p for p in purposes[turn:] if p), ""), action=command)
@@ -27,8 +27,8 @@ def add_thoughts(plan: Sequence[str]) -> list[ExpertStep]:
 
 
 def _purpose(command: str) -> str:
-    for pattern, said in _PURPOSES:
+    for pattern, purpose in _PURPOSES:
         match = pattern.fullmatch(command)
         if match is not None:
-            return f"I {said.format(*match.groups())}."
+            return f"I {purpose.format(*match.groups())}."
     return ""

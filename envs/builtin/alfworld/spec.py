@@ -1,22 +1,28 @@
 """The environment `alfworld`: upstream's games, numbered as in AgentGym.
 
 Item `alfworld_N` for N below 2620 is AgentGym's game N (`agentenv-alfworld/configs/mappings_*.json`,
-WooooDyy/AgentGym): 2,420 of the folder `train`, 200 of `valid_train`, its test games. From 2620 on come the
-games that AgentGym leaves out: those of `valid_seen`, `valid_unseen` and the rest of `train`, sorted by
-name.
+WooooDyy/AgentGym): 2,420 of the folder `train`, and its 200 test games, of `valid_train`. From 2620 on follow
+the games that AgentGym omits: those of `valid_seen`, `valid_unseen` and the rest of `train`, sorted by name.
 """
 
 import hashlib
 import json
-import os
 from collections.abc import Iterator, Mapping, Sequence
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
-from envs.builtin.alfworld.data import GAMES, ROOT
-from envs.builtin.alfworld.env import INSTRUCTIONS, maker
+from envs.builtin.alfworld.data import DATA, ROOT
+from envs.builtin.alfworld.env import INSTRUCTIONS, AlfWorldEnv
 from envs.builtin.alfworld.expert import add_thoughts
-from envs.builtin.alfworld.games import GAME, TASK_TYPES, TRAJECTORY, Game, facts_of, is_solvable, read_game
+from envs.builtin.alfworld.games import (
+    GAME_FILE,
+    TASK_TYPES,
+    TRAJECTORY_FILE,
+    Game,
+    is_solvable,
+    parse_task_folder,
+    read_game,
+)
 from envs.builtin.alfworld.upstream import MAX_EPISODES, PACKAGES, PRELOAD
 from envs.errors import unknown_item
 from envs.files import write_atomically
@@ -24,11 +30,11 @@ from envs.registry import EnvSpec, ExpertStep, Split
 from envs.types import Item
 
 NAME = "alfworld"
-MEND = f"wingspan data pull {NAME}"
-OTHERS = ("valid_seen", "valid_unseen", "train")
-"""Folders, in the order of their numbers after AgentGym's."""
+REMEDY = f"wingspan data pull {NAME}"
+PARTS = ("valid_seen", "valid_unseen", "train")
+"""Folders, in the order in which their games are numbered after AgentGym's."""
 INDEX = ".solvable.json"
-"""In the data set's folder: which games upstream solved, as their files say, which takes seconds to read."""
+"""A file in the data set's folder that caches which games upstream solved; reading all takes seconds."""
 
 
 @cache
@@ -43,12 +49,12 @@ def agentgym_games() -> tuple[str, ...]:
 
 @cache
 def solvable_games() -> Mapping[str, bool]:
-    """Every game for TextWorld that is on disk, by name, and whether upstream solved it.
+    """Every TextWorld game on disk by name, and whether upstream solved it.
 
-    Raises `MissingDependency` where there are none, `ConfigError` for a damaged file.
+    Raises `MissingDependency` if the data set is missing, `ConfigError` for a damaged file.
     """
-    root = GAMES.prepare()
-    game_files = dict(_list_games(root / ROOT))
+    root = DATA.prepare()
+    game_files = dict(_find_games(root / ROOT))
     key = hashlib.sha256(
         "\n".join(f"{name} {size}" for name, (_, size) in game_files.items()).encode()
     ).hexdigest()
@@ -60,79 +66,81 @@ def solvable_games() -> Mapping[str, bool]:
     if index_data.get("key") != key:
         index_data = {
             "key": key,
-            "solvable": {n: is_solvable(file, mend=MEND) for n, (file, _) in game_files.items()},
+            "solvable": {n: is_solvable(file, remedy=REMEDY) for n, (file, _) in game_files.items()},
         }
         write_atomically(index, json.dumps(index_data))
     solvable: Mapping[str, bool] = index_data["solvable"]
     return solvable
 
 
-def _list_games(root: Path) -> Iterator[tuple[str, tuple[Path, str]]]:
+def _find_games(root: Path) -> Iterator[tuple[str, tuple[Path, str]]]:
     """(name, (file, size and time of change)) of the games that TextWorld can play, sorted."""
-    for part in sorted(set(OTHERS)):
+    for part in sorted(PARTS):
         for task in sorted((root / part).iterdir()):
             if task.name.split("-")[0] not in TASK_TYPES or "Sliced" in task.name:
-                continue  # movable receptacles and slices: the rules have no such actions
+                continue  # the rules have no actions for movable receptacles and slices
             for trial in sorted(task.iterdir()):
-                file = trial / GAME
-                if (trial / TRAJECTORY).exists() and file.exists():
-                    there = os.stat(file)
-                    yield f"{part}/{task.name}/{trial.name}", (file, f"{there.st_size} {there.st_mtime_ns}")
+                file = trial / GAME_FILE
+                if (trial / TRAJECTORY_FILE).exists() and file.exists():
+                    stat = file.stat()
+                    yield f"{part}/{task.name}/{trial.name}", (file, f"{stat.st_size} {stat.st_mtime_ns}")
 
 
 @cache
-def names() -> tuple[str, ...]:
+def list_games() -> tuple[str, ...]:
     """All games by number."""
-    known = agentgym_games()
-    rest = [name for name, solved in solvable_games().items() if solved and name not in set(known)]
-    return (*known, *sorted(rest, key=lambda name: (OTHERS.index(name.partition("/")[0]), name)))
+    first = agentgym_games()
+    rest = [name for name, is_solved in solvable_games().items() if is_solved and name not in set(first)]
+    return (*first, *sorted(rest, key=lambda name: (PARTS.index(name.partition("/")[0]), name)))
 
 
 def make_item(index: int) -> Item:
     """The item `alfworld_<index>`."""
-    if not 0 <= index < len(names()):
-        raise unknown_item(NAME, index, count=len(names()))
-    part, task, _ = names()[index].split("/")
-    return Item(item_id=f"{NAME}_{index}", env=NAME, metadata={**facts_of(task), "part": part})
+    if not 0 <= index < len(list_games()):
+        raise unknown_item(NAME, index, count=len(list_games()))
+    part, task, _ = list_games()[index].split("/")
+    return Item(item_id=f"{NAME}_{index}", env=NAME, metadata={**parse_task_folder(task), "part": part})
 
 
 def read(index: int) -> Game:
     """The game of an item."""
     make_item(index)
-    return read_game(GAMES.prepare() / ROOT / names()[index], mend=MEND)
+    return read_game(DATA.prepare() / ROOT / list_games()[index], remedy=REMEDY)
 
 
 def split(seed: int) -> Split:
-    """Training: the games of `train` that upstream solved, 3,553 of them. Test: those of `valid_seen` (140)
-    and `valid_unseen` (134), and AgentGym's 200 of `valid_train`; metadata's `part` tells them apart. It is
-    the same for every seed, as it is upstream."""
+    """Training: the 3,553 games of `train` that upstream solved. Test: those of `valid_seen` (140) and
+    `valid_unseen` (134), and AgentGym's 200 of `valid_train`; `part` in the metadata distinguishes them. As
+    upstream, the split ignores the seed."""
     with SPEC.explain_missing():
-        items = [make_item(index) for index in range(len(names()))]
-        solved = solvable_games()
+        items = [make_item(index) for index in range(len(list_games()))]
+        solvable = solvable_games()
     return Split(
-        train=[i for i in items if i.metadata["part"] == "train" and solved.get(names()[i.index], False)],
+        train=[
+            i for i in items if i.metadata["part"] == "train" and solvable.get(list_games()[i.index], False)
+        ],
         test=[i for i in items if i.metadata["part"] != "train"],
     )
 
 
 def expert(item: Item) -> Sequence[ExpertStep]:
-    """The walkthrough that upstream stored with the game; empty where it stored none, or one in the names
-    of the planner, which the game does not know."""
+    """The walkthrough that upstream stored with the game; empty if there is none, or if it has the planner's
+    names of objects, which the game does not know."""
     walkthrough = read(item.index).walkthrough
     return [] if any("_bar_" in command for command in walkthrough) else add_thoughts(walkthrough)
 
 
 SPEC = EnvSpec(
     name=NAME,
-    make=maker(read),
+    make=partial(AlfWorldEnv, read),
     split=split,
     make_item=make_item,
     expert=expert,
     instructions=INSTRUCTIONS,
     packages=PACKAGES,
-    requirements=(GAMES,),
+    requirements=(DATA,),
     isolation="process",
     preload=PRELOAD,
     max_episodes=MAX_EPISODES,
-    source=GAMES.about,
+    source=DATA.about,
 )

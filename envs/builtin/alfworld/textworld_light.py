@@ -1,12 +1,11 @@
-"""TextWorld without what our games do not need; importing this module costs a second, and is worth
-preloading.
+"""TextWorld without what ALFWorld does not need. Importing this module takes a second: preload it.
 
-Three things are done to it, none of which changes a word of what a game says (`tests/envs/test_alfworld.py`
-holds it against TextWorld as it is):
+Three changes, none of which changes a word of a game's text (`tests/envs/test_alfworld.py` compares with the
+original TextWorld):
 
 - `jericho`, which plays Z-machine files and brings spaCy, need not be installed.
 - The sentences and queries of a grammar are parsed once, not at every step: a step takes a third of the time.
-- A game is translated from PDDL once where it is loaded, not four times, twice of these for the planner only.
+- A game is translated from PDDL once when it is loaded, not four times (twice for the planner alone).
 """
 
 import importlib.util
@@ -21,30 +20,23 @@ from typing import Any
 
 from envs.builtin.alfworld.upstream import package_folder
 
-os.environ.setdefault(
-    "OPENBLAS_NUM_THREADS", "1"
-)  # numpy's own threads would keep the fork server from forking
-# Else importing alfworld makes a folder at home.
+# numpy's threads would keep the fork server from forking.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+# Otherwise, importing alfworld creates a folder in the user's home.
 os.environ.setdefault("ALFWORLD_DATA", str(package_folder()))
-
-
-class _UnsupportedGameWarning(UserWarning): ...
-
-
-class _TruncatedInputActionWarning(UserWarning): ...
 
 
 if importlib.util.find_spec("jericho") is None:
     _jericho = ModuleType("jericho")
-    _jericho.UnsupportedGameWarning = _UnsupportedGameWarning  # type: ignore[attr-defined]
-    _jericho.TruncatedInputActionWarning = _TruncatedInputActionWarning  # type: ignore[attr-defined]
+    for _name in ("UnsupportedGameWarning", "TruncatedInputActionWarning"):
+        setattr(_jericho, _name, type(_name, (UserWarning,), {}))
     sys.modules["jericho"] = _jericho
 
-import fast_downward  # noqa: E402
-from alfworld.agents.environment.alfred_tw_env import AlfredDemangler  # noqa: E402
-from textworld import EnvInfos  # noqa: E402
-from textworld.envs import PddlEnv  # noqa: E402
-from textworld.envs.pddl import logic, textgen  # noqa: E402
+import fast_downward
+from alfworld.agents.environment.alfred_tw_env import AlfredDemangler
+from textworld import EnvInfos
+from textworld.envs import PddlEnv
+from textworld.envs.pddl import logic, textgen
 
 _translate_game: Callable[..., tuple[Any, str]] = fast_downward.pddl2sas
 _parse_sentence = textgen._parse_and_convert
@@ -62,11 +54,11 @@ def _translate(domain: str, problem: str, for_planner: bool) -> tuple[Any, str]:
     try:
         return _translate_game(domain, problem, optimize=for_planner)
     finally:
-        sys.argv = arguments  # the translator writes its own
+        sys.argv = arguments  # the translator overwrites it
 
 
 def _light_sentence(text: str, rule_name: str, **_: Any) -> Any:
-    return deepcopy(_sentence(text, rule_name))  # whoever derives from it writes into it
+    return deepcopy(_sentence(text, rule_name))  # a derivation modifies it
 
 
 def _for_play(domain: str, problem: str, **_: Any) -> tuple[Any, str]:
@@ -84,8 +76,7 @@ logic.fast_downward = SimpleNamespace(**{**vars(fast_downward), "pddl2sas": _for
 
 @contextmanager
 def planner() -> Iterator[Any]:
-    """A game whose states tell the planner's plan (`policy_commands`); nothing else is to be loaded
-    meanwhile."""
+    """A game whose states contain the planner's plan (`policy_commands`). Load no other game meanwhile."""
     logic.fast_downward.pddl2sas = _for_plans
     try:
         yield AlfredDemangler(PddlEnv(EnvInfos(won=True, admissible_commands=True, policy_commands=True)))
@@ -94,5 +85,5 @@ def planner() -> Iterator[Any]:
 
 
 def new_game() -> Any:
-    """TextWorld's environment, with ALFWorld's names of objects."""
+    """A TextWorld environment with ALFWorld's names of objects."""
     return AlfredDemangler(PddlEnv(EnvInfos(won=True, admissible_commands=True)))

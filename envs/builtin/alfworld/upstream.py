@@ -1,7 +1,7 @@
-"""What the `alfworld` package ships, read where it lies: its logic, its tables, its floor plans.
+"""Reads the files of the `alfworld` package: its logic, tables and floor plans.
 
-The package itself is not imported, for that makes a folder in the user's home and brings the learning
-agents' code into reach; its tables are plain modules without imports.
+The package itself is not imported: that would create a folder in the user's home and load the code of its
+learning agents. Its tables are plain modules without imports.
 """
 
 import json
@@ -18,7 +18,7 @@ PACKAGES = ("alfworld", "textworld", "fast-downward-textworld")
 
 @cache
 def package_folder() -> Path:
-    """Where `alfworld` is installed; raises `MissingDependency`."""
+    """The folder of the installed `alfworld`; raises `MissingDependency`."""
     module_spec = find_spec("alfworld")
     if module_spec is None or not module_spec.submodule_search_locations:
         raise MissingDependency(f"the package alfworld is not installed; {pip_install('alfworld')}")
@@ -33,34 +33,34 @@ def domain() -> str:
 
 @cache
 def grammar() -> str:
-    """What the world says, in TextWorld's grammar; `UNKNOWN GOAL` stands for the task."""
+    """The world's texts, in TextWorld's grammar; `UNKNOWN GOAL` stands for the task."""
     return (package_folder() / "data" / "alfred.twl2").read_text()
 
 
 @cache
 def constants() -> Any:
-    """`alfworld.gen.constants`: which objects there are, what holds what, which rooms are which."""
+    """`alfworld.gen.constants`: objects, the contents that receptacles may have, scenes of each split."""
     return _module("constants")
 
 
 @cache
 def goal_library() -> Any:
-    """`alfworld.gen.goal_library`: each task type's goal in PDDL, and how it is said."""
+    """`alfworld.gen.goal_library`: the goal of each task type in PDDL, and templates of its sentence."""
     return _module("goal_library").gdict
 
 
 @cache
 def floor_plan(number: int) -> tuple[list[str], dict[str, list[float]]]:
-    """(types of objects in a room, receptacles with a known place → x, z, rotation and tilt of who stands
-    there)"""
+    """(types of the objects in a room, receptacles with a known place → x and z in metres, rotation and tilt
+    in degrees of an agent in front)"""
     layouts = package_folder() / "gen" / "layouts"
     objects = json.loads((layouts / f"FloorPlan{number}-objects.json").read_text())
-    places = json.loads((layouts / f"FloorPlan{number}-openable.json").read_text())
-    return objects, places
+    poses = json.loads((layouts / f"FloorPlan{number}-openable.json").read_text())
+    return objects, poses
 
 
 def standing_points(number: int) -> list[tuple[float, float]]:
-    """Where one can stand in a room: x and z, in metres, in order."""
+    """The points of a room where the agent can stand: x and z in metres, sorted."""
     import numpy
 
     points = numpy.load(package_folder() / "gen" / "layouts" / f"FloorPlan{number}-layout.npy")
@@ -78,5 +78,5 @@ def _module(name: str) -> Any:
 
 PRELOAD = ("envs.builtin.alfworld.textworld_light",)
 MAX_EPISODES = 200
-"""Of one process. It grows by some 6 MB over its first 60 games and by little after that; a process whose
-library has translated many games is replaced all the same, which costs hundredths of a second."""
+"""Of one process. It grows by some 6 MB over its first 60 games and by little after that. To be safe, a
+process whose library has translated many games is replaced, which costs hundredths of a second."""

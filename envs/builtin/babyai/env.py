@@ -1,11 +1,10 @@
-"""BabyAI: missions in a grid of rooms, seen and acted on in words.
+"""BabyAI: missions in a grid of rooms, with observations and actions in words.
 
-The levels, missions, rewards and the end of an episode are `minigrid`'s own (Chevalier-Boisvert et al.
-2019, BabyAI, arXiv 1810.08272). Item `babyai_N` is numbered as in AgentGym: level `N % 40` of its forty,
-generated from seed `N // 40`; level 4 alone is another one there (docs/environments.md). What is seen
-becomes text and what is said becomes moves in `envs/builtin/babyai/view.py`; a command such as `go to red
-ball 1` is
-many moves, and each counts for the reward.
+The levels, missions, rewards and the end of an episode are `minigrid`'s own (Chevalier-Boisvert et al. 2019,
+BabyAI, arXiv 1810.08272). Items are numbered as in AgentGym: `babyai_N` is level `N % 40` of its forty,
+generated from seed `N // 40`; only level 4 differs (docs/environments.md). `view.py` turns views into text
+and commands into moves; a command such as `go to red ball 1` stands for many moves, and each counts for the
+reward.
 """
 
 import os
@@ -15,7 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from envs.builtin.babyai.expert import solve
-from envs.builtin.babyai.view import Move, commands, describe, look
+from envs.builtin.babyai.view import Move, describe, list_commands, look
 from envs.errors import unknown_item
 from envs.registry import EnvSpec, ExpertStep, Split
 from envs.types import Item, StepResult
@@ -27,7 +26,7 @@ LEVELS = (
     "GoToRedBallGrey-v0",
     "GoToRedBall-v0",
     "GoToRedBallNoDists-v0",
-    "GoToObjS6-v1",  # AgentGym's -v0 had rooms of 4 cells by mistake; minigrid has replaced it
+    "GoToObjS6-v1",  # AgentGym has -v0, whose rooms had 4 cells by mistake; minigrid replaced it
     "GoToLocalS8N7-v0",
     "GoToObjMazeS7-v0",
     "GoToImpUnlock-v0",
@@ -77,9 +76,9 @@ right in front of you. What you look for may be behind you or in another room.""
 
 
 TEST_ITEMS, TRAIN_ITEMS = 90, 810
-"""As many as in AgentGym-RL's BabyAI; which ones it chose is not in its code."""
+"""The sizes of AgentGym-RL's BabyAI; its code does not say which items it chose."""
 SEEDS = 2**31
-"""Of each level: the seeds that every generator of random numbers on the way tells apart."""
+"""Of each level: the seeds that all random generators involved can distinguish."""
 
 
 class BabyAIEnv:
@@ -91,21 +90,13 @@ class BabyAIEnv:
         self._observation = ""
 
     async def reset(self, item: Item) -> str:
-        """Start `item`; returns the mission, what is seen, and the actions."""
-        return self.start(item.index)
-
-    def start(self, index: int) -> str:
-        """`reset`, for callers that are not asynchronous."""
-        self._level = level_of(index)
+        """Start `item`; returns the mission, the view, and the actions."""
+        self._level = make_level(item.index)
         self._look(self._level)
         return f"Your mission: {self._level.mission}\n{self._observation}"
 
     async def step(self, action: str) -> StepResult:
-        """Carry out one of the actions that were offered; another one is answered and changes nothing."""
-        return self.act(action)
-
-    def act(self, action: str) -> StepResult:
-        """`step`, for callers that are not asynchronous."""
+        """Carry out one of the listed actions; any other is refused by an observation and changes nothing."""
         level = self._level
         if level is None:
             raise RuntimeError("step before reset, or after the end")
@@ -134,26 +125,23 @@ class BabyAIEnv:
 
     def _look(self, level: "MiniGridEnv") -> None:
         view = look(level)
-        self._moves = commands(view)
+        self._moves = list_commands(view)
         self._observation = f"{describe(view)}\nActions: {', '.join(self._moves)}"
 
 
-def level_of(index: int) -> "MiniGridEnv":
-    """minigrid's environment of item `index`, just reset; raises `MissingDependency` without minigrid."""
+def make_level(index: int) -> "MiniGridEnv":
+    """minigrid's environment of item `index`, reset; raises `MissingDependency` without minigrid."""
     os.environ.setdefault("PYGAME_HIDE_SUPPORT_PROMPT", "1")
     with SPEC.explain_missing():
         import gymnasium
         import minigrid  # noqa: F401 - registers the levels
         from minigrid.envs.babyai.core import roomgrid_level
-    roomgrid_level.print = _say_nothing  # it prints every draft of a level that it rejects
+    roomgrid_level.print = lambda *_: None  # it prints every draft of a level that it rejects
     level: MiniGridEnv = gymnasium.make(
         f"BabyAI-{LEVELS[index % len(LEVELS)]}", disable_env_checker=True
     ).unwrapped
     level.reset(seed=index // len(LEVELS))
     return level
-
-
-def _say_nothing(*_: object) -> None: ...
 
 
 def make_item(index: int) -> Item:
@@ -169,7 +157,7 @@ def make_item(index: int) -> Item:
 
 
 def split(seed: int) -> Split:
-    """810 training and 90 test items of the first 900; two or three of each level are tested."""
+    """810 training and 90 test items of the first 900; the test has two or three of each level."""
     rng = random.Random(f"babyai/split/{seed}")
     levels = [list(range(level, TRAIN_ITEMS + TEST_ITEMS, len(LEVELS))) for level in range(len(LEVELS))]
     for indices in levels:
@@ -182,9 +170,8 @@ def split(seed: int) -> Split:
 
 
 def expert(item: Item) -> Sequence[ExpertStep]:
-    """What minigrid's bot does, in commands; empty where it knows no solution
-    (`envs/builtin/babyai/expert.py`)."""
-    return [ExpertStep(thought="", action=said) for said in solve(partial(level_of, item.index))]
+    """The solution of minigrid's bot in commands; empty if it finds none."""
+    return [ExpertStep(thought="", action=command) for command in solve(partial(make_level, item.index))]
 
 
 SPEC = EnvSpec(

@@ -1,18 +1,18 @@
-"""minigrid's own solver of BabyAI levels, speaking the text commands of `envs/builtin/babyai/view.py`.
+"""minigrid's own solver of BabyAI levels, translated into the text commands of `envs/builtin/babyai/view.py`.
 
-The bot gives up on three kinds of level, or plans without end: the agent carries something from the start,
-a key is hidden in a box, a locked room holds the key of another one. Each is an errand away from a level that
-the bot solves, so where it fails alone it runs an errand first: drop, open a box, open a locked door.
+On three kinds of level the bot gives up or plans without end: the agent carries something from the start, a
+key is hidden in a box, or a locked room contains the key of another one. Each is one errand away from a level
+that the bot solves, so if it fails alone, it runs an errand first: drop, open a box, open a locked door.
 
-The bot plans in single moves. They are said in as few commands as reach the same places: of all
-commands that can be given, the one that takes its game furthest.
+The bot plans single moves. The translation takes few commands to the same places: always the command that
+follows the bot's moves furthest.
 """
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
-from envs.builtin.babyai.view import Move, commands, look
+from envs.builtin.babyai.view import Move, list_commands, look
 
 if TYPE_CHECKING:
     from minigrid.minigrid_env import MiniGridEnv
@@ -23,16 +23,17 @@ _HEADINGS = ((1, 0), (0, 1), (-1, 0), (0, -1))
 """minigrid's directions."""
 MAX_MOVES = 1000
 MAX_SUBGOALS = 40
-"""That the bot may add to its plan before one move. In the first 900 items it adds 8 at most where it
-succeeds. It adds for ever where it looks for a key and the only door left to open is the key's own."""
+"""The most that the bot may add to its plan before one move. In the first 900 items, it adds at most 8 if it
+succeeds. It adds forever if it looks for a key and the only door left to open is the key's own."""
 
 Pose = tuple[int, int, int]
 """(x, y, direction)"""
 
 
 @dataclass(frozen=True, slots=True)
-class _Game:
-    """The bot's game: `poses[i]` before `moves[i]`; `changes[i]` moves before it were more than walking."""
+class _Recording:
+    """The bot's moves: `poses[i]` precedes `moves[i]`, and `changes[i]` of the moves before it were not steps
+    or turns."""
 
     moves: list[Move] = field(default_factory=list)
     poses: list[Pose] = field(default_factory=list)
@@ -41,7 +42,7 @@ class _Game:
     def add(self, level: "MiniGridEnv", move: Move) -> bool:
         """Record `move` and carry it out in `level`; returns whether the level has ended."""
         if len(self.moves) == MAX_MOVES:
-            raise _GivenUp
+            raise _EndlessError
         if not self.poses:
             self.poses.append(_pose(level))
             self.changes.append(0)
@@ -54,37 +55,38 @@ class _Game:
 
 @dataclass(frozen=True, slots=True)
 class _Errand:
-    """What is done before the mission."""
+    """An action before the mission."""
 
     kind: Literal["drop", "open box", "open door"]
     position: tuple[int, int] = (0, 0)
-    """Of the box or door, in the grid."""
+    """The box or door, as (x, y) in the grid."""
 
 
-class _GivenUp(Exception):
+class _EndlessError(Exception):
     """The bot plans or walks without end."""
 
 
 class _Plan(list[Any]):
-    """The bot's stack of subgoals, which ends it where it adds to the stack and never moves."""
+    """The bot's stack of subgoals; stops the bot if it adds to the stack without moving."""
 
     subgoals = 0
-    """Since the last move."""
+    """Added since the last move."""
 
     def append(self, subgoal: Any) -> None:
         self.subgoals += 1
         if self.subgoals > MAX_SUBGOALS:
-            raise _GivenUp
+            raise _EndlessError
         super().append(subgoal)
 
 
 def solve(new: Callable[[], "MiniGridEnv"]) -> Sequence[str]:
-    """Commands that complete the level that `new` makes; empty where no solution is known."""
+    """Commands that complete the level that `new` makes; empty if no solution is known."""
     for errand in (None, *_errands(new())):
-        game = _bot_game(new(), errand)
-        # Another way to the same place may pass by a door that must stay shut, or miss one that comes first.
-        if said := _choose_actions(game, new(), detours=True) or _choose_actions(game, new(), detours=False):
-            return said
+        recording = _record_bot(new(), errand)
+        # A detour may open a door that must stay shut, or miss one that comes first.
+        for detours in (True, False):
+            if plan := _translate(recording, new(), detours=detours):
+                return plan
     return []
 
 
@@ -93,46 +95,46 @@ def _errands(level: "MiniGridEnv") -> Iterator[_Errand]:
         yield _Errand("drop")
     for x in range(level.width):
         for y in range(level.height):
-            thing = level.grid.get(x, y)
-            if thing is not None and thing.type == "box":
+            cell = level.grid.get(x, y)
+            if cell is not None and cell.type == "box":
                 yield _Errand("open box", (x, y))
-            elif thing is not None and thing.type == "door" and thing.is_locked:
+            elif cell is not None and cell.type == "door" and cell.is_locked:
                 yield _Errand("open door", (x, y))
 
 
-def _choose_actions(game: _Game, level: "MiniGridEnv", *, detours: bool) -> list[str]:
-    """The game in commands; empty if they do not complete the level. `detours`: by other ways, too."""
-    said: list[str] = []
+def _translate(recording: _Recording, level: "MiniGridEnv", *, detours: bool) -> list[str]:
+    """The recording in commands; empty if they do not complete the level. `detours` allows other ways."""
+    plan: list[str] = []
     index = 0
-    while index < len(game.moves):
-        command, moves, index = _furthest(level, game, index, detours=detours)
-        said.append(command)
+    while index < len(recording.moves):
+        command, moves, index = _find_furthest(level, recording, index, detours=detours)
+        plan.append(command)
         for move in moves:
             _, reward, terminated, truncated, _ = level.step(move)
             if terminated or truncated:
-                return said if terminated and reward > 0 else []
+                return plan if terminated and reward > 0 else []
     return []
 
 
-def _bot_game(level: "MiniGridEnv", errand: _Errand | None) -> _Game:
-    """The bot's game from the start of `level`; empty where it gives up."""
+def _record_bot(level: "MiniGridEnv", errand: _Errand | None) -> _Recording:
+    """The bot's moves from the start of `level`; empty if it gives up."""
     from minigrid.utils.baby_ai_bot import BabyAIBot
 
-    game = _Game()
+    recording = _Recording()
     try:
         bot = BabyAIBot(level)
         if errand is not None:
-            mask = _run_errand(errand, level, game)
-            bot = BabyAIBot(level)  # reads the mission anew: what the level holds has changed
+            mask = _run_errand(errand, level, recording)
+            bot = BabyAIBot(level)  # reads the mission anew, since the level has changed
             bot.vis_mask = mask
-        _drive(bot, level, game, until_done=False)
-    except Exception:  # it gives up by assertions of many kinds
-        return _Game()
-    return game
+        _drive(bot, level, recording, until_done=False)
+    except Exception:  # it gives up with assertions of many kinds
+        return _Recording()
+    return recording
 
 
-def _run_errand(errand: _Errand, level: "MiniGridEnv", game: _Game) -> Any:
-    """Run it; returns the bot's map of the cells that it has seen."""
+def _run_errand(errand: _Errand, level: "MiniGridEnv", recording: _Recording) -> Any:
+    """Run the errand; returns the bot's map of visible cells."""
     from minigrid.utils import baby_ai_bot as package
 
     bot = package.BabyAIBot(level)
@@ -146,14 +148,14 @@ def _run_errand(errand: _Errand, level: "MiniGridEnv", game: _Game) -> Any:
         case "open door":
             door = level.grid.get(*errand.position)
             bot.stack = [package.OpenSubgoal(bot), package.GoNextToSubgoal(bot, door, reason="Open")]
-    _drive(bot, level, game, until_done=True)
-    if errand.kind == "open box":  # the bot itself takes an open box for a lost mission
-        game.add(level, Move.TOGGLE)
+    _drive(bot, level, recording, until_done=True)
+    if errand.kind == "open box":  # the bot considers the mission lost once a box is open
+        recording.add(level, Move.TOGGLE)
     return bot.vis_mask
 
 
-def _drive(bot: "BabyAIBot", level: "MiniGridEnv", game: _Game, *, until_done: bool) -> None:
-    """Let `bot` move, until the level ends or, `until_done`, until its plan is carried out."""
+def _drive(bot: "BabyAIBot", level: "MiniGridEnv", recording: _Recording, *, until_done: bool) -> None:
+    """Let `bot` move until the level ends or, with `until_done`, until its plan is carried out."""
     bot.stack = plan = _Plan(bot.stack)
     move = None
     has_ended = False
@@ -162,31 +164,30 @@ def _drive(bot: "BabyAIBot", level: "MiniGridEnv", game: _Game, *, until_done: b
         move = Move(int(bot.replan(move)))
         if until_done and not plan:
             return
-        has_ended = game.add(level, move)
+        has_ended = recording.add(level, move)
 
 
-def _furthest(level: "MiniGridEnv", game: _Game, index: int, *, detours: bool) -> tuple[str, list[Move], int]:
-    """(command, its moves, where in the bot's game it leads)"""
+def _find_furthest(
+    level: "MiniGridEnv", recording: _Recording, index: int, *, detours: bool
+) -> tuple[str, list[Move], int]:
+    """(command, its moves, the index in the recording to which it leads)"""
     best: tuple[str, list[Move], int] | None = None
-    for command, moves in commands(look(level)).items():
+    for command, moves in list_commands(look(level)).items():
         walk = next((i for i, move in enumerate(moves) if move not in _WALK), len(moves))
         end, rest = _walk_from(_pose(level), moves[:walk]), moves[walk:]
-        places = range(len(game.moves) - len(rest), index - 1, -1) if detours else [index + walk]
-        for position in places:
-            reached = position + len(rest)
-            as_said = detours or game.moves[index:reached] == moves
-            same = (
-                game.changes[position : position + 1] == [game.changes[index]] and game.poses[position] == end
-            )
+        positions = range(len(recording.moves) - len(rest), index - 1, -1) if detours else [index + walk]
+        for position in positions:
+            last = position + len(rest)
             if (
-                as_said
-                and same
-                and game.moves[position:reached] == rest
-                and reached > (best[2] if best else index)
+                (detours or recording.moves[index:last] == moves)
+                and recording.changes[position : position + 1] == [recording.changes[index]]
+                and recording.poses[position] == end
+                and recording.moves[position:last] == rest
+                and last > (best[2] if best else index)
             ):
-                best = (command, moves, reached)
+                best = (command, moves, last)
                 break
-    assert best is not None, f"no command does what the bot does next, {game.moves[index].name}"
+    assert best is not None, f"no command does what the bot does next, {recording.moves[index].name}"
     return best
 
 

@@ -1,8 +1,8 @@
-"""What a BabyAI agent sees, as text, and what its text commands do, as minigrid's moves.
+"""The agent's view as text, and its text commands as minigrid's moves.
 
-Positions are relative to the agent: `ahead` cells in front of it and `right` cells to its right. A
-command that names an object walks the shortest way over cells in sight; it is planned here and
-carried out by `envs/builtin/babyai/env.py`.
+Positions are relative to the agent: `ahead` cells in front of it and `right` cells to its right. A command
+that names an object walks the shortest way over visible cells; it is planned here and carried out by
+`env.py`.
 """
 
 from collections import deque
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 Cell = tuple[int, int]
 """(ahead, right)"""
 _TURNS = ((1, 0), (0, 1), (-1, 0), (0, -1))
-"""Cell in front for each heading: as the agent stands, turned right once, twice, three times."""
+"""The cell in front for each heading: 0, 1, 2 or 3 turns to the right of the agent's own."""
 
 
 class Move(IntEnum):
@@ -34,87 +34,87 @@ class Move(IntEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Sight:
+class VisibleObject:
     """One object in view."""
 
     name: str
-    """`red ball 1`, `grey locked door 2`: numbered from near to far among those of one name."""
+    """`red ball 1`, `grey locked door 2`: objects of the same name are numbered from near to far."""
     cell: Cell
     kind: str
     """minigrid's type: ball, box, key, door."""
     color: str
     state: str
-    """Of a door: open, closed, locked; else empty."""
+    """A door's: open, closed or locked; empty for other objects."""
 
     @property
     def distance(self) -> int:
-        """Cells to go, turns not counted."""
+        """Cells to walk, not counting turns."""
         return abs(self.cell[0]) + abs(self.cell[1])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class View:
-    """All that the agent sees at one moment."""
+    """The agent's view at one moment."""
 
-    sights: tuple[Sight, ...]
+    objects: tuple[VisibleObject, ...]
     """From near to far."""
     free: frozenset[Cell]
-    """Cells in sight that can be walked on."""
+    """Visible cells that the agent can walk on."""
     wall_ahead: int | None
-    """Cells to the first wall straight ahead; None if none is in sight."""
+    """Cells to the first wall straight ahead; None if no wall is visible there."""
     carrying: str | None
     """`red key`, or None."""
 
     @property
-    def ahead(self) -> Sight | None:
-        """What is right in front of the agent."""
-        return next((sight for sight in self.sights if sight.cell == (1, 0)), None)
+    def ahead(self) -> VisibleObject | None:
+        """The object right in front of the agent."""
+        return next((entry for entry in self.objects if entry.cell == (1, 0)), None)
 
 
 def look(env: "MiniGridEnv") -> View:
-    """The agent's view, with what hides behind walls left out."""
+    """The agent's view, without anything that walls hide."""
     grid, visible = env.gen_obs_grid()
     middle, last = grid.width // 2, grid.height - 1
-    objects: list[tuple[Cell, WorldObj]] = []
+    cells_and_objects: list[tuple[Cell, WorldObj]] = []
     free: set[Cell] = {(0, 0)}
-    walls: list[int] = []
+    wall_distances: list[int] = []
     for column in range(grid.width):
         for row in range(grid.height):
             cell = (last - row, column - middle)
             if cell == (0, 0) or not visible[column, row]:
                 continue
-            thing = grid.get(column, row)
-            if thing is None or thing.can_overlap():
+            entity = grid.get(column, row)
+            if entity is None or entity.can_overlap():
                 free.add(cell)
-            if thing is None:
+            if entity is None:
                 continue
-            if thing.type == "wall" and cell[1] == 0:
-                walls.append(cell[0])
-            if thing.type in ("ball", "box", "key", "door"):
-                objects.append((cell, thing))
-    objects.sort(key=lambda entry: (abs(entry[0][0]) + abs(entry[0][1]), entry[0]))
+            if entity.type == "wall" and cell[1] == 0:
+                wall_distances.append(cell[0])
+            if entity.type in ("ball", "box", "key", "door"):
+                cells_and_objects.append((cell, entity))
+    cells_and_objects.sort(key=lambda entry: (abs(entry[0][0]) + abs(entry[0][1]), entry[0]))
     counts: dict[str, int] = {}
-    sights = []
-    for cell, thing in objects:
+    objects = []
+    for cell, entity in cells_and_objects:
         state = ""
-        if thing.type == "door":
-            state = "open" if thing.is_open else "locked" if thing.is_locked else "closed"
-        name = " ".join(filter(None, (thing.color, state, thing.type)))
+        if entity.type == "door":
+            state = "open" if entity.is_open else "locked" if entity.is_locked else "closed"
+        name = " ".join(filter(None, (entity.color, state, entity.type)))
         counts[name] = counts.get(name, 0) + 1
-        sights.append(Sight(f"{name} {counts[name]}", cell, thing.type, thing.color, state))
-    held = env.carrying
+        objects.append(VisibleObject(f"{name} {counts[name]}", cell, entity.type, entity.color, state))
+    load = env.carrying
     return View(
-        sights=tuple(sights),
+        objects=tuple(objects),
         free=frozenset(free),
-        wall_ahead=min(walls, default=None),
-        carrying=f"{held.color} {held.type}" if held else None,
+        wall_ahead=min(wall_distances, default=None),
+        carrying=f"{load.color} {load.type}" if load else None,
     )
 
 
 def describe(view: View) -> str:
     """The view in words, without the commands."""
-    lines = [f"You see {sight.name}: {_whereabouts(sight.cell)}." for sight in view.sights]
-    if not view.sights:
+    lines = [f"You see {entry.name}: {_describe_position(entry.cell)}." for entry in view.objects]
+    if not view.objects:
         lines.append("You see no object.")
     if view.wall_ahead is not None:
         lines.append(f"A wall is {view.wall_ahead} ahead.")
@@ -122,7 +122,7 @@ def describe(view: View) -> str:
     return "\n".join(lines)
 
 
-def _whereabouts(cell: Cell) -> str:
+def _describe_position(cell: Cell) -> str:
     ahead, right = cell
     parts = [f"{ahead} ahead"] if ahead else []
     if right:
@@ -130,8 +130,8 @@ def _whereabouts(cell: Cell) -> str:
     return ", ".join(parts)
 
 
-def commands(view: View) -> dict[str, list[Move]]:
-    """Every command that can be given now, and the moves it stands for."""
+def list_commands(view: View) -> dict[str, list[Move]]:
+    """Every command that is possible now → its moves."""
     moves: dict[str, list[Move]] = {"turn left": [Move.LEFT], "turn right": [Move.RIGHT]}
     if (1, 0) in view.free:
         moves["move forward"] = [Move.FORWARD]
@@ -139,25 +139,25 @@ def commands(view: View) -> dict[str, list[Move]]:
             moves["drop"] = [Move.DROP]
     if view.ahead is not None and view.ahead.kind in ("door", "box"):
         moves["toggle"] = [Move.TOGGLE]
-    for sight in view.sights:
-        way = path(view, sight.cell)
+    for target in view.objects:
+        way = find_path(view, target.cell)
         if way is None:
             continue
-        moves[f"go to {sight.name}"] = way or [Move.DONE]
-        if sight.kind != "door":
+        moves[f"go to {target.name}"] = way or [Move.DONE]
+        if target.kind != "door":
             if not view.carrying:
-                moves[f"pick up {sight.name}"] = [*way, Move.PICKUP]
-        elif sight.state == "open":
-            moves[f"go through {sight.name}"] = [*way, Move.FORWARD]
-        elif sight.state == "closed" or view.carrying == f"{sight.color} key":
-            moves[f"toggle and go through {sight.name}"] = [*way, Move.TOGGLE, Move.FORWARD]
+                moves[f"pick up {target.name}"] = [*way, Move.PICKUP]
+        elif target.state == "open":
+            moves[f"go through {target.name}"] = [*way, Move.FORWARD]
+        elif target.state == "closed" or view.carrying == f"{target.color} key":
+            moves[f"toggle and go through {target.name}"] = [*way, Move.TOGGLE, Move.FORWARD]
     return moves
 
 
-def path(view: View, target: Cell) -> list[Move] | None:
-    """The fewest moves after which the agent faces `target`, next to it; None if there is no way."""
+def find_path(view: View, target: Cell) -> list[Move] | None:
+    """The fewest moves to a cell next to `target`, facing it; None if there is no way."""
     start = ((0, 0), 0)
-    came: dict[tuple[Cell, int], tuple[tuple[Cell, int], Move] | None] = {start: None}
+    previous: dict[tuple[Cell, int], tuple[tuple[Cell, int], Move] | None] = {start: None}
     queue = deque([start])
     while queue:
         state = queue.popleft()
@@ -166,10 +166,10 @@ def path(view: View, target: Cell) -> list[Move] | None:
         front = (ahead + step[0], right + step[1])
         if front == target:
             moves: list[Move] = []
-            before = came[state]
+            before = previous[state]
             while before is not None:
                 moves.append(before[1])
-                before = came[before[0]]
+                before = previous[before[0]]
             return moves[::-1]
         following = [
             (((ahead, right), (heading + 3) % 4), Move.LEFT),
@@ -178,7 +178,7 @@ def path(view: View, target: Cell) -> list[Move] | None:
         if front in view.free:
             following.insert(0, ((front, heading), Move.FORWARD))
         for after, move in following:
-            if after not in came:
-                came[after] = (state, move)
+            if after not in previous:
+                previous[after] = (state, move)
                 queue.append(after)
     return None

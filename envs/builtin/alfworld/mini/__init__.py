@@ -1,6 +1,6 @@
-"""`alfworld-mini`: games in ALFWorld's format that are made here, from what the `alfworld` package ships.
+"""`alfworld-mini`: games in ALFWorld's format, generated from the files of the `alfworld` package.
 
-Rooms are its floor plans (which types of objects a room has, where its receptacles stand), rules, goals and
-sentences are its own; who fills the drawers is `rooms.py`. Each game was solved by ALFWorld's planner, and
-its plan is stored in `plans.jsonl` (`planner.py` writes that file, `make.py` the games).
+Floor plans (the types of objects in a room, the places of its receptacles), rules, goals and sentences are
+the package's; `rooms.py` places the objects. ALFWorld's planner has solved each game, and `plans.jsonl`
+stores its plans (`plans.py` writes that file, `make.py` the games).
 """

@@ -1,80 +1,79 @@
-"""Which games there are: for each number a room, its objects and a task that is not yet done.
+"""Draws the games: for each number a room, its objects and a task that is not done at the start.
 
-Rooms are upstream's split of its scenes: `train` and `seen` games are in its training scenes, `unseen` ones
-in its test scenes, which no other game is in. A `seen` game has a task that its room has in no training
-game.
+Rooms follow upstream's split of its scenes: `train` and `seen` games use its training scenes, only `unseen`
+games its test scenes. The task of a `seen` game occurs in no training game of its room.
 """
 
 import random
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 
-from envs.builtin.alfworld.games import TASK_TYPES, Task, grammar_of, said
-from envs.builtin.alfworld.mini.problem import problem
-from envs.builtin.alfworld.mini.rooms import LAMP, Filled, Room, fill, pickupable_types, room
+from envs.builtin.alfworld.games import TASK_TYPES, Task, describe_task, make_grammar
+from envs.builtin.alfworld.mini.problem import write_problem
+from envs.builtin.alfworld.mini.rooms import LAMP, Room, RoomLayout, furnish, make_room, pickupable_types
 from envs.builtin.alfworld.upstream import constants
 
-GAMES = {"train": 150, "seen": 30, "unseen": 30}
-"""Games of each part, of each task type a sixth; numbered in this order."""
+COUNTS = {"train": 150, "seen": 30, "unseen": 30}
+"""Number of games of each part, a sixth of each task type; numbered in this order."""
 
 FOLDERS = {"train": "train", "seen": "valid_seen", "unseen": "valid_unseen"}
-"""As upstream calls them on disk."""
+"""Part → upstream's folder."""
 
-LARGEST = 57_000
-"""Characters of a problem: the planner searches a larger house for minutes, and it takes seconds to start."""
+MAX_PROBLEM_LENGTH = 57_000
+"""Characters; the planner searches a larger house for minutes, and the game takes seconds to start."""
 
 _STATIONS = {
     "pick_clean_then_place_in_recep": ("SinkBasin", "Cleanable"),
     "pick_heat_then_place_in_recep": ("Microwave", "Heatable"),
     "pick_cool_then_place_in_recep": ("Fridge", "Coolable"),
 }
-"""Where it is done, and to what."""
+"""Task type → (the receptacle that does it, the objects' property)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """A game before the planner has seen it."""
+    """A game without a plan."""
 
     number: int
     part: str
     task: Task
-    filled: Filled
+    layout: RoomLayout
     sentence: str
 
     @property
     def trial(self) -> str:
-        """Name of its folder, the last part."""
+        """The last part of its folder."""
         return f"trial_mini_{self.number:04d}"
 
     @property
     def folder(self) -> str:
-        """Within the data set, as upstream names them: task, object, movable receptacle, place or lamp,
-        scene."""
+        """In the data set, named as upstream's: task, object, movable receptacle, target, scene."""
         task = self.task
         target = task.lamp or task.receptacle
-        name = f"{task.type}-{task.object}-None-{target}-{self.filled.room.number}"
+        name = f"{task.type}-{task.object}-None-{target}-{self.layout.room.number}"
         return f"{FOLDERS[self.part]}/{name}/{self.trial}"
 
     @property
     def problem(self) -> str:
         """In PDDL."""
-        return problem(self.filled, self.task, name=self.trial)
+        return write_problem(self.layout, self.task, name=self.trial)
 
     @property
     def grammar(self) -> str:
-        """Upstream's, with the task in it."""
-        return grammar_of(self.sentence)
+        """Upstream's, with the task's sentence in it."""
+        return make_grammar(self.sentence)
 
 
 def drafts() -> Iterator[Draft]:
     """All games, in order; takes seconds."""
     used_tasks: set[tuple[Task, int]] = set()
     number = 0
-    for part, count in GAMES.items():
+    for part, count in COUNTS.items():
         for turn in range(count):
             draft = _draft(number, part, TASK_TYPES[turn % len(TASK_TYPES)], used_tasks)
-            used_tasks.add((draft.task, draft.filled.room.number))
+            used_tasks.add((draft.task, draft.layout.room.number))
             yield draft
             number += 1
 
@@ -83,55 +82,53 @@ def _draft(number: int, part: str, kind: str, used_tasks: set[tuple[Task, int]])
     chance = random.Random(f"alfworld-mini/game/{number}")
     rooms = _rooms(kind, unseen=part == "unseen")
     while True:
-        filled = fill(room(chance.choice(rooms)), chance)
-        tasks = [task for task in _tasks(kind, filled) if (task, filled.room.number) not in used_tasks]
+        layout = furnish(make_room(chance.choice(rooms)), chance)
+        tasks = [task for task in _tasks(kind, layout) if (task, layout.room.number) not in used_tasks]
         if tasks:
             task = chance.choice(tasks)
-            draft = Draft(number, part, task, filled, said(task, chance.randrange(2)))
-            if len(draft.problem) <= LARGEST:
+            draft = Draft(number, part, task, layout, describe_task(task, chance.randrange(2)))
+            if len(draft.problem) <= MAX_PROBLEM_LENGTH:
                 return draft
 
 
 @cache
 def _rooms(kind: str, *, unseen: bool) -> Sequence[int]:
-    """Floor plans in which a type of task can be set."""
+    """Floor plans that support a type of task."""
     table = constants()
     numbers = table.TEST_SCENE_NUMBERS if unseen else table.TRAIN_SCENE_NUMBERS
-    return [number for number in sorted(numbers) if _has_what_it_takes(kind, room(number))]
+    return [number for number in sorted(numbers) if _supports(kind, make_room(number))]
 
 
-def _has_what_it_takes(kind: str, room: Room) -> bool:
+def _supports(kind: str, room: Room) -> bool:
     if kind == "look_at_obj_in_light":
         return LAMP in room.types
     return kind not in _STATIONS or _STATIONS[kind][0] in room.receptacle_types
 
 
-def _tasks(kind: str, filled: Filled) -> list[Task]:
-    """All tasks of a type that a filled room allows and that are not done from the start."""
+def _tasks(kind: str, layout: RoomLayout) -> list[Task]:
+    """All tasks of a type that the room allows and that are not done at the start."""
     able = constants().VAL_ACTION_OBJECTS
-    objects = sorted({thing.type for thing in filled.objects} & pickupable_types())
+    objects = sorted({entity.type for entity in layout.objects} & pickupable_types())
     if kind == "look_at_obj_in_light":
-        lit = bool(filled.of_type(LAMP))
-        return [Task(type=kind, object=thing, receptacle="", lamp=LAMP) for thing in objects if lit]
+        has_lamp = bool(layout.find_objects(LAMP))
+        return [Task(type=kind, object=target, receptacle="", lamp=LAMP) for target in objects if has_lamp]
     if kind in _STATIONS:
-        objects = [thing for thing in objects if thing in able[_STATIONS[kind][1]]]
+        objects = [target for target in objects if target in able[_STATIONS[kind][1]]]
     if kind == "pick_two_obj_and_place":
-        objects = [thing for thing in objects if len(filled.of_type(thing)) > 1]
+        objects = [target for target in objects if len(layout.find_objects(target)) > 1]
     holds = constants().VAL_RECEPTACLE_OBJECTS
     return [
-        Task(type=kind, object=thing, receptacle=receptacle, lamp="")
-        for thing in objects
-        for receptacle in filled.room.receptacle_types
-        if thing in holds[receptacle] and not _is_done(kind, thing, receptacle, filled)
+        Task(type=kind, object=target, receptacle=receptacle, lamp="")
+        for target in objects
+        for receptacle in layout.room.receptacle_types
+        if target in holds[receptacle] and not _is_done(kind, target, receptacle, layout)
     ]
 
 
-def _is_done(kind: str, what: str, receptacle: str, filled: Filled) -> bool:
-    kinds = {thing.name: thing.type for thing in filled.room.receptacles}
-    places = [filled.inside[thing.name] for thing in filled.of_type(what) if thing.name in filled.inside]
-    there = [target for target in places if kinds[target] == receptacle]
+def _is_done(kind: str, target: str, receptacle: str, layout: RoomLayout) -> bool:
     if kind in _STATIONS:
         return False
-    if kind == "pick_two_obj_and_place":
-        return any(there.count(target) > 1 for target in there)
-    return bool(there)
+    kinds = {entity.name: entity.type for entity in layout.room.receptacles}
+    containers = [layout.containers.get(entity.name, "") for entity in layout.find_objects(target)]
+    counts = Counter(name for name in containers if kinds.get(name) == receptacle)
+    return max(counts.values(), default=0) >= (2 if kind == "pick_two_obj_and_place" else 1)

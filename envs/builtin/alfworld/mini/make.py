@@ -1,10 +1,10 @@
-"""Writes the games of `alfworld-mini` into a folder, in upstream's layout; takes seconds."""
+"""Writes the games of `alfworld-mini` into a folder, in upstream's layout, in seconds."""
 
 import json
 from pathlib import Path
 from typing import Any
 
-from envs.builtin.alfworld.games import GAME, TRAJECTORY
+from envs.builtin.alfworld.games import GAME_FILE, TRAJECTORY_FILE
 from envs.builtin.alfworld.mini.drafts import Draft, drafts
 from envs.builtin.alfworld.mini.plans import fingerprint, plans
 from envs.builtin.alfworld.upstream import PACKAGES, domain
@@ -13,29 +13,30 @@ from envs.requirements.data_sets import DataSet
 
 
 def make(folder: Path) -> None:
-    """All games; the same bytes on every machine. Raises `ConfigError` if the plans are of other games."""
+    """Write all games, the same bytes on every machine. Raises `ConfigError` if the plans are for other
+    games."""
     for draft, plan in zip(drafts(), plans(), strict=True):
         if (plan.game, plan.problem) != (draft.folder, fingerprint(draft)):
             raise ConfigError(
-                f"alfworld-mini: the plan in {plan.game} is of another game than {draft.folder}; install the "
+                f"alfworld-mini: the plan of {plan.game} does not belong to {draft.folder}; install the "
                 "pinned alfworld (constraints.txt), or run: python -m envs.builtin.alfworld.mini.plans"
             )
         game_folder = folder / draft.folder
         game_folder.mkdir(parents=True)
-        (game_folder / TRAJECTORY).write_text(json.dumps(_trajectory(draft), indent=1))
-        game = {
+        (game_folder / TRAJECTORY_FILE).write_text(json.dumps(_trajectory(draft), indent=1))
+        content = {
             "pddl_domain": domain(),
             "grammar": draft.grammar,
             "pddl_problem": draft.problem,
             "solvable": plan.plan is not None,
             "walkthrough": plan.plan,
         }
-        (game_folder / GAME).write_text(json.dumps(game))
+        (game_folder / GAME_FILE).write_text(json.dumps(content))
 
 
 def _trajectory(draft: Draft) -> dict[str, Any]:
-    """What upstream tells of a game; without pictures and actions of a robot, of which there are none."""
-    task, filled = draft.task, draft.filled
+    """Upstream's facts of a game, without images and robot actions."""
+    task, layout = draft.task, draft.layout
     return {
         "images": [],
         "pddl_params": {
@@ -47,11 +48,11 @@ def _trajectory(draft: Draft) -> dict[str, Any]:
         },
         "plan": {"high_pddl": [], "low_actions": []},
         "scene": {
-            "floor_plan": f"FloorPlan{filled.room.number}",
-            "object_poses": [{"objectName": thing.name} for thing in filled.objects],
+            "floor_plan": f"FloorPlan{layout.room.number}",
+            "object_poses": [{"objectName": entity.name} for entity in layout.objects],
             "object_toggles": [],
             "random_seed": draft.number,
-            "scene_num": filled.room.number,
+            "scene_num": layout.room.number,
         },
         "source": "alfworld-mini: made from alfworld's floor plans, not one of ALFWorld's games",
         "task_id": draft.trial,
@@ -60,7 +61,7 @@ def _trajectory(draft: Draft) -> dict[str, Any]:
     }
 
 
-GAMES = DataSet(
+MINI_DATA = DataSet(
     name="alfworld-mini",
     about="210 games in ALFWorld's format, made from what the package alfworld ships (MIT)",
     required_paths=("train", "valid_seen", "valid_unseen"),

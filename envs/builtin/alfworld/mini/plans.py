@@ -2,10 +2,10 @@
 
     nice python -m envs.builtin.alfworld.mini.plans
 
-writes the file again, in some fifteen minutes: it is why the games themselves are made in seconds, and
-never played unsolved. A line is `{"game", "problem", "plan"}`: a folder, the hash of the problem that was
-solved, and the commands. These are null where the planner found none within `LIMIT_S`: such a game is no
-item, as upstream leaves out those that nobody has solved.
+writes the file again, in some fifteen minutes. Thanks to the file, games are generated in seconds and none is
+unsolved. A line is `{"game", "problem", "plan"}`: a folder, the hash of the problem, and the commands. The
+plan is null if the planner found none within `LIMIT_S`; such a game is not an item, as upstream omits
+unsolved games.
 """
 
 import hashlib
@@ -22,7 +22,7 @@ from envs.builtin.alfworld.upstream import domain
 
 FILE = Path(__file__).with_name("plans.jsonl")
 LIMIT_S = 60
-"""CPU time of a search; most take one or two seconds, a few would take all memory."""
+"""CPU seconds of a search; most take one or two, a few would exhaust the memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,13 +31,13 @@ class Plan:
 
     game: str
     problem: str
-    """As `fingerprint` has it."""
+    """Its `fingerprint`."""
     plan: tuple[str, ...] | None
 
 
 @cache
 def plans() -> tuple[Plan, ...]:
-    """All, in the order of the games."""
+    """All plans, in the order of the games."""
     lines = [json.loads(line) for line in FILE.read_text().splitlines()]
     return tuple(
         Plan(entry["game"], entry["problem"], entry["plan"] and tuple(entry["plan"])) for entry in lines
@@ -45,36 +45,36 @@ def plans() -> tuple[Plan, ...]:
 
 
 def fingerprint(draft: Draft) -> str:
-    """Of what the planner is given."""
+    """A hash of the planner's input."""
     return hashlib.sha256(f"{domain()}\0{draft.problem}".encode()).hexdigest()[:16]
 
 
 def solve(draft: Draft) -> Plan:
-    """What the planner finds, in a process of its own, so that it can be ended."""
-    reading, writing = multiprocessing.Pipe(duplex=False)
-    process = multiprocessing.get_context("fork").Process(target=_search, args=(draft, writing))
+    """Run the planner in its own process, which a CPU limit can end."""
+    receiver, sender = multiprocessing.Pipe(duplex=False)
+    process = multiprocessing.get_context("fork").Process(target=_search, args=(draft, sender))
     process.start()
-    writing.close()
+    sender.close()
     try:
-        plan: list[str] = reading.recv()
-    except EOFError:  # its time was over
+        plan: list[str] = receiver.recv()
+    except EOFError:  # the limit ended it
         plan = []
     process.join()
     return Plan(draft.folder, fingerprint(draft), tuple(plan) or None)
 
 
-def _search(draft: Draft, answer: Connection) -> None:
+def _search(draft: Draft, sender: Connection) -> None:
     from envs.builtin.alfworld.textworld_light import planner
 
     resource.setrlimit(resource.RLIMIT_CPU, (LIMIT_S, LIMIT_S))
-    with planner() as game:
-        game.load({"pddl_domain": domain(), "pddl_problem": draft.problem, "grammar": draft.grammar})
-        answer.send(list(game.reset()["policy_commands"]))
+    with planner() as environment:
+        environment.load({"pddl_domain": domain(), "pddl_problem": draft.problem, "grammar": draft.grammar})
+        sender.send(list(environment.reset()["policy_commands"]))
 
 
 def main() -> None:
     """Solve all games."""
-    import envs.builtin.alfworld.textworld_light  # noqa: F401 - once, not in every process
+    import envs.builtin.alfworld.textworld_light  # noqa: F401 - here, not in every process
 
     lines = []
     for draft in drafts():

@@ -1,69 +1,72 @@
-"""A filled room and a task as a problem in PDDL.
+"""Writes a furnished room and a task as a problem in PDDL.
 
-The order and the parts are those of upstream's `initial_state.pddl`; so is the way in which names are spelt
-in PDDL.
+Parts, their order and the spelling of names are those of upstream's `initial_state.pddl`.
 """
 
 from collections.abc import Iterable
 
 from envs.builtin.alfworld.games import Task
-from envs.builtin.alfworld.mini.rooms import Filled, pickupable_types, receptacle_types
+from envs.builtin.alfworld.mini.rooms import RoomLayout, pickupable_types, receptacle_types
 from envs.builtin.alfworld.upstream import constants, goal_library
 
-_SPELT = (("-", "_minus_"), ("#", "-"), ("|", "_bar_"), ("+", "_plus_"), (".", "_dot_"), (",", "_comma_"))
-"""In this order: upstream writes `#` where PDDL has its own `-`."""
+_SPELLINGS = (("-", "_minus_"), ("#", "-"), ("|", "_bar_"), ("+", "_plus_"), (".", "_dot_"), (",", "_comma_"))
+"""Replaced in this order: `#` stands for PDDL's own `-`, which must stay."""
 
 
-def problem(filled: Filled, task: Task, *, name: str) -> str:
+def write_problem(layout: RoomLayout, task: Task, *, name: str) -> str:
     """The initial state and the goal."""
-    facts = "\n".join(_facts(filled))
+    facts = "\n".join(_facts(layout))
     goal = goal_library()[task.type]["pddl"].format(obj=task.object, recep=task.receptacle, toggle=task.lamp)
-    fact_lines = "\n".join(_list_facts(filled))
+    fact_lines = "\n".join(_list_facts(layout))
     head = f"(define (problem plan_{name})\n(:domain alfred)\n(:objects\nagent1 # agent\n"
-    return _spelt(f"\n{head}{fact_lines}\n)\n\n(:init\n{facts}\n)\n{goal}")
+    return _spell(f"\n{head}{fact_lines}\n)\n\n(:init\n{facts}\n)\n{goal}")
 
 
-def _list_facts(filled: Filled) -> Iterable[str]:
-    table, room = constants(), filled.room
+def _list_facts(layout: RoomLayout) -> Iterable[str]:
+    table, room = constants(), layout.room
     still = receptacle_types()
-    kinds = sorted((set(table.OBJECTS_SET) | {thing.type for thing in filled.objects}) - still)
+    kinds = sorted((set(table.OBJECTS_SET) | {entity.type for entity in layout.objects}) - still)
     yield from (f"{kind} # object" for kind in kinds)
     yield from (f"{kind}Type # otype" for kind in kinds)
     yield from (f"{kind}Type # rtype" for kind in sorted(still))
-    yield from sorted(f"{thing.name} # object" for thing in filled.objects)
-    yield from sorted(f"{thing.name} # receptacle" for thing in room.receptacles)
+    yield from sorted(f"{entity.name} # object" for entity in layout.objects)
+    yield from sorted(f"{entity.name} # receptacle" for entity in room.receptacles)
     yield from (
-        f"{thing} # location" for thing in sorted({room.start, *(r.location for r in room.receptacles)})
+        f"{entity} # location" for entity in sorted({room.start, *(r.location for r in room.receptacles)})
     )
 
 
-def _facts(filled: Filled) -> Iterable[str]:
-    table, room, objects = constants(), filled.room, filled.objects
-    here = {thing.type for thing in objects}
+def _facts(layout: RoomLayout) -> Iterable[str]:
+    table, room, objects = constants(), layout.room, layout.objects
+    here = {entity.type for entity in objects}
     pickupable, able = pickupable_types(), table.VAL_ACTION_OBJECTS
-    yield from (f"(receptacleType {thing.name} {thing.type}Type)" for thing in room.receptacles)
-    yield from (f"(objectType {thing.name} {thing.type}Type)" for thing in objects)
+    yield from (f"(receptacleType {entity.name} {entity.type}Type)" for entity in room.receptacles)
+    yield from (f"(objectType {entity.name} {entity.type}Type)" for entity in objects)
     for receptacle in room.receptacle_types:
         contents = sorted(here & set(table.VAL_RECEPTACLE_OBJECTS[receptacle]))
         yield from (f"(canContain {receptacle}Type {kind}Type)" for kind in contents)
-    yield from (f"(pickupable {thing.name})" for thing in objects if thing.type in pickupable)
+    yield from (f"(pickupable {entity.name})" for entity in objects if entity.type in pickupable)
     yield from (
-        f"(isReceptacleObject {thing.name})" for thing in objects if thing.type in table.MOVABLE_RECEPTACLES
+        f"(isReceptacleObject {entity.name})"
+        for entity in objects
+        if entity.type in table.MOVABLE_RECEPTACLES
     )
     yield from (
-        f"(openable {thing.name})" for thing in room.receptacles if thing.type in table.OPENABLE_CLASS_LIST
+        f"(openable {entity.name})" for entity in room.receptacles if entity.type in table.OPENABLE_CLASS_LIST
     )
     yield f"(atLocation agent1 {room.start})"
     for predicate in ("cleanable", "heatable", "coolable", "toggleable", "sliceable"):
         yield from (
-            f"({predicate} {thing.name})" for thing in objects if thing.type in able[predicate.capitalize()]
+            f"({predicate} {entity.name})"
+            for entity in objects
+            if entity.type in able[predicate.capitalize()]
         )
-    yield from (f"(inReceptacle {what} {where})" for what, where in filled.inside.items())
-    yield from (f"(receptacleAtLocation {thing.name} {thing.location})" for thing in room.receptacles)
-    yield from (f"(objectAtLocation {thing.name} {thing.location})" for thing in objects)
+    yield from (f"(inReceptacle {name} {receptacle})" for name, receptacle in layout.containers.items())
+    yield from (f"(receptacleAtLocation {entity.name} {entity.location})" for entity in room.receptacles)
+    yield from (f"(objectAtLocation {entity.name} {entity.location})" for entity in objects)
 
 
-def _spelt(text: str) -> str:
-    for spelling, spelt in _SPELT:
-        text = text.replace(spelling, spelt)
+def _spell(text: str) -> str:
+    for sign, replacement in _SPELLINGS:
+        text = text.replace(sign, replacement)
     return text

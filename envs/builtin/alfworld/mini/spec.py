@@ -1,12 +1,12 @@
 """The environment `alfworld-mini`."""
 
 from collections.abc import Sequence
-from functools import cache
+from functools import cache, partial
 
-from envs.builtin.alfworld.env import INSTRUCTIONS, maker
+from envs.builtin.alfworld.env import INSTRUCTIONS, AlfWorldEnv
 from envs.builtin.alfworld.expert import add_thoughts
-from envs.builtin.alfworld.games import Game, facts_of, read_game
-from envs.builtin.alfworld.mini.make import GAMES
+from envs.builtin.alfworld.games import Game, parse_task_folder, read_game
+from envs.builtin.alfworld.mini.make import MINI_DATA
 from envs.builtin.alfworld.mini.plans import plans
 from envs.builtin.alfworld.upstream import MAX_EPISODES, PACKAGES, PRELOAD
 from envs.errors import unknown_item
@@ -15,8 +15,7 @@ from envs.types import Item
 
 NAME = "alfworld-mini"
 PARTS = {"train": "train", "valid_seen": "seen", "valid_unseen": "unseen"}
-"""Folder → what it is of: games of the training rooms that are trained on or not, and games of other
-rooms."""
+"""Folder → part: training games, other games of the training rooms, and games of other rooms."""
 
 
 @cache
@@ -29,18 +28,20 @@ def make_item(index: int) -> Item:
     if not 0 <= index < len(_folders()):
         raise unknown_item(NAME, index, count=len(_folders()))
     part, task, _ = _folders()[index].split("/")
-    return Item(item_id=f"{NAME}_{index}", env=NAME, metadata={**facts_of(task), "part": PARTS[part]})
+    return Item(
+        item_id=f"{NAME}_{index}", env=NAME, metadata={**parse_task_folder(task), "part": PARTS[part]}
+    )
 
 
 def read(index: int) -> Game:
     """The game of an item."""
     make_item(index)
-    return read_game(GAMES.prepare() / _folders()[index], mend=f"wingspan data make {NAME}")
+    return read_game(MINI_DATA.prepare() / _folders()[index], remedy=f"wingspan data make {NAME}")
 
 
 def split(seed: int) -> Split:
-    """All games that the planner solved: those of the folder `train`, and those of the two others. It is
-    the same for every seed, as it is upstream."""
+    """The games that the planner solved: those of the folder `train`, and those of the two others. As
+    upstream, the split ignores the seed."""
     items = [make_item(index) for index in range(len(_folders()))]
     return Split(
         train=[item for item in items if item.metadata["part"] == "train"],
@@ -56,15 +57,15 @@ def expert(item: Item) -> Sequence[ExpertStep]:
 
 SPEC = EnvSpec(
     name=NAME,
-    make=maker(read),
+    make=partial(AlfWorldEnv, read),
     split=split,
     make_item=make_item,
     expert=expert,
     instructions=INSTRUCTIONS,
     packages=PACKAGES,
-    requirements=(GAMES,),
+    requirements=(MINI_DATA,),
     isolation="process",
     preload=PRELOAD,
     max_episodes=MAX_EPISODES,
-    source=f"stand-in, not ALFWorld's games: {GAMES.about}",
+    source=f"stand-in, not ALFWorld's games: {MINI_DATA.about}",
 )
