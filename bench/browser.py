@@ -29,7 +29,7 @@ import psutil
 
 from envs.base import Environment
 from envs.browser.leases import BrowserLease
-from envs.builtin.miniwob.env import MiniWobEnv, place_of
+from envs.builtin.miniwob.env import MiniWobEnv, find_task
 from envs.builtin.miniwob.expert import EXPERTS
 from envs.builtin.miniwob.spec import SPEC, make_item
 from envs.errors import EpisodeFault
@@ -43,7 +43,7 @@ SETTLE_S = 3.0
 
 def items(count: int) -> list[Item]:
     """The first `count` items that have a script."""
-    solvable = (make_item(n) for n in range(100_000) if place_of(n)[0] in EXPERTS)
+    solvable = (make_item(n) for n in range(100_000) if find_task(n)[0] in EXPERTS)
     return [next(solvable) for _ in range(count)]
 
 

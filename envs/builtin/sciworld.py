@@ -1,13 +1,13 @@
 """ScienceWorld: experiments of elementary-school science in a simulated house, by text commands.
 
-The simulator is the `scienceworld` package's own (Wang et al. 2022, ScienceWorld, arXiv 2203.07540), a
-Java program; each live instance is a JVM of its own, spoken to by py4j from a thread of its own. Of the
-package's Python wrapper only the program is used: its `step` asks for ten more things than a policy is told
-and takes nine times as long. Item `sciworld_N` is numbered as in AgentGym: the variations of 23 tasks, one
-task after the other (it leaves out the tasks 5-1, 5-2, 9-1 to 9-3, 10-1 and 10-2).
+The simulator is the Java program of the `scienceworld` package (Wang et al. 2022, ScienceWorld, arXiv
+2203.07540). Each live instance has its own JVM and talks to it through py4j from its own thread. The
+package's Python wrapper is not used: its `step` makes ten more queries than a policy needs and takes nine
+times as long. Items are numbered as in AgentGym: the variations of 23 tasks, task after task (it omits the
+tasks 5-1, 5-2, 9-1 to 9-3, 10-1 and 10-2).
 
-The score goes from 0 to 1 as parts of the task are done; to focus on a wrong thing ends the task with a
-score of -1, which counts as 0 here. A step's reward is the score that it brought. Success is a score of 1.
+The score grows from 0 to 1 as parts of the task are done. Focusing on a wrong object ends the task with a
+score of -1, which counts as 0 here. The reward of a step is the score that it adds. Success is a score of 1.
 """
 
 import asyncio
@@ -70,16 +70,16 @@ TASKS = (
 """In the package's order; the variations between `train` and `test` are its development set."""
 
 TEST_ITEMS, TRAIN_ITEMS = 200, 2120
-"""As many as in AgentGym-RL's SciWorld; which ones it chose is not in its code."""
+"""The sizes of AgentGym-RL's SciWorld; its code does not say which items it chose."""
 
-_SAME_EVERY_TIME = ("-XX:+IgnoreUnrecognizedVMOptions", "-XX:+UnlockExperimentalVMOptions", "-XX:hashCode=2")
-"""The simulator walks over sets of its objects, in the order of hash codes that Java makes up anew each time:
-which of two things warms the other first, which container a gold path opens. With one code for all objects
-that order is the one in which they were made."""
-JVM_OPTIONS = ("-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Xss512k", *_SAME_EVERY_TIME)
-HEAP, SOLVER_HEAP = "192m", "2g"
-"""Without a cap the heap of one JVM was seen at 1.08 GB; with this one a JVM takes about 160 MB. The search
-for a gold path keeps whole sets of ways through the house."""
+_HASH_OPTIONS = ("-XX:+IgnoreUnrecognizedVMOptions", "-XX:+UnlockExperimentalVMOptions", "-XX:hashCode=2")
+"""The simulator iterates over sets of its objects in the order of hash codes, which Java draws anew each
+time; the order decides which of two objects warms the other first and which container a gold path opens. With
+one hash code for all objects, it is the order of their creation."""
+JVM_OPTIONS = ("-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Xss512k", *_HASH_OPTIONS)
+HEAP_SIZE, SOLVER_HEAP_SIZE = "192m", "2g"
+"""Without a limit the heap of one JVM reached 1.08 GB; with this one a JVM takes about 160 MB. The solver
+needs more: it stores whole sets of paths through the house."""
 
 INSTRUCTIONS = """\
 You carry out an experiment in a simulated house. Every round you are told what happened, and you \
@@ -93,15 +93,15 @@ examine OBJ, task, inventory. Where a name is ambiguous you are asked to choose 
 class Jvm:
     """One simulator process; every method blocks, and one thread at a time may call."""
 
-    def __init__(self, *, heap_size: str = HEAP) -> None:
+    def __init__(self, *, heap_size: str = HEAP_SIZE) -> None:
         """Start it; raises `MissingDependency` without Java or the package."""
-        # The simulator writes a table of its objects into the folder that it is started in.
+        # The simulator writes a table of its objects into its working directory.
         self._folder = tempfile.TemporaryDirectory()
         with SPEC.explain_missing():
             from py4j.java_gateway import GatewayParameters, JavaGateway, launch_gateway
             from scienceworld.constants import JAR_PATH
 
-            # With die_on_exit it ends when this process does, however that ends.
+            # With die_on_exit, the JVM ends with this process, however that ends.
             port, self._process = launch_gateway(
                 classpath=JAR_PATH,
                 javaopts=[*JVM_OPTIONS, f"-Xmx{heap_size}"],
@@ -109,8 +109,8 @@ class Jvm:
                 return_proc=True,
                 cwd=self._folder.name,
             )
-        # Without memory management: its messages from finalizers would be logged long after the JVM has gone.
-        # What the simulator returns but for texts and numbers is a list of actions now and then.
+        # No memory management: its finalizers would log messages long after the JVM has ended. Besides texts
+        # and numbers, the simulator rarely returns objects, and these are lists of actions.
         self._gateway = JavaGateway(
             gateway_parameters=GatewayParameters(port=port, enable_memory_management=False)
         )
@@ -118,7 +118,7 @@ class Jvm:
 
     @property
     def pid(self) -> int:
-        """Of the Java process."""
+        """Process id of the JVM."""
         return int(self._process.pid)
 
     @property
@@ -127,13 +127,13 @@ class Jvm:
         return self._process.poll() is None
 
     def load(self, task: str, variation: int, *, solve: bool = False) -> str:
-        """Start a variation; returns the task's description. `solve`: have the gold path ready, too."""
+        """Start a variation; returns the task's description. `solve` also computes the gold path."""
         self._simulator.load(task, variation, "", solve)
         self._simulator.reset()
         return str(self._simulator.getTaskDescription())
 
     def gold_path(self) -> list[str]:
-        """Actions that the simulator's own solver takes in what was loaded with `solve`."""
+        """The actions of the simulator's own solver; needs `load(solve=True)`."""
         return [str(action) for action in self._simulator.getGoldActionSequence()]
 
     def step(self, action: str) -> tuple[str, float, bool]:
@@ -142,10 +142,10 @@ class Jvm:
         score = float(self._simulator.getScore())
         return observation, score, score < 0 or bool(self._simulator.getCompleted())
 
-    def ask(self, what: str) -> Any:
-        """What a player is not told: named and formed as AgentGym's server does."""
+    def inspect(self, name: str) -> Any:
+        """A fact that observations omit, named and formed as by AgentGym's server."""
         simulator = self._simulator
-        match what:
+        match name:
             case "action_hint":
                 return {
                     "possible_actions": list(map(str, simulator.getPossibleActions())),
@@ -168,7 +168,7 @@ class Jvm:
                     "possible_objects": list(map(str, simulator.getPossibleObjects()))[:10],
                     "current_moves": int(simulator.getNumMoves()),
                 }
-        raise ConfigError(f"sciworld tells nothing of {what!r}")
+        raise ConfigError(f"sciworld has no fact {name!r}")
 
     def close(self) -> None:
         """End the process. Idempotent."""
@@ -191,23 +191,23 @@ class SciWorldEnv:
 
     @property
     def is_alive(self) -> bool:
-        """See `envs/base.py`, `HasProcess`."""
+        """False once the JVM has died."""
         return self._jvm is None or self._jvm.is_alive
 
     async def prepare(self) -> None:
-        """See `envs/base.py`, `HasProcess`."""
+        """Start the JVM."""
         await self._in_thread(self._start_jvm)
 
     async def reset(self, item: Item) -> str:
-        """Start `item`; returns the task and what is seen."""
-        task, variation = place_of(item.index)
+        """Start `item`; returns the task and the first view."""
+        task, variation = find_variation(item.index)
         self._score, self._points, self._is_playing = 0.0, 0, True
 
         def start() -> tuple[str, float]:
             jvm = self._start_jvm()
-            described = jvm.load(task.name, variation)
+            description = jvm.load(task.name, variation)
             observation, score, _ = jvm.step("look around")
-            return f"{described}\n{observation}", score
+            return f"{description}\n{observation}", score
 
         opening, score = await self._in_thread(start)
         self._count_points(score)
@@ -226,14 +226,14 @@ class SciWorldEnv:
         self._count_points(score)
         return StepResult(observation, gain, terminated=has_ended, success=has_ended and score >= 1.0)
 
-    async def inspect(self, what: str) -> Any:
-        """See `envs/base.py`, `Inspectable`: `points`, and what `Jvm.ask` has."""
+    async def inspect(self, name: str) -> Any:
+        """`points`, or a fact of `Jvm.inspect`."""
         jvm = self._jvm
         if jvm is None:
-            raise RuntimeError("asked before reset")
-        if what == "points":
+            raise RuntimeError("inspect before reset")
+        if name == "points":
             return {"score": self._points, "reward": self._points_gained}
-        return await self._in_thread(lambda: jvm.ask(what))
+        return await self._in_thread(lambda: jvm.inspect(name))
 
     async def close(self) -> None:
         """End the JVM."""
@@ -241,15 +241,13 @@ class SciWorldEnv:
         if thread is None:
             return
         if self._jvm is not None:
-            await asyncio.to_thread(self._jvm.close)  # a step that hangs ends with it
-        await asyncio.get_running_loop().run_in_executor(
-            thread, self._end
-        )  # one that was still starting, too
+            await asyncio.to_thread(self._jvm.close)  # ends a step that hangs
+        await asyncio.get_running_loop().run_in_executor(thread, self._end)  # a JVM that was still starting
         thread.shutdown(wait=False)
 
     def _count_points(self, score: float) -> None:
-        """Whole points up to 100, of the episode and of the last action, as AgentGym's server tells them. An
-        item may have some at its reset."""
+        """Whole points up to 100, of the episode and of the last action, as AgentGym's server reports them. A
+        reset may already give some."""
         points = round(100 * max(0.0, score))
         self._points_gained, self._points = points - self._points, points
 
@@ -269,8 +267,8 @@ class SciWorldEnv:
         return await asyncio.get_running_loop().run_in_executor(self._thread, work)
 
 
-def place_of(index: int) -> tuple[Task, int]:
-    """AgentGym's item `index` → (task, variation). Raises `ConfigError` where there is none."""
+def find_variation(index: int) -> tuple[Task, int]:
+    """AgentGym's item `index` → (task, variation). Raises `ConfigError` if there is no such item."""
     rest = index
     for task in TASKS:
         if 0 <= rest < task.variations:
@@ -281,13 +279,13 @@ def place_of(index: int) -> tuple[Task, int]:
 
 def make_item(index: int) -> Item:
     """The item `sciworld_<index>`."""
-    task, _ = place_of(index)
+    task, _ = find_variation(index)
     return Item(item_id=f"sciworld_{index}", env="sciworld", metadata={"task": task.number})
 
 
 def split(seed: int) -> Split:
-    """2,120 training items drawn from the package's training variations of all tasks, 200 test items from its
-    test variations."""
+    """2,120 training items drawn from the package's training variations, 200 test items from its test
+    variations."""
     rng = random.Random(f"sciworld/split/{seed}")
     first, train, test = 0, list[int](), list[int]()
     for task in TASKS:
@@ -302,14 +300,14 @@ def split(seed: int) -> Split:
 
 @cache
 def _solver() -> Jvm:
-    jvm = Jvm(heap_size=SOLVER_HEAP)
+    jvm = Jvm(heap_size=SOLVER_HEAP_SIZE)
     atexit.register(jvm.close)
     return jvm
 
 
 def expert(item: Item) -> Sequence[ExpertStep]:
     """The simulator's own gold path."""
-    task, variation = place_of(item.index)
+    task, variation = find_variation(item.index)
     jvm = _solver()
     jvm.load(task.name, variation, solve=True)
     return [ExpertStep(thought="", action=action) for action in jvm.gold_path()]

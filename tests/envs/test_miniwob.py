@@ -7,7 +7,7 @@ import pytest
 
 from envs.browser.expert_steps import find
 from envs.browser.program import CHROMIUM
-from envs.builtin.miniwob.env import MiniWobEnv, pages, place_of
+from envs.builtin.miniwob.env import MiniWobEnv, find_task, pages
 from envs.builtin.miniwob.expert import EXPERTS
 from envs.builtin.miniwob.spec import SPEC, make_item, split
 from envs.builtin.miniwob.tasks import TASKS
@@ -30,10 +30,10 @@ def test_items_are_tasks_and_seeds() -> None:
     sides = split(0)
     assert (len(sides.train), len(sides.test)) == (780, 130)
     assert {one.metadata["task"] for one in sides.test} == set(TASKS)
-    assert not {place_of(one.index)[1] for one in sides.train} & {
-        place_of(one.index)[1] for one in sides.test
+    assert not {find_task(one.index)[1] for one in sides.train} & {
+        find_task(one.index)[1] for one in sides.test
     }
-    assert place_of(65 * 3 + 1) == (TASKS[1], 3)
+    assert find_task(65 * 3 + 1) == (TASKS[1], 3)
 
 
 def test_tasks_are_solved_by_what_is_seen_and_rewarded_by_their_page() -> None:

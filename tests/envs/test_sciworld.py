@@ -7,7 +7,7 @@ import signal
 import psutil
 import pytest
 
-from envs.builtin.sciworld import TASKS, Jvm, SciWorldEnv, expert, make_item, place_of, split
+from envs.builtin.sciworld import TASKS, Jvm, SciWorldEnv, expert, find_variation, make_item, split
 from envs.errors import ConfigError, MissingDependency
 from envs.requirements.detection import JAVA
 
@@ -45,32 +45,32 @@ def test_the_table_of_tasks_is_the_packages():
 
 
 def test_items_are_numbered_task_by_task():
-    assert (place_of(0)[0].name, place_of(0)[1]) == ("boil", 0)
-    assert (place_of(29)[0].name, place_of(29)[1]) == ("boil", 29)
-    assert (place_of(30)[0].name, place_of(30)[1]) == ("melt", 0)
+    assert (find_variation(0)[0].name, find_variation(0)[1]) == ("boil", 0)
+    assert (find_variation(29)[0].name, find_variation(29)[1]) == ("boil", 29)
+    assert (find_variation(30)[0].name, find_variation(30)[1]) == ("melt", 0)
     last = sum(task.variations for task in TASKS) - 1
-    assert (place_of(last)[0].name, place_of(last)[1]) == ("identify-life-stages-2", 9)
+    assert (find_variation(last)[0].name, find_variation(last)[1]) == ("identify-life-stages-2", 9)
     with pytest.raises(ConfigError, match=str(last + 1)):
-        place_of(last + 1)
+        find_variation(last + 1)
 
 
 def test_the_split_keeps_the_packages_training_and_test_variations_apart():
-    found = split(0)
-    assert (len(found.train), len(found.test)) == (2120, 200)
-    for item in found.train:
-        task, variation = place_of(int(item.item_id.removeprefix("sciworld_")))
+    items = split(0)
+    assert (len(items.train), len(items.test)) == (2120, 200)
+    for item in items.train:
+        task, variation = find_variation(int(item.item_id.removeprefix("sciworld_")))
         assert variation < task.train
-    for item in found.test:
-        task, variation = place_of(int(item.item_id.removeprefix("sciworld_")))
+    for item in items.test:
+        task, variation = find_variation(int(item.item_id.removeprefix("sciworld_")))
         assert variation >= task.test
-    assert split(0) == found
-    assert split(1).test != found.test
+    assert split(0) == items
+    assert split(1).test != items.test
 
 
 @needs_java
 @pytest.mark.parametrize("number", ["1-2", "4-2", "7-1", "8-2"])
 def test_gold_paths_reach_full_marks(number):
-    """Some variations of tasks whose gold path is found in a second or two."""
+    """Some variations of tasks whose gold path is items in a second or two."""
     first = first_of(number)
 
     async def main() -> None:
@@ -97,28 +97,28 @@ def test_gold_paths_reach_full_marks(number):
 @needs_java
 def test_the_same_item_is_the_same_whatever_was_played_before():
     """Java's own order of objects differs from game to game: here in the container that the path opens."""
-    item, other = make_item(35), make_item(34)
+    item, another = make_item(35), make_item(34)
 
-    async def played(*items):
+    async def play(*items):
         env = SciWorldEnv()
         try:
-            for one in items:
-                seen = [await env.reset(one)]
+            for item in items:
+                results = [await env.reset(item)]
                 for step in path:
                     result = await env.step(step.action)
-                    seen.append((result.observation, result.reward))
+                    results.append((result.observation, result.reward))
                     if result.terminated:
                         break
-            return seen
+            return results
         finally:
             await env.close()
 
     path = expert(item)
-    expert(other)
+    expert(another)
     assert expert(item) == path
-    first = asyncio.run(played(item))
-    assert asyncio.run(played(other, other, item)) == first
-    assert asyncio.run(played(item, item)) == first
+    first = asyncio.run(play(item))
+    assert asyncio.run(play(another, another, item)) == first
+    assert asyncio.run(play(item, item)) == first
 
 
 @needs_java
@@ -151,9 +151,9 @@ def test_a_killed_jvm_is_a_fault_and_close_leaves_no_process():
         await env.close()
         assert not psutil.pid_exists(pid)
         await env.reset(make_item(1))  # it starts another
-        other = env._jvm.pid
+        second_pid = env._jvm.pid
         await env.close()
-        assert not psutil.pid_exists(other)
+        assert not psutil.pid_exists(second_pid)
 
     asyncio.run(main())
 

@@ -33,9 +33,9 @@ def _level(index: int) -> object:
 
 
 def _page(index: int) -> object:
-    from envs.builtin.miniwob.env import place_of
+    from envs.builtin.miniwob.env import find_task
 
-    return place_of(index)
+    return find_task(index)
 
 
 def _task(index: int, *, env: str) -> object:

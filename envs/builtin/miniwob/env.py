@@ -1,8 +1,7 @@
-"""A task of MiniWoB++, played in the browser that WebArena's tasks are played in.
+"""A task of MiniWoB++ in the same browser as WebArena's tasks.
 
-An observation has WebArena's form, without an address: each task is one page. What surrounds a task for
-people (the time left, the last reward, the objective, which is told apart) is not shown, and no time limit
-runs.
+Observations have WebArena's form, without an address, since each task is one page. The elements around a task
+that are for people (the time left, the last reward, the objective) are hidden, and there is no time limit.
 """
 
 from importlib.metadata import PackageNotFoundError, distribution
@@ -57,7 +56,7 @@ class MiniWobEnv(BrowserEnv):
 
     async def reset(self, item: Item) -> str:
         """Start `item`; returns its page and the objective."""
-        name, seed = place_of(item.index)
+        name, seed = find_task(item.index)
         await self._end_session()
         session = self._session = await BrowserSession.open(
             await self._lease_browser(),
@@ -75,7 +74,7 @@ class MiniWobEnv(BrowserEnv):
         return await self._observe(session)
 
     async def step(self, action: str) -> StepResult:
-        """Carry out one action; the page says when the task has ended, and what it was worth."""
+        """Carry out one action; the page decides when the task ends, and its reward."""
         session = self._session
         if session is None:
             raise RuntimeError("step before reset, or after the end")
@@ -94,7 +93,7 @@ class MiniWobEnv(BrowserEnv):
                 return StepResult(f"There is one page only. Actions: {ACTIONS}.")
         try:
             done, reward = await session.evaluate(_END)
-        except ValueError:  # a link has led away
+        except ValueError:  # a link left the page
             return await self._end(0.0)
         return await self._end(float(reward)) if done else StepResult(await self._observe(session))
 
@@ -108,8 +107,8 @@ class MiniWobEnv(BrowserEnv):
         return f"OBSERVATION:\n{page}\nOBJECTIVE: {self._objective}\nPREVIOUS ACTION: {self._previous_action}"
 
 
-def place_of(index: int) -> tuple[str, int]:
-    """Item `index` → (task, seed). Raises `ConfigError` for a number that has no seed."""
+def find_task(index: int) -> tuple[str, int]:
+    """Item `index` → (task, seed). Raises `ConfigError` for a number without a seed."""
     if not 0 <= index < len(TASKS) * SEEDS:
         raise unknown_item("miniwob", index, count=len(TASKS) * SEEDS)
     seed, number = divmod(index, len(TASKS))

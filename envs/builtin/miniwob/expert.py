@@ -1,8 +1,8 @@
-"""Scripted solutions of tasks that take the same number of turns each time.
+"""Scripted solutions of tasks that always take the same number of turns.
 
-Left out are those whose buttons may lie upon one another, or whose links are words that stand elsewhere, too.
+Tasks are omitted if their buttons may overlap, or if their links are words that occur elsewhere as well.
 
-Each step reads what it needs from the observation: the objective says what is asked, the tree where it is.
+Each step reads the objective and the accessibility tree from the observation.
 """
 
 import operator
@@ -21,85 +21,85 @@ _OPERATIONS: Mapping[str, Callable[[int, int], int]] = {
 }
 
 
-def objective(seen: str) -> str:
-    """What is asked for."""
-    match = _OBJECTIVE.search(seen)
+def objective(page: str) -> str:
+    """The objective in an observation."""
+    match = _OBJECTIVE.search(page)
     if match is None:
-        raise LookupError("no objective in what is seen")
+        raise LookupError("the observation has no objective")
     return match[1]
 
 
-def find_quoted(seen: str, nth: int = 0) -> str:
-    """A text that the objective has in quotes."""
-    return str(re.findall(r'"(.*?)"', objective(seen))[nth])
+def find_quoted(page: str, nth: int = 0) -> str:
+    """The `nth` text in quotes of the objective."""
+    return str(re.findall(r'"(.*?)"', objective(page))[nth])
 
 
-def find_asked(seen: str, pattern: str) -> str:
-    """What the first group of a pattern finds in the objective."""
-    match = re.search(pattern, objective(seen))
+def find_pattern(page: str, pattern: str) -> str:
+    """The first group of `pattern` in the objective."""
+    match = re.search(pattern, objective(page))
     if match is None:
-        raise LookupError(f"the objective is none of the known ones: {objective(seen)}")
+        raise LookupError(f"unknown objective: {objective(page)}")
     return match[1]
 
 
-def texts(seen: str) -> list[str]:
-    """Texts of the page, in order."""
-    return [match[2] for match in _TEXT.finditer(seen)]
+def texts(page: str) -> list[str]:
+    """The texts of the page, in order."""
+    return [match[2] for match in _TEXT.finditer(page)]
 
 
 def _click(role: str, name: Callable[[str], str]) -> ExpertStep:
-    return ExpertStep("", lambda seen: f"click [{find(seen, role, name(seen))}]")
+    return ExpertStep("", lambda page: f"click [{find(page, role, name(page))}]")
 
 
 def _write(text: Callable[[str], str], *, nth: int | Callable[[str], int] = 0) -> ExpertStep:
-    def action(seen: str) -> str:
-        place = nth if isinstance(nth, int) else nth(seen)
-        return f"type [{find(seen, 'textbox', nth=place)}] [{text(seen)}] [0]"
+    def action(page: str) -> str:
+        position = nth if isinstance(nth, int) else nth(page)
+        return f"type [{find(page, 'textbox', nth=position)}] [{text(page)}] [0]"
 
     return ExpertStep("", action)
 
 
-def _ordinal(seen: str, pattern: str) -> int:
+def _ordinal(page: str, pattern: str) -> int:
     """`3rd` → 2."""
-    return int(re.sub(r"\D", "", find_asked(seen, pattern))) - 1
+    return int(re.sub(r"\D", "", find_pattern(page, pattern))) - 1
 
 
 def _nth_clicked(role: str, pattern: str) -> ExpertStep:
-    """Click on the one that the objective names by its place."""
-    return ExpertStep("", lambda seen: f"click [{find(seen, role, nth=_ordinal(seen, pattern))}]")
+    """Click on the element that the objective names by its position."""
+    return ExpertStep("", lambda page: f"click [{find(page, role, nth=_ordinal(page, pattern))}]")
 
 
 SUBMIT = click("button", "Submit")
 
 
-def _upper_or_lower(seen: str) -> str:
-    return find_quoted(seen).upper() if "upper case" in objective(seen) else find_quoted(seen).lower()
+def _upper_or_lower(page: str) -> str:
+    return find_quoted(page).upper() if "upper case" in objective(page) else find_quoted(page).lower()
 
 
-def _word(seen: str) -> str:
-    return texts(seen)[0].split()[_ordinal(seen, r"the (\d+)\w\w word")].strip(",.")
+def _word(page: str) -> str:
+    return texts(page)[0].split()[_ordinal(page, r"the (\d+)\w\w word")].strip(",.")
 
 
-def _value(seen: str, label: str) -> str:
-    lines = texts(seen)
+def _value(page: str, label: str) -> str:
+    lines = texts(page)
     return lines[lines.index(label) + 1]
 
 
 def _label(nth: int) -> Callable[[str], str]:
-    """The value that belongs to the label of the `nth` field, which stands after the table."""
-    return lambda seen: _value(
-        seen, [text for text in texts(seen) if text.endswith(":")][nth].removesuffix(":")
+    """The value for the label of the `nth` field, which follows the table."""
+    return lambda page: _value(
+        page, [text for text in texts(page) if text.endswith(":")][nth].removesuffix(":")
     )
 
 
-def _sum(seen: str) -> str:
-    left, sign, right = texts(seen)[0].removesuffix("=").split()
+def _sum(page: str) -> str:
+    left, sign, right = texts(page)[0].removesuffix("=").split()
     return str(_OPERATIONS[sign](int(left), int(right)))
 
 
-def _unknown(seen: str) -> str:
-    """The number that the one `x` of a sum or difference stands for."""
-    left, sign, right, _, result = texts(seen)[0].split()
+def _unknown(page: str) -> str:
+    """The value of `x` in a sum or difference."""
+    left, sign, right, _, result = texts(page)[0].split()
     return next(
         str(x)
         for x in range(-2000, 2001)
@@ -107,10 +107,10 @@ def _unknown(seen: str) -> str:
     )
 
 
-def _best_ticket(seen: str) -> str:
-    prices = [int(price) for price in re.findall(r"button 'Book for \$(\d+)'", seen)]
-    minutes = [60 * int(h) + int(m) for h, m in re.findall(r"StaticText '(\d+)h (\d+)m'", seen)]
-    superlative = find_asked(seen, "(cheapest|most expensive|shortest|longest)")
+def _best_ticket(page: str) -> str:
+    prices = [int(price) for price in re.findall(r"button 'Book for \$(\d+)'", page)]
+    minutes = [60 * int(h) + int(m) for h, m in re.findall(r"StaticText '(\d+)h (\d+)m'", page)]
+    superlative = find_pattern(page, "(cheapest|most expensive|shortest|longest)")
     column = prices if superlative in ("cheapest", "most expensive") else minutes
     best = min(column) if superlative in ("cheapest", "shortest") else max(column)
     if len(minutes) != len(prices):
@@ -119,24 +119,24 @@ def _best_ticket(seen: str) -> str:
 
 
 def _film(nth: int) -> ExpertStep:
-    """What belongs into the `nth` field, by the labels in their order."""
+    """Fill the `nth` field with the value for its label."""
 
-    def value(seen: str) -> str:
-        match = re.search(r"Search for (.+) movies directed by (.+) from year (\d+)", objective(seen))
+    def value(page: str) -> str:
+        match = re.search(r"Search for (.+) movies directed by (.+) from year (\d+)", objective(page))
         if match is None:
-            raise LookupError(objective(seen))
+            raise LookupError(objective(page))
         values = {"Genre": match[1], "Director": match[2], "Year": match[3]}
-        return values[[label for text in texts(seen) if (label := text.strip(": ")) in values][nth]]
+        return values[[label for text in texts(page) if (label := text.strip(": ")) in values][nth]]
 
     return _write(value, nth=nth)
 
 
-def _day(seen: str) -> str:
-    return str(int(find_asked(seen, r"Select \d+/(\d+)/")))
+def _day(page: str) -> str:
+    return str(int(find_pattern(page, r"Select \d+/(\d+)/")))
 
 
-def _last_word(seen: str) -> str:
-    return texts(seen)[-1].split()[-1].strip(",.")
+def _last_word(page: str) -> str:
+    return texts(page)[-1].split()[-1].strip(",.")
 
 
 EXPERTS: Mapping[str, Sequence[ExpertStep]] = {
@@ -145,8 +145,8 @@ EXPERTS: Mapping[str, Sequence[ExpertStep]] = {
     "choose-list": [
         ExpertStep(
             "",
-            lambda seen: (
-                f"type [{find(seen, 'combobox')}] [{find_asked(seen, 'Select (.+) from the list')}] [0]"
+            lambda page: (
+                f"type [{find(page, 'combobox')}] [{find_pattern(page, 'Select (.+) from the list')}] [0]"
             ),
         ),
         SUBMIT,
@@ -155,9 +155,9 @@ EXPERTS: Mapping[str, Sequence[ExpertStep]] = {
     "click-collapsible": [click("tab"), SUBMIT],
     "click-collapsible-nodelay": [click("tab"), SUBMIT],
     "click-dialog": [click("button", "Close")],
-    "click-dialog-2": [_click("button", lambda seen: find_quoted(seen).replace("x", "Close"))],
-    "click-option": [_click("radio", lambda seen: find_asked(seen, "Select (.+) and click")), SUBMIT],
-    "click-tab": [_click("tab", lambda seen: find_asked(seen, r"(Tab #\d)"))],
+    "click-dialog-2": [_click("button", lambda page: find_quoted(page).replace("x", "Close"))],
+    "click-option": [_click("radio", lambda page: find_pattern(page, "Select (.+) and click")), SUBMIT],
+    "click-tab": [_click("tab", lambda page: find_pattern(page, r"(Tab #\d)"))],
     "click-test": [click("button", "Click Me!")],
     "enter-password": [_write(find_quoted), _write(find_quoted, nth=1), SUBMIT],
     "enter-text": [_write(find_quoted), SUBMIT],
@@ -168,24 +168,26 @@ EXPERTS: Mapping[str, Sequence[ExpertStep]] = {
     "focus-text-2": [_nth_clicked("textbox", r"the (\d+)\w\w input")],
     "form-sequence-2": [
         _nth_clicked("radio", r"the (\d+)\w\w radio"),
-        _write(find_quoted, nth=lambda seen: _ordinal(seen, r"the (\d+)\w\w textbox")),
+        _write(find_quoted, nth=lambda page: _ordinal(page, r"the (\d+)\w\w textbox")),
         SUBMIT,
     ],
     "form-sequence-3": [
         ExpertStep(
             "",
-            lambda seen: f"type [{find(seen, 'combobox')}] [{find_asked(seen, 'Choose (.+) from the')}] [0]",
+            lambda page: (
+                f"type [{find(page, 'combobox')}] [{find_pattern(page, 'Choose (.+) from the')}] [0]"
+            ),
         ),
         _click("button", find_quoted),
     ],
     "login-user": [
         _write(find_quoted),
-        _write(lambda seen: find_quoted(seen, 1), nth=1),
+        _write(lambda page: find_quoted(page, 1), nth=1),
         click("button", "Login"),
     ],
     "multi-orderings": [*map(_film, range(3)), click("StaticText", "Submit")],
     "read-table": [
-        _write(lambda seen: _value(seen, find_asked(seen, "value of (.+) into the"))),
+        _write(lambda page: _value(page, find_pattern(page, "value of (.+) into the"))),
         SUBMIT,
     ],
     "read-table-2": [_write(_label(0)), _write(_label(1), nth=1), SUBMIT],

@@ -1,24 +1,22 @@
-"""MiniWoB++: small tasks on small pages, made anew from a seed.
+"""MiniWoB++: small tasks on small pages, generated from a seed.
 
 Pages, tasks and rewards are those of the `miniwob` package (Shi et al. 2017, World of Bits; Liu et al. 2018,
-arXiv 1802.08802), played in the browser and in the form of WebArena (`envs/builtin/miniwob/env.py`). Item
-`miniwob_N`
-is task N % 65 of `envs/builtin/miniwob/tasks.py`, made from seed N // 65. The reward is the one that the
-page gives,
-from -1 to 1, as it would be without the time; more than 0 is success.
+arXiv 1802.08802), in the browser and the form of WebArena (`env.py`). Item `miniwob_N` is task N % 65 of
+`tasks.py` with seed N // 65. The reward is the page's, from -1 to 1, without its deduction for time; more
+than 0 is success.
 """
 
 from collections.abc import Sequence
 
 from envs.browser.program import CHROMIUM
-from envs.builtin.miniwob.env import MiniWobEnv, place_of
+from envs.builtin.miniwob.env import MiniWobEnv, find_task
 from envs.builtin.miniwob.expert import EXPERTS
 from envs.builtin.miniwob.tasks import TASKS
 from envs.registry import EnvSpec, ExpertStep, Split
 from envs.types import Item
 
 TRAIN_SEEDS, TEST_SEEDS = 12, 2
-"""Of each task. Some have one problem only, whatever the seed."""
+"""Seeds of each task; some tasks have only one problem, whatever the seed."""
 
 INSTRUCTIONS = """\
 You use a web page to reach an objective. Every round you are shown the page as its accessibility tree, a \
@@ -33,12 +31,12 @@ scroll [down|up]: move the page by the height of the window"""
 
 def make_item(index: int) -> Item:
     """The item `miniwob_<index>`."""
-    task, seed = place_of(index)
+    task, seed = find_task(index)
     return Item(item_id=f"miniwob_{index}", env="miniwob", seed=seed, metadata={"task": task})
 
 
 def split(seed: int) -> Split:
-    """12 seeds of each task for training and 2 others for tests; `seed` moves both on."""
+    """12 seeds of each task for training and 2 others for tests; `seed` shifts both."""
     first = seed * (TRAIN_SEEDS + TEST_SEEDS)
     last = first + TRAIN_SEEDS
     return Split(
@@ -48,8 +46,8 @@ def split(seed: int) -> Split:
 
 
 def expert(item: Item) -> Sequence[ExpertStep]:
-    """The script of its task; empty where there is none (`envs/builtin/miniwob/expert.py`)."""
-    return EXPERTS.get(place_of(item.index)[0], ())
+    """The script of its task; empty if there is none."""
+    return EXPERTS.get(find_task(item.index)[0], ())
 
 
 SPEC = EnvSpec(

@@ -1,7 +1,7 @@
-"""Which of MiniWoB++'s tasks are played: those of which an accessibility tree shows what they are about.
+"""The tasks of MiniWoB++ that an accessibility tree can represent.
 
-Left out are tasks that are drawn (shapes, colours, charts), that need the mouse to be dragged, that go by the
-clock, or whose controls have no name (the icons of the inbox and of social media).
+Omitted are tasks with drawings (shapes, colours, charts), with dragging or with time, and those whose
+controls have no name (the icons of the inbox and of social media).
 """
 
 TASKS = (
@@ -71,6 +71,6 @@ TASKS = (
     "use-autocomplete-nodelay",
     "use-spinner",
 )
-"""In this order they are numbered: item N is task N % 65, from seed N // 65."""
+"""In the order of their numbers: item N is task N % 65 with seed N // 65."""
 SEEDS = 2**31
-"""Of each task; JavaScript would round numbers from 2**53 on."""
+"""Seeds of each task; JavaScript would round numbers from 2**53 on."""

@@ -1,6 +1,6 @@
-"""Questions out of a user's data: one observation, the question; one action, the answer.
+"""Questions from a user's data: one observation, the question; one action, the answer.
 
-It brings no items (docs/data.md) and judges nothing: whether an answer is right is a reward's affair.
+The environment has no items of its own (docs/data.md), and rewards judge the answers.
 """
 
 from envs.errors import ConfigError
@@ -16,42 +16,42 @@ class QuestionEnv:
     """One question at a time."""
 
     def __init__(self) -> None:
-        self._asked = False
+        self._is_waiting = False
 
     async def reset(self, item: Item) -> str | Observation:
         """The item's `question`, or the last of its `messages`, with its `image` or `images`.
 
-        Raises `ConfigError` if it has neither question nor messages, or a picture that cannot be read.
+        Raises `ConfigError` if it has neither question nor messages, or a image that cannot be read.
         """
-        question, images = _question_of(item), item_images(item)
-        self._asked = True
+        question, images = _read_question(item), item_images(item)
+        self._is_waiting = True
         return Observation(question, images) if images else question
 
     async def step(self, action: str) -> StepResult:
         """Any action is the answer, and ends the episode."""
-        if not self._asked:
+        if not self._is_waiting:
             raise RuntimeError("step before reset, or after the end")
-        self._asked = False
+        self._is_waiting = False
         return StepResult("", terminated=True)
 
     async def close(self) -> None:
         """Forget the question."""
-        self._asked = False
+        self._is_waiting = False
 
 
-def _question_of(item: Item) -> str:
+def _read_question(item: Item) -> str:
     if "question" in item.fields:
         return str(item.fields["question"])
     if item.fields.get("messages"):
         return str(item.fields["messages"][-1]["content"])
     raise ConfigError(
-        f"{item.item_id} asks nothing: its fields are {', '.join(item.fields) or 'none'}; give it a "
-        "'question', or 'messages' of which the last is the question"
+        f"{item.item_id} has no question: its fields are {', '.join(item.fields) or 'none'}; give it a "
+        "'question', or 'messages' that end with the question"
     )
 
 
 def no_items(seed: int) -> Split:
-    """See `EnvSpec.split`. Raises `ConfigError`."""
+    """Raises `ConfigError`: the items are a user's data."""
     raise ConfigError(
         "this environment has no items of its own; give a part of a pipeline's data `train` and `test` "
         "(docs/data.md)"

@@ -1,4 +1,4 @@
-"""Questions with a sandbox to work in, for tools that run code, commands or work on files."""
+"""Questions with a sandbox, for tools that run code or commands, or work on files."""
 
 from dataclasses import replace
 from functools import cache
@@ -8,7 +8,7 @@ from envs.builtin.question.env import QuestionEnv
 from envs.sandbox.sandbox import SANDBOX, choose_backend
 from envs.sandbox.workspace import WithWorkspace, Workspace, read_files
 
-_backend = cache(choose_backend)  # asking takes programs, and every instance is made on the event loop
+_backend = cache(choose_backend)  # the probe runs programs, and instances are created on the event loop
 
 
 def make() -> WithWorkspace:

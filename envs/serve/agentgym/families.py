@@ -6,7 +6,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from envs.builtin.sciworld import place_of
+from envs.builtin.sciworld import find_variation
 from envs.remote.agentgym import family_name
 from envs.serve.agentgym import responses
 from envs.serve.sessions import EnvSession, EnvSessions
@@ -79,7 +79,7 @@ def _textcraft_goal(number: int) -> int:
 
 async def _sciworld_reset(sessions: EnvSessions, session: EnvSession) -> responses.SciWorldReset:
     assert session.item is not None
-    task, variation = place_of(session.item.index)
+    task, variation = find_variation(session.item.index)
     description = (await sessions.inspect(session, "task_description"))["task_description"]
     return responses.SciWorldReset(
         observation=session.observation.removeprefix(f"{description}\n"),  # a step's does not begin with it
