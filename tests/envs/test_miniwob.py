@@ -36,38 +36,38 @@ def test_items_are_tasks_and_seeds() -> None:
     assert find_task(65 * 3 + 1) == (TASKS[1], 3)
 
 
-def test_tasks_are_solved_by_what_is_seen_and_rewarded_by_their_page() -> None:
+def test_scripts_solve_tasks_from_observations_and_pages_give_the_rewards() -> None:
     """`python -m bench.experts miniwob` plays all scripts."""
-    scripted = [item(task, seed) for seed, task in enumerate(("login-user", "choose-list", "read-table-2"))]
+    items = [item(task, seed) for seed, task in enumerate(("login-user", "choose-list", "read-table-2"))]
 
     async def main() -> list[StepResult]:
         env = MiniWobEnv()
-        ended = []
-        for one in scripted:
-            seen = await env.reset(one)
-            assert "OBJECTIVE: " in seen
-            assert "Time left" not in seen
-            for step in SPEC.expert(one):
-                ended.append(await env.step(step.resolve(seen)))
-                seen = ended[-1].observation
+        results = []
+        for task_item in items:
+            observation = await env.reset(task_item)
+            assert "OBJECTIVE: " in observation
+            assert "Time left" not in observation
+            for step in SPEC.expert(task_item):
+                results.append(await env.step(step.resolve(observation)))
+                observation = results[-1].observation
         wrong = await env.reset(item("click-dialog-2"))
-        other = next(name for name in ("OK", "Cancel") if f'"{name}"' not in wrong)
-        ended.append(await env.step(f"click [{find(wrong, 'button', other)}]"))
+        wrong_name = next(name for name in ("OK", "Cancel") if f'"{name}"' not in wrong)
+        results.append(await env.step(f"click [{find(wrong, 'button', wrong_name)}]"))
         await env.reset(item("focus-text"))
-        refused = await env.step("goto [http://miniwob.test/miniwob/click-test.html]")
-        assert "one page only" in refused.observation
-        ended.append(await env.step("stop"))
+        refusal = await env.step("goto [http://miniwob.test/miniwob/click-test.html]")
+        assert "one page only" in refusal.observation
+        results.append(await env.step("stop"))
         await env.close()
-        return ended
+        return results
 
-    ended = asyncio.run(main())
-    *turns, wrong, stopped = ended
-    lengths = [len(SPEC.expert(one)) for one in scripted]
+    results = asyncio.run(main())
+    *turns, wrong, stop = results
+    lengths = [len(SPEC.expert(task_item)) for task_item in items]
     assert len(turns) == sum(lengths)
     lasts = [turns[sum(lengths[: n + 1]) - 1] for n in range(len(lengths))]
     assert all(last == replace(turns[-1], reward=1.0, terminated=True, success=True) for last in lasts)
     assert (wrong.reward, wrong.terminated, wrong.success) == (-1.0, True, False)
-    assert (stopped.reward, stopped.terminated, stopped.success) == (0.0, True, False)
+    assert (stop.reward, stop.terminated, stop.success) == (0.0, True, False)
 
 
 def test_a_killed_browser_costs_attempts_and_nothing_else() -> None:

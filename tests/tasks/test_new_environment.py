@@ -10,7 +10,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 TUTORIAL = ROOT / "docs" / "new-environment.md"
-COPIED = ("envs", "agents", "tasks")
+FOLDERS = ("envs", "agents", "tasks")
 
 PREPARE = """
 from pathlib import Path
@@ -27,7 +27,7 @@ provision(pipeline, Path("run"))
 def test_the_tutorial_adds_an_environment_that_a_pipeline_can_play(tmp_path: Path) -> None:
     file, script = re.findall(r"```python\n(.*?)```", TUTORIAL.read_text(), re.DOTALL)
     [settings] = re.findall(r"```yaml\n(.*?)```", TUTORIAL.read_text(), re.DOTALL)
-    for folder in COPIED:
+    for folder in FOLDERS:
         shutil.copytree(ROOT / folder, tmp_path / folder, ignore=shutil.ignore_patterns("__pycache__"))
     (tmp_path / "pipelines.yaml").write_text((ROOT / "pipelines.yaml").read_text() + settings)
     (tmp_path / "agents" / "custom").mkdir()
@@ -43,17 +43,17 @@ def test_the_tutorial_adds_an_environment_that_a_pipeline_can_play(tmp_path: Pat
             text=True,
         ).stdout
 
-    said = run(script).splitlines()
-    assert said[0] == "The number is one of 1 to 100. You have 8 guesses."
-    assert said[1] == "> 50"
-    assert said[-2:] == ["You found it.", "success: True"]
+    lines = run(script).splitlines()
+    assert lines[0] == "The number is one of 1 to 100. You have 8 guesses."
+    assert lines[1] == "> 50"
+    assert lines[-2:] == ["You found it.", "success: True"]
 
     run(PREPARE)
     items = [
         [json.loads(row)["item_id"] for row in (tmp_path / "run" / "data" / name).read_text().splitlines()]
         for name in ("train.jsonl", "test.jsonl")
     ]
-    assert [len(of_one) for of_one in items] == [80, 20]
+    assert [len(split_items) for split_items in items] == [80, 20]
     assert sorted([*items[0], *items[1]]) == sorted(
         f"agents.custom.guess:SPEC_{index}" for index in range(100)
     )

@@ -152,7 +152,7 @@ WARMUP = {"demonstrations": 1, "noise": 0, "steps": 1, "batch_size": 1, "lr": 1e
 
 
 @pytest.mark.parametrize(
-    ("agent", "changes", "said"),
+    ("agent", "changes", "message"),
     [
         ({"tools": ["calculater"]}, {}, "unknown tool 'calculater'; did you mean 'calculator'"),
         ({"tools": ["calculator"], "format": "action"}, {}, "format 'action' calls no tools"),
@@ -167,9 +167,9 @@ WARMUP = {"demonstrations": 1, "noise": 0, "steps": 1, "batch_size": 1, "lr": 1e
     ],
 )  # fmt: skip
 def test_an_agent_that_cannot_be_is_refused(
-    agent: dict[str, Any], changes: dict[str, Any], said: str
+    agent: dict[str, Any], changes: dict[str, Any], message: str
 ) -> None:
-    with pytest.raises(ConfigError, match=said):
+    with pytest.raises(ConfigError, match=message):
         check_agent(pipeline_of(TOOLS | agent, **changes))
 
 

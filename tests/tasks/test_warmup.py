@@ -60,25 +60,27 @@ def pipeline(**warmup: float) -> Pipeline:
 
 
 def test_a_demonstration_is_the_conversation_that_an_episode_would_see() -> None:
-    [game, *_] = play(pipeline(), [toy_item(0, target=2)])
+    [demonstration, *_] = play(pipeline(), [toy_item(0, target=2)])
     tokenizer = toy_tokenizer()
-    assert tokenizer.decode(game.prompt_ids + game.response_ids) == (
+    assert tokenizer.decode(demonstration.prompt_ids + demonstration.response_ids) == (
         "<|im_start|>user\nGoal: reach 2.<|im_end|>\n<|im_start|>assistant\n"
         "Action: add 1<|im_end|>\n"
         "<|im_start|>user\nThe total is 1.<|im_end|>\n<|im_start|>assistant\n"
         "Thought: on\nAction: add 1<|im_end|>"
     )
-    spoken = [i for i, m in zip(game.response_ids, game.mask, strict=True) if m]
-    assert tokenizer.decode(spoken) == "Action: add 1<|im_end|>Thought: on\nAction: add 1<|im_end|>"
-    observed = Renderer(tokenizer).reply_ids([Message("user", "The total is 1.")], is_closed=True)
-    assert [i for i, m in zip(game.response_ids, game.mask, strict=True) if not m] == observed
+    policy_ids = [i for i, m in zip(demonstration.response_ids, demonstration.mask, strict=True) if m]
+    assert tokenizer.decode(policy_ids) == "Action: add 1<|im_end|>Thought: on\nAction: add 1<|im_end|>"
+    observation_ids = Renderer(tokenizer).reply_ids([Message("user", "The total is 1.")], is_closed=True)
+    assert [
+        i for i, m in zip(demonstration.response_ids, demonstration.mask, strict=True) if not m
+    ] == observation_ids
 
 
 @pytest.mark.parametrize("imitate_noise", [False, True])
 def test_useless_turns_are_seen_and_imitated_only_where_asked(
     imitate_noise: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A borrowed `look` does nothing; a borrowed `add 1` passes the target: that game is not taken."""
+    """A borrowed `look` does nothing; a borrowed `add 1` passes the target: such an episode is dropped."""
     monkeypatch.setattr(
         sys.modules[__name__],
         "EXPERT",
@@ -87,15 +89,19 @@ def test_useless_turns_are_seen_and_imitated_only_where_asked(
     settings = SETTINGS | {"noise": 0.4, "imitate_noise": imitate_noise}
     noisy = toy_pipeline(Path("none"), warmup=settings, data=TOY_DATA, rollout__context_length=500)
     items = [toy_item(i, target=2) for i in range(3)]
-    games = play(noisy, items)
-    assert max(game.turns for game in games) > 3, "no useless turn in any game"
-    for game in games:
-        seen = toy_tokenizer().decode(game.response_ids)
-        imitated = toy_tokenizer().decode([i for i, m in zip(game.response_ids, game.mask, strict=True) if m])
-        assert imitated.count("Action:") == (game.turns if imitate_noise else 3)
-        assert imitated.count("Action: add 1") == 2
-        assert seen.count("Action:") == game.turns
-        assert seen.count("Action: look") == game.turns - 2
+    demonstrations = play(noisy, items)
+    assert max(demonstration.turns for demonstration in demonstrations) > 3, (
+        "no useless turn in any demonstration"
+    )
+    for demonstration in demonstrations:
+        text = toy_tokenizer().decode(demonstration.response_ids)
+        imitated_text = toy_tokenizer().decode(
+            [i for i, m in zip(demonstration.response_ids, demonstration.mask, strict=True) if m]
+        )
+        assert imitated_text.count("Action:") == (demonstration.turns if imitate_noise else 3)
+        assert imitated_text.count("Action: add 1") == 2
+        assert text.count("Action:") == demonstration.turns
+        assert text.count("Action: look") == demonstration.turns - 2
 
 
 @pytest.mark.parametrize("format", ["json", "react", "hermes", "qwen3"])
@@ -111,9 +117,9 @@ def test_demonstrations_are_written_in_the_agents_format(format: str) -> None:
     texts = tokenizer.decode([i for i, m in zip(episode.response_ids, episode.mask, strict=True) if m])
     first, second, rest = texts.split("<|im_end|>")
     schemas = Toolbox([act()]).schemas
-    parsed = [FormatAgent(format, schemas=schemas).parse(text) for text in (first, second)]
-    assert [turn.calls for turn in parsed] == [(ToolCall("act", {"action": "add 1"}),)] * 2
-    assert [turn.thought for turn in parsed] == ["", "on"]
+    turns = [FormatAgent(format, schemas=schemas).parse(text) for text in (first, second)]
+    assert [turn.calls for turn in turns] == [(ToolCall("act", {"action": "add 1"}),)] * 2
+    assert [turn.thought for turn in turns] == ["", "on"]
     assert not rest
     assert "The total is 1." in tokenizer.decode(episode.response_ids)
 
@@ -122,12 +128,12 @@ def test_careless_turns_have_the_form_of_the_format(monkeypatch: pytest.MonkeyPa
     """A careless turn where the expert thinks has the place of the thought, which is empty."""
     monkeypatch.setitem(globals(), "EXPERT", lambda item: [ExpertStep("", "look"), *adder(item)])
     settings = SETTINGS | {"noise": 0.6, "imitate_noise": True}
-    expected = {
+    texts = {
         "action": "Thought:\nAction: look",
         "react": 'Thought:\nAction: act\nAction Input: {"action": "look"}',
         "json": '<think>\n\n</think>\n\n{"name": "act", "arguments": {"action": "look"}}',
     }
-    for format, text in expected.items():
+    for format, text in texts.items():
         agent = {"format": format, "tools": [] if format == "action" else ["act"], "instructions": False}
         noisy = toy_pipeline(
             Path("none"), warmup=settings, data=TOY_DATA, agent=agent, rollout__context_length=4000
@@ -144,20 +150,20 @@ def test_instructions_open_the_prompt_where_the_pipeline_says_so() -> None:
         agent={"instructions": True},
         rollout__context_length=300,
     )
-    [game, *_] = play(with_them, [toy_item(0)])
-    assert "Action: your next action\n\nGoal: reach 3." in toy_tokenizer().decode(game.prompt_ids)
+    [demonstration, *_] = play(with_them, [toy_item(0)])
+    assert "Action: your next action\n\nGoal: reach 3." in toy_tokenizer().decode(demonstration.prompt_ids)
 
 
 def test_the_same_seed_gives_the_same_demonstrations_and_another_one_others() -> None:
     items = [toy_item(i, target=3 + i) for i in range(4)]
     assert play(pipeline(noise=0.3), items) == play(pipeline(noise=0.3), items)
-    other = toy_pipeline(Path("none"), warmup=SETTINGS | {"noise": 0.3}, data=TOY_DATA, seed=1)
-    assert play(other, items) != play(pipeline(noise=0.3), items)
+    another_seed = toy_pipeline(Path("none"), warmup=SETTINGS | {"noise": 0.3}, data=TOY_DATA, seed=1)
+    assert play(another_seed, items) != play(pipeline(noise=0.3), items)
 
 
 def test_items_that_do_not_fit_are_left_out_and_none_fitting_is_refused() -> None:
-    games = play(pipeline(), [toy_item(0, target=2), toy_item(1, target=40)])
-    assert {game.item_id for game in games} == {"toy_0"}
+    demonstrations = play(pipeline(), [toy_item(0, target=2), toy_item(1, target=40)])
+    assert {demonstration.item_id for demonstration in demonstrations} == {"toy_0"}
     with pytest.raises(ConfigError, match=r"rollout\.context_length 160"):
         play(pipeline(), [toy_item(1, target=40)])
 
@@ -187,12 +193,12 @@ def test_the_loss_falls_and_the_policy_is_a_model_like_the_one_it_came_from(tmp_
     assert [m["step"] for m in steps] == list(range(1, 13))
     assert len((folder / "metrics.jsonl").read_text().splitlines()) == 12
 
-    # The first loss is that of the untrained model on the first batch's 4 equal games: by hand.
-    game = asyncio.run(
+    # The first loss is that of the untrained model on the first batch's 4 equal demonstrations: by hand.
+    demonstration = asyncio.run(
         demonstrate(toy_items(1), pipeline=toy_pipeline(model, warmup=SETTINGS), tokenizer=toy_tokenizer())
     )[0]
-    assert steps[0]["tokens"] == 4 * sum(game.mask)
-    losses = [loss_of(AutoModelForCausalLM.from_pretrained(path), game) for path in (model, folder)]
+    assert steps[0]["tokens"] == 4 * sum(demonstration.mask)
+    losses = [loss_of(AutoModelForCausalLM.from_pretrained(path), demonstration) for path in (model, folder)]
     assert steps[0]["loss"] == pytest.approx(losses[0], rel=0.02)  # prompts differ in one digit
     assert losses[1] < 0.3 * losses[0]
 
@@ -203,12 +209,12 @@ def test_the_loss_falls_and_the_policy_is_a_model_like_the_one_it_came_from(tmp_
     assert AutoTokenizer.from_pretrained(folder).chat_template == toy_tokenizer().chat_template
 
 
-def loss_of(model, game: Demonstration) -> float:  # type: ignore[no-untyped-def]
+def loss_of(model, demonstration: Demonstration) -> float:  # type: ignore[no-untyped-def]
     """Mean negative log-prob of the tokens that are trained on."""
     import torch
 
-    ids = torch.tensor(game.prompt_ids + game.response_ids)
-    wanted = torch.tensor([0] * len(game.prompt_ids) + game.mask, dtype=torch.bool)[1:]
+    ids = torch.tensor(demonstration.prompt_ids + demonstration.response_ids)
+    is_target = torch.tensor([0] * len(demonstration.prompt_ids) + demonstration.mask, dtype=torch.bool)[1:]
     with torch.no_grad():
         log_probs = model(ids[None]).logits[0, :-1].log_softmax(-1)
-    return -float(log_probs.gather(1, ids[1:, None])[:, 0][wanted].mean())
+    return -float(log_probs.gather(1, ids[1:, None])[:, 0][is_target].mean())
