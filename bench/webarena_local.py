@@ -80,19 +80,19 @@ async def restores() -> tuple[list[float], float]:
 async def measure(numbers: list[int]) -> dict[str, object]:
     """The figures that the module's docstring lists."""
     times, env = Times(), make()
-    unsolved, idle = [], []
+    failures, idle = [], []
     for number in numbers:
         item = make_item(number)
         if await play(env, item, list(expert(item)), times) < 1.0:
-            unsolved.append(number)
+            failures.append(number)
         if await play(env, item, [ExpertStep("", f"stop [{WRONG}]")], Times()) > 0.0:
             idle.append(number)
     await env.close()
     seconds, memory = await restores()
     return {
         "tasks": len(numbers),
-        "solved": len(numbers) - len(unsolved),
-        "failed": unsolved,
+        "solved": len(numbers) - len(failures),
+        "failed": failures,
         "idle": idle,
         "restore_s": [round(statistics.median(seconds), 2), round(max(seconds), 2)],
         "reset_s": round(statistics.median(times.resets), 2),

@@ -167,8 +167,10 @@ def _dataset(name: str) -> Any:
         )
     if target in _HASH_DEPENDENT and os.environ.get("PYTHONHASHSEED", "random") == "random":
         raise ConfigError(f"env {name!r}: its questions depend on Python's hash seed; set PYTHONHASHSEED=0")
-    if reserved := options.keys() & {"seed", "size"}:
-        raise ConfigError(f"env {name!r}: option {min(reserved)!r} cannot be set; items are numbered by it")
+    if reserved_options := options.keys() & {"seed", "size"}:
+        raise ConfigError(
+            f"env {name!r}: option {min(reserved_options)!r} cannot be set; items are numbered by it"
+        )
     try:
         with EpisodeRandom(0):
             return package.create_dataset(target, seed=0, size=TRAIN_ITEMS + TEST_ITEMS, **options)

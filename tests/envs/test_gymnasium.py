@@ -38,10 +38,10 @@ def shortest(table: Any, start: int) -> list[int]:
     queue = deque([start])
     while queue:
         state = queue.popleft()
-        for action, ((_, after, reward, ended),) in table[state].items():
-            if ended and reward > 0:
+        for action, ((_, after, reward, is_end),) in table[state].items():
+            if is_end and reward > 0:
                 return [*ways[state], action]
-            if not ended and after not in ways:
+            if not is_end and after not in ways:
                 ways[after] = [*ways[state], action]
                 queue.append(after)
     raise AssertionError("no way leads to a reward")

@@ -298,7 +298,7 @@ ORDER = click("button", "Order").resolve
 def test_a_question_is_asked_and_its_answer_judged() -> None:
     case = task(eval_types=["string_match"], reference_answers={"must_include": ["12.50"]})
     with site() as shop:
-        opening, followed, refused, unread, ended = play(
+        opening, next_page, rejection, malformed, end = play(
             shop, case, RED, "goto [http://reddit.com]", "say hello", "```stop [It is $12.50]```"
         )
         assert opening.startswith("OBSERVATION:\nTab 0 (current): Shop\n\n[1] RootWebArea 'Shop'")
@@ -306,13 +306,13 @@ def test_a_question_is_asked_and_its_answer_judged() -> None:
             "\nURL: http://onestopmarket.com/\nOBJECTIVE: What does the red lamp cost?\nPREVIOUS ACTION: None"
         )
         number = find(opening, "link", "Red lamp")
-        assert followed.observation.endswith(
+        assert next_page.observation.endswith(
             f"PREVIOUS ACTION: click [{number}] where [{number}] is link 'Red lamp'"
         )
-        assert "URL: http://onestopmarket.com/product/1\n" in followed.observation
-        assert "no page of the sites" in refused.observation
-        assert "'say hello' is no action" in unread.observation
-        assert ended == StepResult("The task is done.", 1.0, terminated=True, success=True)
+        assert "URL: http://onestopmarket.com/product/1\n" in next_page.observation
+        assert "no page of the sites" in rejection.observation
+        assert "'say hello' is no action" in malformed.observation
+        assert end == StepResult("The task is done.", 1.0, terminated=True, success=True)
         assert play(shop, case, "stop [80]")[-1] == StepResult(
             "The task has ended; it is not done.", 0.0, terminated=True
         )
@@ -434,8 +434,8 @@ def test_a_judge_is_asked_where_words_may_differ() -> None:
     assert [judge(never, text) for text in ("n/a", "There are none left", "done")] == [1.0, 1.0, 0.0]
 
 
-def _looks(url: str, locator: str, required: Mapping[str, Any]) -> Task:
-    target = {"url": url, "locator": locator, "required_contents": required}
+def _looks(url: str, locator: str, contents: Mapping[str, Any]) -> Task:
+    target = {"url": url, "locator": locator, "required_contents": contents}
     return task(eval_types=["program_html"], program_html=[target])
 
 

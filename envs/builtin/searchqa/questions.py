@@ -97,10 +97,10 @@ class QuestionFile:
         return Question(text if text.endswith("?") else f"{text}?", answers)  # as in the data scripts
 
     def _check(self, sources: Sequence[Source]) -> None:
-        expected = sum(source.count for source in sources)
-        if len(self) != expected:
+        num_rows = sum(source.count for source in sources)
+        if len(self) != num_rows:
             raise ConfigError(
-                f"{self._path}: expected {expected} rows, got {len(self)}; delete it and run: wingspan "
+                f"{self._path}: expected {num_rows} rows, got {len(self)}; delete it and run: wingspan "
                 "data pull searchqa"
             )
         row, column = 0, self._table.column("data_source")
