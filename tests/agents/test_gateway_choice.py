@@ -76,7 +76,7 @@ def test_a_named_function_is_begun_and_the_policy_writes_its_arguments(format: s
     assert list(segment.response_ids[: len(rest)]) == rest
     whole = toy_tokenizer().decode(segment.prompt_ids + segment.response_ids)
     assert whole.count(f"<|im_start|>assistant\n{CALL_STARTS[format]}{REST[format]}") == 2
-    num_sampled = sum(len(encode(one)) + 1 for one in says)
+    num_sampled = sum(len(encode(text)) + 1 for text in says)
     assert sum(segment.response_mask) == num_sampled
     assert trajectory.metrics["parse_failures"] == 0
 

@@ -96,9 +96,9 @@ def test_many_at_once_that_fail_are_left_or_answered(seed: int) -> None:
             trajectory = session.trajectory(reward=1.0)
         segments = trained(trajectory)
         assert len(segments) == len(trajectory.turns)
-        sampled = [(tuple(prompt), tuple(ids)) for prompt, ids in sampler.samples]
+        remaining = [(tuple(prompt), tuple(ids)) for prompt, ids in sampler.samples]
         for prompt, ids in segments:
-            sampled.remove((tuple(prompt), tuple(ids)))  # each was sampled, and just so
+            remaining.remove((tuple(prompt), tuple(ids)))  # each was sampled, and just so
         texts = [turn.text for turn in trajectory.turns]
         for text in contents:
             texts.remove(text)

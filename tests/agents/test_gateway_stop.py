@@ -51,7 +51,7 @@ def completion_of(ids: list[int]) -> Completion:
 
 def first_tokens_with(ids: list[int], stop: Sequence[str]) -> int | None:
     """Counted from the left, one by one."""
-    heads = (n for n in range(1, len(ids) + 1) if any(one in decode(ids[:n]) for one in stop))
+    heads = (n for n in range(1, len(ids) + 1) if any(stop_text in decode(ids[:n]) for stop_text in stop))
     return next(heads, None)
 
 
@@ -72,8 +72,8 @@ def test_a_completion_ends_with_the_first_token_by_which_its_text_has_a_stop(
     assert cut_completion.finish_reason is FinishReason.CUT
     before = text_before(decode(cut_completion.token_ids), stop)
     assert decode(cut_completion.token_ids).startswith(before)
-    assert not any(one in before for one in stop)
-    assert any(decode(cut_completion.token_ids)[len(before) :].startswith(one) for one in stop)
+    assert not any(stop_text in before for stop_text in stop)
+    assert any(decode(cut_completion.token_ids)[len(before) :].startswith(stop_text) for stop_text in stop)
     watch = StopDetector(stop, decode=decode)
     assert [watch.is_reached(ids[:n]) for n in range(1, length + 1)] == [False] * (length - 1) + [True]
 
@@ -148,7 +148,7 @@ def test_calls_are_read_in_what_stands_before_a_stop_text() -> None:
         async with gateway.listening(), gateway.session(ITEM) as session:
             async with client_of(session.base_url) as client:
                 first = await ask(client, [QUESTION], tools=[SEARCH], stop=["</tool_call>"])
-                assert [one.function.name for one in first.tool_calls] == ["search"]
+                assert [call.function.name for call in first.tool_calls] == ["search"]
                 cut_completion = {
                     "role": "tool",
                     "tool_call_id": first.tool_calls[0].id,
@@ -182,7 +182,7 @@ def test_whatever_stops_what_is_trained_on_is_what_was_sampled(seed: int, turns:
                 answer = await ask(client, talk, stop=stop)
                 prompt, ids = sampler.samples[-1]
                 length = first_tokens_with(ids, stop)
-                assert not any(one in answer.content for one in stop)
+                assert not any(stop_text in answer.content for stop_text in stop)
                 assert answer.content == text_before(decode(ids[:length]), stop)
                 expected_samples.append((prompt, ids[:length]))
                 talk = [*talk, told(answer), QUESTION]
@@ -211,8 +211,8 @@ def test_the_cpu_engine_ends_there_itself(tmp_path: Any) -> None:
                     params=SamplingParams(max_tokens=60, stop_token_ids=params.stop_token_ids, stop=stop),
                     episode_id=name,
                 )
-                expected = cut_at_stop(whole, stop, decode=decode)
-                assert stopped_sample.token_ids == expected.token_ids
+                expected_sample = cut_at_stop(whole, stop, decode=decode)
+                assert stopped_sample.token_ids == expected_sample.token_ids
                 assert stopped_sample.finish_reason is FinishReason.CUT
                 assert len(stopped_sample.token_ids) < len(whole.token_ids)
         finally:

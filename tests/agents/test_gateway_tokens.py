@@ -28,7 +28,7 @@ def user(text: str) -> dict[str, Any]:
 
 def render(messages: list[Any]) -> str:
     """The conversation as the chat template has it."""
-    turns = [f"<|im_start|>{one['role']}\n{one['content'] or ''}<|im_end|>\n" for one in messages]
+    turns = [f"<|im_start|>{message['role']}\n{message['content'] or ''}<|im_end|>\n" for message in messages]
     return "".join(turns) + "<|im_start|>assistant\n"
 
 
@@ -46,7 +46,7 @@ def apply_move(talk: list[Any], move: str, where: int) -> list[Any]:
     elif move == "system":
         talk = [{"role": "system", "content": f"now {where}"}, *talk]
     elif move == "null":
-        talk = [{"role": one["role"], "content": one["content"] or None} for one in talk]
+        talk = [{"role": message["role"], "content": message["content"] or None} for message in talk]
     return [*talk, user(f"go on {where}")]
 
 
@@ -96,9 +96,9 @@ def test_requests_side_by_side_with_one_history_are_kept_apart() -> None:
             talk = [user("start")]
             talk.append(told(await ask(client, talk)))
             more = [[*talk, user(f"agent {number}")] for number in range(5)]
-            answers = await asyncio.gather(*(ask(client, one) for one in more))
-            further = [[*one, told(a), user("on")] for one, a in zip(more, answers, strict=True)]
-            await asyncio.gather(*(ask(client, one) for one in further))
+            answers = await asyncio.gather(*(ask(client, messages) for messages in more))
+            further = [[*messages, told(a), user("on")] for messages, a in zip(more, answers, strict=True)]
+            await asyncio.gather(*(ask(client, messages) for messages in further))
         trajectory = session.trajectory(reward=1.0)
         assert sorted(trained(trajectory)) == sorted(sampler.samples)
         assert len(pack(trajectory)) == 5  # the first of them goes on in the first segment

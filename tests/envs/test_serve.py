@@ -296,13 +296,13 @@ def test_a_token_opens_the_server_and_only_its_own_sessions() -> None:
             assert "Bearer" in full_answer.json()["detail"]
             for wrong in ("Bearer three", "Basic %%", "Bearer", "one", b"Bearer \xff"):
                 assert (await http.get("/metrics", headers={"Authorization": wrong})).status_code == 401
-            one = {"Authorization": "Bearer one"}
+            first_owner = {"Authorization": "Bearer one"}
             # a token in the URL, as AgentGym's clients can have it
             two = {"Authorization": "Basic " + base64.b64encode(b"any:two").decode()}
-            session_id = (await http.post("/create", json={}, headers=one)).json()["id"]
+            session_id = (await http.post("/create", json={}, headers=first_owner)).json()["id"]
             step = {"id": session_id, "action": "inventory"}
             assert (await http.post("/step", json=step, headers=two)).status_code == 404
-            assert (await http.post("/step", json=step, headers=one)).status_code == 200
+            assert (await http.post("/step", json=step, headers=first_owner)).status_code == 200
 
     asyncio.run(main())
 
