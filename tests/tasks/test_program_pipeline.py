@@ -122,7 +122,7 @@ def test_the_horizon_ends_a_program_and_the_reward_judges_what_there_is() -> Non
         ({"program": f"{TOY}:Made"}, {}, r"is a type; name a function"),
         ({"program": f"{TOY}:of_two"}, {}, r"too many positional.*must be \(base_url, api_key, item\)"),
         ({}, {"warmup": WARMUP}, r"warmup: .* set warmup: null"),
-        ({}, {"servers": {"question": {"urls": ["http://127.0.0.1:9"]}}}, r"servers\.question: .*leave it out"),
+        ({}, {"servers": {"question": {"urls": ["http://host:9"]}}}, r"servers\.question: .*leave it out"),
     ],
 )  # fmt: skip
 def test_what_a_program_has_no_use_for_is_refused_before_anything_starts(
