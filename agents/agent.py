@@ -67,8 +67,8 @@ def with_images(messages: Sequence[Message], images: Sequence[tuple[Image, ...]]
     if len(images) != len(messages):
         images = [*[()] * (len(messages) - 1), tuple(chain.from_iterable(images))]
     return [
-        replace(message, images=(*message.images, *added))
-        for message, added in zip(messages, images, strict=True)
+        replace(message, images=(*message.images, *extra))
+        for message, extra in zip(messages, images, strict=True)
     ]
 
 

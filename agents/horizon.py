@@ -1,6 +1,6 @@
-"""What changes from one training step to the next: the horizon and the temperature.
+"""The schedules of training: the horizon and the temperature.
 
-All of it depends on the global step alone, so a resumed run is at the stage where it was.
+They depend on the global step alone, so a resumed run continues at its curriculum stage.
 """
 
 from itertools import pairwise
@@ -46,7 +46,7 @@ class Horizon(Settings):
 
 
 def anneal(step: int, *, first: float, last: float, steps: int) -> float:
-    """`first` at global `step` 1, `last` from step `steps` on, and the straight line between them."""
+    """`first` at global `step` 1, `last` from step `steps` on, linear in between."""
     _check_step(step)
     return first + (last - first) * min(1.0, (step - 1) / max(1, steps - 1))
 

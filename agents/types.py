@@ -1,4 +1,4 @@
-"""The domain of rollouts: completions, turns and trajectories, down to the token.
+"""The domain of rollouts: limits, sampling, completions, turns and trajectories, down to the token.
 
 Shapes in comments: `P` prompt tokens, `C` tokens of one completion, `L` tokens of a whole trajectory.
 """
@@ -21,7 +21,7 @@ class FinishReason(StrEnum):
 
     STOP = "stop"  # a stop token was sampled; it is the completion's last token
     LENGTH = "length"  # max_tokens, or the model's context length, was reached
-    CUT = "cut"  # the text has come as far as was asked for: to a stop text, or past the one call wanted
+    CUT = "cut"  # the text is complete: it has reached a stop text, or the end of the only call allowed
 
 
 class StopReason(StrEnum):
@@ -46,9 +46,8 @@ class SamplingParams:
     """0 keeps all."""
     stop_token_ids: tuple[int, ...] = ()
     stop: tuple[str, ...] = ()
-    """Texts of which none is empty: a sampler may end a completion with the first token by which its text
-    contains one. Not every sampler reads text, so whoever asks cuts what comes back:
-    `agents/samplers/stop_texts.py`."""
+    """Non-empty texts: a sampler may end a completion with the first token by which its text contains one.
+    Not every sampler reads text, so the caller cuts the completion: `agents/samplers/stop_texts.py`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,33 +90,33 @@ class Turn:
 
     completion: Completion
     text: str
-    """The completion decoded, up to where a stop text begins if one ended it; for reading and parsing only:
-    it is never encoded again."""
+    """The decoded completion, up to the stop text if one ended it; for reading and parsing only, never
+    encoded again."""
     action: str
-    """What the parser found in `text`: what the environment was given, the calls, or the answer; empty where
-    it found nothing, and in a summary."""
+    """What the parser found in `text`: the environment's action, the calls, or the answer; empty if it found
+    nothing, and in a summary."""
     observation: str
     reward: float
     observation_ids: tuple[int, ...] = ()  # [O]
-    """Tokens that the renderer put after the completion; empty after the last turn."""
+    """The renderer's tokens after the completion; empty after the last turn."""
     thought: str = ""
     failed: bool = False
     """Whether `text` was not in the agent's format."""
     prompt_ids: tuple[int, ...] | None = None  # [P]
-    """Where the turn begins a new segment: all that it was sampled on. None: all that came before."""
+    """The whole prompt, if the turn begins a new segment; None if it continues the segment."""
     prompt_images: tuple[Image, ...] = ()
-    """Those that `prompt_ids` show, in their order."""
+    """Those of `prompt_ids`, in order."""
     images: tuple[Image, ...] = ()
-    """Of the observation; where there are `observation_ids`, those that they show, in their order."""
+    """Those of the observation; of `observation_ids` if there are any, in order."""
     sampling_s: float = field(default=0.0, compare=False)
-    """From asking for the completion to having it, waiting included; 0.0 where it was not measured."""
+    """From the request for the completion to its end, waiting included; 0.0 if not measured."""
     env_s: float = field(default=0.0, compare=False)
-    """That the environment or the tools took to answer; 0.0 where it was not measured."""
+    """Time that the environment or the tools took; 0.0 if not measured."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trajectory:
-    """What one episode leaves. Tokens of the prompt and of observations are never the policy's."""
+    """The record of one episode. Tokens of the prompt and of observations are never the policy's."""
 
     item: Item
     sample_index: int
@@ -126,16 +125,16 @@ class Trajectory:
     turns: tuple[Turn, ...]
     stop_reason: StopReason
     reward: float
-    """Sum of the turns' rewards; 0.0 where `stop_reason` is `ERROR`, and never used then."""
+    """Sum of the turns' rewards; 0.0, and never used, if `stop_reason` is `ERROR`."""
     success: bool
     seconds: float
     attempts: int = 1
     """1 + number of retries."""
     error: str | None = None
-    """`<error class>: <text>` of the fault, where `stop_reason` is `ERROR`."""
+    """`<error class>: <text>` of the fault, if `stop_reason` is `ERROR`."""
     metrics: Mapping[str, float] = field(default_factory=dict)
     """Further per-episode numbers, e.g. `{"parse_failures": 1}`."""
     labels: Mapping[str, Label] = field(default_factory=dict)
-    """What tells episodes apart: `policy` and `mode` of an evaluation, metadata of a gateway session."""
+    """Identify the episode: `policy` and `mode` of an evaluation, metadata of a gateway session."""
     prompt_images: tuple[Image, ...] = ()
-    """Those that `prompt_ids` show, in their order."""
+    """Those of `prompt_ids`, in order."""

@@ -115,17 +115,17 @@ def _resolve_items(
 ) -> tuple[Sequence[EnvSpec], Sequence[Item]]:
     """The environments of the items, and the items."""
     default = get_env(env) if isinstance(env, str) else env
-    resolved = [
+    episode_items = [
         item if isinstance(item, Item) else _make_item(item, env=default.name, index=index)
         for index, item in enumerate(items)
     ]
-    if not resolved:
+    if not episode_items:
         raise ConfigError("there are no items; give at least one")
-    names = dict.fromkeys(item.env for item in resolved)
+    names = dict.fromkeys(item.env for item in episode_items)
     specs = [default if name == default.name else get_env(name) for name in names]
     for spec in specs:
         spec.check()
-    return specs, resolved
+    return specs, episode_items
 
 
 def _make_item(row: Mapping[str, Any] | str, *, env: str, index: int) -> Item:
@@ -146,13 +146,13 @@ def _open_model(
     if isinstance(model, Endpoint):
         yield partial(ChatConversation, client=ChatClient(model), sampling=sampling)
         return
-    with model.load(context_length=limits.context_length) as loaded:
+    with model.load(context_length=limits.context_length) as local:
         if format in NATIVE:
-            check_native(loaded.tokenizer, format)
+            check_native(local.tokenizer, format)
         yield partial(
             TokenConversation,
-            sampler=loaded.sampler,
-            renderer=Renderer(loaded.tokenizer, loaded.processor),
+            sampler=local.sampler,
+            renderer=Renderer(local.tokenizer, local.processor),
             sampling=sampling,
             context=context,
         )
