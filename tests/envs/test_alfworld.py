@@ -17,8 +17,8 @@ import pytest
 
 from envs.builtin.alfworld import games
 from envs.builtin.alfworld import spec as real
-from envs.builtin.alfworld.conditions import Progress
 from envs.builtin.alfworld.games import Game, Task, read_game
+from envs.builtin.alfworld.house import Progress
 from envs.builtin.alfworld.mini import spec as mini
 from envs.errors import ConfigError, MissingDependency
 from envs.registry import get_env

