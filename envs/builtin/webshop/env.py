@@ -81,7 +81,9 @@ class WebShopEnv:
 
     async def reset(self, item: Item) -> str:
         """Start session `item`; the first one in a process loads the shop."""
-        shop = _SHOPS.get(self._variant.shop_key) or await asyncio.to_thread(load_shop, self._variant)
+        shop = _SHOPS.get(self._variant.shop_key)
+        if shop is None:
+            shop = await asyncio.to_thread(load_shop, self._variant)
         from envs.builtin.webshop.session import Session
 
         self._session = Session(shop, shop.find_goal(item.index))
