@@ -63,7 +63,7 @@ def the_error(done: subprocess.CompletedProcess[str]) -> str:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "expected_phrases"),
     [
         (
             ["run", "webshop-mini-cpu", "--set", "warmup.new_words=0"],
@@ -106,9 +106,11 @@ def the_error(done: subprocess.CompletedProcess[str]) -> str:
         ),
     ],
 )
-def test_a_mistake_is_one_line_that_names_it(project: Path, arguments: list[str], said: list[str]) -> None:
+def test_a_mistake_is_one_line_that_names_it(
+    project: Path, arguments: list[str], expected_phrases: list[str]
+) -> None:
     line = the_error(wingspan(*arguments, cwd=project))
-    assert all(part in line for part in said), line
+    assert all(part in line for part in expected_phrases), line
     assert not (project / "mlflow.db").exists()
 
 
@@ -158,15 +160,15 @@ def test_a_stage_runs_from_the_command_line(project: Path) -> None:
 
 def test_pipelines_are_listed(project: Path) -> None:
     names = yaml.safe_load((ROOT / "pipelines.yaml").read_text())["pipelines"]
-    finished = project / "runs" / "babyai-cpu"
-    finished.mkdir(parents=True)
+    finished_workspace = project / "runs" / "babyai-cpu"
+    finished_workspace.mkdir(parents=True)
     rates = {"before": {"sampled": {"success": 0.25}}, "after": {"sampled": {"success": 0.5}}}
-    (finished / "evaluation.json").write_text(json.dumps(rates))
+    (finished_workspace / "evaluation.json").write_text(json.dumps(rates))
     (project / "runs" / "searchqa-mini-cpu" / "data").mkdir(parents=True)
-    listed = wingspan("pipelines", cwd=project).stdout.splitlines()
-    assert [line.split()[0] for line in listed] == list(names)
+    rows = wingspan("pipelines", cwd=project).stdout.splitlines()
+    assert [line.split()[0] for line in rows] == list(names)
     column = len(max(names, key=len)) + 2
-    runs = {line[:column].strip(): line[column:].split("  ")[0] for line in listed}
+    runs = {line[:column].strip(): line[column:].split("  ")[0] for line in rows}
     assert runs["babyai-cpu"] == "0.25 \N{RIGHTWARDS ARROW} 0.50"
     assert (runs["searchqa-mini-cpu"], runs["textcraft-cpu"]) == ("unfinished", "never")
 
@@ -174,9 +176,9 @@ def test_pipelines_are_listed(project: Path) -> None:
 def test_a_broken_pipeline_does_not_hide_the_others(project: Path) -> None:
     file = project / "pipelines.yaml"
     file.write_text(f"{file.read_text()}\n  broken: {{model: 3}}\n")
-    listed = {line.split()[0]: line for line in wingspan("pipelines", cwd=project).stdout.splitlines()}
-    assert "is refused: pipelines.yaml: pipelines.broken.model" in listed["broken"]
-    assert "textcraft-cpu" in listed
+    rows = {line.split()[0]: line for line in wingspan("pipelines", cwd=project).stdout.splitlines()}
+    assert "is refused: pipelines.yaml: pipelines.broken.model" in rows["broken"]
+    assert "textcraft-cpu" in rows
 
 
 def test_the_version_and_a_short_option_for_help(project: Path) -> None:
@@ -188,30 +190,34 @@ def test_the_version_and_a_short_option_for_help(project: Path) -> None:
 
 
 def test_the_shell_can_complete_commands(project: Path) -> None:
-    asked = {"_WINGSPAN_COMPLETE": "complete_bash", "COMP_WORDS": "wingspan ro", "COMP_CWORD": "1"}
-    assert wingspan(cwd=project, **asked).stdout.split() == ["rollout"]
+    completion_environment = {
+        "_WINGSPAN_COMPLETE": "complete_bash",
+        "COMP_WORDS": "wingspan ro",
+        "COMP_CWORD": "1",
+    }
+    assert wingspan(cwd=project, **completion_environment).stdout.split() == ["rollout"]
 
 
 def phrases() -> Iterator[tuple[str, str]]:
     """Every command, argument and option with its help."""
 
-    def of(command: Any, name: str) -> Iterator[tuple[str, str]]:
+    def find_texts(command: Any, name: str) -> Iterator[tuple[str, str]]:
         yield name, command.help or ""
         for parameter in command.params:
             yield f"{name} {parameter.name}", getattr(parameter, "help", None) or ""
         for child, sub in getattr(command, "commands", {}).items():
-            yield from of(sub, f"{name} {child}")
+            yield from find_texts(sub, f"{name} {child}")
 
-    yield from of(typer.main.get_command(app), "wingspan")
+    yield from find_texts(typer.main.get_command(app), "wingspan")
 
 
-@pytest.mark.parametrize(("place", "text"), list(phrases()))
-def test_help_is_a_whole_phrase_that_makes_sense_alone(place: str, text: str) -> None:
+@pytest.mark.parametrize(("location", "text"), list(phrases()))
+def test_help_is_a_whole_phrase_that_makes_sense_alone(location: str, text: str) -> None:
     """A bare `Of one request.`, `Ask for it.` or `Its number.` only makes sense after something else."""
-    if place.endswith((" help", " install_completion", " show_completion")):
+    if location.endswith((" help", " install_completion", " show_completion")):
         return  # of click and typer
     words = text.split()
-    assert len(words) >= 3, place
+    assert len(words) >= 3, location
     assert words[0].lower() not in {"of", "its", "where", "what", "which", "as", "in", "by", "ask", "close"}
     assert "it" not in [word.strip(".,;:").lower() for word in words[:3]]
     assert text.rstrip().endswith(".")
@@ -264,25 +270,27 @@ def test_a_nearly_full_disk_is_found_before_the_start(project: Path, monkeypatch
 
 def test_overrides_have_a_workspace_of_their_own(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(project)
-    plain = make_plan("textcraft-cpu", overrides={}, workspace=None)
-    places = [
+    default_plan = make_plan("textcraft-cpu", overrides={}, workspace=None)
+    workspaces = [
         make_plan("textcraft-cpu", overrides=overrides, workspace=None).workspace
         for overrides in ({"seed": 1, "train.lr": 0.1}, {"train.lr": 0.1, "seed": 1}, {"seed": 2})
     ]
-    assert plain.is_tracked
-    assert places[0] == places[1]
-    assert len({plain.workspace, *places}) == 3
+    assert default_plan.is_tracked
+    assert workspaces[0] == workspaces[1]
+    assert len({default_plan.workspace, *workspaces}) == 3
 
 
 def test_a_disk_that_fills_up_is_one_line_wherever_it_is_noticed() -> None:
     direct = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "runs/x/policy")
     assert "runs/x/policy" in (one_line(direct) or "")
-    died = ValueError("the worker died")
-    died.__cause__ = RuntimeError("PytorchStreamWriter failed: No space left on device")
-    assert "disk is full" in (one_line(died) or "")
+    worker_error = ValueError("the worker died")
+    worker_error.__cause__ = RuntimeError("PytorchStreamWriter failed: No space left on device")
+    assert "disk is full" in (one_line(worker_error) or "")
     assert one_line(ValueError("a bug")) is None
 
 
 def test_settings_are_yaml_values() -> None:
-    told = parse_settings(["train.lr=1e-3", "horizon.max_turns=[2, 4]", "warmup=null", "model=a=b"])
-    assert told == {"train.lr": 0.001, "horizon.max_turns": [2, 4], "warmup": None, "model": "a=b"}
+    parsed_settings = parse_settings(
+        ["train.lr=1e-3", "horizon.max_turns=[2, 4]", "warmup=null", "model=a=b"]
+    )
+    assert parsed_settings == {"train.lr": 0.001, "horizon.max_turns": [2, 4], "warmup": None, "model": "a=b"}

@@ -58,8 +58,8 @@ def play_on(here: Path, env: str) -> None:
 def test_environments_are_listed_with_what_is_missing(no_programs: Path) -> None:
     done = call("envs")
     rows = {line.split()[1]: line for line in done.stdout.splitlines()}
-    named = [f"{family.name}:…" for family in list_families()]
-    assert list(rows) == [*ENVIRONMENTS, *named, "(code"]
+    family_names = [f"{family.name}:…" for family in list_families()]
+    assert list(rows) == [*ENVIRONMENTS, *family_names, "(code"]
     assert rows["textcraft"].startswith(HERE)
     assert "374 train, 100 test" in rows["textcraft"]
     assert rows["sciworld"].startswith(NOT_HERE)
@@ -68,11 +68,11 @@ def test_environments_are_listed_with_what_is_missing(no_programs: Path) -> None
 
 
 def test_one_environment_is_shown_with_what_it_lacks(no_programs: Path) -> None:
-    shown = call("envs", "sciworld").stdout
-    assert "package scienceworld" in shown
-    [java] = [line for line in shown.splitlines() if line.startswith("program Java")]
+    listing = call("envs", "sciworld").stdout
+    assert "package scienceworld" in listing
+    [java] = [line for line in listing.splitlines() if line.startswith("program Java")]
     assert "default-jre-headless" in java
-    assert get_env("sciworld").source in " ".join(shown.split())
+    assert get_env("sciworld").source in " ".join(listing.split())
     assert "e.g. reasoning-gym:leg_counting" in call("envs", "reasoning-gym").stdout
     assert isinstance(call("envs", "textcarft").exception, ConfigError)
 
@@ -219,11 +219,11 @@ def test_what_cannot_be_played_is_one_line() -> None:
         cases.append(
             ("sciworld", "99999", ConfigError, "sciworld has 4639 items, .*; there is no 'sciworld_99999'")
         )
-    for name, item, kind, said in cases:
+    for name, item, kind, message in cases:
         error = call("play", name, "--", item).exception
         assert isinstance(error, kind)
         assert len(str(error).splitlines()) == 1
-        with pytest.raises(kind, match=said):
+        with pytest.raises(kind, match=message):
             raise error
 
 
@@ -233,9 +233,9 @@ def test_without_what_it_needs_nothing_is_played(no_programs: Path) -> None:
 
 def test_an_item_is_the_splits_own_with_the_seed_that_was_given() -> None:
     spec = get_env("textcraft")
-    for known in (*spec.split(0).train[:3], *spec.split(0).test[:3]):
-        assert find_item(spec, str(known.index), seed=None) == known
-        assert find_item(spec, known.item_id, seed=5).seed == 5
+    for known_item in (*spec.split(0).train[:3], *spec.split(0).test[:3]):
+        assert find_item(spec, str(known_item.index), seed=None) == known_item
+        assert find_item(spec, known_item.item_id, seed=5).seed == 5
 
 
 def test_the_next_hint_is_the_first_step_not_taken() -> None:
@@ -278,12 +278,12 @@ def test_in_a_terminal_a_key_leaves(key: bytes) -> None:
     )
     os.close(theirs)
     # The key is for the prompt that comes after the answer.
-    shown = b""
-    for until, typed in ((b"> ", b"inventory\n"), (b"Inventory: ", b""), (b"> ", b"")):
-        while until not in shown:
-            shown += os.read(ours, 4096)
-        shown = shown.rpartition(until)[2]
-        os.write(ours, typed)
+    listing = b""
+    for prompt_end, keys in ((b"> ", b"inventory\n"), (b"Inventory: ", b""), (b"> ", b"")):
+        while prompt_end not in listing:
+            listing += os.read(ours, 4096)
+        listing = listing.rpartition(prompt_end)[2]
+        os.write(ours, keys)
     deadline = time.monotonic() + 60
     while person.poll() is None and time.monotonic() < deadline:
         # Again and again: Python misses a signal that comes just before it waits for input.

@@ -18,8 +18,8 @@ from tasks.config.pipelines import load_pipeline
 
 ROOT = Path(__file__).parents[2]
 FILE = ROOT / "pipelines.yaml"
-TRACKED = list(yaml.safe_load((ROOT / "dvc.yaml").read_text())["stages"]["prepare"]["foreach"])
-OWN = """
+TRACKED_PIPELINES = list(yaml.safe_load((ROOT / "dvc.yaml").read_text())["stages"]["prepare"]["foreach"])
+USER_PIPELINE = """
   mine:
     description: Without a warm-up.
     seed: 0
@@ -39,15 +39,15 @@ OWN = """
 """
 
 
-def changes(before: Any, after: Any, place: str = "") -> Iterator[tuple[str, Any]]:
+def changes(before: Any, after: Any, location: str = "") -> Iterator[tuple[str, Any]]:
     if isinstance(before, dict) and isinstance(after, dict):
         for key in before.keys() | after.keys():
-            yield from changes(before.get(key), after.get(key), f"{place}.{key}".lstrip("."))
+            yield from changes(before.get(key), after.get(key), f"{location}.{key}".lstrip("."))
     elif before != after:
-        yield place, after
+        yield location, after
 
 
-@pytest.mark.parametrize("name", TRACKED)
+@pytest.mark.parametrize("name", TRACKED_PIPELINES)
 def test_what_dvc_writes_differs_in_the_key_that_was_set_and_in_nothing_else(
     name: str, tmp_path: Path
 ) -> None:
@@ -61,8 +61,8 @@ def test_what_dvc_writes_differs_in_the_key_that_was_set_and_in_nothing_else(
 
 def test_no_pipeline_shares_a_block_with_another() -> None:
     """DVC writes through anchors: setting one pipeline's parameter would set the other's."""
-    shared = [token for token in yaml.scan(FILE.read_text()) if isinstance(token, yaml.AliasToken)]
-    assert shared == []
+    aliases = [token for token in yaml.scan(FILE.read_text()) if isinstance(token, yaml.AliasToken)]
+    assert aliases == []
 
 
 @pytest.fixture
@@ -75,9 +75,9 @@ def clone(tmp_path: Path) -> Path:
         target = tmp_path / name
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / name, target)
-    (tmp_path / "pipelines.yaml").write_text(FILE.read_text() + OWN)
+    (tmp_path / "pipelines.yaml").write_text(FILE.read_text() + USER_PIPELINE)
     stages = (tmp_path / "dvc.yaml").read_text()
-    first = f"      {TRACKED[0]}: ${{pipelines.{TRACKED[0]}}}\n"
+    first = f"      {TRACKED_PIPELINES[0]}: ${{pipelines.{TRACKED_PIPELINES[0]}}}\n"
     assert stages.count(first) == 1
     (tmp_path / "dvc.yaml").write_text(stages.replace(first, f"{first}      mine: ${{pipelines.mine}}\n"))
     programs = tmp_path / ".git" / "programs"
@@ -118,18 +118,20 @@ def test_an_experiment_with_another_parameter_runs(clone: Path) -> None:
     setting = "pipelines.yaml:pipelines.textcraft-cpu.data.split_seed=1"
     before = (clone / "pipelines.yaml").read_text()
     dvc("exp", "run", "-S", setting, "prepare@textcraft-cpu", cwd=clone)
-    found = dict(changes(yaml.safe_load(before), yaml.safe_load((clone / "pipelines.yaml").read_text())))
-    assert found == {"pipelines.textcraft-cpu.data.split_seed": 1}
-    locked = yaml.safe_load((clone / "dvc.lock").read_text())["stages"]["prepare@textcraft-cpu"]
-    assert locked["params"]["pipelines.yaml"]["pipelines.textcraft-cpu.data"]["split_seed"] == 1
+    differences = dict(
+        changes(yaml.safe_load(before), yaml.safe_load((clone / "pipelines.yaml").read_text()))
+    )
+    assert differences == {"pipelines.textcraft-cpu.data.split_seed": 1}
+    lock_entry = yaml.safe_load((clone / "dvc.lock").read_text())["stages"]["prepare@textcraft-cpu"]
+    assert lock_entry["params"]["pipelines.yaml"]["pipelines.textcraft-cpu.data"]["split_seed"] == 1
     assert len((clone / "runs" / "textcraft-cpu" / "data" / "test.jsonl").read_text().splitlines()) == 100
 
 
 def test_a_pipeline_of_ones_own_is_dvcs_by_one_line_also_without_a_warmup(
     clone: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    listed = dvc("stage", "list", "--name-only", cwd=clone).split()
-    assert {f"{stage}@mine" for stage in STAGES} <= set(listed)
+    stage_names = dvc("stage", "list", "--name-only", cwd=clone).split()
+    assert {f"{stage}@mine" for stage in STAGES} <= set(stage_names)
     dvc("repro", "warmup@mine", cwd=clone)
     marker, lock = clone / "runs" / "mine" / "warmup" / "none.txt", clone / "dvc.lock"
     assert "training starts from models/textcraft-base" in marker.read_text()

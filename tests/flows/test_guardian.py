@@ -12,7 +12,7 @@ import pytest
 from tests.support.waiting import wait_until
 
 ROOT = Path(__file__).parents[2]
-GUARDED = """
+GUARDED_SCRIPT = """
 import os, subprocess, sys, time
 from multiprocessing.shared_memory import SharedMemory
 from flows.endings.guardian import guard
@@ -68,7 +68,7 @@ def test_nothing_is_left_of_a_command(ending: str) -> None:
         "exception": "raise ValueError",
         "_exit": "os._exit(7)",
     }[ending]
-    process = start(GUARDED + last)
+    process = start(GUARDED_SCRIPT + last)
     assert process.stdout is not None
     child, orphan, memory, folder = process.stdout.readline().split()
     files = [Path("/dev/shm") / memory, Path(folder)]
@@ -81,17 +81,17 @@ def test_nothing_is_left_of_a_command(ending: str) -> None:
 
 
 def test_another_command_is_left_alone() -> None:
-    first, second = start(GUARDED + "time.sleep(1000)"), start(GUARDED + "time.sleep(1000)")
+    first, second = start(GUARDED_SCRIPT + "time.sleep(1000)"), start(GUARDED_SCRIPT + "time.sleep(1000)")
     assert first.stdout is not None
     assert second.stdout is not None
     child, orphan, memory, folder = first.stdout.readline().split()
-    others = second.stdout.readline().split()
+    second_lines = second.stdout.readline().split()
     first.kill()
     wait_until_gone([int(child), int(orphan)], [Path("/dev/shm") / memory, Path(folder)])
-    assert all(is_running(int(pid)) for pid in others[:2])
-    assert Path(others[3]).is_dir()
+    assert all(is_running(int(pid)) for pid in second_lines[:2])
+    assert Path(second_lines[3]).is_dir()
     second.kill()
-    wait_until_gone([int(others[0]), int(others[1])], [Path(others[3])])
+    wait_until_gone([int(second_lines[0]), int(second_lines[1])], [Path(second_lines[3])])
     for process in (first, second):
         process.wait()
 
@@ -145,9 +145,9 @@ def test_a_signal_ends_a_command(body: str, number: signal.Signals, times: int) 
     for _ in range(times):
         os.killpg(process.pid, number)
         time.sleep(0.2)
-    printed, errors = process.communicate(timeout=60)
+    output, errors = process.communicate(timeout=60)
     assert process.returncode == 128 + number
-    assert printed == "recorded\n"
+    assert output == "recorded\n"
     assert errors == "stopped; go on\n"
 
 
@@ -170,5 +170,5 @@ def test_signals_are_whose_they_were_after_it() -> None:
         "assert signal.set_wakeup_fd(-1) == -1\n"
     )
     process = start(code)
-    printed, errors = process.communicate(timeout=60)
-    assert (process.returncode, printed, errors) == (0, "ready\n", "")
+    output, errors = process.communicate(timeout=60)
+    assert (process.returncode, output, errors) == (0, "ready\n", "")

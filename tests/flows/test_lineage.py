@@ -51,7 +51,7 @@ def keys(pipeline: Pipeline | None = None, *, code: bool = True) -> dict[str, st
     return {name: stage_key(stage, code=code) for name, stage in stages.items()}
 
 
-def changed(before: dict[str, str], after: dict[str, str]) -> set[str]:
+def changed_keys(before: dict[str, str], after: dict[str, str]) -> set[str]:
     return {name for name in before if before[name] != after[name]}
 
 
@@ -65,12 +65,14 @@ def test_hashes_are_those_that_dvc_writes(project: Path) -> None:
     stages = declared_stages(NAME, pipeline=load_pipeline(NAME), workspace=Path("runs") / NAME)
     assert set(stages) == set(STAGES)
     for name, stage in stages.items():
-        recorded = lock[f"{name}@{NAME}"]
-        assert {str(p): path_md5(p) for p in stage.deps} == {d["path"]: d["md5"] for d in recorded["deps"]}
-        assert {str(p): path_md5(p) for p in stage.outs} == {d["path"]: d["md5"] for d in recorded["outs"]}
+        lock_entry = lock[f"{name}@{NAME}"]
+        assert {str(p): path_md5(p) for p in stage.deps} == {d["path"]: d["md5"] for d in lock_entry["deps"]}
+        assert {str(p): path_md5(p) for p in stage.outs} == {d["path"]: d["md5"] for d in lock_entry["outs"]}
         prefix = f"pipelines.{NAME}"
-        told = {key.removeprefix(prefix).lstrip(".") for key in recorded["params"]["pipelines.yaml"]}
-        assert told == set(stage.params)
+        parameter_keys = {
+            key.removeprefix(prefix).lstrip(".") for key in lock_entry["params"]["pipelines.yaml"]
+        }
+        assert parameter_keys == set(stage.params)
 
 
 def test_caches_of_python_are_no_input(project: Path) -> None:
@@ -82,7 +84,7 @@ def test_caches_of_python_are_no_input(project: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("override", "touched"),
+    ("override", "stages_to_run"),
     [
         ({"data.split_seed": 7}, {"prepare", "provision", "warmup", "train", "evaluate", "report"}),
         ({"warmup.lr": 1.0e-4}, {"warmup", "report"}),
@@ -94,9 +96,9 @@ def test_caches_of_python_are_no_input(project: Path) -> None:
     ],
 )
 def test_a_parameter_changes_the_keys_of_the_stages_that_obey_it(
-    project: Path, override: dict[str, object], touched: set[str]
+    project: Path, override: dict[str, object], stages_to_run: set[str]
 ) -> None:
-    assert changed(keys(), keys(load_pipeline(NAME, overrides=override))) == touched
+    assert changed_keys(keys(), keys(load_pipeline(NAME, overrides=override))) == stages_to_run
 
 
 @pytest.mark.parametrize(
@@ -116,7 +118,7 @@ def test_code_changes_the_keys_of_the_stages_that_it_decides(
     before = keys()
     Path(file).parent.mkdir(parents=True, exist_ok=True)
     Path(file).write_text("other\n")
-    assert changed(before, keys()) == stages
+    assert changed_keys(before, keys()) == stages
 
 
 def test_contents_and_not_times_change_keys(project: Path) -> None:
@@ -125,31 +127,31 @@ def test_contents_and_not_times_change_keys(project: Path) -> None:
     data.write_text(data.read_text())
     assert keys() == before
     data.write_text("other\n")
-    assert changed(before, keys()) == {"provision", "warmup", "train", "report"}
+    assert changed_keys(before, keys()) == {"provision", "warmup", "train", "report"}
 
 
 def test_another_workspace_has_its_own_paths_and_the_same_keys(project: Path) -> None:
-    other = Path("runs") / f"{NAME}-other"
-    shutil.copytree(Path("runs") / NAME, other)
+    other_workspace = Path("runs") / f"{NAME}-other"
+    shutil.copytree(Path("runs") / NAME, other_workspace)
     pipeline = load_pipeline(NAME)
-    stages = declared_stages(NAME, pipeline=pipeline, workspace=other)
+    stages = declared_stages(NAME, pipeline=pipeline, workspace=other_workspace)
     for name, stage in stages.items():
-        assert all(out.is_relative_to(other) for out in stage.outs)
+        assert all(out.is_relative_to(other_workspace) for out in stage.outs)
         assert stage_key(stage) == keys()[name]
 
 
 def test_a_receipt_holds_until_an_output_is_altered_or_gone(project: Path) -> None:
     stage = declared_stages(NAME, pipeline=load_pipeline(NAME), workspace=Path("runs") / NAME)["train"]
     receipt = make_receipt(stage)
-    stored = JSONSerializer().loads(JSONSerializer().dumps(receipt))
-    assert stored == receipt
-    assert isinstance(stored, Receipt)
-    assert holds(stage, stored)
+    stored_receipt = JSONSerializer().loads(JSONSerializer().dumps(receipt))
+    assert stored_receipt == receipt
+    assert isinstance(stored_receipt, Receipt)
+    assert holds(stage, stored_receipt)
     policy = Path("runs", NAME, "policy")
     (policy / "a.txt").write_text("altered")
-    assert not holds(stage, stored)
+    assert not holds(stage, stored_receipt)
     shutil.rmtree(policy)
-    assert not holds(stage, stored)
+    assert not holds(stage, stored_receipt)
 
 
 def test_a_missing_input_is_named(project: Path) -> None:
@@ -185,7 +187,7 @@ def test_a_users_own_code_is_an_input_of_the_stages_that_run_it(project: Path, a
     pipeline = load_pipeline(NAME, overrides={"agent": {"instructions": False, **agent}})
     before, of_checkpoints = keys(pipeline), keys(pipeline, code=False)
     Path("mine/words.py").write_text("HELLO = 'hi'\n")
-    assert changed(before, keys(pipeline)) == AGENT_STAGES
+    assert changed_keys(before, keys(pipeline)) == AGENT_STAGES
     assert keys(pipeline, code=False) == of_checkpoints  # training goes on after a mend
 
 
@@ -194,7 +196,7 @@ def test_an_environment_of_the_users_own_is_an_input_of_all_that_play_it(project
     pipeline = load_pipeline(NAME, overrides={"data.parts": {"guess": {"env": "guess_of_mine:SPEC"}}})
     before, of_checkpoints = keys(pipeline), keys(pipeline, code=False)
     Path("guess_of_mine.py").write_text("SPEC = None\n")
-    assert changed(before, keys(pipeline)) == {"prepare", *AGENT_STAGES}
+    assert changed_keys(before, keys(pipeline)) == {"prepare", *AGENT_STAGES}
     assert keys(pipeline, code=False) == of_checkpoints
 
 
@@ -205,7 +207,7 @@ def test_a_module_that_is_one_file_is_an_input_too(project: Path) -> None:
     Path("another_file_of_mine.py").write_text("")
     assert keys(pipeline) == before
     Path("one_file_of_mine.py").write_text("look = None\n")
-    assert changed(before, keys(pipeline)) == AGENT_STAGES
+    assert changed_keys(before, keys(pipeline)) == AGENT_STAGES
 
 
 def test_code_in_a_package_that_a_stage_declares_is_no_other_input(
@@ -222,8 +224,8 @@ def test_the_text_of_a_prompt_is_an_input_and_training_begins_anew_with_another(
     pipeline = load_pipeline(NAME, overrides={"agent.prompt": "brief.md"})
     before, of_checkpoints = keys(pipeline), keys(pipeline, code=False)
     Path("brief.md").write_text("Be long.\n")
-    assert changed(before, keys(pipeline)) == AGENT_STAGES
-    assert changed(of_checkpoints, keys(pipeline, code=False)) == AGENT_STAGES
+    assert changed_keys(before, keys(pipeline)) == AGENT_STAGES
+    assert changed_keys(of_checkpoints, keys(pipeline, code=False)) == AGENT_STAGES
 
 
 def test_own_code_that_is_not_there_is_named(project: Path) -> None:

@@ -63,14 +63,14 @@ def storage(project: Path) -> Iterator[None]:
 
 
 def refusal(overrides: dict[str, Any]) -> str:
-    with pytest.raises(ConfigError) as refused:
+    with pytest.raises(ConfigError) as refusal_info:
         make_plan(NAME, overrides=overrides, workspace=None)
-    assert "\n" not in str(refused.value)
-    return str(refused.value)
+    assert "\n" not in str(refusal_info.value)
+    return str(refusal_info.value)
 
 
 @pytest.mark.parametrize(
-    ("overrides", "said"),
+    ("overrides", "message"),
     [
         ({"train.lr": float("inf")}, "train.lr: Input should be a finite number"),
         ({"train.lr": 1e10}, "train.lr: Input should be less than or equal to 1"),
@@ -106,9 +106,9 @@ def refusal(overrides: dict[str, Any]) -> str:
     ],
 )  # fmt: skip
 def test_a_setting_that_a_run_would_fail_by_is_refused(
-    project: Path, overrides: dict[str, Any], said: str
+    project: Path, overrides: dict[str, Any], message: str
 ) -> None:
-    assert said in refusal(overrides)
+    assert message in refusal(overrides)
 
 
 def lose_the_tokenizer(model: Path) -> None:
@@ -128,7 +128,7 @@ def break_the_template(model: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("damage", "said"),
+    ("damage", "message"),
     [
         (lose_the_tokenizer, "has no tokenizer: the folder has no tokenizer.json"),
         (cut_the_tokenizer, "cannot be loaded"),
@@ -137,14 +137,14 @@ def break_the_template(model: Path) -> None:
     ],
 )
 def test_a_model_that_cannot_be_spoken_to_is_refused(
-    project: Path, damage: Callable[[Path], None], said: str
+    project: Path, damage: Callable[[Path], None], message: str
 ) -> None:
     damage(project / "models" / "textcraft-base")
-    assert said in refusal({"warmup": None})
+    assert message in refusal({"warmup": None})
 
 
 @pytest.mark.parametrize(
-    ("uri", "said"),
+    ("uri", "message"),
     [
         ("nonsense://x", "MLflow has no store 'nonsense'"),
         ("sqlite:///no-database.db", "no-database.db cannot be written (file is not a database)"),
@@ -154,14 +154,14 @@ def test_a_model_that_cannot_be_spoken_to_is_refused(
     ],
 )
 def test_a_record_that_could_not_be_written_is_refused(
-    project: Path, monkeypatch: pytest.MonkeyPatch, uri: str, said: str
+    project: Path, monkeypatch: pytest.MonkeyPatch, uri: str, message: str
 ) -> None:
     (project / "no-database.db").write_text("no SQLite" * 100)
     monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
-    with pytest.raises(ConfigError) as refused:
+    with pytest.raises(ConfigError) as refusal_info:
         check_tracking()
-    assert said in str(refused.value)
-    assert "unset the variable to record in mlflow.db" in str(refused.value)
+    assert message in str(refusal_info.value)
+    assert "unset the variable to record in mlflow.db" in str(refusal_info.value)
 
 
 def test_a_place_that_cannot_be_written_to_is_told_as_such(project: Path) -> None:
@@ -174,7 +174,7 @@ def test_a_place_that_cannot_be_written_to_is_told_as_such(project: Path) -> Non
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         (b"pipelines:\n  a: {seed: 1}\n  b: {}\n  a: {seed: 2}\n", "line 4: 'a' is in line 2"),
         (b"pipelines:\n  a:\n    train:\n      lr: 1\n      lr: 2\n", "line 5: 'lr' is in line 4"),
@@ -185,13 +185,13 @@ def test_a_place_that_cannot_be_written_to_is_told_as_such(project: Path) -> Non
         (b"pipelines: {a: [\n", "is not YAML"),
     ],
 )
-def test_a_file_of_pipelines_that_is_none_is_one_line(tmp_path: Path, text: bytes, said: str) -> None:
+def test_a_file_of_pipelines_that_is_none_is_one_line(tmp_path: Path, text: bytes, message: str) -> None:
     file = tmp_path / "pipelines.yaml"
     file.write_bytes(text)
-    with pytest.raises(ConfigError) as refused:
+    with pytest.raises(ConfigError) as refusal_info:
         load_pipeline("a", file=file)
-    assert said in str(refused.value)
-    assert str(file) in str(refused.value)
+    assert message in str(refusal_info.value)
+    assert str(file) in str(refusal_info.value)
 
 
 def test_a_block_may_repeat_what_it_merges(tmp_path: Path) -> None:
@@ -203,8 +203,8 @@ def test_a_block_may_repeat_what_it_merges(tmp_path: Path) -> None:
 def test_a_port_that_is_taken_is_told_before_the_model_is_loaded(project: Path) -> None:
     model = project / "models" / "textcraft-base"
     lose_the_tokenizer(model)  # what loading it would complain of
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
+    with socket.create_server(("127.0.0.1", 0)) as taken_socket:
+        port = taken_socket.getsockname()[1]
         done = CliRunner().invoke(app, ["serve-policy", str(model), "--port", str(port)])
     assert isinstance(done.exception, ConfigError)
     assert f"cannot listen on 127.0.0.1:{port}" in str(done.exception)
@@ -243,8 +243,8 @@ def test_a_pipelines_file_that_dvc_could_not_read_is_refused(project: Path) -> N
 
 def test_a_file_that_a_stage_reads_and_nobody_writes_is_missed_at_once(project: Path) -> None:
     Path("constraints.txt").unlink()
-    said = refusal({})
-    assert said.startswith("constraints.txt is not there, and stage ")
+    message = refusal({})
+    assert message.startswith("constraints.txt is not there, and stage ")
 
 
 def test_the_plan_names_the_stages_that_would_run_and_why(project: Path, storage: None) -> None:

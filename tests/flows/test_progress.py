@@ -120,6 +120,6 @@ def test_a_terminal_shows_every_stage_and_where_training_stands() -> None:
         display.stage("prepare", StageState.DONE)
         display.stage("train", StageState.RUNNING)
         display.step("train", STEP)
-    shown = stream.getvalue()
+    output = stream.getvalue()
     for part in ("a run", "✓", "prepare", "report", "round 2/3", "horizon 12", "5,123 tokens/s"):
-        assert part in shown
+        assert part in output

@@ -37,14 +37,14 @@ commit_to_dvc(["prepare"], name="toy", pipeline=toy_pipeline(), workspace=Path("
         stderr=end,
     )
     os.close(end)
-    shown = b""
+    output = b""
     try:
         while part := os.read(terminal, 4096):
-            shown += part
+            output += part
     except OSError:  # Linux's way to say that nobody holds the other end any more
         pass
     os.close(terminal)
-    assert process.wait() == 0, shown
-    assert shown == b""
+    assert process.wait() == 0, output
+    assert output == b""
     lock = yaml.safe_load((tmp_path / "dvc.lock").read_text())
     assert lock["stages"]["prepare@toy"]["outs"][0]["nfiles"] == 20

@@ -49,10 +49,10 @@ def test_a_prompt_states_the_form_of_its_format_and_no_other(env: str, format: s
     settings = AgentSettings(format=format, instructions=True)
     opening = agent_of(settings, spec, tools).render(Item(item_id="a_0", env=env), "You see a door.")
     prompt = "\n".join(message.content for message in opening.messages)
-    stated = [name for name, marker in MARKERS.items() for _ in range(prompt.count(marker))]
+    form_names = [name for name, marker in MARKERS.items() for _ in range(prompt.count(marker))]
     # SearchQA's actions are Search-R1's turns: its instructions say what a turn looks like.
     is_stated_by_env = env.startswith("searchqa") and format in ACTIONS
-    assert stated == ([] if format in NATIVE or is_stated_by_env else [format])
+    assert form_names == ([] if format in NATIVE or is_stated_by_env else [format])
     assert json.dumps(opening.tools).count('"act"') == (format in NATIVE)
 
 

@@ -40,12 +40,12 @@ def test_sequences_follow_the_chat_template_and_target_no_opening(tokenizer):
         assert len(sequence.ids) == len(sequence.targets)
         text = tokenizer.decode(sequence.ids)
         opening = text.split("<|end|>")[0]
-        rendered = tokenizer.apply_chat_template(
+        prompt_text = tokenizer.apply_chat_template(
             [{"role": "user", "content": opening.removeprefix("<|user|>")}],
             add_generation_prompt=True,
             tokenize=False,
         )
-        prompt = tokenizer.encode(rendered, add_special_tokens=False)
+        prompt = tokenizer.encode(prompt_text, add_special_tokens=False)
         assert sequence.ids[: len(prompt)] == prompt
         assert not any(sequence.targets[: len(prompt)])
         assert any(sequence.targets)

@@ -147,8 +147,8 @@ class Disk:
         self._folder, self._size = folder, size
 
     def usage(self, path: Path) -> Any:
-        used = sum(file.stat().st_size for file in self._folder.rglob("*") if file.is_file())
-        return shutil._ntuple_diskusage(self._size, used, self._size - used)  # type: ignore[attr-defined]
+        used_bytes = sum(file.stat().st_size for file in self._folder.rglob("*") if file.is_file())
+        return shutil._ntuple_diskusage(self._size, used_bytes, self._size - used_bytes)  # type: ignore[attr-defined]
 
 
 def write_checkpoint(folder: Path, step: int) -> None:

@@ -19,7 +19,7 @@ from tasks.data.items import item_from_json, item_to_json, split, training_order
 from tasks.data.sources import check_source
 
 SUMS = [{"question": f"{n} + {n}?", "answer": str(2 * n)} for n in range(5)]
-OTHER = [{"question": "9 + 9?", "answer": "18"}]
+MORE_ROWS = [{"question": "9 + 9?", "answer": "18"}]
 MESSAGES = [{"role": "user", "content": "2 + 2?"}]
 
 
@@ -49,20 +49,22 @@ def data(**parts: Any) -> DataSettings:
     return DataSettings.model_validate({"parts": parts})
 
 
-def loaded(train: object, test: object = OTHER, *, env: str = "question", name: str = "train.jsonl") -> Split:
+def load_split(
+    train: object, test: object = MORE_ROWS, *, env: str = "question", name: str = "train.jsonl"
+) -> Split:
     part = {"env": env, "train": write(name, train), "test": write("test.json", test)}
     return split(data(math=part))
 
 
 @pytest.mark.parametrize("name", ["train.json", "train.jsonl", "train.parquet"])
 def test_questions_come_from_each_kind_of_file(name: str) -> None:
-    found = loaded(SUMS, name=name)
-    assert found.train[3] == Item(
+    found_split = load_split(SUMS, name=name)
+    assert found_split.train[3] == Item(
         item_id="math_3", env="question", part="math", fields={"question": "3 + 3?", "answer": "6"}
     )
-    assert [item.item_id for item in found.train] == [f"math_{n}" for n in range(5)]
-    assert [item.item_id for item in found.test] == ["math-test_0"]
-    assert item_from_json(item_to_json(found.train[3]), location="here") == found.train[3]
+    assert [item.item_id for item in found_split.train] == [f"math_{n}" for n in range(5)]
+    assert [item.item_id for item in found_split.test] == ["math-test_0"]
+    assert item_from_json(item_to_json(found_split.train[3]), location="here") == found_split.train[3]
 
 
 def test_parquet_keeps_whole_numbers_lists_objects_and_gaps() -> None:
@@ -75,7 +77,7 @@ def test_parquet_keeps_whole_numbers_lists_objects_and_gaps() -> None:
         },
         {"messages": [{"role": "system", "content": "s"}, {"role": "user", "content": "b"}], "level": None},
     ]
-    first, second = loaded(rows, name="train.parquet").train
+    first, second = load_split(rows, name="train.parquet").train
     assert first.fields == {"messages": rows[0]["messages"], "level": 1, "tags": ["x", "y"]}
     assert type(first.fields["level"]) is int
     assert second.fields == {"messages": rows[1]["messages"], "level": None, "tags": None}
@@ -84,33 +86,35 @@ def test_parquet_keeps_whole_numbers_lists_objects_and_gaps() -> None:
 
 
 def test_jsonl_may_have_blank_lines_a_mark_at_its_head_and_any_line_end_in_a_text() -> None:
-    found = loaded('\ufeff{"question": "a\u2028b"}\n\n{"question": "c", "messages": null}\n')
-    assert [item.fields for item in found.train] == [{"question": "a\u2028b"}, {"question": "c"}]
+    found_split = load_split('\ufeff{"question": "a\u2028b"}\n\n{"question": "c", "messages": null}\n')
+    assert [item.fields for item in found_split.train] == [{"question": "a\u2028b"}, {"question": "c"}]
 
 
 def test_metadata_tells_items_apart_and_where_takes_some() -> None:
     rows = [row | {"metadata": {"level": n % 2}} for n, row in enumerate(SUMS)]
-    test = [OTHER[0] | {"metadata": {"level": 1}}]
+    test = [MORE_ROWS[0] | {"metadata": {"level": 1}}]
     part = {"env": "question", "train": write("a.jsonl", rows), "test": write("b.jsonl", test)}
-    found = split(data(math=part | {"where": {"level": [1]}}))
-    assert [item.item_id for item in found.train] == ["math_1", "math_3"]
-    assert found.train[0].metadata == {"level": 1}
-    assert "metadata" not in found.train[0].fields
+    found_split = split(data(math=part | {"where": {"level": [1]}}))
+    assert [item.item_id for item in found_split.train] == ["math_1", "math_3"]
+    assert found_split.train[0].metadata == {"level": 1}
+    assert "metadata" not in found_split.train[0].fields
 
 
 def test_lists_of_agentgym_name_items_of_an_environment() -> None:
-    halves = get_env("textcraft").split(0)
-    train, test = halves.train[5].item_id, halves.test[2].item_id
-    found = loaded([{"item_id": train, "note": "n"}], [{"item_id": test}], env="textcraft", name="train.json")
-    assert found.train[0].item_id == train
-    assert found.train[0].metadata == halves.train[5].metadata
-    assert (found.train[0].part, found.train[0].fields) == ("math", {"note": "n"})
-    assert found.test[0].fields == {}
+    env_split = get_env("textcraft").split(0)
+    train, test = env_split.train[5].item_id, env_split.test[2].item_id
+    found_split = load_split(
+        [{"item_id": train, "note": "n"}], [{"item_id": test}], env="textcraft", name="train.json"
+    )
+    assert found_split.train[0].item_id == train
+    assert found_split.train[0].metadata == env_split.train[5].metadata
+    assert (found_split.train[0].part, found_split.train[0].fields) == ("math", {"note": "n"})
+    assert found_split.test[0].fields == {}
 
 
 def test_items_of_several_parts_of_one_environment_know_theirs() -> None:
     settings = data(
-        easy={"env": "question", "train": write("a.jsonl", SUMS[:2]), "test": write("b.jsonl", OTHER)},
+        easy={"env": "question", "train": write("a.jsonl", SUMS[:2]), "test": write("b.jsonl", MORE_ROWS)},
         hard={
             "env": "question",
             "train": write("c.jsonl", SUMS[2:]),
@@ -118,12 +122,12 @@ def test_items_of_several_parts_of_one_environment_know_theirs() -> None:
         },
         textcraft={},
     )
-    found = split(settings)
-    for item in (*found.train, *found.test):
+    found_split = split(settings)
+    for item in (*found_split.train, *found_split.test):
         part = item.item_id.rpartition("_")[0].removesuffix("-test")
         assert settings.part_of(item) == part
-    order = training_order(found.train, settings, seed=0)
-    assert [found.train[next(order)].part for _ in range(6)].count("hard") == 2
+    order = training_order(found_split.train, settings, seed=0)
+    assert [found_split.train[next(order)].part for _ in range(6)].count("hard") == 2
     assert settings.part_of(Item(item_id="math_0", env="question", part="math")) is None
     assert settings.part_of(Item(item_id="easy_0", env="question")) is None
 
@@ -151,7 +155,7 @@ BAD_ROWS: list[tuple[object, str]] = [
     ([{"question": "a", "metadata": "x"}], r"metadata is a str"),
     ([{"question": "a", "metadata": {"k": [1]}}], r"metadata\.k is a list"),
     ([{"item_id": "textcraft_0"}], r"item_id, but environment 'question' has no items of its own"),
-    ([SUMS[0], OTHER[0]], r"test\.json, row 0 and data/math/train\.jsonl, row 1 \(line 2\) are the same"),
+    ([SUMS[0], MORE_ROWS[0]], r"test\.json, row 0 and data/math/train\.jsonl, row 1 \(line 2\) are the same"),
     ([{"messages": [{"role": "user", "content": " 9 + 9? "}]}], r"test\.json, row 0 and .* are the same"),
 ]  # fmt: skip
 
@@ -159,7 +163,7 @@ BAD_ROWS: list[tuple[object, str]] = [
 @pytest.mark.parametrize(("rows", "message"), BAD_ROWS)
 def test_a_row_that_is_no_data_is_named(rows: object, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        loaded(rows)
+        load_split(rows)
 
 
 @pytest.mark.parametrize(
@@ -173,7 +177,7 @@ def test_a_row_that_is_no_data_is_named(rows: object, message: str) -> None:
 )
 def test_a_column_that_json_has_no_form_for_is_named(column: list[object], message: str) -> None:
     with pytest.raises(ConfigError, match=rf"train\.parquet, {message}|{message}"):
-        loaded({"question": ["a"], "extra": column}, name="train.parquet")
+        load_split({"question": ["a"], "extra": column}, name="train.parquet")
 
 
 @pytest.mark.parametrize(
@@ -186,24 +190,26 @@ def test_a_column_that_json_has_no_form_for_is_named(column: list[object], messa
 )  # fmt: skip
 def test_lists_that_cannot_be(train: object, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        loaded(train, [{"item_id": "textcraft_1"}], env="textcraft", name="train.json")
+        load_split(train, [{"item_id": "textcraft_1"}], env="textcraft", name="train.json")
 
 
 def test_an_item_is_in_one_part_only() -> None:
-    halves = get_env("textcraft").split(0)
-    train, test = ([{"item_id": half[0].item_id}] for half in (halves.train, halves.test))
-    listed = {"env": "textcraft", "train": write("a.json", train), "test": write("b.json", test)}
+    env_split = get_env("textcraft").split(0)
+    train, test = ([{"item_id": half[0].item_id}] for half in (env_split.train, env_split.test))
+    part_settings = {"env": "textcraft", "train": write("a.json", train), "test": write("b.json", test)}
     with pytest.raises(ConfigError, match=r"is in data\.parts\.mine and in data\.parts\.textcraft"):
-        split(data(mine=listed, textcraft={}))
+        split(data(mine=part_settings, textcraft={}))
 
 
 def test_files_that_cannot_be_read_are_named() -> None:
     with pytest.raises(ConfigError, match=r"data\.parts\.math\.train: there is no file data/math/none\.json"):
-        split(data(math={"env": "question", "train": "data/math/none.json", "test": write("b.json", OTHER)}))
+        split(
+            data(math={"env": "question", "train": "data/math/none.json", "test": write("b.json", MORE_ROWS)})
+        )
     with pytest.raises(ConfigError, match=r"train\.json holds a dict; give a list"):
-        loaded({"question": "a"}, name="train.json")
+        load_split({"question": "a"}, name="train.json")
     Path("data/math/train.parquet").write_bytes(b"no parquet")
-    part = {"env": "question", "train": "data/math/train.parquet", "test": write("b.json", OTHER)}
+    part = {"env": "question", "train": "data/math/train.parquet", "test": write("b.json", MORE_ROWS)}
     with pytest.raises(ConfigError, match=r"train\.parquet cannot be read as Parquet"):
         split(data(math=part))
     Path("data/math/train.jsonl").write_bytes(b"\xff\xfe")
@@ -243,13 +249,13 @@ def test_datasets_of_hugging_face_are_had_by_name(tmp_path: Path, monkeypatch: p
 
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
     monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
-    for half, rows in (("train", SUMS), ("test", OTHER)):
+    for half, rows in (("train", SUMS), ("test", MORE_ROWS)):
         datasets.Dataset.from_list(rows).to_parquet(tmp_path / "sums" / f"{half}.parquet")
-    found = split(
+    found_split = split(
         data(math={"env": "question", "train": "hf://sums#train[:2]", "test": "hf://sums@default#test"})
     )
-    assert [item.fields for item in found.train] == SUMS[:2]
-    assert found.test[0].item_id == "math-test_0"
+    assert [item.fields for item in found_split.train] == SUMS[:2]
+    assert found_split.test[0].item_id == "math-test_0"
     for source, message in {
         "hf://sums#no": "Unknown split",
         "hf://sums@no#train": "'no' not found",
@@ -261,12 +267,12 @@ def test_datasets_of_hugging_face_are_had_by_name(tmp_path: Path, monkeypatch: p
 
 def test_a_table_of_texts_is_read_with_its_quoted_cells() -> None:
     rows = 'question,answer,note\r\n"How many, in all?\nCount.",007,\r\n\r\n3 + 3?,6,"a ""b"""\r\n'
-    found = loaded("\N{ZERO WIDTH NO-BREAK SPACE}" + rows, name="train.csv").train
-    assert [item.fields for item in found] == [
+    found_split = load_split("\N{ZERO WIDTH NO-BREAK SPACE}" + rows, name="train.csv").train
+    assert [item.fields for item in found_split] == [
         {"question": "How many, in all?\nCount.", "answer": "007", "note": ""},
         {"question": "3 + 3?", "answer": "6", "note": 'a "b"'},
     ]
-    assert [item.item_id for item in found] == ["math_0", "math_1"]
+    assert [item.item_id for item in found_split] == ["math_0", "math_1"]
 
 
 @pytest.mark.parametrize(
@@ -285,7 +291,7 @@ def test_a_table_of_texts_is_read_with_its_quoted_cells() -> None:
 )
 def test_what_is_no_table_is_named_with_its_line(rows: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        loaded(rows, name="train.csv")
+        load_split(rows, name="train.csv")
 
 
 @pytest.mark.parametrize("name", ["train.jsonl", "train.csv"])
@@ -317,7 +323,7 @@ def test_columns_that_are_not_there_or_are_there_twice_are_refused(
     columns: dict[str, str], message: str
 ) -> None:
     rows = [{"question": "1?", "problem": "2?", "answer": "3"}]
-    part = {"env": "question", "train": write("train.jsonl", rows), "test": write("test.json", OTHER)}
+    part = {"env": "question", "train": write("train.jsonl", rows), "test": write("test.json", MORE_ROWS)}
     with pytest.raises(ConfigError, match=message):
         split(data(math=part | {"columns": columns}))
 

@@ -59,12 +59,12 @@ def test_an_environment_of_the_users_own_needs_no_line_in_the_registry(tmp_path:
     assert json.loads((tmp_path / "provision.json").read_text())["envs"][name]["solved"] > 0
     items = [json.loads(line) for line in (tmp_path / "data" / "test.jsonl").read_text().splitlines()]
     assert [(item["item_id"], item["env"]) for item in items] == [(f"{name}_6", name), (f"{name}_7", name)]
-    played = CliRunner().invoke(app, ["play", name, "3"], input="3\n")
-    assert played.stdout.splitlines()[-1] == "solved: reward 1 in 1 turn"
+    result = CliRunner().invoke(app, ["play", name, "3"], input="3\n")
+    assert result.stdout.splitlines()[-1] == "solved: reward 1 in 1 turn"
 
 
 @pytest.mark.parametrize(
-    ("env", "said"),
+    ("env", "message"),
     [
         ("tests.support.own_env:NO_SPEC", "is a int; name an EnvSpec"),
         ("tests.support.own_env:SPCE", "has no 'SPCE'; write MODULE:NAME"),
@@ -73,8 +73,8 @@ def test_an_environment_of_the_users_own_needs_no_line_in_the_registry(tmp_path:
         ("gymnasum:Taxi-v4", "did you mean 'gymnasium:Taxi-v4'"),
     ],
 )
-def test_what_is_no_environment_is_named(env: str, said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
+def test_what_is_no_environment_is_named(env: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
         get_env(env)
 
 
@@ -101,19 +101,21 @@ def test_what_is_played_on_servers_needs_nothing_here(
         assert needed_here(pipeline) == {"textcraft"}
         prepare(pipeline, tmp_path)
         provision(pipeline, tmp_path)
-        told = json.loads((tmp_path / "provision.json").read_text())
-        assert told["solved"] == 0  # one action of each item is tried
-        assert told["envs"]["textcraft"]["servers"] == [server.url]
+        receipt = json.loads((tmp_path / "provision.json").read_text())
+        assert receipt["solved"] == 0  # one action of each item is tried
+        assert receipt["envs"]["textcraft"]["servers"] == [server.url]
 
 
 def test_there_is_a_place_for_each_environment() -> None:
-    both = load_pipeline("textcraft-babyai-cpu", overrides={"rollout.max_live_envs": 1}, file=PIPELINES)
+    pipeline_of_both = load_pipeline(
+        "textcraft-babyai-cpu", overrides={"rollout.max_live_envs": 1}, file=PIPELINES
+    )
     with pytest.raises(ConfigError, match=r"max_live_envs is 1, and 2 environments .*\(textcraft, babyai\)"):
-        check_environments(both)
+        check_environments(pipeline_of_both)
 
 
 @pytest.mark.parametrize(
-    ("servers", "said"),
+    ("servers", "message"),
     [
         ({"babyai": {"urls": ["http://a:1"]}}, r"servers\.babyai: this pipeline uses textcraft"),
         ({"textcraft": {"urls": ["a:1"]}}, "'a:1' is not like http://host:8000"),
@@ -123,8 +125,8 @@ def test_there_is_a_place_for_each_environment() -> None:
         ),
     ],
 )
-def test_servers_that_cannot_be(servers: dict[str, Any], said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
+def test_servers_that_cannot_be(servers: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
         environments(on(**servers))
 
 
@@ -141,8 +143,8 @@ def test_what_takes_long_to_start_is_started_ahead(monkeypatch: pytest.MonkeyPat
         try:
             await runner.warm_up()
             await runner.warm_up()
-            counted = runner.environments["parity"]
-            assert (counted.idle, counted.created) == (3, 3)
+            pool_metrics = runner.environments["parity"]
+            assert (pool_metrics.idle, pool_metrics.created) == (3, 3)
         finally:
             await runner.close()
 

@@ -50,9 +50,9 @@ def test_verls_engine_computes_what_separate_sequences_do(tmp_path: Path) -> Non
         timeout=300,
     )
     assert done.returncode == 0, done.stderr[-2000:]
-    found = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
-    assert [case["tied"] for case in found] == [True, False]
-    for case in found:
+    reports = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    assert [case["tied"] for case in reports] == [True, False]
+    for case in reports:
         assert case["loaded_attention"] == case["asked_attention"] == "sdpa"
         assert case["log_probs"] < 1e-4
         assert case["entropy"] < 1e-4

@@ -74,11 +74,11 @@ def test_a_number_is_the_item_of_that_name_or_is_refused(spec: EnvSpec, number: 
         assert (item.item_id, item.env) == (f"{spec.name}_{number}", spec.name)
         assert find_item(spec, str(number), seed=None) == item
         return
-    with pytest.raises(ConfigError, match=rf"; there is no '{spec.name}_{number}'") as refused:
+    with pytest.raises(ConfigError, match=rf"; there is no '{spec.name}_{number}'") as refusal:
         get_item(spec, number)
-    first, last = map(int, re.findall(rf"{spec.name}_(\d+)", str(refused.value).partition(";")[0]))
+    first, last = map(int, re.findall(rf"{spec.name}_(\d+)", str(refusal.value).partition(";")[0]))
     assert not first <= number <= last
-    assert all(_is_there(spec, known) for known in (first, last))
+    assert all(_is_there(spec, item_name) for item_name in (first, last))
     assert not any(_is_there(spec, unknown) for unknown in (first - 1, last + 1))
 
 
@@ -119,9 +119,9 @@ def test_an_item_beyond_the_last_is_no_row_of_data(tmp_path: Path, monkeypatch: 
         (tmp_path / "data" / f"{side}.jsonl").write_text(json.dumps({"item_id": name}))
     part = {"train": "data/train.jsonl", "test": "data/test.jsonl"}
     data = DataSettings.model_validate({"parts": {"textcraft": part}})
-    with pytest.raises(ConfigError) as refused:
+    with pytest.raises(ConfigError) as refusal:
         read_parts(data)
-    assert str(refused.value) == (
+    assert str(refusal.value) == (
         "data/train.jsonl, row 0 (line 1): textcraft has 544 items, textcraft_0 to textcraft_543; "
         "there is no 'textcraft_547'"
     )
@@ -141,8 +141,8 @@ def test_agentgyms_clients_may_ask_for_any_number_of_textcraft() -> None:
                 return (await http.post("/reset", json={"id": number, "data_idx": index})).json()
 
             assert await opening(547) == await opening(3) != await opening(4)
-            refused = await http.post("/reset", json={"item_id": "textcraft_547"})
-            assert refused.status_code == 422
-            assert "textcraft_0 to textcraft_543" in refused.text
+            refusal = await http.post("/reset", json={"item_id": "textcraft_547"})
+            assert refusal.status_code == 422
+            assert "textcraft_0 to textcraft_543" in refusal.text
 
     asyncio.run(main())

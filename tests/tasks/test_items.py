@@ -31,13 +31,13 @@ def items_of(env: str, numbers: range) -> list[Item]:
 
 
 def spec_of(name: str) -> EnvSpec:
-    def halves(seed: int) -> Split:
+    def split_levels(seed: int) -> Split:
         return Split(train=items_of(name, range(9)), test=items_of(name, range(9, 12)))
 
     return EnvSpec(
         name=name,
         make=ToyEnv,
-        split=halves,
+        split=split_levels,
         expert=lambda _: [],
         instructions=f"This is {name}.",
         packages=(),
@@ -62,8 +62,8 @@ def test_a_part_is_named_after_its_env_or_says_it() -> None:
 
 
 def test_the_split_is_that_of_the_parts_together() -> None:
-    both = split(parts(here={"where": {"level": [1, 2]}}, there={}))
-    assert [item.item_id for item in both.train[:6]] == [
+    items_of_both = split(parts(here={"where": {"level": [1, 2]}}, there={}))
+    assert [item.item_id for item in items_of_both.train[:6]] == [
         "here_1",
         "here_2",
         "here_4",
@@ -71,8 +71,14 @@ def test_the_split_is_that_of_the_parts_together() -> None:
         "here_7",
         "here_8",
     ]
-    assert [item.item_id for item in both.train[6:]] == [f"there_{n}" for n in range(9)]
-    assert [item.item_id for item in both.test] == ["here_10", "here_11", "there_9", "there_10", "there_11"]
+    assert [item.item_id for item in items_of_both.train[6:]] == [f"there_{n}" for n in range(9)]
+    assert [item.item_id for item in items_of_both.test] == [
+        "here_10",
+        "here_11",
+        "there_9",
+        "there_10",
+        "there_11",
+    ]
 
 
 @pytest.mark.parametrize(

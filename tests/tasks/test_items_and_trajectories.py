@@ -50,7 +50,7 @@ def test_items_come_back_and_the_same_items_are_the_same_bytes(tmp_path: Path) -
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("", "no items"),
         ('{"item_id": "x"}\n', ":1: not an item: env"),
@@ -59,12 +59,12 @@ def test_items_come_back_and_the_same_items_are_the_same_bytes(tmp_path: Path) -
         ("{\n", "not an item"),
     ],
 )
-def test_a_bad_item_file_is_refused_with_its_place(tmp_path: Path, text: str, said: str) -> None:
+def test_a_bad_item_file_is_refused_with_its_place(tmp_path: Path, text: str, message: str) -> None:
     path = tmp_path / "items.jsonl"
     path.write_text(text)
     with pytest.raises(ConfigError) as error:
         read_items(path, data=DATA)
-    assert said in str(error.value)
+    assert message in str(error.value)
     assert str(path) in str(error.value)
 
 
@@ -74,14 +74,14 @@ def test_a_missing_item_file_names_the_stage_that_writes_it(tmp_path: Path) -> N
 
 
 def test_trajectories_come_back(tmp_path: Path) -> None:
-    written = [make(ITEMS[0], reward=1.0, turns=2), make(ITEMS[1], reward=0.0, error="EnvCrashed: x: y")]
-    write_trajectories(tmp_path / "t.jsonl", written)
-    assert read_trajectories(tmp_path / "t.jsonl") == written
+    originals = [make(ITEMS[0], reward=1.0, turns=2), make(ITEMS[1], reward=0.0, error="EnvCrashed: x: y")]
+    write_trajectories(tmp_path / "t.jsonl", originals)
+    assert read_trajectories(tmp_path / "t.jsonl") == originals
     json.loads((tmp_path / "t.jsonl").read_text().splitlines()[0])
 
 
 def test_summary_by_hand() -> None:
-    played = [
+    episodes = [
         make(ITEMS[0], reward=1.0, turns=2),
         make(ITEMS[0], reward=0.0, turns=4),
         make(ITEMS[1], reward=0.0, turns=3),
@@ -89,7 +89,7 @@ def test_summary_by_hand() -> None:
         make(ITEMS[1], reward=0.0, error="EpisodeTimeout: too long"),
         make(ITEMS[1], reward=0.0, error="EnvCrashed: again"),
     ]
-    assert summarise(played) == pytest.approx(
+    assert summarise(episodes) == pytest.approx(
         {
             "episodes": 3,
             "dropped": 3,

@@ -79,15 +79,15 @@ class SocketWatch(threading.Thread):
 
     def __init__(self) -> None:
         super().__init__(daemon=True)
-        self.seen: dict[tuple[str, int], str] = {}
-        self._ended = threading.Event()
+        self.listeners: dict[tuple[str, int], str] = {}
+        self._is_over = threading.Event()
 
     def run(self) -> None:
-        while not self._ended.wait(POLL_S):
-            self.seen |= {(address, port): name for name, address, port, _ in listening()}
+        while not self._is_over.wait(POLL_S):
+            self.listeners |= {(address, port): name for name, address, port, _ in listening()}
 
     def stop(self) -> None:
-        self._ended.set()
+        self._is_over.set()
         self.join()
 
 
@@ -97,18 +97,18 @@ def listening() -> Iterator[tuple[str, str, int, int]]:
     for process in (this, *this.children(recursive=True)):
         try:
             name = " ".join(process.cmdline()).strip()
-            for found in process.net_connections(kind="inet"):
-                if found.status == psutil.CONN_LISTEN or found.type == socket.SOCK_DGRAM:
-                    yield name, found.laddr.ip, found.laddr.port, process.pid
+            for socket_entry in process.net_connections(kind="inet"):
+                if socket_entry.status == psutil.CONN_LISTEN or socket_entry.type == socket.SOCK_DGRAM:
+                    yield name, socket_entry.laddr.ip, socket_entry.laddr.port, process.pid
         except psutil.Error:
             continue  # it has ended
 
 
 def is_loopback(address: str) -> bool:
-    parsed = ipaddress.ip_address(address)
-    if isinstance(parsed, ipaddress.IPv6Address) and parsed.ipv4_mapped:
-        return parsed.ipv4_mapped.is_loopback
-    return parsed.is_loopback
+    bound_ip = ipaddress.ip_address(address)
+    if isinstance(bound_ip, ipaddress.IPv6Address) and bound_ip.ipv4_mapped:
+        return bound_ip.ipv4_mapped.is_loopback
+    return bound_ip.is_loopback
 
 
 def outer_addresses() -> list[str]:
@@ -123,13 +123,13 @@ def outer_addresses() -> list[str]:
 
 def attack(code: str, *arguments: str, environment: dict[str, str]) -> int:
     """Run `code` as another process, that knows nothing of the run but the arguments; its status."""
-    known = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+    variables = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
     # Else Ray would take 127.0.0.1 for this machine's other address, where nothing listens.
-    known["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
-    known["RAY_NUM_REDIS_GET_RETRIES"] = "2"  # for 20, a second each
+    variables["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
+    variables["RAY_NUM_REDIS_GET_RETRIES"] = "2"  # for 20, a second each
     done = subprocess.run(
         [sys.executable, "-c", code, *arguments],
-        env=known | environment,
+        env=variables | environment,
         capture_output=True,
         text=True,
         timeout=LIMIT_S,
@@ -153,22 +153,22 @@ def attack_queue(folder: Path) -> None:
     }
     assert len(servers) == 3  # handshake, requests, data
     for index, server in enumerate(sorted(servers)):
-        refused, allowed = folder / f"refused-{index}", folder / f"allowed-{index}"
-        assert attack(QUEUE_ATTACK, server, str(refused), "3", environment={}) != 0
-        assert not refused.exists()
-        assert attack(QUEUE_ATTACK, server, str(allowed), "30", environment=with_token()) == 0
+        refused_folder, allowed_folder = folder / f"refused-{index}", folder / f"allowed-{index}"
+        assert attack(QUEUE_ATTACK, server, str(refused_folder), "3", environment={}) != 0
+        assert not refused_folder.exists()
+        assert attack(QUEUE_ATTACK, server, str(allowed_folder), "30", environment=with_token()) == 0
 
 
 def attack_ray(folder: Path) -> None:
     import ray
 
     address = ray.get_runtime_context().gcs_address
-    refused, allowed = folder / "ray-refused", folder / "ray-allowed"
+    refused_folder, allowed_folder = folder / "ray-refused", folder / "ray-allowed"
     for guess in ({}, {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "0" * 64}):
-        assert attack(RAY_ATTACK, address, str(refused), environment=guess) != 0
-        assert not refused.exists()
-    assert attack(RAY_ATTACK, address, str(allowed), environment=with_token()) == 0
-    assert allowed.exists()  # else it is no attack
+        assert attack(RAY_ATTACK, address, str(refused_folder), environment=guess) != 0
+        assert not refused_folder.exists()
+    assert attack(RAY_ATTACK, address, str(allowed_folder), environment=with_token()) == 0
+    assert allowed_folder.exists()  # else it is no attack
 
 
 def attack_from_outside() -> None:
@@ -216,7 +216,7 @@ def test_a_training_listens_on_loopback_and_obeys_nobody_without_its_token(
             session.evaluate_round(session.train_round(0))
     finally:
         watch.stop()
-    names = " ".join(watch.seen.values())
+    names = " ".join(watch.listeners.values())
     for program in (
         "Trainer",
         "TransferQueueController",
@@ -225,5 +225,7 @@ def test_a_training_listens_on_loopback_and_obeys_nobody_without_its_token(
         "DashboardAgent",
     ):
         assert f"ray::{program}" in names or f":{program}" in names
-    assert {at: name for at, name in watch.seen.items() if not is_loopback(at[0])} == {}
+    assert {
+        endpoint: name for endpoint, name in watch.listeners.items() if not is_loopback(endpoint[0])
+    } == {}
     assert "RAY_AUTH_TOKEN" not in os.environ

@@ -49,10 +49,10 @@ def test_a_stage_reads_only_what_an_earlier_one_or_nobody_writes(monkeypatch: py
     monkeypatch.chdir(ROOT)
     name = NAMES[0]
     home = default_workspace(name)
-    written: set[Path] = set()
+    outputs: set[Path] = set()
     for stage in declared_stages(name, pipeline=load_pipeline(name), workspace=home).values():
-        assert {dep for dep in stage.deps if dep.is_relative_to(home)} <= written
-        written.update(stage.outs)
+        assert {dep for dep in stage.deps if dep.is_relative_to(home)} <= outputs
+        outputs.update(stage.outs)
 
 
 @pytest.mark.slow
@@ -67,8 +67,8 @@ def test_every_pipeline_is_deployed_to_prefect_without_being_listed(monkeypatch:
         with pytest.raises(ConfigError, match=r"--pool nowhere.*prefect work-pool create nowhere"):
             list(deploy(pipelines, pool="nowhere"))
         client.create_work_pool(WorkPoolCreate(name="here", type="process"))
-        deployed = list(deploy(pipelines, pool="here"))
-        assert deployed == [f"train-agent/{name}" for name in NAMES]
+        deployments = list(deploy(pipelines, pool="here"))
+        assert deployments == [f"train-agent/{name}" for name in NAMES]
         for name in NAMES:
             deployment = client.read_deployment_by_name(f"train-agent/{name}")
             assert deployment.parameters == {"pipeline": name}
@@ -79,9 +79,9 @@ def test_every_pipeline_is_deployed_to_prefect_without_being_listed(monkeypatch:
 
 def test_dvc_knows_every_cpu_pipeline_and_no_other() -> None:
     on_cpu = {name for name in NAMES if DOCUMENT["pipelines"][name]["backend"]["device"] == "cpu"}
-    declared = yaml.safe_load((ROOT / "dvc.yaml").read_text())["stages"]
+    declarations = yaml.safe_load((ROOT / "dvc.yaml").read_text())["stages"]
     for stage in STAGES:
-        assert set(declared[stage]["foreach"]) == on_cpu
+        assert set(declarations[stage]["foreach"]) == on_cpu
     config = configparser.ConfigParser()
     config.read(ROOT / ".dvc" / "config")
     assert config["core"]["analytics"] == "false"
@@ -90,5 +90,5 @@ def test_dvc_knows_every_cpu_pipeline_and_no_other() -> None:
 def test_the_packages_are_this_checkout() -> None:
     code = "import envs, agents, tasks, flows\nfor m in (envs, agents, tasks, flows): print(m.__file__)"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
-    found = [Path(line).resolve() for line in done.stdout.splitlines()]
-    assert found == [ROOT / package / "__init__.py" for package in ("envs", "agents", "tasks", "flows")]
+    files = [Path(line).resolve() for line in done.stdout.splitlines()]
+    assert files == [ROOT / package / "__init__.py" for package in ("envs", "agents", "tasks", "flows")]

@@ -23,11 +23,11 @@ class _Toy:
     """An environment whose instances are kept."""
 
     def __init__(self, *, solution: Sequence[ExpertStep] = SOLUTION, **faults: int) -> None:
-        self.lived: list[ToyEnv] = []
+        self.live_envs: list[ToyEnv] = []
 
         def make() -> ToyEnv:
-            self.lived.append(ToyEnv(**faults))
-            return self.lived[-1]
+            self.live_envs.append(ToyEnv(**faults))
+            return self.live_envs[-1]
 
         def split(seed: int) -> Split:
             return Split(train=[toy_item(i) for i in range(40)], test=[toy_item(100 + seed)])
@@ -67,23 +67,23 @@ def test_provision_plays_the_expert_and_leaves_a_receipt(tmp_path: Path, pipelin
     assert receipt["turns"] == 80
     assert receipt["solved"] == 40
     assert receipt["envs"]["toy"]["packages"] == {"pytest": pytest.__version__}
-    assert toy.lived
-    assert all(env.closed for env in toy.lived)
+    assert toy.live_envs
+    assert all(env.closed for env in toy.live_envs)
 
 
 @pytest.mark.parametrize(
-    ("toy", "said"),
+    ("toy", "message"),
     [
         (_Toy(solution=SOLUTION[:1]), r"expert's solution of toy_0 does not solve it .*'The total is 1\.'"),
         (_Toy(crash_at=2), "toy_0.*KeyError"),
     ],
 )
 def test_an_environment_that_does_not_work_is_found_out(
-    tmp_path: Path, pipeline: Pipeline, toy: _Toy, said: str
+    tmp_path: Path, pipeline: Pipeline, toy: _Toy, message: str
 ) -> None:
     register_env(toy.spec)
     prepare(pipeline, tmp_path)
-    with pytest.raises(EnvCrashed, match=said):
+    with pytest.raises(EnvCrashed, match=message):
         provision(pipeline, tmp_path)
     assert not (tmp_path / "provision.json").exists()
 
@@ -103,7 +103,7 @@ def test_without_an_expert_items_are_begun(tmp_path: Path, pipeline: Pipeline) -
     provision(pipeline, tmp_path)
     receipt = json.loads((tmp_path / "provision.json").read_text())
     assert (receipt["episodes"], receipt["solved"], receipt["turns"]) == (40, 0, 40)
-    assert sum(env.resets for env in toy.lived) == 40
+    assert sum(env.resets for env in toy.live_envs) == 40
 
 
 def test_items_of_another_environment_are_refused(tmp_path: Path, pipeline: Pipeline) -> None:

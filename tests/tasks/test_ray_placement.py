@@ -105,12 +105,14 @@ def test_verl_gets_its_placement_groups_on_two_nodes(verl: Any, cluster: str) ->
     import ray
     from verl.single_controller.ray.base import RayResourcePool, ResourcePoolManager
 
-    placed = place_workers(backend(2))
-    assert placed == Placement(nodes=2, workers_per_node=1)
-    booked = ResourcePoolManager(resource_pool_spec={}, mapping={}).max_colocate_count
-    assert booked == ray_placement.WORKER_CPUS
-    pool = RayResourcePool([placed.workers_per_node] * placed.nodes, max_colocate_count=booked)
-    [first, second] = _within(60, lambda: pool.get_placement_groups(device_name="cpu"))
+    new_placement = place_workers(backend(2))
+    assert new_placement == Placement(nodes=2, workers_per_node=1)
+    reserved_cpus = ResourcePoolManager(resource_pool_spec={}, mapping={}).max_colocate_count
+    assert reserved_cpus == ray_placement.WORKER_CPUS
+    pool = RayResourcePool(
+        [new_placement.workers_per_node] * new_placement.nodes, max_colocate_count=reserved_cpus
+    )
+    [first, second] = _wait_for(60, lambda: pool.get_placement_groups(device_name="cpu"))
     table = [ray.util.placement_group_table(group)["bundles_to_node_id"][0] for group in (first, second)]
     assert len(set(table)) == 2
 
@@ -143,7 +145,7 @@ def test_a_cluster_is_joined_with_its_token_alone(cluster: str, monkeypatch: pyt
         check_ray_address()
 
 
-def _within(seconds: float, work: Any) -> Any:
+def _wait_for(seconds: float, work: Any) -> Any:
     from concurrent.futures import ThreadPoolExecutor
 
     pool = ThreadPoolExecutor(1)

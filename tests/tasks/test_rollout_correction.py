@@ -19,7 +19,7 @@ def compose(pipeline: Pipeline, folder: Path) -> Any:
     return verl_config(pipeline, model="m", checkpoints=folder)
 
 
-def corrected(config: Any) -> tuple[Any, dict[str, float]]:
+def correct_weights(config: Any) -> tuple[Any, dict[str, float]]:
     """verl's batch of two rows after its correction, and the metrics; the last token is padding."""
     import torch
     from verl import DataProto
@@ -47,7 +47,7 @@ def test_a_tokens_loss_is_weighed_by_the_ratio_up_to_the_cap(verl: ModuleType, t
     from tasks.verl.actor import _VERL_METRICS
 
     config = compose(load_pipeline(NAME), tmp_path)
-    batch, metrics = corrected(config)
+    batch, metrics = correct_weights(config)
     weights = torch.tensor([[1.0, 1.5, 2.0, 0.0], [0.5, 2.0, 1.0, 0.0]])
     torch.testing.assert_close(batch.batch["rollout_is_weights"], weights)
     assert metrics[_VERL_METRICS["importance_mean"]] == pytest.approx(8 / 6)
@@ -73,7 +73,7 @@ def test_what_verl_says_of_the_difference_is_recorded(verl: ModuleType, tmp_path
 
     from tasks.verl.actor import _VERL_METRICS
 
-    batch, _ = corrected(compose(load_pipeline(NAME), tmp_path))
+    batch, _ = correct_weights(compose(load_pipeline(NAME), tmp_path))
     metrics = calculate_debug_metrics(batch)
     differences = [0.0, 0.1, 0.2, 0.4, 0.6, 0.0]
     assert metrics[_VERL_METRICS["rollout_probs_diff_mean"]] == pytest.approx(sum(differences) / 6, abs=1e-6)
@@ -83,9 +83,11 @@ def test_what_verl_says_of_the_difference_is_recorded(verl: ModuleType, tmp_path
 def test_the_correction_can_be_set_and_switched_off(verl: ModuleType, tmp_path: Path) -> None:
     import torch
 
-    batch, _ = corrected(compose(load_pipeline(NAME, overrides={"train.importance_cap": 1.2}), tmp_path))
+    batch, _ = correct_weights(
+        compose(load_pipeline(NAME, overrides={"train.importance_cap": 1.2}), tmp_path)
+    )
     assert math.isclose(float(batch.batch["rollout_is_weights"].max()), 1.2, rel_tol=1e-6)
-    batch, metrics = corrected(
+    batch, metrics = correct_weights(
         compose(load_pipeline(NAME, overrides={"train.importance_cap": None}), tmp_path)
     )
     assert "rollout_is_weights" not in batch.batch

@@ -123,8 +123,8 @@ def test_trainer_overrides_what_exists(verl: ModuleType) -> None:
     # The order in which `run_step` and the rollout manager rely on them.
     calls = calls_and_strings(PPOTrainer.step)
     assert calls.index("self.prepare_step") < calls.index("self._step_once")
-    submitted = calls_and_strings(PPOTrainer._submit_batch_to_rollout)
-    assert "self.agent_loop_manager.generate_sequences" in submitted
+    submission = calls_and_strings(PPOTrainer._submit_batch_to_rollout)
+    assert "self.agent_loop_manager.generate_sequences" in submission
     keys = {"calculate_entropy", "distillation_use_topk", "distillation_only", "global_batch_size"}
     assert keys <= set(calls_and_strings(PPOTrainer._update_actor))
     assert keys <= set(calls_and_strings(update_options))
@@ -230,7 +230,7 @@ def test_grpo_advantages_by_hand(verl: ModuleType) -> None:
 def trajectory(reward: float, *, sample_index: int) -> Trajectory:
     """Turns of 2 and 1 tokens with an observation of 2 between."""
 
-    def turn(ids: list[int], observed: tuple[int, ...], reward: float) -> Turn:
+    def turn(ids: list[int], observation_tokens: tuple[int, ...], reward: float) -> Turn:
         completion = Completion(
             token_ids=ids, logprobs=[-1.0] * len(ids), finish_reason=FinishReason.STOP, policy_version=3
         )
@@ -240,7 +240,7 @@ def trajectory(reward: float, *, sample_index: int) -> Trajectory:
             action="",
             observation="",
             reward=reward,
-            observation_ids=observed,
+            observation_ids=observation_tokens,
         )
 
     return Trajectory(

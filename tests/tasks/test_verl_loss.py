@@ -26,7 +26,7 @@ CLIP, KL_COEF, ENTROPY_COEF, TEMPERATURE = 0.2, 0.05, 0.02, 1.3
 SEGMENTS = ((1, 1, 2, 1), (3, 1, 3, 2))
 """Of each trajectory of each group: 14 rows, and the 7th is in the middle of a trajectory."""
 REWARDS = ((1.0, 0.0, 0.25, 0.0), (0.0, 1.0, 1.0, 0.0))
-PLAYED = 16
+NUM_PLAYED = 16
 """Episodes of a step, of which 8 are trained on."""
 
 
@@ -37,14 +37,14 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def worker(verl: ModuleType, model: Path) -> Iterator[Any]:
-    with policy_worker(pipeline(), model) as started:
-        yield started
+    with policy_worker(pipeline(), model) as actor_worker:
+        yield actor_worker
 
 
 @pytest.fixture(scope="module")
 def groups(model: Path) -> Groups:
     """Sampled by a policy near the one that is trained: ratios are not 1, and some are clipped."""
-    return played(model, SEGMENTS, REWARDS)
+    return make_groups(model, SEGMENTS, REWARDS)
 
 
 def pipeline(**train: Any) -> Pipeline:
@@ -101,7 +101,7 @@ def test_groups_of_equal_rewards_are_left_out_where_their_gradient_is_zero(
     worker: Any, model: Path, coefficients: dict[str, float]
 ) -> None:
     settings = pipeline(**coefficients)
-    equal = played(model, ((1, 2),), ((1.0, 1.0),))
+    equal = make_groups(model, ((1, 2),), ((1.0, 1.0),))
     reference = nearby(equal, seed=3) if coefficients["kl_loss_coef"] else None
     [grad_norm] = update(worker, settings, equal, reference=reference)["grad_norm"]
     assert has_gradient_without_advantage(settings.train) == (grad_norm > 0)
@@ -126,15 +126,15 @@ def loss_by_hand(model: Path, groups: Groups, reference: Groups) -> Loss:
             per_token: dict[str, list[Any]] = {name: [] for name in sums}
             for (context, turn), (_, previous) in zip(turns_of(trajectory), turns_of(original), strict=True):
                 distribution = next_tokens(policy, context, turn.completion.token_ids)
-                log_probs = taken(distribution, turn.completion.token_ids)
+                log_probs = take_probabilities(distribution, turn.completion.token_ids)
                 ratio = (log_probs - torch.tensor(turn.completion.logprobs)).exp()
-                clipped = ratio.clamp(1 - CLIP, 1 + CLIP)
-                per_token["policy"].append(-torch.minimum(ratio * advantage, clipped * advantage))
+                clipped_ratio = ratio.clamp(1 - CLIP, 1 + CLIP)
+                per_token["policy"].append(-torch.minimum(ratio * advantage, clipped_ratio * advantage))
                 gap = torch.tensor(previous.completion.logprobs) - log_probs
                 per_token["kl"].append(gap.exp() - gap - 1)  # k3
                 per_token["entropy"].append(-(distribution.exp() * distribution).sum(-1))
             for name, values in per_token.items():
-                sums[name] = sums[name] + torch.cat(values).mean() / PLAYED
+                sums[name] = sums[name] + torch.cat(values).mean() / NUM_PLAYED
     loss = sums["policy"] + KL_COEF * sums["kl"] - ENTROPY_COEF * sums["entropy"]
     loss.backward()
     squares = [p.grad.square().sum() for p in policy.parameters()]
@@ -157,18 +157,18 @@ def exact(model: Path) -> Any:
     return AutoModelForCausalLM.from_pretrained(model, attn_implementation="eager", dtype=torch.float64)
 
 
-def next_tokens(policy: Any, context: tuple[int, ...], sampled: list[int]) -> Any:
+def next_tokens(policy: Any, context: tuple[int, ...], sampled_ids: list[int]) -> Any:
     """[C, V]: log-probs at the places of `sampled`."""
-    logits = policy(torch.tensor([[*context, *sampled]])).logits[0, len(context) - 1 : -1]
+    logits = policy(torch.tensor([[*context, *sampled_ids]])).logits[0, len(context) - 1 : -1]
     return (logits / TEMPERATURE).log_softmax(-1)
 
 
-def taken(distribution: Any, sampled: list[int]) -> Any:
+def take_probabilities(distribution: Any, sampled_ids: list[int]) -> Any:
     """[C]: those of `sampled`."""
-    return distribution.gather(1, torch.tensor(sampled)[:, None])[:, 0]
+    return distribution.gather(1, torch.tensor(sampled_ids)[:, None])[:, 0]
 
 
-def played(model: Path, segments: Sequence[Sequence[int]], rewards: Sequence[Sequence[float]]) -> Groups:
+def make_groups(model: Path, segments: Sequence[Sequence[int]], rewards: Sequence[Sequence[float]]) -> Groups:
     """Random trajectories, in each group one with so many segments for each number."""
     rng = random.Random(7)
     groups = [
@@ -186,9 +186,11 @@ def played(model: Path, segments: Sequence[Sequence[int]], rewards: Sequence[Seq
     ]
     policy = exact(model)
 
-    def log_probs(context: tuple[int, ...], sampled: list[int]) -> list[float]:
+    def log_probs(context: tuple[int, ...], sampled_ids: list[int]) -> list[float]:
         with torch.no_grad():
-            actual: list[float] = taken(next_tokens(policy, context, sampled), sampled).tolist()
+            actual: list[float] = take_probabilities(
+                next_tokens(policy, context, sampled_ids), sampled_ids
+            ).tolist()
         return [x + rng.gauss(0.0, 0.2) for x in actual]
 
     return [[with_log_probs(t, log_probs) for t in group] for group in groups]
@@ -199,8 +201,8 @@ def nearby(groups: Groups, *, seed: int) -> Groups:
     rng = random.Random(seed)
     previous = {id(turn.completion.token_ids): turn for group in groups for t in group for turn in t.turns}
 
-    def log_probs(context: tuple[int, ...], sampled: list[int]) -> list[float]:
-        return [x + rng.gauss(0.0, 0.3) for x in previous[id(sampled)].completion.logprobs]
+    def log_probs(context: tuple[int, ...], sampled_ids: list[int]) -> list[float]:
+        return [x + rng.gauss(0.0, 0.3) for x in previous[id(sampled_ids)].completion.logprobs]
 
     return [[with_log_probs(t, log_probs) for t in group] for group in groups]
 
@@ -221,15 +223,15 @@ def with_log_probs(
 def random_trajectory(
     rng: random.Random, *, group: int, sample_index: int, segments: int, reward: float
 ) -> Trajectory:
-    def tokens(lowest: int, highest: int) -> list[int]:
+    def tokens(shortest: int, longest: int) -> list[int]:
         # none of the special ones: the padding token's embedding is zero, and has no gradient in Hugging Face
-        return [rng.randrange(10, 250) for _ in range(rng.randint(lowest, highest))]
+        return [rng.randrange(10, 250) for _ in range(rng.randint(shortest, longest))]
 
     def turn(prompt_ids: list[int] | None) -> Turn:
-        sampled = tokens(1, 9)
+        sampled_ids = tokens(1, 9)
         return Turn(
             completion=Completion(
-                token_ids=sampled, logprobs=[], finish_reason=FinishReason.STOP, policy_version=0
+                token_ids=sampled_ids, logprobs=[], finish_reason=FinishReason.STOP, policy_version=0
             ),
             text="",
             action="",

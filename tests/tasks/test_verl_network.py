@@ -50,9 +50,9 @@ def test_a_process_group_of_environment_variables_listens_on_its_address_alone(
     before = _listening()
     dist.init_process_group("gloo")
     try:
-        opened = _listening() - before
-        assert ("127.0.0.1", port) in opened
-        assert {address for address, _ in opened} == {"127.0.0.1"}
+        new_ports = _listening() - before
+        assert ("127.0.0.1", port) in new_ports
+        assert {address for address, _ in new_ports} == {"127.0.0.1"}
         [loopback] = [
             name
             for name, entries in psutil.net_if_addrs().items()
@@ -89,12 +89,12 @@ def test_the_queue_hears_only_who_has_the_token(
 
     from tasks.verl import network as verl_network
 
-    def made(kind: int, name: bytes | None) -> Any:
+    def make_socket(kind: int, name: bytes | None) -> Any:
         monkeypatch.setattr(verl_network, "queue_keys", lambda: name and key_pair(name))
         return verl_network.create_zmq_socket(context, kind, "127.0.0.1")
 
     context = zmq.Context()
-    server, client = made(zmq.ROUTER, server_keys), made(zmq.DEALER, client_keys)
+    server, client = make_socket(zmq.ROUTER, server_keys), make_socket(zmq.DEALER, client_keys)
     try:
         port = server.bind_to_random_port("tcp://127.0.0.1")
         client.connect(f"tcp://127.0.0.1:{port}")

@@ -29,10 +29,13 @@ def load(folder: Path, attention: str) -> Any:
 def samples_with_shared_prompts() -> tuple[list[torch.Tensor], list[int]]:
     torch.manual_seed(1)
     prompts = [torch.randint(0, 250, (n,)) for n in (7, 12)]
-    of = [0, 1, 0, 0, 1]
+    prompt_index = [0, 1, 0, 0, 1]
     lengths = [5, 9, 1, 30, 2]
-    samples = [torch.cat([prompts[p], torch.randint(0, 250, (n,))]) for p, n in zip(of, lengths, strict=True)]
-    return samples, [len(prompts[p]) for p in of]
+    samples = [
+        torch.cat([prompts[p], torch.randint(0, 250, (n,))])
+        for p, n in zip(prompt_index, lengths, strict=True)
+    ]
+    return samples, [len(prompts[p]) for p in prompt_index]
 
 
 def test_log_probs_and_gradients_are_those_of_separate_sequences(folder: Path) -> None:
@@ -46,9 +49,9 @@ def test_log_probs_and_gradients_are_those_of_separate_sequences(folder: Path) -
     expected, loss = [], torch.zeros(())
     for sample, mask, weight in zip(samples, masks, weights, strict=True):
         log_probs = reference(sample[None]).logits[0].log_softmax(-1)
-        taken = log_probs[:-1].gather(1, sample[1:, None])[:, 0] * mask[1:]
-        loss = loss + (taken * weight[1:]).sum()
-        expected.append(torch.cat([taken, torch.zeros(1)]))
+        label_log_probs = log_probs[:-1].gather(1, sample[1:, None])[:, 0] * mask[1:]
+        loss = loss + (label_log_probs * weight[1:]).sum()
+        expected.append(torch.cat([label_log_probs, torch.zeros(1)]))
     loss.backward()
 
     model = load(folder, ATTENTION)
@@ -106,8 +109,8 @@ def test_attention_and_its_gradients_are_those_of_a_mask_and_no_pair_is_wasted(
 ) -> None:
     torch.manual_seed(0)
     heads, kv_heads, dim, scale = 4, 2, 8, 0.3
-    blocks, allowed = as_blocks(lengths)
-    count = len(allowed)
+    blocks, allowed_pairs = as_blocks(lengths)
+    count = len(allowed_pairs)
     shapes = [(1, heads, count, dim), (1, kv_heads, count, dim), (1, kv_heads, count, dim)]
     q, k, v = (torch.randn(shape, dtype=torch.float64, requires_grad=True) for shape in shapes)
     upstream = torch.randn(1, count, heads, dim, dtype=torch.float64)
@@ -117,27 +120,29 @@ def test_attention_and_its_gradients_are_those_of_a_mask_and_no_pair_is_wasted(
 
     share = heads // kv_heads
     scores = q @ k.repeat_interleave(share, dim=1).transpose(2, 3) * scale
-    weights = scores.masked_fill(~allowed, -torch.inf).softmax(-1)
+    weights = scores.masked_fill(~allowed_pairs, -torch.inf).softmax(-1)
     expected = (weights @ v.repeat_interleave(share, dim=1)).transpose(1, 2)
     torch.testing.assert_close(actual, expected, atol=1e-12, rtol=1e-10)
     for mine, theirs in zip(gradients, torch.autograd.grad(expected, (q, k, v), upstream), strict=True):
         torch.testing.assert_close(mine, theirs, atol=1e-11, rtol=1e-9)
-    assert computed_pairs(blocks) == int(allowed.sum())
+    assert computed_pairs(blocks) == int(allowed_pairs.sum())
 
 
 def as_blocks(lengths: list[tuple[int, list[int]]]) -> tuple[tuple[PromptBlock, ...], torch.Tensor]:
     """Blocks of (prompt, responses), and which of the row's tokens each of them may see, [T, T]."""
-    blocks, allowed = [], []
+    blocks, allowed_pairs = [], []
     start = 0
     for prompt, responses in lengths:
         blocks.append(PromptBlock(start, prompt, tuple(responses)))
-        allowed.append(torch.ones(prompt + sum(responses), prompt + sum(responses), dtype=torch.bool).tril())
+        allowed_pairs.append(
+            torch.ones(prompt + sum(responses), prompt + sum(responses), dtype=torch.bool).tril()
+        )
         first = prompt
         for response in responses:
-            allowed[-1][first + response :, first : first + response] = False  # later responses
+            allowed_pairs[-1][first + response :, first : first + response] = False  # later responses
             first += response
         start += prompt + sum(responses)
-    return tuple(blocks), torch.block_diag(*(x.int() for x in allowed)).bool()
+    return tuple(blocks), torch.block_diag(*(x.int() for x in allowed_pairs)).bool()
 
 
 def test_dropout_is_refused() -> None:

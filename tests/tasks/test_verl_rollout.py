@@ -43,34 +43,34 @@ def trajectory(
     )
 
 
-FAILED = trajectory(stop=StopReason.ERROR, turns=0)
+FAILURE = trajectory(stop=StopReason.ERROR, turns=0)
 NO_ROOM = trajectory(stop=StopReason.MAX_CONTEXT, turns=0)
-WON, LOST = trajectory(1.0), trajectory(0.0, sample_index=1)
+WIN, LOSS = trajectory(1.0), trajectory(0.0, sample_index=1)
 
 
 @pytest.mark.parametrize(
-    ("group", "skip_equal", "kept"),
+    ("group", "skip_equal", "trained"),
     [
-        ([WON, LOST], True, [WON, LOST]),
-        ([WON, FAILED, LOST], True, [WON, LOST]),
-        ([WON, FAILED], True, []),  # compared with nothing
-        ([WON, FAILED, FAILED], False, []),
-        ([WON, NO_ROOM, LOST], True, [WON, LOST]),
-        ([LOST, LOST], True, []),  # no advantage, no gradient
-        ([LOST, LOST], False, [LOST, LOST]),  # but with a KL term there is one
-        ([FAILED, FAILED], False, []),
+        ([WIN, LOSS], True, [WIN, LOSS]),
+        ([WIN, FAILURE, LOSS], True, [WIN, LOSS]),
+        ([WIN, FAILURE], True, []),  # compared with nothing
+        ([WIN, FAILURE, FAILURE], False, []),
+        ([WIN, NO_ROOM, LOSS], True, [WIN, LOSS]),
+        ([LOSS, LOSS], True, []),  # no advantage, no gradient
+        ([LOSS, LOSS], False, [LOSS, LOSS]),  # but with a KL term there is one
+        ([FAILURE, FAILURE], False, []),
     ],
 )
 def test_which_episodes_are_trained_on(
-    group: list[Trajectory], skip_equal: bool, kept: list[Trajectory]
+    group: list[Trajectory], skip_equal: bool, trained: list[Trajectory]
 ) -> None:
-    assert trainable(group, skip_equal=skip_equal) == kept
+    assert trainable(group, skip_equal=skip_equal) == trained
 
 
 def test_a_failed_episode_does_not_make_a_group_informative() -> None:
-    assert is_informative([WON, LOST])
-    assert not is_informative([WON, FAILED])  # its reward of 0 is none
-    assert not is_informative([FAILED, FAILED])
+    assert is_informative([WIN, LOSS])
+    assert not is_informative([WIN, FAILURE])  # its reward of 0 is none
+    assert not is_informative([FAILURE, FAILURE])
 
 
 def test_a_step_without_episodes_is_explained_by_a_real_failure_or_by_the_room_that_is_missing() -> None:
@@ -87,7 +87,7 @@ def test_a_step_without_episodes_is_explained_by_a_real_failure_or_by_the_room_t
 
 
 def test_rows_carry_exactly_what_was_sampled() -> None:
-    fields = fields_of([*rows_of("a", [WON]), *rows_of("b", [trajectory(1.0, turns=1)])])
+    fields = fields_of([*rows_of("a", [WIN]), *rows_of("b", [trajectory(1.0, turns=1)])])
     long, short = fields[0], fields[1]
     assert long["prompts"].tolist() == [1, 2, 3]
     assert long["responses"].tolist() == [4, 5, 6, 4, 5]  # no observation at the end
@@ -102,8 +102,8 @@ def test_rows_carry_exactly_what_was_sampled() -> None:
 
 def test_each_segment_carries_the_tokens_of_its_whole_trajectory() -> None:
     first, second = trajectory(1.0).turns
-    segmented = replace(trajectory(1.0), turns=(first, replace(second, prompt_ids=(1, 9))))
-    fields = fields_of([*rows_of("a", [segmented]), *rows_of("b", [trajectory(1.0, turns=1)])])
+    two_segments = replace(trajectory(1.0), turns=(first, replace(second, prompt_ids=(1, 9))))
+    fields = fields_of([*rows_of("a", [two_segments]), *rows_of("b", [trajectory(1.0, turns=1)])])
     assert [row["responses"].tolist() for row in fields] == [[4, 5], [4, 5], [4, 5]]
     assert fields["trajectory_tokens"].tolist() == [4, 4, 2]
 
@@ -112,10 +112,12 @@ def test_each_segment_carries_the_tokens_of_its_whole_trajectory() -> None:
 def test_log_probs_that_are_not_numbers_are_found(value: float) -> None:
     first, second = trajectory(1.0).turns
     completion = replace(second.completion, logprobs=[-0.5, value])
-    diverged = replace(trajectory(1.0, sample_index=1), turns=(first, replace(second, completion=completion)))
-    check_log_probs([[WON, LOST], [FAILED, WON]], step=3, lr=0.5)
+    nan_trajectory = replace(
+        trajectory(1.0, sample_index=1), turns=(first, replace(second, completion=completion))
+    )
+    check_log_probs([[WIN, LOSS], [FAILURE, WIN]], step=3, lr=0.5)
     with pytest.raises(Diverged, match=rf"^step 3: .* {value} \(x_1, sample 1\); lower train\.lr \(0\.5\)$"):
-        check_log_probs([[WON, LOST], [FAILED, diverged]], step=3, lr=0.5)
+        check_log_probs([[WIN, LOSS], [FAILURE, nan_trajectory]], step=3, lr=0.5)
 
 
 class Client:

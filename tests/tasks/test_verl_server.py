@@ -31,7 +31,7 @@ class Server:
 
     def __init__(self, failure: str = "") -> None:
         self._failure = failure
-        self.aborted: list[str] = []
+        self.aborted_requests: list[str] = []
         self.running = 0
 
     async def generate(self, *, request_id: str, **_: Any) -> Any:
@@ -52,14 +52,14 @@ class Server:
         try:
             await asyncio.sleep(600)
         except asyncio.CancelledError:  # where vLLM aborts the request
-            self.aborted.append(request_id)
+            self.aborted_requests.append(request_id)
             raise
         finally:
             self.running -= 1
 
     async def state(self) -> tuple[int, int]:
         """(requests that run, requests that were aborted)."""
-        return self.running, len(self.aborted)
+        return self.running, len(self.aborted_requests)
 
 
 @pytest.fixture(scope="module")
@@ -130,13 +130,13 @@ def test_a_cancelled_episode_is_aborted_on_its_server(cluster: Path) -> None:
     async def play() -> None:
         sampler = connect(server)
         params = SamplingParams(max_tokens=4)
-        ended, going = (
+        finished_server, going = (
             asyncio.create_task(sampler.sample((1, 2), params=params, episode_id=name)) for name in "ab"
         )
         await asyncio.wait_for(wait_for((2, 0)), 60)
-        ended.cancel()
+        finished_server.cancel()
         with pytest.raises(asyncio.CancelledError):
-            await ended
+            await finished_server
         await asyncio.wait_for(wait_for((1, 1)), 60)
         assert not going.done()
         going.cancel()

@@ -47,7 +47,7 @@ def test_the_words_that_cost_most_come_first(small: Path) -> None:
     tokenizer = AutoTokenizer.from_pretrained(small)
     words = words_of(tokenizer, BABYAI, at_most=100)
     cost = [
-        sum(text.split(" ").count(word.removeprefix("Ġ")) for text in map(_spaced, BABYAI))
+        sum(text.split(" ").count(word.removeprefix("Ġ")) for text in map(_add_spaces, BABYAI))
         * (len(tokenizer.encode(word.replace("Ġ", " "), add_special_tokens=False)) - 1)
         for word in words
     ]
@@ -113,12 +113,16 @@ def test_a_word_is_drawn_alike_after_a_space_and_not(small: Path, tmp_path: Path
     add_words(str(small), tokenizer, words, tmp_path, seed=0)
     ids = AutoTokenizer.from_pretrained(tmp_path).get_vocab()
     rows = AutoModelForCausalLM.from_pretrained(tmp_path).get_input_embeddings().weight.detach()
-    spaced = [row for word, row in tokenizer.get_vocab().items() if word.startswith("Ġ") and len(word) > 1]
-    plain = [row for word, row in tokenizer.get_vocab().items() if word[0] != "Ġ" and len(word) > 1]
+    spaced_rows = [
+        row for word, row in tokenizer.get_vocab().items() if word.startswith("Ġ") and len(word) > 1
+    ]
+    unspaced_rows = [row for word, row in tokenizer.get_vocab().items() if word[0] != "Ġ" and len(word) > 1]
 
     def standard(word: str) -> torch.Tensor:
-        form_rows = rows[spaced if word.startswith("Ġ") else plain]
-        varies = rows[spaced].std(0) * rows[plain].std(0) > 0  # not all that a new model is made of does
+        form_rows = rows[spaced_rows if word.startswith("Ġ") else unspaced_rows]
+        varies = (
+            rows[spaced_rows].std(0) * rows[unspaced_rows].std(0) > 0
+        )  # not all that a new model is made of does
         return ((rows[ids[word]] - form_rows.mean(0)) / form_rows.std(0))[varies]
 
     torch.testing.assert_close(standard("zzyx"), standard("Ġzzyx"), rtol=1e-3, atol=1e-3)
@@ -160,7 +164,7 @@ def test_a_tokenizer_without_byte_pairs_is_refused() -> None:
         find_spelled_words(whole_words, [[0, 1]], at_most=4)
 
 
-def _spaced(text: str) -> str:
+def _add_spaces(text: str) -> str:
     for mark in ".,:\n":
         text = text.replace(mark, f" {mark} ")
     return text.replace("  ", " ")
