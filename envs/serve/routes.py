@@ -1,7 +1,7 @@
 """The HTTP routes of a server: one table, from which FastAPI makes the OpenAPI document.
 
 Requests do not pass through FastAPI: its dependency injection and response models cost more CPU than a step
-(docs/decisions/0001-orchestration-and-dependencies.md).
+(docs/decisions/0011-dependencies.md).
 """
 
 from collections.abc import Sequence
