@@ -285,11 +285,14 @@ class BrowserSession:
 
     def _on_page(self, page: "Page") -> None:
         self._traffic.watch(page)
-        page.on("close", lambda page: self._cdp_sessions.pop(page, None))
+        page.on("close", self._forget_page)
         if len(self.context.pages) > self._max_tabs:
             closing = asyncio.get_running_loop().create_task(self._close_tab(page))
             self._closing_tabs.add(closing)
             closing.add_done_callback(self._closing_tabs.discard)
+
+    def _forget_page(self, page: "Page") -> None:
+        self._cdp_sessions.pop(page, None)
 
     async def _is_loaded(self) -> bool:
         """Whether the page has loaded, or is gone."""

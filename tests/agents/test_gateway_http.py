@@ -137,9 +137,9 @@ def test_a_session_over_http_leaves_its_trajectory() -> None:
             response = await http.post(path, json={"reward": 0.5, "success": True}, headers=auth)
             trajectory = trajectory_from_dict(response.json()["trajectory"])
             async with client_of(f"{url}/v1", api_key=session_info["api_key"]) as client:
-                with pytest.raises(openai.NotFoundError) as rejection:
+                with pytest.raises(openai.NotFoundError) as not_found:
                     await ask(client, [QUESTION])
-            assert rejection.value.code == "session_not_found"
+            assert not_found.value.code == "session_not_found"
         assert (trajectory.item.item_id, trajectory.sample_index, trajectory.reward) == ("toy_7", 2, 0.5)
         assert trajectory.labels == {"kind": "a"}
         (segment,) = pack(trajectory)

@@ -21,7 +21,7 @@ from tasks.config.episodes import check_agent, reward_of
 from tasks.data.items import split
 from tasks.rollout.factory import make_runner
 from tasks.rollout.runner import RolloutSpec
-from tests.flows.test_lineage import AGENT_STAGES, changed, keys, project
+from tests.flows.test_lineage import AGENT_STAGES, changed_keys, keys, project
 from tests.support.chat_server import Body, chat_server, in_turn, says
 from tests.support.reward_toy import make_reward_input
 from tests.support.toy import toy_tokenizer
@@ -138,7 +138,7 @@ def test_a_judges_prompt_is_an_input_of_the_stages(project: Path) -> None:
     before = keys(load_pipeline("textcraft-cpu", overrides=overrides))
     Path("fair.md").write_text(PROMPT + " Be strict.")
     after = keys(load_pipeline("textcraft-cpu", overrides=overrides))
-    assert changed(before, after) == AGENT_STAGES
+    assert changed_keys(before, after) == AGENT_STAGES
 
 
 WORKER = """

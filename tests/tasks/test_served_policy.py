@@ -57,13 +57,13 @@ def test_who_comes_while_the_weights_change_waits_and_who_is_inside_is_waited_fo
             with pytest.raises(openai.AuthenticationError):
                 await ask(nobody, [QUESTION])
             first = asyncio.create_task(ask(client, [QUESTION]))
-            await sampler.asked.wait()
+            await sampler.request_event.wait()
             pausing = asyncio.create_task(served.pause())
             await asyncio.sleep(0.05)
             second = asyncio.create_task(ask(client, [QUESTION]))
             await asyncio.sleep(0.05)
             assert not pausing.done()
-            sampler.opened.set()
+            sampler.release.set()
             await pausing
             assert (await first).content == "One."
             await asyncio.sleep(0.05)
@@ -81,13 +81,13 @@ def test_a_pause_waits_for_a_request_whose_client_has_left() -> None:
         pausable = PausableSampler(sampler)
         params = SamplingParams(max_tokens=9)
         asked = asyncio.create_task(pausable.sample([1], params=params, episode_id="e"))
-        await sampler.asked.wait()
+        await sampler.request_event.wait()
         asked.cancel()
         pausing = asyncio.create_task(pausable.pause())
         await asyncio.sleep(0.05)
         assert asked.cancelled()
         assert not pausing.done()  # the sampler is at work still
-        sampler.opened.set()
+        sampler.release.set()
         await pausing
 
     asyncio.run(asyncio.wait_for(work(), 300))
