@@ -132,7 +132,7 @@ def break_the_template(model: Path) -> None:
     [
         (lose_the_tokenizer, "has no tokenizer: the folder has no tokenizer.json"),
         (cut_the_tokenizer, "cannot be loaded"),
-        (lose_the_template, "has no chat template; save one beside it as chat_template.jinja"),
+        (lose_the_template, "has no chat template; save one next to it as chat_template.jinja"),
         (break_the_template, "refuses user: no conversations"),
     ],
 )

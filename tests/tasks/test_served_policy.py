@@ -80,12 +80,12 @@ def test_a_pause_waits_for_a_request_whose_client_has_left() -> None:
         sampler = Gated(["One."])
         pausable = PausableSampler(sampler)
         params = SamplingParams(max_tokens=9)
-        asked = asyncio.create_task(pausable.sample([1], params=params, episode_id="e"))
+        request = asyncio.create_task(pausable.sample([1], params=params, episode_id="e"))
         await sampler.request_event.wait()
-        asked.cancel()
+        request.cancel()
         pausing = asyncio.create_task(pausable.pause())
         await asyncio.sleep(0.05)
-        assert asked.cancelled()
+        assert request.cancelled()
         assert not pausing.done()  # the sampler is at work still
         sampler.release.set()
         await pausing
