@@ -57,7 +57,7 @@ def _completion(token_ids: Sequence[int], logprobs: Sequence[float]) -> Completi
     )
 
 
-class CpuEngine(_Subject):
+class CpuSubject(_Subject):
     """The CPU engine."""
 
     def __init__(self, folder: Path, *, context_length: int, max_sequences: int, threads: int) -> None:
@@ -233,7 +233,7 @@ class Vllm(_Subject):
 
 
 SAMPLERS: dict[str, Callable[..., Any]] = {
-    "cpu": CpuEngine,
+    "cpu": CpuSubject,
     "transformers": OneByOne,
     "generate": Generate,
     "continuous": ContinuousBatching,

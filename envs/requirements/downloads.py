@@ -35,13 +35,13 @@ class DownloadFailed(WingspanError):
     """A file could not be downloaded or is not the expected one; the text names it and what to do."""
 
 
-class Progress(Protocol):
+class DownloadProgress(Protocol):
     """Receives each file's progress: bytes so far, and in all (None if the server does not report it)."""
 
     def __call__(self, path: str, done: int, total: int | None) -> None: ...
 
 
-def pull(data_set: DataSet, *, progress: Progress, pause_s: float = PAUSE_S) -> Path:
+def pull(data_set: DataSet, *, progress: DownloadProgress, pause_s: float = PAUSE_S) -> Path:
     """Download the missing files of `data_set`; return its folder, complete.
 
     Raises `ConfigError` before any download if the data set is made locally or the disk has too little space;
@@ -118,7 +118,7 @@ def _check_disk(files: list[DataFile], folder: Path) -> None:
 
 
 def _fetch(
-    file: DataFile, folder: Path, *, sha256: str | None, progress: Progress, pause_s: float
+    file: DataFile, folder: Path, *, sha256: str | None, progress: DownloadProgress, pause_s: float
 ) -> dict[str, object]:
     """Download, check, unpack; return the file's entry in the receipt."""
     path = folder / file.path

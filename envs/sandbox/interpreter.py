@@ -32,7 +32,7 @@ _KERNEL = (Path(__file__).parent / "interpreter_program.py").read_text()
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class Execution:
     """The result of one run."""
 
     output: str
@@ -61,7 +61,7 @@ class Interpreter:
         self._label = ""
         self._first: int | None = None
 
-    async def run(self, code: str, *, timeout_s: float | None = None) -> Run:
+    async def run(self, code: str, *, timeout_s: float | None = None) -> Execution:
         """Execute `code` as at a prompt: the value of a final expression is printed.
 
         `timeout_s` replaces `run_timeout_s` for this run.
@@ -69,7 +69,7 @@ class Interpreter:
         """
         if self._process is not None and self._process.returncode is not None:
             await self.close()
-            return Run("", end_reason="its process had died since the last run; this one was not begun")
+            return Execution("", end_reason="its process had died since the last run; this one was not begun")
         process = await self._start()
         limit_s = self._timeout_s if timeout_s is None else timeout_s
         request = json.dumps({"code": code, "output_chars": self._output_chars})
@@ -81,10 +81,12 @@ class Interpreter:
                 {watch, answer}, timeout=limit_s, return_when=asyncio.FIRST_COMPLETED
             )
             if answer in done and (output := answer.result()) is not None:
-                return Run(output, end_reason=None)
+                return Execution(output, end_reason=None)
             if watch in done:
-                return Run("", end_reason=f"it took more than {watch.result()}")
-            return Run("", end_reason="its process died" if done else f"it took longer than {limit_s:g} s")
+                return Execution("", end_reason=f"it took more than {watch.result()}")
+            return Execution(
+                "", end_reason="its process died" if done else f"it took longer than {limit_s:g} s"
+            )
         finally:
             watch.cancel()
             answer.cancel()

@@ -27,7 +27,7 @@ _ENV = re.compile(r"data\.parts\..+\.env")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Run:
+class RunSummary:
     """One finished run, or the medians of a setting's seeds."""
 
     name: str
@@ -150,7 +150,7 @@ def _format_value(values: Mapping[str, Any], key: str) -> str:
     return json.dumps(values[key], ensure_ascii=False).strip('"') if key in values else "-"
 
 
-def read_run(workspace: Path) -> Run:
+def read_run(workspace: Path) -> RunSummary:
     """The run of `workspace`. Raises `ConfigError` for an unfinished run."""
     results = read_results(workspace)
     before, after, greedy = (
@@ -162,7 +162,7 @@ def read_run(workspace: Path) -> Run:
     env_steps = environment_steps(results)
     name = workspace.resolve().name
     depths = results.evaluation["after"]["sampled"]
-    return Run(
+    return RunSummary(
         name=name,
         setting=_SEED.sub("", name),
         seeds=1,
@@ -190,7 +190,7 @@ def read_run(workspace: Path) -> Run:
     )
 
 
-def with_medians(runs: Sequence[Run]) -> list[Run]:
+def with_medians(runs: Sequence[RunSummary]) -> list[RunSummary]:
     """Runs by setting in the order given, each setting of several seeds followed by its medians."""
     rows = []
     for setting in dict.fromkeys(run.setting for run in runs):
@@ -201,10 +201,10 @@ def with_medians(runs: Sequence[Run]) -> list[Run]:
     return rows
 
 
-def median_of(seeds: Sequence[Run]) -> Run:
+def median_of(seeds: Sequence[RunSummary]) -> RunSummary:
     """The median of each number by itself; a depth that a seed lacks is left out."""
     first = seeds[0]
-    return Run(
+    return RunSummary(
         name=f"{first.setting}, median of {len(seeds)}",
         setting=first.setting,
         seeds=len(seeds),
@@ -224,7 +224,7 @@ def median_of(seeds: Sequence[Run]) -> Run:
     )
 
 
-def table(rows: Sequence[Run]) -> tuple[list[str], list[list[str]]]:
+def table(rows: Sequence[RunSummary]) -> tuple[list[str], list[list[str]]]:
     """Header and cells, as text."""
     depths = sorted({depth for run in rows for depth in run.by_depth}, key=lambda depth: (len(depth), depth))
     header = ["run", f"turns {_TIMES} steps", "env steps", "time", "before", "after", "points", "greedy"]
@@ -253,7 +253,7 @@ def markdown(header: Sequence[str], cells: Sequence[Sequence[str]]) -> str:
     return "".join(f"| {' | '.join(row)} |\n" for row in rows)
 
 
-def _plot(runs: Sequence[Run]) -> Plot:
+def _plot(runs: Sequence[RunSummary]) -> Plot:
     settings = list(dict.fromkeys(run.setting for run in runs))
     summary = "; ".join(f"{run.name} {run.before:.0%} to {run.after:.0%}" for run in runs)
     return render_plot(

@@ -18,7 +18,7 @@ import pytest
 from envs.builtin.alfworld import games
 from envs.builtin.alfworld import spec as real
 from envs.builtin.alfworld.games import Game, Task, read_game
-from envs.builtin.alfworld.house import Progress
+from envs.builtin.alfworld.house import GoalProgress
 from envs.builtin.alfworld.mini import spec as mini
 from envs.errors import ConfigError, MissingDependency
 from envs.registry import get_env
@@ -156,11 +156,11 @@ ROOM = [
 def test_goal_conditions_are_counted_as_alfworld_counts_them(
     task: Task, facts: list[tuple[str, ...]], conditions: tuple[int, int]
 ) -> None:
-    assert Progress(task).count_conditions([*ROOM, *facts]) == conditions
+    assert GoalProgress(task).count_conditions([*ROOM, *facts]) == conditions
 
 
 def test_what_was_heated_once_stays_so() -> None:
-    progress = Progress(HEAT)
+    progress = GoalProgress(HEAT)
     assert progress.count_conditions([*ROOM, ("ishot", "mug1")]) == (1, 3)
     assert progress.count_conditions([*ROOM, ("iscool", "mug1"), ("inreceptacle", "mug1", "desk1")]) == (3, 3)
 

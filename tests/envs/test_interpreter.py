@@ -18,7 +18,7 @@ import pytest
 import yaml
 
 from envs.sandbox.backend import Backend, SandboxLimits
-from envs.sandbox.interpreter import Interpreter, Run
+from envs.sandbox.interpreter import Execution, Interpreter
 from envs.sandbox.sandbox import BACKENDS
 from envs.sandbox.seccomp import forbidden_numbers
 from tests.support.sandboxes import working_sandboxes
@@ -44,8 +44,8 @@ def runs(
     timeout_s: float = 10.0,
     limits: SandboxLimits = LIMITS,
     output_chars: int = 4000,
-) -> list[Run]:
-    async def main() -> list[Run]:
+) -> list[Execution]:
+    async def main() -> list[Execution]:
         interpreter = Interpreter(sandbox, limits=limits, run_timeout_s=timeout_s, output_chars=output_chars)
         try:
             return [await interpreter.run(code) for code in codes]
@@ -107,7 +107,7 @@ def test_output_of_child_processes_is_caught_in_order(sandbox):
 def test_what_ends_the_interpreter_is_said_and_the_next_run_begins_afresh(sandbox, code, reason):
     [_, run, fresh] = runs(sandbox, "x = 1", code, "'x' in globals()", timeout_s=1)
     assert reason in run.end_reason
-    assert fresh == Run("False\n", end_reason=None)
+    assert fresh == Execution("False\n", end_reason=None)
 
 
 def test_an_interpreter_that_died_between_two_runs_says_so_and_begins_nothing(sandbox):

@@ -71,11 +71,13 @@ def test_engine_is_chosen_for_the_cpu_and_overrides_what_exists(verl: ModuleType
     from verl.workers.engine.base import EngineRegistry
     from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead
 
-    from tasks.verl.cpu.engine import CpuEngine
+    from tasks.verl.cpu.engine import CpuTrainingEngine
 
-    assert EngineRegistry.get_engine_cls("language_model", "fsdp2") is CpuEngine
+    assert EngineRegistry.get_engine_cls("language_model", "fsdp2") is CpuTrainingEngine
     for method in ("initialize", "prepare_model_inputs", "prepare_model_outputs"):
-        assert parameters(getattr(CpuEngine, method)) == parameters(getattr(FSDPEngineWithLMHead, method))
+        assert parameters(getattr(CpuTrainingEngine, method)) == parameters(
+            getattr(FSDPEngineWithLMHead, method)
+        )
 
 
 def test_rollout_backend_has_every_method_that_verl_calls(verl: ModuleType) -> None:

@@ -45,7 +45,7 @@ Fact = tuple[str, ...]
 """A predicate and its arguments, all in lower case, e.g. `("inreceptacle", "mug_bar_…", "desk_bar_…")`."""
 
 
-class Progress:
+class GoalProgress:
     """Counts the goal conditions of a task that are met, as ALFWorld does (`alfworld/env/tasks.py`).
 
     Upstream counts them in its simulator; TextWorld's games have no such count, so they are evaluated here on
@@ -103,7 +103,7 @@ class House:
             raise ConfigError(
                 f"{game.file}: TextWorld cannot read this game ({type(error).__name__}: {str(error)[:200]})"
             ) from error
-        self._progress = Progress(game.task)
+        self._progress = GoalProgress(game.task)
         # AgentGym omits TextWorld's greeting, which comes first.
         self.opening = self._observe(state, "\n".join(state.feedback.split("\n\n")[1:]))
 

@@ -28,11 +28,11 @@ def register() -> None:
 
     AttentionInterface.register(ATTENTION, packed_attention)
     transformer_impl.prepare_micro_batches = split_by_prompt
-    EngineRegistry.register(model_type="language_model", backend="fsdp2", device="cpu")(CpuEngine)
+    EngineRegistry.register(model_type="language_model", backend="fsdp2", device="cpu")(CpuTrainingEngine)
     EngineRegistry.register(model_type="value_model", backend="fsdp2", device="cpu")(FSDPEngineWithValueHead)
 
 
-class CpuEngine(FSDPEngineWithLMHead):  # type: ignore[misc]
+class CpuTrainingEngine(FSDPEngineWithLMHead):  # type: ignore[misc]
     """Takes packed rows; returns the log-probs of the tokens in the loss, and zeros for all others."""
 
     def initialize(self) -> None:
