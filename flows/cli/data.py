@@ -9,7 +9,7 @@ import typer
 from envs.requirements.data_sets import DATA_SETS, DataSet
 
 if TYPE_CHECKING:
-    from envs.requirements.downloads import Progress
+    from envs.requirements.downloads import DownloadProgress
 
 COLUMNS = ("data set", "state", "size", "about")
 
@@ -59,7 +59,7 @@ def check_data(name: DataSetName) -> None:
 
 
 @contextmanager
-def _show_downloads() -> "Iterator[Progress]":
+def _show_downloads() -> "Iterator[DownloadProgress]":
     """Show a progress bar for each file; yields the observer for `pull`."""
     from rich.progress import BarColumn, DownloadColumn, TextColumn, TimeRemainingColumn
     from rich.progress import Progress as ProgressBars
