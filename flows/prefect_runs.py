@@ -19,7 +19,7 @@ from uuid import UUID
 
 import httpx
 
-from envs.errors import ConfigError, WingspanError
+from envs.errors import ConfigError, WingspanError, to_line
 from envs.files import write_atomically
 from flows.lineage import Receipt
 
@@ -104,7 +104,7 @@ def _start_server() -> str:
             return url
     lines = log.read_text(errors="replace").split("\n")
     last = next((line for line in reversed(lines) if line.strip()), "it printed nothing")
-    raise WingspanError(f"Prefect's temporary server did not start: {' '.join(last.split())[:300]}")
+    raise WingspanError(f"Prefect's temporary server did not start: {to_line(last, limit=300)}")
 
 
 def check_server() -> None:

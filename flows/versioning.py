@@ -8,7 +8,7 @@ import logging
 from collections.abc import Sequence
 from pathlib import Path
 
-from envs.errors import ConfigError, WingspanError
+from envs.errors import ConfigError, WingspanError, to_line
 from envs.files import write_atomically
 from flows.lineage import LOCK_FILE, STAGES_FILE
 from tasks.config.pipelines import PIPELINES_FILE, Pipeline, read_yaml
@@ -83,6 +83,5 @@ def commit_to_dvc(stages: Sequence[str], *, name: str, pipeline: Pipeline, works
                 repo.commit(target, force=True)
         except DvcException as error:
             raise WingspanError(
-                f"DVC did not record this run ({' '.join(str(error).split())}); fix that, then run "
-                "`dvc commit`"
+                f"DVC did not record this run ({to_line(error)}); fix that, then run `dvc commit`"
             ) from error

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Sequence
 from typing import Any
 
-from envs.errors import ConfigError
+from envs.errors import ConfigError, to_line
 from envs.retrieval.dense import Vectors
 
 MAX_TOKENS = 256
@@ -34,9 +34,7 @@ class TransformerEncoder:
             self._tokenizer = AutoTokenizer.from_pretrained(model)
             self._model: Any = AutoModel.from_pretrained(model)
         except (OSError, ValueError) as error:
-            raise ConfigError(
-                f"encoder {model!r} cannot be loaded: {' '.join(str(error).split())[:200]}"
-            ) from None
+            raise ConfigError(f"encoder {model!r} cannot be loaded: {to_line(error, limit=200)}") from None
         self._device = device or ("cuda" if torch.cuda.is_available() else "cpu")
         self._model.eval().to(self._device)
         family = next((name for name in _PREFIXES if name in model.lower()), None)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic_core import from_json
 
 from agents.gateway.conversation import WrittenCall
+from envs.errors import to_line
 from envs.network.server import RequestRejected
 
 if TYPE_CHECKING:
@@ -52,7 +53,7 @@ class CallWriter:
             text = self._render(message)
             before, _, after = self._render({"role": "assistant", "content": _CONTENT}).partition(_CONTENT)
         except (TemplateError, ValueError, TypeError) as error:
-            why = f"the chat template rejects an assistant's calls: {' '.join(str(error).split())[:200]}"
+            why = f"the chat template rejects an assistant's calls: {to_line(error, limit=200)}"
             raise RequestRejected(400, why, param="messages") from None
         if not (text.startswith(before) and text.endswith(after)):
             why = "the chat template writes an assistant's calls outside of its message"

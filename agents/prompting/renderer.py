@@ -19,7 +19,7 @@ from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any
 
 from agents.prompting.images import VisionProcessor
-from envs.errors import ConfigError
+from envs.errors import ConfigError, to_line
 from envs.types import Image, Message, Role
 
 if TYPE_CHECKING:
@@ -181,7 +181,7 @@ class Renderer:
             )
         except (TemplateError, ValueError, TypeError) as error:
             roles = "/".join(role for role, _, _ in turns)
-            raise self._unusable(f"refuses {roles}: {' '.join(str(error).split())[:200]}") from None
+            raise self._unusable(f"refuses {roles}: {to_line(error, limit=200)}") from None
         assert isinstance(text, str)
         return text
 

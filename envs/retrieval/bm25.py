@@ -11,7 +11,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from envs.errors import ConfigError
+from envs.errors import ConfigError, to_line
 from envs.requirements.detection import Package, require
 from envs.retrieval.corpus import Corpus, Reader
 from envs.retrieval.index_folder import ensure_index
@@ -60,8 +60,7 @@ class _Bm25Index:
             self._searcher = index_reader.searcher()
         except ValueError as error:  # tantivy raises nothing else
             raise ConfigError(
-                f"{index.folder}: broken index ({' '.join(str(error).split())[:120]}); delete the folder "
-                "to rebuild it"
+                f"{index.folder}: broken index ({to_line(error, limit=120)}); delete the folder to rebuild it"
             ) from None
         self._analyzer = _analyzer()
 

@@ -16,7 +16,7 @@ from typing import Any, Literal, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from envs.errors import ConfigError
+from envs.errors import ConfigError, to_line
 from envs.requirements.detection import Package, require
 from envs.retrieval.corpus import Corpus, Reader
 from envs.retrieval.index_folder import ensure_index
@@ -88,7 +88,7 @@ class _DenseIndex:
             # Memory-mapped: processes share it, and it may be larger than memory.
             self._index: Any = faiss.read_index(str(file), faiss.IO_FLAG_MMAP_IFC)
         except RuntimeError as error:
-            raise ConfigError(f"{file}: no faiss index ({' '.join(str(error).split())[:120]})") from None
+            raise ConfigError(f"{file}: no faiss index ({to_line(error, limit=120)})") from None
         self._corpus = Corpus(path, folder=folder.folder)
         if self._index.ntotal != len(self._corpus):
             raise ConfigError(

@@ -5,9 +5,11 @@
 PeterGriffinJin/Search-R1.
 """
 
+import asyncio
 from collections.abc import Sequence
 from typing import Any
 from urllib.parse import urlsplit
+from weakref import WeakKeyDictionary
 
 import httpx
 
@@ -24,13 +26,14 @@ BATCH = 64
 
 
 class RemoteRetriever:
-    """A server's retriever. Connections live for one request, so that any event loop may use it."""
+    """A server's retriever; each event loop that uses it keeps its own connections."""
 
     def __init__(self, url: str, *, pause_s: float = PAUSE_S) -> None:
         """`url`: the server's, with or without `/retrieve`."""
         self._url = url.removesuffix("/").removesuffix("/retrieve")
         self._backoff = Backoff(attempts=ATTEMPTS, first_s=pause_s, max_s=MAX_PAUSE_S)
         self._version: str | None = None
+        self._clients: WeakKeyDictionary[asyncio.AbstractEventLoop, httpx.AsyncClient] = WeakKeyDictionary()
 
     async def version(self) -> str:
         """As of `Retriever`; a server without `GET /version` is identified by its URL."""
@@ -59,16 +62,24 @@ class RemoteRetriever:
         return results
 
     async def close(self) -> None:
-        """Nothing stays open."""
+        client = self._clients.pop(asyncio.get_running_loop(), None)
+        if client is not None:
+            await client.aclose()
+
+    def _client(self) -> httpx.AsyncClient:
+        loop = asyncio.get_running_loop()
+        if loop not in self._clients:
+            self._clients[loop] = httpx.AsyncClient(
+                timeout=None, verify=tls_context(), follow_redirects=True, trust_env=False
+            )
+        return self._clients[loop]
 
     async def _ask(self, method: str, path: str, body: Any = None, *, optional: bool = False) -> Any:
         """The answer, as JSON; None for a client error (4xx) if the answer is optional."""
 
         async def attempt() -> Any:
-            async with httpx.AsyncClient(
-                timeout=None, verify=tls_context(), follow_redirects=True, trust_env=False
-            ) as http:
-                response = await send(http, method, self._url + path, timeout_s=TIMEOUT_S, json=body)
+            url = self._url + path
+            response = await send(self._client(), method, url, timeout_s=TIMEOUT_S, json=body)
             if response.status_code >= 400:
                 if optional:
                     return None
@@ -76,7 +87,7 @@ class RemoteRetriever:
             try:
                 return response.json()
             except ValueError as error:
-                raise TryAgain(f"{self._url}{path}: {describe(error)}") from error
+                raise TryAgain(f"{url}: {describe(error)}") from error
 
         try:
             return await self._backoff.retry(attempt)

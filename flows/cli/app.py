@@ -12,7 +12,7 @@ from typing import Annotated
 
 import typer
 
-from envs.errors import WingspanError
+from envs.errors import WingspanError, to_line
 from envs.redaction import clean_logs, redact
 from envs.requirements.detection import APPLICATION
 from flows.cli.data import data_app
@@ -58,7 +58,7 @@ def wingspan(
 def one_line(error: BaseException) -> str | None:
     """The message for an `error` that the user can fix, else None."""
     if isinstance(error, WingspanError):
-        return " ".join(str(error).split())
+        return to_line(error)
     cause: BaseException | None = error
     while cause is not None:
         is_disk_full = getattr(cause, "errno", None) in (errno.ENOSPC, errno.EDQUOT)

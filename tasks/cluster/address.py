@@ -11,7 +11,7 @@ import subprocess
 import sys
 from dataclasses import dataclass
 
-from envs.errors import ConfigError
+from envs.errors import ConfigError, to_line
 
 CONNECT_TIMEOUT_S = 5.0
 PROBE_TIMEOUT_S = 30.0
@@ -106,4 +106,4 @@ def _try_to_join(address: str, environment: dict[str, str]) -> _Failure | None:
         return _Failure("no Ray cluster answers")
     if not answer:
         return None
-    return _Failure(" ".join(answer["text"].split())[:200], refused=answer["refused"])
+    return _Failure(to_line(answer["text"], limit=200), refused=answer["refused"])

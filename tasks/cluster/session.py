@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from envs.errors import WingspanError
+from envs.errors import WingspanError, to_line
 from tasks.cluster.address import check_ray_address, cluster_address
 from tasks.cluster.network import loopback_and_token, read_token
 from tasks.cluster.placement import QUEUE_CPUS, WORKER_CPUS
@@ -90,7 +90,7 @@ def start_local_ray(**options: Any) -> None:
             return
         except Exception as error:  # Ray says no more when its fixed limit of 30 s has passed
             if "timed out" not in str(error) or attempt == ATTEMPTS:
-                raise WingspanError(f"Ray did not start: {' '.join(str(error).split())[:200]}") from error
+                raise WingspanError(f"Ray did not start: {to_line(error, limit=200)}") from error
             for left in psutil.Process().children(recursive=True):  # Ray forgets them
                 if left not in earlier_processes:
                     with suppress(psutil.NoSuchProcess):

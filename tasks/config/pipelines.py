@@ -14,7 +14,7 @@ from pydantic import BaseModel, Field, ValidationError, model_validator
 
 from agents.horizon import Horizon
 from agents.settings import Seed, Settings
-from envs.errors import ConfigError, describe, suggest
+from envs.errors import ConfigError, describe, suggest, to_line
 from tasks.config.agent import AgentSettings
 from tasks.config.base_model import BaseSettings
 from tasks.config.data import DataSettings
@@ -125,7 +125,7 @@ def read_yaml(file: Path) -> Any:
         _check_keys(node, file=file)
         return None if node is None else loader.construct_document(node)
     except yaml.YAMLError as error:
-        raise ConfigError(f"{file} is not YAML: {' '.join(str(error).split())}") from None
+        raise ConfigError(f"{file} is not YAML: {to_line(error)}") from None
     finally:
         loader.dispose()
 

@@ -18,7 +18,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from agents.types import Trajectory
-from envs.errors import ConfigError, WingspanError
+from envs.errors import ConfigError, WingspanError, to_line
 from envs.files import write_atomically
 from envs.types import Item
 from tasks.cluster.session import check_ray, connect_ray, end_local_ray, keep_logs, result_of
@@ -351,7 +351,7 @@ def _error_line(error: BaseException) -> str:
     text = re.sub(r"\x1b\[[0-9;]*m", "", str(error)).strip()
     if "ray::" in text:
         text = text.splitlines()[-1]
-    return " ".join(f"{type(error).__name__}: {text}".split())[:300]
+    return to_line(f"{type(error).__name__}: {text}", limit=300)
 
 
 def _drop_steps_after(path: Path, step: int) -> None:

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from envs.errors import ConfigError, WingspanError
+from envs.errors import ConfigError, WingspanError, to_line
 from envs.types import Item
 from tasks.config.pipelines import Pipeline
 from tasks.data.demonstrations import Demonstration, demonstrate
@@ -123,4 +123,4 @@ def _tokenizer(model: str) -> "PreTrainedTokenizerBase":
     try:
         return AutoTokenizer.from_pretrained(model)
     except (OSError, ValueError) as error:
-        raise ConfigError(f"model {model!r} cannot be loaded: {' '.join(str(error).split())[:200]}") from None
+        raise ConfigError(f"model {model!r} cannot be loaded: {to_line(error, limit=200)}") from None
