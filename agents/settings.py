@@ -1,13 +1,15 @@
-"""The base of every block of settings, the bounds that several blocks share, and the block of a judge.
+"""The base of every block of settings, how an invalid one is described, and the block of a judge.
 
 A block is declared once, beside the code that it is given to, and is the type of its block in
 `pipelines.yaml` (`tasks/config/pipelines.py`). Configuration is read without importing `agents.rewards`.
 """
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, get_args, get_origin
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from envs.errors import suggest
 
 Positive = Annotated[int, Field(ge=1)]
 Seed = Annotated[int, Field(ge=0, lt=2**31)]
@@ -22,6 +24,41 @@ class Settings(BaseModel):
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+def describe_invalid(error: ValidationError, model: type[BaseModel], *, location: str = "") -> str:
+    """One line for what is wrong with the block `model` at `location`: the key, and why it is refused."""
+    first, *rest = error.errors()
+    where = ".".join([*filter(None, [location]), *map(str, first["loc"])])
+    reason = first["msg"].removeprefix("Value error, ")
+    if first["type"] == "extra_forbidden":
+        hint = suggest(str(first["loc"][-1]), _keys_at(model, first["loc"]))
+        reason = f"unknown key; {hint}".rstrip("; ")
+    elif first["type"] == "missing":
+        reason = "this key is missing"
+    elif first["type"] != "value_error":
+        reason += f", but it is {first['input']!r}"
+    more = f" (and {len(rest)} more)" if rest else ""
+    return f"{where}: {reason}{more}" if where else f"{reason}{more}"
+
+
+def _keys_at(model: type[BaseModel], location: tuple[int | str, ...]) -> list[str]:
+    """The keys that the block at `location` (without its last part) of `model` may have."""
+    options: list[type[BaseModel]] = [model]
+    in_dict = False
+    for part in location[:-1]:
+        if in_dict:  # `part` is a name that the user chose
+            in_dict = False
+            continue
+        chosen = [o for o in options if part == getattr(o.model_fields.get("name"), "default", None)]
+        if chosen:  # `part` is the name by which one of several blocks is chosen
+            options = chosen
+            continue
+        annotation = options[0].model_fields[str(part)].annotation
+        in_dict = get_origin(annotation) is dict
+        types = [annotation, *get_args(annotation)]
+        options = [t for t in types if isinstance(t, type) and issubclass(t, BaseModel)]
+    return list(options[0].model_fields)
 
 
 class JudgeSettings(Settings):

@@ -126,7 +126,9 @@ def update_data(pipeline: Pipeline, rows: Sequence[Row]) -> Any:
     data = fields_of(rows)
     data["old_log_probs"] = data["rollout_log_probs"]
     data["advantages"] = -data["rollout_log_probs"]
-    tu.assign_non_tensor(data, **update_options(pipeline, rows=len(rows), step=1, temperature=1.0))
+    tu.assign_non_tensor(
+        data, **update_options(pipeline, rows=len(rows), played_tokens=len(rows), step=1, temperature=1.0)
+    )
     return data
 
 

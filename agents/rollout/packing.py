@@ -21,7 +21,6 @@ class PackedSegment:
     response_ids: tuple[int, ...]  # [R]
     response_mask: tuple[int, ...]  # [R], 1 on the policy's tokens, 0 on the environment's
     logprobs: tuple[float, ...]  # [R], 0.0 where the mask is 0
-    rewards: tuple[float, ...]  # [R], each turn's reward on its last sampled token, 0.0 elsewhere
     policy_versions: tuple[int, ...]  # [R], of the turn that the token belongs to
     images: tuple[Image, ...]
     """Those of prompt and response, in order; their tokens are the environment's."""
@@ -30,11 +29,8 @@ class PackedSegment:
 def pack(trajectory: Trajectory) -> list[PackedSegment]:
     """The trajectory's segments, in order; most trajectories have one.
 
-    A turn's reward lies on its last sampled token: on an observation token, the mask would remove it. An
-    observation after the last completion is therefore dropped. The rewards of earlier segments are moved to
-    the last token of the last segment: their sum is the episode's reward, from which the advantage of all
-    segments is computed (verl 0.9.1, `compute_advantage_for_multi_trajectories`). Raises `ValueError` for
-    a failed episode and for a turn without a sampled token, neither of which may be trained on.
+    A segment ends with its last sampled token: the observation after it is dropped. Raises `ValueError` for a
+    failed episode and for a turn without a sampled token, neither of which may be trained on.
     """
     where = f"{trajectory.item.item_id}, sample {trajectory.sample_index}"
     if trajectory.stop_reason is StopReason.ERROR:
@@ -51,22 +47,13 @@ def pack(trajectory: Trajectory) -> list[PackedSegment]:
             prompts.append((turn.prompt_ids, turn.prompt_images))
             segments.append([])
         segments[-1].append(turn)
-    earlier_reward = sum(sum(turn.reward for turn in turns) for turns in segments[:-1])
-    return [
-        _pack_segment(prompt, turns, extra_reward=earlier_reward if turns is segments[-1] else None)
-        for prompt, turns in zip(prompts, segments, strict=True)
-        if turns
-    ]
+    return [_pack_segment(prompt, turns) for prompt, turns in zip(prompts, segments, strict=True) if turns]
 
 
-def _pack_segment(
-    prompt: tuple[tuple[int, ...], tuple[Image, ...]], turns: Sequence[Turn], *, extra_reward: float | None
-) -> PackedSegment:
-    """`extra_reward` is added on the last token; None leaves the segment without rewards."""
+def _pack_segment(prompt: tuple[tuple[int, ...], tuple[Image, ...]], turns: Sequence[Turn]) -> PackedSegment:
     ids: list[int] = []
     mask: list[int] = []
     logprobs: list[float] = []
-    rewards: list[float] = []
     versions: list[int] = []
     for turn in turns:
         completion = turn.completion
@@ -79,18 +66,13 @@ def _pack_segment(
         mask += [0] * num_observed
         logprobs += completion.logprobs
         logprobs += [0.0] * num_observed
-        rewards += [0.0] * (num_sampled - 1)
-        rewards.append(0.0 if extra_reward is None else turn.reward)
-        rewards += [0.0] * num_observed
         versions += [completion.policy_version] * (num_sampled + num_observed)
-    rewards[-1] += extra_reward or 0.0
     prompt_ids, prompt_images = prompt
     return PackedSegment(
         prompt_ids=prompt_ids,
         response_ids=tuple(ids),
         response_mask=tuple(mask),
         logprobs=tuple(logprobs),
-        rewards=tuple(rewards),
         policy_versions=tuple(versions),
         images=(*prompt_images, *(image for turn in turns[:-1] for image in turn.images)),
     )

@@ -7,13 +7,13 @@ line with its place (`pipelines.textcraft-cpu.rollout.group_size`) and a remedy.
 """
 
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args, get_origin
+from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import BaseModel, Field, ValidationError, model_validator
+from pydantic import Field, ValidationError, model_validator
 
 from agents.horizon import Horizon
-from agents.settings import Seed, Settings
+from agents.settings import Seed, Settings, describe_invalid
 from envs.errors import ConfigError, describe, suggest, to_line
 from tasks.config.agent import AgentSettings
 from tasks.config.base_model import BaseSettings
@@ -86,12 +86,16 @@ def load_pipeline(
     values = options[name]
     if not isinstance(values, dict):
         raise ConfigError(f"{file}: pipelines.{name} is {values!r:.60}; give a block of parameters")
+    train = values.get("train")
+    if isinstance(train, dict) and isinstance(train.get("algorithm"), str):
+        train["algorithm"] = {"name": train["algorithm"]}  # so that a dotted key sets one of its parameters
     for key, value in (overrides or {}).items():
         _set_dotted(values, key, value)
     try:
         return Pipeline.model_validate(values)
     except ValidationError as error:
-        raise ConfigError(_one_line(error, location=f"pipelines.{name}", file=file)) from None
+        reason = describe_invalid(error, Pipeline, location=f"pipelines.{name}")
+        raise ConfigError(f"{file}: {reason}") from None
 
 
 def load_base_settings(file: Path = PIPELINES_FILE) -> BaseSettings:
@@ -99,7 +103,7 @@ def load_base_settings(file: Path = PIPELINES_FILE) -> BaseSettings:
     try:
         return BaseSettings.model_validate(_read(file).get("base"))
     except ValidationError as error:
-        raise ConfigError(_one_line(error, location="base", file=file)) from None
+        raise ConfigError(f"{file}: {describe_invalid(error, BaseSettings, location='base')}") from None
 
 
 def pipeline_names(file: Path = PIPELINES_FILE) -> list[str]:
@@ -166,33 +170,3 @@ def _set_dotted(values: dict[str, Any], key: str, value: Any) -> None:
         if not isinstance(values, dict):
             raise ConfigError(f"cannot set {key!r}: {parent!r} is not a block of parameters")
     values[last] = value
-
-
-def _one_line(error: ValidationError, *, location: str, file: Path) -> str:
-    first, *rest = error.errors()
-    where = ".".join([location, *map(str, first["loc"])])
-    reason = first["msg"].removeprefix("Value error, ")
-    if first["type"] == "extra_forbidden":
-        hint = suggest(str(first["loc"][-1]), _keys_at(first["loc"]))
-        reason = f"unknown key; {hint}".rstrip("; ")
-    elif first["type"] == "missing":
-        reason = "this key is missing"
-    elif first["type"] != "value_error":
-        reason += f", but it is {first['input']!r}"
-    more = f" (and {len(rest)} more)" if rest else ""
-    return f"{file}: {where}: {reason}{more}"
-
-
-def _keys_at(location: tuple[int | str, ...]) -> list[str]:
-    """The keys that the block at `location` (without its last part) may have."""
-    model: Any = Pipeline
-    in_dict = False
-    for part in location[:-1]:
-        if in_dict:  # `part` is a name that the user chose
-            in_dict = False
-            continue
-        annotation = model.model_fields[part].annotation
-        in_dict = get_origin(annotation) is dict
-        options = [annotation, *get_args(annotation)]
-        model = next(o for o in options if isinstance(o, type) and issubclass(o, BaseModel))
-    return list(model.model_fields)

@@ -1,28 +1,18 @@
 """The blocks `warmup`, `rollout`, `train`, `evaluate` and `backend`: how a policy is trained, and where."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import BeforeValidator, Field, SerializeAsAny, model_validator
 
 from agents.settings import Positive, Seconds, Settings
 from agents.types import EpisodeLimits, SamplingParams
+from tasks.algorithms.algorithm import Algorithm
+from tasks.algorithms.registry import parse_algorithm
 
 LearningRate = Annotated[float, Field(gt=0, le=1)]
 """Each step of the optimizer changes a weight by about so much, and weights are below 1."""
 IMPORTANCE_CAP = 2.0
 """`train.importance_cap` on GPUs, where a pipeline does not give it."""
-
-
-def _check_algorithm(name: Any) -> Any:
-    if name != "grpo":
-        raise ValueError(f"{name!r} is not implemented; grpo is the only algorithm")
-    return name
-
-
-def _check_group_size(count: Any) -> Any:
-    if isinstance(count, int) and count < 2:
-        raise ValueError(f"GRPO compares the samples of an item with each other: give 2 or more, not {count}")
-    return count
 
 
 class WarmupSettings(Settings):
@@ -57,8 +47,8 @@ class RolloutSettings(Settings):
     """How episodes are sampled: in training, and but for the temperature in evaluation."""
 
     items_per_step: Positive
-    group_size: Annotated[Positive, BeforeValidator(_check_group_size)]
-    """Samples per item; their rewards are compared with each other."""
+    group_size: Positive
+    """Samples per item; most algorithms compare their rewards with each other."""
     temperature: Annotated[float, Field(gt=0)] = 1.0
     """At the first training step."""
     final_temperature: Annotated[float, Field(gt=0)] | None = None
@@ -95,23 +85,42 @@ class RolloutSettings(Settings):
         )
 
 
+class KlSettings(Settings):
+    """The KL divergence from the policy that training starts from, the reference."""
+
+    coef: Annotated[float, Field(gt=0)]
+    place: Literal["loss", "reward"] = "loss"
+    """`loss` adds it to the loss (GRPO's way); `reward` takes it from each token's reward (PPO's way)."""
+    estimator: Literal["k1", "k2", "k3", "abs", "k1+", "k3+"] = "k3"
+    """verl's names, after Schulman's note (joschu.net/blog/kl-approx.html); `+` has the gradient of k2, which
+    alone is unbiased, and is for `loss` only."""
+
+    @model_validator(mode="after")
+    def _plus_is_for_the_loss(self) -> "KlSettings":
+        if self.place == "reward" and self.estimator.endswith("+"):
+            raise ValueError(
+                f"estimator {self.estimator!r} changes a gradient, and a reward has none; leave the + out"
+            )
+        return self
+
+
 class TrainSettings(Settings):
     """The algorithm, its optimizer steps and its checkpoints."""
 
-    algorithm: Annotated[Literal["grpo"], BeforeValidator(_check_algorithm)]
+    algorithm: Annotated[SerializeAsAny[Algorithm], BeforeValidator(parse_algorithm)]
+    """Its name, or a block with its name and parameters (docs/algorithms.md)."""
     steps: Positive
     steps_per_round: Positive
     """A round ends with a checkpoint, a quick evaluation and its own MLflow run."""
     save_every: Positive
     """Steps between checkpoints within a round."""
     lr: LearningRate
-    clip_ratio: Annotated[float, Field(gt=0, lt=1)] = 0.2
     mini_batches: Positive
     """Optimizer steps per training step and epoch."""
     epochs: Positive = 1
     """Passes over each step's trajectories."""
-    kl_loss_coef: Annotated[float, Field(ge=0)] = 0.0
-    """Weight of the low-variance KL to the warm-up policy; 0 loads no reference model."""
+    kl: KlSettings | None = None
+    """Holds the policy near the one that training starts from; None loads no reference model."""
     entropy_coef: Annotated[float, Field(ge=0)] = 0.0
     """Weight of a bonus for the policy's entropy (nats, mean over tokens): without it, a policy may become
     certain before it has found what is right."""

@@ -33,7 +33,7 @@ def description(pipeline: Pipeline, *, name: str, workspace: Path) -> str:
     """Markdown: model, environments and algorithm, and the parameters that differ from `pipelines.yaml`."""
     lines = [
         f"`{pipeline.model}` trained on {' and '.join(pipeline.data.envs)} by "
-        f"{pipeline.train.algorithm.upper()}: {pipeline.train.steps} steps of "
+        f"{pipeline.train.algorithm.name}: {pipeline.train.steps} steps of "
         f"{pipeline.rollout.items_per_step} items, {pipeline.rollout.group_size} samples each. "
         f"Workspace: `{workspace}`."
     ]

@@ -153,8 +153,12 @@ class Trainer:
         steps = checkpoints.complete_steps(self._checkpoints)
         if not steps or steps[-1] < self._pipeline.train.steps:
             checkpoints.make_room(self._checkpoints, model=self._model)  # now, not after the steps up to it
-        use_reference = self._pipeline.train.kl_loss_coef > 0
-        validate_config(self._config, use_reference_policy=use_reference, use_critic=False)
+        train = self._pipeline.train
+        validate_config(
+            self._config,
+            use_reference_policy=train.kl is not None,
+            use_critic=train.algorithm.needs_critic,
+        )
         self._trainer = StepTrainer(self._config, self._pipeline)
         self._trainer.init()
         self._manager = RolloutManager(
@@ -182,7 +186,8 @@ class Trainer:
         logprobs = [x for t in episodes for turn in t.turns for x in turn.completion.logprobs]
         metrics = summarise(episodes) | {
             "informative_groups": rollout.num_informative / len(rollout.groups),
-            "trained": rollout.num_trained,
+            "trained": len(rollout.trained),
+            "replaced_groups": rollout.num_replaced,
             "entropy": -sum(logprobs) / len(logprobs),
             "tokens_per_s": tokens / rollout.seconds,
             **self._horizons(rollout.spec.max_turns),

@@ -83,27 +83,20 @@ def _common(pipeline: Pipeline, *, model: str, checkpoints: str) -> dict[str, An
         "data.dataloader_num_workers": 0,
         "data.max_prompt_length": rollout.context_length,
         "data.max_response_length": rollout.context_length,
-        "algorithm.adv_estimator": train.algorithm,
-        "algorithm.use_kl_in_reward": False,
+        "algorithm.use_kl_in_reward": train.kl is not None and train.kl.place == "reward",
         "actor_rollout_ref.model.path": model,
         f"{actor}.strategy": "fsdp2",
         # With the whole model in Hugging Face format: a checkpoint is a policy, too.
         f"{actor}.checkpoint.save_contents": ["model", "optimizer", "extra", "hf_model"],
         f"{actor}.checkpoint.load_contents": ["model", "optimizer", "extra"],
         f"{actor}.optim.lr": train.lr,
-        f"{actor}.clip_ratio": train.clip_ratio,
-        f"{actor}.clip_ratio_low": train.clip_ratio,
-        f"{actor}.clip_ratio_high": train.clip_ratio,
         f"{actor}.ppo_epochs": train.epochs,
         f"{actor}.ppo_mini_batch_size": rollout.items_per_step // train.mini_batches,
         f"{actor}.use_dynamic_bsz": True,
         f"{actor}.ppo_max_token_len_per_gpu": train.micro_batch_tokens,
-        # For verl's entropy metric alone: the loss gives every trajectory one weight (`tasks/verl/loss.py`).
-        f"{actor}.loss_agg_mode": "seq-mean-token-mean",
-        f"{actor}.use_kl_loss": train.kl_loss_coef > 0,
-        f"{actor}.kl_loss_coef": train.kl_loss_coef,
-        f"{actor}.kl_loss_type": "low_var_kl",
-        f"{actor}.entropy_coeff": train.entropy_coef,
+        # What verl starts depends on this; advantages and losses are those of `tasks/algorithms`.
+        f"{actor}.use_kl_loss": train.kl is not None and train.kl.place == "loss",
+        "critic.enable": train.algorithm.needs_critic,
         f"{actor}.data_loader_seed": pipeline.seed,
         f"{actor}.fsdp_config.seed": pipeline.seed,
         f"{sampler}.name": backend.rollout,
@@ -173,6 +166,30 @@ def _check_turns(pipeline: Pipeline) -> None:
             )
 
 
+def _check_algorithm(pipeline: Pipeline) -> None:
+    algorithm, rollout, train = pipeline.train.algorithm, pipeline.rollout, pipeline.train
+    if algorithm.compares_group and rollout.group_size < 2:
+        raise ConfigError(
+            f"rollout.group_size {rollout.group_size}: {algorithm.name} compares the samples of an item with "
+            "each other; give 2 or more"
+        )
+    if algorithm.overlong is not None and algorithm.overlong.buffer_tokens >= rollout.context_length:
+        raise ConfigError(
+            f"train.algorithm.overlong.buffer_tokens {algorithm.overlong.buffer_tokens} is not less than "
+            f"rollout.context_length {rollout.context_length}: every episode would be penalised; lower it"
+        )
+    context = pipeline.agent.context
+    one_segment = context.when_full == "stop" and context.keep_thoughts
+    one_micro_batch = train.mini_batches == 1 and pipeline.backend.workers == 1
+    on_cpu = pipeline.backend.device == "cpu"
+    if algorithm.loss.needs_whole_conversations and not one_segment and not (one_micro_batch and on_cpu):
+        raise ConfigError(
+            f"train.algorithm.loss {algorithm.loss.name}: its ratio is that of a whole conversation, which "
+            "agent.context cuts into segments that may fall into different mini-batches; set when_full: stop "
+            "and keep_thoughts: true, or on a CPU mini_batches: 1 and workers: 1"
+        )
+
+
 def check_pipeline(pipeline: Pipeline) -> None:
     """Raise `ConfigError` for settings that contradict each other; imports nothing heavy."""
     rollout, train, backend = pipeline.rollout, pipeline.train, pipeline.backend
@@ -205,6 +222,7 @@ def check_pipeline(pipeline: Pipeline) -> None:
             f"train.micro_batch_tokens {train.micro_batch_tokens} is less than rollout.context_length "
             f"{rollout.context_length}: one episode must fit into a micro-batch; raise it"
         )
+    _check_algorithm(pipeline)
     if backend.device == "cpu" and train.importance_cap is not None:
         raise ConfigError(
             f"train.importance_cap {train.importance_cap} is for backend.device cuda; on a CPU sampler and "

@@ -34,5 +34,5 @@ def start_actor(pipeline: Pipeline, *, model: Path) -> Any:
     config = verl_config(pipeline, model=model, checkpoints=model)
     worker = ActorRolloutRefWorker(config.actor_rollout_ref, role="actor")
     worker.init_model()
-    set_loss(worker, config)
+    set_loss(worker, pipeline.train, context_length=pipeline.rollout.context_length)
     return worker

@@ -9,30 +9,32 @@ returns when the last one has ended. `tasks/verl/rows.py` turns episodes into ro
 import asyncio
 import logging
 import math
+import random
 import threading
 import time
 from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any, TypeVar
 
 from torch.utils.data import Dataset
 
 from agents.prompting.images import decode_image
-from agents.types import Completion, FinishReason, SamplingParams, Trajectory
+from agents.types import Completion, FinishReason, SamplingParams, StopReason, Trajectory
 from envs.errors import SamplerFailed, describe
 from envs.runtime.metrics import PoolMetrics
 from envs.types import Image, Item
 from tasks.config.pipelines import Pipeline
+from tasks.data.trajectories import sampled_tokens
 from tasks.errors import Diverged, NoEpisodes, SamplerDied, names_dead_engine
 from tasks.rollout.factory import make_runner
 from tasks.rollout.runner import RolloutSpec, make_training_spec
 from tasks.rollout.served_policy import ServedAt, ServedPolicy
 from tasks.verl.rows import (
     Group,
+    conversation_key,
     fields_of,
-    has_gradient_without_advantage,
     is_informative,
     is_usable,
     rows_of,
@@ -119,14 +121,31 @@ class StepRollout:
     """What was played for one training step."""
 
     groups: list[Group]
+    """As first sampled."""
+    batch: list[Group]
+    """What the step learns from: `groups`, where dynamic sampling has replaced those that teach nothing."""
+    num_replaced: int
+    """Groups that were sampled and replaced."""
     spec: RolloutSpec
     seconds: float
-    num_trained: int
-    """Trajectories that were handed to the trainer, whatever their number of segments."""
+    trained: Mapping[str, Trajectory]
+    """Those that were handed to the trainer, by the key of their rows without the segment's number."""
     num_informative: int
-    """Groups with rewards that differ."""
+    """Of `groups`, those with rewards that differ."""
+    greedy_rewards: Mapping[str, float]
+    """By the group's uid, where the algorithm asks for greedy episodes and one was played to its end."""
     environments: Mapping[str, PoolMetrics]
     """By name, at the end of the rollout."""
+
+    @property
+    def num_played(self) -> int:
+        """Episodes of the batch, those that failed included."""
+        return sum(map(len, self.batch))
+
+    @property
+    def played_tokens(self) -> int:
+        """Sampled tokens of the batch."""
+        return sum(sampled_tokens(t) for group in self.batch for t in group)
 
 
 class RolloutManager:
@@ -145,6 +164,7 @@ class RolloutManager:
         `processor`: of a vision-language model, as `verl_processor` loads it."""
         self._pipeline = pipeline
         self._items = items
+        self._all_items = list({item.item_id: item for item in items}.values())
         self._sampler = VerlSampler(client)
         self._tokenizer = tokenizer
         self._processor = processor
@@ -170,14 +190,21 @@ class RolloutManager:
         start_time = time.perf_counter()
         spec = make_training_spec(self._pipeline, step=step)
         groups = self.run_rollout(items, spec)
+        batch, played_items, num_replaced = self._refill(groups, items, spec, step=step)
+        greedy_rewards = self._greedy_rewards(uids, played_items, spec)
         seconds = time.perf_counter() - start_time
         if self._server is not None:  # the trainer goes on with the sampler asleep
             self._run(self._server.pause())
         if not any(is_usable(t) for group in groups for t in group):
             raise NoEpisodes(f"step {step}: {why_none([t for group in groups for t in group])}")
-        check_log_probs(groups, step=step, lr=self._pipeline.train.lr)
-        skip_equal = not has_gradient_without_advantage(self._pipeline.train)
-        trained_groups = [trainable(group, skip_equal=skip_equal) for group in groups]
+        check_log_probs(batch, step=step, lr=self._pipeline.train.lr)
+        train, context_length = self._pipeline.train, self._pipeline.rollout.context_length
+        trained_groups = [
+            trainable(group, train, context_length=context_length)
+            if uid in greedy_rewards or not train.algorithm.needs_greedy
+            else []
+            for uid, group in zip(uids, batch, strict=True)
+        ]
         rows = [row for uid, group in zip(uids, trained_groups, strict=True) for row in rows_of(uid, group)]
         if rows:
             tq.kv_batch_put(
@@ -189,13 +216,56 @@ class RolloutManager:
         tq.kv_batch_put(keys=uids, partition_id="train", tags=[{"status": "finished"} for _ in uids])
         self.last = StepRollout(
             groups=groups,
+            batch=batch,
+            num_replaced=num_replaced,
             spec=spec,
             seconds=seconds,
-            num_trained=sum(map(len, trained_groups)),
-            num_informative=sum(is_informative(group) for group in groups),
+            trained={conversation_key(row.key): row.trajectory for row in rows},
+            greedy_rewards=greedy_rewards,
+            num_informative=sum(map(is_informative, groups)),
             environments=self._runner.environments,
         )
         self._warming = self._warm_up()  # while the trainer computes
+
+    def _refill(
+        self, groups: list[Group], items: Sequence[Item], spec: RolloutSpec, *, step: int
+    ) -> tuple[list[Group], list[Item], int]:
+        """Replace groups that teach nothing by groups of other items, if the algorithm samples dynamically.
+
+        Returns the groups, their items, and how many groups were replaced. Which items replace others is a
+        function of the seed, the step and the rewards.
+        """
+        batch, played = list(groups), list(items)
+        sampling = self._pipeline.train.algorithm.dynamic_sampling
+        num_replaced = 0
+        for refill in range(1, 1 + (sampling.max_refills if sampling else 0)):
+            places = [place for place, group in enumerate(batch) if not is_informative(group)]
+            drawn = {item.item_id for item in played}
+            others = [item for item in self._all_items if item.item_id not in drawn]
+            random.Random(f"refill/{self._pipeline.seed}/{step}/{refill}").shuffle(others)
+            places = places[: len(others)]
+            if not places:
+                break
+            new_items = others[: len(places)]
+            new_groups = self.run_rollout(new_items, replace(spec, name=f"{spec.name} refill {refill}"))
+            for place, item, group in zip(places, new_items, new_groups, strict=True):
+                batch[place], played[place] = group, item
+            num_replaced += len(places)
+        return batch, played, num_replaced
+
+    def _greedy_rewards(
+        self, uids: Sequence[str], items: Sequence[Item], spec: RolloutSpec
+    ) -> dict[str, float]:
+        """By the group's uid: the reward of a greedy episode of its item, if the algorithm asks for them."""
+        if not self._pipeline.train.algorithm.needs_greedy:
+            return {}
+        greedy = replace(spec, name=f"{spec.name} greedy", num_samples=1, temperature=0.0)
+        groups = self.run_rollout(items, greedy)
+        return {
+            uid: trajectory.reward
+            for uid, [trajectory] in zip(uids, groups, strict=True)
+            if trajectory.stop_reason is not StopReason.ERROR
+        }
 
     def run_rollout(self, items: Sequence[Item], spec: RolloutSpec) -> list[Group]:
         """`RolloutRunner.run`, for callers that wait."""

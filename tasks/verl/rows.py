@@ -1,11 +1,11 @@
 """A step's episodes as rows of verl's TransferQueue: which are trained on, and how they are laid out.
 
 A failed episode is never a row. Nor is any of a group with fewer than two others, for a reward compared
-with nothing says nothing; nor, where the loss is GRPO's alone, of a group whose rewards are all the
-same: its advantages, and so its gradient, are zero.
+with nothing says nothing; nor of a group whose rewards are all the same, where its advantages, and so its
+gradient, are zero. Which of this holds depends on the algorithm.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,21 +20,32 @@ from tasks.verl.vision import side_by_side, vision_of
 Group = list[Trajectory]
 
 
-def trainable(group: Group, *, skip_equal: bool) -> Group:
-    """The episodes of a group that are trained on; `skip_equal` leaves out groups of equal rewards."""
+def trainable(group: Group, train: TrainSettings, *, context_length: int) -> Group:
+    """The episodes of a group that are trained on."""
     usable = [t for t in group if is_usable(t)]
-    if len(usable) < 2 or (skip_equal and not is_informative(group)):
+    if train.algorithm.compares_group and len(usable) < 2:
         return []
+    if train.algorithm.skips_equal_groups and not has_gradient_without_advantage(train):
+        scores = {t.reward - overlong_penalty(t, train, context_length=context_length) for t in usable}
+        return usable if len(scores) > 1 else []
     return usable
 
 
+def overlong_penalty(trajectory: Trajectory, train: TrainSettings, *, context_length: int) -> float:
+    """What the algorithm takes from the reward of a trajectory with a long context; 0.0 without a rule."""
+    if train.algorithm.overlong is None:
+        return 0.0
+    tokens = max(len(p.prompt_ids) + len(p.response_ids) for p in pack(trajectory))
+    return train.algorithm.overlong.of(tokens, context_length=context_length)
+
+
 def has_gradient_without_advantage(train: TrainSettings) -> bool:
-    """Whether a group of equal rewards has a gradient all the same: from the KL, or from the entropy."""
-    return train.kl_loss_coef > 0 or train.entropy_coef > 0
+    """Whether an episode of advantage 0 has a gradient all the same: from the KL, or from the entropy."""
+    return train.kl is not None or train.entropy_coef > 0
 
 
 def is_informative(group: Group) -> bool:
-    """Whether its usable episodes' rewards differ, so that GRPO learns from it."""
+    """Whether its usable episodes' rewards differ, so that they can be compared."""
     return len({t.reward for t in group if is_usable(t)}) > 1
 
 
@@ -54,8 +65,8 @@ class Row:
     number: int
     """Of the segment."""
     packed: PackedSegment
-    trajectory_tokens: int
-    """Sampled tokens of all segments of the trajectory, by which the loss weighs each."""
+    conversation_tokens: int
+    """Sampled tokens of all segments of the trajectory."""
 
     @property
     def key(self) -> str:
@@ -104,8 +115,8 @@ def fields_of(rows: Sequence[Row], processor: Any = None) -> Any:
             **vision_fields,
             "response_mask": masks,
             "loss_mask": masks,
-            "trajectory_tokens": torch.tensor([row.trajectory_tokens for row in rows]),  # [rows]
-            "rm_scores": nest([p.rewards for p in packed], torch.float32),
+            "conversation": torch.tensor(number_conversations(row.key for row in rows)),  # [rows]
+            "conversation_tokens": torch.tensor([row.conversation_tokens for row in rows]),  # [rows]
             "rollout_log_probs": nest([p.logprobs for p in packed], torch.float32),
             "uid": NonTensorStack(*[row.uid for row in rows]),
             "num_turns": NonTensorStack(*[len(row.trajectory.turns) for row in rows]),
@@ -115,6 +126,17 @@ def fields_of(rows: Sequence[Row], processor: Any = None) -> Any:
         },
         batch_size=[len(rows)],
     )
+
+
+def conversation_key(key: str) -> str:
+    """A row's key without the number of the segment."""
+    return key.rpartition("_")[0]
+
+
+def number_conversations(keys: Iterable[str]) -> list[int]:
+    """For each row's key, the number of its conversation, in order of appearance."""
+    numbers: dict[str, int] = {}
+    return [numbers.setdefault(conversation_key(key), len(numbers)) for key in keys]
 
 
 def tag_of(row: Row, *, step: int) -> dict[str, Any]:

@@ -1,9 +1,9 @@
 """verl's synchronous trainer, one training step a call.
 
-What it changes of verl's own: a step's trajectories are cut into a fixed number of mini-batches,
-however many there are (verl would fill up with padding), and a step with none to learn from is
-passed over. The loss (`tasks/verl/loss.py`) is divided by the episodes that were *played*: those left
-out have gradient 0.
+What it changes of verl's own: advantages are those of `tasks/algorithms`, which sees whole conversations; a
+step's trajectories are cut into a fixed number of mini-batches, however many there are (verl would fill up
+with padding), and a step with none to learn from is passed over. The loss (`tasks/verl/loss.py`) is divided
+by what was *played*: episodes that are left out have gradient 0.
 """
 
 import math
@@ -12,19 +12,25 @@ from pathlib import Path
 from typing import Any
 
 import transfer_queue as tq
+from tensordict import TensorDict
 from transfer_queue import KVBatchMeta
+from verl import DataProto
+from verl.trainer.ppo.rollout_corr_helper import compute_rollout_correction_and_add_to_batch
 from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 from verl.utils.debug import marked_timer
 from verl.utils.metric import reduce_metrics
 from verl.utils.py_functional import rename_dict
 from verl.utils.skip import SkipManager
+from verl.workers.utils.padding import response_to_nested
 
 from tasks.config.pipelines import Pipeline
 from tasks.errors import Diverged
 from tasks.rollout.runner import make_training_spec
 from tasks.verl import checkpoints
-from tasks.verl.loss import set_loss
-from tasks.verl.rollout import RolloutManager
+from tasks.verl.advantages import estimate_advantages
+from tasks.verl.cpu.engine import WHOLE_CONVERSATIONS
+from tasks.verl.loss import PLAYED_EPISODES, PLAYED_TOKENS, set_loss
+from tasks.verl.rollout import RolloutManager, StepRollout
 
 _MUST_BE_FINITE = {
     "actor/pg_loss": "loss",
@@ -46,7 +52,8 @@ class StepTrainer(PPOTrainerSync):  # type: ignore[misc]
     def init(self) -> None:
         """Start verl's processes, and load the last checkpoint if there is one."""
         super().init()
-        set_loss(self.actor_rollout_wg, self.config)
+        pipeline = self._pipeline
+        set_loss(self.actor_rollout_wg, pipeline.train, context_length=pipeline.rollout.context_length)
 
     def attach(self, manager: RolloutManager) -> None:
         """Play episodes through `manager`; needed before the first step."""
@@ -78,11 +85,17 @@ class StepTrainer(PPOTrainerSync):  # type: ignore[misc]
             tq.kv_clear(keys=batch.keys, partition_id=batch.partition_id)
         return metrics, self.timing_raw
 
+    @property
+    def _rollout(self) -> StepRollout:
+        """Of this step."""
+        rollout: StepRollout | None = self.agent_loop_manager.last
+        assert rollout is not None
+        return rollout
+
     def _step_once(
         self, metrics: dict[str, Any], timing_raw: dict[str, float], sample_batch_size: int
     ) -> Any:
-        rollout = self.agent_loop_manager.last
-        if rollout is not None and rollout.num_trained == 0:
+        if not self._rollout.trained:
             if keys := list((tq.kv_list("train") or {}).get("train", {})):  # the prompts of the step
                 tq.kv_clear(keys=keys, partition_id="train")
             return KVBatchMeta(partition_id="train", keys=[], tags=[])
@@ -91,11 +104,44 @@ class StepTrainer(PPOTrainerSync):  # type: ignore[misc]
     def _get_required_batch_multiple(self, dp_size: int) -> int:
         return dp_size * self._pipeline.train.mini_batches
 
+    def _compute_advantage(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
+        rollout = self._rollout
+        fields = ["response_mask", "old_log_probs", "rollout_log_probs", "ref_log_prob", "values"]
+        data = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=fields)
+        output: dict[str, Any] = {}
+        correction = self.config.algorithm.rollout_correction
+        if not correction.bypass_mode:
+            padded = DataProto(batch=data.to_padded_tensor())
+            padded, correction_metrics = compute_rollout_correction_and_add_to_batch(padded, correction)
+            metrics.update(correction_metrics)
+            output |= {
+                name: response_to_nested(padded.batch[name], data["response_mask"])
+                for name in ("response_mask", "rollout_is_weights")
+                if name in padded.batch
+            }
+        advantages, returns, kl = estimate_advantages(
+            self._pipeline.train,
+            keys=batch.keys,
+            data=data,
+            trajectories=rollout.trained,
+            greedy_rewards=rollout.greedy_rewards,
+            num_played=rollout.num_played,
+            context_length=self._pipeline.rollout.context_length,
+        )
+        output["advantages"] = advantages
+        if returns is not None:
+            output["returns"] = returns
+        if kl is not None:
+            metrics["actor/kl_loss"] = kl
+        fields_of_rows = TensorDict(output, batch_size=len(batch))
+        return tq.kv_batch_put(keys=batch.keys, partition_id=batch.partition_id, fields=fields_of_rows)
+
     def _update_actor(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
         batch.extra_info.update(
             update_options(
                 self._pipeline,
                 rows=len(batch.keys),
+                played_tokens=self._rollout.played_tokens,
                 step=self.global_steps,
                 temperature=self.config.actor_rollout_ref.rollout.temperature,
             )
@@ -116,17 +162,22 @@ def check_update(metrics: Mapping[str, float], *, step: int, lr: float) -> None:
             )
 
 
-def update_options(pipeline: Pipeline, *, rows: int, step: int, temperature: float) -> dict[str, Any]:
+def update_options(
+    pipeline: Pipeline, *, rows: int, played_tokens: int, step: int, temperature: float
+) -> dict[str, Any]:
     """What verl's worker is told beside the `rows` of a step, by verl's names.
 
-    `rows` is a multiple of `train.mini_batches`; `temperature` is the one that they were sampled at.
+    `rows` is a multiple of `train.mini_batches`; `played_tokens` were sampled in the step, in episodes that
+    are not trained on, too; `temperature` is the one that they were sampled at.
     """
     train, rollout = pipeline.train, pipeline.rollout
     return {
         "calculate_entropy": train.entropy_coef > 0,
         "distillation_use_topk": False,
         "distillation_only": False,
-        "global_batch_size": rollout.items_per_step * rollout.group_size / train.mini_batches,
+        PLAYED_EPISODES: rollout.items_per_step * rollout.group_size / train.mini_batches,
+        PLAYED_TOKENS: played_tokens / train.mini_batches,
+        WHOLE_CONVERSATIONS: train.algorithm.loss.needs_whole_conversations,
         "mini_batch_size": rows // train.mini_batches,
         "epochs": train.epochs,
         "seed": pipeline.seed + step,

@@ -102,7 +102,7 @@ def test_many_at_once_that_fail_are_left_or_answered(seed: int) -> None:
         texts = [turn.text for turn in trajectory.turns]
         for text in contents:
             texts.remove(text)
-        assert sum(sum(segment.rewards) for segment in pack(trajectory)) == (1.0 if texts or contents else 0)
+        assert sum(turn.reward for turn in trajectory.turns) == (1.0 if texts or contents else 0)
 
     asyncio.run(asyncio.wait_for(work(), 300))
 

@@ -1,8 +1,5 @@
 """Packing: one reference by hand, and the properties that keep training honest."""
 
-import math
-from dataclasses import replace
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -65,24 +62,21 @@ def test_by_hand() -> None:
     assert packed.response_ids == (11, 12, 13, 21, 22, 14, 23, 15, 16)
     assert packed.response_mask == (1, 1, 1, 0, 0, 1, 0, 1, 1)
     assert packed.logprobs == (-0.1, -0.2, -0.3, 0, 0, -0.4, 0, -0.5, -0.6)
-    assert packed.rewards == (0, 0, 0.25, 0, 0, 0, 0, 0, 0.75)
     assert packed.policy_versions == (4, 4, 4, 4, 4, 4, 4, 5, 5)
 
 
 def test_segments_by_hand() -> None:
-    """The last one's rewards are the episode's: from them comes the one advantage of all."""
     turns = [
-        a_turn([11, 12], [21], reward=0.25),
+        a_turn([11, 12], [21]),
         a_turn([13], [22]),
         a_turn([14, 15], [], prompt=[1, 9], version=1),
-        a_turn([16], [23], prompt=[1, 8, 7], reward=0.5),
-        a_turn([17], [24], reward=0.125),
+        a_turn([16], [23], prompt=[1, 8, 7]),
+        a_turn([17], [24]),
     ]
     first, second, third = pack(a_trajectory(turns, prompt=[1, 2]))
     assert [s.prompt_ids for s in (first, second, third)] == [(1, 2), (1, 9), (1, 8, 7)]
     assert [s.response_ids for s in (first, second, third)] == [(11, 12, 21, 13), (14, 15), (16, 23, 17)]
     assert [s.response_mask for s in (first, second, third)] == [(1, 1, 0, 1), (1, 1), (1, 0, 1)]
-    assert [s.rewards for s in (first, second, third)] == [(0, 0, 0, 0), (0, 0), (0.5, 0, 0.375)]
     assert second.policy_versions == (1, 1)
 
 
@@ -118,28 +112,23 @@ ours = st.lists(st.integers(min_value=-999, max_value=-1), min_size=1, max_size=
 @given(
     prompt=theirs,
     steps=st.lists(st.tuples(ours, theirs, st.integers(0, 9)), min_size=1, max_size=8),
-    reward=st.floats(min_value=-10, max_value=10),
 )
-def test_only_sampled_tokens_train(
-    prompt: list[int], steps: list[tuple[list[int], list[int], int]], reward: float
-) -> None:
+def test_only_sampled_tokens_train(prompt: list[int], steps: list[tuple[list[int], list[int], int]]) -> None:
     # a token's log-prob is a function of its id, so that any shift between the lists shows
     turns = [
         a_turn(sampled, observed, logprobs=[i / 7 for i in sampled], version=version)
         for sampled, observed, version in steps
     ]
-    turns[-1] = replace(turns[-1], reward=reward)
     [packed] = pack(a_trajectory(turns, prompt=prompt))
 
     length = len(packed.response_ids)
-    per_token = (packed.response_mask, packed.logprobs, packed.rewards, packed.policy_versions)
-    assert [len(values) for values in per_token] == [length] * 4
+    per_token = (packed.response_mask, packed.logprobs, packed.policy_versions)
+    assert [len(values) for values in per_token] == [length] * 3
     assert packed.prompt_ids == tuple(prompt)
     assert packed.response_mask == tuple(int(i < 0) for i in packed.response_ids)
     trained = [i for i, m in zip(packed.response_ids, packed.response_mask, strict=True) if m]
     assert trained == [i for sampled, _, _ in steps for i in sampled]
     assert list(packed.logprobs) == [i / 7 if i < 0 else 0.0 for i in packed.response_ids]
     assert packed.response_mask[-1] == 1
-    assert math.fsum(packed.rewards) == packed.rewards[-1] == reward
     last_length = len(steps[-1][0])
     assert packed.policy_versions[-last_length:] == (steps[-1][2],) * last_length

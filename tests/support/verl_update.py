@@ -7,9 +7,9 @@ from typing import Any
 
 from agents.types import Trajectory
 from tasks.config.pipelines import Pipeline
-from tasks.verl.config import verl_config
+from tasks.data.trajectories import sampled_tokens
 from tasks.verl.local_worker import start_actor
-from tasks.verl.rows import Row, fields_of, rows_of
+from tasks.verl.rows import Row, conversation_key, fields_of, rows_of
 
 STEP = 1
 
@@ -29,44 +29,49 @@ def update(
     groups: Sequence[Sequence[Trajectory]],
     *,
     reference: Sequence[Sequence[Trajectory]] | None = None,
+    played_tokens: int | None = None,
 ) -> dict[str, list[float]]:
     """One training step's optimizer steps, with the loss of `pipeline`; verl's metrics, a list each.
 
-    `reference`: `groups` with the log-probs of the reference policy.
+    `reference`: `groups` with the log-probs of the reference policy; `played_tokens`: of the step, by default
+    those of `groups`.
     """
     from tensordict import TensorDict
     from verl.utils import tensordict_utils as tu
 
+    from tasks.verl.advantages import estimate_advantages
     from tasks.verl.loss import set_loss
     from tasks.verl.trainer import update_options
 
-    set_loss(worker, verl_config(pipeline, model="", checkpoints=Path()))
-
+    train, context_length = pipeline.train, pipeline.rollout.context_length
+    set_loss(worker, train, context_length=context_length)
     rows = rows_of_all(groups)
     data: TensorDict = fields_of(rows)
     data["old_log_probs"] = data["rollout_log_probs"]
-    data["advantages"] = advantages(rows, data)
     if reference is not None:
         data["ref_log_prob"] = fields_of(rows_of_all(reference))["rollout_log_probs"]
+    data["advantages"], _, _ = estimate_advantages(
+        train,
+        keys=[row.key for row in rows],
+        data=data,
+        trajectories={conversation_key(row.key): row.trajectory for row in rows},
+        greedy_rewards={},
+        num_played=pipeline.rollout.items_per_step * pipeline.rollout.group_size,
+        context_length=context_length,
+    )
+    tokens = sum(sampled_tokens(t) for group in groups for t in group)
     tu.assign_non_tensor(
-        data, **update_options(pipeline, rows=len(rows), step=STEP, temperature=pipeline.rollout.temperature)
+        data,
+        **update_options(
+            pipeline,
+            rows=len(rows),
+            played_tokens=tokens if played_tokens is None else played_tokens,
+            step=STEP,
+            temperature=pipeline.rollout.temperature,
+        ),
     )
     metrics: dict[str, list[float]] = tu.get(worker.update_actor(data), "metrics")
     return metrics
-
-
-def advantages(rows: Sequence[Row], fields: Any) -> Any:
-    """As verl's trainer computes them; nested, [rows, tokens]."""
-    import numpy as np
-    from verl import DataProto
-    from verl.trainer.ppo.v1.utils import compute_advantage_for_multi_trajectories
-    from verl.workers.utils.padding import response_to_nested
-
-    data = DataProto(batch=fields.select("response_mask", "rm_scores").to_padded_tensor())
-    data.batch["token_level_rewards"] = data.batch["rm_scores"]
-    data.non_tensor_batch["uid"] = np.array([row.uid for row in rows], dtype=object)
-    compute_advantage_for_multi_trajectories(data, batch_keys=[row.key for row in rows], adv_estimator="grpo")
-    return response_to_nested(data.batch["advantages"], fields["response_mask"])
 
 
 def rows_of_all(groups: Sequence[Sequence[Trajectory]]) -> list[Row]:

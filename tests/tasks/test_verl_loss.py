@@ -53,8 +53,8 @@ def pipeline(**train: Any) -> Pipeline:
         "mini_batches": 1,
         "micro_batch_tokens": 160,
         "lr": 1e-12,
-        "clip_ratio": CLIP,
-        "kl_loss_coef": KL_COEF,
+        "algorithm": {"name": "grpo", "loss": {"clip_low": CLIP, "clip_high": CLIP}},
+        "kl": {"coef": KL_COEF},
         "entropy_coef": ENTROPY_COEF,
     } | train
     return toy_pipeline(
@@ -91,18 +91,18 @@ def test_mini_batches_may_separate_a_trajectory(worker: Any, model: Path, groups
 @pytest.mark.parametrize(
     "coefficients",
     [
-        {"kl_loss_coef": 0.0, "entropy_coef": 0.0},
-        {"kl_loss_coef": 0.0, "entropy_coef": ENTROPY_COEF},
-        {"kl_loss_coef": KL_COEF, "entropy_coef": 0.0},
-        {"kl_loss_coef": KL_COEF, "entropy_coef": ENTROPY_COEF},
+        {"kl": None, "entropy_coef": 0.0},
+        {"kl": None, "entropy_coef": ENTROPY_COEF},
+        {"kl": {"coef": KL_COEF}, "entropy_coef": 0.0},
+        {"kl": {"coef": KL_COEF}, "entropy_coef": ENTROPY_COEF},
     ],
 )
 def test_groups_of_equal_rewards_are_left_out_where_their_gradient_is_zero(
-    worker: Any, model: Path, coefficients: dict[str, float]
+    worker: Any, model: Path, coefficients: dict[str, Any]
 ) -> None:
     settings = pipeline(**coefficients)
     equal = make_groups(model, ((1, 2),), ((1.0, 1.0),))
-    reference = nearby(equal, seed=3) if coefficients["kl_loss_coef"] else None
+    reference = nearby(equal, seed=3) if coefficients["kl"] else None
     [grad_norm] = update(worker, settings, equal, reference=reference)["grad_norm"]
     assert has_gradient_without_advantage(settings.train) == (grad_norm > 0)
 

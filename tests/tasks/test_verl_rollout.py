@@ -2,6 +2,7 @@
 
 import asyncio
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,6 +14,7 @@ from envs.types import Item
 from tasks.errors import Diverged, SamplerDied
 from tasks.verl.rollout import VerlSampler, check_log_probs, why_none
 from tasks.verl.rows import fields_of, is_informative, rows_of, trainable
+from tests.support.verl_toy import toy_pipeline
 
 
 def trajectory(
@@ -46,25 +48,33 @@ def trajectory(
 FAILURE = trajectory(stop=StopReason.ERROR, turns=0)
 NO_ROOM = trajectory(stop=StopReason.MAX_CONTEXT, turns=0)
 WIN, LOSS = trajectory(1.0), trajectory(0.0, sample_index=1)
+LONG_LOSS = trajectory(0.0, sample_index=1, turns=3)
+KL = {"train__kl": {"coef": 0.1}}
+OVERLONG = {"train__algorithm": {"name": "grpo", "overlong": {"buffer_tokens": 2}}}
 
 
 @pytest.mark.parametrize(
-    ("group", "skip_equal", "trained"),
+    ("group", "options", "trained"),
     [
-        ([WIN, LOSS], True, [WIN, LOSS]),
-        ([WIN, FAILURE, LOSS], True, [WIN, LOSS]),
-        ([WIN, FAILURE], True, []),  # compared with nothing
-        ([WIN, FAILURE, FAILURE], False, []),
-        ([WIN, NO_ROOM, LOSS], True, [WIN, LOSS]),
-        ([LOSS, LOSS], True, []),  # no advantage, no gradient
-        ([LOSS, LOSS], False, [LOSS, LOSS]),  # but with a KL term there is one
-        ([FAILURE, FAILURE], False, []),
+        ([WIN, LOSS], {}, [WIN, LOSS]),
+        ([WIN, FAILURE, LOSS], {}, [WIN, LOSS]),
+        ([WIN, FAILURE], {}, []),  # compared with nothing
+        ([WIN, FAILURE, FAILURE], KL, []),
+        ([WIN, FAILURE, FAILURE], {"train__algorithm": "reinforce_plus_plus"}, [WIN]),
+        ([WIN, NO_ROOM, LOSS], {}, [WIN, LOSS]),
+        ([LOSS, LOSS], {}, []),  # no advantage, no gradient
+        ([LOSS, LOSS], KL, [LOSS, LOSS]),  # but with a KL term there is one
+        ([LOSS, LOSS], {"train__algorithm": "reinforce_plus_plus"}, [LOSS, LOSS]),
+        ([LOSS, LONG_LOSS], {}, []),
+        ([LOSS, LONG_LOSS], OVERLONG, [LOSS, LONG_LOSS]),  # the penalty makes their scores differ
+        ([FAILURE, FAILURE], KL, []),
     ],
 )
 def test_which_episodes_are_trained_on(
-    group: list[Trajectory], skip_equal: bool, trained: list[Trajectory]
+    group: list[Trajectory], options: dict[str, Any], trained: list[Trajectory]
 ) -> None:
-    assert trainable(group, skip_equal=skip_equal) == trained
+    settings = toy_pipeline(Path("model"), **options).train
+    assert trainable(group, settings, context_length=9) == trained
 
 
 def test_a_failed_episode_does_not_make_a_group_informative() -> None:
@@ -94,7 +104,6 @@ def test_rows_carry_exactly_what_was_sampled() -> None:
     assert long["input_ids"].tolist() == [1, 2, 3, 4, 5, 6, 4, 5]
     assert long["position_ids"].tolist() == list(range(8))
     assert long["response_mask"].tolist() == long["loss_mask"].tolist() == [1, 1, 0, 1, 1]
-    assert long["rm_scores"].tolist() == [0.0, 0.0, 0.0, 0.0, 1.0]
     assert long["rollout_log_probs"].tolist() == [-0.5, -1.5, 0.0, -0.5, -1.5]
     assert short["responses"].tolist() == [4, 5]
     assert [long["uid"], short["uid"]] == ["a", "b"]
@@ -105,7 +114,8 @@ def test_each_segment_carries_the_tokens_of_its_whole_trajectory() -> None:
     two_segments = replace(trajectory(1.0), turns=(first, replace(second, prompt_ids=(1, 9))))
     fields = fields_of([*rows_of("a", [two_segments]), *rows_of("b", [trajectory(1.0, turns=1)])])
     assert [row["responses"].tolist() for row in fields] == [[4, 5], [4, 5], [4, 5]]
-    assert fields["trajectory_tokens"].tolist() == [4, 4, 2]
+    assert fields["conversation_tokens"].tolist() == [4, 4, 2]
+    assert fields["conversation"].tolist() == [0, 0, 1]
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("-inf")])

@@ -19,6 +19,9 @@ from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead, FSDP
 from tasks.verl.cpu.attention import ATTENTION, packed_attention
 from tasks.verl.cpu.packing import PackedRow, pack_row
 
+WHOLE_CONVERSATIONS = "whole_conversations"
+"""Option of a batch: no micro-batch separates the rows of a conversation, even if it has more tokens."""
+
 _split_by_workload: Callable[..., Any] = transformer_impl.prepare_micro_batches
 
 
@@ -102,16 +105,23 @@ def split_by_prompt(
     prompt_lengths = _prompt_lengths(data)
     lengths = data["input_ids"].offsets().diff().tolist()
     limit = data["max_token_len_per_gpu"]
-    order = sorted(range(len(lengths)), key=lambda i: (prompts[i], lengths[i]))
+    units = [[i] for i in range(len(lengths))]  # rows that stay together
+    if tu.get_non_tensor_data(data=data, key=WHOLE_CONVERSATIONS, default=False):
+        by_conversation: dict[int, list[int]] = {}
+        for i, conversation in enumerate(data["conversation"].tolist()):
+            by_conversation.setdefault(conversation, []).append(i)
+        units = list(by_conversation.values())
     parts: list[list[int]] = [[]]
     tokens, counted_prompts = 0, set[bytes]()
-    for i in order:
-        cost = lengths[i] - (prompt_lengths[i] if prompts[i] in counted_prompts else 0)
+    for unit in sorted(units, key=lambda rows: (prompts[rows[0]], sum(lengths[i] for i in rows))):
+        new_prompts = {prompts[i]: prompt_lengths[i] for i in unit}
+        responses = sum(lengths[i] - prompt_lengths[i] for i in unit)
+        cost = responses + sum(n for prompt, n in new_prompts.items() if prompt not in counted_prompts)
         if parts[-1] and tokens + cost > limit:
             parts.append([])
-            tokens, counted_prompts, cost = 0, set(), lengths[i]
-        parts[-1].append(i)
-        counted_prompts.add(prompts[i])
+            tokens, counted_prompts, cost = 0, set(), responses + sum(new_prompts.values())
+        parts[-1] += unit
+        counted_prompts |= new_prompts.keys()
         tokens += cost
     return [tu.index_select_tensor_dict(data, part) for part in parts], parts
 

@@ -1,0 +1,86 @@
+"""What every algorithm is made of: an advantage estimator, a policy loss, and how tokens are weighed."""
+
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+
+from pydantic import Field, model_validator
+
+from agents.settings import Positive, Settings
+from tasks.algorithms.losses.library import AnyLoss
+from tasks.algorithms.losses.vanilla import Vanilla
+
+if TYPE_CHECKING:
+    from tasks.algorithms.conversations import Conversations, Estimate
+
+Aggregation = Literal["seq-mean-token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm", "token-mean"]
+"""verl's names, where a sequence is a whole conversation: how the losses of tokens become one number.
+
+- `seq-mean-token-mean`: the mean over a conversation's sampled tokens, then over the conversations;
+- `seq-mean-token-sum`: the sum over a conversation's tokens, then the mean over the conversations;
+- `seq-mean-token-sum-norm`: as before, divided by `rollout.context_length`;
+- `token-mean`: the mean over all sampled tokens.
+
+The conversations and tokens that are counted are those that were played, whether they have a gradient or not.
+"""
+
+
+class DynamicSampling(Settings):
+    """Replace groups that teach nothing by groups of other items (DAPO, arXiv 2503.14476, section 3.2)."""
+
+    max_refills: Positive = 3
+    """Times that a step replaces its uninformative groups before it trains on what it has."""
+
+
+class OverlongPenalty(Settings):
+    """A penalty for long episodes (DAPO, arXiv 2503.14476, equation 13): none up to `rollout.context_length`
+    − `buffer_tokens`, then falling linearly to −`penalty` at `rollout.context_length`."""
+
+    buffer_tokens: Positive
+    penalty: Annotated[float, Field(gt=0)] = 1.0
+
+    def of(self, tokens: int, *, context_length: int) -> float:
+        """Of an episode whose longest context, prompt included, has `tokens`; at least 0."""
+        excess = tokens - (context_length - self.buffer_tokens)
+        return self.penalty * min(max(excess / self.buffer_tokens, 0.0), 1.0)
+
+
+class Algorithm(Settings):
+    """One algorithm's parameters. Subclasses set `name`, the defaults, and implement `estimate`."""
+
+    compares_group: ClassVar[bool] = True
+    """Whether an advantage is relative to the other episodes of the item: groups then need two episodes that
+    can be trained on, and one with fewer is left out."""
+    skips_equal_groups: ClassVar[bool] = True
+    """Whether all advantages of a group with equal rewards are 0, so that it need not be trained on."""
+    needs_critic: ClassVar[bool] = False
+    needs_greedy: ClassVar[bool] = False
+    """Whether a greedy episode of each item is played as well; it is not trained on."""
+
+    name: str
+    loss: AnyLoss = Vanilla()
+    aggregation: Aggregation = "seq-mean-token-mean"
+    dynamic_sampling: DynamicSampling | None = None
+    overlong: OverlongPenalty | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _default_loss_has_no_name(cls, values: Any) -> Any:
+        """`loss: {clip_high: 0.28}` changes parameters of the algorithm's own loss."""
+        loss = values.get("loss") if isinstance(values, dict) else None
+        if isinstance(loss, str):
+            return values | {"loss": {"name": loss}}
+        if isinstance(loss, dict) and "name" not in loss:
+            default = cls.model_fields["loss"].default
+            return values | {"loss": default.model_dump() | loss}
+        return values
+
+    @model_validator(mode="after")
+    def _samples_dynamically_by_groups(self) -> "Algorithm":
+        if self.dynamic_sampling is not None and not self.skips_equal_groups:
+            raise ValueError(
+                f"dynamic_sampling: {self.name} learns from groups of equal rewards, too; leave it out"
+            )
+        return self
+
+    def estimate(self, batch: "Conversations") -> "Estimate":
+        """The advantage of each sampled token; the rewards are of trajectories that are trained on."""
+        raise NotImplementedError

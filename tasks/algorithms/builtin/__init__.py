@@ -1,0 +1,1 @@
+"""The algorithms that come with the project, one file each, named as in `train.algorithm`."""

@@ -1,0 +1,27 @@
+"""GRPO done right."""
+
+from typing import TYPE_CHECKING
+
+from tasks.algorithms.algorithm import Aggregation, Algorithm
+
+if TYPE_CHECKING:
+    from tasks.algorithms.conversations import Conversations, Estimate
+
+
+class DrGrpo(Algorithm):
+    """R − mean of the group, and tokens weighed alike whatever their conversation's length.
+
+    GRPO without its two biases, towards easy and hard items and towards long failures: Liu et al. 2025 (arXiv
+    2503.20783, section 3.2). verl: `grpo` with `norm_adv_by_std_in_grpo: false`.
+    """
+
+    name: str = "dr_grpo"
+    aggregation: Aggregation = "seq-mean-token-sum-norm"
+
+    def estimate(self, batch: "Conversations") -> "Estimate":
+        """As of `Algorithm`."""
+        from tasks.algorithms.conversations import Estimate
+
+        scores = batch.scores
+        advantages = (scores - batch.group_mean(scores)) * ~batch.has_equal_rewards(scores)
+        return Estimate(batch.spread(advantages))

@@ -1,0 +1,51 @@
+"""Several rewards, each normalised apart."""
+
+from typing import TYPE_CHECKING, Annotated
+
+from pydantic import Field
+
+from envs.errors import WingspanError
+from tasks.algorithms.algorithm import Algorithm
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from tasks.algorithms.conversations import Conversations, Estimate
+
+
+class Gdpo(Algorithm):
+    """The weighted sum of GRPO's advantages for each of several metrics of an episode, whitened over the
+    step.
+
+    A metric that differs little within its group counts as much as one that differs a lot. Liu et al. 2026
+    (arXiv 2601.05242, equations 4 to 6). verl: `gdpo`.
+    """
+
+    skips_equal_groups = False
+
+    name: str = "gdpo"
+    rewards: Annotated[dict[str, float], Field(min_length=1)]
+    """Weights by metric of the trajectory; `reward` is the episode's own."""
+
+    def estimate(self, batch: "Conversations") -> "Estimate":
+        """As of `Algorithm`. Raises `WingspanError` for a trajectory without one of the metrics."""
+        from tasks.algorithms.conversations import Estimate
+
+        total = batch.scores.new_zeros(len(batch.group))
+        for name, weight in self.rewards.items():
+            scores = _metric(batch, name)
+            normalised = (scores - batch.group_mean(scores)) / (batch.group_std(scores) + 1e-6)
+            total += weight * normalised * ~batch.has_equal_rewards(scores)
+        return Estimate(batch.whiten(batch.spread(total)))
+
+
+def _metric(batch: "Conversations", name: str) -> "Tensor":
+    if name == "reward":
+        return batch.scores
+    for trajectory in batch.trajectories:
+        if name not in trajectory.metrics:
+            raise WingspanError(
+                f"train.algorithm.rewards names {name!r}, which {trajectory.item.item_id}, sample "
+                f"{trajectory.sample_index}, does not have; it has: {', '.join(trajectory.metrics) or 'none'}"
+            )
+    return batch.scores.new_tensor([t.metrics[name] for t in batch.trajectories])

@@ -1,0 +1,31 @@
+"""Group policy gradient."""
+
+from typing import TYPE_CHECKING
+
+from tasks.algorithms.algorithm import Algorithm
+from tasks.algorithms.losses.gpg import Gpg as GpgLoss
+from tasks.algorithms.losses.library import AnyLoss
+
+if TYPE_CHECKING:
+    from tasks.algorithms.conversations import Conversations, Estimate
+
+
+class Gpg(Algorithm):
+    """α·(R − mean of the group), with the plain policy gradient as the loss.
+
+    α is the number of episodes played by the number of those in groups whose rewards differ: the gradient is
+    as large as if no group had been without one. Chu et al. 2025 (arXiv 2504.02546, section 3). verl: `gpg`,
+    which counts episodes of reward 0 instead.
+    """
+
+    name: str = "gpg"
+    loss: AnyLoss = GpgLoss()
+
+    def estimate(self, batch: "Conversations") -> "Estimate":
+        """As of `Algorithm`."""
+        from tasks.algorithms.conversations import Estimate
+
+        scores = batch.scores
+        differ = ~batch.has_equal_rewards(scores)
+        alpha = batch.num_played / differ.sum().clamp(min=1)
+        return Estimate(batch.spread(alpha * (scores - batch.group_mean(scores)) * differ))

@@ -1,0 +1,25 @@
+"""Group relative policy optimization."""
+
+from typing import TYPE_CHECKING
+
+from tasks.algorithms.algorithm import Algorithm
+
+if TYPE_CHECKING:
+    from tasks.algorithms.conversations import Conversations, Estimate
+
+
+class Grpo(Algorithm):
+    """(R − mean of the group) / (standard deviation of the group + 1e-6), on every token.
+
+    Shao et al. 2024 (arXiv 2402.03300, section 4.1.2). verl: `grpo`.
+    """
+
+    name: str = "grpo"
+
+    def estimate(self, batch: "Conversations") -> "Estimate":
+        """As of `Algorithm`; exactly 0 for a group of equal rewards."""
+        from tasks.algorithms.conversations import Estimate
+
+        scores = batch.scores
+        advantages = (scores - batch.group_mean(scores)) / (batch.group_std(scores) + 1e-6)
+        return Estimate(batch.spread(advantages * ~batch.has_equal_rewards(scores)))

@@ -1,0 +1,37 @@
+"""The gradient of pass@k."""
+
+from typing import TYPE_CHECKING
+
+from tasks.algorithms.algorithm import Algorithm
+
+if TYPE_CHECKING:
+    from tasks.algorithms.conversations import Conversations, Estimate
+
+
+class GrpoPassk(Algorithm):
+    """Highest reward of the group − the second highest, for the conversation that has the highest; 0 for the
+    others.
+
+    With `normalize_by_std`, divided by the group's standard deviation + 1e-6. Tang et al. 2025 (arXiv
+    2503.19595, section 3), k being `rollout.group_size`. verl: `grpo_passk`.
+    """
+
+    name: str = "grpo_passk"
+    normalize_by_std: bool = True
+
+    def estimate(self, batch: "Conversations") -> "Estimate":
+        """As of `Algorithm`."""
+        import torch
+
+        from tasks.algorithms.conversations import Estimate
+
+        scores = batch.scores
+        advantages = torch.zeros_like(scores)
+        for number in batch.group.unique():
+            members = (batch.group == number).nonzero().squeeze(1)
+            if len(members) > 1:
+                highest, places = scores[members].topk(2)
+                advantages[members[places[0]]] = highest[0] - highest[1]
+        if self.normalize_by_std:
+            advantages = advantages / (batch.group_std(scores) + 1e-6)
+        return Estimate(batch.spread(advantages))

@@ -1,0 +1,27 @@
+"""Maximum likelihood reinforcement learning."""
+
+from typing import TYPE_CHECKING
+
+from tasks.algorithms.algorithm import Algorithm
+
+if TYPE_CHECKING:
+    from tasks.algorithms.conversations import Conversations, Estimate
+
+
+class Maxrl(Algorithm):
+    """(R − mean of the group) / mean of the group, 0 where the mean is not positive.
+
+    For rewards of 0 and 1, an item weighs 1/p with p its share of successes: the gradient of log p instead of
+    that of p. arXiv 2602.02710; prime-rl: `max_rl`.
+    """
+
+    name: str = "maxrl"
+
+    def estimate(self, batch: "Conversations") -> "Estimate":
+        """As of `Algorithm`."""
+        from tasks.algorithms.conversations import Estimate
+
+        scores = batch.scores
+        mean = batch.group_mean(scores)
+        advantages = ((scores - mean) / mean).where(mean > 0, 0.0)
+        return Estimate(batch.spread(advantages * ~batch.has_equal_rewards(scores)))

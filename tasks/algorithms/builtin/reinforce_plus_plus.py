@@ -1,0 +1,32 @@
+"""REINFORCE++."""
+
+from typing import TYPE_CHECKING, Annotated
+
+from pydantic import Field
+
+from tasks.algorithms.algorithm import Algorithm
+
+if TYPE_CHECKING:
+    from tasks.algorithms.conversations import Conversations, Estimate
+
+
+class ReinforcePlusPlus(Algorithm):
+    """The discounted sum of the rewards from each token on, whitened over all tokens of the step.
+
+    Without a group: any `rollout.group_size` will do. Hu 2025 (arXiv 2501.03262, section 3). verl:
+    `reinforce_plus_plus`.
+    """
+
+    compares_group = False
+    skips_equal_groups = False
+
+    name: str = "reinforce_plus_plus"
+    gamma: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """Discount of a token."""
+
+    def estimate(self, batch: "Conversations") -> "Estimate":
+        """As of `Algorithm`."""
+        from tasks.algorithms.conversations import Estimate, discounted_returns
+
+        returns = discounted_returns(batch.rewards, gamma=self.gamma) * batch.mask
+        return Estimate(batch.whiten(returns))

@@ -1,0 +1,31 @@
+"""REINFORCE with the reward of a greedy episode as the baseline."""
+
+from typing import TYPE_CHECKING
+
+from envs.errors import WingspanError
+from tasks.algorithms.algorithm import Algorithm
+
+if TYPE_CHECKING:
+    from tasks.algorithms.conversations import Conversations, Estimate
+
+
+class Remax(Algorithm):
+    """The sum of the rewards from each token on − the reward of the item's greedy episode.
+
+    Li et al. 2023 (arXiv 2310.10505, algorithm 2). Each step plays one more episode an item. verl: `remax`.
+    """
+
+    compares_group = False
+    skips_equal_groups = False
+    needs_greedy = True
+
+    name: str = "remax"
+
+    def estimate(self, batch: "Conversations") -> "Estimate":
+        """As of `Algorithm`."""
+        from tasks.algorithms.conversations import Estimate, discounted_returns
+
+        if batch.greedy_rewards is None:
+            raise WingspanError("remax: no greedy episodes were played")
+        returns = discounted_returns(batch.rewards, gamma=1.0)
+        return Estimate((returns - batch.greedy_rewards.to(returns.dtype).unsqueeze(1)) * batch.mask)

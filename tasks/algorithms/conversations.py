@@ -1,0 +1,174 @@
+"""A step's trajectories as tensors, for advantage estimators: the segments of each joined to one
+conversation.
+
+Only what the policy sampled is kept. An estimator therefore never sees an observation token, a prompt or the
+place where a segment ends, and its result is put back into the rows that are trained on.
+
+Shapes: `C` conversations of the step, `T` sampled tokens of the longest, left-aligned.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from agents.types import Trajectory
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Conversations:
+    """What an advantage estimator is given."""
+
+    trajectories: Sequence[Trajectory]  # [C]
+    group: Tensor  # [C], int64: conversations of one item have the same number
+    mask: Tensor  # [C, T], bool
+    rewards: Tensor  # [C, T]: each turn's reward on its last token, less the KL penalty if there is one
+    turn: Tensor  # [C, T], int64: index of the turn that the token belongs to
+    old_log_probs: Tensor  # [C, T]
+    values: Tensor | None = None  # [C, T], of the critic
+    greedy_rewards: Tensor | None = None  # [C], of a greedy episode of the same item
+    num_played: int
+    """Episodes of the step, those included that are not trained on."""
+
+    @property
+    def scores(self) -> Tensor:
+        """[C], float64: the sum of each conversation's rewards."""
+        return self.rewards.sum(1, dtype=torch.float64)
+
+    @property
+    def lengths(self) -> Tensor:
+        """[C], int64: sampled tokens."""
+        return self.mask.sum(1)
+
+    def spread(self, per_conversation: Tensor) -> Tensor:
+        """[C] → [C, T]: the same value on every token of a conversation, 0 elsewhere."""
+        return per_conversation.to(self.rewards.dtype).unsqueeze(1) * self.mask
+
+    def group_mean(self, values: Tensor, *, weights: Tensor | None = None) -> Tensor:
+        """[C]: of each conversation's group, weighted by `weights` [C]."""
+        weights = torch.ones_like(values) if weights is None else weights.to(values.dtype)
+        return self.group_sum(values * weights) / self.group_sum(weights)
+
+    def group_sum(self, values: Tensor) -> Tensor:
+        """[C]: of each conversation's group."""
+        return torch.bincount(self.group, weights=values)[self.group]
+
+    def group_size(self) -> Tensor:
+        """[C]: conversations of each conversation's group."""
+        return torch.bincount(self.group)[self.group]
+
+    def group_std(self, values: Tensor) -> Tensor:
+        """[C], unbiased; 0 for a group of one."""
+        squares = self.group_sum((values - self.group_mean(values)).square())
+        return (squares / (self.group_size() - 1).clamp(min=1)).sqrt()
+
+    def has_equal_rewards(self, values: Tensor) -> Tensor:
+        """[C], bool: whether all `values` of the conversation's group are the same number.
+
+        Exact where a standard deviation is not: the mean of equal numbers may differ from them by rounding.
+        """
+
+        def extreme(reduce: str) -> Tensor:
+            empty = values.new_zeros(int(self.group.max()) + 1)
+            return empty.scatter_reduce(0, self.group, values, reduce, include_self=False)
+
+        return (extreme("amin") == extreme("amax"))[self.group]
+
+    def whiten(self, values: Tensor) -> Tensor:
+        """[C, T]: shifted and scaled to mean 0 and variance 1 over all tokens of the step (verl's
+        `masked_whiten`)."""
+        chosen = values[self.mask].double()
+        if len(chosen) < 2:
+            return values * self.mask
+        whitened = (values - chosen.mean()) * (chosen.var() + 1e-8).rsqrt()
+        return (whitened * self.mask).to(values.dtype)
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """What an estimator returns; 0 where `Conversations.mask` is False."""
+
+    advantages: Tensor  # [C, T]
+    returns: Tensor | None = None
+    """[C, T]: what a critic learns to predict."""
+
+
+def discounted_returns(rewards: Tensor, *, gamma: float) -> Tensor:
+    """[C, T]: Σ over l ≥ k of gamma^(l − k)·rewards_l."""
+    if gamma == 1.0:
+        return rewards.flip(1).cumsum(1).flip(1)
+    returns = torch.empty_like(rewards)
+    running = rewards.new_zeros(len(rewards))
+    for place in reversed(range(rewards.shape[1])):
+        running = rewards[:, place] + gamma * running
+        returns[:, place] = running
+    return returns
+
+
+def gae(rewards: Tensor, values: Tensor, mask: Tensor, *, gamma: float, lam: float) -> Tensor:
+    """[C, T]: generalized advantage estimation (arXiv 1506.02438, equation 16); all arguments are 0 where
+    `mask` is False, and the value after the last token is 0."""
+    following = torch.nn.functional.pad(values[:, 1:], (0, 1))
+    return discounted_returns((rewards + gamma * following - values) * mask, gamma=gamma * lam)
+
+
+class Joined:
+    """Where each token of a step's rows lies in its conversation, and back.
+
+    A row is one segment; rows may come in any order. Rows without a sampled token (padding) belong to none.
+    """
+
+    def __init__(
+        self, masks: Sequence[Tensor], *, conversation: Sequence[int], segment: Sequence[int]
+    ) -> None:
+        """`masks`: [R] each, 1 on the policy's tokens; `conversation` and `segment`: numbers of each row,
+        conversations from 0."""
+        self._lengths = [len(mask) for mask in masks]
+        starts = torch.tensor([0, *self._lengths]).cumsum(0)[:-1].tolist()
+        order = sorted(range(len(masks)), key=lambda row: (conversation[row], segment[row]))
+        places = [masks[row].nonzero().squeeze(1) + starts[row] for row in order]
+        counts = torch.zeros(max(conversation, default=-1) + 1, dtype=torch.int64)
+        for row, tokens in zip(order, places, strict=True):
+            if len(tokens):
+                counts[conversation[row]] += len(tokens)
+        self.places = torch.cat(places) if places else torch.zeros(0, dtype=torch.int64)
+        """[N]: of each sampled token among the tokens of all rows."""
+        self.mask = torch.arange(int(counts.max()) if len(counts) else 0) < counts.unsqueeze(1)  # [C, T]
+
+    def join(self, rows: Sequence[Tensor]) -> Tensor:
+        """Values of the rows' tokens, [R] each → [C, T], 0 where there is no token."""
+        flat = torch.cat(list(rows))
+        joined = flat.new_zeros(self.mask.shape)
+        joined[self.mask] = flat[self.places]
+        return joined
+
+    def split(self, joined: Tensor) -> list[Tensor]:
+        """[C, T] → [R] each, 0 on tokens that were not sampled; the inverse of `join`."""
+        flat = joined.new_zeros(sum(self._lengths))
+        flat[self.places] = joined[self.mask]
+        return list(flat.split(self._lengths))
+
+
+def rewards_of(trajectories: Sequence[Trajectory], mask: Tensor) -> Tensor:
+    """[C, T]: each turn's reward on the turn's last sampled token."""
+    return _per_turn(trajectories, mask, lambda trajectory: [turn.reward for turn in trajectory.turns])
+
+
+def turns_of(mask: Tensor, trajectories: Sequence[Trajectory]) -> Tensor:
+    """[C, T], int64: the index of each token's turn, 0 where there is no token."""
+    turns = torch.zeros(mask.shape, dtype=torch.int64)
+    lengths = [[len(turn.completion.token_ids) for turn in t.turns] for t in trajectories]
+    indices = [torch.arange(len(counts)).repeat_interleave(torch.tensor(counts)) for counts in lengths]
+    turns[mask] = torch.cat(indices)
+    return turns
+
+
+def _per_turn(
+    trajectories: Sequence[Trajectory], mask: Tensor, values: Callable[[Trajectory], list[float]]
+) -> Tensor:
+    result = torch.zeros(mask.shape)
+    for row, trajectory in enumerate(trajectories):
+        ends = torch.tensor([len(turn.completion.token_ids) for turn in trajectory.turns]).cumsum(0) - 1
+        result[row, ends] = torch.tensor(values(trajectory))
+    return result

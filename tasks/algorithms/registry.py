@@ -1,0 +1,79 @@
+"""The algorithms by name, and `train.algorithm` as it is written in `pipelines.yaml`."""
+
+from collections.abc import Mapping
+from importlib import import_module
+from typing import Any
+
+from pydantic import ValidationError
+
+from agents.settings import describe_invalid
+from envs.errors import ConfigError
+from envs.plugins import Registry
+from tasks.algorithms.algorithm import Algorithm
+
+_BUILTIN = (
+    "dapo",
+    "dr_grpo",
+    "gdpo",
+    "gpg",
+    "grpo",
+    "grpo_passk",
+    "maxrl",
+    "opo",
+    "ppo",
+    "reinforce_plus_plus",
+    "reinforce_plus_plus_baseline",
+    "remax",
+    "rloo",
+)
+
+
+def _load(name: str) -> type[Algorithm]:
+    module = import_module(f"tasks.algorithms.builtin.{name}")
+    class_name = "".join(part.capitalize() for part in name.split("_"))
+    algorithm: type[Algorithm] = getattr(module, class_name)
+    return algorithm
+
+
+def _validate(name: str, value: Any) -> type[Algorithm]:
+    if not (isinstance(value, type) and issubclass(value, Algorithm)):
+        raise ConfigError(f"algorithm {name!r} is {value!r:.60}; give a subclass of Algorithm")
+    return value
+
+
+ALGORITHMS: Registry[type[Algorithm]] = Registry(
+    "algorithm",
+    {name: name for name in _BUILTIN},
+    group="wingspan.algorithms",
+    origin="tasks/algorithms/registry.py",
+    validate=_validate,
+    load=_load,
+)
+
+
+def register_algorithm(name: str, algorithm: type[Algorithm]) -> None:
+    """Make `algorithm` known as `train.algorithm: NAME` in this process; entry points of the group
+    `wingspan.algorithms` are known in every process. Raises `ConfigError` if another has this name."""
+    ALGORITHMS.register(name, algorithm)
+
+
+def parse_algorithm(value: Any) -> Any:
+    """The algorithm that a pipeline names: `grpo`, or `{name: grpo, normalize_by_std: false}`.
+
+    Raises `ValueError` for an unknown name, and for a parameter that this algorithm does not have.
+    """
+    if isinstance(value, Algorithm):
+        return value
+    if isinstance(value, str):
+        value = {"name": value}
+    if not isinstance(value, Mapping) or not isinstance(value.get("name"), str):
+        raise ValueError(f"{value!r:.60} names no algorithm; give a name, or {{name: NAME, …}}")
+    name = value["name"]
+    try:
+        algorithm = ALGORITHMS.find(name)
+    except ConfigError as error:
+        raise ValueError(str(error)) from None
+    try:
+        return algorithm.model_validate(dict(value))
+    except ValidationError as error:
+        raise ValueError(f"{name}: {describe_invalid(error, algorithm)}") from None

@@ -1,0 +1,474 @@
+"""Advantages and policy losses by hand, and beside verl's own functions where both mean the same."""
+
+import math
+from collections.abc import Sequence
+from statistics import fmean, stdev
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from agents.types import Completion, FinishReason, StopReason, Trajectory, Turn
+from envs.errors import WingspanError
+from envs.types import Item
+from tasks.algorithms.algorithm import Algorithm
+from tasks.algorithms.registry import ALGORITHMS, parse_algorithm
+
+torch = pytest.importorskip("torch")
+
+from tasks.algorithms.conversations import (  # noqa: E402
+    Conversations,
+    Joined,
+    discounted_returns,
+    gae,
+    rewards_of,
+    turns_of,
+)
+from tasks.algorithms.losses.loss import PolicyLoss, Tokens  # noqa: E402
+
+GROUPS = (
+    # tokens and reward of each turn
+    (((3, 0.0), (2, 1.0)), ((4, 0.0),), ((1, 0.25), (1, 0.0), (2, 0.5))),
+    (((2, 1.0),), ((5, 1.0),)),
+    (((2, 0.0),), ((1, 0.0), (3, 0.0)), ((2, 1.0),), ((6, 0.0),)),
+)
+"""Unequal groups: the second has equal rewards."""
+SCORES = ((1.0, 0.0, 0.75), (1.0, 1.0), (0.0, 0.0, 1.0, 0.0))
+NUM_PLAYED = 12
+
+
+def test_a_group_of_equal_rewards_has_no_advantage_at_all() -> None:
+    """The mean of equal numbers may differ from them by rounding; a deviation near 0 magnifies that."""
+    batch = conversations(((((1, 0.1),),) * 3,))
+    for name in ("grpo", "dr_grpo", "rloo", "opo", "maxrl", "gpg"):
+        assert not advantages(name, batch).any(), name
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("grpo", lambda r, all_r, i: (r - fmean(all_r)) / (stdev(all_r) + 1e-6)),
+        ("dr_grpo", lambda r, all_r, i: r - fmean(all_r)),
+        ("rloo", lambda r, all_r, i: r - fmean([*all_r[:i], *all_r[i + 1 :]])),
+        ("maxrl", lambda r, all_r, i: (r - fmean(all_r)) / fmean(all_r)),
+        ("gpg", lambda r, all_r, i: NUM_PLAYED / 7 * (r - fmean(all_r))),
+        (
+            {"name": "grpo_passk", "normalize_by_std": False},
+            lambda r, all_r, i: 0.0 if r < max(all_r) or all_r.count(r) > 1 else r - sorted(all_r)[-2],
+        ),
+    ],
+)
+def test_each_conversation_has_one_advantage(name: Any, expected: Any) -> None:
+    batch = conversations(GROUPS)
+    actual = advantages(name, batch)
+    by_hand = [expected(r, list(group), i) for group in SCORES for i, r in enumerate(group)]
+    torch.testing.assert_close(actual, torch.tensor(by_hand)[:, None] * batch.mask, atol=1e-6, rtol=1e-5)
+
+
+def test_opo_weighs_the_baseline_by_sampled_tokens() -> None:
+    baselines = [(5 * 1.0 + 4 * 0.0 + 4 * 0.75) / 13, 1.0, 2 / 14]
+    by_hand = [r - b for group, b in zip(SCORES, baselines, strict=True) for r in group]
+    batch = conversations(GROUPS)
+    torch.testing.assert_close(advantages("opo", batch), torch.tensor(by_hand)[:, None] * batch.mask)
+
+
+def test_reinforce_plus_plus_by_hand() -> None:
+    """A token's return is the discounted sum of the rewards from it on; then whitened over all tokens."""
+    gamma = 0.9
+    per_token: list[list[float]] = []
+    for group in GROUPS:
+        for turns in group:
+            rewards = [x for tokens, reward in turns for x in [0.0] * (tokens - 1) + [reward]]
+            per_token.append(
+                [
+                    sum(gamma**step * reward for step, reward in enumerate(rewards[place:]))
+                    for place in range(len(rewards))
+                ]
+            )
+    flat = [x for row in per_token for x in row]
+    mean, variance = fmean(flat), stdev(flat) ** 2
+    actual = advantages({"name": "reinforce_plus_plus", "gamma": gamma}, conversations(GROUPS))
+    for row, values in zip(actual, per_token, strict=True):
+        expected = [(x - mean) / math.sqrt(variance + 1e-8) for x in values]
+        assert row[: len(values)].tolist() == pytest.approx(expected, abs=1e-5)
+        assert not row[len(values) :].any()
+
+
+def test_gae_by_hand() -> None:
+    gamma, lam = 0.9, 0.7
+    batch = conversations(GROUPS)
+    generator = torch.Generator().manual_seed(0)
+    values = torch.rand(batch.mask.shape, generator=generator) * batch.mask
+    actual = gae(batch.rewards, values, batch.mask, gamma=gamma, lam=lam)
+    for row, (v, r, m) in enumerate(zip(values.tolist(), batch.rewards.tolist(), batch.mask, strict=True)):
+        length = int(m.sum())
+        following = [*v[1:length], 0.0]
+        deltas = [r[k] + gamma * following[k] - v[k] for k in range(length)]
+        for k in range(length):
+            expected = sum((gamma * lam) ** (j - k) * deltas[j] for j in range(k, length))
+            assert float(actual[row, k]) == pytest.approx(expected, abs=1e-6)
+
+
+def test_remax_compares_with_the_greedy_episode_of_the_item() -> None:
+    batch = conversations(GROUPS, greedy=[0.5, 1.0, 0.25])
+    actual = advantages("remax", batch)
+    returns = discounted_returns(batch.rewards, gamma=1.0)
+    greedy = [0.5] * 3 + [1.0] * 2 + [0.25] * 4
+    for row, baseline in enumerate(greedy):
+        for place in range(int(batch.mask[row].sum())):
+            assert float(actual[row, place]) == pytest.approx(float(returns[row, place]) - baseline)
+    assert float(returns[2, 0]) == 0.75, "the first token of the third conversation sees both its rewards"
+
+
+def test_gdpo_normalises_each_reward_apart() -> None:
+    """A metric on a hundred times the scale has the same say."""
+    trajectories = [
+        conversation(((1, reward),), group=0, sample_index=i, metrics={"points": points})
+        for i, (reward, points) in enumerate([(1.0, 0.0), (0.0, 100.0), (0.0, 0.0)])
+    ]
+    actual = advantages({"name": "gdpo", "rewards": {"reward": 1, "points": 1}}, batch_of(trajectories))
+    assert float(actual[0, 0]) == pytest.approx(float(actual[1, 0]), abs=1e-4)
+    missing = parse_algorithm({"name": "gdpo", "rewards": {"point": 1}})
+    with pytest.raises(WingspanError, match=r"'point', which x_0, sample 0, does not have; it has: points"):
+        missing.estimate(batch_of(trajectories))
+
+
+@pytest.mark.parametrize(
+    ("name", "verl_name", "options"),
+    [
+        ("grpo", "grpo", {}),
+        ("dr_grpo", "grpo", {"norm_adv_by_std_in_grpo": False}),
+        ("rloo", "rloo", {}),
+        ("opo", "opo", {}),
+        ("grpo_passk", "grpo_passk", {}),
+        ("reinforce_plus_plus", "reinforce_plus_plus", {}),
+        ("reinforce_plus_plus_baseline", "reinforce_plus_plus_baseline", {}),
+        ("ppo", "gae", {}),
+    ],
+)
+def test_estimators_agree_with_verls(
+    verl: ModuleType, name: str, verl_name: str, options: dict[str, Any]
+) -> None:
+    """On one segment a conversation, where verl's are right; theirs see observation tokens, ours do not."""
+    import numpy as np
+    from verl import DataProto
+    from verl.trainer.config import AlgoConfig
+    from verl.trainer.ppo.ray_trainer import compute_advantage
+
+    batch = conversations(GROUPS, with_values=True)
+    mask, places = with_observations(batch)
+    shape = mask.shape
+
+    def lay_out(values: Any) -> Any:
+        laid_out = torch.full(shape, 0.0)
+        laid_out[places] = values[batch.mask]
+        return laid_out
+
+    data = DataProto.from_dict(
+        tensors={
+            "response_mask": mask.float(),
+            "token_level_rewards": lay_out(batch.rewards),
+            "values": lay_out(batch.values),
+        },
+        non_tensors={"uid": np.array([str(g) for g in batch.group.tolist()], dtype=object)},
+    )
+    config = AlgoConfig(gamma=1.0, lam=1.0, **options)
+    result = compute_advantage(data, verl_name, 1.0, 1.0, config=config, **options)
+    expected = torch.zeros(batch.mask.shape)
+    expected[batch.mask] = result.batch["advantages"][places].float()
+    torch.testing.assert_close(advantages(name, batch), expected, atol=1e-5, rtol=1e-4)
+
+
+def test_segments_are_joined_in_their_order_and_split_again() -> None:
+    masks = [torch.tensor(m) for m in ([1, 0, 1], [1, 1], [0], [1, 1, 0, 1])]
+    # rows come in any order; the third is padding
+    joined = Joined(masks, conversation=[1, 0, 2, 0], segment=[0, 1, 0, 0])
+    rows = [torch.tensor(r) for r in ([10.0, -1.0, 11.0], [24.0, 25.0], [-1.0], [21.0, 22.0, -1.0, 23.0])]
+    together = joined.join(rows)
+    assert together.tolist() == [[21, 22, 23, 24, 25], [10, 11, 0, 0, 0], [0] * 5]
+    assert [r.tolist() for r in joined.split(together)] == [[10, 0, 11], [24, 25], [0], [21, 22, 0, 23]]
+
+
+LOSSES: list[tuple[str, str, dict[str, Any], dict[str, Any]]] = [
+    ("vanilla", "vanilla", {}, {}),
+    (
+        "vanilla",
+        "vanilla",
+        {"clip_high": 0.28, "dual_clip": 1.5},
+        {"clip_ratio_high": 0.28, "clip_ratio_c": 1.5},
+    ),
+    (
+        "gspo",
+        "gspo",
+        {"clip_low": 0.01, "clip_high": 0.02},
+        {"clip_ratio_low": 0.01, "clip_ratio_high": 0.02},
+    ),
+    ("cispo", "cispo", {"clip_low": 0.2, "clip_high": 0.3}, {"clip_ratio_high": 0.3}),
+    (
+        "dppo_tv",
+        "dppo_tv",
+        {"divergence_low": 0.05, "divergence_high": 0.1, "max_ratio": 1.2},
+        {"clip_ratio_low": 0.05, "clip_ratio_high": 0.1, "clip_ratio_c": 1.2},
+    ),
+    (
+        "dppo_kl",
+        "dppo_kl",
+        {"divergence_low": 0.01, "divergence_high": 0.02},
+        {"clip_ratio_low": 0.01, "clip_ratio_high": 0.02, "clip_ratio_c": 20.0},
+    ),
+    ("gpg", "gpg", {}, {}),
+    (
+        "kl_cov",
+        "kl_cov",
+        {"share": 0.2, "coef": 0.5},
+        {"policy_loss": {"kl_cov_ratio": 0.2, "ppo_kl_coef": 0.5}},
+    ),
+    (
+        "clip_cov",
+        "clip_cov",
+        {"share": 1.0, "lowest": 0.01, "highest": 5.0},
+        {"policy_loss": {"clip_cov_ratio": 1.0, "clip_cov_lb": 0.01}},
+    ),
+    ("dro", "dro", {"beta": 0.3}, {"policy_loss": {"dro_beta": 0.3}}),
+]
+
+
+@pytest.mark.parametrize(("name", "verl_name", "options", "verl_options"), LOSSES)
+def test_losses_and_gradients_agree_with_verls(
+    verl: ModuleType, name: str, verl_name: str, options: dict[str, Any], verl_options: dict[str, Any]
+) -> None:
+    """On rows that are whole conversations, averaged over tokens."""
+    from verl.trainer.ppo.core_algos import get_policy_loss_fn
+    from verl.workers.config import FSDPActorConfig
+    from verl.workers.config.actor import PolicyLossConfig
+
+    inputs = loss_inputs()
+    mask = inputs["mask"]
+    config = FSDPActorConfig(
+        strategy="fsdp2",
+        rollout_n=1,
+        ppo_micro_batch_size_per_gpu=1,
+        **{key: value for key, value in verl_options.items() if key != "policy_loss"},
+        policy_loss=PolicyLossConfig(loss_mode=verl_name, **verl_options.get("policy_loss", {})),
+    )
+    theirs = inputs["log_probs"].clone().requires_grad_()
+    expected, _ = get_policy_loss_fn(verl_name)(
+        old_log_prob=inputs["old_log_probs"],
+        log_prob=theirs,
+        advantages=inputs["advantages"],
+        response_mask=mask.double(),
+        loss_agg_mode="token-mean",
+        config=config,
+    )
+    ours = inputs["log_probs"].clone().requires_grad_()
+    actual = loss_of(name, options).per_token(tokens(inputs | {"log_probs": ours})).losses[mask].mean()
+    torch.testing.assert_close(actual, expected)
+    expected.backward()
+    actual.backward()
+    torch.testing.assert_close(ours.grad * mask, theirs.grad * mask)
+    assert ours.grad.any()
+
+
+def test_sapo_by_hand() -> None:
+    """verl's averages over rows whatever it is told, so the terms are compared one by one."""
+    inputs = loss_inputs()
+    losses = loss_of("sapo", {"tau_positive": 0.7, "tau_negative": 1.4}).per_token(tokens(inputs)).losses
+    for row, place in inputs["mask"].nonzero().tolist():
+        advantage = float(inputs["advantages"][row, place])
+        ratio = math.exp(float(inputs["log_probs"][row, place] - inputs["old_log_probs"][row, place]))
+        tau = 0.7 if advantage > 0 else 1.4
+        expected = -advantage * 4 / tau / (1 + math.exp(-tau * (ratio - 1)))
+        assert float(losses[row, place]) == pytest.approx(expected, rel=1e-9)
+
+
+@pytest.mark.parametrize("name", ["gspo", "geo_mean"])
+def test_a_ratio_of_sequences_is_one_of_whole_conversations(name: str) -> None:
+    """Two rows of one conversation have the loss of the same tokens in one row."""
+    inputs = loss_inputs()
+    whole = loss_of(name).per_token(tokens(inputs)).losses
+    cut = split_row(inputs, row=1, place=3)
+    parts = loss_of(name).per_token(tokens(cut, conversation=[0, 1, 1, 2], lengths=[7, 5, 5, 6])).losses
+    torch.testing.assert_close(parts[1, :3], whole[1, :3])
+    torch.testing.assert_close(parts[2, :2], whole[1, 3:5])
+    torch.testing.assert_close(parts[[0, 3]], whole[[0, 2]])
+    only_first = {key: value[:2] for key, value in cut.items()}
+    with pytest.raises(WingspanError, match="only a part of a conversation's segments"):
+        loss_of(name).per_token(tokens(only_first, conversation=[0, 1], lengths=[7, 5]))
+
+
+def test_gspo_and_geo_mean_by_hand() -> None:
+    inputs = loss_inputs()
+    gspo = loss_of("gspo", {"clip_low": 0.05, "clip_high": 0.1}).per_token(tokens(inputs)).losses
+    geo_mean = loss_of("geo_mean", {"clip_low": 0.1, "clip_high": 0.2}).per_token(tokens(inputs)).losses
+    for row in range(3):
+        places = inputs["mask"][row].nonzero().squeeze(1).tolist()
+        log_ratios = [float((inputs["log_probs"] - inputs["old_log_probs"])[row, p]) for p in places]
+        all_advantages = [float(inputs["advantages"][row, p]) for p in places]
+        ratio = math.exp(fmean(log_ratios))
+        for place, advantage in zip(places, all_advantages, strict=True):
+            held = min(max(ratio, 0.95), 1.1)
+            expected = max(-advantage * ratio, -advantage * held)
+            assert float(gspo[row, place]) == pytest.approx(expected, rel=1e-9)
+        pessimistic = [
+            min(x, 0.2) if a > 0 else max(x, -0.1) if a < 0 else 0.0
+            for x, a in zip(log_ratios, all_advantages, strict=True)
+        ]
+        expected = -fmean(all_advantages) * math.exp(fmean(pessimistic))
+        assert geo_mean[row, places].tolist() == pytest.approx([expected] * len(places), rel=1e-9)
+
+
+def test_every_algorithm_is_named_by_its_key() -> None:
+    for name in ALGORITHMS:
+        values: dict[str, Any] = {"name": name} | ({"rewards": {"reward": 1.0}} if name == "gdpo" else {})
+        algorithm: Algorithm = parse_algorithm(values)
+        assert algorithm.name == name
+        assert parse_algorithm(algorithm.model_dump()) == algorithm, "what is recorded can be read"
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        ("grop", "unknown algorithm 'grop'; did you mean 'grpo'"),
+        ({"name": "grpo", "gamma": 0.9}, "grpo: gamma: unknown key"),
+        (
+            {"name": "grpo", "loss": {"clip_hihg": 0.3}},
+            "grpo: loss.vanilla.clip_hihg: unknown key; did you mean 'clip_high'",
+        ),
+        ({"name": "grpo", "loss": "vanila"}, "vanila"),
+        (
+            {"name": "rloo", "loss": {"name": "gspo", "clip_high": -1}},
+            "loss.gspo.clip_high: Input should be greater than 0",
+        ),
+        ({"name": "ppo", "dynamic_sampling": {}}, "ppo learns from groups of equal rewards, too"),
+        ({"lr": 1}, "names no algorithm"),
+        (3, "names no algorithm"),
+    ],
+)
+def test_what_an_algorithm_does_not_know_is_refused(value: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        parse_algorithm(value)
+
+
+def test_a_loss_without_a_name_is_the_algorithms_own() -> None:
+    dapo = parse_algorithm({"name": "dapo", "loss": {"dual_clip": 5}})
+    assert (dapo.loss.name, dapo.loss.clip_high, dapo.loss.dual_clip) == ("vanilla", 0.28, 5)
+    assert parse_algorithm({"name": "rloo", "loss": "cispo"}).loss.name == "cispo"
+
+
+def advantages(algorithm: Any, batch: Conversations) -> Any:
+    return parse_algorithm(algorithm).estimate(batch).advantages
+
+
+def conversations(
+    groups: Sequence[Sequence[Sequence[tuple[int, float]]]],
+    *,
+    greedy: Sequence[float] | None = None,
+    with_values: bool = False,
+) -> Conversations:
+    trajectories = [
+        conversation(turns, group=group, sample_index=i)
+        for group, members in enumerate(groups)
+        for i, turns in enumerate(members)
+    ]
+    return batch_of(trajectories, greedy=greedy, with_values=with_values)
+
+
+def batch_of(
+    trajectories: Sequence[Trajectory], *, greedy: Sequence[float] | None = None, with_values: bool = False
+) -> Conversations:
+    lengths = torch.tensor([sum(len(turn.completion.token_ids) for turn in t.turns) for t in trajectories])
+    mask = torch.arange(int(lengths.max())) < lengths.unsqueeze(1)
+    group = torch.tensor([int(t.item.item_id.removeprefix("x_")) for t in trajectories])
+    values = torch.rand(mask.shape, generator=torch.Generator().manual_seed(1)) * mask
+    return Conversations(
+        trajectories=trajectories,
+        group=group,
+        mask=mask,
+        rewards=rewards_of(trajectories, mask),
+        turn=turns_of(mask, trajectories),
+        old_log_probs=torch.zeros(mask.shape),
+        values=values if with_values else None,
+        greedy_rewards=None if greedy is None else torch.tensor(greedy)[group],
+        num_played=NUM_PLAYED,
+    )
+
+
+def with_observations(batch: Conversations) -> tuple[Any, tuple[Any, Any]]:
+    """A mask with two observed tokens between turns, and where the sampled tokens lie in it."""
+    rows, columns = batch.mask.nonzero(as_tuple=True)
+    columns = columns + 2 * batch.turn[batch.mask]
+    mask = torch.zeros(len(batch.mask), int(columns.max()) + 1, dtype=torch.bool)
+    mask[rows, columns] = True
+    return mask, (rows, columns)
+
+
+def conversation(
+    turns: Sequence[tuple[int, float]],
+    *,
+    group: int,
+    sample_index: int,
+    metrics: dict[str, float] | None = None,
+) -> Trajectory:
+    def turn(num_tokens: int, reward: float) -> Turn:
+        completion = Completion(
+            token_ids=[7] * num_tokens,
+            logprobs=[-1.0] * num_tokens,
+            finish_reason=FinishReason.STOP,
+            policy_version=0,
+        )
+        return Turn(
+            completion=completion, text="", action="", observation="", reward=reward, observation_ids=(8, 9)
+        )
+
+    reward = sum(reward for _, reward in turns)
+    return Trajectory(
+        item=Item(item_id=f"x_{group}", env="x"),
+        sample_index=sample_index,
+        prompt_ids=(1, 2),
+        turns=tuple(turn(*values) for values in turns),
+        stop_reason=StopReason.TERMINATED,
+        reward=reward,
+        success=reward > 0,
+        seconds=0.0,
+        metrics=metrics or {},
+    )
+
+
+def loss_of(name: str, options: dict[str, Any] | None = None) -> PolicyLoss:
+    loss: PolicyLoss = parse_algorithm({"name": "grpo", "loss": {"name": name, **(options or {})}}).loss
+    return loss
+
+
+def loss_inputs() -> dict[str, Any]:
+    """Three conversations of 7, 5 and 6 tokens in float64; some ratios are far from 1."""
+    generator = torch.Generator().manual_seed(3)
+    lengths = torch.tensor([7, 5, 6])
+    mask = torch.arange(7) < lengths.unsqueeze(1)
+    old = -torch.rand(3, 7, generator=generator, dtype=torch.float64) * 2 - 0.05
+    step = torch.randn(3, 7, generator=generator, dtype=torch.float64) * 0.4
+    return {
+        "log_probs": (old + step).clamp(max=-0.01) * mask,
+        "old_log_probs": old * mask,
+        "advantages": torch.tensor([[1.2], [-0.7], [0.4]], dtype=torch.float64) * mask,
+        "mask": mask,
+    }
+
+
+def tokens(
+    inputs: dict[str, Any], *, conversation: Sequence[int] = (0, 1, 2), lengths: Sequence[int] = (7, 5, 6)
+) -> Tokens:
+    return Tokens(
+        **inputs, conversation=torch.tensor(conversation), conversation_tokens=torch.tensor(lengths)
+    )
+
+
+def split_row(inputs: dict[str, Any], *, row: int, place: int) -> dict[str, Any]:
+    """One row as two segments."""
+
+    def split(values: Any) -> Any:
+        first, second = torch.zeros_like(values[row]), torch.zeros_like(values[row])
+        first[:place] = values[row, :place]
+        second[: len(values[row]) - place] = values[row, place:]
+        return torch.stack([*values[:row], first, second, *values[row + 1 :]])
+
+    return {key: split(value) for key, value in inputs.items()}
