@@ -151,6 +151,17 @@ def _by_env(trajectories: Sequence[Trajectory]) -> dict[str, float]:
     }
 
 
+def is_informative(group: Sequence[Trajectory]) -> bool:
+    """Whether its usable episodes' rewards differ, so that they can be compared."""
+    return len({t.reward for t in group if is_usable(t)}) > 1
+
+
+def is_usable(trajectory: Trajectory) -> bool:
+    """Whether it was played to an end and holds anything of the policy's."""
+    # An episode may end for want of room before the first turn: it holds nothing of the policy's.
+    return trajectory.stop_reason is not StopReason.ERROR and bool(trajectory.turns)
+
+
 def sampled_tokens(trajectory: Trajectory) -> int:
     """Tokens that the policy sampled."""
     return sum(len(turn.completion.token_ids) for turn in trajectory.turns)

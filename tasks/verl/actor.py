@@ -181,28 +181,28 @@ class Trainer:
         step = int(self._trainer.global_steps)
         rollout = self._manager.last
         assert rollout is not None
-        episodes = [t for group in rollout.groups for t in group]
+        episodes = [t for group in rollout.sample.groups for t in group]
         tokens = sum(map(sampled_tokens, episodes))
         logprobs = [x for t in episodes for turn in t.turns for x in turn.completion.logprobs]
         metrics = summarise(episodes) | {
-            "informative_groups": rollout.num_informative / len(rollout.groups),
+            "informative_groups": rollout.num_informative / len(rollout.sample.groups),
             "trained": len(rollout.trained),
-            "replaced_groups": rollout.num_replaced,
+            "replaced_groups": rollout.sample.num_replaced,
             "entropy": -sum(logprobs) / len(logprobs),
-            "tokens_per_s": tokens / rollout.seconds,
-            **self._horizons(rollout.spec.max_turns),
+            "tokens_per_s": tokens / rollout.sample.seconds,
+            **self._horizons(rollout.sample.spec.max_turns),
             **_environments(rollout.environments),
-            "temperature": rollout.spec.temperature,
+            "temperature": rollout.sample.spec.temperature,
             "policy_version": step - 1,
             "seconds": time.perf_counter() - start_time,
-            "seconds_rollout": rollout.seconds,
+            "seconds_rollout": rollout.sample.seconds,
         }
         metrics |= {
             name: float(verl_metrics[key]) for name, key in _VERL_METRICS.items() if key in verl_metrics
         }
         for phase, parts in _PHASES.items():
             metrics[f"seconds_{phase}"] = sum(verl_seconds.get(part, 0.0) for part in parts)
-        trajectories = [t for group in rollout.groups[:SAMPLED_ITEMS] for t in group]
+        trajectories = [t for group in rollout.sample.groups[:SAMPLED_ITEMS] for t in group]
         record = StepRecord(step=step, metrics=metrics, trajectories=trajectories, saved=save)
         if save:
             record.write(checkpoints.checkpoint_folder(self._checkpoints, step=step))

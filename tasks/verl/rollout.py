@@ -1,46 +1,35 @@
 """verl's rollout manager, over the project's own episodes.
 
-It looks up the items that verl's dataloader numbers, samples their groups (`tasks/rollout/runner.py`, or
-`tasks/rollout/program_runner.py` for a program) through whatever server verl runs, and puts the episodes that
-are trained on into verl's TransferQueue. Unlike verl's own, it runs all episodes in one event loop, and
+It samples a step's groups (`tasks/rollout/step.py`) through whatever server verl runs, and puts the episodes
+that are trained on into verl's TransferQueue. Unlike verl's own, it runs all episodes in one event loop, and
 returns when the last one has ended. `tasks/verl/rows.py` turns episodes into rows for the trainer.
 """
 
 import asyncio
 import logging
 import math
-import random
 import threading
-import time
 from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import chain
 from typing import Any, TypeVar
 
 from torch.utils.data import Dataset
 
 from agents.prompting.images import decode_image
-from agents.types import Completion, FinishReason, SamplingParams, StopReason, Trajectory
+from agents.types import Completion, FinishReason, SamplingParams, Trajectory
 from envs.errors import SamplerFailed, describe
 from envs.runtime.metrics import PoolMetrics
 from envs.types import Image, Item
 from tasks.config.pipelines import Pipeline
-from tasks.data.trajectories import sampled_tokens
+from tasks.data.trajectories import is_informative, is_usable
 from tasks.errors import Diverged, NoEpisodes, SamplerDied, names_dead_engine
 from tasks.rollout.factory import make_runner
-from tasks.rollout.runner import RolloutSpec, make_training_spec
+from tasks.rollout.runner import RolloutSpec
 from tasks.rollout.served_policy import ServedAt, ServedPolicy
-from tasks.verl.rows import (
-    Group,
-    conversation_key,
-    fields_of,
-    is_informative,
-    is_usable,
-    rows_of,
-    tag_of,
-    trainable,
-)
+from tasks.rollout.step import Group, StepSample, StepSampler
+from tasks.verl.rows import conversation_key, fields_of, rows_of, tag_of, trainable
 
 T = TypeVar("T")
 
@@ -48,9 +37,9 @@ _log = logging.getLogger(__name__)
 
 
 class ItemNumbers(Dataset[dict[str, int]]):
-    """verl's `data.custom_cls`: a row is its own number in the order in which training samples items.
+    """verl's `data.custom_cls`: a row is its own number, and stands for one group of a step.
 
-    `RolloutManager` looks the item up, so that none travels through verl. verl counts prompts by
+    Which item it is, `StepSampler` decides, so that none travels through verl. verl counts prompts by
     `raw_prompt`.
     """
 
@@ -120,32 +109,15 @@ class VerlSampler:
 class StepRollout:
     """What was played for one training step."""
 
-    groups: list[Group]
-    """As first sampled."""
-    batch: list[Group]
-    """What the step learns from: `groups`, where dynamic sampling has replaced those that teach nothing."""
-    num_replaced: int
-    """Groups that were sampled and replaced."""
-    spec: RolloutSpec
-    seconds: float
+    sample: StepSample
     trained: Mapping[str, Trajectory]
     """Those that were handed to the trainer, by the key of their rows without the segment's number."""
-    num_informative: int
-    """Of `groups`, those with rewards that differ."""
     greedy_rewards: Mapping[str, float]
-    """By the group's uid, where the algorithm asks for greedy episodes and one was played to its end."""
+    """`sample.greedy_rewards`, by the group's uid."""
+    num_informative: int
+    """Of `sample.groups`, those with rewards that differ."""
     environments: Mapping[str, PoolMetrics]
     """By name, at the end of the rollout."""
-
-    @property
-    def num_played(self) -> int:
-        """Episodes of the batch, those that failed included."""
-        return sum(map(len, self.batch))
-
-    @property
-    def played_tokens(self) -> int:
-        """Sampled tokens of the batch."""
-        return sum(sampled_tokens(t) for group in self.batch for t in group)
 
 
 class RolloutManager:
@@ -163,12 +135,11 @@ class RolloutManager:
         """`items`: in the order in which training samples them; `client`: of verl's generation servers;
         `processor`: of a vision-language model, as `verl_processor` loads it."""
         self._pipeline = pipeline
-        self._items = items
-        self._all_items = list({item.item_id: item for item in items}.values())
         self._sampler = VerlSampler(client)
         self._tokenizer = tokenizer
         self._processor = processor
         self._runner = make_runner(pipeline, sampler=self._sampler, tokenizer=tokenizer, processor=processor)
+        self._step_sampler = StepSampler(pipeline, items, self._runner.run)
         self._server: ServedPolicy | None = None
         self._loop = asyncio.new_event_loop()
         threading.Thread(target=self._loop.run_forever, name="rollout", daemon=True).start()
@@ -178,7 +149,7 @@ class RolloutManager:
     def generate_sequences(self, prompts: Any) -> None:
         """Play a step's groups and put them into TransferQueue; returns when all is there.
 
-        `prompts`: verl's batch, with `uid` and `raw_prompt` (`ItemNumbers`) a row and one `global_steps`.
+        `prompts`: verl's batch, with a `uid` for each row and one `global_steps`.
         Raises `NoEpisodes` if every episode failed, `Diverged` if a log-prob is not a number, `SamplerDied`
         if the sampler is gone.
         """
@@ -186,24 +157,22 @@ class RolloutManager:
 
         step = int(prompts["global_steps"])
         uids = [str(uid) for uid in prompts["uid"]]
-        items = [self._items[int(number)] for number in prompts["raw_prompt"]]
-        start_time = time.perf_counter()
-        spec = make_training_spec(self._pipeline, step=step)
-        groups = self.run_rollout(items, spec)
-        batch, played_items, num_replaced = self._refill(groups, items, spec, step=step)
-        greedy_rewards = self._greedy_rewards(uids, played_items, spec)
-        seconds = time.perf_counter() - start_time
+        sample = self._run(self._step_sampler.sample(step))
         if self._server is not None:  # the trainer goes on with the sampler asleep
             self._run(self._server.pause())
-        if not any(is_usable(t) for group in groups for t in group):
-            raise NoEpisodes(f"step {step}: {why_none([t for group in groups for t in group])}")
-        check_log_probs(batch, step=step, lr=self._pipeline.train.lr)
+        played = [t for group in sample.groups for t in group]
+        if not any(map(is_usable, played)):
+            raise NoEpisodes(f"step {step}: {why_none(played)}")
+        check_log_probs(sample.batch, step=step, lr=self._pipeline.train.lr)
         train, context_length = self._pipeline.train, self._pipeline.rollout.context_length
+        greedy_rewards = {
+            uid: reward for uid, reward in zip(uids, sample.greedy_rewards, strict=True) if reward is not None
+        }
         trained_groups = [
             trainable(group, train, context_length=context_length)
             if uid in greedy_rewards or not train.algorithm.needs_greedy
             else []
-            for uid, group in zip(uids, batch, strict=True)
+            for uid, group in zip(uids, sample.batch, strict=True)
         ]
         rows = [row for uid, group in zip(uids, trained_groups, strict=True) for row in rows_of(uid, group)]
         if rows:
@@ -215,57 +184,13 @@ class RolloutManager:
             )
         tq.kv_batch_put(keys=uids, partition_id="train", tags=[{"status": "finished"} for _ in uids])
         self.last = StepRollout(
-            groups=groups,
-            batch=batch,
-            num_replaced=num_replaced,
-            spec=spec,
-            seconds=seconds,
+            sample=sample,
             trained={conversation_key(row.key): row.trajectory for row in rows},
             greedy_rewards=greedy_rewards,
-            num_informative=sum(map(is_informative, groups)),
+            num_informative=sum(map(is_informative, sample.groups)),
             environments=self._runner.environments,
         )
         self._warming = self._warm_up()  # while the trainer computes
-
-    def _refill(
-        self, groups: list[Group], items: Sequence[Item], spec: RolloutSpec, *, step: int
-    ) -> tuple[list[Group], list[Item], int]:
-        """Replace groups that teach nothing by groups of other items, if the algorithm samples dynamically.
-
-        Returns the groups, their items, and how many groups were replaced. Which items replace others is a
-        function of the seed, the step and the rewards.
-        """
-        batch, played = list(groups), list(items)
-        sampling = self._pipeline.train.algorithm.dynamic_sampling
-        num_replaced = 0
-        for refill in range(1, 1 + (sampling.max_refills if sampling else 0)):
-            places = [place for place, group in enumerate(batch) if not is_informative(group)]
-            drawn = {item.item_id for item in played}
-            others = [item for item in self._all_items if item.item_id not in drawn]
-            random.Random(f"refill/{self._pipeline.seed}/{step}/{refill}").shuffle(others)
-            places = places[: len(others)]
-            if not places:
-                break
-            new_items = others[: len(places)]
-            new_groups = self.run_rollout(new_items, replace(spec, name=f"{spec.name} refill {refill}"))
-            for place, item, group in zip(places, new_items, new_groups, strict=True):
-                batch[place], played[place] = group, item
-            num_replaced += len(places)
-        return batch, played, num_replaced
-
-    def _greedy_rewards(
-        self, uids: Sequence[str], items: Sequence[Item], spec: RolloutSpec
-    ) -> dict[str, float]:
-        """By the group's uid: the reward of a greedy episode of its item, if the algorithm asks for them."""
-        if not self._pipeline.train.algorithm.needs_greedy:
-            return {}
-        greedy = replace(spec, name=f"{spec.name} greedy", num_samples=1, temperature=0.0)
-        groups = self.run_rollout(items, greedy)
-        return {
-            uid: trajectory.reward
-            for uid, [trajectory] in zip(uids, groups, strict=True)
-            if trajectory.stop_reason is not StopReason.ERROR
-        }
 
     def run_rollout(self, items: Sequence[Item], spec: RolloutSpec) -> list[Group]:
         """`RolloutRunner.run`, for callers that wait."""

@@ -12,15 +12,13 @@ from typing import Any
 import torch
 
 from agents.rollout.packing import PackedSegment, pack
-from agents.types import StopReason, Trajectory
+from agents.types import Trajectory
 from tasks.config.training import TrainSettings
-from tasks.data.trajectories import sampled_tokens
+from tasks.data.trajectories import is_usable, sampled_tokens
 from tasks.verl.vision import side_by_side, vision_of
 
-Group = list[Trajectory]
 
-
-def trainable(group: Group, train: TrainSettings, *, context_length: int) -> Group:
+def trainable(group: Sequence[Trajectory], train: TrainSettings, *, context_length: int) -> list[Trajectory]:
     """The episodes of a group that are trained on."""
     usable = [t for t in group if is_usable(t)]
     if train.algorithm.compares_group and len(usable) < 2:
@@ -44,17 +42,6 @@ def has_gradient_without_advantage(train: TrainSettings) -> bool:
     return train.kl is not None or train.entropy_coef > 0
 
 
-def is_informative(group: Group) -> bool:
-    """Whether its usable episodes' rewards differ, so that they can be compared."""
-    return len({t.reward for t in group if is_usable(t)}) > 1
-
-
-def is_usable(trajectory: Trajectory) -> bool:
-    """Whether it was played to an end and holds anything of the policy's."""
-    # An episode may end for want of room before the first turn: it holds nothing of the policy's.
-    return trajectory.stop_reason is not StopReason.ERROR and bool(trajectory.turns)
-
-
 @dataclass(frozen=True, slots=True)
 class Row:
     """One segment of a trajectory, as verl keeps it."""
@@ -74,7 +61,7 @@ class Row:
         return f"{self.uid}_{self.trajectory.sample_index}_{self.number}"
 
 
-def rows_of(uid: str, group: Group) -> list[Row]:
+def rows_of(uid: str, group: Sequence[Trajectory]) -> list[Row]:
     """The rows of a group's episodes."""
     return [
         Row(uid, trajectory, number, packed, sampled_tokens(trajectory))

@@ -125,7 +125,7 @@ class StepTrainer(PPOTrainerSync):  # type: ignore[misc]
             data=data,
             trajectories=rollout.trained,
             greedy_rewards=rollout.greedy_rewards,
-            num_played=rollout.num_played,
+            num_played=rollout.sample.num_played,
             context_length=self._pipeline.rollout.context_length,
         )
         output["advantages"] = advantages
@@ -141,7 +141,7 @@ class StepTrainer(PPOTrainerSync):  # type: ignore[misc]
             update_options(
                 self._pipeline,
                 rows=len(batch.keys),
-                played_tokens=self._rollout.played_tokens,
+                played_tokens=self._rollout.sample.played_tokens,
                 step=self.global_steps,
                 temperature=self.config.actor_rollout_ref.rollout.temperature,
             )

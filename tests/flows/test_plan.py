@@ -82,7 +82,7 @@ def refusal(overrides: dict[str, Any]) -> str:
         ({"rollout.group_size": 1}, "grpo compares the samples of an item with each other; give 2 or more"),
         ({"rollout.group_size": 100000}, "1,600,000 episodes a step"),
         ({"train.algorithm": "grop"}, "unknown algorithm 'grop'; did you mean 'grpo'?"),
-        ({"train.algorithm.loss.clip_hig": 0.3}, "loss.vanilla.clip_hig: unknown key; did you mean 'clip_high'"),
+        ({"train.algorithm.loss.clip_hig": 0.3}, "clip_hig: unknown key; did you mean 'clip_high'"),
         ({"train.algorithm": {"name": "dapo", "overlong": {"buffer_tokens": 9999}}}, "buffer_tokens 9999"),
         ({"agent.reward": {}}, "agent.reward: {} is neither the name of a reward nor several with weights"),
         ({"agent.reward": 5}, "agent.reward: 5 is neither"),

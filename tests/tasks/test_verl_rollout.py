@@ -11,9 +11,10 @@ import pytest
 from agents.types import Completion, FinishReason, SamplingParams, StopReason, Trajectory, Turn
 from envs.errors import SamplerFailed
 from envs.types import Item
+from tasks.data.trajectories import is_informative
 from tasks.errors import Diverged, SamplerDied
 from tasks.verl.rollout import VerlSampler, check_log_probs, why_none
-from tasks.verl.rows import fields_of, is_informative, rows_of, trainable
+from tasks.verl.rows import fields_of, rows_of, trainable
 from tests.support.verl_toy import toy_pipeline
 
 
