@@ -10,17 +10,22 @@ All sample in float32 and return log-probs.
 """
 
 import asyncio
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from agents.types import Completion, FinishReason, SamplingParams
 from envs.types import Image
 
+if TYPE_CHECKING:
+    from agents.samplers.cpu import CpuSampler
+    from agents.samplers.transformers import TransformersSampler
 
-class _Subject:
-    """What the benchmark needs besides `sample`."""
+
+class Subject(ABC):
+    """A `Sampler` that the benchmark can close, and whose cache it can drop."""
 
     def __enter__(self) -> Self:
         return self
@@ -30,12 +35,13 @@ class _Subject:
     ) -> None:
         self.close()
 
-    def close(self) -> None:
-        """Free threads and processes."""
+    def close(self) -> None:  # noqa: B027
+        """Free threads and processes, where there are any."""
 
-    async def drop_cache(self) -> None:
+    async def drop_cache(self) -> None:  # noqa: B027
         """Drop keys and values of earlier episodes, where the sampler does not do it by itself."""
 
+    @abstractmethod
     async def sample(
         self,
         prompt_ids: Sequence[int],
@@ -45,7 +51,6 @@ class _Subject:
         episode_id: str,
     ) -> Completion:
         """As `Sampler.sample`."""
-        raise NotImplementedError
 
 
 def _completion(token_ids: Sequence[int], logprobs: Sequence[float]) -> Completion:
@@ -57,37 +62,54 @@ def _completion(token_ids: Sequence[int], logprobs: Sequence[float]) -> Completi
     )
 
 
-class CpuSubject(_Subject):
+class Delegate(Subject):
+    """One of the product's own samplers."""
+
+    def __init__(self, sampler: "CpuSampler | TransformersSampler") -> None:
+        self._sampler = sampler
+
+    def close(self) -> None:
+        self._sampler.close()
+
+    async def sample(
+        self,
+        prompt_ids: Sequence[int],
+        *,
+        images: Sequence[Image] = (),
+        params: SamplingParams,
+        episode_id: str,
+    ) -> Completion:
+        return await self._sampler.sample(prompt_ids, images=images, params=params, episode_id=episode_id)
+
+
+class CpuEngine(Delegate):
     """The CPU engine."""
 
     def __init__(self, folder: Path, *, context_length: int, max_sequences: int, threads: int) -> None:
         from agents.samplers.cpu import CpuSampler
 
         self._folder = folder
-        self._sampler = CpuSampler(
+        self._engine = CpuSampler(
             folder, context_length=context_length, max_sequences=max_sequences, threads=threads
         )
-        self.sample = self._sampler.sample  # type: ignore[method-assign]
-        self.close = self._sampler.close  # type: ignore[method-assign]
+        super().__init__(self._engine)
 
     async def drop_cache(self) -> None:
         from safetensors.torch import load_file
 
-        await self._sampler.load_weights(load_file(self._folder / "model.safetensors"), policy_version=1)
+        await self._engine.load_weights(load_file(self._folder / "model.safetensors"), policy_version=1)
 
 
-class OneByOne(_Subject):
+class OneByOne(Delegate):
     """The product's sampler of models that the CPU engine does not know."""
 
     def __init__(self, folder: Path, *, context_length: int, **_: Any) -> None:
         from agents.samplers.transformers import TransformersSampler
 
-        sampler = TransformersSampler(folder, None, context_length=context_length)
-        self.sample = sampler.sample  # type: ignore[method-assign]
-        self.close = sampler.close  # type: ignore[method-assign]
+        super().__init__(TransformersSampler(folder, None, context_length=context_length))
 
 
-class Generate(_Subject):
+class Generate(Subject):
     """transformers' `generate`: all waiting requests in one batch, computed from their first token."""
 
     def __init__(self, folder: Path, **_: Any) -> None:
@@ -136,7 +158,7 @@ class Generate(_Subject):
             answer.set_result(_completion(row, row_logprobs))
 
 
-class ContinuousBatching(_Subject):
+class ContinuousBatching(Subject):
     """transformers' continuous batching."""
 
     def __init__(self, folder: Path, *, context_length: int, max_sequences: int, **_: Any) -> None:
@@ -181,7 +203,7 @@ class ContinuousBatching(_Subject):
         return _completion(output.generated_tokens, output.logprobs)
 
 
-class Vllm(_Subject):
+class Vllm(Subject):
     """vLLM's engine, in a process of its own."""
 
     def __init__(self, folder: Path, *, context_length: int, max_sequences: int, **_: Any) -> None:
@@ -232,8 +254,8 @@ class Vllm(_Subject):
         return _completion(output.token_ids, logprobs)
 
 
-SAMPLERS: dict[str, Callable[..., Any]] = {
-    "cpu": CpuSubject,
+SAMPLERS: dict[str, Callable[..., Subject]] = {
+    "cpu": CpuEngine,
     "transformers": OneByOne,
     "generate": Generate,
     "continuous": ContinuousBatching,

@@ -30,6 +30,8 @@ Host = Annotated[
     str, typer.Option(help="Address to listen on; 0.0.0.0 listens on all addresses of this machine.")
 ]
 Port = Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 takes a free one.")]
+MaxSessions = Annotated[int, typer.Option(min=1, help="How many sessions may be live at once.")]
+MaxBodyBytes = Annotated[int, typer.Option(min=1024, help="Bytes that the body of a request may have.")]
 
 
 def parse_settings(settings: list[str]) -> dict[str, Any]:

@@ -8,7 +8,7 @@ import typer
 from agents.gateway.limits import GatewayLimits
 from envs.errors import ConfigError
 from envs.serve.limits import ServerLimits
-from flows.cli.options import EnvironmentName, Host, Port
+from flows.cli.options import EnvironmentName, Host, MaxBodyBytes, MaxSessions, Port
 
 _ENV_DEFAULTS = ServerLimits()
 _POLICY_DEFAULTS = GatewayLimits()
@@ -24,18 +24,14 @@ def serve_env(
             envvar="WINGSPAN_TOKEN", help="Require this token; repeat the option for further users' tokens."
         ),
     ] = None,
-    max_sessions: Annotated[
-        int, typer.Option(min=1, help="How many instances may be live at once.")
-    ] = _ENV_DEFAULTS.max_sessions,
+    max_sessions: MaxSessions = _ENV_DEFAULTS.max_sessions,
     idle_s: Annotated[
         float, typer.Option(min=0.1, help="Seconds without a request after which an instance is closed.")
     ] = _ENV_DEFAULTS.idle_s,
     step_timeout_s: Annotated[
         float, typer.Option(min=0.1, help="Seconds that one step or reset may take.")
     ] = _ENV_DEFAULTS.step_timeout_s,
-    max_body_bytes: Annotated[
-        int, typer.Option(min=1024, help="Bytes that the body of a request may have.")
-    ] = _ENV_DEFAULTS.max_body_bytes,
+    max_body_bytes: MaxBodyBytes = _ENV_DEFAULTS.max_body_bytes,
 ) -> None:
     """Serve an environment over HTTP, with AgentGym's protocol and OpenEnv's, until Ctrl-C."""
     import asyncio
@@ -75,18 +71,14 @@ def serve_policy(
     ] = None,
     threads: Annotated[int, typer.Option(min=1, help="CPU threads that sampling may use.")] = 1,
     token: Annotated[str | None, typer.Option(envvar="WINGSPAN_TOKEN", help="Require this token.")] = None,
-    max_sessions: Annotated[
-        int, typer.Option(min=1, help="How many sessions may be live at once.")
-    ] = _POLICY_DEFAULTS.max_sessions,
+    max_sessions: MaxSessions = _POLICY_DEFAULTS.max_sessions,
     idle_s: Annotated[
         float, typer.Option(min=0.1, help="Seconds without a request after which a session is forgotten.")
     ] = _POLICY_DEFAULTS.idle_s,
     max_turns: Annotated[
         int, typer.Option(min=1, help="Answers that a session may have.")
     ] = _POLICY_DEFAULTS.max_turns,
-    max_body_bytes: Annotated[
-        int, typer.Option(min=1024, help="Bytes that the body of a request may have.")
-    ] = _POLICY_DEFAULTS.max_body_bytes,
+    max_body_bytes: MaxBodyBytes = _POLICY_DEFAULTS.max_body_bytes,
 ) -> None:
     """Serve a policy over HTTP, with OpenAI's protocol, until Ctrl-C; sessions keep the sampled tokens."""
     import asyncio

@@ -65,13 +65,13 @@ def items(part: str, task: str) -> list[int]:
 
 def bathroom(part: str = "train") -> int:
     """An item in a small room."""
-    return next(i for i in items(part, SMALL_ROOM) if mini.make_item(i).metadata["room"] == "bathroom")
+    return next(i for i in items(part, SMALL_ROOM) if mini.GAMES.make_item(i).metadata["room"] == "bathroom")
 
 
 def test_the_light_textworld_says_word_for_word_what_textworld_says(tmp_path: Path) -> None:
     from envs.builtin.alfworld.textworld_light import new_game
 
-    game, file = mini.read(bathroom()), tmp_path / "game.tw-pddl"
+    game, file = mini.GAMES.read(bathroom()), tmp_path / "game.tw-pddl"
     content = {"pddl_domain": game.domain, "grammar": game.grammar, "pddl_problem": game.problem}
     file.write_text(json.dumps(content))
     arguments = list(sys.argv)
@@ -111,7 +111,7 @@ def play_expert(name: str, index: int) -> tuple[str, list[StepResult]]:
 @pytest.mark.parametrize("task", games.TASK_TYPES)
 def test_the_planner_s_plan_wins_and_meets_every_condition_only_then(task: str) -> None:
     """`python -m bench.experts alfworld-mini` does it for all games."""
-    index = min(items("unseen", task), key=lambda i: len(mini.read(i).problem))
+    index = min(items("unseen", task), key=lambda i: len(mini.GAMES.read(i).problem))
     _, results = play_expert("alfworld-mini", index)
     *before, last = results
     assert (last.reward, last.terminated, last.success) == (1.0, True, True)
@@ -169,14 +169,14 @@ def test_it_is_told_as_agentgym_tells_it_and_lists_what_can_be_done() -> None:
     async def play() -> None:
         spec = get_env("alfworld-mini")
         env, index = spec.make(), bathroom()
-        opening = await env.reset(mini.make_item(index))
+        opening = await env.reset(mini.GAMES.make_item(index))
         assert opening.startswith("You are in the middle of a room. Looking quickly around you, you see")
         assert "\nYour task is to: " in opening
         actions = await env.inspect("available_actions")  # type: ignore[attr-defined]
         observation = await env.inspect("observation")  # type: ignore[attr-defined]
         assert opening == f"{observation}\nAvailable actions: {', '.join(actions)}"
         assert {"go to sinkbasin 1", "inventory", "look", "help"} <= set(actions)
-        assert await env.inspect("task_type") == mini.read(index).name  # type: ignore[attr-defined]
+        assert await env.inspect("task_type") == mini.GAMES.read(index).name  # type: ignore[attr-defined]
         result = await env.step("  go to   sinkbasin 1 ")
         assert result.observation.startswith("On the sinkbasin 1, you see ")
         assert (await env.step("fly")).observation.startswith("Nothing happens.")
@@ -191,8 +191,8 @@ def test_what_older_versions_call_put_is_understood() -> None:
     async def play() -> StepResult:
         spec, index = get_env("alfworld-mini"), bathroom()
         env = spec.make()
-        await env.reset(mini.make_item(index))
-        for step in spec.expert(mini.make_item(index)):
+        await env.reset(mini.GAMES.make_item(index))
+        for step in spec.expert(mini.GAMES.make_item(index)):
             result = await env.step(re.sub(r"^move (.+) to ", r"put \1 in/on ", step.resolve("")))
         return result
 
@@ -202,14 +202,14 @@ def test_what_older_versions_call_put_is_understood() -> None:
 @pytest.fixture
 def upstream(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A data root with a few games in upstream's layout, which are really of `alfworld-mini`."""
-    game = mini.read(bathroom())
+    game = mini.GAMES.read(bathroom())
     monkeypatch.setenv("WINGSPAN_DATA", str(tmp_path))
     caches = (real.solvable_games, real.list_games)
     for cache in caches:
         cache.cache_clear()
     root = tmp_path / "alfworld" / "json_2.1.1"
     agentgym_games = real.agentgym_games()
-    plan = [step.resolve("") for step in mini.expert(mini.make_item(bathroom()))]
+    plan = [step.resolve("") for step in mini.expert(mini.GAMES.make_item(bathroom()))]
     write(root / agentgym_games[0], game, walkthrough=plan)
     write(root / agentgym_games[1], game, solvable=False)
     write(root / agentgym_games[2420], game, only_problem=True)
@@ -274,11 +274,17 @@ def test_upstream_s_games_have_agentgym_s_numbers_then_their_own(upstream: Path)
         ("alfworld_2621", "valid_unseen"),
     ]
     assert sum(item.metadata["part"] == "valid_train" for item in split.test) == 200
-    assert real.make_item(0).metadata == {"task": "look_at_obj_in_light", "room": "bedroom", "part": "train"}
+    assert real.GAMES.make_item(0).metadata == {
+        "task": "look_at_obj_in_light",
+        "room": "bedroom",
+        "part": "train",
+    }
     with pytest.raises(ConfigError, match="alfworld_2622; there is no 'alfworld_2623'"):
-        real.make_item(2623)
-    assert len(real.expert(real.make_item(0))) > 2
-    assert real.expert(real.make_item(2621)) == []  # its walkthrough is in names that the game does not know
+        real.GAMES.make_item(2623)
+    assert len(real.expert(real.GAMES.make_item(0))) > 2
+    assert (
+        real.expert(real.GAMES.make_item(2621)) == []
+    )  # its walkthrough is in names that the game does not know
 
 
 def test_upstream_s_game_is_played_from_either_file(upstream: Path) -> None:
@@ -292,7 +298,7 @@ def test_upstream_s_game_is_played_from_either_file(upstream: Path) -> None:
     assert "UNKNOWN GOAL" not in from_problem.grammar
     assert (from_problem.domain, from_problem.problem) == (
         read_game(upstream / real.list_games()[0], remedy=REMEDY).domain,
-        mini.read(bathroom()).problem,
+        mini.GAMES.read(bathroom()).problem,
     )
 
 

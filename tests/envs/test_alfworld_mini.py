@@ -14,7 +14,7 @@ from envs.builtin.alfworld.games import TASK_TYPES, read_game
 from envs.builtin.alfworld.mini.drafts import COUNTS, drafts
 from envs.builtin.alfworld.mini.make import make
 from envs.builtin.alfworld.mini.plans import fingerprint, plans
-from envs.builtin.alfworld.mini.spec import make_item, read, split
+from envs.builtin.alfworld.mini.spec import GAMES, split
 from envs.builtin.alfworld.upstream import constants
 from envs.errors import ConfigError
 from envs.registry import get_env
@@ -47,7 +47,7 @@ def test_items_are_the_games_that_are_made_and_that_the_planner_solved() -> None
         (draft.folder, fingerprint(draft)) for draft in all_drafts
     ]
     items = [*split(0).train, *split(0).test]
-    assert [read(item.index).walkthrough for item in items[::20]] == [
+    assert [GAMES.read(item.index).walkthrough for item in items[::20]] == [
         plan.plan for plan in plans() if plan.plan
     ][::20]
     assert len(items) == sum(bool(plan.plan) for plan in plans()) >= 200
@@ -93,7 +93,7 @@ def test_plans_of_other_games_are_refused(tmp_path: Path, monkeypatch: pytest.Mo
 
 def test_there_is_no_item_past_the_last() -> None:
     with pytest.raises(ConfigError, match="there is no 'alfworld-mini_210'"):
-        make_item(210)
+        GAMES.make_item(210)
 
 
 @pytest.mark.heavy

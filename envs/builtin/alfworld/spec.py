@@ -18,13 +18,10 @@ from envs.builtin.alfworld.games import (
     GAME_FILE,
     TASK_TYPES,
     TRAJECTORY_FILE,
-    Game,
     is_solvable,
-    parse_task_folder,
-    read_game,
 )
+from envs.builtin.alfworld.items import GameItems
 from envs.builtin.alfworld.upstream import MAX_EPISODES, PACKAGES, PRELOAD
-from envs.errors import unknown_item
 from envs.files import write_atomically
 from envs.registry import EnvSpec, ExpertStep, Split
 from envs.types import Item
@@ -94,18 +91,17 @@ def list_games() -> tuple[str, ...]:
     return (*first, *sorted(rest, key=lambda name: (PARTS.index(name.partition("/")[0]), name)))
 
 
-def make_item(index: int) -> Item:
-    """The item `alfworld_<index>`."""
-    if not 0 <= index < len(list_games()):
-        raise unknown_item(NAME, index, count=len(list_games()))
-    part, task, _ = list_games()[index].split("/")
-    return Item(item_id=f"{NAME}_{index}", env=NAME, metadata={**parse_task_folder(task), "part": part})
+def _find_root() -> Path:
+    return DATA.prepare() / ROOT
 
 
-def read(index: int) -> Game:
-    """The game of an item."""
-    make_item(index)
-    return read_game(DATA.prepare() / ROOT / list_games()[index], remedy=REMEDY)
+GAMES = GameItems(
+    env=NAME,
+    list_games=list_games,
+    find_root=_find_root,
+    parts={part: part for part in PARTS} | {"valid_train": "valid_train"},
+    remedy=REMEDY,
+)
 
 
 def split(seed: int) -> Split:
@@ -113,7 +109,7 @@ def split(seed: int) -> Split:
     `valid_unseen` (134), and AgentGym's 200 of `valid_train`; `part` in the metadata distinguishes them. As
     upstream, the split ignores the seed."""
     with SPEC.explain_missing():
-        items = [make_item(index) for index in range(len(list_games()))]
+        items = GAMES.make_all()
         solvable = solvable_games()
     return Split(
         train=[
@@ -126,15 +122,15 @@ def split(seed: int) -> Split:
 def expert(item: Item) -> Sequence[ExpertStep]:
     """The walkthrough that upstream stored with the game; empty if there is none, or if it has the planner's
     names of objects, which the game does not know."""
-    walkthrough = read(item.index).walkthrough
+    walkthrough = GAMES.read(item.index).walkthrough
     return [] if any("_bar_" in command for command in walkthrough) else add_thoughts(walkthrough)
 
 
 SPEC = EnvSpec(
     name=NAME,
-    make=partial(AlfWorldEnv, read),
+    make=partial(AlfWorldEnv, GAMES.read),
     split=split,
-    make_item=make_item,
+    make_item=GAMES.make_item,
     expert=expert,
     instructions=INSTRUCTIONS,
     packages=PACKAGES,

@@ -5,11 +5,10 @@ from functools import cache, partial
 
 from envs.builtin.alfworld.env import INSTRUCTIONS, AlfWorldEnv
 from envs.builtin.alfworld.expert import add_thoughts
-from envs.builtin.alfworld.games import Game, parse_task_folder, read_game
+from envs.builtin.alfworld.items import GameItems
 from envs.builtin.alfworld.mini.make import MINI_DATA
 from envs.builtin.alfworld.mini.plans import plans
 from envs.builtin.alfworld.upstream import MAX_EPISODES, PACKAGES, PRELOAD
-from envs.errors import unknown_item
 from envs.registry import EnvSpec, ExpertStep, Split
 from envs.types import Item
 
@@ -23,26 +22,19 @@ def _folders() -> tuple[str, ...]:
     return tuple(plan.game for plan in plans() if plan.plan is not None)
 
 
-def make_item(index: int) -> Item:
-    """The item `alfworld-mini_<index>`."""
-    if not 0 <= index < len(_folders()):
-        raise unknown_item(NAME, index, count=len(_folders()))
-    part, task, _ = _folders()[index].split("/")
-    return Item(
-        item_id=f"{NAME}_{index}", env=NAME, metadata={**parse_task_folder(task), "part": PARTS[part]}
-    )
-
-
-def read(index: int) -> Game:
-    """The game of an item."""
-    make_item(index)
-    return read_game(MINI_DATA.prepare() / _folders()[index], remedy=f"wingspan data make {NAME}")
+GAMES = GameItems(
+    env=NAME,
+    list_games=_folders,
+    find_root=MINI_DATA.prepare,
+    parts=PARTS,
+    remedy=f"wingspan data make {NAME}",
+)
 
 
 def split(seed: int) -> Split:
     """The games that the planner solved: those of the folder `train`, and those of the two others. As
     upstream, the split ignores the seed."""
-    items = [make_item(index) for index in range(len(_folders()))]
+    items = GAMES.make_all()
     return Split(
         train=[item for item in items if item.metadata["part"] == "train"],
         test=[item for item in items if item.metadata["part"] != "train"],
@@ -57,9 +49,9 @@ def expert(item: Item) -> Sequence[ExpertStep]:
 
 SPEC = EnvSpec(
     name=NAME,
-    make=partial(AlfWorldEnv, read),
+    make=partial(AlfWorldEnv, GAMES.read),
     split=split,
-    make_item=make_item,
+    make_item=GAMES.make_item,
     expert=expert,
     instructions=INSTRUCTIONS,
     packages=PACKAGES,
