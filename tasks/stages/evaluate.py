@@ -5,9 +5,7 @@ under the same limits. On a CPU both are evaluated at once, each with a sampler 
 verl's generation servers are started with one policy after the other.
 """
 
-import asyncio
 import json
-import tempfile
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -20,8 +18,6 @@ from pathlib import Path
 from threading import Event, Thread
 from typing import Any
 
-from agents.rollout.group import Callbacks
-from agents.samplers.local import LocalModel
 from agents.types import Trajectory
 from envs.errors import ConfigError, WingspanError
 from envs.files import write_atomically
@@ -31,11 +27,9 @@ from tasks.data.items import evaluation_turns, read_items
 from tasks.data.trajectories import summarise, write_trajectories
 from tasks.interrupts import interrupts_blocked
 from tasks.progress import SILENT, Progress
-from tasks.rollout.factory import make_runner
+from tasks.rollout.policy import open_policy
 from tasks.rollout.runner import RolloutSpec
 
-RunRollout = Callable[[Sequence[Item], RolloutSpec], list[list[Trajectory]]]
-"""A blocking call of `RolloutRunner.run` with one policy."""
 _counts: Any = None
 """Finished episodes by policy index, in memory that the processes share; each writes only the counts of the
 policies that it evaluates."""
@@ -184,8 +178,7 @@ def _evaluate_policy(
     def count(episodes: int) -> None:
         _counts[policy.index] += episodes
 
-    open_runner = _open_servers if pipeline.backend.rollout == "vllm" else _open_sampler
-    with open_runner(pipeline, model=str(policy.model), workspace=workspace, count=count) as run:
+    with open_policy(pipeline, model=str(policy.model), workspace=workspace, count=count) as run:
         for mode, temperature in {"sampled": settings.temperature, "greedy": 0.0}.items():
             num_samples = settings.samples_per_item if mode == "sampled" else 1
             spec = RolloutSpec(name=mode, max_turns=turns, num_samples=num_samples, temperature=temperature)
@@ -204,52 +197,3 @@ def _label(trajectory: Trajectory, *, policy: str, mode: str, version: int) -> T
         for turn in trajectory.turns
     )
     return replace(trajectory, turns=turns, labels={"policy": policy, "mode": mode})
-
-
-@contextmanager
-def _open_sampler(
-    pipeline: Pipeline, *, model: str, workspace: Path, count: Callable[[int], None]
-) -> Iterator[RunRollout]:
-    """Run episodes with the CPU sampler, in this process; `count` gets the number that have just ended."""
-    local = LocalModel(Path(model), seed=pipeline.seed, max_sequences=pipeline.backend.max_sequences)
-    with local.load(context_length=pipeline.rollout.context_length) as sampling:
-
-        async def gather(items: Sequence[Item], spec: RolloutSpec) -> list[list[Trajectory]]:
-            runner = make_runner(
-                pipeline, sampler=sampling.sampler, tokenizer=sampling.tokenizer, processor=sampling.processor
-            )
-            try:
-                return await runner.run(items, spec, Callbacks(on_trajectory=lambda _: count(1)))
-            finally:
-                await runner.close()
-
-        yield lambda items, spec: asyncio.run(gather(items, spec))
-
-
-@contextmanager
-def _open_servers(
-    pipeline: Pipeline, *, model: str, workspace: Path, count: Callable[[int], None]
-) -> Iterator[RunRollout]:
-    """Run episodes on the generation servers that training would use, in a process that does not train."""
-    import ray
-
-    from tasks.cluster.session import connect_ray, end_local_ray, result_of
-    from tasks.verl.actor import launch
-
-    owns_ray = connect_ray(pipeline)
-    with tempfile.TemporaryDirectory() as no_checkpoints:
-        trainer = launch(pipeline, model=model, checkpoints=Path(no_checkpoints))
-
-        def run(items: Sequence[Item], spec: RolloutSpec) -> list[list[Trajectory]]:
-            groups: list[list[Trajectory]] = result_of(trainer.run_rollout.remote(items, spec))
-            count(sum(map(len, groups)))
-            return groups
-
-        try:
-            items = read_items(workspace / "data" / "train.jsonl", data=pipeline.data)
-            result_of(trainer.start.remote(items))
-            yield run
-        finally:
-            ray.kill(trainer)
-            if owns_ray:
-                end_local_ray()
