@@ -99,6 +99,9 @@ class Turn:
     reward: float
     observation_ids: tuple[int, ...] = ()  # [O]
     """The renderer's tokens after the completion; empty after the last turn."""
+    observation_spans: tuple[tuple[int, int], ...] = ()
+    """Start and end, exclusive, in `observation_ids` of what the environment and the tools wrote: without the
+    chat template's tokens, the request for a summary and the budget."""
     thought: str = ""
     failed: bool = False
     """Whether `text` was not in the agent's format."""

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 
 from agents.gateway.conversation import ChatTurn, Tool, digest_prefixes, extend_digest
 from agents.gateway.rendering import Reading, Rendering
+from agents.prompting.renderer import Span
 from agents.types import Completion, Label, StopReason, Trajectory, Turn
 from envs.types import Image, Item
 
@@ -30,6 +31,8 @@ class _Text:
     """Shown by `ids`, in order."""
     text: str = ""
     """`ids` as text, between two completions."""
+    observation_spans: tuple[Span, ...] = ()
+    """As in `Turn`, between two completions."""
 
 
 @dataclass(slots=True, eq=False)
@@ -210,10 +213,12 @@ class Recording:
         self, before: _Answer, messages: Sequence[ChatTurn], digest: bytes, *, prefix: Sequence[int]
     ) -> PendingTurn:
         segment = before.segment
+        rendered = self._rendering.reply(messages, after=before.completion.token_ids)
         reply = _Text(
-            [*self._rendering.reply_ids(messages, after=before.completion.token_ids), *prefix],
+            [*rendered.ids, *prefix],
             _images(messages),
             "\n".join(message.content for message in messages),
+            rendered.bodies,
         )
         prompt = _Text(
             segment.ids[: before.end] + reply.ids, segment.images[: before.images_end] + reply.images
@@ -243,6 +248,7 @@ def _turns(segment: _Segment, rewards: Sequence[float], *, first: bool) -> list[
                 observation=reply.text,
                 reward=rewards[answer.number],
                 observation_ids=tuple(reply.ids),
+                observation_spans=reply.observation_spans,
                 images=tuple(reply.images),
                 prompt_ids=None if first or turns else tuple(segment.prompt.ids),
                 prompt_images=() if first or turns else tuple(segment.prompt.images),

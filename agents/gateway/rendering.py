@@ -16,7 +16,7 @@ from agents.formats.calls import ParsedTurn
 from agents.gateway.calls import CallPrefix, CallWriter
 from agents.gateway.conversation import ChatTurn, Tool, WrittenCall, canonical
 from agents.prompting.native_tools import SENTINEL, check_native
-from agents.prompting.renderer import Renderer
+from agents.prompting.renderer import Renderer, Reply
 from agents.rollout.actions import format_action
 from agents.samplers.stop_texts import cut_at_stop, text_before, truncate
 from agents.types import Completion
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase, ProcessorMixin
 
 _CACHED_PREFIXES = 256
+_OBSERVATION_ROLES = ("user", "tool")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,12 +87,14 @@ class Rendering:
         except (ConfigError, EnvCrashed) as error:  # the latter for an image that cannot be decoded
             raise RequestRejected(400, str(error), param="messages") from None
 
-    def reply_ids(self, messages: Sequence[ChatTurn], *, after: Sequence[int]) -> list[int]:
-        """The tokens between the completion `after` and the next one. Raises `RequestRejected`."""
+    def reply(self, messages: Sequence[ChatTurn], *, after: Sequence[int]) -> Reply:
+        """The tokens between the completion `after` and the next one; the bodies are those of users and
+        tools. Raises `RequestRejected`."""
         is_closed = after[-1] in self.stop_token_ids
+        observed = [len(m.content) if m.role in _OBSERVATION_ROLES else 0 for m in messages]
         try:
-            return self._renderer.reply_ids(
-                [self._message(message) for message in messages], is_closed=is_closed
+            return self._renderer.reply(
+                [self._message(message) for message in messages], is_closed=is_closed, observed=observed
             )
         except (ConfigError, EnvCrashed) as error:  # the latter for an image that cannot be decoded
             raise RequestRejected(400, str(error), param="messages") from None

@@ -14,9 +14,9 @@ expands (`agents/prompting/images.py`).
 import copy
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache, partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from agents.prompting.images import VisionProcessor
 from envs.errors import ConfigError, to_line
@@ -32,6 +32,19 @@ _IMAGE_PROMPTS_CACHED = 64  # the cache keeps the images alive
 
 _RenderedMessage = tuple[str, str, int]
 """Role, content and number of images of a message."""
+
+Span = tuple[int, int]
+"""Start and end, exclusive."""
+
+
+class Reply(NamedTuple):
+    """What stands between two completions, as tokens."""
+
+    ids: tuple[int, ...]  # [O]
+    bodies: tuple[Span, ...]
+    """In `ids`, the tokens of each message's text: those that have no character of the chat template. None
+    are known of a tokenizer written in Python, or where the model's processor changes the text around an
+    image."""
 
 
 class Renderer:
@@ -58,7 +71,7 @@ class Renderer:
             )
         self._vision = None if processor is None else VisionProcessor(processor)
         self.placeholder_ids = frozenset() if self._vision is None else self._vision.placeholder_ids
-        self._encode, self._decode = _codec(tokenizer)
+        self._encode, self._decode, self._encode_with_offsets = _codec(tokenizer)
         control = {t.content for t in tokenizer.added_tokens_decoder.values() if t.special}
         control |= set(tokenizer.all_special_tokens)
         control |= set() if self._vision is None else self._vision.marks
@@ -85,14 +98,18 @@ class Renderer:
         encode = self._image_prompt if images_of(messages) else self._prompt
         return list(encode(tuple(messages), json.dumps(list(tools)) if tools else ""))
 
-    def reply_ids(self, messages: Sequence[Message], *, is_closed: bool) -> list[int]:
+    def reply(
+        self, messages: Sequence[Message], *, is_closed: bool, observed: Sequence[int] | None = None
+    ) -> Reply:
         """Tokens between a completion and the next one: end of turn, `messages`, the prompt of the next turn.
 
-        `is_closed`: the completion ended with a stop token, so none is added. Raises `ConfigError` for roles
+        `is_closed`: the completion ended with a stop token, so none is added. `observed`: of each message,
+        the number of characters at its start that are a body; by default all. Raises `ConfigError` for roles
         that the template refuses here, and for images without a processor.
         """
         encode = self._encode_reply if images_of(messages) else self._reply
-        return list(encode(tuple(messages), is_closed))
+        counts = [len(message.content) for message in messages] if observed is None else observed
+        return encode(tuple(messages), is_closed, tuple(counts))
 
     def encode(self, text: str) -> list[int]:
         """Tokens of a text by the template, including its control tokens."""
@@ -110,15 +127,28 @@ class Renderer:
         text = self._render(turns, tools=json.loads(tools) if tools else None)
         return tuple(self._encode_with(images_of(messages), text))
 
-    def _encode_reply(self, messages: tuple[Message, ...], is_closed: bool) -> tuple[int, ...]:
-        (first, *gaps), trims = self._frame(tuple((m.role, len(m.images)) for m in messages))
-        contents = (self._clean(message.content) for message in messages)
-        texts = (content.strip() for content in contents) if trims else contents
+    def _encode_reply(
+        self, messages: tuple[Message, ...], is_closed: bool, observed: tuple[int, ...]
+    ) -> Reply:
+        (text, *gaps), trims = self._frame(tuple((m.role, len(m.images)) for m in messages))
+        bodies: list[Span] = []  # characters of `text`
+        for message, count, gap in zip(messages, observed, gaps, strict=True):
+            content, body = self._clean(message.content), self._clean(message.content[:count])
+            end = len(body) if content.startswith(body) else 0
+            if trims:
+                end -= len(content) - len(content.lstrip())
+                content = content.strip()
+            bodies.append((len(text), len(text) + min(max(end, 0), len(content))))
+            text += content + gap
         # Encoded with the end of turn, even if that is cut off again: some control tokens absorb the white
         # space after them.
-        text = first + "".join(text + gap for text, gap in zip(texts, gaps, strict=True))
-        ids = self._encode_with(images_of(messages), text)
-        return tuple(ids[ids.index(self._end_of_turn) + 1 :] if is_closed else ids)
+        images = images_of(messages)
+        text_ids, offsets = self._encode_with_offsets(text)
+        ids = self._encode_with(images, text) if images else text_ids
+        cut = ids.index(self._end_of_turn) + 1 if is_closed else 0
+        places = _align(text_ids, ids, placeholders=self.placeholder_ids) if offsets else None
+        spans = () if places is None else _find_tokens(bodies, offsets=offsets, places=places)
+        return Reply(tuple(ids[cut:]), tuple((start - cut, end - cut) for start, end in spans))
 
     def _encode_with(self, images: Sequence[Image], text: str) -> list[int]:
         if not images:
@@ -198,21 +228,73 @@ def images_of(messages: Sequence[Message]) -> list[Image]:
     return [image for message in messages for image in message.images]
 
 
-def _codec(
-    tokenizer: "PreTrainedTokenizerBase",
-) -> tuple[Callable[[str], list[int]], Callable[[list[int]], str]]:
-    """Encoding that adds no tokens (the template writes them), decoding that skips control tokens."""
+def _find_tokens(bodies: Sequence[Span], *, offsets: Sequence[Span], places: Sequence[int]) -> Iterator[Span]:
+    """The tokens that lie in the characters `bodies`; `offsets`: the characters of each token, `places`: its
+    place among the tokens."""
+    characters = list(_without_gaps(offsets))
+    for first, last in bodies:
+        inside = [
+            place
+            for place, (start, end) in zip(places, characters, strict=True)
+            if first <= start < end <= last
+        ]
+        if inside:
+            yield inside[0], inside[-1] + 1
+
+
+def _without_gaps(offsets: Sequence[Span]) -> Iterator[Span]:
+    """The characters of each token, with those before it that no token has: offsets of some tokenizers leave
+    out the white space with which a token begins."""
+    reached = 0
+    for start, end in offsets:
+        yield min(start, reached), end
+        reached = max(reached, end)
+
+
+def _align(text_ids: Sequence[int], ids: Sequence[int], *, placeholders: frozenset[int]) -> list[int] | None:
+    """For each of `text_ids`, its place in `ids`, where a run of placeholders may be longer; None if `ids`
+    differ in something else."""
+    places, place = [], 0
+    for token in text_ids:
+        if token in placeholders:
+            places.append(place)
+            while place < len(ids) and ids[place] in placeholders:
+                place += 1
+        elif place < len(ids) and ids[place] == token:
+            places.append(place)
+            place += 1
+        else:
+            return None
+    return places if place == len(ids) else None
+
+
+_Encode = Callable[[str], list[int]]
+_Decode = Callable[[list[int]], str]
+_EncodeWithOffsets = Callable[[str], tuple[list[int], list[Span]]]
+
+
+def _codec(tokenizer: "PreTrainedTokenizerBase") -> tuple[_Encode, _Decode, _EncodeWithOffsets]:
+    """Encoding that adds no tokens (the template writes them), decoding that skips control tokens, and
+    encoding with the characters of each token, which a tokenizer in Python does not know."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:  # a tokenizer written in Python
+        encode = partial(tokenizer.encode, add_special_tokens=False)
         return (
-            partial(tokenizer.encode, add_special_tokens=False),
+            encode,
             partial(tokenizer.decode, skip_special_tokens=True, clean_up_tokenization_spaces=False),
+            lambda text: (encode(text), []),
         )
     # Half the time of the tokenizer's methods; a copy, because padding and truncation are its state.
     backend = copy.deepcopy(backend)
     backend.no_padding()
     backend.no_truncation()
+
+    def encode_with_offsets(text: str) -> tuple[list[int], list[Span]]:
+        encoding = backend.encode(text, add_special_tokens=False)
+        return encoding.ids, encoding.offsets
+
     return (
         lambda text: backend.encode(text, add_special_tokens=False).ids,
         partial(backend.decode, skip_special_tokens=True),
+        encode_with_offsets,
     )

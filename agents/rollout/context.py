@@ -12,7 +12,7 @@ from typing import Annotated, Literal, NamedTuple
 from pydantic import Field
 
 from agents.agent import Opening
-from agents.prompting.renderer import Renderer, images_of
+from agents.prompting.renderer import Renderer, Reply, images_of
 from agents.settings import Positive, Settings
 from agents.types import Completion
 from envs.types import Image, Message
@@ -90,11 +90,10 @@ class Context:
         """Whether no turn is possible."""
         return self.room < self._min_room
 
-    def render_reply(
-        self, completion: Completion, messages: Sequence[Message], *, turns_left: int
-    ) -> list[int]:
+    def render_reply(self, completion: Completion, messages: Sequence[Message], *, turns_left: int) -> Reply:
         """`messages` as tokens, as the policy will see them after `completion`."""
-        return self._render(completion, self._shorten(messages), turns_left=turns_left)
+        messages = self._shorten(messages)
+        return self._render(completion, messages, observations=messages, turns_left=turns_left)
 
     def extend(self, completion: Completion, reply_ids: Sequence[int], images: Sequence[Image]) -> bool:
         """Append a turn; returns False, with nothing appended, if that left no room."""
@@ -128,17 +127,17 @@ class Context:
 
     def request_summary(
         self, completion: Completion, messages: Sequence[Message], *, turns_left: int, summary_tokens: int
-    ) -> list[int] | None:
-        """Append the turn and the request for a summary; returns the reply's tokens, or None, with nothing
-        appended, if there is no room."""
-        messages = self._shorten(messages)
+    ) -> Reply | None:
+        """Append the turn and the request for a summary; returns the reply, or None, with nothing appended,
+        if there is no room."""
+        observations = messages = self._shorten(messages)
         if messages and messages[-1].role == "user":
             messages = append_text(messages, SUMMARY_REQUEST)
         else:
             messages = [*messages, Message("user", SUMMARY_REQUEST)]
-        reply_ids = self._render(completion, messages, turns_left=turns_left)
-        fits = self._append(completion, reply_ids, images_of(messages), room=summary_tokens)
-        return reply_ids if fits else None
+        reply = self._render(completion, messages, observations=observations, turns_left=turns_left)
+        fits = self._append(completion, reply.ids, images_of(messages), room=summary_tokens)
+        return reply if fits else None
 
     def restart(self, summary: str, images: Sequence[Image] = ()) -> bool:
         """Begin a segment of the opening, the policy's `summary` and `images`; returns False, with nothing
@@ -156,13 +155,23 @@ class Context:
             return messages
         return [replace(m, content=shorten_middle(m.content, max_length)) for m in messages]
 
-    def _render(self, completion: Completion, messages: Sequence[Message], *, turns_left: int) -> list[int]:
+    def _render(
+        self,
+        completion: Completion,
+        messages: Sequence[Message],
+        *,
+        observations: Sequence[Message],
+        turns_left: int,
+    ) -> Reply:
+        """`messages` begin with the texts of `observations`; what follows them is not the environment's."""
         if self._policy.show_budget:
             tokens_left = max(0, self.room - len(completion.token_ids))
             budget = f"[left: about {tokens_left} tokens, {turns_left} turns]"
             messages = append_text(messages, budget)
         is_closed = completion.token_ids[-1] in self._renderer.stop_token_ids
-        return self._renderer.reply_ids(messages, is_closed=is_closed)
+        observed = [len(message.content) for message in observations]
+        observed += [0] * (len(messages) - len(observations))
+        return self._renderer.reply(messages, is_closed=is_closed, observed=observed)
 
     def _begin(self, prompt: list[int], images: list[Image]) -> bool:
         if len(prompt) > self._length // 2:  # the next segment would end at once

@@ -11,7 +11,7 @@ from typing import Protocol
 from agents.agent import Opening
 from agents.formats.calls import ParsedTurn
 from agents.formats.scan import split_thinking
-from agents.prompting.renderer import Renderer, images_of
+from agents.prompting.renderer import Renderer, Span, images_of
 from agents.rollout.context import Context, ContextPolicy
 from agents.samplers.sampler import Sampler, checked_sample
 from agents.types import MIN_COMPLETION, Completion, EpisodeLimits, SamplingParams
@@ -42,6 +42,8 @@ class Continuation:
     """Whether there is room for another turn."""
     observation_ids: tuple[int, ...] = ()
     """The reply as tokens, if they are known and the conversation continues."""
+    observation_spans: tuple[Span, ...] = ()
+    """As in `Turn`."""
     images: tuple[Image, ...] = ()
     """The reply's images."""
     summary: ModelTurn | None = None
@@ -156,14 +158,16 @@ class TokenConversation:
         assert context is not None
         assert completion is not None, "generate a turn first"
         images = tuple(images_of(messages))
-        reply_ids = context.render_reply(completion, messages, turns_left=turns_left)
-        if context.needs_summary(completion, reply_ids):
+        reply = context.render_reply(completion, messages, turns_left=turns_left)
+        if context.needs_summary(completion, reply.ids):
             return await self._summarize(messages, images=images, turns_left=turns_left)
-        has_room = context.extend(completion, reply_ids, images) or (
-            self._policy.when_full == "drop" and context.drop(completion, reply_ids, images)
+        has_room = context.extend(completion, reply.ids, images) or (
+            self._policy.when_full == "drop" and context.drop(completion, reply.ids, images)
         )
+        if not has_room:
+            return Continuation(has_room=False, images=images)
         return Continuation(
-            has_room=has_room, observation_ids=tuple(reply_ids) if has_room else (), images=images
+            has_room=True, observation_ids=reply.ids, observation_spans=reply.bodies, images=images
         )
 
     def restart(self, summary: str, images: Sequence[Image]) -> bool:
@@ -177,16 +181,17 @@ class TokenConversation:
         context, completion = self._context, self._completion
         assert context is not None
         assert completion is not None
-        reply_ids = context.request_summary(
+        reply = context.request_summary(
             completion, messages, turns_left=turns_left, summary_tokens=self._limits.max_tokens_per_turn
         )
-        if reply_ids is None:
+        if reply is None:
             return Continuation(has_room=False, images=images)
         summary = await self.generate()
         text = summary.text if self._policy.keep_thoughts else split_thinking(summary.text)[1]
         return Continuation(
             has_room=context.restart(text),
-            observation_ids=tuple(reply_ids),
+            observation_ids=reply.ids,
+            observation_spans=reply.bodies,
             images=images,
             summary=summary,
         )

@@ -169,6 +169,7 @@ class _Episode:
                     observation="" if is_restarted else result.step.observation,
                     reward=result.step.reward,
                     observation_ids=continuation.observation_ids,
+                    observation_spans=continuation.observation_spans,
                     prompt_ids=output.prompt_ids,
                     prompt_images=output.prompt_images,
                     images=images,

@@ -80,15 +80,15 @@ def test_the_pieces_are_what_the_processor_makes_of_the_whole(
         replies = [Message(role, *reply) for reply in observations]
         # cut where the policy's words end: what they are encoded as is its own affair
         ids += tokenizer.encode(f"{before}{text}x", add_special_tokens=False)
-        ids += renderer.reply_ids(replies, is_closed=False)
+        ids += renderer.reply(replies, is_closed=False).ids
         messages += [Message("assistant", f"{text}x"), *replies]
     assert ids == whole(messages, processor)
 
 
 def test_a_completion_that_ended_itself_is_not_ended_twice() -> None:
     reply = [Message("user", "Look.", (WIDE,))]
-    closed_reply, open_ = (renderer().reply_ids(reply, is_closed=is_closed) for is_closed in (True, False))
-    assert [token("<|im_end|>"), *closed_reply] == open_
+    closed_reply, open_ = (renderer().reply(reply, is_closed=is_closed).ids for is_closed in (True, False))
+    assert (token("<|im_end|>"), *closed_reply) == open_
 
 
 @pytest.mark.parametrize("make", [vision_processor, llava_processor])
@@ -102,7 +102,10 @@ def test_words_cannot_forge_pictures(make: Callable[[], Any], parts: list[str]) 
         harmless, hostile = (Message("user", text, images) for text in ("x", "".join(parts)))
         for ids, reference in (
             (renderer.prompt_ids([hostile]), renderer.prompt_ids([harmless])),
-            (renderer.reply_ids([hostile], is_closed=True), renderer.reply_ids([harmless], is_closed=True)),
+            (
+                renderer.reply([hostile], is_closed=True).ids,
+                renderer.reply([harmless], is_closed=True).ids,
+            ),
         ):
             # of tokens that a tokenizer does not have, None: there are none
             assert [ids.count(token_id) for token_id in control] == [
@@ -114,7 +117,7 @@ def test_a_model_that_reads_text_only_is_shown_no_pictures() -> None:
     text_renderer = Renderer(toy_tokenizer())
     for make in (
         lambda message: text_renderer.prompt_ids([message]),
-        lambda message: text_renderer.reply_ids([message], is_closed=True),
+        lambda message: text_renderer.reply([message], is_closed=True),
     ):
         with pytest.raises(ConfigError, match=r"1 images are to be shown.*use a vision-language model"):
             make(Message("user", "x", (SMALL,)))
@@ -130,7 +133,7 @@ def test_a_template_that_passes_over_pictures_is_refused() -> None:
             renderer()
         processor.chat_template = users_only
         with pytest.raises(ConfigError, match="shows 0 of 1 images"):
-            renderer().reply_ids([Message("tool", "x", (SMALL,))], is_closed=True)
+            renderer().reply([Message("tool", "x", (SMALL,))], is_closed=True)
     finally:
         processor.chat_template = template
 

@@ -115,7 +115,7 @@ def test_rows_are_as_verl_lays_them_out(verl: ModuleType, folder: Path, bound_pr
     )
     for images in ((), (WIDE,), (SMALL, TALL, WIDE)):
         ids = renderer().prompt_ids([Message("user", "Goal.", images[:1])])
-        ids += renderer().reply_ids([Message("user", "And now?", images[1:])], is_closed=False)
+        ids += renderer().reply([Message("user", "And now?", images[1:])], is_closed=False).ids
         output = SimpleNamespace(
             multi_modal_data={"images": [decode_image(image) for image in images] or None},
             mm_processor_kwargs=None,

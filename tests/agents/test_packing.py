@@ -17,6 +17,7 @@ def a_turn(
     version: int = 0,
     reward: float = 0.0,
     prompt: list[int] | None = None,
+    spans: tuple[tuple[int, int], ...] = (),
 ) -> Turn:
     completion = Completion(
         token_ids=sampled,
@@ -31,6 +32,7 @@ def a_turn(
         observation="",
         reward=reward,
         observation_ids=tuple(observed),
+        observation_spans=spans,
         prompt_ids=None if prompt is None else tuple(prompt),
     )
 
@@ -53,16 +55,18 @@ def a_trajectory(
 
 def test_by_hand() -> None:
     turns = [
-        a_turn([11, 12, 13], [21, 22], logprobs=[-0.1, -0.2, -0.3], version=4, reward=0.25),
-        a_turn([14], [23], logprobs=[-0.4], version=4),
-        a_turn([15, 16], [24, 25], logprobs=[-0.5, -0.6], version=5, reward=0.75),  # its observation trails
+        a_turn([11, 12, 13], [21, 22, 26], logprobs=[-0.1, -0.2, -0.3], version=4, spans=((1, 2),)),
+        a_turn([14], [23], logprobs=[-0.4], version=4, reward=0.25),
+        # its observation trails
+        a_turn([15, 16], [24, 25], logprobs=[-0.5, -0.6], version=5, reward=0.75, spans=((0, 2),)),
     ]
     [packed] = pack(a_trajectory(turns, prompt=[1, 2]))
     assert packed.prompt_ids == (1, 2)
-    assert packed.response_ids == (11, 12, 13, 21, 22, 14, 23, 15, 16)
-    assert packed.response_mask == (1, 1, 1, 0, 0, 1, 0, 1, 1)
-    assert packed.logprobs == (-0.1, -0.2, -0.3, 0, 0, -0.4, 0, -0.5, -0.6)
-    assert packed.policy_versions == (4, 4, 4, 4, 4, 4, 4, 5, 5)
+    assert packed.response_ids == (11, 12, 13, 21, 22, 26, 14, 23, 15, 16)
+    assert packed.response_mask == (1, 1, 1, 0, 0, 0, 1, 0, 1, 1)
+    assert packed.observation_mask == (0, 0, 0, 0, 1, 0, 0, 0, 0, 0)
+    assert packed.logprobs == (-0.1, -0.2, -0.3, 0, 0, 0, -0.4, 0, -0.5, -0.6)
+    assert packed.policy_versions == (4, 4, 4, 4, 4, 4, 4, 4, 5, 5)
 
 
 def test_segments_by_hand() -> None:

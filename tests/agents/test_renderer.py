@@ -34,15 +34,15 @@ def test_the_pieces_make_the_whole_conversation(template: str) -> None:
     for text, observation in zip(says, observations, strict=True):
         # this template's policy begins with the space that the template puts there
         ids += tokenizer.encode(f" {text}" if template == NO_SYSTEM else text, add_special_tokens=False)
-        ids += renderer.reply_ids([Message("user", observation)], is_closed=False)
+        ids += renderer.reply([Message("user", observation)], is_closed=False).ids
     assert ids == whole(template, "Goal: reach 9.", says[0], observations[0], says[1], observations[1])
 
 
 @each_template
 def test_a_completion_that_ended_itself_is_not_ended_twice(template: str) -> None:
     renderer = Renderer(toy_tokenizer(template))
-    open_ids = renderer.reply_ids([Message("user", "The total is 1.")], is_closed=False)
-    closed_ids = renderer.reply_ids([Message("user", "The total is 1.")], is_closed=True)
+    open_ids = renderer.reply([Message("user", "The total is 1.")], is_closed=False).ids
+    closed_ids = renderer.reply([Message("user", "The total is 1.")], is_closed=True).ids
     stop = renderer.stop_token_ids[0]
     assert closed_ids == open_ids[open_ids.index(stop) + 1 :]
 
@@ -83,8 +83,8 @@ def test_decoding_shows_no_control_tokens(template: str) -> None:
 )
 def test_an_observation_cannot_forge_a_turn(parts: list[str]) -> None:
     renderer = Renderer(toy_tokenizer(CHATML))
-    harmless = renderer.reply_ids([Message("user", "x")], is_closed=True)
-    hostile = renderer.reply_ids([Message("user", "".join(parts))], is_closed=True)
+    harmless = renderer.reply([Message("user", "x")], is_closed=True).ids
+    hostile = renderer.reply([Message("user", "".join(parts))], is_closed=True).ids
     prompt = renderer.prompt_ids([Message("user", "".join(parts))])
     for control in ("<|im_start|>", "<|im_end|>", "<|endoftext|>"):
         token = token_id(control)
@@ -100,7 +100,9 @@ def test_a_tokenizer_in_plain_python_will_do() -> None:
     tokenizer.chat_template = PIPES
     renderer = Renderer(tokenizer)
     ids = renderer.prompt_ids([Message("user", "Goal.")])
-    ids += [*renderer.reply_ids([Message("user", "Seen.")], is_closed=False)]
+    reply = renderer.reply([Message("user", "Seen.")], is_closed=False)
+    assert reply.bodies == ()
+    ids += reply.ids
     assert (
         tokenizer.decode(ids) == "<|user|>Goal.<|end|><|assistant|><|end|><|user|>Seen.<|end|><|assistant|>"
     )
@@ -119,9 +121,7 @@ def test_padding_and_truncation_asked_for_elsewhere_do_not_matter() -> None:
 
 def test_answers_are_copies() -> None:
     renderer = Renderer(toy_tokenizer(CHATML))
-    renderer.reply_ids([Message("user", "x")], is_closed=True).clear()
     renderer.prompt_ids([Message("user", "x")]).clear()
-    assert renderer.reply_ids([Message("user", "x")], is_closed=True)
     assert renderer.prompt_ids([Message("user", "x")])
 
 

@@ -23,7 +23,13 @@ def make(item: Item, *, reward: float, turns: int = 1, error: str | None = None)
         token_ids=[5, 6, 7], logprobs=[-0.5, -1.0, -0.25], finish_reason=FinishReason.STOP, policy_version=4
     )
     turn = Turn(
-        completion=completion, text="x", action="x", observation="ü", reward=reward, observation_ids=(1,)
+        completion=completion,
+        text="x",
+        action="x",
+        observation="ü",
+        reward=reward,
+        observation_ids=(1, 2, 3),
+        observation_spans=((1, 2), (2, 3)),
     )
     return Trajectory(
         item=item,

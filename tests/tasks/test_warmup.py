@@ -70,7 +70,8 @@ def test_a_demonstration_is_the_conversation_that_an_episode_would_see() -> None
     )
     policy_ids = [i for i, m in zip(demonstration.response_ids, demonstration.mask, strict=True) if m]
     assert tokenizer.decode(policy_ids) == "Action: add 1<|im_end|>Thought: on\nAction: add 1<|im_end|>"
-    observation_ids = Renderer(tokenizer).reply_ids([Message("user", "The total is 1.")], is_closed=True)
+    reply = Renderer(tokenizer).reply([Message("user", "The total is 1.")], is_closed=True)
+    observation_ids = list(reply.ids)
     assert [
         i for i, m in zip(demonstration.response_ids, demonstration.mask, strict=True) if not m
     ] == observation_ids
