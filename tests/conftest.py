@@ -9,6 +9,10 @@ import pytest
 
 from envs.registry import ENVIRONMENTS
 
+# For the tests and what they start, before anything imports torch: several tests run side by side, and threads that
+# wait for each other on busy cores take ten times the time of one.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 pytest_plugins = ["tests.support.sandboxes"]
 SLOW_TIMEOUT_S = 600
 PROGRAMS = {"browser": ("test_browser.py", "miniwob", "webarena"), "java": ("sciworld", "jvm")}
