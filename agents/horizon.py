@@ -82,8 +82,8 @@ class RaiseRule(Settings):
         if capped < self.min_capped or last_rate - first_rate >= self.min_gain:
             return None
         return (
-            f"success within {stage[-1].max_turns} turns has levelled off ({first_rate:.1%} → {last_rate:.1%} "
-            f"over {self.window} steps), and the horizon ended {capped:.1%} of the episodes"
+            f"success within {stage[-1].max_turns} turns has levelled off ({first_rate:.1%} → "
+            f"{last_rate:.1%} over {self.window} steps), and the horizon ended {capped:.1%} of the episodes"
         )
 
 

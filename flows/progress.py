@@ -161,6 +161,7 @@ class Display:
             on_step=partial(self.step, stage),
             on_episodes=partial(self.count, stage),
             on_phase=partial(self.phase, stage),
+            on_note=lambda text: self.note(f"{stage}: {text}"),
         )
 
     def note(self, text: str) -> None:

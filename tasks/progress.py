@@ -18,6 +18,8 @@ class Progress:
     """Called with the number of finished episodes and the total."""
     on_phase: Callable[[str], object] = _ignore
     """Called with what the stage does until its next step, e.g. "starting Ray"."""
+    on_note: Callable[[str], object] = _ignore
+    """Called with a decision of the stage that a user should see, in one line."""
 
 
 SILENT = Progress()

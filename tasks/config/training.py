@@ -8,6 +8,7 @@ from agents.settings import Positive, Seconds, Settings
 from agents.types import EpisodeLimits, SamplingParams
 from tasks.algorithms.algorithm import Algorithm
 from tasks.algorithms.registry import parse_algorithm
+from tasks.config.curriculum import CurriculumSettings
 
 LearningRate = Annotated[float, Field(gt=0, le=1)]
 """Each step of the optimizer changes a weight by about so much, and weights are below 1."""
@@ -64,6 +65,8 @@ class RolloutSettings(Settings):
     """Attempts at an episode that fails for a reason other than the policy's, the first included."""
     max_live_envs: Positive
     """Episodes at once: environments, or programs."""
+    curriculum: CurriculumSettings | None = None
+    """Draws the items of a training step by their past success; None takes all items in turn."""
 
     def limits(self, *, max_turns: int) -> EpisodeLimits:
         """The limits of an episode of `max_turns`."""

@@ -7,7 +7,7 @@ later stage reads, has one `Item` a line, as JSON.
 
 import json
 import random
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from itertools import count
 from pathlib import Path
@@ -15,6 +15,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from agents.horizon import Horizon, HorizonEvidence
 from envs.errors import ConfigError
 from envs.registry import Split, get_env
 from envs.types import Item
@@ -92,10 +93,22 @@ def training_order(items: Sequence[Item], data: DataSettings, *, seed: int | str
         yield next(sources[name])
 
 
-def training_turns(pipeline: Pipeline, *, step: int) -> dict[str, int]:
-    """Turns that an episode of each part may have at training step `step` (from 1)."""
-    schedules = {name: part.horizon or pipeline.horizon for name, part in pipeline.data.parts.items()}
-    return {name: schedule.max_turns_at(step) for name, schedule in schedules.items()}
+def horizons(pipeline: Pipeline) -> dict[str, Horizon]:
+    """The horizon of each part."""
+    return {name: part.horizon or pipeline.horizon for name, part in pipeline.data.parts.items()}
+
+
+def training_turns(
+    pipeline: Pipeline, *, step: int, evidence: Mapping[str, Sequence[HorizonEvidence]]
+) -> dict[str, int]:
+    """Turns that an episode of each part may have at training step `step` (from 1).
+
+    `evidence`: by part, of the steps before it.
+    """
+    return {
+        name: horizon.max_turns_at(step, evidence.get(name, ()))
+        for name, horizon in horizons(pipeline).items()
+    }
 
 
 def evaluation_turns(pipeline: Pipeline) -> dict[str, int]:

@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from agents.horizon import anneal
+from agents.horizon import HorizonEvidence, anneal
 from agents.rollout.group import Callbacks, GroupSpec
 from agents.types import Trajectory
 from envs.runtime.metrics import PoolMetrics
@@ -31,16 +31,23 @@ class RolloutSpec:
     """0 is greedy."""
 
 
-def make_training_spec(pipeline: Pipeline, *, step: int) -> RolloutSpec:
-    """The rollout of training step `step` (from 1)."""
-    rollout = pipeline.rollout
-    last = rollout.temperature if rollout.final_temperature is None else rollout.final_temperature
+def make_training_spec(
+    pipeline: Pipeline, *, step: int, evidence: Mapping[str, Sequence[HorizonEvidence]]
+) -> RolloutSpec:
+    """The rollout of training step `step` (from 1); `evidence`: by part, of the steps before it."""
     return RolloutSpec(
         name=f"train {step}",
-        max_turns=training_turns(pipeline, step=step),
-        num_samples=rollout.group_size,
-        temperature=anneal(step, first=rollout.temperature, last=last, steps=pipeline.train.steps),
+        max_turns=training_turns(pipeline, step=step, evidence=evidence),
+        num_samples=pipeline.rollout.group_size,
+        temperature=training_temperature(pipeline, step=step),
     )
+
+
+def training_temperature(pipeline: Pipeline, *, step: int) -> float:
+    """The temperature of training step `step` (from 1)."""
+    rollout = pipeline.rollout
+    last = rollout.temperature if rollout.final_temperature is None else rollout.final_temperature
+    return anneal(step, first=rollout.temperature, last=last, steps=pipeline.train.steps)
 
 
 def make_group_spec(pipeline: Pipeline, spec: RolloutSpec, callbacks: Callbacks) -> GroupSpec:

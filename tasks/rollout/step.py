@@ -1,18 +1,23 @@
 """What a training step samples: the groups of its items, and what its algorithm asks for besides.
 
-Everything that is drawn here is a function of the seed, the step and earlier rewards, never of the order in
+Everything that is drawn here is a function of the seed, the step and earlier episodes, never of the order in
 which episodes end.
 """
 
-import random
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections import Counter
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import get_args
 
 from agents.types import StopReason, Trajectory
 from envs.types import Item
+from tasks.config.curriculum import Pool
 from tasks.config.pipelines import Pipeline
+from tasks.data.items import horizons
 from tasks.data.trajectories import is_informative, sampled_tokens
+from tasks.rollout.draws import ItemDraws
+from tasks.rollout.history import History
 from tasks.rollout.runner import RolloutSpec, make_training_spec
 
 Group = list[Trajectory]
@@ -35,6 +40,12 @@ class StepSample:
     greedy_rewards: list[float | None]
     """By place in `batch`: the reward of a greedy episode of the item, where the algorithm asks for them and
     it was played to its end."""
+    raise_reason: str
+    """Why an adaptive horizon is higher than in the step before, one line; empty if it is not."""
+    pools: Mapping[str, int]
+    """Items of the step that came from each pool of the curriculum; empty without one."""
+    history: History
+    """Of the run up to this step, which it includes."""
     seconds: float
 
     @property
@@ -49,57 +60,104 @@ class StepSample:
 
 
 class StepSampler:
-    """Samples the steps of a training run."""
+    """Samples the steps of a training run, one after another."""
 
-    def __init__(self, pipeline: Pipeline, items: Sequence[Item], run: RunRollout) -> None:
-        """`items`: in the order in which training samples them, `rollout.items_per_step` a step."""
+    def __init__(
+        self, pipeline: Pipeline, items: Sequence[Item], run: RunRollout, *, history: History
+    ) -> None:
+        """`items`: in the order in which training samples them, `rollout.items_per_step` a step, and all
+        other training items after these; `history`: of the steps so far."""
         self._pipeline = pipeline
         self._items = items
-        self._distinct_items = list({item.item_id: item for item in items}.values())
+        self._draws = ItemDraws(list({item.item_id: item for item in items}.values()), pipeline.data)
         self._run = run
+        self._history = history
 
     async def sample(self, step: int) -> StepSample:
         """The episodes of training step `step` (from 1), with the policy that the sampler has."""
         start_time = time.perf_counter()
-        count = self._pipeline.rollout.items_per_step
-        items = self._items[(step - 1) * count : step * count]
-        spec = make_training_spec(self._pipeline, step=step)
+        history = self._history
+        items = self._choose_items(step)
+        spec = make_training_spec(self._pipeline, step=step, evidence=history.evidence)
         groups = await self._run(items, spec)
-        batch, batch_items, num_replaced = await self._refill(groups, items, spec, step=step)
+        batch, batch_items, refilled = await self._refill(groups, items, spec, step=step)
+        greedy_rewards = await self._sample_greedily(batch_items, spec)
+        self._history = history.extend(
+            groups, others=refilled, max_turns=spec.max_turns, data=self._pipeline.data
+        )
         return StepSample(
             step=step,
             spec=spec,
             groups=groups,
             batch=batch,
-            num_replaced=num_replaced,
-            greedy_rewards=await self._sample_greedily(batch_items, spec),
+            num_replaced=len(refilled),
+            greedy_rewards=greedy_rewards,
+            raise_reason=self._raise_reason(history),
+            pools=self._count_pools(items, history),
+            history=self._history,
             seconds=time.perf_counter() - start_time,
         )
 
+    def _choose_items(self, step: int) -> list[Item]:
+        """Those whose turn it is; with a curriculum, others of the same parts in their places."""
+        count = self._pipeline.rollout.items_per_step
+        items = list(self._items[(step - 1) * count : step * count])
+        if self._pipeline.rollout.curriculum is None:
+            return items
+        return self._draws.draw(items, seed=f"{self._pipeline.seed}/curriculum/{step}", weigh=self._weigh)
+
+    def _weigh(self, item: Item) -> float:
+        curriculum = self._pipeline.rollout.curriculum
+        return curriculum.weigh(self._history.success.get(item.item_id)) if curriculum else 1.0
+
+    def _count_pools(self, items: Sequence[Item], history: History) -> Mapping[str, int]:
+        curriculum = self._pipeline.rollout.curriculum
+        if curriculum is None:
+            return {}
+        counts = Counter(curriculum.pool_of(history.success.get(item.item_id)) for item in items)
+        return {pool: counts[pool] for pool in get_args(Pool)}
+
     async def _refill(
         self, groups: list[Group], items: Sequence[Item], spec: RolloutSpec, *, step: int
-    ) -> tuple[list[Group], list[Item], int]:
-        """Replace groups that teach nothing by groups of other items, if the algorithm samples dynamically.
+    ) -> tuple[list[Group], list[Item], list[Group]]:
+        """Replace groups that teach nothing by groups of other items of the same parts, if the algorithm
+        samples dynamically.
 
-        Returns the groups, their items, and how many groups were replaced.
+        Returns the groups, their items, and all groups that have replaced one, some of which may have been
+        replaced themselves.
         """
-        batch, batch_items = list(groups), list(items)
+        batch, batch_items, refilled = list(groups), list(items), list[Group]()
         sampling = self._pipeline.train.algorithm.dynamic_sampling
-        drawn = {item.item_id for item in items}
-        num_replaced = 0
+        drawn_ids = {item.item_id for item in items}
         for refill in range(1, 1 + (sampling.max_refills if sampling else 0)):
             places = [place for place, group in enumerate(batch) if not is_informative(group)]
-            others = [item for item in self._distinct_items if item.item_id not in drawn]
-            random.Random(f"refill/{self._pipeline.seed}/{step}/{refill}").shuffle(others)
-            new_items = others[: len(places)]
+            drawn = self._draws.draw_others(
+                [items[place] for place in places],
+                seed=f"{self._pipeline.seed}/refill/{step}/{refill}",
+                weigh=self._weigh,
+                excluded=drawn_ids,
+            )
+            new_items = {place: item for place, item in zip(places, drawn, strict=True) if item is not None}
             if not new_items:
                 break
-            drawn |= {item.item_id for item in new_items}
-            new_groups = await self._run(new_items, replace(spec, name=f"{spec.name} refill {refill}"))
-            for place, item, group in zip(places, new_items, new_groups, strict=False):
+            drawn_ids |= {item.item_id for item in new_items.values()}
+            refill_spec = replace(spec, name=f"{spec.name} refill {refill}")
+            new_groups = await self._run(list(new_items.values()), refill_spec)
+            for (place, item), group in zip(new_items.items(), new_groups, strict=True):
                 batch[place], batch_items[place] = group, item
-            num_replaced += len(new_items)
-        return batch, batch_items, num_replaced
+            refilled += new_groups
+        return batch, batch_items, refilled
+
+    def _raise_reason(self, history: History) -> str:
+        """Why the horizon is higher in the step after `history`; empty if it is not."""
+        reasons = []
+        for name, horizon in horizons(self._pipeline).items():
+            evidence = history.evidence.get(name, ())
+            raises = horizon.list_raises(evidence)
+            if raises and raises[-1].step == len(evidence) + 1:
+                prefix = f"{name}: " if len(self._pipeline.data.parts) > 1 else ""
+                reasons.append(f"{prefix}{raises[-1].max_turns} turns, because {raises[-1].reason}")
+        return "; ".join(reasons)
 
     async def _sample_greedily(self, items: Sequence[Item], spec: RolloutSpec) -> list[float | None]:
         if not self._pipeline.train.algorithm.needs_greedy:

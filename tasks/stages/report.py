@@ -60,8 +60,7 @@ def report(pipeline: Pipeline, workspace: Path, progress: Progress = SILENT) -> 
     The page names what is missing. Returns the page's path.
     """
     results = read_results(workspace)
-    planned = (training_turns(pipeline, step=step) for step in range(1, pipeline.train.steps + 1))
-    stages = stages_of([max(turns.values()) for turns in planned])
+    stages = stages_of(horizon_steps(results, pipeline=pipeline))
     found = groupings(results)
     plots = figures.all_plots(results, stages=stages, groupings=found)
     page = render_page(
@@ -93,6 +92,15 @@ def report(pipeline: Pipeline, workspace: Path, progress: Progress = SILENT) -> 
     text = json.dumps(pipeline.model_dump(mode="json"), indent=2, ensure_ascii=False)
     path.with_name(PARAMETERS).write_text(text + "\n")
     return path
+
+
+def horizon_steps(results: Results, *, pipeline: Pipeline) -> list[int]:
+    """The longest horizon of each training step: as recorded, and for the steps to come as planned. An
+    adaptive horizon stays where it is."""
+    recorded = [int(step["horizon"]) for step in results.steps]
+    steps_to_come = range(len(recorded) + 1, pipeline.train.steps + 1)
+    planned = [max(training_turns(pipeline, step=step, evidence={}).values()) for step in steps_to_come]
+    return recorded + [max([turns, *recorded[-1:]]) for turns in planned]
 
 
 def change_of(results: Results, *, mode: str) -> Change | None:

@@ -187,6 +187,8 @@ class TrainSession:
             self._step = record.step
             self._restarts = 0
             self._write_step(record)
+            if record.raise_reason:
+                self._progress.on_note(f"step {record.step}: horizon {record.raise_reason}")
             self._progress.on_step({"step": record.step, **record.metrics})
 
     def _evaluate(self, steps: TrainedRound) -> dict[str, float]:
@@ -275,11 +277,14 @@ class TrainSession:
         self._actor.prepare.remote()  # not awaited: if it fails, `start` repeats it and raises
 
     def _training_items(self) -> list[Item]:
-        """The items in the order in which training samples them, `rollout.items_per_step` a step."""
+        """The items in the order in which training samples them, `rollout.items_per_step` a step, and after
+        them those that this order does not reach."""
         pipeline = self._pipeline
         items = read_items(self._workspace / "data" / "train.jsonl", data=pipeline.data)
         order = training_order(items, pipeline.data, seed=pipeline.seed)
-        return [items[i] for i in islice(order, pipeline.train.steps * pipeline.rollout.items_per_step)]
+        numbers = list(islice(order, pipeline.train.steps * pipeline.rollout.items_per_step))
+        rest = sorted(set(range(len(items))) - set(numbers))
+        return [items[number] for number in (*numbers, *rest)]
 
     def _write_prompts(self) -> None:
         """Copy the prompts of the agent and of its judges to the records of the training."""
@@ -331,7 +336,7 @@ class TrainSession:
         folder = self._folder / "trajectories"
         write_trajectories(folder / f"step_{record.step:04d}.jsonl", record.trajectories)
         with (self._folder / "metrics.jsonl").open("a") as file:
-            file.write(json.dumps({"step": record.step, **record.metrics}) + "\n")
+            file.write(json.dumps(record.line) + "\n")
 
     def _write_missing_step(self) -> None:
         """Write the step of the checkpoint if an earlier session was killed before it could."""

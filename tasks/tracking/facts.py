@@ -77,7 +77,8 @@ def round_params(steps: Sequence[Mapping[str, Any]], *, first: int, last: int) -
         values = [f"{step[key]:.4g}" for step in steps if key in step]
         if values:
             params[key] = " → ".join(dict.fromkeys((values[0], values[-1])))
-    return params
+    reasons = [f"step {step['step']}: {step['horizon_reason']}" for step in steps if "horizon_reason" in step]
+    return params | ({"horizon_reason": "; ".join(reasons)} if reasons else {})
 
 
 def _user() -> str:

@@ -12,7 +12,7 @@ charts have a section per prefix, sections and charts in alphabetical order, so 
 | `train` | the optimizer, and the schedules of horizon and temperature |
 | `system` | environment instances; MLflow has a page of its own for these |
 
-Counts of episodes have a subsection, as in `rollout/counts/stop_max_turns`.
+Counts of episodes, items and groups have a subsection, as in `rollout/counts/stop_max_turns`.
 """
 
 import re
@@ -34,7 +34,7 @@ _TRAIN = {
 }
 _TRAIN_PREFIXES = ("horizon_", "rollout_probs_diff", "importance_")
 _SYSTEM_PREFIXES = ("envs_live/", "envs_created/", "envs_replaced/")
-_COUNTS = ("episodes", "dropped", "stop_", "dropped_")
+_COUNTS = ("episodes", "dropped", "stop_", "dropped_", "items_", "replaced_groups")
 
 
 def run_page(experiment_id: str, run_id: str, *, tab: str = "") -> str:

@@ -20,6 +20,7 @@ from envs.types import Item
 from tasks.cluster.placement import Placement, place_workers
 from tasks.config.pipelines import Pipeline
 from tasks.data.trajectories import read_trajectories, sampled_tokens, summarise, write_trajectories
+from tasks.rollout.history import History
 from tasks.rollout.runner import RolloutSpec
 from tasks.verl import checkpoints, gpu_model
 from tasks.verl.cpu import PLUGIN_ENV, THREADS_ENV
@@ -59,7 +60,8 @@ class StepRecord:
 
     step: int
     metrics: dict[str, float]
-    """`summarise`'s keys; `informative_groups` (share), `trained` (episodes), `entropy` (mean negative
+    """`summarise`'s keys; `informative_groups` (share), `replaced_groups` (by dynamic sampling),
+    `items_<pool>` (drawn from each pool of the curriculum), `trained` (episodes), `entropy` (mean negative
     log-prob of the sampled tokens: unbiased, at the training temperature), `loss`, `grad_norm`, `kl` (to
     the policy that sampled), `kl_reference`, `clip_fraction`, `lr`; `tokens_per_s` of the rollout;
     `horizon` (the longest; where parts have
@@ -72,12 +74,21 @@ class StepRecord:
     computes none of these."""
     trajectories: list[Trajectory]
     """The groups of the step's first items."""
+    raise_reason: str = ""
+    """As in `StepSample`."""
     saved: bool
     """A whole checkpoint of this step is on disk."""
 
+    @property
+    def line(self) -> dict[str, Any]:
+        """The step's line in `train/metrics.jsonl`; `horizon_reason` is there if the horizon was raised."""
+        reason = {"horizon_reason": self.raise_reason} if self.raise_reason else {}
+        return {"step": self.step, **self.metrics, **reason}
+
     def write(self, folder: Path) -> None:
         """Write it to the step's checkpoint: who was to write it down may be gone before it has."""
-        (folder / _METRICS).write_text(json.dumps({"step": self.step, "metrics": self.metrics}))
+        values = {"step": self.step, "metrics": self.metrics, "raise_reason": self.raise_reason}
+        (folder / _METRICS).write_text(json.dumps(values))
         write_trajectories(folder / _TRAJECTORIES, self.trajectories)
 
     @classmethod
@@ -87,7 +98,7 @@ class StepRecord:
             return None
         values = json.loads((folder / _METRICS).read_text())
         trajectories = list(read_trajectories(folder / _TRAJECTORIES))
-        return cls(step=values["step"], metrics=values["metrics"], trajectories=trajectories, saved=True)
+        return cls(**values, trajectories=trajectories, saved=True)
 
 
 class Trainer:
@@ -137,8 +148,8 @@ class Trainer:
         """Start verl's processes and load the checkpoint that `checkpoints.resume` chose; returns its step, 0
         for none.
 
-        `items`: in the order in which training samples them, `rollout.items_per_step` a step. Does what
-        `prepare` has not done yet. From here on the model must exist.
+        `items`: as `StepSampler` takes them. Does what `prepare` has not done yet. From here on the model
+        must exist.
         """
         if self._config is None:
             self.prepare()
@@ -167,6 +178,7 @@ class Trainer:
             client=self._trainer.llm_server_manager.get_client(CancellingClient),
             tokenizer=AutoTokenizer.from_pretrained(self._model),
             processor=verl_processor(self._model),
+            history=self._read_history(),
         )
         self._trainer.attach(self._manager)
         if self._serve is not None:
@@ -188,6 +200,7 @@ class Trainer:
             "informative_groups": rollout.num_informative / len(rollout.sample.groups),
             "trained": len(rollout.trained),
             "replaced_groups": rollout.sample.num_replaced,
+            **{f"items_{pool}": count for pool, count in rollout.sample.pools.items()},
             "entropy": -sum(logprobs) / len(logprobs),
             "tokens_per_s": tokens / rollout.sample.seconds,
             **self._horizons(rollout.sample.spec.max_turns),
@@ -203,11 +216,24 @@ class Trainer:
         for phase, parts in _PHASES.items():
             metrics[f"seconds_{phase}"] = sum(verl_seconds.get(part, 0.0) for part in parts)
         trajectories = [t for group in rollout.sample.groups[:SAMPLED_ITEMS] for t in group]
-        record = StepRecord(step=step, metrics=metrics, trajectories=trajectories, saved=save)
+        record = StepRecord(
+            step=step,
+            metrics=metrics,
+            trajectories=trajectories,
+            raise_reason=rollout.sample.raise_reason,
+            saved=save,
+        )
         if save:
-            record.write(checkpoints.checkpoint_folder(self._checkpoints, step=step))
+            folder = checkpoints.checkpoint_folder(self._checkpoints, step=step)
+            record.write(folder)
+            rollout.sample.history.write(folder)
             checkpoints.mark_complete(self._checkpoints, step=step)
         return record
+
+    def _read_history(self) -> History:
+        step = int(self._trainer.global_steps)
+        folder = checkpoints.checkpoint_folder(self._checkpoints, step=step)
+        return History.read(folder) if step else History()
 
     def _horizons(self, turns: Mapping[str, int]) -> dict[str, int]:
         differ = any(part.horizon for part in self._pipeline.data.parts.values())

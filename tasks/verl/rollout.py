@@ -26,6 +26,7 @@ from tasks.config.pipelines import Pipeline
 from tasks.data.trajectories import is_informative, is_usable
 from tasks.errors import Diverged, NoEpisodes, SamplerDied, names_dead_engine
 from tasks.rollout.factory import make_runner
+from tasks.rollout.history import History
 from tasks.rollout.runner import RolloutSpec
 from tasks.rollout.served_policy import ServedAt, ServedPolicy
 from tasks.rollout.step import Group, StepSample, StepSampler
@@ -131,15 +132,16 @@ class RolloutManager:
         client: Any,
         tokenizer: Any,
         processor: Any = None,
+        history: History,
     ) -> None:
-        """`items`: in the order in which training samples them; `client`: of verl's generation servers;
+        """`items`, `history`: as `StepSampler` takes them; `client`: of verl's generation servers;
         `processor`: of a vision-language model, as `verl_processor` loads it."""
         self._pipeline = pipeline
         self._sampler = VerlSampler(client)
         self._tokenizer = tokenizer
         self._processor = processor
         self._runner = make_runner(pipeline, sampler=self._sampler, tokenizer=tokenizer, processor=processor)
-        self._step_sampler = StepSampler(pipeline, items, self._runner.run)
+        self._step_sampler = StepSampler(pipeline, items, self._runner.run, history=history)
         self._server: ServedPolicy | None = None
         self._loop = asyncio.new_event_loop()
         threading.Thread(target=self._loop.run_forever, name="rollout", daemon=True).start()

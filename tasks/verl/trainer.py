@@ -25,7 +25,7 @@ from verl.workers.utils.padding import response_to_nested
 
 from tasks.config.pipelines import Pipeline
 from tasks.errors import Diverged
-from tasks.rollout.runner import make_training_spec
+from tasks.rollout.runner import training_temperature
 from tasks.verl import checkpoints
 from tasks.verl.advantages import estimate_advantages
 from tasks.verl.cpu.engine import WHOLE_CONVERSATIONS
@@ -70,7 +70,7 @@ class StepTrainer(PPOTrainerSync):  # type: ignore[misc]
         SkipManager.set_step(self.global_steps)
         # Log-probs are those of the distribution that was sampled from.
         rollout = self.config.actor_rollout_ref.rollout
-        rollout.temperature = make_training_spec(self._pipeline, step=self.global_steps).temperature
+        rollout.temperature = training_temperature(self._pipeline, step=self.global_steps)
         metrics: dict[str, float] = {}
         self.timing_raw: dict[str, float] = {}
         batch = self.step(metrics, self.timing_raw)

@@ -29,6 +29,8 @@ GREEDY = {"before": [1, 0, 0, 0], "after": [1, 1, 1, 0]}
 QUICK = [1, 0, 1, 1]
 TURNS = [2, 3, 4, 5]
 """Turns of each of the two episodes of a training step."""
+RAISE_REASON = "9 turns, because success within 5 turns has levelled off"
+"""Of step 3, as an adaptive horizon gives one."""
 SECONDS = {"rollout": 2.0, "update": 1.0, "weight_sync": 0.25}
 STEP_SECONDS = 4.0
 
@@ -96,7 +98,8 @@ def write_training(
         seconds = {f"seconds_{phase}": value for phase, value in SECONDS.items()}
         more = {"informative_groups": 1.0, "entropy": 0.5, "horizon": horizon, "seconds": STEP_SECONDS}
         more |= {"kl": 0.001 * step, "clip_fraction": 0.0, "grad_norm": 0.2, "lr": 3e-4}
-        lines.append({"step": step, **summarise(group), **more, **seconds})
+        reason = {"horizon_reason": RAISE_REASON} if step == 3 else {}
+        lines.append({"step": step, **summarise(group), **more, **seconds, **reason})
     file = workspace / "train" / "metrics.jsonl"
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text("".join(json.dumps(line) + "\n" for line in lines))

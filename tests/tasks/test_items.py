@@ -140,7 +140,7 @@ SCALING = {"type": "scaling_inter_stepwise", "max_turns": [2, 5], "steps_per_sta
 
 def test_a_part_may_have_its_own_horizon() -> None:
     pipeline = pipeline_of(here={}, there={"horizon": SCALING, "max_turns": 9})
-    turns_by_step = [training_turns(pipeline, step=step) for step in range(1, 6)]
+    turns_by_step = [training_turns(pipeline, step=step, evidence={}) for step in range(1, 6)]
     assert [turns["here"] for turns in turns_by_step] == [4] * 5
     assert [turns["there"] for turns in turns_by_step] == [2, 2, 2, 5, 5]
     assert evaluation_turns(pipeline) == {"here": 4, "there": 9}

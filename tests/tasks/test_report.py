@@ -4,20 +4,23 @@ import json
 import re
 import xml.etree.ElementTree as ET
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from matplotlib.figure import Figure
 
+from agents.horizon import Horizon
 from tasks.config.parameters import changed_parameters, write_changes
 from tasks.reporting.charts import smooth, smoothing_window, success_over_steps
 from tasks.reporting.excerpts import Verdict, choose_pairs
 from tasks.reporting.intervals import gain_interval, wilson
 from tasks.reporting.results import count_dropped, environment_steps, phases, read_results, stages_of
-from tasks.stages.report import report
+from tasks.stages.report import horizon_steps, report
 from tests.support.html_page import Page
 from tests.support.report_toy import (
     ITEMS,
+    RAISE_REASON,
     toy_pipeline,
     write_evaluation,
     write_rounds,
@@ -60,6 +63,19 @@ def test_nothing_is_known_of_no_items() -> None:
 
 def test_stages_of_the_horizon() -> None:
     assert stages_of([8, 8, 12, 16, 16, 16]) == [(1, 2, 8), (3, 3, 12), (4, 6, 16)]
+
+
+def test_the_horizon_of_steps_to_come_is_the_plan_s_and_never_lower_than_the_last(workspace: Path) -> None:
+    results = read_results(workspace)  # 5, 5, 9, 9
+    assert horizon_steps(replace(results, steps=results.steps[:1]), pipeline=toy_pipeline()) == [5, 5, 9, 9]
+    assert horizon_steps(replace(results, steps=[]), pipeline=toy_pipeline()) == [5, 5, 9, 9]
+    adaptive = Horizon(type="adaptive", max_turns=[5, 9, 12])
+    pipeline = toy_pipeline().model_copy(update={"horizon": adaptive})
+    assert horizon_steps(replace(results, steps=results.steps[:3]), pipeline=pipeline) == [5, 5, 9, 9]
+
+
+def test_a_raise_of_the_horizon_is_explained(page: Page) -> None:
+    assert f"Horizon from step 3: {RAISE_REASON}." in " ".join(page.text.split())
 
 
 def test_sums_by_hand(workspace: Path) -> None:

@@ -1,12 +1,17 @@
 """What a training step samples, with a runner that answers at once."""
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from agents.types import Completion, FinishReason, StopReason, Trajectory, Turn
 from envs.types import Item
+from tasks.rollout.history import History
 from tasks.rollout.runner import RolloutSpec
 from tasks.rollout.step import StepSample, StepSampler
 from tests.support.verl_toy import toy_items, toy_pipeline
@@ -15,20 +20,31 @@ ITEMS = toy_items(12)
 """Of three steps of four."""
 Rewards = Callable[[Item, int], float | None]
 """Of an item's sample; None for an episode that fails."""
+Stop = StopReason | Callable[[Item], StopReason]
+NOTHING_YET = History()
 
 
 class Runner:
     """Answers with episodes of the given rewards, and remembers what it was asked for."""
 
-    def __init__(self, rewards: Rewards) -> None:
+    def __init__(self, rewards: Rewards, stop: Stop = StopReason.TERMINATED) -> None:
         self.requests: list[tuple[str, tuple[str, ...], int, float]] = []
         self._rewards = rewards
+        self._stop = stop
 
     async def run(self, items: Sequence[Item], spec: RolloutSpec) -> list[list[Trajectory]]:
         ids = tuple(item.item_id for item in items)
         self.requests.append((spec.name, ids, spec.num_samples, spec.temperature))
         return [
-            [episode(item, index, self._rewards(item, index)) for index in range(spec.num_samples)]
+            [
+                episode(
+                    item,
+                    index,
+                    self._rewards(item, index),
+                    self._stop if isinstance(self._stop, StopReason) else self._stop(item),
+                )
+                for index in range(spec.num_samples)
+            ]
             for item in items
         ]
 
@@ -88,22 +104,127 @@ def test_greedy_episodes_are_of_the_items_that_are_trained_on() -> None:
     assert sample.greedy_rewards == [0.5, 0.5, None, 0.5], "one that fails is none"
 
 
+def test_a_group_is_replaced_by_one_of_its_own_part() -> None:
+    """Depth 1 has even numbers, depth 2 odd ones: 6 items each."""
+    runner, [sample] = sample_steps(
+        lambda item, index: 0.0, steps=(1,), dynamic_sampling={"max_refills": 1}, parts=BY_DEPTH
+    )
+    (_, names, _, _), (_, new_names, _, _) = runner.requests
+    assert [int(name[7:]) % 2 for name in names] == [int(name[7:]) % 2 for name in new_names]
+    assert sample.num_replaced == 4
+
+
+BY_DEPTH = {f"depth{depth}": {"env": "parity", "where": {"depth": [depth]}} for depth in (1, 2)}
+
+
+def test_the_curriculum_draws_from_all_items_and_keeps_the_share_of_each_part() -> None:
+    _, samples = sample_steps(
+        lambda item, index: 0.0, steps=(1, 2, 3), rollout__curriculum={"hard": 0.001}, parts=BY_DEPTH
+    )
+    numbers = [[number(t.item) for t in first_of(sample.groups)] for sample in samples]
+    assert [[n % 2 for n in step] for step in numbers] == [[0, 1, 0, 1]] * 3
+    assert sorted(chain.from_iterable(numbers)) == list(range(12)), "unseen ones first, at these weights"
+    assert [sample.pools["unseen"] for sample in samples] == [4, 4, 4]
+
+
+def test_a_part_with_few_items_gives_each_once_before_any_again() -> None:
+    _, [sample] = sample_steps(
+        lambda item, index: 0.0,
+        steps=(1,),
+        items=ITEMS[:3] * 3,
+        rollout__curriculum={},
+        rollout__items_per_step=7,
+    )
+    numbers = [number(t.item) for t in first_of(sample.groups)]
+    assert [sorted(numbers[:3]), sorted(numbers[3:6])] == [[0, 1, 2]] * 2
+
+
+def test_items_are_drawn_in_proportion_to_the_weight_of_their_pool() -> None:
+    """One item each is unseen, never, sometimes and always solved; 4,000 steps draw one."""
+    success = {"parity_1": 0.0, "parity_2": 0.5, "parity_3": 1.0}
+    pipeline = toy_pipeline(
+        Path("model"), rollout__curriculum={"hard": 0.5, "medium": 2.0}, rollout__items_per_step=1
+    )
+    sampler = StepSampler(
+        pipeline, ITEMS[:4] * 1000, Runner(lambda *_: 0).run, history=History(success=success)
+    )
+    first = Counter(number(item) for step in range(1, 4001) for item in sampler._choose_items(step))
+    for item, weight in {0: 1.0, 1: 0.5, 2: 2.0, 3: 0.2}.items():
+        share = weight / 3.7
+        error = (share * (1 - share) / 4000) ** 0.5
+        assert first[item] / 4000 == pytest.approx(share, abs=4 * error)
+
+
+def test_every_item_that_was_sampled_is_remembered_by_its_last_success() -> None:
+    def rewards(item: Item, index: int) -> float | None:
+        return None if number(item) == 2 or (number(item) == 3 and index > 1) else float(index == 0)
+
+    runner, [sample] = sample_steps(lambda item, index: 1.0, steps=(1,), dynamic_sampling={"max_refills": 1})
+    names = {name for _, names, _, _ in runner.requests for name in names}
+    assert sample.history.success == dict.fromkeys(names, 1.0), "with those that have replaced others"
+    _, [sample] = sample_steps(rewards, steps=(1,))
+    assert sample.history.success == {"parity_0": 0.25, "parity_1": 0.25, "parity_3": 0.5}, "2: none ended"
+
+
+def test_a_resumed_run_draws_the_same_items_and_raises_the_horizon_at_the_same_steps(tmp_path: Path) -> None:
+    """Killed after step 5 of 12: what is left is what the checkpoint has."""
+    horizon = {"type": "adaptive", "max_turns": [4, 6], "raise_when": {"window": 2, "min_steps": 4}}
+    options = {"rollout__curriculum": {}, "horizon": horizon, "train__steps": 12, "items": ITEMS * 4}
+
+    def rewards(item: Item, index: int) -> float | None:
+        return float(index < number(item) % 4) or None if index else 0.5
+
+    def facts(samples: Sequence[StepSample]) -> list[Any]:
+        return [(ids([t.item for t in first_of(s.groups)]), s.spec, s.raise_reason, s.pools) for s in samples]
+
+    _, samples = sample_steps(rewards, steps=range(1, 13), stop=StopReason.MAX_TURNS, **options)
+    samples[4].history.write(tmp_path)
+    _, resumed = sample_steps(
+        rewards, steps=range(6, 13), stop=StopReason.MAX_TURNS, history=History.read(tmp_path), **options
+    )
+    assert facts(resumed) == facts(samples[5:])
+    assert resumed[-1].history == samples[-1].history
+    _, forgetful = sample_steps(rewards, steps=range(6, 13), stop=StopReason.MAX_TURNS, **options)
+    assert facts(forgetful) != facts(samples[5:])
+
+
+def test_an_adaptive_horizon_is_decided_for_each_part_by_its_own_episodes() -> None:
+    adaptive = {"type": "adaptive", "max_turns": [2, 9], "raise_when": {"window": 1, "min_steps": 2}}
+    parts = {name: part | {"horizon": adaptive} for name, part in BY_DEPTH.items()}
+    _, samples = sample_steps(
+        lambda item, index: float(number(item) % 2),
+        steps=(1, 2, 3),
+        parts=parts,
+        stop=lambda item: StopReason.TERMINATED if number(item) % 2 else StopReason.MAX_TURNS,
+    )
+    turns = [sample.spec.max_turns for sample in samples]
+    assert turns == [{"depth1": 2, "depth2": 2}] * 2 + [{"depth1": 9, "depth2": 2}]
+    assert [bool(sample.raise_reason) for sample in samples] == [False, False, True]
+    assert samples[2].raise_reason.startswith("depth1: 9 turns, because success within 2 turns has levelled")
+
+
 def sample_steps(
     rewards: Rewards,
     *,
     steps: Sequence[int],
-    seed: int = 0,
     dynamic_sampling: dict[str, Any] | None = None,
     algorithm: dict[str, Any] | None = None,
+    items: Sequence[Item] = ITEMS,
+    parts: dict[str, Any] | None = None,
+    history: History = NOTHING_YET,
+    stop: Stop = StopReason.TERMINATED,
+    **overrides: Any,
 ) -> tuple[Runner, list[StepSample]]:
-    runner = Runner(rewards)
-    settings = algorithm or {"name": "grpo", "dynamic_sampling": dynamic_sampling}
-    pipeline = toy_pipeline(Path("model"), seed=seed, train__algorithm=settings)
-    sampler = StepSampler(pipeline, ITEMS, runner.run)
+    runner = Runner(rewards, stop)
+    overrides["train__algorithm"] = algorithm or {"name": "grpo", "dynamic_sampling": dynamic_sampling}
+    if parts:
+        overrides["data"] = {"parts": parts}
+    pipeline = toy_pipeline(Path("model"), **overrides)
+    sampler = StepSampler(pipeline, items, runner.run, history=history)
     return runner, [asyncio.run(sampler.sample(step)) for step in steps]
 
 
-def episode(item: Item, sample_index: int, reward: float | None) -> Trajectory:
+def episode(item: Item, sample_index: int, reward: float | None, stop: StopReason) -> Trajectory:
     completion = Completion(
         token_ids=[4, 5], logprobs=[-0.5, -1.5], finish_reason=FinishReason.STOP, policy_version=0
     )
@@ -113,7 +234,7 @@ def episode(item: Item, sample_index: int, reward: float | None) -> Trajectory:
         sample_index=sample_index,
         prompt_ids=(1, 2, 3),
         turns=(turn,),
-        stop_reason=StopReason.ERROR if reward is None else StopReason.TERMINATED,
+        stop_reason=StopReason.ERROR if reward is None else stop,
         reward=reward or 0.0,
         success=bool(reward),
         seconds=0.0,

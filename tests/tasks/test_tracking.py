@@ -22,6 +22,7 @@ from flows.commands.runs import run_rows
 from tasks.config.parameters import changed_parameters, write_changes
 from tasks.config.pipelines import Pipeline, load_pipeline
 from tasks.data.trajectories import write_trajectories
+from tasks.tracking.facts import round_params
 from tasks.tracking.names import step_metric
 from tasks.tracking.recorded_runs import PID, PROCESSES, TIME, heartbeat, mark_gone
 from tasks.tracking.tracker import Tracker, check_tracking, connect, experiment_of, is_recorded
@@ -237,6 +238,16 @@ def test_a_trace_shows_the_task_and_the_turns_with_the_times_they_took(
     assert [span.attributes["mlflow.chat.tokenUsage"]["input_tokens"] for span in (chat, second)] == [3, 6]
     assessments = {one.name: one.feedback.value for one in trace.info.assessments}
     assert assessments == {"success": False, "reward": 0.0}
+
+
+def test_a_round_says_why_its_horizon_was_raised() -> None:
+    steps = [{"step": 1, "horizon": 5}, {"step": 2, "horizon": 8, "horizon_reason": "8 turns, because of x"}]
+    assert round_params(steps, first=1, last=2) == {
+        "first_step": "1",
+        "last_step": "2",
+        "horizon": "5 → 8",
+        "horizon_reason": "step 2: 8 turns, because of x",
+    }
 
 
 def test_no_trace_is_recorded_twice(workspace: Path, pipeline: Pipeline) -> None:

@@ -17,6 +17,7 @@ from tasks.data.items import write_items
 from tasks.data.trajectories import read_trajectories
 from tasks.errors import Diverged
 from tasks.progress import Progress
+from tasks.rollout.history import History
 from tasks.rollout.runner import RolloutSpec
 from tasks.stages.train import TrainSession
 from tasks.verl import checkpoints
@@ -81,6 +82,10 @@ def test_training_survives_kill_9_and_counts_every_step_once(toy_in_ray: None, t
     assert (second.first_step, second.last_step) == (3, 4)
     assert second.evaluation["episodes"] == 4
     assert checkpoints.complete_steps(folder / "checkpoints") == [2, 4]
+    # What decides about horizons and items has outlived the killed process.
+    history = History.read(checkpoints.checkpoint_folder(folder / "checkpoints", step=4))
+    assert [step.episodes for step in history.evidence["parity"]] == [16] * 4
+    assert len(history.success) == 12
 
     # What the plan counts with: weights and two moments in fp32, and the policy once more.
     size = read_model_size(model)
