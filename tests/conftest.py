@@ -9,7 +9,7 @@ import pytest
 
 from envs.registry import ENVIRONMENTS
 
-# For the tests and what they start, before anything imports torch: several tests run side by side, and threads
+# For the tests and what they start, before anything imports torch: several tests run at a time, and threads
 # that wait for each other on busy cores take ten times the time of one.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
