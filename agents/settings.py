@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Annotated, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic.fields import FieldInfo
 
 from envs.errors import suggest
 
@@ -23,7 +24,7 @@ class Settings(BaseModel):
     Raises pydantic's `ValidationError`, a `ValueError`, for values out of bounds.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, serialize_by_alias=True)
 
 
 def describe_invalid(error: ValidationError, model: type[BaseModel], *, location: str = "") -> str:
@@ -54,11 +55,16 @@ def _keys_at(model: type[BaseModel], location: tuple[int | str, ...]) -> list[st
         if chosen:  # `part` is the name by which one of several blocks is chosen
             options = chosen
             continue
-        annotation = options[0].model_fields[str(part)].annotation
+        annotation = _fields(options[0])[str(part)].annotation
         in_dict = get_origin(annotation) is dict
         types = [annotation, *get_args(annotation)]
         options = [t for t in types if isinstance(t, type) and issubclass(t, BaseModel)]
-    return list(options[0].model_fields)
+    return list(_fields(options[0]))
+
+
+def _fields(model: type[BaseModel]) -> dict[str, FieldInfo]:
+    """By the names that users write."""
+    return {field.alias or name: field for name, field in model.model_fields.items()}
 
 
 class JudgeSettings(Settings):

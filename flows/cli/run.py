@@ -60,17 +60,20 @@ def run(
 
 
 def plan_run(pipeline: PipelineName, settings: Settings = None, workspace: Workspace = None) -> None:
-    """Check a run without starting it, and list which of its stages would run, and why.
+    """Check a run without starting it, and list which of its stages would run, why, and with which options.
 
     Makes every check that `wingspan run` makes before it starts. Exits with status 2 if the run would be
     refused.
     """
     from flows.cli.tables import print_table
-    from flows.commands.preview import COLUMNS, preview
+    from flows.commands.preview import COLUMNS, OPTION_COLUMNS, list_options, preview
 
     plan, forecasts = preview(pipeline, overrides=parse_settings(settings or []), workspace=workspace)
     typer.echo(f"{plan.name} in {plan.workspace}: all checks passed")
     print_table(COLUMNS, [forecast.row for forecast in forecasts])
+    if options := list_options(plan, forecasts):
+        typer.echo("\nwith these options:")
+        print_table(OPTION_COLUMNS, options)
 
 
 def stage(

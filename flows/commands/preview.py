@@ -12,9 +12,11 @@ from typing import Any
 from flows.lineage import Receipt, Stage, cache_key, path_md5, stage_key, would_resume
 from flows.plan import Plan, check_run
 from flows.prefect_runs import read_receipt
+from tasks.config.parameters import group_leaves
 from tasks.verl import checkpoints
 
 COLUMNS = ("stage", "would", "why")
+OPTION_COLUMNS = ("stage", "block", "options")
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +42,23 @@ def preview(
     for stage in plan.stages.values():
         forecasts.append(_forecast(stage, earlier=forecasts))
     return plan, forecasts
+
+
+def list_options(plan: Plan, forecasts: Sequence[Forecast]) -> list[tuple[str, str, str]]:
+    """The parameters of the stages that would run: (stage, block, `key: value, …`), by `OPTION_COLUMNS`.
+
+    Each block stands with the first stage that depends on it; parameters without a value are left out.
+    """
+    rows: list[tuple[str, str, str]] = []
+    for forecast in forecasts:
+        if not forecast.runs:
+            continue
+        params = plan.pipeline.model_dump(mode="json", include=set(plan.stages[forecast.stage].params))
+        for block, values in group_leaves(params).items():
+            options = ", ".join(f"{key}: {value}" for key, value in values.items() if value is not None)
+            if options and block not in [name for _, name, _ in rows]:
+                rows.append((forecast.stage, block, options))
+    return rows
 
 
 def _forecast(stage: Stage, *, earlier: Sequence[Forecast]) -> Forecast:

@@ -107,6 +107,14 @@ class KlSettings(Settings):
         return self
 
 
+class AsyncSettings(Settings):
+    """Sampling goes on while the trainer updates."""
+
+    staleness: Literal[1] = 1
+    """Training steps by which the policy that sampled a step's episodes is behind the one that is updated by
+    them. The episodes of the next step are sampled during an update, with the policy from before it."""
+
+
 class TrainSettings(Settings):
     """The algorithm, its optimizer steps and its checkpoints."""
 
@@ -122,6 +130,8 @@ class TrainSettings(Settings):
     """Optimizer steps per training step and epoch."""
     epochs: Positive = 1
     """Passes over each step's trajectories."""
+    async_: Annotated[AsyncSettings | None, Field(alias="async")] = None
+    """Overlaps sampling with the update, one step off-policy; None samples each step with its own policy."""
     kl: KlSettings | None = None
     """Holds the policy near the one that training starts from; None loads no reference model."""
     entropy_coef: Annotated[float, Field(ge=0)] = 0.0

@@ -163,6 +163,11 @@ def is_usable(trajectory: Trajectory) -> bool:
     return trajectory.stop_reason is not StopReason.ERROR and bool(trajectory.turns)
 
 
+def is_fresh(trajectory: Trajectory, *, oldest_version: int) -> bool:
+    """Whether no token was sampled by a policy older than `oldest_version`."""
+    return all(turn.completion.policy_version >= oldest_version for turn in trajectory.turns)
+
+
 def sampled_tokens(trajectory: Trajectory) -> int:
     """Tokens that the policy sampled."""
     return sum(len(turn.completion.token_ids) for turn in trajectory.turns)

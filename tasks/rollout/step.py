@@ -49,6 +49,17 @@ class StepSample:
     seconds: float
 
     @property
+    def staleness(self) -> float:
+        """Steps by which the policy that sampled a token was behind; mean over the batch's tokens."""
+        lags = [
+            (self.step - 1 - turn.completion.policy_version, len(turn.completion.token_ids))
+            for group in self.batch
+            for trajectory in group
+            for turn in trajectory.turns
+        ]
+        return sum(lag * tokens for lag, tokens in lags) / max(1, sum(tokens for _, tokens in lags))
+
+    @property
     def num_played(self) -> int:
         """Episodes of the batch, those that failed included."""
         return sum(map(len, self.batch))

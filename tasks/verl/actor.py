@@ -51,6 +51,7 @@ _PHASES = {
     "update": ("old_log_prob", "ref", "adv", "update_actor"),
     "weight_sync": ("update_weights",),
     "checkpoint": ("save_checkpoint",),
+    "wait": ("ahead",),
 }
 
 
@@ -61,9 +62,9 @@ class StepRecord:
     step: int
     metrics: dict[str, float]
     """`summarise`'s keys; `informative_groups` (share), `replaced_groups` (by dynamic sampling),
-    `items_<pool>` (drawn from each pool of the curriculum), `trained` (episodes), `entropy` (mean negative
-    log-prob of the sampled tokens: unbiased, at the training temperature), `loss`, `grad_norm`, `kl` (to
-    the policy that sampled), `kl_reference`, `clip_fraction`, `lr`; `tokens_per_s` of the rollout;
+    `items_<pool>` (drawn from each pool of the curriculum), `trained` (episodes), `staleness` (of the policy
+    that sampled, in steps), `entropy` (mean negative log-prob of the sampled tokens: unbiased, at the
+    training temperature), `loss`, `grad_norm`, `kl` (to the policy that sampled), `kl_reference`, `clip_fraction`, `lr`; `tokens_per_s` of the rollout;
     `horizon` (the longest; where parts have
     their own, also `horizon_<part>`), `temperature`, `policy_version`; `seconds` and `seconds_<phase>`.
     On GPUs, where the trainer computes the log-probs of what was sampled once more, over the tokens that
@@ -181,6 +182,8 @@ class Trainer:
             history=self._read_history(),
         )
         self._trainer.attach(self._manager)
+        if step := int(self._trainer.global_steps):
+            self._manager.restore_ahead(checkpoints.checkpoint_folder(self._checkpoints, step=step))
         if self._serve is not None:
             self._manager.serve(self._serve)
         return int(self._trainer.global_steps)
@@ -201,6 +204,7 @@ class Trainer:
             "trained": len(rollout.trained),
             "replaced_groups": rollout.sample.num_replaced,
             **{f"items_{pool}": count for pool, count in rollout.sample.pools.items()},
+            "staleness": rollout.sample.staleness,
             "entropy": -sum(logprobs) / len(logprobs),
             "tokens_per_s": tokens / rollout.sample.seconds,
             **self._horizons(rollout.sample.spec.max_turns),
@@ -227,6 +231,7 @@ class Trainer:
             folder = checkpoints.checkpoint_folder(self._checkpoints, step=step)
             record.write(folder)
             rollout.sample.history.write(folder)
+            self._manager.save_ahead(folder)
             checkpoints.mark_complete(self._checkpoints, step=step)
         return record
 

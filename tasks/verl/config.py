@@ -223,6 +223,11 @@ def check_pipeline(pipeline: Pipeline) -> None:
             f"{rollout.context_length}: one episode must fit into a micro-batch; raise it"
         )
     _check_algorithm(pipeline)
+    if backend.device == "cuda" and train.async_ is not None:
+        raise ConfigError(
+            "train.async is for backend.device cpu: on cuda sampler and trainer take turns on the same GPUs; "
+            "leave it out"
+        )
     if backend.device == "cpu" and train.importance_cap is not None:
         raise ConfigError(
             f"train.importance_cap {train.importance_cap} is for backend.device cuda; on a CPU sampler and "

@@ -8,11 +8,13 @@ returns when the last one has ended. `tasks/verl/rows.py` turns episodes into ro
 import asyncio
 import logging
 import math
+import pickle
 import threading
 from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from itertools import chain
+from pathlib import Path
 from typing import Any, TypeVar
 
 from torch.utils.data import Dataset
@@ -23,7 +25,7 @@ from envs.errors import SamplerFailed, describe
 from envs.runtime.metrics import PoolMetrics
 from envs.types import Image, Item
 from tasks.config.pipelines import Pipeline
-from tasks.data.trajectories import is_informative, is_usable
+from tasks.data.trajectories import is_fresh, is_informative, is_usable
 from tasks.errors import Diverged, NoEpisodes, SamplerDied, names_dead_engine
 from tasks.rollout.factory import make_runner
 from tasks.rollout.history import History
@@ -33,6 +35,9 @@ from tasks.rollout.step import Group, StepSample, StepSampler
 from tasks.verl.rows import conversation_key, fields_of, rows_of, tag_of, trainable
 
 T = TypeVar("T")
+
+_AHEAD = "ahead.pickle"
+"""In a checkpoint: the `StepSample` of the next step, where `train.async` has sampled it ahead."""
 
 _log = logging.getLogger(__name__)
 
@@ -145,6 +150,7 @@ class RolloutManager:
         self._server: ServedPolicy | None = None
         self._loop = asyncio.new_event_loop()
         threading.Thread(target=self._loop.run_forever, name="rollout", daemon=True).start()
+        self._ahead: Future[StepSample] | None = None
         self.last: StepRollout | None = None
         self._warming = self._warm_up()
 
@@ -159,19 +165,24 @@ class RolloutManager:
 
         step = int(prompts["global_steps"])
         uids = [str(uid) for uid in prompts["uid"]]
-        sample = self._run(self._step_sampler.sample(step))
-        if self._server is not None:  # the trainer goes on with the sampler asleep
-            self._run(self._server.pause())
+        sample = self._take_sample(step)
+        if self._pipeline.train.async_ is None and self._server is not None:
+            self._run(self._server.pause())  # the trainer goes on with the sampler asleep
         played = [t for group in sample.groups for t in group]
         if not any(map(is_usable, played)):
             raise NoEpisodes(f"step {step}: {why_none(played)}")
         check_log_probs(sample.batch, step=step, lr=self._pipeline.train.lr)
         train, context_length = self._pipeline.train, self._pipeline.rollout.context_length
+        oldest_version = step - 1 - (train.async_.staleness if train.async_ else 0)
         greedy_rewards = {
             uid: reward for uid, reward in zip(uids, sample.greedy_rewards, strict=True) if reward is not None
         }
         trained_groups = [
-            trainable(group, train, context_length=context_length)
+            trainable(
+                [t for t in group if is_fresh(t, oldest_version=oldest_version)],
+                train,
+                context_length=context_length,
+            )
             if uid in greedy_rewards or not train.algorithm.needs_greedy
             else []
             for uid, group in zip(uids, sample.batch, strict=True)
@@ -192,7 +203,41 @@ class RolloutManager:
             num_informative=sum(map(is_informative, sample.groups)),
             environments=self._runner.environments,
         )
-        self._warming = self._warm_up()  # while the trainer computes
+        if train.async_ is not None and step < train.steps:
+            self._ahead = asyncio.run_coroutine_threadsafe(self._step_sampler.sample(step + 1), self._loop)
+        else:
+            self._warming = self._warm_up()  # while the trainer computes
+
+    def _take_sample(self, step: int) -> StepSample:
+        """The episodes of `step`: those that were sampled ahead, or new ones."""
+        ahead, self._ahead = self._ahead, None
+        if ahead is None:
+            return self._run(self._step_sampler.sample(step))
+        sample = ahead.result()
+        assert sample.step == step
+        return sample
+
+    def finish_ahead(self) -> None:
+        """Wait for the episodes that are sampled ahead; to be called before the sampler's weights change.
+
+        An episode is therefore sampled by one policy, and which one is a function of its step. Raises as
+        `generate_sequences` does.
+        """
+        if self._ahead is not None:
+            self._ahead.result()
+            if self._server is not None:
+                self._run(self._server.pause())
+
+    def save_ahead(self, folder: Path) -> None:
+        """Write the episodes that were sampled ahead to a checkpoint's `folder`; it lacks their policy."""
+        if self._ahead is not None:
+            (folder / _AHEAD).write_bytes(pickle.dumps(self._ahead.result()))
+
+    def restore_ahead(self, folder: Path) -> None:
+        """Go on with the episodes that `save_ahead` wrote, if it did."""
+        if self._pipeline.train.async_ is not None and (folder / _AHEAD).exists():
+            self._ahead = Future()
+            self._ahead.set_result(pickle.loads((folder / _AHEAD).read_bytes()))
 
     def run_rollout(self, items: Sequence[Item], spec: RolloutSpec) -> list[Group]:
         """`RolloutRunner.run`, for callers that wait."""
@@ -223,6 +268,8 @@ class RolloutManager:
         if self._server is not None:
             self._run(self._server.close())
         self._warming.cancel()
+        if self._ahead is not None:
+            self._ahead.cancel()
         self._run(self._runner.close())
         self._loop.call_soon_threadsafe(self._loop.stop)
 

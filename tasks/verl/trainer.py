@@ -75,6 +75,8 @@ class StepTrainer(PPOTrainerSync):  # type: ignore[misc]
         self.timing_raw: dict[str, float] = {}
         batch = self.step(metrics, self.timing_raw)
         check_update(metrics, step=self.global_steps, lr=self._pipeline.train.lr)
+        with marked_timer("ahead", self.timing_raw):
+            self.agent_loop_manager.finish_ahead()
         if save:
             with marked_timer("save_checkpoint", self.timing_raw):
                 folder = Path(self.config.trainer.default_local_dir)

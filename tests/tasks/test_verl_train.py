@@ -141,6 +141,36 @@ def test_training_survives_kill_9_and_counts_every_step_once(toy_in_ray: None, t
     assert not ray.is_initialized()
 
 
+def test_sampling_ahead_is_one_step_behind_also_after_kill_9(toy_in_ray: None, tmp_path: Path) -> None:
+    model = save_tiny_model(tmp_path / "model")
+    write_items(tmp_path / "data" / "train.jsonl", toy_items(12))
+    write_items(tmp_path / "data" / "test.jsonl", toy_items(4, first=100))
+    pipeline = toy_pipeline(model, train__async={}, train__steps_per_round=4)
+    folder = tmp_path / "train"
+    third_steps: list[list[list[int]]] = []
+    step_numbers: list[int] = []
+
+    def on_step(values: Mapping[str, float]) -> None:
+        step_numbers.append(int(values["step"]))
+        assert values["staleness"] == min(step_numbers[-1] - 1, 1)
+        if values["step"] == 3:
+            third_steps.append(sampled_ids(folder / "trajectories" / "step_0003.jsonl"))
+        if step_numbers == [1, 2, 3]:
+            os.kill(pid_of_trainer(), signal.SIGKILL)
+
+    with TrainSession(pipeline, tmp_path, Progress(on_step=on_step)) as session:
+        session.evaluate_round(session.train_round(0))
+    assert step_numbers == [1, 2, 3, 3, 4]
+    assert third_steps[0] == third_steps[1], "sampled once, by a policy that is in no checkpoint"
+    for step, version in ((1, 0), (2, 0), (3, 1), (4, 2)):
+        trajectories = read_trajectories(folder / "trajectories" / f"step_{step:04d}.jsonl")
+        assert {turn.completion.policy_version for t in trajectories for turn in t.turns} == {version}
+
+
+def sampled_ids(file: Path) -> list[list[int]]:
+    return [turn.completion.token_ids for t in read_trajectories(file) for turn in t.turns]
+
+
 def test_a_gradient_that_is_no_number_ends_the_run_before_its_weights_go_anywhere(
     toy_in_ray: None, tmp_path: Path
 ) -> None:
