@@ -18,13 +18,15 @@ from dataclasses import dataclass, replace
 from fnmatch import fnmatch
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from envs.errors import ConfigError
 from envs.files import write_atomically
+from tasks.config.parameters import flat
 from tasks.config.pipelines import PIPELINES_FILE, Pipeline, read_yaml
 from tasks.config.user_code import agent_code, environment_code
 from tasks.data.sources import FOLDER as DATA
+from tasks.verl.checkpoints import complete_steps
 
 STAGES_FILE = Path("dvc.yaml")
 LOCK_FILE = Path("dvc.lock")
@@ -32,6 +34,10 @@ IGNORE_FILE = Path(".dvcignore")
 RUNS = Path("runs")
 FINISHED = Path("train", "finished")
 """In the workspace: the key of the training that was completed there."""
+INPUTS = Path("train", "inputs.json")
+"""In the workspace: parameters and hashes of the files that the training there reads, code left out."""
+IfChanged = Literal["refuse", "restart", "resume"]
+"""What a run does about an interrupted training whose inputs have changed."""
 CODE = ("envs", "agents", "tasks", "flows")
 """Packages: a dependency in one of them is code, not data."""
 
@@ -120,19 +126,27 @@ def check_inputs(stages: Iterable[Stage]) -> None:
         outputs.update(stage.outs)
 
 
+def has_inputs(stage: Stage) -> bool:
+    """Whether everything that `stage` reads is there."""
+    return all(dep.exists() or _is_of_hub(dep) for dep in stage.deps)
+
+
 def stage_key(stage: Stage, *, code: bool = True) -> str:
     """Hash of the contents of `stage`'s dependencies and of its parameters.
 
     `code=False` leaves out the project's and the user's code, as for checkpoints. Raises `ConfigError` for a
     missing dependency.
     """
-    deps = {
+    facts = json.dumps([stage.name, _hash_deps(stage, code=code), stage.params], sort_keys=True)
+    return hashlib.md5(facts.encode(), usedforsecurity=False).hexdigest()
+
+
+def _hash_deps(stage: Stage, *, code: bool) -> dict[str, str]:
+    return {
         str(dep.relative_to(stage.workspace) if dep.is_relative_to(stage.workspace) else dep): _input_md5(dep)
         for dep in stage.deps
         if code or not (dep.parts[0] in CODE or dep in stage.user_code)
     }
-    facts = json.dumps([stage.name, deps, stage.params], sort_keys=True)
-    return hashlib.md5(facts.encode(), usedforsecurity=False).hexdigest()
 
 
 def cache_key(stage: Stage, key: str) -> str:
@@ -152,27 +166,80 @@ def holds(stage: Stage, receipt: Receipt) -> bool:
     return all(out.exists() for out in stage.outs) and make_receipt(stage) == receipt
 
 
-def claim_checkpoints(train: Stage) -> bool:
-    """Clear `train/` unless it holds training from the same inputs; returns whether there is some to resume.
+def claim_checkpoints(train: Stage, *, if_changed: IfChanged) -> bool:
+    """Clear `train/` unless it holds training to resume; returns whether it does.
 
-    Code is not among these inputs, so that training that a bug has stopped resumes after the fix. Training
-    that was completed is an exception: there is nothing to resume, and other code would not have made it.
+    Training that was completed is done anew where its inputs or its code have changed. Training that was
+    interrupted resumes with other code, as after the fix of a bug; what happens where its inputs have changed
+    is for `if_changed` to say. Raises `ConfigError` where that is to refuse.
     """
-    if would_resume(train):
+    if would_resume(train, if_changed=if_changed):
+        _write_inputs(train)
         return True
-    folder = train.workspace / "train"
-    shutil.rmtree(folder, ignore_errors=True)
+    check_resume(train, if_changed=if_changed)
+    shutil.rmtree(train.workspace / "train", ignore_errors=True)
     shutil.rmtree(train.workspace / "policy", ignore_errors=True)
-    write_atomically(folder / "key", stage_key(train, code=False))
+    _write_inputs(train)
     return False
 
 
-def would_resume(train: Stage) -> bool:
-    """Whether `train/` holds training from the same inputs. Raises `ConfigError` for a missing input."""
-    owner, mark = train.workspace / "train" / "key", train.workspace / FINISHED
-    if not owner.exists() or owner.read_text() != stage_key(train, code=False):
-        return False
-    return not mark.exists() or mark.read_text() == stage_key(train)
+def would_resume(train: Stage, *, if_changed: IfChanged) -> bool:
+    """Whether `train/` holds training that would be resumed. Raises `ConfigError` for a missing input."""
+    mark = train.workspace / FINISHED
+    if mark.exists():
+        return mark.read_text() == stage_key(train)
+    changes = changed_inputs(train)
+    return changes is not None and (not changes or if_changed == "resume")
+
+
+def check_resume(train: Stage, *, if_changed: IfChanged) -> None:
+    """Raise `ConfigError` for an interrupted training with checkpoints whose inputs have changed, where
+    `if_changed` is to refuse."""
+    if if_changed != "refuse" or (train.workspace / FINISHED).exists():
+        return
+    steps = complete_steps(train.workspace / "train" / "checkpoints")
+    changes = changed_inputs(train)
+    if steps and changes:
+        raise ConfigError(
+            f"{train.workspace / 'train'} has unfinished training (step {steps[-1]}) from other inputs: "
+            f"{'; '.join(changes)}. Undo this, give another --workspace, or choose: --if-changed restart "
+            "deletes that training, --if-changed resume goes on with it"
+        )
+
+
+def changed_inputs(train: Stage) -> list[str] | None:
+    """What differs between the inputs of the training in `train/` and those of `train`, one line each.
+
+    None if there is no record of its inputs. Raises `ConfigError` for a missing input.
+    """
+    file = train.workspace / INPUTS
+    if not file.exists():
+        return None
+    before, after = json.loads(file.read_text()), _inputs(train)
+    params_before, params_after = (dict(flat(inputs["params"], sep=".")) for inputs in (before, after))
+    changes = [
+        f"{key}: {params_before.get(key)} → {params_after.get(key)}"
+        for key in {**params_before, **params_after}
+        if params_before.get(key) != params_after.get(key)
+    ]
+    deps_before, deps_after = before["deps"], after["deps"]
+    return changes + [
+        f"{dep} has other content"
+        for dep in {**deps_before, **deps_after}
+        if deps_before.get(dep) != deps_after.get(dep)
+    ]
+
+
+def _write_inputs(train: Stage) -> None:
+    write_atomically(train.workspace / INPUTS, json.dumps(_inputs(train), indent=1))
+
+
+def _inputs(train: Stage) -> dict[str, Any]:
+    """As JSON has them: what the record of earlier inputs is compared with."""
+    inputs: dict[str, Any] = json.loads(
+        json.dumps({"params": train.params, "deps": _hash_deps(train, code=False)})
+    )
+    return inputs
 
 
 def mark_finished(train: Stage, key: str) -> None:

@@ -15,7 +15,15 @@ from typing import TYPE_CHECKING, Any
 from agents.prompting.images import has_vision
 from envs.errors import ConfigError
 from envs.files import check_writable
-from flows.lineage import Stage, check_inputs, declared_stages, default_workspace
+from flows.lineage import (
+    IfChanged,
+    Stage,
+    check_inputs,
+    check_resume,
+    declared_stages,
+    default_workspace,
+    has_inputs,
+)
 from flows.prefect_runs import check_server
 from flows.versioning import check_lock, check_yaml
 from tasks.cluster.address import check_ray_address
@@ -47,12 +55,18 @@ class Plan:
     stages: Mapping[str, Stage]
     is_tracked: bool
     """Whether the workspace is the one that DVC tracks, with the parameters of `pipelines.yaml`."""
+    if_changed: IfChanged = "refuse"
     served_at: "ServedAt | None" = None
     """Where the policy is served during training."""
 
 
 def check_run(
-    name: str, *, overrides: Mapping[str, Any], workspace: Path | None, serve_policy: str | None = None
+    name: str,
+    *,
+    overrides: Mapping[str, Any],
+    workspace: Path | None,
+    serve_policy: str | None = None,
+    if_changed: IfChanged = "refuse",
 ) -> Plan:
     """Make the plan of a run, and check the servers and the port that it needs besides.
 
@@ -61,10 +75,17 @@ def check_run(
     served_at = None if serve_policy is None else _read_address(serve_policy)
     check_server()
     check_tracking()
-    return replace(make_plan(name, overrides=overrides, workspace=workspace), served_at=served_at)
+    plan = make_plan(name, overrides=overrides, workspace=workspace, if_changed=if_changed)
+    return replace(plan, served_at=served_at)
 
 
-def make_plan(name: str, *, overrides: Mapping[str, Any], workspace: Path | None) -> Plan:
+def make_plan(
+    name: str,
+    *,
+    overrides: Mapping[str, Any],
+    workspace: Path | None,
+    if_changed: IfChanged = "refuse",
+) -> Plan:
     """Load and check pipeline `name` with `overrides` by dotted key.
 
     Raises `ConfigError` for anything that would stop the run later and can be checked now, and
@@ -98,12 +119,15 @@ def make_plan(name: str, *, overrides: Mapping[str, Any], workspace: Path | None
             check_yaml()
     stages = declared_stages(name, pipeline=pipeline, workspace=folder)
     check_inputs(stages.values())
+    if has_inputs(stages["train"]):  # else they are made first, and the stage checks them
+        check_resume(stages["train"], if_changed=if_changed)
     return Plan(
         name=name,
         pipeline=pipeline,
         workspace=folder,
         stages=stages,
         is_tracked=folder == home,
+        if_changed=if_changed,
     )
 
 

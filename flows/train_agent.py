@@ -17,7 +17,7 @@ from prefect.runtime import flow_run
 from envs.errors import ConfigError, WingspanError, describe, suggest
 from flows.endings.guardian import guard
 from flows.endings.stopping import claim_signals, on_stop
-from flows.lineage import Receipt, claim_checkpoints, mark_finished
+from flows.lineage import IfChanged, Receipt, claim_checkpoints, mark_finished
 from flows.plan import Plan, check_run, lock, make_plan
 from flows.prefect_runs import cancel, take_over
 from flows.run import STAGES, Run, open_run
@@ -30,12 +30,14 @@ def train_agent(
     overrides: dict[str, Any] | None = None,
     workspace: str | None = None,
     serve_policy: str | None = None,
+    if_changed: IfChanged = "refuse",
 ) -> dict[str, Any]:
     """Run `pipeline` of `pipelines.yaml`, or what is left of it, in its workspace.
 
     `overrides`: parameters by dotted key, e.g. `{"train.lr": 1e-3}`; such a run gets its own workspace unless
     `workspace` names one. `serve_policy`: `PORT` or `HOST:PORT` on which the policy is served with OpenAI's
-    protocol during training. Returns the content of `evaluation.json`. Raises `WingspanError` for anything
+    protocol during training. `if_changed`: what to do about an interrupted training in the workspace whose
+    inputs have changed since. Returns the content of `evaluation.json`. Raises `WingspanError` for anything
     that a user can fix; the same call then resumes where this one stopped.
     """
     guard()
@@ -44,6 +46,7 @@ def train_agent(
         overrides=overrides or {},
         workspace=Path(workspace) if workspace else None,
         serve_policy=serve_policy,
+        if_changed=if_changed,
     )
     with lock(plan.workspace):
         return run_plan(plan)
@@ -105,7 +108,7 @@ def train(run: Run, *inputs: Receipt) -> Receipt:
     if run.is_finished(stage):
         return run.finish(stage, lambda: None, *inputs)
     key = run.key(stage)
-    with run.working(stage, is_resumed=claim_checkpoints(stage)):
+    with run.working(stage, is_resumed=claim_checkpoints(stage, if_changed=run.plan.if_changed)):
         session = run.training_session()
         after: tuple[Any, ...] = inputs
         for index in range(session.num_rounds):
@@ -132,7 +135,7 @@ def run_stage(stage: str, pipeline: str) -> None:
     guard()
     if stage not in STAGES:
         raise ConfigError(f"unknown stage {stage!r}; {suggest(stage, STAGES)}there are: {', '.join(STAGES)}")
-    plan = make_plan(pipeline, overrides={}, workspace=None)
+    plan = make_plan(pipeline, overrides={}, workspace=None, if_changed="restart")  # as DVC does
     if stage not in plan.stages:  # the warm-up of a pipeline that has none
         write_no_warmup(plan.workspace, model=plan.pipeline.model)
         return

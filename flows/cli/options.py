@@ -2,7 +2,7 @@
 
 import json
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 import yaml
@@ -14,6 +14,13 @@ PipelineName = Annotated[
 ]
 EnvironmentName = Annotated[
     str, typer.Argument(metavar="NAME", help="Name of an environment; `wingspan envs` lists them.")
+]
+IfChanged = Annotated[
+    Literal["refuse", "restart", "resume"],
+    typer.Option(
+        help="What to do about an interrupted training whose parameters or data have changed: refuse to run, "
+        "restart it, which deletes its checkpoints, or resume it all the same.",
+    ),
 ]
 Settings = Annotated[
     list[str] | None,

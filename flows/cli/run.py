@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from envs.errors import describe
-from flows.cli.options import PipelineName, Settings, Workspace, parse_settings
+from flows.cli.options import IfChanged, PipelineName, Settings, Workspace, parse_settings
 
 BASE_MODEL = Path("models/textcraft-base")
 """The output of stage `base` in dvc.yaml."""
@@ -27,6 +27,7 @@ def run(
             show_default="not served",
         ),
     ] = None,
+    if_changed: IfChanged = "refuse",
 ) -> None:
     """Run a pipeline from its data to its report, or resume it where it stopped."""
     from flows.cli.next_commands import next_commands
@@ -38,7 +39,13 @@ def run(
     guard()
     with Stoppable(_resume_line()):
         overrides = parse_settings(settings or [])
-        plan = check_run(pipeline, overrides=overrides, workspace=workspace, serve_policy=serve_policy)
+        plan = check_run(
+            pipeline,
+            overrides=overrides,
+            workspace=workspace,
+            serve_policy=serve_policy,
+            if_changed=if_changed,
+        )
         if plan.served_at is not None:
             typer.echo(f"during training, the policy answers at {plan.served_at.url} as model 'policy'")
         with lock(plan.workspace):

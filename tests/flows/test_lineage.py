@@ -11,6 +11,7 @@ from prefect.serializers import JSONSerializer
 from envs.errors import ConfigError
 from flows.lineage import (
     FINISHED,
+    IfChanged,
     Receipt,
     Stage,
     claim_checkpoints,
@@ -239,19 +240,34 @@ def test_checkpoints_stay_for_the_same_training_and_go_for_any_other(project: Pa
         pipeline = load_pipeline(NAME, overrides=overrides)
         return declared_stages(NAME, pipeline=pipeline, workspace=Path("runs") / NAME)["train"]
 
+    def claim(overrides: dict[str, object] | None = None, if_changed: IfChanged = "refuse") -> bool:
+        return claim_checkpoints(train_stage(overrides), if_changed=if_changed)
+
+    def make_checkpoint() -> None:
+        checkpoint.mkdir(parents=True)
+        (checkpoint / "complete").write_text("{}")
+
     checkpoint = Path("runs", NAME, "train", "checkpoints", "global_step_4")
-    assert not claim_checkpoints(train_stage())  # nobody knows whose these were
-    checkpoint.mkdir(parents=True)
-    assert claim_checkpoints(train_stage())
+    assert not claim()  # nobody knows whose these were
+    make_checkpoint()
+    assert claim()
     Path("tasks/stages/train.py").write_text("mended\n")
-    assert claim_checkpoints(train_stage())
+    assert claim()
     assert checkpoint.exists()
     Path("runs", NAME, FINISHED).write_text(stage_key(train_stage()))
-    assert claim_checkpoints(train_stage())  # to write again what was lost of it
+    assert claim()  # to write again what was lost of it
     Path("tasks/stages/train.py").write_text("better\n")
-    assert not claim_checkpoints(train_stage())
-    checkpoint.mkdir(parents=True)
-    assert claim_checkpoints(train_stage())
-    assert not claim_checkpoints(train_stage({"train.lr": 1.0}))
+    assert not claim(), "what was completed is done anew"
+    make_checkpoint()
+    assert claim()
+    with pytest.raises(ConfigError, match=r"\(step 4\) from other inputs: train\.lr: 0\.0003 → 1\.0\. Undo"):
+        claim({"train.lr": 1.0})
+    Path("runs", NAME, "data", "train.jsonl").write_text("other items\n")
+    with pytest.raises(ConfigError, match=r"train\.lr: 0\.0003 → 1\.0; data/train\.jsonl has other content"):
+        claim({"train.lr": 1.0})
+    assert checkpoint.exists()
+    assert claim({"train.lr": 1.0}, if_changed="resume")
+    assert claim({"train.lr": 1.0}), "that is its input now"
+    assert not claim(if_changed="restart")
     assert not checkpoint.exists()
     assert not Path("runs", NAME, "policy").exists()
