@@ -109,6 +109,10 @@ class StepSampler:
             seconds=time.perf_counter() - start_time,
         )
 
+    def continue_after(self, sample: StepSample) -> None:
+        """Take `sample`, of an earlier process, for the step before the next one."""
+        self._history = sample.history
+
     def _choose_items(self, step: int) -> list[Item]:
         """Those whose turn it is; with a curriculum, others of the same parts in their places."""
         count = self._pipeline.rollout.items_per_step

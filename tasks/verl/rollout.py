@@ -236,8 +236,10 @@ class RolloutManager:
     def restore_ahead(self, folder: Path) -> None:
         """Go on with the episodes that `save_ahead` wrote, if it did."""
         if self._pipeline.train.async_ is not None and (folder / _AHEAD).exists():
+            sample: StepSample = pickle.loads((folder / _AHEAD).read_bytes())
+            self._step_sampler.continue_after(sample)
             self._ahead = Future()
-            self._ahead.set_result(pickle.loads((folder / _AHEAD).read_bytes()))
+            self._ahead.set_result(sample)
 
     def run_rollout(self, items: Sequence[Item], spec: RolloutSpec) -> list[Group]:
         """`RolloutRunner.run`, for callers that wait."""
