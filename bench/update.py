@@ -127,7 +127,15 @@ def update_data(pipeline: Pipeline, rows: Sequence[Row]) -> Any:
     data["old_log_probs"] = data["rollout_log_probs"]
     data["advantages"] = -data["rollout_log_probs"]
     tu.assign_non_tensor(
-        data, **update_options(pipeline, rows=len(rows), played_tokens=len(rows), step=1, temperature=1.0)
+        data,
+        **update_options(
+            pipeline,
+            rows=len(rows),
+            played_tokens=len(rows),
+            observation_tokens=0,
+            step=1,
+            temperature=1.0,
+        ),
     )
     return data
 

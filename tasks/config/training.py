@@ -137,6 +137,9 @@ class TrainSettings(Settings):
     entropy_coef: Annotated[float, Field(ge=0)] = 0.0
     """Weight of a bonus for the policy's entropy (nats, mean over tokens): without it, a policy may become
     certain before it has found what is right."""
+    observation_loss: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
+    """Weight of a loss on what the environment answered: the mean cross-entropy of those tokens (nats), for
+    the policy learns what its actions do (ECHO, arXiv 2605.24517, with weights of 0.05 to 0.25)."""
     micro_batch_tokens: Positive
     """Padded tokens of one forward and backward pass."""
     importance_cap: Annotated[float, Field(ge=1, allow_inf_nan=False)] | None = None

@@ -23,6 +23,7 @@ _TRAIN = {
     "grad_norm",
     "kl",
     "kl_reference",
+    "observation_loss",
     "clip_fraction",
     "lr",
     "entropy",

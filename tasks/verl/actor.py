@@ -39,6 +39,7 @@ _VERL_METRICS = {
     "grad_norm": "actor/grad_norm",
     "kl": "actor/ppo_kl",
     "kl_reference": "actor/kl_loss",
+    "observation_loss": "actor/observation_loss",
     "clip_fraction": "actor/pg_clipfrac",
     "lr": "actor/lr",
     "entropy_exact": "actor/entropy",
@@ -65,9 +66,9 @@ class StepRecord:
     `items_<pool>` (drawn from each pool of the curriculum), `trained` (episodes), `staleness` (of the policy
     that sampled, in steps), `entropy` (mean negative log-prob of the sampled tokens: unbiased, at the
     training temperature), `loss`, `grad_norm`, `kl` (to the policy that sampled), `kl_reference`,
-    `clip_fraction`, `lr`; `tokens_per_s` of the rollout; `horizon` (the longest; where parts have their own,
-    also `horizon_<part>`), `temperature`, `policy_version`; `seconds` and `seconds_<phase>`. On GPUs, where
-    the trainer computes the log-probs of what was sampled once more, over the tokens that are trained on:
+    `observation_loss` (nats per token of the environment), `clip_fraction`, `lr`; `tokens_per_s` of the
+    rollout; `horizon` (the longest; where parts have their own, also `horizon_<part>`), `temperature`,
+    `policy_version`; `seconds` and `seconds_<phase>`. On GPUs, where the trainer computes the log-probs of what was sampled once more, over the tokens that are trained on:
     `rollout_probs_diff_mean` and `_max`, between the trainer's and the sampler's probabilities;
     `importance_mean`, the weight of a token (`train.importance_cap`), and `importance_capped`, the share of
     tokens whose weight was cut; `entropy_exact`, of the policy's whole distributions (nats, mean over rows).

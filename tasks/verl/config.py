@@ -190,6 +190,21 @@ def _check_algorithm(pipeline: Pipeline) -> None:
         )
 
 
+def _check_observations(pipeline: Pipeline) -> None:
+    where = f"train.observation_loss {pipeline.train.observation_loss}"
+    if not pipeline.agent.context.keep_thoughts:
+        raise ConfigError(
+            f"{where}: with agent.context.keep_thoughts: false, observations are in prompts, which are not "
+            "trained on; set keep_thoughts: true"
+        )
+    rollout = pipeline.rollout
+    if pipeline.backend.device == "cuda" and {rollout.temperature, rollout.final_temperature} - {1.0, None}:
+        raise ConfigError(
+            f"{where}: on GPUs, verl divides the logits of observations by rollout.temperature, too; set "
+            "temperature and final_temperature to 1.0"
+        )
+
+
 def check_pipeline(pipeline: Pipeline) -> None:
     """Raise `ConfigError` for settings that contradict each other; imports nothing heavy."""
     rollout, train, backend = pipeline.rollout, pipeline.train, pipeline.backend
@@ -228,6 +243,8 @@ def check_pipeline(pipeline: Pipeline) -> None:
             "train.async is for backend.device cpu: on cuda sampler and trainer take turns on the same GPUs; "
             "leave it out"
         )
+    if train.observation_loss > 0:
+        _check_observations(pipeline)
     if backend.device == "cpu" and train.importance_cap is not None:
         raise ConfigError(
             f"train.importance_cap {train.importance_cap} is for backend.device cuda; on a CPU sampler and "

@@ -1,4 +1,5 @@
-"""The policy's loss in verl's worker: the algorithm's policy loss, KL to the reference, entropy bonus.
+"""The policy's loss in verl's worker: the algorithm's policy loss, KL to the reference, entropy bonus and
+cross-entropy of observations.
 
 Owns how tokens are weighed. A sequence is a whole conversation: each of its segments is a row, and
 micro-batches and mini-batches may separate them, so each row carries the tokens of its conversation. What is
@@ -21,6 +22,9 @@ from tasks.config.training import TrainSettings
 
 PLAYED_EPISODES, PLAYED_TOKENS = "played_episodes", "played_tokens"
 """Options of an update: what was played for each of its mini-batches, on all workers."""
+OBSERVATION_TOKENS = "observation_tokens"
+"""Option of an update: tokens of the environment in each of its mini-batches, in the mean, on all workers.
+Only those of rows: where an episode is left out, its observations are no zeros of the mean."""
 
 
 def set_loss(worker: Any, train: TrainSettings, *, context_length: int) -> None:
@@ -43,7 +47,8 @@ def policy_loss(
     """
     log_probs = no_padding_2_padding(model_output["log_probs"], data)  # [B, R]
     optional = [name for name in ("ref_log_prob", "rollout_is_weights") if name in data]
-    rows = data.select("response_mask", "old_log_probs", "advantages", *optional).to_padded_tensor()
+    required = ("response_mask", "loss_mask", "old_log_probs", "advantages")
+    rows = data.select(*required, *optional).to_padded_tensor()
     mask = rows["response_mask"].to(bool)
     weights = mask * data["dp_size"] * _row_weights(train.algorithm.aggregation, data, context_length)
 
@@ -72,6 +77,12 @@ def policy_loss(
         kl = add_up(kl_penalty(log_probs, rows["ref_log_prob"], train.kl.estimator))
         loss = loss + train.kl.coef * kl
         metrics["kl_loss"] = Metric(value=kl, aggregation=AggregationType.SUM)
+    if train.observation_loss > 0 and data[OBSERVATION_TOKENS] > 0:
+        observed = rows["loss_mask"].to(bool) & ~mask
+        scale = data["dp_size"] / float(data[OBSERVATION_TOKENS])
+        cross_entropy = -torch.where(observed, log_probs, 0.0).sum() * scale
+        loss = loss + train.observation_loss * cross_entropy
+        metrics["observation_loss"] = Metric(value=cross_entropy, aggregation=AggregationType.SUM)
     return loss, metrics
 
 

@@ -21,7 +21,7 @@ from torch.utils.data import Dataset
 
 from agents.prompting.images import decode_image
 from agents.types import Completion, FinishReason, SamplingParams, Trajectory
-from envs.errors import SamplerFailed, describe
+from envs.errors import ConfigError, SamplerFailed, describe
 from envs.runtime.metrics import PoolMetrics
 from envs.types import Image, Item
 from tasks.config.pipelines import Pipeline
@@ -32,7 +32,7 @@ from tasks.rollout.history import History
 from tasks.rollout.runner import RolloutSpec
 from tasks.rollout.served_policy import ServedAt, ServedPolicy
 from tasks.rollout.step import Group, StepSample, StepSampler
-from tasks.verl.rows import conversation_key, fields_of, rows_of, tag_of, trainable
+from tasks.verl.rows import conversation_key, fields_of, observation_tokens, rows_of, tag_of, trainable
 
 T = TypeVar("T")
 
@@ -118,6 +118,8 @@ class StepRollout:
     sample: StepSample
     trained: Mapping[str, Trajectory]
     """Those that were handed to the trainer, by the key of their rows without the segment's number."""
+    observation_tokens: int
+    """Of those that were handed to the trainer: tokens that the environment wrote."""
     greedy_rewards: Mapping[str, float]
     """`sample.greedy_rewards`, by the group's uid."""
     num_informative: int
@@ -140,7 +142,14 @@ class RolloutManager:
         history: History,
     ) -> None:
         """`items`, `history`: as `StepSampler` takes them; `client`: of verl's generation servers;
-        `processor`: of a vision-language model, as `verl_processor` loads it."""
+        `processor`: of a vision-language model, as `verl_processor` loads it. Raises `ConfigError` for a
+        tokenizer by which an observation loss cannot be computed."""
+        if pipeline.train.observation_loss > 0 and getattr(tokenizer, "backend_tokenizer", None) is None:
+            raise ConfigError(
+                f"train.observation_loss {pipeline.train.observation_loss}: {type(tokenizer).__name__} does "
+                "not say which characters a token has, so observations cannot be told from the chat "
+                "template; use a model with a fast tokenizer (tokenizer.json)"
+            )
         self._pipeline = pipeline
         self._sampler = VerlSampler(client)
         self._tokenizer = tokenizer
@@ -191,7 +200,7 @@ class RolloutManager:
         if rows:
             tq.kv_batch_put(
                 keys=[row.key for row in rows],
-                fields=fields_of(rows, self._processor),
+                fields=fields_of(rows, self._processor, with_observations=train.observation_loss > 0),
                 tags=[tag_of(row, step=step) for row in rows],
                 partition_id="train",
             )
@@ -199,6 +208,7 @@ class RolloutManager:
         self.last = StepRollout(
             sample=sample,
             trained={conversation_key(row.key): row.trajectory for row in rows},
+            observation_tokens=observation_tokens(rows),
             greedy_rewards=greedy_rewards,
             num_informative=sum(map(is_informative, sample.groups)),
             environments=self._runner.environments,

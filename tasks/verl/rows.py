@@ -38,8 +38,9 @@ def overlong_penalty(trajectory: Trajectory, train: TrainSettings, *, context_le
 
 
 def has_gradient_without_advantage(train: TrainSettings) -> bool:
-    """Whether an episode of advantage 0 has a gradient all the same: from the KL, or from the entropy."""
-    return train.kl is not None or train.entropy_coef > 0
+    """Whether an episode of advantage 0 has a gradient all the same: from the KL, from the entropy, or from
+    its observations."""
+    return train.kl is not None or train.entropy_coef > 0 or train.observation_loss > 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,9 +71,16 @@ def rows_of(uid: str, group: Sequence[Trajectory]) -> list[Row]:
     ]
 
 
-def fields_of(rows: Sequence[Row], processor: Any = None) -> Any:
+def observation_tokens(rows: Iterable[Row]) -> int:
+    """Tokens of `rows` that the environment wrote."""
+    return sum(sum(row.packed.observation_mask) for row in rows)
+
+
+def fields_of(rows: Sequence[Row], processor: Any = None, *, with_observations: bool = False) -> Any:
     """Rows as verl's agent loop lays them out: nested, [rows, tokens], where no shape is given.
 
+    `loss_mask` has the tokens whose log-probs the loss needs: the policy's, and `with_observations` the
+    environment's. (verl's padding has neither, whatever row it copies; a field of ours it would copy.)
     `processor`: as verl loads it, of a model that sees; then there are `multi_modal_inputs`, and positions
     are [rows, 4, tokens] where the model's are. Raises `ConfigError` for pictures that it cannot train on.
     """
@@ -85,7 +93,10 @@ def fields_of(rows: Sequence[Row], processor: Any = None) -> Any:
             [torch.tensor(v, dtype=dtype) for v in values], layout=torch.jagged
         )
 
-    masks = nest([p.response_mask for p in packed], torch.int64)
+    masks = loss_masks = nest([p.response_mask for p in packed], torch.int64)
+    if with_observations:
+        in_loss = [[*map(max, p.response_mask, p.observation_mask)] for p in packed]
+        loss_masks = nest(in_loss, torch.int64)
     sequences = [p.prompt_ids + p.response_ids for p in packed]
     vision = [vision_of(s, p.images, processor) for s, p in zip(sequences, packed, strict=True)]
     vision_fields = (
@@ -101,7 +112,7 @@ def fields_of(rows: Sequence[Row], processor: Any = None) -> Any:
             "position_ids": side_by_side([row_vision.position_ids for row_vision in vision]),
             **vision_fields,
             "response_mask": masks,
-            "loss_mask": masks,
+            "loss_mask": loss_masks,
             "conversation": torch.tensor(number_conversations(row.key for row in rows)),  # [rows]
             "conversation_tokens": torch.tensor([row.conversation_tokens for row in rows]),  # [rows]
             "rollout_log_probs": nest([p.logprobs for p in packed], torch.float32),

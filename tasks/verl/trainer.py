@@ -29,13 +29,14 @@ from tasks.rollout.runner import training_temperature
 from tasks.verl import checkpoints
 from tasks.verl.advantages import estimate_advantages
 from tasks.verl.cpu.engine import WHOLE_CONVERSATIONS
-from tasks.verl.loss import PLAYED_EPISODES, PLAYED_TOKENS, set_loss
+from tasks.verl.loss import OBSERVATION_TOKENS, PLAYED_EPISODES, PLAYED_TOKENS, set_loss
 from tasks.verl.rollout import RolloutManager, StepRollout
 
 _MUST_BE_FINITE = {
     "actor/pg_loss": "loss",
     "actor/kl_loss": "KL to the reference",
     "actor/entropy_loss": "entropy",
+    "actor/observation_loss": "loss of observations",
     "actor/grad_norm": "gradient norm",
 }
 """By verl's names."""
@@ -144,6 +145,7 @@ class StepTrainer(PPOTrainerSync):  # type: ignore[misc]
                 self._pipeline,
                 rows=len(batch.keys),
                 played_tokens=self._rollout.sample.played_tokens,
+                observation_tokens=self._rollout.observation_tokens,
                 step=self.global_steps,
                 temperature=self.config.actor_rollout_ref.rollout.temperature,
             )
@@ -165,12 +167,19 @@ def check_update(metrics: Mapping[str, float], *, step: int, lr: float) -> None:
 
 
 def update_options(
-    pipeline: Pipeline, *, rows: int, played_tokens: int, step: int, temperature: float
+    pipeline: Pipeline,
+    *,
+    rows: int,
+    played_tokens: int,
+    observation_tokens: int,
+    step: int,
+    temperature: float,
 ) -> dict[str, Any]:
     """What verl's worker is told beside the `rows` of a step, by verl's names.
 
     `rows` is a multiple of `train.mini_batches`; `played_tokens` were sampled in the step, in episodes that
-    are not trained on, too; `temperature` is the one that they were sampled at.
+    are not trained on, too; `observation_tokens` of the rows are the environment's; `temperature` is the one
+    that the policy's were sampled at.
     """
     train, rollout = pipeline.train, pipeline.rollout
     return {
@@ -179,6 +188,7 @@ def update_options(
         "distillation_only": False,
         PLAYED_EPISODES: rollout.items_per_step * rollout.group_size / train.mini_batches,
         PLAYED_TOKENS: played_tokens / train.mini_batches,
+        OBSERVATION_TOKENS: observation_tokens / train.mini_batches,
         WHOLE_CONVERSATIONS: train.algorithm.loss.needs_whole_conversations,
         "mini_batch_size": rows // train.mini_batches,
         "epochs": train.epochs,

@@ -9,7 +9,7 @@ from agents.types import Trajectory
 from tasks.config.pipelines import Pipeline
 from tasks.data.trajectories import sampled_tokens
 from tasks.verl.local_worker import start_actor
-from tasks.verl.rows import Row, conversation_key, fields_of, rows_of
+from tasks.verl.rows import Row, conversation_key, fields_of, observation_tokens, rows_of
 
 STEP = 1
 
@@ -46,7 +46,7 @@ def update(
     train, context_length = pipeline.train, pipeline.rollout.context_length
     set_loss(worker, train, context_length=context_length)
     rows = rows_of_all(groups)
-    data: TensorDict = fields_of(rows)
+    data: TensorDict = fields_of(rows, with_observations=train.observation_loss > 0)
     data["old_log_probs"] = data["rollout_log_probs"]
     if reference is not None:
         data["ref_log_prob"] = fields_of(rows_of_all(reference))["rollout_log_probs"]
@@ -66,6 +66,7 @@ def update(
             pipeline,
             rows=len(rows),
             played_tokens=tokens if played_tokens is None else played_tokens,
+            observation_tokens=observation_tokens(rows),
             step=STEP,
             temperature=pipeline.rollout.temperature,
         ),

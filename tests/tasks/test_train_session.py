@@ -26,6 +26,14 @@ WARMUP = {"demonstrations": 1, "noise": 0.0, "steps": 1, "batch_size": 1, "lr": 
         ({"backend": {"device": "cuda", "rollout": "vllm", "workers": 3, "tensor_parallel": 2}}, "workers 3"),
         ({"backend": {"device": "cuda", "rollout": "vllm"}, "rollout__top_p": 0.9}, "top_p 0.9"),
         ({"backend": {"device": "cuda", "rollout": "vllm", "samplers": 2}}, "samplers 2"),
+        ({"backend": {"device": "cuda", "rollout": "vllm"}, "train__observation_loss": 0.1}, "logits"),
+        (
+            {
+                "agent": {"instructions": False, "context": {"keep_thoughts": False}},
+                "train__observation_loss": 0.1,
+            },
+            "keep_thoughts: true",
+        ),
     ],
 )
 def test_settings_that_contradict_each_other_are_refused(overrides: dict[str, object], message: str) -> None:

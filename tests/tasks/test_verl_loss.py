@@ -23,6 +23,7 @@ torch = pytest.importorskip("torch")
 Groups = list[list[Trajectory]]
 
 CLIP, KL_COEF, ENTROPY_COEF, TEMPERATURE = 0.2, 0.05, 0.02, 1.3
+OBSERVATION_LOSS = 0.25
 SEGMENTS = ((1, 1, 2, 1), (3, 1, 3, 2))
 """Of each trajectory of each group: 14 rows, and the 7th is in the middle of a trajectory."""
 REWARDS = ((1.0, 0.0, 0.25, 0.0), (0.0, 1.0, 1.0, 0.0))
@@ -88,9 +89,38 @@ def test_mini_batches_may_separate_a_trajectory(worker: Any, model: Path, groups
     assert sum(actual["actor/entropy_loss"]) / 2 == pytest.approx(expected.entropy, rel=1e-5)
 
 
+def test_observations_are_predicted_in_the_same_pass(worker: Any, model: Path, groups: Groups) -> None:
+    reference = nearby(groups, seed=3)
+    expected = loss_by_hand(model, groups, reference, observation_loss=OBSERVATION_LOSS)
+    for count in (1, 2):
+        settings = pipeline(mini_batches=count, observation_loss=OBSERVATION_LOSS)
+        actual = update(worker, settings, groups, reference=reference)
+        assert sum(actual["observation_loss"]) / count == pytest.approx(expected.observation, rel=1e-5)
+        assert sum(actual["actor/pg_loss"]) / count == pytest.approx(expected.policy, abs=1e-7)
+        assert sum(actual["kl_loss"]) / count == pytest.approx(expected.kl, rel=1e-5)
+        assert sum(actual["actor/entropy_loss"]) / count == pytest.approx(expected.entropy, rel=1e-5)
+        if count == 1:
+            assert actual["grad_norm"] == pytest.approx([expected.grad_norm], rel=1e-5)
+
+
+def test_without_an_observation_there_is_no_loss_of_observations(worker: Any, model: Path) -> None:
+    unobserved = [
+        [
+            replace(t, turns=tuple(replace(turn, observation_spans=()) for turn in t.turns))
+            for t in make_groups(model, ((2, 1),), ((0.0, 1.0),))[0]
+        ]
+    ]
+    settings = pipeline(kl=None, entropy_coef=0.0, observation_loss=OBSERVATION_LOSS)
+    metrics = update(worker, settings, unobserved)
+    assert "observation_loss" not in metrics
+    plain = update(worker, pipeline(kl=None, entropy_coef=0.0), unobserved)
+    assert metrics["grad_norm"] == plain["grad_norm"]
+
+
 @pytest.mark.parametrize(
     "coefficients",
     [
+        {"kl": None, "entropy_coef": 0.0, "observation_loss": OBSERVATION_LOSS},
         {"kl": None, "entropy_coef": 0.0},
         {"kl": None, "entropy_coef": ENTROPY_COEF},
         {"kl": {"coef": KL_COEF}, "entropy_coef": 0.0},
@@ -112,11 +142,13 @@ class Loss:
     policy: float
     kl: float
     entropy: float
+    observation: float
     grad_norm: float
 
 
-def loss_by_hand(model: Path, groups: Groups, reference: Groups) -> Loss:
-    """In float64, each turn by itself: the mean over a trajectory's sampled tokens, summed, by `PLAYED`."""
+def loss_by_hand(model: Path, groups: Groups, reference: Groups, *, observation_loss: float = 0.0) -> Loss:
+    """In float64, each turn by itself: the mean over a trajectory's sampled tokens, summed, by `PLAYED`; of
+    observations, the mean over all tokens of the step."""
     policy = exact(model)
     sums = {"policy": torch.zeros(()), "kl": torch.zeros(()), "entropy": torch.zeros(())}
     for group, references in zip(groups, reference, strict=True):
@@ -135,11 +167,30 @@ def loss_by_hand(model: Path, groups: Groups, reference: Groups) -> Loss:
                 per_token["entropy"].append(-(distribution.exp() * distribution).sum(-1))
             for name, values in per_token.items():
                 sums[name] = sums[name] + torch.cat(values).mean() / NUM_PLAYED
+    observed = torch.cat([cross_entropies(policy, t) for group in groups for t in group])
+    sums["observation"] = observed.mean()
     loss = sums["policy"] + KL_COEF * sums["kl"] - ENTROPY_COEF * sums["entropy"]
+    loss = loss + observation_loss * sums["observation"]
     loss.backward()
     squares = [p.grad.square().sum() for p in policy.parameters()]
     values = {name: value.item() for name, value in sums.items()}
     return Loss(grad_norm=sum(squares).item() ** 0.5, **values)
+
+
+def cross_entropies(policy: Any, trajectory: Trajectory) -> Any:
+    """Of each observed token that a turn of the same segment follows, at temperature 1."""
+    values = [torch.zeros(0, dtype=torch.float64)]
+    followed = [*(turn.prompt_ids is None for turn in trajectory.turns[1:]), False]
+    for (context, turn), is_followed in zip(turns_of(trajectory), followed, strict=True):
+        if is_followed:
+            before = [*context, *turn.completion.token_ids]
+            logits = policy(torch.tensor([[*before, *turn.observation_ids]])).logits[0].log_softmax(-1)
+            for start, end in turn.observation_spans:
+                values += [
+                    -logits[len(before) + place - 1, turn.observation_ids[place]].unsqueeze(0)
+                    for place in range(start, end)
+                ]
+    return torch.cat(values)
 
 
 def turns_of(trajectory: Trajectory) -> Iterator[tuple[tuple[int, ...], Turn]]:
@@ -238,6 +289,7 @@ def random_trajectory(
             observation="",
             reward=0.0,
             observation_ids=tuple(tokens(3, 3)),
+            observation_spans=((1, 3),) if len(sampled_ids) % 2 else ((0, 1), (2, 3)),
             prompt_ids=None if prompt_ids is None else tuple(prompt_ids),
         )
 

@@ -46,14 +46,18 @@ class CpuTrainingEngine(FSDPEngineWithLMHead):  # type: ignore[misc]
     def prepare_model_inputs(self, micro_batch: TensorDict) -> tuple[dict[str, Any], dict[str, Any]]:
         """Pack the micro-batch into a row: the model's arguments, and those of `prepare_model_outputs`."""
         samples = micro_batch["input_ids"].unbind()
+        lengths = [len(sample) for sample in samples]
         row = pack_row(
             samples,
             prompt_lengths=_prompt_lengths(micro_batch),
-            masks=_full_masks(micro_batch, [len(s) for s in samples]),
+            masks=_full_masks(micro_batch["loss_mask"], lengths),
         )
         temperature = micro_batch["temperature"]
         if not isinstance(temperature, torch.Tensor):
             temperature = torch.full((len(samples),), float(temperature))
+        # What the environment wrote was not sampled: it is predicted at temperature 1.
+        is_observed = torch.cat(_observation_masks(micro_batch, lengths))[row.targets + 1]
+        temperature = torch.where(is_observed, 1.0, temperature[row.sample_of])
         inputs = {
             "input_ids": row.input_ids,
             "attention_mask": None,
@@ -61,7 +65,7 @@ class CpuTrainingEngine(FSDPEngineWithLMHead):  # type: ignore[misc]
             "logits_to_keep": row.logit_rows,
             "blocks": row.blocks,
         }
-        return inputs, {"row": row, "temperature": temperature[row.sample_of]}
+        return inputs, {"row": row, "temperature": temperature}
 
     def prepare_model_outputs(
         self,
@@ -143,7 +147,14 @@ def _prompt_lengths(data: TensorDict) -> list[int]:
     return lengths
 
 
-def _full_masks(data: TensorDict, lengths: list[int]) -> list[torch.Tensor]:
-    """`loss_mask` over whole samples; in RL, verl gives it for responses only."""
-    masks = data["loss_mask"].unbind()
-    return [torch.nn.functional.pad(m, (n - len(m), 0)) for m, n in zip(masks, lengths, strict=True)]
+def _full_masks(masks: torch.Tensor, lengths: list[int]) -> list[torch.Tensor]:
+    """Masks over whole samples; in RL, verl gives them for responses only."""
+    return [torch.nn.functional.pad(m, (n - len(m), 0)) for m, n in zip(masks.unbind(), lengths, strict=True)]
+
+
+def _observation_masks(data: TensorDict, lengths: list[int]) -> list[torch.Tensor]:
+    """Over whole samples: tokens in the loss that the policy has not sampled; without responses, none."""
+    if "response_mask" not in data:
+        return [torch.zeros(length, dtype=torch.bool) for length in lengths]
+    in_loss, sampled = (_full_masks(data[name], lengths) for name in ("loss_mask", "response_mask"))
+    return [(a > b) for a, b in zip(in_loss, sampled, strict=True)]
