@@ -68,11 +68,12 @@ class StepRecord:
     training temperature), `loss`, `grad_norm`, `kl` (to the policy that sampled), `kl_reference`,
     `observation_loss` (nats per token of the environment), `clip_fraction`, `lr`; `tokens_per_s` of the
     rollout; `horizon` (the longest; where parts have their own, also `horizon_<part>`), `temperature`,
-    `policy_version`; `seconds` and `seconds_<phase>`. On GPUs, where the trainer computes the log-probs of what was sampled once more, over the tokens that are trained on:
-    `rollout_probs_diff_mean` and `_max`, between the trainer's and the sampler's probabilities;
-    `importance_mean`, the weight of a token (`train.importance_cap`), and `importance_capped`, the share of
-    tokens whose weight was cut; `entropy_exact`, of the policy's whole distributions (nats, mean over rows).
-    On a CPU verl takes the sampler's log-probs as they are and computes none of these."""
+    `policy_version`; `seconds` and `seconds_<phase>`. On GPUs, where the trainer computes the log-probs of
+    what was sampled once more, over the tokens that are trained on: `rollout_probs_diff_mean` and `_max`,
+    between the trainer's and the sampler's probabilities; `importance_mean`, the weight of a token
+    (`train.importance_cap`), and `importance_capped`, the share of tokens whose weight was cut;
+    `entropy_exact`, of the policy's whole distributions (nats, mean over rows). On a CPU verl takes the
+    sampler's log-probs as they are and computes none of these."""
     trajectories: list[Trajectory]
     """The groups of the step's first items."""
     raise_reason: str = ""
