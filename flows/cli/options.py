@@ -18,8 +18,8 @@ EnvironmentName = Annotated[
 IfChanged = Annotated[
     Literal["refuse", "restart", "resume"],
     typer.Option(
-        help="What to do about an interrupted training whose parameters or data have changed: refuse to run, "
-        "restart it, which deletes its checkpoints, or resume it all the same.",
+        help="Handle an interrupted training whose parameters or data have changed: refuse to run, restart "
+        "it, which deletes its checkpoints, or resume it all the same.",
     ),
 ]
 Settings = Annotated[

@@ -102,9 +102,9 @@ def disk_bytes(pipeline: Pipeline, size: ModelSize, *, checkpoints: int) -> int:
     """The most disk space that a run takes, with this many `checkpoints` at once.
 
     It also holds the policy that training starts from, if there is a warm-up, and the trained policy: each
-    with a copy in DVC's cache, the trained one with another in MLflow's store.
+    with a copy in DVC's cache, the trained one with another in MLflow's store; and the best policy so far.
     """
-    policies = 3 + (2 if pipeline.warmup is not None else 0)
+    policies = 4 + (2 if pipeline.warmup is not None else 0)
     return checkpoints * checkpoint_bytes(size) + policies * POLICY_BYTES * size.parameters
 
 

@@ -124,7 +124,10 @@ class TrainSettings(Settings):
     steps_per_round: Positive
     """A round ends with a checkpoint, a quick evaluation and its own MLflow run."""
     save_every: Positive
-    """Steps between checkpoints within a round."""
+    """Steps between checkpoints within a round; the last two are kept."""
+    final_policy: Literal["last", "best"] = "last"
+    """Which policy the run hands on to evaluation and registry: that of the last step, or the best by the
+    quick evaluations after the rounds. The best one is kept in either case, in `train/best`."""
     lr: LearningRate
     mini_batches: Positive
     """Optimizer steps per training step and epoch."""

@@ -8,8 +8,9 @@ loop over the rounds is in `flows/train_agent.py`, the training step in `tasks/v
 import json
 import logging
 import re
+import shutil
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from itertools import islice
@@ -38,6 +39,8 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
+BEST = "best"
+"""In `train/`: the policy of the round with the most successful quick evaluation, in Hugging Face format."""
 MAX_RESTARTS = 3
 """Times in a row that the training process may die without completing a step."""
 
@@ -148,6 +151,7 @@ class TrainSession:
         evaluation = self._restarting(lambda: self._evaluate(steps))
         seconds = steps.seconds + time.perf_counter() - start
         result = RoundResult(**{**asdict(steps), "evaluation": evaluation, "seconds": seconds})
+        self._keep_if_best(steps.last_step, evaluation)
         write_atomically(path, json.dumps(asdict(result), indent=1))
         return result
 
@@ -157,14 +161,40 @@ class TrainSession:
         return groups
 
     def export(self) -> Path:
-        """Write the last checkpoint's policy and tokenizer to `workspace/policy`; returns that folder."""
+        """Write the policy that `train.final_policy` chooses, and its tokenizer, to `workspace/policy`.
+
+        Returns that folder.
+        """
         self._resume()
         steps = checkpoints.complete_steps(self._checkpoints)
         if not steps:
             raise WingspanError(f"no complete checkpoint in {self._checkpoints}: train a round first")
         target = self._workspace / "policy"
-        copy_policy(checkpoints.policy_folder(self._checkpoints, step=steps[-1]), target)
+        best = self._folder / BEST
+        is_best = self._pipeline.train.final_policy == "best" and best.exists()
+        copy_policy(best if is_best else checkpoints.policy_folder(self._checkpoints, step=steps[-1]), target)
         return target
+
+    def _keep_if_best(self, step: int, evaluation: Mapping[str, float]) -> None:
+        """Copy the policy of the checkpoint of `step` to `train/best` if no earlier round was as successful.
+
+        Of equals, the earlier stays. A round in which no episode counted is never the best.
+        """
+        if "success" not in evaluation:
+            return
+        target, best = self._folder / BEST, self._find_best()
+        if best is None or not target.exists() or evaluation["success"] > best.evaluation["success"]:
+            copy_policy(checkpoints.policy_folder(self._checkpoints, step=step), target)
+
+    def _find_best(self) -> RoundResult | None:
+        """The most successful of the finished rounds, the earlier of equals."""
+        files = [self._round_file(index) for index in range(self.num_rounds)]
+        results = [RoundResult(**json.loads(file.read_text())) for file in files if file.exists()]
+        return max(
+            (result for result in results if "success" in result.evaluation),
+            key=lambda result: result.evaluation["success"],
+            default=None,
+        )
 
     def close(self) -> None:
         """End the training process, and the Ray session if this session started it."""
@@ -253,6 +283,9 @@ class TrainSession:
         for damage in checkpoint.damage:
             _log.warning("training goes back to step %d: %s", checkpoint.step, damage)
         _drop_steps_after(self._folder / "metrics.jsonl", checkpoint.step)
+        best = self._find_best()
+        if best is not None and best.last_step > checkpoint.step:
+            shutil.rmtree(self._folder / BEST, ignore_errors=True)
         for index in range(self.num_rounds):
             path = self._round_file(index)
             if path.exists() and json.loads(path.read_text())["last_step"] > checkpoint.step:

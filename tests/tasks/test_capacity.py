@@ -75,7 +75,7 @@ def test_checkpoints_and_disk_by_hand() -> None:
     assert round(checkpoint_bytes(QWEN_7B) / 1e9) == 122
     # Three checkpoints, and the trained policy here, in DVC's cache and in MLflow.
     pipeline = load_pipeline("searchqa-qwen2.5-7b")
-    assert disk_bytes(pipeline, QWEN_7B, checkpoints=3) == (3 * 16 + 3 * 4) * 7_615_616_512
+    assert disk_bytes(pipeline, QWEN_7B, checkpoints=3) == (3 * 16 + 4 * 4) * 7_615_616_512
 
 
 def test_memory_by_hand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

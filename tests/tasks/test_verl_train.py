@@ -108,6 +108,17 @@ def test_training_survives_kill_9_and_counts_every_step_once(toy_in_ray: None, t
     ]
     assert len(set(item_ids)) == 3 * 2
 
+    # The policy of the most successful round is kept apart, the earlier of equals.
+    best = max((first, second), key=lambda result: result.evaluation["success"])
+    kept_weights, best_weights = (
+        (path / "model.safetensors").read_bytes()
+        for path in (
+            folder / "best",
+            checkpoints.policy_folder(folder / "checkpoints", step=best.last_step),
+        )
+    )
+    assert kept_weights == best_weights
+
     before, after = (AutoModelForCausalLM.from_pretrained(p).state_dict() for p in (model, policy))
     assert any((after[name] != before[name]).any() for name in before)
     for sample, repeated_sample in groups:  # greedy samples are equal

@@ -1,0 +1,104 @@
+"""A trained policy for others: its folder with a model card, and the way to a model hub."""
+
+import hashlib
+import json
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+from envs.errors import ConfigError, to_line
+from tasks.reporting.compare import read_parameters
+from tasks.stages.train import BEST
+from tasks.tracking import facts
+from tasks.tracking.provenance import provenance
+
+Which = Literal["final", "best", "start"]
+"""`final`: the run's result; `best`: of the round with the best quick evaluation; `start`: before RL."""
+_FOLDERS: Mapping[Which, Path] = {
+    "final": Path("policy"),
+    "best": Path("train", BEST),
+    "start": Path("warmup"),
+}
+CARD = "README.md"
+
+
+def policy_of(workspace: Path, which: Which) -> Path:
+    """The folder of a policy in `workspace`. Raises `ConfigError` where there is none."""
+    folder = workspace / _FOLDERS[which]
+    if not (folder / "config.json").exists():
+        present = [name for name, path in _FOLDERS.items() if (workspace / path / "config.json").exists()]
+        raise ConfigError(
+            f"{workspace} has no {which} policy ({folder} is not there); "
+            f"it has: {', '.join(present) or 'none'}"
+        )
+    return folder
+
+
+def export_policy(workspace: Path, *, which: Which, target: Path) -> None:
+    """Copy a policy of the run in `workspace` to the new folder `target`, with a model card.
+
+    Raises `ConfigError` where there is no such policy, or where `target` exists.
+    """
+    source = policy_of(workspace, which)
+    if target.exists():
+        raise ConfigError(f"{target} exists; give a folder that does not")
+    shutil.copytree(source, target)
+    (target / CARD).write_text(make_card(workspace, which=which), encoding="utf-8")
+
+
+def make_card(workspace: Path, *, which: Which) -> str:
+    """The model card: what was trained on what, what it scored, its code, its data and its parameters."""
+    parameters = read_parameters(workspace)
+    metadata: dict[str, Any] = {
+        "library_name": "transformers",
+        "pipeline_tag": "text-generation",
+        "tags": ["wingspan", "agent", "reinforcement-learning"],
+    }
+    model = parameters.get("model")
+    if model is not None and not Path(model).exists():
+        metadata["base_model"] = model
+    lines = ["---", *(f"{key}: {json.dumps(value)}" for key, value in metadata.items()), "---", ""]
+    lines += [f"# {workspace.name}: {which} policy", ""]
+    evaluation = workspace / "evaluation.json"
+    if which != "best" and evaluation.exists():
+        lines += [facts.result(json.loads(evaluation.read_text())), ""]
+    lines += ["## Source", "", *(f"- {key}: `{value}`" for key, value in provenance(envs=()).items())]
+    lines += [f"- {name}: `{path_md5}`" for name, path_md5 in _data_sums(workspace).items()]
+    if parameters:
+        lines += ["", "## Parameters", "", "| parameter | value |", "| --- | --- |"]
+        lines += [f"| `{key}` | `{json.dumps(value)}` |" for key, value in parameters.items()]
+    return "\n".join(lines) + "\n"
+
+
+def _data_sums(workspace: Path) -> dict[str, str]:
+    """MD5 of the files of items, as DVC writes them."""
+    files = [workspace / "data" / f"{split}.jsonl" for split in ("train", "test")]
+    return {
+        f"md5.data/{file.name}": hashlib.md5(file.read_bytes(), usedforsecurity=False).hexdigest()
+        for file in files
+        if file.exists()
+    }
+
+
+def push(folder: Path, *, repository: str, is_private: bool) -> str:
+    """Upload an exported policy to the hub as `NAMESPACE/NAME`; returns the URL of the commit.
+
+    The hub and the token are those of `huggingface_hub` (`HF_ENDPOINT`, `HF_TOKEN`). The repository is made
+    if there is none. Raises `ConfigError` where the hub refuses or does not answer.
+    """
+    from huggingface_hub import HfApi
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+
+    api = HfApi()
+    try:
+        api.create_repo(repository, private=is_private, exist_ok=True)
+        commit: Any = api.upload_folder(
+            repo_id=repository, folder_path=folder, commit_message=f"{folder.name}, by Wingspan"
+        )
+    except (HFValidationError, HfHubHTTPError, OSError) as error:
+        raise ConfigError(
+            f"{repository} was not pushed to {api.endpoint}: {to_line(error, limit=200)}; {folder} is "
+            "complete; check the name and HF_TOKEN"
+        ) from error
+    return str(commit.commit_url)
