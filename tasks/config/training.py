@@ -9,6 +9,7 @@ from agents.types import EpisodeLimits, SamplingParams
 from tasks.algorithms.algorithm import Algorithm
 from tasks.algorithms.registry import parse_algorithm
 from tasks.config.curriculum import CurriculumSettings
+from tasks.config.optimizer import OptimizerSettings
 
 LearningRate = Annotated[float, Field(gt=0, le=1)]
 """Each step of the optimizer changes a weight by about so much, and weights are below 1."""
@@ -129,6 +130,7 @@ class TrainSettings(Settings):
     """Which policy the run hands on to evaluation and registry: that of the last step, or the best by the
     quick evaluations after the rounds. The best one is kept in either case, in `train/best`."""
     lr: LearningRate
+    optimizer: OptimizerSettings = OptimizerSettings()
     mini_batches: Positive
     """Optimizer steps per training step and epoch."""
     epochs: Positive = 1

@@ -11,7 +11,7 @@ from envs.errors import ConfigError, MissingDependency
 from envs.requirements.detection import pip_install
 from tasks.cluster.placement import Placement
 from tasks.config.pipelines import Pipeline
-from tasks.config.training import IMPORTANCE_CAP
+from tasks.config.training import IMPORTANCE_CAP, TrainSettings
 from tasks.verl.gpu_model import gpu_model_options
 
 if TYPE_CHECKING:
@@ -89,7 +89,7 @@ def _common(pipeline: Pipeline, *, model: str, checkpoints: str) -> dict[str, An
         # With the whole model in Hugging Face format: a checkpoint is a policy, too.
         f"{actor}.checkpoint.save_contents": ["model", "optimizer", "extra", "hf_model"],
         f"{actor}.checkpoint.load_contents": ["model", "optimizer", "extra"],
-        f"{actor}.optim.lr": train.lr,
+        **{f"{actor}.optim.{name}": value for name, value in _optimizer(train).items()},
         f"{actor}.ppo_epochs": train.epochs,
         f"{actor}.ppo_mini_batch_size": rollout.items_per_step // train.mini_batches,
         f"{actor}.use_dynamic_bsz": True,
@@ -110,6 +110,29 @@ def _common(pipeline: Pipeline, *, model: str, checkpoints: str) -> dict[str, An
         f"{sampler}.tensor_model_parallel_size": backend.tensor_parallel,
         f"{sampler}.calculate_log_probs": True,
     }
+
+
+def _optimizer(train: TrainSettings) -> dict[str, Any]:
+    optimizer = train.optimizer
+    options = {
+        "lr": train.lr,
+        "betas": list(optimizer.betas),
+        "weight_decay": optimizer.weight_decay,
+        "clip_grad": optimizer.grad_clip,
+        "total_training_steps": train.steps,
+    }
+    if optimizer.schedule == "cosine" or optimizer.warmup_steps:
+        # With the last ratio 1, verl's cosine is constant. Its own schedule for that counts steps from 0: the
+        # first would have no learning rate.
+        options |= {
+            "lr_scheduler_type": "cosine",
+            "zero_indexed_step": False,
+            "lr_warmup_steps": optimizer.warmup_steps,
+            "min_lr_ratio": optimizer.last_ratio,
+        }
+    if optimizer.name == "muon":
+        options["override_optimizer_config"] = {"matrix_lr": optimizer.matrix_lr}
+    return options
 
 
 def _cpu(pipeline: Pipeline) -> dict[str, Any]:
@@ -249,6 +272,16 @@ def check_pipeline(pipeline: Pipeline) -> None:
         raise ConfigError(
             f"train.importance_cap {train.importance_cap} is for backend.device cuda; on a CPU sampler and "
             "trainer compute the same log-probs; leave it out"
+        )
+    if backend.device == "cuda" and train.optimizer.name == "muon":
+        raise ConfigError(
+            "train.optimizer.name muon is for backend.device cpu: on GPUs, verl does not tell an optimizer "
+            "which parameters are embeddings; use adamw"
+        )
+    if train.optimizer.warmup_steps > train.steps:
+        raise ConfigError(
+            f"train.optimizer.warmup_steps {train.optimizer.warmup_steps} is more than train.steps "
+            f"{train.steps}: train.lr would never be reached; lower it"
         )
     if train.mini_batches > rollout.items_per_step:
         raise ConfigError(

@@ -18,6 +18,7 @@ from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead, FSDP
 
 from tasks.verl.cpu.attention import ATTENTION, packed_attention
 from tasks.verl.cpu.packing import PackedRow, pack_row
+from tasks.verl.muon import MuonWithAdamW, hidden_matrices
 
 WHOLE_CONVERSATIONS = "whole_conversations"
 """Option of a batch: no micro-batch separates the rows of a conversation, even if it has more tokens."""
@@ -42,6 +43,29 @@ class CpuTrainingEngine(FSDPEngineWithLMHead):  # type: ignore[misc]
         """Build model and optimizer, with this process's share of the machine's threads."""
         torch.set_num_threads(threads_per_process(torch.distributed.get_world_size()))
         super().initialize()
+
+    def lr_scheduler_step(self) -> float:
+        """Go on to the next step's learning rate; returns that of the step that ends. (verl's method returns
+        the next one.)"""
+        lr = float(self.lr_scheduler.get_last_lr()[0])
+        self.lr_scheduler.step()
+        return lr
+
+    def _build_optimizer(self, module: Any) -> torch.optim.Optimizer:
+        config = self.optimizer_config
+        matrix_lr = (config.override_optimizer_config or {}).get("matrix_lr")
+        if matrix_lr is None:
+            optimizer: torch.optim.Optimizer = super()._build_optimizer(module)
+            return optimizer
+        matrices, others = hidden_matrices(module)
+        return MuonWithAdamW(
+            matrices=matrices,
+            others=others,
+            lr=config.lr,
+            matrix_lr=matrix_lr,
+            betas=tuple(config.betas),
+            weight_decay=config.weight_decay,
+        )
 
     def prepare_model_inputs(self, micro_batch: TensorDict) -> tuple[dict[str, Any], dict[str, Any]]:
         """Pack the micro-batch into a row: the model's arguments, and those of `prepare_model_outputs`."""
