@@ -246,9 +246,8 @@ def check_disk(workspace: Path, pipeline: Pipeline) -> None:
     if size is not None:
         present = sum(file.stat().st_size for file in workspace.rglob("*") if file.is_file())
         needed_bytes += max(0, disk_bytes(pipeline, size, checkpoints=MAX_CHECKPOINTS + 1) - present)
-        checkpoints = (
-            f" ({MAX_CHECKPOINTS + 1} checkpoints of {checkpoint_bytes(size) / 1e6:.0f} MB, and policies)"
-        )
+        checkpoint = checkpoint_bytes(size, has_critic=pipeline.train.algorithm.needs_critic)
+        checkpoints = f" ({MAX_CHECKPOINTS + 1} checkpoints of {checkpoint / 1e6:.0f} MB, and policies)"
     if free < needed_bytes:
         raise ConfigError(
             f"{free / 1e6:.0f} MB are free at {folder}, and this run may need {needed_bytes / 1e6:.0f} MB"

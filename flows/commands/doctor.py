@@ -218,7 +218,8 @@ def _gpu_model(pipeline: "Pipeline") -> Iterator[Finding]:
             "download the model, then run wingspan doctor again",
         )
         return
-    checkpoints = f"{MAX_CHECKPOINTS + 1} checkpoints of {checkpoint_bytes(size) / 1e9:.0f} GB at once"
+    checkpoint = checkpoint_bytes(size, has_critic=pipeline.train.algorithm.needs_critic)
+    checkpoints = f"{MAX_CHECKPOINTS + 1} checkpoints of {checkpoint / 1e9:.0f} GB at once"
     found = f"about {plan.training / 1e9:.0f} GB a GPU while training, {checkpoints}"
     try:
         check_memory(pipeline)

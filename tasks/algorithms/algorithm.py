@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 from pydantic import Field, model_validator
 
 from agents.settings import Positive, Settings
+from tasks.algorithms.critic import CriticSettings
 from tasks.algorithms.losses.library import AnyLoss
 from tasks.algorithms.losses.vanilla import Vanilla
 
@@ -52,6 +53,7 @@ class Algorithm(Settings):
     skips_equal_groups: ClassVar[bool] = True
     """Whether all advantages of a group with equal rewards are 0, so that it need not be trained on."""
     needs_critic: ClassVar[bool] = False
+    """Whether it is an `ActorCritic`."""
     needs_greedy: ClassVar[bool] = False
     """Whether a greedy episode of each item is played as well; it is not trained on."""
 
@@ -84,3 +86,21 @@ class Algorithm(Settings):
     def estimate(self, batch: "Conversations") -> "Estimate":
         """The advantage of each sampled token; the rewards are of trajectories that are trained on."""
         raise NotImplementedError
+
+
+class ActorCritic(Algorithm):
+    """An algorithm with a critic: `estimate` is given its values, and returns what it learns to predict.
+
+    Its advantages are generalized advantage estimates (Schulman et al. 2015, arXiv 1506.02438); a subclass
+    says what a step is.
+    """
+
+    compares_group = False
+    skips_equal_groups = False
+    needs_critic = True
+
+    gamma: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """γ, the discount of a step."""
+    lam: Annotated[float, Field(ge=0, le=1)] = 1.0
+    """λ: 1 trusts the rewards alone, 0 the critic's value of the next step."""
+    critic: CriticSettings = CriticSettings()

@@ -26,7 +26,7 @@ class Conversations:
     rewards: Tensor  # [C, T]: each turn's reward on its last token, less the KL penalty if there is one
     turn: Tensor  # [C, T], int64: index of the turn that the token belongs to
     old_log_probs: Tensor  # [C, T]
-    values: Tensor | None = None  # [C, T], of the critic
+    values: Tensor | None = None  # [C, T], of the critic, at the state before each token is sampled
     greedy_rewards: Tensor | None = None  # [C], of a greedy episode of the same item
     num_played: int
     """Episodes of the step, those included that are not trained on."""
@@ -44,6 +44,27 @@ class Conversations:
     def spread(self, per_conversation: Tensor) -> Tensor:
         """[C] → [C, T]: the same value on every token of a conversation, 0 elsewhere."""
         return per_conversation.to(self.rewards.dtype).unsqueeze(1) * self.mask
+
+    @property
+    def critic_values(self) -> Tensor:
+        """`values` of an algorithm with a critic."""
+        assert self.values is not None, "the critic computed no values"
+        return self.values
+
+    @property
+    def turn_starts(self) -> Tensor:
+        """[C, T], bool: the first token of each turn."""
+        previous = torch.nn.functional.pad(self.turn[:, :-1], (1, 0), value=-1)
+        return self.mask & (self.turn != previous)
+
+    def turn_sum(self, values: Tensor) -> Tensor:
+        """[C, N], N the turns of the longest conversation: the sum of `values` [C, T] over each turn."""
+        turns = int(self.turn.max()) + 1 if self.turn.numel() else 0
+        return values.new_zeros(len(values), turns).scatter_add_(1, self.turn, values * self.mask)
+
+    def spread_turns(self, per_turn: Tensor) -> Tensor:
+        """[C, N] → [C, T]: the same value on every token of a turn, 0 elsewhere."""
+        return per_turn.to(self.rewards.dtype).gather(1, self.turn) * self.mask
 
     def group_mean(self, values: Tensor, *, weights: Tensor | None = None) -> Tensor:
         """[C]: of each conversation's group, weighted by `weights` [C]."""
@@ -92,6 +113,9 @@ class Estimate:
     advantages: Tensor  # [C, T]
     returns: Tensor | None = None
     """[C, T]: what a critic learns to predict."""
+    return_weights: Tensor | None = None
+    """[C, T]: how much the critic's error at a token counts, on average 1 over a conversation's tokens; None
+    counts all alike."""
 
 
 def discounted_returns(rewards: Tensor, *, gamma: float) -> Tensor:
@@ -107,8 +131,8 @@ def discounted_returns(rewards: Tensor, *, gamma: float) -> Tensor:
 
 
 def gae(rewards: Tensor, values: Tensor, mask: Tensor, *, gamma: float, lam: float) -> Tensor:
-    """[C, T]: generalized advantage estimation (arXiv 1506.02438, equation 16); all arguments are 0 where
-    `mask` is False, and the value after the last token is 0."""
+    """[C, T]: generalized advantage estimation (arXiv 1506.02438, equation 16) over steps, be they tokens or
+    turns; all arguments are 0 where `mask` is False, and the value after the last step is 0."""
     following = torch.nn.functional.pad(values[:, 1:], (0, 1))
     return discounted_returns((rewards + gamma * following - values) * mask, gamma=gamma * lam)
 

@@ -8,7 +8,11 @@ from agents.settings import Positive, Settings
 
 
 class CriticSettings(Settings):
-    """How the critic is trained; it starts from the same weights as the policy, with a new head."""
+    """How the critic is trained. It starts from the same weights as the policy, with a new head that is zero.
+
+    By AdamW at a constant rate, with verl's defaults (weight decay 0.01, gradient norm of at most 1):
+    `train.optimizer` is the policy's.
+    """
 
     lr: Annotated[float, Field(gt=0, le=1)] = 1e-5
     epochs: Positive = 1

@@ -25,6 +25,8 @@ _BUILTIN = (
     "reinforce_plus_plus_baseline",
     "remax",
     "rloo",
+    "turn_ppo",
+    "turn_rloo",
 )
 
 

@@ -1,7 +1,8 @@
 """Estimates the memory and disk that a pipeline needs, from the size of its model, which is not loaded.
 
-verl keeps and writes weights, gradients and AdamW's two moments in fp32, sharded over `backend.workers`. A
-checkpoint holds all of these except the gradients, and the policy a second time in Hugging Face format.
+verl keeps and writes weights, gradients and AdamW's two moments in fp32, sharded over `backend.workers`, of
+the policy and of a critic. A checkpoint holds all of these except the gradients, and the policy a second time
+in Hugging Face format.
 Activations are estimated by the terms that `MemoryPlan` lists.
 """
 
@@ -23,6 +24,8 @@ from tasks.verl.gpu_model import FLASH_ATTENTION, gpu_attention
 HUB_TIMEOUT_S = 10.0
 CHECKPOINT_BYTES = 16
 """Per parameter, in fp32: the weight, AdamW's two moments, the weight in Hugging Face format."""
+CRITIC_CHECKPOINT_BYTES = 12
+"""Per parameter of a critic, in fp32: the weight, AdamW's two moments."""
 TRAINING_BYTES = 16
 """Per parameter, in fp32: the weight, its gradient, AdamW's two moments."""
 POLICY_BYTES = 4
@@ -48,13 +51,18 @@ class ModelSize:
     layers: int
     tied: bool
 
+    @property
+    def critic_parameters(self) -> int:
+        """Of a critic, whose head has one number a token; the head's own parameters are too few to count."""
+        return self.parameters - (0 if self.tied else self.vocabulary * self.width)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryPlan:
     """Peak memory of one GPU, in bytes."""
 
     state: int
-    """Sharded weights, gradients and optimizer state, which stay on the GPU."""
+    """Sharded weights, gradients and optimizer state, a critic's included, which stay on the GPU."""
     activations: int
     """Of a micro-batch, with gradient checkpointing: the input of each layer, and the inside of one layer."""
     gathered: int
@@ -82,9 +90,10 @@ def memory_plan(pipeline: Pipeline, size: ModelSize, *, gpu: int = 0) -> MemoryP
     tokens, workers = pipeline.train.micro_batch_tokens, pipeline.backend.workers
     embeddings = size.vocabulary * size.width * (1 if size.tied else 2)
     layer = (size.parameters - embeddings) // max(1, size.layers)
+    critic = size.critic_parameters if pipeline.train.algorithm.needs_critic else 0
     inside = 12 * size.width + 6 * size.mlp_width
     return MemoryPlan(
-        state=TRAINING_BYTES * size.parameters // workers,
+        state=TRAINING_BYTES * (size.parameters + critic) // workers,
         activations=2 * tokens * (size.layers * size.width + inside),
         gathered=4 * (embeddings + 2 * layer),
         mask=MASK_BYTES * tokens**2 if gpu_attention() != FLASH_ATTENTION else 0,
@@ -93,9 +102,10 @@ def memory_plan(pipeline: Pipeline, size: ModelSize, *, gpu: int = 0) -> MemoryP
     )
 
 
-def checkpoint_bytes(size: ModelSize) -> int:
-    """Size on disk of one checkpoint."""
-    return CHECKPOINT_BYTES * size.parameters
+def checkpoint_bytes(size: ModelSize, *, has_critic: bool) -> int:
+    """Size on disk of one checkpoint, with that of a critic if there is one."""
+    critic = CRITIC_CHECKPOINT_BYTES * size.critic_parameters if has_critic else 0
+    return CHECKPOINT_BYTES * size.parameters + critic
 
 
 def disk_bytes(pipeline: Pipeline, size: ModelSize, *, checkpoints: int) -> int:
@@ -105,7 +115,8 @@ def disk_bytes(pipeline: Pipeline, size: ModelSize, *, checkpoints: int) -> int:
     with a copy in DVC's cache, the trained one with another in MLflow's store; and the best policy so far.
     """
     policies = 4 + (2 if pipeline.warmup is not None else 0)
-    return checkpoints * checkpoint_bytes(size) + policies * POLICY_BYTES * size.parameters
+    checkpoint = checkpoint_bytes(size, has_critic=pipeline.train.algorithm.needs_critic)
+    return checkpoints * checkpoint + policies * POLICY_BYTES * size.parameters
 
 
 def check_memory(pipeline: Pipeline) -> None:

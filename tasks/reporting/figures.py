@@ -29,6 +29,9 @@ LINES = {
     "clip_fraction": ("clip fraction", "Share of tokens whose probability ratio was clipped."),
     "grad_norm": ("gradient norm", "Norm of the gradient before it is clipped."),
     "lr": ("learning rate", "Learning rate."),
+    "value_loss": ("critic's loss", "Half the mean squared error of the critic's values."),
+    "explained_variance": ("explained variance", "Share of the returns' variance that the values explain."),
+    "value_mean": ("mean value", "Mean of the critic's values."),
     "rollout_probs_diff_mean": (
         "sampler to trainer",
         "Mean absolute difference of a token's probability between sampler and trainer.",

@@ -43,13 +43,19 @@ _VERL_METRICS = {
     "clip_fraction": "actor/pg_clipfrac",
     "lr": "actor/lr",
     "entropy_exact": "actor/entropy",
+    "value_loss": "critic/vf_loss",
+    "value_clip_fraction": "critic/vf_clipfrac",
+    "value_mean": "critic/values/mean",
+    "explained_variance": "critic/vf_explained_var",
+    "critic_grad_norm": "critic/grad_norm",
+    "critic_lr": "critic/lr",
     "rollout_probs_diff_mean": "training/rollout_probs_diff_mean",
     "rollout_probs_diff_max": "training/rollout_probs_diff_max",
     "importance_mean": "rollout_corr/rollout_is_mean",
     "importance_capped": "rollout_corr/rollout_is_ratio_fraction_high",
 }
 _PHASES = {
-    "update": ("old_log_prob", "ref", "adv", "update_actor"),
+    "update": ("old_log_prob", "ref", "values", "adv", "update_critic", "update_actor"),
     "weight_sync": ("update_weights",),
     "checkpoint": ("save_checkpoint",),
     "wait": ("ahead",),
@@ -68,7 +74,9 @@ class StepRecord:
     training temperature), `loss`, `grad_norm`, `kl` (to the policy that sampled), `kl_reference`,
     `observation_loss` (nats per token of the environment), `clip_fraction`, `lr`; `tokens_per_s` of the
     rollout; `horizon` (the longest; where parts have their own, also `horizon_<part>`), `temperature`,
-    `policy_version`; `seconds` and `seconds_<phase>`. On GPUs, where the trainer computes the log-probs of
+    `policy_version`; `seconds` and `seconds_<phase>`. With a critic: `value_loss`, `value_clip_fraction`,
+    `value_mean` and `explained_variance` (the share of the returns' variance that the values before the
+    update explain), `critic_grad_norm`, `critic_lr`. On GPUs, where the trainer computes the log-probs of
     what was sampled once more, over the tokens that are trained on: `rollout_probs_diff_mean` and `_max`,
     between the trainer's and the sampler's probabilities; `importance_mean`, the weight of a token
     (`train.importance_cap`), and `importance_capped`, the share of tokens whose weight was cut;
@@ -165,7 +173,9 @@ class Trainer:
 
         steps = checkpoints.complete_steps(self._checkpoints)
         if not steps or steps[-1] < self._pipeline.train.steps:
-            checkpoints.make_room(self._checkpoints, model=self._model)  # now, not after the steps up to it
+            checkpoints.make_room(  # now, not after the steps up to it
+                self._checkpoints, model=self._model, has_critic=self._pipeline.train.algorithm.needs_critic
+            )
         train = self._pipeline.train
         validate_config(
             self._config,

@@ -1,16 +1,28 @@
 """The advantages of a step's rows: joined to conversations, estimated by the algorithm, and put back."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass
 
 import torch
 from tensordict import TensorDict
 from verl.trainer.ppo.core_algos import kl_penalty
 
 from agents.types import Trajectory
-from tasks.algorithms.conversations import Conversations, Joined, rewards_of, turns_of
+from tasks.algorithms.conversations import Conversations, Estimate, Joined, rewards_of, turns_of
 from tasks.config.training import TrainSettings
 from tasks.verl.rows import conversation_key, overlong_penalty
+
+
+@dataclass(frozen=True, slots=True)
+class StepEstimate:
+    """What the rows of a step are trained with."""
+
+    fields: dict[str, torch.Tensor]
+    """Nested [rows, tokens]: `advantages`; of an algorithm with a critic also `returns`, and `return_weights`
+    where they differ."""
+    metrics: dict[str, float]
+    """By verl's names: the mean KL per token, where it is part of the reward; of a critic the mean value and
+    the share of the returns' variance that its values explain."""
 
 
 def estimate_advantages(
@@ -22,9 +34,8 @@ def estimate_advantages(
     greedy_rewards: Mapping[str, float],
     num_played: int,
     context_length: int,
-) -> tuple[torch.Tensor, torch.Tensor | None, float | None]:
-    """Advantages and returns (of an algorithm with a critic), nested [rows, tokens]; and the mean KL per
-    token where it is part of the reward.
+) -> StepEstimate:
+    """Estimate the advantages of a step's rows.
 
     `keys`: of the rows; those of `trajectories` are trained on, any other row is padding. `data`: nested
     [rows, tokens], `response_mask`, `old_log_probs`, and where they apply `ref_log_prob` and `values`.
@@ -50,11 +61,12 @@ def estimate_advantages(
         last = int(joined.mask[number].sum()) - 1
         rewards[number, last] -= overlong_penalty(trajectory, train, context_length=context_length)
     old_log_probs = join("old_log_probs")
-    mean_kl = None
+    metrics: dict[str, float] = {}
     if train.kl is not None and train.kl.place == "reward":
         kl = kl_penalty(old_log_probs, join("ref_log_prob"), train.kl.estimator) * joined.mask
         rewards = rewards - train.kl.coef * kl
-        mean_kl = float(kl.sum() / joined.mask.sum())
+        metrics["actor/kl_loss"] = float(kl.sum() / joined.mask.sum())
+    values = join("values") if train.algorithm.needs_critic else None
     greedy = [greedy_rewards[uid] for uid in uids] if train.algorithm.needs_greedy else None
     estimate = train.algorithm.estimate(
         Conversations(
@@ -64,17 +76,35 @@ def estimate_advantages(
             rewards=rewards,
             turn=turns_of(joined.mask, list(trajectories.values())),
             old_log_probs=old_log_probs,
-            values=join("values") if train.algorithm.needs_critic else None,
+            values=values,
             greedy_rewards=None if greedy is None else torch.tensor(greedy, dtype=torch.float64),
             num_played=num_played,
         )
     )
 
+    if values is not None:
+        metrics |= _critic_metrics(values, estimate, joined.mask)
+
     def split(values: torch.Tensor) -> torch.Tensor:
-        rows: list[Any] = [torch.zeros(mask.shape, dtype=values.dtype) for mask in masks]
+        rows = [torch.zeros(mask.shape, dtype=values.dtype) for mask in masks]
         for row, part in zip(chosen, joined.split(values), strict=True):
             rows[row] = part
         return torch.nested.as_nested_tensor(rows, layout=torch.jagged)
 
-    returns = estimate.returns
-    return split(estimate.advantages), None if returns is None else split(returns), mean_kl
+    fields = {
+        "advantages": estimate.advantages,
+        "returns": estimate.returns,
+        "return_weights": estimate.return_weights,
+    }
+    return StepEstimate({name: split(x) for name, x in fields.items() if x is not None}, metrics)
+
+
+def _critic_metrics(values: torch.Tensor, estimate: Estimate, mask: torch.Tensor) -> dict[str, float]:
+    """Over the tokens at which the critic learns; all arguments are of [C, T]."""
+    assert estimate.returns is not None
+    chosen = mask if estimate.return_weights is None else estimate.return_weights > 0
+    predictions, returns = values[chosen].double(), estimate.returns[chosen].double()
+    metrics = {"critic/values/mean": float(predictions.mean())}
+    if len(returns) > 1 and (variance := float(returns.var())) > 0:
+        metrics["critic/vf_explained_var"] = 1 - float((returns - predictions).var()) / variance
+    return metrics

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from agents.prompting.images import has_vision
 from envs.errors import ConfigError, MissingDependency
 from envs.requirements.detection import pip_install
+from tasks.algorithms.algorithm import ActorCritic
 from tasks.cluster.placement import Placement
 from tasks.config.pipelines import Pipeline
 from tasks.config.training import IMPORTANCE_CAP, TrainSettings
@@ -52,6 +53,7 @@ def verl_config(
     options["trainer.nnodes"] = placement.nodes
     options["trainer.n_gpus_per_node"] = placement.workers_per_node
     options |= _cpu(pipeline) if pipeline.backend.device == "cpu" else _cuda(pipeline, model=str(model))
+    options |= _critic(pipeline, model=str(model))
     OmegaConf.set_struct(config, True)
     with open_dict(config):
         for key, value in options.items():
@@ -96,7 +98,6 @@ def _common(pipeline: Pipeline, *, model: str, checkpoints: str) -> dict[str, An
         f"{actor}.ppo_max_token_len_per_gpu": train.micro_batch_tokens,
         # What verl starts depends on this; advantages and losses are those of `tasks/algorithms`.
         f"{actor}.use_kl_loss": train.kl is not None and train.kl.place == "loss",
-        "critic.enable": train.algorithm.needs_critic,
         f"{actor}.data_loader_seed": pipeline.seed,
         f"{actor}.fsdp_config.seed": pipeline.seed,
         f"{sampler}.name": backend.rollout,
@@ -135,12 +136,21 @@ def _optimizer(train: TrainSettings) -> dict[str, Any]:
     return options
 
 
+_CPU_MODEL = {
+    "use_remove_padding": True,
+    "enable_gradient_checkpointing": False,
+    "override_config.attn_implementation": "wingspan_packed",
+}
+_CPU_ENGINE = {
+    "use_torch_compile": False,
+    "mixed_precision": {"param_dtype": "fp32", "reduce_dtype": "fp32", "buffer_dtype": "fp32"},
+    "model_dtype": "fp32",
+}
+
+
 def _cpu(pipeline: Pipeline) -> dict[str, Any]:
-    full_precision = {"param_dtype": "fp32", "reduce_dtype": "fp32", "buffer_dtype": "fp32"}
     options: dict[str, Any] = {
-        "actor_rollout_ref.model.use_remove_padding": True,
-        "actor_rollout_ref.model.enable_gradient_checkpointing": False,
-        "actor_rollout_ref.model.override_config.attn_implementation": "wingspan_packed",
+        **{f"actor_rollout_ref.model.{name}": value for name, value in _CPU_MODEL.items()},
         # Sampler and trainer compute the same numbers in fp32: the sampler's log-probs are the old ones.
         "algorithm.rollout_correction.bypass_mode": True,
         "actor_rollout_ref.actor.use_torch_compile": False,
@@ -148,9 +158,8 @@ def _cpu(pipeline: Pipeline) -> dict[str, Any]:
         "actor_rollout_ref.rollout.engine_kwargs.cpu": {"samplers": pipeline.backend.samplers},
     }
     for role in ("actor", "ref"):
-        options[f"actor_rollout_ref.{role}.fsdp_config.use_torch_compile"] = False
-        options[f"actor_rollout_ref.{role}.fsdp_config.mixed_precision"] = full_precision
-        options[f"actor_rollout_ref.{role}.fsdp_config.model_dtype"] = "fp32"
+        for name, value in _CPU_ENGINE.items():
+            options[f"actor_rollout_ref.{role}.fsdp_config.{name}"] = value
     return options
 
 
@@ -169,6 +178,37 @@ def _cuda(pipeline: Pipeline, *, model: str) -> dict[str, Any]:
         # Log-probs after temperature; also after top-p and top-k, which `check_pipeline` therefore refuses.
         "actor_rollout_ref.rollout.logprobs_mode": "processed_logprobs",
     }
+
+
+def _critic(pipeline: Pipeline, *, model: str) -> dict[str, Any]:
+    """The critic is trained as the policy is, in mini-batches of the same rows, but for what is its own."""
+    train = pipeline.train
+    if not isinstance(train.algorithm, ActorCritic):
+        return {"critic.enable": False}
+    settings = train.algorithm.critic
+    options: dict[str, Any] = {
+        "critic.enable": True,
+        # verl updates the policy from this step on.
+        "trainer.critic_warmup": settings.warmup_steps + 1 if settings.warmup_steps else 0,
+        "critic.strategy": "fsdp2",
+        "critic.model.path": model,
+        "critic.checkpoint.save_contents": ["model", "optimizer", "extra"],
+        "critic.checkpoint.load_contents": ["model", "optimizer", "extra"],
+        "critic.optim.lr": settings.lr,
+        "critic.ppo_epochs": settings.epochs,
+        "critic.use_dynamic_bsz": True,
+        "critic.ppo_max_token_len_per_gpu": train.micro_batch_tokens,
+        "critic.ppo_infer_max_token_len_per_gpu": train.micro_batch_tokens,  # verl trains with it, too
+        "critic.data_loader_seed": pipeline.seed,
+        "critic.fsdp.seed": pipeline.seed,
+    }
+    if pipeline.backend.device == "cpu":
+        model_options: dict[str, Any] = _CPU_MODEL
+        options |= {f"critic.fsdp.{name}": value for name, value in _CPU_ENGINE.items()}
+    else:  # without the policy's log-probs in chunks: a critic has no logits
+        names = ("use_remove_padding", "enable_gradient_checkpointing", "override_config")
+        model_options = {name: gpu_model_options(model)[name] for name in names}
+    return options | {f"critic.model.{name}": value for name, value in model_options.items()}
 
 
 def _check_turns(pipeline: Pipeline) -> None:
@@ -200,6 +240,16 @@ def _check_algorithm(pipeline: Pipeline) -> None:
         raise ConfigError(
             f"train.algorithm.overlong.buffer_tokens {algorithm.overlong.buffer_tokens} is not less than "
             f"rollout.context_length {rollout.context_length}: every episode would be penalised; lower it"
+        )
+    if isinstance(algorithm, ActorCritic) and algorithm.critic.warmup_steps >= train.steps:
+        raise ConfigError(
+            f"train.algorithm.critic.warmup_steps {algorithm.critic.warmup_steps} leave none of train.steps "
+            f"{train.steps} to the policy; lower it"
+        )
+    if isinstance(algorithm, ActorCritic) and has_vision(pipeline.model):
+        raise ConfigError(
+            f"train.algorithm {algorithm.name} needs a critic, and {pipeline.model} is a vision-language "
+            "model, which none can be made of; choose an algorithm without one"
         )
     context = pipeline.agent.context
     one_segment = context.when_full == "stop" and context.keep_thoughts

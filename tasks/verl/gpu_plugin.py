@@ -1,4 +1,7 @@
-"""Makes the log-probs in chunks of verl 0.9.1 (`tasks/verl/gpu_model.py`) work under FSDP2; a verl plugin.
+"""Patches verl 0.9.1 on GPUs; a verl plugin.
+
+It makes the log-probs in chunks (`tasks/verl/gpu_model.py`) work under FSDP2, and loads a critic without
+flash-attn (`tasks/verl/value_model.py`).
 
 verl's chunked forward reads `lm_head.weight` and never calls that module. Where the embeddings are not
 tied, FSDP2 shards `lm_head` by itself, its weight is a shard when it is read, and the first step fails
@@ -9,8 +12,10 @@ Imported by verl itself (`VERL_USE_EXTERNAL_MODULES`), at the end of `import ver
 from typing import Any
 
 import verl.utils.fsdp_utils as verl_fsdp
+import verl.utils.model as verl_model
 
 from envs.errors import ConfigError
+from tasks.verl.value_model import load_valuehead_model
 
 _LOGIT_FACTORS = ("final_logit_softcapping", "logits_scaling", "logit_scale", "lm_head_multiplier")
 """Settings of models that do more to their logits than `lm_head`."""
@@ -40,3 +45,4 @@ def check_logits(config: Any) -> None:
 
 
 verl_fsdp._select_fsdp2_wrap_targets = select_targets
+verl_model.load_valuehead_model = load_valuehead_model

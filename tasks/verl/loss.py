@@ -1,5 +1,5 @@
-"""The policy's loss in verl's worker: the algorithm's policy loss, KL to the reference, entropy bonus and
-cross-entropy of observations.
+"""The losses in verl's workers: the policy's (the algorithm's loss, KL to the reference, entropy bonus,
+cross-entropy of observations) and the critic's.
 
 Owns how tokens are weighed. A sequence is a whole conversation: each of its segments is a row, and
 micro-batches and mini-batches may separate them, so each row carries the tokens of its conversation. What is
@@ -16,7 +16,7 @@ from verl.trainer.ppo.core_algos import kl_penalty
 from verl.utils.metric import AggregationType, Metric
 from verl.workers.utils.padding import no_padding_2_padding
 
-from tasks.algorithms.algorithm import Aggregation
+from tasks.algorithms.algorithm import ActorCritic, Aggregation
 from tasks.algorithms.losses.loss import Tokens
 from tasks.config.training import TrainSettings
 
@@ -30,6 +30,14 @@ Only those of rows: where an episode is left out, its observations are no zeros 
 def set_loss(worker: Any, train: TrainSettings, *, context_length: int) -> None:
     """Let verl's `worker`, or a group of workers, train with `policy_loss`."""
     worker.set_loss_fn(partial(policy_loss, train, context_length))
+
+
+def set_critic_loss(worker: Any, train: TrainSettings, *, context_length: int) -> None:
+    """Let verl's `worker` of a critic, or a group of workers, train with `value_loss`."""
+    assert isinstance(train.algorithm, ActorCritic)
+    worker.set_loss_fn(
+        partial(value_loss, train.algorithm.aggregation, train.algorithm.critic.clip_range, context_length)
+    )
 
 
 def policy_loss(
@@ -83,6 +91,38 @@ def policy_loss(
         cross_entropy = -torch.where(observed, log_probs, 0.0).sum() * scale
         loss = loss + train.observation_loss * cross_entropy
         metrics["observation_loss"] = Metric(value=cross_entropy, aggregation=AggregationType.SUM)
+    return loss, metrics
+
+
+def value_loss(
+    aggregation: Aggregation,
+    clip_range: float,
+    context_length: int,
+    model_output: Mapping[str, torch.Tensor],
+    data: TensorDict,
+    dp_group: Any = None,
+) -> tuple[torch.Tensor, dict[str, Any]]:
+    """The critic's loss of a micro-batch of `B` rows, and verl's metrics; tokens are weighed as the policy's.
+
+    Half the squared error of a token's value, or that of the value clipped to at most `clip_range` from the
+    one before the update, whichever is larger (verl: `compute_value_loss`). `model_output`: nested
+    [B, tokens], `values`. `data`: as of `policy_loss`, `values` (before the update), `returns`, and where it
+    applies `return_weights`.
+    """
+    values = no_padding_2_padding(model_output["values"], data)  # [B, R]
+    optional = [name for name in ("return_weights",) if name in data]
+    rows = data.select("response_mask", "values", "returns", *optional).to_padded_tensor()
+    mask = rows["response_mask"].to(bool)
+    weights = rows.get("return_weights", mask) * data["dp_size"]
+    weights = weights * _row_weights(aggregation, data, context_length)
+    old, returns = rows["values"], rows["returns"]
+    free = (values - returns).square()
+    held = (old + (values - old).clamp(-clip_range, clip_range) - returns).square()
+    loss = 0.5 * torch.where(mask, free.maximum(held) * weights, 0.0).sum()
+    metrics = {
+        "critic/vf_loss": Metric(value=loss, aggregation=AggregationType.SUM),
+        "critic/vf_clipfrac": _mean((held > free).float(), mask & (weights > 0)),
+    }
     return loss, metrics
 
 

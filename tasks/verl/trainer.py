@@ -23,13 +23,21 @@ from verl.utils.py_functional import rename_dict
 from verl.utils.skip import SkipManager
 from verl.workers.utils.padding import response_to_nested
 
+from tasks.algorithms.algorithm import ActorCritic
 from tasks.config.pipelines import Pipeline
+from tasks.config.training import TrainSettings
 from tasks.errors import Diverged
 from tasks.rollout.runner import training_temperature
 from tasks.verl import checkpoints
 from tasks.verl.advantages import estimate_advantages
 from tasks.verl.cpu.engine import WHOLE_CONVERSATIONS
-from tasks.verl.loss import OBSERVATION_TOKENS, PLAYED_EPISODES, PLAYED_TOKENS, set_loss
+from tasks.verl.loss import (
+    OBSERVATION_TOKENS,
+    PLAYED_EPISODES,
+    PLAYED_TOKENS,
+    set_critic_loss,
+    set_loss,
+)
 from tasks.verl.rollout import RolloutManager, StepRollout
 
 _MUST_BE_FINITE = {
@@ -38,6 +46,8 @@ _MUST_BE_FINITE = {
     "actor/entropy_loss": "entropy",
     "actor/observation_loss": "loss of observations",
     "actor/grad_norm": "gradient norm",
+    "critic/vf_loss": "critic's loss",
+    "critic/grad_norm": "critic's gradient norm",
 }
 """By verl's names."""
 
@@ -55,6 +65,8 @@ class StepTrainer(PPOTrainerSync):  # type: ignore[misc]
         super().init()
         pipeline = self._pipeline
         set_loss(self.actor_rollout_wg, pipeline.train, context_length=pipeline.rollout.context_length)
+        if self.use_critic:
+            set_critic_loss(self.critic_wg, pipeline.train, context_length=pipeline.rollout.context_length)
 
     def attach(self, manager: RolloutManager) -> None:
         """Play episodes through `manager`; needed before the first step."""
@@ -75,13 +87,15 @@ class StepTrainer(PPOTrainerSync):  # type: ignore[misc]
         metrics: dict[str, float] = {}
         self.timing_raw: dict[str, float] = {}
         batch = self.step(metrics, self.timing_raw)
-        check_update(metrics, step=self.global_steps, lr=self._pipeline.train.lr)
+        check_update(metrics, self._pipeline.train, step=self.global_steps)
         with marked_timer("ahead", self.timing_raw):
             self.agent_loop_manager.finish_ahead()
         if save:
             with marked_timer("save_checkpoint", self.timing_raw):
                 folder = Path(self.config.trainer.default_local_dir)
-                checkpoints.make_room(folder, model=self.config.actor_rollout_ref.model.path)
+                checkpoints.make_room(
+                    folder, model=self.config.actor_rollout_ref.model.path, has_critic=self.use_critic
+                )
                 self._save_checkpoint()
         self.on_step_end()
         if batch.keys:
@@ -122,7 +136,7 @@ class StepTrainer(PPOTrainerSync):  # type: ignore[misc]
                 for name in ("response_mask", "rollout_is_weights")
                 if name in padded.batch
             }
-        advantages, returns, kl = estimate_advantages(
+        estimate = estimate_advantages(
             self._pipeline.train,
             keys=batch.keys,
             data=data,
@@ -131,37 +145,45 @@ class StepTrainer(PPOTrainerSync):  # type: ignore[misc]
             num_played=rollout.sample.num_played,
             context_length=self._pipeline.rollout.context_length,
         )
-        output["advantages"] = advantages
-        if returns is not None:
-            output["returns"] = returns
-        if kl is not None:
-            metrics["actor/kl_loss"] = kl
-        fields_of_rows = TensorDict(output, batch_size=len(batch))
+        metrics.update(estimate.metrics)
+        fields_of_rows = TensorDict(output | estimate.fields, batch_size=len(batch))
         return tq.kv_batch_put(keys=batch.keys, partition_id=batch.partition_id, fields=fields_of_rows)
 
+    def _update_critic(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
+        algorithm = self._pipeline.train.algorithm
+        assert isinstance(algorithm, ActorCritic)
+        batch.extra_info.update(self._options_of(batch) | {"epochs": algorithm.critic.epochs})
+        output = self.critic_wg.train_mini_batch(batch).get()["metrics"]
+        metrics.update(reduce_metrics(rename_dict(output, "critic/")))
+        return batch
+
     def _update_actor(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
-        batch.extra_info.update(
-            update_options(
-                self._pipeline,
-                rows=len(batch.keys),
-                played_tokens=self._rollout.sample.played_tokens,
-                observation_tokens=self._rollout.observation_tokens,
-                step=self.global_steps,
-                temperature=self.config.actor_rollout_ref.rollout.temperature,
-            )
-        )
+        batch.extra_info.update(self._options_of(batch))
         output = rename_dict(self.actor_rollout_wg.update_actor(batch)["metrics"], "actor/")
         metrics.update(reduce_metrics(output))
         return batch
 
+    def _options_of(self, batch: KVBatchMeta) -> dict[str, Any]:
+        return update_options(
+            self._pipeline,
+            rows=len(batch.keys),
+            played_tokens=self._rollout.sample.played_tokens,
+            observation_tokens=self._rollout.observation_tokens,
+            step=self.global_steps,
+            temperature=self.config.actor_rollout_ref.rollout.temperature,
+        )
 
-def check_update(metrics: Mapping[str, float], *, step: int, lr: float) -> None:
-    """Raise `Diverged` if the step's loss or gradient is NaN or infinite; `metrics` by verl's names."""
+
+def check_update(metrics: Mapping[str, float], train: TrainSettings, *, step: int) -> None:
+    """Raise `Diverged` if a loss or gradient of the step is NaN or infinite; `metrics` by verl's names."""
     for key, name in _MUST_BE_FINITE.items():
         value = metrics.get(key, 0.0)
         if not math.isfinite(value):
+            remedy = f"train.lr ({train.lr:g})"
+            if isinstance(train.algorithm, ActorCritic) and key.startswith("critic/"):
+                remedy = f"train.algorithm.critic.lr ({train.algorithm.critic.lr:g})"
             raise Diverged(
-                f"step {step}: the {name} is {value}; lower train.lr ({lr:g}). "
+                f"step {step}: the {name} is {value}; lower {remedy}. "
                 "Neither a checkpoint nor the sampler has the weights of this step"
             )
 

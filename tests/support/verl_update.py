@@ -3,13 +3,18 @@
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from agents.types import Trajectory
 from tasks.config.pipelines import Pipeline
 from tasks.data.trajectories import sampled_tokens
-from tasks.verl.local_worker import start_actor
+from tasks.verl.config import verl_config
+from tasks.verl.local_worker import join_process_group_of_one, start_actor
 from tasks.verl.rows import Row, conversation_key, fields_of, observation_tokens, rows_of
+
+if TYPE_CHECKING:
+    import torch
+    from tensordict import TensorDict
 
 STEP = 1
 
@@ -20,6 +25,36 @@ def policy_worker(pipeline: Pipeline, model: Path) -> Iterator[Any]:
     import torch
 
     yield start_actor(pipeline, model=model)
+    torch.distributed.destroy_process_group()
+
+
+@contextmanager
+def critic_worker(pipeline: Pipeline, model: Path) -> Iterator[Any]:
+    """verl's worker with critic and optimizer as `pipeline` composes them; one at a time."""
+    import torch
+    import verl  # noqa: F401  # loads the CPU's plugin
+    from verl.utils.config import omega_conf_to_dataclass
+    from verl.workers.engine_workers import TrainingWorker, TrainingWorkerConfig
+
+    from tasks.verl.loss import set_critic_loss
+
+    join_process_group_of_one()
+    config = omega_conf_to_dataclass(verl_config(pipeline, model=model, checkpoints=model).critic)
+    # As `PPOTrainer._setup` does it.
+    config.engine.infer_max_token_len_per_gpu = config.ppo_infer_max_token_len_per_gpu
+    config.engine.max_token_len_per_gpu = config.ppo_infer_max_token_len_per_gpu
+    worker = TrainingWorker(
+        TrainingWorkerConfig(
+            model_type="value_model",
+            model_config=config.model,
+            engine_config=config.engine,
+            optimizer_config=config.optim,
+            checkpoint_config=config.checkpoint,
+        )
+    )
+    worker.reset()
+    set_critic_loss(worker, pipeline.train, context_length=pipeline.rollout.context_length)
+    yield worker
     torch.distributed.destroy_process_group()
 
 
@@ -36,29 +71,69 @@ def update(
     `reference`: `groups` with the log-probs of the reference policy; `played_tokens`: of the step, by default
     those of `groups`.
     """
-    from tensordict import TensorDict
+    from verl.utils import tensordict_utils as tu
+
+    from tasks.verl.loss import set_loss
+
+    set_loss(worker, pipeline.train, context_length=pipeline.rollout.context_length)
+    data = step_data(pipeline, groups, reference=reference, played_tokens=played_tokens)
+    metrics: dict[str, list[float]] = tu.get(worker.update_actor(data), "metrics")
+    return metrics
+
+
+def update_critic(
+    worker: Any, pipeline: Pipeline, groups: Sequence[Sequence[Trajectory]], *, values: "torch.Tensor"
+) -> dict[str, list[float]]:
+    """As `update`, for the worker of a critic; `values`: nested [rows, tokens], those before the update."""
+    from verl.utils import tensordict_utils as tu
+
+    data = step_data(pipeline, groups, values=values)
+    metrics: dict[str, list[float]] = tu.get(worker.train_mini_batch(data), "metrics")
+    return metrics
+
+
+def compute_values(worker: Any, pipeline: Pipeline, groups: Sequence[Sequence[Trajectory]]) -> "torch.Tensor":
+    """Nested [rows, tokens]: of each token of the rows' responses, 0 where it was not sampled."""
+    from verl.utils import tensordict_utils as tu
+    from verl.workers.utils.padding import response_from_nested
+
+    data = fields_of(rows_of_all(groups))
+    tu.assign_non_tensor(data, compute_loss=False, temperature=pipeline.rollout.temperature)
+    output: torch.Tensor = response_from_nested(worker.infer_batch(data)["values"], data["response_mask"])
+    return output
+
+
+def step_data(
+    pipeline: Pipeline,
+    groups: Sequence[Sequence[Trajectory]],
+    *,
+    reference: Sequence[Sequence[Trajectory]] | None = None,
+    played_tokens: int | None = None,
+    values: "torch.Tensor | None" = None,
+) -> "TensorDict":
+    """What a worker is given for a step's update; arguments as of `update` and `update_critic`."""
     from verl.utils import tensordict_utils as tu
 
     from tasks.verl.advantages import estimate_advantages
-    from tasks.verl.loss import set_loss
     from tasks.verl.trainer import update_options
 
-    train, context_length = pipeline.train, pipeline.rollout.context_length
-    set_loss(worker, train, context_length=context_length)
     rows = rows_of_all(groups)
-    data: TensorDict = fields_of(rows, with_observations=train.observation_loss > 0)
+    data: TensorDict = fields_of(rows, with_observations=pipeline.train.observation_loss > 0)
     data["old_log_probs"] = data["rollout_log_probs"]
     if reference is not None:
         data["ref_log_prob"] = fields_of(rows_of_all(reference))["rollout_log_probs"]
-    data["advantages"], _, _ = estimate_advantages(
-        train,
+    if values is not None:
+        data["values"] = values
+    estimate = estimate_advantages(
+        pipeline.train,
         keys=[row.key for row in rows],
         data=data,
         trajectories={conversation_key(row.key): row.trajectory for row in rows},
         greedy_rewards={},
         num_played=pipeline.rollout.items_per_step * pipeline.rollout.group_size,
-        context_length=context_length,
+        context_length=pipeline.rollout.context_length,
     )
+    data.update(estimate.fields)
     tokens = sum(sampled_tokens(t) for group in groups for t in group)
     tu.assign_non_tensor(
         data,
@@ -71,8 +146,7 @@ def update(
             temperature=pipeline.rollout.temperature,
         ),
     )
-    metrics: dict[str, list[float]] = tu.get(worker.update_actor(data), "metrics")
-    return metrics
+    return data
 
 
 def rows_of_all(groups: Sequence[Sequence[Trajectory]]) -> list[Row]:

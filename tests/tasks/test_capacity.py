@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from envs.errors import ConfigError, WingspanError
+from tasks.algorithms.registry import parse_algorithm
 from tasks.config import capacity
 from tasks.config.capacity import (
     ModelSize,
@@ -16,7 +17,7 @@ from tasks.config.capacity import (
     memory_plan,
     read_model_size,
 )
-from tasks.config.pipelines import load_pipeline, pipeline_names
+from tasks.config.pipelines import Pipeline, load_pipeline, pipeline_names
 from tasks.verl import checkpoints
 from tests.support.tiny_model import save_tiny_model
 from tests.support.verl_toy import toy_pipeline
@@ -71,17 +72,26 @@ def test_a_model_in_the_hubs_cache_is_read_there(tmp_path: Path, monkeypatch: py
 
 
 def test_checkpoints_and_disk_by_hand() -> None:
-    assert round(checkpoint_bytes(QWEN_3B) / 1e9) == 49
-    assert round(checkpoint_bytes(QWEN_7B) / 1e9) == 122
+    assert round(checkpoint_bytes(QWEN_3B, has_critic=False) / 1e9) == 49
+    assert round(checkpoint_bytes(QWEN_7B, has_critic=False) / 1e9) == 122
+    # A critic has no lm_head, and no copy in Hugging Face format.
+    assert checkpoint_bytes(QWEN_7B, has_critic=True) == 28 * 7_615_616_512 - 12 * 152_064 * 3584
     # Three checkpoints, and the trained policy here, in DVC's cache and in MLflow.
     pipeline = load_pipeline("searchqa-qwen2.5-7b")
     assert disk_bytes(pipeline, QWEN_7B, checkpoints=3) == (3 * 16 + 4 * 4) * 7_615_616_512
+    assert disk_bytes(with_critic(pipeline), QWEN_3B, checkpoints=3) == (3 * 28 + 4 * 4) * 3_085_938_688
+
+
+def with_critic(pipeline: Pipeline) -> Pipeline:
+    train = pipeline.train.model_copy(update={"algorithm": parse_algorithm("ppo")})
+    return pipeline.model_copy(update={"train": train})
 
 
 def test_memory_by_hand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pipeline = load_pipeline("searchqa-qwen2.5-7b")
     plan = memory_plan(pipeline, QWEN_7B, gpu=GPU)
     assert plan.state == 2 * 7_615_616_512  # 16 bytes a parameter over 8 GPUs
+    assert memory_plan(with_critic(pipeline), QWEN_3B).state == 4 * 3_085_938_688
     assert plan.mask == 3 * 16_384**2
     assert plan.logits == 24 * 512 * 152_064
     assert plan.sampler == 48 * 10**9
@@ -163,11 +173,11 @@ def test_room_for_a_checkpoint_is_made_or_refused(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr(shutil, "disk_usage", disk.usage)
     for step in (1, 2):
         write_checkpoint(tmp_path, step)
-    checkpoints.make_room(tmp_path, model="m")  # 500 are free, and the next needs 1000
+    checkpoints.make_room(tmp_path, model="m", has_critic=False)  # 500 are free, and the next needs 1000
     assert checkpoints.complete_steps(tmp_path) == [2]
     (tmp_path / "else").write_bytes(bytes(600))
     with pytest.raises(WingspanError) as error:
-        checkpoints.make_room(tmp_path, model="m")
+        checkpoints.make_room(tmp_path, model="m", has_critic=False)
     assert str(tmp_path) in str(error.value)
     assert "needs 1.04e-06 GB, and 8.63e-07 GB are free" in str(error.value)
     assert checkpoints.complete_steps(tmp_path) == [2]  # the last whole one is never given up
@@ -181,7 +191,7 @@ def test_the_first_checkpoint_is_measured_by_the_model(
     assert size is not None
     folder = tmp_path / "checkpoints"
     monkeypatch.setattr(shutil, "disk_usage", Disk(folder, capacity.CHECKPOINT_BYTES * size.parameters).usage)
-    checkpoints.make_room(folder, model=str(model))
+    checkpoints.make_room(folder, model=str(model), has_critic=False)
     monkeypatch.setattr(shutil, "disk_usage", Disk(folder, 1000).usage)
     with pytest.raises(WingspanError, match="the next checkpoint in"):
-        checkpoints.make_room(folder, model=str(model))
+        checkpoints.make_room(folder, model=str(model), has_critic=False)

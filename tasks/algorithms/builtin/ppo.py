@@ -1,18 +1,14 @@
 """Proximal policy optimization with a critic."""
 
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-from pydantic import Field
-
-from envs.errors import WingspanError
-from tasks.algorithms.algorithm import Algorithm
-from tasks.algorithms.critic import CriticSettings
+from tasks.algorithms.algorithm import ActorCritic
 
 if TYPE_CHECKING:
     from tasks.algorithms.conversations import Conversations, Estimate
 
 
-class Ppo(Algorithm):
+class Ppo(ActorCritic):
     """Generalized advantage estimation over tokens, whitened over the step.
 
     δ_k = r_k + γ·V_(k+1) − V_k and A_k = δ_k + γλ·A_(k+1), k counting sampled tokens: observations are part
@@ -20,20 +16,12 @@ class Ppo(Algorithm):
     verl: `gae`.
     """
 
-    compares_group = False
-    skips_equal_groups = False
-    needs_critic = True
-
     name: str = "ppo"
-    gamma: Annotated[float, Field(gt=0, le=1)] = 1.0
-    lam: Annotated[float, Field(ge=0, le=1)] = 1.0
-    critic: CriticSettings = CriticSettings()
 
     def estimate(self, batch: "Conversations") -> "Estimate":
         """As of `Algorithm`, with returns A + V."""
         from tasks.algorithms.conversations import Estimate, gae
 
-        if batch.values is None:
-            raise WingspanError("ppo: the critic computed no values")
-        advantages = gae(batch.rewards, batch.values, batch.mask, gamma=self.gamma, lam=self.lam)
-        return Estimate(batch.whiten(advantages), (advantages + batch.values) * batch.mask)
+        values = batch.critic_values
+        advantages = gae(batch.rewards, values, batch.mask, gamma=self.gamma, lam=self.lam)
+        return Estimate(batch.whiten(advantages), (advantages + values) * batch.mask)

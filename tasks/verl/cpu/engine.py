@@ -14,7 +14,7 @@ from verl.utils import tensordict_utils as tu
 from verl.utils.torch_functional import entropy_from_logits
 from verl.workers.engine.base import EngineRegistry
 from verl.workers.engine.fsdp import transformer_impl
-from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead, FSDPEngineWithValueHead
+from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead
 
 from tasks.verl.cpu.attention import ATTENTION, packed_attention
 from tasks.verl.cpu.packing import PackedRow, pack_row
@@ -33,7 +33,7 @@ def register() -> None:
     AttentionInterface.register(ATTENTION, packed_attention)
     transformer_impl.prepare_micro_batches = split_by_prompt
     EngineRegistry.register(model_type="language_model", backend="fsdp2", device="cpu")(CpuTrainingEngine)
-    EngineRegistry.register(model_type="value_model", backend="fsdp2", device="cpu")(FSDPEngineWithValueHead)
+    EngineRegistry.register(model_type="value_model", backend="fsdp2", device="cpu")(CpuValueEngine)
 
 
 class CpuTrainingEngine(FSDPEngineWithLMHead):  # type: ignore[misc]
@@ -104,17 +104,32 @@ class CpuTrainingEngine(FSDPEngineWithLMHead):  # type: ignore[misc]
         temperature = output_args["temperature"]
         if not bool((temperature == 1.0).all()):
             logits = logits / temperature.unsqueeze(-1)
-        offsets = micro_batch["input_ids"].offsets()
-
-        def laid_out(values: torch.Tensor) -> torch.Tensor:
-            flat = values.new_zeros(int(offsets[-1])).index_put((row.targets,), values)
-            return torch.nested.nested_tensor_from_jagged(flat, offsets)
-
         log_probs = -torch.nn.functional.cross_entropy(logits, row.labels, reduction="none")
-        outputs = {"log_probs": laid_out(log_probs)}
+        outputs = {"log_probs": _lay_out(log_probs, row, micro_batch)}
         if tu.get_non_tensor_data(data=micro_batch, key="calculate_entropy", default=False):
-            outputs["entropy"] = laid_out(entropy_from_logits(logits))
+            outputs["entropy"] = _lay_out(entropy_from_logits(logits), row, micro_batch)
         return outputs
+
+
+class CpuValueEngine(CpuTrainingEngine):
+    """The critic's: returns the value before each token in the loss is sampled, and zeros for all others."""
+
+    def prepare_model_inputs(self, micro_batch: TensorDict) -> tuple[dict[str, Any], dict[str, Any]]:
+        """As of `CpuTrainingEngine`; the head is so small that it is computed for all tokens."""
+        inputs, output_args = super().prepare_model_inputs(micro_batch)
+        del inputs["logits_to_keep"]
+        return inputs, output_args
+
+    def prepare_model_outputs(
+        self,
+        output: Any,
+        output_args: dict[str, Any],
+        micro_batch: TensorDict,
+        logits_processor_func: Any,
+    ) -> dict[str, torch.Tensor]:
+        """Values as verl lays them out: nested, [B, L], a token's at the place of the token before it."""
+        row: PackedRow = output_args["row"]
+        return {"values": _lay_out(output.logits[0, row.logit_rows, 0], row, micro_batch)}
 
 
 def split_by_prompt(
@@ -163,6 +178,13 @@ def threads_per_process(processes: int) -> int:
     share = max(1, available // processes)
     limit = os.environ.get("WINGSPAN_THREADS")
     return min(share, int(limit)) if limit else share
+
+
+def _lay_out(values: torch.Tensor, row: PackedRow, micro_batch: TensorDict) -> torch.Tensor:
+    """[N] → nested, [B, L]: the numbers of the row's labels in the samples of the micro-batch."""
+    offsets = micro_batch["input_ids"].offsets()
+    flat = values.new_zeros(int(offsets[-1])).index_put((row.targets,), values)
+    return torch.nested.nested_tensor_from_jagged(flat, offsets)
 
 
 def _prompt_lengths(data: TensorDict) -> list[int]:

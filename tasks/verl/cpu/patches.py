@@ -5,12 +5,13 @@ Only `plugin.py` calls `apply`, and only if `VERL_PLATFORM=cpu`.
 
 import os
 from datetime import timedelta
-from typing import Any
 
 import torch
 import verl.utils.distributed as verl_distributed
 import verl.utils.fsdp_utils as verl_fsdp
 import verl.utils.model as verl_model
+
+from tasks.verl.value_model import load_valuehead_model
 
 
 def apply() -> None:
@@ -39,22 +40,6 @@ def init_process_group_ray(timeout_second: int | None = None, backend: str | Non
         timeout=timedelta(seconds=timeout_second) if timeout_second is not None else None,
         init_method=os.environ.get("DIST_INIT_METHOD"),
     )
-
-
-def load_valuehead_model(
-    local_path: str, torch_dtype: torch.dtype, model_config: Any, trust_remote_code: bool
-) -> torch.nn.Module:
-    """verl's function without flash-attention, which verl requires."""
-    from transformers import AutoModelForTokenClassification
-
-    model: torch.nn.Module = AutoModelForTokenClassification.from_pretrained(
-        local_path,
-        dtype=torch_dtype,
-        config=model_config,
-        attn_implementation="sdpa",
-        trust_remote_code=trust_remote_code,
-    )
-    return model
 
 
 class UnpinnedOffloadPolicy(verl_fsdp.CPUOffloadPolicy):  # type: ignore[misc]
