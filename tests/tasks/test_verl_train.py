@@ -200,6 +200,65 @@ def test_a_gradient_that_is_no_number_ends_the_run_before_its_weights_go_anywher
     assert checkpoints.complete_steps(tmp_path / "train" / "checkpoints") == []
 
 
+def test_ppo_trains_policy_and_critic_and_resumes_both(toy_in_ray: None, tmp_path: Path) -> None:
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    model = save_tiny_model(tmp_path / "model")
+    write_items(tmp_path / "data" / "train.jsonl", toy_items(12))
+    write_items(tmp_path / "data" / "test.jsonl", toy_items(4, first=100))
+    pipeline = toy_pipeline(
+        model,
+        train__algorithm={"name": "ppo", "lam": 0.9, "critic": {"lr": 1e-3, "warmup_steps": 1}},
+        train__steps_per_round=1,
+        train__save_every=1,
+        train__steps=3,
+    )
+    folder = tmp_path / "train"
+
+    def weights(step: int, role: str) -> dict[str, torch.Tensor]:
+        [file] = (folder / "checkpoints" / f"global_step_{step}" / role).glob("model_*.pt")
+        return {name: x.full_tensor() for name, x in torch.load(file, weights_only=False).items()}
+
+    def differ(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
+        return any(not torch.equal(one[name], other[name]) for name in one)
+
+    with TrainSession(pipeline, tmp_path) as session:
+        session.evaluate_round(session.train_round(0))
+        start = AutoModelForCausalLM.from_pretrained(model).state_dict()
+        assert not differ(weights(1, "actor"), start), "the first step trains the critic alone"
+        assert weights(1, "critic")["score.weight"].any(), "it started at 0"
+        session.evaluate_round(session.train_round(1))
+        assert differ(weights(2, "actor"), start)
+
+    # The next process goes on with the critic, its optimizer and its warm-up where they were.
+    with TrainSession(pipeline, tmp_path) as session:
+        session.evaluate_round(session.train_round(2))
+    assert differ(weights(2, "critic"), weights(3, "critic"))
+    [optimizer_file] = (folder / "checkpoints" / "global_step_3" / "critic").glob("optim_*.pt")
+    state = torch.load(optimizer_file, weights_only=False)["state"]
+    assert {int(values["step"]) for values in state.values()} == {3 * 2}, "two mini-batches a step"
+
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines] == [1, 2, 3]
+    assert ["loss" in line for line in lines] == [False, True, True]
+    assert all(line["value_loss"] > 0 and line["critic_grad_norm"] > 0 for line in lines)
+    assert [line["value_mean"] != 0 for line in lines] == [False, True, True]
+    assert lines[0]["explained_variance"] == pytest.approx(0, abs=1e-6)
+
+    size = read_model_size(model)
+    assert size is not None
+    checkpoint = folder / "checkpoints" / "global_step_3"
+    files = [
+        *checkpoint.rglob("model_*.pt"),
+        *checkpoint.rglob("optim_*.pt"),
+        *checkpoint.rglob("*.safetensors"),
+    ]
+    assert len(files) == 5
+    written = sum(file.stat().st_size for file in files)
+    assert written == pytest.approx(checkpoint_bytes(size, has_critic=True), rel=0.1)
+
+
 def pid_of_trainer() -> int:
     import psutil
 
