@@ -15,6 +15,9 @@ from torch import Tensor
 
 from agents.types import Trajectory
 
+_CACHED_ROWS = 128
+"""Conversations that are added up at once."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Conversations:
@@ -34,7 +37,9 @@ class Conversations:
     @property
     def scores(self) -> Tensor:
         """[C], float64: the sum of each conversation's rewards."""
-        return self.rewards.sum(1, dtype=torch.float64)
+        # torch converts before it adds: a part at a time stays in the cache.
+        parts = self.rewards.split(_CACHED_ROWS)
+        return torch.cat([part.sum(1, dtype=torch.float64) for part in parts])
 
     @property
     def lengths(self) -> Tensor:
@@ -43,7 +48,7 @@ class Conversations:
 
     def spread(self, per_conversation: Tensor) -> Tensor:
         """[C] → [C, T]: the same value on every token of a conversation, 0 elsewhere."""
-        return per_conversation.to(self.rewards.dtype).unsqueeze(1) * self.mask
+        return torch.where(self.mask, per_conversation.to(self.rewards.dtype).unsqueeze(1), 0.0)
 
     @property
     def critic_values(self) -> Tensor:

@@ -1,0 +1,121 @@
+"""How long the estimation of a step's advantages takes, and verl's own functions beside it.
+
+    python -m bench.advantages
+    python -m bench.advantages --conversations 512 --tokens 1024
+
+Random rewards on the last token of each turn, in groups of 8. All conversations have the same length, which
+is the most work for a given shape. verl's functions get the same tensors, their mask included. A new tensor
+costs most where the kernel has to fault it in, page by page: compare with `THP_MEM_ALLOC_ENABLE=1`.
+
+Prints one JSON object:
+
+- `write_ms`: to fill a new tensor of the result's shape with zeros; no estimator can be quicker
+- `ours_ms`: `Algorithm.estimate` by algorithm, median
+- `verl_ms`: verl's function by the name of ours
+"""
+
+import argparse
+import json
+import time
+from collections.abc import Callable
+from statistics import median
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tasks.algorithms.conversations import Conversations
+from tasks.algorithms.registry import ALGORITHMS, parse_algorithm
+
+GROUP_SIZE = 8
+TURNS = 16
+VERL = {
+    "dr_grpo": ("grpo_vectorized", {"norm_adv_by_std_in_grpo": False}),
+    "grpo": ("grpo_vectorized", {}),
+    "grpo_passk": ("grpo_passk", {}),
+    "opo": ("opo", {}),
+    "ppo": ("gae", {}),
+    "reinforce_plus_plus": ("reinforce_plus_plus", {}),
+    "reinforce_plus_plus_baseline": ("reinforce_plus_plus_baseline", {}),
+    "rloo": ("rloo_vectorized", {}),
+}
+"""By our name: verl's, its fastest where it has two, and options."""
+
+
+def measure(*, conversations: int, tokens: int, repeats: int) -> dict[str, Any]:
+    """See the docstring of this file."""
+    batch = random_batch(conversations, tokens)
+    algorithms = [parse_algorithm(name) for name in ALGORITHMS if name != "gdpo"]
+    return {
+        "conversations": conversations,
+        "tokens": tokens,
+        "threads": torch.get_num_threads(),
+        "write_ms": milliseconds(lambda: torch.zeros(conversations, tokens), repeats),
+        "ours_ms": {a.name: milliseconds(lambda a=a: a.estimate(batch), repeats) for a in algorithms},
+        "verl_ms": {
+            name: milliseconds(verl_function(verl_name, options, batch), repeats)
+            for name, (verl_name, options) in VERL.items()
+        },
+    }
+
+
+def milliseconds(function: Callable[[], object], repeats: int) -> float:
+    """Median of `repeats` calls, after one that is not counted."""
+    function()
+    times = []
+    for _ in range(repeats):
+        start = time.perf_counter()
+        function()
+        times.append(time.perf_counter() - start)
+    return round(1000 * median(times), 1)
+
+
+def random_batch(conversations: int, tokens: int) -> Conversations:
+    """Of turns of the same length, rewards of 0 and 1, and random values."""
+    generator = torch.Generator().manual_seed(0)
+    length = tokens // TURNS
+    rewards = torch.zeros(conversations, tokens)
+    ends = torch.arange(1, TURNS + 1) * length - 1
+    rewards[:, ends] = torch.randint(0, 2, (conversations, TURNS), generator=generator).float()
+    return Conversations(
+        trajectories=(),
+        group=torch.arange(conversations) // GROUP_SIZE,
+        mask=torch.ones(conversations, tokens, dtype=torch.bool),
+        rewards=rewards,
+        turn=(torch.arange(tokens) // length).clamp(max=TURNS - 1).repeat(conversations, 1),
+        old_log_probs=torch.zeros(conversations, tokens),
+        values=torch.rand(conversations, tokens, generator=generator),
+        greedy_rewards=torch.zeros(conversations, dtype=torch.float64),
+        num_played=conversations,
+    )
+
+
+def verl_function(name: str, options: dict[str, Any], batch: Conversations) -> Callable[[], object]:
+    """verl's estimator as its trainer calls it."""
+    import numpy as np
+    from verl.trainer.config import AlgoConfig
+    from verl.trainer.ppo.core_algos import get_adv_estimator_fn
+
+    mask: Tensor = batch.mask.float()
+    arguments = {"token_level_rewards": batch.rewards, "response_mask": mask}
+    if name == "gae":
+        arguments |= {"values": batch.values, "gamma": 1.0, "lam": 1.0}
+    else:
+        uids = np.array([str(group) for group in batch.group.tolist()], dtype=object)
+        arguments |= {"index": uids, "config": AlgoConfig(gamma=1.0, lam=1.0, **options)}
+    estimate = get_adv_estimator_fn(name)
+    return lambda: estimate(**arguments)
+
+
+def main() -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--conversations", type=int, default=4096)
+    parser.add_argument("--tokens", type=int, default=4096)
+    parser.add_argument("--repeats", type=int, default=7)
+    arguments = parser.parse_args()
+    print(json.dumps(measure(**vars(arguments)), indent=2))
+
+
+if __name__ == "__main__":
+    main()
