@@ -18,6 +18,7 @@ import argparse
 import json
 import time
 from collections.abc import Callable
+from functools import partial
 from statistics import median
 from typing import Any
 
@@ -51,7 +52,7 @@ def measure(*, conversations: int, tokens: int, repeats: int) -> dict[str, Any]:
         "tokens": tokens,
         "threads": torch.get_num_threads(),
         "write_ms": milliseconds(lambda: torch.zeros(conversations, tokens), repeats),
-        "ours_ms": {a.name: milliseconds(lambda a=a: a.estimate(batch), repeats) for a in algorithms},
+        "ours_ms": {a.name: milliseconds(partial(a.estimate, batch), repeats) for a in algorithms},
         "verl_ms": {
             name: milliseconds(verl_function(verl_name, options, batch), repeats)
             for name, (verl_name, options) in VERL.items()
@@ -97,7 +98,7 @@ def verl_function(name: str, options: dict[str, Any], batch: Conversations) -> C
     from verl.trainer.ppo.core_algos import get_adv_estimator_fn
 
     mask: Tensor = batch.mask.float()
-    arguments = {"token_level_rewards": batch.rewards, "response_mask": mask}
+    arguments: dict[str, Any] = {"token_level_rewards": batch.rewards, "response_mask": mask}
     if name == "gae":
         arguments |= {"values": batch.values, "gamma": 1.0, "lam": 1.0}
     else:
