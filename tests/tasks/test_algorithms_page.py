@@ -1,0 +1,120 @@
+"""docs/algorithms.md lists every algorithm and loss, each with its parameters and defaults, and no others."""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+from pydantic_core import PydanticUndefined
+
+from agents.settings import Settings
+from tasks.algorithms.algorithm import Aggregation, Algorithm
+from tasks.algorithms.losses.library import AnyLoss
+from tasks.algorithms.losses.loss import PolicyLoss
+from tasks.algorithms.registry import ALGORITHMS
+from tasks.config.training import KlSettings
+
+PAGE = (Path(__file__).parents[2] / "docs" / "algorithms.md").read_text()
+LOSSES: list[type[PolicyLoss]] = list(get_args(get_args(AnyLoss)[0]))
+
+
+def table(heading: str) -> list[list[str]]:
+    """The cells of the first table under a heading, without its header."""
+    section = re.search(rf"^##+ {heading}\n(.*?)(?=^##|\Z)", PAGE, re.MULTILINE | re.DOTALL)
+    assert section is not None
+    lines = [line for line in section[1].splitlines() if line.startswith("|")]
+    return [[cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]] for line in lines[2:]]
+
+
+def code(cell: str) -> list[str]:
+    return re.findall(r"`([^`]+)`", cell)
+
+
+def test_every_algorithm_has_its_line() -> None:
+    rows = {code(row[0])[0]: row for row in table("Algorithms")}
+    assert rows.keys() == set(ALGORITHMS)
+    for name, (_, _, needs, differences, _) in rows.items():
+        algorithm = ALGORITHMS.find(name)
+        assert (needs == "critic") == algorithm.needs_critic, name
+        assert (needs == "greedy") == algorithm.needs_greedy, name
+        fields = algorithm.model_fields
+        expected = [
+            *changes(fields["loss"].default),
+            *([fields["aggregation"].default] if is_changed(algorithm, "aggregation") else []),
+        ]
+        assert re.sub(r"[`,]", "", differences).split() == expected, name
+
+
+def changes(loss: PolicyLoss) -> list[str]:
+    """How an algorithm's loss differs from the default one."""
+    if loss.name != "vanilla":
+        return [loss.name]
+    default = Algorithm.model_fields["loss"].default
+    return [text for name, value in loss if value != getattr(default, name) for text in (name, str(value))]
+
+
+def is_changed(algorithm: type[Algorithm], field: str) -> bool:
+    return bool(algorithm.model_fields[field].default != Algorithm.model_fields[field].default)
+
+
+def parameters(settings: type[Settings], *, prefix: str = "") -> Iterator[tuple[str, str]]:
+    """Each parameter, those of a block as `block.parameter`, with its default as the page writes it."""
+    for name, field in settings.model_fields.items():
+        if name == "name":
+            continue
+        block = next((t for t in (field.annotation, *get_args(field.annotation)) if is_block(t)), None)
+        if block is None or field.default is None or name == "loss":
+            yield f"{prefix}{name}", default_of(field)
+        if block is not None and name != "loss":
+            yield from parameters(block, prefix=f"{name}.")
+
+
+def is_block(annotation: Any) -> bool:
+    return isinstance(annotation, type) and issubclass(annotation, Settings)
+
+
+def default_of(field: Any) -> str:
+    if field.default in (None, PydanticUndefined):
+        return "–"  # noqa: RUF001
+    if isinstance(field.default, PolicyLoss):
+        return field.default.name
+    return str(field.default).lower()
+
+
+def test_every_parameter_of_an_algorithm_has_its_line() -> None:
+    rows = [(code(row[0])[0], row[1], row[2].strip("`")) for row in table("Parameters")]
+    common = list(parameters(Algorithm))
+    assert [(name, default) for name, of, default in rows if of == "all"] == common
+    own = {
+        (algorithm, parameter, default)
+        for algorithm in ALGORITHMS
+        for parameter, default in parameters(ALGORITHMS.find(algorithm))
+        if parameter.partition(".")[0] not in Algorithm.model_fields
+    }
+    listed = {(algorithm, name, default) for name, of, default in rows for algorithm in code(of)}
+    assert listed == own
+
+
+def test_every_loss_has_its_line() -> None:
+    rows = {code(row[0])[0]: row[2] for row in table("Losses")}
+    assert list(rows) == [loss.model_fields["name"].default for loss in LOSSES]
+    for loss in LOSSES:
+        fields = {name: field.default for name, field in loss.model_fields.items() if name != "name"}
+        listed = dict(re.findall(r"`(\w+)` ([\d.]+)", rows[loss.model_fields["name"].default]))
+        assert {name: float(value) for name, value in listed.items()} == pytest.approx(fields)
+
+
+def test_every_aggregation_and_key_of_kl_has_its_line() -> None:
+    assert [code(row[0])[0] for row in table("Aggregation")] == list(get_args(Aggregation))
+    rows = {code(row[0])[0]: code(row[1]) for row in table("KL to the reference")}
+    assert rows.keys() == KlSettings.model_fields.keys()
+    for key in ("place", "estimator"):
+        assert set(get_args(KlSettings.model_fields[key].annotation)) <= set(rows[key])
+
+
+def test_what_dynamic_sampling_is_refused_for_is_listed() -> None:
+    [sentence] = re.findall(r"too: ([^.]*)\.", PAGE)
+    assert set(code(sentence)) == {
+        name for name in ALGORITHMS if not ALGORITHMS.find(name).skips_equal_groups
+    }
