@@ -26,6 +26,7 @@ import torch
 from torch import Tensor
 
 from tasks.algorithms.conversations import Conversations
+from tasks.algorithms.offline import OfflineAlgorithm
 from tasks.algorithms.registry import ALGORITHMS, parse_algorithm
 
 GROUP_SIZE = 8
@@ -46,7 +47,8 @@ VERL = {
 def measure(*, conversations: int, tokens: int, repeats: int) -> dict[str, Any]:
     """See the docstring of this file."""
     batch = random_batch(conversations, tokens)
-    algorithms = [parse_algorithm(name) for name in ALGORITHMS if name != "gdpo"]
+    online = [name for name in ALGORITHMS if not issubclass(ALGORITHMS.find(name), OfflineAlgorithm)]
+    algorithms = [parse_algorithm(name) for name in online if name != "gdpo"]
     return {
         "conversations": conversations,
         "tokens": tokens,

@@ -3,9 +3,9 @@
 A stage's *key* is the hash of what DVC hashes: the contents of its dependencies and the values of its
 parameters. Its *receipt* holds the hash of each output. Files and folders are hashed as DVC hashes them, so
 keys, receipts and `dvc.lock` agree. Besides the declared dependencies, a stage with the parameters of the
-agent or of the data depends on the files that they name: prompts and the user's code. DVC does not know
-these unless they are in `agents` or `envs`. Leaves out: running anything, and DVC itself, whose import takes
-seconds.
+agent or of the data depends on the files that they name: prompts and the user's code; training depends on the
+files of trajectories that its algorithm names. DVC does not know these unless they are in `agents` or `envs`.
+Leaves out: running anything, and DVC itself, whose import takes seconds.
 """
 
 import hashlib
@@ -22,6 +22,7 @@ from typing import Any, Literal
 
 from envs.errors import ConfigError
 from envs.files import write_atomically
+from tasks.config.offline import OfflineSettings
 from tasks.config.parameters import flat
 from tasks.config.pipelines import PIPELINES_FILE, Pipeline, read_yaml
 from tasks.config.user_code import agent_code, environment_code
@@ -320,14 +321,16 @@ def _add_user_files(stage: Stage, pipeline: Pipeline) -> Stage:
             if path is not None and not any(path.resolve().is_relative_to(dep) for dep in declared_deps)
         )
 
-    agent, modules, prompts = pipeline.agent, list[Path](), list[Path | None]()
+    agent, modules, files = pipeline.agent, list[Path](), list[Path | None]()
     if "data" in stage.params:
         modules += environment_code(pipeline.data)
     if "agent" in stage.params:
         modules += agent_code(agent)
-        prompts += [agent.prompt, *(judge.prompt for judge in agent.judges.values())]
+        files += [agent.prompt, *(judge.prompt for judge in agent.judges.values())]
+    if stage.name == "train" and isinstance(pipeline.train, OfflineSettings):
+        files += pipeline.train.algorithm.data
     code = drop_declared(dict.fromkeys(modules))
-    return replace(stage, deps=stage.deps + code + drop_declared(prompts), user_code=code)
+    return replace(stage, deps=stage.deps + code + drop_declared(files), user_code=code)
 
 
 def _without_warmup(stages: dict[str, Stage]) -> dict[str, Stage]:

@@ -30,10 +30,12 @@ from tasks.cluster.address import check_ray_address
 from tasks.config.capacity import check_memory, checkpoint_bytes, disk_bytes, read_model_size
 from tasks.config.environments import check_environments
 from tasks.config.episodes import check_agent, check_reward, check_vision
+from tasks.config.offline import OfflineSettings, check_offline, is_offline
 from tasks.config.pipelines import Pipeline, load_pipeline
 from tasks.config.prompts import check_prompts
 from tasks.data.files import check_data
 from tasks.data.items import read_items, split
+from tasks.data.training_files import read_training_files
 from tasks.tracking.tracker import check_tracking
 from tasks.verl.checkpoints import MAX_CHECKPOINTS
 from tasks.verl.config import check_pipeline
@@ -76,6 +78,11 @@ def check_run(
     check_server()
     check_tracking()
     plan = make_plan(name, overrides=overrides, workspace=workspace, if_changed=if_changed)
+    if served_at is not None and is_offline(plan.pipeline.train):
+        raise ConfigError(
+            f"--serve-policy: {plan.pipeline.train.algorithm.name} trains offline, and serves no policy; "
+            "leave it out"
+        )
     return replace(plan, served_at=served_at)
 
 
@@ -103,6 +110,7 @@ def make_plan(
         raise ConfigError(f"workspace {folder} is a file; give a folder or a new name")
     check_writable(folder, remedy="choose another --workspace, or make it writable")
     check_pipeline(pipeline)
+    check_offline(pipeline)
     check_workers(pipeline)
     check_environments(pipeline)
     check_data(pipeline.data)
@@ -225,6 +233,12 @@ def check_items(pipeline: Pipeline) -> None:
     check_reward(pipeline.agent, all_items)
     check_vision(all_items, has_vision=has_vision(pipeline.model) is not False)
     check_prompts(pipeline, all_items)
+    if isinstance(pipeline.train, OfflineSettings):
+        read_training_files(
+            pipeline.train.algorithm.data,
+            test_items=items.test,
+            micro_batch_tokens=pipeline.train.micro_batch_tokens,
+        )
 
 
 def _check_items(workspace: Path, pipeline: Pipeline) -> None:

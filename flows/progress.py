@@ -52,6 +52,9 @@ _FORMATS = {
         "informative_groups": "informative groups {:.0%}",
         "entropy": "entropy {:.2f}",
         "kl": "kl {:.4f}",
+        "imitation_loss": "loss {:.3f}",
+        "preference_loss": "loss {:.3f}",
+        "preference_accuracy": "pairs in order {:.0%}",
         "tokens_per_s": "{:,.0f} tokens/s",
     },
 }

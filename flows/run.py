@@ -26,12 +26,14 @@ from flows.plan import Plan
 from flows.prefect_runs import read_receipt
 from flows.progress import Display, StageState
 from flows.versioning import commit_to_dvc
+from tasks.config.offline import is_offline
 from tasks.config.parameters import changed_parameters, write_changes
 from tasks.config.pipelines import load_pipeline
 from tasks.tracking.provenance import provenance
 from tasks.tracking.tracker import Tracker, is_recorded
 
 if TYPE_CHECKING:
+    from tasks.stages.offline import OfflineSession
     from tasks.stages.train import TrainSession
 
 T = TypeVar("T")
@@ -79,7 +81,7 @@ class Run:
         self._flow_run_id = flow_run_id
         self._receipts = ResultStore()
         self._tracker: Tracker | None = None
-        self._session: TrainSession | None = None
+        self._session: TrainSession | OfflineSession | None = None
         self._keys: dict[str, str] = {}
         self._busy_s = 0.0
 
@@ -162,19 +164,19 @@ class Run:
             _write_timing(stage.workspace, timing)
         self._display.stage(stage.name, StageState.DONE)
 
-    def training_session(self) -> "TrainSession":
+    def training_session(self) -> "TrainSession | OfflineSession":
         """The session of the train stage, the same one in each call."""
         if self._session is None:
-            from tasks.stages.train import TrainSession
+            plan, progress = self.plan, self._display.progress("train")
+            if is_offline(plan.pipeline.train):
+                from tasks.stages.offline import OfflineSession
 
-            self._session = self._closing.enter_context(
-                TrainSession(
-                    self.plan.pipeline,
-                    self.plan.workspace,
-                    self._display.progress("train"),
-                    serve=self.plan.served_at,
-                )
-            )
+                self._session = OfflineSession(plan.pipeline, plan.workspace, progress)
+            else:
+                from tasks.stages.train import TrainSession
+
+                self._session = TrainSession(plan.pipeline, plan.workspace, progress, serve=plan.served_at)
+            self._closing.enter_context(self._session)
         return self._session
 
     def prestart_training(self) -> None:

@@ -12,7 +12,9 @@ from envs.plugins import Registry
 from tasks.algorithms.algorithm import Algorithm
 
 _BUILTIN = (
+    "agentevol",
     "dapo",
+    "dpo",
     "dr_grpo",
     "gdpo",
     "gpg",
@@ -24,7 +26,9 @@ _BUILTIN = (
     "reinforce_plus_plus",
     "reinforce_plus_plus_baseline",
     "remax",
+    "rft",
     "rloo",
+    "sft",
     "turn_ppo",
     "turn_rloo",
 )

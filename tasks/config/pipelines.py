@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, SerializeAsAny, ValidationError, WrapValidator, model_validator
 
 from agents.horizon import Horizon
 from agents.settings import Seed, Settings, describe_invalid
@@ -18,6 +18,7 @@ from envs.errors import ConfigError, describe, suggest, to_line
 from tasks.config.agent import AgentSettings
 from tasks.config.base_model import BaseSettings
 from tasks.config.data import DataSettings
+from tasks.config.offline import is_offline, read_train
 from tasks.config.training import (
     IMPORTANCE_CAP,
     BackendSettings,
@@ -55,7 +56,7 @@ class Pipeline(Settings):
     servers: dict[str, ServerSettings] = Field(default={})
     """By environment; those that are not named here live on this machine."""
     rollout: RolloutSettings
-    train: TrainSettings
+    train: Annotated[SerializeAsAny[TrainSettings], WrapValidator(read_train)]
     horizon: Horizon
     evaluate: EvaluateSettings
     backend: BackendSettings
@@ -66,7 +67,8 @@ class Pipeline(Settings):
         if not isinstance(values, dict):
             return values
         train, backend = values.get("train"), values.get("backend")
-        if isinstance(train, dict) and isinstance(backend, dict) and backend.get("device") == "cuda":
+        on_gpus = isinstance(backend, dict) and backend.get("device") == "cuda"
+        if isinstance(train, dict) and on_gpus and not is_offline(train):
             return values | {"train": {"importance_cap": IMPORTANCE_CAP} | train}
         return values
 

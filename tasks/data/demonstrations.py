@@ -20,6 +20,7 @@ from envs.types import Item
 from tasks.config.episodes import make_episode_config
 from tasks.config.pipelines import Pipeline
 from tasks.data.items import training_order
+from tasks.data.supervised import SupervisedRow
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -33,14 +34,10 @@ _THOUGHT = "\ufffc"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Demonstration:
+class Demonstration(SupervisedRow):
     """A segment of an expert's episode, packed as a trajectory is; an episode is one segment, unless the
     context policy leaves out thoughts."""
 
-    item_id: str
-    prompt_ids: list[int]  # [P]
-    response_ids: list[int]  # [R], ends with the last action's end-of-turn token
-    mask: list[int]  # [R], 1 on the tokens to imitate
     turns: int
     """Of the whole episode."""
 

@@ -17,6 +17,10 @@ STOPS = {
 
 
 LINES = {
+    "imitation_loss": ("loss (nats per token)", "Negative log-likelihood of the imitated tokens."),
+    "preference_loss": ("preference loss (nats)", "Loss of direct preference optimization, per pair."),
+    "preference_accuracy": ("pairs in order", "Share of pairs whose better episode became more likely."),
+    "preference_margin": ("margin", "Mean difference of the implicit rewards of a pair, β included."),
     "reward": ("reward per episode", "Mean reward of the training episodes."),
     "turns": ("turns per episode", "Mean turns per training episode, under the horizon."),
     "tokens_per_episode": ("tokens per episode", "Mean tokens that the policy sampled per training episode."),
@@ -112,7 +116,7 @@ def _dynamics(results: Results, *, stages: Stages) -> list[Plot]:
                 _series(results, key),
                 label=label,
                 stages=stages,
-                percent=key == "informative_groups",
+                percent=key in ("informative_groups", "preference_accuracy"),
                 ceiling=key == "turns",
             ),
             alt=alt,

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 
+from tasks.config.offline import is_offline
 from tasks.config.parameters import group_leaves, read_changes
 from tasks.config.pipelines import Pipeline
 from tasks.data.items import training_turns
@@ -81,6 +82,7 @@ def report(pipeline: Pipeline, workspace: Path, progress: Progress = SILENT) -> 
         totals=totals(results),
         dropped=dropped_by_place(results),
         phases=phase_table(results),
+        is_offline=is_offline(pipeline.train),
         parameters=group_leaves(pipeline.model_dump(mode="json")),
         changed=read_changes(workspace),
         quick_items=quick_items(results),
@@ -163,7 +165,9 @@ def totals(results: Results) -> dict[str, float]:
     return sums | {
         "steps": len(results.steps),
         "turns": environment_steps(results)[-1],
-        "informative": fmean(step["informative_groups"] for step in results.steps),
+        "informative": fmean(
+            [step["informative_groups"] for step in results.steps if "informative_groups" in step] or [0.0]
+        ),
         "tokens_per_s": sums["tokens"] / (sum(step["seconds_rollout"] for step in results.steps) or 1.0),
     }
 

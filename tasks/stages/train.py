@@ -151,7 +151,8 @@ class TrainSession:
         evaluation = self._restarting(lambda: self._evaluate(steps))
         seconds = steps.seconds + time.perf_counter() - start
         result = RoundResult(**{**asdict(steps), "evaluation": evaluation, "seconds": seconds})
-        self._keep_if_best(steps.last_step, evaluation)
+        policy = checkpoints.policy_folder(self._checkpoints, step=steps.last_step)
+        keep_if_best(self._folder, evaluation, policy=policy)
         write_atomically(path, json.dumps(asdict(result), indent=1))
         return result
 
@@ -170,31 +171,9 @@ class TrainSession:
         if not steps:
             raise WingspanError(f"no complete checkpoint in {self._checkpoints}: train a round first")
         target = self._workspace / "policy"
-        best = self._folder / BEST
-        is_best = self._pipeline.train.final_policy == "best" and best.exists()
-        copy_policy(best if is_best else checkpoints.policy_folder(self._checkpoints, step=steps[-1]), target)
+        last = checkpoints.policy_folder(self._checkpoints, step=steps[-1])
+        copy_policy(final_policy(self._pipeline, self._folder, last=last), target)
         return target
-
-    def _keep_if_best(self, step: int, evaluation: Mapping[str, float]) -> None:
-        """Copy the policy of the checkpoint of `step` to `train/best` if no earlier round was as successful.
-
-        Of equals, the earlier stays. A round in which no episode counted is never the best.
-        """
-        if "success" not in evaluation:
-            return
-        target, best = self._folder / BEST, self._find_best()
-        if best is None or not target.exists() or evaluation["success"] > best.evaluation["success"]:
-            copy_policy(checkpoints.policy_folder(self._checkpoints, step=step), target)
-
-    def _find_best(self) -> RoundResult | None:
-        """The most successful of the finished rounds, the earlier of equals."""
-        files = [self._round_file(index) for index in range(self.num_rounds)]
-        results = [RoundResult(**json.loads(file.read_text())) for file in files if file.exists()]
-        return max(
-            (result for result in results if "success" in result.evaluation),
-            key=lambda result: result.evaluation["success"],
-            default=None,
-        )
 
     def close(self) -> None:
         """End the training process, and the Ray session if this session started it."""
@@ -224,19 +203,10 @@ class TrainSession:
     def _evaluate(self, steps: TrainedRound) -> dict[str, float]:
         self._train_steps(steps.first_step, steps.last_step)  # a new process may lack the last ones
         self._progress.on_phase("quick evaluation")
-        spec = RolloutSpec(
-            name=f"after {steps.last_step}",
-            max_turns=evaluation_turns(self._pipeline),
-            num_samples=1,
-            temperature=self._pipeline.evaluate.temperature,
-        )
-        groups = self._call("run_rollout", self._quick_items(), spec)
+        items = quick_items(self._pipeline, self._workspace)
+        spec = quick_spec(self._pipeline, step=steps.last_step)
+        groups = self._call("run_rollout", items, spec)
         return summarise([trajectory for group in groups for trajectory in group])
-
-    def _quick_items(self) -> list[Item]:
-        items = read_items(self._workspace / "data" / "test.jsonl", data=self._pipeline.data)
-        count = min(self._pipeline.evaluate.quick_items, len(items))
-        return [items[i * len(items) // count] for i in range(count)]  # spread: test items come by depth
 
     def _restarting(self, work: Callable[[], Any]) -> Any:
         """Call `work`, again with a new training process each time that one dies."""
@@ -263,8 +233,8 @@ class TrainSession:
             return
         self._resume()
         self._check_policy()
-        items = self._training_items()
-        self._write_prompts()
+        items = training_items(self._pipeline, self._workspace)
+        write_prompts(self._pipeline, self._folder)
         if self._actor is None:
             self._launch()
         self._progress.on_phase("starting the trainer")
@@ -282,8 +252,8 @@ class TrainSession:
         checkpoint = checkpoints.resume(self._checkpoints)
         for damage in checkpoint.damage:
             _log.warning("training goes back to step %d: %s", checkpoint.step, damage)
-        _drop_steps_after(self._folder / "metrics.jsonl", checkpoint.step)
-        best = self._find_best()
+        drop_steps_after(self._folder / "metrics.jsonl", checkpoint.step)
+        best = find_best(self._folder)
         if best is not None and best.last_step > checkpoint.step:
             shutil.rmtree(self._folder / BEST, ignore_errors=True)
         for index in range(self.num_rounds):
@@ -308,25 +278,6 @@ class TrainSession:
             serve=self._serve,
         )
         self._actor.prepare.remote()  # not awaited: if it fails, `start` repeats it and raises
-
-    def _training_items(self) -> list[Item]:
-        """The items in the order in which training samples them, `rollout.items_per_step` a step, and after
-        them those that this order does not reach."""
-        pipeline = self._pipeline
-        items = read_items(self._workspace / "data" / "train.jsonl", data=pipeline.data)
-        order = training_order(items, pipeline.data, seed=pipeline.seed)
-        numbers = list(islice(order, pipeline.train.steps * pipeline.rollout.items_per_step))
-        rest = sorted(set(range(len(items))) - set(numbers))
-        return [items[number] for number in (*numbers, *rest)]
-
-    def _write_prompts(self) -> None:
-        """Copy the prompts of the agent and of its judges to the records of the training."""
-        agent = self._pipeline.agent
-        prompts = {"prompt.md": agent.prompt}
-        prompts |= {f"judge-{name}.md": judge.prompt for name, judge in agent.judges.items()}
-        for name, prompt in prompts.items():
-            if prompt is not None:
-                write_atomically(self._folder / name, prompt.read_text(encoding="utf-8"))
 
     def _call(self, method: str, *args: Any, **kwargs: Any) -> Any:
         return self._get(getattr(self._actor, method).remote(*args, **kwargs))
@@ -392,7 +343,7 @@ def _error_line(error: BaseException) -> str:
     return to_line(f"{type(error).__name__}: {text}", limit=300)
 
 
-def _drop_steps_after(path: Path, step: int) -> None:
+def drop_steps_after(path: Path, step: int) -> None:
     """Remove the lines of later steps from a metrics file, and an incomplete last line."""
     if not path.exists():
         return
@@ -402,3 +353,67 @@ def _drop_steps_after(path: Path, step: int) -> None:
             if json.loads(line)["step"] <= step:
                 lines.append(line + "\n")
     write_atomically(path, "".join(lines))
+
+
+def keep_if_best(folder: Path, evaluation: Mapping[str, float], *, policy: Path) -> None:
+    """Copy `policy`, whose quick evaluation is given, to `BEST` if no earlier round was as successful.
+
+    `folder`: `train/`. Of equals, the earlier stays. A round in which no episode counted is never the best.
+    """
+    if "success" not in evaluation:
+        return
+    target, best = folder / BEST, find_best(folder)
+    if best is None or not target.exists() or evaluation["success"] > best.evaluation["success"]:
+        copy_policy(policy, target)
+
+
+def find_best(folder: Path) -> RoundResult | None:
+    """The most successful of the finished rounds in `folder`, the earlier of equals."""
+    results = [RoundResult(**json.loads(file.read_text())) for file in sorted(folder.glob("rounds/*.json"))]
+    return max(
+        (result for result in results if "success" in result.evaluation),
+        key=lambda result: result.evaluation["success"],
+        default=None,
+    )
+
+
+def final_policy(pipeline: Pipeline, folder: Path, *, last: Path) -> Path:
+    """The policy that `train.final_policy` chooses, in `folder` (`train/`) or `last`."""
+    best = folder / BEST
+    return best if pipeline.train.final_policy == "best" and best.exists() else last
+
+
+def training_items(pipeline: Pipeline, workspace: Path) -> list[Item]:
+    """The items in the order in which training samples them, `rollout.items_per_step` a step, and after
+    them those that this order does not reach."""
+    items = read_items(workspace / "data" / "train.jsonl", data=pipeline.data)
+    order = training_order(items, pipeline.data, seed=pipeline.seed)
+    numbers = list(islice(order, pipeline.train.steps * pipeline.rollout.items_per_step))
+    rest = sorted(set(range(len(items))) - set(numbers))
+    return [items[number] for number in (*numbers, *rest)]
+
+
+def quick_items(pipeline: Pipeline, workspace: Path) -> list[Item]:
+    """The test items of a quick evaluation, spread over the split: test items come by depth."""
+    items = read_items(workspace / "data" / "test.jsonl", data=pipeline.data)
+    count = min(pipeline.evaluate.quick_items, len(items))
+    return [items[i * len(items) // count] for i in range(count)]
+
+
+def quick_spec(pipeline: Pipeline, *, step: int) -> RolloutSpec:
+    """The rollout of the quick evaluation after training step `step`."""
+    return RolloutSpec(
+        name=f"after {step}",
+        max_turns=evaluation_turns(pipeline),
+        num_samples=1,
+        temperature=pipeline.evaluate.temperature,
+    )
+
+
+def write_prompts(pipeline: Pipeline, folder: Path) -> None:
+    """Copy the prompts of the agent and of its judges to `folder`, the records of the training."""
+    prompts = {"prompt.md": pipeline.agent.prompt}
+    prompts |= {f"judge-{name}.md": judge.prompt for name, judge in pipeline.agent.judges.items()}
+    for name, prompt in prompts.items():
+        if prompt is not None:
+            write_atomically(folder / name, prompt.read_text(encoding="utf-8"))

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from tasks.config.offline import OfflineSettings
 from tasks.config.parameters import read_changes
 from tasks.config.pipelines import Pipeline
 
@@ -31,11 +32,13 @@ def source_tags(name: str) -> dict[str, str]:
 
 def description(pipeline: Pipeline, *, name: str, workspace: Path) -> str:
     """Markdown: model, environments and algorithm, and the parameters that differ from `pipelines.yaml`."""
+    train, rollout = pipeline.train, pipeline.rollout
+    batch = f"{rollout.items_per_step} items, {rollout.group_size} samples each"
+    if isinstance(train, OfflineSettings):
+        batch = f"{train.algorithm.batch_size} {'pairs' if train.algorithm.needs_groups else 'conversations'}"
     lines = [
-        f"`{pipeline.model}` trained on {' and '.join(pipeline.data.envs)} by "
-        f"{pipeline.train.algorithm.name}: {pipeline.train.steps} steps of "
-        f"{pipeline.rollout.items_per_step} items, {pipeline.rollout.group_size} samples each. "
-        f"Workspace: `{workspace}`."
+        f"`{pipeline.model}` trained on {' and '.join(pipeline.data.envs)} by {train.algorithm.name}: "
+        f"{train.steps} steps of {batch}. Workspace: `{workspace}`."
     ]
     changes = read_changes(workspace)
     if changes:

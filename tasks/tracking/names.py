@@ -38,8 +38,14 @@ _TRAIN = {
     "temperature",
     "policy_version",
     "horizon",
+    "trained_tokens",
+    "pairs",
+    "rows",
+    "rows_original",
+    "chosen",
+    "duplicates",
 }
-_TRAIN_PREFIXES = ("horizon_", "rollout_probs_diff", "importance_")
+_TRAIN_PREFIXES = ("imitation_", "preference_", "horizon_", "rollout_probs_diff", "importance_")
 _SYSTEM_PREFIXES = ("envs_live/", "envs_created/", "envs_replaced/")
 _COUNTS = ("episodes", "dropped", "stop_", "dropped_", "items_", "replaced_groups")
 

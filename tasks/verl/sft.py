@@ -8,15 +8,20 @@ import json
 import random
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from tasks.data.supervised import SupervisedRow
 from tasks.verl.gpu_model import gpu_model_options
 from tasks.verl.local_worker import join_process_group_of_one
 from tasks.verl.policies import copy_policy
+
+if TYPE_CHECKING:
+    import torch
+    from tensordict import TensorDict
 
 LR_WARMUP = 0.05
 """Share of the steps in which the learning rate rises; then it falls as a cosine."""
@@ -38,6 +43,7 @@ class SftRequest:
     seed: int
     steps: int
     batch_size: int
+    """Rows of a step."""
     lr: float
     micro_batch_tokens: int
     prompts: list[list[int]]
@@ -50,32 +56,34 @@ class SftRequest:
         return json.dumps(asdict(self))
 
 
+def columns_of(rows: Sequence[SupervisedRow]) -> dict[str, list[list[int]]]:
+    """`rows` as a request has them."""
+    return {
+        "prompts": [row.prompt_ids for row in rows],
+        "responses": [row.response_ids for row in rows],
+        "masks": [row.mask for row in rows],
+    }
+
+
 def run(request: SftRequest) -> Iterator[dict[str, float]]:
     """Train; yields a step's numbers (`step`, `loss` per token, `grad_norm`, `lr`, `tokens`), then saves."""
-    join_process_group_of_one()
-    worker = _worker(request)
-    for step, rows in enumerate(_batches(request), start=1):
-        metrics = _train_batch(worker, request, rows)
-        tokens = sum(sum(request.masks[i]) for i in rows)
-        yield {
-            "step": step,
-            "loss": float(metrics["loss"]),
-            "grad_norm": float(metrics["grad_norm"]),
-            "lr": float(metrics["lr"]),
-            "tokens": tokens,
-        }
-    with tempfile.TemporaryDirectory(dir=Path(request.output).parent) as folder:
-        worker.save_checkpoint(folder, None, request.steps)
-        copy_policy(Path(folder) / "huggingface", Path(request.output))
+    from verl.workers.utils.losses import sft_loss
+
+    worker = start_worker(request, partial(sft_loss, config=None))
+    for step, rows in enumerate(shuffled_batches(request, range(len(request.prompts))), start=1):
+        metrics = train_batch(worker, batch_of(request, rows))
+        yield {"step": step, **metrics, "tokens": sum(sum(request.masks[i]) for i in rows)}
+    save_policy(worker, request)
 
 
-def _worker(request: SftRequest) -> Any:
+def start_worker(request: SftRequest, loss: Callable[..., Any]) -> Any:
+    """verl's worker with the model and its optimizer, in this process, to train with `loss`."""
     import torch
     from verl.trainer.config import CheckpointConfig
     from verl.workers.config import FSDPEngineConfig, FSDPOptimizerConfig, HFModelConfig
     from verl.workers.engine_workers import TrainingWorker, TrainingWorkerConfig
-    from verl.workers.utils.losses import sft_loss
 
+    join_process_group_of_one()
     torch.manual_seed(request.seed)
     on_cpu = request.device == "cpu"
     precision = {"param_dtype": "fp32" if on_cpu else "bf16", "reduce_dtype": "fp32", "buffer_dtype": "fp32"}
@@ -92,6 +100,7 @@ def _worker(request: SftRequest) -> Any:
                 use_torch_compile=False,
                 use_dynamic_bsz=True,
                 max_token_len_per_gpu=request.micro_batch_tokens,
+                infer_max_token_len_per_gpu=request.micro_batch_tokens,
                 seed=request.seed,
             ),
             optimizer_config=FSDPOptimizerConfig(
@@ -105,18 +114,15 @@ def _worker(request: SftRequest) -> Any:
         )
     )
     worker.reset()
-    worker.set_loss_fn(partial(sft_loss, config=None))
+    worker.set_loss_fn(loss)
     return worker
 
 
-def _train_batch(worker: Any, request: SftRequest, rows: list[int]) -> dict[str, Any]:
-    import torch
+def batch_of(request: SftRequest, rows: Sequence[int]) -> "TensorDict":
+    """Rows of `request` as verl's worker takes them: [rows, tokens], nested."""
     from tensordict import TensorDict
     from tensordict.tensorclass import NonTensorData
     from verl.utils import tensordict_utils as tu
-
-    def nest(values: list[list[int]]) -> torch.Tensor:
-        return torch.nested.as_nested_tensor([torch.tensor(v) for v in values], layout=torch.jagged)
 
     prompts = [request.prompts[i] for i in rows]
     ids = [p + request.responses[i] for p, i in zip(prompts, rows, strict=True)]
@@ -130,22 +136,42 @@ def _train_batch(worker: Any, request: SftRequest, rows: list[int]) -> dict[str,
         },
         batch_size=len(rows),
     )
-    tu.assign_non_tensor(
-        data, temperature=1.0, update_lr_scheduler=True, global_token_num=NonTensorData(lengths)
-    )
-    metrics: dict[str, Any] = tu.get(worker.train_batch(data), "metrics")
-    return metrics
+    tu.assign_non_tensor(data, temperature=1.0, global_token_num=NonTensorData(lengths))
+    return data
 
 
-def _batches(request: SftRequest) -> Iterator[list[int]]:
-    """Rows of each step: seeded shuffles of all, one after the other."""
+def nest(values: Sequence[Sequence[float]]) -> "torch.Tensor":
+    """[rows, tokens], nested."""
+    import torch
+
+    return torch.nested.as_nested_tensor([torch.tensor(v) for v in values], layout=torch.jagged)
+
+
+def train_batch(worker: Any, data: "TensorDict") -> dict[str, float]:
+    """One optimizer step; returns `loss`, `grad_norm` and `lr`."""
+    from verl.utils import tensordict_utils as tu
+
+    tu.assign_non_tensor(data, update_lr_scheduler=True)
+    metrics = tu.get(worker.train_batch(data), "metrics")
+    return {name: float(metrics[name]) for name in ("loss", "grad_norm", "lr")}
+
+
+def shuffled_batches(request: SftRequest, examples: Sequence[int]) -> Iterator[list[int]]:
+    """The examples of each step: seeded shuffles of all, one after the other."""
     rng = random.Random(f"sft/{request.seed}")
-    rows: list[int] = []
+    batch: list[int] = []
     for _ in range(request.steps):
-        while len(rows) < request.batch_size:
-            rows += rng.sample(range(len(request.prompts)), len(request.prompts))
-        yield rows[: request.batch_size]
-        rows = rows[request.batch_size :]
+        while len(batch) < request.batch_size:
+            batch += rng.sample(examples, len(examples))
+        yield batch[: request.batch_size]
+        batch = batch[request.batch_size :]
+
+
+def save_policy(worker: Any, request: SftRequest) -> None:
+    """Save the model with its tokenizer in `request.output`, replacing it at once."""
+    with tempfile.TemporaryDirectory(dir=Path(request.output).parent) as folder:
+        worker.save_checkpoint(folder, None, request.steps)
+        copy_policy(Path(folder) / "huggingface", Path(request.output))
 
 
 if __name__ == "__main__":

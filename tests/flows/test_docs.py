@@ -23,6 +23,7 @@ import yaml
 from envs.registry import get_env, is_user_env
 from envs.requirements.data_sets import DATA_SETS
 from flows.cli.app import app
+from tasks.config.offline import is_offline
 from tasks.config.pipelines import Pipeline, pipeline_names
 
 ROOT = Path(__file__).parents[2]
@@ -81,8 +82,10 @@ def test_json_is_json(block: Block) -> None:
 
 
 def merge(base: Any, override: Any, *, key: str = "") -> Any:
-    """`override` over `base`; `parts` are replaced as a whole."""
-    if not isinstance(base, dict) or not isinstance(override, dict) or key == "parts":
+    """`override` over `base`; `parts`, and `train` of an algorithm that learns offline, are replaced as a
+    whole."""
+    is_whole = key == "parts" or (key == "train" and is_offline(override))
+    if not isinstance(base, dict) or not isinstance(override, dict) or is_whole:
         return override
     return base | {name: merge(base.get(name), value, key=name) for name, value in override.items()}
 

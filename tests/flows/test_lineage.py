@@ -122,6 +122,17 @@ def test_code_changes_the_keys_of_the_stages_that_it_decides(
     assert changed_keys(before, keys()) == stages
 
 
+def test_training_depends_on_the_files_of_trajectories_that_it_learns_from(project: Path) -> None:
+    file = Path("mine.jsonl")
+    file.write_text("one\n")
+    train = {"algorithm": {"name": "sft", "data": [str(file)]}, "steps": 2, "lr": 1e-3}
+    pipeline = load_pipeline(NAME, overrides={"train": train | {"micro_batch_tokens": 8192}})
+    before = keys(pipeline)
+    file.write_text("other\n")
+    assert changed_keys(before, keys(pipeline)) == {"train"}
+    assert keys(pipeline, code=False)["train"] != before["train"]
+
+
 def test_contents_and_not_times_change_keys(project: Path) -> None:
     before = keys()
     data = Path("runs", NAME, "data", "train.jsonl")

@@ -21,7 +21,7 @@ from envs.files import check_writable, write_atomically
 from flows.cli.app import app
 from flows.commands.preview import preview
 from flows.lineage import cache_key, declared_stages, make_receipt, stage_key
-from flows.plan import make_plan
+from flows.plan import check_run, make_plan
 from flows.versioning import check_lock
 from tasks.config.pipelines import load_pipeline, read_yaml
 from tasks.stages.prepare import prepare
@@ -36,6 +36,20 @@ SHORT = {
     "evaluate.max_turns": 1,
 }
 """A context that no prompt fits into, and whatever else depends on its length."""
+
+
+SFT = {
+    "algorithm": {"name": "sft", "data": ["absent.jsonl"]},
+    "steps": 2,
+    "lr": 1.0e-4,
+    "micro_batch_tokens": 8192,
+}
+ONE_SAMPLE = {
+    "rollout.items_per_step": 1,
+    "rollout.group_size": 1,
+    "rollout.temperature": 1.0,
+    "rollout.final_temperature": None,
+}
 
 
 @pytest.fixture
@@ -84,6 +98,13 @@ def refusal(overrides: dict[str, Any]) -> str:
         ({"train.algorithm": "grop"}, "unknown algorithm 'grop'; did you mean 'grpo'?"),
         ({"train.algorithm.loss.clip_hig": 0.3}, "clip_hig: unknown key; did you mean 'clip_high'"),
         ({"train.algorithm": {"name": "dapo", "overlong": {"buffer_tokens": 9999}}}, "buffer_tokens 9999"),
+        ({"train.algorithm": "rft"}, "mini_batches, save_every: not used by an algorithm"),
+        ({"train": SFT}, "rollout.items_per_step 16: sft samples no episodes for training here; set it to 1"),
+        (ONE_SAMPLE | {"train": SFT}, "schedules of the horizon: sft samples no episodes"),
+        (
+            ONE_SAMPLE | {"train": SFT, "horizon": {"type": "fixed", "max_turns": [10]}},
+            "train.algorithm.data: absent.jsonl cannot be read",
+        ),
         ({"agent.reward": {}}, "agent.reward: {} is neither the name of a reward nor several with weights"),
         ({"agent.reward": 5}, "agent.reward: 5 is neither"),
         ({"rollout.max_tokens_per_turn": 2000}, "rollout.max_tokens_per_turn 2000 leaves no room"),
@@ -210,6 +231,13 @@ def test_a_port_that_is_taken_is_told_before_the_model_is_loaded(project: Path) 
         done = CliRunner().invoke(app, ["serve-policy", str(model), "--port", str(port)])
     assert isinstance(done.exception, ConfigError)
     assert f"cannot listen on 127.0.0.1:{port}" in str(done.exception)
+
+
+def test_a_run_without_a_policy_to_serve_is_refused(project: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free_socket:
+        port = free_socket.getsockname()[1]
+    with pytest.raises(ConfigError, match="agentevol trains offline, and serves no policy"):
+        check_run("textcraft-agentevol-cpu", overrides={}, workspace=None, serve_policy=str(port))
 
 
 def test_one_broken_pipeline_does_not_hide_the_others(project: Path) -> None:

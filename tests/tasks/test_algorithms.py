@@ -318,8 +318,9 @@ def test_gspo_and_geo_mean_by_hand() -> None:
 
 
 def test_every_algorithm_is_named_by_its_key() -> None:
+    required = {"gdpo": {"rewards": {"reward": 1.0}}, "sft": {"data": ["episodes.jsonl"]}}
     for name in ALGORITHMS:
-        values: dict[str, Any] = {"name": name} | ({"rewards": {"reward": 1.0}} if name == "gdpo" else {})
+        values: dict[str, Any] = {"name": name} | required.get(name, {})
         algorithm: Algorithm = parse_algorithm(values)
         assert algorithm.name == name
         assert parse_algorithm(algorithm.model_dump()) == algorithm, "what is recorded can be read"

@@ -12,16 +12,20 @@ from agents.settings import Settings
 from tasks.algorithms.algorithm import Aggregation, Algorithm
 from tasks.algorithms.losses.library import AnyLoss
 from tasks.algorithms.losses.loss import PolicyLoss
+from tasks.algorithms.offline import OfflineAlgorithm
 from tasks.algorithms.registry import ALGORITHMS
 from tasks.config.training import KlSettings
 
 PAGE = (Path(__file__).parents[2] / "docs" / "algorithms.md").read_text()
+OFFLINE_PAGE = (Path(__file__).parents[2] / "docs" / "offline.md").read_text()
+OFFLINE = [name for name in ALGORITHMS if issubclass(ALGORITHMS.find(name), OfflineAlgorithm)]
+ONLINE = [name for name in ALGORITHMS if name not in OFFLINE]
 LOSSES: list[type[PolicyLoss]] = list(get_args(get_args(AnyLoss)[0]))
 
 
-def table(heading: str) -> list[list[str]]:
+def table(heading: str, *, page: str = PAGE) -> list[list[str]]:
     """The cells of the first table under a heading, without its header."""
-    section = re.search(rf"^##+ {heading}\n(.*?)(?=^##|\Z)", PAGE, re.MULTILINE | re.DOTALL)
+    section = re.search(rf"^##+ {heading}\n(.*?)(?=^##|\Z)", page, re.MULTILINE | re.DOTALL)
     assert section is not None
     lines = [line for line in section[1].splitlines() if line.startswith("|")]
     return [[cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]] for line in lines[2:]]
@@ -33,7 +37,7 @@ def code(cell: str) -> list[str]:
 
 def test_every_algorithm_has_its_line() -> None:
     rows = {code(row[0])[0]: row for row in table("Algorithms")}
-    assert rows.keys() == set(ALGORITHMS)
+    assert rows.keys() == set(ONLINE)
     for name, (_, _, needs, differences, _) in rows.items():
         algorithm = ALGORITHMS.find(name)
         assert (needs == "critic") == algorithm.needs_critic, name
@@ -88,7 +92,7 @@ def test_every_parameter_of_an_algorithm_has_its_line() -> None:
     assert [(name, default) for name, of, default in rows if of == "all"] == common
     own = {
         (algorithm, parameter, default)
-        for algorithm in ALGORITHMS
+        for algorithm in ONLINE
         for parameter, default in parameters(ALGORITHMS.find(algorithm))
         if parameter.partition(".")[0] not in Algorithm.model_fields
     }
@@ -116,5 +120,22 @@ def test_every_aggregation_and_key_of_kl_has_its_line() -> None:
 def test_what_dynamic_sampling_is_refused_for_is_listed() -> None:
     [sentence] = re.findall(r"too: ([^.]*)\.", PAGE)
     assert set(code(sentence)) == {
-        name for name in ALGORITHMS if not ALGORITHMS.find(name).skips_equal_groups
+        name for name in ONLINE if not ALGORITHMS.find(name).skips_equal_groups
     }
+
+
+def test_every_offline_algorithm_and_its_parameters_have_their_lines() -> None:
+    assert {code(row[0])[0] for row in table("Algorithms", page=OFFLINE_PAGE)} == set(OFFLINE)
+    own = {
+        (algorithm, parameter, default)
+        for algorithm in OFFLINE
+        for parameter, default in parameters(ALGORITHMS.find(algorithm))
+        if parameter.partition(".")[0] not in Algorithm.model_fields
+    }
+    rows = [(row[0].strip("`"), row[1], row[2].strip("`")) for row in table("Parameters", page=OFFLINE_PAGE)]
+    listed = {
+        (algorithm, name, default)
+        for name, of, default in rows
+        for algorithm in (OFFLINE if of == "all" else code(of))
+    }
+    assert listed == own

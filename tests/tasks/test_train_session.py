@@ -8,7 +8,7 @@ import pytest
 
 from envs.errors import ConfigError, WingspanError
 from tasks.data.items import write_items
-from tasks.stages.train import RoundResult, TrainSession, _drop_steps_after, _error_line
+from tasks.stages.train import RoundResult, TrainSession, _error_line, drop_steps_after
 from tasks.verl import checkpoints
 from tasks.verl.actor import StepRecord
 from tasks.verl.config import check_pipeline
@@ -64,11 +64,11 @@ def test_metrics_are_cut_to_the_steps_of_the_checkpoint(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     lines = [json.dumps({"step": step, "loss": 0.5}) + "\n" for step in (1, 2, 3, 4)]
     path.write_text("".join(lines) + '{"step": 5, "lo')
-    _drop_steps_after(path, 3)
+    drop_steps_after(path, 3)
     assert path.read_text() == "".join(lines[:3])
-    _drop_steps_after(path, 0)
+    drop_steps_after(path, 0)
     assert path.read_text() == ""
-    _drop_steps_after(tmp_path / "absent.jsonl", 3)
+    drop_steps_after(tmp_path / "absent.jsonl", 3)
 
 
 def test_a_step_that_nobody_wrote_down_is_in_its_checkpoint(tmp_path: Path) -> None:

@@ -1,7 +1,8 @@
 """What this project takes from verl 0.9.1 is there and has the expected shape; imports the real verl.
 
-Every name that `tasks/verl/cpu`, `tasks/verl/trainer.py`, `tasks/verl/rollout.py` and `tasks/verl/sft.py`
-replace or rely on without verl promising it. A failure here after an upgrade says where to look.
+Every name that `tasks/verl/cpu`, `tasks/verl/trainer.py`, `tasks/verl/rollout.py`, `tasks/verl/sft.py`
+and `tasks/verl/dpo.py` replace or rely on without verl promising it. A failure here after an upgrade says
+where to look.
 """
 
 import ast

@@ -1,0 +1,120 @@
+"""The block `train` of an algorithm that learns offline (docs/offline.md)."""
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Annotated, Any
+
+from pydantic import (
+    BeforeValidator,
+    SerializeAsAny,
+    SerializerFunctionWrapHandler,
+    model_serializer,
+    model_validator,
+)
+
+from agents.horizon import Horizon
+from agents.settings import Positive
+from envs.errors import ConfigError
+from tasks.algorithms.offline import OfflineAlgorithm
+from tasks.algorithms.registry import ALGORITHMS, parse_algorithm
+from tasks.config.training import TrainSettings
+
+if TYPE_CHECKING:
+    from tasks.config.pipelines import Pipeline
+
+_KEYS = frozenset({"algorithm", "steps", "steps_per_round", "lr", "micro_batch_tokens", "final_policy"})
+
+
+class OfflineSettings(TrainSettings):
+    """Of the keys of `train`, those that supervised training uses; the others are refused."""
+
+    algorithm: Annotated[SerializeAsAny[OfflineAlgorithm], BeforeValidator(parse_algorithm)]
+    save_every: Positive = 1
+    mini_batches: Positive = 1
+
+    @model_validator(mode="before")
+    @classmethod
+    def _has_no_updates(cls, values: Any) -> Any:
+        if not isinstance(values, dict):
+            return values
+        keys = {field.alias or name for name, field in cls.model_fields.items()}
+        unused = sorted(keys & set(values) - _KEYS)
+        if unused:
+            raise ValueError(
+                f"{', '.join(unused)}: not used by an algorithm that learns offline; leave it out"
+            )
+        return {"steps_per_round": values["steps"]} | values if "steps" in values else values
+
+    @model_validator(mode="after")
+    def _has_whole_rounds(self) -> "OfflineSettings":
+        if not self.algorithm.repeats and self.steps_per_round != self.steps:
+            raise ValueError(
+                f"steps_per_round {self.steps_per_round}: {self.algorithm.name} has one round; leave it out"
+            )
+        if self.steps % self.steps_per_round:
+            raise ValueError(
+                f"steps {self.steps} are no multiple of steps_per_round {self.steps_per_round}: the last "
+                "round would train less than the others; change one of them"
+            )
+        return self
+
+    @model_serializer(mode="wrap")
+    def _without_updates(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        values: dict[str, Any] = serialize(self)
+        return {name: value for name, value in values.items() if name in _KEYS}
+
+
+def is_offline(train: Any) -> bool:
+    """Whether a block `train`, as it is written or as it is read, names an algorithm that learns offline."""
+    if not isinstance(train, Mapping):
+        return isinstance(train, OfflineSettings)
+    algorithm = train.get("algorithm")
+    name = algorithm.get("name") if isinstance(algorithm, Mapping) else algorithm
+    try:
+        return isinstance(name, str) and issubclass(ALGORITHMS.find(name), OfflineAlgorithm)
+    except ConfigError:
+        return False
+
+
+def read_train(value: Any, read_online: Callable[[Any], TrainSettings]) -> TrainSettings:
+    """The block `train`, as the settings of its kind of algorithm."""
+    return OfflineSettings.model_validate(value) if is_offline(value) else read_online(value)
+
+
+def check_offline(pipeline: "Pipeline") -> None:
+    """Raise `ConfigError` for settings that an algorithm which learns offline cannot use, or lacks."""
+    train, rollout = pipeline.train, pipeline.rollout
+    if not isinstance(train, OfflineSettings):
+        return
+    algorithm = train.algorithm
+    if rollout.curriculum is not None or any(h.type == "adaptive" for h in _horizons(pipeline)):
+        raise ConfigError(
+            f"rollout.curriculum and adaptive horizons go by the episodes of each step, and {algorithm.name} "
+            "samples a round at once; leave out the one, and choose another horizon.type"
+        )
+    if not algorithm.is_sampling:
+        for key in ("items_per_step", "group_size", "temperature"):
+            if getattr(rollout, key) != 1:
+                raise ConfigError(
+                    f"rollout.{key} {getattr(rollout, key)}: {algorithm.name} samples no episodes for "
+                    "training here; set it to 1"
+                )
+        has_schedule = any(horizon.type != "fixed" for horizon in _horizons(pipeline))
+        if rollout.final_temperature is not None or has_schedule:
+            raise ConfigError(
+                f"rollout.final_temperature and schedules of the horizon: {algorithm.name} samples no "
+                "episodes for training here; leave out the one, and set horizon.type: fixed"
+            )
+    elif algorithm.needs_groups and rollout.group_size < 2 and not algorithm.data:
+        raise ConfigError(
+            f"rollout.group_size {rollout.group_size}: {algorithm.name} compares episodes of one item; give "
+            "2 or more"
+        )
+    if algorithm.needs_original and pipeline.warmup is None and not algorithm.data:
+        raise ConfigError(
+            f"{algorithm.name} adds what it samples to the original data, of which there are none; give a "
+            "warmup with demonstrations, or train.algorithm.data"
+        )
+
+
+def _horizons(pipeline: "Pipeline") -> list[Horizon]:
+    return [pipeline.horizon, *(part.horizon for part in pipeline.data.parts.values() if part.horizon)]

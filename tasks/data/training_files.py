@@ -1,0 +1,83 @@
+"""Files of trajectories that a user trains on: `train.algorithm.data`."""
+
+import json
+from collections.abc import Collection, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from agents.prompting.renderer import Renderer
+from agents.rollout.packing import pack
+from agents.types import Trajectory
+from envs.errors import ConfigError, describe, to_line
+from envs.types import Item
+from tasks.data.trajectories import is_usable, trajectory_from_dict
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+
+def read_training_files(
+    files: Sequence[Path], *, test_items: Collection[Item], micro_batch_tokens: int
+) -> list[Trajectory]:
+    """The episodes of `files` that did not fail, in order.
+
+    Raises `ConfigError` for a missing or malformed file, for an episode of one of `test_items`, on which the
+    policy will be evaluated, for images, and for a conversation that fits into no micro-batch.
+    """
+    test_ids = {item.item_id for item in test_items}
+    trajectories = []
+    for file in files:
+        for number, trajectory in enumerate(_read(file), start=1):
+            where = f"train.algorithm.data: {file}:{number}: {trajectory.item.item_id}"
+            if trajectory.item.item_id in test_ids:
+                raise ConfigError(
+                    f"{where} is a test item of this pipeline, on which it is evaluated; give episodes of "
+                    "other items"
+                )
+            if not is_usable(trajectory):
+                continue
+            for segment in pack(trajectory):
+                if segment.images:
+                    raise ConfigError(f"{where} has images, and supervised training takes text only")
+                tokens = len(segment.prompt_ids) + len(segment.response_ids)
+                if tokens > micro_batch_tokens:
+                    raise ConfigError(
+                        f"{where} has {tokens} tokens, more than train.micro_batch_tokens "
+                        f"{micro_batch_tokens}; raise that"
+                    )
+            trajectories.append(trajectory)
+    return trajectories
+
+
+def check_tokens(
+    trajectories: Sequence[Trajectory], tokenizer: "PreTrainedTokenizerBase", *, model: str
+) -> None:
+    """Raise `ConfigError` unless the tokens of `trajectories` are those of `model`'s tokenizer."""
+    decode = Renderer(tokenizer).decode
+    size = len(tokenizer)
+    for trajectory in trajectories:
+        for turn in trajectory.turns:
+            ids = turn.completion.token_ids
+            if max(ids, default=0) >= size or not decode(ids).startswith(turn.text):
+                raise ConfigError(
+                    f"train.algorithm.data: tokens of {trajectory.item.item_id}, sample "
+                    f"{trajectory.sample_index} are not those of {model}'s tokenizer; train on episodes that "
+                    "were sampled with it"
+                )
+
+
+def _read(file: Path) -> Iterator[Trajectory]:
+    try:
+        lines = file.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(
+            f"train.algorithm.data: {file} cannot be read ({describe(error)}); give files of trajectories"
+        ) from None
+    for number, line in enumerate(lines, start=1):
+        try:
+            yield trajectory_from_dict(json.loads(line))
+        except (ValueError, KeyError, TypeError) as error:
+            raise ConfigError(
+                f"train.algorithm.data: {file}:{number} is no trajectory ({to_line(error, limit=100)}); give "
+                "files as wingspan rollout --out writes them"
+            ) from None

@@ -1,0 +1,356 @@
+"""Learning offline: what is selected, compared and refused, by hand, and small real runs."""
+
+import asyncio
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agents.types import Completion, FinishReason, StopReason, Trajectory, Turn
+from envs.errors import ConfigError, WingspanError
+from envs.types import Item
+from tasks.config.offline import OfflineSettings, check_offline
+from tasks.config.pipelines import Pipeline, load_pipeline
+from tasks.data.demonstrations import demonstrate
+from tasks.data.items import write_items
+from tasks.data.supervised import SupervisedRow, make_pairs, rows_of, select
+from tasks.data.training_files import check_tokens, read_training_files
+from tasks.data.trajectories import read_trajectories, write_trajectories
+from tasks.stages.offline import OfflineSession
+from tasks.stages.train import TrainedRound
+from tests.support.tiny_model import save_tiny_model
+from tests.support.toy import toy_tokenizer
+from tests.support.verl_toy import register, toy_items, toy_pipeline
+
+WARMUP = {"demonstrations": 3, "noise": 0.0, "steps": 2, "batch_size": 2, "lr": 1e-3}
+TEST_ITEMS = toy_items(4, first=100)
+
+
+def turn(ids: Sequence[int], *, observation: Sequence[int] = (), prompt: Sequence[int] | None = None) -> Turn:
+    return Turn(
+        completion=Completion(
+            token_ids=list(ids),
+            logprobs=[-1.0] * len(ids),
+            finish_reason=FinishReason.STOP,
+            policy_version=0,
+        ),
+        text=toy_tokenizer().decode(list(ids), skip_special_tokens=True),
+        action="",
+        observation="",
+        reward=0.0,
+        observation_ids=tuple(observation),
+        prompt_ids=None if prompt is None else tuple(prompt),
+    )
+
+
+def episode(
+    item: str, turns: Sequence[Turn], *, reward: float = 0.0, success: bool | None = None, sample: int = 0
+) -> Trajectory:
+    return Trajectory(
+        item=Item(item_id=item, env="parity"),
+        sample_index=sample,
+        prompt_ids=(1, 2),
+        turns=tuple(turns),
+        stop_reason=StopReason.TERMINATED,
+        reward=reward,
+        success=reward == 1.0 if success is None else success,
+        seconds=0.0,
+    )
+
+
+def segmented(last: int) -> list[Turn]:
+    """Two segments: `1 2 | 20 21, 30, 22` and `1 2 5 | last`."""
+    return [turn([20, 21], observation=[30]), turn([22]), turn([last], prompt=[1, 2, 5])]
+
+
+def test_rows_are_the_segments_with_the_policys_tokens() -> None:
+    assert rows_of(episode("a", segmented(40))) == [
+        SupervisedRow(item_id="a", prompt_ids=[1, 2], response_ids=[20, 21, 30, 22], mask=[1, 1, 0, 1]),
+        SupervisedRow(item_id="a", prompt_ids=[1, 2, 5], response_ids=[40], mask=[1]),
+    ]
+
+
+def test_successes_are_added_to_the_original_data_once_each() -> None:
+    """A duplicate has the item and the tokens of another: for another item, the same tokens are new."""
+    original = [
+        SupervisedRow(item_id="a", prompt_ids=[1, 2], response_ids=[20, 9], mask=[0, 1]),
+        SupervisedRow(item_id="a", prompt_ids=[1, 2], response_ids=[20, 9], mask=[0, 1]),
+    ]
+    won = {"reward": 1.0}
+    samples = [
+        episode("a", [turn([20, 9])], **won),  # as a demonstration
+        episode("a", segmented(40), **won),  # new
+        episode("a", segmented(41), **won),  # new: only its first segment is there already
+        episode("a", segmented(40), **won),  # as the second
+        episode("b", segmented(40), **won),  # new: of another item
+        episode("b", [turn([50])], reward=0.5),  # no success
+        replace(episode("b", [turn([51])], **won), stop_reason=StopReason.ERROR, error="X: y"),
+        episode("b", [], **won),  # nothing of the policy's
+    ]
+    selection = select(samples, original=original, min_reward=None)
+    assert selection.rows == [*original, *rows_of(samples[1]), *rows_of(samples[2]), *rows_of(samples[4])]
+    assert (selection.chosen, selection.duplicates) == (5, 2)
+    by_reward = select(samples, min_reward=0.5)
+    assert (by_reward.chosen, by_reward.duplicates) == (6, 1)
+    assert by_reward.rows[-1].response_ids == [50]
+
+
+@pytest.mark.parametrize(
+    ("rewards", "options", "expected"),
+    [
+        ([0.0, 1.0], {}, [(1, 0)]),
+        ([1.0, 1.0], {}, []),
+        ([0.69, 0.0], {}, []),
+        ([0.7, 0.69], {}, [(0, 1)]),
+        ([0.7, 0.695], {}, []),
+        ([0.9, 0.85], {"min_gap": 0.1, "win_threshold": 0.9}, []),
+        # the best with the worst; of equal ones the earlier
+        ([0.2, 1.0, 0.0, 1.0, 0.0], {}, [(1, 2)]),
+        ([0.2, 1.0, 0.0, 1.0, 0.0], {"pairs_per_item": 9}, [(1, 2), (3, 4)]),
+        # no episode is in two pairs
+        ([0.0, 1.0, 0.0], {"pairs_per_item": 9}, [(1, 0)]),
+        ([1.0], {}, []),
+    ],
+)
+def test_pairs_by_agentgyms_thresholds(
+    rewards: list[float], options: dict[str, Any], expected: list[tuple[int, int]]
+) -> None:
+    group = [episode("a", [turn([20 + i])], reward=r, sample=i) for i, r in enumerate(rewards)]
+    others = [episode("b", [turn([20])], reward=1.0), replace(group[0], stop_reason=StopReason.ERROR)]
+    settings = {"win_threshold": 0.7, "min_gap": 0.01, "pairs_per_item": 1} | options
+    pairs = make_pairs([*others, *group], **settings)
+    assert [(pair.winner.sample_index, pair.loser.sample_index) for pair in pairs] == expected
+
+
+def offline(algorithm: Any, *, warmup: Any = None, model: Path = Path("m"), **overrides: Any) -> Pipeline:
+    train = {"algorithm": algorithm, "steps": 2, "lr": 1e-3, "micro_batch_tokens": 1024}
+    train |= overrides.pop("train", {})
+    return toy_pipeline(model, train=train, warmup=warmup, **overrides)
+
+
+@pytest.mark.parametrize(
+    ("train", "message"),
+    [
+        ({"mini_batches": 2}, "train: mini_batches: not used by an algorithm that learns offline"),
+        ({"kl": {"coef": 0.1}, "epochs": 2}, "epochs, kl: not used by"),
+        ({"steps_per_round": 1}, "steps_per_round 1: rft has one round"),
+        ({"algorithm": "agentevol", "steps_per_round": 3}, "steps 4 are no multiple of steps_per_round 3"),
+        ({"algorithm": "sft"}, "sft: data: this key is missing"),
+        ({"algorithm": {"name": "sft", "data": []}}, "sft: data: "),
+        ({"algorithm": {"name": "rft", "loss": "vanilla"}}, "rft: loss: not used by"),
+        ({"algorithm": {"name": "dpo", "samples": False}}, "leaves no episodes to compare"),
+        ({"algorithm": {"name": "dpo", "min_gap": 0.0}}, "dpo: min_gap: "),
+    ],
+)
+def test_keys_that_an_offline_algorithm_does_not_use_are_refused(train: dict[str, Any], message: str) -> None:
+    values = {"algorithm": "rft", "steps": 4, "lr": 1e-3, "micro_batch_tokens": 8192} | train
+    with pytest.raises(ConfigError) as error:
+        load_pipeline("textcraft-cpu", overrides={"train": values})
+    assert message in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (offline("agentevol"), "original data, of which there are none"),
+        (offline("dpo", rollout__group_size=1), "group_size 1: dpo compares"),
+        (offline({"name": "sft", "data": ["x"]}), "rollout.items_per_step 4: sft samples no episodes"),
+    ],
+)
+def test_settings_that_an_offline_algorithm_lacks_or_ignores_are_refused(
+    settings: Pipeline, message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        check_offline(settings)
+
+
+def test_what_is_recorded_can_be_read_and_has_no_online_parameters() -> None:
+    pipeline = offline({"name": "dpo", "beta": 0.1}, rollout__group_size=2)
+    recorded = pipeline.model_dump(mode="json")
+    assert Pipeline.model_validate(recorded) == pipeline
+    assert isinstance(pipeline.train, OfflineSettings)
+    assert recorded["train"].keys() == {
+        *("algorithm", "steps", "steps_per_round", "lr", "micro_batch_tokens", "final_policy"),
+    }
+    assert recorded["train"]["algorithm"].keys() == {
+        *("name", "beta", "win_threshold", "min_gap", "pairs_per_item", "samples", "batch_size", "data"),
+    }
+
+
+def test_training_files_are_checked(tmp_path: Path) -> None:
+    file = tmp_path / "episodes.jsonl"
+    ids = toy_tokenizer().encode("one<|im_end|>", add_special_tokens=False)
+    good = episode("parity_1", [turn(ids)], reward=1.0)
+    failed = replace(good, stop_reason=StopReason.ERROR)
+    write_trajectories(file, [failed, good])
+
+    def read(tokens: int = 100) -> list[Trajectory]:
+        return read_training_files([file], test_items=TEST_ITEMS, micro_batch_tokens=tokens)
+
+    assert read() == [good]
+    check_tokens(read(), toy_tokenizer(), model="m")
+    with pytest.raises(ConfigError, match=rf"jsonl:2: parity_1 has {2 + len(ids)} tokens"):
+        read(tokens=1 + len(ids))
+    other = replace(good.turns[0], text="two")
+    for wrong in (other, replace(other, completion=replace(other.completion, token_ids=[10**6]))):
+        with pytest.raises(ConfigError, match="not those of m's tokenizer"):
+            check_tokens([replace(good, turns=(wrong,))], toy_tokenizer(), model="m")
+    write_trajectories(file, [good, episode("parity_101", [turn(ids)])])
+    with pytest.raises(ConfigError, match="jsonl:2: parity_101 is a test item"):
+        read()
+    file.write_text(file.read_text().splitlines()[0] + '\n{"item": 1}\n')
+    with pytest.raises(ConfigError, match="jsonl:2 is no trajectory"):
+        read()
+    file.unlink()
+    with pytest.raises(ConfigError, match="cannot be read"):
+        read()
+
+
+@pytest.fixture
+def workspace(tmp_path: Path) -> Path:
+    register()
+    write_items(tmp_path / "data" / "train.jsonl", toy_items(12))
+    write_items(tmp_path / "data" / "test.jsonl", TEST_ITEMS)
+    return tmp_path
+
+
+def test_a_round_of_agentevol_imitates_the_original_data_and_its_own_successes_from_the_base(
+    workspace: Path,
+) -> None:
+    """Whatever the round: the base model, all demonstrations, `data`, and what this round has sampled."""
+    model = save_tiny_model(workspace / "model")
+    train = {"steps": 4, "steps_per_round": 2}
+    pipeline = offline({"name": "agentevol", "data": ["x"]}, model=model, warmup=WARMUP, train=train)
+    session = OfflineSession(pipeline, workspace)
+    assert session.num_rounds == 2
+    demonstrations = asyncio.run(demonstrate(toy_items(12), pipeline=pipeline, tokenizer=toy_tokenizer()))
+    files = [episode("parity_2", [turn([20])], reward=1.0)]
+    for index, token in enumerate((30, 31)):
+        steps = TrainedRound(index=index, first_step=2 * index + 1, last_step=2 * index + 2, seconds=0.0)
+        samples = [
+            episode("parity_1", [turn([token])], reward=1.0),
+            episode("parity_1", [turn([token])], reward=1.0),
+            episode("parity_1", [turn([token + 10])]),
+        ]
+        facts, request = session._imitation(steps, files=files, samples=samples, folder=workspace / "new")
+        assert facts == {"rows": 5, "rows_original": 4, "chosen": 2, "duplicates": 1}
+        assert request.model == str(model)
+        assert request.steps == 2
+        expected = [row.response_ids for row in demonstrations] + [[20], [token]]
+        assert request.responses == expected
+
+
+def test_nothing_to_learn_from_is_refused(workspace: Path) -> None:
+    model = save_tiny_model(workspace / "model")
+    steps = TrainedRound(index=0, first_step=1, last_step=2, seconds=0.0)
+    lost = [episode("parity_1", [turn([20])]), episode("parity_1", [turn([21])])]
+    with pytest.raises(WingspanError, match="none of 2 episodes was good enough"):
+        OfflineSession(offline("rft", model=model), workspace)._imitation(
+            steps, files=[], samples=lost, folder=workspace
+        )
+    with pytest.raises(WingspanError, match="there are no pairs: of 2 episodes"):
+        OfflineSession(offline("dpo", model=model), workspace)._preferences(steps, lost)
+
+
+def run(pipeline: Pipeline, workspace: Path) -> list[dict[str, float]]:
+    """All rounds, as the flow runs them; returns the steps."""
+    with OfflineSession(pipeline, workspace) as session:
+        for index in range(session.num_rounds):
+            session.evaluate_round(session.train_round(index))
+        session.export()
+    return [json.loads(line) for line in (workspace / "train" / "metrics.jsonl").read_text().splitlines()]
+
+
+def weights(folder: Path) -> dict[str, Any]:
+    from safetensors.torch import load_file
+
+    return load_file(folder / "model.safetensors")
+
+
+@pytest.mark.slow
+def test_rft_is_sft_on_the_sampled_file_and_resumes_where_it_was(workspace: Path) -> None:
+    import torch
+
+    model = save_tiny_model(workspace / "model")
+    rft = offline({"name": "rft", "batch_size": 4}, model=model, train={"steps": 3})
+    steps = run(rft, workspace)
+    sampled_file = workspace / "train" / "trajectories" / "step_0001.jsonl"
+    sampled = read_trajectories(sampled_file)
+    assert len(sampled) == 3 * 4 * 4, "as many as three steps would sample"
+    successes = select(sampled, min_reward=None)
+    assert 0 < successes.chosen < len(sampled)
+    assert steps[0]["chosen"] == successes.chosen
+    assert steps[0]["episodes"] == len(sampled)
+    assert [step["step"] for step in steps] == [1, 2, 3]
+    first = weights(workspace / "policy")
+    assert any(not torch.equal(first[name], value) for name, value in weights(model).items())
+
+    # As if the machine had failed after sampling: the episodes are kept, and what follows is repeated.
+    before = sampled_file.read_bytes()
+    for path in ("metrics.jsonl", "rounds/00.json", "policies/00/config.json"):
+        (workspace / "train" / path).unlink()
+    assert [step["imitation_loss"] for step in run(rft, workspace)] == [s["imitation_loss"] for s in steps]
+    assert sampled_file.read_bytes() == before
+
+    other = workspace / "other"
+    write_items(other / "data" / "train.jsonl", toy_items(12))
+    write_items(other / "data" / "test.jsonl", TEST_ITEMS)
+    sft = offline(
+        {"name": "sft", "batch_size": 4, "data": [str(sampled_file)]},
+        model=model,
+        train={"steps": 3},
+        rollout={
+            **rft.rollout.model_dump(),
+            "items_per_step": 1,
+            "group_size": 1,
+            "temperature": 1.0,
+            "final_temperature": None,
+        },
+    )
+    run(sft, other)
+    second = weights(other / "policy")
+    assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+@pytest.mark.slow
+def test_dpo_puts_the_pairs_of_a_file_in_order(workspace: Path) -> None:
+    model = save_tiny_model(workspace / "model")
+    register()
+    file = workspace / "pairs.jsonl"
+    tokenizer = toy_tokenizer()
+
+    def say(text: str) -> Turn:
+        return turn(tokenizer.encode(text + "<|im_end|>", add_special_tokens=False))
+
+    write_trajectories(
+        file,
+        [
+            episode(item, [say(text)], reward=reward)
+            for item in ("parity_1", "parity_2")
+            for text, reward in (("yes", 1.0), ("no", 0.0))
+        ],
+    )
+    dpo = offline(
+        {"name": "dpo", "data": [str(file)], "samples": False, "batch_size": 2},
+        model=model,
+        train={"steps": 6},
+        rollout={
+            **toy_pipeline(model).rollout.model_dump(),
+            "items_per_step": 1,
+            "group_size": 1,
+            "temperature": 1.0,
+            "final_temperature": None,
+        },
+    )
+    steps = run(dpo, workspace)
+    assert steps[0]["pairs"] == 2
+    assert steps[0]["preference_loss"] == pytest.approx(0.6931, abs=1e-3)
+    assert steps[-1]["preference_loss"] < 0.5
+    assert steps[-1]["preference_accuracy"] == 1.0
+    result = json.loads((workspace / "train" / "rounds" / "00.json").read_text())
+    assert result["last_step"] == 6
+    assert asdict(TrainedRound(index=0, first_step=1, last_step=6, seconds=0.0)).keys() <= result.keys()
