@@ -119,9 +119,7 @@ def test_every_aggregation_and_key_of_kl_has_its_line() -> None:
 
 def test_what_dynamic_sampling_is_refused_for_is_listed() -> None:
     [sentence] = re.findall(r"too: ([^.]*)\.", PAGE)
-    assert set(code(sentence)) == {
-        name for name in ONLINE if not ALGORITHMS.find(name).skips_equal_groups
-    }
+    assert set(code(sentence)) == {name for name in ONLINE if not ALGORITHMS.find(name).skips_equal_groups}
 
 
 def test_every_offline_algorithm_and_its_parameters_have_their_lines() -> None:
