@@ -12,15 +12,16 @@ UV_ENVIRONMENT := export UV_FIND_LINKS="$${UV_FIND_LINKS:-$${PIP_FIND_LINKS// /,
 run: $(RUNS)
 	@.venv/bin/wingspan run $(PIPELINE)
 
-# Each worker takes whole files. One more than two cores: tests that wait for processes leave a core idle.
-PYTEST = .venv/bin/python -m pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder
+# Each worker takes whole files.
+PYTEST = .venv/bin/python -m pytest --dist loadfile --no-loadscope-reorder --numprocesses
 
+# One worker more than two cores: tests that wait for processes leave a core idle.
 test: install
-	@$(PYTEST)
+	@$(PYTEST) 3
 
 # The quick tests of all areas, without Ray, JVM and browser; one area alone: make test-fast AREA=envs
 test-fast: install
-	@$(PYTEST) -m "not slow and not heavy and not browser and not java" $(AREA:%=tests/%)
+	@$(PYTEST) 2 -m "not slow and not heavy and not browser and not java" $(AREA:%=tests/%)
 
 install: $(TESTS)
 

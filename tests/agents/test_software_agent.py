@@ -1,6 +1,7 @@
 """A software agent: a project in the sandbox, tools to work on it, hidden tests to judge what it did."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +10,11 @@ import pytest
 from agents.clients.endpoint import Endpoint
 from agents.rollout.rollout import rollout
 from agents.types import Trajectory
+from envs.builtin.question.env import QuestionEnv
 from envs.errors import ConfigError
+from envs.registry import get_env, register_env
 from envs.sandbox.sandbox import SANDBOX
+from envs.sandbox.workspace import WithWorkspace, Workspace
 from tasks.config.data import DataSettings
 from tasks.data.files import read_parts
 from tests.support.chat_server import chat_server, says
@@ -34,7 +38,7 @@ def call(name: str, **arguments: Any) -> str:
     return json.dumps({"name": name, "arguments": arguments})
 
 
-def run_agent(*texts: str, row: dict[str, Any] = BUG) -> Trajectory:
+def run_agent(*texts: str, row: dict[str, Any] = BUG, env: str = "workspace") -> Trajectory:
     """An episode in which the model says `texts`, one a turn, and then that it is done."""
 
     def script(body: Any) -> Any:
@@ -46,7 +50,7 @@ def run_agent(*texts: str, row: dict[str, Any] = BUG) -> Trajectory:
             [row],
             agent="json",
             tools=TOOLS,
-            env="workspace",
+            env=env,
             reward="workspace_tests",
             instructions=Path("agents/prompting/prompts/swe.md").read_text(),
             model=Endpoint(server.url, "toy"),
@@ -78,11 +82,23 @@ def test_a_bug_is_found_mended_and_judged_by_tests_that_the_agent_never_saw() ->
         (),
         (call("create_file", path="test_hidden.py", text="", overwrite=True),),  # it is written over
         (call("shell", command="echo 'import sys; sys.exit(1)' > calc.py"),),
-        (call("shell", command="echo 'import time; time.sleep(99)' > calc.py"),),
     ],
 )
 def test_what_does_not_pass_is_no_success(texts: tuple[str, ...]) -> None:
     trajectory = run_agent(*texts)
+    assert (trajectory.reward, trajectory.success) == (0.0, False)
+    assert trajectory.error is None
+
+
+@needs_sandbox
+def test_tests_that_hang_are_no_success() -> None:
+    def make_impatient() -> WithWorkspace:
+        return WithWorkspace(QuestionEnv(), Workspace(run_timeout_s=4.0))
+
+    register_env(replace(get_env("workspace"), name="impatient-workspace", make=make_impatient))
+    hang = call("shell", command="echo 'import time; time.sleep(99)' > calc.py")
+    trajectory = run_agent(hang, env="impatient-workspace")
+    assert trajectory.turns[0].observation.strip() == "(no output)"  # the command itself was in time
     assert (trajectory.reward, trajectory.success) == (0.0, False)
     assert trajectory.error is None
 

@@ -68,6 +68,7 @@ def bathroom(part: str = "train") -> int:
     return next(i for i in items(part, SMALL_ROOM) if mini.GAMES.make_item(i).metadata["room"] == "bathroom")
 
 
+@pytest.mark.heavy
 def test_the_light_textworld_says_word_for_word_what_textworld_says(tmp_path: Path) -> None:
     from envs.builtin.alfworld.textworld_light import new_game
 

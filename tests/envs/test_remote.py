@@ -221,6 +221,7 @@ def test_a_full_server_is_passed_by_and_waited_for(protocol: WireProtocol) -> No
     asyncio.run(main())
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("protocol", ["openenv", "agentgym"])
 def test_a_session_that_expired_between_episodes_costs_nothing(protocol: WireProtocol) -> None:
     async def main() -> None:

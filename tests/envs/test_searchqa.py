@@ -284,6 +284,7 @@ AIRPORT = re.compile(
 )
 
 
+@pytest.mark.heavy
 def test_every_answer_of_the_stand_in_follows_from_its_passages_and_is_the_only_one():
     """Worked out anew from the passages' words alone, for all of its questions."""
     corpus = mini_corpus()

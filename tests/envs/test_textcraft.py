@@ -75,6 +75,7 @@ def test_seed_varies_the_opening_but_not_the_goal():
     assert first.recipes != second.recipes
 
 
+@pytest.mark.heavy
 def test_the_expert_crafts_all_544_goals_from_the_opening_alone():
     for index in range(544):
         assert _play(make_problem(index)), goals()[index]

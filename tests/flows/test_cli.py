@@ -62,48 +62,56 @@ def the_error(done: subprocess.CompletedProcess[str]) -> str:
     return line
 
 
+MISTAKES: list[tuple[list[str], list[str]]] = [
+    (
+        ["run", "webshop-mini-cpu", "--set", "warmup.new_words=0"],
+        ["pipelines.webshop-mini-cpu.warmup", "whole_words", "new_words, which is 0"],
+    ),
+    (["run", "textcraft-cpy"], ["'textcraft-cpy'", "did you mean 'textcraft-cpu'", "pipelines.yaml"]),
+    (
+        ["run", "textcraft-cpu", "--set", "data.parts={textcarft: }"],
+        ["'textcarft'", "'textcraft'", "registry"],
+    ),
+    (
+        ["run", "textcraft-cpu", "--set", "data.parts.textcraft.wieght=2"],
+        ["data.parts.textcraft.wieght", "did you mean 'weight'"],
+    ),
+    (["run", "textcraft-cpu", "--set", "train.algorithm=grop"], ["train.algorithm", "'grop'", "grpo"]),
+    (["run", "textcraft-cpu", "--set", "train.stpes=3"], ["train.stpes", "did you mean 'steps'"]),
+    (["run", "textcraft-cpu", "--set", "model=models/none"], ["'models/none'", "no such folder"]),
+    (
+        ["run", "textcraft-cpu", "--set", "horizon.max_turns=[8,4]"],
+        ["horizon", "[8, 4]", "must not fall"],
+    ),
+    (["run", "textcraft-cpu", "--set", "horizon.max_turns=[]"], ["horizon.max_turns", "at least 1"]),
+    (["run", "textcraft-cpu", "--set", "train.lr"], ["'train.lr'", "KEY=VALUE"]),
+    (["run", "textcraft-cpu", "--set", "seed=[1"], ["'seed=[1'", "YAML"]),
+    (
+        ["run", "textcraft-cpu", "--set", "seed=1", "--workspace", "runs/textcraft-cpu"],
+        ["seed=1", "--work"],
+    ),
+    (["stage", "trian", "textcraft-cpu"], ["'trian'", "did you mean 'train'"]),
+    (["stage", "train", "textcraft-cpu"], ["runs/textcraft-cpu/warmup", "not there"]),
+    (["stage", "evaluate", "textcraft-cpu"], ["runs/textcraft-cpu/data/test.jsonl", "prepare"]),
+    (["run"], ["Missing argument 'PIPELINE'; see wingspan run --help"]),
+    (["data", "pull"], ["Missing argument 'NAME'; see wingspan data pull --help"]),
+    (["deploy", "textcraft-cpy"], ["did you mean 'textcraft-cpu'"]),
+    (["deploy", "textcraft-cpu"], ["no Prefect server is configured", "PREFECT_API_URL"]),
+    (["run", "textcraft-cpu", "--serve-policy", "http://x/v1"], ["'http://x/v1'", "HOST:PORT"]),
+    (
+        ["run", "textcraft-cpu", "--set", "agent={program: tests.support.program_toy:play}"],
+        ["warmup", "tests.support.program_toy:play", "warmup: null"],
+    ),
+]
+"""Arguments, and what the error says."""
+
+
 @pytest.mark.parametrize(
     ("arguments", "expected_phrases"),
     [
-        (
-            ["run", "webshop-mini-cpu", "--set", "warmup.new_words=0"],
-            ["pipelines.webshop-mini-cpu.warmup", "whole_words", "new_words, which is 0"],
-        ),
-        (["run", "textcraft-cpy"], ["'textcraft-cpy'", "did you mean 'textcraft-cpu'", "pipelines.yaml"]),
-        (
-            ["run", "textcraft-cpu", "--set", "data.parts={textcarft: }"],
-            ["'textcarft'", "'textcraft'", "registry"],
-        ),
-        (
-            ["run", "textcraft-cpu", "--set", "data.parts.textcraft.wieght=2"],
-            ["data.parts.textcraft.wieght", "did you mean 'weight'"],
-        ),
-        (["run", "textcraft-cpu", "--set", "train.algorithm=grop"], ["train.algorithm", "'grop'", "grpo"]),
-        (["run", "textcraft-cpu", "--set", "train.stpes=3"], ["train.stpes", "did you mean 'steps'"]),
-        (["run", "textcraft-cpu", "--set", "model=models/none"], ["'models/none'", "no such folder"]),
-        (
-            ["run", "textcraft-cpu", "--set", "horizon.max_turns=[8,4]"],
-            ["horizon", "[8, 4]", "must not fall"],
-        ),
-        (["run", "textcraft-cpu", "--set", "horizon.max_turns=[]"], ["horizon.max_turns", "at least 1"]),
-        (["run", "textcraft-cpu", "--set", "train.lr"], ["'train.lr'", "KEY=VALUE"]),
-        (["run", "textcraft-cpu", "--set", "seed=[1"], ["'seed=[1'", "YAML"]),
-        (
-            ["run", "textcraft-cpu", "--set", "seed=1", "--workspace", "runs/textcraft-cpu"],
-            ["seed=1", "--work"],
-        ),
-        (["stage", "trian", "textcraft-cpu"], ["'trian'", "did you mean 'train'"]),
-        (["stage", "train", "textcraft-cpu"], ["runs/textcraft-cpu/warmup", "not there"]),
-        (["stage", "evaluate", "textcraft-cpu"], ["runs/textcraft-cpu/data/test.jsonl", "prepare"]),
-        (["run"], ["Missing argument 'PIPELINE'; see wingspan run --help"]),
-        (["data", "pull"], ["Missing argument 'NAME'; see wingspan data pull --help"]),
-        (["deploy", "textcraft-cpy"], ["did you mean 'textcraft-cpu'"]),
-        (["deploy", "textcraft-cpu"], ["no Prefect server is configured", "PREFECT_API_URL"]),
-        (["run", "textcraft-cpu", "--serve-policy", "http://x/v1"], ["'http://x/v1'", "HOST:PORT"]),
-        (
-            ["run", "textcraft-cpu", "--set", "agent={program: tests.support.program_toy:play}"],
-            ["warmup", "tests.support.program_toy:play", "warmup: null"],
-        ),
+        # Each starts a process, for a second or more: every fifth is among the quick tests.
+        pytest.param(*mistake, marks=[pytest.mark.heavy] if index % 5 else [])
+        for index, mistake in enumerate(MISTAKES)
     ],
 )
 def test_a_mistake_is_one_line_that_names_it(
@@ -114,6 +122,7 @@ def test_a_mistake_is_one_line_that_names_it(
     assert not (project / "mlflow.db").exists()
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize(
     ("variable", "value"),
     [
@@ -130,6 +139,7 @@ def test_a_server_that_does_not_answer_is_named_before_anything_starts(
     assert not (project / "runs").exists()
 
 
+@pytest.mark.heavy
 def test_a_port_in_use_is_named_before_anything_starts(project: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         address = f"127.0.0.1:{server.getsockname()[1]}"
@@ -142,6 +152,7 @@ def test_outside_a_project_the_missing_file_is_named(tmp_path: Path) -> None:
     assert "no pipelines.yaml here" in the_error(wingspan("run", "textcraft-cpu", cwd=tmp_path))
 
 
+@pytest.mark.heavy
 def test_items_of_another_environment_in_the_workspace_are_refused(project: Path) -> None:
     data = project / "runs" / "textcraft-cpu" / "data"
     data.mkdir(parents=True)
@@ -151,6 +162,7 @@ def test_items_of_another_environment_in_the_workspace_are_refused(project: Path
     assert "train.jsonl:1" in line
 
 
+@pytest.mark.heavy
 def test_a_stage_runs_from_the_command_line(project: Path) -> None:
     done = wingspan("stage", "prepare", "textcraft-cpu", cwd=project)
     assert done.returncode == 0, done.stderr
@@ -181,6 +193,7 @@ def test_a_broken_pipeline_does_not_hide_the_others(project: Path) -> None:
     assert "textcraft-cpu" in rows
 
 
+@pytest.mark.heavy
 def test_the_version_and_a_short_option_for_help(project: Path) -> None:
     assert wingspan("--version", cwd=project).stdout == f"wingspan {metadata.version('wingspan')}\n"
     for command in ([], ["run"], ["data", "pull"], ["serve-policy"]):

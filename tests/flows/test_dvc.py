@@ -114,6 +114,7 @@ def dvc(*arguments: str, cwd: Path) -> str:
     return done.stdout + done.stderr
 
 
+@pytest.mark.heavy
 def test_an_experiment_with_another_parameter_runs(clone: Path) -> None:
     setting = "pipelines.yaml:pipelines.textcraft-cpu.data.split_seed=1"
     before = (clone / "pipelines.yaml").read_text()
@@ -127,6 +128,7 @@ def test_an_experiment_with_another_parameter_runs(clone: Path) -> None:
     assert len((clone / "runs" / "textcraft-cpu" / "data" / "test.jsonl").read_text().splitlines()) == 100
 
 
+@pytest.mark.heavy
 def test_a_pipeline_of_ones_own_is_dvcs_by_one_line_also_without_a_warmup(
     clone: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

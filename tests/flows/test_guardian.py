@@ -80,6 +80,7 @@ def test_nothing_is_left_of_a_command(ending: str) -> None:
     process.wait()
 
 
+@pytest.mark.heavy
 def test_another_command_is_left_alone() -> None:
     first, second = start(GUARDED_SCRIPT + "time.sleep(1000)"), start(GUARDED_SCRIPT + "time.sleep(1000)")
     assert first.stdout is not None
@@ -126,6 +127,7 @@ BODIES = {
 }
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize(
     ("body", "number", "times"),
     [
@@ -151,6 +153,7 @@ def test_a_signal_ends_a_command(body: str, number: signal.Signals, times: int) 
     assert errors == "stopped; go on\n"
 
 
+@pytest.mark.heavy
 def test_a_record_that_hangs_does_not_hold_a_command_up() -> None:
     code = STOPPABLE.replace("1 / 0", "time.sleep(1000)").replace("BODY", "time.sleep(1000)")
     process = start(code)

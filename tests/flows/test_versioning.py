@@ -7,11 +7,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 import yaml
 
 ROOT = Path(__file__).parents[2]
 
 
+@pytest.mark.heavy
 def test_dvc_is_silent_on_a_terminal_and_records_the_outputs(tmp_path: Path) -> None:
     for arguments in (["git", "init", "--quiet"], [sys.executable, "-m", "dvc", "init", "--quiet"]):
         subprocess.run(arguments, cwd=tmp_path, check=True)

@@ -205,6 +205,7 @@ def test_a_whole_run_is_recorded(workspace: Path, pipeline: Pipeline) -> None:
     assert json.loads((policy / "config.json").read_text()) == {"model_type": "llama"}
 
 
+@pytest.mark.heavy
 def test_a_trace_shows_the_task_and_the_turns_with_the_times_they_took(
     workspace: Path, pipeline: Pipeline
 ) -> None:

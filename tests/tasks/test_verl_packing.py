@@ -95,6 +95,7 @@ def test_tokens_that_are_masked_get_no_gradient(folder: Path) -> None:
     assert row.logit_rows.tolist() == [11, 12, 13]
 
 
+@pytest.mark.heavy
 @settings(deadline=None, max_examples=30)
 @given(
     st.lists(

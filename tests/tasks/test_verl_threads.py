@@ -31,6 +31,7 @@ print(cpu_seconds(2) / cpu_seconds(1))
 BUSY = "import os, sys\nos.sched_setaffinity(0, [int(c) for c in sys.argv[1].split(',')])\nwhile True: pass"
 
 
+@pytest.mark.heavy
 @pytest.mark.skipif(
     not hasattr(os, "sched_getaffinity") or len(os.sched_getaffinity(0)) < 2,
     reason="needs Linux and two cores",

@@ -1,0 +1,56 @@
+"""verl's server of one vLLM engine, as far as a client sees it: what Ray starts as an actor.
+
+In a module that imports nothing large: the actor's process imports all that its module does.
+"""
+
+import asyncio
+from typing import Any
+
+
+class EngineDeadError(Exception):
+    """As vLLM names it."""
+
+
+class EngineGenerateError(Exception):
+    """As vLLM names what may work at the next try."""
+
+
+class EngineServer:
+    """Never answers, unless it was told how to fail."""
+
+    def __init__(self) -> None:
+        self._failure = ""
+        self._running = 0
+        self._aborted = 0
+
+    async def start(self, failure: str) -> None:
+        """Fail so from now on, and count from zero; `failure` is empty for an engine that works."""
+        self._failure, self._running, self._aborted = failure, 0, 0
+
+    async def generate(self, *, request_id: str, **_: Any) -> Any:
+        """verl's call."""
+        if self._failure == "dead":
+            raise EngineDeadError
+        if self._failure == "dead elsewhere":
+            from engine_there import EngineDeadError as Theirs  # type: ignore[import-not-found]
+
+            raise Theirs
+        if self._failure == "dead beneath":
+            try:
+                raise EngineDeadError
+            except EngineDeadError as error:
+                raise EngineGenerateError from error
+        if self._failure:
+            raise EngineGenerateError(self._failure)
+        self._running += 1
+        try:
+            await asyncio.sleep(600)
+        except asyncio.CancelledError:  # where vLLM aborts the request
+            self._aborted += 1
+            raise
+        finally:
+            self._running -= 1
+
+    async def state(self) -> tuple[int, int]:
+        """(requests that run, requests that were aborted)."""
+        return self._running, self._aborted
