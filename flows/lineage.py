@@ -10,13 +10,10 @@ Leaves out: running anything, and DVC itself, whose import takes seconds.
 
 import hashlib
 import json
-import os
 import re
 import shutil
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from fnmatch import fnmatch
-from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
@@ -26,12 +23,12 @@ from tasks.config.offline import OfflineSettings
 from tasks.config.parameters import flat
 from tasks.config.pipelines import PIPELINES_FILE, Pipeline, read_yaml
 from tasks.config.user_code import agent_code, environment_code
+from tasks.data.hashes import path_md5
 from tasks.data.sources import FOLDER as DATA
 from tasks.verl.checkpoints import complete_steps
 
 STAGES_FILE = Path("dvc.yaml")
 LOCK_FILE = Path("dvc.lock")
-IGNORE_FILE = Path(".dvcignore")
 RUNS = Path("runs")
 FINISHED = Path("train", "finished")
 """In the workspace: the key of the training that was completed there."""
@@ -248,19 +245,6 @@ def mark_finished(train: Stage, key: str) -> None:
     write_atomically(train.workspace / FINISHED, key)
 
 
-def path_md5(path: Path) -> str:
-    """The MD5 of a file or folder as DVC writes it in `dvc.lock`."""
-    if path.is_file():
-        status = path.stat()
-        return _file_md5(path, status.st_size, status.st_mtime_ns)
-    entries = [
-        {"md5": path_md5(file), "relpath": file.relative_to(path).as_posix()} for file in _files_of(path)
-    ]
-    entries.sort(key=lambda entry: entry["relpath"])
-    listing = json.dumps(entries, sort_keys=True)
-    return hashlib.md5(listing.encode(), usedforsecurity=False).hexdigest() + ".dir"
-
-
 def _input_md5(path: Path) -> str:
     if path.exists():
         return path_md5(path)
@@ -272,28 +256,6 @@ def _input_md5(path: Path) -> str:
 def _is_of_hub(path: Path) -> bool:
     """Whether the missing `path` may be the name of a model on a hub."""
     return not (path.parts[0] in (*CODE, DATA, str(RUNS)) or path.is_absolute() or path.suffix)
-
-
-@cache
-def _file_md5(path: Path, size: int, mtime_ns: int) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
-
-
-def _files_of(folder: Path) -> Iterator[Path]:
-    patterns = _ignore_patterns()
-
-    def filter_names(names: list[str]) -> list[str]:
-        return [name for name in names if not any(fnmatch(name, pattern) for pattern in patterns)]
-
-    for root, folders, files in os.walk(folder):
-        folders[:] = filter_names(folders)  # in place: os.walk descends into what is left
-        yield from (Path(root, name) for name in filter_names(files))
-
-
-def _ignore_patterns() -> list[str]:
-    lines = IGNORE_FILE.read_text().splitlines() if IGNORE_FILE.exists() else []
-    return [line.strip() for line in lines if line.strip() and not line.startswith("#")]
 
 
 def _interpolate(template: str, *, key: str, item: Mapping[str, Any]) -> str:

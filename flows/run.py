@@ -21,7 +21,7 @@ from prefect.results import ResultStore
 from envs.errors import WingspanError
 from envs.files import write_atomically
 from flows.endings.stopping import on_stop
-from flows.lineage import LOCK_FILE, Receipt, Stage, cache_key, holds, make_receipt, path_md5, stage_key
+from flows.lineage import LOCK_FILE, Receipt, Stage, cache_key, holds, make_receipt, stage_key
 from flows.plan import Plan
 from flows.prefect_runs import read_receipt
 from flows.progress import Display, StageState
@@ -29,6 +29,7 @@ from flows.versioning import commit_to_dvc
 from tasks.config.offline import is_offline
 from tasks.config.parameters import changed_parameters, write_changes
 from tasks.config.pipelines import load_pipeline
+from tasks.data.hashes import path_md5
 from tasks.tracking.provenance import provenance
 from tasks.tracking.tracker import Tracker, is_recorded
 

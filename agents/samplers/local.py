@@ -47,6 +47,19 @@ class LocalModel:
                 "give such a folder, or an endpoint"
             )
 
+    def read_context_length(self) -> int:
+        """Tokens that the model was made for, by its config.json. Raises `ConfigError`."""
+        self.check()
+        from transformers import AutoConfig
+
+        try:
+            return int(AutoConfig.from_pretrained(str(self.folder)).get_text_config().max_position_embeddings)
+        except (OSError, ValueError, AttributeError) as error:
+            raise ConfigError(
+                f"{self.folder}/config.json has no context length ({describe(error)[:200]}); name the folder "
+                "of another model"
+            ) from None
+
     @contextmanager
     def load(self, *, context_length: int) -> Iterator[LoadedModel]:
         """The model with its sampler, which is closed at the end.

@@ -60,20 +60,42 @@ def doctor(
 
 
 def compare(
-    workspaces: Annotated[list[Path], typer.Argument(metavar="WORKSPACE…", help="Folders of finished runs.")],
+    folders: Annotated[
+        list[Path],
+        typer.Argument(metavar="FOLDER…", help="Folders of finished runs, or of two evaluations."),
+    ],
     out: Annotated[Path, typer.Option(help="Folder to write the comparison to.")] = Path("runs/comparison"),
 ) -> None:
-    """Compare finished runs: one table of results, one of the parameters that differ, and a plot.
+    """Compare finished runs, or test two evaluations of the same items against each other.
 
-    Runs in folders named `<name>-seed<k>` are seeds of one setting, and their medians are shown as well.
+    Of runs: one table of results, one of the parameters that differ, and a plot; runs in folders named
+    `<name>-seed<k>` are seeds of one setting, and their medians are shown as well. Of two evaluations
+    (`wingspan evaluate`): differences item by item, with intervals and p-values of a paired permutation test.
     """
     from flows.cli.tables import print_table
+    from tasks.evaluation.comparison import are_records
     from tasks.reporting.compare import compare as compare_runs
 
-    comparison = compare_runs(workspaces, out)
+    if are_records(folders):
+        _compare_evaluations(folders, out)
+        return
+    comparison = compare_runs(folders, out)
     print_table(comparison.header, comparison.cells, has_header=True)
     for note in comparison.notes:
         typer.echo(note)
     if comparison.differing:
         print_table(("parameter", *comparison.names), comparison.differing, has_header=True)
     typer.echo(f"comparison: {comparison.page}")
+
+
+def _compare_evaluations(folders: list[Path], out: Path) -> None:
+    from flows.cli.tables import print_table
+    from tasks.evaluation.comparison import compare_evaluations, sentences, tests_table
+
+    comparison = compare_evaluations(folders, out)
+    print_table(*tests_table(comparison), has_header=True)
+    for sentence in sentences(comparison):
+        typer.echo(sentence)
+    if comparison.differing:
+        print_table(("setting", *comparison.names), comparison.differing, has_header=True)
+    typer.echo(f"comparison: {comparison.file}")

@@ -52,6 +52,20 @@ def parse_settings(settings: list[str]) -> dict[str, Any]:
     return overrides
 
 
+def parse_where(conditions: list[str]) -> dict[str, list[Any]]:
+    """`["depth=1,2"]` → `{"depth": [1, 2]}`; values are YAML. Raises `ConfigError`."""
+    where: dict[str, list[Any]] = {}
+    for text in conditions:
+        key, equals, values = text.partition("=")
+        if not key or not equals or not values:
+            raise ConfigError(f"--where {text!r} is not KEY=VALUES, e.g. --where depth=1,2")
+        parsed = [_parse_value(value.strip(), option=f"--where {text!r}") for value in values.split(",")]
+        if any(not isinstance(value, str | int | float) for value in parsed):
+            raise ConfigError(f"--where {text!r}: give texts or numbers, separated by commas")
+        where.setdefault(key, []).extend(parsed)
+    return where
+
+
 def _parse_value(text: str, *, option: str) -> Any:
     try:
         return json.loads(text)  # differs only for numbers like 1e-3, which are text in YAML 1.1

@@ -114,7 +114,7 @@ def deploy(
     ] = None,
     pool: Annotated[str, typer.Option(help="Name of the Prefect work pool that runs them.")] = "local",
 ) -> None:
-    """Make a Prefect deployment of each pipeline, so that workers can run it (PREFECT_API_URL)."""
+    """Make a Prefect deployment of each pipeline and of evaluations, for workers to run (PREFECT_API_URL)."""
     from flows.prefect_runs import check_server, configure_prefect
     from tasks.config.pipelines import load_pipeline, pipeline_names
 

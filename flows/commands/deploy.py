@@ -1,4 +1,4 @@
-"""Prefect deployments of the pipelines: one for each, all of the same flow."""
+"""Prefect deployments: one for each pipeline, all of the same flow, and one of the flow that evaluates."""
 
 from collections.abc import Iterator, Mapping
 
@@ -7,10 +7,12 @@ from tasks.config.pipelines import Pipeline
 
 ENTRYPOINT = "flows/train_agent.py:train_agent"
 """Path relative to the project's folder, in which the worker runs it."""
+EVALUATION, EVALUATION_ENTRYPOINT = "any-policy", "flows/evaluate_policy.py:evaluate_policy"
+"""Name and flow of the deployment that evaluates: its parameters are those of `wingspan evaluate`."""
 
 
 def deploy(pipelines: Mapping[str, Pipeline], *, pool: str) -> Iterator[str]:
-    """Deploy `pipelines`, by name, to the work pool `pool`; yields the name of each deployment.
+    """Deploy `pipelines`, by name, and the evaluation to the work pool `pool`; yields each deployment's name.
 
     An earlier deployment of the same name is replaced. Raises `ConfigError` for a work pool that the server
     does not know.
@@ -36,3 +38,11 @@ def deploy(pipelines: Mapping[str, Pipeline], *, pool: str) -> Iterator[str]:
         )
         deployment.apply()
         yield f"{deployment.flow_name}/{name}"
+    evaluation = RunnerDeployment.from_entrypoint(
+        EVALUATION_ENTRYPOINT,
+        name=EVALUATION,
+        description="Evaluate any policy on any environment.",
+        work_pool_name=pool,
+    )
+    evaluation.apply()
+    yield f"{evaluation.flow_name}/{EVALUATION}"

@@ -9,10 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from flows.lineage import Receipt, Stage, cache_key, path_md5, stage_key, would_resume
+from flows.lineage import Receipt, Stage, cache_key, stage_key, would_resume
 from flows.plan import Plan, check_run
 from flows.prefect_runs import read_receipt
 from tasks.config.parameters import group_leaves
+from tasks.data.hashes import path_md5
 from tasks.verl import checkpoints
 
 COLUMNS = ("stage", "would", "why")

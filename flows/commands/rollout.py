@@ -2,8 +2,8 @@
 
 import asyncio
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TextIO
@@ -24,7 +24,8 @@ from tasks.config.pipelines import Pipeline
 from tasks.config.user_code import reward_names
 from tasks.data.items import evaluation_turns, split
 from tasks.data.trajectories import summarise, trajectory_to_dict
-from tasks.rollout.factory import make_endpoint_runner, make_runner
+from tasks.evaluation.models import make_endpoint
+from tasks.rollout.policy import local_model, open_model
 from tasks.rollout.runner import RolloutRunner, RolloutSpec
 
 SPLITS = ("test", "train")
@@ -58,18 +59,12 @@ def make_model(
         for option, value in (("--model", model), ("--api-key-from", api_key_from)):
             if value is not None:
                 raise ConfigError(f"{option} {value} needs an endpoint; give --endpoint URL as well")
-        local = LocalModel(
-            policy or Path(pipeline.model), seed=pipeline.seed, max_sequences=pipeline.backend.max_sequences
-        )
+        local = local_model(pipeline, policy or Path(pipeline.model))
         local.check()
         return local
     if policy is not None:
         raise ConfigError(f"--endpoint {endpoint} and --policy {policy}: give only one of them")
-    if model is None:
-        raise ConfigError(f"--endpoint {endpoint}: which of its models? Give --model NAME")
-    client = Endpoint(endpoint, model, api_key_variable=api_key_from)
-    client.headers()  # raises for a missing key
-    return client
+    return make_endpoint(endpoint, model=model, api_key_from=api_key_from)
 
 
 def run_rollout(
@@ -113,7 +108,7 @@ def run_rollout(
             await runner.close()
 
     is_stopped = False
-    with _open(request.out) as out, _open_model(pipeline, model) as make:
+    with _open(request.out) as out, open_model(pipeline, model) as make:
         try:
             asyncio.run(gather(make, out))
         except KeyboardInterrupt:
@@ -147,18 +142,6 @@ def _items(pipeline: Pipeline, request: Rollout) -> Sequence[Item]:
         )
     parts = split(pipeline.data)
     return (parts.test if request.split == "test" else parts.train)[: request.items]
-
-
-@contextmanager
-def _open_model(pipeline: Pipeline, model: Endpoint | LocalModel) -> Iterator[Callable[[], RolloutRunner]]:
-    """Yields what makes the runner, to be called in the event loop that runs it."""
-    if isinstance(model, Endpoint):
-        yield lambda: make_endpoint_runner(pipeline, client=ChatClient(model))
-        return
-    with model.load(context_length=pipeline.rollout.context_length) as sampling:
-        yield lambda: make_runner(
-            pipeline, sampler=sampling.sampler, tokenizer=sampling.tokenizer, processor=sampling.processor
-        )
 
 
 def _open(out: Path | None) -> "nullcontext[None] | TextIO":

@@ -31,7 +31,7 @@ async def serve_policy(
     local = LocalModel(folder, threads=threads)
     local.check()
     bind(host, port).close()  # fail before the model is loaded, which takes long
-    length = context_length or _read_context_length(folder)
+    length = context_length or local.read_context_length()
     with local.load(context_length=length) as sampling_model:
         gateway = Gateway(
             sampling_model.sampler,
@@ -47,9 +47,3 @@ async def serve_policy(
         async with gateway.listening(host, port) as url:
             say(f"{model} at {url}/v1, OpenAI's protocol; stop with Ctrl-C")
             await stop.wait()
-
-
-def _read_context_length(folder: Path) -> int:
-    from transformers import AutoConfig
-
-    return int(AutoConfig.from_pretrained(str(folder)).get_text_config().max_position_embeddings)

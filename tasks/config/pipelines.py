@@ -6,6 +6,7 @@ that code below `tasks` is given as it stands is declared there (`agents.horizon
 line with its place (`pipelines.textcraft-cpu.rollout.group_size`) and a remedy.
 """
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -91,13 +92,23 @@ def load_pipeline(
     train = values.get("train")
     if isinstance(train, dict) and isinstance(train.get("algorithm"), str):
         train["algorithm"] = {"name": train["algorithm"]}  # so that a dotted key sets one of its parameters
-    for key, value in (overrides or {}).items():
+    try:
+        return parse_pipeline(values, overrides=overrides or {}, location=f"pipelines.{name}")
+    except ConfigError as error:
+        raise ConfigError(f"{file}: {error}") from None
+
+
+def parse_pipeline(values: dict[str, Any], *, overrides: Mapping[str, Any], location: str) -> Pipeline:
+    """The pipeline of the block `values` at `location`, with `overrides` by dotted key.
+
+    Raises `ConfigError` for an unknown key or an invalid value.
+    """
+    for key, value in overrides.items():
         _set_dotted(values, key, value)
     try:
         return Pipeline.model_validate(values)
     except ValidationError as error:
-        reason = describe_invalid(error, Pipeline, location=f"pipelines.{name}")
-        raise ConfigError(f"{file}: {reason}") from None
+        raise ConfigError(describe_invalid(error, Pipeline, location=location)) from None
 
 
 def load_base_settings(file: Path = PIPELINES_FILE) -> BaseSettings:

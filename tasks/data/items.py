@@ -93,6 +93,12 @@ def training_order(items: Sequence[Item], data: DataSettings, *, seed: int | str
         yield next(sources[name])
 
 
+def spread(items: Sequence[Item], count: int) -> list[Item]:
+    """`count` of `items`, evenly over their order: test items come sorted, by depth for example."""
+    count = min(count, len(items))
+    return [items[index * len(items) // count] for index in range(count)]
+
+
 def horizons(pipeline: Pipeline) -> dict[str, Horizon]:
     """The horizon of each part."""
     return {name: part.horizon or pipeline.horizon for name, part in pipeline.data.parts.items()}

@@ -1,62 +1,81 @@
-"""Episodes with one saved policy, outside of training: for evaluation, and to sample data.
+"""Episodes with one model that is not being trained: for evaluation, and to sample data.
 
-On a CPU the sampler is in this process; on GPUs verl's generation servers are started with the policy.
+On a CPU the sampler is in this process; on GPUs verl's generation servers are started with the policy; a
+model behind an endpoint is asked by messages.
 """
 
 import asyncio
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 
+from agents.clients.endpoint import ChatClient, Endpoint
 from agents.rollout.group import Callbacks
 from agents.samplers.local import LocalModel
 from agents.types import Trajectory
 from envs.types import Item
 from tasks.config.pipelines import Pipeline
-from tasks.data.items import read_items
-from tasks.rollout.factory import make_runner
-from tasks.rollout.runner import RolloutSpec
+from tasks.rollout.factory import make_endpoint_runner, make_runner
+from tasks.rollout.runner import RolloutRunner, RolloutSpec
 
 RunPolicy = Callable[[Sequence[Item], RolloutSpec], list[list[Trajectory]]]
 """A blocking call of `RolloutRunner.run` with one policy."""
-
-
-def open_policy(
-    pipeline: Pipeline, *, model: str, workspace: Path, count: Callable[[int], None] = lambda _: None
-) -> AbstractContextManager[RunPolicy]:
-    """Run episodes of `pipeline` with the policy in the folder `model` while the context is open.
-
-    `workspace` has the items of `pipeline`; `count` gets the number of episodes that have just ended.
-    """
-    open_runner = _open_servers if pipeline.backend.rollout == "vllm" else _open_sampler
-    return open_runner(pipeline, model=model, workspace=workspace, count=count)
+OnTrajectory = Callable[[Trajectory], None]
+"""Called with each episode that has ended."""
 
 
 @contextmanager
-def _open_sampler(
-    pipeline: Pipeline, *, model: str, workspace: Path, count: Callable[[int], None]
+def open_policy(
+    pipeline: Pipeline, *, model: Endpoint | str, on_trajectory: OnTrajectory = lambda _: None
 ) -> Iterator[RunPolicy]:
-    """Run episodes with the CPU sampler, in this process; `count` gets the number that have just ended."""
-    local = LocalModel(Path(model), seed=pipeline.seed, max_sequences=pipeline.backend.max_sequences)
-    with local.load(context_length=pipeline.rollout.context_length) as sampling:
+    """Run episodes of `pipeline` with `model` while the context is open.
+
+    `model` is an endpoint, or the folder of a policy; on GPUs also a name on a hub. `on_trajectory` is called
+    in this process, for servers after each rollout. Raises `ConfigError` for a model that cannot be loaded and an endpoint that does not answer.
+    """
+    if not isinstance(model, Endpoint) and pipeline.backend.rollout == "vllm":
+        with _open_servers(pipeline, model=model, on_trajectory=on_trajectory) as run:
+            yield run
+        return
+    chosen = model if isinstance(model, Endpoint) else local_model(pipeline, Path(model))
+    with open_model(pipeline, chosen) as make:
 
         async def gather(items: Sequence[Item], spec: RolloutSpec) -> list[list[Trajectory]]:
-            runner = make_runner(
-                pipeline, sampler=sampling.sampler, tokenizer=sampling.tokenizer, processor=sampling.processor
-            )
+            runner = make()
             try:
-                return await runner.run(items, spec, Callbacks(on_trajectory=lambda _: count(1)))
+                runner.check(items)
+                if isinstance(chosen, Endpoint):
+                    await ChatClient(chosen).check()
+                return await runner.run(items, spec, Callbacks(on_trajectory=on_trajectory))
             finally:
                 await runner.close()
 
         yield lambda items, spec: asyncio.run(gather(items, spec))
 
 
+def local_model(pipeline: Pipeline, folder: Path) -> LocalModel:
+    """The model in `folder`, sampled on this CPU with the pipeline's seed."""
+    return LocalModel(folder, seed=pipeline.seed, max_sequences=pipeline.backend.max_sequences)
+
+
 @contextmanager
-def _open_servers(
-    pipeline: Pipeline, *, model: str, workspace: Path, count: Callable[[int], None]
-) -> Iterator[RunPolicy]:
+def open_model(pipeline: Pipeline, model: Endpoint | LocalModel) -> Iterator[Callable[[], RolloutRunner]]:
+    """Yields what makes the runner, to be called in the event loop that runs it.
+
+    Raises `ConfigError` and `MissingDependency` for a model that cannot be loaded.
+    """
+    if isinstance(model, Endpoint):
+        yield lambda: make_endpoint_runner(pipeline, client=ChatClient(model))
+        return
+    with model.load(context_length=pipeline.rollout.context_length) as sampling:
+        yield lambda: make_runner(
+            pipeline, sampler=sampling.sampler, tokenizer=sampling.tokenizer, processor=sampling.processor
+        )
+
+
+@contextmanager
+def _open_servers(pipeline: Pipeline, *, model: str, on_trajectory: OnTrajectory) -> Iterator[RunPolicy]:
     """Run episodes on the generation servers that training would use, in a process that does not train."""
     import ray
 
@@ -66,15 +85,20 @@ def _open_servers(
     owns_ray = connect_ray(pipeline)
     with tempfile.TemporaryDirectory() as no_checkpoints:
         trainer = launch(pipeline, model=model, checkpoints=Path(no_checkpoints))
+        is_started = False
 
         def run(items: Sequence[Item], spec: RolloutSpec) -> list[list[Trajectory]]:
+            nonlocal is_started
+            if not is_started:
+                result_of(trainer.start.remote(items))
+                is_started = True
             groups: list[list[Trajectory]] = result_of(trainer.run_rollout.remote(items, spec))
-            count(sum(map(len, groups)))
+            for group in groups:
+                for trajectory in group:
+                    on_trajectory(trajectory)
             return groups
 
         try:
-            items = read_items(workspace / "data" / "train.jsonl", data=pipeline.data)
-            result_of(trainer.start.remote(items))
             yield run
         finally:
             ray.kill(trainer)

@@ -25,6 +25,7 @@ from envs.types import Item
 from tasks.config.pipelines import Pipeline
 from tasks.data.items import evaluation_turns, read_items
 from tasks.data.trajectories import summarise, write_trajectories
+from tasks.evaluation.pass_at_k import pass_rates
 from tasks.interrupts import interrupts_blocked
 from tasks.progress import SILENT, Progress
 from tasks.rollout.policy import open_policy
@@ -40,10 +41,10 @@ POLL_S = 0.5
 def evaluate(pipeline: Pipeline, workspace: Path, progress: Progress = SILENT) -> None:
     """Write `evaluation.json` and `evaluation_trajectories.jsonl`.
 
-    The first holds `{"before" | "after": {"sampled" | "greedy": <tasks.data.trajectories.summarise>}}`. The
-    second holds the first trajectory of every item, policy and mode, whose `labels` name policy and mode.
-    Policy versions are training steps: 0 before, the last one after. Raises `ConfigError` for a missing
-    policy.
+    The first holds `{"before" | "after": {"sampled" | "greedy": <tasks.data.trajectories.summarise>}}`, with
+    pass@k and pass^k of the sampled episodes as `pass_at_<k>` and `pass_hat_<k>`. The second holds the first
+    trajectory of every item, policy and mode, whose `labels` name policy and mode. Policy versions are
+    training steps: 0 before, the last one after. Raises `ConfigError` for a missing policy.
     """
     items = read_items(workspace / "data" / "test.jsonl", data=pipeline.data)
     start = workspace / "warmup" if pipeline.warmup else pipeline.model
@@ -56,7 +57,7 @@ def evaluate(pipeline: Pipeline, workspace: Path, progress: Progress = SILENT) -
             raise ConfigError(
                 f"no model in {policy.model}; run the stage that writes it, warmup or train, first"
             )
-    work = partial(_evaluate_policy, pipeline, workspace, items)
+    work = partial(_evaluate_policy, pipeline, items)
     total = len(policies) * len(items) * (pipeline.evaluate.samples_per_item + 1)
     spawn = get_context("spawn")
     counts = spawn.RawArray("q", len(policies))
@@ -168,22 +169,20 @@ def _receive(receiving: Connection) -> _Evaluation:
     return answer
 
 
-def _evaluate_policy(
-    pipeline: Pipeline, workspace: Path, items: Sequence[Item], policy: _Policy
-) -> _Evaluation:
+def _evaluate_policy(pipeline: Pipeline, items: Sequence[Item], policy: _Policy) -> _Evaluation:
     settings, turns = pipeline.evaluate, evaluation_turns(pipeline)
     summaries: dict[str, dict[str, float]] = {}
     examples: list[Trajectory] = []
 
-    def count(episodes: int) -> None:
-        _counts[policy.index] += episodes
+    def count(_: Trajectory) -> None:
+        _counts[policy.index] += 1
 
-    with open_policy(pipeline, model=str(policy.model), workspace=workspace, count=count) as run:
+    with open_policy(pipeline, model=str(policy.model), on_trajectory=count) as run:
         for mode, temperature in {"sampled": settings.temperature, "greedy": 0.0}.items():
             num_samples = settings.samples_per_item if mode == "sampled" else 1
             spec = RolloutSpec(name=mode, max_turns=turns, num_samples=num_samples, temperature=temperature)
             groups = run(items, spec)
-            summaries[mode] = summarise([t for group in groups for t in group])
+            summaries[mode] = summarise([t for group in groups for t in group]) | pass_rates(groups)
             examples += [
                 _label(group[0], policy=policy.name, mode=mode, version=policy.version) for group in groups
             ]

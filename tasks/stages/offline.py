@@ -117,9 +117,7 @@ class OfflineSession:
         start = time.perf_counter()
         self._progress.on_phase("quick evaluation")
         items = quick_items(self._pipeline, self._workspace)
-        with open_policy(
-            self._pipeline, model=str(self._policy(steps.index)), workspace=self._workspace
-        ) as run:
+        with open_policy(self._pipeline, model=str(self._policy(steps.index))) as run:
             groups = run(items, quick_spec(self._pipeline, step=steps.last_step))
         evaluation = summarise([trajectory for group in groups for trajectory in group])
         seconds = steps.seconds + time.perf_counter() - start
@@ -189,7 +187,7 @@ class OfflineSession:
             self._progress.on_phase(f"sampling {len(items) * pipeline.rollout.group_size} episodes")
             policy = str(self._policy(steps.index - 1)) if steps.index else self._start
             spec = make_training_spec(pipeline, step=steps.first_step, evidence={})
-            with open_policy(pipeline, model=policy, workspace=self._workspace) as run:
+            with open_policy(pipeline, model=policy) as run:
                 groups = run(items, spec)
             partial = file.with_suffix(".partial")
             write_trajectories(partial, [trajectory for group in groups for trajectory in group])

@@ -24,7 +24,7 @@ from envs.files import write_atomically
 from envs.types import Item
 from tasks.cluster.session import check_ray, connect_ray, end_local_ray, keep_logs, result_of
 from tasks.config.pipelines import Pipeline
-from tasks.data.items import evaluation_turns, read_items, training_order
+from tasks.data.items import evaluation_turns, read_items, spread, training_order
 from tasks.data.trajectories import summarise, write_trajectories
 from tasks.errors import RayDied, SamplerDied, names_dead_engine
 from tasks.progress import SILENT, Progress
@@ -394,10 +394,9 @@ def training_items(pipeline: Pipeline, workspace: Path) -> list[Item]:
 
 
 def quick_items(pipeline: Pipeline, workspace: Path) -> list[Item]:
-    """The test items of a quick evaluation, spread over the split: test items come by depth."""
+    """The test items of a quick evaluation, spread over the split."""
     items = read_items(workspace / "data" / "test.jsonl", data=pipeline.data)
-    count = min(pipeline.evaluate.quick_items, len(items))
-    return [items[i * len(items) // count] for i in range(count)]
+    return spread(items, pipeline.evaluate.quick_items)
 
 
 def quick_spec(pipeline: Pipeline, *, step: int) -> RolloutSpec:

@@ -343,9 +343,9 @@ def _identity(pipeline: Pipeline) -> str:
     return hashlib.md5(pipeline.model_dump_json().encode(), usedforsecurity=False).hexdigest()
 
 
-def experiment_of(client: "MlflowClient") -> str:
-    """The id of the experiment that all runs are in; created if missing."""
-    experiment: Experiment | None = client.get_experiment_by_name(EXPERIMENT)
+def experiment_of(client: "MlflowClient", *, name: str = EXPERIMENT) -> str:
+    """The id of the experiment `name`, by default that of all runs; created if missing."""
+    experiment: Experiment | None = client.get_experiment_by_name(name)
     if experiment is not None:
         for key, value in EXPERIMENT_TAGS.items():
             if key not in experiment.tags:  # created by an earlier version; a user's own value stays
@@ -353,7 +353,7 @@ def experiment_of(client: "MlflowClient") -> str:
         return str(experiment.experiment_id)
     # A tracking server decides where artifacts go; with a SQLite file they go to a folder.
     here = Path("mlartifacts").resolve().as_uri() if tracking_uri().startswith("sqlite") else None
-    return str(client.create_experiment(EXPERIMENT, artifact_location=here, tags=dict(EXPERIMENT_TAGS)))
+    return str(client.create_experiment(name, artifact_location=here, tags=dict(EXPERIMENT_TAGS)))
 
 
 def _exists(client: "MlflowClient", run_id: str) -> bool:

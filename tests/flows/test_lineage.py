@@ -18,11 +18,11 @@ from flows.lineage import (
     declared_stages,
     holds,
     make_receipt,
-    path_md5,
     stage_key,
 )
 from flows.run import STAGES
 from tasks.config.pipelines import Pipeline, load_pipeline
+from tasks.data.hashes import path_md5
 
 ROOT = Path(__file__).parents[2]
 NAME = "textcraft-cpu"

@@ -68,7 +68,10 @@ def test_every_pipeline_is_deployed_to_prefect_without_being_listed(monkeypatch:
             list(deploy(pipelines, pool="nowhere"))
         client.create_work_pool(WorkPoolCreate(name="here", type="process"))
         deployments = list(deploy(pipelines, pool="here"))
-        assert deployments == [f"train-agent/{name}" for name in NAMES]
+        assert deployments == [*(f"train-agent/{name}" for name in NAMES), "evaluate-policy/any-policy"]
+        evaluation = client.read_deployment_by_name(deployments[-1])
+        assert evaluation.entrypoint == "flows/evaluate_policy.py:evaluate_policy"
+        assert {"policy", "envs", "samples"} <= evaluation.parameter_openapi_schema["properties"].keys()
         for name in NAMES:
             deployment = client.read_deployment_by_name(f"train-agent/{name}")
             assert deployment.parameters == {"pipeline": name}

@@ -22,10 +22,13 @@ from flows.commands.runs import run_rows
 from tasks.config.parameters import changed_parameters, write_changes
 from tasks.config.pipelines import Pipeline, load_pipeline
 from tasks.data.trajectories import write_trajectories
+from tasks.evaluation.record import read_record
+from tasks.tracking.evaluations import EXPERIMENT, record_evaluation
 from tasks.tracking.facts import round_params
 from tasks.tracking.names import step_metric
 from tasks.tracking.recorded_runs import PID, PROCESSES, TIME, heartbeat, mark_gone
 from tasks.tracking.tracker import Tracker, check_tracking, connect, experiment_of, is_recorded
+from tests.support.evaluation_toy import FIRST, record_of
 from tests.support.waiting import wait_until
 
 PIPELINES = Path(__file__).parents[2] / "pipelines.yaml"
@@ -478,3 +481,22 @@ def test_two_first_runs_at_once_make_one_database(tmp_path: Path) -> None:
 )
 def test_a_metric_is_in_the_section_of_its_kind(key: str, name: str) -> None:
     assert step_metric(key) == name
+
+
+def test_an_evaluation_is_recorded_and_is_no_training(workspace: Path) -> None:
+    record = record_of(FIRST)
+    file = record.write(workspace)
+    page = record_evaluation(record, workspace)
+    client = connect()
+    experiment = client.get_experiment_by_name(EXPERIMENT)
+    assert experiment is not None
+    (run,) = client.search_runs([experiment.experiment_id])
+    assert run.info.run_id in page
+    assert run.info.status == "FINISHED"
+    assert run.data.metrics["eval/avg_at_2"] == pytest.approx(0.5)
+    assert run.data.metrics["eval/pass_hat_2"] == pytest.approx(2 / 6)
+    assert run.data.params["sampling.samples"] == "2"
+    folder = workspace / "from-mlflow"
+    folder.mkdir()
+    assert read_record(Path(client.download_artifacts(run.info.run_id, file.name, str(folder)))) == record
+    assert workspace.name not in [row[0] for row in run_rows()]

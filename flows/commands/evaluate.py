@@ -1,0 +1,88 @@
+"""`wingspan evaluate`: any policy on any environment, with a record and a table of rates."""
+
+from pathlib import Path
+
+from rich.console import Console
+
+from envs.errors import WingspanError, describe
+from flows.cli.tables import print_table
+from flows.progress import Display, StageState
+from tasks.evaluation.evaluate import default_folder, evaluate_policy
+from tasks.evaluation.models import find_policy
+from tasks.evaluation.record import EvaluationRecord, Rate
+from tasks.evaluation.request import EvaluationRequest
+from tasks.reporting.pages import percent
+from tasks.tracking.evaluations import record_evaluation
+from tasks.tracking.tracker import check_tracking
+
+STAGE = "evaluate"
+_COUNTS = ("items", "episodes", "failed")
+
+
+def evaluate(
+    policy: str,
+    request: EvaluationRequest,
+    *,
+    step: int | None = None,
+    model: str | None = None,
+    api_key_from: str | None = None,
+    out: Path | None = None,
+    is_tracked: bool = False,
+    console: Console,
+) -> bool:
+    """Evaluate, write and show; returns whether any episode ended without an error.
+
+    Raises as `tasks.evaluation.evaluate.evaluate_policy`, and `WingspanError` if MLflow cannot record it.
+    """
+    found = find_policy(policy, step=step, model=model, api_key_from=api_key_from)
+    if is_tracked:
+        check_tracking()
+    folder = out or default_folder(policy, request)
+    title = f"{policy} on {' and '.join(request.envs)}"
+    with Display(title, stages=[STAGE], steps={}, steps_per_round=1, console=console) as display:
+        display.stage(STAGE, StageState.RUNNING)
+        record = evaluate_policy(request, found, out=folder, progress=display.progress(STAGE))
+        display.stage(STAGE, StageState.DONE)
+    source = (
+        f"pipeline {record.pipeline}" if record.pipeline else "the defaults (--pipeline NAME takes others)"
+    )
+    console.print(f"agent and rollout settings: {source}", markup=False, highlight=False, soft_wrap=True)
+    columns, rows = table(record)
+    print_table(columns, rows, console=console, has_header=True)
+    console.print(f"record: {folder}", markup=False, highlight=False, soft_wrap=True)
+    if is_tracked:
+        try:
+            page = record_evaluation(record, folder)
+        except Exception as error:  # whatever MLflow's client raises, the evaluation is there
+            raise WingspanError(
+                f"MLflow has no record of {folder} ({describe(error)[:200]}); fix the cause and run the "
+                "command again"
+            ) from error
+        console.print(f"MLflow: {page}", markup=False, highlight=False, soft_wrap=True)
+    return record.overall.episodes > 0
+
+
+def table(record: EvaluationRecord) -> tuple[list[str], list[list[str]]]:
+    """Header and cells: a row for all items, and one for each environment and metadata value."""
+    names = list(record.overall.rates)
+    rows = []
+    for key, groups in record.results.items():
+        if key == "env" and len(groups) == 1:
+            continue
+        for value, result in groups.items():
+            cells = [str(getattr(result, name)) for name in _COUNTS]
+            cells += [_format(name, result.rates.get(name)) for name in names]
+            rows.append(["all" if key == "all" else f"{key} {value}", *cells])
+    return ["items of", *_COUNTS, *map(_title, names)], rows
+
+
+def _title(name: str) -> str:
+    return name.replace("_at_", "@").replace("_hat_", "^")
+
+
+def _format(name: str, rate: Rate | None) -> str:
+    if rate is None:
+        return "\N{EN DASH}"
+    if name in ("reward", "turns"):
+        return f"{rate.mean:.3g} [{rate.low:.3g}, {rate.high:.3g}]"
+    return f"{percent(rate.mean)} [{100 * rate.low:.1f}, {100 * rate.high:.1f}]"

@@ -1,0 +1,125 @@
+"""Evaluates any policy on any environment: `wingspan evaluate`, and the flow `evaluate-policy`."""
+
+import hashlib
+import json
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TextIO
+
+from agents.clients.endpoint import Endpoint
+from agents.samplers.local import LocalModel
+from agents.types import Trajectory
+from envs.files import check_writable
+from envs.types import Item
+from tasks.config.environments import check_environments
+from tasks.config.episodes import check_agent
+from tasks.data.files import check_data
+from tasks.data.items import item_to_json
+from tasks.data.trajectories import trajectory_to_dict
+from tasks.evaluation.models import SavedPolicy, identify_endpoint
+from tasks.evaluation.record import TRAJECTORIES, EvaluationRecord, Sampling
+from tasks.evaluation.request import EvaluationPlan, EvaluationRequest, make_evaluation
+from tasks.evaluation.summary import outcome_of, results_of
+from tasks.progress import SILENT, Progress
+from tasks.rollout.policy import open_policy
+from tasks.rollout.runner import get_max_turns
+from tasks.tracking.provenance import provenance
+
+
+def evaluate_policy(
+    request: EvaluationRequest, policy: SavedPolicy | Endpoint, *, out: Path, progress: Progress = SILENT
+) -> EvaluationRecord:
+    """Run the episodes of `request` and write `record.json` and `trajectories.jsonl` to `out`.
+
+    Episodes are written as they end. Raises `ConfigError` and `MissingDependency` before any episode for what
+    can be found then; a failed episode is counted and is no outcome.
+    """
+    plan = make_evaluation(request, policy)
+    pipeline = plan.pipeline
+    check_data(pipeline.data)
+    check_environments(pipeline)
+    check_agent(pipeline)
+    if isinstance(policy, SavedPolicy):
+        LocalModel(policy.folder).check()
+    check_writable(out, remedy="choose another --out")
+    total, start = len(plan.items) * request.samples, time.perf_counter()
+    done = 0
+
+    def end(trajectory: Trajectory) -> None:
+        nonlocal done
+        done += 1
+        file.write(json.dumps(trajectory_to_dict(trajectory)) + "\n")
+        progress.on_episodes(done, total)
+
+    model = policy if isinstance(policy, Endpoint) else str(policy.folder)
+    with (
+        open_policy(pipeline, model=model, on_trajectory=end) as run,
+        _open(out / TRAJECTORIES) as file,
+    ):
+        groups = run(plan.items, plan.spec)
+    record = make_record(plan, policy, groups, seconds=time.perf_counter() - start)
+    record.write(out)
+    return record
+
+
+def make_record(
+    plan: EvaluationPlan,
+    policy: SavedPolicy | Endpoint,
+    groups: Sequence[Sequence[Trajectory]],
+    *,
+    seconds: float,
+) -> EvaluationRecord:
+    """The record of the episodes `groups`, a group for each item of `plan`."""
+    pipeline, spec = plan.pipeline, plan.spec
+    outcomes = [
+        outcome_of(group, max_turns=get_max_turns(item, pipeline, spec))
+        for item, group in zip(plan.items, groups, strict=True)
+    ]
+    values = pipeline.model_dump(mode="json")
+    rollout = pipeline.rollout
+    return EvaluationRecord(
+        policy=dict(identify_endpoint(policy) if isinstance(policy, Endpoint) else policy.identify()),
+        split=plan.split,
+        split_seed=pipeline.data.split_seed,
+        seed=plan.seed,
+        sampling=Sampling(
+            samples=spec.num_samples,
+            temperature=spec.temperature,
+            top_p=rollout.top_p,
+            top_k=rollout.top_k,
+            max_tokens_per_turn=rollout.max_tokens_per_turn,
+            context_length=rollout.context_length,
+        ),
+        pipeline=plan.source,
+        settings={block: values[block] for block in ("data", "agent", "servers", "rollout")},
+        items_md5=_items_md5(plan.items),
+        provenance=provenance(envs=pipeline.data.envs),
+        seconds=seconds,
+        outcomes=outcomes,
+        results=results_of(outcomes, samples=spec.num_samples, ks=plan.ks),
+    )
+
+
+def default_folder(policy: str, request: EvaluationRequest) -> Path:
+    """Where an evaluation is written unless `--out` says otherwise: one folder for one request."""
+    values = {name: getattr(request, name) for name in request.__dataclass_fields__}
+    text = json.dumps([policy, values], sort_keys=True, default=dict)
+    digest = hashlib.md5(text.encode(), usedforsecurity=False).hexdigest()[:8]
+    name = "-".join(_slug(part) for part in (policy, *request.envs))
+    return Path("runs", "evaluations", f"{name[:80]}-{digest}")
+
+
+def _slug(text: str) -> str:
+    kept = "".join(character if character.isalnum() else "-" for character in text.rpartition("://")[2])
+    return "-".join(filter(None, kept.split("-")))
+
+
+def _items_md5(items: Sequence[Item]) -> str:
+    text = "\n".join(map(item_to_json, items))
+    return hashlib.md5(text.encode(), usedforsecurity=False).hexdigest()
+
+
+def _open(file: Path) -> TextIO:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    return file.open("w")

@@ -1,0 +1,142 @@
+"""Which model an evaluation asks: a checkpoint of a run, a folder, a model on a hub, or an endpoint."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from agents.clients.endpoint import Endpoint
+from agents.samplers.local import LocalModel
+from envs.errors import ConfigError, describe
+from tasks.data.hashes import path_md5
+from tasks.tracking.names import without_password
+from tasks.verl import checkpoints
+
+_WORKSPACE_FILES = ("parameters.json", "train", "policy")
+"""Any of these makes a folder the workspace of a run."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SavedPolicy:
+    """A policy in Hugging Face format on this machine."""
+
+    name: str
+    """As it was asked for."""
+    folder: Path
+    workspace: Path | None = None
+    """Of the run that trained it; None if it is of no run."""
+    step: int | None = None
+    """Of the checkpoint; None if it is none."""
+
+    def read_context_length(self) -> int:
+        """Tokens that the model was made for. Raises `ConfigError`."""
+        return LocalModel(self.folder).read_context_length()
+
+    def identify(self) -> dict[str, Any]:
+        """Name, place and content: `md5` is the folder's as in `dvc.lock`, the same for the same files."""
+        values = {"name": self.name, "folder": str(self.folder), "step": self.step}
+        known = {key: value for key, value in values.items() if value is not None}
+        return {**known, "md5": path_md5(self.folder)}
+
+
+def find_policy(
+    name: str, *, step: int | None = None, model: str | None = None, api_key_from: str | None = None
+) -> SavedPolicy | Endpoint:
+    """The policy `name`.
+
+    An address (`http…`) is an endpoint, which needs the name of a `model`, and perhaps the environment
+    variable `api_key_from` that holds the key. A folder is a policy, a checkpoint or the workspace of a run:
+    its checkpoint of `step`, or else its trained policy, or else its last checkpoint. Anything else is the
+    name of a model on a hub, which is downloaded unless it was before. Raises `ConfigError`, in one line, for
+    what is not there and for options that do not belong together.
+    """
+    if name.startswith(("http://", "https://")):
+        if step is not None:
+            raise ConfigError(f"--step {step}: an endpoint ({name}) has no checkpoints; leave it out")
+        return make_endpoint(name, model=model, api_key_from=api_key_from)
+    for option, value in (("--model", model), ("--api-key-from", api_key_from)):
+        if value is not None:
+            raise ConfigError(f"{option} {value} is for endpoints, and {name!r} is none; leave it out")
+    folder = Path(name)
+    if not folder.is_dir():
+        if step is not None:
+            raise ConfigError(f"--step {step}: there is no run in {name!r}; give the folder of a run")
+        return SavedPolicy(name=name, folder=_download(name))
+    if (folder / "config.json").exists() and step is None:
+        return _policy_in(folder, name=name)
+    return _policy_of_run(folder, name=name, step=step)
+
+
+def make_endpoint(url: str, *, model: str | None, api_key_from: str | None) -> Endpoint:
+    """The endpoint at `url`; raises `ConfigError` without a model, or for a key that is not set."""
+    if model is None:
+        raise ConfigError(f"endpoint {url}: which of its models? Give --model NAME")
+    endpoint = Endpoint(url, model, api_key_variable=api_key_from)
+    endpoint.headers()  # raises for a missing key
+    return endpoint
+
+
+def identify_endpoint(endpoint: Endpoint) -> Mapping[str, Any]:
+    """Address and model: all that can be known of it."""
+    return {"name": endpoint.model, "endpoint": without_password(endpoint.url)}
+
+
+def _policy_in(folder: Path, *, name: str) -> SavedPolicy:
+    for parent in folder.absolute().parents:
+        if parent.name.startswith("global_step_"):
+            step = int(parent.name.removeprefix("global_step_"))
+            return SavedPolicy(name=name, folder=folder, workspace=parent.parents[2], step=step)
+    parent = folder.absolute().parent
+    return SavedPolicy(name=name, folder=folder, workspace=parent if _is_workspace(parent) else None)
+
+
+def _policy_of_run(folder: Path, *, name: str, step: int | None) -> SavedPolicy:
+    """`folder` is a workspace, or one of its checkpoints."""
+    if folder.name.startswith("global_step_") and step is None:
+        return _policy_of_run(
+            folder.absolute().parents[2], name=name, step=int(folder.name.rpartition("_")[2])
+        )
+    if not _is_workspace(folder):
+        raise ConfigError(
+            f"no policy in {name!r}: it has no config.json, and is no folder of a run; give a folder in "
+            "Hugging Face format, a run, the name of a model on a hub, or the address of an endpoint"
+        )
+    trained, saved = folder / "policy", folder / "train" / "checkpoints"
+    steps = checkpoints.complete_steps(saved)
+    if step is None and (trained / "config.json").exists():
+        return SavedPolicy(name=name, folder=trained, workspace=folder)
+    if not steps:
+        raise ConfigError(
+            f"run {name!r} has no policy yet and no complete checkpoint; run its training first"
+        )
+    if step is not None and step not in steps:
+        raise ConfigError(
+            f"--step {step}: run {name!r} has complete checkpoints of the steps "
+            f"{', '.join(map(str, steps))}; give one of them"
+        )
+    chosen = steps[-1] if step is None else step
+    return SavedPolicy(
+        name=name, folder=checkpoints.policy_folder(saved, step=chosen), workspace=folder, step=chosen
+    )
+
+
+def _is_workspace(folder: Path) -> bool:
+    return any((folder / name).exists() for name in _WORKSPACE_FILES)
+
+
+def _download(name: str) -> Path:
+    parts = Path(name).parts
+    if Path(name).is_absolute() or len(parts) != 2 or parts[0] in (".", "..", "runs", "models"):
+        raise ConfigError(
+            f"no policy {name!r}: there is no such folder; give one, the name of a model on a hub "
+            "(OWNER/NAME), or the address of an endpoint (http…)"
+        )
+    from huggingface_hub import snapshot_download
+
+    try:
+        return Path(snapshot_download(name))
+    except Exception as error:  # whatever the hub's client raises, the model is not available
+        raise ConfigError(
+            f"no policy {name!r}: it is neither a folder nor a model that the hub gives "
+            f"({describe(error)[:150]}); correct the name, or download it first"
+        ) from None

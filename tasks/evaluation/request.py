@@ -1,0 +1,204 @@
+"""What `wingspan evaluate` is asked, and the pipeline that it becomes.
+
+Episodes are run by a pipeline's runner. An evaluation has a pipeline of its own: with the agent, the rollout
+settings and the servers of another one, or with defaults, and with parts for the environments in question. It
+is never trained.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from agents.clients.endpoint import Endpoint
+from agents.types import EpisodeLimits
+from envs.errors import ConfigError, suggest
+from envs.registry import Split, get_env
+from envs.types import Item
+from tasks.config.data import DataSettings, PartSettings
+from tasks.config.parameters import PARAMETERS, read_changes
+from tasks.config.pipelines import Pipeline, load_pipeline, parse_pipeline
+from tasks.data.items import evaluation_turns, split, spread
+from tasks.evaluation.models import SavedPolicy
+from tasks.evaluation.pass_at_k import default_ks
+from tasks.rollout.runner import RolloutSpec
+
+SPLITS = ("test", "train")
+MAX_TURNS = 20
+"""Without a pipeline."""
+_LIMITS = EpisodeLimits()
+_BLOCKS = ("agent", "rollout", "evaluate", "servers")
+"""What is taken from the pipeline of a run."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvaluationRequest:
+    """Which episodes to run, and with which settings; None leaves a value to the pipeline or the default."""
+
+    envs: tuple[str, ...]
+    where: Mapping[str, Sequence[str | int | float]] = field(default_factory=dict)
+    """Metadata key → the values to select."""
+    split: str = "test"
+    items: int | None = None
+    """How many items, evenly over their order; None takes all."""
+    samples: int = 1
+    ks: tuple[int, ...] | None = None
+    """Of pass@k and pass^k; None takes powers of two up to `samples`."""
+    temperature: float | None = None
+    max_turns: int | None = None
+    seed: int | None = None
+    format: str | None = None
+    pipeline: str | None = None
+    overrides: Mapping[str, Any] = field(default_factory=dict)
+    """Parameters of the pipeline, by dotted key."""
+
+    def __post_init__(self) -> None:
+        """Raises `ConfigError`."""
+        if not self.envs:
+            raise ConfigError("no environment; name at least one, e.g. textcraft")
+        if self.split not in SPLITS:
+            raise ConfigError(
+                f"--split {self.split!r}; {suggest(self.split, SPLITS)}there are: {', '.join(SPLITS)}"
+            )
+        for name in ("samples", "items", "max_turns"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ConfigError(f"--{name.replace('_', '-')} {value}; give 1 or more")
+        for k in self.ks or ():
+            if not 1 <= k <= self.samples:
+                raise ConfigError(
+                    f"--k {k}: pass@k needs k samples of each item, 1 to --samples {self.samples}; give "
+                    "another k, or more samples"
+                )
+
+    @property
+    def shown_ks(self) -> list[int]:
+        """The values of k above 1; pass@1 is the mean success."""
+        return [k for k in self.ks or default_ks(self.samples) if k > 1]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvaluationPlan:
+    """A checked request."""
+
+    pipeline: Pipeline
+    split: str
+    source: str | None
+    """The pipeline whose settings were taken."""
+    items: list[Item]
+    spec: RolloutSpec
+    seed: int | None
+    ks: list[int]
+
+
+def make_evaluation(request: EvaluationRequest, policy: SavedPolicy | Endpoint) -> EvaluationPlan:
+    """The pipeline, the items and the rollout of `request`.
+
+    Settings are those of `request.pipeline`, else of the run that trained the policy, else defaults, with the
+    request's own on top. Raises `ConfigError` for anything that contradicts, and for no items.
+    """
+    if isinstance(policy, Endpoint) and request.seed is not None:
+        raise ConfigError(f"--seed {request.seed}: an endpoint samples with seeds of its own; leave it out")
+    if isinstance(policy, SavedPolicy) and request.temperature == 0 and request.samples > 1:
+        raise ConfigError(
+            f"--samples {request.samples}: at temperature 0 they are all alike; give --samples 1, or a "
+            "higher --temperature"
+        )
+    for env in request.envs:
+        get_env(env)
+    source, base = _base_pipeline(request, policy)
+    parts = {name: part for name, part in base.data.parts.items() if part.env in request.envs}
+    covered = {part.env for part in parts.values()}
+    parts |= {env: PartSettings(env=env) for env in request.envs if env not in covered}
+    agent = base.agent
+    if request.format is not None:
+        agent = agent.model_copy(update={"format": request.format})
+    pipeline = base.model_copy(
+        update={
+            "data": DataSettings(parts=parts, split_seed=base.data.split_seed),
+            "agent": agent,
+            "servers": {env: block for env, block in base.servers.items() if env in request.envs},
+            "seed": base.seed if request.seed is None else request.seed,
+            "warmup": None,
+        }
+    )
+    turns = evaluation_turns(pipeline)
+    return EvaluationPlan(
+        pipeline=pipeline,
+        split=request.split,
+        source=source,
+        items=_choose_items(request, split(pipeline.data)),
+        spec=RolloutSpec(
+            name="evaluate",
+            max_turns={part: request.max_turns or count for part, count in turns.items()},
+            num_samples=request.samples,
+            temperature=pipeline.evaluate.temperature if request.temperature is None else request.temperature,
+        ),
+        seed=None if isinstance(policy, Endpoint) else pipeline.seed,
+        ks=request.shown_ks,
+    )
+
+
+def _base_pipeline(request: EvaluationRequest, policy: SavedPolicy | Endpoint) -> tuple[str | None, Pipeline]:
+    overrides = dict(request.overrides)
+    if request.pipeline is not None:
+        return request.pipeline, load_pipeline(request.pipeline, overrides=overrides)
+    workspace = policy.workspace if isinstance(policy, SavedPolicy) else None
+    if workspace is not None and (workspace / PARAMETERS).exists():
+        name = str(json.loads((workspace / PARAMETERS).read_text())["pipeline"])
+        changes = {
+            key: value
+            for key, (_, value) in read_changes(workspace).items()
+            if key.partition(".")[0] in _BLOCKS or key == "data.split_seed"
+        }
+        return name, load_pipeline(name, overrides=changes | overrides)
+    return None, parse_pipeline(_defaults(request, policy), overrides=overrides, location="evaluation")
+
+
+def _defaults(request: EvaluationRequest, policy: SavedPolicy | Endpoint) -> dict[str, Any]:
+    """A pipeline for any model on any environment; of `train` and `horizon` nothing is used."""
+    context_length = _LIMITS.context_length
+    if isinstance(policy, SavedPolicy):
+        context_length = min(context_length, policy.read_context_length())
+    return {
+        "model": str(policy.folder) if isinstance(policy, SavedPolicy) else policy.model,
+        "data": {"parts": {env: {"env": env} for env in request.envs}},
+        "agent": {"instructions": True},
+        "warmup": None,
+        "rollout": {
+            "items_per_step": 1,
+            "group_size": request.samples,
+            "max_tokens_per_turn": _LIMITS.max_tokens_per_turn,
+            "context_length": context_length,
+            "episode_timeout_s": _LIMITS.episode_timeout_s,
+            "step_timeout_s": _LIMITS.step_timeout_s,
+            "max_live_envs": max(64, len(request.envs)),
+        },
+        "train": {
+            "algorithm": {"name": "grpo"},
+            "steps": 1,
+            "steps_per_round": 1,
+            "save_every": 1,
+            "lr": 1e-6,
+            "mini_batches": 1,
+            "micro_batch_tokens": context_length,
+        },
+        "horizon": {"type": "fixed", "max_turns": [MAX_TURNS]},
+        "evaluate": {"max_turns": MAX_TURNS, "samples_per_item": 1, "quick_items": 1},
+        "backend": {"device": "cpu", "rollout": "cpu"},
+    }
+
+
+def _choose_items(request: EvaluationRequest, items: Split) -> list[Item]:
+    candidates = items.test if request.split == "test" else items.train
+    chosen = [
+        item
+        for item in candidates
+        if all(item.metadata.get(key) in values for key, values in request.where.items())
+    ]
+    if not chosen:
+        raise ConfigError(
+            f"--where {dict(request.where)} leaves none of the {len(candidates)} {request.split} items of "
+            f"{', '.join(request.envs)}; their metadata is like {dict(candidates[0].metadata)}"
+        )
+    return chosen if request.items is None else spread(chosen, request.items)

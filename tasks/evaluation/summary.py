@@ -1,0 +1,77 @@
+"""Outcomes and rates of an evaluation, by environment and by metadata key."""
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from statistics import fmean
+
+from agents.types import StopReason, Trajectory
+from tasks.data.trajectories import MAX_KINDS
+from tasks.evaluation.pass_at_k import passes
+from tasks.evaluation.record import GroupResult, Outcome, Rate
+from tasks.reporting.intervals import bootstrap, mean_interval
+
+Interval = Callable[[Sequence[float]], tuple[float, float]]
+
+
+def outcome_of(group: Sequence[Trajectory], *, max_turns: int) -> Outcome:
+    """The samples of one item, whose episodes had at most `max_turns`."""
+    item = group[0].item
+    valid = [t for t in group if t.stop_reason is not StopReason.ERROR]
+    failed = [t for t in group if t.stop_reason is StopReason.ERROR]
+    return Outcome(
+        item=item.item_id,
+        env=item.env,
+        metadata=dict(item.metadata),
+        max_turns=max_turns,
+        successes=[t.success for t in valid],
+        rewards=[t.reward for t in valid],
+        turns=[len(t.turns) for t in valid],
+        failures=Counter((t.error or "unknown").partition(":")[0] for t in failed),
+    )
+
+
+def results_of(
+    outcomes: Sequence[Outcome], *, samples: int, ks: Sequence[int]
+) -> dict[str, dict[str, GroupResult]]:
+    """Results of all items, of each environment, and by metadata keys with 2 to `MAX_KINDS` plain values."""
+    return {
+        key: {
+            value: _result([o for o, v in zip(outcomes, values, strict=True) if v == value], samples, ks)
+            for value in dict.fromkeys(value for value in values if value is not None)
+        }
+        for key, values in _groupings(outcomes)
+    }
+
+
+def _groupings(outcomes: Sequence[Outcome]) -> Iterator[tuple[str, list[str | None]]]:
+    """Each key with its value for each item; None for an item that lacks it."""
+    yield "all", ["all"] * len(outcomes)
+    yield "env", [outcome.env for outcome in outcomes]
+    for key in dict.fromkeys(key for outcome in outcomes for key in outcome.metadata):
+        values = [outcome.metadata.get(key) for outcome in outcomes]
+        plain = {value for value in values if isinstance(value, str | int | float)}
+        if key not in ("all", "env") and 2 <= len(plain) <= MAX_KINDS:
+            yield key, [str(value) if isinstance(value, str | int | float) else None for value in values]
+
+
+def _result(outcomes: Sequence[Outcome], samples: int, ks: Sequence[int]) -> GroupResult:
+    counted = [outcome for outcome in outcomes if outcome.successes]
+    successes = [fmean(outcome.successes) for outcome in counted]
+    rates = {f"avg_at_{samples}": (successes, mean_interval)} if counted else {}
+    for name, values in passes([outcome.successes for outcome in counted], ks=ks).items():
+        if values:
+            rates[name] = values, mean_interval
+    if counted:
+        rates["reward"] = [fmean(outcome.rewards) for outcome in counted], mean_interval
+        rates["turns"] = [fmean(outcome.turns) for outcome in counted], bootstrap
+    return GroupResult(
+        items=len(outcomes),
+        episodes=sum(len(outcome.successes) for outcome in outcomes),
+        failed=sum(sum(outcome.failures.values()) for outcome in outcomes),
+        rates={name: _rate(*rate) for name, rate in rates.items()},
+    )
+
+
+def _rate(values: Sequence[float], interval: Interval) -> Rate:
+    low, high = interval(values)
+    return Rate(mean=fmean(values), low=low, high=high, items=len(values))

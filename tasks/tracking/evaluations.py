@@ -1,0 +1,49 @@
+"""The MLflow record of an evaluation outside of a run: `wingspan evaluate --track`.
+
+Evaluations are in an experiment of their own: `wingspan runs` lists trainings.
+"""
+
+import time
+from pathlib import Path
+
+from tasks.config.parameters import flat
+from tasks.evaluation.record import RECORD, EvaluationRecord
+from tasks.tracking.batches import log_metrics, log_params, metrics_of
+from tasks.tracking.names import metric_key, run_page
+from tasks.tracking.tracker import connect, experiment_of
+
+EXPERIMENT = "wingspan-evaluations"
+
+
+def record_evaluation(record: EvaluationRecord, folder: Path) -> str:
+    """Record `record`, written to `folder`, as a finished run; returns the path of its page.
+
+    Metrics are `eval/<rate>` with `_low` and `_high`, and `eval/<key>_<value>/<rate>` for the items of one
+    environment or metadata value. Raises what MLflow raises.
+    """
+    client = connect()
+    experiment_id = experiment_of(client, name=EXPERIMENT)
+    run = client.create_run(experiment_id, run_name=folder.name, tags=dict(record.provenance))
+    run_id: str = run.info.run_id
+    values = record.model_dump(mode="json", exclude={"outcomes", "results", "provenance"})
+    log_params(client, run_id, flat(values, sep="."))
+    series = metrics_of(
+        evaluation_metrics(record), step=0, at_ms=round(1000 * time.time()), name=lambda key: metric_key(key)
+    )
+    log_metrics(client, run_id, series)
+    client.log_artifact(run_id, str(folder / RECORD))
+    client.set_terminated(run_id, status="FINISHED")
+    return run_page(experiment_id, run_id)
+
+
+def evaluation_metrics(record: EvaluationRecord) -> dict[str, float]:
+    """The rates of `record` by name, with their intervals, and the numbers of episodes."""
+    metrics: dict[str, float] = {}
+    for key, groups in record.results.items():
+        for value, result in groups.items():
+            place = "eval" if key == "all" else f"eval/{key}_{value}"
+            metrics |= {f"{place}/episodes": result.episodes, f"{place}/failed": result.failed}
+            for name, rate in result.rates.items():
+                metrics[f"{place}/{name}"] = rate.mean
+                metrics |= {f"{place}/{name}_low": rate.low, f"{place}/{name}_high": rate.high}
+    return metrics

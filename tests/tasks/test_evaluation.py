@@ -1,0 +1,370 @@
+"""Any policy on any environment, and the paired comparison of two evaluations, with numbers done by hand."""
+
+import shutil
+from collections.abc import Callable
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import Result
+from typer.testing import CliRunner
+
+from agents.types import Trajectory
+from envs.errors import ConfigError
+from envs.types import Item
+from flows.cli.app import app
+from flows.evaluate_policy import evaluate_policy as evaluation_flow
+from tasks.config.parameters import write_changes
+from tasks.data.hashes import path_md5
+from tasks.data.trajectories import read_trajectories
+from tasks.evaluation.comparison import compare_evaluations, sentences
+from tasks.evaluation.evaluate import evaluate_policy
+from tasks.evaluation.models import SavedPolicy, find_policy
+from tasks.evaluation.pass_at_k import pass_rates
+from tasks.evaluation.record import read_record
+from tasks.evaluation.request import EvaluationRequest, make_evaluation
+from tasks.evaluation.summary import outcome_of, results_of
+from tasks.reporting.intervals import wilson
+from tasks.verl import checkpoints
+from tests.support.chat_server import chat_server, fails, says
+from tests.support.evaluation_toy import FIRST, record_of
+from tests.support.report_toy import failed, played
+from tests.support.tiny_model import save_tiny_model
+
+SAY = "tests.support.own_env:SPEC"
+"""Its test items are numbers, 6 and 7, that are to be said."""
+MODEL = Path("models/textcraft-base")
+NOBODY = ["http://127.0.0.1:9/v1", "--model", "toy"]
+
+
+def wingspan(*arguments: object) -> Result:
+    return CliRunner().invoke(app, [str(argument) for argument in arguments])
+
+
+def number_in(body: Any) -> int:
+    return int(body["messages"][-1]["content"].rstrip(".").split()[-1])
+
+
+def says_6_always_and_7_half_the_time() -> Callable[[Any], Any]:
+    calls = count()
+
+    def script(body: Any) -> Any:
+        number = number_in(body)
+        return says(f"Action: {number if number == 6 or next(calls) % 2 == 0 else 0}")
+
+    return script
+
+
+# --- an endpoint: rates by hand
+
+
+def test_an_endpoint_is_evaluated_and_every_rate_is_right(tmp_path: Path) -> None:
+    with chat_server(says_6_always_and_7_half_the_time()) as server:
+        done = wingspan(
+            "evaluate", server.url, SAY, "--model", "toy", "--samples", 4, "--temperature", 0.7,
+            "--max-turns", 1, "--out", tmp_path,
+        )  # fmt: skip
+    assert done.exit_code == 0, done.output
+    record = read_record(tmp_path)
+    assert record.policy == {"name": "toy", "endpoint": server.url}
+    assert record.seed is None
+    assert (record.sampling.samples, record.sampling.temperature) == (4, 0.7)
+    assert {body["temperature"] for body in server.asked} == {0.7}
+    assert [(outcome.item, sum(outcome.successes), outcome.max_turns) for outcome in record.outcomes] == [
+        (f"{SAY}_6", 4, 1),
+        (f"{SAY}_7", 2, 1),
+    ]
+    # Item 7: 2 of 4. pass@2 = 1 - C(2,2)/C(4,2) = 5/6, pass^2 = C(2,2)/C(4,2) = 1/6; pass@4 = 1, pass^4 = 0.
+    rates = record.overall.rates
+    means = {name: rate.mean for name, rate in rates.items() if name not in ("reward", "turns")}
+    assert means == pytest.approx(
+        {"avg_at_4": 0.75, "pass_at_2": 11 / 12, "pass_hat_2": 7 / 12, "pass_at_4": 1.0, "pass_hat_4": 0.5}
+    )
+    assert (rates["avg_at_4"].low, rates["avg_at_4"].high) == wilson(0.75, n=2)
+    header, row, *_ = [
+        line for line in done.output.splitlines() if "avg@4" in line or line.startswith("all ")
+    ]
+    assert header.split()[-7:] == ["avg@4", "pass@2", "pass^2", "pass@4", "pass^4", "reward", "turns"]
+    assert row.split()[:5] == ["all", "2", "8", "0", "75.0%"]
+    assert len(read_trajectories(tmp_path / "trajectories.jsonl")) == 8
+
+
+def test_failed_episodes_are_counted_and_are_no_zeros(tmp_path: Path) -> None:
+    calls = count()
+
+    def script(body: Any) -> Any:
+        number = number_in(body)
+        return fails(400, "no") if number == 7 and next(calls) % 2 else says(f"Action: {number}")
+
+    with chat_server(script) as server:
+        found = find_policy(server.url, model="toy")
+        request = EvaluationRequest(
+            envs=(SAY,), samples=2, max_turns=1, overrides={"rollout.max_attempts": 1}
+        )
+        record = evaluate_policy(request, found, out=tmp_path)
+    overall = record.overall
+    assert (overall.items, overall.episodes, overall.failed) == (2, 3, 1)
+    assert record.outcomes[1].failures == {"SamplerFailed": 1}
+    assert overall.rates["avg_at_2"].mean == 1.0
+    assert (overall.rates["pass_hat_2"].mean, overall.rates["pass_hat_2"].items) == (1.0, 1)
+
+
+def test_if_every_episode_fails_there_are_no_rates_and_the_status_says_so(tmp_path: Path) -> None:
+    with chat_server(lambda _: fails(400, "no")) as server:
+        done = wingspan(
+            "evaluate",
+            server.url,
+            SAY,
+            "--model",
+            "toy",
+            "--set",
+            "rollout.max_attempts=1",
+            "--out",
+            tmp_path,
+        )
+    assert done.exit_code == 1, done.output
+    assert read_record(tmp_path).overall.rates == {}
+
+
+# --- a policy on this machine
+
+
+def test_a_record_holds_what_repeats_it(tmp_path: Path) -> None:
+    request = EvaluationRequest(
+        envs=("textcraft",),
+        where={"depth": [1, 2]},
+        items=4,
+        samples=2,
+        max_turns=2,
+        overrides={"agent.instructions": False, "rollout.max_tokens_per_turn": 24},
+    )
+    policy = find_policy(str(MODEL))
+    first = evaluate_policy(request, policy, out=tmp_path / "a")
+    assert first == read_record(tmp_path / "a")
+    assert first.policy["md5"] == path_md5(MODEL)
+    assert first.provenance["version.textcraft"]
+    assert first.results["depth"].keys() == {"1", "2"}
+    assert [o.item for o in first.outcomes] == [
+        item.item_id for item in make_evaluation(request, policy).items
+    ]
+    again = EvaluationRequest(
+        envs=tuple(part["env"] for part in first.settings["data"]["parts"].values()),
+        where=request.where,
+        items=len(first.outcomes),
+        samples=first.sampling.samples,
+        temperature=first.sampling.temperature,
+        max_turns=first.outcomes[0].max_turns,
+        seed=first.seed,
+        overrides={"agent": first.settings["agent"], "rollout": first.settings["rollout"]},
+    )
+    second = evaluate_policy(again, policy, out=tmp_path / "b")
+    assert second.model_copy(update={"seconds": first.seconds}) == first
+
+    def tokens(folder: str) -> list[Any]:
+        episodes = read_trajectories(tmp_path / folder / "trajectories.jsonl")
+        return sorted(
+            (t.item.item_id, t.sample_index, *(tuple(x.completion.token_ids) for x in t.turns))
+            for t in episodes
+        )
+
+    assert tokens("a") == tokens("b")
+
+
+def test_a_tiny_model_is_evaluated_with_the_defaults(tmp_path: Path) -> None:
+    model = save_tiny_model(tmp_path / "tiny")
+    done = wingspan(
+        "evaluate",
+        model,
+        SAY,
+        "--max-turns",
+        1,
+        "--set",
+        "rollout.max_tokens_per_turn=8",
+        "--out",
+        tmp_path / "out",
+    )
+    assert done.exit_code == 0, done.output
+    record = read_record(tmp_path / "out")
+    assert record.pipeline is None
+    assert record.sampling.context_length == 512  # the model's, which is below the default
+    assert record.overall.episodes == 2
+
+
+def test_a_policy_of_a_run_is_evaluated_with_the_settings_of_the_run(tmp_path: Path) -> None:
+    workspace = tmp_path / "run"
+    shutil.copytree(MODEL, workspace / "policy")
+    write_changes(workspace, name="textcraft-cpu", changed={"rollout.top_k": (0, 5), "train.lr": (3e-4, 1.0)})
+    plan = make_evaluation(EvaluationRequest(envs=("textcraft",)), find_policy(str(workspace)))
+    assert plan.source == "textcraft-cpu"
+    assert (plan.pipeline.rollout.top_k, plan.pipeline.agent.instructions) == (5, False)
+    assert set(plan.spec.max_turns) == {"one-step", "two-step", "deeper"}
+    assert set(plan.spec.max_turns.values()) == {16}
+    other = make_evaluation(EvaluationRequest(envs=("babyai",), format="react"), find_policy(str(workspace)))
+    assert {item.env for item in other.items} == {"babyai"}
+    assert other.pipeline.agent.format == "react"
+
+
+def test_checkpoints_are_found_by_run_step_and_folder(tmp_path: Path) -> None:
+    workspace = tmp_path / "run"
+    for step in (2, 4):
+        folder = checkpoints.policy_folder(workspace / "train" / "checkpoints", step=step)
+        folder.mkdir(parents=True)
+        (folder / "config.json").write_text("{}")
+        checkpoints.mark_complete(workspace / "train" / "checkpoints", step=step)
+    saved = workspace / "train" / "checkpoints"
+    last = checkpoints.policy_folder(saved, step=4)
+    expected = SavedPolicy(name="", folder=last, workspace=workspace, step=4)
+
+    def found(name: Path, step: int | None = None) -> SavedPolicy:
+        policy = find_policy(str(name), step=step)
+        assert isinstance(policy, SavedPolicy)
+        return policy
+
+    for policy in (found(workspace), found(workspace, 4), found(saved / "global_step_4"), found(last)):
+        assert (policy.folder, policy.workspace, policy.step) == (last, workspace, expected.step)
+    with pytest.raises(ConfigError, match="complete checkpoints of the steps 2, 4"):
+        found(workspace, 3)
+    (workspace / "policy").mkdir()
+    (workspace / "policy" / "config.json").write_text("{}")
+    assert (found(workspace).folder, found(workspace).step) == (workspace / "policy", None)
+    assert found(workspace / "policy").workspace == workspace
+
+
+def test_a_model_of_a_hub_is_taken_from_its_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import huggingface_hub.constants as hub
+
+    monkeypatch.setattr(hub, "HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr(hub, "HF_HUB_OFFLINE", True)
+    cache = tmp_path / "models--someone--tiny"
+    (cache / "refs").mkdir(parents=True)
+    (cache / "refs" / "main").write_text("0" * 40)
+    save_tiny_model(cache / "snapshots" / ("0" * 40))
+    policy = find_policy("someone/tiny")
+    assert isinstance(policy, SavedPolicy)
+    assert (policy.folder / "config.json").exists()
+    with pytest.raises(
+        ConfigError, match="'someone/other': it is neither a folder nor a model that the hub gives"
+    ):
+        find_policy("someone/other")
+
+
+# --- mistakes
+
+
+@pytest.mark.parametrize(
+    ("arguments", "phrase"),
+    [
+        (["models/none", "textcraft"], "no policy 'models/none': there is no such folder"),
+        (["docs", "textcraft"], "no policy in 'docs': it has no config.json"),
+        ([MODEL, "textcarft"], "did you mean 'textcraft'"),
+        ([MODEL, "textcraft", "--samples", 2, "--k", 4], "--k 4: pass@k needs k samples of each item"),
+        ([MODEL, "textcraft", "--samples", 2, "--temperature", 0], "at temperature 0 they are all alike"),
+        ([MODEL, "textcraft", "--where", "depth=9"], "leaves none of the 100 test items"),
+        ([MODEL, "textcraft", "--where", "depth"], "--where 'depth' is not KEY=VALUES"),
+        ([MODEL, "textcraft", "--split", "tset"], "did you mean 'test'"),
+        ([MODEL, "textcraft", "--format", "raect"], "raect"),
+        ([MODEL, "textcraft", "--step", 3], "has no config.json, and is no folder of a run"),
+        ([MODEL, "textcraft", "--model", "toy"], "--model toy is for endpoints"),
+        ([MODEL, "textcraft", "--pipeline", "textcraft-cpy"], "did you mean 'textcraft-cpu'"),
+        ([MODEL, "textcraft", "--set", "rollout.top_q=1"], "evaluation.rollout.top_q: unknown key"),
+        ([MODEL, "question"], "environment 'question' has no items of its own"),
+        ([*NOBODY, "textcraft", "--seed", 1], "--seed 1: an endpoint samples with seeds of its own"),
+        ([*NOBODY, "textcraft", "--step", 1], "an endpoint (http://127.0.0.1:9/v1) has no checkpoints"),
+        ([NOBODY[0], "textcraft"], "Give --model NAME"),
+        ([*NOBODY, "textcraft"], "no endpoint: http://127.0.0.1:9/v1/models"),
+    ],
+)  # fmt: skip
+def test_a_mistake_is_one_line(arguments: list[object], phrase: str, tmp_path: Path) -> None:
+    done = wingspan("evaluate", *arguments, "--out", tmp_path / "out")
+    assert isinstance(done.exception, ConfigError), done.output
+    assert phrase in str(done.exception)
+    assert "\n" not in str(done.exception)
+    assert not (tmp_path / "out" / "record.json").exists()
+
+
+# --- two evaluations
+
+
+def test_two_evaluations_are_tested_item_by_item(tmp_path: Path) -> None:
+    second = [[1, 1], [1, 1], [1, 1], [1, 0], [1, 1], []]
+    record_of(FIRST).write(tmp_path / "a")
+    record_of(second, name="other").write(tmp_path / "b")
+    found = compare_evaluations([tmp_path / "a", tmp_path / "b"], tmp_path / "out")
+    before, after, test = found.tests["success"]
+    assert (before, after) == pytest.approx((0.4, 0.9))
+    assert (test.items, test.mean) == (5, pytest.approx(0.5))
+    # Differences 1, .5, 0, .5, .5: of the 16 signs of the four, only all + and all - are as far from 0.
+    assert (test.p_value, test.method) == (2 / 16, "exact")
+    assert found.only_second == ["toy_0", "toy_3"]
+    assert found.only_first == []
+    assert found.without == ["toy_5"]
+    assert ["policy.name", "policy", "other"] in found.differing
+    assert ["settings.agent.format", "policy", "other"] in found.differing
+    done = wingspan("compare", tmp_path / "a", tmp_path / "b", "--out", tmp_path / "out")
+    assert done.exit_code == 0, done.output
+    (row,) = [line.split() for line in done.output.splitlines() if line.startswith("success")]
+    assert row[:5] == ["success", "5", "40.0%", "90.0%", "+50.0"]
+    assert row[-2:] == ["0.1250", "exact"]
+    assert sentences(found)[0] == "Only b solves: 2 (toy_0, toy_3)."
+    assert "Only b solves: 2 (toy_0, toy_3)." in done.output
+    assert "| success | 5 | 40.0% |" in found.file.read_text()
+
+
+@pytest.mark.parametrize(
+    ("changes", "phrase"),
+    [
+        ({"md5": "others"}, "items of one name have other contents"),
+        ({"table": FIRST[:5], "md5": "others"}, "(6 and 5; toy_5 is only in the first)"),
+        ({"samples": 4}, "samples is 2 and 4"),
+        ({"max_turns": 6}, "toy_0 had 5 and 6 turns"),
+        ({"table": [[]] * 6}, "no item with outcomes in both"),
+    ],
+)
+def test_evaluations_that_do_not_belong_together_are_refused(
+    changes: dict[str, Any], phrase: str, tmp_path: Path
+) -> None:
+    record_of(FIRST).write(tmp_path / "a")
+    record_of(**({"table": FIRST} | changes)).write(tmp_path / "b")
+    with pytest.raises(ConfigError) as refusal:
+        compare_evaluations([tmp_path / "a", tmp_path / "b"], tmp_path / "out")
+    assert phrase in str(refusal.value)
+    assert not (tmp_path / "out").exists()
+
+
+def test_only_two_records_are_compared(tmp_path: Path) -> None:
+    record_of(FIRST).write(tmp_path / "a")
+    (tmp_path / "b").mkdir()
+    for paths, phrase in (
+        ([tmp_path / "a"], "name two"),
+        ([tmp_path / "a", tmp_path / "b"], "is no evaluation"),
+    ):
+        done = wingspan("compare", *paths)
+        assert isinstance(done.exception, ConfigError)
+        assert phrase in str(done.exception)
+    (tmp_path / "b" / "record.json").write_text('{"policy": 3}')
+    with pytest.raises(ConfigError, match=r"record.json is no record of `wingspan evaluate`: policy"):
+        read_record(tmp_path / "b")
+
+
+# --- the rest
+
+
+def test_the_stage_has_the_same_rates() -> None:
+    items = [Item(item_id=f"toy_{index}", env="toy") for index in range(2)]
+    groups: list[list[Trajectory]] = [
+        [played(items[0], success=bool(ok)) for ok in (1, 0, 0, 1)],
+        [*(played(items[1], success=True) for _ in range(3)), failed(items[1], error="EnvCrashed: x")],
+    ]
+    results = results_of([outcome_of(g, max_turns=3) for g in groups], samples=4, ks=[2, 4])
+    rates = {name: rate.mean for name, rate in results["all"]["all"].rates.items() if name.startswith("pass")}
+    assert pass_rates(groups) == rates
+    assert rates["pass_at_2"] == pytest.approx((5 / 6 + 1) / 2)
+    assert rates["pass_hat_4"] == 0.0  # of the first item alone
+
+
+def test_the_flow_does_the_same(tmp_path: Path) -> None:
+    with chat_server(lambda body: says(f"Action: {number_in(body)}")) as server:
+        result = evaluation_flow.fn(server.url, [SAY], model="toy", max_turns=1, out=str(tmp_path))
+    assert result["record"] == str(tmp_path)
+    assert result["rates"]["avg_at_1"]["mean"] == 1.0
