@@ -164,6 +164,7 @@ class Display:
             on_step=partial(self.step, stage),
             on_episodes=partial(self.count, stage),
             on_phase=partial(self.phase, stage),
+            on_alert=lambda alert: self.note(f"{stage}: step {alert.step}: sign of a collapse: {alert.text}"),
             on_note=lambda text: self.note(f"{stage}: {text}"),
         )
 

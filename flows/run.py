@@ -8,6 +8,7 @@ import json
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -23,13 +24,15 @@ from envs.files import write_atomically
 from flows.endings.stopping import on_stop
 from flows.lineage import LOCK_FILE, Receipt, Stage, cache_key, holds, make_receipt, stage_key
 from flows.plan import Plan
-from flows.prefect_runs import read_receipt
+from flows.prefect_runs import emit_collapse, read_receipt
 from flows.progress import Display, StageState
 from flows.versioning import commit_to_dvc
 from tasks.config.offline import is_offline
 from tasks.config.parameters import changed_parameters, write_changes
 from tasks.config.pipelines import load_pipeline
+from tasks.data.collapse import Alert
 from tasks.data.hashes import path_md5
+from tasks.progress import Progress
 from tasks.tracking.provenance import provenance
 from tasks.tracking.tracker import Tracker, is_recorded
 
@@ -168,7 +171,7 @@ class Run:
     def training_session(self) -> "TrainSession | OfflineSession":
         """The session of the train stage, the same one in each call."""
         if self._session is None:
-            plan, progress = self.plan, self._display.progress("train")
+            plan, progress = self.plan, self._training_progress()
             if is_offline(plan.pipeline.train):
                 from tasks.stages.offline import OfflineSession
 
@@ -180,12 +183,25 @@ class Run:
             self._closing.enter_context(self._session)
         return self._session
 
+    def _training_progress(self) -> Progress:
+        """What the display shows; of a recorded run, signs of a collapse are events of Prefect as well."""
+        progress = self._display.progress("train")
+        if self._flow_run_id is None:
+            return progress
+
+        def show_and_emit(alert: Alert) -> None:
+            progress.on_alert(alert)
+            emit_collapse(alert, pipeline=self.plan.name, workspace=self.plan.workspace)
+            self.record_rounds()
+
+        return replace(progress, on_alert=show_and_emit)
+
     def prestart_training(self) -> None:
         """Start the trainer, without waiting for it."""
         self.training_session().prestart()
 
     def record_rounds(self) -> None:
-        """Record in MLflow the rounds that have ended."""
+        """Record in MLflow the rounds that have ended, and signs of a collapse."""
         if self._tracker is not None:
             self._tracker.sync_training()
 

@@ -23,6 +23,10 @@ class Diverged(WingspanError):
     """A step's loss, gradient or log-probs are not numbers: its weights are not saved, and the run ends."""
 
 
+class Collapsed(WingspanError):
+    """Training shows signs of a collapse and `train.watch.on_collapse` is `stop`: its weights are saved."""
+
+
 def names_dead_engine(error: BaseException) -> bool:
     """Whether vLLM's `EngineDeadError` is `error` or among its causes.
 

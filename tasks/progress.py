@@ -2,6 +2,10 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tasks.data.collapse import Alert
 
 
 def _ignore(*_: object, **__: object) -> None:
@@ -18,6 +22,8 @@ class Progress:
     """Called with the number of finished episodes and the total."""
     on_phase: Callable[[str], object] = _ignore
     """Called with what the stage does until its next step, e.g. "starting Ray"."""
+    on_alert: Callable[["Alert"], object] = _ignore
+    """Called with each sign of a collapse of training, as it appears."""
     on_note: Callable[[str], object] = _ignore
     """Called with a decision of the stage that a user should see, in one line."""
 

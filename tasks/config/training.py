@@ -10,6 +10,7 @@ from tasks.algorithms.algorithm import Algorithm
 from tasks.algorithms.registry import parse_algorithm
 from tasks.config.curriculum import CurriculumSettings
 from tasks.config.optimizer import OptimizerSettings
+from tasks.config.watch import WatchSettings
 
 LearningRate = Annotated[float, Field(gt=0, le=1)]
 """Each step of the optimizer changes a weight by about so much, and weights are below 1."""
@@ -147,10 +148,23 @@ class TrainSettings(Settings):
     the policy learns what its actions do (ECHO, arXiv 2605.24517, with weights of 0.05 to 0.25)."""
     micro_batch_tokens: Positive
     """Padded tokens of one forward and backward pass."""
+    watch: WatchSettings = WatchSettings()
+    """Looks for signs of a collapse after each step."""
     importance_cap: Annotated[float, Field(ge=1, allow_inf_nan=False)] | None = None
     """Token-level truncated importance sampling: a token's loss is multiplied by the ratio of the trainer's
     probability to the sampler's, at most by this. vLLM in bf16 and FSDP differ in the third digit, so the
     default is 2.0 on cuda; null switches it off. On a CPU both compute the same, and a value is refused."""
+
+    @model_validator(mode="after")
+    def _watch_what_there_is(self) -> "TrainSettings":
+        given = self.watch.model_fields_set
+        if self.watch.max_kl_reference is not None and self.kl is None:
+            raise ValueError("watch.max_kl_reference limits what train.kl measures; give train.kl as well")
+        if "min_informative_groups" in given and not self.algorithm.compares_group:
+            raise ValueError(
+                f"watch.min_informative_groups: {self.algorithm.name} compares no groups; leave it out"
+            )
+        return self
 
 
 class EvaluateSettings(Settings):

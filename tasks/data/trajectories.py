@@ -7,6 +7,7 @@ import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
+from itertools import chain
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -16,6 +17,9 @@ from envs.images import data_uri, read_image
 from envs.types import Image, Item
 
 _IMAGE_FIELDS = ("prompt_images", "images")
+NGRAM = 4
+"""Tokens of an n-gram of `repetition`."""
+_MULTIPLIER = 0x9E3779B97F4A7C15
 MAX_KINDS = 40
 """Metadata keys with more distinct values than this are identifiers, by which nothing is grouped."""
 
@@ -83,7 +87,8 @@ def summarise(trajectories: Sequence[Trajectory]) -> dict[str, float]:
 
     Keys: `episodes`, `reward`, `success`, `success_<key>_<value>` for each metadata key by which items are
     grouped, `success_env_<name>`, `reward_env_…` and `turns_env_…` if there are several environments,
-    `turns`, `tokens` (all that were sampled), `tokens_per_turn`, each metric of the episodes (mean over those
+    `reward_gap` (reward minus success), `repetition` (as in `repetition`), `turns`, `tokens` (all that were
+    sampled), `tokens_per_turn`, each metric of the episodes (mean over those
     that have it, e.g. `parse_failures`, `tool_calls/search`), `stop_<reason>`, `dropped` and
     `dropped_<ErrorClass>` (counts). There are no means if no episode is valid.
     """
@@ -107,7 +112,34 @@ def summarise(trajectories: Sequence[Trajectory]) -> dict[str, float]:
         **_episode_metrics(valid),
         "tokens": (tokens := sum(sampled_tokens(t) for t in valid)),
         "tokens_per_turn": tokens / max(1, sum(len(t.turns) for t in valid)),
+        "reward_gap": fmean(t.reward for t in valid) - fmean(t.success for t in valid),
+        **({"repetition": share} if (share := repetition(valid)) is not None else {}),
     }
+
+
+def repetition(trajectories: Iterable[Trajectory]) -> float | None:
+    """The share of the n-grams of `NGRAM` sampled tokens that occurred before in the same completion.
+
+    1 - distinct n-grams / n-grams, counted in each completion and summed over all: seq-rep-n of Welleck et
+    al. 2020 (arXiv 1908.04319), section 6, over turns. None if no completion is long enough to have one.
+    """
+    import numpy as np
+
+    completions = [turn.completion.token_ids for t in trajectories for turn in t.turns]
+    lengths = np.fromiter(map(len, completions), dtype=np.int64, count=len(completions))
+    tokens = np.fromiter(chain.from_iterable(completions), dtype=np.uint64, count=int(lengths.sum()))
+    owners = np.repeat(np.arange(len(lengths), dtype=np.uint64), lengths)
+    count = len(tokens) - NGRAM + 1
+    if count < 1:
+        return None
+    # A 64-bit hash of each n-gram and the completion that it is in: the probability that two of a million
+    # are equal by chance is below 1e-7.
+    hashes = owners[:count] * _MULTIPLIER
+    for offset in range(NGRAM):
+        hashes = (hashes ^ tokens[offset : offset + count]) * _MULTIPLIER
+        hashes ^= hashes >> np.uint64(31)
+    hashes = hashes[owners[:count] == owners[NGRAM - 1 :]]
+    return None if not len(hashes) else 1.0 - len(np.unique(hashes)) / len(hashes)
 
 
 def _means(trajectories: Sequence[Trajectory], *, suffix: str = "") -> dict[str, float]:

@@ -25,6 +25,7 @@ LINES = {
     "turns": ("turns per episode", "Mean turns per training episode, under the horizon."),
     "tokens_per_episode": ("tokens per episode", "Mean tokens that the policy sampled per training episode."),
     "tokens_per_turn": ("tokens per turn", "Mean tokens that the policy sampled per turn."),
+    "repetition": ("repetition", "Share of token 4-grams that repeat one of the same completion."),
     "informative_groups": ("informative groups", "Share of groups whose rewards differ."),
     "entropy": ("entropy (nats per token)", "Entropy of the policy's tokens."),
     "entropy_exact": ("exact entropy (nats)", "Entropy of the policy's whole distributions, by the trainer."),

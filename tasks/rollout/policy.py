@@ -32,7 +32,8 @@ def open_policy(
     """Run episodes of `pipeline` with `model` while the context is open.
 
     `model` is an endpoint, or the folder of a policy; on GPUs also a name on a hub. `on_trajectory` is called
-    in this process, for servers after each rollout. Raises `ConfigError` for a model that cannot be loaded and an endpoint that does not answer.
+    in this process, for servers after each rollout. Raises `ConfigError` for a model that cannot be loaded
+    and an endpoint that does not answer.
     """
     if not isinstance(model, Endpoint) and pipeline.backend.rollout == "vllm":
         with _open_servers(pipeline, model=model, on_trajectory=on_trajectory) as run:

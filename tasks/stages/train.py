@@ -24,9 +24,10 @@ from envs.files import write_atomically
 from envs.types import Item
 from tasks.cluster.session import check_ray, connect_ray, end_local_ray, keep_logs, result_of
 from tasks.config.pipelines import Pipeline
+from tasks.data.collapse import ALERTS, Alert, alerts_at_end, new_alerts, watch_limits
 from tasks.data.items import evaluation_turns, read_items, spread, training_order
 from tasks.data.trajectories import summarise, write_trajectories
-from tasks.errors import RayDied, SamplerDied, names_dead_engine
+from tasks.errors import Collapsed, RayDied, SamplerDied, names_dead_engine
 from tasks.progress import SILENT, Progress
 from tasks.rollout.runner import RolloutSpec
 from tasks.verl import checkpoints
@@ -97,6 +98,7 @@ class TrainSession:
         self._is_resumed = False
         self._owns_ray = False
         self._step = 0
+        self._steps: list[dict[str, float]] = []
         self._restarts = 0
 
     def __enter__(self) -> "TrainSession":
@@ -195,10 +197,24 @@ class TrainSession:
             record: StepRecord = self._call("run_step", save=save)
             self._step = record.step
             self._restarts = 0
-            self._write_step(record)
+            alerts = self._write_step(record)
             if record.raise_reason:
                 self._progress.on_note(f"step {record.step}: horizon {record.raise_reason}")
             self._progress.on_step({"step": record.step, **record.metrics})
+            self._report_alerts(alerts, is_saved=save)
+
+    def _report_alerts(self, alerts: Sequence[Alert], *, is_saved: bool) -> None:
+        """Raises `Collapsed`, after a checkpoint of the last step, if the pipeline says so."""
+        for alert in alerts:
+            self._progress.on_alert(alert)
+        if alerts and self._pipeline.train.watch.on_collapse == "stop":
+            if not is_saved:
+                self._call("save_step")
+            reasons = "; ".join(alert.text for alert in alerts)
+            raise Collapsed(
+                f"training stopped at step {self._step}, which is saved: {reasons}; run the same command to "
+                "train on, or change the pipeline"
+            )
 
     def _evaluate(self, steps: TrainedRound) -> dict[str, float]:
         self._train_steps(steps.first_step, steps.last_step)  # a new process may lack the last ones
@@ -252,7 +268,9 @@ class TrainSession:
         checkpoint = checkpoints.resume(self._checkpoints)
         for damage in checkpoint.damage:
             _log.warning("training goes back to step %d: %s", checkpoint.step, damage)
-        drop_steps_after(self._folder / "metrics.jsonl", checkpoint.step)
+        for name in ("metrics.jsonl", ALERTS):
+            drop_steps_after(self._folder / name, checkpoint.step)
+        self._steps = _read_lines(self._folder / "metrics.jsonl")
         best = find_best(self._folder)
         if best is not None and best.last_step > checkpoint.step:
             shutil.rmtree(self._folder / BEST, ignore_errors=True)
@@ -316,11 +334,18 @@ class TrainSession:
             end_local_ray()
             self._owns_ray = False
 
-    def _write_step(self, record: StepRecord) -> None:
+    def _write_step(self, record: StepRecord) -> list[Alert]:
+        """Write the step down; returns its new signs of a collapse, which are written to `alerts.jsonl`."""
         folder = self._folder / "trajectories"
         write_trajectories(folder / f"step_{record.step:04d}.jsonl", record.trajectories)
+        self._steps.append({"step": record.step, **record.metrics})
+        limits = watch_limits(self._pipeline.train)
+        standing, alerts = alerts_at_end(self._steps, limits), new_alerts(self._steps, limits)
+        with (self._folder / ALERTS).open("a") as file:
+            file.writelines(json.dumps(asdict(alert)) + "\n" for alert in alerts)
         with (self._folder / "metrics.jsonl").open("a") as file:
-            file.write(json.dumps(record.line) + "\n")
+            file.write(json.dumps(record.line | {"alerts": len(standing)}) + "\n")
+        return alerts
 
     def _write_missing_step(self) -> None:
         """Write the step of the checkpoint if an earlier session was killed before it could."""
@@ -329,10 +354,14 @@ class TrainSession:
         if self._step and (not lines or json.loads(lines[-1])["step"] < self._step):
             record = StepRecord.read(checkpoints.checkpoint_folder(self._checkpoints, step=self._step))
             if record is not None:
-                self._write_step(record)
+                self._report_alerts(self._write_step(record), is_saved=True)
 
     def _round_file(self, index: int) -> Path:
         return self._folder / "rounds" / f"{index:02d}.json"
+
+
+def _read_lines(file: Path) -> list[dict[str, float]]:
+    return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
 
 
 def _error_line(error: BaseException) -> str:

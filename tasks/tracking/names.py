@@ -34,6 +34,7 @@ _TRAIN = {
     "critic_lr",
     "entropy",
     "entropy_exact",
+    "alerts",
     "trained",
     "temperature",
     "policy_version",

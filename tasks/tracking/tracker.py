@@ -27,6 +27,7 @@ from envs.files import lock_file, write_atomically
 from envs.redaction import redact, register_url
 from tasks.config.parameters import flat
 from tasks.config.pipelines import Pipeline
+from tasks.data.collapse import ALERTS
 from tasks.tracking import facts, recorded_runs
 from tasks.tracking.batches import log_datasets, log_metrics, log_params, metrics_of
 from tasks.tracking.model import register
@@ -51,6 +52,9 @@ MLFLOW_TAGS = {"git.commit": "mlflow.source.git.commit", "git.dirty": "mlflow.so
 """Facts of a run that MLflow shows by its own tags."""
 RECORD = "mlflow.json"
 """In the workspace: the id of its MLflow run."""
+COLLAPSE = "wingspan.collapse"
+"""Tag: signs of a collapse of training, with their steps."""
+MAX_TAG_CHARACTERS = 4000
 MAX_ERROR_CHARACTERS = 300
 """Characters of an error in a message."""
 
@@ -115,7 +119,8 @@ class Tracker:
         self._later(self._write_tags)
 
     def sync_training(self) -> None:
-        """Record the rounds that training has finished since the last call, with their steps."""
+        """Record signs of a collapse, and the rounds that training has finished since the last call, with
+        their steps."""
         self._later(self._write_training)
 
     def finish(self) -> None:
@@ -206,6 +211,7 @@ class Tracker:
         log_datasets(client, run_id, folder=self._workspace / "data", envs=self._pipeline.data.envs)
         parent = client.get_run(run_id)
         steps = _read_steps(self._workspace / "train" / "metrics.jsonl")
+        self._write_alerts(client, run_id)
         for prompt in sorted((self._workspace / "train").glob("*.md")):
             client.log_artifact(run_id, str(prompt))
         children = _children(client, parent)
@@ -235,6 +241,14 @@ class Tracker:
                 round_traces(self._workspace / "train", number=number, first_step=first, last_step=last),
             )
             client.set_terminated(child.info.run_id, status="FINISHED", end_time=at_ms)
+
+    def _write_alerts(self, client: "MlflowClient", run_id: str) -> None:
+        """Tag the run with its signs of a collapse; the metric `train/alerts` counts those that last."""
+        file = self._workspace / "train" / ALERTS
+        alerts = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+        if alerts:
+            text = "; ".join(f"{alert['monitor']} at step {alert['step']}" for alert in alerts)
+            client.set_tag(run_id, COLLAPSE, text[:MAX_TAG_CHARACTERS])
 
     def _write_all(self, client: "MlflowClient", run_id: str) -> None:
         self._write_tags(client, run_id)

@@ -131,6 +131,7 @@ class Trainer:
         self._checkpoints = Path(checkpoints)
         self._serve = serve
         self._config: Any = None
+        self._record: StepRecord | None = None
 
     def prepare(self) -> None:
         """The part of a start-up that needs no model: imports, and TransferQueue's processes."""
@@ -238,13 +239,26 @@ class Trainer:
             raise_reason=rollout.sample.raise_reason,
             saved=save,
         )
+        self._record = record
         if save:
-            folder = checkpoints.checkpoint_folder(self._checkpoints, step=step)
-            record.write(folder)
-            rollout.sample.history.write(folder)
-            self._manager.save_ahead(folder)
-            checkpoints.mark_complete(self._checkpoints, step=step)
+            self._complete_checkpoint()
         return record
+
+    def save_step(self) -> None:
+        """Write the checkpoint of the last step, which was run without one."""
+        self._trainer.save()
+        self._complete_checkpoint()
+
+    def _complete_checkpoint(self) -> None:
+        """Add to verl's checkpoint of the last step what is ours, and record that it is whole."""
+        rollout, record = self._manager.last, self._record
+        assert rollout is not None
+        assert record is not None
+        folder = checkpoints.checkpoint_folder(self._checkpoints, step=record.step)
+        record.write(folder)
+        rollout.sample.history.write(folder)
+        self._manager.save_ahead(folder)
+        checkpoints.mark_complete(self._checkpoints, step=record.step)
 
     def _read_history(self) -> History:
         step = int(self._trainer.global_steps)

@@ -92,15 +92,18 @@ class StepTrainer(PPOTrainerSync):  # type: ignore[misc]
             self.agent_loop_manager.finish_ahead()
         if save:
             with marked_timer("save_checkpoint", self.timing_raw):
-                folder = Path(self.config.trainer.default_local_dir)
-                checkpoints.make_room(
-                    folder, model=self.config.actor_rollout_ref.model.path, has_critic=self.use_critic
-                )
-                self._save_checkpoint()
+                self.save()
         self.on_step_end()
         if batch.keys:
             tq.kv_clear(keys=batch.keys, partition_id=batch.partition_id)
         return metrics, self.timing_raw
+
+    def save(self) -> None:
+        """Write verl's checkpoint of the last step."""
+        folder = Path(self.config.trainer.default_local_dir)
+        model = self.config.actor_rollout_ref.model.path
+        checkpoints.make_room(folder, model=model, has_critic=self.use_critic)
+        self._save_checkpoint()
 
     @property
     def _rollout(self) -> StepRollout:

@@ -130,6 +130,7 @@ def test_if_every_episode_fails_there_are_no_rates_and_the_status_says_so(tmp_pa
 # --- a policy on this machine
 
 
+@pytest.mark.heavy
 def test_a_record_holds_what_repeats_it(tmp_path: Path) -> None:
     request = EvaluationRequest(
         envs=("textcraft",),

@@ -500,3 +500,14 @@ def test_an_evaluation_is_recorded_and_is_no_training(workspace: Path) -> None:
     folder.mkdir()
     assert read_record(Path(client.download_artifacts(run.info.run_id, file.name, str(folder)))) == record
     assert workspace.name not in [row[0] for row in run_rows()]
+
+
+def test_signs_of_a_collapse_are_a_tag_before_a_round_has_ended(workspace: Path, pipeline: Pipeline) -> None:
+    write_step(workspace, 1)
+    alert = {"monitor": "kl", "step": 1, "value": 0.3, "limit": 0.1, "text": "the KL is 0.3"}
+    (workspace / "train" / "alerts.jsonl").write_text(json.dumps(alert) + "\n")
+    with Tracker("toy", pipeline=pipeline, workspace=workspace) as tracker:
+        tracker.sync_training()
+    run_id = json.loads((workspace / "mlflow.json").read_text())["run_id"]
+    assert connect().get_run(run_id).data.tags["wingspan.collapse"] == "kl at step 1"
+    assert step_metric("alerts") == "train/alerts"
