@@ -86,8 +86,9 @@ def _policy_in(folder: Path, *, name: str) -> SavedPolicy:
         if parent.name.startswith("global_step_"):
             step = int(parent.name.removeprefix("global_step_"))
             return SavedPolicy(name=name, folder=folder, workspace=parent.parents[2], step=step)
-    parent = folder.absolute().parent
-    return SavedPolicy(name=name, folder=folder, workspace=parent if _is_workspace(parent) else None)
+    # `policy` and `warmup` are in the workspace, `train/best` is one folder deeper.
+    workspace = next((parent for parent in folder.absolute().parents[:2] if _is_workspace(parent)), None)
+    return SavedPolicy(name=name, folder=folder, workspace=workspace)
 
 
 def _policy_of_run(folder: Path, *, name: str, step: int | None) -> SavedPolicy:

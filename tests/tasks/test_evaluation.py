@@ -229,7 +229,9 @@ def test_checkpoints_are_found_by_run_step_and_folder(tmp_path: Path) -> None:
     (workspace / "policy").mkdir()
     (workspace / "policy" / "config.json").write_text("{}")
     assert (found(workspace).folder, found(workspace).step) == (workspace / "policy", None)
-    assert found(workspace / "policy").workspace == workspace
+    shutil.copytree(workspace / "policy", workspace / "train" / "best")
+    assert {found(workspace / name).workspace for name in ("policy", "train/best")} == {workspace}
+    assert found(workspace / "train" / "best").step is None
 
 
 def test_a_model_of_a_hub_is_taken_from_its_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,9 +13,10 @@ import ray
 from envs.errors import WingspanError
 from tasks.cluster import session as ray_session
 from tasks.config.capacity import checkpoint_bytes, read_model_size
+from tasks.config.watch import WatchSettings
 from tasks.data.items import write_items
 from tasks.data.trajectories import read_trajectories
-from tasks.errors import Diverged
+from tasks.errors import Collapsed, Diverged
 from tasks.progress import Progress
 from tasks.rollout.history import History
 from tasks.rollout.runner import RolloutSpec
@@ -133,17 +134,25 @@ def test_training_survives_kill_9_and_counts_every_step_once(toy_in_ray: None, t
         assert session.evaluate_round(session.train_round(0)) == first
         assert session.evaluate_round(session.train_round(1)) == second
 
-    # What was cut short is done again, from the checkpoint before it.
+    # What was cut short is done again, from the checkpoint before it; a sign of a collapse saves its step.
     weights = next((folder / "checkpoints" / "global_step_4").rglob("model_world_size_1_rank_0.pt"))
     weights.write_bytes(weights.read_bytes()[:1000])
-    with TrainSession(pipeline, tmp_path, Progress(on_step=on_step)) as session:
+    watch = WatchSettings(on_collapse="stop", window=3, min_entropy=50.0)
+    train = pipeline.train.model_copy(update={"watch": watch})
+    stopping = pipeline.model_copy(update={"train": train})
+    with TrainSession(stopping, tmp_path, Progress(on_step=on_step)) as session:
         assert session.evaluate_round(session.train_round(0)) == first
+        with pytest.raises(Collapsed, match="training stopped at step 3, which is saved: the entropy"):
+            session.train_round(1)
+    assert checkpoints.complete_steps(folder / "checkpoints") == [2, 3]
+    with TrainSession(stopping, tmp_path, Progress(on_step=on_step)) as session:
         assert session.evaluate_round(session.train_round(1)).last_step == 4
         session.export()
     assert step_numbers == [1, 2, 3, 3, 4, 3, 4]
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines] == [1, 2, 3, 4]
-    assert checkpoints.complete_steps(folder / "checkpoints") == [2, 4]
+    assert [line["alerts"] for line in lines] == [0, 0, 1, 1]
+    assert checkpoints.complete_steps(folder / "checkpoints") == [3, 4]
 
     # With none that is whole, one line says so before anything starts.
     for file in (folder / "checkpoints").rglob("*.pt"):
