@@ -83,7 +83,7 @@ def test_a_step_that_nobody_wrote_down_is_in_its_checkpoint(tmp_path: Path) -> N
             session._step = 2
             session._write_missing_step()
     steps = [json.loads(line) for line in file.read_text().splitlines()]
-    assert steps == [{"step": 1, "success": 0.25}, {"step": 2, "success": 0.5}]
+    assert steps == [{"step": 1, "success": 0.25}, {"step": 2, "success": 0.5, "alerts": 0}]
 
 
 def test_an_export_without_a_checkpoint_is_refused(tmp_path: Path) -> None:
