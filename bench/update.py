@@ -36,7 +36,7 @@ from agents.types import Completion, FinishReason, StopReason, Trajectory, Turn
 from envs.types import Item
 from tasks.config.pipelines import Pipeline, load_pipeline
 from tasks.verl.actor import environment_of
-from tasks.verl.local_worker import start_actor
+from tasks.verl.local_worker import join_process_group, start_actor
 from tasks.verl.rows import Row, fields_of, rows_of
 
 PIPELINE = "textcraft-cpu"
@@ -71,6 +71,7 @@ def measure(*, items: int, repeats: int, busy: int) -> Result:
 
     pipeline = load_pipeline(PIPELINE)
     rows = random_rows(pipeline, items=items)
+    join_process_group()
     worker, data = start_actor(pipeline, model=Path(pipeline.model)), update_data(pipeline, rows)
     sequences = [row.packed.prompt_ids + row.packed.response_ids for row in rows]
     step_row: PackedRow = pack_row(

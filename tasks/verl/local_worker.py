@@ -9,28 +9,32 @@ from tasks.config.pipelines import Pipeline
 from tasks.verl.config import verl_config
 
 
-def join_process_group_of_one() -> None:
-    """Make this process the only one of its process group, which torch finds by environment variables."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+def join_process_group(*, rank: int = 0, size: int = 1, port: int | None = None) -> None:
+    """Make this process one of a process group of `size` on this machine, which torch finds by environment
+    variables. `port`: of the process of rank 0; None takes a free one, which the others cannot know."""
+    if port is None:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
     os.environ |= {
-        "RANK": "0",
-        "LOCAL_RANK": "0",
-        "WORLD_SIZE": "1",
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank),
+        "WORLD_SIZE": str(size),
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(port),
     }
 
 
 def start_actor(pipeline: Pipeline, *, model: Path) -> Any:
-    """verl's worker with policy, optimizer and loss as the training process starts it."""
+    """verl's worker with policy, optimizer and loss as the training process starts it.
+
+    The caller has joined a process group.
+    """
     import verl  # noqa: F401  # loads the CPU's plugin
     from verl.workers.engine_workers import ActorRolloutRefWorker
 
     from tasks.verl.loss import set_loss
 
-    join_process_group_of_one()
     config = verl_config(pipeline, model=model, checkpoints=model)
     worker = ActorRolloutRefWorker(config.actor_rollout_ref, role="actor")
     worker.init_model()

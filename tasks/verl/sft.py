@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from tasks.data.supervised import SupervisedRow
 from tasks.verl.gpu_model import gpu_model_options
-from tasks.verl.local_worker import join_process_group_of_one
+from tasks.verl.local_worker import join_process_group
 from tasks.verl.policies import copy_policy
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ def start_worker(request: SftRequest, loss: Callable[..., Any]) -> Any:
     from verl.workers.config import FSDPEngineConfig, FSDPOptimizerConfig, HFModelConfig
     from verl.workers.engine_workers import TrainingWorker, TrainingWorkerConfig
 
-    join_process_group_of_one()
+    join_process_group()
     torch.manual_seed(request.seed)
     on_cpu = request.device == "cpu"
     precision = {"param_dtype": "fp32" if on_cpu else "bf16", "reduce_dtype": "fp32", "buffer_dtype": "fp32"}

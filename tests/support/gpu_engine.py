@@ -16,7 +16,7 @@ from tasks.config.pipelines import load_pipeline
 from tasks.verl import cpu as verl_cpu
 from tasks.verl import gpu_model
 from tasks.verl.config import verl_config
-from tasks.verl.local_worker import join_process_group_of_one
+from tasks.verl.local_worker import join_process_group
 
 TEMPERATURE = 1.3
 ENTROPY_WEIGHT = 0.5
@@ -163,7 +163,7 @@ def main(folder: Path) -> None:
     plugins = (verl_cpu.PLUGIN_ENV, gpu_model.PLUGIN_ENV)
     modules = ",".join(plugin["VERL_USE_EXTERNAL_MODULES"] for plugin in plugins)
     os.environ |= {**verl_cpu.PLUGIN_ENV, "VERL_USE_EXTERNAL_MODULES": modules}
-    join_process_group_of_one()
+    join_process_group()
     from verl.utils.distributed import initialize_global_process_group
 
     initialize_global_process_group()

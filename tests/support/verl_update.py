@@ -9,7 +9,7 @@ from agents.types import Trajectory
 from tasks.config.pipelines import Pipeline
 from tasks.data.trajectories import sampled_tokens
 from tasks.verl.config import verl_config
-from tasks.verl.local_worker import join_process_group_of_one, start_actor
+from tasks.verl.local_worker import join_process_group, start_actor
 from tasks.verl.rows import Row, conversation_key, fields_of, observation_tokens, rows_of
 
 if TYPE_CHECKING:
@@ -24,6 +24,7 @@ def policy_worker(pipeline: Pipeline, model: Path) -> Iterator[Any]:
     """verl's worker with policy and optimizer as `pipeline` composes them; one at a time."""
     import torch
 
+    join_process_group()
     yield start_actor(pipeline, model=model)
     torch.distributed.destroy_process_group()
 
@@ -38,7 +39,7 @@ def critic_worker(pipeline: Pipeline, model: Path) -> Iterator[Any]:
 
     from tasks.verl.loss import set_critic_loss
 
-    join_process_group_of_one()
+    join_process_group()
     config = omega_conf_to_dataclass(verl_config(pipeline, model=model, checkpoints=model).critic)
     # As `PPOTrainer._setup` does it.
     config.engine.infer_max_token_len_per_gpu = config.ppo_infer_max_token_len_per_gpu
@@ -110,8 +111,11 @@ def step_data(
     reference: Sequence[Sequence[Trajectory]] | None = None,
     played_tokens: int | None = None,
     values: "torch.Tensor | None" = None,
+    ranks: int = 1,
+    rank: int = 0,
 ) -> "TensorDict":
-    """What a worker is given for a step's update; arguments as of `update` and `update_critic`."""
+    """What the worker of `rank` is given for a step's update: each `ranks`-th row; other arguments as of
+    `update` and `update_critic`."""
     from verl.utils import tensordict_utils as tu
 
     from tasks.verl.advantages import estimate_advantages
@@ -135,6 +139,7 @@ def step_data(
     )
     data.update(estimate.fields)
     tokens = sum(sampled_tokens(t) for group in groups for t in group)
+    data = tu.index_select_tensor_dict(data, list(range(rank, len(rows), ranks)))
     tu.assign_non_tensor(
         data,
         **update_options(

@@ -1,0 +1,51 @@
+"""Two FSDP ranks over gloo compute what one does."""
+
+import os
+import pickle
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tasks.verl.cpu import PLUGIN_ENV
+from tests.support.tiny_model import save_tiny_model
+from tests.support.verl_toy import toy_pipeline
+from tests.tasks.test_verl_loss import REWARDS, SEGMENTS, make_groups
+
+torch = pytest.importorskip("torch")
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("algorithm", ["grpo", "dapo"])
+def test_two_ranks_make_the_step_that_one_makes(tmp_path: Path, algorithm: str) -> None:
+    """14 rows of 8 conversations, two mini-batches; segments of one conversation are on both ranks."""
+    model = save_tiny_model(tmp_path / "model")
+    groups = make_groups(model, SEGMENTS, REWARDS)
+    pipeline = toy_pipeline(model, train__algorithm=algorithm, train__mini_batches=1, train__lr=1e-3)
+    request = tmp_path / "request"
+    request.write_bytes(pickle.dumps((pipeline, model, groups)))
+    [norm], weights = run_ranks(request, tmp_path / "one", size=1)
+    [norm_of_two], weights_of_two = run_ranks(request, tmp_path / "two", size=2)
+    assert norm_of_two == pytest.approx(norm, rel=1e-5)
+    for name, value in weights.items():
+        torch.testing.assert_close(weights_of_two[name], value, atol=2e-5, rtol=0, msg=name)
+
+
+def run_ranks(request: Path, out: Path, *, size: int) -> tuple[list[float], dict[str, Any]]:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = str(probe.getsockname()[1])
+    environment = os.environ | PLUGIN_ENV | {"PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-m", "tests.support.verl_ranks"]
+    processes = [
+        subprocess.Popen([*command, str(rank), str(size), port, str(request), str(out)], env=environment)
+        for rank in range(size)
+    ]
+    assert [process.wait(timeout=200) for process in processes] == [0] * size
+    result: tuple[list[float], dict[str, Any]] = pickle.loads(out.read_bytes())
+    return result
