@@ -11,10 +11,8 @@ from typing import Any
 
 def main(rank: int, size: int, port: int, request: Path, out: Path) -> None:
     """`request`: a pickled (pipeline, model, groups)."""
-    from tasks.verl.cpu.plugin import activate
-
-    activate()
     import torch
+    import verl  # noqa: F401  # loads the CPU's plugin
     from torch.distributed.tensor import DTensor
     from verl.utils import tensordict_utils as tu
 
