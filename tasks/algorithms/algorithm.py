@@ -32,16 +32,17 @@ class DynamicSampling(Settings):
 
 
 class OverlongPenalty(Settings):
-    """A penalty for long episodes (DAPO, arXiv 2503.14476, equation 13): none up to `rollout.context_length`
-    − `buffer_tokens`, then falling linearly to −`penalty` at `rollout.context_length`."""
+    """A penalty for long episodes (DAPO, arXiv 2503.14476, equation 13): none up to the last `buffer` of
+    `rollout.context_length`, then falling linearly to −`penalty` at its end."""
 
-    buffer_tokens: Positive
+    buffer: Annotated[float, Field(gt=0, lt=1)] = 0.2
+    """Share of `rollout.context_length`; the paper's is 4,096 of 20,480 tokens."""
     penalty: Annotated[float, Field(gt=0)] = 1.0
 
     def of(self, tokens: int, *, context_length: int) -> float:
         """Of an episode whose longest context, prompt included, has `tokens`; at least 0."""
-        excess = tokens - (context_length - self.buffer_tokens)
-        return self.penalty * min(max(excess / self.buffer_tokens, 0.0), 1.0)
+        excess = tokens / context_length - (1 - self.buffer)
+        return self.penalty * min(max(excess / self.buffer, 0.0), 1.0)
 
 
 class Algorithm(Settings):

@@ -236,11 +236,6 @@ def _check_algorithm(pipeline: Pipeline) -> None:
             f"rollout.group_size {rollout.group_size}: {algorithm.name} compares the samples of an item with "
             "each other; give 2 or more"
         )
-    if algorithm.overlong is not None and algorithm.overlong.buffer_tokens >= rollout.context_length:
-        raise ConfigError(
-            f"train.algorithm.overlong.buffer_tokens {algorithm.overlong.buffer_tokens} is not less than "
-            f"rollout.context_length {rollout.context_length}: every episode would be penalised; lower it"
-        )
     if isinstance(algorithm, ActorCritic) and algorithm.critic.warmup_steps >= train.steps:
         raise ConfigError(
             f"train.algorithm.critic.warmup_steps {algorithm.critic.warmup_steps} leave none of train.steps "

@@ -51,7 +51,7 @@ NO_ROOM = trajectory(stop=StopReason.MAX_CONTEXT, turns=0)
 WIN, LOSS = trajectory(1.0), trajectory(0.0, sample_index=1)
 LONG_LOSS = trajectory(0.0, sample_index=1, turns=3)
 KL = {"train__kl": {"coef": 0.1}}
-OVERLONG = {"train__algorithm": {"name": "grpo", "overlong": {"buffer_tokens": 2}}}
+OVERLONG = {"train__algorithm": {"name": "grpo", "overlong": {"buffer": 0.25}}}
 
 
 @pytest.mark.parametrize(

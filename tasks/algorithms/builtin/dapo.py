@@ -10,12 +10,11 @@ class Dapo(Grpo):
     """GRPO's advantages with clip-higher, the loss averaged over tokens, dynamic sampling and a penalty for
     overlong episodes.
 
-    Yu et al. 2025 (arXiv 2503.14476, section 3). The paper's buffer is a fifth of the response; give
-    `overlong: {buffer_tokens: N}` for another. verl: the recipe `dapo`.
+    Yu et al. 2025 (arXiv 2503.14476, section 3). verl: the recipe `dapo`.
     """
 
     name: str = "dapo"
     loss: AnyLoss = Vanilla(clip_high=0.28)
     aggregation: Aggregation = "token-mean"
     dynamic_sampling: DynamicSampling | None = DynamicSampling()
-    overlong: OverlongPenalty | None = OverlongPenalty(buffer_tokens=256)
+    overlong: OverlongPenalty | None = OverlongPenalty()
