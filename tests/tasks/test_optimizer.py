@@ -169,7 +169,8 @@ def test_a_step_does_not_depend_on_the_number_of_ranks(tmp_path: Path) -> None:
 
 def _step_on_two_ranks(rank: int, store: str) -> None:
     from torch import distributed as dist
-    from torch.distributed.tensor import Shard, distribute_tensor, init_device_mesh
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Shard, distribute_tensor
 
     from tasks.verl.muon import MuonWithAdamW
 
