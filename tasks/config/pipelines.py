@@ -21,7 +21,6 @@ from tasks.config.base_model import BaseSettings
 from tasks.config.data import DataSettings
 from tasks.config.offline import is_offline, read_train
 from tasks.config.training import (
-    IMPORTANCE_CAP,
     BackendSettings,
     EvaluateSettings,
     RolloutSettings,
@@ -64,13 +63,13 @@ class Pipeline(Settings):
 
     @model_validator(mode="before")
     @classmethod
-    def _cap_importance_on_gpus(cls, values: Any) -> Any:
+    def _correct_rollouts_on_gpus(cls, values: Any) -> Any:
         if not isinstance(values, dict):
             return values
         train, backend = values.get("train"), values.get("backend")
         on_gpus = isinstance(backend, dict) and backend.get("device") == "cuda"
         if isinstance(train, dict) and on_gpus and not is_offline(train):
-            return values | {"train": {"importance_cap": IMPORTANCE_CAP} | train}
+            return values | {"train": {"rollout_correction": {}} | train}
         return values
 
 

@@ -14,8 +14,6 @@ from tasks.config.watch import WatchSettings
 
 LearningRate = Annotated[float, Field(gt=0, le=1)]
 """Each step of the optimizer changes a weight by about so much, and weights are below 1."""
-IMPORTANCE_CAP = 2.0
-"""`train.importance_cap` on GPUs, where a pipeline does not give it."""
 
 
 class WarmupSettings(Settings):
@@ -117,6 +115,35 @@ class AsyncSettings(Settings):
     them. The episodes of the next step are sampled during an update, with the policy from before it."""
 
 
+class RolloutCorrectionSettings(Settings):
+    """Importance weights for what was sampled by other probabilities than the trainer's.
+
+    A token's policy loss is multiplied by the ratio of the two. The ratio is cut (truncated importance
+    sampling, fengyao.notion.site/off-policy-rl), or must lie in a band (IcePop, masked importance sampling).
+    KL, entropy and observations count as always.
+    """
+
+    level: Literal["token", "sequence"] = "token"
+    """Whose ratio: a token's, or that of a whole conversation, the product over its sampled tokens."""
+    cap: Annotated[float, Field(ge=1, allow_inf_nan=False)] | None = 2.0
+    """A higher ratio is set to this; null leaves it, and needs `reject_above`."""
+    reject_below: Annotated[float, Field(gt=0, lt=1)] | None = None
+    """A lower ratio is set to 0: the token, or the conversation, is not learned from."""
+    reject_above: Annotated[float, Field(gt=1, allow_inf_nan=False)] | None = None
+    """A higher ratio is set to 0."""
+
+    @model_validator(mode="after")
+    def _has_one_upper_bound_that_acts(self) -> "RolloutCorrectionSettings":
+        if self.cap is None and self.reject_above is None:
+            raise ValueError("cap null leaves the ratio without an upper bound; give cap or reject_above")
+        if self.cap is not None and self.reject_above is not None and self.reject_above <= self.cap:
+            raise ValueError(
+                f"cap {self.cap} has no effect below reject_above {self.reject_above}; set cap: null, or "
+                "raise reject_above"
+            )
+        return self
+
+
 class TrainSettings(Settings):
     """The algorithm, its optimizer steps and its checkpoints."""
 
@@ -150,10 +177,10 @@ class TrainSettings(Settings):
     """Padded tokens of one forward and backward pass."""
     watch: WatchSettings = WatchSettings()
     """Looks for signs of a collapse after each step."""
-    importance_cap: Annotated[float, Field(ge=1, allow_inf_nan=False)] | None = None
-    """Token-level truncated importance sampling: a token's loss is multiplied by the ratio of the trainer's
-    probability to the sampler's, at most by this. vLLM in bf16 and FSDP differ in the third digit, so the
-    default is 2.0 on cuda; null switches it off. On a CPU both compute the same, and a value is refused."""
+    rollout_correction: RolloutCorrectionSettings | None = None
+    """vLLM in bf16 and FSDP differ in the third digit, so on cuda the block is there by default; null
+    switches it off. On a CPU both compute the same, and the block is for `async` alone; old log-probs are
+    then the trainer's."""
 
     @model_validator(mode="after")
     def _watch_what_there_is(self) -> "TrainSettings":

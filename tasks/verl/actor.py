@@ -51,8 +51,9 @@ _VERL_METRICS = {
     "critic_lr": "critic/lr",
     "rollout_probs_diff_mean": "training/rollout_probs_diff_mean",
     "rollout_probs_diff_max": "training/rollout_probs_diff_max",
-    "importance_mean": "rollout_corr/rollout_is_mean",
-    "importance_capped": "rollout_corr/rollout_is_ratio_fraction_high",
+    "importance_mean": "rollout_corr/mean",
+    "importance_capped": "rollout_corr/capped",
+    "importance_rejected": "rollout_corr/rejected",
 }
 _PHASES = {
     "update": ("old_log_prob", "ref", "values", "adv", "update_critic", "update_actor"),
@@ -79,9 +80,9 @@ class StepRecord:
     update explain), `critic_grad_norm`, `critic_lr`. On GPUs, where the trainer computes the log-probs of
     what was sampled once more, over the tokens that are trained on: `rollout_probs_diff_mean` and `_max`,
     between the trainer's and the sampler's probabilities; `importance_mean`, the weight of a token
-    (`train.importance_cap`), and `importance_capped`, the share of tokens whose weight was cut;
-    `entropy_exact`, of the policy's whole distributions (nats, mean over rows). On a CPU verl takes the
-    sampler's log-probs as they are and computes none of these."""
+    (`train.rollout_correction`), `importance_capped` and `importance_rejected`, the shares of tokens whose
+    ratio was cut and set to 0; `entropy_exact`, of the policy's whole distributions (nats, mean over rows).
+    On a CPU verl takes the sampler's log-probs as they are and computes none of these."""
     trajectories: list[Trajectory]
     """The groups of the step's first items."""
     raise_reason: str = ""

@@ -1,4 +1,5 @@
-"""The advantages of a step's rows: joined to conversations, estimated by the algorithm, and put back."""
+"""The advantages of a step's rows, and their importance weights: joined to conversations, computed, and put
+back."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -6,11 +7,73 @@ from dataclasses import dataclass
 import torch
 from tensordict import TensorDict
 from verl.trainer.ppo.core_algos import kl_penalty
+from verl.trainer.ppo.rollout_corr_helper import compute_rollout_correction_weights
 
 from agents.types import Trajectory
 from tasks.algorithms.conversations import Conversations, Estimate, Joined, rewards_of, turns_of
-from tasks.config.training import TrainSettings
+from tasks.config.training import RolloutCorrectionSettings, TrainSettings
 from tasks.verl.rows import conversation_key, overlong_penalty
+
+_NO_BOUNDS = (1e-12, 1e12)
+"""verl cuts log-ratios at ±20, so that no ratio lies outside."""
+
+
+class JoinedRows:
+    """A step's rows as conversations, in the order of `trajectories`."""
+
+    def __init__(self, keys: Sequence[str], data: TensorDict, trajectories: Mapping[str, Trajectory]) -> None:
+        """`keys`: of the rows; those of `trajectories` are trained on, any other row is padding. `data`:
+        nested [rows, tokens], with `response_mask`."""
+        numbers = {key: number for number, key in enumerate(trajectories)}
+        self._data = data
+        self._chosen = [row for row, key in enumerate(keys) if conversation_key(key) in numbers]
+        self._masks = data["response_mask"].unbind()
+        self._joined = Joined(
+            [self._masks[row] for row in self._chosen],
+            conversation=[numbers[conversation_key(keys[row])] for row in self._chosen],
+            segment=[int(keys[row].rpartition("_")[2]) for row in self._chosen],
+        )
+
+    @property
+    def mask(self) -> torch.Tensor:
+        """[C, T], bool."""
+        return self._joined.mask
+
+    def join(self, name: str) -> torch.Tensor:
+        """[C, T]: a field of the rows."""
+        values = self._data[name].unbind()
+        return self._joined.join([values[row] for row in self._chosen])
+
+    def split(self, values: torch.Tensor) -> torch.Tensor:
+        """[C, T] → nested [rows, tokens], 0 on tokens that were not sampled."""
+        rows = [torch.zeros(mask.shape, dtype=values.dtype) for mask in self._masks]
+        for row, part in zip(self._chosen, self._joined.split(values), strict=True):
+            rows[row] = part
+        return torch.nested.as_nested_tensor(rows, layout=torch.jagged)
+
+
+def rollout_weights(
+    correction: RolloutCorrectionSettings, rows: JoinedRows
+) -> tuple[torch.Tensor, dict[str, float]]:
+    """The importance weight of each token, nested [rows, tokens], and of all sampled tokens the mean weight,
+    and the shares whose ratio was cut and rejected.
+
+    `rows` have `old_log_probs`, the trainer's, and `rollout_log_probs`, the sampler's.
+    """
+    lowest, highest = _NO_BOUNDS
+    ratios, _ = compute_rollout_correction_weights(
+        rows.join("old_log_probs") - rows.join("rollout_log_probs"),
+        rows.mask.to(torch.int64),
+        rollout_is=correction.level,
+        rollout_is_threshold=f"{correction.reject_below or lowest}_{correction.reject_above or highest}",
+    )
+    weights = ratios if correction.cap is None else ratios.clamp(max=correction.cap)
+    sampled = rows.mask
+    return rows.split(weights), {
+        "rollout_corr/mean": float(weights[sampled].mean()),
+        "rollout_corr/capped": float((weights < ratios)[sampled].float().mean()),
+        "rollout_corr/rejected": float((ratios == 0)[sampled].float().mean()),
+    }
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,9 +90,8 @@ class StepEstimate:
 
 def estimate_advantages(
     train: TrainSettings,
+    rows: JoinedRows,
     *,
-    keys: Sequence[str],
-    data: TensorDict,
     trajectories: Mapping[str, Trajectory],
     greedy_rewards: Mapping[str, float],
     num_played: int,
@@ -37,66 +99,44 @@ def estimate_advantages(
 ) -> StepEstimate:
     """Estimate the advantages of a step's rows.
 
-    `keys`: of the rows; those of `trajectories` are trained on, any other row is padding. `data`: nested
-    [rows, tokens], `response_mask`, `old_log_probs`, and where they apply `ref_log_prob` and `values`.
-    `greedy_rewards`: by uid of the group.
+    `rows` have `old_log_probs`, and where they apply `ref_log_prob` and `values`; `trajectories`: theirs, in
+    that order; `greedy_rewards`: by uid of the group.
     """
-    numbers = {key: number for number, key in enumerate(trajectories)}
-    chosen = [row for row, key in enumerate(keys) if conversation_key(key) in numbers]
-    masks = data["response_mask"].unbind()
-    joined = Joined(
-        [masks[row] for row in chosen],
-        conversation=[numbers[conversation_key(keys[row])] for row in chosen],
-        segment=[int(keys[row].rpartition("_")[2]) for row in chosen],
-    )
-
-    def join(name: str) -> torch.Tensor:
-        values = data[name].unbind()
-        return joined.join([values[row] for row in chosen])
-
     uids = [key.rpartition("_")[0] for key in trajectories]
     groups = {uid: number for number, uid in enumerate(dict.fromkeys(uids))}
-    rewards = rewards_of(list(trajectories.values()), joined.mask)
+    rewards = rewards_of(list(trajectories.values()), rows.mask)
     for number, trajectory in enumerate(trajectories.values()):
-        last = int(joined.mask[number].sum()) - 1
+        last = int(rows.mask[number].sum()) - 1
         rewards[number, last] -= overlong_penalty(trajectory, train, context_length=context_length)
-    old_log_probs = join("old_log_probs")
+    old_log_probs = rows.join("old_log_probs")
     metrics: dict[str, float] = {}
     if train.kl is not None and train.kl.place == "reward":
-        kl = kl_penalty(old_log_probs, join("ref_log_prob"), train.kl.estimator) * joined.mask
+        kl = kl_penalty(old_log_probs, rows.join("ref_log_prob"), train.kl.estimator) * rows.mask
         rewards = rewards - train.kl.coef * kl
-        metrics["actor/kl_loss"] = float(kl.sum() / joined.mask.sum())
-    values = join("values") if train.algorithm.needs_critic else None
+        metrics["actor/kl_loss"] = float(kl.sum() / rows.mask.sum())
+    values = rows.join("values") if train.algorithm.needs_critic else None
     greedy = [greedy_rewards[uid] for uid in uids] if train.algorithm.needs_greedy else None
     estimate = train.algorithm.estimate(
         Conversations(
             trajectories=list(trajectories.values()),
             group=torch.tensor([groups[uid] for uid in uids]),
-            mask=joined.mask,
+            mask=rows.mask,
             rewards=rewards,
-            turn=turns_of(joined.mask, list(trajectories.values())),
+            turn=turns_of(rows.mask, list(trajectories.values())),
             old_log_probs=old_log_probs,
             values=values,
             greedy_rewards=None if greedy is None else torch.tensor(greedy, dtype=torch.float64),
             num_played=num_played,
         )
     )
-
     if values is not None:
-        metrics |= _critic_metrics(values, estimate, joined.mask)
-
-    def split(values: torch.Tensor) -> torch.Tensor:
-        rows = [torch.zeros(mask.shape, dtype=values.dtype) for mask in masks]
-        for row, part in zip(chosen, joined.split(values), strict=True):
-            rows[row] = part
-        return torch.nested.as_nested_tensor(rows, layout=torch.jagged)
-
+        metrics |= _critic_metrics(values, estimate, rows.mask)
     fields = {
         "advantages": estimate.advantages,
         "returns": estimate.returns,
         "return_weights": estimate.return_weights,
     }
-    return StepEstimate({name: split(x) for name, x in fields.items() if x is not None}, metrics)
+    return StepEstimate({name: rows.split(x) for name, x in fields.items() if x is not None}, metrics)
 
 
 def _critic_metrics(values: torch.Tensor, estimate: Estimate, mask: torch.Tensor) -> dict[str, float]:

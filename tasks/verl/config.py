@@ -12,7 +12,7 @@ from envs.requirements.detection import pip_install
 from tasks.algorithms.algorithm import ActorCritic
 from tasks.cluster.placement import Placement
 from tasks.config.pipelines import Pipeline
-from tasks.config.training import IMPORTANCE_CAP, TrainSettings
+from tasks.config.training import TrainSettings
 from tasks.verl.gpu_model import gpu_model_options
 
 if TYPE_CHECKING:
@@ -151,8 +151,9 @@ _CPU_ENGINE = {
 def _cpu(pipeline: Pipeline) -> dict[str, Any]:
     options: dict[str, Any] = {
         **{f"actor_rollout_ref.model.{name}": value for name, value in _CPU_MODEL.items()},
-        # Sampler and trainer compute the same numbers in fp32: the sampler's log-probs are the old ones.
-        "algorithm.rollout_correction.bypass_mode": True,
+        # Sampler and trainer compute the same numbers in fp32: the sampler's log-probs are the old ones,
+        # unless the policy that sampled is to be corrected for.
+        "algorithm.rollout_correction.bypass_mode": pipeline.train.rollout_correction is None,
         "actor_rollout_ref.actor.use_torch_compile": False,
         "actor_rollout_ref.rollout.dtype": "float32",
         "actor_rollout_ref.rollout.engine_kwargs.cpu": {"samplers": pipeline.backend.samplers},
@@ -165,14 +166,10 @@ def _cpu(pipeline: Pipeline) -> dict[str, Any]:
 
 def _cuda(pipeline: Pipeline, *, model: str) -> dict[str, Any]:
     model_options = gpu_model_options(model)
-    cap = pipeline.train.importance_cap
     return {
         **{f"actor_rollout_ref.model.{name}": value for name, value in model_options.items()},
-        # vLLM in bf16 and the trainer differ in the third digit: old log-probs are computed anew, and what
-        # was sampled by the other's probabilities is weighed by the ratio of the two.
+        # vLLM in bf16 and the trainer differ in the third digit: old log-probs are computed anew.
         "algorithm.rollout_correction.bypass_mode": False,
-        "algorithm.rollout_correction.rollout_is": None if cap is None else "token",
-        "algorithm.rollout_correction.rollout_is_threshold": cap or IMPORTANCE_CAP,
         "actor_rollout_ref.rollout.dtype": "bfloat16",
         "actor_rollout_ref.rollout.gpu_memory_utilization": pipeline.backend.gpu_memory_utilization,
         # Log-probs after temperature; also after top-p and top-k, which `check_pipeline` therefore refuses.
@@ -313,10 +310,10 @@ def check_pipeline(pipeline: Pipeline) -> None:
         )
     if train.observation_loss > 0:
         _check_observations(pipeline)
-    if backend.device == "cpu" and train.importance_cap is not None:
+    if backend.device == "cpu" and train.async_ is None and train.rollout_correction is not None:
         raise ConfigError(
-            f"train.importance_cap {train.importance_cap} is for backend.device cuda; on a CPU sampler and "
-            "trainer compute the same log-probs; leave it out"
+            "train.rollout_correction is for backend.device cuda, and for train.async: on a CPU, sampler and "
+            "trainer otherwise compute the same log-probs; leave it out"
         )
     if backend.device == "cuda" and train.optimizer.name == "muon":
         raise ConfigError(

@@ -14,14 +14,11 @@ from typing import Any
 import transfer_queue as tq
 from tensordict import TensorDict
 from transfer_queue import KVBatchMeta
-from verl import DataProto
-from verl.trainer.ppo.rollout_corr_helper import compute_rollout_correction_and_add_to_batch
 from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 from verl.utils.debug import marked_timer
 from verl.utils.metric import reduce_metrics
 from verl.utils.py_functional import rename_dict
 from verl.utils.skip import SkipManager
-from verl.workers.utils.padding import response_to_nested
 
 from tasks.algorithms.algorithm import ActorCritic
 from tasks.config.pipelines import Pipeline
@@ -29,7 +26,7 @@ from tasks.config.training import TrainSettings
 from tasks.errors import Diverged
 from tasks.rollout.runner import training_temperature
 from tasks.verl import checkpoints
-from tasks.verl.advantages import estimate_advantages
+from tasks.verl.advantages import JoinedRows, estimate_advantages, rollout_weights
 from tasks.verl.cpu.engine import WHOLE_CONVERSATIONS
 from tasks.verl.loss import (
     OBSERVATION_TOKENS,
@@ -129,20 +126,14 @@ class StepTrainer(PPOTrainerSync):  # type: ignore[misc]
         fields = ["response_mask", "old_log_probs", "rollout_log_probs", "ref_log_prob", "values"]
         data = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=fields)
         output: dict[str, Any] = {}
-        correction = self.config.algorithm.rollout_correction
-        if not correction.bypass_mode:
-            padded = DataProto(batch=data.to_padded_tensor())
-            padded, correction_metrics = compute_rollout_correction_and_add_to_batch(padded, correction)
+        rows = JoinedRows(batch.keys, data, rollout.trained)
+        correction = self._pipeline.train.rollout_correction
+        if correction is not None:
+            output["rollout_is_weights"], correction_metrics = rollout_weights(correction, rows)
             metrics.update(correction_metrics)
-            output |= {
-                name: response_to_nested(padded.batch[name], data["response_mask"])
-                for name in ("response_mask", "rollout_is_weights")
-                if name in padded.batch
-            }
         estimate = estimate_advantages(
             self._pipeline.train,
-            keys=batch.keys,
-            data=data,
+            rows,
             trajectories=rollout.trained,
             greedy_rewards=rollout.greedy_rewards,
             num_played=rollout.sample.num_played,

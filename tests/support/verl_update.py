@@ -65,11 +65,13 @@ def update(
     groups: Sequence[Sequence[Trajectory]],
     *,
     reference: Sequence[Sequence[Trajectory]] | None = None,
+    recomputed: Sequence[Sequence[Trajectory]] | None = None,
     played_tokens: int | None = None,
 ) -> dict[str, list[float]]:
     """One training step's optimizer steps, with the loss of `pipeline`; verl's metrics, a list each.
 
-    `reference`: `groups` with the log-probs of the reference policy; `played_tokens`: of the step, by default
+    `reference`: `groups` with the log-probs of the reference policy; `recomputed`: with those of the trainer,
+    where the sampler's are not the old ones; `played_tokens`: of the step, by default
     those of `groups`.
     """
     from verl.utils import tensordict_utils as tu
@@ -77,7 +79,9 @@ def update(
     from tasks.verl.loss import set_loss
 
     set_loss(worker, pipeline.train, context_length=pipeline.rollout.context_length)
-    data = step_data(pipeline, groups, reference=reference, played_tokens=played_tokens)
+    data = step_data(
+        pipeline, groups, reference=reference, recomputed=recomputed, played_tokens=played_tokens
+    )
     metrics: dict[str, list[float]] = tu.get(worker.update_actor(data), "metrics")
     return metrics
 
@@ -109,6 +113,7 @@ def step_data(
     groups: Sequence[Sequence[Trajectory]],
     *,
     reference: Sequence[Sequence[Trajectory]] | None = None,
+    recomputed: Sequence[Sequence[Trajectory]] | None = None,
     played_tokens: int | None = None,
     values: "torch.Tensor | None" = None,
     ranks: int = 1,
@@ -118,21 +123,27 @@ def step_data(
     `update` and `update_critic`."""
     from verl.utils import tensordict_utils as tu
 
-    from tasks.verl.advantages import estimate_advantages
+    from tasks.verl.advantages import JoinedRows, estimate_advantages, rollout_weights
     from tasks.verl.trainer import update_options
 
     rows = rows_of_all(groups)
     data: TensorDict = fields_of(rows, with_observations=pipeline.train.observation_loss > 0)
     data["old_log_probs"] = data["rollout_log_probs"]
+    if recomputed is not None:
+        data["old_log_probs"] = fields_of(rows_of_all(recomputed))["rollout_log_probs"]
     if reference is not None:
         data["ref_log_prob"] = fields_of(rows_of_all(reference))["rollout_log_probs"]
     if values is not None:
         data["values"] = values
+    train = pipeline.train
+    trajectories = {conversation_key(row.key): row.trajectory for row in rows}
+    joined = JoinedRows([row.key for row in rows], data, trajectories)
+    if train.rollout_correction is not None:
+        data["rollout_is_weights"], _ = rollout_weights(train.rollout_correction, joined)
     estimate = estimate_advantages(
-        pipeline.train,
-        keys=[row.key for row in rows],
-        data=data,
-        trajectories={conversation_key(row.key): row.trajectory for row in rows},
+        train,
+        joined,
+        trajectories=trajectories,
         greedy_rewards={},
         num_played=pipeline.rollout.items_per_step * pipeline.rollout.group_size,
         context_length=pipeline.rollout.context_length,
