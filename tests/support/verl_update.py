@@ -71,8 +71,7 @@ def update(
     """One training step's optimizer steps, with the loss of `pipeline`; verl's metrics, a list each.
 
     `reference`: `groups` with the log-probs of the reference policy; `recomputed`: with those of the trainer,
-    where the sampler's are not the old ones; `played_tokens`: of the step, by default
-    those of `groups`.
+    where the sampler's are not the old ones; `played_tokens`: of the step, by default those of `groups`.
     """
     from verl.utils import tensordict_utils as tu
 
