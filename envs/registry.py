@@ -140,6 +140,7 @@ _BUILTIN = {
     "searchqa": "envs.builtin.searchqa.spec",
     "searchqa-mini": "envs.builtin.searchqa.mini.spec",
     "textcraft": "envs.builtin.textcraft.env",
+    "textworld": "envs.builtin.textworld.env",
     "webarena": "envs.builtin.webarena.spec",
     "webarena-local": "envs.builtin.webarena_local.env",
     "webshop": "envs.builtin.webshop.spec",
@@ -154,6 +155,7 @@ _FAMILIES = {
     "reasoning-gym": "envs.adapters.reasoning_gym",
     "textarena": "envs.adapters.textarena",
     "textcraft": "envs.builtin.textcraft.env",
+    "textworld": "envs.builtin.textworld.env",
     "webshop": "envs.builtin.webshop.spec",
     "webshop-mini": "envs.builtin.webshop.mini.spec",
 }

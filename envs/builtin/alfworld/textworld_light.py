@@ -15,10 +15,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from copy import deepcopy
 from functools import cache, lru_cache
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 from envs.builtin.alfworld.upstream import package_folder
+from envs.builtin.textworld.upstream import stand_in_for_jericho
 
 # numpy's threads would keep the fork server from forking.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
@@ -27,10 +28,7 @@ os.environ.setdefault("ALFWORLD_DATA", str(package_folder()))
 
 
 if importlib.util.find_spec("jericho") is None:
-    _jericho = ModuleType("jericho")
-    for _name in ("UnsupportedGameWarning", "TruncatedInputActionWarning"):
-        setattr(_jericho, _name, type(_name, (UserWarning,), {}))
-    sys.modules["jericho"] = _jericho
+    sys.modules["jericho"] = stand_in_for_jericho()
 
 import fast_downward
 from alfworld.agents.environment.alfred_tw_env import AlfredDemangler
