@@ -34,6 +34,8 @@ from tasks.config.pipelines import load_pipeline
 from tasks.reporting.compare import RunSummary, markdown, read_run
 
 REFERENCE = "stepwise"
+T_QUANTILES = (12.7062, 4.3027, 3.1824, 2.7764, 2.5706, 2.4469, 2.3646, 2.3060, 2.2622)
+"""97.5th percentiles of Student's t with 1 to 9 degrees of freedom."""
 HEADER = ("schedule", "seeds", "environment steps", "success", f"difference to {REFERENCE}", "p")
 
 
@@ -53,7 +55,9 @@ def schedules(stages: Sequence[int], *, steps: int) -> dict[str, dict[str, Any]]
         "fixed-short": {"type": "fixed", "max_turns": [first]},
         "fixed-long": {"type": "fixed", "max_turns": [last]},
     }
-    return {name: Horizon.model_validate(block) and block for name, block in blocks.items()}
+    for block in blocks.values():
+        Horizon.model_validate(block)
+    return blocks
 
 
 def success_at(curve: Sequence[tuple[float, float]], steps: float) -> float:
@@ -68,12 +72,10 @@ def success_at(curve: Sequence[tuple[float, float]], steps: float) -> float:
 
 
 def mean_interval(values: Sequence[float]) -> tuple[float, float]:
-    """95% interval of a mean by Student's t; from -∞ to ∞ for a single value."""
+    """95% interval of the mean of up to ten values, by Student's t; from -∞ to ∞ for a single one."""
     if len(values) < 2:
         return -math.inf, math.inf
-    from scipy.stats import t
-
-    half = float(t.ppf(0.975, len(values) - 1)) * stdev(values) / math.sqrt(len(values))
+    half = T_QUANTILES[len(values) - 2] * stdev(values) / math.sqrt(len(values))
     return fmean(values) - half, fmean(values) + half
 
 

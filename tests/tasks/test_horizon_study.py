@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from agents.horizon import Horizon
-from bench.horizon_study import mean_interval, rows, schedules, sign_flip_p, success_at
+from bench.horizon_study import T_QUANTILES, mean_interval, rows, schedules, sign_flip_p, success_at
 from tasks.reporting.compare import RunSummary
 
 CURVE = [(0.0, 0.2), (100.0, 0.4), (300.0, 0.8)]
@@ -29,10 +29,20 @@ def test_the_sign_flip_test_by_hand() -> None:
     assert sign_flip_p([0.0, 0.0]) == 1.0
 
 
-def test_the_interval_of_a_mean_by_a_table_of_student_s_t() -> None:
-    low, high = mean_interval([0.5, 0.6, 0.7])  # t of 2 degrees of freedom: 4.303
+def test_the_interval_of_a_mean() -> None:
+    low, high = mean_interval([0.5, 0.6, 0.7])
     assert (low, high) == pytest.approx((0.6 - 4.303 * 0.1 / 3**0.5, 0.6 + 4.303 * 0.1 / 3**0.5), abs=1e-4)
     assert mean_interval([0.5]) == (-math.inf, math.inf)
+
+
+@pytest.mark.parametrize("degrees", range(1, 10))
+def test_the_quantiles_hold_95_percent_of_student_s_t(degrees: int) -> None:
+    """Its density, integrated by the midpoint rule."""
+    scale = math.gamma((degrees + 1) / 2) / math.sqrt(degrees * math.pi) / math.gamma(degrees / 2)
+    width = T_QUANTILES[degrees - 1] / 2000
+    points = ((i + 0.5) * width for i in range(2000))
+    inside = 2 * sum(scale * (1 + x * x / degrees) ** (-(degrees + 1) / 2) * width for x in points)
+    assert inside == pytest.approx(0.95, abs=1e-5)
 
 
 def test_all_schedules_go_from_the_first_to_the_last_value() -> None:

@@ -92,7 +92,7 @@ KINDS: Mapping[str, Kind] = {
         goal="",
         levels=[
             Level(
-                settings={"recipe_seed": 0, "split": None, "go": 1} | skills,
+                settings={"recipe_seed": 0, "split": None, "go": 1, **skills},
                 metadata={"game": "cooking", "level": level},
             )
             for level, skills in enumerate(_MEALS, start=1)
