@@ -97,7 +97,7 @@ def refusal(overrides: dict[str, Any]) -> str:
         ({"rollout.group_size": 100000}, "1,600,000 episodes a step"),
         ({"train.algorithm": "grop"}, "unknown algorithm 'grop'; did you mean 'grpo'?"),
         ({"train.algorithm.loss.clip_hig": 0.3}, "clip_hig: unknown key; did you mean 'clip_high'"),
-        ({"train.algorithm": {"name": "dapo", "overlong": {"buffer": 2}}}, "buffer: Input should be less than 1"),
+        ({"train.algorithm": {"name": "dapo", "overlong": {"buffer": 2}}}, "buffer: Input should be less"),
         ({"train.algorithm": "rft"}, "mini_batches, save_every: not used by an algorithm"),
         ({"train": SFT}, "rollout.items_per_step 16: sft samples no episodes for training here; set it to 1"),
         (ONE_SAMPLE | {"train": SFT}, "schedules of the horizon: sft samples no episodes"),
