@@ -111,6 +111,9 @@ class Turn:
     """Those of `prompt_ids`, in order."""
     images: tuple[Image, ...] = ()
     """Those of the observation; of `observation_ids` if there are any, in order."""
+    state: str | None = None
+    """The key of the environment's state in which the turn was taken (`envs/base.py`, `HasState`); None where
+    the environment has none, and in a summary."""
     sampling_s: float = field(default=0.0, compare=False)
     """From the request for the completion to its end, waiting included; 0.0 if not measured."""
     env_s: float = field(default=0.0, compare=False)
@@ -137,6 +140,8 @@ class Trajectory:
     """`<error class>: <text>` of the fault, if `stop_reason` is `ERROR`."""
     metrics: Mapping[str, float] = field(default_factory=dict)
     """Further per-episode numbers, e.g. `{"parse_failures": 1}`."""
+    final_state: str | None = None
+    """The key of the state after the last turn; None if the environment's episode has ended."""
     labels: Mapping[str, Label] = field(default_factory=dict)
     """Identify the episode: `policy` and `mode` of an evaluation, metadata of a gateway session."""
     prompt_images: tuple[Image, ...] = ()

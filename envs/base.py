@@ -42,6 +42,20 @@ class HasProcess(Protocol):
 
 
 @runtime_checkable
+class HasState(Protocol):
+    """The additional interface of an environment that recognises a state in which it has been before."""
+
+    def state_key(self) -> str | None:
+        """A short text for the current moment of the episode; None before a reset and after the end.
+
+        Two moments of episodes of one item have the same key exactly if the environment is in the same state
+        at both: the same actions then have the same effects, rewards and ends. The number of steps so far and
+        the order in which an observation lists things are not part of the state. It is asked for after every
+        turn: hash what is at hand (`envs/states.py`), and never wait.
+        """
+
+
+@runtime_checkable
 class Inspectable(Protocol):
     """The additional interface of an environment that answers queries about the current episode."""
 

@@ -94,6 +94,8 @@ class EnvSpec:
     """False if the items are a user's data (docs/data.md), in `Item.fields`."""
     has_rewards: bool = True
     """False if steps carry no reward, so that a pipeline must name one."""
+    has_states: bool = False
+    """Whether instances have `state_key` (`envs/base.py`, `HasState`)."""
     check_fields: Callable[[Mapping[str, Any]], object] = accept_any_fields
     """Checks a row of a user's data before the run starts; raises `ConfigError` for what `reset` would
     refuse."""

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from agents.formats.calls import ParsedTurn, ToolCall
 from agents.tools.toolbox import Toolbox
 from agents.tools.types import ToolResult, ToolStatus
-from envs.base import Environment
+from envs.base import Environment, HasState
 from envs.errors import EnvCrashed, EpisodeTimeout, boundary, describe
 from envs.runtime.concurrency import gather_or_cancel
 from envs.runtime.instance import Instance, unwrap
@@ -45,6 +45,7 @@ class ActionExecutor:
     def __init__(self, env: Environment, item: Item, *, tools: Toolbox | None, step_timeout_s: float) -> None:
         """`step_timeout_s` is for one step of the environment, and for tools without a limit of their own."""
         self._env = env
+        self._states = env if isinstance(env, HasState) else None
         self._item = item
         self._tools = tools
         self._timeout_s = step_timeout_s
@@ -55,6 +56,13 @@ class ActionExecutor:
         """The environment's first observation; only the episode's time limits it."""
         with boundary(EnvCrashed, f"{self._item.item_id}: reset"):
             return Observation.wrap(await self._env.reset(self._item))
+
+    def state_key(self) -> str | None:
+        """Of the environment's state now, if it has any; raises `EnvCrashed`."""
+        if self._states is None:
+            return None
+        with boundary(EnvCrashed, f"{self._item.item_id}: state_key"):
+            return self._states.state_key()
 
     async def execute(self, turn: ParsedTurn) -> ActionResult:
         """Raises `EnvCrashed`, `EpisodeTimeout`, and `WingspanError`s of the environment and the tools."""

@@ -88,6 +88,7 @@ async def run_episode(
         reward=sum(turn.reward for turn in episode.turns),
         success=episode.success,
         seconds=time.perf_counter() - start,
+        final_state=episode.state,
         metrics=episode.metrics,
     )
     if config.reward is None or not trajectory.turns:
@@ -110,6 +111,8 @@ class _Episode:
     on_turn: Callable[[Sequence[Turn]], None] | None
     turns: list[Turn] = field(default_factory=list)
     success: bool = False
+    state: str | None = None
+    """The key of the environment's state after the turns so far."""
     final_response: str = ""
     turn_count: int = 0  # without summaries
     parse_failures: int = 0
@@ -125,6 +128,7 @@ class _Episode:
         agent, max_turns = self.config.agent, self.config.limits.max_turns
         loop = asyncio.get_running_loop()
         observation = await self.executor.reset()
+        self.state = self.executor.state_key()
         opening = agent.render(self.item, observation.text)
         if self.on_opening is not None:
             self.on_opening(opening.messages)
@@ -139,6 +143,7 @@ class _Episode:
             parsed = output.parsed or agent.parse(output.text)
             execution_start = time.perf_counter()
             result = await self.executor.execute(parsed)
+            state, self.state = self.state, self.executor.state_key()
             execution_end = time.perf_counter()
             if loop.time() >= deadline_s:
                 raise TimeoutError  # nothing suspended, so the event loop could not raise it
@@ -173,6 +178,7 @@ class _Episode:
                     prompt_ids=output.prompt_ids,
                     prompt_images=output.prompt_images,
                     images=images,
+                    state=state,
                     sampling_s=execution_start - generation_start,
                     env_s=execution_end - execution_start,
                 )

@@ -53,6 +53,8 @@ class Toy:
     actions: tuple[str, ...]
     success: str
     hint: str
+    has_states: bool = True
+    """Whether its number `s` is the whole state."""
 
 
 TOYS = {
@@ -60,6 +62,7 @@ TOYS = {
         ("stick", "hit"),
         "last_reward",
         "You are told (your sum, the dealer's open card, 1 if you have a usable ace). ",
+        has_states=False,
     ),
     "CliffWalkingEnv": Toy(
         ("up", "right", "down", "left"),
@@ -91,6 +94,7 @@ class Setup:
     is_success: Callable[[float, float, bool], bool]
     """(last reward, return, terminated) at the end, if the info does not say."""
     instructions: str
+    has_states: bool
 
 
 class GymnasiumEnv:
@@ -131,6 +135,12 @@ class GymnasiumEnv:
             success=self._has_ended and self._is_success(reward, terminated, info),
         )
 
+    def state_key(self) -> str | None:
+        """The number of a toy text's state; None for other environments, which hide theirs."""
+        if self._has_ended or not self._setup.has_states:
+            return None
+        return str(int(self._env.unwrapped.s))
+
     async def close(self) -> None:
         """Close the environment."""
         env, self._env, self._has_ended = self._env, None, True
@@ -153,6 +163,7 @@ def spec(argument: str) -> EnvSpec:
         instructions=_setup(argument).instructions,
         packages=PACKAGES,
         source=SOURCE,
+        has_states=_setup(argument).has_states,
     )
 
 
@@ -180,6 +191,7 @@ def _setup(argument: str) -> Setup:
         instructions=INSTRUCTIONS.format(
             id=target, hint=toy.hint if toy else "", actions=actions.description
         ),
+        has_states=toy is not None and toy.has_states,
     )
 
 

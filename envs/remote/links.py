@@ -44,6 +44,9 @@ class SessionLost(Exception):
 class AgentGymLink:
     """A session by AgentGym's protocol as its clients use it, on Wingspan's servers and AgentGym's own."""
 
+    state: str | None = None
+    """The protocol has no place for keys of states."""
+
     def __init__(self, url: str, token: str | None, timeout_s: float) -> None:
         self._url = url
         self._headers = _headers(token)
@@ -178,6 +181,8 @@ class OpenEnvLink:
         self._headers = _headers(token)
         self._timeout_s = timeout_s
         self._socket: ClientConnection | None = None
+        self.state: str | None = None
+        """The key of the state that the last answer describes."""
 
     async def reset(self, item: Item) -> str:
         """Start an episode, in a new session at the first call; returns the first observation."""
@@ -253,6 +258,7 @@ class OpenEnvLink:
             raise ConfigError(
                 f"{self._url} answers {sorted(observation)} where 'text' is expected: not our server"
             )
+        self.state = (data.get("metadata") or {}).get("state_key")
         return StepResult(
             observation["text"],
             data["reward"] or 0.0,

@@ -104,6 +104,11 @@ class Servers:
         return RemoteEnv(self)
 
     @property
+    def has_states(self) -> bool:
+        """Whether answers carry the keys of states."""
+        return self._link is OpenEnvLink
+
+    @property
     def live(self) -> dict[str, int]:
         """URL → instances of this process there."""
         return {server.url: server.live for server in self._servers}
@@ -147,7 +152,15 @@ class Servers:
 
 def on_servers(spec: EnvSpec, servers: Servers) -> EnvSpec:
     """`spec`, with its instances on `servers`: they need nothing of this machine."""
-    return replace(spec, make=servers.make, isolation="none", preload=(), max_episodes=None, requirements=())
+    return replace(
+        spec,
+        make=servers.make,
+        isolation="none",
+        preload=(),
+        max_episodes=None,
+        requirements=(),
+        has_states=spec.has_states and servers.has_states,
+    )
 
 
 class RemoteEnv:
@@ -182,6 +195,10 @@ class RemoteEnv:
             raise EnvCrashed(f"{server.url}: {error}") from error
         except SessionLost as error:
             raise EnvCrashed(f"{server.url}: {error}") from error
+
+    def state_key(self) -> str | None:
+        """The key that came with the last answer."""
+        return None if self._link is None else self._link.state
 
     async def close(self) -> None:
         """End the session. Idempotent."""

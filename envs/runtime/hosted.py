@@ -54,6 +54,7 @@ class HostedEnv:
         self._channel: Channel | None = None
         self._is_busy = False
         self._item_id = "no item"
+        self._state: str | None = None
 
     @property
     def pid(self) -> int | None:
@@ -69,13 +70,17 @@ class HostedEnv:
 
     async def reset(self, item: Item) -> str | Observation:
         self._item_id = item.item_id
-        values = _decode_images(await self._call("reset", asdict(item)))
+        values = self._decode(await self._call("reset", asdict(item)))
         return Observation(**values) if values["images"] else str(values["text"])
 
     async def step(self, action: str) -> StepResult:
         if self._channel is None:
             raise RuntimeError("step before reset, or after the end")
-        return StepResult(**_decode_images(await self._call("step", action)))
+        return StepResult(**self._decode(await self._call("step", action)))
+
+    def state_key(self) -> str | None:
+        """The key that came with the last answer."""
+        return self._state
 
     async def inspect(self, name: str) -> Any:
         """Return a fact of the episode; raises `ConfigError` too if the environment is not `Inspectable`."""
@@ -83,7 +88,7 @@ class HostedEnv:
 
     async def close(self) -> None:
         """Let an idle worker close its instance, then kill the worker."""
-        channel, self._channel = self._channel, None
+        channel, self._channel, self._state = self._channel, None, None
         if channel is None:
             return
         try:
@@ -110,9 +115,9 @@ class HostedEnv:
             raise restore_error(answer, subject=f"{self._item_id}: {method}")
         return answer["value"]
 
-
-def _decode_images(values: dict[str, Any]) -> dict[str, Any]:
-    return {**values, "images": tuple(read_image(uri) for uri in values["images"])}
+    def _decode(self, values: dict[str, Any]) -> dict[str, Any]:
+        self._state = values.pop("state")
+        return {**values, "images": tuple(read_image(uri) for uri in values["images"])}
 
 
 def restore_error(answer: dict[str, Any], *, subject: str) -> WingspanError:

@@ -1,8 +1,9 @@
 """The process side of a hosted environment: it receives requests, acts, and sends answers.
 
 A request is `[method, argument]`, an answer `{"value": …}` or `{"error": <class>, "text": <message>}`, both
-in JSON, so that reading an answer runs no code of the worker's. Images are data URIs. On a socket each
-message is one line, and one request is in progress at a time.
+in JSON, so that reading an answer runs no code of the worker's. Images are data URIs. The answer to a reset
+or a step has the key of the state that it led to. On a socket each message is one line, and one request is in
+progress at a time.
 """
 
 import asyncio
@@ -12,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
 
-from envs.base import Environment, HasProcess, Inspectable
+from envs.base import Environment, HasProcess, HasState, Inspectable
 from envs.errors import ConfigError
 from envs.images import data_uri
 from envs.types import Item, Observation, StepResult
@@ -41,9 +42,9 @@ class Worker:
             self._env = self._make()
         match method:
             case "reset":
-                return _encode(Observation.wrap(await self._env.reset(Item(**argument))))
+                return self._encode(Observation.wrap(await self._env.reset(Item(**argument))))
             case "step":
-                return _encode(await self._env.step(argument))
+                return self._encode(await self._env.step(argument))
             case "inspect":
                 if not isinstance(self._env, Inspectable):
                     raise ConfigError(
@@ -57,9 +58,9 @@ class Worker:
                     await self._env.prepare()
         return None
 
-
-def _encode(result: Observation | StepResult) -> dict[str, Any]:
-    return {**asdict(result), "images": [data_uri(image) for image in result.images]}
+    def _encode(self, result: Observation | StepResult) -> dict[str, Any]:
+        state = self._env.state_key() if isinstance(self._env, HasState) else None
+        return {**asdict(result), "images": [data_uri(image) for image in result.images], "state": state}
 
 
 async def serve(worker: Worker, connection: socket.socket) -> None:

@@ -58,14 +58,15 @@ class OpenEnv:
             except BaseException:
                 await self._sessions.close(session)  # nobody knows its id
                 raise
-        result.metadata = {"session_id": str(session.id)}
+        result.metadata = {"session_id": str(session.id), **(result.metadata or {})}
         return result
 
     async def step(self, call: Call) -> object:
         """`POST /step`: carry out an action."""
         request = validate(HttpStep, call.body)
         session = self._sessions.find(int(request.session_id), call.owner)
-        return _result(await self._sessions.step(session, request.action.text, timeout_s=request.timeout_s))
+        result = await self._sessions.step(session, request.action.text, timeout_s=request.timeout_s)
+        return _result(result, session)
 
     async def state(self, call: Call) -> object:
         """`GET /state`: where the episode stands."""
@@ -96,7 +97,7 @@ class OpenEnv:
                 result = await self._reset(session, request, self._item(request, location="data"))
             case "step":
                 action = validate(Action, message.data, location="data")
-                result = _result(await self._sessions.step(session, action.text))
+                result = _result(await self._sessions.step(session, action.text), session)
             case "state":
                 self._sessions.touch(session)
                 return {"type": "state", "data": _state(session)}
@@ -105,7 +106,9 @@ class OpenEnv:
     async def _reset(self, session: EnvSession, request: Reset, item: Item) -> Result:
         observation = await self._sessions.reset(session, item)
         session.episode_id = request.episode_id
-        return Result(observation=Observation(text=observation), reward=None, done=False)
+        return Result(
+            observation=Observation(text=observation), reward=None, done=False, metadata=_metadata(session)
+        )
 
     def _item(self, request: Reset, *, location: str) -> Item:
         if request.item_id is None:
@@ -204,7 +207,13 @@ async def _send(socket: WebSocket, content: object) -> None:
         await socket.send_text(to_json(content).decode())
 
 
-def _result(result: StepResult) -> Result:
+def _metadata(session: EnvSession) -> dict[str, str] | None:
+    """`state_key`, by which a training client recognises states; None where there is none."""
+    key = session.state_key
+    return None if key is None else {"state_key": key}
+
+
+def _result(result: StepResult, session: EnvSession) -> Result:
     return Result(
         observation=Observation(
             text=result.observation,
@@ -215,6 +224,7 @@ def _result(result: StepResult) -> Result:
         ),
         reward=result.reward,
         done=result.terminated or result.truncated,
+        metadata=_metadata(session),
     )
 
 

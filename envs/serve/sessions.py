@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any, TypeVar
 
-from envs.base import Environment, Inspectable
+from envs.base import Environment, HasState, Inspectable
 from envs.errors import ConfigError, describe
 from envs.network.server import RequestRejected
 from envs.registry import EnvSpec, get_item
@@ -77,6 +77,11 @@ class EnvSession:
     def done(self) -> bool:
         """Whether the episode has ended."""
         return self.terminated or self.truncated
+
+    @property
+    def state_key(self) -> str | None:
+        """Of the state that the environment is in, if it has any."""
+        return self.env.state_key() if isinstance(self.env, HasState) else None
 
 
 class EnvSessions:

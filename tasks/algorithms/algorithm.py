@@ -1,5 +1,6 @@
 """What every algorithm is made of: an advantage estimator, a policy loss, and how tokens are weighed."""
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
@@ -10,6 +11,7 @@ from tasks.algorithms.losses.library import AnyLoss
 from tasks.algorithms.losses.vanilla import Vanilla
 
 if TYPE_CHECKING:
+    from agents.types import Trajectory
     from tasks.algorithms.conversations import Conversations, Estimate
 
 Aggregation = Literal["seq-mean-token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm", "token-mean"]
@@ -52,11 +54,14 @@ class Algorithm(Settings):
     """Whether an advantage is relative to the other episodes of the item: groups then need two episodes that
     can be trained on, and one with fewer is left out."""
     skips_equal_groups: ClassVar[bool] = True
-    """Whether all advantages of a group with equal rewards are 0, so that it need not be trained on."""
+    """Whether a group whose advantages are all 0 (`has_advantages`) need not be trained on."""
     needs_critic: ClassVar[bool] = False
     """Whether it is an `ActorCritic`."""
     needs_greedy: ClassVar[bool] = False
     """Whether a greedy episode of each item is played as well; it is not trained on."""
+    compares_states: ClassVar[bool] = False
+    """Whether turns are compared that were taken in the same state: the environments must have states
+    (`EnvSpec.has_states`)."""
 
     name: str
     loss: AnyLoss = Vanilla()
@@ -83,6 +88,10 @@ class Algorithm(Settings):
                 f"dynamic_sampling: {self.name} learns from groups of equal rewards, too; leave it out"
             )
         return self
+
+    def has_advantages(self, group: Sequence["Trajectory"], scores: Sequence[float]) -> bool:
+        """False if all advantages of the group are sure to be 0; `scores`: rewards less the penalty."""
+        return len(set(scores)) > 1
 
     def estimate(self, batch: "Conversations") -> "Estimate":
         """The advantage of each sampled token; the rewards are of trajectories that are trained on."""

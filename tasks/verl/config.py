@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 from agents.prompting.images import has_vision
 from envs.errors import ConfigError, MissingDependency
+from envs.registry import get_env
 from envs.requirements.detection import pip_install
 from tasks.algorithms.algorithm import ActorCritic
 from tasks.cluster.placement import Placement
+from tasks.config.environments import environments
 from tasks.config.pipelines import Pipeline
 from tasks.config.training import TrainSettings
 from tasks.verl.gpu_model import gpu_model_options
@@ -243,6 +245,8 @@ def _check_algorithm(pipeline: Pipeline) -> None:
             f"train.algorithm {algorithm.name} needs a critic, and {pipeline.model} is a vision-language "
             "model, which none can be made of; choose an algorithm without one"
         )
+    if algorithm.compares_states:
+        _check_states(pipeline)
     context = pipeline.agent.context
     one_segment = context.when_full == "stop" and context.keep_thoughts
     one_micro_batch = train.mini_batches == 1 and pipeline.backend.workers == 1
@@ -267,6 +271,24 @@ def _check_observations(pipeline: Pipeline) -> None:
         raise ConfigError(
             f"{where}: on GPUs, verl divides the logits of observations by rollout.temperature, too; set "
             "temperature and final_temperature to 1.0"
+        )
+
+
+def _check_states(pipeline: Pipeline) -> None:
+    algorithm = f"train.algorithm {pipeline.train.algorithm.name} compares turns of the same state"
+    program = pipeline.agent.program
+    if program is not None:
+        raise ConfigError(f"{algorithm}; those of agent.program {program} have none; use another algorithm")
+    for spec in environments(pipeline):
+        if spec.has_states:
+            continue
+        if get_env(spec.name).has_states:
+            raise ConfigError(
+                f"{algorithm}; servers.{spec.name}.protocol agentgym cannot carry any; use protocol: openenv"
+            )
+        raise ConfigError(
+            f"{algorithm}; {spec.name} has none; use another algorithm, or give it a state_key "
+            "(docs/new-environment.md)"
         )
 
 

@@ -1,8 +1,8 @@
 """A step's episodes as rows of verl's TransferQueue: which are trained on, and how they are laid out.
 
 A failed episode is never a row. Nor is any of a group with fewer than two others, for a reward compared
-with nothing says nothing; nor of a group whose rewards are all the same, where its advantages, and so its
-gradient, are zero. Which of this holds depends on the algorithm.
+with nothing says nothing; nor of a group whose advantages, and so its gradient, are all zero: for most
+algorithms, one of equal rewards.
 """
 
 from collections.abc import Iterable, Sequence
@@ -24,8 +24,8 @@ def trainable(group: Sequence[Trajectory], train: TrainSettings, *, context_leng
     if train.algorithm.compares_group and len(usable) < 2:
         return []
     if train.algorithm.skips_equal_groups and not has_gradient_without_advantage(train):
-        scores = {t.reward - overlong_penalty(t, train, context_length=context_length) for t in usable}
-        return usable if len(scores) > 1 else []
+        scores = [t.reward - overlong_penalty(t, train, context_length=context_length) for t in usable]
+        return usable if train.algorithm.has_advantages(usable, scores) else []
     return usable
 
 

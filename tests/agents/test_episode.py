@@ -111,6 +111,31 @@ def test_stop_reasons(texts: list[str], max_steps: int, reason: StopReason) -> N
     assert all(turn.observation_ids for turn in played.turns[:-1])
 
 
+@pytest.mark.parametrize(
+    ("texts", "states", "final_state"),
+    [
+        (["Action: add 1", "Action: add 2"], ["0", "1"], None),  # solved
+        (["Action: add 1", "nothing", "Action: add 9"], ["0", "1", "1"], None),  # lost
+        (["Action: add 0", "Action: add 1", "Action: look", "Action: add 1"], ["0", "0", "1", "1"], "2"),
+    ],
+)
+def test_a_turn_knows_the_state_in_which_it_was_taken(
+    texts: list[str], states: list[str], final_state: str | None
+) -> None:
+    played = play_one(says(*texts))
+    assert [turn.state for turn in played.turns] == states
+    assert played.final_state == final_state
+
+
+def test_a_key_that_cannot_be_computed_is_the_environments_fault() -> None:
+    class Broken(ToyEnv):
+        def state_key(self) -> str | None:
+            raise KeyError("lost")
+
+    with pytest.raises(EnvCrashed, match="toy_0: state_key raised KeyError"):
+        play_one(says("Action: add 3"), env=Broken())
+
+
 def test_no_room_for_another_turn_is_max_context() -> None:
     texts = ["Thought: the total is now 0, so\nAction: add 0"] * 4
     full = play_one(says(*texts))

@@ -1,5 +1,6 @@
 """The games of `alfworld-mini`: what was solved is what is made, the same bytes everywhere, each once."""
 
+import asyncio
 import json
 import os
 import subprocess
@@ -105,3 +106,30 @@ def test_killed_games_cost_attempts_and_nothing_else() -> None:
     outcome = measure("alfworld-mini", items, kills=2, num_samples=2, capacity=2)
     assert (outcome.kills, outcome.episodes, outcome.successes) == (2, 4, 2)
     assert outcome.is_same
+
+
+def test_a_state_is_the_facts_that_actions_depend_on() -> None:
+    spec = get_env("alfworld-mini")
+    item = next(i for i in split(0).train if i.metadata["task"] == "pick_and_place_simple")
+
+    async def main() -> None:
+        env = spec.make()
+
+        async def key_after(*actions: str) -> str | None:
+            await env.reset(item)
+            for action in actions:
+                await env.step(action)
+            return env.state_key()
+
+        start = await key_after()
+        places = [c.removeprefix("go to ") for c in await env.inspect("available_actions") if "go to " in c]
+        cabinet, *_, there = [place for place in places if "cabinet" in place]
+        assert await key_after("look", "inventory", "help", "sing") == start
+        closed = await key_after(f"go to {cabinet}")
+        opened = await key_after(f"go to {cabinet}", f"open {cabinet}")
+        assert len({start, closed, opened}) == 3
+        assert await key_after(f"go to {there}", f"go to {cabinet}", f"examine {cabinet}") == closed
+        assert await key_after(f"go to {cabinet}", f"open {cabinet}", f"close {cabinet}") == closed
+        await env.close()
+
+    asyncio.run(main())

@@ -1,13 +1,17 @@
 """BabyAI in words, compared with minigrid itself: views, effects of commands, results of its bot."""
 
 import asyncio
+import itertools
 import random
+from collections.abc import Sequence
 
 import gymnasium
 import minigrid  # noqa: F401 - registers the levels
 import pytest
+from minigrid.core.world_object import Ball
 
 from envs.builtin.babyai.env import LEVELS, SPEC, BabyAIEnv, expert, make_item, make_level, split
+from envs.builtin.babyai.state import read_state
 from envs.builtin.babyai.view import Move, find_path, list_commands, look
 from envs.types import StepResult
 
@@ -37,13 +41,13 @@ def step(env: BabyAIEnv, action: str) -> StepResult:
     return asyncio.run(env.step(action))
 
 
-def wander(index: int, *, turns: int):
+def wander(index: int, *, turns: int, moves: Sequence[Move] = tuple(Move)[:6]):
     """The level after some random moves, at each of them."""
     level = make_level(index)
     rng = random.Random(index)
     for _ in range(turns):
         yield level
-        _, _, terminated, truncated, _ = level.step(rng.choice(list(Move)[:6]))
+        _, _, terminated, truncated, _ = level.step(rng.choice(moves))
         if terminated or truncated:
             return
 
@@ -213,3 +217,45 @@ def test_the_split_has_the_papers_sizes_and_every_level_on_both_sides():
     assert not {item.item_id for item in first.train} & {item.item_id for item in first.test}
     for items in (first.train, first.test):
         assert {item.metadata["level"] for item in items} == set(range(1, 41))
+
+
+def test_turning_there_and_back_is_no_other_state():
+    env = BabyAIEnv()
+    reset(env, 0)
+    start = env.state_key()
+    keys = []
+    for command in ["turn left", "turn right", "turn right", "turn right", "fly", "turn right", "turn right"]:
+        step(env, command)
+        keys.append(env.state_key())
+    left, back, right, behind, still_behind, other_left, once_around = keys
+    assert start == back == once_around
+    assert behind == still_behind
+    assert left == other_left
+    assert len({start, left, right, behind}) == 4
+
+
+def test_two_objects_that_look_the_same_are_told_apart_by_where_they_were():
+    level = make_level(LEVELS.index("PickupLoc-v0"))
+    first, second = Ball("red"), Ball("red")
+    level.put_obj(first, 3, 3)
+    level.put_obj(second, 4, 4)
+    before = read_state(level)
+    level.grid.set(3, 3, second)
+    level.grid.set(4, 4, first)
+    assert read_state(level) != before
+
+
+@pytest.mark.parametrize("index", range(0, 400, 19))
+def test_a_state_is_the_grid_and_the_pose_and_the_progress_of_a_mission_of_two_parts(index):
+    """Nothing is picked up here, and the start is left out: what a mission remembers of hands, minigrid does
+    not show. To put next to another thing what one carries from the start, one must have moved first."""
+    sights, states = {}, {}
+    levels = wander(index, turns=150, moves=[Move.LEFT, Move.RIGHT, Move.FORWARD, Move.TOGGLE])
+    for level in itertools.islice(levels, 1, None):
+        state = repr(read_state(level))
+        pose = (*map(int, level.agent_pos), int(level.agent_dir))
+        sight = (level.grid.encode().tobytes(), pose)
+        assert sights.setdefault(state, sight) == sight
+        if not hasattr(level.instrs, "instr_a"):
+            assert states.setdefault(sight, state) == state
+    assert sights

@@ -13,7 +13,7 @@ from typing import TypeVar
 
 import pytest
 
-from envs.base import Environment
+from envs.base import Environment, HasState
 from envs.errors import EnvCrashed, MissingDependency
 from envs.registry import ENVIRONMENTS, MAX_EXPERT_TURNS, EnvSpec, ExpertStep, get_env
 from envs.runtime.hosted import HostedEnv
@@ -46,7 +46,8 @@ ANY: dict[bool, Sequence[ExpertStep]] = {True: (), False: (ExpertStep(thought=""
 
 
 class Sample:
-    """An item with its solution, and one instance's results for malformed actions and for the solution."""
+    """An item with its solution, and one instance's results for malformed actions and for the solution, with
+    the key of the state after the reset and after each of them."""
 
     def __init__(self, spec: EnvSpec) -> None:
         spec.check()
@@ -58,32 +59,43 @@ class Sample:
         solutions = ((item, spec.solve(item) or ANY[spec.has_items]) for item in items)
         self.item, self.solution = next((item, solution) for item, solution in solutions if solution)
         self.second_item = next(i for i in train if i != self.item)
-        self.opening, self.garbage, self.results = on(spec.make, self.play)
+        self.opening, self.garbage, self.results, self.keys = on(spec.make, self.play)
 
-    async def play(self, env: Environment) -> tuple[str, list[StepResult], list[StepResult]]:
+    async def play(
+        self, env: Environment
+    ) -> tuple[str, list[StepResult], list[StepResult], list[str | None]]:
         opening = await env.reset(self.item)
+        keys = [state_key(env)]
         garbage = []
         for action in GARBAGE:
             garbage.append(await env.step(action))
             if garbage[-1].terminated:
                 await env.reset(self.item)
-        return (
-            opening,
-            garbage,
-            await run_script(env, self.solution, observation=opening),
-        )  # garbage changes nothing
+            keys.append(state_key(env))
+        results = await run_script(env, self.solution, observation=opening, keys=keys)
+        return opening, garbage, results, keys  # garbage changes nothing
 
 
 async def run_script(
-    env: Environment, solution: Sequence[ExpertStep], *, observation: str
+    env: Environment,
+    solution: Sequence[ExpertStep],
+    *,
+    observation: str,
+    keys: list[str | None] | None = None,
 ) -> list[StepResult]:
     results: list[StepResult] = []
     for step in solution:
         results.append(await env.step(step.resolve(observation)))
+        if keys is not None:
+            keys.append(state_key(env))
         observation = results[-1].observation
         if results[-1].terminated:
             break
     return results
+
+
+def state_key(env: Environment) -> str | None:
+    return env.state_key() if isinstance(env, HasState) else None
 
 
 def on(make: Callable[[], Environment], use: Callable[[Environment], Awaitable[T]]) -> T:
@@ -140,7 +152,7 @@ def test_an_item_plays_the_same_on_any_instance_whatever_it_did_before(sample: S
         opening = await env.reset(sample.second_item)
         assert opening != sample.opening
         for _ in range(2):
-            assert await sample.play(env) == (sample.opening, sample.garbage, sample.results)
+            assert await sample.play(env) == (sample.opening, sample.garbage, sample.results, sample.keys)
 
     on(sample.spec.make, twice)
 
@@ -150,12 +162,26 @@ def test_an_item_plays_the_same_in_another_process(sample: Sample) -> None:
     host = ProcessHost(sample.spec.make, preload=sample.spec.preload)
 
     async def there(env: Environment) -> None:
-        assert await sample.play(env) == (sample.opening, sample.garbage, sample.results)
+        assert await sample.play(env) == (sample.opening, sample.garbage, sample.results, sample.keys)
         with pytest.raises(EnvCrashed, match="RuntimeError: step before reset, or after the end"):
             await env.step("look around")
 
     on(lambda: HostedEnv(host), there)
     asyncio.run(host.close())
+
+
+def test_states_have_keys_until_the_end(sample: Sample) -> None:
+    if not sample.spec.has_states:
+        assert set(sample.keys) == {None}
+        return
+    assert state_key(sample.spec.make()) is None, "before a reset"
+    first, *after_garbage = sample.keys[: 1 + len(GARBAGE)]
+    *on_the_way, last = sample.keys[1 + len(GARBAGE) :]
+    assert first
+    assert set(after_garbage) == {first}, "what is no action changes nothing"
+    assert None not in on_the_way
+    assert last is None, "after the end"
+    assert len({first, *on_the_way}) == 1 + len(on_the_way), "a solution does not come back"
 
 
 def test_nothing_is_played_before_a_reset_or_after_the_end(sample: Sample) -> None:

@@ -94,6 +94,11 @@ def essence(groups: list[list[Trajectory]]) -> list[object]:
     ]
 
 
+def without_states(trajectory: Trajectory) -> Trajectory:
+    turns = tuple(replace(turn, state=None) for turn in trajectory.turns)
+    return replace(trajectory, turns=turns, final_state=None)
+
+
 @pytest.mark.heavy
 @pytest.mark.parametrize("protocol", ["openenv", "agentgym"])
 @pytest.mark.parametrize(
@@ -120,6 +125,10 @@ def test_a_remote_episode_is_the_local_one(
             remote = EnvManager([on_servers(spec, servers)], capacity=4)
             local = EnvManager([spec], capacity=4)
             there, here = await play_items(remote, items), await play_items(local, items)
+            states = [turn.state for group in here for trajectory in group for turn in trajectory.turns]
+            assert (None not in states) == spec.has_states
+            if protocol == "agentgym":  # which has no place for them
+                here = [[without_states(trajectory) for trajectory in group] for group in here]
             assert essence(there) == essence(here)
             assert all(trajectory.success for group in here for trajectory in group)
             await remote.close()

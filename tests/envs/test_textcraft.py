@@ -289,3 +289,26 @@ def test_a_listing_names_every_recipe_once(tmp_path: Path) -> None:
             get_env(f"textcraft:{argument}")
     with pytest.raises(ConfigError, match=r"there is no file nowhere\.txt"):
         get_env("textcraft:agentgym?listing=nowhere.txt")
+
+
+def test_a_state_is_what_is_in_the_inventory():
+    env = TextCraftEnv()
+    asyncio.run(env.reset(make_item(300)))
+
+    def key_after(*actions: str) -> str | None:
+        asyncio.run(env.reset(make_item(300)))
+        for action in actions:
+            asyncio.run(env.step(action))
+        return env.state_key()
+
+    empty = key_after()
+    logs_and_string = key_after("get 2 oak logs", "get 1 string")
+    assert (
+        key_after("get 1 string", "inventory", "get 1 oak logs", "jump", "get 1 oak logs") == logs_and_string
+    )
+    planks = key_after("get 1 oak logs", "craft 4 oak planks using 1 oak logs")
+    assert key_after("get 1 oak logs", "craft 4 oak planks using 2 oak logs") == key_after("get 1 oak logs")
+    assert (
+        len({empty, logs_and_string, planks, key_after("get 1 oak logs"), key_after("get 2 oak logs")}) == 5
+    )
+    assert key_after("inventory", "get 5 diamond sword") == empty

@@ -156,3 +156,36 @@ def test_the_first_use_generates_it_in_the_data_folder(tmp_path, monkeypatch):
     assert env.requirements[0].find_remedy() is None
     assert len(env.split(0).test) == 100
     assert (tmp_path / "webshop-mini" / "items_shuffle_1000.json").exists()
+
+
+@pytest.mark.parametrize("view", [View.TEXT, View.RICH])
+def test_a_state_is_the_page_and_the_choices_and_where_the_page_leads(view):
+    env = WebShopEnv(Variant(name="webshop-mini", data=WEBSHOP_MINI, goals=GoalKind.HUMAN, view=view))
+
+    async def key_after(*clicks: str, search: bool = True) -> str | None:
+        await env.reset(Item(item_id="webshop-mini_0", env="webshop-mini"))
+        for action in [*["search[black radio]"] * search, *(f"click[{click}]" for click in clicks)]:
+            await env.step(action)
+        return env.state_key()
+
+    async def clickables() -> list[str]:
+        return [*(await env.inspect("available_actions"))["clickables"]]
+
+    async def visit() -> None:
+        start, found = await key_after(search=False), await key_after()
+        first, second = (await clickables())[2:4]
+        opened, values = await key_after(first), (await clickables())[6:]
+        chosen = [await key_after(first, value) for value in values]
+        others = [await key_after(second), await key_after("next >"), await key_after(first, "features")]
+        keys = [start, found, opened, *chosen, *others]
+        assert len(chosen) == 2
+        assert len(set(keys)) == len(keys)
+        assert await key_after("buy now", "nothing") == found
+        assert await key_after("back to search") == start
+        assert await key_after(first, "features", "< prev") == opened
+        assert await key_after(first, values[0], values[1]) == chosen[1]
+        # a view that marks products one has seen shows another page after a visit
+        assert (await key_after(first, "< prev") == found) == (view is View.TEXT)
+        assert await key_after(first, "buy now") is None
+
+    asyncio.run(visit())

@@ -115,6 +115,9 @@ class ToyEnv:
             success=solved,
         )
 
+    def state_key(self) -> str | None:
+        return str(self._total) if 0 < self._target > self._total else None
+
     async def close(self) -> None:
         self.closed = True
 
@@ -134,6 +137,7 @@ def toy_spec(make: Callable[[], Environment] = ToyEnv, **changes: Any) -> EnvSpe
         "expert": lambda item: [ExpertStep("", "add 1")] * item.metadata["target"],
         "instructions": "",
         "packages": (),
+        "has_states": True,
     }
     return EnvSpec(**(facts | changes))
 

@@ -30,6 +30,7 @@ def make(item: Item, *, reward: float, turns: int = 1, error: str | None = None)
         reward=reward,
         observation_ids=(1, 2, 3),
         observation_spans=((1, 2), (2, 3)),
+        state="9dfbb5e25101c06e",
     )
     return Trajectory(
         item=item,
@@ -41,6 +42,7 @@ def make(item: Item, *, reward: float, turns: int = 1, error: str | None = None)
         success=reward > 0,
         seconds=0.5,
         error=error,
+        final_state=None if error else "e9cd2855ab80fbd5",
         metrics={"parse_failures": turns},
     )
 

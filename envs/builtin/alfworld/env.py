@@ -49,6 +49,10 @@ class AlfWorldEnv:
             metrics={"goal_conditions": num_met / num_conditions},
         )
 
+    def state_key(self) -> str | None:
+        """Of the facts that hold in the house."""
+        return None if self._state is None or self._state.is_won else self._state.key
+
     async def inspect(self, name: str) -> Any:
         """`observation` (without the list of actions), `available_actions`, or `task_type`
         (`<task>/<trial>`), as AgentGym's clients read them."""

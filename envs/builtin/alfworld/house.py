@@ -12,6 +12,7 @@ from typing import Any
 
 from envs.builtin.alfworld.games import Game, Task
 from envs.errors import ConfigError
+from envs.states import hash_state
 
 MAX_ACTION_LENGTH = 200
 """Characters; the longest command of a game has about 60."""
@@ -33,6 +34,8 @@ class HouseState:
     is_won: bool
     conditions: tuple[int, int]
     """(goal conditions that are met, all goal conditions)"""
+    key: str
+    """Of the facts that hold now."""
 
 
 _TREATMENTS = {
@@ -87,6 +90,12 @@ class GoalProgress:
         return int(is_holding) + bool(lamps & objects & on)
 
 
+def _is_state(fact: Fact) -> bool:
+    """Whether anything depends on it. `checked` notes what was looked at, and nothing reads it; TextWorld
+    keeps `not_opened` and the like of facts that have ceased to hold."""
+    return fact[0] != "checked" and not fact[0].startswith("not_")
+
+
 class House:
     """One game, played from its start."""
 
@@ -133,5 +142,9 @@ class House:
             (fact.name.lower(), *(argument.name for argument in fact.arguments)) for fact in state["_facts"]
         ]
         return HouseState(
-            text.strip(), self._commands, bool(state.won), self._progress.count_conditions(facts)
+            text.strip(),
+            self._commands,
+            bool(state.won),
+            self._progress.count_conditions(facts),
+            hash_state(sorted(fact for fact in facts if _is_state(fact))),
         )

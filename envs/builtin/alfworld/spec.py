@@ -139,4 +139,5 @@ SPEC = EnvSpec(
     preload=PRELOAD,
     max_episodes=MAX_EPISODES,
     source=DATA.about,
+    has_states=True,
 )

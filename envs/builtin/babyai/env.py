@@ -14,9 +14,11 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from envs.builtin.babyai.expert import solve
+from envs.builtin.babyai.state import read_state
 from envs.builtin.babyai.view import Move, describe, list_commands, look
 from envs.errors import unknown_item
 from envs.registry import EnvSpec, ExpertStep, Split
+from envs.states import hash_state
 from envs.types import Item, StepResult
 
 if TYPE_CHECKING:
@@ -119,6 +121,10 @@ class BabyAIEnv:
         self._look(level)
         return StepResult(self._observation)
 
+    def state_key(self) -> str | None:
+        """Of the grid, the agent's place and load, and what is left of the mission."""
+        return None if self._level is None else hash_state(read_state(self._level))
+
     async def close(self) -> None:
         """Forget the level."""
         self._level = None
@@ -184,4 +190,5 @@ SPEC = EnvSpec(
     packages=("minigrid", "gymnasium"),
     preload=("minigrid",),
     source="the minigrid package: its levels, generated from the item's number; nothing to download",
+    has_states=True,
 )

@@ -21,6 +21,7 @@ from urllib.parse import quote
 from envs.adapters.arguments import parse_name, unknown_target
 from envs.errors import ConfigError, unknown_item
 from envs.registry import EnvSpec, ExpertStep, Split
+from envs.states import hash_state
 from envs.types import Item, StepResult
 
 if TYPE_CHECKING:
@@ -94,6 +95,10 @@ class TextCraftEnv:
         return StepResult(
             _readable(observation), float(reward), terminated=terminated, success=bool(terminated)
         )
+
+    def state_key(self) -> str | None:
+        """Of the inventory: nothing else changes."""
+        return None if self._world is None else hash_state(sorted(self._world.inventory.items()))
 
     async def close(self) -> None:
         """Forget the game."""
@@ -175,6 +180,7 @@ def _spec(listing: str) -> EnvSpec:
         instructions=INSTRUCTIONS,
         packages=PACKAGES,
         source=SOURCE,
+        has_states=True,
     )
 
 

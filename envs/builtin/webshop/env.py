@@ -18,6 +18,7 @@ from envs.errors import ConfigError
 from envs.remote.agentgym import ACTIONS
 from envs.requirements.data_sets import DataSet
 from envs.requirements.detection import Package, require
+from envs.states import hash_state
 from envs.types import Item, StepResult
 
 if TYPE_CHECKING:
@@ -105,6 +106,14 @@ class WebShopEnv:
     async def close(self) -> None:
         """Leave the shop."""
         self._session = None
+
+    def state_key(self) -> str | None:
+        """Of the page, the options chosen, and in a view that marks them the products visited."""
+        session = self._session
+        if session is None or session.score is not None:
+            return None
+        visited = () if self._variant.view is View.TEXT else sorted(session.clicks.products)
+        return hash_state(session.state, visited)
 
     async def inspect(self, name: str) -> Any:
         """A fact that AgentGym's server has: `observation` (upstream's text, whatever the view), `html`,

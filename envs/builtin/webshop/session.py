@@ -7,6 +7,7 @@ to the results clears the choice of options, and a product's other pages keep it
 
 import re
 from dataclasses import dataclass, field
+from typing import Any
 
 from envs.builtin.webshop.catalogue import Product
 from envs.builtin.webshop.goals import Goal
@@ -54,6 +55,17 @@ class Session:
     def clicks(self) -> Clicks:
         """The clicks that pages mark."""
         return Clicks(tuple(self._choices.values()), tuple(self._visited_asins))
+
+    @property
+    def state(self) -> tuple[Any, ...]:
+        """What the rest of the visit depends on: the page, and behind it the results, the product and the
+        options chosen. The search page forgets them all."""
+        page = (self.page.kind, [piece.text for piece in self.page.pieces])
+        if self.page.kind is PageKind.SEARCH:
+            return page
+        results = [product.asin for product in self._results]
+        product = None if self._product is None else self._product.asin
+        return *page, results, self._page_number, product, sorted(self._choices.items())
 
     def act(self, action: str) -> None:
         """Carry out `search[words]` or `click[a clickable of the page]`."""

@@ -105,6 +105,7 @@ def make_spec(variant: Variant, *, split_goals: SplitGoals, source: str) -> EnvS
         requirements=(variant.data,),
         source=source,
         preload=("envs.builtin.webshop.session",),
+        has_states=True,
     )
 
 

@@ -60,4 +60,5 @@ SPEC = EnvSpec(
     preload=PRELOAD,
     max_episodes=MAX_EPISODES,
     source=f"stand-in, not ALFWorld's games: {MINI_DATA.about}",
+    has_states=True,
 )

@@ -1,0 +1,53 @@
+"""Group-in-group policy optimization."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated
+
+from pydantic import Field
+
+from tasks.algorithms.algorithm import Algorithm
+
+if TYPE_CHECKING:
+    from agents.types import Trajectory
+    from tasks.algorithms.conversations import Conversations, Estimate
+
+
+class Gigpo(Algorithm):
+    """GRPO's advantage of the conversation + `step_weight` · the turn's advantage among those of the group
+    that were taken in the same state.
+
+    A turn's return is the discounted sum of the rewards from it on. Its advantage is the return − the mean of
+    the returns of all turns of the group in that state, however often an episode came by; 0 for a state that
+    was met once. With `normalize_by_std`, both advantages are divided by the standard deviation + 1e-6 of
+    what they are compared with. Feng et al. 2025 (arXiv 2505.10978, equations 3 to 8; γ 0.95 and ω 1 are the
+    paper's). Reference implementation: verl-agent, `gigpo/core_gigpo.py`.
+    """
+
+    compares_states = True
+
+    name: str = "gigpo"
+    gamma: Annotated[float, Field(gt=0, le=1)] = 0.95
+    """γ, the discount of a turn."""
+    step_weight: Annotated[float, Field(ge=0)] = 1.0
+    """ω."""
+    normalize_by_std: bool = True
+
+    def has_advantages(self, group: Sequence["Trajectory"], scores: Sequence[float]) -> bool:
+        """As of `Algorithm`: equal sums of rewards that are due at different turns compare unequal."""
+        return len(set(scores)) > 1 or any(scores) or any(turn.reward for t in group for turn in t.turns)
+
+    def estimate(self, batch: "Conversations") -> "Estimate":
+        """As of `Algorithm`."""
+        import torch
+
+        from tasks.algorithms.conversations import Estimate, discounted_returns
+        from tasks.algorithms.turns import compare, turns_of_step
+
+        turns = turns_of_step(batch, algorithm=self.name)
+        episode = compare(batch.scores, batch.group, normalize_by_std=self.normalize_by_std)
+        returns = discounted_returns(turns.rewards, gamma=self.gamma)[turns.mask]
+        advantages = torch.zeros_like(turns.rewards)
+        advantages[turns.mask] = self.step_weight * compare(
+            returns, turns.state[turns.mask], normalize_by_std=self.normalize_by_std
+        )
+        return Estimate(batch.spread_turns(episode.unsqueeze(1) + advantages))

@@ -1,0 +1,104 @@
+"""A step's turns, for estimators that give each turn its own advantage, and compare those that were taken in
+the same state.
+
+Shapes: `C` conversations of the step, `K` turns of the longest, left-aligned; `N` values of any kind.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from envs.errors import WingspanError
+from tasks.algorithms.conversations import Conversations
+
+GOAL, DEAD_END = -1, -2
+"""Where a turn leads that ends the problem: solved, and not."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Turns:
+    """All turns of a step."""
+
+    mask: Tensor  # [C, K], bool
+    rewards: Tensor  # [C, K], float64: sum of the rewards of the turn's tokens
+    state: Tensor  # [C, K], int64
+    """Number of the state in which the turn was taken, the same for the same state of the same group only. A
+    turn without one, a summary, has a number of its own."""
+    following: Tensor  # [C, K], int64
+    """Number of the state that the turn led to, `GOAL` or `DEAD_END`."""
+    num_states: int
+
+
+def turns_of_step(batch: Conversations, *, algorithm: str) -> Turns:
+    """The turns of `batch`; raises `WingspanError`, naming `algorithm`, for a conversation without states."""
+    num_turns = max(len(trajectory.turns) for trajectory in batch.trajectories)
+    shape = (len(batch.trajectories), num_turns)
+    numbers: dict[tuple[int, str], int] = {}
+    states, following = [], []  # flat, a row of K after the other
+    num_states = 0
+
+    def number(key: str | None, group: int) -> int:
+        nonlocal num_states
+        known = None if key is None else numbers.get((group, key))
+        if known is not None:
+            return known
+        if key is not None:
+            numbers[group, key] = num_states
+        num_states += 1
+        return num_states - 1
+
+    for trajectory, group in zip(batch.trajectories, batch.group.tolist(), strict=True):
+        keys = [turn.state for turn in trajectory.turns]
+        if not any(keys):
+            raise WingspanError(
+                f"{algorithm}: {trajectory.item.item_id}, sample {trajectory.sample_index}, has no states; "
+                f"give {trajectory.item.env} a state_key (docs/new-environment.md); update its servers"
+            )
+        row = [number(key, group) for key in keys]
+        if trajectory.success:
+            last = GOAL
+        elif trajectory.final_state is None:
+            last = DEAD_END
+        else:
+            last = number(trajectory.final_state, group)
+        ends = []
+        for key, state in zip(reversed(keys), reversed(row), strict=True):
+            ends.append(last)
+            if key is not None:  # a summary leads to where it was made
+                last = state
+        padding = [0] * (num_turns - len(row))
+        states += [*row, *padding]
+        following += [*reversed(ends), *padding]
+
+    counts = torch.tensor(lengths).view(shape)
+    parts = torch.cat(
+        [counts, batch.rewards.shape[1] - counts.sum(1, keepdim=True)], 1
+    )  # the rest is padding
+    sums = torch.segment_reduce(batch.rewards.reshape(-1), "sum", lengths=parts.view(-1))
+    played = torch.tensor([len(trajectory.turns) for trajectory in batch.trajectories])
+    return Turns(
+        mask=torch.arange(num_turns) < played.unsqueeze(1),
+        rewards=batch.turn_sum(batch.rewards).double(),
+        state=torch.tensor(states).view(shape),
+        following=torch.tensor(following).view(shape),
+        num_states=num_states,
+    )
+
+
+def compare(values: Tensor, place: Tensor, *, normalize_by_std: bool) -> Tensor:
+    """[N], float64: value − mean of those of the same place, divided by their unbiased standard deviation +
+    1e-6 if `normalize_by_std`. Exactly 0 where all values of a place are equal, as where there is only one.
+
+    `place`: [N], int64, from 0.
+    """
+    size = torch.bincount(place)
+    mean = (torch.bincount(place, weights=values) / size)[place]
+    difference = values - mean
+    if normalize_by_std:
+        squares = torch.bincount(place, weights=difference.square())
+        difference = difference / ((squares / (size - 1).clamp(min=1)).sqrt() + 1e-6)[place]
+    empty = values.new_zeros(len(size))
+    lowest = empty.scatter_reduce(0, place, values, "amin", include_self=False)
+    highest = empty.scatter_reduce(0, place, values, "amax", include_self=False)
+    return difference * (lowest != highest)[place]
