@@ -41,7 +41,6 @@ class HasProcess(Protocol):
         """Start the process before the first `reset`, which would otherwise do it."""
 
 
-@runtime_checkable
 class HasState(Protocol):
     """The additional interface of an environment that recognises a state in which it has been before."""
 

@@ -12,10 +12,11 @@ from typing import Any, TypeVar
 from agents.formats.calls import ParsedTurn, ToolCall
 from agents.tools.toolbox import Toolbox
 from agents.tools.types import ToolResult, ToolStatus
-from envs.base import Environment, HasState
+from envs.base import Environment
 from envs.errors import EnvCrashed, EpisodeTimeout, boundary, describe
 from envs.runtime.concurrency import gather_or_cancel
 from envs.runtime.instance import Instance, unwrap
+from envs.states import read_state_key
 from envs.types import Image, Item, Observation, StepResult
 
 T = TypeVar("T")
@@ -45,7 +46,6 @@ class ActionExecutor:
     def __init__(self, env: Environment, item: Item, *, tools: Toolbox | None, step_timeout_s: float) -> None:
         """`step_timeout_s` is for one step of the environment, and for tools without a limit of their own."""
         self._env = env
-        self._states = env if isinstance(env, HasState) else None
         self._item = item
         self._tools = tools
         self._timeout_s = step_timeout_s
@@ -59,10 +59,8 @@ class ActionExecutor:
 
     def state_key(self) -> str | None:
         """Of the environment's state now, if it has any; raises `EnvCrashed`."""
-        if self._states is None:
-            return None
         with boundary(EnvCrashed, f"{self._item.item_id}: state_key"):
-            return self._states.state_key()
+            return read_state_key(self._env)
 
     async def execute(self, turn: ParsedTurn) -> ActionResult:
         """Raises `EnvCrashed`, `EpisodeTimeout`, and `WingspanError`s of the environment and the tools."""

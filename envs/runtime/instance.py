@@ -2,8 +2,9 @@
 
 import time
 
-from envs.base import Environment, HasProcess, HasState
+from envs.base import Environment, HasProcess
 from envs.runtime.metrics import Clock
+from envs.states import read_state_key
 from envs.types import Item, Observation, StepResult
 
 
@@ -11,13 +12,12 @@ class Instance:
     """An `Environment` around `unwrapped`, which tools and rewards receive (`unwrap`) because it may have
     more than the protocol's methods, such as a workspace. An environment in another process has no more."""
 
-    __slots__ = ("_process", "_resets", "_states", "_steps", "episodes", "is_reusable", "unwrapped")
+    __slots__ = ("_process", "_resets", "_steps", "episodes", "is_reusable", "unwrapped")
 
     def __init__(self, env: Environment, *, resets: Clock, steps: Clock) -> None:
         """All instances of a pool share its clocks."""
         self.unwrapped = env
         self._process = env if isinstance(env, HasProcess) else None
-        self._states = env if isinstance(env, HasState) else None
         self._resets = resets
         self._steps = steps
         self.episodes = 0
@@ -52,7 +52,7 @@ class Instance:
 
     def state_key(self) -> str | None:
         """None as well if the environment has no states."""
-        return None if self._states is None else self._states.state_key()
+        return read_state_key(self.unwrapped)
 
     async def close(self) -> None:
         await self.unwrapped.close()

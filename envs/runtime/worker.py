@@ -13,9 +13,10 @@ from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
 
-from envs.base import Environment, HasProcess, HasState, Inspectable
+from envs.base import Environment, HasProcess, Inspectable
 from envs.errors import ConfigError
 from envs.images import data_uri
+from envs.states import read_state_key
 from envs.types import Item, Observation, StepResult
 
 CHUNK = 1 << 16
@@ -42,9 +43,9 @@ class Worker:
             self._env = self._make()
         match method:
             case "reset":
-                return self._encode(Observation.wrap(await self._env.reset(Item(**argument))))
+                return _encode(Observation.wrap(await self._env.reset(Item(**argument))), self._env)
             case "step":
-                return self._encode(await self._env.step(argument))
+                return _encode(await self._env.step(argument), self._env)
             case "inspect":
                 if not isinstance(self._env, Inspectable):
                     raise ConfigError(
@@ -58,9 +59,10 @@ class Worker:
                     await self._env.prepare()
         return None
 
-    def _encode(self, result: Observation | StepResult) -> dict[str, Any]:
-        state = self._env.state_key() if isinstance(self._env, HasState) else None
-        return {**asdict(result), "images": [data_uri(image) for image in result.images], "state": state}
+
+def _encode(result: Observation | StepResult, env: Environment) -> dict[str, Any]:
+    images = [data_uri(image) for image in result.images]
+    return {**asdict(result), "images": images, "state": read_state_key(env)}
 
 
 async def serve(worker: Worker, connection: socket.socket) -> None:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any, TypeVar
 
-from envs.base import Environment, HasState, Inspectable
+from envs.base import Environment, Inspectable
 from envs.errors import ConfigError, describe
 from envs.network.server import RequestRejected
 from envs.registry import EnvSpec, get_item
@@ -23,6 +23,7 @@ from envs.runtime.hosted import HostedEnv
 from envs.runtime.manager import make_host
 from envs.serve.limits import ServerLimits
 from envs.serve.metrics import Metrics
+from envs.states import read_state_key
 from envs.types import Image, Item, Observation, StepResult
 
 T = TypeVar("T")
@@ -81,7 +82,7 @@ class EnvSession:
     @property
     def state_key(self) -> str | None:
         """Of the state that the environment is in, if it has any."""
-        return self.env.state_key() if isinstance(self.env, HasState) else None
+        return read_state_key(self.env)
 
 
 class EnvSessions:

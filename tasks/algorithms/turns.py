@@ -25,6 +25,7 @@ class Turns:
     state: Tensor  # [C, K], int64
     """Number of the state in which the turn was taken, the same for the same state of the same group only. A
     turn without one, a summary, has a number of its own."""
+    has_state: Tensor  # [C, K], bool
     following: Tensor  # [C, K], int64
     """Number of the state that the turn led to, `GOAL` or `DEAD_END`."""
     num_states: int
@@ -35,7 +36,7 @@ def turns_of_step(batch: Conversations, *, algorithm: str) -> Turns:
     num_turns = max(len(trajectory.turns) for trajectory in batch.trajectories)
     shape = (len(batch.trajectories), num_turns)
     numbers: dict[tuple[int, str], int] = {}
-    states, following = [], []  # flat, a row of K after the other
+    states, has_state, following = [], [], []  # flat, a row of K after the other
     num_states = 0
 
     def number(key: str | None, group: int) -> int:
@@ -69,18 +70,15 @@ def turns_of_step(batch: Conversations, *, algorithm: str) -> Turns:
                 last = state
         padding = [0] * (num_turns - len(row))
         states += [*row, *padding]
+        has_state += [*(key is not None for key in keys), *padding]
         following += [*reversed(ends), *padding]
 
-    counts = torch.tensor(lengths).view(shape)
-    parts = torch.cat(
-        [counts, batch.rewards.shape[1] - counts.sum(1, keepdim=True)], 1
-    )  # the rest is padding
-    sums = torch.segment_reduce(batch.rewards.reshape(-1), "sum", lengths=parts.view(-1))
     played = torch.tensor([len(trajectory.turns) for trajectory in batch.trajectories])
     return Turns(
         mask=torch.arange(num_turns) < played.unsqueeze(1),
         rewards=batch.turn_sum(batch.rewards).double(),
         state=torch.tensor(states).view(shape),
+        has_state=torch.tensor(has_state, dtype=torch.bool).view(shape),
         following=torch.tensor(following).view(shape),
         num_states=num_states,
     )

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from envs.builtin.alfworld.env import AlfWorldEnv
 from envs.builtin.alfworld.games import TASK_TYPES, read_game
 from envs.builtin.alfworld.mini.drafts import COUNTS, drafts
 from envs.builtin.alfworld.mini.make import make
@@ -109,11 +110,10 @@ def test_killed_games_cost_attempts_and_nothing_else() -> None:
 
 
 def test_a_state_is_the_facts_that_actions_depend_on() -> None:
-    spec = get_env("alfworld-mini")
     item = next(i for i in split(0).train if i.metadata["task"] == "pick_and_place_simple")
 
     async def main() -> None:
-        env = spec.make()
+        env = AlfWorldEnv(GAMES.read)
 
         async def key_after(*actions: str) -> str | None:
             await env.reset(item)

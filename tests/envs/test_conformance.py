@@ -13,11 +13,12 @@ from typing import TypeVar
 
 import pytest
 
-from envs.base import Environment, HasState
+from envs.base import Environment
 from envs.errors import EnvCrashed, MissingDependency
 from envs.registry import ENVIRONMENTS, MAX_EXPERT_TURNS, EnvSpec, ExpertStep, get_env
 from envs.runtime.hosted import HostedEnv
 from envs.runtime.processes import ProcessHost
+from envs.states import read_state_key
 from envs.types import Item, StepResult
 from tests.support.leaks import measure, some_items
 
@@ -65,13 +66,13 @@ class Sample:
         self, env: Environment
     ) -> tuple[str, list[StepResult], list[StepResult], list[str | None]]:
         opening = await env.reset(self.item)
-        keys = [state_key(env)]
+        keys = [read_state_key(env)]
         garbage = []
         for action in GARBAGE:
             garbage.append(await env.step(action))
             if garbage[-1].terminated:
                 await env.reset(self.item)
-            keys.append(state_key(env))
+            keys.append(read_state_key(env))
         results = await run_script(env, self.solution, observation=opening, keys=keys)
         return opening, garbage, results, keys  # garbage changes nothing
 
@@ -87,15 +88,11 @@ async def run_script(
     for step in solution:
         results.append(await env.step(step.resolve(observation)))
         if keys is not None:
-            keys.append(state_key(env))
+            keys.append(read_state_key(env))
         observation = results[-1].observation
         if results[-1].terminated:
             break
     return results
-
-
-def state_key(env: Environment) -> str | None:
-    return env.state_key() if isinstance(env, HasState) else None
 
 
 def on(make: Callable[[], Environment], use: Callable[[Environment], Awaitable[T]]) -> T:
@@ -174,7 +171,7 @@ def test_states_have_keys_until_the_end(sample: Sample) -> None:
     if not sample.spec.has_states:
         assert set(sample.keys) == {None}
         return
-    assert state_key(sample.spec.make()) is None, "before a reset"
+    assert read_state_key(sample.spec.make()) is None, "before a reset"
     first, *after_garbage = sample.keys[: 1 + len(GARBAGE)]
     *on_the_way, last = sample.keys[1 + len(GARBAGE) :]
     assert first

@@ -53,7 +53,7 @@ class Graphgpo(Algorithm):
 
         turns = turns_of_step(batch, algorithm=self.name)
         episode = compare(batch.scores, batch.group, normalize_by_std=self.normalize_by_std)
-        worth = GOAL_REWARD * self.distance_discount ** _distances(turns, batch.group)
+        worth = GOAL_REWARD * self.distance_discount ** _distances(turns, batch.group)[turns.mask]
         advantages = torch.zeros_like(turns.rewards)
         advantages[turns.mask] = self.step_weight * compare(
             worth, turns.state[turns.mask], normalize_by_std=self.normalize_by_std
@@ -62,7 +62,7 @@ class Graphgpo(Algorithm):
 
 
 def _distances(turns: "Turns", group: "Tensor") -> "Tensor":
-    """[N], float64: for each turn, in the order of `turns.mask`, d of the state that it led to.
+    """[C, K], float64: d of the state that each turn led to.
 
     By Bellman's recursion over the graphs of all groups at once, until nothing changes.
     """
@@ -70,19 +70,21 @@ def _distances(turns: "Turns", group: "Tensor") -> "Tensor":
 
     from tasks.algorithms.turns import DEAD_END, GOAL
 
-    source, target = turns.state[turns.mask], turns.following[turns.mask]
     goal, dead_end = turns.num_states, turns.num_states + 1
-    target = target.where(target != GOAL, goal).where(target != DEAD_END, dead_end)
+    target = turns.following.where(turns.following != GOAL, goal)
+    target = target.where(target != DEAD_END, dead_end)
+    edges = turns.has_state  # a summary is none
+    sources, targets = turns.state[edges], target[edges]
     distance = torch.full((turns.num_states + 2,), torch.inf, dtype=torch.float64)
     distance[goal] = 0.0
     while True:
-        nearer = distance.scatter_reduce(0, source, distance[target] + 1, "amin")
+        nearer = distance.scatter_reduce(0, sources, distance[targets] + 1, "amin")
         if torch.equal(nearer, distance):
             break
         distance = nearer
-    groups = group.unsqueeze(1).expand(turns.mask.shape)[turns.mask]
-    reached = torch.cat([distance[source], distance[target]])  # the largest known one may be of a last state
-    known = reached.where(reached.isfinite(), 0.0)
+    groups = group.unsqueeze(1).expand(edges.shape)
+    # A state with a known distance is the goal, or was left by a turn.
+    known = distance[sources].where(distance[sources].isfinite(), 0.0)
     farthest = torch.zeros(int(group.max()) + 1, dtype=torch.float64)
-    farthest = farthest.scatter_reduce(0, groups.repeat(2), known, "amax")
+    farthest = farthest.scatter_reduce(0, groups[edges], known, "amax")
     return distance[target].where(distance[target].isfinite(), farthest[groups] + 1)
