@@ -16,6 +16,7 @@ Prints one JSON object:
 
 import argparse
 import json
+import random
 import time
 from collections.abc import Callable
 from functools import partial
@@ -25,6 +26,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from agents.types import Completion, FinishReason, StopReason, Trajectory, Turn
+from envs.types import Item
 from tasks.algorithms.conversations import Conversations
 from tasks.algorithms.offline import OfflineAlgorithm
 from tasks.algorithms.registry import ALGORITHMS, parse_algorithm
@@ -81,7 +84,7 @@ def random_batch(conversations: int, tokens: int) -> Conversations:
     ends = torch.arange(1, TURNS + 1) * length - 1
     rewards[:, ends] = torch.randint(0, 2, (conversations, TURNS), generator=generator).float()
     return Conversations(
-        trajectories=(),
+        trajectories=random_trajectories(conversations, length),
         group=torch.arange(conversations) // GROUP_SIZE,
         mask=torch.ones(conversations, tokens, dtype=torch.bool),
         rewards=rewards,
@@ -91,6 +94,31 @@ def random_batch(conversations: int, tokens: int) -> Conversations:
         greedy_rewards=torch.zeros(conversations, dtype=torch.float64),
         num_played=conversations,
     )
+
+
+def random_trajectories(conversations: int, length: int) -> list[Trajectory]:
+    """Each turn in one of as many states as there are turns; some end at the goal."""
+    rng = random.Random(0)
+    completion = Completion(
+        token_ids=[0] * length, logprobs=[0.0] * length, finish_reason=FinishReason.STOP, policy_version=0
+    )
+    turns = [
+        Turn(completion=completion, text="", action="", observation="", reward=0.0, state=str(state))
+        for state in range(TURNS)
+    ]
+    return [
+        Trajectory(
+            item=Item(item_id=f"bench_{number // GROUP_SIZE}", env="bench"),
+            sample_index=number % GROUP_SIZE,
+            prompt_ids=(),
+            turns=tuple(rng.choices(turns, k=TURNS)),
+            stop_reason=StopReason.TERMINATED,
+            reward=0.0,
+            success=rng.random() < 0.3,
+            seconds=0.0,
+        )
+        for number in range(conversations)
+    ]
 
 
 def verl_function(name: str, options: dict[str, Any], batch: Conversations) -> Callable[[], object]:

@@ -42,6 +42,7 @@ def test_every_algorithm_has_its_line() -> None:
         algorithm = ALGORITHMS.find(name)
         assert (needs == "critic") == algorithm.needs_critic, name
         assert (needs == "greedy") == algorithm.needs_greedy, name
+        assert (needs == "states") == algorithm.compares_states, name
         fields = algorithm.model_fields
         expected = [
             *changes(fields["loss"].default),
