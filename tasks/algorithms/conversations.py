@@ -62,14 +62,28 @@ class Conversations:
         previous = torch.nn.functional.pad(self.turn[:, :-1], (1, 0), value=-1)
         return self.mask & (self.turn != previous)
 
+    @property
+    def turn_lengths(self) -> Tensor:
+        """[C, N + 1], int64, N the turns of the longest conversation: sampled tokens of each turn, and at the
+        end the places without a token."""
+        lengths = [[len(turn.completion.token_ids) for turn in t.turns] for t in self.trajectories]
+        longest = max(map(len, lengths), default=0)
+        counts = torch.tensor([row + [0] * (longest + 1 - len(row)) for row in lengths])
+        counts[:, -1] = self.mask.shape[1] - counts.sum(1)
+        return counts
+
     def turn_sum(self, values: Tensor) -> Tensor:
         """[C, N], N the turns of the longest conversation: the sum of `values` [C, T] over each turn."""
-        turns = int(self.turn.max()) + 1 if self.turn.numel() else 0
-        return values.new_zeros(len(values), turns).scatter_add_(1, self.turn, values * self.mask)
+        lengths = self.turn_lengths
+        sums = torch.segment_reduce(values.reshape(-1), "sum", lengths=lengths.view(-1))
+        return sums.view(lengths.shape)[:, :-1]
 
     def spread_turns(self, per_turn: Tensor) -> Tensor:
         """[C, N] → [C, T]: the same value on every token of a turn, 0 elsewhere."""
-        return per_turn.to(self.rewards.dtype).gather(1, self.turn) * self.mask
+        values = torch.nn.functional.pad(per_turn.to(self.rewards.dtype), (0, 1))
+        # numpy repeats in a twentieth of torch's time
+        repeated = values.numpy().ravel().repeat(self.turn_lengths.numpy().ravel())
+        return torch.from_numpy(repeated).view(self.mask.shape)
 
     def group_mean(self, values: Tensor, *, weights: Tensor | None = None) -> Tensor:
         """[C]: of each conversation's group, weighted by `weights` [C]."""

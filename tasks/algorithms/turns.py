@@ -35,19 +35,11 @@ def turns_of_step(batch: Conversations, *, algorithm: str) -> Turns:
     """The turns of `batch`; raises `WingspanError`, naming `algorithm`, for a conversation without states."""
     num_turns = max(len(trajectory.turns) for trajectory in batch.trajectories)
     shape = (len(batch.trajectories), num_turns)
-    numbers: dict[tuple[int, str], int] = {}
+    numbers: dict[tuple[int, object], int] = {}
     states, has_state, following = [], [], []  # flat, a row of K after the other
-    num_states = 0
 
     def number(key: str | None, group: int) -> int:
-        nonlocal num_states
-        known = None if key is None else numbers.get((group, key))
-        if known is not None:
-            return known
-        if key is not None:
-            numbers[group, key] = num_states
-        num_states += 1
-        return num_states - 1
+        return numbers.setdefault((group, object() if key is None else key), len(numbers))
 
     for trajectory, group in zip(batch.trajectories, batch.group.tolist(), strict=True):
         keys = [turn.state for turn in trajectory.turns]
@@ -80,7 +72,7 @@ def turns_of_step(batch: Conversations, *, algorithm: str) -> Turns:
         state=torch.tensor(states).view(shape),
         has_state=torch.tensor(has_state, dtype=torch.bool).view(shape),
         following=torch.tensor(following).view(shape),
-        num_states=num_states,
+        num_states=len(numbers),
     )
 
 

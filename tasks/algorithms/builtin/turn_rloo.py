@@ -30,8 +30,8 @@ class TurnRloo(Algorithm):
 
         from tasks.algorithms.conversations import Estimate, discounted_returns
 
-        rewards = batch.turn_sum(batch.rewards.double())  # [C, N]
-        is_turn = batch.turn_sum(batch.turn_starts.double())  # [C, N], 1 or 0
+        rewards = batch.turn_sum(batch.rewards).double()  # [C, N]
+        is_turn = (batch.turn_lengths[:, :-1] > 0).double()  # [C, N], 1 or 0
         returns = discounted_returns(rewards, gamma=1.0) * is_turn
 
         def sum_of_others(values: torch.Tensor) -> torch.Tensor:
