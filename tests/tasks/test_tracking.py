@@ -471,6 +471,7 @@ def test_two_first_runs_at_once_make_one_database(tmp_path: Path) -> None:
         ("tool_calls/search", "rollout/tool_calls/search"),
         ("dropped_EnvCrashed", "rollout/counts/dropped_EnvCrashed"),
         ("kl_reference", "train/kl_reference"),
+        ("observation_loss", "train/observation_loss"),
         ("rollout_probs_diff_max", "train/rollout_probs_diff_max"),
         ("importance_capped", "train/importance_capped"),
         ("horizon_rooms", "train/horizon_rooms"),
