@@ -191,15 +191,17 @@ def would_resume(train: Stage, *, if_changed: IfChanged) -> bool:
 
 
 def check_resume(train: Stage, *, if_changed: IfChanged) -> None:
-    """Raise `ConfigError` for an interrupted training with checkpoints whose inputs have changed, where
-    `if_changed` is to refuse."""
+    """Raise `ConfigError` for an interrupted training with checkpoints, or offline with rounds, whose inputs
+    have changed, where `if_changed` is to refuse."""
     if if_changed != "refuse" or (train.workspace / FINISHED).exists():
         return
-    steps = complete_steps(train.workspace / "train" / "checkpoints")
+    folder = train.workspace / "train"
+    rounds = sorted(folder.glob("rounds/*.json"))
+    steps = complete_steps(folder / "checkpoints") or [json.loads(f.read_text())["last_step"] for f in rounds]
     changes = changed_inputs(train)
     if steps and changes:
         raise ConfigError(
-            f"{train.workspace / 'train'} has unfinished training (step {steps[-1]}) from other inputs: "
+            f"{folder} has unfinished training (step {steps[-1]}) from other inputs: "
             f"{'; '.join(changes)}. Undo this, give another --workspace, or choose: --if-changed restart "
             "deletes that training, --if-changed resume goes on with it"
         )

@@ -246,6 +246,28 @@ def test_own_code_that_is_not_there_is_named(project: Path) -> None:
         keys(pipeline)
 
 
+def test_finished_rounds_of_offline_training_are_not_lost_to_a_change(project: Path) -> None:
+    name = "textcraft-agentevol-cpu"
+    for stage in declared_stages(name, pipeline=load_pipeline(name), workspace=Path("runs", name)).values():
+        for path in stage.deps:
+            if not path.exists():
+                path.mkdir(parents=True)
+
+    def claim(overrides: dict[str, object] | None = None) -> bool:
+        pipeline = load_pipeline(name, overrides=overrides)
+        train = declared_stages(name, pipeline=pipeline, workspace=Path("runs", name))["train"]
+        return claim_checkpoints(train, if_changed="refuse")
+
+    assert not claim()
+    finished_round = Path("runs", name, "train", "rounds", "00.json")
+    finished_round.parent.mkdir()
+    finished_round.write_text('{"last_step": 36}')
+    with pytest.raises(ConfigError, match=r"\(step 36\) from other inputs: train\.lr"):
+        claim({"train.lr": 1.0})
+    assert claim()
+    assert finished_round.exists()
+
+
 def test_checkpoints_stay_for_the_same_training_and_go_for_any_other(project: Path) -> None:
     def train_stage(overrides: dict[str, object] | None = None) -> Stage:
         pipeline = load_pipeline(NAME, overrides=overrides)

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import shutil
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -314,6 +315,46 @@ def test_rft_is_sft_on_the_sampled_file_and_resumes_where_it_was(workspace: Path
     run(sft, other)
     second = weights(other / "policy")
     assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+@pytest.mark.slow
+def test_a_round_of_agentevol_samples_with_the_policy_of_the_round_before(workspace: Path) -> None:
+    model = save_tiny_model(workspace / "model")
+    file = workspace / "original.jsonl"
+    ids = toy_tokenizer().encode("Action: one<|im_end|>", add_special_tokens=False)
+    write_trajectories(file, [episode("parity_1", [turn(ids)], reward=1.0)])
+    algorithm = {"name": "agentevol", "data": [str(file)], "batch_size": 4}
+    pipeline = offline(algorithm, model=model, train={"steps": 4, "steps_per_round": 2, "lr": 1e-2})
+    with OfflineSession(pipeline, workspace) as session:
+        session.evaluate_round(session.train_round(0))
+        first = shutil.copytree(workspace / "train" / "policies" / "00", workspace / "first")
+        session.evaluate_round(session.train_round(1))
+        session.export()
+    steps = [json.loads(line) for line in (workspace / "train" / "metrics.jsonl").read_text().splitlines()]
+    assert [step["step"] for step in steps] == [1, 2, 3, 4]
+    for number, sampler, other in ((1, model, first), (3, first, model)):
+        sampled = read_trajectories(workspace / "train" / "trajectories" / f"step_{number:04d}.jsonl")
+        temperature = steps[number - 1]["temperature"]
+        own, others = (log_prob_gap(folder, sampled[:8], temperature) for folder in (sampler, other))
+        assert own < 1e-3 < 1e-2 < others
+    last = workspace / "train" / "policies" / "01"
+    assert not (workspace / "train" / "policies" / "00").exists()
+    assert (last / "model.safetensors").read_bytes() == (workspace / "policy/model.safetensors").read_bytes()
+
+
+def log_prob_gap(folder: Path, trajectories: Sequence[Trajectory], temperature: float) -> float:
+    """The mean difference between the recorded log-probs of the first turns and those of the model."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    model, gaps = AutoModelForCausalLM.from_pretrained(folder), []
+    for trajectory in trajectories:
+        prompt, sampled = list(trajectory.prompt_ids), trajectory.turns[0].completion
+        with torch.no_grad():
+            logits = model(torch.tensor([prompt + sampled.token_ids])).logits[0, len(prompt) - 1 : -1]
+        log_probs = (logits / temperature).log_softmax(-1)[range(len(sampled.token_ids)), sampled.token_ids]
+        gaps += (log_probs - torch.tensor(sampled.logprobs)).abs().tolist()
+    return sum(gaps) / len(gaps)
 
 
 @pytest.mark.slow
