@@ -2,6 +2,7 @@
 
 import asyncio
 import re
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,9 @@ from envs.registry import get_env
 from envs.types import Item, StepResult
 from tasks.data.items import item_from_json, item_to_json
 
-pytest.importorskip("reasoning_gym", reason="needs a C compiler: pip install reasoning-gym==0.1.25")
+pytestmark = pytest.mark.skipif(
+    find_spec("reasoning_gym") is None, reason="needs a C compiler: pip install reasoning-gym==0.1.25"
+)
 
 EVALUATING = ("binary_matrix", "countdown", "n_queens", "puzzle24", "spiral_matrix", "string_insertion")
 

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 import yaml
-from dvc.utils.hydra import apply_overrides
 
 from flows.run import STAGES
 from flows.versioning import commit_to_dvc
@@ -52,6 +51,8 @@ def test_what_dvc_writes_differs_in_the_key_that_was_set_and_in_nothing_else(
     name: str, tmp_path: Path
 ) -> None:
     """`apply_overrides` is what `dvc exp run -S` calls."""
+    from dvc.utils.hydra import apply_overrides
+
     file = Path(shutil.copy(FILE, tmp_path))
     keys = {f"pipelines.{name}.train.lr": 0.25, f"pipelines.{name}.evaluate.max_turns": 77}
     for key, value in keys.items():

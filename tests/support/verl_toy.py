@@ -88,7 +88,7 @@ def toy_pipeline(model: Path, **overrides: Any) -> Pipeline:
         },
         "horizon": {"type": "fixed", "max_turns": [4]},
         "evaluate": {"max_turns": 4, "samples_per_item": 1, "quick_items": 4},
-        "backend": {"device": "cpu", "rollout": "cpu", "samplers": 2},
+        "backend": {"device": "cpu", "rollout": "cpu"},
     }
     for key, value in overrides.items():
         block, _, name = key.partition("__")

@@ -199,9 +199,7 @@ def test_a_training_listens_on_loopback_and_obeys_nobody_without_its_token(
     model = save_tiny_model(tmp_path / "model")
     write_items(tmp_path / "data" / "train.jsonl", toy_items(12))
     write_items(tmp_path / "data" / "test.jsonl", toy_items(4, first=100))
-    pipeline = toy_pipeline(
-        model, train__steps=1, train__steps_per_round=1, backend__workers=2, backend__samplers=1
-    )
+    pipeline = toy_pipeline(model, train__steps=1, train__steps_per_round=1, backend__workers=2)
     watch = SocketWatch()
 
     def on_step(values: Mapping[str, float]) -> None:

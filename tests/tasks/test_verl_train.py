@@ -48,7 +48,9 @@ def test_training_survives_kill_9_and_counts_every_step_once(toy_in_ray: None, t
     write_items(tmp_path / "data" / "train.jsonl", toy_items(12))
     write_items(tmp_path / "data" / "test.jsonl", toy_items(4, first=100))
     # So little room that most episodes are of two segments, two rows for the trainer.
-    pipeline = toy_pipeline(model, agent__context={"when_full": "drop"}, rollout__context_length=136)
+    pipeline = toy_pipeline(
+        model, agent__context={"when_full": "drop"}, rollout__context_length=136, backend__samplers=2
+    )
     folder = tmp_path / "train"
     step_numbers: list[int] = []
 
