@@ -15,15 +15,20 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 pytest_plugins = ["tests.support.sandboxes"]
 SLOW_TIMEOUT_S = 600
+LONGEST_FILES = (
+    "test_verl_train.py",
+    "test_flow.py",
+    "test_offline.py",
+    "test_network.py",
+    "test_tutorial.py",
+)
+"""A worker takes whole files: one of these that began last would leave all cores but one idle."""
 PROGRAMS = {"browser": ("test_browser.py", "miniwob", "webarena"), "java": ("sciworld", "jvm")}
 """By marker: a part of the id (file, function or parameter) of each test that starts this program."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark each test by its folder and programs, give slow tests more time, and put their files first.
-
-    A file with whole runs that began last would leave all cores but one idle.
-    """
+    """Mark each test by its folder and programs, give slow tests more time, and put their files first."""
     for item in items:
         item.add_marker(item.path.relative_to(Path(__file__).parent).parts[0])
         for marker, parts in PROGRAMS.items():
@@ -34,7 +39,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if item.get_closest_marker("slow") is not None and item.get_closest_marker("timeout") is None:
             item.add_marker(pytest.mark.timeout(SLOW_TIMEOUT_S))
     slow_files = {item.path for item in items if item.get_closest_marker("slow") is not None}
-    items.sort(key=lambda item: item.path not in slow_files)
+
+    def rank(item: pytest.Item) -> int:
+        name = item.path.name
+        in_order = len(LONGEST_FILES) + (item.path not in slow_files)
+        return LONGEST_FILES.index(name) if name in LONGEST_FILES else in_order
+
+    items.sort(key=rank)
 
 
 @pytest.fixture(scope="module", autouse=True)
