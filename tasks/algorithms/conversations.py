@@ -15,9 +15,6 @@ from torch import Tensor
 
 from agents.types import Trajectory
 
-_CACHED_ROWS = 128
-"""Conversations that are added up at once."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Conversations:
@@ -37,14 +34,12 @@ class Conversations:
     @property
     def scores(self) -> Tensor:
         """[C], float64: the sum of each conversation's rewards."""
-        # torch converts before it adds: a part at a time stays in the cache.
-        parts = self.rewards.split(_CACHED_ROWS)
-        return torch.cat([part.sum(1, dtype=torch.float64) for part in parts])
+        return _row_sums(self.rewards, torch.float64)
 
     @property
     def lengths(self) -> Tensor:
         """[C], int64: sampled tokens."""
-        return self.mask.sum(1)
+        return _row_sums(self.mask, torch.int64)
 
     def spread(self, per_conversation: Tensor) -> Tensor:
         """[C] → [C, T]: the same value on every token of a conversation, 0 elsewhere."""
@@ -123,6 +118,11 @@ class Conversations:
             return values * self.mask
         whitened = (values - chosen.mean()) * (chosen.var() + 1e-8).rsqrt()
         return (whitened * self.mask).to(values.dtype)
+
+
+def _row_sums(values: Tensor, dtype: torch.dtype) -> Tensor:
+    """[C]. torch converts all before it adds: a few rows at a time stay in the cache."""
+    return torch.cat([rows.sum(1, dtype=dtype) for rows in values.split(64)])
 
 
 @dataclass(frozen=True, slots=True)
