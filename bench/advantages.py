@@ -38,6 +38,7 @@ VERL = {
     "grpo": ("grpo_vectorized", {}),
     "grpo_passk": ("grpo_passk", {}),
     "opo": ("opo", {}),
+    "optimal_token_baseline": ("tir_optimal_token_baseline", {}),
     "ppo": ("gae", {}),
     "reinforce_plus_plus": ("reinforce_plus_plus", {}),
     "reinforce_plus_plus_baseline": ("reinforce_plus_plus_baseline", {}),
@@ -88,7 +89,8 @@ def random_batch(conversations: int, tokens: int) -> Conversations:
         mask=torch.ones(conversations, tokens, dtype=torch.bool),
         rewards=rewards,
         turn=(torch.arange(tokens) // length).clamp(max=TURNS - 1).repeat(conversations, 1),
-        old_log_probs=torch.zeros(conversations, tokens),
+        old_log_probs=torch.full((conversations, tokens), -1.0),
+        sum_pi_squared=torch.rand(conversations, tokens, generator=generator),
         values=torch.rand(conversations, tokens, generator=generator),
         greedy_rewards=torch.zeros(conversations, dtype=torch.float64),
         num_played=conversations,
@@ -133,6 +135,7 @@ def verl_function(name: str, options: dict[str, Any], batch: Conversations) -> C
     else:
         uids = np.array([str(group) for group in batch.group.tolist()], dtype=object)
         arguments |= {"index": uids, "config": AlgoConfig(gamma=1.0, lam=1.0, **options)}
+        arguments |= {"old_log_probs": batch.old_log_probs, "sum_pi_squared": batch.sum_pi_squared}
     estimate = get_adv_estimator_fn(name)
     return lambda: estimate(**arguments)
 

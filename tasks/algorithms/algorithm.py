@@ -57,6 +57,8 @@ class Algorithm(Settings):
     """Whether a group whose advantages are all 0 (`has_advantages`) need not be trained on."""
     needs_critic: ClassVar[bool] = False
     """Whether it is an `ActorCritic`."""
+    needs_sum_pi_squared: ClassVar[bool] = False
+    """Whether the squared probabilities of the vocabulary are added up for each sampled token."""
     needs_greedy: ClassVar[bool] = False
     """Whether a greedy episode of each item is played as well; it is not trained on."""
     compares_states: ClassVar[bool] = False

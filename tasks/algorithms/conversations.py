@@ -27,6 +27,7 @@ class Conversations:
     turn: Tensor  # [C, T], int64: index of the turn that the token belongs to
     old_log_probs: Tensor  # [C, T]
     values: Tensor | None = None  # [C, T], of the critic, at the state before each token is sampled
+    sum_pi_squared: Tensor | None = None  # [C, T]: Σπ² over the vocabulary, of the policy that sampled
     greedy_rewards: Tensor | None = None  # [C], of a greedy episode of the same item
     num_played: int
     """Episodes of the step, those included that are not trained on."""

@@ -24,6 +24,7 @@ _BUILTIN = (
     "grpo_passk",
     "maxrl",
     "opo",
+    "optimal_token_baseline",
     "ppo",
     "reinforce_plus_plus",
     "reinforce_plus_plus_baseline",

@@ -70,7 +70,7 @@ class MemoryPlan:
     mask: int
     """For sdpa; flash-attn needs no mask."""
     logits: int
-    """For a chunk of tokens."""
+    """For a chunk of tokens; for a whole micro-batch where the algorithm needs the distributions."""
     sampler: int
     """vLLM's share of the GPU while it samples; 0 if the size of the GPU is unknown."""
 
@@ -91,13 +91,14 @@ def memory_plan(pipeline: Pipeline, size: ModelSize, *, gpu: int = 0) -> MemoryP
     embeddings = size.vocabulary * size.width * (1 if size.tied else 2)
     layer = (size.parameters - embeddings) // max(1, size.layers)
     critic = size.critic_parameters if pipeline.train.algorithm.needs_critic else 0
+    chunk = tokens if pipeline.train.algorithm.needs_sum_pi_squared else min(tokens, CHUNK_TOKENS)
     inside = 12 * size.width + 6 * size.mlp_width
     return MemoryPlan(
         state=TRAINING_BYTES * (size.parameters + critic) // workers,
         activations=2 * tokens * (size.layers * size.width + inside),
         gathered=4 * (embeddings + 2 * layer),
         mask=MASK_BYTES * tokens**2 if gpu_attention() != FLASH_ATTENTION else 0,
-        logits=LOGIT_BYTES * CHUNK_TOKENS * size.vocabulary,
+        logits=LOGIT_BYTES * chunk * size.vocabulary,
         sampler=int(pipeline.backend.gpu_memory_utilization * gpu),
     )
 

@@ -99,8 +99,8 @@ def estimate_advantages(
 ) -> StepEstimate:
     """Estimate the advantages of a step's rows.
 
-    `rows` have `old_log_probs`, and where they apply `ref_log_prob` and `values`; `trajectories`: theirs, in
-    that order; `greedy_rewards`: by uid of the group.
+    `rows` have `old_log_probs`, and where they apply `ref_log_prob`, `values` and `sum_pi_squared`;
+    `trajectories`: theirs, in that order; `greedy_rewards`: by uid of the group.
     """
     uids = [key.rpartition("_")[0] for key in trajectories]
     groups = {uid: number for number, uid in enumerate(dict.fromkeys(uids))}
@@ -125,6 +125,7 @@ def estimate_advantages(
             turn=turns_of(rows.mask, list(trajectories.values())),
             old_log_probs=old_log_probs,
             values=values,
+            sum_pi_squared=rows.join("sum_pi_squared") if train.algorithm.needs_sum_pi_squared else None,
             greedy_rewards=None if greedy is None else torch.tensor(greedy, dtype=torch.float64),
             num_played=num_played,
         )

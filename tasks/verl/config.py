@@ -168,6 +168,8 @@ def _cpu(pipeline: Pipeline) -> dict[str, Any]:
 
 def _cuda(pipeline: Pipeline, *, model: str) -> dict[str, Any]:
     model_options = gpu_model_options(model)
+    if pipeline.train.algorithm.needs_sum_pi_squared:
+        model_options["use_fused_kernels"] = False  # they never hold the logits of a token at once
     return {
         **{f"actor_rollout_ref.model.{name}": value for name, value in model_options.items()},
         # vLLM in bf16 and the trainer differ in the third digit: old log-probs are computed anew.
@@ -247,6 +249,11 @@ def _check_algorithm(pipeline: Pipeline) -> None:
         )
     if algorithm.compares_states:
         _check_states(pipeline)
+    if algorithm.needs_sum_pi_squared and train.async_ is not None and pipeline.backend.device == "cpu":
+        raise ConfigError(
+            f"train.async: {algorithm.name} needs the whole distributions of the policy that sampled, which "
+            "is gone when the trainer computes them; leave it out"
+        )
     context = pipeline.agent.context
     one_segment = context.when_full == "stop" and context.keep_thoughts
     one_micro_batch = train.mini_batches == 1 and pipeline.backend.workers == 1

@@ -19,6 +19,7 @@ from verl.utils.debug import marked_timer
 from verl.utils.metric import reduce_metrics
 from verl.utils.py_functional import rename_dict
 from verl.utils.skip import SkipManager
+from verl.workers.utils.padding import response_from_nested
 
 from tasks.algorithms.algorithm import ActorCritic
 from tasks.config.pipelines import Pipeline
@@ -121,9 +122,28 @@ class StepTrainer(PPOTrainerSync):  # type: ignore[misc]
     def _get_required_batch_multiple(self, dp_size: int) -> int:
         return dp_size * self._pipeline.train.mini_batches
 
+    def _compute_old_log_prob(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
+        needs_squares = self._pipeline.train.algorithm.needs_sum_pi_squared
+        batch.extra_info["calculate_sum_pi_squared"] = needs_squares
+        batch = super()._compute_old_log_prob(batch, metrics)
+        if needs_squares:
+            if self.config.algorithm.rollout_correction.bypass_mode:  # verl has computed nothing
+                temperature = self.config.actor_rollout_ref.rollout.temperature
+                batch.extra_info |= {"compute_loss": False, "temperature": temperature}
+                self.actor_rollout_wg.compute_log_prob(batch)
+            fields = ["sum_pi_squared", "response_mask"]
+            data = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=fields)
+            data["sum_pi_squared"] = response_from_nested(data["sum_pi_squared"], data["response_mask"])
+            chosen = data.select("sum_pi_squared")
+            tq.kv_batch_put(keys=batch.keys, partition_id=batch.partition_id, fields=chosen)
+        batch.extra_info["calculate_sum_pi_squared"] = False
+        return batch
+
     def _compute_advantage(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
         rollout = self._rollout
         fields = ["response_mask", "old_log_probs", "rollout_log_probs", "ref_log_prob", "values"]
+        if self._pipeline.train.algorithm.needs_sum_pi_squared:
+            fields.append("sum_pi_squared")
         data = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=fields)
         output: dict[str, Any] = {}
         rows = JoinedRows(batch.keys, data, rollout.trained)

@@ -144,6 +144,7 @@ def test_gdpo_normalises_each_reward_apart() -> None:
         ("reinforce_plus_plus", "reinforce_plus_plus", {}),
         ("reinforce_plus_plus_baseline", "reinforce_plus_plus_baseline", {}),
         ("ppo", "gae", {}),
+        ("optimal_token_baseline", "tir_optimal_token_baseline", {}),
     ],
 )
 def test_estimators_agree_with_verls(
@@ -169,6 +170,8 @@ def test_estimators_agree_with_verls(
             "response_mask": mask.float(),
             "token_level_rewards": lay_out(batch.rewards),
             "values": lay_out(batch.values),
+            "old_log_probs": lay_out(batch.old_log_probs),
+            "sum_pi_squared": lay_out(batch.sum_pi_squared),
         },
         non_tensors={"uid": np.array([str(g) for g in batch.group.tolist()], dtype=object)},
     )
@@ -380,14 +383,16 @@ def batch_of(
     lengths = torch.tensor([sum(len(turn.completion.token_ids) for turn in t.turns) for t in trajectories])
     mask = torch.arange(int(lengths.max())) < lengths.unsqueeze(1)
     group = torch.tensor([int(t.item.item_id.removeprefix("x_")) for t in trajectories])
-    values = torch.rand(mask.shape, generator=torch.Generator().manual_seed(1)) * mask
+    generator = torch.Generator().manual_seed(1)
+    values, probabilities, squares = torch.rand(3, *mask.shape, generator=generator) * mask
     return Conversations(
         trajectories=trajectories,
         group=group,
         mask=mask,
         rewards=rewards_of(trajectories, mask),
         turn=turns_of(mask, trajectories),
-        old_log_probs=torch.zeros(mask.shape),
+        old_log_probs=probabilities.clamp(min=1e-3).log() * mask,
+        sum_pi_squared=squares,
         values=values if with_values else None,
         greedy_rewards=None if greedy is None else torch.tensor(greedy)[group],
         num_played=NUM_PLAYED,

@@ -43,6 +43,7 @@ def test_every_algorithm_has_its_line() -> None:
         assert (needs == "critic") == algorithm.needs_critic, name
         assert (needs == "greedy") == algorithm.needs_greedy, name
         assert (needs == "states") == algorithm.compares_states, name
+        assert (needs == "Σπ²") == algorithm.needs_sum_pi_squared, name
         fields = algorithm.model_fields
         expected = [
             *changes(fields["loss"].default),

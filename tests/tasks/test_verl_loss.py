@@ -13,7 +13,7 @@ import pytest
 from agents.types import Completion, FinishReason, StopReason, Trajectory, Turn
 from envs.types import Item
 from tasks.config.pipelines import Pipeline
-from tasks.verl.rows import has_gradient_without_advantage, rows_of
+from tasks.verl.rows import fields_of, has_gradient_without_advantage, rows_of
 from tests.support.tiny_model import save_tiny_model
 from tests.support.verl_toy import toy_pipeline
 from tests.support.verl_update import policy_worker, update
@@ -115,6 +115,33 @@ def test_without_an_observation_there_is_no_loss_of_observations(worker: Any, mo
     assert "observation_loss" not in metrics
     plain = update(worker, pipeline(kl=None, entropy_coef=0.0), unobserved)
     assert metrics["grad_norm"] == plain["grad_norm"]
+
+
+def test_the_sum_of_squared_probabilities_of_each_sampled_token(
+    worker: Any, model: Path, groups: Groups
+) -> None:
+    """As `StepTrainer` asks for it."""
+    from tensordict import TensorDict
+    from verl.utils import tensordict_utils as tu
+    from verl.workers.utils.padding import response_from_nested
+
+    rows = [row for group in groups for row in rows_of("uid", group)]
+    data: TensorDict = fields_of(rows)
+    options = {"compute_loss": False, "calculate_sum_pi_squared": True, "temperature": TEMPERATURE}
+    tu.assign_non_tensor(data, **options)
+    output = worker.compute_log_prob(data)
+    actual = response_from_nested(output["sum_pi_squared"], data["response_mask"]).values()
+    policy = exact(model)
+    expected = [
+        distribution.exp().square().sum(-1)
+        for group in groups
+        for trajectory in group
+        for context, turn in turns_of(trajectory)
+        for distribution in [next_tokens(policy, context, turn.completion.token_ids)]
+    ]
+    sampled = data["response_mask"].values() > 0
+    torch.testing.assert_close(actual[sampled].double(), torch.cat(expected), atol=1e-6, rtol=1e-4)
+    assert not actual[~sampled].any()
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from tensordict import TensorDict
 from verl.utils import tensordict_utils as tu
-from verl.utils.torch_functional import entropy_from_logits
+from verl.utils.torch_functional import calculate_sum_pi_squared_from_logits, entropy_from_logits
 from verl.workers.engine.base import EngineRegistry
 from verl.workers.engine.fsdp import transformer_impl
 from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead
@@ -98,7 +98,7 @@ class CpuTrainingEngine(FSDPEngineWithLMHead):  # type: ignore[misc]
         micro_batch: TensorDict,
         logits_processor_func: Any,
     ) -> dict[str, torch.Tensor]:
-        """Log-probs (and entropy, if asked for) as verl lays them out: nested, [B, L]."""
+        """Log-probs (and entropy and Σπ², if asked for) as verl lays them out: nested, [B, L]."""
         row: PackedRow = output_args["row"]
         logits = output.logits[0]  # [N, V]
         temperature = output_args["temperature"]
@@ -108,6 +108,9 @@ class CpuTrainingEngine(FSDPEngineWithLMHead):  # type: ignore[misc]
         outputs = {"log_probs": _lay_out(log_probs, row, micro_batch)}
         if tu.get_non_tensor_data(data=micro_batch, key="calculate_entropy", default=False):
             outputs["entropy"] = _lay_out(entropy_from_logits(logits), row, micro_batch)
+        if tu.get_non_tensor_data(data=micro_batch, key="calculate_sum_pi_squared", default=False):
+            squares = calculate_sum_pi_squared_from_logits(logits)
+            outputs["sum_pi_squared"] = _lay_out(squares, row, micro_batch)
         return outputs
 
 

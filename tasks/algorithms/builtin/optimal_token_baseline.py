@@ -1,0 +1,44 @@
+"""The baseline of least variance for each token."""
+
+from typing import TYPE_CHECKING
+
+from tasks.algorithms.algorithm import Algorithm
+
+if TYPE_CHECKING:
+    from tasks.algorithms.conversations import Conversations, Estimate
+
+
+class OptimalTokenBaseline(Algorithm):
+    """The sum of the rewards from a token on − its mean over the conversations of the group that have a token
+    in this place, weighed by W; 0 instead of the mean where only one has.
+
+    W_k = Σ over j ≤ k of 1 − 2·π_j + Σπ_j², the squared norms of the gradients of the log-probabilities by
+    the logits, over sampled tokens. Σπ² is that of the whole vocabulary: it costs a forward pass on a CPU,
+    and on GPUs the logits of a whole micro-batch at once.
+
+    Li et al. 2026 (arXiv 2602.07078). verl: `tir_optimal_token_baseline`, without importance weights.
+    """
+
+    skips_equal_groups = False  # equal sums may come at different tokens
+    needs_sum_pi_squared = True
+
+    name: str = "optimal_token_baseline"
+
+    def estimate(self, batch: "Conversations") -> "Estimate":
+        """As of `Algorithm`."""
+        import torch
+
+        from tasks.algorithms.conversations import Estimate, discounted_returns
+
+        assert batch.sum_pi_squared is not None
+        energy = (1 - 2 * batch.old_log_probs.exp() + batch.sum_pi_squared) * batch.mask
+        weights = energy.cumsum(1) * batch.mask
+        returns = discounted_returns(batch.rewards, gamma=1.0)
+
+        def group_sum(values: torch.Tensor) -> torch.Tensor:
+            sums = values.new_zeros(int(batch.group.max()) + 1, values.shape[1])
+            return sums.index_add_(0, batch.group, values)[batch.group]
+
+        is_alone = group_sum(batch.mask.to(returns.dtype)) < 2
+        baseline = group_sum(returns * weights) / (group_sum(weights) + 1e-8)
+        return Estimate((returns - baseline.masked_fill(is_alone, 0.0)) * batch.mask)
