@@ -15,6 +15,9 @@ from torch import Tensor
 
 from agents.types import Trajectory
 
+_ROWS = 64
+"""Conversations whose numbers are converted to float64 at once: they stay in the cache."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Conversations:
@@ -112,18 +115,21 @@ class Conversations:
         return (extreme("amin") == extreme("amax"))[self.group]
 
     def whiten(self, values: Tensor) -> Tensor:
-        """[C, T]: shifted and scaled to mean 0 and variance 1 over all tokens of the step (verl's
-        `masked_whiten`)."""
-        chosen = values[self.mask].double()
-        if len(chosen) < 2:
-            return values * self.mask
-        whitened = (values - chosen.mean()) * (chosen.var() + 1e-8).rsqrt()
-        return (whitened * self.mask).to(values.dtype)
+        """[C, T]: `values`, which are 0 where `mask` is False, shifted and scaled to mean 0 and variance 1
+        over all tokens of the step (verl's `masked_whiten`)."""
+        count = int(self.lengths.sum())
+        if count < 2:
+            return values
+        mean = _row_sums(values, torch.float64).sum() / count
+        parts = zip(values.split(_ROWS), self.mask.split(_ROWS), strict=True)
+        squares = sum(float(((part.double() - mean).square() * mask).sum()) for part, mask in parts)
+        scale = (squares / (count - 1) + 1e-8) ** -0.5
+        return torch.where(self.mask, (values - mean.to(values.dtype)) * scale, 0.0)
 
 
 def _row_sums(values: Tensor, dtype: torch.dtype) -> Tensor:
-    """[C]. torch converts all before it adds: a few rows at a time stay in the cache."""
-    return torch.cat([rows.sum(1, dtype=dtype) for rows in values.split(64)])
+    """[C]; torch converts all of a tensor before it adds anything."""
+    return torch.cat([rows.sum(1, dtype=dtype) for rows in values.split(_ROWS)])
 
 
 @dataclass(frozen=True, slots=True)
