@@ -121,7 +121,9 @@ def test_trainer_overrides_what_exists(verl: ModuleType) -> None:
         "init",
         "_step_once",
         "_get_required_batch_multiple",
+        "_compute_old_log_prob",
         "_compute_advantage",
+        "_update_critic",
         "_update_actor",
     ):
         assert parameters(getattr(StepTrainer, method)) == parameters(getattr(PPOTrainer, method))
@@ -132,6 +134,9 @@ def test_trainer_overrides_what_exists(verl: ModuleType) -> None:
     assert calls.index("self.prepare_step") < calls.index("self._step_once")
     submission = calls_and_strings(PPOTrainer._submit_batch_to_rollout)
     assert "self.agent_loop_manager.generate_sequences" in submission
+    # The fields that the overrides put and get by these names.
+    assert "values" in calls_and_strings(PPOTrainer._compute_values)
+    assert "log_probs" in calls_and_strings(PPOTrainer._compute_old_log_prob)
     keys = {"calculate_entropy", "distillation_use_topk", "distillation_only", "mini_batch_size"}
     assert keys <= set(calls_and_strings(PPOTrainer._update_actor))
     assert keys <= set(calls_and_strings(update_options))
