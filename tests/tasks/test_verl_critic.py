@@ -111,7 +111,7 @@ def test_verl_accepts_the_configuration_of_a_critic(
     from verl.utils.config import omega_conf_to_dataclass, validate_config
 
     shipped = load_pipeline(name)
-    values = shipped.model_dump(mode="json")
+    values = shipped.model_dump(mode="json", exclude_unset=True)
     values["train"]["algorithm"] = {"name": "ppo", "critic": {"lr": 3e-5, "epochs": 2}}
     settings = Pipeline.model_validate(values)
     config = verl_config(settings, model=model, checkpoints=tmp_path)
