@@ -15,6 +15,7 @@ from envs.builtin.textworld.play import Play
 from envs.errors import ConfigError
 from envs.registry import EnvSpec, get_env, get_item
 from envs.requirements.detection import Package
+from envs.states import read_state_key
 from envs.types import Item, StepResult
 
 PACKAGES = [Package(name) for name in get_env("textworld").packages]
@@ -185,3 +186,28 @@ def test_the_expert_solves_the_longest_of_each_kind() -> None:
         _, results = play(spec, last, expert(spec, last))
         assert results[-1].success, item
         assert sum(result.reward for result in results) == pytest.approx(1.0)
+
+
+def test_a_state_is_the_facts_and_the_quests_that_are_done() -> None:
+    async def keys(spec: EnvSpec, index: int, commands: list[str]) -> list[str | None]:
+        env = spec.make()
+        await env.reset(get_item(spec, index))
+        keys = [read_state_key(env)]
+        for command in commands:
+            await env.step(command)
+            keys.append(read_state_key(env))
+        return keys
+
+    first, *_ = expert(COINS, 40)
+    back = {"north": "south", "south": "north", "east": "west", "west": "east"}[first.split()[1]]
+    start, there, stayed, again = asyncio.run(keys(COINS, 40, [first, "sing", f"go {back}"]))
+    assert start == again != there == stayed
+
+    # Points for finding an ingredient are not lost with it.
+    look, take, *_ = expert(MEALS, 0)
+    assert take == "take red bell pepper from fridge"
+    put = "insert red bell pepper into fridge"
+    start, read, taken, put_back, taken_again = asyncio.run(keys(MEALS, 0, [look, take, put, take]))
+    assert start == read
+    assert taken == taken_again
+    assert len({start, taken, put_back}) == 3

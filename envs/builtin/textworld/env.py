@@ -14,6 +14,7 @@ from envs.builtin.textworld.play import Play
 from envs.builtin.textworld.upstream import PACKAGES
 from envs.errors import ConfigError
 from envs.registry import EnvSpec, ExpertStep
+from envs.states import hash_state
 from envs.types import Item, StepResult
 
 __all__ = ["EXAMPLE", "FAMILY", "PACKAGES", "SOURCE", "SPEC", "spec"]
@@ -63,6 +64,10 @@ class TextWorldEnv:
             return StepResult(f"{answer} {end}", reward, terminated=True, success=play.is_won)
         return StepResult(f"{answer}\n{_observe(play)}".lstrip(), reward)
 
+    def state_key(self) -> str | None:
+        """Of the facts, and of the quests that have been completed."""
+        return None if self._play is None else hash_state(self._play.facts, self._play.quests)
+
     async def close(self) -> None:
         """Forget the game."""
         self._play = None
@@ -98,6 +103,7 @@ def get_spec(world: World) -> EnvSpec:
         instructions=INSTRUCTIONS,
         packages=PACKAGES,
         source=SOURCE,
+        has_states=True,
     )
 
 

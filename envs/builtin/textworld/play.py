@@ -54,6 +54,12 @@ class Play:
         return sorted(map(str, self._progression.state.facts))
 
     @property
+    def quests(self) -> list[tuple[bool, bool, bool]]:
+        """Of each quest, whether it is completed, failed, or out of reach, which facts alone do not tell."""
+        quests = self._progression.quest_progressions
+        return [(quest.completed, quest.failed, quest.unfinishable) for quest in quests]
+
+    @property
     def listed_commands(self) -> list[str]:
         """The possible commands without those whose answer every observation has."""
         return [
