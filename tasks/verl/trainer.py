@@ -129,7 +129,7 @@ class StepTrainer(PPOTrainerSync):  # type: ignore[misc]
         if needs_squares:
             if self.config.algorithm.rollout_correction.bypass_mode:  # verl has computed nothing
                 temperature = self.config.actor_rollout_ref.rollout.temperature
-                batch.extra_info |= {"compute_loss": False, "temperature": temperature}
+                batch.extra_info.update({"compute_loss": False, "temperature": temperature})
                 self.actor_rollout_wg.compute_log_prob(batch)
             fields = ["sum_pi_squared", "response_mask"]
             data = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=fields)

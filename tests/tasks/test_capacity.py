@@ -79,11 +79,14 @@ def test_checkpoints_and_disk_by_hand() -> None:
     # Three checkpoints, and the trained policy here, in DVC's cache and in MLflow.
     pipeline = load_pipeline("searchqa-qwen2.5-7b")
     assert disk_bytes(pipeline, QWEN_7B, checkpoints=3) == (3 * 16 + 4 * 4) * 7_615_616_512
-    assert disk_bytes(with_critic(pipeline), QWEN_3B, checkpoints=3) == (3 * 28 + 4 * 4) * 3_085_938_688
+    assert (
+        disk_bytes(with_algorithm(pipeline, "ppo"), QWEN_3B, checkpoints=3)
+        == (3 * 28 + 4 * 4) * 3_085_938_688
+    )
 
 
-def with_critic(pipeline: Pipeline) -> Pipeline:
-    train = pipeline.train.model_copy(update={"algorithm": parse_algorithm("ppo")})
+def with_algorithm(pipeline: Pipeline, name: str) -> Pipeline:
+    train = pipeline.train.model_copy(update={"algorithm": parse_algorithm(name)})
     return pipeline.model_copy(update={"train": train})
 
 
@@ -91,7 +94,10 @@ def test_memory_by_hand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     pipeline = load_pipeline("searchqa-qwen2.5-7b")
     plan = memory_plan(pipeline, QWEN_7B, gpu=GPU)
     assert plan.state == 2 * 7_615_616_512  # 16 bytes a parameter over 8 GPUs
-    assert memory_plan(with_critic(pipeline), QWEN_3B).state == 4 * 3_085_938_688
+    assert memory_plan(with_algorithm(pipeline, "ppo"), QWEN_3B).state == 4 * 3_085_938_688
+    # Whole distributions are not computed in chunks.
+    of_all_tokens = memory_plan(with_algorithm(pipeline, "optimal_token_baseline"), QWEN_7B).logits
+    assert of_all_tokens == 24 * pipeline.train.micro_batch_tokens * 152_064
     assert plan.mask == 3 * 16_384**2
     assert plan.logits == 24 * 512 * 152_064
     assert plan.sampler == 48 * 10**9

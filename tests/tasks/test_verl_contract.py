@@ -14,8 +14,9 @@ from typing import Any
 import pytest
 
 from envs.errors import ConfigError
-from tasks.config.pipelines import load_pipeline
-from tasks.verl.config import verl_config
+from tasks.config.pipelines import Pipeline, load_pipeline
+from tasks.verl.config import check_pipeline, verl_config
+from tests.support.verl_toy import toy_pipeline
 
 
 def parameters(function: Any) -> list[str]:
@@ -190,6 +191,26 @@ def test_the_gpu_pipeline_runs_vllm_in_bf16_over_packed_rows(tmp_path: Any) -> N
     assert model.override_config.attn_implementation == "sdpa"  # flash-attn is not among the CPU's packages
     assert model.use_fused_kernels
     assert not config.algorithm.rollout_correction.bypass_mode
+
+
+def test_the_logits_of_whole_distributions_are_not_fused_away(tmp_path: Any) -> None:
+    """verl refuses Σπ² with fused kernels, in the first step."""
+    shipped = load_pipeline("textcraft-qwen2.5-3b").model_dump(mode="json", exclude_unset=True)
+    shipped["train"]["algorithm"] = "optimal_token_baseline"
+    settings = Pipeline.model_validate(shipped)
+    assert not verl_config(
+        settings, model="m", checkpoints=tmp_path
+    ).actor_rollout_ref.model.use_fused_kernels
+
+
+@pytest.mark.parametrize("algorithm", ["optimal_token_baseline", "grpo"])
+def test_the_distributions_of_a_policy_that_is_gone_are_refused(algorithm: str, tmp_path: Any) -> None:
+    settings = toy_pipeline(tmp_path, train__algorithm=algorithm, train__async={"staleness": 1})
+    if algorithm == "grpo":
+        check_pipeline(settings)
+        return
+    with pytest.raises(ConfigError, match=r"train\.async: optimal_token_baseline needs the whole distr"):
+        check_pipeline(settings)
 
 
 def test_verl_numbers_the_training_items_in_their_order(verl: ModuleType, tmp_path: Any) -> None:
