@@ -135,6 +135,7 @@ def verl_function(name: str, options: dict[str, Any], batch: Conversations) -> C
     else:
         uids = np.array([str(group) for group in batch.group.tolist()], dtype=object)
         arguments |= {"index": uids, "config": AlgoConfig(gamma=1.0, lam=1.0, **options)}
+    if name == "tir_optimal_token_baseline":
         arguments |= {"old_log_probs": batch.old_log_probs, "sum_pi_squared": batch.sum_pi_squared}
     estimate = get_adv_estimator_fn(name)
     return lambda: estimate(**arguments)
