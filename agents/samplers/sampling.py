@@ -77,7 +77,8 @@ def sample_tokens(
     greedy = [i for i, p in enumerate(params) if p.temperature == 0]
     if greedy:
         tokens[greedy] = logits[greedy].argmax(dim=-1, keepdim=True)
-    return tokens[:, 0].tolist(), probs.gather(1, tokens)[:, 0].log().tolist()
+    # not torch's logarithm: what it gives depends on where in the batch a number lies
+    return tokens[:, 0].tolist(), [math.log(p) for p in probs.gather(1, tokens)[:, 0].tolist()]
 
 
 def _filter(probs: torch.Tensor, *, params: Sequence[SamplingParams]) -> torch.Tensor:

@@ -66,8 +66,8 @@ class _Job:
 class CpuEngine:
     """Samples completions of a small Llama or Qwen2, keeping keys and values across an episode's turns.
 
-    The same seed, weights version, episode id and prompt give the same tokens, whatever else is in
-    the batch (up to the last bits of floating-point sums).
+    The same seed, weights, episode id and prompts give the same tokens and log-probs to the last bit with one
+    torch thread, whatever else is in the batch (docs/decisions/0013-same-bits.md).
     """
 
     def __init__(

@@ -7,24 +7,32 @@ Decoding is bound by memory bandwidth: a group of 8 reads its prompt once per st
 Slots are best sorted by length, longest first: they are read in runs of about equal length, each as
 far as its longest, so that a few long episodes do not make all others as expensive as themselves.
 
-Attention over both parts is exact. The prefix yields an output and the log of its total weight,
-which enter the softmax over the slot as one more key: column 0 of a slot stands for the prefix, and
-token j after the prefix lies in column j + 1.
+Attention over both parts is exact: each yields an output and the log of its total weight, by which they are
+merged. It is also the same to the last bit whatever else is computed at the same time, and however a
+sequence was cut into segments (`docs/decisions/0013-same-bits.md`): the queries of a prefix are filled up to
+a multiple of `ROWS`, every token attends to its slot as a row of its own, and as far as a multiple of
+`COLUMNS`, where what is beyond it is masked.
 
 Knows nothing of requests; the engine says which token goes where.
 """
 
 import itertools
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Self
 
 import numpy as np
 import torch
 
-from agents.samplers.cpu.llama import ModelShape
+from agents.samplers.cpu.llama import ROWS, ModelShape, round_up
 from envs.errors import ConfigError
 
 BYTES_PER_NUMBER = 4
+COLUMNS = 16
+"""Slots are read as far as a multiple of this, a vector of the CPU: zeros at the end of a sum do not change
+it, but part of a vector is summed in another order."""
+_CACHE_LINE = 64  # bytes
 RUN_COLUMNS = 128
 """Slots whose lengths differ by less are read together; a run costs as much as reading 20,000 numbers."""
 
@@ -87,15 +95,19 @@ class PromptAttention:
     def __init__(self, prefixes: Sequence[Prefix], *, shape: ModelShape) -> None:
         self._prefixes = prefixes
         self._shape = shape
-        self.tokens = torch.tensor([token for prefix in prefixes for token in prefix.tokens])
-        self.positions = torch.cat([torch.arange(len(prefix)) for prefix in prefixes])
+        self._lengths = [len(prefix) for prefix in prefixes]
+        tokens = [token for prefix in prefixes for token in prefix.tokens]
+        positions = [position for length in self._lengths for position in range(length)]
+        self._padding = round_up(len(tokens), ROWS) - len(tokens)
+        self.tokens = torch.tensor(tokens + [0] * self._padding)
+        self.positions = torch.tensor(positions + [0] * self._padding)
 
     def __call__(self, layer: int, qkv: torch.Tensor) -> torch.Tensor:
         shape = self._shape
         heads, kv_heads = shape.num_heads, shape.num_kv_heads
-        lengths = [len(prefix) for prefix in self._prefixes]
+        *parts, padding = qkv.split([*self._lengths, self._padding])
         outputs = []
-        for prefix, part in zip(self._prefixes, qkv.split(lengths), strict=True):
+        for prefix, part in zip(self._prefixes, parts, strict=True):
             q, k, v = part.transpose(0, 1)[None].split([heads, kv_heads, kv_heads], dim=1)
             prefix.keys.append(k.contiguous())
             prefix.values.append(v.contiguous())
@@ -103,7 +115,7 @@ class PromptAttention:
             k, v = (y if share == 1 else y.repeat_interleave(share, dim=1) for y in (k, v))
             output, _ = _flash(q, k, v, is_causal=True, scale=1.0)
             outputs.append(output[0].transpose(0, 1).flatten(1))
-        return torch.cat(outputs)
+        return torch.cat([*outputs, padding[:, :heads].flatten(1)])
 
 
 class Slots:
@@ -112,9 +124,11 @@ class Slots:
     def __init__(self, shape: ModelShape, *, count: int, columns: int) -> None:
         self.count = count
         self._shape = shape
-        size = (shape.num_layers, 2, count, shape.num_kv_heads, columns, shape.head_dim)
+        size = (shape.num_layers, 2, count, shape.num_kv_heads, round_up(columns, COLUMNS), shape.head_dim)
         # numpy's zeros are lazy pages; uninitialised memory will not do, since 0 * nan is nan
-        self._cache = torch.from_numpy(np.zeros(size, dtype=np.float32))
+        zeros = np.zeros(math.prod(size) + COLUMNS, dtype=np.float32)
+        start = -zeros.ctypes.data % _CACHE_LINE // BYTES_PER_NUMBER  # else where it starts is left to chance
+        self._cache = torch.from_numpy(zeros[start : start + math.prod(size)]).view(size)
 
     def move(self, sources: list[int], targets: list[int], *, columns: int) -> None:
         """Copy slots `sources` to `targets` at the same time, so that slots can be swapped."""
@@ -127,11 +141,57 @@ class Slots:
         return self._cache[index]
 
 
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    """Tokens as rows in the order in which a kernel takes them, some perhaps repeated; None: in their own."""
+
+    tokens: torch.Tensor | None  # [rows], of each row
+    row_of_token: torch.Tensor | None  # [N]
+
+    @classmethod
+    def of(cls, tokens: list[int], row_of_token: list[int]) -> Self:
+        if tokens == list(range(len(row_of_token))):
+            return cls(None, None)
+        return cls(torch.tensor(tokens), torch.tensor(row_of_token))
+
+    def put(self, values: torch.Tensor) -> torch.Tensor:
+        """[N, ..] -> [rows, ..]"""
+        return values if self.tokens is None else values[self.tokens]
+
+    def take(self, rows: torch.Tensor) -> torch.Tensor:
+        """[rows, ..] -> [N, ..]"""
+        return rows if self.row_of_token is None else rows[self.row_of_token]
+
+
+def _join(parts: Sequence[torch.Tensor], *, dim: int) -> torch.Tensor:
+    """`torch.cat` without a copy of a single part."""
+    return torch.cat(list(parts), dim=dim) if len(parts) > 1 else parts[0]
+
+
+@dataclass(frozen=True, slots=True)
+class _Reading:
+    """Rows of queries that read consecutive slots, one each, or all the same slot."""
+
+    rows: slice
+    slots: slice
+    columns: int
+    mask: torch.Tensor  # [rows, 1, 1, columns], -inf beyond what a row may read
+
+    @classmethod
+    def of(cls, rows: slice, slots: slice, reach: Sequence[int]) -> Self:
+        """`reach`: how many columns each row may read."""
+        columns = round_up(max(reach), COLUMNS)
+        beyond = torch.arange(columns) >= torch.tensor(reach)[:, None]
+        return cls(
+            rows, slots, columns, torch.zeros(beyond.shape).masked_fill_(beyond, -torch.inf)[:, None, None]
+        )
+
+
 class SlotAttention:
     """Attention of segments of any length over their prefix and their slot; writes the slots.
 
-    Segments of one token (decoding) go through a batched product for each of the `runs` of slots 0 to
-    the highest in use; longer segments are few and are gathered.
+    Tokens read their slots in `runs`, from slot 0 to the highest in use, a token of each slot at a time. If
+    few slots have more than one, these read theirs by themselves.
     """
 
     def __init__(self, segments: Sequence[Segment], *, slots: Slots, shape: ModelShape) -> None:
@@ -145,138 +205,115 @@ class SlotAttention:
         positions: list[int] = []
         at_slot: list[int] = []
         at_column: list[int] = []
-        self._runs: list[tuple[Prefix, int, int]] = []  # prefix, first token, end
+        runs_of_prefix: list[tuple[Prefix, int, int]] = []  # prefix, first token, end
         for segment, end in zip(segments, ends, strict=True):
             count = len(segment.tokens)
             tokens += segment.tokens
             positions += range(segment.start, segment.start + count)
             at_slot += [segment.slot] * count
-            column = segment.start - len(segment.prefix) + 1
+            column = segment.start - len(segment.prefix)
             at_column += range(column, column + count)
-            if self._runs and self._runs[-1][0] is segment.prefix:
-                self._runs[-1] = (segment.prefix, self._runs[-1][1], end)
+            if runs_of_prefix and runs_of_prefix[-1][0] is segment.prefix:
+                runs_of_prefix[-1] = (segment.prefix, runs_of_prefix[-1][1], end)
             else:
-                self._runs.append((segment.prefix, end - count, end))
-        self.tokens, self.positions = torch.tensor(tokens), torch.tensor(positions)
+                runs_of_prefix.append((segment.prefix, end - count, end))
         self._at_slot, self._at_column = torch.tensor(at_slot), torch.tensor(at_column)
-        single = [i for i, segment in enumerate(segments) if len(segment.tokens) == 1]
-        several = [i for i, segment in enumerate(segments) if len(segment.tokens) > 1]
-        self._plan_decoding([ends[i] - 1 for i in single], at_slot, at_column)
-        self._plan_chunks([(ends[i] - len(segments[i].tokens), ends[i]) for i in several])
+        padding = [0] * (round_up(len(tokens), ROWS) - len(tokens))
+        self.tokens, self.positions = torch.tensor(tokens + padding), torch.tensor(positions + padding)
+        self._plan_prefixes(runs_of_prefix)
+        self._plan_slots(segments, ends, at_slot, at_column)
 
-    def _plan_decoding(self, indices: list[int], at_slot: list[int], at_column: list[int]) -> None:
-        slots = [at_slot[i] for i in indices]
-        self._reach = max(slots, default=-1) + 1  # slots to read
-        token_of_slot, column_of_slot = [0] * self._reach, [0] * self._reach
-        slot_of_token = [0] * len(at_slot)
-        for index, slot in zip(indices, slots, strict=True):
-            token_of_slot[slot], column_of_slot[slot], slot_of_token[index] = index, at_column[index], slot
-        self._in_order = token_of_slot == list(range(len(at_slot)))
-        self._token_of_slot, self._slot_of_token = torch.tensor(token_of_slot), torch.tensor(slot_of_token)
-        self._decode_runs = []
-        for first, end, columns in runs([column + 1 for column in column_of_slot]):
-            beyond = torch.arange(columns) > torch.tensor(column_of_slot[first:end])[:, None]
-            mask = torch.zeros(beyond.shape).masked_fill_(beyond, -torch.inf)[:, None]
-            self._decode_runs.append((slice(first, end), columns, mask))
+    def _plan_prefixes(self, runs_of_prefix: Sequence[tuple[Prefix, int, int]]) -> None:
+        """Rows of queries by prefix, each filled up with its last token."""
+        row_tokens: list[int] = []
+        row_of_token = [0] * len(self.tokens)
+        self._prefixes: list[tuple[Prefix, int, int]] = []  # prefix, first row, end
+        for prefix, first, end in runs_of_prefix:
+            rows = round_up(end - first, ROWS)
+            row_of_token[first:end] = range(len(row_tokens), len(row_tokens) + end - first)
+            self._prefixes.append((prefix, len(row_tokens), len(row_tokens) + rows))
+            row_tokens += [*range(first, end), *[end - 1] * (rows - end + first)]
+        self._prefix_rows = _Rows.of(row_tokens, row_of_token)
 
-    def _plan_chunks(self, spans: list[tuple[int, int]]) -> None:
-        self._chunks = bool(spans)
-        if not spans:
-            return
-        share = self._shape.num_heads // self._shape.num_kv_heads
-        width = max(end - first for first, end in spans)
-        steps = torch.arange(width)
-        firsts, ends = torch.tensor(spans).t()[..., None]
-        grid = torch.minimum(firsts + steps, ends - 1)  # [R, width]: padding repeats the last token
-        self._chunk_grid = grid
-        real = firsts + steps < ends
-        self._chunk_tokens, self._chunk_cells = grid[real], real.flatten().nonzero()[:, 0]
-        self._chunk_slots = self._at_slot[firsts[:, 0]].tolist()
-        columns = self._at_column[grid]
-        self._chunk_columns = int(columns.max()) + 1
-        keys = torch.arange(self._chunk_columns)
-        is_masked = (keys > columns[..., None]) | (keys == 0)
-        mask = torch.zeros(is_masked.shape).masked_fill_(is_masked, -torch.inf)
-        self._chunk_mask = mask.repeat_interleave(share, dim=1)[:, None]  # [R, 1, width * share, keys]
+    def _plan_slots(
+        self, segments: Sequence[Segment], ends: Sequence[int], at_slot: list[int], at_column: list[int]
+    ) -> None:
+        """Rows of queries by slot: the first token of each segment, the second of each, and so on, as long as
+        most slots have one; then what is left, segment by segment."""
+        left = [range(end - len(segment.tokens), end) for segment, end in zip(segments, ends, strict=True)]
+        row_tokens: list[int] = []
+        row_of_token = [0] * len(self.tokens)
+        self._readings: list[_Reading] = []
+        while left:
+            reach = max(at_slot[tokens[0]] for tokens in left) + 1
+            if row_tokens and 2 * len(left) < reach:
+                break
+            first_row = len(row_tokens)
+            # a slot in between that is not advanced reads its first column, for nothing
+            row_tokens += [0] * reach
+            columns = [1] * reach
+            for tokens in left:
+                slot = at_slot[tokens[0]]
+                row_tokens[first_row + slot], columns[slot] = tokens[0], at_column[tokens[0]] + 1
+                row_of_token[tokens[0]] = first_row + slot
+            for first, end, _ in runs(columns):
+                rows = slice(first_row + first, first_row + end)
+                self._readings.append(_Reading.of(rows, slice(first, end), columns[first:end]))
+            left = [tokens[1:] for tokens in left if len(tokens) > 1]
+        for tokens in left:
+            slot, columns = at_slot[tokens[0]], [at_column[token] + 1 for token in tokens]
+            rows = slice(len(row_tokens), len(row_tokens) + len(tokens))
+            row_of_token[tokens.start : tokens.stop] = range(rows.start, rows.stop)
+            row_tokens += tokens
+            self._readings.append(_Reading.of(rows, slice(slot, slot + 1), columns))
+        self._slot_rows = _Rows.of(row_tokens, row_of_token)
 
     def __call__(self, layer: int, qkv: torch.Tensor) -> torch.Tensor:
         shape, cache = self._shape, self._slots.layer(layer)
-        heads, kv_heads = shape.num_heads, shape.num_kv_heads
-        cache[:, self._at_slot, :, self._at_column] = qkv[:, heads:].unflatten(1, (2, kv_heads))
+        heads = shape.num_heads
+        new = qkv[: len(self._at_slot), heads:].unflatten(1, (2, shape.num_kv_heads))
+        cache[:, self._at_slot, :, self._at_column] = new
         q = qkv[:, :heads]
-        output, weight = self._over_prefixes(layer, q)
-        if not self._reach:
-            return self._with_chunks(
-                cache, q, output, weight, q.new_empty(q.shape[0], heads * shape.head_dim)
-            )
-        if self._in_order:
-            return self._decode(cache, q, output, weight)
-        of_slot = self._token_of_slot
-        outputs = self._decode(cache, q[of_slot], output[of_slot], weight[of_slot])[self._slot_of_token]
-        return self._with_chunks(cache, q, output, weight, outputs) if self._chunks else outputs
+        of_prefix, prefix_weight = self._over_prefixes(layer, q)
+        of_slot, slot_weight = self._over_slots(cache, q)
+        # by the softmax of two, for it is the same wherever a row lies; a sigmoid is not
+        shares = torch.softmax(torch.stack([slot_weight, prefix_weight], dim=-1), dim=-1)[..., None]
+        return (of_slot * shares[:, :, 0]).add_(of_prefix * shares[:, :, 1]).flatten(1)
 
     def _over_prefixes(self, layer: int, q: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Output [N, H, D] and log weight [N, H] of each token over its prefix."""
-        n, heads, dim = q.shape
         kv_heads = self._shape.num_kv_heads
-        share = heads // kv_heads
+        share = q.shape[1] // kv_heads
         # query heads that share a KV head are more queries of it
-        queries = q.unflatten(1, (kv_heads, share)).transpose(0, 1).reshape(1, kv_heads, n * share, dim)
+        queries = self._prefix_rows.put(q).unflatten(1, (kv_heads, share)).transpose(0, 1).flatten(1, 2)[None]
         outputs, weights = [], []
-        for prefix, first, end in self._runs:
+        for prefix, first, end in self._prefixes:
             part = queries[:, :, first * share : end * share]
             if len(prefix):
                 output, weight = _flash(part, prefix.keys[layer], prefix.values[layer], scale=1.0)
             else:
                 output, weight = torch.zeros_like(part), part.new_full(part.shape[:-1], -torch.inf)
-            outputs.append(output)
-            weights.append(weight)
-        output = torch.cat(outputs, dim=2).view(kv_heads, n, share, dim).transpose(0, 1)
-        weight = torch.cat(weights, dim=2).view(kv_heads, n, share).transpose(0, 1)
-        return output.reshape(n, heads, dim), weight.reshape(n, heads)
+            outputs.append(output.transpose(1, 2))
+            weights.append(weight.transpose(1, 2))
 
-    def _decode(
-        self, cache: torch.Tensor, q: torch.Tensor, prefix: torch.Tensor, weight: torch.Tensor
-    ) -> torch.Tensor:
-        """[S, H * D] for the slots 0..S; `q`, `prefix`: [S, H, D]; `weight`: [S, H]."""
-        outputs = []
-        for run, columns, mask in self._decode_runs:
-            keys, values = cache[:, run, :, :columns].flatten(1, 2)  # [R * K, columns, D]
-            queries = q[run].reshape(keys.shape[0], -1, q.shape[2])
-            scores = torch.bmm(queries, keys.transpose(1, 2)).view(-1, q.shape[1], columns)
-            scores.add_(mask)
-            scores[:, :, 0] = weight[run]
-            shares = torch.softmax(scores, dim=-1).view(*queries.shape[:2], -1)
-            # column 0 of the values stays zero: the part of the prefix is added here alone
-            of_prefix = prefix[run].reshape(queries.shape) * shares[..., :1]
-            outputs.append(torch.baddbmm(of_prefix, shares, values).view(mask.shape[0], -1))
-        return torch.cat(outputs)
+        def by_head(parts: Sequence[torch.Tensor]) -> torch.Tensor:  # [1, n * share, K, ..] -> [n, H, ..]
+            return _join(parts, dim=1)[0].unflatten(0, (-1, share)).transpose(1, 2).flatten(1, 2)
 
-    def _with_chunks(
-        self,
-        cache: torch.Tensor,
-        q: torch.Tensor,
-        prefix: torch.Tensor,
-        weight: torch.Tensor,
-        outputs: torch.Tensor,
-    ) -> torch.Tensor:
-        """Write the tokens of longer segments into `outputs` [N, H * D], and return it."""
-        heads, dim = q.shape[1:]
-        kv_heads = self._shape.num_kv_heads
-        rows, width = self._chunk_grid.shape
-        # index_select would first copy the whole layer, because the columns are cut, to make it contiguous
-        keys, values = torch.stack([cache[:, s, :, : self._chunk_columns] for s in self._chunk_slots], dim=1)
-        queries = q[self._chunk_grid].unflatten(2, (kv_heads, -1)).transpose(1, 2)
-        output, output_weight = _flash(
-            queries.reshape(rows, kv_heads, -1, dim), keys, values, attn_mask=self._chunk_mask, scale=1.0
-        )
-        # [R, K, width * share, ..] -> [R * width, H, ..]
-        output = output.unflatten(2, (width, -1)).transpose(1, 2).reshape(rows * width, heads, dim)
-        output_weight = (
-            output_weight.unflatten(2, (width, -1)).transpose(1, 2).reshape(rows * width, heads, 1)
-        )
-        output, output_weight = output[self._chunk_cells], output_weight[self._chunk_cells]
-        tokens = self._chunk_tokens
-        prefix_share = torch.sigmoid(weight[tokens][..., None] - output_weight)
-        combination = torch.lerp(output, prefix[tokens], prefix_share)
-        return outputs.index_copy_(0, tokens, combination.flatten(1))
+        return self._prefix_rows.take(by_head(outputs)), self._prefix_rows.take(by_head(weights))
+
+    def _over_slots(self, cache: torch.Tensor, q: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Output [N, H, D] and log weight [N, H] of each token over its slot, up to itself."""
+        share = q.shape[1] // self._shape.num_kv_heads
+        queries = self._slot_rows.put(q)[:, :, None]
+        outputs, weights = [], []
+        for reading in self._readings:
+            part = queries[reading.rows]
+            keys, values = cache[:, reading.slots, :, : reading.columns].expand(-1, part.shape[0], -1, -1, -1)
+            # One query of a KV head at a time: sums for several differ in their last bits.
+            of_heads = [
+                _flash(part[:, first::share], keys, values, attn_mask=reading.mask, scale=1.0)
+                for first in range(share)
+            ]
+            outputs.append(_join([output for output, _ in of_heads], dim=2).flatten(1, 2))
+            weights.append(_join([weight for _, weight in of_heads], dim=2).flatten(1, 2))
+        return self._slot_rows.take(_join(outputs, dim=0)), self._slot_rows.take(_join(weights, dim=0))

@@ -21,8 +21,19 @@ if TYPE_CHECKING:
 MODEL_TYPES = ("llama", "qwen2")
 """The supported architectures, by their names in config.json."""
 
+ROWS = 4
+"""Products have a multiple of this many rows: of fewer, the library computes sums in another order, and their
+last bits differ (docs/decisions/0013-same-bits.md)."""
+PADDING = 16
+"""Columns after the hidden ones; the first holds the least norm of a row, which its norm then includes."""
+
 Attend = Callable[[int, torch.Tensor], torch.Tensor]
 """(layer, qkv [N, H + 2K, D], rotated, queries scaled) -> [N, H * D]."""
+
+
+def round_up(count: int, multiple: int) -> int:
+    """The least multiple that is not less than `count`."""
+    return -(-count // multiple) * multiple
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -161,10 +172,10 @@ class Llama:
         self.shape = shape
         _check(weights, shape)
         w = {name: weights[name].detach().to("cpu", torch.float32) for name in shape.weight_shapes}
-        self._embedding = w["model.embed_tokens.weight"].clone()
+        self._embedding = F.pad(w["model.embed_tokens.weight"], (0, PADDING))
+        self._embedding[:, shape.hidden_size] = (shape.rms_norm_eps * shape.hidden_size) ** 0.5
         head = w["model.embed_tokens.weight" if shape.is_tied else "lm_head.weight"]
         self._head = _after_norm(head, w["model.norm.weight"])
-        self._norm_floor = torch.tensor((shape.rms_norm_eps * shape.hidden_size) ** 0.5)
         self._layers = [_prepare(w, f"model.layers.{i}", shape) for i in range(shape.num_layers)]
         exponents = torch.arange(0, shape.head_dim, 2, dtype=torch.int64).float() / shape.head_dim
         angles = torch.outer(torch.arange(max_context).float(), shape.rope_theta**-exponents)
@@ -173,15 +184,19 @@ class Llama:
     def forward(
         self, tokens: torch.Tensor, *, positions: torch.Tensor, attend: Attend, logits_of: torch.Tensor | None
     ) -> torch.Tensor:
-        """Logits [W, vocab] of the tokens at indices `logits_of` [W]; `tokens`, `positions`: [N].
+        """Logits [W, vocab] of the tokens at indices `logits_of` [W]; `tokens`, `positions`: [N], a multiple
+        of `ROWS`.
 
-        `logits_of=None` only fills the cache: the rest is not computed, and [N, E] is returned.
+        A token's logits, keys and values are the same to the last bit whatever the other tokens are, if this
+        holds for `attend`. `logits_of=None` only fills the cache: the rest is not computed, and [N, E] is
+        returned.
         """
         shape = self.shape
         n, inner = tokens.numel(), shape.intermediate_size
         width = (shape.num_heads + shape.num_kv_heads) * shape.head_dim
         rotation = self._rotation[positions]
         x = F.embedding(tokens, self._embedding)
+        hidden = x[:, : shape.hidden_size]
         for index, layer in enumerate(self._layers):
             qkv = torch.mm(self._norm(x), layer.qkv)
             if layer.qkv_bias is not None:
@@ -190,15 +205,16 @@ class Llama:
             torch.view_as_complex(pairs).mul_(rotation)
             output = attend(index, qkv.view(n, -1, shape.head_dim))
             if logits_of is None and index == shape.num_layers - 1:
-                return x
-            x.addmm_(output, layer.out)
+                return hidden
+            hidden.addmm_(output, layer.out)
             gate_up = torch.mm(self._norm(x), layer.gate_up)
-            x.addmm_(F.silu(gate_up[:, :inner]).mul_(gate_up[:, inner:]), layer.down)
-        return torch.mm(self._norm(x[logits_of]), self._head)
+            hidden.addmm_(F.silu(gate_up[:, :inner]).mul_(gate_up[:, inner:]), layer.down)
+        rows = F.pad(logits_of, (0, round_up(len(logits_of), ROWS) - len(logits_of)))
+        return torch.mm(self._norm(x[rows]), self._head)[: len(logits_of)]
 
     def _norm(self, x: torch.Tensor) -> torch.Tensor:
-        """RMS norm without its gain, over the root of the hidden size."""
-        return x / torch.hypot(torch.linalg.vector_norm(x, dim=-1, keepdim=True), self._norm_floor)
+        """RMS norm [N, E] without its gain, over the root of the hidden size; `x`: [N, E + PADDING]."""
+        return x[:, : self.shape.hidden_size] / torch.linalg.vector_norm(x, dim=-1, keepdim=True)
 
 
 def _after_norm(matrix: torch.Tensor, gain: torch.Tensor) -> torch.Tensor:

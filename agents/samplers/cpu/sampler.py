@@ -32,8 +32,8 @@ class CpuSampler:
 
     Every method may be called from any event loop; only one thread touches the engine itself.
 
-    The same seed, weights version, episode id and prompt give the same tokens, whatever else is sampled at
-    the same time (up to the last bits of floating-point sums).
+    The same seed, weights, episode id and prompts give the same tokens and log-probs to the last bit with one
+    thread, whatever else is sampled at the same time.
     """
 
     def __init__(

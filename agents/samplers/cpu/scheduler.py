@@ -17,6 +17,8 @@ BRIEF_STEPS = 8
 """A sequence that was idle for fewer steps is about to continue: it keeps its rank in the order of slots."""
 WASTE = 1.5
 """Slots are sorted again when attention reads more than this many times what it needs."""
+REMEMBERED = 65_536
+"""Episodes whose openings are remembered, whether or not they are cached."""
 
 
 @dataclass(slots=True, eq=False)
@@ -36,7 +38,7 @@ class CachedSequence:
     @property
     def columns(self) -> int:
         """Columns of its slot that are in use once all `tokens` are computed."""
-        return len(self.tokens) - len(self.prefix) + 1
+        return len(self.tokens) - len(self.prefix)
 
 
 class Scheduler:
@@ -55,13 +57,14 @@ class Scheduler:
                 f"{context_length} tokens takes {2 * per_slot / 1e9:.3g} GB; raise one, "
                 "or lower rollout.context_length"
             )
-        self.slots = Slots(shape, count=count, columns=context_length + 1)
+        self.slots = Slots(shape, count=count, columns=context_length)
         self.evictions = 0
         self._max_prefix_tokens = int(half / bytes_per_token(shape))
         self._by_slot: list[CachedSequence | None] = [None] * count
         self._by_episode: dict[str, CachedSequence] = {}
         self._prefixes: dict[tuple[int, ...], Prefix] = {}
         self._prefixes_created = 0
+        self._openings: dict[str, tuple[int, int]] = {}  # length and hash by episode, oldest first
 
     def clear(self) -> None:
         """Drop every sequence and prompt."""
@@ -101,7 +104,7 @@ class Scheduler:
         slot = self._take_slot(clock)
         if slot is None:
             return None
-        prefix = self._prefix_of(prompt)
+        prefix = self._prefix_of(episode_id, prompt)
         prefix.users += 1
         sequence = CachedSequence(episode_id, slot, prefix, list(prompt), len(prefix))
         self._by_episode[episode_id] = self._by_slot[slot] = sequence
@@ -161,18 +164,24 @@ class Scheduler:
             if sequence_or_none:
                 sequence_or_none.slot = target
 
-    def _prefix_of(self, prompt: list[int]) -> Prefix:
-        """The longest stored prefix with at least half of `prompt`, or a new one.
+    def _prefix_of(self, episode_id: str, prompt: list[int]) -> Prefix:
+        """The episode's opening: its first prompt, for as long as its prompts begin with that.
 
-        The prompt's last token is left out: each sequence computes it, to have its logits.
+        It depends on the episode's requests alone, not on what is cached: a sum over keys is another, in its
+        last bits, if it is cut in two elsewhere. The prompt's last token is left out: each sequence computes
+        it, to have its logits.
         """
-        for length in sorted({len(prefix) for prefix in self._prefixes}, reverse=True):
-            if len(prompt) / 2 <= length < len(prompt) and tuple(prompt[:length]) in self._prefixes:
-                return self._prefixes[tuple(prompt[:length])]
-        prefix = Prefix(tuple(prompt[:-1]), number=self._prefixes_created)
-        self._prefixes_created += 1
-        self._prefixes[prefix.tokens] = prefix
-        return prefix
+        length, key = self._openings.pop(episode_id, (0, 0))
+        opening = tuple(prompt[:length])
+        if not length < len(prompt) or hash(opening) != key:
+            opening = tuple(prompt[:-1])
+        self._openings[episode_id] = len(opening), hash(opening)
+        if len(self._openings) > REMEMBERED:
+            del self._openings[next(iter(self._openings))]
+        if opening not in self._prefixes:
+            self._prefixes[opening] = Prefix(opening, number=self._prefixes_created)
+            self._prefixes_created += 1
+        return self._prefixes[opening]
 
     def _take_slot(self, clock: int) -> int | None:
         if len(self._by_episode) < len(self._by_slot):

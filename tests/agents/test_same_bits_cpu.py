@@ -1,0 +1,148 @@
+"""What the CPU engine samples for an episode is the same to the last bit, whatever else happens in it."""
+
+import random
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from agents.samplers.cpu import engine as engine_module
+from agents.samplers.cpu import kv_cache, scheduler
+from agents.samplers.cpu.engine import CpuEngine, Request
+from agents.types import Completion, SamplingParams
+from tests.support.sampler_toy import KINDS, SIZES, make_engine, make_model, random_tokens, rope
+
+EPISODES, GROUP, TURNS = 12, 4, 4
+PARAMS = (
+    SamplingParams(max_tokens=9),
+    SamplingParams(max_tokens=6, temperature=1.3),
+    SamplingParams(max_tokens=7, temperature=0.8, top_k=20, top_p=0.9),
+    SamplingParams(max_tokens=5, temperature=0),
+)
+
+Played = list[tuple[list[int], list[float]]]  # tokens and log-probs of each turn
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Any:
+    """As `CpuSampler` has it."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="module", params=[*KINDS, "shipped"])
+def model(request: pytest.FixtureRequest) -> Any:
+    """Small models, and one of the shipped model's size, whose products take other paths of the library."""
+    if request.param != "shipped":
+        return make_model(request.param)
+    torch.manual_seed(1)
+    sizes = {"hidden_size": 128, "intermediate_size": 352, "num_hidden_layers": 4, "vocab_size": 1286}
+    config = LlamaConfig(**SIZES | sizes, tie_word_embeddings=True, rope_parameters=rope(1e6))
+    return LlamaForCausalLM(config).eval()
+
+
+class Game:
+    """Episodes of several turns, in groups of one opening; observations are a function of the episode."""
+
+    def __init__(self, episodes: Iterable[int] = range(EPISODES)) -> None:
+        self.prompts = {str(i): _tokens(f"opening {i // GROUP}", 3 + 41 * (i // GROUP)) for i in episodes}
+        self.played: dict[str, Played] = {episode: [] for episode in self.prompts}
+
+    def request(self, episode: str, number: int) -> Request:
+        params = PARAMS[(int(episode) + len(self.played[episode])) % len(PARAMS)]
+        return Request(
+            request_id=number, episode_id=episode, prompt_ids=list(self.prompts[episode]), params=params
+        )
+
+    def answer(self, episode: str, completion: Completion) -> None:
+        turns = self.played[episode]
+        turns.append((completion.token_ids, completion.logprobs))
+        observed = _tokens(f"{episode} observes {len(turns)}", (1, 9, 2, 30)[len(turns) % 4])
+        self.prompts[episode] = self.prompts[episode] + completion.token_ids + observed
+        if (int(episode) + len(turns)) % 5 == 0:  # some turn's end is forgotten
+            self.prompts[episode] = self.prompts[episode][:-12] + observed
+
+
+def _tokens(name: str, count: int) -> list[int]:
+    return random_tokens(random.Random(name), count)
+
+
+def play(
+    engine: CpuEngine, game: Game, *, rng: random.Random, patience: float, live: int = EPISODES
+) -> dict[str, Played]:
+    """Play all episodes to their end, at most `live` at once; after each step of the engine, each request
+    that could be made is made with probability `patience`."""
+    ready, running = list(game.prompts), {}
+    rng.shuffle(ready)
+    number = 0
+    while ready or running:
+        for episode in list(ready):
+            if len(running) < live and rng.random() < patience:
+                ready.remove(episode)
+                engine.submit(game.request(episode, number))
+                running[number] = episode
+                number += 1
+        for request_id, completion in engine.step():
+            episode = running.pop(request_id)
+            game.answer(episode, completion)
+            if len(game.played[episode]) < TURNS:
+                ready.append(episode)
+    return game.played
+
+
+@pytest.fixture(scope="module")
+def expected(model: Any) -> dict[str, Played]:
+    """Each episode in an engine of its own."""
+    played: dict[str, Played] = {}
+    torch.set_num_threads(1)
+    for episode in range(EPISODES):
+        played |= play(make_engine(model, seed=3), Game([episode]), rng=random.Random(0), patience=1)
+    return played
+
+
+@pytest.mark.parametrize(("patience", "live"), [(1, EPISODES), (0.3, EPISODES), (0.05, EPISODES), (0.5, 3)])
+def test_whatever_else_is_in_the_batch_and_whenever_requests_arrive(
+    model: Any, expected: dict[str, Played], patience: float, live: int
+) -> None:
+    rng = random.Random(live)
+    assert play(make_engine(model, seed=3), Game(), rng=rng, patience=patience, live=live) == expected
+
+
+def test_whether_keys_and_values_are_cached_shared_moved_or_computed_anew(
+    model: Any, expected: dict[str, Played], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fewer slots than live episodes, no patience with idle ones, and room for hardly a prompt."""
+    monkeypatch.setattr(scheduler, "GRACE_STEPS", 0)
+    monkeypatch.setattr(scheduler, "WASTE", 1.0)
+    for module in (kv_cache, scheduler):
+        monkeypatch.setattr(module, "RUN_COLUMNS", 8)
+    monkeypatch.setattr(engine_module, "CHUNK", 7)
+    engine = make_engine(model, seed=3, max_sequences=5)
+    engine._scheduler._max_prefix_tokens = 50
+    assert play(engine, Game(), rng=random.Random(5), patience=0.3) == expected
+    assert engine.stats.evictions > 5
+
+
+def test_whichever_of_two_engines_an_episode_is_played_by(model: Any, expected: dict[str, Played]) -> None:
+    played: dict[str, Played] = {}
+    for first in (0, 1):
+        game = Game(range(first, EPISODES, 2))
+        played |= play(make_engine(model, seed=3), game, rng=random.Random(6), patience=0.5)
+    assert played == expected
+
+
+def test_completions_that_start_again_with_the_same_weights(model: Any, expected: dict[str, Played]) -> None:
+    engine = make_engine(model, seed=3)
+    steps = iter(range(10**6))
+
+    def step() -> list[tuple[int, Completion]]:
+        if next(steps) % 10 == 9:
+            engine.load_weights(model.state_dict(), policy_version=0)
+        return CpuEngine.step(engine)
+
+    engine.step = step  # type: ignore[method-assign]
+    assert play(engine, Game(), rng=random.Random(7), patience=0.4) == expected
