@@ -7,7 +7,7 @@ steps have shown (`HorizonEvidence`). So a resumed run continues at its curricul
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
@@ -111,7 +111,14 @@ class Horizon(Settings):
     steps: Annotated[int, Field(ge=2)] | None = None
     """Of `linear`: the first step that has the last value."""
     raise_when: RaiseRule | None = None
-    """Of `adaptive`; left out, `RaiseRule` with its defaults."""
+    """Of `adaptive`, where it has defaults."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _adaptive_has_a_rule(cls, values: Any) -> Any:
+        if isinstance(values, dict) and values.get("type") == "adaptive":
+            return {**values, "raise_when": values.get("raise_when") or {}}
+        return values
 
     @model_validator(mode="after")
     def _keys_fit_type(self) -> "Horizon":
@@ -124,10 +131,10 @@ class Horizon(Settings):
             )
         if self.type == "scaling_inter_stepwise" and self.steps_per_stage is None:
             raise ValueError("scaling_inter_stepwise needs steps_per_stage: training steps per stage")
-        if self.type == "linear" and (len(self.max_turns) != 2 or self.steps is None):
-            raise ValueError(
-                f"linear needs steps, and the first and the last value in max_turns, not {self.max_turns}"
-            )
+        if self.type == "linear" and self.steps is None:
+            raise ValueError("linear needs steps: the first training step that has the last value")
+        if self.type == "linear" and len(self.max_turns) != 2:
+            raise ValueError(f"linear takes the first and the last value in max_turns, not {self.max_turns}")
         if self.type == "adaptive" and len(set(self.max_turns)) < max(2, len(self.max_turns)):
             raise ValueError(f"adaptive needs two or more values in max_turns, each once: {self.max_turns}")
         owners = {"steps_per_stage": "scaling_inter_stepwise", "steps": "linear", "raise_when": "adaptive"}
@@ -158,13 +165,12 @@ class Horizon(Settings):
         none for the other types."""
         raises: list[HorizonRaise] = []
         stage: list[HorizonEvidence] = []
-        rule = self.raise_when or RaiseRule()
-        for number, step_evidence in enumerate(evidence if self.type == "adaptive" else (), start=1):
-            if len(raises) == len(self.max_turns) - 1:
+        for number, step_evidence in enumerate(evidence, start=1):
+            if self.raise_when is None or len(raises) == len(self.max_turns) - 1:
                 break
             if step_evidence.max_turns == self.max_turns[len(raises)]:
                 stage.append(step_evidence)
-            if (reason := rule.find_reason(stage)) is not None:
+            if (reason := self.raise_when.find_reason(stage)) is not None:
                 next_turns = self.max_turns[len(raises) + 1]
                 raises.append(HorizonRaise(step=number + 1, max_turns=next_turns, reason=reason))
                 stage = []

@@ -130,6 +130,13 @@ def test_the_horizon_is_raised_when_success_is_level_and_enough_episodes_hit_it(
     assert turns_after(evidence) == turns
 
 
+def test_the_rule_is_written_out_where_it_is_left_out() -> None:
+    left_out = Horizon(type="adaptive", max_turns=[5, 8])
+    assert left_out.raise_when == RaiseRule()
+    assert Horizon.model_validate(left_out.model_dump()) == left_out
+    assert Horizon(type="fixed", max_turns=[5]).raise_when is None
+
+
 def test_a_raise_says_when_and_why() -> None:
     evidence = [shown(5, 10, 5)] * 2 + [shown(5, 8, 6)] * 2 + [shown(8, 0, 20)] * 7
     first, second = ADAPTIVE.list_raises(evidence)
