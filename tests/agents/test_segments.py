@@ -125,6 +125,7 @@ def test_folding_by_hand() -> None:
     trajectory = played(sampler, ContextPolicy(when_full="fold", fold_at=0.18), limits=limits)
     assert trajectory.success
     assert [t.action for t in trajectory.turns] == ["add 1", "add 1", "", "add 1"]
+    assert [t.state for t in trajectory.turns] == ["0", "1", None, "2"]
     decode = toy_tokenizer().decode
     assert decode(sampler.shown[2]).endswith(
         f"The total is 2.\n\n{SUMMARY_REQUEST}<|im_end|>\n<|im_start|>assistant\n"

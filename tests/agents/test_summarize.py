@@ -51,6 +51,7 @@ def test_the_next_turn_sees_the_opening_and_the_summary() -> None:
         "reach 3.<|im_end|>", f"reach 3.\n\n{SUMMARY_HEADING}\nThe total is 2. Add 1.<|im_end|>"
     )
     assert [turn.observation for turn in trajectory.turns] == ["The total is 2.", "", "The total is 3."]
+    assert [turn.state for turn in trajectory.turns] == ["0", "2", "2"]
     first, _ = pack(trajectory)
     assert len(first.prompt_ids) == OPENING
     assert toy_tokenizer().decode(first.response_ids).endswith(f"{cut}<|im_end|>")
