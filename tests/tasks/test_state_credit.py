@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean, stdev
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -133,6 +134,23 @@ def test_estimators_agree_with_the_formulas_written_plainly(
     reference = {"gigpo": gigpo, "graphgpo": graphgpo}[name]
     expected = [reference(group, normalize_by_std=normalize_by_std) for group in groups]
     assert_turns({"name": name, "normalize_by_std": normalize_by_std}, groups, expected)
+
+
+def test_a_turn_has_its_advantage_in_its_own_segment(verl: ModuleType) -> None:
+    """Each turn after the first begins a new segment: a row for the trainer."""
+    from tests.support.verl_update import step_data
+
+    group = [played(chain, group=0, sample_index=i) for i, chain in enumerate(GROUP)]
+    cut = [
+        replace(t, turns=(t.turns[0], *(replace(turn, prompt_ids=(1, 2, 3)) for turn in t.turns[1:])))
+        for t in group
+    ]
+    pipeline = toy_pipeline(Path("m"), train__algorithm="gigpo")
+    rows = step_data(pipeline, [cut])["advantages"].unbind()
+    expected = [value for values in turn_values("gigpo", [GROUP])[0] for value in values]
+    assert len(rows) == len(expected) == 9
+    for row, value in zip(rows, expected, strict=True):
+        assert row.tolist() == pytest.approx([value] * len(row), abs=1e-6)
 
 
 def test_penalties_on_tokens_belong_to_their_turns() -> None:
