@@ -138,8 +138,8 @@ def repetition(trajectories: Iterable[Trajectory]) -> float | None:
     for offset in range(NGRAM):
         hashes = (hashes ^ tokens[offset : offset + count]) * _MULTIPLIER
         hashes ^= hashes >> np.uint64(31)
-    hashes = hashes[owners[:count] == owners[NGRAM - 1 :]]
-    return None if not len(hashes) else 1.0 - len(np.unique(hashes)) / len(hashes)
+    hashes = np.sort(hashes[owners[:count] == owners[NGRAM - 1 :]])
+    return np.count_nonzero(hashes[1:] == hashes[:-1]) / len(hashes) if len(hashes) else None
 
 
 def _means(trajectories: Sequence[Trajectory], *, suffix: str = "") -> dict[str, float]:
