@@ -55,7 +55,7 @@ def evaluate_policy(
         overrides=overrides or {},
     )
     found = find_policy(policy, step=step, model=model, api_key_from=api_key_from)
-    folder = Path(out) if out else default_folder(policy, request)
+    folder = Path(out) if out else default_folder(found, request)
     record = evaluate(request, found, out=folder)
     if track:
         record_evaluation(record, folder)

@@ -37,7 +37,7 @@ def evaluate(
     found = find_policy(policy, step=step, model=model, api_key_from=api_key_from)
     if is_tracked:
         check_tracking()
-    folder = out or default_folder(policy, request)
+    folder = out or default_folder(found, request)
     title = f"{policy} on {' and '.join(request.envs)}"
     with Display(title, stages=[STAGE], steps={}, steps_per_round=1, console=console) as display:
         display.stage(STAGE, StageState.RUNNING)

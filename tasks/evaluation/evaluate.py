@@ -101,17 +101,19 @@ def make_record(
     )
 
 
-def default_folder(policy: str, request: EvaluationRequest) -> Path:
-    """Where an evaluation is written unless `--out` says otherwise: one folder for one request."""
+def default_folder(policy: SavedPolicy | Endpoint, request: EvaluationRequest) -> Path:
+    """Where an evaluation is written unless `--out` says otherwise: one folder for one policy and request."""
+    identity = [policy.url, policy.model] if isinstance(policy, Endpoint) else [policy.name, policy.step]
     values = {name: getattr(request, name) for name in request.__dataclass_fields__}
-    text = json.dumps([policy, values], sort_keys=True, default=dict)
+    text = json.dumps([identity, values], sort_keys=True, default=dict)
     digest = hashlib.md5(text.encode(), usedforsecurity=False).hexdigest()[:8]
-    name = "-".join(_slug(part) for part in (policy, *request.envs))
+    label = policy.model if isinstance(policy, Endpoint) else policy.name
+    name = "-".join(_slug(part) for part in (label, *request.envs))
     return Path("runs", "evaluations", f"{name[:80]}-{digest}")
 
 
 def _slug(text: str) -> str:
-    kept = "".join(character if character.isalnum() else "-" for character in text.rpartition("://")[2])
+    kept = "".join(character if character.isalnum() else "-" for character in text)
     return "-".join(filter(None, kept.split("-")))
 
 

@@ -1,5 +1,6 @@
 """Any policy on any environment, and the paired comparison of two evaluations, with numbers done by hand."""
 
+import re
 import shutil
 from collections.abc import Callable
 from itertools import count
@@ -10,6 +11,7 @@ import pytest
 from click.testing import Result
 from typer.testing import CliRunner
 
+from agents.clients.endpoint import Endpoint
 from agents.types import Trajectory
 from envs.errors import ConfigError
 from envs.types import Item
@@ -19,7 +21,7 @@ from tasks.config.parameters import write_changes
 from tasks.data.hashes import path_md5
 from tasks.data.trajectories import read_trajectories
 from tasks.evaluation.comparison import compare_evaluations, sentences
-from tasks.evaluation.evaluate import evaluate_policy
+from tasks.evaluation.evaluate import default_folder, evaluate_policy
 from tasks.evaluation.models import SavedPolicy, find_policy
 from tasks.evaluation.pass_at_k import pass_rates
 from tasks.evaluation.record import read_record
@@ -250,6 +252,23 @@ def test_a_model_of_a_hub_is_taken_from_its_cache(tmp_path: Path, monkeypatch: p
         ConfigError, match="'someone/other': it is neither a folder nor a model that the hub gives"
     ):
         find_policy("someone/other")
+
+
+def test_other_policies_and_requests_have_other_folders() -> None:
+    policies = [
+        SavedPolicy(name="runs/a", folder=MODEL),
+        SavedPolicy(name="runs/a", folder=MODEL, step=3),
+        SavedPolicy(name="runs/b", folder=MODEL),
+        Endpoint("http://127.0.0.1:9/v1", "one"),
+        Endpoint("http://127.0.0.1:9/v1", "two"),
+    ]
+    requests = [
+        EvaluationRequest(envs=(SAY,), **more) for more in ({}, {"samples": 2}, {"where": {"depth": [1]}})
+    ]
+    folders = [default_folder(policy, request) for policy in policies for request in requests]
+    assert len(set(folders)) == len(folders)
+    assert folders[0] == default_folder(policies[0], EvaluationRequest(envs=(SAY,)))
+    assert re.fullmatch(r"runs/evaluations/runs-a-tests-support-own-env-SPEC-\w{8}", str(folders[0]))
 
 
 # --- mistakes
