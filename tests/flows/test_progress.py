@@ -6,6 +6,7 @@ import pytest
 from rich.console import Console
 
 from flows.progress import Display, StageState
+from tasks.data.collapse import Alert
 
 STEP = {
     "step": 13,
@@ -37,12 +38,15 @@ def test_without_a_terminal_each_event_is_a_plain_line() -> None:
         display.stage("prepare", StageState.CACHED)
         display.stage("train", StageState.RUNNING)
         display.step("train", STEP)
+        alert = Alert(monitor="kl", step=13, value=0.3, limit=0.1, text="the KL is 0.3")
+        display.progress("train").on_alert(alert)
     lines = stream.getvalue().splitlines()
-    assert lines[:3] == [
+    assert lines[:4] == [
         "prepare: cached",
         "train: running",
         "train: round 2/3  step 13/36  horizon 12  success 0.41  reward 0.50  informative groups 75%  "
         "entropy 0.33  kl 0.0005  5,123 tokens/s",
+        "train: step 13: sign of a collapse: the KL is 0.3",
     ]
     assert "\x1b" not in stream.getvalue()
 
