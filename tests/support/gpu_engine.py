@@ -3,7 +3,8 @@
 A process of its own, `python -m tests.support.gpu_engine FOLDER`: verl's chunked log-probs replace the
 forward of a
 model's class. Prints how far log-probs, entropy and gradients of a packed row of three sequences are from
-those of the sequences one by one, as one JSON line for tied and one for untied embeddings.
+those of the sequences one by one, as one JSON line for tied and one for untied embeddings; and one for the
+values of a critic.
 """
 
 import json
@@ -12,7 +13,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from tasks.config.pipelines import load_pipeline
+from tasks.config.pipelines import Pipeline, load_pipeline
 from tasks.verl import cpu as verl_cpu
 from tasks.verl import gpu_model
 from tasks.verl.config import verl_config
@@ -44,32 +45,37 @@ def save_model(folder: Path, *, tied: bool) -> None:
     Qwen2ForCausalLM(config).save_pretrained(folder)
 
 
-def make_engine(folder: Path) -> tuple[Any, str]:
-    """The engine of `textcraft-qwen2.5-3b` for another model, in fp32; and the attention it asks for."""
+def make_engine(folder: Path, *, critic: bool = False) -> tuple[Any, str]:
+    """The engine of `textcraft-qwen2.5-3b` for another model, in fp32, or that of its critic; and the
+    attention it asks for."""
     from omegaconf import open_dict
     from verl.utils.config import omega_conf_to_dataclass
-    from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead
+    from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead, FSDPEngineWithValueHead
 
-    config = verl_config(
-        load_pipeline("textcraft-qwen2.5-3b"), model=folder, checkpoints=folder
-    ).actor_rollout_ref
+    pipeline = load_pipeline("textcraft-qwen2.5-3b").model_dump(mode="json", exclude_unset=True)
+    if critic:
+        pipeline["train"]["algorithm"] = "ppo"
+    config = verl_config(Pipeline.model_validate(pipeline), model=folder, checkpoints=folder)
+    role = config.critic if critic else config.actor_rollout_ref.actor
     with open_dict(config):
-        config.actor.fsdp_config.use_torch_compile = False
+        engine_options = role.fsdp if critic else role.fsdp_config
+        engine_options.use_torch_compile = False
         names = ("param_dtype", "reduce_dtype", "buffer_dtype")
-        config.actor.fsdp_config.mixed_precision = dict.fromkeys(names, "fp32")
-    model = omega_conf_to_dataclass(config.model)
-    actor = omega_conf_to_dataclass(config.actor)
-    engine_config = actor.engine
-    engine_config.use_dynamic_bsz = True
-    engine_config.infer_max_token_len_per_gpu = engine_config.max_token_len_per_gpu = 512
-    engine = FSDPEngineWithLMHead(
+        engine_options.mixed_precision = dict.fromkeys(names, "fp32")
+    model_options = config.critic.model if critic else config.actor_rollout_ref.model
+    model, settings = omega_conf_to_dataclass(model_options), omega_conf_to_dataclass(role)
+    model.model_type = "value_model" if critic else "language_model"
+    settings.engine.use_dynamic_bsz = True
+    settings.engine.infer_max_token_len_per_gpu = settings.engine.max_token_len_per_gpu = 512
+    engine_class = FSDPEngineWithValueHead if critic else FSDPEngineWithLMHead
+    engine = engine_class(
         model_config=model,
-        engine_config=engine_config,
-        optimizer_config=actor.optim,
-        checkpoint_config=actor.checkpoint,
+        engine_config=settings.engine,
+        optimizer_config=settings.optim,
+        checkpoint_config=settings.checkpoint,
     )
     engine.initialize()
-    return engine, config.model.override_config.attn_implementation
+    return engine, model_options.override_config.attn_implementation
 
 
 def make_batch(sequences: list[Any]) -> Any:
@@ -150,6 +156,41 @@ def compare(folder: Path, *, tied: bool) -> dict[str, Any]:
     }
 
 
+def compare_values(folder: Path) -> dict[str, Any]:
+    import torch
+    from transformers import Qwen2ForTokenClassification
+    from verl.utils import tensordict_utils as tu
+
+    sequences = [torch.randint(4, 250, (length,)) for length in (9, 30, 17)]
+    reference = Qwen2ForTokenClassification.from_pretrained(folder, num_labels=1, attn_implementation="eager")
+    engine, attention = make_engine(folder, critic=True)
+    for ours, theirs in zip(engine.module.score.parameters(), reference.score.parameters(), strict=True):
+        assert not ours.to_local().any(), "a critic starts at 0"
+        ours.to_local().data.copy_(theirs.data)
+    values = [reference(ids[None]).logits[0, :, 0] for ids in sequences]
+    torch.cat(values).square().sum().backward()
+    batch = make_batch(sequences)
+    tu.assign_non_tensor(batch, use_fused_kernels=False)
+
+    def loss_of(model_output: Any, data: Any, dp_group: Any = None) -> tuple[Any, dict[str, Any]]:
+        return model_output["values"].values().square().sum(), {}
+
+    with engine.eval_mode():
+        found = engine.forward_backward_batch(batch, None, forward_only=True)["model_output"]["values"]
+    with engine.train_mode():
+        engine.forward_backward_batch(batch, loss_of, forward_only=False)
+        gradients = {name: p.grad.full_tensor() for name, p in engine.module.named_parameters()}
+    return {
+        "asked_attention": attention,
+        "loaded_attention": engine.module.config._attn_implementation,
+        "values": max(distance(a, b) for a, b in zip(found.unbind(), values, strict=True)),
+        "gradients": max(
+            distance(gradients[name], p.grad) / float(p.grad.abs().max())
+            for name, p in reference.named_parameters()
+        ),
+    }
+
+
 def rows_distance(found: Any, expected: list[Any]) -> float:
     """The last token of a row has no next one, whose log-prob could be compared."""
     return max(distance(a[:-1], b) for a, b in zip(found.unbind(), expected, strict=True))
@@ -171,6 +212,7 @@ def main(folder: Path) -> None:
         place = folder / ("tied" if tied else "untied")
         save_model(place, tied=tied)
         print(json.dumps(compare(place, tied=tied)), flush=True)
+    print(json.dumps(compare_values(folder / "untied")), flush=True)
 
 
 if __name__ == "__main__":

@@ -42,7 +42,8 @@ def test_a_model_that_takes_images_needs_flash_attention(
 @pytest.mark.slow
 def test_verls_engine_computes_what_separate_sequences_do(tmp_path: Path) -> None:
     """As the composed configuration asks for it: the attention loads, packed sequences keep apart, and
-    log-probs and entropy in chunks have the right gradients, with tied embeddings and without."""
+    log-probs and entropy in chunks have the right gradients, with tied embeddings and without; so do the
+    values of a critic."""
     done = subprocess.run(
         [sys.executable, "-m", "tests.support.gpu_engine", str(tmp_path)],
         capture_output=True,
@@ -51,8 +52,12 @@ def test_verls_engine_computes_what_separate_sequences_do(tmp_path: Path) -> Non
     )
     assert done.returncode == 0, done.stderr[-2000:]
     reports = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
-    assert [case["tied"] for case in reports] == [True, False]
-    for case in reports:
+    *cases, critic = reports
+    assert [case["tied"] for case in cases] == [True, False]
+    assert critic["loaded_attention"] == critic["asked_attention"] == "sdpa"
+    assert critic["values"] < 1e-4
+    assert critic["gradients"] < 1e-4
+    for case in cases:
         assert case["loaded_attention"] == case["asked_attention"] == "sdpa"
         assert case["log_probs"] < 1e-4
         assert case["entropy"] < 1e-4
