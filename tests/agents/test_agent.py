@@ -35,7 +35,7 @@ LIMITS = EpisodeLimits(
 ITEM = Item(item_id="toy_0", env="toy", metadata={"target": 3}, fields={"answer": "42"})
 
 
-def played(
+def play_texts(
     *texts: str,
     agent: Agent,
     tools: Toolbox | None = None,
@@ -68,7 +68,7 @@ def exact(final_response: str, answer: str) -> dict[str, Any]:
 def test_react_by_hand() -> None:
     tools = Toolbox([calculator])
     agent = FormatAgent("react", schemas=tools.schemas, instructions="Be brief.")
-    trajectory = played(
+    trajectory = play_texts(
         'Thought: multiply\nAction: calculator\nAction Input: {"expression": "6*7"}',
         "Thought: done\nFinal Answer: 42",
         agent=agent,
@@ -120,7 +120,7 @@ def test_native_calls_are_answered_by_the_template_s_own_role(format: str) -> No
         text: str = tokenizer.apply_chat_template(messages, tokenize=False)
         return text.rpartition("<|im_start|>assistant\n")[2].removesuffix("<|im_end|>\n")
 
-    trajectory = played(
+    trajectory = play_texts(
         call("calculator", expression="6*7"),
         call("answer", answer="42"),
         agent=agent,
@@ -142,7 +142,7 @@ def test_what_goes_wrong_is_an_observation_and_counted() -> None:
         raise RuntimeError("no luck")
 
     tools = Toolbox([broken])
-    trajectory = played(
+    trajectory = play_texts(
         "no format at all",
         '{"name": "brokn", "arguments": {"x": 1}}',
         '{"name": "broken", "arguments": {"x": "one"}}',
@@ -180,7 +180,7 @@ def test_calls_of_one_turn_run_side_by_side_and_are_told_in_order() -> None:
 
     tools = Toolbox([meet])
     calls = ", ".join(f'{{"name": "meet", "arguments": {{"name": "{name}"}}}}' for name in "ab")
-    trajectory = played(
+    trajectory = play_texts(
         f"[{calls}]",
         '{"answer": "done"}',
         agent=FormatAgent("json", schemas=tools.schemas),
@@ -203,7 +203,7 @@ def test_an_agent_of_one_s_own_acts_in_the_environment_by_a_tool() -> None:
         def reply(self, turn: ParsedTurn, observations: Sequence[str]) -> Sequence[Message]:
             return [Message("user", observations[0].upper())]
 
-    trajectory = played("ADD 1", "ADD 2", agent=Shouter(), tools=Toolbox([act()]))
+    trajectory = play_texts("ADD 1", "ADD 2", agent=Shouter(), tools=Toolbox([act()]))
     assert (trajectory.success, trajectory.reward) == (True, 1.0)  # the environment's own
     assert "GOAL: REACH 3." in toy_tokenizer().decode(trajectory.prompt_ids)
     assert "THE TOTAL IS 1." in toy_tokenizer().decode(pack(trajectory)[0].response_ids)
@@ -214,9 +214,9 @@ def test_a_broken_environment_under_a_tool_is_no_play() -> None:
     agent = FormatAgent("json", schemas=tools.schemas)
     call = '{"name": "act", "arguments": {"action": "add 1"}}'
     with pytest.raises(EnvCrashed):
-        played(call, agent=agent, tools=tools, env=ToyEnv(crash_at=1))
+        play_texts(call, agent=agent, tools=tools, env=ToyEnv(crash_at=1))
     with pytest.raises(EpisodeTimeout, match=r"step 1 took longer than 0\.3 s"):
-        played(call, agent=agent, tools=tools, env=ToyEnv(hang_at=1))
+        play_texts(call, agent=agent, tools=tools, env=ToyEnv(hang_at=1))
 
 
 def test_earlier_messages_of_an_item_open_the_conversation() -> None:
@@ -226,7 +226,7 @@ def test_earlier_messages_of_an_item_open_the_conversation() -> None:
         {"role": "user", "content": "Goal: reach 3."},
     ]
     item = Item(item_id="toy_0", env="toy", metadata={"target": 3}, fields={"messages": messages})
-    trajectory = played("Action: add 3", agent=FormatAgent("action"), item=item)
+    trajectory = play_texts("Action: add 3", agent=FormatAgent("action"), item=item)
     assert toy_tokenizer(CHATML).decode(trajectory.prompt_ids) == (
         "<|im_start|>user\nHello.<|im_end|>\n<|im_start|>assistant\nHello!<|im_end|>\n"
         "<|im_start|>user\nGoal: reach 3.<|im_end|>\n<|im_start|>assistant\n"

@@ -24,20 +24,20 @@ def add(first: int, second: int) -> int:
     return first + second
 
 
-def at(server: ChatServer, **changes: Any) -> Endpoint:
+def endpoint_of(server: ChatServer, **changes: Any) -> Endpoint:
     return Endpoint(server.url, changes.pop("model", "toy"), **{"backoff_s": 0.01, **changes})
 
 
 def one(server: ChatServer, **changes: Any) -> Trajectory:
     """The trajectory of one question."""
-    arguments: dict[str, Any] = {"agent": "hermes", "tools": [add], "model": at(server)}
+    arguments: dict[str, Any] = {"agent": "hermes", "tools": [add], "model": endpoint_of(server)}
     [trajectory] = rollout(["What is 2 + 3?"], **(arguments | changes))
     return trajectory
 
 
 def steps(server: ChatServer, **changes: Any) -> Trajectory:
     """The trajectory of the toy's item, by actions in text."""
-    arguments: dict[str, Any] = {"agent": "action", "env": toy_spec(), "model": at(server)}
+    arguments: dict[str, Any] = {"agent": "action", "env": toy_spec(), "model": endpoint_of(server)}
     [trajectory] = rollout([toy_item(target=3)], **(arguments | changes))
     return trajectory
 
@@ -163,7 +163,7 @@ def always(status: int, text: str) -> Script:
 
 def test_trouble_that_stays_is_a_fault_with_its_cause() -> None:
     with chat_server(always(500, "oops")) as server:
-        played = one(server, model=at(server, tries=2), max_attempts=2)
+        played = one(server, model=endpoint_of(server, tries=2), max_attempts=2)
     assert (played.stop_reason, played.attempts, played.turns) == (StopReason.ERROR, 2, ())
     assert played.error is not None
     assert played.error.startswith("SamplerFailed: question_0: http")
@@ -213,11 +213,11 @@ def test_a_wrong_key_or_model_ends_all_at_once(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setenv("GOOD_KEY", "right")
     with chat_server(in_turn(says("5")), key="right") as server:
         with pytest.raises(ConfigError, match=r"answered 401.*model \('toy'\).*key \(TOY_KEY\)"):
-            one(server, model=at(server, api_key_variable="TOY_KEY"))
+            one(server, model=endpoint_of(server, api_key_variable="TOY_KEY"))
         assert server.asked == []
         with pytest.raises(ConfigError, match=r"/v1/chat/completions answered 404.*model \('tou'\)"):
-            one(server, model=at(server, model="tou", api_key_variable="GOOD_KEY"))
-        assert one(server, model=at(server, api_key_variable="GOOD_KEY")).turns[0].action == "5"
+            one(server, model=endpoint_of(server, model="tou", api_key_variable="GOOD_KEY"))
+        assert one(server, model=endpoint_of(server, api_key_variable="GOOD_KEY")).turns[0].action == "5"
     assert set(server.keys) == {"Bearer right"}
 
 
@@ -264,7 +264,7 @@ def test_further_entries_and_those_that_are_taken_out() -> None:
             server,
             agent=FormatAgent("hermes"),
             tools=[],
-            model=at(server, extra=extra),
+            model=endpoint_of(server, extra=extra),
             sampling=SamplingParams(top_k=5),
         )
     asked = server.asked[0]

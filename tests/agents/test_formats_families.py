@@ -113,7 +113,7 @@ def test_there_are_two_hundred_cases_of_each_family_and_more() -> None:
     assert min(COUNTS.values()) >= 200, COUNTS
 
 
-def parsed(family: str, text: str, calls: list[ToolCall]) -> ParsedTurn:
+def parse_text(family: str, text: str, calls: list[ToolCall]) -> ParsedTurn:
     return turn_parser(family, schemas_of(calls))(text)
 
 
@@ -121,7 +121,7 @@ def parsed(family: str, text: str, calls: list[ToolCall]) -> ParsedTurn:
 @pytest.mark.parametrize("case", range(len(CASES)))
 def test_what_was_written_is_read(family: str, case: int) -> None:
     calls, wrap = CASES[case]
-    turn = parsed(family, WRAPS[wrap].replace("CALLS", WRITERS[family](calls)), calls)
+    turn = parse_text(family, WRAPS[wrap].replace("CALLS", WRITERS[family](calls)), calls)
     assert (turn.problem, list(turn.calls), turn.answer) == (None, calls, None)
 
 
@@ -140,7 +140,7 @@ def test_a_malformed_turn_is_told_what_is_expected(family: str) -> None:
 def test_any_calls_are_read_as_they_were_written(family: str, calls: list[ToolCall]) -> None:
     if family == "qwen3":  # it has no escapes, and nested JSON is dumped whole
         assume(not any(mark in str(call.arguments) for call in calls for mark in ("</param", "<function")))
-    assert list(parsed(family, WRITERS[family](calls), calls).calls) == calls
+    assert list(parse_text(family, WRITERS[family](calls), calls).calls) == calls
 
 
 @each_family
@@ -151,7 +151,7 @@ def test_no_mutation_raises(family: str, text: str, calls: list[ToolCall], data:
     at = data.draw(st.integers(0, len(written)))
     until = data.draw(st.integers(at, len(written)))
     for mutated in (written[:at] + text + written[until:], written[:at], written[until:], text):
-        turn = parsed(family, mutated, calls)  # a turn's own invariant is checked where it is made
+        turn = parse_text(family, mutated, calls)  # a turn's own invariant is checked where it is made
         json.dumps([dict(call.arguments) for call in turn.calls]).encode()
         (turn.thought + (turn.answer or "") + (turn.problem or "")).encode()
 

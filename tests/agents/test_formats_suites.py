@@ -14,7 +14,7 @@ LEAST = 200
 each_family = pytest.mark.parametrize("family", FAMILIES)
 
 
-def parsed(family: str, text: str, calls: list[ToolCall]) -> ParsedTurn:
+def parse_text(family: str, text: str, calls: list[ToolCall]) -> ParsedTurn:
     return turn_parser(family, schemas_of(calls))(text)
 
 
@@ -29,7 +29,7 @@ def test_what_was_written_is_read(family: str) -> None:
     cases = well_formed(family)
     assert len({text for text, _ in cases}) >= LEAST
     for text, calls in cases:
-        turn = parsed(family, text, calls)
+        turn = parse_text(family, text, calls)
         assert (list(turn.calls), turn.problem, turn.answer) == (calls, None, None), text
         is_plain(turn)
 
@@ -52,6 +52,6 @@ def test_what_is_quoted_is_no_call(family: str) -> None:
     cases = adversarial(family)
     assert len({text for text, _ in cases}) >= LEAST
     for text, calls in cases:
-        turn = parsed(family, text, calls)
+        turn = parse_text(family, text, calls)
         assert list(turn.calls) == calls, text
         is_plain(turn)

@@ -53,7 +53,7 @@ LIMITS = EpisodeLimits(
 RULES = EpisodeConfig(agent=FormatAgent("action"), limits=LIMITS)
 
 
-async def played(
+async def play_groups(
     envs: EnvManager, items: Sequence[Item], *, sampler: Sampler | None = None, **changes: Any
 ) -> list[list[Trajectory]]:
     callbacks = Callbacks(on_trajectory=changes.pop("on_trajectory", None))
@@ -76,7 +76,7 @@ def test_groups_come_in_the_order_of_their_items() -> None:
     seen: list[Trajectory] = []
 
     async def main() -> list[list[Trajectory]]:
-        return await played(toys(ToyEnv, capacity=3), items, on_trajectory=seen.append, max_attempts=1)
+        return await play_groups(toys(ToyEnv, capacity=3), items, on_trajectory=seen.append, max_attempts=1)
 
     groups = asyncio.run(main())
     assert [[(t.item.item_id, t.sample_index) for t in group] for group in groups] == [
@@ -96,7 +96,7 @@ def test_a_fault_is_retried_on_another_environment() -> None:
     make = Makes(ToyEnv(crash_at=2))
 
     async def main() -> list[list[Trajectory]]:
-        return await played(toys(make, capacity=4), [toy_item()])
+        return await play_groups(toys(make, capacity=4), [toy_item()])
 
     [group] = asyncio.run(main())
     assert sorted(t.attempts for t in group) == [1, 1, 1, 2]
@@ -112,10 +112,10 @@ def test_a_retry_takes_no_warm_instance() -> None:
 
     async def main() -> list[list[Trajectory]]:
         envs = toys(make, capacity=2)
-        await played(envs, [toy_item()], num_samples=2)
+        await play_groups(envs, [toy_item()], num_samples=2)
         for env in stale:
             env.crash_at = 1
-        return await played(envs, [toy_item()], num_samples=2, max_attempts=2)
+        return await play_groups(envs, [toy_item()], num_samples=2, max_attempts=2)
 
     [group] = asyncio.run(main())
     assert [(t.attempts, t.stop_reason) for t in group] == [(2, StopReason.TERMINATED)] * 2
@@ -130,7 +130,7 @@ def test_after_its_last_attempt_a_sample_is_data_with_its_cause() -> None:
 
     async def main() -> list[list[Trajectory]]:
         envs = toys(Broken, capacity=8)
-        groups = await played(envs, [toy_item(0), toy_item(1)])
+        groups = await play_groups(envs, [toy_item(0), toy_item(1)])
         assert envs.metrics["toy"].replaced == 4 * 3
         return groups
 
@@ -172,7 +172,7 @@ def test_no_two_attempts_share_an_episode_id() -> None:
     async def main() -> None:
         envs = toys(ToyEnv, capacity=4)
         for _ in range(2):  # the same items again, as in the next step
-            groups = await played(envs, [toy_item()], sampler=sampler)
+            groups = await play_groups(envs, [toy_item()], sampler=sampler)
             assert {t.stop_reason for t in groups[0]} == {StopReason.TERMINATED}
 
     asyncio.run(main())
@@ -191,7 +191,7 @@ def test_plays_of_one_name_draw_alike_and_others_do_not(tmp_path: Path) -> None:
         sampler = CpuSampler(model, context_length=400)
 
         async def main() -> list[list[Trajectory]]:
-            return await played(toys(ToyEnv, capacity=capacity), items, name=name, sampler=sampler)
+            return await play_groups(toys(ToyEnv, capacity=capacity), items, name=name, sampler=sampler)
 
         try:
             groups = asyncio.run(main())
@@ -211,7 +211,7 @@ def test_no_sample_waits_for_a_sibling() -> None:
     done: list[int] = []
     released = asyncio.Event()
 
-    class Gated(ToyEnv):
+    class GatedEnv(ToyEnv):
         async def _fail_if_due(self) -> None:
             if self._steps == self.hang_at:
                 await released.wait()
@@ -221,8 +221,8 @@ def test_no_sample_waits_for_a_sibling() -> None:
         if len(done) == 3:
             released.set()
 
-    make = Makes(Gated(hang_at=1))
-    [group] = asyncio.run(played(toys(make, capacity=4), [toy_item()], on_trajectory=note))
+    make = Makes(GatedEnv(hang_at=1))
+    [group] = asyncio.run(play_groups(toys(make, capacity=4), [toy_item()], on_trajectory=note))
     assert done == [1, 2, 3, 0]
     assert [t.success for t in group] == [True] * 4
 
@@ -233,13 +233,13 @@ def test_cancelling_leaves_the_environments_usable() -> None:
     async def main() -> None:
         envs = toys(make, capacity=3)
         slow = ScriptedSampler(TEXTS, encode=encode, latency_s=30)
-        task = asyncio.create_task(played(envs, [toy_item(i) for i in range(4)], sampler=slow))
+        task = asyncio.create_task(play_groups(envs, [toy_item(i) for i in range(4)], sampler=slow))
         await wait_until_async(lambda: envs.metrics["toy"].waiting == 13)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
         assert len(asyncio.all_tasks()) <= 1 + 3  # this one, and environments that are being closed
-        [group] = await played(envs, [toy_item()], num_samples=3)
+        [group] = await play_groups(envs, [toy_item()], num_samples=3)
         assert all(t.success for t in group)
         assert [env.closed for env in make.made] == [True] * 3 + [False] * 3
         metrics = envs.metrics["toy"]
@@ -256,7 +256,7 @@ def test_what_is_no_fault_of_an_episode_ends_the_play() -> None:
     async def main() -> None:
         envs = toys(Unplugged, capacity=2)
         with pytest.raises(MissingDependency, match="install java"):
-            await played(envs, [toy_item(i) for i in range(3)])
+            await play_groups(envs, [toy_item(i) for i in range(3)])
         assert envs.metrics["toy"].waiting == 0
         await envs.close()
         assert envs.metrics["toy"].live == 0
@@ -268,7 +268,7 @@ def test_the_collector_leaves_what_was_there_before_alone() -> None:
     frozen: list[int] = []
     before = gc.get_freeze_count()
     asyncio.run(
-        played(
+        play_groups(
             toys(ToyEnv, capacity=4),
             [toy_item()],
             on_trajectory=lambda _: frozen.append(gc.get_freeze_count()),
@@ -279,4 +279,4 @@ def test_the_collector_leaves_what_was_there_before_alone() -> None:
 
 
 def test_nothing_to_play() -> None:
-    assert asyncio.run(played(toys(ToyEnv, capacity=1), [])) == []
+    assert asyncio.run(play_groups(toys(ToyEnv, capacity=1), [])) == []

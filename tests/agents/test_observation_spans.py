@@ -15,7 +15,7 @@ from agents.rollout.context import SUMMARY_REQUEST, ContextPolicy
 from agents.rollout.packing import PackedSegment, pack
 from agents.samplers.sampler import ScriptedSampler
 from envs.types import Message
-from tests.agents.test_segments import LIMITS, Recorder, played
+from tests.agents.test_segments import LIMITS, Recorder, play_policy
 from tests.support.toy import CHATML, NO_SYSTEM, PIPES, toy_tokenizer
 from tests.support.toy_episode import encode
 from tests.support.vision_toy import llava_processor, picture, vision_processor
@@ -115,7 +115,7 @@ def test_neither_a_request_for_a_summary_nor_the_budget_is_an_observation(show_b
     long = "Thought: the total is now, the total is now, the total is now\nAction: add 1"
     sampler = Recorder(ScriptedSampler([long, long, "So far 2.", "Action: add 1"], encode=encode))
     policy = ContextPolicy(when_full="fold", fold_at=0.18, show_budget=show_budget)
-    trajectory = played(sampler, policy, limits=replace(LIMITS, context_length=600))
+    trajectory = play_policy(sampler, policy, limits=replace(LIMITS, context_length=600))
     first, second = pack(trajectory)
     assert observed_texts(first) == "|The total is 1.|The total is 2."
     assert observed_texts(second) == ""
@@ -127,5 +127,5 @@ def test_neither_a_request_for_a_summary_nor_the_budget_is_an_observation(show_b
 
 def test_the_last_observation_of_a_segment_is_not_part_of_it() -> None:
     sampler = ScriptedSampler(["Action: add 1", "Action: add 1", "Action: add 1"], encode=encode)
-    [segment] = pack(played(sampler, ContextPolicy()))
+    [segment] = pack(play_policy(sampler, ContextPolicy()))
     assert observed_texts(segment) == "|The total is 1.|The total is 2."

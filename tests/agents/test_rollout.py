@@ -193,7 +193,7 @@ def wingspan(*arguments: str) -> Any:
     return CliRunner().invoke(app, ["rollout", "textcraft-cpu", *arguments])
 
 
-def at(server: ChatServer) -> tuple[str, ...]:
+def endpoint_options(server: ChatServer) -> tuple[str, ...]:
     return ("--endpoint", server.url, "--model", "toy")
 
 
@@ -210,8 +210,8 @@ def test_the_command_shows_turns_and_sums_up(tmp_path: Path) -> None:
         in_turn(says("Thought: what have I?\nAction: inventory"), says("I [bold]give up"))
     ) as server:
         done = wingspan(
-            *at(server), "--items", "2", "--num-samples", "2", "--max-turns", "3", "--temperature", "0.5",
-            "--out", str(out),
+            *endpoint_options(server), "--items", "2", "--num-samples", "2", "--max-turns", "3",
+            "--temperature", "0.5", "--out", str(out),
         )  # fmt: skip
     assert done.exit_code == 0, done.output
     first, second = get_env("textcraft").split(0).test[:2]
@@ -248,7 +248,7 @@ def test_the_command_plays_training_items_with_the_pipelines_agent() -> None:
     script = in_turn(calls(("act", {"action": "inventory"})), says("I give up."))
     with chat_server(script) as server:
         done = wingspan(
-            *at(server),
+            *endpoint_options(server),
             "--items",
             "1",
             "--split",
@@ -277,7 +277,7 @@ def test_the_command_plays_a_local_policy(tmp_path: Path) -> None:
 
 def test_if_every_episode_is_dropped_the_status_says_so() -> None:
     with chat_server(lambda _: fails(400, "no such thing")) as server:
-        done = wingspan(*at(server), "--items", "1", "--set", "rollout.max_attempts=1")
+        done = wingspan(*endpoint_options(server), "--items", "1", "--set", "rollout.max_attempts=1")
     assert done.exit_code == 1
     assert "dropped after 1 attempts: SamplerFailed: textcraft" in done.output
     assert "no such thing" in done.output
@@ -332,7 +332,13 @@ def test_what_has_ended_is_summed_up_after_ctrl_c() -> None:
 
     with chat_server(script) as server:
         process = subprocess.Popen(
-            [sys.executable, "-c", "from flows.cli.app import main; main()", *command, *at(server)],
+            [
+                sys.executable,
+                "-c",
+                "from flows.cli.app import main; main()",
+                *command,
+                *endpoint_options(server),
+            ],
             cwd=ROOT,
             env={**os.environ, "PYTHONPATH": str(ROOT)},
             stdout=subprocess.PIPE,
@@ -366,7 +372,7 @@ def test_the_command_as_users_type_it() -> None:
         )
 
     with chat_server(in_turn(says("Action: inventory")), key="right") as server:
-        done = run(*at(server))
+        done = run(*endpoint_options(server))
     assert done.returncode == 2
     [line] = done.stderr.splitlines()
     assert line.startswith(f"error: {server.url}/models answered 401: ")

@@ -97,7 +97,7 @@ SHORT = RaiseRule(window=2, min_gain=0.05, min_capped=0.25, min_steps=4, max_ste
 ADAPTIVE = Horizon(type="adaptive", max_turns=[5, 8, 12], raise_when=SHORT)
 
 
-def shown(max_turns: int, capped: int, successes: int, *, episodes: int = 20) -> HorizonEvidence:
+def evidence_of(max_turns: int, capped: int, successes: int, *, episodes: int = 20) -> HorizonEvidence:
     return HorizonEvidence(max_turns=max_turns, episodes=episodes, capped=capped, successes=successes)
 
 
@@ -108,20 +108,29 @@ def turns_after(evidence: Sequence[HorizonEvidence]) -> int:
 @pytest.mark.parametrize(
     ("evidence", "turns"),
     [
-        ([shown(5, 10, 5)] * 3, 5),  # min_steps 4
-        ([shown(5, 10, 5)] * 4, 8),  # level at 5 of 10, and half of the episodes capped
-        ([shown(5, 10, 5)] * 2 + [shown(5, 10, 6)] * 2, 5),  # 50% -> 60% is a gain of min_gain at least
-        ([shown(5, 10, 6)] * 2 + [shown(5, 10, 5)] * 2, 8),  # a fall is no gain
-        ([shown(5, 4, 8)] * 4, 5),  # only 20% capped
-        ([shown(5, 5, 8)] * 4, 8),  # 25% capped
-        ([shown(5, 0, 20)] * 7, 8),  # max_steps, though none was capped
-        ([shown(5, 20, 0)] * 4, 8),  # nothing ends within 5 turns
-        ([shown(5, 20, 0)] * 2 + [shown(5, 10, 5)] * 2, 5),  # some begin to
-        ([shown(5, 0, 0, episodes=0)] * 5, 5),  # a part without items in these steps
-        ([shown(5, 10, 5)] * 4 + [shown(8, 10, 5)] * 4, 12),
-        ([shown(5, 10, 5)] * 4 + [shown(8, 10, 5)] * 3, 8),  # each stage has its own steps
-        ([shown(5, 10, 5)] * 4 + [shown(5, 10, 5)] + [shown(8, 10, 5)] * 3, 8),  # 5 turns: sampled too early
-        ([shown(5, 10, 5)] * 4 + [shown(8, 10, 5)] * 4 + [shown(12, 10, 5)] * 9, 12),  # the last stays
+        ([evidence_of(5, 10, 5)] * 3, 5),  # min_steps 4
+        ([evidence_of(5, 10, 5)] * 4, 8),  # level at 5 of 10, and half of the episodes capped
+        (
+            [evidence_of(5, 10, 5)] * 2 + [evidence_of(5, 10, 6)] * 2,
+            5,
+        ),  # 50% -> 60% is a gain of min_gain at least
+        ([evidence_of(5, 10, 6)] * 2 + [evidence_of(5, 10, 5)] * 2, 8),  # a fall is no gain
+        ([evidence_of(5, 4, 8)] * 4, 5),  # only 20% capped
+        ([evidence_of(5, 5, 8)] * 4, 8),  # 25% capped
+        ([evidence_of(5, 0, 20)] * 7, 8),  # max_steps, though none was capped
+        ([evidence_of(5, 20, 0)] * 4, 8),  # nothing ends within 5 turns
+        ([evidence_of(5, 20, 0)] * 2 + [evidence_of(5, 10, 5)] * 2, 5),  # some begin to
+        ([evidence_of(5, 0, 0, episodes=0)] * 5, 5),  # a part without items in these steps
+        ([evidence_of(5, 10, 5)] * 4 + [evidence_of(8, 10, 5)] * 4, 12),
+        ([evidence_of(5, 10, 5)] * 4 + [evidence_of(8, 10, 5)] * 3, 8),  # each stage has its own steps
+        (
+            [evidence_of(5, 10, 5)] * 4 + [evidence_of(5, 10, 5)] + [evidence_of(8, 10, 5)] * 3,
+            8,
+        ),  # 5 turns: sampled too early
+        (
+            [evidence_of(5, 10, 5)] * 4 + [evidence_of(8, 10, 5)] * 4 + [evidence_of(12, 10, 5)] * 9,
+            12,
+        ),  # the last stays
     ],
 )
 def test_the_horizon_is_raised_when_success_is_level_and_enough_episodes_hit_it(
@@ -138,7 +147,7 @@ def test_the_rule_is_written_out_where_it_is_left_out() -> None:
 
 
 def test_a_raise_says_when_and_why() -> None:
-    evidence = [shown(5, 10, 5)] * 2 + [shown(5, 8, 6)] * 2 + [shown(8, 0, 20)] * 7
+    evidence = [evidence_of(5, 10, 5)] * 2 + [evidence_of(5, 8, 6)] * 2 + [evidence_of(8, 0, 20)] * 7
     first, second = ADAPTIVE.list_raises(evidence)
     assert (first.step, first.max_turns) == (5, 8)
     assert first.reason == (
@@ -154,7 +163,7 @@ def test_decisions_are_final_and_follow_from_the_record_alone(numbers: list[tupl
     """As a run makes them, step by step, and as a resumed run makes them again from the record."""
     evidence: list[HorizonEvidence] = []
     for capped, solved in numbers:
-        evidence.append(shown(turns_after(evidence), capped, min(solved, 20 - capped)))
+        evidence.append(evidence_of(turns_after(evidence), capped, min(solved, 20 - capped)))
     raises = ADAPTIVE.list_raises(evidence)
     for count in range(len(evidence)):
         assert ADAPTIVE.list_raises(evidence[:count]) == [r for r in raises if r.step <= count + 1]

