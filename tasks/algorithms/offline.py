@@ -17,7 +17,7 @@ _ONLINE = frozenset(Algorithm.model_fields) - {"name"}
 
 
 class OfflineAlgorithm(Algorithm):
-    """What these algorithms have in common. `tasks/stages/offline.py` knows two kinds, `Imitation` and `Dpo`."""
+    """What these algorithms have in common; `tasks/stages/offline.py` knows `Imitation` and `Dpo`."""
 
     compares_group: ClassVar[bool] = False
     skips_equal_groups: ClassVar[bool] = False
