@@ -10,7 +10,7 @@ They are TextWorld's challenges (Côté et al. 2018, TextWorld, arXiv 1806.11532
   the even one after it, and 15 the same as 16. Levels from 21 on take up to minutes to generate and are left
   out.
 - `cooking`: a recipe is read, its ingredients are fetched and processed, the meal is prepared and eaten.
-  `level` is from 1 to 10, from about 5 to 35 turns.
+  `level` is from 1 to 10, from 4 to about 45 turns.
 """
 
 import importlib
