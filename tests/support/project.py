@@ -30,6 +30,7 @@ SMALL = {
     "train": {"steps": STEPS, "steps_per_round": STEPS_PER_ROUND, "save_every": 1, "mini_batches": 1},
     "horizon": {"max_turns": [2, 3], "steps_per_stage": 3},
     "evaluate": {"max_turns": 2, "samples_per_item": 1, "quick_items": 4},
+    "backend": {"samplers": 1},
 }
 RUN_TIMEOUT_S = 540.0
 
@@ -145,7 +146,7 @@ class Project:
 
     def wait_until_all_ended(self) -> None:
         """Takes 10 s on an idle machine, of which the guardian gives 8 s to stubborn processes."""
-        wait_until(lambda: not self.processes())
+        wait_until(lambda: not self.processes(), poll_s=0.5)
 
 
 class Terminal:

@@ -7,12 +7,15 @@ from collections.abc import Callable
 POLL_S = 0.01
 
 
-def wait_until(condition: Callable[[], bool], *, timeout_s: float = 60.0) -> None:
-    """Return as soon as `condition()` is true; fail after `timeout_s`."""
+def wait_until(condition: Callable[[], bool], *, timeout_s: float = 60.0, poll_s: float = POLL_S) -> None:
+    """Return as soon as `condition()` is true; fail after `timeout_s`.
+
+    `poll_s`: longer for a condition that takes milliseconds itself, such as a search of all processes.
+    """
     deadline = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < deadline, f"still not true after {timeout_s:g} s"
-        time.sleep(POLL_S)
+        time.sleep(poll_s)
 
 
 async def wait_until_async(condition: Callable[[], bool], *, timeout_s: float = 60.0) -> None:

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
@@ -152,23 +153,32 @@ def attack_queue(folder: Path) -> None:
         if ":" not in address  # Ray's own sockets are IPv6
     }
     assert len(servers) == 3  # handshake, requests, data
-    for index, server in enumerate(sorted(servers)):
+    token = with_token()
+
+    def attack_server(index: int, server: str) -> None:
         refused_folder, allowed_folder = folder / f"refused-{index}", folder / f"allowed-{index}"
         assert attack(QUEUE_ATTACK, server, str(refused_folder), "3", environment={}) != 0
         assert not refused_folder.exists()
-        assert attack(QUEUE_ATTACK, server, str(allowed_folder), "30", environment=with_token()) == 0
+        assert attack(QUEUE_ATTACK, server, str(allowed_folder), "30", environment=token) == 0
+
+    with ThreadPoolExecutor() as attackers:
+        list(attackers.map(attack_server, range(len(servers)), sorted(servers)))
 
 
 def attack_ray(folder: Path) -> None:
     import ray
 
     address = ray.get_runtime_context().gcs_address
-    refused_folder, allowed_folder = folder / "ray-refused", folder / "ray-allowed"
-    for guess in ({}, {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "0" * 64}):
-        assert attack(RAY_ATTACK, address, str(refused_folder), environment=guess) != 0
-        assert not refused_folder.exists()
-    assert attack(RAY_ATTACK, address, str(allowed_folder), environment=with_token()) == 0
-    assert allowed_folder.exists()  # else it is no attack
+    guesses = [{}, {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "0" * 64}, with_token()]
+
+    def attack_cluster(index: int, environment: dict[str, str]) -> tuple[bool, bool]:
+        trace = folder / f"ray-{index}"
+        return attack(RAY_ATTACK, address, str(trace), environment=environment) == 0, trace.exists()
+
+    with ThreadPoolExecutor() as attackers:
+        outcomes = list(attackers.map(attack_cluster, range(len(guesses)), guesses))
+    refused, allowed = (False, False), (True, True)  # with the token it succeeds: else it is no attack
+    assert outcomes == [refused, refused, allowed]
 
 
 def attack_from_outside() -> None:
