@@ -297,7 +297,8 @@ class SlotAttention:
             weights.append(weight.transpose(1, 2))
 
         def by_head(parts: Sequence[torch.Tensor]) -> torch.Tensor:  # [1, n * share, K, ..] -> [n, H, ..]
-            return _join(parts, dim=1)[0].unflatten(0, (-1, share)).transpose(1, 2).flatten(1, 2)
+            rows: torch.Tensor = _join(parts, dim=1)[0].unflatten(0, (-1, share))
+            return rows.transpose(1, 2).flatten(1, 2)
 
         return self._prefix_rows.take(by_head(outputs)), self._prefix_rows.take(by_head(weights))
 

@@ -205,16 +205,19 @@ class Llama:
             torch.view_as_complex(pairs).mul_(rotation)
             output = attend(index, qkv.view(n, -1, shape.head_dim))
             if logits_of is None and index == shape.num_layers - 1:
-                return hidden
+                break
             hidden.addmm_(output, layer.out)
             gate_up = torch.mm(self._norm(x), layer.gate_up)
             hidden.addmm_(F.silu(gate_up[:, :inner]).mul_(gate_up[:, inner:]), layer.down)
+        if logits_of is None:
+            return hidden
         rows = F.pad(logits_of, (0, round_up(len(logits_of), ROWS) - len(logits_of)))
         return torch.mm(self._norm(x[rows]), self._head)[: len(logits_of)]
 
     def _norm(self, x: torch.Tensor) -> torch.Tensor:
         """RMS norm [N, E] without its gain, over the root of the hidden size; `x`: [N, E + PADDING]."""
-        return x[:, : self.shape.hidden_size] / torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+        norm: torch.Tensor = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+        return x[:, : self.shape.hidden_size] / norm
 
 
 def _after_norm(matrix: torch.Tensor, gain: torch.Tensor) -> torch.Tensor:
