@@ -246,7 +246,8 @@ class Trainer:
         return record
 
     def save_step(self) -> None:
-        """Write the checkpoint of the last step, which was run without one."""
+        """Write the checkpoint of the last step, which was run without one; no step follows."""
+        self._trainer.on_sample_end()  # the sampler leaves its memory free, as when a step is saved
         self._trainer.save()
         self._complete_checkpoint()
 
