@@ -15,7 +15,7 @@ from torch import Tensor
 
 from agents.types import Trajectory
 
-_ROWS = 64
+_ROWS = 32
 """Conversations whose numbers are converted to float64 at once: they stay in the cache."""
 
 
