@@ -16,12 +16,15 @@ from verl.trainer.ppo.core_algos import kl_penalty
 from verl.utils.metric import AggregationType, Metric
 from verl.workers.utils.padding import no_padding_2_padding
 
+from agents.samplers.sampling import random_key
 from tasks.algorithms.algorithm import ActorCritic, Aggregation
 from tasks.algorithms.losses.loss import Tokens
 from tasks.config.training import TrainSettings
 
 PLAYED_EPISODES, PLAYED_TOKENS = "played_episodes", "played_tokens"
 """Options of an update: what was played for each of its mini-batches, on all workers."""
+DRAWS_SEED = "draws_seed"
+"""Option of an update: of what its loss draws at random. verl takes its own `seed` out of the batch."""
 OBSERVATION_TOKENS = "observation_tokens"
 """Option of an update: tokens of the environment in each of its mini-batches, in the mean, on all workers.
 Only those of rows: where an episode is left out, its observations are no zeros of the mean."""
@@ -70,6 +73,7 @@ def policy_loss(
         mask=mask,
         conversation=data["conversation"],
         conversation_tokens=data["conversation_tokens"],
+        seed=random_key("loss", int(data[DRAWS_SEED]), *data["conversation"].tolist()),
     )
     result = train.algorithm.loss.per_token(tokens)
     loss = add_up(result.losses * rows.get("rollout_is_weights", 1.0))

@@ -30,6 +30,7 @@ from tasks.verl import checkpoints
 from tasks.verl.advantages import JoinedRows, estimate_advantages, rollout_weights
 from tasks.verl.cpu.engine import WHOLE_CONVERSATIONS
 from tasks.verl.loss import (
+    DRAWS_SEED,
     OBSERVATION_TOKENS,
     PLAYED_EPISODES,
     PLAYED_TOKENS,
@@ -229,6 +230,7 @@ def update_options(
         "mini_batch_size": rows // train.mini_batches,
         "epochs": train.epochs,
         "seed": pipeline.seed + step,
+        DRAWS_SEED: pipeline.seed + step,
         "dataloader_kwargs": {"shuffle": False},
         "temperature": temperature,
     }

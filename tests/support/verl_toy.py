@@ -1,5 +1,7 @@
 """An environment that a random model gets uneven rewards from, and the pipeline that trains on it."""
 
+import asyncio
+import random
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -19,6 +21,8 @@ class ParityEnv:
         return f"Speak, {item.item_id}!"
 
     async def step(self, action: str) -> StepResult:
+        # another order of arrival in every run, which nothing may depend on
+        await asyncio.sleep(random.SystemRandom().uniform(0, 0.02))
         self._said += action
         self._turns += 1
         done = self._turns == TURNS

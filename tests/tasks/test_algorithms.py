@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from statistics import fmean, stdev
 from types import ModuleType
 from typing import Any
@@ -270,6 +271,19 @@ def test_losses_and_gradients_agree_with_verls(
     actual.backward()
     torch.testing.assert_close(ours.grad * mask, theirs.grad * mask)
     assert ours.grad.any()
+
+
+def test_clip_cov_draws_by_its_seed_alone() -> None:
+    inputs = loss_inputs()
+    clip_cov = loss_of("clip_cov", {"share": 0.1, "lowest": -9.0, "highest": 9.0})
+
+    def drawn(seed: int) -> list[list[int]]:
+        torch.rand(seed + 1)  # whatever else has drawn
+        clipped = clip_cov.per_token(replace(tokens(inputs), seed=seed)).clipped
+        return clipped.nonzero().tolist()
+
+    assert drawn(3) == drawn(3)
+    assert len({str(drawn(seed)) for seed in range(9)}) > 1
 
 
 def test_sapo_by_hand() -> None:

@@ -42,7 +42,8 @@ class ClipCov(PolicyLoss):
         high = (covariance > self.lowest) & (covariance < self.highest) & mask & (held <= free)
         candidates = high.reshape(-1).nonzero().squeeze(1)
         count = max(int(self.share * int(mask.sum())), 1)
-        chosen = candidates[torch.randperm(len(candidates))[:count].to(candidates.device)]
+        draws = torch.Generator().manual_seed(tokens.seed)
+        chosen = candidates[torch.randperm(len(candidates), generator=draws)[:count].to(candidates.device)]
         dropped = torch.zeros_like(mask).reshape(-1).index_fill(0, chosen, True).reshape(mask.shape)
         return TokenLosses(free.maximum(held) * ~dropped, dropped)
 

@@ -29,6 +29,8 @@ class Tokens:
     mask: "Tensor"  # [B, R], bool: True on the policy's tokens
     conversation: "Tensor"  # [B], int64: rows of one conversation have the same number
     conversation_tokens: "Tensor"  # [B], int64: sampled tokens of the whole conversation
+    seed: int = 0
+    """Of what is drawn at random: a function of the pipeline's seed, the step and the conversations."""
 
     @property
     def log_ratios(self) -> "Tensor":
