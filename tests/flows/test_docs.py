@@ -82,9 +82,9 @@ def test_json_is_json(block: Block) -> None:
 
 
 def merge(base: Any, override: Any, *, key: str = "") -> Any:
-    """`override` over `base`; `parts`, and `train` of an algorithm that learns offline, are replaced as a
-    whole."""
-    is_whole = key == "parts" or (key == "train" and is_offline(override))
+    """`override` over `base`; `parts`, `horizon`, and `train` of an algorithm that learns offline, are
+    replaced whole."""
+    is_whole = key in ("parts", "horizon") or (key == "train" and is_offline(override))
     if not isinstance(base, dict) or not isinstance(override, dict) or is_whole:
         return override
     return base | {name: merge(base.get(name), value, key=name) for name, value in override.items()}
