@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import ray
+import torch
 
 from envs.errors import WingspanError
 from tasks.cluster import session as ray_session
@@ -53,9 +54,11 @@ def test_training_survives_kill_9_and_counts_every_step_once(toy_in_ray: None, t
     )
     folder = tmp_path / "train"
     step_numbers: list[int] = []
+    repeats = Repeats(folder)
 
     def on_step(values: Mapping[str, float]) -> None:
         step_numbers.append(int(values["step"]))
+        repeats.compare(values)
         if step_numbers == [1, 2, 3]:  # step 3 is in no checkpoint
             (folder / "checkpoints" / "global_step_3").mkdir()  # as if it died while writing one
             (folder / "checkpoints" / "latest_checkpointed_iteration.txt").write_text("")
@@ -137,6 +140,7 @@ def test_training_survives_kill_9_and_counts_every_step_once(toy_in_ray: None, t
         assert session.evaluate_round(session.train_round(1)) == second
 
     # What was cut short is done again, from the checkpoint before it; a sign of a collapse saves its step.
+    last_tensors = checkpoint_tensors(folder / "checkpoints" / "global_step_4")
     weights = next((folder / "checkpoints" / "global_step_4").rglob("model_world_size_1_rank_0.pt"))
     weights.write_bytes(weights.read_bytes()[:1000])
     watch = WatchSettings(on_collapse="stop", window=3, min_entropy=50.0)
@@ -155,6 +159,11 @@ def test_training_survives_kill_9_and_counts_every_step_once(toy_in_ray: None, t
     assert [line["step"] for line in lines] == [1, 2, 3, 4]
     assert [line["alerts"] for line in lines] == [0, 0, 1, 1]
     assert checkpoints.complete_steps(folder / "checkpoints") == [3, 4]
+    # Three processes have trained these steps, and each has left the same bits.
+    assert repeats.count == 3
+    repeated_tensors = checkpoint_tensors(folder / "checkpoints" / "global_step_4")
+    assert repeated_tensors.keys() == last_tensors.keys()
+    assert all(torch.equal(tensor, repeated_tensors[name]) for name, tensor in last_tensors.items())
 
     # With none that is whole, one line says so before anything starts.
     for file in (folder / "checkpoints").rglob("*.pt"):
@@ -173,10 +182,12 @@ def test_sampling_ahead_is_one_step_behind_also_after_kill_9(toy_in_ray: None, t
     folder = tmp_path / "train"
     third_steps: list[list[list[int]]] = []
     step_numbers: list[int] = []
+    repeats = Repeats(folder)
 
     def on_step(values: Mapping[str, float]) -> None:
         step_numbers.append(int(values["step"]))
         assert values["staleness"] == min(step_numbers[-1] - 1, 1)
+        repeats.compare(values)
         if values["step"] == 3:
             third_steps.append(sampled_ids(folder / "trajectories" / "step_0003.jsonl"))
         if step_numbers == [1, 2, 3]:
@@ -185,6 +196,7 @@ def test_sampling_ahead_is_one_step_behind_also_after_kill_9(toy_in_ray: None, t
     with TrainSession(pipeline, tmp_path, Progress(on_step=on_step)) as session:
         session.evaluate_round(session.train_round(0))
     assert step_numbers == [1, 2, 3, 3, 4]
+    assert repeats.count == 1
     assert third_steps[0] == third_steps[1], "sampled once, by a policy that is in no checkpoint"
     for step, version in ((1, 0), (2, 0), (3, 1), (4, 2)):
         trajectories = read_trajectories(folder / "trajectories" / f"step_{step:04d}.jsonl")
@@ -268,6 +280,45 @@ def test_ppo_trains_policy_and_critic_and_resumes_both(toy_in_ray: None, tmp_pat
     assert len(files) == 5
     written = sum(file.stat().st_size for file in files)
     assert written == pytest.approx(checkpoint_bytes(size, has_critic=True), rel=0.1)
+
+
+class Repeats:
+    """Compares steps that are trained again with what they were, to the last bit."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._steps: dict[int, tuple[dict[str, float], list[tuple[list[int], list[float]]]]] = {}
+        self.count = 0
+
+    def compare(self, values: Mapping[str, float]) -> None:
+        """`values`: the metrics of a step."""
+        step = int(values["step"])
+        metrics = {name: value for name, value in values.items() if not _is_of_this_run(name)}
+        file = self._folder / "trajectories" / f"step_{step:04d}.jsonl"
+        turns = [turn.completion for t in read_trajectories(file) for turn in t.turns]
+        played = [(turn.token_ids, turn.logprobs) for turn in turns]
+        if step in self._steps:
+            self.count += 1
+            assert (metrics, played) == self._steps[step]
+        self._steps[step] = metrics, played
+
+
+def _is_of_this_run(metric: str) -> bool:
+    """Whether it measures time, or depends on what the watch is told to look for."""
+    return metric.startswith(("seconds", "tokens_per_s", "env", "alerts", "time"))
+
+
+def checkpoint_tensors(checkpoint: Path) -> dict[str, torch.Tensor]:
+    """Weights and moments of a checkpoint, by file and name."""
+    tensors = {}
+    for file in [*checkpoint.rglob("model_*.pt"), *checkpoint.rglob("optim_*.pt")]:
+        leaves = torch.utils._pytree.tree_leaves(torch.load(file, weights_only=False))
+        found = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+        assert found
+        for number, tensor in enumerate(found):
+            whole = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+            tensors[f"{file.name}/{number}"] = whole
+    return tensors
 
 
 def pid_of_trainer() -> int:
