@@ -102,8 +102,9 @@ class Project:
         return self.output.splitlines()
 
     def plan(self) -> list[str]:
-        """What `wingspan plan` prints."""
-        return self.run("wingspan", "plan", NAME)
+        """What `wingspan plan` prints, without the options."""
+        lines = self.run("wingspan", "plan", NAME)
+        return lines[: lines.index("")] if "" in lines else lines
 
     def finished_steps(self) -> list[int]:
         file = self.run_folder / "train" / "metrics.jsonl"
