@@ -109,6 +109,7 @@ def test_summary_by_hand() -> None:
             "stop_max_context": 0,
             "reward": 1 / 3,
             "success": 1 / 3,
+            "reward_gap": 0.0,
             "success_depth_1": 1 / 2,
             "success_depth_2": 0.0,
             "turns": 3.0,
