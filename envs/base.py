@@ -4,6 +4,8 @@ It is asynchronous because some environments live in other processes or behind H
 suspends, which costs microseconds.
 """
 
+from collections.abc import Callable
+from hashlib import blake2b
 from typing import Any, Protocol, runtime_checkable
 
 from envs.types import Item, Observation, StepResult
@@ -50,7 +52,7 @@ class HasState(Protocol):
         Two moments of episodes of one item have the same key exactly if the environment is in the same state
         at both: the same actions then have the same effects, rewards and ends. The number of steps so far and
         the order in which an observation lists things are not part of the state. It is asked for after every
-        turn: hash what is at hand (`envs/states.py`), and never wait.
+        turn: hash what is at hand (`envs/base.py`), and never wait.
         """
 
 
@@ -63,3 +65,18 @@ class Inspectable(Protocol):
 
         Raises `ConfigError` for an unknown name.
         """
+
+
+def hash_state(*parts: object) -> str:
+    """16 hexadecimal digits for a `state_key`, the same in every process for parts with the same `repr`.
+
+    Give texts, numbers, and tuples or lists of them; what has no order of its own must be sorted.
+    """
+    return blake2b(repr(parts).encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
+
+
+def read_state_key(env: Environment) -> str | None:
+    """The key of the state that `env` is in; None if it has no states, or no episode."""
+    # A tenth of the time of isinstance.
+    state_key: Callable[[], str | None] | None = getattr(env, "state_key", None)
+    return None if state_key is None else state_key()

@@ -12,11 +12,10 @@ from typing import Any, TypeVar
 from agents.formats.calls import ParsedTurn, ToolCall
 from agents.tools.toolbox import Toolbox
 from agents.tools.types import ToolResult, ToolStatus
-from envs.base import Environment
+from envs.base import Environment, read_state_key
 from envs.errors import EnvCrashed, EpisodeTimeout, boundary, describe
 from envs.runtime.concurrency import gather_or_cancel
 from envs.runtime.instance import Instance, unwrap
-from envs.states import read_state_key
 from envs.types import Image, Item, Observation, StepResult
 
 T = TypeVar("T")

@@ -2,9 +2,8 @@
 
 import time
 
-from envs.base import Environment, HasProcess
+from envs.base import Environment, HasProcess, read_state_key
 from envs.runtime.metrics import Clock
-from envs.states import read_state_key
 from envs.types import Item, Observation, StepResult
 
 

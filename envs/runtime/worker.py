@@ -13,10 +13,9 @@ from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
 
-from envs.base import Environment, HasProcess, Inspectable
+from envs.base import Environment, HasProcess, Inspectable, read_state_key
 from envs.errors import ConfigError
 from envs.images import data_uri
-from envs.states import read_state_key
 from envs.types import Item, Observation, StepResult
 
 CHUNK = 1 << 16

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any, TypeVar
 
-from envs.base import Environment, Inspectable
+from envs.base import Environment, Inspectable, read_state_key
 from envs.errors import ConfigError, describe
 from envs.network.server import RequestRejected
 from envs.registry import EnvSpec, get_item
@@ -23,7 +23,6 @@ from envs.runtime.hosted import HostedEnv
 from envs.runtime.manager import make_host
 from envs.serve.limits import ServerLimits
 from envs.serve.metrics import Metrics
-from envs.states import read_state_key
 from envs.types import Image, Item, Observation, StepResult
 
 T = TypeVar("T")

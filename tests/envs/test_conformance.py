@@ -13,12 +13,11 @@ from typing import TypeVar
 
 import pytest
 
-from envs.base import Environment
+from envs.base import Environment, read_state_key
 from envs.errors import EnvCrashed, MissingDependency
 from envs.registry import ENVIRONMENTS, MAX_EXPERT_TURNS, EnvSpec, ExpertStep, get_env
 from envs.runtime.hosted import HostedEnv
 from envs.runtime.processes import ProcessHost
-from envs.states import read_state_key
 from envs.types import Item, StepResult
 from tests.support.leaks import measure, some_items
 

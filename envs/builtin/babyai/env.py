@@ -13,12 +13,12 @@ from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
+from envs.base import hash_state
 from envs.builtin.babyai.expert import solve
 from envs.builtin.babyai.state import read_state
 from envs.builtin.babyai.view import Move, describe, list_commands, look
 from envs.errors import unknown_item
 from envs.registry import EnvSpec, ExpertStep, Split
-from envs.states import hash_state
 from envs.types import Item, StepResult
 
 if TYPE_CHECKING:

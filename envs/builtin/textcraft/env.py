@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 from envs.adapters.arguments import parse_name, unknown_target
+from envs.base import hash_state
 from envs.errors import ConfigError, unknown_item
 from envs.registry import EnvSpec, ExpertStep, Split
-from envs.states import hash_state
 from envs.types import Item, StepResult
 
 if TYPE_CHECKING:

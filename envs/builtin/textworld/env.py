@@ -9,12 +9,12 @@ from collections.abc import Sequence
 from functools import partial
 
 from envs.adapters.arguments import parse_name, unknown_target
+from envs.base import hash_state
 from envs.builtin.textworld.games import KINDS, World
 from envs.builtin.textworld.play import Play
 from envs.builtin.textworld.upstream import PACKAGES
 from envs.errors import ConfigError
 from envs.registry import EnvSpec, ExpertStep
-from envs.states import hash_state
 from envs.types import Item, StepResult
 
 __all__ = ["EXAMPLE", "FAMILY", "PACKAGES", "SOURCE", "SPEC", "spec"]

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from envs.base import hash_state
 from envs.builtin.webshop.goals import GoalKind
 from envs.builtin.webshop.pages import Page, PageKind
 from envs.builtin.webshop.views import View, render
@@ -18,7 +19,6 @@ from envs.errors import ConfigError
 from envs.remote.agentgym import ACTIONS
 from envs.requirements.data_sets import DataSet
 from envs.requirements.detection import Package, require
-from envs.states import hash_state
 from envs.types import Item, StepResult
 
 if TYPE_CHECKING:
