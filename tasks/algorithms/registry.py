@@ -13,6 +13,7 @@ from tasks.algorithms.algorithm import Algorithm
 
 _BUILTIN = (
     "agentevol",
+    "cispo",
     "dapo",
     "dpo",
     "dr_grpo",
@@ -22,6 +23,7 @@ _BUILTIN = (
     "graphgpo",
     "grpo",
     "grpo_passk",
+    "gspo",
     "maxrl",
     "opo",
     "optimal_token_baseline",
@@ -31,6 +33,7 @@ _BUILTIN = (
     "remax",
     "rft",
     "rloo",
+    "sapo",
     "sft",
     "turn_ppo",
     "turn_rloo",

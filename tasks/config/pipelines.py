@@ -29,6 +29,8 @@ from tasks.config.training import (
 )
 
 PIPELINES_FILE = Path("pipelines.yaml")
+_NAMED_BLOCKS = ("algorithm", "loss")
+"""Blocks for which a name may stand alone: `train.algorithm: grpo` is `train.algorithm: {name: grpo}`."""
 
 
 class ServerSettings(Settings):
@@ -88,9 +90,6 @@ def load_pipeline(
     values = options[name]
     if not isinstance(values, dict):
         raise ConfigError(f"{file}: pipelines.{name} is {values!r:.60}; give a block of parameters")
-    train = values.get("train")
-    if isinstance(train, dict) and isinstance(train.get("algorithm"), str):
-        train["algorithm"] = {"name": train["algorithm"]}  # so that a dotted key sets one of its parameters
     try:
         return parse_pipeline(values, overrides=overrides or {}, location=f"pipelines.{name}")
     except ConfigError as error:
@@ -178,6 +177,8 @@ def _blocks(file: Path) -> dict[str, Any]:
 def _set_dotted(values: dict[str, Any], key: str, value: Any) -> None:
     *parents, last = key.split(".")
     for parent in parents:
+        if parent in _NAMED_BLOCKS and isinstance(values.get(parent), str):
+            values[parent] = {"name": values[parent]}
         values = values.setdefault(parent, {})
         if not isinstance(values, dict):
             raise ConfigError(f"cannot set {key!r}: {parent!r} is not a block of parameters")

@@ -95,3 +95,17 @@ def test_the_packages_are_this_checkout() -> None:
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     files = [Path(line).resolve() for line in done.stdout.splitlines()]
     assert files == [ROOT / package / "__init__.py" for package in ("envs", "agents", "tasks", "flows")]
+
+
+def test_a_name_is_a_block_whose_parameters_can_be_set() -> None:
+    overrides = {
+        "train.algorithm": "rloo",
+        "train.algorithm.loss": "cispo",
+        "train.algorithm.loss.clip_high": 3,
+    }
+    algorithm = load_pipeline("textcraft-cpu", overrides=overrides).train.algorithm
+    assert (algorithm.name, algorithm.loss.name, algorithm.loss.model_dump()["clip_high"]) == (
+        "rloo",
+        "cispo",
+        3,
+    )

@@ -1,0 +1,15 @@
+"""Soft adaptive policy optimization."""
+
+from tasks.algorithms.builtin.grpo import Grpo
+from tasks.algorithms.losses.library import AnyLoss
+from tasks.algorithms.losses.sapo import Sapo as SapoLoss
+
+
+class Sapo(Grpo):
+    """GRPO's advantages with a soft gate in place of the clip.
+
+    Gao et al. 2025 (arXiv 2511.20347).
+    """
+
+    name: str = "sapo"
+    loss: AnyLoss = SapoLoss()
