@@ -124,8 +124,12 @@ class Tracker:
         self._later(self._write_training)
 
     def finish(self) -> None:
-        """Record evaluation, report and traces, and register the policy; the run is finished."""
+        """Record evaluation, report and traces, and register the policy; the run is finished.
+
+        Returns when their files have been read: DVC, which comes next, moves them to its cache and back.
+        """
         self._later(self._write_all)
+        self._thread.submit(lambda: None).result()
 
     def __enter__(self) -> Self:
         return self
