@@ -21,7 +21,7 @@ test: install
 
 # The quick tests of all areas, without Ray, JVM and browser; one area alone: make test-fast AREA=envs
 test-fast: install
-	@$(PYTEST) 2 -m "not slow and not heavy and not browser and not java" $(AREA:%=tests/%)
+	@$(PYTEST) 4 -m "not slow and not heavy and not browser and not java" $(AREA:%=tests/%)
 
 install: $(TESTS)
 
