@@ -48,7 +48,7 @@ VERL = {
 
 
 def measure(*, conversations: int, tokens: int, repeats: int) -> dict[str, Any]:
-    """See the docstring of this file."""
+    """CPU milliseconds of each estimator and of verl's function, the best of `repeats`, by name."""
     torch.set_num_threads(1)
     batch = random_batch(conversations, tokens)
     online = [name for name in ALGORITHMS if not issubclass(ALGORITHMS.find(name), OfflineAlgorithm)]

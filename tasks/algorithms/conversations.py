@@ -7,7 +7,7 @@ place where a segment ends, and its result is put back into the rows that are tr
 Shapes: `C` conversations of the step, `T` sampled tokens of the longest, left-aligned.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -202,23 +202,17 @@ class Joined:
 
 def rewards_of(trajectories: Sequence[Trajectory], mask: Tensor) -> Tensor:
     """[C, T]: each turn's reward on the turn's last sampled token."""
-    return _per_turn(trajectories, mask, lambda trajectory: [turn.reward for turn in trajectory.turns])
+    rewards = torch.zeros(mask.shape)
+    for row, trajectory in enumerate(trajectories):
+        ends = torch.tensor([len(turn.completion.token_ids) for turn in trajectory.turns]).cumsum(0) - 1
+        rewards[row, ends] = torch.tensor([turn.reward for turn in trajectory.turns])
+    return rewards
 
 
-def turns_of(mask: Tensor, trajectories: Sequence[Trajectory]) -> Tensor:
+def turns_of(trajectories: Sequence[Trajectory], mask: Tensor) -> Tensor:
     """[C, T], int64: the index of each token's turn, 0 where there is no token."""
     turns = torch.zeros(mask.shape, dtype=torch.int64)
     lengths = [[len(turn.completion.token_ids) for turn in t.turns] for t in trajectories]
     indices = [torch.arange(len(counts)).repeat_interleave(torch.tensor(counts)) for counts in lengths]
     turns[mask] = torch.cat(indices)
     return turns
-
-
-def _per_turn(
-    trajectories: Sequence[Trajectory], mask: Tensor, values: Callable[[Trajectory], list[float]]
-) -> Tensor:
-    result = torch.zeros(mask.shape)
-    for row, trajectory in enumerate(trajectories):
-        ends = torch.tensor([len(turn.completion.token_ids) for turn in trajectory.turns]).cumsum(0) - 1
-        result[row, ends] = torch.tensor(values(trajectory))
-    return result

@@ -105,9 +105,10 @@ def estimate_advantages(
     uids = [key.rpartition("_")[0] for key in trajectories]
     groups = {uid: number for number, uid in enumerate(dict.fromkeys(uids))}
     rewards = rewards_of(list(trajectories.values()), rows.mask)
-    for number, trajectory in enumerate(trajectories.values()):
-        last = int(rows.mask[number].sum()) - 1
-        rewards[number, last] -= overlong_penalty(trajectory, train, context_length=context_length)
+    if train.algorithm.overlong is not None:
+        for number, trajectory in enumerate(trajectories.values()):
+            last = int(rows.mask[number].sum()) - 1
+            rewards[number, last] -= overlong_penalty(trajectory, train, context_length=context_length)
     old_log_probs = rows.join("old_log_probs")
     metrics: dict[str, float] = {}
     if train.kl is not None and train.kl.place == "reward":
@@ -122,7 +123,7 @@ def estimate_advantages(
             group=torch.tensor([groups[uid] for uid in uids]),
             mask=rows.mask,
             rewards=rewards,
-            turn=turns_of(rows.mask, list(trajectories.values())),
+            turn=turns_of(list(trajectories.values()), rows.mask),
             old_log_probs=old_log_probs,
             values=values,
             sum_pi_squared=rows.join("sum_pi_squared") if train.algorithm.needs_sum_pi_squared else None,

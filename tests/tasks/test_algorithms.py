@@ -277,13 +277,13 @@ def test_clip_cov_draws_by_its_seed_alone() -> None:
     inputs = loss_inputs()
     clip_cov = loss_of("clip_cov", {"share": 0.1, "lowest": -9.0, "highest": 9.0})
 
-    def drawn(seed: int) -> list[list[int]]:
+    def draw(seed: int) -> list[list[int]]:
         torch.rand(seed + 1)  # whatever else has drawn
         clipped = clip_cov.per_token(replace(tokens(inputs), seed=seed)).clipped
         return clipped.nonzero().tolist()
 
-    assert drawn(3) == drawn(3)
-    assert len({str(drawn(seed)) for seed in range(9)}) > 1
+    assert draw(3) == draw(3)
+    assert len({str(draw(seed)) for seed in range(9)}) > 1
 
 
 def test_sapo_by_hand() -> None:
@@ -404,7 +404,7 @@ def batch_of(
         group=group,
         mask=mask,
         rewards=rewards_of(trajectories, mask),
-        turn=turns_of(mask, trajectories),
+        turn=turns_of(trajectories, mask),
         old_log_probs=probabilities.clamp(min=1e-3).log() * mask,
         sum_pi_squared=squares,
         values=values if with_values else None,

@@ -219,21 +219,21 @@ def test_checkpoints_are_found_by_run_step_and_folder(tmp_path: Path) -> None:
     last = checkpoints.policy_folder(saved, step=4)
     expected = SavedPolicy(name="", folder=last, workspace=workspace, step=4)
 
-    def found(name: Path, step: int | None = None) -> SavedPolicy:
+    def find(name: Path, step: int | None = None) -> SavedPolicy:
         policy = find_policy(str(name), step=step)
         assert isinstance(policy, SavedPolicy)
         return policy
 
-    for policy in (found(workspace), found(workspace, 4), found(saved / "global_step_4"), found(last)):
+    for policy in (find(workspace), find(workspace, 4), find(saved / "global_step_4"), find(last)):
         assert (policy.folder, policy.workspace, policy.step) == (last, workspace, expected.step)
     with pytest.raises(ConfigError, match="complete checkpoints of the steps 2, 4"):
-        found(workspace, 3)
+        find(workspace, 3)
     (workspace / "policy").mkdir()
     (workspace / "policy" / "config.json").write_text("{}")
-    assert (found(workspace).folder, found(workspace).step) == (workspace / "policy", None)
+    assert (find(workspace).folder, find(workspace).step) == (workspace / "policy", None)
     shutil.copytree(workspace / "policy", workspace / "train" / "best")
-    assert {found(workspace / name).workspace for name in ("policy", "train/best")} == {workspace}
-    assert found(workspace / "train" / "best").step is None
+    assert {find(workspace / name).workspace for name in ("policy", "train/best")} == {workspace}
+    assert find(workspace / "train" / "best").step is None
 
 
 def test_a_model_of_a_hub_is_taken_from_its_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -329,7 +329,7 @@ def conversations(groups: Sequence[Sequence[Chain]]) -> Conversations:
         group=torch.tensor([t.item.index for t in trajectories]),
         mask=mask,
         rewards=rewards_of(trajectories, mask),
-        turn=turns_of(mask, trajectories),
+        turn=turns_of(trajectories, mask),
         old_log_probs=torch.zeros(mask.shape),
         num_played=len(trajectories),
     )

@@ -3,6 +3,7 @@
 Shapes: `B` rows of a micro-batch (a row is a segment of a conversation), `R` tokens of the longest response.
 """
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
@@ -64,7 +65,7 @@ class TokenLosses:
     """[B, R], bool: tokens on which the clip or mask acts; None for a loss that has none."""
 
 
-class PolicyLoss(Settings):
+class PolicyLoss(Settings, ABC):
     """One loss's parameters. Subclasses set `name` and implement `per_token`."""
 
     needs_whole_conversations: ClassVar[bool] = False
@@ -72,6 +73,6 @@ class PolicyLoss(Settings):
 
     name: str
 
+    @abstractmethod
     def per_token(self, tokens: Tokens) -> TokenLosses:
         """The loss of each token, before tokens are weighed and added up."""
-        raise NotImplementedError
