@@ -18,9 +18,11 @@ SLOW_TIMEOUT_S = 600
 LONGEST_FILES = (
     "test_verl_train.py",
     "test_flow.py",
+    "test_verl_ppo.py",
     "test_offline.py",
     "test_network.py",
     "test_tutorial.py",
+    "test_program_train.py",
 )
 """A worker takes whole files: one of these that began last would leave all cores but one idle."""
 PROGRAMS = {"browser": ("test_browser.py", "miniwob", "webarena"), "java": ("sciworld", "jvm")}

@@ -8,18 +8,17 @@ import sys
 import threading
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from pathlib import Path
 
 import psutil
 import pytest
 
-from tasks.cluster import session as ray_session
 from tasks.data.items import write_items
 from tasks.progress import Progress
 from tasks.stages.train import TrainSession
 from tests.support.tiny_model import save_tiny_model
-from tests.support.verl_toy import register, toy_items, toy_pipeline
+from tests.support.verl_runs import start_sessions_with_toy
+from tests.support.verl_toy import toy_items, toy_pipeline
 
 pytestmark = pytest.mark.slow
 
@@ -59,20 +58,6 @@ def leave_trace(path):
 ray.init(address=sys.argv[1], log_to_driver=False)
 ray.get(leave_trace.remote(sys.argv[2]))
 """
-
-
-@pytest.fixture
-def toy_in_ray(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Sessions start a Ray of the test's defaults, whose workers know the toy environment."""
-    root = str(Path(__file__).parents[2])
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([root, os.environ.get("PYTHONPATH", "")]))
-    for name in ("RAY_ADDRESS", "RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"):
-        monkeypatch.delenv(name, raising=False)
-    hook = {"worker_process_setup_hook": "tests.support.verl_toy.register"}
-    monkeypatch.setattr(
-        ray_session, "start_local_ray", partial(ray_session.start_local_ray, runtime_env=hook)
-    )
-    register()
 
 
 class SocketWatch(threading.Thread):
@@ -204,8 +189,9 @@ def find_token_in_files_and_commands() -> list[str]:
 
 
 def test_a_training_listens_on_loopback_and_obeys_nobody_without_its_token(
-    toy_in_ray: None, tmp_path: Path
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
+    start_sessions_with_toy(monkeypatch)
     model = save_tiny_model(tmp_path / "model")
     write_items(tmp_path / "data" / "train.jsonl", toy_items(12))
     write_items(tmp_path / "data" / "test.jsonl", toy_items(4, first=100))

@@ -4,7 +4,6 @@ import json
 import os
 import signal
 from collections.abc import Mapping
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -12,39 +11,29 @@ import ray
 import torch
 
 from envs.errors import WingspanError
-from tasks.cluster import session as ray_session
 from tasks.config.capacity import checkpoint_bytes, read_model_size
 from tasks.config.watch import WatchSettings
 from tasks.data.items import write_items
 from tasks.data.trajectories import read_trajectories
-from tasks.errors import Collapsed, Diverged
+from tasks.errors import Collapsed
 from tasks.progress import Progress
 from tasks.rollout.history import History
 from tasks.rollout.runner import RolloutSpec
 from tasks.stages.train import TrainSession
 from tasks.verl import checkpoints
 from tests.support.tiny_model import save_tiny_model
-from tests.support.verl_toy import register, toy_items, toy_pipeline
+from tests.support.verl_runs import Repeats, checkpoint_tensors, pid_of_trainer, start_sessions_with_toy
+from tests.support.verl_toy import toy_items, toy_pipeline
 
 pytestmark = pytest.mark.slow
 
 
-@pytest.fixture
-def toy_in_ray(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Sessions start a Ray whose workers know the toy environment."""
-    root = str(Path(__file__).parents[2])
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([root, os.environ.get("PYTHONPATH", "")]))
-    monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    hook = {"worker_process_setup_hook": "tests.support.verl_toy.register"}
-    monkeypatch.setattr(
-        ray_session, "start_local_ray", partial(ray_session.start_local_ray, runtime_env=hook)
-    )
-    register()
-
-
-def test_training_survives_kill_9_and_counts_every_step_once(toy_in_ray: None, tmp_path: Path) -> None:
+def test_training_survives_kill_9_and_counts_every_step_once(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     from transformers import AutoModelForCausalLM
 
+    start_sessions_with_toy(monkeypatch)
     model = save_tiny_model(tmp_path / "model")
     write_items(tmp_path / "data" / "train.jsonl", toy_items(12))
     write_items(tmp_path / "data" / "test.jsonl", toy_items(4, first=100))
@@ -172,158 +161,3 @@ def test_training_survives_kill_9_and_counts_every_step_once(toy_in_ray: None, t
         session.evaluate_round(session.train_round(1))
     assert f"delete {folder} to train from the start" in str(error.value)
     assert not ray.is_initialized()
-
-
-def test_sampling_ahead_is_one_step_behind_also_after_kill_9(toy_in_ray: None, tmp_path: Path) -> None:
-    model = save_tiny_model(tmp_path / "model")
-    write_items(tmp_path / "data" / "train.jsonl", toy_items(12))
-    write_items(tmp_path / "data" / "test.jsonl", toy_items(4, first=100))
-    pipeline = toy_pipeline(model, train__async={}, train__steps_per_round=4)
-    folder = tmp_path / "train"
-    third_steps: list[list[list[int]]] = []
-    step_numbers: list[int] = []
-    repeats = Repeats(folder)
-
-    def on_step(values: Mapping[str, float]) -> None:
-        step_numbers.append(int(values["step"]))
-        assert values["staleness"] == min(step_numbers[-1] - 1, 1)
-        repeats.compare(values)
-        if values["step"] == 3:
-            third_steps.append(sampled_ids(folder / "trajectories" / "step_0003.jsonl"))
-        if step_numbers == [1, 2, 3]:
-            os.kill(pid_of_trainer(), signal.SIGKILL)
-
-    with TrainSession(pipeline, tmp_path, Progress(on_step=on_step)) as session:
-        session.evaluate_round(session.train_round(0))
-    assert step_numbers == [1, 2, 3, 3, 4]
-    assert repeats.count == 1
-    assert third_steps[0] == third_steps[1], "sampled once, by a policy that is in no checkpoint"
-    for step, version in ((1, 0), (2, 0), (3, 1), (4, 2)):
-        trajectories = read_trajectories(folder / "trajectories" / f"step_{step:04d}.jsonl")
-        assert {turn.completion.policy_version for t in trajectories for turn in t.turns} == {version}
-
-
-def sampled_ids(file: Path) -> list[list[int]]:
-    return [turn.completion.token_ids for t in read_trajectories(file) for turn in t.turns]
-
-
-def test_a_gradient_that_is_no_number_ends_the_run_before_its_weights_go_anywhere(
-    toy_in_ray: None, tmp_path: Path
-) -> None:
-    model = save_tiny_model(tmp_path / "model")
-    write_items(tmp_path / "data" / "train.jsonl", toy_items(12))
-    write_items(tmp_path / "data" / "test.jsonl", toy_items(4, first=100))
-    pipeline = toy_pipeline(model, train__entropy_coef=3e38, train__save_every=1)
-    with (
-        TrainSession(pipeline, tmp_path) as session,
-        pytest.raises(Diverged, match=r"^step 1: the gradient norm is (nan|inf); lower train\.lr") as error,
-    ):
-        session.evaluate_round(session.train_round(0))
-    assert not set(str(error.value)) & {"\n", "\x1b"}
-    assert checkpoints.complete_steps(tmp_path / "train" / "checkpoints") == []
-
-
-def test_ppo_trains_policy_and_critic_and_resumes_both(toy_in_ray: None, tmp_path: Path) -> None:
-    import torch
-    from transformers import AutoModelForCausalLM
-
-    model = save_tiny_model(tmp_path / "model")
-    write_items(tmp_path / "data" / "train.jsonl", toy_items(12))
-    write_items(tmp_path / "data" / "test.jsonl", toy_items(4, first=100))
-    pipeline = toy_pipeline(
-        model,
-        train__algorithm={"name": "ppo", "lam": 0.9, "critic": {"lr": 1e-3, "warmup_steps": 1}},
-        train__steps_per_round=1,
-        train__save_every=1,
-        train__steps=3,
-    )
-    folder = tmp_path / "train"
-
-    def weights(step: int, role: str) -> dict[str, torch.Tensor]:
-        [file] = (folder / "checkpoints" / f"global_step_{step}" / role).glob("model_*.pt")
-        return {name: x.full_tensor() for name, x in torch.load(file, weights_only=False).items()}
-
-    def differ(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
-        return any(not torch.equal(one[name], other[name]) for name in one)
-
-    with TrainSession(pipeline, tmp_path) as session:
-        session.evaluate_round(session.train_round(0))
-        start = AutoModelForCausalLM.from_pretrained(model).state_dict()
-        assert not differ(weights(1, "actor"), start), "the first step trains the critic alone"
-        assert weights(1, "critic")["score.weight"].any(), "it started at 0"
-        session.evaluate_round(session.train_round(1))
-        assert differ(weights(2, "actor"), start)
-
-    # The next process goes on with the critic, its optimizer and its warm-up where they were.
-    with TrainSession(pipeline, tmp_path) as session:
-        session.evaluate_round(session.train_round(2))
-    assert differ(weights(2, "critic"), weights(3, "critic"))
-    [optimizer_file] = (folder / "checkpoints" / "global_step_3" / "critic").glob("optim_*.pt")
-    state = torch.load(optimizer_file, weights_only=False)["state"]
-    assert {int(values["step"]) for values in state.values()} == {3 * 2}, "two mini-batches a step"
-
-    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    assert [line["step"] for line in lines] == [1, 2, 3]
-    assert ["loss" in line for line in lines] == [False, True, True]
-    assert all(line["value_loss"] > 0 and line["critic_grad_norm"] > 0 for line in lines)
-    assert [line["value_mean"] != 0 for line in lines] == [False, True, True]
-    assert lines[0]["explained_variance"] == pytest.approx(0, abs=1e-6)
-
-    size = read_model_size(model)
-    assert size is not None
-    checkpoint = folder / "checkpoints" / "global_step_3"
-    files = [
-        *checkpoint.rglob("model_*.pt"),
-        *checkpoint.rglob("optim_*.pt"),
-        *checkpoint.rglob("*.safetensors"),
-    ]
-    assert len(files) == 5
-    written = sum(file.stat().st_size for file in files)
-    assert written == pytest.approx(checkpoint_bytes(size, has_critic=True), rel=0.1)
-
-
-class Repeats:
-    """Compares steps that are trained again with what they were, to the last bit."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._steps: dict[int, tuple[dict[str, float], list[tuple[list[int], list[float]]]]] = {}
-        self.count = 0
-
-    def compare(self, values: Mapping[str, float]) -> None:
-        """`values`: the metrics of a step."""
-        step = int(values["step"])
-        metrics = {name: value for name, value in values.items() if not _is_of_this_run(name)}
-        file = self._folder / "trajectories" / f"step_{step:04d}.jsonl"
-        turns = [turn.completion for t in read_trajectories(file) for turn in t.turns]
-        played = [(turn.token_ids, turn.logprobs) for turn in turns]
-        if step in self._steps:
-            self.count += 1
-            assert (metrics, played) == self._steps[step]
-        self._steps[step] = metrics, played
-
-
-def _is_of_this_run(metric: str) -> bool:
-    """Whether it measures time, or depends on what the watch is told to look for."""
-    return metric.startswith(("seconds", "tokens_per_s", "env", "alerts", "time"))
-
-
-def checkpoint_tensors(checkpoint: Path) -> dict[str, torch.Tensor]:
-    """Weights and moments of a checkpoint, by file and name."""
-    tensors = {}
-    for file in [*checkpoint.rglob("model_*.pt"), *checkpoint.rglob("optim_*.pt")]:
-        leaves = torch.utils._pytree.tree_leaves(torch.load(file, weights_only=False))
-        found = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
-        assert found
-        for number, tensor in enumerate(found):
-            whole = tensor.to_local() if hasattr(tensor, "to_local") else tensor
-            tensors[f"{file.name}/{number}"] = whole
-    return tensors
-
-
-def pid_of_trainer() -> int:
-    import psutil
-
-    children = psutil.Process().children(recursive=True)
-    [trainer] = [p for p in children if p.cmdline()[:1] and p.cmdline()[0].startswith("ray::Trainer")]
-    return int(trainer.pid)

@@ -1,12 +1,13 @@
-"""The arithmetic of `bench/horizon_study.py`, by hand."""
+"""The arithmetic of `bench/study.py`, by hand."""
 
 import math
-from typing import Any
 
 import pytest
 
 from agents.horizon import Horizon
-from bench.horizon_study import T_QUANTILES, mean_interval, rows, schedules, sign_flip_p, success_at
+from bench.study import STUDIES, T_QUANTILES, mean_interval, rows, schedules, sign_flip_p, success_at
+from flows.cli.options import parse_settings
+from tasks.config.pipelines import load_pipeline
 from tasks.reporting.compare import RunSummary
 
 CURVE = [(0.0, 0.2), (100.0, 0.4), (300.0, 0.8)]
@@ -32,7 +33,6 @@ def test_the_sign_flip_test_by_hand() -> None:
 def test_the_interval_of_a_mean() -> None:
     low, high = mean_interval([0.5, 0.6, 0.7])
     assert (low, high) == pytest.approx((0.6 - 4.303 * 0.1 / 3**0.5, 0.6 + 4.303 * 0.1 / 3**0.5), abs=1e-4)
-    assert mean_interval([0.5]) == (-math.inf, math.inf)
 
 
 @pytest.mark.parametrize("degrees", range(1, 10))
@@ -57,24 +57,34 @@ def test_all_schedules_go_from_the_first_to_the_last_value() -> None:
     }
 
 
+@pytest.mark.parametrize("study", STUDIES)
+def test_every_variant_is_one_that_the_pipeline_takes(study: str) -> None:
+    variants = STUDIES[study](load_pipeline("textcraft-cpu"))
+    pipelines = [
+        load_pipeline("textcraft-cpu", overrides=parse_settings(options)) for options in variants.values()
+    ]
+    assert len({pipeline.model_dump_json() for pipeline in pipelines}) == len(variants)
+
+
 def summary(name: str, *, steps: float, after: float) -> RunSummary:
-    fields: dict[str, Any] = dict.fromkeys(("seconds", "before", "gain", "greedy"), 0.0)
     curve = [(0.0, 0.2), (steps, after)]
     return RunSummary(
-        name=name, setting=name, seeds=1, horizon="", environment_steps=steps, after=after, by_depth={},
-        curve=curve, **fields,
+        name=name, setting=name, seeds=1, horizon="", environment_steps=steps, seconds=0.0, before=0.2,
+        after=after, gain=after - 0.2, greedy=0.0, by_depth={}, curve=curve,
     )  # fmt: skip
 
 
-def test_schedules_are_compared_where_the_cheapest_run_ends() -> None:
+def test_variants_are_compared_where_the_cheapest_run_ends() -> None:
     runs = {
         "stepwise": {seed: summary("stepwise", steps=200, after=0.6 + seed / 10) for seed in (0, 1)},
         "fixed-short": {seed: summary("fixed-short", steps=100, after=0.3) for seed in (0, 1)},
     }
-    reference, short = rows(runs)  # stepwise has 0.4 and 0.45 after 100 steps
-    assert reference[:3] == ["stepwise", "2", "100"]
-    assert reference[3].startswith("0.425 [")
-    assert reference[4:] == ["-", "-"]
-    assert short[3] == "0.300 [0.300, 0.300]"
-    assert short[4].startswith("-0.125 [")
-    assert short[5] == "0.500"
+    reference, short = rows(runs, reference="stepwise")  # it has 0.4 and 0.45 after 100 steps
+    assert reference[:3] == ["stepwise", "2", "0.200"]
+    assert reference[3].startswith("0.650 [")
+    assert reference[4:6] == ["+40.0", "200"]
+    assert reference[6].startswith("0.425 [")
+    assert reference[7:] == ["-", "-"]
+    assert short[4:7] == ["+10.0", "100", "0.300 [0.300, 0.300]"]
+    assert short[7].startswith("-0.125 [")
+    assert short[8] == "0.500"

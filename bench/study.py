@@ -1,0 +1,235 @@
+"""Trains one pipeline with several settings and seeds, and compares them.
+
+    python -m bench.study run algorithms textcraft-cpu --folder runs/algorithms --seeds 0 1 2
+    python -m bench.study run horizons textcraft-cpu --folder runs/horizons --seeds 0 1 2 3 4
+    python -m bench.study table runs/algorithms --reference grpo
+
+`run` trains the pipeline once for each variant of the study and each seed, and skips what has finished:
+
+- `algorithms`: `grpo` and other values of `train.algorithm`, `observation-loss` (`grpo` with
+  `train.observation_loss`) and `async` (`grpo` with `train.async`).
+- `horizons`: from the first to the last of the pipeline's `horizon.max_turns`, `stepwise` (equal stages),
+  `linear`, `adaptive` (whose stages last twice as long at most), `fixed-short` (the first value) and
+  `fixed-long` (the last). Parts with their own horizon keep it.
+
+After every round, all test items (`--items`) are evaluated, with the same `evaluate.max_turns` for all.
+
+`table` prints a row for each variant, with 95% intervals (Student's t) over seeds in brackets:
+
+- `before`, `after`: success after the warm-up, and after training
+- `lowest gain`: the smallest difference of the two, in points
+- `steps`: environment steps
+- `at equal steps`: success at the smallest total of all runs, interpolated between evaluations; a training
+  step costs more with a longer horizon or with more groups
+- `difference`: mean over seeds of the difference to the reference's success at equal steps with the same seed
+- `p`: two-sided, by the exact paired sign-flip test; with n seeds it is 2/2ⁿ at least, so that five seeds
+  cannot show significance at 5%
+
+`wingspan compare runs/algorithms/*-seed*` plots the runs.
+"""
+
+import argparse
+import json
+import math
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from itertools import pairwise, product
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any
+
+from agents.horizon import Horizon
+from tasks.config.pipelines import Pipeline, load_pipeline
+from tasks.reporting.compare import RunSummary, markdown, read_run
+
+T_QUANTILES = (12.7062, 4.3027, 3.1824, 2.7764, 2.5706, 2.4469, 2.3646, 2.3060, 2.2622)
+"""97.5th percentiles of Student's t with 1 to 9 degrees of freedom."""
+HEADER = (
+    *("variant", "seeds", "before", "after", "lowest gain", "steps"),
+    *("at equal steps", "difference", "p"),
+)
+
+
+def algorithms(pipeline: Pipeline) -> dict[str, list[str]]:
+    """The settings of each variant, as `--set` takes them."""
+    names = ("ppo", "rloo", "reinforce_plus_plus", "dapo", "gspo", "cispo", "maxrl", "gigpo")
+    grpo = "train.algorithm=grpo"
+    return {
+        "grpo": [grpo],
+        **{name: [f"train.algorithm={name}"] for name in names},
+        "observation-loss": [grpo, "train.observation_loss=0.1"],
+        "async": [grpo, "train.async={}"],
+    }
+
+
+def horizons(pipeline: Pipeline) -> dict[str, list[str]]:
+    """The settings of each variant, as `--set` takes them."""
+    blocks = schedules(pipeline.horizon.max_turns, steps=pipeline.train.steps)
+    return {name: [f"horizon={json.dumps(block)}"] for name, block in blocks.items()}
+
+
+STUDIES = {"algorithms": algorithms, "horizons": horizons}
+
+
+def schedules(stages: Sequence[int], *, steps: int) -> dict[str, dict[str, Any]]:
+    """The blocks of `horizons`, by name; `stages`: turns of the stepwise one, in `steps` steps."""
+    first, last = stages[0], stages[-1]
+    per_stage = math.ceil(steps / len(stages))
+    rule = {"window": 3, "min_steps": 6, "max_steps": max(6, 2 * per_stage)}
+    blocks: dict[str, dict[str, Any]] = {
+        "stepwise": {
+            "type": "scaling_inter_stepwise",
+            "max_turns": list(stages),
+            "steps_per_stage": per_stage,
+        },
+        "linear": {"type": "linear", "max_turns": [first, last], "steps": steps},
+        "adaptive": {"type": "adaptive", "max_turns": list(stages), "raise_when": rule},
+        "fixed-short": {"type": "fixed", "max_turns": [first]},
+        "fixed-long": {"type": "fixed", "max_turns": [last]},
+    }
+    for block in blocks.values():
+        Horizon.model_validate(block)
+    return blocks
+
+
+def success_at(curve: Sequence[tuple[float, float]], steps: float) -> float:
+    """Success after `steps` environment steps, interpolated between the evaluations of `curve`.
+
+    Raises `ValueError` for more steps than the curve has.
+    """
+    for (before, first), (after, last) in pairwise(curve):
+        if before <= steps <= after and after > before:
+            return first + (last - first) * (steps - before) / (after - before)
+    raise ValueError(f"{steps:g} environment steps: the curve ends at {curve[-1][0]:g}")
+
+
+def mean_interval(values: Sequence[float]) -> tuple[float, float]:
+    """95% interval of the mean of two to ten values, by Student's t."""
+    half = T_QUANTILES[len(values) - 2] * stdev(values) / math.sqrt(len(values))
+    return fmean(values) - half, fmean(values) + half
+
+
+def sign_flip_p(differences: Sequence[float]) -> float:
+    """Two-sided p of the mean of paired differences: the share of the sign patterns whose mean is as far
+    from 0 (Fisher's randomization test)."""
+    observed = abs(sum(differences)) - 1e-12
+    patterns = list(product((1, -1), repeat=len(differences)))
+    extreme = sum(
+        abs(sum(sign * value for sign, value in zip(pattern, differences, strict=True))) >= observed
+        for pattern in patterns
+    )
+    return extreme / len(patterns)
+
+
+def rows(runs: Mapping[str, Mapping[int, RunSummary]], *, reference: str) -> list[list[str]]:
+    """The table's rows; `runs`: by variant and seed, of which `reference` is a variant."""
+    budget = min(run.environment_steps for seeds in runs.values() for run in seeds.values())
+    success = {
+        name: {seed: success_at(run.curve, budget) for seed, run in seeds.items()}
+        for name, seeds in runs.items()
+    }
+    table = []
+    for name, by_seed in success.items():
+        seeds = runs[name].values()
+        row = [
+            name,
+            str(len(by_seed)),
+            f"{fmean(run.before for run in seeds):.3f}",
+            _with_interval([run.after for run in seeds]),
+            f"{100 * min(run.gain for run in seeds):+.1f}",
+            f"{fmean(run.environment_steps for run in seeds):,.0f}",
+            _with_interval(list(by_seed.values())),
+        ]
+        shared = sorted(by_seed.keys() & success[reference].keys())
+        differences = [by_seed[seed] - success[reference][seed] for seed in shared]
+        if name == reference or not differences:
+            table.append([*row, "-", "-"])
+        else:
+            table.append([*row, _with_interval(differences), f"{sign_flip_p(differences):.3f}"])
+    return table
+
+
+def _with_interval(values: Sequence[float]) -> str:
+    mean = f"{fmean(values):.3f}"
+    if len(values) < 2:
+        return mean
+    low, high = mean_interval(values)
+    return f"{mean} [{low:.3f}, {high:.3f}]"
+
+
+def read_runs(folder: Path) -> dict[str, dict[int, RunSummary]]:
+    """The finished runs in `folder`, by variant and seed."""
+    runs: dict[str, dict[int, RunSummary]] = {}
+    for workspace in sorted(folder.glob("*-seed*")):
+        name, _, seed = workspace.name.rpartition("-seed")
+        if _is_finished(workspace):
+            runs.setdefault(name, {})[int(seed)] = read_run(workspace)
+    return runs
+
+
+def _is_finished(workspace: Path) -> bool:
+    return (workspace / "evaluation.json").exists() and (workspace / "report" / "index.html").exists()
+
+
+def train(
+    study: str,
+    pipeline_name: str,
+    *,
+    folder: Path,
+    seeds: Sequence[int],
+    only: Sequence[str],
+    items: int,
+    settings: Sequence[str],
+) -> None:
+    """Train each variant of the study, or those named by `only`, with each seed."""
+    variants = STUDIES[study](load_pipeline(pipeline_name))
+    unknown = [name for name in only if name not in variants]
+    if unknown:
+        raise SystemExit(f"--only {' '.join(unknown)}: {study} has {', '.join(variants)}")
+    wingspan = Path(sys.executable).with_name("wingspan")
+    for seed, name in product(seeds, only or variants):
+        workspace = folder / f"{name}-seed{seed}"
+        if _is_finished(workspace):
+            continue
+        options = [f"seed={seed}", f"evaluate.quick_items={items}", *variants[name], *settings]
+        command = [str(wingspan), "run", pipeline_name, "--workspace", str(workspace)]
+        subprocess.run([*command, *(part for option in options for part in ("--set", option))], check=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    commands = parser.add_subparsers(dest="command", required=True)
+    run = commands.add_parser("run")
+    run.add_argument("study", choices=STUDIES)
+    run.add_argument("pipeline")
+    run.add_argument("--folder", type=Path, required=True)
+    run.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    run.add_argument("--only", nargs="+", default=[], metavar="VARIANT", help="default: all variants")
+    run.add_argument("--items", type=int, default=100_000, help="of the evaluations after each round")
+    run.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="as in `wingspan run`")
+    show = commands.add_parser("table")
+    show.add_argument("folder", type=Path)
+    show.add_argument("--reference", required=True, metavar="VARIANT")
+    args = parser.parse_args()
+    if args.command == "run":
+        train(
+            args.study,
+            args.pipeline,
+            folder=args.folder,
+            seeds=args.seeds,
+            only=args.only,
+            items=args.items,
+            settings=args.set,
+        )
+        return
+    runs = read_runs(args.folder)
+    if args.reference not in runs:
+        raise SystemExit(
+            f"--reference {args.reference}: {args.folder} has {', '.join(runs) or 'no finished run'}"
+        )
+    print(markdown(HEADER, rows(runs, reference=args.reference)))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,73 @@
+"""What tests of real training share: sessions in a Ray that knows the toy, what a kill must not change."""
+
+import os
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+
+from tasks.cluster import session as ray_session
+from tasks.data.trajectories import read_trajectories
+from tests.support.verl_toy import register
+
+ROOT = Path(__file__).parents[2]
+
+
+def start_sessions_with_toy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let sessions start a Ray of the test's defaults, whose workers know the toy environment."""
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]))
+    for name in ("RAY_ADDRESS", "RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"):
+        monkeypatch.delenv(name, raising=False)
+    hook = {"worker_process_setup_hook": "tests.support.verl_toy.register"}
+    monkeypatch.setattr(
+        ray_session, "start_local_ray", partial(ray_session.start_local_ray, runtime_env=hook)
+    )
+    register()
+
+
+class Repeats:
+    """Compares steps that are trained again with what they were, to the last bit."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._steps: dict[int, tuple[dict[str, float], list[tuple[list[int], list[float]]]]] = {}
+        self.count = 0
+
+    def compare(self, values: Mapping[str, float]) -> None:
+        """`values`: the metrics of a step."""
+        step = int(values["step"])
+        metrics = {name: value for name, value in values.items() if not _is_of_this_run(name)}
+        file = self._folder / "trajectories" / f"step_{step:04d}.jsonl"
+        turns = [turn.completion for t in read_trajectories(file) for turn in t.turns]
+        played = [(turn.token_ids, turn.logprobs) for turn in turns]
+        if step in self._steps:
+            self.count += 1
+            assert (metrics, played) == self._steps[step]
+        self._steps[step] = metrics, played
+
+
+def _is_of_this_run(metric: str) -> bool:
+    """Whether it measures time, or depends on what the watch is told to look for."""
+    return metric.startswith(("seconds", "tokens_per_s", "env", "alerts", "time"))
+
+
+def checkpoint_tensors(checkpoint: Path) -> dict[str, torch.Tensor]:
+    """Weights and moments of a checkpoint, by file and name."""
+    tensors = {}
+    for file in [*checkpoint.rglob("model_*.pt"), *checkpoint.rglob("optim_*.pt")]:
+        leaves = torch.utils._pytree.tree_leaves(torch.load(file, weights_only=False))
+        found = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+        assert found
+        for number, tensor in enumerate(found):
+            whole = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+            tensors[f"{file.name}/{number}"] = whole
+    return tensors
+
+
+def pid_of_trainer() -> int:
+    children = psutil.Process().children(recursive=True)
+    [trainer] = [p for p in children if p.cmdline()[:1] and p.cmdline()[0].startswith("ray::Trainer")]
+    return int(trainer.pid)

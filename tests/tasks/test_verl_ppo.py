@@ -1,0 +1,118 @@
+"""Real verl on the CPU: PPO that samples ahead, through a kill -9, and an update that diverges."""
+
+import json
+import os
+import signal
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+import torch
+
+from tasks.config.capacity import checkpoint_bytes, read_model_size
+from tasks.data.items import write_items
+from tasks.data.trajectories import read_trajectories
+from tasks.errors import Diverged
+from tasks.progress import Progress
+from tasks.stages.train import TrainSession
+from tasks.verl import checkpoints
+from tests.support.tiny_model import save_tiny_model
+from tests.support.verl_runs import Repeats, pid_of_trainer, start_sessions_with_toy
+from tests.support.verl_toy import toy_items, toy_pipeline
+
+pytestmark = pytest.mark.slow
+
+
+def test_ppo_that_samples_ahead_resumes_policy_critic_and_the_step_begun(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    from transformers import AutoModelForCausalLM
+
+    start_sessions_with_toy(monkeypatch)
+    model = save_tiny_model(tmp_path / "model")
+    write_items(tmp_path / "data" / "train.jsonl", toy_items(12))
+    write_items(tmp_path / "data" / "test.jsonl", toy_items(4, first=100))
+    pipeline = toy_pipeline(
+        model,
+        train__algorithm={"name": "ppo", "lam": 0.9, "critic": {"lr": 1e-3, "warmup_steps": 2}},
+        train__async={},
+        train__steps=6,
+        train__steps_per_round=6,
+    )
+    folder = tmp_path / "train"
+    weights: dict[tuple[int, str], dict[str, torch.Tensor]] = {}
+    step_numbers: list[int] = []
+    repeats = Repeats(folder)
+
+    def on_step(values: Mapping[str, float]) -> None:
+        step = int(values["step"])
+        step_numbers.append(step)
+        assert values["staleness"] == min(step - 1, 1)
+        repeats.compare(values)
+        if step in (2, 4):
+            weights.update({(step, role): read_weights(folder, step, role) for role in ("actor", "critic")})
+        if step_numbers == [1, 2, 3, 4, 5]:  # step 5 is in no checkpoint, nor is the policy that sampled it
+            os.kill(pid_of_trainer(), signal.SIGKILL)
+
+    with TrainSession(pipeline, tmp_path, Progress(on_step=on_step)) as session:
+        session.evaluate_round(session.train_round(0))
+    assert step_numbers == [1, 2, 3, 4, 5, 5, 6]
+    assert repeats.count == 1
+    for step, version in ((1, 0), (2, 0), (3, 1), (4, 2), (5, 3), (6, 4)):
+        trajectories = read_trajectories(folder / "trajectories" / f"step_{step:04d}.jsonl")
+        assert {turn.completion.policy_version for t in trajectories for turn in t.turns} == {version}
+
+    start = AutoModelForCausalLM.from_pretrained(model).state_dict()
+    assert not differ(weights[2, "actor"], start), "the first two steps train the critic alone"
+    assert weights[2, "critic"]["score.weight"].any(), "it started at 0"
+    assert differ(weights[4, "actor"], start)
+    assert differ(weights[4, "critic"], read_weights(folder, 6, "critic"))
+    # The second process went on with the critic's optimizer where it was.
+    [optimizer_file] = (folder / "checkpoints" / "global_step_6" / "critic").glob("optim_*.pt")
+    state = torch.load(optimizer_file, weights_only=False)["state"]
+    assert {int(values["step"]) for values in state.values()} == {6 * 2}, "two mini-batches a step"
+
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines] == [1, 2, 3, 4, 5, 6]
+    assert ["loss" in line for line in lines] == [False, False, True, True, True, True]
+    assert all(line["value_loss"] > 0 and line["critic_grad_norm"] > 0 for line in lines)
+    assert [line["value_mean"] != 0 for line in lines] == [False, True, True, True, True, True]
+    assert lines[0]["explained_variance"] == pytest.approx(0, abs=1e-6)
+
+    size = read_model_size(model)
+    assert size is not None
+    checkpoint = folder / "checkpoints" / "global_step_6"
+    files = [
+        *checkpoint.rglob("model_*.pt"),
+        *checkpoint.rglob("optim_*.pt"),
+        *checkpoint.rglob("*.safetensors"),
+    ]
+    assert len(files) == 5
+    written = sum(file.stat().st_size for file in files)
+    assert written == pytest.approx(checkpoint_bytes(size, has_critic=True), rel=0.1)
+
+
+def read_weights(folder: Path, step: int, role: str) -> dict[str, torch.Tensor]:
+    [file] = (folder / "checkpoints" / f"global_step_{step}" / role).glob("model_*.pt")
+    return {name: x.full_tensor() for name, x in torch.load(file, weights_only=False).items()}
+
+
+def differ(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
+    return any(not torch.equal(one[name], other[name]) for name in one)
+
+
+def test_a_gradient_that_is_no_number_ends_the_run_before_its_weights_go_anywhere(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    start_sessions_with_toy(monkeypatch)
+    model = save_tiny_model(tmp_path / "model")
+    write_items(tmp_path / "data" / "train.jsonl", toy_items(12))
+    write_items(tmp_path / "data" / "test.jsonl", toy_items(4, first=100))
+    pipeline = toy_pipeline(model, train__entropy_coef=3e38, train__save_every=1)
+    with (
+        TrainSession(pipeline, tmp_path) as session,
+        pytest.raises(Diverged, match=r"^step 1: the gradient norm is (nan|inf); lower train\.lr") as error,
+    ):
+        session.evaluate_round(session.train_round(0))
+    assert not set(str(error.value)) & {"\n", "\x1b"}
+    assert checkpoints.complete_steps(tmp_path / "train" / "checkpoints") == []
