@@ -37,8 +37,8 @@ from tasks.data.files import check_data
 from tasks.data.items import read_items, split
 from tasks.data.training_files import read_training_files
 from tasks.tracking.tracker import check_tracking
-from tasks.verl.checkpoints import MAX_CHECKPOINTS
 from tasks.verl.config import check_pipeline
+from tasks.verl.rewinds import most_checkpoints
 
 if TYPE_CHECKING:
     from tasks.rollout.served_policy import ServedAt
@@ -259,9 +259,10 @@ def check_disk(workspace: Path, pipeline: Pipeline) -> None:
     size = read_model_size(pipeline.model) if is_known else None
     if size is not None:
         present = sum(file.stat().st_size for file in workspace.rglob("*") if file.is_file())
-        needed_bytes += max(0, disk_bytes(pipeline, size, checkpoints=MAX_CHECKPOINTS + 1) - present)
+        count = most_checkpoints(pipeline.train)
+        needed_bytes += max(0, disk_bytes(pipeline, size, checkpoints=count) - present)
         checkpoint = checkpoint_bytes(size, has_critic=pipeline.train.algorithm.needs_critic)
-        checkpoints = f" ({MAX_CHECKPOINTS + 1} checkpoints of {checkpoint / 1e6:.0f} MB, and policies)"
+        checkpoints = f" ({count} checkpoints of {checkpoint / 1e6:.0f} MB, and policies)"
     if free < needed_bytes:
         raise ConfigError(
             f"{free / 1e6:.0f} MB are free at {folder}, and this run may need {needed_bytes / 1e6:.0f} MB"

@@ -190,8 +190,8 @@ def _gpu_model(pipeline: "Pipeline") -> Iterator[Finding]:
     if pipeline.backend.device == "cpu":
         return
     from tasks.config.capacity import check_memory, checkpoint_bytes, memory_plan, read_model_size
-    from tasks.verl.checkpoints import MAX_CHECKPOINTS
     from tasks.verl.gpu_model import flash_attention_version, gpu_model_options
+    from tasks.verl.rewinds import most_checkpoints
 
     purpose = GPU_PURPOSE
     size = read_model_size(pipeline.model)
@@ -219,7 +219,7 @@ def _gpu_model(pipeline: "Pipeline") -> Iterator[Finding]:
         )
         return
     checkpoint = checkpoint_bytes(size, has_critic=pipeline.train.algorithm.needs_critic)
-    checkpoints = f"{MAX_CHECKPOINTS + 1} checkpoints of {checkpoint / 1e9:.0f} GB at once"
+    checkpoints = f"{most_checkpoints(pipeline.train)} checkpoints of {checkpoint / 1e9:.0f} GB at once"
     found = f"about {plan.training / 1e9:.0f} GB a GPU while training, {checkpoints}"
     try:
         check_memory(pipeline)

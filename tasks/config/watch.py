@@ -2,12 +2,14 @@
 
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from agents.settings import Positive, Settings
 
 Share = Annotated[float, Field(gt=0, le=1)]
 Above = Annotated[float, Field(gt=0)]
+
+DEFAULT_REWINDS = 3
 
 
 class WatchSettings(Settings):
@@ -17,8 +19,11 @@ class WatchSettings(Settings):
     `tasks/data/collapse.py` has the definitions.
     """
 
-    on_collapse: Literal["warn", "stop"] = "warn"
-    """`stop` saves a checkpoint and ends the run; the same command then trains on from there."""
+    on_collapse: Literal["warn", "stop", "rewind"] = "warn"
+    """`stop` saves a checkpoint and ends the run; the same command then trains on from there. `rewind` goes
+    back to a checkpoint from before the alert's window and trains on from there with other draws."""
+    max_rewinds: Positive | None = None
+    """Of a run, for `rewind`, by default 3; the next alert stops the run."""
     window: Positive = 5
     """Training steps that a median is taken over."""
     min_entropy: Above | None = 0.005
@@ -39,3 +44,16 @@ class WatchSettings(Settings):
     """While the reward does not fall."""
     max_failures: Share | None = 0.25
     """Share of episodes that fail through no fault of the policy."""
+
+    @model_validator(mode="after")
+    def _rewinds_are_limited(self) -> "WatchSettings":
+        if self.max_rewinds is not None and self.on_collapse != "rewind":
+            raise ValueError(f"max_rewinds is for on_collapse: rewind, and it is {self.on_collapse}")
+        return self
+
+    @property
+    def rewinds(self) -> int:
+        """The most rewinds of a run."""
+        if self.on_collapse != "rewind":
+            return 0
+        return self.max_rewinds or DEFAULT_REWINDS

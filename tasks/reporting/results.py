@@ -16,6 +16,7 @@ from agents.types import Trajectory
 from envs.types import Item
 from tasks.data.trajectories import read_trajectories
 from tasks.stages.train import RoundResult
+from tasks.verl.rewinds import Rewind, read_rewinds
 
 Summary = Mapping[str, float]
 """The output of `tasks.data.trajectories.summarise`."""
@@ -35,6 +36,7 @@ class Results:
     steps: list[dict[str, float]]
     """`train/metrics.jsonl`: one training step each, ascending."""
     rounds: list[RoundResult]
+    rewinds: list[Rewind]
     evaluation: Mapping[str, Mapping[str, Summary]]
     """Policy → mode → summary, as in `evaluation.json`; empty before the evaluation."""
     trajectories: list[Trajectory]
@@ -93,6 +95,7 @@ def read_results(workspace: Path) -> Results:
     return Results(
         steps=_lines(workspace / "train" / "metrics.jsonl"),
         rounds=[RoundResult(**_json(path)) for path in rounds],
+        rewinds=read_rewinds(workspace / "train"),
         evaluation=_json(workspace / "evaluation.json"),
         trajectories=read_trajectories(trajectory_file) if trajectory_file.exists() else [],
         seconds={stage: s for stage, s in timing.items() if stage != "report"},

@@ -30,6 +30,8 @@ class StepSample:
     """The episodes of one training step."""
 
     step: int
+    seed: int
+    """Of all its draws."""
     spec: RolloutSpec
     groups: list[Group]
     """As first sampled."""
@@ -98,6 +100,7 @@ class StepSampler:
         )
         return StepSample(
             step=step,
+            seed=self._pipeline.seed,
             spec=spec,
             groups=groups,
             batch=batch,

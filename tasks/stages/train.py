@@ -2,7 +2,8 @@
 
 Owns the files under `train/` and `policy/`, the Ray session, and the restart when the training process
 dies: a new process resumes from the last checkpoint, and later steps are repeated and counted once. The
-loop over the rounds is in `flows/train_agent.py`, the training step in `tasks/verl/actor.py`.
+loop over the rounds is in `flows/train_agent.py`, the training step in `tasks/verl/actor.py`. So does a
+training that collapses, with `train.watch.on_collapse: rewind`: `tasks/verl/rewinds.py` says from where.
 """
 
 import json
@@ -12,11 +13,11 @@ import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import islice
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from agents.types import Trajectory
 from envs.errors import ConfigError, WingspanError, to_line
@@ -34,6 +35,7 @@ from tasks.verl import checkpoints
 from tasks.verl.actor import StepRecord, launch
 from tasks.verl.config import check_pipeline
 from tasks.verl.policies import copy_policy
+from tasks.verl.rewinds import Rewind, RewindPoints, read_rewinds, seed_after, write_rewind
 
 if TYPE_CHECKING:
     from tasks.rollout.served_policy import ServedAt
@@ -44,6 +46,10 @@ BEST = "best"
 """In `train/`: the policy of the round with the most successful quick evaluation, in Hugging Face format."""
 MAX_RESTARTS = 3
 """Times in a row that the training process may die without completing a step."""
+
+
+class _Rewound(Exception):
+    """Training has gone back to an earlier checkpoint, and its process has ended."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,19 +132,15 @@ class TrainSession:
     def train_round(self, index: int) -> TrainedRound:
         """Train the remaining steps of the round; nothing to do if it has ended.
 
-        Raises `WingspanError` if an earlier round is missing, if no checkpoint is complete, or if the process
-        dies repeatedly.
+        Earlier rounds that have not ended, because a rewind went back to before their ends, are trained and
+        evaluated first. Raises `WingspanError` if no checkpoint is complete, or if the process dies
+        repeatedly, and `Collapsed` if the pipeline says so.
         """
         self._resume()
-        settings = self._pipeline.train
-        first = index * settings.steps_per_round + 1
-        last = min(first + settings.steps_per_round - 1, settings.steps)
         start = time.perf_counter()
         if not self._round_file(index).exists():
-            self._restarting(lambda: self._train_steps(first, last))
-        return TrainedRound(
-            index=index, first_step=first, last_step=last, seconds=time.perf_counter() - start
-        )
+            self._restarting(lambda: self._train_up_to(index))
+        return replace(self._round(index), seconds=time.perf_counter() - start)
 
     def evaluate_round(self, steps: TrainedRound) -> RoundResult:
         """Evaluate the policy on a few test items and write the round's result, or read it if it has one.
@@ -149,13 +151,12 @@ class TrainSession:
         path = self._round_file(steps.index)
         if path.exists():
             return RoundResult(**json.loads(path.read_text()))
-        start = time.perf_counter()
-        evaluation = self._restarting(lambda: self._evaluate(steps))
-        seconds = steps.seconds + time.perf_counter() - start
-        result = RoundResult(**{**asdict(steps), "evaluation": evaluation, "seconds": seconds})
-        policy = checkpoints.policy_folder(self._checkpoints, step=steps.last_step)
-        keep_if_best(self._folder, evaluation, policy=policy)
-        write_atomically(path, json.dumps(asdict(result), indent=1))
+
+        def evaluate() -> RoundResult:
+            self._train_up_to(steps.index)  # a new process may lack the last steps
+            return self._evaluate(steps)
+
+        result: RoundResult = self._restarting(evaluate)
         return result
 
     def run_rollout(self, items: Sequence[Item], spec: RolloutSpec) -> list[list[Trajectory]]:
@@ -183,18 +184,29 @@ class TrainSession:
             self._end_actor(graceful=self._is_started)
         self._end_ray()
 
-    def _train_steps(self, first: int, last: int) -> None:
-        if self._step < first - 1:
-            raise WingspanError(
-                f"{self._checkpoints} ends at step {self._step}, but the round needs step {first - 1}; "
-                f"delete {self._folder} to train from the start"
-            )
+    def _round(self, index: int) -> TrainedRound:
+        settings = self._pipeline.train
+        first = index * settings.steps_per_round + 1
+        last = min(first + settings.steps_per_round - 1, settings.steps)
+        return TrainedRound(index=index, first_step=first, last_step=last, seconds=0.0)
+
+    def _train_up_to(self, index: int) -> None:
+        """Train the remaining steps of the rounds up to that of `index`, and evaluate those before it."""
+        for earlier in map(self._round, range(index)):
+            if not self._round_file(earlier.index).exists():
+                start = time.perf_counter()
+                self._train_steps(earlier.last_step)
+                self._evaluate(replace(earlier, seconds=time.perf_counter() - start))
+        self._train_steps(self._round(index).last_step)
+
+    def _train_steps(self, last: int) -> None:
         if self._step < last:
             self._progress.on_phase(f"training from step {self._step + 1}")
         while self._step < last:
             step = self._step + 1
             save = step == last or step % self._pipeline.train.save_every == 0
-            record: StepRecord = self._call("run_step", save=save)
+            kept_steps = self._kept_steps(step) if save else ()
+            record: StepRecord = self._call("run_step", save=save, kept_steps=kept_steps)
             self._step = record.step
             self._restarts = 0
             alerts = self._write_step(record)
@@ -204,34 +216,75 @@ class TrainSession:
             self._report_alerts(alerts, is_saved=save)
 
     def _report_alerts(self, alerts: Sequence[Alert], *, is_saved: bool) -> None:
-        """Raises `Collapsed`, after a checkpoint of the last step, if the pipeline says so."""
+        """Go back or stop, if the pipeline says so.
+
+        Raises `_Rewound`, or `Collapsed` after a checkpoint of the last step.
+        """
         for alert in alerts:
             self._progress.on_alert(alert)
-        if alerts and self._pipeline.train.watch.on_collapse == "stop":
-            if not is_saved:
-                self._call("save_step")
-            reasons = "; ".join(alert.text for alert in alerts)
-            raise Collapsed(
-                f"training stopped at step {self._step}, which is saved: {reasons}; run the same command to "
-                "train on, or change the pipeline"
-            )
+        watch = self._pipeline.train.watch
+        if not alerts or watch.on_collapse == "warn":
+            return
+        reasons = "; ".join(alert.text for alert in alerts)
+        rewinds = len(read_rewinds(self._folder))
+        if rewinds < watch.rewinds:
+            self._rewind(reasons, number=rewinds + 1)
+        if not is_saved:
+            self._call("save_step", kept_steps=self._kept_steps(self._step))
+        after = f" after {rewinds} rewinds" if watch.rewinds else ""
+        raise Collapsed(
+            f"training stopped at step {self._step}{after}, which is saved: {reasons}; run the same command "
+            "to train on, or change the pipeline"
+        )
 
-    def _evaluate(self, steps: TrainedRound) -> dict[str, float]:
-        self._train_steps(steps.first_step, steps.last_step)  # a new process may lack the last ones
+    def _rewind(self, reasons: str, *, number: int) -> NoReturn:
+        """Go back to the checkpoint that `RewindPoints` names; the next training process starts from there.
+
+        Raises `_Rewound`.
+        """
+        watch, step = self._pipeline.train.watch, self._step
+        target = RewindPoints.read(self._folder, window=watch.window).target(step)
+        self._end_actor(graceful=True)
+        self._end_ray()
+        write_rewind(self._folder, Rewind(from_step=step, to_step=target, reasons=reasons))
+        self._progress.on_note(
+            f"step {step}: training goes back to {f'step {target}' if target else 'its start'} "
+            f"(rewind {number} of {watch.rewinds})"
+        )
+        raise _Rewound
+
+    def _kept_steps(self, step: int) -> set[int]:
+        """Checkpoints that a rewind may need when that of `step` is written."""
+        watch = self._pipeline.train.watch
+        if watch.on_collapse != "rewind":
+            return set()
+        return RewindPoints.read(self._folder, window=watch.window).kept_steps(step)
+
+    def _evaluate(self, steps: TrainedRound) -> RoundResult:
+        """Evaluate the policy of the round's last step, and write the result."""
+        start = time.perf_counter()
         self._progress.on_phase("quick evaluation")
         items = quick_items(self._pipeline, self._workspace)
         spec = quick_spec(self._pipeline, step=steps.last_step)
         groups = self._call("run_rollout", items, spec)
-        return summarise([trajectory for group in groups for trajectory in group])
+        evaluation = summarise([trajectory for group in groups for trajectory in group])
+        seconds = steps.seconds + time.perf_counter() - start
+        result = RoundResult(**{**asdict(steps), "evaluation": evaluation, "seconds": seconds})
+        policy = checkpoints.policy_folder(self._checkpoints, step=steps.last_step)
+        keep_if_best(self._folder, evaluation, policy=policy)
+        write_atomically(self._round_file(steps.index), json.dumps(asdict(result), indent=1))
+        return result
 
     def _restarting(self, work: Callable[[], Any]) -> Any:
-        """Call `work`, again with a new training process each time that one dies."""
+        """Call `work`, again with a new training process each time that one dies or training goes back."""
         from ray.exceptions import RayActorError
 
         while True:
             try:
                 self._ensure_started()
                 return work()
+            except _Rewound:
+                continue
             except (RayActorError, RayDied, SamplerDied) as error:
                 keep_logs(self._logs)
                 self._end_actor(graceful=False)
@@ -257,6 +310,7 @@ class TrainSession:
         self._step = self._call("start", items)
         self._is_started = True
         self._write_missing_step()
+        self._rewind_if_due()
 
     def _resume(self) -> None:
         """Go back to the last complete checkpoint, once for each training process.
@@ -270,6 +324,9 @@ class TrainSession:
             _log.warning("training goes back to step %d: %s", checkpoint.step, damage)
         for name in ("metrics.jsonl", ALERTS):
             drop_steps_after(self._folder / name, checkpoint.step)
+        for file in (self._folder / "trajectories").glob("step_*.jsonl"):
+            if int(file.stem.removeprefix("step_")) > checkpoint.step:
+                file.unlink()
         self._steps = _read_lines(self._folder / "metrics.jsonl")
         best = find_best(self._folder)
         if best is not None and best.last_step > checkpoint.step:
@@ -290,12 +347,17 @@ class TrainSession:
         self._owns_ray |= connect_ray(self._pipeline)
         model = self._workspace / "warmup" if self._pipeline.warmup else self._pipeline.model
         self._actor = launch(
-            self._pipeline,
+            self._with_own_seed(),
             model=str(model),
             checkpoints=self._checkpoints,
             serve=self._serve,
         )
         self._actor.prepare.remote()  # not awaited: if it fails, `start` repeats it and raises
+
+    def _with_own_seed(self) -> Pipeline:
+        """The pipeline of the training process: each rewind gives it other draws."""
+        seed = seed_after(len(read_rewinds(self._folder)), seed=self._pipeline.seed)
+        return self._pipeline.model_copy(update={"seed": seed})
 
     def _call(self, method: str, *args: Any, **kwargs: Any) -> Any:
         return self._get(getattr(self._actor, method).remote(*args, **kwargs))
@@ -343,8 +405,11 @@ class TrainSession:
         standing, alerts = alerts_at_end(self._steps, limits), new_alerts(self._steps, limits)
         with (self._folder / ALERTS).open("a") as file:
             file.writelines(json.dumps(asdict(alert)) + "\n" for alert in alerts)
+        line = record.line | {"alerts": len(standing)}
+        if self._pipeline.train.watch.on_collapse == "rewind":
+            line["rewinds"] = len(read_rewinds(self._folder))
         with (self._folder / "metrics.jsonl").open("a") as file:
-            file.write(json.dumps(record.line | {"alerts": len(standing)}) + "\n")
+            file.write(json.dumps(line) + "\n")
         return alerts
 
     def _write_missing_step(self) -> None:
@@ -355,6 +420,12 @@ class TrainSession:
             record = StepRecord.read(checkpoints.checkpoint_folder(self._checkpoints, step=self._step))
             if record is not None:
                 self._report_alerts(self._write_step(record), is_saved=True)
+
+    def _rewind_if_due(self) -> None:
+        """Report the alerts of the last step if an earlier session was killed before it could go back."""
+        train = self._pipeline.train
+        if len(read_rewinds(self._folder)) < train.watch.rewinds:
+            self._report_alerts(new_alerts(self._steps, watch_limits(train)), is_saved=True)
 
     def _round_file(self, index: int) -> Path:
         return self._folder / "rounds" / f"{index:02d}.json"

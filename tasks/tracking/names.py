@@ -35,6 +35,7 @@ _TRAIN = {
     "entropy",
     "entropy_exact",
     "alerts",
+    "rewinds",
     "trained",
     "temperature",
     "policy_version",

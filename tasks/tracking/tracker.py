@@ -35,6 +35,7 @@ from tasks.tracking.names import metric_key, run_page, step_metric, summary_metr
 from tasks.tracking.store import check_store
 from tasks.tracking.traces import EpisodeTrace, evaluation_traces, log_traces, round_traces
 from tasks.verl.policies import decoder
+from tasks.verl.rewinds import RewindPoints, read_rewinds
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -219,8 +220,11 @@ class Tracker:
         for prompt in sorted((self._workspace / "train").glob("*.md")):
             client.log_artifact(run_id, str(prompt))
         children = _children(client, parent)
+        last_final_step = self._last_final_step()
         for file in sorted((self._workspace / "train" / "rounds").glob("*.json")):
             result = json.loads(file.read_text())
+            if result["last_step"] > last_final_step:
+                continue
             number, first, last = result["index"] + 1, result["first_step"], result["last_step"]
             at_ms = file.stat().st_mtime_ns // 1_000_000
             began_ms = at_ms - round(1000 * result["seconds"])
@@ -246,13 +250,26 @@ class Tracker:
             )
             client.set_terminated(child.info.run_id, status="FINISHED", end_time=at_ms)
 
+    def _last_final_step(self) -> int:
+        """The last step that no rewind undoes any more: MLflow cannot forget a step that it has."""
+        settings, train = self._pipeline.train, self._workspace / "train"
+        last_round = -(-settings.steps // settings.steps_per_round) - 1
+        is_trained = (train / "rounds" / f"{last_round:02d}.json").exists()
+        if is_trained or settings.watch.on_collapse != "rewind":
+            return settings.steps
+        steps = _read_steps(train / "metrics.jsonl")
+        points = RewindPoints.read(train, window=settings.watch.window)
+        return points.target(max(steps, default=0))
+
     def _write_alerts(self, client: "MlflowClient", run_id: str) -> None:
         """Tag the run with its signs of a collapse; the metric `train/alerts` counts those that last."""
-        file = self._workspace / "train" / ALERTS
+        train = self._workspace / "train"
+        file = train / ALERTS
         alerts = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
-        if alerts:
-            text = "; ".join(f"{alert['monitor']} at step {alert['step']}" for alert in alerts)
-            client.set_tag(run_id, COLLAPSE, text[:MAX_TAG_CHARACTERS])
+        signs = [f"went back from step {each.from_step} to {each.to_step}" for each in read_rewinds(train)]
+        signs += [f"{alert['monitor']} at step {alert['step']}" for alert in alerts]
+        if signs:
+            client.set_tag(run_id, COLLAPSE, "; ".join(signs)[:MAX_TAG_CHARACTERS])
 
     def _write_all(self, client: "MlflowClient", run_id: str) -> None:
         self._write_tags(client, run_id)

@@ -7,7 +7,7 @@ when this process dies, is `tasks/stages/train.py`'s.
 import json
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -201,10 +201,13 @@ class Trainer:
             self._manager.serve(self._serve)
         return int(self._trainer.global_steps)
 
-    def run_step(self, *, save: bool) -> StepRecord:
-        """The next training step, with a checkpoint at its end if `save`."""
+    def run_step(self, *, save: bool, kept_steps: Collection[int] = ()) -> StepRecord:
+        """The next training step, with a checkpoint at its end if `save`.
+
+        `kept_steps`: checkpoints that are kept besides the newest.
+        """
         start_time = time.perf_counter()
-        verl_metrics, verl_seconds = self._trainer.run_step(save=save)
+        verl_metrics, verl_seconds = self._trainer.run_step(save=save, kept_steps=kept_steps)
         self._manager.on_new_weights()
         step = int(self._trainer.global_steps)
         rollout = self._manager.last
@@ -242,16 +245,19 @@ class Trainer:
         )
         self._record = record
         if save:
-            self._complete_checkpoint()
+            self._complete_checkpoint(kept_steps)
         return record
 
-    def save_step(self) -> None:
-        """Write the checkpoint of the last step, which was run without one; no step follows."""
-        self._trainer.on_sample_end()  # the sampler leaves its memory free, as when a step is saved
-        self._trainer.save()
-        self._complete_checkpoint()
+    def save_step(self, *, kept_steps: Collection[int] = ()) -> None:
+        """Write the checkpoint of the last step, which was run without one; no step follows.
 
-    def _complete_checkpoint(self) -> None:
+        `kept_steps` as for `run_step`.
+        """
+        self._trainer.on_sample_end()  # the sampler leaves its memory free, as when a step is saved
+        self._trainer.save(kept_steps=kept_steps)
+        self._complete_checkpoint(kept_steps)
+
+    def _complete_checkpoint(self, kept_steps: Collection[int]) -> None:
         """Add to verl's checkpoint of the last step what is ours, and record that it is whole."""
         rollout, record = self._manager.last, self._record
         assert rollout is not None
@@ -260,7 +266,7 @@ class Trainer:
         record.write(folder)
         rollout.sample.history.write(folder)
         self._manager.save_ahead(folder)
-        checkpoints.mark_complete(self._checkpoints, step=record.step)
+        checkpoints.mark_complete(self._checkpoints, step=record.step, kept_steps=kept_steps)
 
     def _read_history(self) -> History:
         step = int(self._trainer.global_steps)

@@ -8,7 +8,7 @@ torn; one whose files differ from its record is damaged. Training resumes from t
 import json
 import shutil
 import zlib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,18 +37,20 @@ class Resumption:
     """What was wrong with later checkpoints, which are deleted; one line each."""
 
 
-def make_room(folder: Path, *, model: str, has_critic: bool) -> None:
+def make_room(folder: Path, *, model: str, has_critic: bool, kept_steps: Collection[int] = ()) -> None:
     """Ensure that one more checkpoint of `model`, and of its critic if there is one, fits on the disk of
     `folder`, before it is written.
 
-    Where it does not fit, the older complete checkpoints are deleted now instead of after the new one. Raises
-    `WingspanError` if that is not enough.
+    Where it does not fit, the older complete checkpoints are deleted now instead of after the new one, but
+    for those of `kept_steps`. Raises `WingspanError` if that is not enough.
     """
     required_bytes = _checkpoint_size(folder, model, has_critic=has_critic)
     free_bytes = _free_bytes(folder)
     for old in complete_steps(folder)[:-1]:
         if free_bytes >= required_bytes:
             break
+        if old in kept_steps:
+            continue
         shutil.rmtree(checkpoint_folder(folder, step=old))
         free_bytes = _free_bytes(folder)
     if free_bytes < required_bytes:
@@ -59,13 +61,21 @@ def make_room(folder: Path, *, model: str, has_critic: bool) -> None:
         )
 
 
-def mark_complete(folder: Path, *, step: int) -> None:
+def mark_complete(folder: Path, *, step: int, kept_steps: Collection[int] = ()) -> None:
     """Record the files of the checkpoint of `step`, all of which are written, and delete all but the newest
-    `MAX_CHECKPOINTS`."""
+    `MAX_CHECKPOINTS` and those of `kept_steps`."""
     checkpoint = checkpoint_folder(folder, step=step)
     write_atomically(checkpoint / _RECORD, json.dumps(_sums(checkpoint)))
     for old in complete_steps(folder)[:-MAX_CHECKPOINTS]:
-        shutil.rmtree(checkpoint_folder(folder, step=old))
+        if old not in kept_steps:
+            shutil.rmtree(checkpoint_folder(folder, step=old))
+
+
+def delete_after(folder: Path, *, step: int) -> None:
+    """Delete the checkpoints of later steps than `step`, the last one first."""
+    for late in reversed(complete_steps(folder)):
+        if late > step:
+            shutil.rmtree(checkpoint_folder(folder, step=late))
 
 
 def complete_steps(folder: Path) -> list[int]:

@@ -244,9 +244,12 @@ class RolloutManager:
             (folder / _AHEAD).write_bytes(pickle.dumps(self._ahead.result()))
 
     def restore_ahead(self, folder: Path) -> None:
-        """Go on with the episodes that `save_ahead` wrote, if it did."""
+        """Go on with the episodes that `save_ahead` wrote, if it did, and if they were drawn by this seed: a
+        training that was rewound to here draws others, with the policy of the checkpoint."""
         if self._pipeline.train.async_ is not None and (folder / _AHEAD).exists():
             sample: StepSample = pickle.loads((folder / _AHEAD).read_bytes())
+            if sample.seed != self._pipeline.seed:
+                return
             self._step_sampler.continue_after(sample)
             self._ahead = Future()
             self._ahead.set_result(sample)

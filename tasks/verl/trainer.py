@@ -7,7 +7,7 @@ by what was *played*: episodes that are left out have gradient 0.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -72,8 +72,10 @@ class StepTrainer(PPOTrainerSync):  # type: ignore[misc]
         self.agent_loop_manager = manager
         SkipManager.init(self.config)
 
-    def run_step(self, *, save: bool) -> tuple[dict[str, float], dict[str, float]]:
-        """Rollout, update, checkpoint if `save`, weights to the sampler.
+    def run_step(
+        self, *, save: bool, kept_steps: Collection[int] = ()
+    ) -> tuple[dict[str, float], dict[str, float]]:
+        """Rollout, update, checkpoint if `save` (as `save` does), weights to the sampler.
 
         Returns (metrics, seconds), by verl's names. Raises `Diverged` if the update's loss or gradient is not
         finite, before the checkpoint and before the sampler has the weights.
@@ -91,17 +93,17 @@ class StepTrainer(PPOTrainerSync):  # type: ignore[misc]
             self.agent_loop_manager.finish_ahead()
         if save:
             with marked_timer("save_checkpoint", self.timing_raw):
-                self.save()
+                self.save(kept_steps=kept_steps)
         self.on_step_end()
         if batch.keys:
             tq.kv_clear(keys=batch.keys, partition_id=batch.partition_id)
         return metrics, self.timing_raw
 
-    def save(self) -> None:
-        """Write verl's checkpoint of the last step."""
+    def save(self, *, kept_steps: Collection[int] = ()) -> None:
+        """Write verl's checkpoint of the last step; those of `kept_steps` are not deleted to make room."""
         folder = Path(self.config.trainer.default_local_dir)
         model = self.config.actor_rollout_ref.model.path
-        checkpoints.make_room(folder, model=model, has_critic=self.use_critic)
+        checkpoints.make_room(folder, model=model, has_critic=self.use_critic, kept_steps=kept_steps)
         self._save_checkpoint()
 
     @property

@@ -16,6 +16,7 @@ from tasks.config.pipelines import Pipeline, load_pipeline
 from tasks.data.items import write_items
 from tasks.data.trajectories import summarise, write_trajectories
 from tasks.stages.train import RoundResult
+from tasks.verl.rewinds import Rewind, write_rewind
 
 ITEMS = [
     Item(item_id="toy_0", env="textcraft", metadata={"depth": 1, "kind": "wood"}),
@@ -103,6 +104,7 @@ def write_training(
     file = workspace / "train" / "metrics.jsonl"
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    write_rewind(workspace / "train", Rewind(from_step=4, to_step=2, reasons="the KL is 9"))
 
 
 def write_rounds(workspace: Path) -> None:

@@ -158,8 +158,8 @@ def test_a_summary_has_repetition_and_the_gap() -> None:
     ("watch", "phrase"),
     [
         (
-            {"on_collapse": "rewind"},
-            "train.watch.on_collapse: Input should be 'warn' or 'stop', but it is 'rewind'",
+            {"on_collapse": "undo"},
+            "train.watch.on_collapse: Input should be 'warn', 'stop' or 'rewind', but it is 'undo'",
         ),
         ({"max_entropy": 1.0}, "train.watch.max_entropy: unknown key"),
         ({"max_kl_reference": 1.0}, "watch.max_kl_reference limits what train.kl measures"),

@@ -78,6 +78,10 @@ def test_a_raise_of_the_horizon_is_explained(page: Page) -> None:
     assert f"Horizon from step 3: {RAISE_REASON}." in " ".join(page.text.split())
 
 
+def test_a_rewind_is_explained(page: Page) -> None:
+    assert "At step 4 training went back to step 2, because the KL is 9." in " ".join(page.text.split())
+
+
 def test_sums_by_hand(workspace: Path) -> None:
     results = read_results(workspace)
     assert environment_steps(results) == [4, 10, 18, 28]  # two episodes of 2, 3, 4 and 5 turns

@@ -21,6 +21,7 @@ from envs.types import Item
 from flows.commands.runs import run_rows
 from tasks.config.parameters import changed_parameters, write_changes
 from tasks.config.pipelines import Pipeline, load_pipeline
+from tasks.config.watch import WatchSettings
 from tasks.data.trajectories import write_trajectories
 from tasks.evaluation.record import read_record
 from tasks.tracking.evaluations import EXPERIMENT, record_evaluation
@@ -28,6 +29,8 @@ from tasks.tracking.facts import round_params
 from tasks.tracking.names import step_metric
 from tasks.tracking.recorded_runs import PID, PROCESSES, TIME, heartbeat, mark_gone
 from tasks.tracking.tracker import Tracker, check_tracking, connect, experiment_of, is_recorded
+from tasks.verl.checkpoints import mark_complete
+from tasks.verl.rewinds import Rewind, write_rewind
 from tests.support.evaluation_toy import FIRST, record_of
 from tests.support.waiting import wait_until
 
@@ -512,3 +515,40 @@ def test_signs_of_a_collapse_are_a_tag_before_a_round_has_ended(workspace: Path,
     run_id = json.loads((workspace / "mlflow.json").read_text())["run_id"]
     assert connect().get_run(run_id).data.tags["wingspan.collapse"] == "kl at step 1"
     assert step_metric("alerts") == "train/alerts"
+
+
+def test_what_a_rewind_can_undo_is_recorded_when_it_no_longer_can(
+    workspace: Path, pipeline: Pipeline
+) -> None:
+    """MLflow keeps every value of a step that it was given, so it is given each step once."""
+    watch = WatchSettings(on_collapse="rewind", window=2)
+    train = pipeline.train.model_copy(update={"watch": watch, "steps": 6, "steps_per_round": 2})
+    pipeline = pipeline.model_copy(update={"train": train})
+    folder = workspace / "train" / "checkpoints"
+
+    def finish_round(index: int) -> list[int]:
+        last = 2 * index + 2
+        (folder / f"global_step_{last}").mkdir(parents=True)
+        write_round(workspace, index, steps=(last - 1, last))
+        mark_complete(folder, step=last)
+        return recorded_steps()
+
+    def recorded_steps() -> list[int]:
+        tracker.sync_training()
+        tracker._thread.submit(lambda: None).result()
+        return [step for step, _ in series(runs_of(workspace)[0], "rollout/success")]
+
+    with Tracker("three", pipeline=pipeline, workspace=workspace) as tracker:
+        assert finish_round(0) == []
+        assert finish_round(1) == [1, 2]  # an alert at step 4 would go back to step 2
+        write_rewind(workspace / "train", Rewind(from_step=5, to_step=2, reasons="the KL is 9"))
+        (workspace / "train" / "rounds" / "01.json").unlink()
+        lines = (workspace / "train" / "metrics.jsonl").read_text().splitlines(keepends=True)
+        (workspace / "train" / "metrics.jsonl").write_text("".join(lines[:2]))
+        assert recorded_steps() == [1, 2]
+        assert finish_round(1) == [1, 2]
+        assert finish_round(2) == [1, 2, 3, 4, 5, 6]  # the last one: nothing can undo them
+    parent, rounds = runs_of(workspace)
+    assert sorted(rounds) == [1, 2, 3]
+    assert parent.data.tags["wingspan.collapse"] == "went back from step 5 to 2"
+    assert step_metric("rewinds") == "train/rewinds"

@@ -1,0 +1,109 @@
+"""Rewinds of a training that collapsed: where it goes back to, which checkpoints that needs, the new draws.
+
+A checkpoint is *safe* if no alert stood at its step. Training goes back to the newest safe one that is at
+least a window of `train.watch` older than the alert, so that no step that raised it has shaped its weights;
+one that training went back to before counts as such. Where there is none, training begins anew.
+"""
+
+import json
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from envs.files import write_atomically
+from tasks.config.training import TrainSettings
+from tasks.verl import checkpoints
+
+REWINDS = "rewinds.jsonl"
+"""Under `train/`: one `Rewind` a line."""
+MAX_KEPT = 2
+"""Checkpoints that are kept for rewinds at most, besides the newest."""
+_STRIDE = 1_000_003
+"""Seeds of a run are this far apart, farther than it has steps, which are added to them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rewind:
+    """Training went back once."""
+
+    from_step: int
+    """The step that raised the alerts."""
+    to_step: int
+    """The step of the checkpoint; 0 is the start."""
+    reasons: str
+    """The alerts' texts."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RewindPoints:
+    """The checkpoints that training could go back to."""
+
+    window: int
+    """`train.watch.window`."""
+    safe_steps: Sequence[int]
+    """Of the safe checkpoints, ascending."""
+    rewinds: Sequence[Rewind]
+
+    @classmethod
+    def read(cls, train: Path, *, window: int) -> "RewindPoints":
+        """Those in `train`, the folder of the train stage."""
+        steps = checkpoints.complete_steps(train / "checkpoints")
+        alarming = _steps_with_alerts(train / "metrics.jsonl")
+        return cls(
+            window=window,
+            safe_steps=[step for step in steps if step not in alarming],
+            rewinds=read_rewinds(train),
+        )
+
+    def target(self, step: int) -> int:
+        """The step that an alert at `step` goes back to; never before the target of an earlier step."""
+        earlier_targets = {rewind.to_step for rewind in self.rewinds}
+        return max(
+            (safe for safe in self.safe_steps if safe <= step - self.window or safe in earlier_targets),
+            default=0,
+        )
+
+    def kept_steps(self, step: int) -> set[int]:
+        """The checkpoints to keep when that of `step` is written: the target, and the first after it, which
+        becomes the target when it is old enough."""
+        target = self.target(step)
+        later = [safe for safe in self.safe_steps if safe > target]
+        return {safe for safe in (target, *later[:1]) if safe > 0}
+
+
+def most_checkpoints(train: TrainSettings) -> int:
+    """The most checkpoints of a training that are on disk at once, with the one that is being written."""
+    return checkpoints.MAX_CHECKPOINTS + 1 + (MAX_KEPT if train.watch.rewinds else 0)
+
+
+def read_rewinds(train: Path) -> list[Rewind]:
+    """All rewinds so far, in order; `train`: the folder of the train stage."""
+    file = train / REWINDS
+    return [Rewind(**json.loads(line)) for line in file.read_text().splitlines()] if file.exists() else []
+
+
+def write_rewind(train: Path, rewind: Rewind) -> None:
+    """Delete the checkpoints after `rewind.to_step`, and then write the rewind down.
+
+    A process that is killed in between leaves a training that goes on from an earlier checkpoint with the
+    same draws: it collapses once more, and is rewound then.
+    """
+    checkpoints.delete_after(train / "checkpoints", step=rewind.to_step)
+    lines = [json.dumps(asdict(each)) + "\n" for each in (*read_rewinds(train), rewind)]
+    write_atomically(train / REWINDS, "".join(lines))
+
+
+def seed_after(rewinds: int, *, seed: int) -> int:
+    """The seed of all draws of a training that was rewound so many times; `seed`: the pipeline's."""
+    return (seed + rewinds * _STRIDE) % 2**31
+
+
+def _steps_with_alerts(metrics: Path) -> set[int]:
+    steps = set()
+    for line in metrics.read_text().splitlines() if metrics.exists() else ():
+        with suppress(json.JSONDecodeError):  # the last line may be cut off
+            values = json.loads(line)
+            if values.get("alerts", 0):
+                steps.add(int(values["step"]))
+    return steps
