@@ -6,12 +6,16 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+from hypothesis import settings
 
 from envs.registry import ENVIRONMENTS
 
 # For the tests and what they start, before anything imports torch: several tests run at a time, and threads
 # that wait for each other on busy cores take ten times the time of one.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# No test fails by the time that it took: a test that hangs has a limit of its own (pyproject.toml).
+settings.register_profile("wingspan", deadline=None)
+settings.load_profile("wingspan")
 
 pytest_plugins = ["tests.support.sandboxes"]
 SLOW_TIMEOUT_S = 600

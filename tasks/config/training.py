@@ -2,7 +2,7 @@
 
 from typing import Annotated, Literal
 
-from pydantic import BeforeValidator, Field, SerializeAsAny, model_validator
+from pydantic import BeforeValidator, Field, SerializeAsAny, ValidationInfo, field_validator, model_validator
 
 from agents.settings import Positive, Seconds, Settings
 from agents.types import EpisodeLimits, SamplingParams
@@ -175,23 +175,25 @@ class TrainSettings(Settings):
     the policy learns what its actions do (ECHO, arXiv 2605.24517, with weights of 0.05 to 0.25)."""
     micro_batch_tokens: Positive
     """Padded tokens of one forward and backward pass."""
-    watch: WatchSettings = WatchSettings()
+    watch: Annotated[WatchSettings, Field(validate_default=True)] = WatchSettings()
     """Looks for signs of a collapse after each step."""
     rollout_correction: RolloutCorrectionSettings | None = None
     """vLLM in bf16 and FSDP differ in the third digit, so on cuda the block is there by default; null
     switches it off. On a CPU both compute the same, and the block is for `async` alone; old log-probs are
     then the trainer's."""
 
-    @model_validator(mode="after")
-    def _watch_what_there_is(self) -> "TrainSettings":
-        given = self.watch.model_fields_set
-        if self.watch.max_kl_reference is not None and self.kl is None:
-            raise ValueError("watch.max_kl_reference limits what train.kl measures; give train.kl as well")
-        if "min_informative_groups" in given and not self.algorithm.compares_group:
-            raise ValueError(
-                f"watch.min_informative_groups: {self.algorithm.name} compares no groups; leave it out"
-            )
-        return self
+    @field_validator("watch", mode="after")
+    @classmethod
+    def _watch_what_there_is(cls, watch: WatchSettings, info: ValidationInfo) -> WatchSettings:
+        """The limits that apply: where an algorithm compares no groups, none of them is informative."""
+        algorithm = info.data.get("algorithm")
+        if watch.max_kl_reference is not None and "kl" in info.data and info.data["kl"] is None:
+            raise ValueError("max_kl_reference limits what train.kl measures; give train.kl as well")
+        if algorithm is None or algorithm.compares_group or watch.min_informative_groups is None:
+            return watch
+        if "min_informative_groups" in watch.model_fields_set:
+            raise ValueError(f"min_informative_groups: {algorithm.name} compares no groups; leave it out")
+        return watch.model_copy(update={"min_informative_groups": None})
 
 
 class EvaluateSettings(Settings):

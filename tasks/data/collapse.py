@@ -22,7 +22,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from tasks.config.training import TrainSettings
 from tasks.config.watch import WatchSettings
 
 ALERTS = "alerts.jsonl"
@@ -44,12 +43,6 @@ class Alert:
     limit: float
     text: str
     """One line: the value, the limit and its setting."""
-
-
-def watch_limits(train: TrainSettings) -> WatchSettings:
-    """The limits of `train.watch` that apply: without groups that are compared, none is informative."""
-    unused = {} if train.algorithm.compares_group else {"min_informative_groups": None}
-    return train.watch.model_copy(update=unused)
 
 
 def new_alerts(steps: Sequence[Step], limits: WatchSettings) -> list[Alert]:

@@ -25,7 +25,7 @@ from envs.files import write_atomically
 from envs.types import Item
 from tasks.cluster.session import check_ray, connect_ray, end_local_ray, keep_logs, result_of
 from tasks.config.pipelines import Pipeline
-from tasks.data.collapse import ALERTS, Alert, alerts_at_end, new_alerts, watch_limits
+from tasks.data.collapse import ALERTS, Alert, alerts_at_end, new_alerts
 from tasks.data.items import evaluation_turns, read_items, spread, training_order
 from tasks.data.trajectories import summarise, write_trajectories
 from tasks.errors import Collapsed, RayDied, SamplerDied, names_dead_engine
@@ -401,7 +401,7 @@ class TrainSession:
         folder = self._folder / "trajectories"
         write_trajectories(folder / f"step_{record.step:04d}.jsonl", record.trajectories)
         self._steps.append({"step": record.step, **record.metrics})
-        limits = watch_limits(self._pipeline.train)
+        limits = self._pipeline.train.watch
         standing, alerts = alerts_at_end(self._steps, limits), new_alerts(self._steps, limits)
         with (self._folder / ALERTS).open("a") as file:
             file.writelines(json.dumps(asdict(alert)) + "\n" for alert in alerts)

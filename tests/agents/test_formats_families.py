@@ -135,7 +135,7 @@ def test_a_malformed_turn_is_told_what_is_expected(family: str) -> None:
 
 
 @each_family
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(calls=st.lists(tool_calls, min_size=1, max_size=3, unique_by=lambda call: call.name))
 def test_any_calls_are_read_as_they_were_written(family: str, calls: list[ToolCall]) -> None:
     if family == "qwen3":  # it has no escapes, and nested JSON is dumped whole
@@ -144,7 +144,7 @@ def test_any_calls_are_read_as_they_were_written(family: str, calls: list[ToolCa
 
 
 @each_family
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(text=hostile, calls=st.lists(tool_calls, min_size=1, max_size=2), data=st.data())
 def test_no_mutation_raises(family: str, text: str, calls: list[ToolCall], data: st.DataObject) -> None:
     written = WRITERS[family](calls)
@@ -157,7 +157,7 @@ def test_no_mutation_raises(family: str, text: str, calls: list[ToolCall], data:
 
 
 @each_family
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(text=hostile)
 def test_a_thought_is_never_a_call(family: str, text: str) -> None:
     quoted = text + WRITERS[family]([EVIL]) + text

@@ -255,7 +255,7 @@ def test_nesting_ends_at_the_limit() -> None:
 
 
 @pytest.mark.parametrize("format", FORMATS)
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(text=hostile)
 def test_every_format_is_total(format: str, text: str) -> None:
     turn = FORMATS[format].parse(text)

@@ -65,7 +65,7 @@ class Unsteady(RandomSampler):
 
 
 @pytest.mark.heavy
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12)
 @given(seed=st.integers(0, 10_000))
 def test_many_at_once_that_fail_are_left_or_answered(seed: int) -> None:
     """Agents of one session that share beginnings; what they were told is what is trained on, once."""

@@ -55,7 +55,7 @@ def first_tokens_with(ids: list[int], stop: Sequence[str]) -> int | None:
     return next(heads, None)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(text=texts, data=st.data())
 def test_a_completion_ends_with_the_first_token_by_which_its_text_has_a_stop(
     text: str, data: st.DataObject
@@ -160,7 +160,7 @@ def test_calls_are_read_in_what_stands_before_a_stop_text() -> None:
     asyncio.run(work())
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(seed=st.integers(0, 10_000), turns=st.integers(1, 5))
 def test_whatever_stops_what_is_trained_on_is_what_was_sampled(seed: int, turns: int) -> None:
     """Stop texts out of random tokens' own texts, many of them within tokens or characters."""

@@ -50,7 +50,7 @@ def apply_move(talk: list[Any], move: str, where: int) -> list[Any]:
     return [*talk, user(f"go on {where}")]
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(moves=MOVES, seed=st.integers(min_value=0, max_value=99))
 def test_trained_tokens_are_the_sampled_ones_each_once(moves: list[tuple[str, int, int]], seed: int) -> None:
     async def work() -> None:

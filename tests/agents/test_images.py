@@ -61,7 +61,7 @@ words = st.text(st.sampled_from("ab \n<|>é"), max_size=12)
 
 
 @pytest.mark.parametrize("make", [vision_processor, llava_processor])
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(
     opening=st.tuples(words, images),
     turns=st.lists(st.tuples(words, st.lists(st.tuples(words, images), min_size=1, max_size=2)), max_size=3),
@@ -92,7 +92,7 @@ def test_a_completion_that_ended_itself_is_not_ended_twice() -> None:
 
 
 @pytest.mark.parametrize("make", [vision_processor, llava_processor])
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(st.lists(st.sampled_from([*VISION, "<image>", "<|image", "_pad|>", "<|im_end|>", "x"]), max_size=6))
 def test_words_cannot_forge_pictures(make: Callable[[], Any], parts: list[str]) -> None:
     tokenizer = make().tokenizer
@@ -215,7 +215,7 @@ def play_episode(
     )
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(
     seed=st.integers(0, 10**6),
     when_full=st.sampled_from(["stop", "fold", "drop"]),

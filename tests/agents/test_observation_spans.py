@@ -50,7 +50,7 @@ def bytes_of(token: str, *, is_added: bool) -> bytes:
 
 @pytest.mark.parametrize("template", [CHATML, PIPES, NO_SYSTEM, SPACED])
 @pytest.mark.parametrize("trim_offsets", [False, True])
-@settings(deadline=None, max_examples=25)
+@settings(max_examples=25)
 @given(texts=st.lists(words, min_size=1, max_size=3), observed=st.integers(0, 12), is_closed=st.booleans())
 def test_a_span_has_every_token_of_a_body_and_no_byte_of_the_template(
     template: str, trim_offsets: bool, texts: list[str], observed: int, is_closed: bool

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from agents.rewards import (
@@ -326,7 +326,6 @@ def test_the_environments_rewards_stay_where_they_were():
     assert compute(environment_success, RewardInput(final_response="c", trajectory=before)).reward == 1.0
 
 
-@settings(deadline=None)
 @given(
     per_turn=st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=12),
     outcome=st.floats(-1e6, 1e6),
@@ -345,7 +344,6 @@ def test_sums_agree_and_turns_keep_their_order(per_turn, outcome, knows_turns):
     assert before.reward == 9.0 * len(per_turn)  # as it was
 
 
-@settings(deadline=None)
 @given(turns=st.integers(1, 5), more=st.integers(1, 3))
 def test_rewards_of_another_number_of_turns_are_refused(turns, more):
     with pytest.raises(ValueError, match=f"{turns + more} turn_rewards for {turns} turns"):

@@ -3,7 +3,7 @@
 import asyncio
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from agents.rewards import REWARDS
@@ -51,7 +51,6 @@ def test_f1_of_squad(text, reference, result):
     assert f1(text, reference) == pytest.approx(result)
 
 
-@settings(deadline=None)
 @given(st.text(max_size=40), st.text(max_size=40))
 def test_f1_is_symmetric_and_one_for_equal_words(first, second):
     assert f1(first, second) == pytest.approx(f1(second, first))

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+import transformers
 
 from agents.samplers.cpu import engine as engine_module
 from agents.samplers.cpu import kv_cache, scheduler
@@ -41,8 +41,8 @@ def model(request: pytest.FixtureRequest) -> Any:
         return make_model(request.param)
     torch.manual_seed(1)
     sizes = {"hidden_size": 128, "intermediate_size": 352, "num_hidden_layers": 4, "vocab_size": 1286}
-    config = LlamaConfig(**SIZES | sizes, tie_word_embeddings=True, rope_parameters=rope(1e6))
-    return LlamaForCausalLM(config).eval()
+    config = transformers.LlamaConfig(**SIZES | sizes, tie_word_embeddings=True, rope_parameters=rope(1e6))
+    return transformers.LlamaForCausalLM(config).eval()
 
 
 class Game:

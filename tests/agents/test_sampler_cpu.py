@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import LlamaConfig, Qwen2Config
+import transformers
 
 from agents.samplers.cpu import CpuSampler
 from agents.samplers.cpu.engine import CHUNK, Request
@@ -362,7 +362,7 @@ CONFIGS: list[tuple[str, dict[str, Any]]] = [
 @pytest.mark.parametrize(("key", "change"), CONFIGS, ids=[key for key, _ in CONFIGS])
 def test_unsupported_models_are_refused(key: str, change: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=rf"the test: .*{key} is .*; the CPU engine samples"):
-        model_shape(LlamaConfig(**SIZES | change), source="the test")
+        model_shape(transformers.LlamaConfig(**SIZES | change), source="the test")
 
 
 def test_other_architectures_and_windows_are_refused() -> None:
@@ -370,7 +370,9 @@ def test_other_architectures_and_windows_are_refused() -> None:
 
     with pytest.raises(ConfigError, match="model_type is 'gpt2'"):
         model_shape(GPT2Config(), source="the test")
-    windowed = Qwen2Config(**SIZES, use_sliding_window=True, sliding_window=16, max_window_layers=0)
+    windowed = transformers.Qwen2Config(
+        **SIZES, use_sliding_window=True, sliding_window=16, max_window_layers=0
+    )
     with pytest.raises(ConfigError, match="use_sliding_window is True"):
         model_shape(windowed, source="the test")
 

@@ -76,7 +76,7 @@ def play_policy(sampler: Sampler, policy: ContextPolicy, *, limits: EpisodeLimit
     return asyncio.run(play_toy(sampler, agent=FormatAgent("action"), limits=limits, context=policy))
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(
     seed=st.integers(0, 10**6),
     when_full=st.sampled_from(["stop", "fold", "drop"]),

@@ -9,7 +9,7 @@ import time
 from typing import Annotated, Any, Literal
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import AfterValidator, BaseModel, Field
 
@@ -116,7 +116,6 @@ def test_arguments_become_values_of_the_declared_types():
     assert result.status is ToolStatus.OK
 
 
-@settings(deadline=None)
 @given(st.integers(-(10**12), 10**12), st.booleans(), st.floats(allow_nan=False, allow_infinity=False))
 def test_what_a_model_quotes_is_what_it_would_be_unquoted(whole: int, flag: bool, real: float):
     @tool
@@ -156,7 +155,6 @@ JSON = st.recursive(
 )
 
 
-@settings(deadline=None)
 @given(st.dictionaries(st.sampled_from(["start", "towns", "speed", "unit", "mode"]) | st.text(), JSON))
 def test_no_arguments_are_a_crash(arguments: dict[str, Any]):
     result = call(ride, arguments)
@@ -477,7 +475,6 @@ def test_being_cancelled_passes_through(asynchronous: bool):
     assert (result.status, result.observation) == (ToolStatus.RAISED, "cancels failed: it was cancelled")
 
 
-@settings(deadline=None)
 @given(st.integers(100, 300), st.text(max_size=500), st.integers(1, 200))
 def test_a_flood_is_cut_and_it_says_so(most: int, text: str, times: int):
     whole = text.encode("utf-8", "replace").decode() * times

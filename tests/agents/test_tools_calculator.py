@@ -9,7 +9,7 @@ from fractions import Fraction
 from typing import Any
 
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from agents.tools.calculator.arithmetic import MAX_CHARS, evaluate, format_number
@@ -47,7 +47,6 @@ def python(text: str) -> Any:
     return eval(re.sub(r"[0-9.]+", r"Fraction('\g<0>')", text), {"Fraction": Fraction})
 
 
-@settings(deadline=None)
 @given(TEXT)
 def test_it_computes_what_pythons_fractions_compute(text: str):
     assume(len(text) <= MAX_CHARS)
@@ -63,14 +62,12 @@ def test_it_computes_what_pythons_fractions_compute(text: str):
     assert float(format_number(value)) == float(reference)
 
 
-@settings(deadline=None)
 @given(st.text() | st.text("0123456789.+-*/%^!(), episqrtlogmx_", max_size=60))
 def test_no_text_is_a_crash(text: str):
     with contextlib.suppress(CalculationError):
         format_number(evaluate(text))
 
 
-@settings(deadline=None)
 @given(st.decimals(-1000, 1000, places=4), st.integers(0, 3))
 def test_round_goes_as_at_school(value: Decimal, num_digits: int):
     reference = value.quantize(Decimal(1).scaleb(-num_digits), ROUND_HALF_UP)

@@ -89,7 +89,7 @@ def test_a_kind_in_constant_use_does_not_starve_another() -> None:
 
 
 @pytest.mark.heavy
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     total=st.integers(2, 6),
     capacity=st.fixed_dictionaries({"a": st.integers(1, 5), "b": st.integers(1, 5)}),

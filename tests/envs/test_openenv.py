@@ -9,7 +9,6 @@ from pathlib import Path
 
 import httpx
 import pytest
-from openenv.core.generic_client import GenericEnvClient
 from websockets.asyncio.server import ServerConnection, serve
 from websockets.http11 import Request, Response
 
@@ -18,17 +17,19 @@ from envs.adapters.seeds import seeded_item
 from envs.errors import ConfigError, EnvCrashed
 from envs.registry import get_env
 from envs.types import Item, StepResult
-from tests.support.openenv_server import WORDS
 from tests.support.waiting import wait_until
 
 SERVER = Path(__file__).parents[1] / "support" / "openenv_server.py"
 START_S = 100.0
+WORDS = ("lamp", "river", "stone", "cloud", "violin", "harbour", "pepper", "window")
 
 
 @pytest.fixture(scope="module")
 def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     process = subprocess.Popen(
-        [sys.executable, str(SERVER), str(tmp_path_factory.mktemp("echo"))], stdout=subprocess.PIPE, text=True
+        [sys.executable, str(SERVER), str(tmp_path_factory.mktemp("echo")), *WORDS],
+        stdout=subprocess.PIPE,
+        text=True,
     )
     try:
         assert process.stdout is not None
@@ -170,6 +171,8 @@ def test_a_server_that_has_hung_up_is_called_again_by_the_next_episode() -> None
 
 
 def test_the_shipped_environment_says_what_the_packages_own_client_is_told(address: str) -> None:
+    from openenv.core.generic_client import GenericEnvClient
+
     actions = ["Hello", "a longer message"]
 
     async def by_client() -> list[tuple[str, float]]:

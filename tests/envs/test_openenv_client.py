@@ -5,8 +5,6 @@ from typing import Any
 
 import httpx
 import pytest
-from openenv.cli._validation import validate_running_environment
-from openenv.core.generic_client import GenericEnvClient
 
 from envs.builtin.textcraft.expert import solve
 from envs.builtin.textcraft.world import make_problem
@@ -16,6 +14,8 @@ from tests.support.serving import listening
 
 
 def test_an_episode_by_openenvs_client_is_the_games() -> None:
+    from openenv.core.generic_client import GenericEnvClient
+
     async def main() -> None:
         async with listening(get_env("textcraft"), tokens=("secret",)) as url:
             address = url.replace("http://", "ws://any:secret@")
@@ -40,6 +40,8 @@ def test_an_episode_by_openenvs_client_is_the_games() -> None:
 
 
 def test_a_full_server_and_a_missing_token_are_told_to_it() -> None:
+    from openenv.core.generic_client import GenericEnvClient
+
     async def main() -> None:
         async with listening(
             get_env("textcraft"), limits=ServerLimits(max_sessions=1), tokens=("secret",)
@@ -59,6 +61,8 @@ def test_a_full_server_and_a_missing_token_are_told_to_it() -> None:
 @pytest.mark.parametrize("env", list(ENVIRONMENTS))
 def test_openenvs_validator_finds_nothing_missing(env: str) -> None:
     """`openenv validate --url`, on every environment that can be served here."""
+    from openenv.cli._validation import validate_running_environment
+
     spec = get_env(env)
     if not spec.has_items or any(need.find_remedy() for need in spec.needs):
         pytest.skip(f"{env} has no items of its own, or needs something that is not installed")

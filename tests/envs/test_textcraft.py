@@ -196,7 +196,7 @@ def _game_for(name: str) -> Problem:
     return next(make_problem(i) for i, (goal, _) in enumerate(goals()) if display_name(goal) == name)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(
     st.one_of(
         st.text(max_size=80),

@@ -1,4 +1,4 @@
-"""Environments behind the `openenv` package's own server: `python openenv_server.py FOLDER` prints its port.
+"""Environments behind `openenv`'s own server: `python openenv_server.py FOLDER WORD...` prints its port.
 
 `/riddle` and `/grid` are written with the package's API; `/echo` is the environment that it ships as the
 template of `openenv init`, filled in as that command does, in FOLDER.
@@ -19,8 +19,6 @@ from openenv.core.env_server.interfaces import Environment
 from openenv.core.env_server.types import Action, Observation, State
 from pydantic import Field
 
-WORDS = ("lamp", "river", "stone", "cloud", "violin", "harbour", "pepper", "window")
-
 
 class Said(Action):
     message: str = Field(description="the word")
@@ -31,12 +29,12 @@ class Told(Observation):
 
 
 class Riddle(Environment[Said, Told, State]):
-    """A word of `WORDS`, of which the first letter is told."""
+    """One of the words of the command line, whose first letter is given."""
 
     SUPPORTS_CONCURRENT_SESSIONS = True
 
     def reset(self, seed: int | None = None, episode_id: str | None = None, **_: Any) -> Told:
-        self.word = random.Random(seed).choice(WORDS)
+        self.word = random.Random(seed).choice(sys.argv[2:])
         return Told(text=f"It begins with {self.word[0]}.")
 
     def step(self, action: Said, timeout_s: float | None = None, **_: Any) -> Told:

@@ -4,7 +4,7 @@ import random
 from typing import Any
 
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
+import transformers
 
 from agents.samplers.cpu.engine import CpuEngine, Request
 from agents.samplers.cpu.llama import model_shape
@@ -31,17 +31,21 @@ KINDS = ("mha-tied", "gqa-untied", "qwen2")
 def make_model(kind: str, *, seed: int = 0) -> Any:
     torch.manual_seed(seed)
     if kind == "mha-tied":
-        config = LlamaConfig(
+        config = transformers.LlamaConfig(
             **SIZES, num_key_value_heads=4, tie_word_embeddings=True, rope_parameters=rope(1e6), head_dim=8
         )
-        model = LlamaForCausalLM(config)
+        model = transformers.LlamaForCausalLM(config)
     elif kind == "gqa-untied":
-        model = LlamaForCausalLM(
-            LlamaConfig(**SIZES, num_key_value_heads=2, tie_word_embeddings=False, rope_parameters=rope(1e4))
+        model = transformers.LlamaForCausalLM(
+            transformers.LlamaConfig(
+                **SIZES, num_key_value_heads=2, tie_word_embeddings=False, rope_parameters=rope(1e4)
+            )
         )
     else:
-        model = Qwen2ForCausalLM(
-            Qwen2Config(**SIZES, num_key_value_heads=1, tie_word_embeddings=True, rope_parameters=rope(1e5))
+        model = transformers.Qwen2ForCausalLM(
+            transformers.Qwen2Config(
+                **SIZES, num_key_value_heads=1, tie_word_embeddings=True, rope_parameters=rope(1e5)
+            )
         )
     for name, parameter in model.named_parameters():
         # gains and biases start at 1 and 0, where forgetting them goes unseen

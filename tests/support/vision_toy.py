@@ -27,16 +27,6 @@ VISION = ["<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>"
 PATCH = 14
 
 
-class Qwen2VLProcessor(transformers.Qwen2VLProcessor):  # type: ignore[misc]
-    """Of images alone."""
-
-    def __init__(self, image_processor: Any = None, tokenizer: Any = None, chat_template: Any = None) -> None:
-        self.image_token, self.video_token = "<|image_pad|>", "<|video_pad|>"
-        self.image_token_id = tokenizer.convert_tokens_to_ids(self.image_token)
-        self.video_token_id = tokenizer.convert_tokens_to_ids(self.video_token)
-        transformers.ProcessorMixin.__init__(self, image_processor, tokenizer, chat_template=chat_template)
-
-
 @cache
 def vision_tokenizer() -> Any:
     tokenizer = copy.deepcopy(toy_tokenizer(CHATML))
@@ -49,6 +39,19 @@ def vision_tokenizer() -> Any:
 @cache
 def vision_processor() -> Any:
     from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
+
+    class Qwen2VLProcessor(transformers.Qwen2VLProcessor):  # type: ignore[misc]
+        """Of images alone."""
+
+        def __init__(
+            self, image_processor: Any = None, tokenizer: Any = None, chat_template: Any = None
+        ) -> None:
+            self.image_token, self.video_token = "<|image_pad|>", "<|video_pad|>"
+            self.image_token_id = tokenizer.convert_tokens_to_ids(self.image_token)
+            self.video_token_id = tokenizer.convert_tokens_to_ids(self.video_token)
+            transformers.ProcessorMixin.__init__(
+                self, image_processor, tokenizer, chat_template=chat_template
+            )
 
     pixels = (2 * PATCH) ** 2
     images = Qwen2VLImageProcessorPil(min_pixels=pixels, max_pixels=12 * pixels, patch_size=PATCH)

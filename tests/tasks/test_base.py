@@ -5,7 +5,7 @@ import random
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
+import transformers
 
 from envs.builtin.textcraft.invented import words
 from tasks.base_model.data import sample_sequence
@@ -98,5 +98,5 @@ def test_a_short_run_learns_and_leaves_a_model_that_loads(tmp_path):
     assert [line["cycle"] for line in lines] == [0, 1]
     assert lines[-1]["tokens"] >= 20_000
     assert lines[-1]["token_accuracy"] > 0.2  # the most frequent token alone: about 0.1
-    model = AutoModelForCausalLM.from_pretrained(tmp_path)
-    assert model.config.eos_token_id == AutoTokenizer.from_pretrained(tmp_path).eos_token_id
+    model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert model.config.eos_token_id == transformers.AutoTokenizer.from_pretrained(tmp_path).eos_token_id

@@ -12,9 +12,9 @@ import pytest
 
 from agents.types import Completion, FinishReason
 from envs.errors import ConfigError
-from tasks.config.pipelines import load_pipeline
+from tasks.config.pipelines import Pipeline, load_pipeline
 from tasks.config.watch import WatchSettings
-from tasks.data.collapse import ALERTS, Alert, alerts_at_end, new_alerts, watch_limits
+from tasks.data.collapse import ALERTS, Alert, alerts_at_end, new_alerts
 from tasks.data.trajectories import NGRAM, repetition, summarise
 from tasks.errors import Collapsed
 from tasks.progress import Progress
@@ -100,7 +100,7 @@ def test_metrics_that_are_missing_say_nothing() -> None:
 
 def test_a_run_that_learns_raises_no_alert() -> None:
     """With entropy falling from .94 to .03 nats, and informative groups from .44 to .12."""
-    steps, limits = RECORDED["textcraft-cpu"], watch_limits(load_pipeline("textcraft-cpu").train)
+    steps, limits = RECORDED["textcraft-cpu"], load_pipeline("textcraft-cpu").train.watch
     assert len(steps) == 51
     assert [alerts_at_end(steps[:n], limits) for n in range(1, 52)] == [[]] * 51
 
@@ -162,7 +162,7 @@ def test_a_summary_has_repetition_and_the_gap() -> None:
             "train.watch.on_collapse: Input should be 'warn', 'stop' or 'rewind', but it is 'undo'",
         ),
         ({"max_entropy": 1.0}, "train.watch.max_entropy: unknown key"),
-        ({"max_kl_reference": 1.0}, "watch.max_kl_reference limits what train.kl measures"),
+        ({"max_kl_reference": 1.0}, "train.watch: max_kl_reference limits what train.kl measures"),
         ({"window": 0}, "train.watch.window"),
     ],
 )
@@ -175,7 +175,8 @@ def test_mistakes_are_named(watch: dict[str, Any], phrase: str) -> None:
 def test_without_groups_that_are_compared_none_is_expected_to_be_informative() -> None:
     overrides = {"train.algorithm": {"name": "reinforce_plus_plus"}}
     pipeline = load_pipeline("textcraft-cpu", overrides=overrides)
-    assert watch_limits(pipeline.train).min_informative_groups is None
+    assert pipeline.train.watch.min_informative_groups is None
+    assert Pipeline.model_validate(pipeline.model_dump(mode="json")) == pipeline
     with pytest.raises(ConfigError, match="min_informative_groups: reinforce_plus_plus compares no groups"):
         load_pipeline("textcraft-cpu", overrides=overrides | {"train.watch.min_informative_groups": 0.1})
 

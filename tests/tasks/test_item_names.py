@@ -67,7 +67,7 @@ def spec(request: pytest.FixtureRequest) -> EnvSpec:
 
 
 @given(number=st.one_of(st.integers(-3, 6000), st.integers(-(2**70), 2**70), st.sampled_from(FAR)))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_a_number_is_the_item_of_that_name_or_is_refused(spec: EnvSpec, number: int) -> None:
     if _is_there(spec, number):
         item = get_item(spec, number)

@@ -13,7 +13,7 @@ from envs.registry import get_env
 from flows.commands.deploy import ENTRYPOINT, deploy
 from flows.lineage import declared_stages, default_workspace
 from flows.run import STAGES
-from tasks.config.pipelines import load_pipeline, pipeline_names
+from tasks.config.pipelines import Pipeline, load_pipeline, pipeline_names
 
 ROOT = Path(__file__).parents[2]
 DOCUMENT = yaml.safe_load((ROOT / "pipelines.yaml").read_text())
@@ -24,6 +24,9 @@ NAMES = pipeline_names(ROOT / "pipelines.yaml")
 def test_every_pipeline_is_valid_and_its_stages_resolve(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
     pipeline = load_pipeline(name)
+    assert Pipeline.model_validate(pipeline.model_dump(mode="json")) == pipeline, (
+        "what is recorded can be read"
+    )
     for env in pipeline.data.envs:
         get_env(env)
     stages = declared_stages(name, pipeline=pipeline, workspace=default_workspace(name))

@@ -8,7 +8,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from matplotlib.figure import Figure
 
 from agents.horizon import Horizon
 from tasks.config.parameters import changed_parameters, write_changes
@@ -324,6 +323,8 @@ def test_curves_are_smoothed_by_the_mean_of_their_neighbours() -> None:
 
 
 def test_the_first_rate_does_not_cover_the_axis() -> None:
+    from matplotlib.figure import Figure
+
     figure = Figure(figsize=(11.0, 3.8), layout="constrained")
     axes = figure.subplots()
     paint = success_over_steps(

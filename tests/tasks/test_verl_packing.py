@@ -96,7 +96,7 @@ def test_tokens_that_are_masked_get_no_gradient(folder: Path) -> None:
 
 
 @pytest.mark.heavy
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(
     st.lists(
         st.tuples(st.integers(1, 20), st.lists(st.integers(0, 20), min_size=1, max_size=4)),

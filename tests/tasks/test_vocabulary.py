@@ -5,14 +5,9 @@ from pathlib import Path
 
 import pytest
 import torch
+import transformers
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
-from transformers import (
-    AutoModelForCausalLM,
-    AutoTokenizer,
-    PreTrainedTokenizerBase,
-    PreTrainedTokenizerFast,
-)
 
 from envs.builtin.textcraft.invented import invent
 from envs.errors import ConfigError
@@ -35,7 +30,7 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def words_of(tokenizer: PreTrainedTokenizerBase, texts: list[str], *, at_most: int) -> list[str]:
+def words_of(tokenizer: transformers.PreTrainedTokenizerBase, texts: list[str], *, at_most: int) -> list[str]:
     conversations = [
         tokenizer.apply_chat_template([{"role": "user", "content": text}], return_dict=False)
         for text in texts
@@ -44,7 +39,7 @@ def words_of(tokenizer: PreTrainedTokenizerBase, texts: list[str], *, at_most: i
 
 
 def test_the_words_that_cost_most_come_first(small: Path) -> None:
-    tokenizer = AutoTokenizer.from_pretrained(small)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(small)
     words = words_of(tokenizer, BABYAI, at_most=100)
     cost = [
         sum(text.split(" ").count(word.removeprefix("Ġ")) for text in map(_add_spaces, BABYAI))
@@ -58,10 +53,10 @@ def test_the_words_that_cost_most_come_first(small: Path) -> None:
 
 
 def test_new_words_are_one_token_and_all_else_stays(small: Path, tmp_path: Path) -> None:
-    before = AutoTokenizer.from_pretrained(small)
+    before = transformers.AutoTokenizer.from_pretrained(small)
     words = words_of(before, BABYAI, at_most=8)
     add_words(str(small), before, words, tmp_path, seed=0)
-    after = AutoTokenizer.from_pretrained(tmp_path)
+    after = transformers.AutoTokenizer.from_pretrained(tmp_path)
     first = len(before)
     assert [after.encode(w.replace("Ġ", " "), add_special_tokens=False) for w in words] == [
         [first + i] for i in range(8)
@@ -76,16 +71,16 @@ def test_new_words_are_one_token_and_all_else_stays(small: Path, tmp_path: Path)
 
     ids = torch.tensor([before.encode(BABYAI[0], add_special_tokens=False)])
     with torch.inference_mode():
-        old = AutoModelForCausalLM.from_pretrained(small)(ids).logits
-        new = AutoModelForCausalLM.from_pretrained(tmp_path)(ids).logits
+        old = transformers.AutoModelForCausalLM.from_pretrained(small)(ids).logits
+        new = transformers.AutoModelForCausalLM.from_pretrained(tmp_path)(ids).logits
     assert new.shape[-1] == first + 8
     torch.testing.assert_close(new[..., :first], old)
 
 
 def test_without_new_words_the_model_is_only_copied(small: Path, tmp_path: Path) -> None:
-    add_words(str(small), AutoTokenizer.from_pretrained(small), [], tmp_path, seed=0)
+    add_words(str(small), transformers.AutoTokenizer.from_pretrained(small), [], tmp_path, seed=0)
     before, after = (
-        AutoModelForCausalLM.from_pretrained(folder).state_dict() for folder in (small, tmp_path)
+        transformers.AutoModelForCausalLM.from_pretrained(folder).state_dict() for folder in (small, tmp_path)
     )
     assert before.keys() == after.keys()
     assert all(torch.equal(before[name], after[name]) for name in before)
@@ -95,9 +90,13 @@ def test_the_draw_is_seeded_and_looks_like_the_words_that_are_known(small: Path,
     words = [f"Ġzz{i}" for i in range(400)]
     rows = {}
     for name, seed in (("a", 0), ("b", 0), ("c", 1)):
-        add_words(str(small), AutoTokenizer.from_pretrained(small), words, tmp_path / name, seed=seed)
+        add_words(
+            str(small), transformers.AutoTokenizer.from_pretrained(small), words, tmp_path / name, seed=seed
+        )
         rows[name] = (
-            AutoModelForCausalLM.from_pretrained(tmp_path / name).get_input_embeddings().weight.detach()
+            transformers.AutoModelForCausalLM.from_pretrained(tmp_path / name)
+            .get_input_embeddings()
+            .weight.detach()
         )
     assert torch.equal(rows["a"], rows["b"])
     assert not torch.equal(rows["a"], rows["c"])
@@ -106,13 +105,13 @@ def test_the_draw_is_seeded_and_looks_like_the_words_that_are_known(small: Path,
 
 
 def test_a_word_is_drawn_alike_after_a_space_and_not(small: Path, tmp_path: Path) -> None:
-    tokenizer = AutoTokenizer.from_pretrained(small)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(small)
     known_word = "Ġdiamond"
     assert known_word in tokenizer.get_vocab()
     words = ["Ġzzyx", "qwob", "diamond", "zzyx"]
     add_words(str(small), tokenizer, words, tmp_path, seed=0)
-    ids = AutoTokenizer.from_pretrained(tmp_path).get_vocab()
-    rows = AutoModelForCausalLM.from_pretrained(tmp_path).get_input_embeddings().weight.detach()
+    ids = transformers.AutoTokenizer.from_pretrained(tmp_path).get_vocab()
+    rows = transformers.AutoModelForCausalLM.from_pretrained(tmp_path).get_input_embeddings().weight.detach()
     spaced_rows = [
         row for word, row in tokenizer.get_vocab().items() if word.startswith("Ġ") and len(word) > 1
     ]
@@ -131,14 +130,14 @@ def test_a_word_is_drawn_alike_after_a_space_and_not(small: Path, tmp_path: Path
 
 
 def test_a_pattern_makes_words_that_stay_whole(small: Path, tmp_path: Path) -> None:
-    before = AutoTokenizer.from_pretrained(small)
+    before = transformers.AutoTokenizer.from_pretrained(small)
     after = add_whole_words(before, [r" \[SEP\] ", r"B\d{3}"], tmp_path)
     page = "Page 1 [SEP] B041 [SEP] red wool boots"
     words = words_of(after, [page], at_most=100)
     assert {"Ġ[SEP]Ġ", "B041", "Page"} <= set(words)
     assert not {"[", "SEP", "ĠB041"} & set(words)
     add_words(str(small), after, words, tmp_path / "model", seed=0)
-    final = AutoTokenizer.from_pretrained(tmp_path / "model")
+    final = transformers.AutoTokenizer.from_pretrained(tmp_path / "model")
     assert final.tokenize("1 [SEP] B041 [SEP] red") == ["1", "Ġ[SEP]Ġ", "B041", "Ġ[SEP]Ġ", "red"]
     assert final.tokenize("click[B041]")[-2:] == ["B041", "]"]
     rng = random.Random(0)
@@ -152,14 +151,16 @@ def test_a_pattern_makes_words_that_stay_whole(small: Path, tmp_path: Path) -> N
 
 def test_a_pattern_that_is_none_is_refused(small: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"warmup\.whole_words \['\(B'\]: "):
-        add_whole_words(AutoTokenizer.from_pretrained(small), ["(B"], tmp_path)
-    words = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(WordLevel({"a": 0, "b": 1}, "a")))
+        add_whole_words(transformers.AutoTokenizer.from_pretrained(small), ["(B"], tmp_path)
+    words = transformers.PreTrainedTokenizerFast(tokenizer_object=Tokenizer(WordLevel({"a": 0, "b": 1}, "a")))
     with pytest.raises(ConfigError, match=r"warmup\.whole_words needs a tokenizer that cuts by"):
         add_whole_words(words, ["B"], tmp_path)
 
 
 def test_a_tokenizer_without_byte_pairs_is_refused() -> None:
-    whole_words = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(WordLevel({"a": 0, "b": 1}, "a")))
+    whole_words = transformers.PreTrainedTokenizerFast(
+        tokenizer_object=Tokenizer(WordLevel({"a": 0, "b": 1}, "a"))
+    )
     with pytest.raises(ConfigError, match=r"warmup\.new_words is 4"):
         find_spelled_words(whole_words, [[0, 1]], at_most=4)
 
