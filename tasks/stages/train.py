@@ -425,7 +425,7 @@ class TrainSession:
         """Report the alerts of the last step if an earlier session was killed before it could go back."""
         train = self._pipeline.train
         if len(read_rewinds(self._folder)) < train.watch.rewinds:
-            self._report_alerts(new_alerts(self._steps, watch_limits(train)), is_saved=True)
+            self._report_alerts(new_alerts(self._steps, train.watch), is_saved=True)
 
     def _round_file(self, index: int) -> Path:
         return self._folder / "rounds" / f"{index:02d}.json"
