@@ -9,7 +9,7 @@ import torch
 import transformers
 
 from agents.samplers.cpu import engine as engine_module
-from agents.samplers.cpu import kv_cache, scheduler
+from agents.samplers.cpu import scheduler
 from agents.samplers.cpu.engine import CpuEngine, Request
 from agents.types import Completion, SamplingParams
 from tests.support.sampler_toy import KINDS, SIZES, make_engine, make_model, random_tokens, rope
@@ -112,14 +112,11 @@ def test_whatever_else_is_in_the_batch_and_whenever_requests_arrive(
     assert play(make_engine(model, seed=3), Game(), rng=rng, patience=patience, live=live) == expected
 
 
-def test_whether_keys_and_values_are_cached_shared_moved_or_computed_anew(
+def test_whether_keys_and_values_are_cached_shared_or_computed_anew(
     model: Any, expected: dict[str, Played], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Fewer slots than live episodes, no patience with idle ones, and room for hardly a prompt."""
     monkeypatch.setattr(scheduler, "GRACE_STEPS", 0)
-    monkeypatch.setattr(scheduler, "WASTE", 1.0)
-    for module in (kv_cache, scheduler):
-        monkeypatch.setattr(module, "RUN_COLUMNS", 8)
     monkeypatch.setattr(engine_module, "CHUNK", 7)
     engine = make_engine(model, seed=3, max_sequences=5)
     engine._scheduler._max_prefix_tokens = 50

@@ -39,7 +39,7 @@ class Repeats:
     def compare(self, values: Mapping[str, float]) -> None:
         """`values`: the metrics of a step."""
         step = int(values["step"])
-        metrics = {name: value for name, value in values.items() if not _is_of_this_run(name)}
+        metrics = reproducible_metrics(values)
         file = self._folder / "trajectories" / f"step_{step:04d}.jsonl"
         turns = [turn.completion for t in read_trajectories(file) for turn in t.turns]
         played = [(turn.token_ids, turn.logprobs) for turn in turns]
@@ -49,9 +49,10 @@ class Repeats:
         self._steps[step] = metrics, played
 
 
-def _is_of_this_run(metric: str) -> bool:
-    """Whether it measures time, or depends on what the watch is told to look for."""
-    return metric.startswith(("seconds", "tokens_per_s", "env", "alerts", "time"))
+def reproducible_metrics(values: Mapping[str, float]) -> dict[str, float]:
+    """The metrics of a step that neither measure time nor depend on what the watch is told to look for."""
+    others = ("seconds", "tokens_per_s", "env", "alerts", "time")
+    return {name: value for name, value in values.items() if not name.startswith(others)}
 
 
 def checkpoint_tensors(checkpoint: Path) -> dict[str, torch.Tensor]:

@@ -168,7 +168,7 @@ class CpuEngine:
         start = time.perf_counter()
         self._clock += 1
         self._admit()
-        active = self._scheduler.active(clock=self._clock)
+        active = self._scheduler.active()
         completions = self._advance(active) if active else []
         self._count(seconds=time.perf_counter() - start)
         return completions
@@ -190,7 +190,7 @@ class CpuEngine:
                 break
             self._start(request, sequence)
             prefix = sequence.prefix
-            if prefix.keys or prefix in new_prefixes:
+            if prefix.layers or prefix in new_prefixes:
                 self._count(reused_tokens=len(prefix))
             elif len(prefix):
                 new_prefixes.append(prefix)

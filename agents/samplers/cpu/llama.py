@@ -109,10 +109,8 @@ def model_shape(config: "PretrainedConfig", *, source: str) -> ModelShape:
             raise ConfigError(f"{source}: {key} is {value!r}, not {' or '.join(map(str, options))}; {remedy}")
     heads = config.num_attention_heads
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
-    if head_dim % 2:
-        raise ConfigError(
-            f"{source}: head_dim is {head_dim}, which rotary embedding cannot split in halves; {remedy}"
-        )
+    if head_dim % 8:
+        raise ConfigError(f"{source}: head_dim is {head_dim}, not a multiple of 8; {remedy}")
     return ModelShape(
         vocab_size=config.vocab_size,
         hidden_size=config.hidden_size,

@@ -7,16 +7,12 @@ Owns the tokens that are cached; knows nothing of requests, sampling or time (a 
 
 from dataclasses import dataclass
 
-from agents.samplers.cpu.kv_cache import RUN_COLUMNS, Prefix, Slots, bytes_per_token, runs
+from agents.samplers.cpu.kv_cache import Prefix, Slots, bytes_per_token
 from agents.samplers.cpu.llama import ModelShape
 from envs.errors import ConfigError
 
 GRACE_STEPS = 32
 """A sequence that was idle for fewer steps keeps its slot while others are active."""
-BRIEF_STEPS = 8
-"""A sequence that was idle for fewer steps is about to continue: it keeps its rank in the order of slots."""
-WASTE = 1.5
-"""Slots are sorted again when attention reads more than this many times what it needs."""
 REMEMBERED = 65_536
 """Episodes whose openings are remembered, whether or not they are cached."""
 
@@ -34,11 +30,6 @@ class CachedSequence:
     is_active: bool = True
     """Whether steps advance it; if not, it waits for its next turn."""
     last_used: int = 0
-
-    @property
-    def columns(self) -> int:
-        """Columns of its slot that are in use once all `tokens` are computed."""
-        return len(self.tokens) - len(self.prefix)
 
 
 class Scheduler:
@@ -63,7 +54,6 @@ class Scheduler:
         self._by_slot: list[CachedSequence | None] = [None] * count
         self._by_episode: dict[str, CachedSequence] = {}
         self._prefixes: dict[tuple[int, ...], Prefix] = {}
-        self._prefixes_created = 0
         self._openings: dict[str, tuple[int, int]] = {}  # length and hash by episode, oldest first
 
     def clear(self) -> None:
@@ -120,49 +110,9 @@ class Scheduler:
                 del self._prefixes[prefix.tokens]
                 excess -= len(prefix)
 
-    def active(self, *, clock: int) -> list[CachedSequence]:
-        """The sequences to advance, in slots that are sorted as far as that pays (`kv_cache.runs`)."""
-        active = [sequence for sequence in self._by_slot if sequence and sequence.is_active]
-        if not active:
-            return []
-        columns = [s.columns if s and s.is_active else 0 for s in self._by_slot[: active[-1].slot + 1]]
-        columns_read = sum((end - first) * width for first, end, width in runs(columns))
-        if columns_read > WASTE * sum(columns) + RUN_COLUMNS:
-            recent = [s for s in self._by_slot if s and (s.is_active or clock - s.last_used < BRIEF_STEPS)]
-            self._sort_slots(recent)
-        return active
-
-    def _sort_slots(self, sequences: list[CachedSequence]) -> None:
-        """Give `sequences` the first slots, longest first by `RUN_COLUMNS`, moving as few as possible."""
-        by_length: dict[int, list[CachedSequence]] = {}
-        for sequence in sequences:
-            by_length.setdefault(sequence.columns // RUN_COLUMNS, []).append(sequence)
-        movers: list[CachedSequence] = []
-        targets: list[int] = []
-        first = 0
-        for length in sorted(by_length, reverse=True):
-            group = by_length[length]
-            slots = range(first, first + len(group))
-            staying = {sequence.slot for sequence in group if sequence.slot in slots}
-            movers += [sequence for sequence in group if sequence.slot not in staying]
-            targets += [slot for slot in slots if slot not in staying]
-            first = slots.stop
-        if not movers:
-            return
-        sources = [sequence.slot for sequence in movers]
-        # what lies in a target slot takes one that became free
-        left, right = set(sources) - set(targets), set(targets) - set(sources)
-        moves = list(zip(sources, targets, strict=True)) + list(zip(sorted(right), sorted(left), strict=True))
-        contents = [self._by_slot[source] for source, _ in moves]
-        self.slots.move(
-            [source for source, _ in moves],
-            [target for _, target in moves],
-            columns=max(sequence.columns for sequence in contents if sequence),
-        )
-        for sequence_or_none, (_, target) in zip(contents, moves, strict=True):
-            self._by_slot[target] = sequence_or_none
-            if sequence_or_none:
-                sequence_or_none.slot = target
+    def active(self) -> list[CachedSequence]:
+        """The sequences to advance, by slot."""
+        return [sequence for sequence in self._by_slot if sequence and sequence.is_active]
 
     def _prefix_of(self, episode_id: str, prompt: list[int]) -> Prefix:
         """The episode's opening: its first prompt, for as long as its prompts begin with that.
@@ -179,8 +129,7 @@ class Scheduler:
         if len(self._openings) > REMEMBERED:
             del self._openings[next(iter(self._openings))]
         if opening not in self._prefixes:
-            self._prefixes[opening] = Prefix(opening, number=self._prefixes_created)
-            self._prefixes_created += 1
+            self._prefixes[opening] = Prefix(opening)
         return self._prefixes[opening]
 
     def _take_slot(self, clock: int) -> int | None:

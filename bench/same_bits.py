@@ -1,0 +1,144 @@
+"""Compares a run with a second one of the same seed that is killed (`kill -9`) and resumed, to the last bit.
+
+    python -m bench.same_bits textcraft-cpu --folder runs/same-bits --steps 20 --kills 3
+    python -m bench.same_bits textcraft-cpu --folder runs/same-bits-async --set train.async={}
+
+Both train `--steps` steps in one round, with a checkpoint every five. The kills come at moments drawn
+uniformly from the first run's training time, in seconds after the second has begun to train. Prints one JSON
+object: the moments, the steps on disk after each, and what is equal: each step's metrics (without times and
+counts of processes), its tokens and log-probs, and the tensors of the policy and of the last checkpoint.
+"""
+
+import argparse
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import psutil
+import torch
+
+from tasks.data.trajectories import read_trajectories
+from tests.support.verl_runs import checkpoint_tensors, reproducible_metrics
+
+SAVE_EVERY = 5
+POLL_S = 0.2
+
+
+def command(pipeline: str, workspace: Path, *, steps: int, settings: Sequence[str]) -> list[str]:
+    options = [
+        *(f"train.{name}={steps}" for name in ("steps", "steps_per_round")),
+        f"train.save_every={SAVE_EVERY}",
+        "evaluate.quick_items=4",
+        "evaluate.samples_per_item=1",
+        *settings,
+    ]
+    wingspan = Path(sys.executable).with_name("wingspan")
+    line = [str(wingspan), "run", pipeline, "--workspace", str(workspace)]
+    return [*line, *(part for option in options for part in ("--set", option))]
+
+
+def read_steps(workspace: Path) -> list[dict[str, float]]:
+    """The metrics of the finished steps."""
+    file = workspace / "train" / "metrics.jsonl"
+    return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+
+
+def start(line: Sequence[str], *, log: Path) -> subprocess.Popen[bytes]:
+    with log.open("ab") as output:
+        return subprocess.Popen(line, stdout=output, stderr=output)
+
+
+def kill_after(line: Sequence[str], seconds: float, *, workspace: Path, log: Path) -> None:
+    """Start the run, and kill it `seconds` after it has begun to train."""
+    process = start(line, log=log)
+    stage = workspace / "train"
+    while not stage.exists():
+        if process.poll() is not None:
+            raise SystemExit(f"the run ended before its training; see {log}")
+        time.sleep(POLL_S)
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline and process.poll() is None:
+        time.sleep(POLL_S)
+    descendants = psutil.Process(process.pid).children(recursive=True) if process.poll() is None else []
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    psutil.wait_procs(descendants, timeout=60)
+
+
+def sampled_tokens(workspace: Path, step: int) -> list[tuple[list[int], list[float]]]:
+    trajectories = read_trajectories(workspace / "train" / "trajectories" / f"step_{step:04d}.jsonl")
+    turns = [turn.completion for trajectory in trajectories for turn in trajectory.turns]
+    return [(turn.token_ids, turn.logprobs) for turn in turns]
+
+
+def are_equal(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+
+def compare(undisturbed: Path, killed: Path, *, steps: int) -> dict[str, Any]:
+    """What is equal in the two workspaces."""
+    from safetensors.torch import load_file
+
+    both = (undisturbed, killed)
+    metrics = [[reproducible_metrics(values) for values in read_steps(workspace)] for workspace in both]
+    checkpoints = [
+        checkpoint_tensors(workspace / "train" / "checkpoints" / f"global_step_{steps}") for workspace in both
+    ]
+    policies = [load_file(workspace / "policy" / "model.safetensors") for workspace in both]
+    return {
+        "steps": [len(lines) for lines in metrics],
+        "tokens": sum(
+            len(ids) for step in range(1, steps + 1) for ids, _ in sampled_tokens(undisturbed, step)
+        ),
+        "metrics_equal": metrics[0] == metrics[1],
+        "samples_equal": all(
+            sampled_tokens(undisturbed, step) == sampled_tokens(killed, step) for step in range(1, steps + 1)
+        ),
+        "checkpoints_equal": are_equal(*checkpoints),
+        "policies_equal": are_equal(*policies),
+    }
+
+
+def main() -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("pipeline")
+    parser.add_argument("--folder", type=Path, required=True)
+    parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--kills", type=int, default=3)
+    parser.add_argument("--seed", type=int, default=0, help="of the moments")
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="KEY=VALUE", help="as in `wingspan run`"
+    )
+    arguments = parser.parse_args()
+    arguments.folder.mkdir(parents=True)
+    undisturbed, killed = (arguments.folder / name for name in ("undisturbed", "killed"))
+    log = arguments.folder / "log"
+    first, second = (
+        command(arguments.pipeline, workspace, steps=arguments.steps, settings=arguments.set)
+        for workspace in (undisturbed, killed)
+    )
+    if start(first, log=log).wait() != 0:
+        raise SystemExit(f"the undisturbed run failed; see {log}")
+    training_s = sum(values["seconds"] for values in read_steps(undisturbed))
+    draws = random.Random(arguments.seed)
+    moments, steps_found = [], []
+    for _ in range(arguments.kills):
+        moments.append(round(draws.uniform(0, training_s), 1))
+        kill_after(second, moments[-1], workspace=killed, log=log)
+        steps_found.append(len(read_steps(killed)))
+    if start(second, log=log).wait() != 0:
+        raise SystemExit(f"the killed run did not finish; see {log}")
+    result = compare(undisturbed, killed, steps=arguments.steps)
+    print(json.dumps({"training_s": training_s, "killed_at_s": moments, "steps_found": steps_found} | result))
+
+
+if __name__ == "__main__":
+    main()
