@@ -22,8 +22,10 @@ MODEL_TYPES = ("llama", "qwen2")
 """The supported architectures, by their names in config.json."""
 
 ROWS = 4
-"""Products have a multiple of this many rows: of fewer, the library computes sums in another order, and their
-last bits differ (docs/decisions/0013-same-bits.md)."""
+"""Products have a multiple of this many rows: of fewer, libraries may compute sums in another order, and
+their last bits differ (docs/decisions/0013-same-bits.md)."""
+_PACKED_FOR = 64
+"""Rows of the products that the layout of packed matrices is chosen for; it serves all."""
 PADDING = 16
 """Columns after the hidden ones; the first holds the least norm of a row, which its norm then includes."""
 
@@ -145,15 +147,36 @@ def read_checkpoint(folder: Path) -> tuple[ModelShape, dict[str, torch.Tensor]]:
     return shape, weights
 
 
+class _Matrix:
+    """A linear map, packed where torch has oneDNN: on AMD, its products use AVX-512 where MKL's use AVX2."""
+
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
+        """`weight`: [outputs, inputs]; `bias`: [outputs]."""
+        self._is_packed = torch.backends.mkldnn.is_available()
+        self._bias = bias
+        self._weight = weight.contiguous()
+        if self._is_packed:
+            # the operators of torch.compile on CPUs; torch.utils.mkldnn would copy inputs and outputs
+            self._weight = torch.ops.mkldnn._reorder_linear_weight(self._weight, _PACKED_FOR)
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """[N, inputs] -> [N, outputs]"""
+        if self._is_packed:
+            product: torch.Tensor = torch.ops.mkldnn._linear_pointwise(
+                x, self._weight, self._bias, "none", [], ""
+            )
+            return product
+        return F.linear(x, self._weight, self._bias)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Layer:
-    """The matrices of a layer, transposed: [inputs, outputs]."""
+    """The maps of a layer."""
 
-    qkv: torch.Tensor  # [E, (H + 2K) * D]
-    qkv_bias: torch.Tensor | None  # [(H + 2K) * D]
-    out: torch.Tensor  # [H * D, E]
-    gate_up: torch.Tensor  # [E, 2 * inner]
-    down: torch.Tensor  # [inner, E]
+    qkv: _Matrix  # E -> (H + 2K) * D
+    out: _Matrix  # H * D -> E
+    gate_up: _Matrix  # E -> 2 * inner
+    down: _Matrix  # inner -> E
 
 
 class Llama:
@@ -173,7 +196,7 @@ class Llama:
         self._embedding = F.pad(w["model.embed_tokens.weight"], (0, PADDING))
         self._embedding[:, shape.hidden_size] = (shape.rms_norm_eps * shape.hidden_size) ** 0.5
         head = w["model.embed_tokens.weight" if shape.is_tied else "lm_head.weight"]
-        self._head = _after_norm(head, w["model.norm.weight"])
+        self._head = _Matrix(_after_norm(head, w["model.norm.weight"]))
         self._layers = [_prepare(w, f"model.layers.{i}", shape) for i in range(shape.num_layers)]
         exponents = torch.arange(0, shape.head_dim, 2, dtype=torch.int64).float() / shape.head_dim
         angles = torch.outer(torch.arange(max_context).float(), shape.rope_theta**-exponents)
@@ -196,21 +219,19 @@ class Llama:
         x = F.embedding(tokens, self._embedding)
         hidden = x[:, : shape.hidden_size]
         for index, layer in enumerate(self._layers):
-            qkv = torch.mm(self._norm(x), layer.qkv)
-            if layer.qkv_bias is not None:
-                qkv.add_(layer.qkv_bias)
+            qkv = layer.qkv(self._norm(x))
             pairs = qkv[:, :width].unflatten(1, (-1, shape.head_dim // 2, 2))
             torch.view_as_complex(pairs).mul_(rotation)
             output = attend(index, qkv.view(n, -1, shape.head_dim))
             if logits_of is None and index == shape.num_layers - 1:
                 break
-            hidden.addmm_(output, layer.out)
-            gate_up = torch.mm(self._norm(x), layer.gate_up)
-            hidden.addmm_(F.silu(gate_up[:, :inner]).mul_(gate_up[:, inner:]), layer.down)
+            hidden.add_(layer.out(output))
+            gate_up = layer.gate_up(self._norm(x))
+            hidden.add_(layer.down(F.silu(gate_up[:, :inner]).mul_(gate_up[:, inner:])))
         if logits_of is None:
             return hidden
         rows = F.pad(logits_of, (0, round_up(len(logits_of), ROWS) - len(logits_of)))
-        return torch.mm(self._norm(x[rows]), self._head)[: len(logits_of)]
+        return self._head(self._norm(x[rows]))[: len(logits_of)]
 
     def _norm(self, x: torch.Tensor) -> torch.Tensor:
         """RMS norm [N, E] without its gain, over the root of the hidden size; `x`: [N, E + PADDING]."""
@@ -219,8 +240,8 @@ class Llama:
 
 
 def _after_norm(matrix: torch.Tensor, gain: torch.Tensor) -> torch.Tensor:
-    """`matrix` [outputs, E], transposed, with the factors that `_norm` leaves out."""
-    return (matrix * gain).mul_(gain.numel() ** 0.5).t().contiguous()
+    """`matrix` [outputs, E] with the factors that `_norm` leaves out."""
+    return (matrix * gain).mul_(gain.numel() ** 0.5)
 
 
 def _prepare(w: Mapping[str, torch.Tensor], layer: str, shape: ModelShape) -> _Layer:
@@ -235,11 +256,13 @@ def _prepare(w: Mapping[str, torch.Tensor], layer: str, shape: ModelShape) -> _L
 
     gate_up = torch.cat([w[f"{layer}.mlp.gate_proj.weight"], w[f"{layer}.mlp.up_proj.weight"]])
     return _Layer(
-        qkv=_after_norm(projections("weight"), w[f"{layer}.input_layernorm.weight"]),
-        qkv_bias=projections("bias") if shape.has_qkv_bias else None,
-        out=w[f"{layer}.self_attn.o_proj.weight"].t().contiguous(),
-        gate_up=_after_norm(gate_up, w[f"{layer}.post_attention_layernorm.weight"]),
-        down=w[f"{layer}.mlp.down_proj.weight"].t().contiguous(),
+        qkv=_Matrix(
+            _after_norm(projections("weight"), w[f"{layer}.input_layernorm.weight"]),
+            projections("bias") if shape.has_qkv_bias else None,
+        ),
+        out=_Matrix(w[f"{layer}.self_attn.o_proj.weight"]),
+        gate_up=_Matrix(_after_norm(gate_up, w[f"{layer}.post_attention_layernorm.weight"])),
+        down=_Matrix(w[f"{layer}.mlp.down_proj.weight"]),
     )
 
 
