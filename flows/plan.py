@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from agents.prompting.images import has_vision
+from agents.samplers.vllm import find_python
 from envs.errors import ConfigError
 from envs.files import check_writable
 from flows.lineage import (
@@ -112,6 +113,7 @@ def make_plan(
     check_pipeline(pipeline)
     check_offline(pipeline)
     check_workers(pipeline)
+    check_vllm(pipeline)
     check_environments(pipeline)
     check_data(pipeline.data)
     check_agent(pipeline)
@@ -224,6 +226,12 @@ def check_workers(pipeline: Pipeline) -> None:
             f"backend.workers {backend.workers}: this machine has {cores} cores, and a training process "
             "keeps one busy; lower it, or name a cluster in RAY_ADDRESS"
         )
+
+
+def check_vllm(pipeline: Pipeline) -> None:
+    """Raise `MissingDependency` if the pipeline samples with vLLM on this CPU, and there is none."""
+    if pipeline.backend.rollout == "vllm-cpu":
+        find_python()
 
 
 def check_items(pipeline: Pipeline) -> None:

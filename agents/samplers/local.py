@@ -14,13 +14,14 @@ if TYPE_CHECKING:
 
     from agents.samplers.cpu import CpuSampler
     from agents.samplers.transformers import TransformersSampler
+    from agents.samplers.vllm import VllmSampler
 
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
     """A model that is ready to sample."""
 
-    sampler: "CpuSampler | TransformersSampler"
+    sampler: "CpuSampler | TransformersSampler | VllmSampler"
     tokenizer: "PreTrainedTokenizerBase"
     processor: "ProcessorMixin | None"
     """Of a vision-language model."""
@@ -37,7 +38,9 @@ class LocalModel:
     threads: int = 1
     """Of the CPU engine; more than one pays only on an otherwise idle machine."""
     max_sequences: int = 256
-    """Episodes that the CPU engine decodes side by side; transformers decodes one at a time."""
+    """Episodes that the CPU engine or vLLM decodes side by side; transformers decodes one at a time."""
+    vllm_python: Path | None = None
+    """The Python that runs vLLM (`agents.samplers.vllm.find_python`), which then samples."""
 
     def check(self) -> None:
         """Raise `ConfigError` unless the folder holds a model."""
@@ -64,8 +67,9 @@ class LocalModel:
     def load(self, *, context_length: int) -> Iterator[LoadedModel]:
         """The model with its sampler, which is closed at the end.
 
-        A model whose architecture the CPU engine does not know is sampled by transformers. Raises
-        `ConfigError` for a model that cannot be loaded, `MissingDependency` for what its processor needs.
+        Without vLLM, a model whose architecture the CPU engine does not know is sampled by transformers.
+        Raises `ConfigError` for a model that cannot be loaded, `MissingDependency` for what its processor
+        needs.
         """
         self.check()
         from transformers import AutoTokenizer
@@ -85,10 +89,20 @@ class LocalModel:
 
     def _sampler(
         self, processor: "ProcessorMixin | None", *, context_length: int
-    ) -> "CpuSampler | TransformersSampler":
+    ) -> "CpuSampler | TransformersSampler | VllmSampler":
         from agents.samplers.cpu import CpuSampler, is_supported
         from agents.samplers.transformers import TransformersSampler
+        from agents.samplers.vllm import VllmSampler
 
+        if self.vllm_python is not None:
+            return VllmSampler(
+                self.folder,
+                python=self.vllm_python,
+                context_length=context_length,
+                max_sequences=self.max_sequences,
+                seed=self.seed,
+                threads=self.threads,
+            )
         if is_supported(self.folder):
             return CpuSampler(
                 self.folder,

@@ -65,12 +65,12 @@ class Pipeline(Settings):
 
     @model_validator(mode="before")
     @classmethod
-    def _correct_rollouts_on_gpus(cls, values: Any) -> Any:
+    def _correct_rollouts_of_vllm(cls, values: Any) -> Any:
         if not isinstance(values, dict):
             return values
         train, backend = values.get("train"), values.get("backend")
-        on_gpus = isinstance(backend, dict) and backend.get("device") == "cuda"
-        if isinstance(train, dict) and on_gpus and not is_offline(train):
+        by_vllm = isinstance(backend, dict) and backend.get("rollout") in ("vllm", "vllm-cpu")
+        if isinstance(train, dict) and by_vllm and not is_offline(train):
             return values | {"train": {"rollout_correction": {}} | train}
         return values
 

@@ -178,9 +178,9 @@ class TrainSettings(Settings):
     watch: Annotated[WatchSettings, Field(validate_default=True)] = WatchSettings()
     """Looks for signs of a collapse after each step."""
     rollout_correction: RolloutCorrectionSettings | None = None
-    """vLLM in bf16 and FSDP differ in the third digit, so on cuda the block is there by default; null
-    switches it off. On a CPU both compute the same, and the block is for `async` alone; old log-probs are
-    then the trainer's."""
+    """vLLM's log-probs are not the trainer's: in bf16 they differ in the third digit. With vLLM the block is
+    therefore there by default, null switches it off, and old log-probs are the trainer's in either case. The
+    CPU engine computes the same as the trainer: with it, the block is for `async` alone."""
 
     @field_validator("watch", mode="after")
     @classmethod
@@ -213,7 +213,8 @@ class BackendSettings(Settings):
     """Where the model runs. Everything else is the same on a laptop and on a cluster."""
 
     device: Literal["cpu", "cuda"]
-    rollout: Literal["cpu", "vllm"]
+    rollout: Literal["cpu", "vllm-cpu", "vllm"]
+    """The CPU engine; vLLM on a CPU, from its own Python environment (docs/gpus.md); vLLM on GPUs."""
     workers: Positive = 1
     """Training processes (FSDP ranks); on GPUs one per GPU."""
     tensor_parallel: Positive = 1

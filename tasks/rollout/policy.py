@@ -13,6 +13,7 @@ from pathlib import Path
 from agents.clients.endpoint import ChatClient, Endpoint
 from agents.rollout.group import Callbacks
 from agents.samplers.local import LocalModel
+from agents.samplers.vllm import find_python
 from agents.types import Trajectory
 from envs.types import Item
 from tasks.config.pipelines import Pipeline
@@ -56,8 +57,13 @@ def open_policy(
 
 
 def local_model(pipeline: Pipeline, folder: Path) -> LocalModel:
-    """The model in `folder`, sampled on this CPU with the pipeline's seed."""
-    return LocalModel(folder, seed=pipeline.seed, max_sequences=pipeline.backend.max_sequences)
+    """The model in `folder`, sampled on this CPU as the pipeline's training samples, with its seed."""
+    return LocalModel(
+        folder,
+        seed=pipeline.seed,
+        max_sequences=pipeline.backend.max_sequences,
+        vllm_python=find_python() if pipeline.backend.rollout == "vllm-cpu" else None,
+    )
 
 
 @contextmanager

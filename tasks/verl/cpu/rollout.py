@@ -1,4 +1,4 @@
-"""verl's rollout backend `cpu`: the actors of the CPU sampler, their replica, and the transfer of weights.
+"""verl's rollout backends `cpu` and `vllm-cpu`: the samplers' actors, their replica, the transfer of weights.
 
 verl asks a load balancer for a server at every turn. Here an episode stays on one server, which the process
 that runs all episodes chooses itself: this saves an actor and two calls per turn.
@@ -7,6 +7,7 @@ that runs all episodes chooses itself: this saves an actor and two calls per tur
 import asyncio
 import os
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import ray
@@ -19,42 +20,54 @@ from verl.workers.rollout.replica import RolloutReplica, RolloutReplicaRegistry,
 
 from agents.types import SamplingParams
 
-BACKEND = "cpu"
+BACKENDS = ("cpu", "vllm-cpu")
 
 
 def register() -> None:
-    """Make `rollout.name=cpu` known to verl."""
-    verl_rollout._ROLLOUT_REGISTRY[(BACKEND, "async")] = f"{__name__}.CpuRollout"
-    RolloutReplicaRegistry.register(BACKEND, lambda: CpuReplica)
+    """Make `rollout.name=cpu` and `rollout.name=vllm-cpu` known to verl."""
+    for backend in BACKENDS:
+        verl_rollout._ROLLOUT_REGISTRY[(backend, "async")] = f"{__name__}.CpuRollout"
+        RolloutReplicaRegistry.register(backend, lambda: CpuReplica)
     LLMServerManager._init_global_load_balancer = _init_load_balancer
     LLMServerManager.get_client = _get_client
 
 
 def _samplers(replica_rank: int, config: Any) -> list[str]:
     """The names of a replica's sampler actors."""
-    count = config.engine_kwargs[BACKEND]["samplers"]
+    count = config.engine_kwargs["cpu"]["samplers"]
     return [f"wingspan_cpu_sampler_{replica_rank}_{index}" for index in range(count)]
 
 
 class CpuReplica(RolloutReplica):  # type: ignore[misc]
-    """`CpuSampler` actors, one core each. They have no device memory to free, so they never sleep."""
+    """`CpuSampler` or `VllmSampler` actors, one core each. They have no device memory to free, so they never
+    sleep."""
 
     async def launch_servers(self) -> None:
-        """Start the actors."""
+        """Start the actors. Raises `ConfigError` for a model that vLLM does not support."""
         from agents.samplers.cpu import CpuSampler
+        from agents.samplers.vllm import VllmSampler, find_python
 
+        sampler_class: type[CpuSampler | VllmSampler] = CpuSampler
+        options: dict[str, Any] = {}
+        if self.config.name == "vllm-cpu":
+            sampler_class = VllmSampler
+            # the actor dies with vLLM, and is then a dead sampler like any other
+            options = {"python": find_python(), "on_death": partial(os._exit, 1)}
         for name in _samplers(self.replica_rank, self.config):
             sampler = (
-                ray.remote(CpuSampler)
+                ray.remote(sampler_class)
                 .options(name=name, max_concurrency=self.max_concurrency, num_cpus=0)
                 .remote(
                     self.model_config["path"],
                     max_sequences=self.config.max_num_seqs,
                     context_length=self.config.max_model_len,
                     seed=self.config.seed,
+                    **options,
                 )
             )
             self.servers.append(sampler)
+        if self.config.name == "vllm-cpu":
+            await asyncio.gather(*(sampler.start.remote() for sampler in self.servers))
         self._server_handle = self.servers[0]
         self._server_address = name
 
@@ -87,7 +100,7 @@ class CpuRollout(BaseRollout):  # type: ignore[misc]
     ) -> None:
         """Send the full weights, of policy version `global_steps`."""
         if wire_format != "named_tensors":
-            raise NotImplementedError(f"the CPU sampler takes named_tensors, not {wire_format!r}")
+            raise NotImplementedError(f"samplers on a CPU take named_tensors, not {wire_format!r}")
         # Every rank must exhaust the iterator: gathering a sharded tensor is a collective operation.
         state = {name: tensor.detach().to("cpu", copy=True) for name, tensor in weights}
         rank = int(os.environ["RANK"])
@@ -152,12 +165,12 @@ _verl_get_client = LLMServerManager.get_client
 
 
 async def _init_load_balancer(self: LLMServerManager) -> None:
-    if self.rollout_config.name != BACKEND:
+    if self.rollout_config.name not in BACKENDS:
         await _verl_init_load_balancer(self)
 
 
 def _get_client(self: LLMServerManager, client_cls: type | None = None, **kwargs: Any) -> LLMServerClient:
-    if self.rollout_config.name != BACKEND:
+    if self.rollout_config.name not in BACKENDS:
         return _verl_get_client(self, client_cls, **kwargs)
     samplers = [sampler for replica in self.rollout_replicas for sampler in replica.servers]
     return CpuServerClient(self.config, samplers)
