@@ -52,7 +52,7 @@ def find_python() -> Path:
     """The Python that has vLLM for CPUs. Raises `MissingDependency` with the commands that install it."""
     name = os.environ.get(PYTHON_VARIABLE)
     if not name:
-        raise MissingDependency(f"vLLM on the CPU needs an environment of its own; {INSTALL}")
+        raise MissingDependency(f"vLLM on the CPU needs its own Python environment; {INSTALL}")
     python = Path(name).expanduser()
     try:
         query = [str(python), "-I", "-c", _VERSION_QUERY]

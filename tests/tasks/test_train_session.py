@@ -20,7 +20,9 @@ WARMUP = {"demonstrations": 1, "noise": 0.0, "steps": 1, "batch_size": 1, "lr": 
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        ({"backend": {"device": "cpu", "rollout": "vllm"}}, "use cpu with cpu"),
+        ({"backend": {"device": "cpu", "rollout": "vllm"}}, "use cpu or vllm-cpu with cpu, vllm with cuda"),
+        ({"backend": {"device": "cuda", "rollout": "vllm-cpu"}}, "use cpu or vllm-cpu with cpu"),
+        ({"backend": {"device": "cpu", "rollout": "vllm-cpu"}, "rollout__top_k": 9}, "top_k 9"),
         ({"train__micro_batch_tokens": 100}, "train.micro_batch_tokens 100"),
         ({"train__mini_batches": 5}, "train.mini_batches 5"),
         ({"backend": {"device": "cuda", "rollout": "vllm", "workers": 3, "tensor_parallel": 2}}, "workers 3"),

@@ -87,8 +87,9 @@ def test_rollout_backend_has_every_method_that_verl_calls(verl: ModuleType) -> N
 
     from tasks.verl.cpu import rollout
 
-    assert get_rollout_class("cpu") is rollout.CpuRollout
-    assert get_rollout_replica_class("cpu") is rollout.CpuReplica
+    for backend in ("cpu", "vllm-cpu"):
+        assert get_rollout_class(backend) is rollout.CpuRollout
+        assert get_rollout_replica_class(backend) is rollout.CpuReplica
     assert not rollout.CpuReplica.__abstractmethods__
     assert not rollout.CpuRollout.__abstractmethods__
     assert {"weights", "wire_format"} <= set(parameters(BaseRollout.update_weights))

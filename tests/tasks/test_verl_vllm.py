@@ -70,7 +70,7 @@ def test_a_training_with_vllm_knows_how_far_its_probabilities_are_from_the_train
         assert 0 < line["rollout_probs_diff_mean"] < line["rollout_probs_diff_max"] < CLOSE
         assert line["importance_mean"] == pytest.approx(1, abs=CLOSE)
         assert (line["importance_capped"], line["importance_rejected"]) == (0, 0)
-        assert line["failed"] == 0
+        assert line["dropped"] == 0
     model = AutoModelForCausalLM.from_pretrained(folder, dtype="float32").eval()
     for step in (1, 2, 3):
         trajectories = read_trajectories(tmp_path / "train" / "trajectories" / f"step_{step:04d}.jsonl")
