@@ -252,7 +252,8 @@ class VllmSampler:
         self._process.wait()
         failure = self._failure()
         answers, self._answers = self._answers, {}
-        for waiting in (self._start, self._loading, *answers.values()):
+        futures: list[Future[Any]] = [self._start, self._loading, *answers.values()]
+        for waiting in futures:
             with suppress(InvalidStateError):
                 waiting.set_exception(failure)
         if not self._is_closed:
