@@ -12,8 +12,9 @@ UV_ENVIRONMENT := export UV_FIND_LINKS="$${UV_FIND_LINKS:-$${PIP_FIND_LINKS// /,
 run: $(RUNS)
 	@.venv/bin/wingspan run $(PIPELINE)
 
-# Each worker takes whole files.
-PYTEST = .venv/bin/python -m pytest --dist loadfile --no-loadscope-reorder --numprocesses
+# Each worker takes whole files. Bytecode is kept, whatever the shell says: without it each worker compiles all
+# tests anew, for seconds.
+PYTEST = PYTHONDONTWRITEBYTECODE= .venv/bin/python -m pytest --dist loadfile --no-loadscope-reorder --numprocesses
 
 # One worker more than two cores: tests that wait for processes leave a core idle.
 test: install

@@ -1,6 +1,7 @@
 """What all tests share: their markers, time limits and order, and the way to import verl."""
 
 import os
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
@@ -9,6 +10,7 @@ import pytest
 from hypothesis import settings
 
 from envs.registry import ENVIRONMENTS
+from flows.endings.guardian import MARK, guard
 
 # For the tests and what they start, before anything imports torch: several tests run at a time, and threads
 # that wait for each other on busy cores take ten times the time of one.
@@ -31,6 +33,16 @@ LONGEST_FILES = (
 """A worker takes whole files: one of these that began last would leave all cores but one idle."""
 PROGRAMS = {"browser": ("test_browser.py", "miniwob", "webarena"), "java": ("sciworld", "jvm")}
 """By marker: a part of the id (file, function or parameter) of each test that starts this program."""
+
+
+def pytest_configure() -> None:
+    """Guard the session: what tests start, and their files, end with it, if it is killed as well.
+
+    The folders of `tmp_path` stay: pytest keeps those of the last sessions.
+    """
+    if MARK not in os.environ:  # workers inherit it
+        os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", tempfile.gettempdir())
+        guard(prefix="w-")  # short: the paths of sockets in a run's folder have a limit
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -32,8 +32,8 @@ class Bubblewrap(Backend):
         links = [p for p in ("lib", "lib64", "bin", "sbin") if Path("/", p).is_symlink()]
         bind_mounts = [p for p in ("lib", "lib64", "bin") if Path("/", p).is_dir() and p not in links]
         return [
-            # opened before the privileges to read its folder are dropped
-            *("sh", "-c", 'exec "$@" 3<"$0"', str(filter_file("bpf"))),
+            # opened before the privileges to open this process's files are dropped
+            *("sh", "-c", 'exec "$@" 3<"$0"', str(filter_file())),
             *(drop if os.geteuid() == 0 else []),
             *("bwrap", "--seccomp", "3", "--unshare-all", "--unshare-user", "--disable-userns"),
             *("--die-with-parent", "--new-session", "--clearenv"),

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from envs.requirements.detection import DOCKER, PODMAN, PROBE_TIMEOUT_S, describe_failure
 from envs.sandbox.backend import ENVIRONMENT, NOBODY, Backend, SandboxLimits, apply_limits, find_failure
-from envs.sandbox.seccomp import filter_file
+from envs.sandbox.seccomp import profile_file
 
 IMAGE = "python:3.11-slim"
 """Debian with Python; `IMAGE_VARIABLE` may name another image with `env`, `timeout` and `prlimit`."""
@@ -51,7 +51,7 @@ class Containers(Backend):
             *(self.name, "run", "--rm", "--interactive", "--pull=never", f"--name={label}"),
             *("--log-driver=none", "--network=none", "--ipc=private", "--hostname=sandbox"),
             *(f"--user={NOBODY}:{NOBODY}", "--cap-drop=ALL", "--security-opt=no-new-privileges"),
-            f"--security-opt=seccomp={filter_file('json')}",
+            f"--security-opt=seccomp={profile_file()}",
             *(f"--pids-limit={limits.processes}", f"--ulimit=nproc={ALL_PROCESSES}:{ALL_PROCESSES}"),
             f"--ulimit=nofile={limits.open_files}:{limits.open_files}",
             *(f"--memory={memory_mb}m", f"--memory-swap={memory_mb}m", f"--shm-size={limits.shm_mb}m"),

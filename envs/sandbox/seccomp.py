@@ -17,7 +17,7 @@ import tempfile
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 MACHINES = ("x86_64", "aarch64")
 _AUDIT_ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
@@ -131,12 +131,28 @@ def profile() -> dict[str, Any]:
     }
 
 
+def filter_file() -> Path:
+    """Return the compiled filter as a file in memory, open in this process, for programs that it starts."""
+    return _memory_file(os.getpid())
+
+
 @cache
-def filter_file(form: Literal["bpf", "json"]) -> Path:
-    """Write the filter, compiled or as docker's profile, to a file that this process deletes when it ends."""
-    handle, name = tempfile.mkstemp(prefix="wingspan-seccomp-", suffix=f".{form}")
-    with os.fdopen(handle, "wb") as file:
-        file.write(bpf() if form == "bpf" else json.dumps(profile()).encode())
+def _memory_file(pid: int) -> Path:
+    # By process: a fork need not inherit open files.
+    descriptor = os.memfd_create("wingspan-seccomp")
+    os.write(descriptor, bpf())
+    return Path(f"/proc/{pid}/fd/{descriptor}")
+
+
+@cache
+def profile_file() -> Path:
+    """Write docker's profile to a file that this process deletes when it ends.
+
+    A file in memory would not do: podman reads it in another user namespace, from where that is forbidden.
+    """
+    handle, name = tempfile.mkstemp(prefix="wingspan-seccomp-", suffix=".json")
+    with os.fdopen(handle, "w") as file:
+        json.dump(profile(), file)
     path, pid = Path(name), os.getpid()
     # A fork inherits the exit handlers and must not delete its parent's file.
     atexit.register(lambda: path.unlink(missing_ok=True) if os.getpid() == pid else None)

@@ -39,13 +39,16 @@ _guardian: tuple[subprocess.Popen[bytes], int] | None = None
 """The guardian, and our end of its pipe."""
 
 
-def guard() -> None:
-    """Guard this process from now on; a second call does nothing. Call it before starting any process."""
+def guard(*, prefix: str = "wingspan-") -> None:
+    """Guard this process from now on; a second call does nothing. Call it before starting any process.
+
+    `prefix`: of the folder's name.
+    """
     global _guardian
     if _guardian is not None:
         return
     before = tempfile.gettempdir()
-    folder = tempfile.mkdtemp(prefix="wingspan-")
+    folder = tempfile.mkdtemp(prefix=prefix)
     os.chmod(folder, 0o711)  # sandboxes and browsers run as another user and enter folders in it
     reading, writing = os.pipe()
     process = subprocess.Popen(

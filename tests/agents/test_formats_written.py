@@ -52,6 +52,7 @@ def test_a_turn_that_is_written_is_read_again(format: str, data: st.DataObject) 
 
 @pytest.mark.parametrize("format", FORMATS)
 @given(data=st.data())
+@pytest.mark.heavy
 def test_a_turn_that_cannot_be_expressed_is_refused_and_never_another_one(
     format: str, data: st.DataObject
 ) -> None:

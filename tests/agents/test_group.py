@@ -180,6 +180,7 @@ def test_no_two_attempts_share_an_episode_id() -> None:
     assert sorted(turns_of.values()) == [1] * 4 + [3] * 8
 
 
+@pytest.mark.heavy
 def test_plays_of_one_name_draw_alike_and_others_do_not(tmp_path: Path) -> None:
     """With a real sampler at temperature 1, whichever order the episodes are served in."""
     from agents.samplers.cpu import CpuSampler
@@ -264,6 +265,7 @@ def test_what_is_no_fault_of_an_episode_ends_the_play() -> None:
     asyncio.run(main())
 
 
+@pytest.mark.heavy
 def test_the_collector_leaves_what_was_there_before_alone() -> None:
     frozen: list[int] = []
     before = gc.get_freeze_count()

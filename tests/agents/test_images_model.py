@@ -225,6 +225,7 @@ def test_what_cannot_see_says_so(folder: Path, tmp_path: Path) -> None:
         vision_of([1, PAD], [SMALL], None)
 
 
+@pytest.mark.heavy
 def test_a_pipeline_for_gpus_composes(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pretend_installed(tmp_path, "2.8.3", monkeypatch)
     pipeline = toy_pipeline(

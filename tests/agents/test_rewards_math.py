@@ -80,6 +80,7 @@ def test_threads_share_the_processes():
         processes.close()
 
 
+@pytest.mark.heavy
 def test_a_process_that_was_killed_is_a_failure_and_then_replaced():
     before = {*psutil.Process().children()}
     processes = MathProcesses(1)

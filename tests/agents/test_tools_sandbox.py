@@ -158,6 +158,7 @@ def test_an_edit_is_of_one_place_and_can_be_taken_back():
 @needs_sandbox
 @settings(max_examples=15, suppress_health_check=list(HealthCheck))
 @given(st.text(st.characters(exclude_categories=["Cs"])), st.text(max_size=3), st.text())
+@pytest.mark.heavy
 def test_an_edit_is_pythons_replacement(text: str, old: str, new: str):
     [_, edit_result, content] = run_calls(
         create("f", text), edit("f", old, new), code("open('f', newline='', encoding='utf-8').read()")

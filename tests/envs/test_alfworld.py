@@ -109,7 +109,10 @@ def play_expert(name: str, index: int) -> tuple[str, list[StepResult]]:
     return asyncio.run(play())
 
 
-@pytest.mark.parametrize("task", games.TASK_TYPES)
+@pytest.mark.parametrize(
+    "task",
+    [pytest.param(task, marks=[pytest.mark.heavy] * bool(n)) for n, task in enumerate(games.TASK_TYPES)],
+)
 def test_the_planner_s_plan_wins_and_meets_every_condition_only_then(task: str) -> None:
     """`python -m bench.experts alfworld-mini` does it for all games."""
     index = min(items("unseen", task), key=lambda i: len(mini.GAMES.read(i).problem))
@@ -288,6 +291,7 @@ def test_upstream_s_games_have_agentgym_s_numbers_then_their_own(upstream: Path)
     )  # its walkthrough is in names that the game does not know
 
 
+@pytest.mark.heavy
 def test_upstream_s_game_is_played_from_either_file(upstream: Path) -> None:
     opening, results = play_expert("alfworld", 0)
     assert results[-1].success

@@ -55,6 +55,7 @@ def test_items_are_the_games_that_are_made_and_that_the_planner_solved() -> None
     assert len(items) == sum(bool(plan.plan) for plan in plans()) >= 200
 
 
+@pytest.mark.heavy
 def test_parts_have_all_task_types_and_share_no_game_and_unseen_rooms_are_in_no_other() -> None:
     items = [*split(0).train, *split(0).test]
     counts = Counter((i.metadata["part"], i.metadata["task"]) for i in items)
@@ -109,6 +110,7 @@ def test_killed_games_cost_attempts_and_nothing_else() -> None:
     assert outcome.is_same
 
 
+@pytest.mark.heavy
 def test_a_state_is_the_facts_that_actions_depend_on() -> None:
     item = next(i for i in split(0).train if i.metadata["task"] == "pick_and_place_simple")
 

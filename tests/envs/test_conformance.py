@@ -107,7 +107,14 @@ def on(make: Callable[[], Environment], use: Callable[[Environment], Awaitable[T
     return asyncio.run(main())
 
 
-@pytest.fixture(scope="module", params=list(ENVIRONMENTS))
+ENV_PARAMS = [
+    pytest.param(name, marks=[pytest.mark.heavy] * (name in ("alfworld-mini", "textworld")))
+    for name in ENVIRONMENTS
+]
+"""The heavy ones make their games by a planner or a compiler."""
+
+
+@pytest.fixture(scope="module", params=ENV_PARAMS)
 def sample(request: pytest.FixtureRequest) -> Sample:
     try:
         return Sample(get_env(request.param))

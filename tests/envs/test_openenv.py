@@ -61,6 +61,7 @@ async def _play(address: str, actions: list[str], *, index: int = 0) -> tuple[st
         await env.close()
 
 
+@pytest.mark.heavy
 def test_a_text_is_an_action_and_the_seed_chooses_the_problem(address: str) -> None:
     async def first_letters() -> list[str]:
         return [(await _play(f"{address}/riddle", [], index=i))[0] for i in range(12)]
@@ -77,6 +78,7 @@ def test_a_text_is_an_action_and_the_seed_chooses_the_problem(address: str) -> N
     ]
 
 
+@pytest.mark.heavy
 def test_two_sessions_at_once_do_not_disturb_each_other(address: str) -> None:
     async def play() -> list[str]:
         spec = get_env(f"openenv:{address}/riddle")
@@ -96,12 +98,14 @@ def test_two_sessions_at_once_do_not_disturb_each_other(address: str) -> None:
     assert len(set(asyncio.run(play()))) == 2
 
 
+@pytest.mark.heavy
 def test_several_fields_are_a_json_object_and_the_servers_own_word_on_success_counts(address: str) -> None:
     opening, results = asyncio.run(_play(f"{address}/grid", ['{"row": 0, "column": 0}']))
     assert opening == '["..", ".."]\nAction: a JSON object with row (integer), column (integer)'
     assert results == [StepResult('["x.", ".."]', reward=0.5, terminated=True, success=True)]
 
 
+@pytest.mark.heavy
 def test_a_malformed_action_is_play_by_its_form_and_by_the_servers_word(address: str) -> None:
     actions = ["north", '{"row": "up", "column": 0}', '{"row": 1}', '{"row": 0, "column": 0}']
     _, results = asyncio.run(_play(f"{address}/grid", actions))
@@ -111,6 +115,7 @@ def test_a_malformed_action_is_play_by_its_form_and_by_the_servers_word(address:
     assert "column: Field required" in results[2].observation
 
 
+@pytest.mark.heavy
 def test_an_end_from_outside_is_truncated_and_no_success(address: str) -> None:
     _, results = asyncio.run(_play(f"{address}/grid", ['{"row": 1, "column": 1}'] * 3))
     assert [(r.terminated, r.truncated, r.success, r.reward) for r in results] == [
@@ -121,6 +126,7 @@ def test_an_end_from_outside_is_truncated_and_no_success(address: str) -> None:
     assert results[0].observation == 'rows: ["..", ".."]\nlast: missed'
 
 
+@pytest.mark.heavy
 def test_faults_of_server_and_environment_are_no_rewards(address: str) -> None:
     with pytest.raises(EnvCrashed, match="EXECUTION_ERROR: the board broke"):
         asyncio.run(_play(f"{address}/grid", ['{"row": 9, "column": 0}']))
@@ -170,6 +176,7 @@ def test_a_server_that_has_hung_up_is_called_again_by_the_next_episode() -> None
     assert calls == [{"type": "reset", "data": {"seed": seed}} for seed in (1, 2)]
 
 
+@pytest.mark.heavy
 def test_the_shipped_environment_says_what_the_packages_own_client_is_told(address: str) -> None:
     from openenv.core.generic_client import GenericEnvClient
 

@@ -178,6 +178,7 @@ def test_the_core_has_what_textcraft_needs_and_each_other_package_is_in_an_extra
     assert most | bundle | {"gpu", "dev", "all"} == set(project["optional-dependencies"])
 
 
+@pytest.mark.heavy
 def test_all_environments_are_listed_where_no_extra_is_installed(tmp_path: Path) -> None:
     program = """
 import sys

@@ -117,6 +117,7 @@ def test_a_corpus_that_has_changed_is_indexed_anew(tmp_path: Path):
     assert {file.name for file in tmp_path.iterdir()} == {"c.jsonl", "c.jsonl.bm25", ".c.jsonl.bm25.lock"}
 
 
+@pytest.mark.heavy
 def test_processes_that_start_at_once_build_one_index(tmp_path: Path):
     path = write_corpus(tmp_path / "c.jsonl", texts(3000))
     program = (
@@ -280,6 +281,7 @@ def test_a_place_is_a_url_or_a_path(monkeypatch: pytest.MonkeyPatch):
         retriever_at("ftp://there")
 
 
+@pytest.mark.heavy
 def test_serve_retriever_serves_from_the_command_line(tmp_path: Path):
     corpus = write_corpus(tmp_path / "c.jsonl", ["red thing", "blue thing"])
     command = [str(Path(sys.executable).with_name("wingspan")), "serve-retriever", str(corpus), "--port", "0"]

@@ -108,7 +108,7 @@ def test_without_any_sandbox_all_remedies_are_named(tmp_path: Path, monkeypatch:
 RUN = shlex.split(
     "run --rm --interactive --pull=never --name=L --log-driver=none --network=none --ipc=private"
     " --hostname=sandbox --user=65534:65534 --cap-drop=ALL --security-opt=no-new-privileges"
-    f" --security-opt=seccomp={seccomp.filter_file('json')} --pids-limit=9"
+    f" --security-opt=seccomp={seccomp.profile_file()} --pids-limit=9"
     " --ulimit=nproc=4096:4096 --ulimit=nofile=50:50 --memory=145m --memory-swap=145m --shm-size=5m"
     " --read-only --tmpfs /work:rw,exec,nosuid,nodev,mode=1777,size=20m"
     " --tmpfs /tmp:rw,exec,nosuid,nodev,mode=1777,size=20m --tmpfs /sys:ro,size=4k"

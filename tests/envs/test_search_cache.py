@@ -141,6 +141,7 @@ def test_the_server_ends_with_a_starter_that_is_killed(tmp_path: Path):
     wait_until(lambda: not servers_of(tmp_path))
 
 
+@pytest.mark.heavy
 def test_a_server_that_is_killed_under_load_costs_nothing_but_its_results(
     server: EmbeddedServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):

@@ -10,7 +10,7 @@ import sys
 
 import pytest
 
-from envs.sandbox.seccomp import FORBIDDEN, LOADER, MACHINES, NAMESPACES, bpf, filter_file
+from envs.sandbox.seccomp import FORBIDDEN, LOADER, MACHINES, NAMESPACES, bpf, filter_file, profile_file
 
 ARCHITECTURES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 """AUDIT_ARCH_… of linux/audit.h."""
@@ -81,7 +81,7 @@ def test_calls_of_another_interface_are_refused() -> None:
 
 
 def test_containers_refuse_what_the_compiled_filter_refuses() -> None:
-    profile = json.loads(filter_file("json").read_text())
+    profile = json.loads(profile_file().read_text())
     assert profile["defaultAction"] == "SCMP_ACT_ALLOW"
     rules: dict[str, list[object]] = {}
     for rule in profile["syscalls"]:
@@ -121,7 +121,7 @@ if __name__ == "__main__":
 def test_ordinary_programs_run_under_it(tmp_path) -> None:
     """By the loader, on this machine's own interpreter: threads, processes, pools, numpy."""
     (tmp_path / "ordinary.py").write_text(ORDINARY)
-    program = base64.b64encode(filter_file("bpf").read_bytes()).decode()
+    program = base64.b64encode(filter_file().read_bytes()).decode()
     line = [sys.executable, "-I", "-c", LOADER, program, sys.executable, str(tmp_path / "ordinary.py")]
     done = subprocess.run(line, capture_output=True, text=True, timeout=120)
     assert (done.stdout, done.returncode) == ("done\n", 0), done.stderr

@@ -13,8 +13,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import textarena
-from textarena.envs.registration import ENV_REGISTRY
 
 from envs.adapters.seeds import EpisodeRandom, seeded_item
 from envs.adapters.textarena import SINGLE_PLAYER_GAMES
@@ -146,6 +144,9 @@ def test_an_item_opens_alike_in_every_process() -> None:
 
 
 def test_all_games_for_one_player_are_listed_but_for_those_that_cannot_be_played() -> None:
+    import textarena
+    from textarena.envs.registration import ENV_REGISTRY
+
     package = Path(textarena.__file__).parent
     alone = set()
     for entry in ENV_REGISTRY.values():

@@ -51,6 +51,7 @@ print(hashlib.sha256("".join(make_problem(i).opening for i in order).encode()).h
 """
 
 
+@pytest.mark.heavy
 def test_openings_depend_on_neither_the_hash_seed_nor_earlier_resets():
     digests = set()
     for hash_seed, order in (("0", "[]"), ("1", "reversed(order)"), ("2", "[543, 500, 12]")):
@@ -93,6 +94,7 @@ def _play(problem: Problem) -> bool:
     return last.reward == 1.0 and last.success and last.terminated
 
 
+@pytest.mark.heavy
 def test_the_expert_takes_the_same_member_of_a_group_in_every_game() -> None:
     members = collections.defaultdict(set)
     for index in range(len(goals())):
@@ -139,6 +141,7 @@ def test_members_of_a_drilled_family_differ_in_one_word_alone():
     assert max(sizes) > 8
 
 
+@pytest.mark.heavy
 def test_what_the_expert_misreads_is_refused_at_last_and_read_again():
     rng = random.Random(0)
     num_refused = 0

@@ -126,6 +126,7 @@ def test_the_wrong_object_loses() -> None:
     assert (results[-1].terminated, results[-1].success, results[-1].reward) == (True, False, 0.0)
 
 
+@pytest.mark.heavy
 def test_cooking_twice_burns_and_loses() -> None:
     opening, results = play(
         MEALS,
@@ -188,6 +189,7 @@ def test_the_expert_solves_the_longest_of_each_kind() -> None:
         assert sum(result.reward for result in results) == pytest.approx(1.0)
 
 
+@pytest.mark.heavy
 def test_a_state_is_the_facts_and_the_quests_that_are_done() -> None:
     async def keys(spec: EnvSpec, index: int, commands: list[str]) -> list[str | None]:
         env = spec.make()

@@ -173,6 +173,7 @@ def test_doctor_says_what_is_open_to_the_network(here: Path, monkeypatch: pytest
     assert "RAY_ADDRESS=127.0.0.1:9: no Ray cluster answers" in network()
 
 
+@pytest.mark.heavy
 def test_a_run_without_java_stops_before_anything_starts(project: Path, tmp_path: Path) -> None:
     play_on(project, "sciworld")
     empty = tmp_path / "empty"
@@ -265,7 +266,9 @@ def _at_a_terminal() -> None:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
-@pytest.mark.parametrize("key", [b"\x03", b"\x04"], ids=["Ctrl-C", "Ctrl-D"])
+@pytest.mark.parametrize(
+    "key", [pytest.param(b"\x03", id="Ctrl-C"), pytest.param(b"\x04", id="Ctrl-D", marks=pytest.mark.heavy)]
+)
 def test_in_a_terminal_a_key_leaves(key: bytes) -> None:
     ours, theirs = pty.openpty()
     code = "from flows.cli.app import app; app(['play', 'textcraft', '3'])"

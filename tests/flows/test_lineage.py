@@ -56,6 +56,7 @@ def changed_keys(before: dict[str, str], after: dict[str, str]) -> set[str]:
     return {name for name in before if before[name] != after[name]}
 
 
+@pytest.mark.heavy
 def test_hashes_are_those_that_dvc_writes(project: Path) -> None:
     from dvc.repo import Repo
 

@@ -251,6 +251,7 @@ def test_a_run_without_a_policy_to_serve_is_refused(project: Path) -> None:
         check_run("textcraft-agentevol-cpu", overrides={}, workspace=None, serve_policy=str(port))
 
 
+@pytest.mark.heavy
 def test_one_broken_pipeline_does_not_hide_the_others(project: Path) -> None:
     document = yaml.safe_load((project / "pipelines.yaml").read_text())
     document["pipelines"]["babyai-cpu"]["seed"] = "none"

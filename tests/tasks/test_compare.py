@@ -119,6 +119,7 @@ def test_runs_of_other_environments_are_said_to_be_no_measure_of_each_other(
     assert note in found.page.read_text()
 
 
+@pytest.mark.heavy
 def test_a_run_without_a_report_has_unknown_parameters(runs: list[Path], tmp_path: Path) -> None:
     report(toy_pipeline(), runs[0])
     found = compare(runs[:2], tmp_path / "out")

@@ -32,6 +32,7 @@ def on(**servers: dict[str, Any]) -> Pipeline:
     return load_pipeline("textcraft-cpu", overrides={"servers": servers}, file=PIPELINES)
 
 
+@pytest.mark.heavy
 def test_the_experts_episodes_are_played_on_the_server(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -86,6 +87,7 @@ class Absent:
         return "fetch one"
 
 
+@pytest.mark.heavy
 def test_what_is_played_on_servers_needs_nothing_here(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

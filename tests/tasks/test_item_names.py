@@ -54,7 +54,14 @@ PROBLEM: dict[str, Callable[[int], object]] = {
 """What a problem is where openings look alike, or take a browser."""
 
 
-@pytest.fixture(scope="module", params=list(ENVIRONMENTS))
+ENV_PARAMS = [
+    pytest.param(name, marks=[pytest.mark.heavy] * (name in ("alfworld-mini", "textworld")))
+    for name in ENVIRONMENTS
+]
+"""The heavy ones make their games by a planner or a compiler."""
+
+
+@pytest.fixture(scope="module", params=ENV_PARAMS)
 def spec(request: pytest.FixtureRequest) -> EnvSpec:
     spec = get_env(request.param)
     if not spec.has_items:

@@ -197,6 +197,7 @@ def test_plots_are_files_too(workspace: Path) -> None:
         assert path.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.heavy
 def test_the_same_workspace_gives_the_same_page(workspace: Path) -> None:
     folder = workspace / "report"
     first = {path.name: path.read_bytes() for path in folder.iterdir()}
@@ -223,6 +224,7 @@ def test_hostile_text_stays_text(tmp_path: Path) -> None:
     assert "49" not in page.text.split(evil)[1]
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize(
     ("writers", "missing"),
     [
@@ -243,6 +245,7 @@ def test_what_is_missing_is_named(
     assert ("not evaluated yet" in page.text) == (write_evaluation not in writers)
 
 
+@pytest.mark.heavy
 def test_a_run_that_was_stopped_says_where(tmp_path: Path) -> None:
     write_training(tmp_path)
     page = Page(report(toy_pipeline(train__steps=9), tmp_path))
@@ -256,6 +259,7 @@ def test_without_a_warm_up_before_is_the_model(tmp_path: Path) -> None:
     assert "Before is the model it starts from." in page.text
 
 
+@pytest.mark.heavy
 def test_the_fine_print_is_of_what_was_evaluated(tmp_path: Path) -> None:
     write_workspace(tmp_path)
     settings = {"temperature": 0.7, "samples_per_item": 1, "quick_items": 50}
@@ -265,6 +269,7 @@ def test_the_fine_print_is_of_what_was_evaluated(tmp_path: Path) -> None:
     assert "Quick evaluations play 4 test items once each" in told  # of a test split of four
 
 
+@pytest.mark.heavy
 def test_a_turn_that_could_not_be_parsed_is_shown_as_it_was_written(tmp_path: Path) -> None:
     write_workspace(tmp_path)
     file = tmp_path / "evaluation_trajectories.jsonl"
@@ -282,6 +287,7 @@ def test_parameters_are_listed_by_block_and_none_is_json(page: Page) -> None:
     assert '{"' not in page.text
 
 
+@pytest.mark.heavy
 def test_parameters_that_a_run_changed_are_listed_first(tmp_path: Path) -> None:
     write_workspace(tmp_path)
     default, pipeline = toy_pipeline(), toy_pipeline(train__lr=0.25, warmup=None)

@@ -184,6 +184,7 @@ def test_what_verl_says_of_the_difference_is_recorded(verl: ModuleType) -> None:
     assert {"rollout_corr/mean", "rollout_corr/capped", "rollout_corr/rejected"} <= {*_VERL_METRICS.values()}
 
 
+@pytest.mark.heavy
 def test_it_is_on_by_default_where_the_probabilities_differ(tmp_path: Path) -> None:
     on_gpus = load_pipeline(NAME)
     assert on_gpus.train.rollout_correction == RolloutCorrectionSettings(level="token", cap=2.0)

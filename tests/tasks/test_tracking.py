@@ -257,6 +257,7 @@ def test_a_round_says_why_its_horizon_was_raised() -> None:
     }
 
 
+@pytest.mark.heavy
 def test_no_trace_is_recorded_twice(workspace: Path, pipeline: Pipeline) -> None:
     import mlflow
 
@@ -328,6 +329,7 @@ def test_the_best_version_is_the_champion(workspace: Path, pipeline: Pipeline) -
         assert int(client.get_model_version_by_alias("nine", "champion").version) == best
 
 
+@pytest.mark.heavy
 def test_a_killed_run_goes_on_and_counts_no_step_twice(workspace: Path, pipeline: Pipeline) -> None:
     import mlflow
 
@@ -366,6 +368,7 @@ def test_a_run_that_fails_is_marked_and_its_error_is_kept(workspace: Path, pipel
     assert parent.info.status == "FAILED"
 
 
+@pytest.mark.heavy
 def test_a_run_that_is_stopped_is_killed_and_so_is_its_open_round(
     workspace: Path, pipeline: Pipeline
 ) -> None:
