@@ -100,8 +100,8 @@ def test_react_by_hand() -> None:
     )
     assert '{"name": "calculator"' in opening
     assert opening.endswith("<|im_start|>user\nGoal: reach 3.<|im_end|>\n<|im_start|>assistant\n")
-    [packed] = pack(trajectory)
-    assert decode(packed.response_ids).split("<|im_end|>\n<|im_start|>")[1] == "user\nObservation: 42"
+    [segment] = pack(trajectory)
+    assert decode(segment.response_ids).split("<|im_end|>\n<|im_start|>")[1] == "user\nObservation: 42"
     assert tools.usage["calculator"].calls == 0  # each episode counts for itself
 
 
@@ -112,10 +112,10 @@ def test_native_calls_are_answered_by_the_template_s_own_role(format: str) -> No
     agent = FormatAgent(format, schemas=tools.schemas)
 
     def call(name: str, **arguments: Any) -> str:
-        said = {"type": "function", "function": {"name": name, "arguments": arguments}}
+        message_call = {"type": "function", "function": {"name": name, "arguments": arguments}}
         messages = [
             {"role": "user", "content": ""},
-            {"role": "assistant", "content": "", "tool_calls": [said]},
+            {"role": "assistant", "content": "", "tool_calls": [message_call]},
         ]
         text: str = tokenizer.apply_chat_template(messages, tokenize=False)
         return text.rpartition("<|im_start|>assistant\n")[2].removesuffix("<|im_end|>\n")
@@ -131,17 +131,17 @@ def test_native_calls_are_answered_by_the_template_s_own_role(format: str) -> No
     assert trajectory.stop_reason is StopReason.TERMINATED
     assert trajectory.reward == 1  # for "42": the tool's answer, not the text of its call
     assert '"name": "calculator"' in tokenizer.decode(trajectory.prompt_ids)
-    [packed] = pack(trajectory)
-    assert "<|im_start|>tool\n42<|im_end|>\n<|im_start|>assistant\n" in tokenizer.decode(packed.response_ids)
+    [segment] = pack(trajectory)
+    assert "<|im_start|>tool\n42<|im_end|>\n<|im_start|>assistant\n" in tokenizer.decode(segment.response_ids)
 
 
 def test_what_goes_wrong_is_an_observation_and_counted() -> None:
     @tool
-    def broken(x: int) -> str:
+    def always_fails(x: int) -> str:
         """Breaks."""
         raise RuntimeError("no luck")
 
-    tools = Toolbox([broken])
+    tools = Toolbox([always_fails])
     trajectory = play_texts(
         "no format at all",
         '{"name": "brokn", "arguments": {"x": 1}}',
@@ -151,10 +151,10 @@ def test_what_goes_wrong_is_an_observation_and_counted() -> None:
         tools=tools,
     )
     assert trajectory.stop_reason is StopReason.MAX_TURNS
-    told = [t.observation for t in trajectory.turns]
-    assert "did you mean 'broken'" in told[1]
-    assert "was not run" in told[2]
-    assert "broken failed: RuntimeError: no luck" in told[3]
+    observations = [t.observation for t in trajectory.turns]
+    assert "did you mean 'broken'" in observations[1]
+    assert "was not run" in observations[2]
+    assert "broken failed: RuntimeError: no luck" in observations[3]
     assert [t.failed for t in trajectory.turns] == [True, False, False, False]
     assert trajectory.metrics["parse_failures"] == 1
     assert trajectory.metrics["unknown_tools"] == 1
@@ -162,7 +162,7 @@ def test_what_goes_wrong_is_an_observation_and_counted() -> None:
 
 
 def test_calls_of_one_turn_run_side_by_side_and_are_told_in_order() -> None:
-    both: list[asyncio.Event] = []
+    waits: list[asyncio.Event] = []
 
     @tool(timeout_s=3)
     async def meet(name: str) -> str:
@@ -171,11 +171,11 @@ def test_calls_of_one_turn_run_side_by_side_and_are_told_in_order() -> None:
         Args:
             name: Whose.
         """
-        both.append(asyncio.Event())
-        if len(both) == 2:
-            both[0].set()
+        waits.append(asyncio.Event())
+        if len(waits) == 2:
+            waits[0].set()
         else:
-            await both[0].wait()
+            await waits[0].wait()
         return f"{name} met"
 
     tools = Toolbox([meet])
@@ -234,12 +234,12 @@ def test_earlier_messages_of_an_item_open_the_conversation() -> None:
 
 
 def test_a_reward_that_fails_drops_the_trajectory_without_playing_it_again() -> None:
-    asked = 0
+    num_requests = 0
 
     @reward(retries=1)
     def judge() -> float:
-        nonlocal asked
-        asked += 1
+        nonlocal num_requests
+        num_requests += 1
         raise ConnectionError("the judge is away")
 
     start_conversation = partial(
@@ -263,7 +263,7 @@ def test_a_reward_that_fails_drops_the_trajectory_without_playing_it_again() -> 
     [group] = asyncio.run(main())
     assert [t.stop_reason for t in group] == [StopReason.ERROR] * 2
     assert all("RewardFailed" in (t.error or "") and t.attempts == 1 for t in group)
-    assert asked == 4  # once, and once again, for each
+    assert num_requests == 4  # once, and once again, for each
 
 
 def test_actions_and_tools_do_not_go_together() -> None:

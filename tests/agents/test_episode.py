@@ -70,26 +70,31 @@ def play_one(
 
 
 def test_a_whole_episode_by_hand() -> None:
-    played = play_one(says("Action: add 1", "Thought: two more\nAction: add 2"))
-    assert played.stop_reason is StopReason.TERMINATED
-    assert (played.reward, played.success, played.attempts, played.error) == (1.0, True, 1, None)
-    assert [t.action for t in played.turns] == ["add 1", "add 2"]
-    assert [t.observation for t in played.turns] == ["The total is 1.", "The total is 3."]
-    assert [t.reward for t in played.turns] == [0.0, 1.0]
-    assert [t.completion.policy_version for t in played.turns] == [3, 3]
-    assert toy_tokenizer().decode(played.prompt_ids) == (
+    trajectory = play_one(says("Action: add 1", "Thought: two more\nAction: add 2"))
+    assert trajectory.stop_reason is StopReason.TERMINATED
+    assert (trajectory.reward, trajectory.success, trajectory.attempts, trajectory.error) == (
+        1.0,
+        True,
+        1,
+        None,
+    )
+    assert [t.action for t in trajectory.turns] == ["add 1", "add 2"]
+    assert [t.observation for t in trajectory.turns] == ["The total is 1.", "The total is 3."]
+    assert [t.reward for t in trajectory.turns] == [0.0, 1.0]
+    assert [t.completion.policy_version for t in trajectory.turns] == [3, 3]
+    assert toy_tokenizer().decode(trajectory.prompt_ids) == (
         "<|im_start|>user\nGoal: reach 3.<|im_end|>\n<|im_start|>assistant\n"
     )
-    assert toy_tokenizer().decode(pack(played)[0].response_ids) == (
+    assert toy_tokenizer().decode(pack(trajectory)[0].response_ids) == (
         "Action: add 1<|im_end|>\n<|im_start|>user\nThe total is 1.<|im_end|>\n<|im_start|>assistant\n"
         "Thought: two more\nAction: add 2<|im_end|>"
     )
 
 
 def test_instructions_open_the_first_message() -> None:
-    played = play_one(says("Action: add 3"), agent=FormatAgent("action", instructions="Play."))
+    trajectory = play_one(says("Action: add 3"), agent=FormatAgent("action", instructions="Play."))
     form = "Answer in this form:\nThought: your reasoning\nAction: your next action"
-    prompt = toy_tokenizer().decode(played.prompt_ids)
+    prompt = toy_tokenizer().decode(trajectory.prompt_ids)
     assert f"user\nPlay. {form}\n\nGoal: reach 3.<|im_end|>" in prompt
 
 
@@ -104,11 +109,11 @@ def test_instructions_open_the_first_message() -> None:
     ],
 )
 def test_stop_reasons(texts: list[str], max_steps: int, reason: StopReason) -> None:
-    played = play_one(says(*texts), env=ToyEnv(max_steps=max_steps))
-    assert played.stop_reason is reason
-    assert len(played.turns) == len(texts)
-    assert played.turns[-1].observation_ids == ()
-    assert all(turn.observation_ids for turn in played.turns[:-1])
+    trajectory = play_one(says(*texts), env=ToyEnv(max_steps=max_steps))
+    assert trajectory.stop_reason is reason
+    assert len(trajectory.turns) == len(texts)
+    assert trajectory.turns[-1].observation_ids == ()
+    assert all(turn.observation_ids for turn in trajectory.turns[:-1])
 
 
 @pytest.mark.parametrize(
@@ -122,34 +127,34 @@ def test_stop_reasons(texts: list[str], max_steps: int, reason: StopReason) -> N
 def test_a_turn_knows_the_state_in_which_it_was_taken(
     texts: list[str], states: list[str], final_state: str | None
 ) -> None:
-    played = play_one(says(*texts))
-    assert [turn.state for turn in played.turns] == states
-    assert played.final_state == final_state
+    trajectory = play_one(says(*texts))
+    assert [turn.state for turn in trajectory.turns] == states
+    assert trajectory.final_state == final_state
 
 
 def test_a_key_that_cannot_be_computed_is_the_environments_fault() -> None:
-    class Broken(ToyEnv):
+    class CrashingEnv(ToyEnv):
         def state_key(self) -> str | None:
             raise KeyError("lost")
 
     with pytest.raises(EnvCrashed, match="toy_0: state_key raised KeyError"):
-        play_one(says("Action: add 3"), env=Broken())
+        play_one(says("Action: add 3"), env=CrashingEnv())
 
 
 def test_no_room_for_another_turn_is_max_context() -> None:
     texts = ["Thought: the total is now 0, so\nAction: add 0"] * 4
     full = play_one(says(*texts))
     first = full.turns[0]
-    needed = (
+    min_length = (
         len(full.prompt_ids) + len(first.completion.token_ids) + len(first.observation_ids) + MIN_COMPLETION
     )
 
-    just_fits = play_one(says(*texts), limits=replace(LIMITS, context_length=needed))
+    just_fits = play_one(says(*texts), limits=replace(LIMITS, context_length=min_length))
     assert len(just_fits.turns) == 2
     assert len(just_fits.turns[1].completion.token_ids) <= MIN_COMPLETION
     assert just_fits.turns[1].completion.finish_reason is FinishReason.LENGTH
 
-    one_less = play_one(says(*texts), limits=replace(LIMITS, context_length=needed - 1))
+    one_less = play_one(says(*texts), limits=replace(LIMITS, context_length=min_length - 1))
     assert one_less.stop_reason is StopReason.MAX_CONTEXT
     assert len(one_less.turns) == 1
     assert one_less.turns[0].observation_ids == ()
@@ -158,30 +163,30 @@ def test_no_room_for_another_turn_is_max_context() -> None:
 @pytest.mark.parametrize("context_length", range(20, 200, 9))
 def test_an_episode_never_outgrows_its_context(context_length: int) -> None:
     limits = replace(LIMITS, max_turns=50, context_length=context_length)
-    played = play_one(says(*["Thought: the total is now\nAction: add 0"] * 50), limits=limits)
-    assert played.stop_reason is StopReason.MAX_CONTEXT
-    if played.turns:
-        [packed] = pack(played)
-        assert len(packed.prompt_ids) + len(packed.response_ids) <= context_length
+    trajectory = play_one(says(*["Thought: the total is now\nAction: add 0"] * 50), limits=limits)
+    assert trajectory.stop_reason is StopReason.MAX_CONTEXT
+    if trajectory.turns:
+        [segment] = pack(trajectory)
+        assert len(segment.prompt_ids) + len(segment.response_ids) <= context_length
 
 
 def test_a_prompt_without_room_for_a_turn_ends_at_once() -> None:
-    played = play_one(says(), limits=replace(LIMITS, context_length=20))
-    assert (played.stop_reason, played.turns) == (StopReason.MAX_CONTEXT, ())
+    trajectory = play_one(says(), limits=replace(LIMITS, context_length=20))
+    assert (trajectory.stop_reason, trajectory.turns) == (StopReason.MAX_CONTEXT, ())
 
 
 def test_what_is_no_action_goes_to_the_environment_and_is_counted() -> None:
-    played = play_one(says("I add 3", "Action: add 1\nAction: add 2", "Action: add 3"))
-    assert [t.action for t in played.turns] == ["I add 3", "Action: add 1\nAction: add 2", "add 3"]
-    assert [t.observation for t in played.turns][:2] == [
+    trajectory = play_one(says("I add 3", "Action: add 1\nAction: add 2", "Action: add 3"))
+    assert [t.action for t in trajectory.turns] == ["I add 3", "Action: add 1\nAction: add 2", "add 3"]
+    assert [t.observation for t in trajectory.turns][:2] == [
         "Could not execute I add 3",
         "Could not execute Action: add 1\nAction: add 2",
     ]
-    assert played.metrics == {"parse_failures": 2, "segments": 1}
-    assert played.success
+    assert trajectory.metrics == {"parse_failures": 2, "segments": 1}
+    assert trajectory.success
 
 
-class Measured(ToyEnv):
+class CountingEnv(ToyEnv):
     """Tells how far it has come."""
 
     async def step(self, action: str) -> StepResult:
@@ -190,9 +195,11 @@ class Measured(ToyEnv):
 
 
 def test_the_last_of_the_environments_own_numbers_are_the_episodes() -> None:
-    played = play_one(says("Action: add 1", "Action: add 2"), env=Measured())
-    own = {name: value for name, value in played.metrics.items() if name.startswith("env_metrics/")}
-    assert own == {"env_metrics/came": 1.0, "env_metrics/add 1": 1.0, "env_metrics/add 2": 1.0}
+    trajectory = play_one(says("Action: add 1", "Action: add 2"), env=CountingEnv())
+    env_metrics = {
+        name: value for name, value in trajectory.metrics.items() if name.startswith("env_metrics/")
+    }
+    assert env_metrics == {"env_metrics/came": 1.0, "env_metrics/add 1": 1.0, "env_metrics/add 2": 1.0}
 
 
 class RandomSampler:
@@ -235,42 +242,46 @@ def test_trained_tokens_are_the_sampled_ones(template: str, stops: bool) -> None
     stop = renderer.stop_token_ids[0]
     sampler = RandomSampler(len(tokenizer), stop=stop if stops else None)
     limits = replace(LIMITS, max_turns=60, context_length=100_000)
-    played = play_one(sampler, limits=limits, template=template)
+    trajectory = play_one(sampler, limits=limits, template=template)
 
-    drifted = [
+    turns_with_drift = [
         answer
         for answer in sampler.answers
         if tokenizer.encode(tokenizer.decode(answer.token_ids), add_special_tokens=False) != answer.token_ids
     ]
-    assert len(drifted) > 30  # otherwise the rest would show nothing
+    assert len(turns_with_drift) > 30  # otherwise the rest would show nothing
 
-    [packed] = pack(played)
-    masked = [
+    [segment] = pack(trajectory)
+    sampled_tokens = [
         (token, logprob, version)
         for token, mask, logprob, version in zip(
-            packed.response_ids, packed.response_mask, packed.logprobs, packed.policy_versions, strict=True
+            segment.response_ids,
+            segment.response_mask,
+            segment.logprobs,
+            segment.policy_versions,
+            strict=True,
         )
         if mask
     ]
-    assert masked == [
+    assert sampled_tokens == [
         (token, logprob, answer.policy_version)
         for answer in sampler.answers
         for token, logprob in zip(answer.token_ids, answer.logprobs, strict=True)
     ]
     # what the policy was shown at each turn is a prefix of what is trained
-    sequence = [*packed.prompt_ids, *packed.response_ids]
+    sequence = [*segment.prompt_ids, *segment.response_ids]
     for prompt in sampler.prompts:
         assert sequence[: len(prompt)] == prompt
     # an end of turn that was not sampled is in the sequence once a turn, and never trains
-    added = [i for i, m in zip(packed.response_ids, packed.response_mask, strict=True) if not m]
+    other_ids = [i for i, m in zip(segment.response_ids, segment.response_mask, strict=True) if not m]
     ends_of_user_turns = 59
-    assert added.count(stop) == ends_of_user_turns + (0 if stops else 59)
+    assert other_ids.count(stop) == ends_of_user_turns + (0 if stops else 59)
 
 
 def test_another_stop_token_does_not_end_the_turn() -> None:
     newline = encode("\n")[0]
-    played = play_one(says("Action: add 1", "Action: add 2"), stop_token_ids=(newline,))
-    first = played.turns[0]
+    trajectory = play_one(says("Action: add 1", "Action: add 2"), stop_token_ids=(newline,))
+    first = trajectory.turns[0]
     assert first.completion.token_ids[-1] == newline
     assert first.observation_ids[0] == STOP
 
@@ -326,12 +337,12 @@ def test_an_environment_that_raises(step: int, where: str) -> None:
 
 
 def test_a_missing_package_is_not_the_episodes_fault() -> None:
-    class Unplugged(ToyEnv):
+    class SilentEnv(ToyEnv):
         async def step(self, action: str) -> StepResult:
             raise MissingDependency("install java")
 
     with pytest.raises(MissingDependency, match="install java"):
-        play_one(says("Action: add 0"), env=Unplugged())
+        play_one(says("Action: add 0"), env=SilentEnv())
 
 
 def test_a_timeout_of_the_environments_own_is_a_crash() -> None:
@@ -379,12 +390,12 @@ def test_the_script_says_which_text_it_lacks() -> None:
 
 
 def test_a_script_may_be_a_function_of_episode_and_turn() -> None:
-    asked: list[tuple[str, int]] = []
+    requests: list[tuple[str, int]] = []
 
     def script(episode_id: str, turn: int) -> str:
-        asked.append((episode_id, turn))
+        requests.append((episode_id, turn))
         return f"Action: add {turn}"
 
-    played = play_one(ScriptedSampler(script, encode=encode))
-    assert asked == [("e", 0), ("e", 1), ("e", 2)]
-    assert played.reward == 1.0
+    trajectory = play_one(ScriptedSampler(script, encode=encode))
+    assert requests == [("e", 0), ("e", 1), ("e", 2)]
+    assert trajectory.reward == 1.0

@@ -9,7 +9,7 @@ from agents.formats.action import action, raw
 
 
 @pytest.mark.parametrize(
-    ("text", "expected", "thought"),
+    ("text", "action_text", "thoughts"),
     [
         ("Action: get 1 oak log", "get 1 oak log", ""),
         ("Thought: I need wood.\nAction: get 1 oak log", "get 1 oak log", "I need wood."),
@@ -19,9 +19,9 @@ from agents.formats.action import action, raw
         ("Thought: a\nb\nAction: inventory", "inventory", "a\nb"),
     ],
 )
-def test_an_action_is_read(text: str, expected: str, thought: str) -> None:
-    parsed = action(text)
-    assert (parsed.action, parsed.thought, parsed.is_malformed) == (expected, thought, False)
+def test_an_action_is_read(text: str, action_text: str, thoughts: str) -> None:
+    turn = action(text)
+    assert (turn.action, turn.thought, turn.is_malformed) == (action_text, thoughts, False)
 
 
 @pytest.mark.parametrize(
@@ -36,17 +36,17 @@ def test_an_action_is_read(text: str, expected: str, thought: str) -> None:
     ],
 )
 def test_text_without_one_action_is_passed_on_as_it_is(text: str) -> None:
-    parsed = action(text)
-    assert (parsed.action, parsed.is_malformed) == (text, True)
+    turn = action(text)
+    assert (turn.action, turn.is_malformed) == (text, True)
 
 
 @given(st.text(alphabet=st.sampled_from("Action:Thought \n\tx")) | st.text())
 def test_every_parser_is_total(text: str) -> None:
     for parse in (FORMATS[name].parse for name in ACTIONS):
-        parsed = parse(text)
-        assert parsed.action is not None
-        assert parsed.action in text
-        assert parsed.action == text or not parsed.is_malformed
+        turn = parse(text)
+        assert turn.action is not None
+        assert turn.action in text
+        assert turn.action == text or not turn.is_malformed
 
 
 def test_raw_text_is_the_action() -> None:

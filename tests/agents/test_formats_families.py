@@ -23,7 +23,7 @@ from tests.support.format_writers import (
 FAMILIES = list(WRITERS)
 each_family = pytest.mark.parametrize("family", FAMILIES)
 
-MALFORMED: dict[str, list[str]] = {
+MALFORMED_TURNS: dict[str, list[str]] = {
     "hermes": [
         "<tool_call>",
         "<tool_call></tool_call>",
@@ -103,10 +103,10 @@ MALFORMED: dict[str, list[str]] = {
         '{"answer": "x"',
     ],
 }
-for _texts in MALFORMED.values():
+for _texts in MALFORMED_TURNS.values():
     _texts += ["", "  \n", "<think>", "<think>never closed", "x</think>", "<think>a</think><think>b"]
 
-COUNTS = {family: len(CASES) + len(MALFORMED[family]) for family in FAMILIES}
+COUNTS = {family: len(CASES) + len(MALFORMED_TURNS[family]) for family in FAMILIES}
 
 
 def test_there_are_two_hundred_cases_of_each_family_and_more() -> None:
@@ -127,7 +127,7 @@ def test_what_was_written_is_read(family: str, case: int) -> None:
 
 @each_family
 def test_a_malformed_turn_is_told_what_is_expected(family: str) -> None:
-    for text in MALFORMED[family]:
+    for text in MALFORMED_TURNS[family]:
         turn = FORMATS[family].parse(text)
         assert turn.calls == (), text[:80]
         assert turn.problem, text[:80]
@@ -147,11 +147,16 @@ def test_any_calls_are_read_as_they_were_written(family: str, calls: list[ToolCa
 @settings(max_examples=60)
 @given(text=hostile, calls=st.lists(tool_calls, min_size=1, max_size=2), data=st.data())
 def test_no_mutation_raises(family: str, text: str, calls: list[ToolCall], data: st.DataObject) -> None:
-    written = WRITERS[family](calls)
-    at = data.draw(st.integers(0, len(written)))
-    until = data.draw(st.integers(at, len(written)))
-    for mutated in (written[:at] + text + written[until:], written[:at], written[until:], text):
-        turn = parse_text(family, mutated, calls)  # a turn's own invariant is checked where it is made
+    call_text = WRITERS[family](calls)
+    cut_start = data.draw(st.integers(0, len(call_text)))
+    cut_end = data.draw(st.integers(cut_start, len(call_text)))
+    for mutation in (
+        call_text[:cut_start] + text + call_text[cut_end:],
+        call_text[:cut_start],
+        call_text[cut_end:],
+        text,
+    ):
+        turn = parse_text(family, mutation, calls)  # a turn's own invariant is checked where it is made
         json.dumps([dict(call.arguments) for call in turn.calls]).encode()
         (turn.thought + (turn.answer or "") + (turn.problem or "")).encode()
 
@@ -160,9 +165,9 @@ def test_no_mutation_raises(family: str, text: str, calls: list[ToolCall], data:
 @settings(max_examples=60)
 @given(text=hostile)
 def test_a_thought_is_never_a_call(family: str, text: str) -> None:
-    quoted = text + WRITERS[family]([EVIL]) + text
-    assert FORMATS[family].parse(f"<think>{quoted}</think>").calls == ()
-    assert FORMATS[family].parse(f"<think>{quoted.replace('</think>', '')}").calls == ()
+    quotation = text + WRITERS[family]([EVIL]) + text
+    assert FORMATS[family].parse(f"<think>{quotation}</think>").calls == ()
+    assert FORMATS[family].parse(f"<think>{quotation.replace('</think>', '')}").calls == ()
 
 
 @each_family
@@ -171,19 +176,19 @@ def test_a_call_within_an_argument_is_none(family: str, quote: str) -> None:
     inner = WRITERS[quote]([EVIL])
     for text in (inner, f"a\n{inner}\nb", f"<think>{inner}</think>", f"</think>{inner}"):
         for calls in ([ToolCall("f", {"x": text})], [ToolCall("f", {"x": text}), ToolCall("g", {"y": 1})]):
-            written = WRITERS[family](calls)
-            for end in range(0, len(written) + 1, 7):
-                for part in (written[:end], written):
+            call_text = WRITERS[family](calls)
+            for end in range(0, len(call_text) + 1, 7):
+                for part in (call_text[:end], call_text):
                     assert "evil" not in {call.name for call in FORMATS[family].parse(part).calls}
 
 
 @each_family
 def test_what_was_cut_off_is_no_call(family: str) -> None:
     calls = [ToolCall("f", {"x": "value", "n": "7"}), ToolCall("g", {"y": "z"})]
-    written = WRITERS[family](calls)
-    for end in range(len(written)):
-        turn = FORMATS[family].parse(written[:end])
-        assert list(turn.calls) == calls[: len(turn.calls)], written[:end]
+    call_text = WRITERS[family](calls)
+    for end in range(len(call_text)):
+        turn = FORMATS[family].parse(call_text[:end])
+        assert list(turn.calls) == calls[: len(turn.calls)], call_text[:end]
 
 
 def test_hermes_reads_tight_json_and_calls_between_thoughts() -> None:

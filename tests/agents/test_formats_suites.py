@@ -42,8 +42,8 @@ def test_what_is_broken_is_no_call(family: str) -> None:
         turn = FORMATS[family].parse(text)
         assert turn.calls == (), text
         # Where plain text is the answer, a mark that is broken itself leaves plain text.
-        told = turn.problem or (turn.answer if family in ("qwen3", "llama3") else None)
-        assert told, text
+        explanation = turn.problem or (turn.answer if family in ("qwen3", "llama3") else None)
+        assert explanation, text
         is_plain(turn)
 
 

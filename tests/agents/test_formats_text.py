@@ -26,7 +26,7 @@ def call(name: str, **arguments: object) -> Read:
 
 
 @pytest.mark.parametrize(
-    ("text", "expected"),
+    ("text", "reading"),
     [
         ('Thought: a\nAction: search\nAction Input: {"query": "x"}', call("search", query="x")),
         ('Action: search\nAction Input:\n{"query": "x"}\n', call("search", query="x")),
@@ -44,8 +44,8 @@ def call(name: str, **arguments: object) -> Read:
         ("I see.\nThought: b\nFinal Answer: 42\nor so", ((), "42\nor so")),
     ],
 )
-def test_react_reads(text: str, expected: Read) -> None:
-    assert read("react", text) == expected
+def test_react_reads(text: str, reading: Read) -> None:
+    assert read("react", text) == reading
 
 
 @pytest.mark.parametrize(
@@ -80,7 +80,7 @@ def test_react_keeps_thoughts_apart() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "expected"),
+    ("text", "reading"),
     [
         ("Now:\n```python\na\n\nb\n```\nDone.", call("code_interpreter", code="a\n\nb")),
         ("<think>a</think>```python\nb\n```", call("code_interpreter", code="b")),
@@ -92,8 +92,8 @@ def test_react_keeps_thoughts_apart() -> None:
         ("```json\n{}\n```", ((), "```json\n{}\n```")),
     ],
 )
-def test_code_reads(text: str, expected: Read) -> None:
-    assert read("code", text) == expected
+def test_code_reads(text: str, reading: Read) -> None:
+    assert read("code", text) == reading
 
 
 @pytest.mark.parametrize(
@@ -111,7 +111,7 @@ def test_code_says_what_is_wrong(text: str, why: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "expected"),
+    ("text", "reading"),
     [
         ("<think>who?</think>\n<search> the author </search>", call("search", query="the author")),
         ("<think>a</think><answer>\nBeijing\n</answer>", ((), "Beijing")),
@@ -120,8 +120,8 @@ def test_code_says_what_is_wrong(text: str, why: str) -> None:
         ("I know of <search>, so</think><search>q</search>", call("search", query="q")),
     ],
 )
-def test_searchr1_reads(text: str, expected: Read) -> None:
-    assert read("searchr1", text) == expected
+def test_searchr1_reads(text: str, reading: Read) -> None:
+    assert read("searchr1", text) == reading
 
 
 @pytest.mark.parametrize(
@@ -139,7 +139,7 @@ def test_searchr1_says_what_is_wrong(text: str, why: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "thought", "rest"),
+    ("text", "thoughts", "rest"),
     [
         ("rest", "", "rest"),
         ("<think>a</think>rest", "a", "rest"),
@@ -152,8 +152,8 @@ def test_searchr1_says_what_is_wrong(text: str, why: str) -> None:
         ("</think></think>rest<think>", "", "rest"),
     ],
 )
-def test_thoughts_are_split_from_the_rest(text: str, thought: str, rest: str) -> None:
-    assert split_thinking(text) == (thought, rest)
+def test_thoughts_are_split_from_the_rest(text: str, thoughts: str, rest: str) -> None:
+    assert split_thinking(text) == (thoughts, rest)
 
 
 @pytest.mark.parametrize(
@@ -232,9 +232,9 @@ def test_bombs_cost_little(format: str) -> None:
     # Were the work quadratic, some would take minutes.
     for bomb in BOMBS:
         text = bomb * ((1 << 15) // len(bomb))
-        started = time.process_time()
+        start_s = time.process_time()
         assert isinstance(FORMATS[format].parse(text), ParsedTurn)
-        assert time.process_time() - started < 1, bomb
+        assert time.process_time() - start_s < 1, bomb
 
 
 @pytest.mark.parametrize("format", sorted(set(FORMATS) - set(ACTIONS)))
@@ -243,9 +243,9 @@ def test_what_is_too_long_is_refused(format: str) -> None:
 
 
 def test_a_turn_of_too_many_marks_is_refused() -> None:
-    one = '<tool_call>{"name": "f", "arguments": {}}</tool_call>'
-    assert len(FORMATS["hermes"].parse(one * MAX_MARKS).calls) == MAX_MARKS
-    assert "one at a time" in (FORMATS["hermes"].parse(one * (MAX_MARKS + 1)).problem or "")
+    call_text = '<tool_call>{"name": "f", "arguments": {}}</tool_call>'
+    assert len(FORMATS["hermes"].parse(call_text * MAX_MARKS).calls) == MAX_MARKS
+    assert "one at a time" in (FORMATS["hermes"].parse(call_text * (MAX_MARKS + 1)).problem or "")
 
 
 def test_nesting_ends_at_the_limit() -> None:

@@ -27,16 +27,18 @@ def turns(format: str, texts: st.SearchStrategy[str]) -> st.SearchStrategy[Parse
         name, argument = ONE_TOOL[format]
         calls = texts.map(lambda text: ToolCall(name, {argument: text}))
     most = 1 if format in (*ONE_TOOL, "react") else 3
-    called = st.lists(calls, min_size=1, max_size=most, unique_by=lambda call: call.name).map(tuple)
-    return st.builds(ParsedTurn, thought=thoughts, calls=called) | st.builds(
+    call_turns = st.lists(calls, min_size=1, max_size=most, unique_by=lambda call: call.name).map(tuple)
+    return st.builds(ParsedTurn, thought=thoughts, calls=call_turns) | st.builds(
         ParsedTurn, thought=thoughts, answer=texts
     )
 
 
 def agent_for(format: str, turn: ParsedTurn) -> FormatAgent:
-    described = [ToolCall("code_interpreter", {"code": ""})] if format == "code" else turn.calls
-    described = [ToolCall("search", {"query": ""})] if format == "searchr1" else described
-    return FormatAgent(format, schemas=schemas_of(described or [ToolCall("f", {})]) * (format not in ACTIONS))
+    example_calls = [ToolCall("code_interpreter", {"code": ""})] if format == "code" else turn.calls
+    example_calls = [ToolCall("search", {"query": ""})] if format == "searchr1" else example_calls
+    return FormatAgent(
+        format, schemas=schemas_of(example_calls or [ToolCall("f", {})]) * (format not in ACTIONS)
+    )
 
 
 @pytest.mark.parametrize("format", FORMATS)

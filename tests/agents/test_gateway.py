@@ -16,11 +16,11 @@ from tests.support.gateway_toy import (
     ask,
     client_of,
     encode,
+    find_trained,
     make_gateway,
-    scripted,
+    make_sampler,
+    to_history,
     tokenizer_with,
-    told,
-    trained,
 )
 from tests.support.toy import toy_tokenizer
 
@@ -35,7 +35,7 @@ def run(work: Any) -> None:
 def test_a_conversation_is_one_segment_of_the_sampled_tokens() -> None:
     async def work() -> None:
         says = ["Action: add 1", "Action: add 2"]
-        gateway = make_gateway(scripted(says))
+        gateway = make_gateway(make_sampler(says))
         async with (
             gateway.listening(),
             gateway.session(ITEM, sample_index=4, metadata={"kind": "a"}) as session,
@@ -45,7 +45,7 @@ def test_a_conversation_is_one_segment_of_the_sampled_tokens() -> None:
                 assert first.content == says[0]
                 more = {"role": "user", "content": [{"type": "text", "text": "The total is 1."}]}
                 answer = await client.chat.completions.create(
-                    model="policy", messages=[QUESTION, told(first), more]
+                    model="policy", messages=[QUESTION, to_history(first), more]
                 )
             trajectory = session.trajectory(reward=1.0, success=True)
         assert answer.choices[0].finish_reason == "stop"
@@ -82,12 +82,12 @@ def test_a_conversation_is_one_segment_of_the_sampled_tokens() -> None:
 
 def test_a_history_that_was_changed_begins_a_segment() -> None:
     async def work() -> None:
-        gateway = make_gateway(scripted(lambda name, turn: f"Thought: {name[-1]} {turn}"))
+        gateway = make_gateway(make_sampler(lambda name, turn: f"Thought: {name[-1]} {turn}"))
         async with gateway.listening(), gateway.session(ITEM) as session:
             async with client_of(session.base_url) as client:
-                first = told(await ask(client, [QUESTION]))
+                first = to_history(await ask(client, [QUESTION]))
                 more = {"role": "user", "content": "The total is 1."}
-                second = told(await ask(client, [QUESTION, first, more]))
+                second = to_history(await ask(client, [QUESTION, first, more]))
                 system = {"role": "system", "content": "A summary."}
                 await ask(client, [system, QUESTION, first, more, second, more])
                 changed_message = {**first, "content": "Thought: another"}
@@ -108,13 +108,13 @@ def test_a_history_that_was_changed_begins_a_segment() -> None:
 
 def test_interleaved_conversations_are_a_segment_each_and_the_last_answer_comes_last() -> None:
     async def work() -> None:
-        gateway = make_gateway(scripted(lambda name, turn: f"Action: {name[-1]} {turn}"))
+        gateway = make_gateway(make_sampler(lambda name, turn: f"Action: {name[-1]} {turn}"))
         async with gateway.listening(), gateway.session(ITEM) as session:
             async with client_of(session.base_url) as client:
                 talks: list[list[Any]] = [[QUESTION], [{"role": "user", "content": "You find things out."}]]
                 for talk in (0, 1, 0, 1, 0):
                     answer = await ask(client, talks[talk])
-                    talks[talk] += [told(answer), {"role": "user", "content": "Go on."}]
+                    talks[talk] += [to_history(answer), {"role": "user", "content": "Go on."}]
             trajectory = session.trajectory(turn_rewards=[0.1, 0.2, 0.3, 0.4, 0.5])
         assert [turn.text[-3:] for turn in trajectory.turns] == ["1 0", "1 1", "0 0", "0 1", "0 2"]
         assert [turn.reward for turn in trajectory.turns] == [0.2, 0.4, 0.1, 0.3, 0.5]
@@ -126,7 +126,7 @@ def test_interleaved_conversations_are_a_segment_each_and_the_last_answer_comes_
 @pytest.mark.parametrize("is_streamed", [False, True])
 def test_calls_of_tools_come_back_and_the_tokens_go_on(is_streamed: bool) -> None:
     async def work() -> None:
-        gateway = make_gateway(scripted([f"Thought: look.\n{CALL}", "It is 5."]))
+        gateway = make_gateway(make_sampler([f"Thought: look.\n{CALL}", "It is 5."]))
         async with gateway.listening(), gateway.session(ITEM) as session:
             async with client_of(session.base_url) as client:
                 if is_streamed:
@@ -136,7 +136,7 @@ def test_calls_of_tools_come_back_and_the_tokens_go_on(is_streamed: bool) -> Non
                     message = await ask(client, [QUESTION], tools=[SEARCH])
                     assert message.content == "Thought: look."
                     says = {"role": "assistant", "content": message.content}
-                    says["tool_calls"] = [told(call) for call in message.tool_calls]
+                    says["tool_calls"] = [to_history(call) for call in message.tool_calls]
                 (call,) = says["tool_calls"]
                 assert call["function"]["name"] == "search"
                 arguments = json.loads(call["function"]["arguments"])
@@ -179,7 +179,7 @@ def test_calls_of_tools_come_back_and_the_tokens_go_on(is_streamed: bool) -> Non
 @pytest.mark.parametrize("format", ["hermes", "qwen3", "llama3"])
 def test_calls_that_are_not_ours_are_rendered_as_the_template_writes_them(format: str) -> None:
     async def work() -> None:
-        gateway = make_gateway(scripted(["Done."]), tokenizer_with(format))
+        gateway = make_gateway(make_sampler(["Done."]), tokenizer_with(format))
         call = {"name": "search", "arguments": '{"query": "iron"}'}
         says = {"role": "assistant", "content": None}
         says["tool_calls"] = [{"id": "call_1", "type": "function", "function": call}]
@@ -201,7 +201,7 @@ def test_calls_that_are_not_ours_are_rendered_as_the_template_writes_them(format
 def test_calls_that_cannot_be_read_are_text_and_counted() -> None:
     async def work() -> None:
         malformed_text = '<tool_call>{"name": "search", </tool_call>'
-        gateway = make_gateway(scripted([malformed_text]))
+        gateway = make_gateway(make_sampler([malformed_text]))
         async with (
             gateway.listening(),
             gateway.session(ITEM) as session,
@@ -216,7 +216,7 @@ def test_calls_that_cannot_be_read_are_text_and_counted() -> None:
 
 def test_limits_of_a_completion_are_kept() -> None:
     async def work() -> None:
-        gateway = make_gateway(scripted(["Action: add 1"] * 9), context_length=60)
+        gateway = make_gateway(make_sampler(["Action: add 1"] * 9), context_length=60)
         async with (
             gateway.listening(),
             gateway.session(ITEM, max_turns=2) as session,
@@ -239,7 +239,7 @@ def test_limits_of_a_completion_are_kept() -> None:
         assert trajectory.stop_reason is StopReason.MAX_TURNS
         assert trajectory.turns[0].completion.finish_reason is FinishReason.LENGTH
         assert trajectory.metrics["other_sampling"] == 1
-        assert [len(sampled_ids) for _, sampled_ids in trained(trajectory)] == [
+        assert [len(sampled_ids) for _, sampled_ids in find_trained(trajectory)] == [
             2,
             len(encode("Action: add 1")) + 1,
         ]

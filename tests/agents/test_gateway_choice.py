@@ -11,16 +11,16 @@ from agents.rollout.packing import pack
 from agents.types import FinishReason, Trajectory
 from tests.support.gateway_toy import (
     ITEM,
-    OTHER,
+    LOOK,
     QUESTION,
     SEARCH,
     ask,
     client_of,
     encode,
     make_gateway,
-    scripted,
+    make_sampler,
+    to_history,
     tokenizer_with,
-    told,
 )
 from tests.support.toy import toy_tokenizer
 
@@ -41,14 +41,14 @@ def talk(format: str, says: list[str], turns: list[dict[str, Any]]) -> tuple[lis
     """The choices of a conversation in which every answer is heard out, and what it leaves."""
 
     async def work() -> tuple[list[Any], Trajectory]:
-        gateway = make_gateway(scripted(says), tokenizer_with(format))
+        gateway = make_gateway(make_sampler(says), tokenizer_with(format))
         answers = []
         async with gateway.listening(), gateway.session(ITEM) as session:
             async with client_of(session.base_url) as client:
                 messages: list[Any] = [QUESTION]
                 for options in turns:
                     answer = await client.chat.completions.create(
-                        model="policy", messages=messages, **{"tools": [SEARCH, OTHER], **options}
+                        model="policy", messages=messages, **{"tools": [SEARCH, LOOK], **options}
                     )
                     answers.append(answer.choices[0])
                     message = answers[-1].message
@@ -56,7 +56,7 @@ def talk(format: str, says: list[str], turns: list[dict[str, Any]]) -> tuple[lis
                         {"role": "tool", "tool_call_id": call.id, "content": "Iron: 5."}
                         for call in message.tool_calls or []
                     ]
-                    messages = [*messages, told(message), *(replies or [QUESTION])]
+                    messages = [*messages, to_history(message), *(replies or [QUESTION])]
             return answers, session.trajectory(reward=1.0)
 
     return asyncio.run(asyncio.wait_for(work(), 300))
@@ -161,7 +161,7 @@ def test_a_template_that_thinks_first_has_no_call_begun() -> None:
         tokenizer.chat_template = tokenizer.chat_template.replace(
             "<|im_start|>assistant\n{% endif %}", "<|im_start|>assistant\n<think>\n{% endif %}"
         )
-        gateway = make_gateway(scripted([]), tokenizer)
+        gateway = make_gateway(make_sampler([]), tokenizer)
         async with gateway.listening() as url, client_of(f"{url}/v1") as client:
             with pytest.raises(
                 openai.BadRequestError, match="begins each answer with a thought"

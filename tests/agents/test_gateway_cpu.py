@@ -16,7 +16,7 @@ from agents.gateway.gateway import Gateway
 from agents.rollout.packing import pack
 from agents.samplers.cpu import CpuSampler
 from agents.types import SamplingParams
-from tests.support.gateway_toy import ITEM, QUESTION, SEARCH, ask, client_of, tokenizer_with, told
+from tests.support.gateway_toy import ITEM, QUESTION, SEARCH, ask, client_of, to_history, tokenizer_with
 from tests.support.tiny_model import save_tiny_model
 
 ROOT = Path(__file__).parents[2]
@@ -38,7 +38,7 @@ def test_a_real_model_is_trained_on_what_it_sampled(tmp_path: Path) -> None:
                 ):
                     talk: list[Any] = [QUESTION]
                     for _ in range(4):
-                        talk += [told(await ask(client, talk, tools=[SEARCH])), QUESTION]
+                        talk += [to_history(await ask(client, talk, tools=[SEARCH])), QUESTION]
                 trajectories.append(session.trajectory(reward=1.0))
             stats = await sampler.stats()
         sampler.close()

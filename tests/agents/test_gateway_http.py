@@ -12,15 +12,15 @@ from envs.errors import ConfigError, SamplerFailed
 from tasks.data.trajectories import trajectory_from_dict
 from tests.support.gateway_toy import (
     ITEM,
-    OTHER,
+    LOOK,
     QUESTION,
     SEARCH,
-    Gated,
+    GatedSampler,
     ask,
     client_of,
     make_gateway,
-    scripted,
-    told,
+    make_sampler,
+    to_history,
 )
 from tests.support.toy import CHATML, NO_SYSTEM, toy_tokenizer
 from tests.support.waiting import wait_until_async
@@ -44,7 +44,7 @@ def run(work: Any) -> None:
         ({"temperature": "hot"}, "temperature"),
         ({"max_tokens": 0}, "max_tokens"),
         ({"tool_choice": "required"}, "tool_choice"),
-        ({"tool_choice": "required", "tools": [SEARCH, OTHER]}, "tool_choice"),
+        ({"tool_choice": "required", "tools": [SEARCH, LOOK]}, "tool_choice"),
         ({"tool_choice": {"type": "function", "function": {"name": "g"}}, "tools": [SEARCH]}, "tool_choice"),
         ({"tool_choice": {"type": "allowed_tools"}, "tools": [SEARCH]}, "tool_choice"),
         ({"tool_choice": "any"}, "tool_choice"),
@@ -64,7 +64,7 @@ def run(work: Any) -> None:
 )
 def test_what_is_not_supported_is_refused_by_its_field(changes: dict[str, Any], param: str) -> None:
     async def work() -> None:
-        gateway = make_gateway(scripted([]))
+        gateway = make_gateway(make_sampler([]))
         transport = httpx.ASGITransport(gateway.app)
         async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as client:
             body = {"model": "policy", "messages": [QUESTION], **changes}
@@ -78,7 +78,7 @@ def test_what_is_not_supported_is_refused_by_its_field(changes: dict[str, Any], 
 
 def test_values_that_clients_send_unasked_are_no_errors() -> None:
     async def work() -> None:
-        gateway = make_gateway(scripted(["Yes."]))
+        gateway = make_gateway(make_sampler(["Yes."]))
         transport = httpx.ASGITransport(gateway.app)
         async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as client:
             body = {
@@ -98,7 +98,7 @@ def test_values_that_clients_send_unasked_are_no_errors() -> None:
 
 def test_templates_without_tools_or_roles_refuse_them() -> None:
     async def work(template: str, messages: list[Any], param: str, **options: Any) -> None:
-        gateway = make_gateway(scripted([]), toy_tokenizer(template))
+        gateway = make_gateway(make_sampler([]), toy_tokenizer(template))
         async with gateway.listening() as url, client_of(f"{url}/v1") as client:
             with pytest.raises(openai.BadRequestError) as rejection:
                 await ask(client, messages, **options)
@@ -113,7 +113,9 @@ def test_templates_without_tools_or_roles_refuse_them() -> None:
 
 def test_a_session_over_http_leaves_its_trajectory() -> None:
     async def work() -> None:
-        gateway = make_gateway(scripted(["Action: add 3"] * 2), token="secret", limits={"max_sessions": 1})
+        gateway = make_gateway(
+            make_sampler(["Action: add 3"] * 2), token="secret", limits={"max_sessions": 1}
+        )
         auth = {"Authorization": "Bearer secret"}
         async with gateway.listening() as url, httpx.AsyncClient(base_url=url) as http:
             body = {"item": {"item_id": "toy_7", "env": "toy"}, "sample_index": 2, "metadata": {"kind": "a"}}
@@ -123,7 +125,7 @@ def test_a_session_over_http_leaves_its_trajectory() -> None:
             full = await http.post("/sessions", json=body, headers=auth)
             assert full.status_code == 429
             async with client_of(session_info["base_url"]) as client:
-                says = told(await ask(client, [QUESTION]))
+                says = to_history(await ask(client, [QUESTION]))
                 assert [model.id async for model in client.models.list()] == ["policy"]
             async with client_of(f"{url}/v1", api_key=session_info["api_key"]) as client:
                 await ask(client, [QUESTION, says, QUESTION])
@@ -150,7 +152,7 @@ def test_a_session_over_http_leaves_its_trajectory() -> None:
 
 def test_what_nobody_uses_is_forgotten_but_not_what_is_in_use() -> None:
     async def work() -> None:
-        sampler = Gated(["Yes."])
+        sampler = GatedSampler(["Yes."])
         gateway = make_gateway(sampler, limits={"idle_s": 600})
         async with gateway.listening() as url, httpx.AsyncClient(base_url=url) as http:
             body = {"item": {"item_id": "toy_7"}}
@@ -174,7 +176,7 @@ def test_what_nobody_uses_is_forgotten_but_not_what_is_in_use() -> None:
 
 def test_other_ways_in_are_closed() -> None:
     async def work() -> None:
-        gateway = make_gateway(scripted([]), limits={"max_body_bytes": 1024})
+        gateway = make_gateway(make_sampler([]), limits={"max_body_bytes": 1024})
         async with gateway.listening() as url, httpx.AsyncClient(base_url=url) as http:
             wrong = [
                 (await http.post("/v1/chat/completions", content=b"x" * 2000), 413),
@@ -203,7 +205,7 @@ def test_other_ways_in_are_closed() -> None:
 
 def test_what_the_client_did_not_wait_for_is_no_turn() -> None:
     async def work() -> None:
-        sampler = Gated(["Yes."])
+        sampler = GatedSampler(["Yes."])
         gateway = make_gateway(sampler)
         async with (
             gateway.listening(),
@@ -227,7 +229,7 @@ def test_what_the_client_did_not_wait_for_is_no_turn() -> None:
 
 def test_a_sampler_that_fails_is_an_error_of_the_server() -> None:
     async def work() -> None:
-        gateway = make_gateway(scripted([]))
+        gateway = make_gateway(make_sampler([]))
         async with (
             gateway.listening(),
             gateway.session(ITEM) as session,

@@ -19,9 +19,18 @@ from envs.errors import SamplerFailed
 from envs.images import data_uri
 from envs.types import Image, Message
 from tests.agents.test_images import PAD, SMALL, TALL, WIDE, encode
-from tests.support.gateway_toy import ITEM, QUESTION, SEARCH, ask, client_of, make_gateway, scripted, told
+from tests.support.gateway_toy import (
+    ITEM,
+    QUESTION,
+    SEARCH,
+    ask,
+    client_of,
+    make_gateway,
+    make_sampler,
+    to_history,
+)
 from tests.support.tool_templates import TEMPLATES
-from tests.support.vision_toy import picture, save_vision_model, vision_processor, vision_tokenizer, whole
+from tests.support.vision_toy import make_image, save_vision_model, vision_processor, vision_tokenizer, whole
 
 
 class RecordingSampler(ScriptedSampler):
@@ -67,8 +76,8 @@ def test_pictures_are_shown_as_the_processor_shows_the_whole_conversation() -> N
         more: Any = {"role": "user", "content": [part(TALL)]}
         async with gateway.listening(), gateway.session(ITEM) as session:
             async with client_of(session.base_url) as client:
-                says = told(await ask(client, [first]))
-                then = told(await ask(client, [first, says, more]))
+                says = to_history(await ask(client, [first]))
+                then = to_history(await ask(client, [first, says, more]))
                 changed_message = {**first, "content": [part(TALL), *first["content"][:1]]}
                 await ask(client, [changed_message, says, more])  # another picture is another conversation
             trajectory = session.trajectory(reward=1.0)
@@ -128,14 +137,16 @@ def test_a_real_model_that_sees_is_sampled_on_them(tmp_path: Path) -> None:
         )
         texts = []
         async with gateway.listening():
-            for prompts in (SMALL, picture(28, 28, color=(0, 0, 250))):
+            for prompts in (SMALL, make_image(28, 28, color=(0, 0, 250))):
                 async with (
                     gateway.session(ITEM, name="same") as session,
                     client_of(session.base_url) as client,
                 ):
                     says = await ask(client, [{"role": "user", "content": [part(prompts)]}])
                     texts.append(says.content)
-                    await ask(client, [{"role": "user", "content": [part(prompts)]}, told(says), QUESTION])
+                    await ask(
+                        client, [{"role": "user", "content": [part(prompts)]}, to_history(says), QUESTION]
+                    )
                 assert len(pack(session.trajectory())) == 1
         sampler.close()
         assert texts[0] != texts[1]  # the draws are the same, what is seen is not
@@ -157,7 +168,7 @@ def test_a_real_model_that_sees_is_sampled_on_them(tmp_path: Path) -> None:
 )
 def test_what_cannot_be_shown_is_refused(has_vision: bool, content: list[Any], why: str) -> None:
     async def work() -> None:
-        gateway = seeing(scripted([])) if has_vision else make_gateway(scripted([]))
+        gateway = seeing(make_sampler([])) if has_vision else make_gateway(make_sampler([]))
         transport = httpx.AsyncClient(transport=httpx.ASGITransport(gateway.app))
         async with client_of("http://gateway/v1", http_client=transport) as client:
             with pytest.raises(openai.BadRequestError, match=why) as rejection:
@@ -171,7 +182,7 @@ def test_tools_that_the_processors_template_passes_over_are_refused() -> None:
     async def work() -> None:
         tokenizer = copy.deepcopy(vision_tokenizer())
         tokenizer.chat_template = TEMPLATES["hermes"]  # which shows them, as the processor's does not
-        gateway = make_gateway(scripted([]), tokenizer, processor=vision_processor())
+        gateway = make_gateway(make_sampler([]), tokenizer, processor=vision_processor())
         async with gateway.listening() as url, client_of(f"{url}/v1") as client:
             with pytest.raises(openai.BadRequestError, match="has no tools"):
                 await ask(client, [QUESTION], tools=[SEARCH])

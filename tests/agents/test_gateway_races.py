@@ -22,14 +22,14 @@ from tasks.rollout.served_policy import PausableSampler
 from tests.support.gateway_toy import (
     ITEM,
     QUESTION,
-    Gated,
+    GatedSampler,
     RandomSampler,
     ask,
     client_of,
+    find_trained,
     make_gateway,
+    to_history,
     tokenizer_with,
-    told,
-    trained,
 )
 from tests.support.tiny_model import save_tiny_model
 from tests.support.waiting import wait_until_async
@@ -83,7 +83,7 @@ def test_many_at_once_that_fail_are_left_or_answered(seed: int) -> None:
                     await asyncio.sleep(random_source.random() / 50)
                     asking.cancel()
                 try:
-                    answer = told(await asking)
+                    answer = to_history(await asking)
                 except (openai.InternalServerError, asyncio.CancelledError):
                     continue  # and asks again
                 contents.append(answer["content"])
@@ -94,7 +94,7 @@ def test_many_at_once_that_fail_are_left_or_answered(seed: int) -> None:
                 await asyncio.gather(*(agent(client, [QUESTION]) for _ in range(4)))
             await wait_until_async(lambda: not session.busy)
             trajectory = session.trajectory(reward=1.0)
-        segments = trained(trajectory)
+        segments = find_trained(trajectory)
         assert len(segments) == len(trajectory.turns)
         remaining = [(tuple(prompt), tuple(ids)) for prompt, ids in sampler.samples]
         for prompt, ids in segments:
@@ -109,7 +109,7 @@ def test_many_at_once_that_fail_are_left_or_answered(seed: int) -> None:
 
 def test_the_last_turn_is_had_by_one_of_those_that_want_it() -> None:
     async def work() -> None:
-        sampler = Gated(["Yes.", "Yes.", "Yes."])
+        sampler = GatedSampler(["Yes.", "Yes.", "Yes."])
         gateway = make_gateway(sampler)
         async with (
             gateway.listening(),
@@ -169,7 +169,7 @@ def test_who_lost_patience_may_ask_again_while_the_sampler_is_still_at_work(tmp_
             gateway.session(ITEM) as session,
             client_of(session.base_url) as client,
         ):
-            talk: list[Any] = [QUESTION, told(await ask(client, [QUESTION], max_tokens=2)), QUESTION]
+            talk: list[Any] = [QUESTION, to_history(await ask(client, [QUESTION], max_tokens=2)), QUESTION]
             for _ in range(3):
                 left = asyncio.create_task(ask(client, talk, temperature=0.9))
                 await wait_until_async(lambda: session.busy)

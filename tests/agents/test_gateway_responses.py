@@ -14,23 +14,23 @@ from pydantic import TypeAdapter
 from agents.rollout.packing import pack
 from tests.support.gateway_toy import (
     ITEM,
-    OTHER,
+    LOOK,
     QUESTION,
     SEARCH,
     RandomSampler,
     ask,
     client_of,
     encode,
+    find_trained,
     make_gateway,
-    scripted,
-    told,
-    trained,
+    make_sampler,
+    to_history,
 )
 from tests.support.toy import toy_tokenizer
 
 CALL = '<tool_call>\n{"name": "search", "arguments": {"query": "iron"}}\n</tool_call>'
 TOOL = {"type": "function", "strict": True, **SEARCH["function"]}
-TOOL_2 = {"type": "function", **OTHER["function"]}
+TOOL_2 = {"type": "function", **LOOK["function"]}
 SAYS = [f"I look.\n{CALL}", "It is 5.", "It is 6."]
 EVENTS: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
 
@@ -52,7 +52,7 @@ async def create(client: Any, **options: Any) -> Any:
 @pytest.mark.parametrize("continuation", ["previous_response_id", "input"])
 def test_a_conversation_with_a_tool_is_one_segment(continuation: str) -> None:
     async def work() -> None:
-        gateway = make_gateway(scripted(SAYS))
+        gateway = make_gateway(make_sampler(SAYS))
         async with gateway.listening(), gateway.session(ITEM) as session:
             async with client_of(session.base_url) as client:
                 input_items: list[Any] = [QUESTION]
@@ -73,7 +73,7 @@ def test_a_conversation_with_a_tool_is_one_segment(continuation: str) -> None:
         assert response.status == "completed"
         (segment,) = pack(trajectory)
         sampled_ids = [[*encode(text), toy_tokenizer().eos_token_id] for text in SAYS]
-        assert [ids for _, ids in trained(trajectory)] == sampled_ids
+        assert [ids for _, ids in find_trained(trajectory)] == sampled_ids
         text = toy_tokenizer().decode(segment.prompt_ids + segment.response_ids)
         assert "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nGoal: reach 3.<|im_end|>" in text
         assert f"{SAYS[0]}<|im_end|>\n<|im_start|>tool\nIron: 5.<|im_end|>" in text
@@ -87,7 +87,7 @@ def test_a_conversation_with_a_tool_is_one_segment(continuation: str) -> None:
 
 def test_it_is_the_conversation_that_chat_completions_have() -> None:
     async def work() -> None:
-        gateway = make_gateway(scripted(SAYS))
+        gateway = make_gateway(make_sampler(SAYS))
         async with gateway.listening(), gateway.session(ITEM) as session:
             async with client_of(session.base_url) as client:
                 first = await ask(client, [QUESTION], tools=[SEARCH])
@@ -100,7 +100,7 @@ def test_it_is_the_conversation_that_chat_completions_have() -> None:
                 second = await create(client, input=[*items, call_output])
                 messages = [
                     QUESTION,
-                    told(first),
+                    to_history(first),
                     {"role": "tool", "tool_call_id": "x", "content": "Iron: 5."},
                     {"role": "assistant", "content": second.output_text},
                     QUESTION,
@@ -114,7 +114,7 @@ def test_it_is_the_conversation_that_chat_completions_have() -> None:
 @pytest.mark.parametrize("says", [f"I look.\n{CALL}", CALL, "It is 5.", ""])
 def test_a_stream_tells_what_one_piece_would(says: str) -> None:
     async def work() -> None:
-        gateway = make_gateway(scripted([says]))
+        gateway = make_gateway(make_sampler([says]))
         async with gateway.listening() as url, client_of(f"{url}/v1") as client:
             whole = await create(client, input="Goal: reach 3.")
             async with client.responses.stream(
@@ -149,7 +149,7 @@ def test_a_stream_tells_what_one_piece_would(says: str) -> None:
 
 def test_bodies_and_events_are_the_clients_own_types_to_the_letter() -> None:
     async def work() -> None:
-        gateway = make_gateway(scripted([f"I look.\n{CALL}"]))
+        gateway = make_gateway(make_sampler([f"I look.\n{CALL}"]))
         transport = httpx.ASGITransport(gateway.app)
         async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as http:
             body = {"model": "policy", "input": "x", "tools": [TOOL], "tool_choice": "auto"}
@@ -168,7 +168,7 @@ def test_bodies_and_events_are_the_clients_own_types_to_the_letter() -> None:
 
 def test_an_answer_that_is_cut_off_is_incomplete() -> None:
     async def work() -> None:
-        gateway = make_gateway(scripted(["The total is now 7."]))
+        gateway = make_gateway(make_sampler(["The total is now 7."]))
         async with gateway.listening() as url, client_of(f"{url}/v1") as client:
             answer = await create(client, input="x", max_output_tokens=2)
             assert (answer.status, answer.incomplete_details.reason) == ("incomplete", "max_output_tokens")
@@ -181,7 +181,7 @@ def test_an_answer_that_is_cut_off_is_incomplete() -> None:
 
 def test_choices_of_tools_are_those_of_chat_completions() -> None:
     async def work() -> None:
-        gateway = make_gateway(scripted([' {"query": "iron"}}\n</tool_call>']))
+        gateway = make_gateway(make_sampler([' {"query": "iron"}}\n</tool_call>']))
         async with gateway.listening() as url, client_of(f"{url}/v1") as client:
             named_choice = {"type": "function", "name": "search"}
             answer = await create(client, input="x", tools=[TOOL, TOOL_2], tool_choice=named_choice)
@@ -196,7 +196,7 @@ def test_choices_of_tools_are_those_of_chat_completions() -> None:
 
 def test_an_answer_that_is_not_there_is_none_to_go_on_from() -> None:
     async def work() -> None:
-        gateway = make_gateway(scripted(SAYS))
+        gateway = make_gateway(make_sampler(SAYS))
         async with gateway.listening() as url, gateway.session(ITEM) as session, AsyncExitStack() as clients:
             client = await clients.enter_async_context(client_of(session.base_url))
             short_form = await clients.enter_async_context(client_of(f"{url}/v1"))
@@ -236,7 +236,7 @@ def test_an_answer_that_is_not_there_is_none_to_go_on_from() -> None:
 )
 def test_what_is_not_supported_is_refused_by_its_field(changes: dict[str, Any], param: str) -> None:
     async def work() -> None:
-        gateway = make_gateway(scripted([]))
+        gateway = make_gateway(make_sampler([]))
         transport = httpx.ASGITransport(gateway.app)
         async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as http:
             answer = await http.post("/v1/responses", json={"model": "policy", "input": "x", **changes})
@@ -260,7 +260,7 @@ def test_branches_from_one_answer_are_trained_on_once() -> None:
                     *(create(client, input="on", previous_response_id=branch.id) for branch in branches)
                 )
             trajectory = session.trajectory(reward=1.0)
-        assert sorted(trained(trajectory)) == sorted(sampler.samples)
+        assert sorted(find_trained(trajectory)) == sorted(sampler.samples)
         assert len(pack(trajectory)) == 4
 
     run(work())

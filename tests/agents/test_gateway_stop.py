@@ -23,10 +23,10 @@ from tests.support.gateway_toy import (
     ask,
     client_of,
     encode,
+    find_trained,
     make_gateway,
-    scripted,
-    told,
-    trained,
+    make_sampler,
+    to_history,
 )
 from tests.support.tiny_model import save_tiny_model
 from tests.support.toy import toy_tokenizer
@@ -88,7 +88,7 @@ def test_without_a_stop_text_nothing_is_cut() -> None:
 def test_a_conversation_goes_on_from_the_tokens_and_not_from_the_text(is_streamed: bool) -> None:
     async def work() -> None:
         says = ["Action: add 1\nObservation: 1 is now the total", "Action: add 2"]
-        gateway = make_gateway(scripted(says))
+        gateway = make_gateway(make_sampler(says))
         async with gateway.listening(), gateway.session(ITEM) as session:
             async with client_of(session.base_url) as client:
                 answer: Any = await client.chat.completions.create(
@@ -129,7 +129,7 @@ def test_a_conversation_goes_on_from_the_tokens_and_not_from_the_text(is_streame
 
 def test_a_stop_text_within_a_token_leaves_that_token_whole() -> None:
     (token,) = encode(" total")
-    gateway = make_gateway(scripted(["the total is"]))
+    gateway = make_gateway(make_sampler(["the total is"]))
 
     async def work() -> None:
         async with gateway.listening(), gateway.session(ITEM) as session:
@@ -144,7 +144,7 @@ def test_a_stop_text_within_a_token_leaves_that_token_whole() -> None:
 def test_calls_are_read_in_what_stands_before_a_stop_text() -> None:
     async def work() -> None:
         call = '<tool_call>\n{"name": "search", "arguments": {"query": "iron"}}\n'
-        gateway = make_gateway(scripted([f"{call}</tool_call> and more", "Done."]))
+        gateway = make_gateway(make_sampler([f"{call}</tool_call> and more", "Done."]))
         async with gateway.listening(), gateway.session(ITEM) as session:
             async with client_of(session.base_url) as client:
                 first = await ask(client, [QUESTION], tools=[SEARCH], stop=["</tool_call>"])
@@ -154,7 +154,7 @@ def test_calls_are_read_in_what_stands_before_a_stop_text() -> None:
                     "tool_call_id": first.tool_calls[0].id,
                     "content": "Iron: 5.",
                 }
-                await ask(client, [QUESTION, told(first), cut_completion], tools=[SEARCH])
+                await ask(client, [QUESTION, to_history(first), cut_completion], tools=[SEARCH])
             assert len(pack(session.trajectory())) == 1
 
     asyncio.run(work())
@@ -185,9 +185,9 @@ def test_whatever_stops_what_is_trained_on_is_what_was_sampled(seed: int, turns:
                 assert not any(stop_text in answer.content for stop_text in stop)
                 assert answer.content == text_before(decode(ids[:length]), stop)
                 expected_samples.append((prompt, ids[:length]))
-                talk = [*talk, told(answer), QUESTION]
+                talk = [*talk, to_history(answer), QUESTION]
         trajectory = session.trajectory(reward=1.0)
-        assert trained(trajectory) == expected_samples
+        assert find_trained(trajectory) == expected_samples
         assert len(pack(trajectory)) == 1
 
     asyncio.run(work())

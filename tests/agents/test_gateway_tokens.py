@@ -8,7 +8,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agents.rollout.packing import pack
-from tests.support.gateway_toy import ITEM, RandomSampler, ask, client_of, make_gateway, told, trained
+from tests.support.gateway_toy import (
+    ITEM,
+    RandomSampler,
+    ask,
+    client_of,
+    find_trained,
+    make_gateway,
+    to_history,
+)
 from tests.support.toy import toy_tokenizer
 
 MOVES = st.lists(
@@ -62,18 +70,18 @@ def test_trained_tokens_are_the_sampled_ones_each_once(moves: list[tuple[str, in
         requests = [render(talk) for talk in talks]
         async with client_of(session.base_url, http_client=transport) as client:
             for number, talk in enumerate(talks):
-                talks[number] = [*talk, told(await ask(client, talk))]
+                talks[number] = [*talk, to_history(await ask(client, talk))]
             for move, conversation_index, where in moves:
                 number = conversation_index % len(talks)
                 request_turns = apply_move(talks[number], move, where)
                 requests.append(render(request_turns))
-                next_talk = [*request_turns, told(await ask(client, request_turns))]
+                next_talk = [*request_turns, to_history(await ask(client, request_turns))]
                 if move in ("fork", "drop", "edit"):
                     talks.append(next_talk)
                 else:
                     talks[number] = next_talk
         trajectory = session.trajectory(reward=1.0)
-        assert sorted(trained(trajectory)) == sorted(sampler.samples)
+        assert sorted(find_trained(trajectory)) == sorted(sampler.samples)
         assert [toy_tokenizer().decode(prompt) for prompt, _ in sampler.samples] == requests
         segments = pack(trajectory)
         assert sum(turn.reward for turn in trajectory.turns) == 1.0
@@ -94,13 +102,15 @@ def test_requests_side_by_side_with_one_history_are_kept_apart() -> None:
             client_of(session.base_url) as client,
         ):
             talk = [user("start")]
-            talk.append(told(await ask(client, talk)))
+            talk.append(to_history(await ask(client, talk)))
             more = [[*talk, user(f"agent {number}")] for number in range(5)]
             answers = await asyncio.gather(*(ask(client, messages) for messages in more))
-            further = [[*messages, told(a), user("on")] for messages, a in zip(more, answers, strict=True)]
+            further = [
+                [*messages, to_history(a), user("on")] for messages, a in zip(more, answers, strict=True)
+            ]
             await asyncio.gather(*(ask(client, messages) for messages in further))
         trajectory = session.trajectory(reward=1.0)
-        assert sorted(trained(trajectory)) == sorted(sampler.samples)
+        assert sorted(find_trained(trajectory)) == sorted(sampler.samples)
         assert len(pack(trajectory)) == 5  # the first of them goes on in the first segment
 
     asyncio.run(work())

@@ -39,11 +39,11 @@ class Makes:
 
     def __init__(self, *first: ToyEnv) -> None:
         self._first = list(first)
-        self.made: list[ToyEnv] = []
+        self.envs: list[ToyEnv] = []
 
     def __call__(self) -> Environment:
-        self.made.append(self._first.pop(0) if self._first else ToyEnv())
-        return self.made[-1]
+        self.envs.append(self._first.pop(0) if self._first else ToyEnv())
+        return self.envs[-1]
 
 
 PLAYS = itertools.count()
@@ -73,10 +73,12 @@ async def play_groups(
 
 def test_groups_come_in_the_order_of_their_items() -> None:
     items = [toy_item(i, target=3 + i % 2) for i in range(5)]
-    seen: list[Trajectory] = []
+    trajectories: list[Trajectory] = []
 
     async def main() -> list[list[Trajectory]]:
-        return await play_groups(toys(ToyEnv, capacity=3), items, on_trajectory=seen.append, max_attempts=1)
+        return await play_groups(
+            toys(ToyEnv, capacity=3), items, on_trajectory=trajectories.append, max_attempts=1
+        )
 
     groups = asyncio.run(main())
     assert [[(t.item.item_id, t.sample_index) for t in group] for group in groups] == [
@@ -87,7 +89,7 @@ def test_groups_come_in_the_order_of_their_items() -> None:
         # three turns reach 3; for a target of 4 the script has no fourth text
         reason = StopReason.TERMINATED if solvable else StopReason.ERROR
         assert {t.stop_reason for t in group} == {reason}
-    assert sorted((t.item.item_id, t.sample_index) for t in seen) == sorted(
+    assert sorted((t.item.item_id, t.sample_index) for t in trajectories) == sorted(
         (t.item.item_id, t.sample_index) for group in groups for t in group
     )
 
@@ -101,8 +103,8 @@ def test_a_fault_is_retried_on_another_environment() -> None:
     [group] = asyncio.run(main())
     assert sorted(t.attempts for t in group) == [1, 1, 1, 2]
     assert {(t.stop_reason, t.reward) for t in group} == {(StopReason.TERMINATED, 1.0)}
-    assert make.made[0].closed
-    assert make.made[0].resets == 1
+    assert make.envs[0].is_closed
+    assert make.envs[0].resets == 1
 
 
 def test_a_retry_takes_no_warm_instance() -> None:
@@ -122,14 +124,14 @@ def test_a_retry_takes_no_warm_instance() -> None:
 
 
 def test_after_its_last_attempt_a_sample_is_data_with_its_cause() -> None:
-    class Broken(ToyEnv):
+    class CrashingEnv(ToyEnv):
         async def reset(self, item: Item) -> str:
             if item.item_id == "toy_1":
                 raise OSError("no such port")
             return await super().reset(item)
 
     async def main() -> list[list[Trajectory]]:
-        envs = toys(Broken, capacity=8)
+        envs = toys(CrashingEnv, capacity=8)
         groups = await play_groups(envs, [toy_item(0), toy_item(1)])
         assert envs.metrics["toy"].replaced == 4 * 3
         return groups
@@ -210,17 +212,17 @@ def test_plays_of_one_name_draw_alike_and_others_do_not(tmp_path: Path) -> None:
 def test_no_sample_waits_for_a_sibling() -> None:
     """One sample hangs in its first step; its siblings are done long before its time is up."""
     done: list[int] = []
-    released = asyncio.Event()
+    release = asyncio.Event()
 
     class GatedEnv(ToyEnv):
         async def _fail_if_due(self) -> None:
             if self._steps == self.hang_at:
-                await released.wait()
+                await release.wait()
 
     def note(trajectory: Trajectory) -> None:
         done.append(trajectory.sample_index)
         if len(done) == 3:
-            released.set()
+            release.set()
 
     make = Makes(GatedEnv(hang_at=1))
     [group] = asyncio.run(play_groups(toys(make, capacity=4), [toy_item()], on_trajectory=note))
@@ -242,7 +244,7 @@ def test_cancelling_leaves_the_environments_usable() -> None:
         assert len(asyncio.all_tasks()) <= 1 + 3  # this one, and environments that are being closed
         [group] = await play_groups(envs, [toy_item()], num_samples=3)
         assert all(t.success for t in group)
-        assert [env.closed for env in make.made] == [True] * 3 + [False] * 3
+        assert [env.is_closed for env in make.envs] == [True] * 3 + [False] * 3
         metrics = envs.metrics["toy"]
         assert (metrics.live, metrics.idle, metrics.waiting) == (3, 3, 0)
 
@@ -250,12 +252,12 @@ def test_cancelling_leaves_the_environments_usable() -> None:
 
 
 def test_what_is_no_fault_of_an_episode_ends_the_play() -> None:
-    class Unplugged(ToyEnv):
+    class SilentEnv(ToyEnv):
         async def step(self, action: str) -> StepResult:
             raise MissingDependency("install java")
 
     async def main() -> None:
-        envs = toys(Unplugged, capacity=2)
+        envs = toys(SilentEnv, capacity=2)
         with pytest.raises(MissingDependency, match="install java"):
             await play_groups(envs, [toy_item(i) for i in range(3)])
         assert envs.metrics["toy"].waiting == 0

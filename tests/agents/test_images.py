@@ -29,13 +29,13 @@ from tests.support.toy import ToyEnv, toy_item, toy_tokenizer
 from tests.support.vision_toy import (
     VISION,
     llava_processor,
-    picture,
+    make_image,
     vision_processor,
     vision_tokenizer,
     whole,
 )
 
-SMALL, WIDE, TALL = picture(28, 28), picture(120, 40), picture(30, 90)
+SMALL, WIDE, TALL = make_image(28, 28), make_image(120, 40), make_image(30, 90)
 LIMITS = EpisodeLimits(
     max_turns=8, max_tokens_per_turn=30, context_length=500, episode_timeout_s=120, step_timeout_s=9
 )

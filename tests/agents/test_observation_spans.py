@@ -18,9 +18,9 @@ from envs.types import Message
 from tests.agents.test_segments import LIMITS, Recorder, play_policy
 from tests.support.toy import CHATML, NO_SYSTEM, PIPES, toy_tokenizer
 from tests.support.toy_episode import encode
-from tests.support.vision_toy import llava_processor, picture, vision_processor
+from tests.support.vision_toy import llava_processor, make_image, vision_processor
 
-SPACED = CHATML.replace("<|im_end|>\n", " <|im_end|> ").replace("['role'] }}\n", "['role'] }}: ")
+WITH_SPACES = CHATML.replace("<|im_end|>\n", " <|im_end|> ").replace("['role'] }}\n", "['role'] }}: ")
 """White space of the template stands directly beside a message's text."""
 words = st.text(st.sampled_from("ab \n<|>é🙂o"), max_size=12)
 
@@ -30,7 +30,7 @@ def renderer_of(template: str, *, trim_offsets: bool) -> tuple[Any, Renderer]:
     """`trim_offsets`: they leave out the space with which a token begins, as Llama 3's do."""
     from tokenizers import processors
 
-    tokenizer = copy.deepcopy(toy_tokenizer(CHATML if template == SPACED else template))
+    tokenizer = copy.deepcopy(toy_tokenizer(CHATML if template == WITH_SPACES else template))
     tokenizer.chat_template = template
     if trim_offsets:
         tokenizer.backend_tokenizer.post_processor = processors.ByteLevel(trim_offsets=True)
@@ -48,16 +48,18 @@ def bytes_of(token: str, *, is_added: bool) -> bytes:
     return bytes(byte_of[character] for character in token)
 
 
-@pytest.mark.parametrize("template", [CHATML, PIPES, NO_SYSTEM, SPACED])
+@pytest.mark.parametrize("template", [CHATML, PIPES, NO_SYSTEM, WITH_SPACES])
 @pytest.mark.parametrize("trim_offsets", [False, True])
 @settings(max_examples=25)
-@given(texts=st.lists(words, min_size=1, max_size=3), observed=st.integers(0, 12), is_closed=st.booleans())
+@given(
+    texts=st.lists(words, min_size=1, max_size=3), num_observed=st.integers(0, 12), is_closed=st.booleans()
+)
 def test_a_span_has_every_token_of_a_body_and_no_byte_of_the_template(
-    template: str, trim_offsets: bool, texts: list[str], observed: int, is_closed: bool
+    template: str, trim_offsets: bool, texts: list[str], num_observed: int, is_closed: bool
 ) -> None:
     tokenizer, renderer = renderer_of(template, trim_offsets=trim_offsets)
     contents = [f"{number}{text}" for number, text in enumerate(texts)]
-    counts = [*map(len, contents[:-1]), min(observed, len(contents[-1]))]
+    counts = [*map(len, contents[:-1]), min(num_observed, len(contents[-1]))]
     ids, bodies = renderer.reply(
         [Message("user", content) for content in contents], is_closed=is_closed, observed=counts
     )
@@ -89,9 +91,9 @@ def test_an_images_tokens_are_in_no_span(make: Any) -> None:
     processor = make()
     renderer = Renderer(processor.tokenizer, processor)
     messages = [
-        Message("tool", "The first", (picture(28, 28), picture(120, 40))),
+        Message("tool", "The first", (make_image(28, 28), make_image(120, 40))),
         Message("tool", "The second", ()),
-        Message("tool", "The third", (picture(30, 90),)),
+        Message("tool", "The third", (make_image(30, 90),)),
     ]
     ids, bodies = renderer.reply(messages, is_closed=True)
     texts = [processor.tokenizer.decode(ids[start:end]) for start, end in bodies]

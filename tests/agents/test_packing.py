@@ -10,8 +10,8 @@ from tests.support.toy import toy_item
 
 
 def a_turn(
-    sampled: list[int],
-    observed: list[int],
+    completion_ids: list[int],
+    observation_ids: list[int],
     *,
     logprobs: list[float] | None = None,
     version: int = 0,
@@ -20,8 +20,8 @@ def a_turn(
     spans: tuple[tuple[int, int], ...] = (),
 ) -> Turn:
     completion = Completion(
-        token_ids=sampled,
-        logprobs=logprobs if logprobs is not None else [-0.5] * len(sampled),
+        token_ids=completion_ids,
+        logprobs=logprobs if logprobs is not None else [-0.5] * len(completion_ids),
         finish_reason=FinishReason.STOP,
         policy_version=version,
     )
@@ -31,7 +31,7 @@ def a_turn(
         action="",
         observation="",
         reward=reward,
-        observation_ids=tuple(observed),
+        observation_ids=tuple(observation_ids),
         observation_spans=spans,
         prompt_ids=None if prompt is None else tuple(prompt),
     )
@@ -60,13 +60,13 @@ def test_by_hand() -> None:
         # its observation trails
         a_turn([15, 16], [24, 25], logprobs=[-0.5, -0.6], version=5, reward=0.75, spans=((0, 2),)),
     ]
-    [packed] = pack(a_trajectory(turns, prompt=[1, 2]))
-    assert packed.prompt_ids == (1, 2)
-    assert packed.response_ids == (11, 12, 13, 21, 22, 26, 14, 23, 15, 16)
-    assert packed.response_mask == (1, 1, 1, 0, 0, 0, 1, 0, 1, 1)
-    assert packed.observation_mask == (0, 0, 0, 0, 1, 0, 0, 0, 0, 0)
-    assert packed.logprobs == (-0.1, -0.2, -0.3, 0, 0, 0, -0.4, 0, -0.5, -0.6)
-    assert packed.policy_versions == (4, 4, 4, 4, 4, 4, 4, 4, 5, 5)
+    [segment] = pack(a_trajectory(turns, prompt=[1, 2]))
+    assert segment.prompt_ids == (1, 2)
+    assert segment.response_ids == (11, 12, 13, 21, 22, 26, 14, 23, 15, 16)
+    assert segment.response_mask == (1, 1, 1, 0, 0, 0, 1, 0, 1, 1)
+    assert segment.observation_mask == (0, 0, 0, 0, 1, 0, 0, 0, 0, 0)
+    assert segment.logprobs == (-0.1, -0.2, -0.3, 0, 0, 0, -0.4, 0, -0.5, -0.6)
+    assert segment.policy_versions == (4, 4, 4, 4, 4, 4, 4, 4, 5, 5)
 
 
 def test_segments_by_hand() -> None:
@@ -92,9 +92,9 @@ def test_packing_leaves_the_trajectory_as_it_was() -> None:
 
 
 def test_an_error_never_trains() -> None:
-    failed = a_trajectory([a_turn([11], [])], prompt=[1], stop=StopReason.ERROR)
+    failure = a_trajectory([a_turn([11], [])], prompt=[1], stop=StopReason.ERROR)
     with pytest.raises(ValueError, match=r"toy_7, sample 2.*it broke"):
-        pack(failed)
+        pack(failure)
 
 
 @pytest.mark.parametrize("turns", [[], [a_turn([11], [21]), a_turn([], [])]])
@@ -120,19 +120,19 @@ ours = st.lists(st.integers(min_value=-999, max_value=-1), min_size=1, max_size=
 def test_only_sampled_tokens_train(prompt: list[int], steps: list[tuple[list[int], list[int], int]]) -> None:
     # a token's log-prob is a function of its id, so that any shift between the lists shows
     turns = [
-        a_turn(sampled, observed, logprobs=[i / 7 for i in sampled], version=version)
-        for sampled, observed, version in steps
+        a_turn(completion_ids, observation_ids, logprobs=[i / 7 for i in completion_ids], version=version)
+        for completion_ids, observation_ids, version in steps
     ]
-    [packed] = pack(a_trajectory(turns, prompt=prompt))
+    [segment] = pack(a_trajectory(turns, prompt=prompt))
 
-    length = len(packed.response_ids)
-    per_token = (packed.response_mask, packed.logprobs, packed.policy_versions)
+    length = len(segment.response_ids)
+    per_token = (segment.response_mask, segment.logprobs, segment.policy_versions)
     assert [len(values) for values in per_token] == [length] * 3
-    assert packed.prompt_ids == tuple(prompt)
-    assert packed.response_mask == tuple(int(i < 0) for i in packed.response_ids)
-    trained = [i for i, m in zip(packed.response_ids, packed.response_mask, strict=True) if m]
-    assert trained == [i for sampled, _, _ in steps for i in sampled]
-    assert list(packed.logprobs) == [i / 7 if i < 0 else 0.0 for i in packed.response_ids]
-    assert packed.response_mask[-1] == 1
+    assert segment.prompt_ids == tuple(prompt)
+    assert segment.response_mask == tuple(int(i < 0) for i in segment.response_ids)
+    trained_ids = [i for i, m in zip(segment.response_ids, segment.response_mask, strict=True) if m]
+    assert trained_ids == [i for completion_ids, _, _ in steps for i in completion_ids]
+    assert list(segment.logprobs) == [i / 7 if i < 0 else 0.0 for i in segment.response_ids]
+    assert segment.response_mask[-1] == 1
     last_length = len(steps[-1][0])
-    assert packed.policy_versions[-last_length:] == (steps[-1][2],) * last_length
+    assert segment.policy_versions[-last_length:] == (steps[-1][2],) * last_length

@@ -69,6 +69,6 @@ def test_long_and_short_episodes_sample_what_each_would_alone(kind: str) -> None
         # some pause, some read much, some little: lengths drift apart
         playing = {name: prompt for name, prompt in prompts.items() if rng.random() < 0.7}
         for name, completion in complete(engine, playing, params=params).items():
-            expected = reference_logprobs(model, prompts[name], completion.token_ids)
-            assert completion.logprobs == pytest.approx(expected, abs=2e-4)
+            reference = reference_logprobs(model, prompts[name], completion.token_ids)
+            assert completion.logprobs == pytest.approx(reference, abs=2e-4)
             prompts[name] += completion.token_ids + random_tokens(rng, rng.choice([1, 2, 25]))

@@ -51,8 +51,8 @@ def right(final_response: str, answer: str) -> dict[str, Any]:
 
 def test_questions_with_tools_and_a_reward() -> None:
     def script(body: Any) -> Any:
-        asked, last = body["messages"][0]["content"], body["messages"][-1]
-        number = int(asked.split()[-1])
+        question, last = body["messages"][0]["content"], body["messages"][-1]
+        number = int(question.split()[-1])
         return says(last["content"]) if last["role"] == "tool" else calls(("double", {"number": number}))
 
     rows = [{"question": f"Twice {number}", "answer": "4"} for number in (1, 2, 3)]
@@ -66,12 +66,12 @@ def test_questions_with_tools_and_a_reward() -> None:
             num_samples=2,
         )
     assert [(t.item.item_id, t.sample_index) for t in trajectories] == [
-        (f"question_{place}", sample_index) for place in range(3) for sample_index in range(2)
+        (f"question_{index}", sample_index) for index in range(3) for sample_index in range(2)
     ]
     assert [t.turns[-1].action for t in trajectories] == ["2", "2", "4", "4", "6", "6"]
     assert [(t.reward, t.success) for t in trajectories[::2]] == [(0.0, False), (1.0, True), (0.0, False)]
     assert {t.metrics["tool_calls/double"] for t in trajectories} == {1}
-    assert {schema["function"]["name"] for schema in server.asked[0]["tools"]} == {"double", "calculator"}
+    assert {schema["function"]["name"] for schema in server.requests[0]["tools"]} == {"double", "calculator"}
 
 
 def test_a_conversation_is_asked_with_its_earlier_messages() -> None:
@@ -81,34 +81,34 @@ def test_a_conversation_is_asked_with_its_earlier_messages() -> None:
         {"role": "user", "content": "6 * 7?"},
     ]
     with chat_server(in_turn(says("42"))) as server:
-        [played] = rollout([{"messages": talk}], agent="raw", model=Endpoint(server.url, "toy"))
-    assert server.asked[0]["messages"] == talk
-    assert (played.stop_reason, played.turns[0].action) == (StopReason.TERMINATED, "42")
+        [episodes] = rollout([{"messages": talk}], agent="raw", model=Endpoint(server.url, "toy"))
+    assert server.requests[0]["messages"] == talk
+    assert (episodes.stop_reason, episodes.turns[0].action) == (StopReason.TERMINATED, "42")
 
 
 def test_an_environment_by_name_and_turns_as_they_come() -> None:
-    seen: list[tuple[str, int, int, str]] = []
-    ended: list[str] = []
+    turns_so_far: list[tuple[str, int, int, str]] = []
+    item_ids: list[str] = []
 
     def on_turn(item: Item, sample_index: int, turns: Sequence[Turn]) -> None:
-        assert not ended
-        seen.append((item.item_id, sample_index, len(turns), turns[-1].action))
+        assert not item_ids
+        turns_so_far.append((item.item_id, sample_index, len(turns), turns[-1].action))
 
     item = get_env("textcraft").split(0).test[0]
     with chat_server(in_turn(says("Action: inventory"))) as server:
-        [played] = rollout(
+        [episodes] = rollout(
             [item],
             agent=FormatAgent("action"),
             model=Endpoint(server.url, "toy"),
             limits=EpisodeLimits(max_turns=3),
             callbacks=Callbacks(
-                on_turn=on_turn, on_trajectory=lambda trajectory: ended.append(trajectory.item.item_id)
+                on_turn=on_turn, on_trajectory=lambda trajectory: item_ids.append(trajectory.item.item_id)
             ),
         )
-    assert played.stop_reason is StopReason.MAX_TURNS
-    assert seen == [(item.item_id, 0, number, "inventory") for number in (1, 2, 3)]
-    assert ended == [item.item_id]
-    assert "Goal" in server.asked[0]["messages"][0]["content"]
+    assert episodes.stop_reason is StopReason.MAX_TURNS
+    assert turns_so_far == [(item.item_id, 0, number, "inventory") for number in (1, 2, 3)]
+    assert item_ids == [item.item_id]
+    assert "Goal" in server.requests[0]["messages"][0]["content"]
 
 
 def test_a_local_model_gives_tokens(tmp_path: Path) -> None:
@@ -117,15 +117,15 @@ def test_a_local_model_gives_tokens(tmp_path: Path) -> None:
     def play(**changes: Any) -> list[list[list[int]]]:
         arguments: dict[str, Any] = {"agent": "action", "env": toy_spec(), "model": model, "num_samples": 2}
         limits = EpisodeLimits(max_turns=2, max_tokens_per_turn=12, context_length=256)
-        played = rollout([toy_item()], limits=limits, **(arguments | changes))
-        assert {t.stop_reason for t in played} == {StopReason.MAX_TURNS}
-        assert all(t.prompt_ids for t in played)
-        return [[turn.completion.token_ids for turn in t.turns] for t in played]
+        episodes = rollout([toy_item()], limits=limits, **(arguments | changes))
+        assert {t.stop_reason for t in episodes} == {StopReason.MAX_TURNS}
+        assert all(t.prompt_ids for t in episodes)
+        return [[turn.completion.token_ids for turn in t.turns] for t in episodes]
 
-    sampled = play()
-    assert sampled == play()
-    assert sampled[0] != sampled[1]
-    assert all(0 < len(ids) <= 12 for turns in sampled for ids in turns)
+    first_run = play()
+    assert first_run == play()
+    assert first_run[0] != first_run[1]
+    assert all(0 < len(ids) <= 12 for turns in first_run for ids in turns)
     greedy = play(sampling=SamplingParams(temperature=0.0))
     assert greedy[0] == greedy[1]
     with pytest.raises(ConfigError, match="chat template"):
@@ -141,7 +141,7 @@ def test_a_context_policy_that_cannot_be_is_refused(value: dict[str, Any]) -> No
 @pytest.mark.heavy
 @pytest.mark.parametrize("when_full", ["stop", "drop", "fold"])
 def test_a_context_policy_is_what_the_model_sees_of_its_past(tmp_path: Path, when_full: Any) -> None:
-    [played] = rollout(
+    [episodes] = rollout(
         [toy_item()],
         agent="raw",
         env=toy_spec(),
@@ -150,13 +150,13 @@ def test_a_context_policy_is_what_the_model_sees_of_its_past(tmp_path: Path, whe
         limits=EpisodeLimits(max_turns=40, max_tokens_per_turn=12, context_length=500),
     )
     reason = StopReason.MAX_CONTEXT if when_full == "stop" else StopReason.MAX_TURNS
-    assert played.stop_reason is reason
-    begun = sum(turn.prompt_ids is not None for turn in played.turns)
-    assert (begun > 0) == (when_full != "stop")
+    assert episodes.stop_reason is reason
+    num_starts = sum(turn.prompt_ids is not None for turn in episodes.turns)
+    assert (num_starts > 0) == (when_full != "stop")
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "message"),
     [
         ({"context": ContextPolicy()}, "an endpoint's model sees the whole conversation"),
         ({"agent": "herms"}, "unknown format of calls 'herms'; did you mean 'hermes'"),
@@ -176,16 +176,16 @@ def test_a_context_policy_is_what_the_model_sees_of_its_past(tmp_path: Path, whe
         ({"model": LocalModel(Path("models/none"))}, "no model in 'models/none'"),
     ],
 )
-def test_what_cannot_be_played_is_said_before_a_model_is_asked(changes: dict[str, Any], said: str) -> None:
+def test_what_cannot_be_played_is_said_before_a_model_is_asked(changes: dict[str, Any], message: str) -> None:
     arguments: dict[str, Any] = {"items": ["6 * 7?"], "agent": "hermes", "model": NOBODY} | changes
     if changes.get("items"):
         with chat_server(in_turn(says("5"))) as server:
             arguments["model"] = Endpoint(server.url, "toy")
-            with pytest.raises(ConfigError, match=said):
+            with pytest.raises(ConfigError, match=message):
                 rollout(arguments.pop("items"), **arguments)
-        assert server.asked == []
+        assert server.requests == []
         return
-    with pytest.raises(ConfigError, match=said):
+    with pytest.raises(ConfigError, match=message):
         rollout(arguments.pop("items"), **arguments)
 
 
@@ -221,7 +221,7 @@ def test_the_command_shows_turns_and_sums_up(tmp_path: Path) -> None:
     goal = next(index for index, line in enumerate(lines) if "#0 begins task: Goal: " in line)
     assert goal < next(index for index, line in enumerate(lines) if "#0 turn 1" in line)
     assert lines[goal].removeprefix(f"{first.item_id} #0 begins task: ") in (
-        server.asked[0]["messages"][-1]["content"].splitlines()
+        server.requests[0]["messages"][-1]["content"].splitlines()
     )
     for item in (first, second):
         for sample_index in range(2):
@@ -240,7 +240,7 @@ def test_the_command_shows_turns_and_sums_up(tmp_path: Path) -> None:
     assert "tokens" not in summary
     assert {t.stop_reason for t in read_trajectories(out)} == {StopReason.MAX_TURNS}
     assert len(read_trajectories(out)) == 4
-    assert {body["temperature"] for body in server.asked} == {0.5}
+    assert {body["temperature"] for body in server.requests} == {0.5}
 
 
 def test_the_command_plays_training_items_with_the_pipelines_agent() -> None:
@@ -253,15 +253,15 @@ def test_the_command_plays_training_items_with_the_pipelines_agent() -> None:
             "1",
             "--split",
             "train",
-            *(part for one in settings for part in ("--set", one)),
+            *(part for setting in settings for part in ("--set", setting)),
         )
     assert done.exit_code == 0, done.output
     item = get_env("textcraft").split(0).train[0]
     assert f'{item.item_id} #0 turn 1 action: act({{"action": "inventory"}})' in done.output
     assert "tool_calls/act" in done.output
     assert f"{item.item_id} #0 begins task (system): " in done.output
-    assert server.asked[0]["tools"][0]["function"]["name"] == "act"
-    assert get_env("textcraft").instructions in server.asked[0]["messages"][0]["content"]
+    assert server.requests[0]["tools"][0]["function"]["name"] == "act"
+    assert get_env("textcraft").instructions in server.requests[0]["messages"][0]["content"]
 
 
 def test_the_command_plays_a_local_policy(tmp_path: Path) -> None:
@@ -270,8 +270,8 @@ def test_the_command_plays_a_local_policy(tmp_path: Path) -> None:
     short = ["--set", "rollout.context_length=500", "--set", "rollout.max_tokens_per_turn=10"]
     done = wingspan("--policy", str(policy), "--items", "1", "--max-turns", "1", "--out", str(out), *short)
     assert done.exit_code == 0, done.output
-    [played] = read_trajectories(out)
-    assert played.prompt_ids
+    [episodes] = read_trajectories(out)
+    assert episodes.prompt_ids
     assert "tokens_per_turn" in done.output
 
 
@@ -285,7 +285,7 @@ def test_if_every_episode_is_dropped_the_status_says_so() -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (["--split", "tset"], "--split 'tset'; did you mean 'test'?"),
         (["--model", "toy"], "--model toy needs an endpoint; give --endpoint URL"),
@@ -313,21 +313,21 @@ def test_if_every_episode_is_dropped_the_status_says_so() -> None:
         (["--set", "agent.reward=string_equal"], "takes 'answer', which nothing fills"),
     ],
 )
-def test_a_mistake_of_the_command_is_named(arguments: list[str], said: str) -> None:
+def test_a_mistake_of_the_command_is_named(arguments: list[str], message: str) -> None:
     done = wingspan(*arguments)
     assert isinstance(done.exception, ConfigError), done.output
-    assert said in str(done.exception)
+    assert message in str(done.exception)
 
 
 @pytest.mark.heavy
 def test_what_has_ended_is_summed_up_after_ctrl_c() -> None:
-    over = threading.Event()
+    is_over = threading.Event()
     command = ["rollout", "textcraft-cpu", "--items", "8", "--max-turns", "1"]
     command += ["--set", "rollout.max_live_envs=1"]
 
     def script(body: Any) -> Any:
-        if len(server.asked) > 3:
-            over.wait(60)
+        if len(server.requests) > 3:
+            is_over.wait(60)
         return says("Action: inventory")
 
     with chat_server(script) as server:
@@ -345,12 +345,12 @@ def test_what_has_ended_is_summed_up_after_ctrl_c() -> None:
             text=True,
             preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler) and None,
         )
-        wait_until(lambda: len(server.asked) >= 4)
+        wait_until(lambda: len(server.requests) >= 4)
         process.send_signal(signal.SIGINT)
-        told, _ = process.communicate(timeout=60)
-        over.set()
+        output, _ = process.communicate(timeout=60)
+        is_over.set()
     assert process.returncode == 130
-    assert re.search(r"episodes +3\b", told)
+    assert re.search(r"episodes +3\b", output)
 
 
 @pytest.mark.heavy

@@ -45,26 +45,26 @@ def model(request: pytest.FixtureRequest) -> Any:
     return transformers.LlamaForCausalLM(config).eval()
 
 
-class Game:
+class EpisodeSet:
     """Episodes of several turns, in groups of one opening; observations are a function of the episode."""
 
     def __init__(self, episodes: Iterable[int] = range(EPISODES)) -> None:
         self.prompts = {str(i): _tokens(f"opening {i // GROUP}", 3 + 41 * (i // GROUP)) for i in episodes}
-        self.played: dict[str, Played] = {episode: [] for episode in self.prompts}
+        self.turns_by_episode: dict[str, Played] = {episode: [] for episode in self.prompts}
 
     def request(self, episode: str, number: int) -> Request:
-        params = PARAMS[(int(episode) + len(self.played[episode])) % len(PARAMS)]
+        params = PARAMS[(int(episode) + len(self.turns_by_episode[episode])) % len(PARAMS)]
         return Request(
             request_id=number, episode_id=episode, prompt_ids=list(self.prompts[episode]), params=params
         )
 
     def answer(self, episode: str, completion: Completion) -> None:
-        turns = self.played[episode]
+        turns = self.turns_by_episode[episode]
         turns.append((completion.token_ids, completion.logprobs))
-        observed = _tokens(f"{episode} observes {len(turns)}", (1, 9, 2, 30)[len(turns) % 4])
-        self.prompts[episode] = self.prompts[episode] + completion.token_ids + observed
+        observation = _tokens(f"{episode} observes {len(turns)}", (1, 9, 2, 30)[len(turns) % 4])
+        self.prompts[episode] = self.prompts[episode] + completion.token_ids + observation
         if (int(episode) + len(turns)) % 5 == 0:  # some turn's end is forgotten
-            self.prompts[episode] = self.prompts[episode][:-12] + observed
+            self.prompts[episode] = self.prompts[episode][:-12] + observation
 
 
 def _tokens(name: str, count: int) -> list[int]:
@@ -72,67 +72,69 @@ def _tokens(name: str, count: int) -> list[int]:
 
 
 def play(
-    engine: CpuEngine, game: Game, *, rng: random.Random, patience: float, live: int = EPISODES
+    engine: CpuEngine, episode_set: EpisodeSet, *, rng: random.Random, patience: float, live: int = EPISODES
 ) -> dict[str, Played]:
     """Play all episodes to their end, at most `live` at once; after each step of the engine, each request
     that could be made is made with probability `patience`."""
-    ready, running = list(game.prompts), {}
+    ready, running = list(episode_set.prompts), {}
     rng.shuffle(ready)
     number = 0
     while ready or running:
         for episode in list(ready):
             if len(running) < live and rng.random() < patience:
                 ready.remove(episode)
-                engine.submit(game.request(episode, number))
+                engine.submit(episode_set.request(episode, number))
                 running[number] = episode
                 number += 1
         for request_id, completion in engine.step():
             episode = running.pop(request_id)
-            game.answer(episode, completion)
-            if len(game.played[episode]) < TURNS:
+            episode_set.answer(episode, completion)
+            if len(episode_set.turns_by_episode[episode]) < TURNS:
                 ready.append(episode)
-    return game.played
+    return episode_set.turns_by_episode
 
 
 @pytest.fixture(scope="module")
-def expected(model: Any) -> dict[str, Played]:
+def reference(model: Any) -> dict[str, Played]:
     """Each episode in an engine of its own."""
-    played: dict[str, Played] = {}
+    turns_by_episode: dict[str, Played] = {}
     torch.set_num_threads(1)
     for episode in range(EPISODES):
-        played |= play(make_engine(model, seed=3), Game([episode]), rng=random.Random(0), patience=1)
-    return played
+        turns_by_episode |= play(
+            make_engine(model, seed=3), EpisodeSet([episode]), rng=random.Random(0), patience=1
+        )
+    return turns_by_episode
 
 
 @pytest.mark.parametrize(("patience", "live"), [(1, EPISODES), (0.3, EPISODES), (0.05, EPISODES), (0.5, 3)])
 def test_whatever_else_is_in_the_batch_and_whenever_requests_arrive(
-    model: Any, expected: dict[str, Played], patience: float, live: int
+    model: Any, reference: dict[str, Played], patience: float, live: int
 ) -> None:
     rng = random.Random(live)
-    assert play(make_engine(model, seed=3), Game(), rng=rng, patience=patience, live=live) == expected
+    assert play(make_engine(model, seed=3), EpisodeSet(), rng=rng, patience=patience, live=live) == reference
 
 
 def test_whether_keys_and_values_are_cached_shared_or_computed_anew(
-    model: Any, expected: dict[str, Played], monkeypatch: pytest.MonkeyPatch
+    model: Any, reference: dict[str, Played], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Fewer slots than live episodes, no patience with idle ones, and room for hardly a prompt."""
     monkeypatch.setattr(scheduler, "GRACE_STEPS", 0)
     monkeypatch.setattr(engine_module, "CHUNK", 7)
     engine = make_engine(model, seed=3, max_sequences=5)
     engine._scheduler._max_prefix_tokens = 50
-    assert play(engine, Game(), rng=random.Random(5), patience=0.3) == expected
+    assert play(engine, EpisodeSet(), rng=random.Random(5), patience=0.3) == reference
     assert engine.stats.evictions > 5
 
 
-def test_whichever_of_two_engines_an_episode_is_played_by(model: Any, expected: dict[str, Played]) -> None:
-    played: dict[str, Played] = {}
+def test_whichever_of_two_engines_an_episode_is_played_by(model: Any, reference: dict[str, Played]) -> None:
+    turns_by_episode: dict[str, Played] = {}
     for first in (0, 1):
-        game = Game(range(first, EPISODES, 2))
-        played |= play(make_engine(model, seed=3), game, rng=random.Random(6), patience=0.5)
-    assert played == expected
+        episode_set = EpisodeSet(range(first, EPISODES, 2))
+        turns_by_episode |= play(make_engine(model, seed=3), episode_set, rng=random.Random(6), patience=0.5)
+    assert turns_by_episode == reference
 
 
-def test_completions_that_start_again_with_the_same_weights(model: Any, expected: dict[str, Played]) -> None:
+def test_completions_that_start_again_with_the_same_weights(model: Any, reference: dict[str, Played]) -> None:
     engine = make_engine(model, seed=3)
     steps = iter(range(10**6))
 
@@ -142,4 +144,4 @@ def test_completions_that_start_again_with_the_same_weights(model: Any, expected
         return CpuEngine.step(engine)
 
     engine.step = step  # type: ignore[method-assign]
-    assert play(engine, Game(), rng=random.Random(7), patience=0.4) == expected
+    assert play(engine, EpisodeSet(), rng=random.Random(7), patience=0.4) == reference

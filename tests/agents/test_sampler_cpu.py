@@ -51,17 +51,17 @@ def test_greedy_is_what_generate_gives_over_several_turns(model: Any, rng: rando
     engine = make_engine(model)
     prompts = groups(rng)
     for _ in range(4):
-        got = complete(engine, prompts, params=SamplingParams(max_tokens=7, temperature=0))
+        completions = complete(engine, prompts, params=SamplingParams(max_tokens=7, temperature=0))
         for episode, prompt in prompts.items():
             with torch.no_grad():
-                expected = model.generate(
+                reference = model.generate(
                     torch.tensor([prompt]),
                     attention_mask=torch.ones(1, len(prompt), dtype=torch.int64),
                     max_new_tokens=7,
                     do_sample=False,
                 )[0, len(prompt) :].tolist()
-            assert got[episode].token_ids == expected
-            prompts[episode] = prompt + expected + random_tokens(rng, rng.randrange(1, 9))
+            assert completions[episode].token_ids == reference
+            prompts[episode] = prompt + reference + random_tokens(rng, rng.randrange(1, 9))
     assert engine.stats.reused_tokens > 0
 
 
@@ -72,10 +72,10 @@ def test_logprobs_are_those_of_the_full_forward(model: Any, rng: random.Random, 
     for turn in range(3):
         params = SamplingParams(max_tokens=4 + turn, temperature=temperature)
         for episode, completion in complete(engine, prompts, params=params).items():
-            expected = reference_logprobs(
+            reference = reference_logprobs(
                 model, prompts[episode], completion.token_ids, temperature=temperature
             )
-            assert completion.logprobs == pytest.approx(expected, abs=1e-4)
+            assert completion.logprobs == pytest.approx(reference, abs=1e-4)
             prompts[episode] += completion.token_ids + random_tokens(rng, rng.randrange(1, 12))
 
 
@@ -83,8 +83,8 @@ def test_logprobs_ignore_the_filters(llama: Any, rng: random.Random) -> None:
     prompt = random_tokens(rng, 30)
     params = SamplingParams(max_tokens=8, temperature=0.9, top_k=4, top_p=0.6)
     completion = complete(make_engine(llama), {"e": prompt}, params=params)["e"]
-    expected = reference_logprobs(llama, prompt, completion.token_ids, temperature=0.9)
-    assert completion.logprobs == pytest.approx(expected, abs=1e-4)
+    reference = reference_logprobs(llama, prompt, completion.token_ids, temperature=0.9)
+    assert completion.logprobs == pytest.approx(reference, abs=1e-4)
 
 
 def test_requests_join_and_leave_at_any_step(model: Any, rng: random.Random) -> None:
@@ -92,16 +92,16 @@ def test_requests_join_and_leave_at_any_step(model: Any, rng: random.Random) -> 
     engine = make_engine(model, max_sequences=12)
     conversations = {str(i): random_tokens(rng, rng.randrange(1, 2 * CHUNK)) for i in range(12)}
     conversations |= {f"{i}'": list(conversations[str(i)]) for i in range(0, 12, 2)}
-    ready, running, checked = list(conversations), {}, 0
-    while checked < 60:
+    ready, running, num_checked = list(conversations), {}, 0
+    while num_checked < 60:
         while ready and rng.random() < 0.4:
             episode = ready.pop(rng.randrange(len(ready)))
-            number = len(running) + checked
+            number = len(running) + num_checked
             params = SamplingParams(max_tokens=rng.randrange(1, 9))
-            running[checked * 1000 + number] = episode
+            running[num_checked * 1000 + number] = episode
             engine.submit(
                 Request(
-                    request_id=checked * 1000 + number,
+                    request_id=num_checked * 1000 + number,
                     episode_id=episode,
                     prompt_ids=list(conversations[episode]),
                     params=params,
@@ -110,10 +110,10 @@ def test_requests_join_and_leave_at_any_step(model: Any, rng: random.Random) -> 
         for request_id, completion in engine.step():
             episode = running.pop(request_id)
             prompt = conversations[episode]
-            expected = reference_logprobs(model, prompt, completion.token_ids)
-            assert completion.logprobs == pytest.approx(expected, abs=1e-4)
+            reference = reference_logprobs(model, prompt, completion.token_ids)
+            assert completion.logprobs == pytest.approx(reference, abs=1e-4)
             prompt += completion.token_ids + random_tokens(rng, rng.choice([1, 2, 5, CHUNK + 3]))
-            checked += 1
+            num_checked += 1
             if len(prompt) < CONTEXT - 10:
                 ready.append(episode)
             else:
@@ -155,23 +155,23 @@ def test_a_changed_history_is_computed_again(model: Any, rng: random.Random) -> 
     engine = make_engine(model)
     prompt = random_tokens(rng, 30)
     params = SamplingParams(max_tokens=6)
-    sampled = complete(engine, {"e": prompt}, params=params)["e"].token_ids
+    sample_ids = complete(engine, {"e": prompt}, params=params)["e"].token_ids
     histories = [
-        prompt + sampled[:3] + [9, 8, 7],  # diverges within what was sampled
-        prompt + sampled[:3] + [9, 8, 7],  # the same again
-        prompt + sampled[:2],  # shorter
-        [*prompt[:-1], 3, *sampled],  # diverges at the end of the first prompt
+        prompt + sample_ids[:3] + [9, 8, 7],  # diverges within what was sampled
+        prompt + sample_ids[:3] + [9, 8, 7],  # the same again
+        prompt + sample_ids[:2],  # shorter
+        [*prompt[:-1], 3, *sample_ids],  # diverges at the end of the first prompt
         [*prompt[:10], 3, *prompt[11:]],  # diverges within the shared part
         prompt[:5],
     ]
     for history in histories:
         completion = complete(engine, {"e": history}, params=params)["e"]
-        expected = reference_logprobs(model, history, completion.token_ids)
-        assert completion.logprobs == pytest.approx(expected, abs=1e-4)
+        reference = reference_logprobs(model, history, completion.token_ids)
+        assert completion.logprobs == pytest.approx(reference, abs=1e-4)
 
 
 def test_new_weights_leave_nothing_of_the_old_in_the_cache(llama: Any, rng: random.Random) -> None:
-    other = make_model("mha-tied", seed=1)
+    other_model = make_model("mha-tied", seed=1)
     engine = make_engine(llama, policy_version=4)
     prompt = random_tokens(rng, 30)
     params = SamplingParams(max_tokens=6)
@@ -182,27 +182,27 @@ def test_new_weights_leave_nothing_of_the_old_in_the_cache(llama: Any, rng: rand
     engine.submit(Request(request_id=0, episode_id="e", prompt_ids=history, params=params))
     engine.step()
     engine.submit(Request(request_id=1, episode_id="f", prompt_ids=prompt, params=params))
-    engine.load_weights(other.state_dict(), policy_version=5)
-    finished: dict[int, Completion] = {}
+    engine.load_weights(other_model.state_dict(), policy_version=5)
+    completions: dict[int, Completion] = {}
     while engine.is_busy:
-        finished |= dict(engine.step())
+        completions |= dict(engine.step())
     for request_id, tokens in ((0, history), (1, prompt)):
-        completion = finished[request_id]
+        completion = completions[request_id]
         assert completion.policy_version == 5
         assert len(completion.token_ids) == 6
-        expected = reference_logprobs(other, tokens, completion.token_ids)
-        assert completion.logprobs == pytest.approx(expected, abs=1e-4)
+        reference = reference_logprobs(other_model, tokens, completion.token_ids)
+        assert completion.logprobs == pytest.approx(reference, abs=1e-4)
 
 
 def test_weights_that_do_not_fit_change_nothing(llama: Any, rng: random.Random) -> None:
     engine = make_engine(llama)
     good = llama.state_dict()
-    broken = {
+    bad_weights = {
         "lack": {name: weight for name, weight in good.items() if "o_proj" not in name},
         "not": good | {"model.norm.weight": torch.ones(3)},
         "extra": good | {"extra.weight": torch.ones(3)},
     }
-    for word, weights in broken.items():
+    for word, weights in bad_weights.items():
         with pytest.raises(ConfigError, match=word):
             engine.load_weights(weights, policy_version=1)
     prompt = random_tokens(rng, 9)
@@ -219,8 +219,8 @@ def test_few_slots_evict_the_oldest_and_stay_right(model: Any, rng: random.Rando
     prompts = {str(i): random_tokens(rng, 10 + i) for i in range(5)}
     for _ in range(3):
         for episode, completion in complete(engine, prompts, params=params).items():
-            expected = reference_logprobs(model, prompts[episode], completion.token_ids)
-            assert completion.logprobs == pytest.approx(expected, abs=1e-4)
+            reference = reference_logprobs(model, prompts[episode], completion.token_ids)
+            assert completion.logprobs == pytest.approx(reference, abs=1e-4)
             prompts[episode] += completion.token_ids + random_tokens(rng, 2)
     # each time the two that hold a slot go first, and the other three take their places
     assert engine.stats.evictions == 3 * 3
@@ -229,12 +229,12 @@ def test_few_slots_evict_the_oldest_and_stay_right(model: Any, rng: random.Rando
 def test_a_tiny_budget_forgets_prompts_and_stays_right(llama: Any, rng: random.Random) -> None:
     per_slot = 2 * SIZES["num_hidden_layers"] * 4 * 8 * 4 * CONTEXT
     engine = make_engine(llama, cache_gb=2 * per_slot / 1e9 * 1.01)
-    kept = random_tokens(rng, 200)
-    for prompt in (kept, random_tokens(rng, 200), kept):
+    kept_prompt = random_tokens(rng, 200)
+    for prompt in (kept_prompt, random_tokens(rng, 200), kept_prompt):
         completion = complete(engine, {str(prompt[:3]): prompt}, params=SamplingParams(max_tokens=4))
         tokens = completion[str(prompt[:3])]
-        expected = reference_logprobs(llama, prompt, tokens.token_ids)
-        assert tokens.logprobs == pytest.approx(expected, abs=1e-4)
+        reference = reference_logprobs(llama, prompt, tokens.token_ids)
+        assert tokens.logprobs == pytest.approx(reference, abs=1e-4)
     assert engine.stats.reused_tokens == 0  # two prompts of 200 are more than 256 tokens
     with pytest.raises(ConfigError, match=r"no room for an episode: one of 256 tokens takes 0.000262 GB"):
         make_engine(llama, cache_gb=per_slot / 1e9)
@@ -247,9 +247,9 @@ def test_a_stop_token_ends_a_completion_and_is_its_last(llama: Any, rng: random.
     stop = free.token_ids[4]
     first = free.token_ids.index(stop)
     params = SamplingParams(max_tokens=12, stop_token_ids=(stop,))
-    stopped = complete(make_engine(llama), {"e": prompt}, params=params)["e"]
-    assert stopped.token_ids == free.token_ids[: first + 1]
-    assert stopped.finish_reason is FinishReason.STOP
+    completion = complete(make_engine(llama), {"e": prompt}, params=params)["e"]
+    assert completion.token_ids == free.token_ids[: first + 1]
+    assert completion.finish_reason is FinishReason.STOP
 
 
 def test_the_context_length_ends_a_completion(llama: Any, rng: random.Random) -> None:
@@ -283,31 +283,31 @@ FILTERS = [
 def exact_distribution(logits: list[float], params: SamplingParams) -> list[float]:
     """By hand: temper, keep the top k, of those the fewest that reach top p, renormalise."""
     weights = [math.exp(value / params.temperature) for value in logits]
-    ranked = sorted(range(len(logits)), key=lambda i: -weights[i])[: params.top_k or None]
-    total, kept, mass = sum(weights[i] for i in ranked), [], 0.0
-    for i in ranked:
-        kept.append(i)
+    ranking = sorted(range(len(logits)), key=lambda i: -weights[i])[: params.top_k or None]
+    total, kept_prompt, mass = sum(weights[i] for i in ranking), [], 0.0
+    for i in ranking:
+        kept_prompt.append(i)
         mass += weights[i] / total
         if mass >= params.top_p:
             break
-    total = sum(weights[i] for i in kept)
-    return [weights[i] / total if i in kept else 0.0 for i in range(len(logits))]
+    total = sum(weights[i] for i in kept_prompt)
+    return [weights[i] / total if i in kept_prompt else 0.0 for i in range(len(logits))]
 
 
 @pytest.mark.parametrize("params", FILTERS, ids=str)
 def test_frequencies_are_those_of_the_exact_distribution(params: SamplingParams) -> None:
-    draws = 20_000
+    num_draws = 20_000
     logits = torch.randn(10, generator=torch.Generator().manual_seed(5)) * 1.5
-    uniform = uniforms(list(range(draws)), [11] * draws)
-    tokens, _ = sample_tokens(logits.expand(draws, -1), params=[params] * draws, uniform=uniform)
+    uniform = uniforms(list(range(num_draws)), [11] * num_draws)
+    tokens, _ = sample_tokens(logits.expand(num_draws, -1), params=[params] * num_draws, uniform=uniform)
     exact = exact_distribution(logits.tolist(), params)
     counts = [tokens.count(i) for i in range(len(exact))]
     assert all(count == 0 for count, p in zip(counts, exact, strict=True) if p == 0)
-    expected = [(count, draws * p) for count, p in zip(counts, exact, strict=True) if p > 0]
-    chi_square = sum((count - mean) ** 2 / mean for count, mean in expected)
+    reference = [(count, num_draws * p) for count, p in zip(counts, exact, strict=True) if p > 0]
+    chi_square = sum((count - mean) ** 2 / mean for count, mean in reference)
     # 99.9% quantile of chi-square by degrees of freedom
     quantile = {1: 10.83, 2: 13.82, 3: 16.27, 4: 18.47, 5: 20.52, 9: 27.88}
-    assert chi_square < quantile[len(expected) - 1]
+    assert chi_square < quantile[len(reference) - 1]
 
 
 def test_rows_of_one_batch_keep_their_own_parameters() -> None:
@@ -322,13 +322,15 @@ def test_rows_of_one_batch_keep_their_own_parameters() -> None:
     ]
     uniform = uniforms([1, 2, 3, 4, 5, 6], [1] * 6)
     together = sample_tokens(logits, params=params, uniform=uniform)
-    for i, own in enumerate(params):
-        (token,), (logprob,) = sample_tokens(logits[i : i + 1], params=[own], uniform=uniform[i : i + 1])
+    for i, own_params in enumerate(params):
+        (token,), (logprob,) = sample_tokens(
+            logits[i : i + 1], params=[own_params], uniform=uniform[i : i + 1]
+        )
         assert together[0][i] == token
         assert together[1][i] == pytest.approx(logprob, abs=1e-6)
     assert together[0][0] == int(logits[0].argmax())
-    plain = torch.log_softmax(logits[0], dim=-1)[together[0][0]]
-    assert together[1][0] == pytest.approx(float(plain), abs=1e-5)
+    log_prob = torch.log_softmax(logits[0], dim=-1)[together[0][0]]
+    assert together[1][0] == pytest.approx(float(log_prob), abs=1e-5)
 
 
 def test_the_edges_of_the_uniform_draw_possible_tokens() -> None:
@@ -343,10 +345,10 @@ def test_uniforms_are_uniform_and_uncorrelated() -> None:
     assert float(values.max()) < 1
     counts = torch.histc(values, bins=20, min=0, max=1)
     assert float(((counts - 1000) ** 2 / 1000).sum()) < 43.8  # 99.9% quantile, 19 degrees of freedom
-    centred = values - values.mean()
-    for shifted in (centred[1:] * centred[:-1], centred[:, 1:] * centred[:, :-1]):
-        correlation = float(shifted.mean() / values.var())
-        assert abs(correlation) < 4 / math.sqrt(shifted.numel())
+    deviations = values - values.mean()
+    for products in (deviations[1:] * deviations[:-1], deviations[:, 1:] * deviations[:, :-1]):
+        correlation = float(products.mean() / values.var())
+        assert abs(correlation) < 4 / math.sqrt(products.numel())
 
 
 CONFIGS: list[tuple[str, dict[str, Any]]] = [
@@ -370,11 +372,11 @@ def test_other_architectures_and_windows_are_refused() -> None:
 
     with pytest.raises(ConfigError, match="model_type is 'gpt2'"):
         model_shape(GPT2Config(), source="the test")
-    windowed = transformers.Qwen2Config(
+    config = transformers.Qwen2Config(
         **SIZES, use_sliding_window=True, sliding_window=16, max_window_layers=0
     )
     with pytest.raises(ConfigError, match="use_sliding_window is True"):
-        model_shape(windowed, source="the test")
+        model_shape(config, source="the test")
 
 
 PARAMS: list[tuple[str, SamplingParams]] = [
@@ -424,13 +426,13 @@ def sampler(folder: Path) -> Iterator[CpuSampler]:
 
 def play(sampler: CpuSampler, prompt: list[int], *, episode: str, turns: int) -> Any:
     async def episode_of_turns() -> list[tuple[list[int], Completion]]:
-        history, played = list(prompt), []
+        history, history_of_turns = list(prompt), []
         for turn in range(turns):
             params = SamplingParams(max_tokens=3 + turn)
             completion = await sampler.sample(history, params=params, episode_id=episode)
-            played.append((list(history), completion))
+            history_of_turns.append((list(history), completion))
             history += [*completion.token_ids, 5, 6]
-        return played
+        return history_of_turns
 
     return episode_of_turns()
 
@@ -442,10 +444,10 @@ def test_64_episodes_at_once_through_the_front(sampler: CpuSampler, llama: Any, 
         episodes = [play(sampler, prompts[i // 8], episode=str(i), turns=3) for i in range(64)]
         return await asyncio.wait_for(asyncio.gather(*episodes), timeout=60), await sampler.stats()
 
-    played, stats = asyncio.run(all_of_them())
-    for history, completion in (turn for episode in played for turn in episode):
-        expected = reference_logprobs(llama, history, completion.token_ids)
-        assert completion.logprobs == pytest.approx(expected, abs=1e-4)
+    history_of_turns, stats = asyncio.run(all_of_them())
+    for history, completion in (turn for episode in history_of_turns for turn in episode):
+        reference = reference_logprobs(llama, history, completion.token_ids)
+        assert completion.logprobs == pytest.approx(reference, abs=1e-4)
     assert stats.sampled_tokens == 64 * (3 + 4 + 5)
     # far fewer forwards than completions have tokens: they are batched
     assert stats.forwards < stats.sampled_tokens / 4
@@ -466,7 +468,7 @@ def test_bad_requests_fail_alone(sampler: CpuSampler) -> None:
 
 
 def test_new_weights_through_the_front(sampler: CpuSampler) -> None:
-    other = make_model("mha-tied", seed=1)
+    other_model = make_model("mha-tied", seed=1)
 
     async def before_and_after() -> Completion:
         params = SamplingParams(max_tokens=4)
@@ -474,14 +476,14 @@ def test_new_weights_through_the_front(sampler: CpuSampler) -> None:
         with pytest.raises(ConfigError, match="lack"):
             await sampler.load_weights({}, policy_version=8)
         assert await sampler.policy_version() == 0
-        await sampler.load_weights(other.state_dict(), policy_version=9)
+        await sampler.load_weights(other_model.state_dict(), policy_version=9)
         assert await sampler.policy_version() == 9
         return await sampler.sample([1, 2, 3], params=params, episode_id="e")
 
     completion = asyncio.run(before_and_after())
     assert completion.policy_version == 9
-    expected = reference_logprobs(other, [1, 2, 3], completion.token_ids)
-    assert completion.logprobs == pytest.approx(expected, abs=1e-4)
+    reference = reference_logprobs(other_model, [1, 2, 3], completion.token_ids)
+    assert completion.logprobs == pytest.approx(reference, abs=1e-4)
 
 
 def test_a_cancelled_request_makes_room(folder: Path) -> None:
@@ -504,8 +506,8 @@ def test_a_broken_engine_fails_everyone_and_recovers(sampler: CpuSampler) -> Non
         params = SamplingParams(max_tokens=4)
         model = sampler._engine._model
         layers, model._layers = model._layers, [None]  # type: ignore[list-item]
-        asked = [sampler.sample([1, 2, i], params=params, episode_id=str(i)) for i in range(5)]
-        failures = await asyncio.gather(*asked, return_exceptions=True)
+        requests = [sampler.sample([1, 2, i], params=params, episode_id=str(i)) for i in range(5)]
+        failures = await asyncio.gather(*requests, return_exceptions=True)
         model._layers = layers
         await sampler.sample([1, 2], params=params, episode_id="0")
         return failures
@@ -529,11 +531,11 @@ def test_a_closed_sampler_answers_with_an_error(folder: Path) -> None:
 
     async def close_under_a_request() -> None:
         params = SamplingParams(max_tokens=200)
-        asked = asyncio.create_task(sampler.sample([1, 2], params=params, episode_id="e"))
+        requests = asyncio.create_task(sampler.sample([1, 2], params=params, episode_id="e"))
         await asyncio.sleep(0.005)
         await asyncio.to_thread(sampler.close)
         with pytest.raises(SamplerFailed, match="closed"):
-            await asked
+            await requests
         with pytest.raises(SamplerFailed, match="closed"):
             await sampler.sample([1, 2], params=params, episode_id="e")
 

@@ -97,8 +97,8 @@ SHORT = RaiseRule(window=2, min_gain=0.05, min_capped=0.25, min_steps=4, max_ste
 ADAPTIVE = Horizon(type="adaptive", max_turns=[5, 8, 12], raise_when=SHORT)
 
 
-def evidence_of(max_turns: int, capped: int, successes: int, *, episodes: int = 20) -> HorizonEvidence:
-    return HorizonEvidence(max_turns=max_turns, episodes=episodes, capped=capped, successes=successes)
+def evidence_of(max_turns: int, num_capped: int, successes: int, *, episodes: int = 20) -> HorizonEvidence:
+    return HorizonEvidence(max_turns=max_turns, episodes=episodes, capped=num_capped, successes=successes)
 
 
 def turns_after(evidence: Sequence[HorizonEvidence]) -> int:
@@ -162,17 +162,19 @@ def test_a_raise_says_when_and_why() -> None:
 def test_decisions_are_final_and_follow_from_the_record_alone(numbers: list[tuple[int, int]]) -> None:
     """As a run makes them, step by step, and as a resumed run makes them again from the record."""
     evidence: list[HorizonEvidence] = []
-    for capped, solved in numbers:
-        evidence.append(evidence_of(turns_after(evidence), capped, min(solved, 20 - capped)))
+    for num_capped, successes in numbers:
+        evidence.append(evidence_of(turns_after(evidence), num_capped, min(successes, 20 - num_capped)))
     raises = ADAPTIVE.list_raises(evidence)
     for count in range(len(evidence)):
         assert ADAPTIVE.list_raises(evidence[:count]) == [r for r in raises if r.step <= count + 1]
         assert evidence[count].max_turns == turns_after(evidence[:count])
 
 
-@pytest.mark.parametrize(("step", "expected"), [(1, 1.3), (2, 1.2), (3, 1.1), (4, 1.0), (5, 1.0), (100, 1.0)])
-def test_annealing_is_a_straight_line_and_then_constant(step: int, expected: float) -> None:
-    assert anneal(step, first=1.3, last=1.0, steps=4) == pytest.approx(expected)
+@pytest.mark.parametrize(
+    ("step", "temperature"), [(1, 1.3), (2, 1.2), (3, 1.1), (4, 1.0), (5, 1.0), (100, 1.0)]
+)
+def test_annealing_is_a_straight_line_and_then_constant(step: int, temperature: float) -> None:
+    assert anneal(step, first=1.3, last=1.0, steps=4) == pytest.approx(temperature)
 
 
 def test_annealing_over_one_step_is_where_it_begins() -> None:

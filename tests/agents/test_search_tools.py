@@ -247,8 +247,8 @@ def test_the_search_tool_searches_what_the_variable_names(tmp_path: Path, monkey
 
 
 def test_a_retriever_that_gives_no_answer_voids_the_episode(tmp_path: Path):
-    gone = retriever_at("http://127.0.0.1:1")
-    gone._retriever._pause_s = 0.001  # type: ignore[attr-defined]
-    tool = search_tool(lambda _: gone)
+    unreachable_retriever = retriever_at("http://127.0.0.1:1")
+    unreachable_retriever._retriever._pause_s = 0.001  # type: ignore[attr-defined]
+    tool = search_tool(lambda _: unreachable_retriever)
     with pytest.raises(SearchFailed, match="no retriever"):
         asyncio.run(Toolbox([tool]).call("search", {"query": "q"}))

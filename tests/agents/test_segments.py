@@ -28,8 +28,8 @@ class Recorder:
 
     def __init__(self, inner: Sampler) -> None:
         self.inner = inner
-        self.shown: list[list[int]] = []
-        self.sampled: list[list[int]] = []
+        self.prompts: list[list[int]] = []
+        self.completions: list[list[int]] = []
 
     async def sample(
         self,
@@ -39,9 +39,9 @@ class Recorder:
         params: SamplingParams,
         episode_id: str,
     ) -> Completion:
-        self.shown.append(list(prompt_ids))
+        self.prompts.append(list(prompt_ids))
         completion = await self.inner.sample(prompt_ids, images=images, params=params, episode_id=episode_id)
-        self.sampled.append(completion.token_ids)
+        self.completions.append(completion.token_ids)
         return completion
 
 
@@ -60,9 +60,9 @@ class RandomWords:
         episode_id: str,
     ) -> Completion:
         rng = self._rng
-        thought = "total " * rng.randint(0, 9)
-        thought = f"<think>{thought}</think>" if rng.random() < 0.6 else thought
-        ids = encode(f"{thought}\n\nAction: add 0")[: params.max_tokens - 1]
+        thoughts = "total " * rng.randint(0, 9)
+        thoughts = f"<think>{thoughts}</think>" if rng.random() < 0.6 else thoughts
+        ids = encode(f"{thoughts}\n\nAction: add 0")[: params.max_tokens - 1]
         ids += [rng.choice([params.stop_token_ids[0], encode("!")[0]])]
         return Completion(
             token_ids=ids,
@@ -95,19 +95,19 @@ def test_what_was_sampled_trains_once_on_what_was_shown(
     trajectory = play_policy(sampler, policy)
     segments = pack(trajectory)
 
-    trained = [
+    trained_ids = [
         [i for i, m in zip(segment.response_ids, segment.response_mask, strict=True) if m]
         for segment in segments
     ]
-    assert [i for ids in trained for i in ids] == [i for ids in sampler.sampled for i in ids]
+    assert [i for ids in trained_ids for i in ids] == [i for ids in sampler.completions for i in ids]
     # each completion was sampled on the whole of its segment that comes before it
-    places = [
+    contexts = [
         [*segment.prompt_ids, *segment.response_ids[:start]]
         for segment in segments
         for start, mask in enumerate(segment.response_mask)
         if mask and (start == 0 or not segment.response_mask[start - 1])
     ]
-    assert places == sampler.shown
+    assert contexts == sampler.prompts
     assert all(len(s.prompt_ids) + len(s.response_ids) <= LIMITS.context_length for s in segments)
     assert trajectory.metrics["segments"] == len(segments)
 
@@ -127,10 +127,10 @@ def test_folding_by_hand() -> None:
     assert [t.action for t in trajectory.turns] == ["add 1", "add 1", "", "add 1"]
     assert [t.state for t in trajectory.turns] == ["0", "1", None, "2"]
     decode = toy_tokenizer().decode
-    assert decode(sampler.shown[2]).endswith(
+    assert decode(sampler.prompts[2]).endswith(
         f"The total is 2.\n\n{SUMMARY_REQUEST}<|im_end|>\n<|im_start|>assistant\n"
     )
-    assert decode(sampler.shown[3]) == (
+    assert decode(sampler.prompts[3]) == (
         f"<|im_start|>user\nGoal: reach 3.\n\n{SUMMARY_HEADING}\nThe total is 2. Add 1.<|im_end|>\n"
         "<|im_start|>assistant\n"
     )
@@ -146,9 +146,9 @@ def test_a_fold_is_asked_for_whole_and_leaves_thoughts_out_if_they_are_not_kept(
     policy = ContextPolicy(when_full="fold", fold_at=0.18, max_observation=4, keep_thoughts=keep_thoughts)
     assert play_policy(sampler, policy, limits=limits).success
     decode = toy_tokenizer().decode
-    assert f"\n\n{SUMMARY_REQUEST}<|im_end|>" in decode(sampler.shown[2])
-    assert ("I think" in decode(sampler.shown[3])) == keep_thoughts
-    assert "\nThe total is 2. Add 1.<" in decode(sampler.shown[3]) or keep_thoughts
+    assert f"\n\n{SUMMARY_REQUEST}<|im_end|>" in decode(sampler.prompts[2])
+    assert ("I think" in decode(sampler.prompts[3])) == keep_thoughts
+    assert "\nThe total is 2. Add 1.<" in decode(sampler.prompts[3]) or keep_thoughts
 
 
 def test_dropping_keeps_the_opening_and_the_latest_turns() -> None:
@@ -160,7 +160,7 @@ def test_dropping_keeps_the_opening_and_the_latest_turns() -> None:
         play_policy(ScriptedSampler(texts, encode=encode), ContextPolicy()).stop_reason
         is StopReason.MAX_CONTEXT
     )
-    last = toy_tokenizer().decode(sampler.shown[-1])
+    last = toy_tokenizer().decode(sampler.prompts[-1])
     assert last.startswith(
         "<|im_start|>user\nGoal: reach 3.<|im_end|>\n<|im_start|>assistant\nThought: turn "
     )
@@ -172,11 +172,11 @@ def test_thoughts_that_are_not_kept_leave_their_tail_as_it_was_sampled() -> None
     texts = ["<think>one, so</think>\nAction: add 1", "<think>two</think>\nAction: add 2"]
     sampler = Recorder(ScriptedSampler(texts, encode=encode))
     trajectory = play_policy(sampler, ContextPolicy(keep_thoughts=False))
-    first, second = sampler.shown
+    first, second = sampler.prompts
     assert toy_tokenizer().decode(second[len(first) :]) == (
         "\nAction: add 1<|im_end|>\n<|im_start|>user\nThe total is 1.<|im_end|>\n<|im_start|>assistant\n"
     )
-    assert [len(s.response_ids) for s in pack(trajectory)] == [len(ids) for ids in sampler.sampled]
+    assert [len(s.response_ids) for s in pack(trajectory)] == [len(ids) for ids in sampler.completions]
 
 
 @pytest.mark.parametrize("most", [100, 101])
@@ -192,6 +192,6 @@ def test_long_replies_lose_their_middle(most: int) -> None:
 def test_the_budget_is_told() -> None:
     sampler = Recorder(ScriptedSampler(["Action: add 1", "Action: add 2"], encode=encode))
     play_policy(sampler, ContextPolicy(show_budget=True))
-    told = toy_tokenizer(CHATML).decode(sampler.shown[1])
-    left = LIMITS.context_length - len(sampler.shown[0]) - len(sampler.sampled[0])
-    assert f"The total is 1.\n\n[left: about {left} tokens, 11 turns]<|im_end|>" in told
+    shown_text = toy_tokenizer(CHATML).decode(sampler.prompts[1])
+    left = LIMITS.context_length - len(sampler.prompts[0]) - len(sampler.completions[0])
+    assert f"The total is 1.\n\n[left: about {left} tokens, 11 turns]<|im_end|>" in shown_text

@@ -55,7 +55,7 @@ def run_agent(*texts: str, row: dict[str, Any] = BUG, env: str = "workspace") ->
             instructions=Path("agents/prompting/prompts/swe.md").read_text(),
             model=Endpoint(server.url, "toy"),
         )
-    assert "software engineer" in server.asked[0]["messages"][0]["content"]
+    assert "software engineer" in server.requests[0]["messages"][0]["content"]
     return trajectory
 
 

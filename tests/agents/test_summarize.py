@@ -103,7 +103,7 @@ def test_by_function_calling() -> None:
         [trajectory] = rollout(
             ["6 * 7?"], agent="hermes", tools=["summarize"], model=Endpoint(server.url, "toy")
         )
-    assert server.asked[1]["messages"] == [
+    assert server.requests[1]["messages"] == [
         {"role": "user", "content": f"6 * 7?\n\n{SUMMARY_HEADING}\nSay 42."},
     ]
     assert trajectory.turns[-1].action == "42"

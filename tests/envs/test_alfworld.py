@@ -72,8 +72,8 @@ def bathroom(part: str = "train") -> int:
 def test_the_light_textworld_says_word_for_word_what_textworld_says(tmp_path: Path) -> None:
     from envs.builtin.alfworld.textworld_light import new_game
 
-    game, file = mini.GAMES.read(bathroom()), tmp_path / "game.tw-pddl"
-    content = {"pddl_domain": game.domain, "grammar": game.grammar, "pddl_problem": game.problem}
+    problem, file = mini.GAMES.read(bathroom()), tmp_path / "game.tw-pddl"
+    content = {"pddl_domain": problem.domain, "grammar": problem.grammar, "pddl_problem": problem.problem}
     file.write_text(json.dumps(content))
     arguments = list(sys.argv)
     ours = new_game()
@@ -206,7 +206,7 @@ def test_what_older_versions_call_put_is_understood() -> None:
 @pytest.fixture
 def upstream(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A data root with a few games in upstream's layout, which are really of `alfworld-mini`."""
-    game = mini.GAMES.read(bathroom())
+    problem = mini.GAMES.read(bathroom())
     monkeypatch.setenv("WINGSPAN_DATA", str(tmp_path))
     caches = (real.solvable_games, real.list_games)
     for cache in caches:
@@ -214,16 +214,16 @@ def upstream(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     root = tmp_path / "alfworld" / "json_2.1.1"
     agentgym_games = real.agentgym_games()
     plan = [step.resolve("") for step in mini.expert(mini.GAMES.make_item(bathroom()))]
-    write(root / agentgym_games[0], game, walkthrough=plan)
-    write(root / agentgym_games[1], game, solvable=False)
-    write(root / agentgym_games[2420], game, only_problem=True)
-    write(root / "train/pick_and_place_simple-Pen-None-Desk-307/trial_T2", game)
-    write(root / "train/pick_and_place_with_movable_recep-Pen-Mug-Desk-307/trial_T3", game)
-    write(root / "valid_seen/pick_and_place_simple-Pen-None-Desk-308/trial_T4", game)
-    write(root / "valid_seen/pick_and_place_simple-Pen-None-Desk-309/trial_T5", game, solvable=False)
+    write(root / agentgym_games[0], problem, walkthrough=plan)
+    write(root / agentgym_games[1], problem, solvable=False)
+    write(root / agentgym_games[2420], problem, only_problem=True)
+    write(root / "train/pick_and_place_simple-Pen-None-Desk-307/trial_T2", problem)
+    write(root / "train/pick_and_place_with_movable_recep-Pen-Mug-Desk-307/trial_T3", problem)
+    write(root / "valid_seen/pick_and_place_simple-Pen-None-Desk-308/trial_T4", problem)
+    write(root / "valid_seen/pick_and_place_simple-Pen-None-Desk-309/trial_T5", problem, solvable=False)
     write(
         root / "valid_unseen/pick_and_place_simple-Pen-None-Desk-310/trial_T6",
-        game,
+        problem,
         walkthrough=["go to drawer_bar_1"],
     )
     yield root
@@ -233,24 +233,28 @@ def upstream(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 def write(
     folder: Path,
-    game: Game,
+    problem: Game,
     *,
     solvable: bool = True,
     walkthrough: list[str] | None = None,
     only_problem: bool = False,
 ) -> None:
     folder.mkdir(parents=True)
-    targets = {"object_target": game.task.object, "parent_target": game.task.receptacle, "toggle_target": ""}
+    targets = {
+        "object_target": problem.task.object,
+        "parent_target": problem.task.receptacle,
+        "toggle_target": "",
+    }
     about = {
-        "task_type": game.task.type,
+        "task_type": problem.task.type,
         "pddl_params": {**targets, "mrecep_target": "", "object_sliced": False},
     }
     (folder / "traj_data.json").write_text(
         json.dumps({**about, "plan": {}, "scene": {"floor_plan": "FloorPlan7"}})
     )
-    (folder / "initial_state.pddl").write_text(game.problem)
+    (folder / "initial_state.pddl").write_text(problem.problem)
     if not only_problem:
-        content = {"pddl_domain": game.domain, "grammar": game.grammar, "pddl_problem": game.problem}
+        content = {"pddl_domain": problem.domain, "grammar": problem.grammar, "pddl_problem": problem.problem}
         (folder / "game.tw-pddl").write_text(
             json.dumps({**content, "solvable": solvable, "walkthrough": walkthrough})
         )

@@ -124,14 +124,16 @@ def test_a_state_is_the_facts_that_actions_depend_on() -> None:
             return env.state_key()
 
         start = await key_after()
-        places = [c.removeprefix("go to ") for c in await env.inspect("available_actions") if "go to " in c]
-        cabinet, *_, there = [place for place in places if "cabinet" in place]
+        receptacles = [
+            c.removeprefix("go to ") for c in await env.inspect("available_actions") if "go to " in c
+        ]
+        cabinet, *_, there = [receptacle for receptacle in receptacles if "cabinet" in receptacle]
         assert await key_after("look", "inventory", "help", "sing") == start
-        closed = await key_after(f"go to {cabinet}")
-        opened = await key_after(f"go to {cabinet}", f"open {cabinet}")
-        assert len({start, closed, opened}) == 3
-        assert await key_after(f"go to {there}", f"go to {cabinet}", f"examine {cabinet}") == closed
-        assert await key_after(f"go to {cabinet}", f"open {cabinet}", f"close {cabinet}") == closed
+        closed_key = await key_after(f"go to {cabinet}")
+        opened_key = await key_after(f"go to {cabinet}", f"open {cabinet}")
+        assert len({start, closed_key, opened_key}) == 3
+        assert await key_after(f"go to {there}", f"go to {cabinet}", f"examine {cabinet}") == closed_key
+        assert await key_after(f"go to {cabinet}", f"open {cabinet}", f"close {cabinet}") == closed_key
         await env.close()
 
     asyncio.run(main())

@@ -47,8 +47,8 @@ def wander(index: int, *, turns: int, moves: Sequence[Move] = tuple(Move)[:6]):
     rng = random.Random(index)
     for _ in range(turns):
         yield level
-        _, _, terminated, truncated, _ = level.step(rng.choice(moves))
-        if terminated or truncated:
+        _, _, is_terminated, is_truncated, _ = level.step(rng.choice(moves))
+        if is_terminated or is_truncated:
             return
 
 
@@ -89,8 +89,8 @@ def test_a_path_ends_in_front_of_its_target(index):
             continue
         for move in way:
             before = tuple(level.agent_pos)
-            _, _, terminated, truncated, _ = level.step(move)
-            if terminated or truncated:
+            _, _, is_terminated, is_truncated, _ = level.step(move)
+            if is_terminated or is_truncated:
                 return
             assert move is not Move.FORWARD or tuple(level.agent_pos) != before, "walked into something"
         assert tuple(level.front_pos) == goal
@@ -204,8 +204,8 @@ def test_minigrid_takes_the_first_of_two_doors_for_a_wrong_second(index):
         dx, dy = AHEAD[heading]
         level.agent_pos, level.agent_dir = (x - dx, y - dy), heading
         assert not level.grid.get(x, y).is_open
-        _, reward, terminated, _, _ = level.step(Move.TOGGLE)
-        assert (terminated, reward) == (True, 0)
+        _, reward, is_terminated, _, _ = level.step(Move.TOGGLE)
+        assert (is_terminated, reward) == (True, 0)
     assert not SPEC.solve(make_item(index))
 
 
@@ -254,8 +254,8 @@ def test_a_state_is_the_grid_and_the_pose_and_the_progress_of_a_mission_of_two_p
     for level in itertools.islice(levels, 1, None):
         state = repr(read_state(level))
         pose = (*map(int, level.agent_pos), int(level.agent_dir))
-        sight = (level.grid.encode().tobytes(), pose)
-        assert sights.setdefault(state, sight) == sight
+        view = (level.grid.encode().tobytes(), pose)
+        assert sights.setdefault(state, view) == view
         if not hasattr(level.instrs, "instr_a"):
-            assert states.setdefault(sight, state) == state
+            assert states.setdefault(view, state) == state
     assert sights

@@ -81,31 +81,35 @@ def plainly(model: Path, texts: Sequence[str]) -> list[list[float]]:
     vectors = []
     for text in texts:
         with torch.no_grad():
-            hidden = bert(**tokenizer(text, return_tensors="pt")).last_hidden_state[0].mean(dim=0)
-        vectors.append((hidden / hidden.norm()).tolist())
+            state = bert(**tokenizer(text, return_tensors="pt")).last_hidden_state[0].mean(dim=0)
+        vectors.append((state / state.norm()).tolist())
     return vectors
 
 
-def dot(one: Sequence[float], other: Sequence[float]) -> float:
-    return sum(a * b for a, b in zip(one, other, strict=True))
+def dot(left: Sequence[float], right: Sequence[float]) -> float:
+    return sum(a * b for a, b in zip(left, right, strict=True))
 
 
 def test_the_nearest_by_e5s_vectors_are_found(model: Path, encoder: TransformerEncoder, corpus: Path):
     dense = Dense(corpus, encoder)
-    found = dense.search_sync(QUERIES, top_k=3)
+    results = dense.search_sync(QUERIES, top_k=3)
     passages = plainly(model, [f'passage: "T{n}"\n{text}' for n, text in enumerate(PASSAGES)])
-    for query, own in zip(plainly(model, [f"query: {text}" for text in QUERIES]), found, strict=True):
+    for query, best_passages in zip(
+        plainly(model, [f"query: {text}" for text in QUERIES]), results, strict=True
+    ):
         scores = [dot(query, passage) for passage in passages]
         best = sorted(range(COUNT), key=lambda n: -scores[n])[:3]
-        assert [one.score for one in own] == pytest.approx([scores[n] for n in best], abs=1e-4)
-        assert own[0].contents == f'"T{ids(own)[0]}"\n{PASSAGES[int(ids(own)[0])]}'
-        assert scores[int(own[0].passage_id)] == pytest.approx(max(scores), abs=1e-4)
+        assert [left.score for left in best_passages] == pytest.approx([scores[n] for n in best], abs=1e-4)
+        assert (
+            best_passages[0].contents == f'"T{ids(best_passages)[0]}"\n{PASSAGES[int(ids(best_passages)[0])]}'
+        )
+        assert scores[int(best_passages[0].passage_id)] == pytest.approx(max(scores), abs=1e-4)
 
 
 def test_only_models_of_that_family_get_its_words(model: Path, tmp_path: Path):
-    other = tmp_path / "plain"
-    other.symlink_to(model)
-    (vector,) = TransformerEncoder(str(other)).queries(["wb1x wc2x"])
+    right = tmp_path / "plain"
+    right.symlink_to(model)
+    (vector,) = TransformerEncoder(str(right)).queries(["wb1x wc2x"])
     assert vector.tolist() == pytest.approx(plainly(model, ["wb1x wc2x"])[0], abs=1e-5)
 
 
@@ -114,11 +118,11 @@ def test_cells_find_most_of_what_all_vectors_do_and_the_same_every_time(
 ):
     exact = Dense(corpus, encoder).search_sync(QUERIES, top_k=1)
     ivf = Dense(corpus, encoder, kind="ivf")
-    found = ivf.search_sync(QUERIES, top_k=1)
-    assert found == Dense(corpus, encoder, kind="ivf").search_sync(QUERIES, top_k=1)
-    same = sum(a[0].passage_id == b[0].passage_id for a, b in zip(exact, found, strict=True))
+    results = ivf.search_sync(QUERIES, top_k=1)
+    assert results == Dense(corpus, encoder, kind="ivf").search_sync(QUERIES, top_k=1)
+    same = sum(a[0].passage_id == b[0].passage_id for a, b in zip(exact, results, strict=True))
     assert same >= len(QUERIES) - 2
-    versions = [asyncio.run(one.version()) for one in (ivf, Dense(corpus, encoder))]
+    versions = [asyncio.run(left.version()) for left in (ivf, Dense(corpus, encoder))]
     assert len(set(versions)) == 2
 
 
@@ -126,14 +130,14 @@ def test_an_index_that_is_there_is_used_and_one_that_does_not_fit_is_told(
     encoder: TransformerEncoder, corpus: Path, tmp_path: Path
 ):
     flat = Dense(corpus, encoder)
-    expected = flat.search_sync(QUERIES, top_k=2)
-    (made,) = [folder for folder in tmp_path.iterdir() if folder.name.startswith("c.jsonl.dense-")]
-    given = Dense(corpus, encoder, index=made / INDEX)
-    assert given.search_sync(QUERIES, top_k=2) == expected
-    other = write_corpus(tmp_path / "other.jsonl", PASSAGES[:10])
+    exact_results = flat.search_sync(QUERIES, top_k=2)
+    (index_folder,) = [folder for folder in tmp_path.iterdir() if folder.name.startswith("c.jsonl.dense-")]
+    dense = Dense(corpus, encoder, index=index_folder / INDEX)
+    assert dense.search_sync(QUERIES, top_k=2) == exact_results
+    right = write_corpus(tmp_path / "other.jsonl", PASSAGES[:10])
     with pytest.raises(ConfigError, match=r"expected vectors of the 10 passages .* got 100"):
-        Dense(other, encoder, index=made / INDEX).search_sync(["q"], top_k=1)
-    (tmp_path / "cut.faiss").write_bytes((made / INDEX).read_bytes()[:1000])
+        Dense(right, encoder, index=index_folder / INDEX).search_sync(["q"], top_k=1)
+    (tmp_path / "cut.faiss").write_bytes((index_folder / INDEX).read_bytes()[:1000])
     with pytest.raises(ConfigError, match=r"cut\.faiss: no faiss index"):
         Dense(corpus, encoder, index=tmp_path / "cut.faiss").search_sync(["q"], top_k=1)
 
@@ -146,7 +150,7 @@ def test_an_index_that_is_there_is_used_and_one_that_does_not_fit_is_told(
         passages = queries
 
     with pytest.raises(ConfigError, match="vectors have 64 dimensions, the index has 32"):
-        Dense(corpus, Wider(), index=made / INDEX).search_sync(["q"], top_k=1)
+        Dense(corpus, Wider(), index=index_folder / INDEX).search_sync(["q"], top_k=1)
 
 
 def test_an_encoder_that_is_not_there_is_told(tmp_path: Path):
@@ -156,16 +160,18 @@ def test_an_encoder_that_is_not_there_is_told(tmp_path: Path):
 
 def test_it_is_served_as_the_command_line_asks_for_it(model: Path, encoder: TransformerEncoder, corpus: Path):
     async def main() -> list[list[Passage]]:
-        served = make_retriever(corpus, encoder=str(model), kind="flat", index=None)
-        async with serving(retriever_app(served, top_k=3)) as url:
+        retriever = make_retriever(corpus, encoder=str(model), kind="flat", index=None)
+        async with serving(retriever_app(retriever, top_k=3)) as url:
             client = RemoteRetriever(url)
             assert await client.version() == await Dense(corpus, encoder).version()
-            found = await client.search(QUERIES, top_k=2)
+            results = await client.search(QUERIES, top_k=2)
             await client.close()
-            return found
+            return results
 
     here = Dense(corpus, encoder).search_sync(QUERIES, top_k=2)
-    assert [ids(own) for own in asyncio.run(main())] == [ids(own) for own in here]
+    assert [ids(best_passages) for best_passages in asyncio.run(main())] == [
+        ids(best_passages) for best_passages in here
+    ]
     with pytest.raises(ConfigError, match="name its model with --encoder"):
         make_retriever(corpus, encoder=None, kind="ivf", index=None)
     with pytest.raises(ConfigError, match="--index: there is no file"):

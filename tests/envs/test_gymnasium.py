@@ -77,10 +77,10 @@ def test_blackjack_is_seen_in_numbers_and_only_a_win_is_a_success() -> None:
     outcomes = set()
     for seed in range(20):
         observation, _ = env.reset(seed=seed)
-        _, reward, terminated, _, _ = env.step(0)
+        _, reward, is_terminated, _, _ = env.step(0)
         opening, (result,) = play(spec, ["stick"], seed=seed)
         assert opening == str(tuple(map(int, observation)))
-        assert (result.reward, result.terminated) == (float(reward), terminated)
+        assert (result.reward, result.terminated) == (float(reward), is_terminated)
         assert result.success == (float(reward) > 0)
         outcomes.add(float(reward))
     assert outcomes >= {-1.0, 1.0}

@@ -29,9 +29,9 @@ def test_items_are_tasks_and_seeds() -> None:
         assert (pages() / "miniwob" / f"{task}.html").is_file()
     sides = split(0)
     assert (len(sides.train), len(sides.test)) == (780, 130)
-    assert {one.metadata["task"] for one in sides.test} == set(TASKS)
-    assert not {find_task(one.index)[1] for one in sides.train} & {
-        find_task(one.index)[1] for one in sides.test
+    assert {test_item.metadata["task"] for test_item in sides.test} == set(TASKS)
+    assert not {find_task(test_item.index)[1] for test_item in sides.train} & {
+        find_task(test_item.index)[1] for test_item in sides.test
     }
     assert find_task(65 * 3 + 1) == (TASKS[1], 3)
 

@@ -98,7 +98,7 @@ def test_a_broken_instance_is_closed_and_replaced() -> None:
                 raise KeyError("broken")
         async with pool.lease(timeout_s=1) as env:
             assert env is not failing
-            assert [e.closed for e in make.instances] == [True, False]
+            assert [e.is_closed for e in make.instances] == [True, False]
             assert (pool.metrics.created, pool.metrics.replaced) == (2, 1)
 
     asyncio.run(main())
@@ -132,7 +132,7 @@ def test_fresh_means_a_new_instance_within_the_cap() -> None:
             assert again is first
         async with pool.lease(fresh=True, timeout_s=1) as fresh_env:
             assert fresh_env is not first
-            assert make.instances[0].closed
+            assert make.instances[0].is_closed
             assert pool.metrics.live == 1
 
     asyncio.run(main())
@@ -153,7 +153,7 @@ def test_a_cancelled_waiter_and_a_cancelled_user_leave_no_hole() -> None:
         using.cancel()
         await asyncio.gather(using, waiting, return_exceptions=True)
         async with pool.lease(timeout_s=1):
-            assert make.instances[0].closed
+            assert make.instances[0].is_closed
 
     asyncio.run(main())
 
@@ -252,7 +252,7 @@ def test_closing_the_pool() -> None:
             assert pool.metrics.idle == 0
             assert await lent.reset(toy_item())  # what is lent plays on
         await pool.close()
-        assert all(env.closed for env in make.instances)
+        assert all(env.is_closed for env in make.instances)
         assert pool.metrics.live == 0
 
     asyncio.run(main())
@@ -323,7 +323,7 @@ def test_a_dead_instance_is_replaced_and_not_lent() -> None:
         async with pool.lease(timeout_s=1) as env:
             assert await env.reset(toy_item()) == "Goal: reach 3."
             assert [dead.resets for dead in make.instances] == [0, 0, 1]
-            assert [dead.closed for dead in make.instances].count(
+            assert [dead.is_closed for dead in make.instances].count(
                 True
             ) == 1  # the other one when it is its turn
             assert (pool.metrics.live, pool.metrics.replaced) == (2, 1)
@@ -339,7 +339,7 @@ def test_an_instance_is_recycled_after_its_last_episode() -> None:
             async with pool.lease(timeout_s=1) as env:
                 await env.reset(toy_item())
         assert [env.resets for env in make.instances] == [3, 3, 1]
-        assert [env.closed for env in make.instances] == [True, True, False]
+        assert [env.is_closed for env in make.instances] == [True, True, False]
         assert (pool.metrics.recycled, pool.metrics.replaced) == (2, 0)
 
     asyncio.run(main())
@@ -367,7 +367,7 @@ def test_what_cannot_be_made_ready_is_said_and_holds_no_slot() -> None:
             await pool.warm_up(2)
         await pool.close()
         assert pool.metrics.live == 0
-        assert all(env.closed for env in make.instances)
+        assert all(env.is_closed for env in make.instances)
 
     asyncio.run(main())
 

@@ -30,15 +30,15 @@ from envs.serve.limits import ServerLimits
 from envs.types import Item, StepResult
 from tests.support.experts import actions_of
 from tests.support.http_server import serving
-from tests.support.serving import Served, listening, served
+from tests.support.serving import ServerProcess, listening, serve_env
 from tests.support.toy import toy_tokenizer
 
 PLAYS = itertools.count()
 
 
 @pytest.fixture(scope="module")
-def textcraft() -> Iterator[Served]:
-    with served("textcraft") as server:
+def textcraft() -> Iterator[ServerProcess]:
+    with serve_env("textcraft") as server:
         yield server
 
 
@@ -139,10 +139,12 @@ def test_a_remote_episode_is_the_local_one(
 
 @pytest.mark.heavy
 @pytest.mark.parametrize("protocol", ["openenv", "agentgym"])
-def test_a_killed_servers_episodes_are_played_elsewhere(protocol: WireProtocol, textcraft: Served) -> None:
+def test_a_killed_servers_episodes_are_played_elsewhere(
+    protocol: WireProtocol, textcraft: ServerProcess
+) -> None:
     deep = [item for item in get_env("textcraft").split(0).test if item.metadata["depth"] > 1]
     items = deep[:20]
-    dying = Served("textcraft")
+    dying = ServerProcess("textcraft")
     started_episodes: set[str] = set()
 
     def kill_when_all_are_playing(episode_id: str, turn: int) -> None:
@@ -325,7 +327,7 @@ def test_a_server_whose_steps_hang_gets_no_new_episodes() -> None:
 
 
 @pytest.mark.parametrize("protocol", ["openenv", "agentgym"])
-def test_what_no_retry_mends_is_said_in_one_line(protocol: WireProtocol, textcraft: Served) -> None:
+def test_what_no_retry_mends_is_said_in_one_line(protocol: WireProtocol, textcraft: ServerProcess) -> None:
     async def main() -> None:
         wrong_env = Servers([f"{textcraft.url}/nowhere"], protocol=protocol).make()
         with pytest.raises(ConfigError, match=r"/nowhere/.* answers 404"):

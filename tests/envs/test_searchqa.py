@@ -59,7 +59,7 @@ def play(
 
 
 @pytest.mark.parametrize(
-    ("text", "parsed"),
+    ("text", "reading"),
     [
         ("<think>I wonder</think><search> the capital\nof it </search>", ("search", "the capital\nof it")),
         ("<answer>Oslo</answer>", ("answer", "Oslo")),
@@ -76,14 +76,14 @@ def play(
         ("", None),
     ],
 )
-def test_a_turn_is_what_the_references_patterns_find(text: str, parsed: tuple[str, str] | None):
+def test_a_turn_is_what_the_references_patterns_find(text: str, reading: tuple[str, str] | None):
     """Theirs: the first match of `<(search|answer)>(.*?)</\\1>`; of an answer, the last
     `<answer>(.*?)</answer>`."""
     first = re.search(r"<(search|answer)>(.*?)</\1>", text, re.DOTALL)
     reference = None if first is None else (first[1], first[2].strip())
     if reference is not None and reference[0] == "answer":
         reference = ("answer", re.findall(r"<answer>(.*?)</answer>", text, re.DOTALL)[-1].strip())
-    assert parse_turn(text) == reference == parsed
+    assert parse_turn(text) == reference == reading
 
 
 def test_reading_a_turn_takes_time_by_its_length_alone():

@@ -23,18 +23,18 @@ from envs.remote.servers import Servers
 from envs.serve.limits import ServerLimits
 from envs.serve.sessions import MAX_ID, EnvSessions
 from envs.types import Item
-from tests.support.serving import Served, listening, served
+from tests.support.serving import ServerProcess, listening, serve_env
 from tests.support.toy import ToyEnv, toy_spec
 
 
 @pytest.fixture(scope="module")
-def textcraft() -> Iterator[Served]:
-    with served("textcraft", "--max-body-bytes", "4096") as server:
+def textcraft() -> Iterator[ServerProcess]:
+    with serve_env("textcraft", "--max-body-bytes", "4096") as server:
         yield server
 
 
 @pytest.fixture
-def http(textcraft: Served) -> Iterator[httpx.Client]:
+def http(textcraft: ServerProcess) -> Iterator[httpx.Client]:
     with httpx.Client(base_url=textcraft.url) as client:
         yield client
 
@@ -281,7 +281,7 @@ def test_an_instance_that_leaks_is_replaced_between_its_episodes() -> None:
             body["session_id"] = (await http.post("/reset", json=body)).json()["metadata"]["session_id"]
             for _ in range(4):
                 assert (await http.post("/reset", json=body)).status_code == 200
-            assert [(env.resets, env.closed) for env in toy_envs] == [(2, True), (2, True), (1, False)]
+            assert [(env.resets, env.is_closed) for env in toy_envs] == [(2, True), (2, True), (1, False)]
 
     asyncio.run(main())
 
@@ -309,7 +309,7 @@ def test_a_token_opens_the_server_and_only_its_own_sessions() -> None:
     asyncio.run(main())
 
 
-def test_a_taken_port_is_named(textcraft: Served) -> None:
+def test_a_taken_port_is_named(textcraft: ServerProcess) -> None:
     port = int(textcraft.url.rpartition(":")[2])
 
     async def main() -> None:
@@ -322,7 +322,7 @@ def test_a_taken_port_is_named(textcraft: Served) -> None:
 
 @pytest.mark.heavy
 def test_an_interrupt_ends_it_cleanly() -> None:
-    with served("textcraft") as server, httpx.Client(base_url=server.url) as http:
+    with serve_env("textcraft") as server, httpx.Client(base_url=server.url) as http:
         create_session(http)
         server.process.send_signal(signal.SIGINT)
         _, errors = server.process.communicate(timeout=30)
@@ -428,7 +428,7 @@ def test_sciworlds_points_are_whole_and_counted_from_the_reset_on() -> None:
 
 @pytest.mark.skipif(shutil.which("java") is None, reason="apt-get install default-jre-headless")
 def test_no_jvm_outlives_its_server() -> None:
-    with served("sciworld") as server, httpx.Client(base_url=server.url, timeout=60) as http:
+    with serve_env("sciworld") as server, httpx.Client(base_url=server.url, timeout=60) as http:
         session_id = http.post("/create").json()["id"]
         reset_answer = http.post("/reset", json={"id": session_id, "data_idx": 0}).json()
         assert reset_answer["task_name"] == "boil"

@@ -55,7 +55,7 @@ def serving(
             httpx.AsyncClient(base_url=url) as http,
         ):
             await talk(url, http)
-        assert all(env.closed for env in envs if env not in left)
+        assert all(env.is_closed for env in envs if env not in left)
 
     asyncio.run(main())
 
@@ -84,7 +84,7 @@ def test_a_crash_is_told_and_takes_only_its_own_session() -> None:
         assert response.json() == {
             "detail": "the environment raised KeyError: 'the toy broke'; it was closed"
         }
-        assert crashing.closed
+        assert crashing.is_closed
         assert (await http.post("/step", json=step(first))).status_code == 410
         assert (await http.post("/step", json=step(second))).status_code == 200
         assert (
@@ -165,10 +165,10 @@ def test_by_websocket_an_error_is_told_before_the_end() -> None:
             assert error_answer["type"] == "error"
             assert error_answer["data"]["code"] == "EXECUTION_ERROR"
             assert "the toy broke" in error_answer["data"]["message"]
-            with pytest.raises(ConnectionClosed) as closed:
+            with pytest.raises(ConnectionClosed) as closing:
                 await socket.recv()
-            assert closed.value.rcvd is not None
-            assert closed.value.rcvd.code == 1001
+            assert closing.value.rcvd is not None
+            assert closing.value.rcvd.code == 1001
 
     serving([ToyEnv(crash_at=1)], talk)
 
@@ -182,7 +182,7 @@ def test_a_connection_that_is_dropped_frees_its_environment() -> None:
             await socket.send(json.dumps(reset))
             await socket.recv()
             socket.transport.abort()
-        await wait_until_async(lambda: env_of_client.closed)
+        await wait_until_async(lambda: env_of_client.is_closed)
 
     serving([env_of_client], talk)
 

@@ -7,15 +7,15 @@ import httpx
 import pytest
 from hypothesis import HealthCheck, given, settings
 
-from tests.support.serving import Served, served
+from tests.support.serving import ServerProcess, serve_env
 
 if TYPE_CHECKING:
     import schemathesis
 
 
 @pytest.fixture(scope="module")
-def textcraft() -> Iterator[Served]:
-    with served("textcraft", "--max-sessions", "200") as server:
+def textcraft() -> Iterator[ServerProcess]:
+    with serve_env("textcraft", "--max-sessions", "200") as server:
         yield server
 
 
@@ -51,7 +51,7 @@ def send_anything(operation: Any, *, is_wellformed: bool, live: int) -> None:
 
 @pytest.mark.heavy
 @pytest.mark.parametrize("is_wellformed", [True, False])
-def test_nothing_that_is_sent_breaks_the_server(textcraft: Served, is_wellformed: bool) -> None:
+def test_nothing_that_is_sent_breaks_the_server(textcraft: ServerProcess, is_wellformed: bool) -> None:
     import schemathesis
 
     schema = schemathesis.openapi.from_url(f"{textcraft.url}/openapi.json")

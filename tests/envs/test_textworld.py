@@ -47,22 +47,22 @@ def expert(spec: EnvSpec, index: int) -> list[str]:
 def test_commands_and_score_are_those_of_textworld_s_own_environment(
     kind: str, level: int, tmp_path: Path
 ) -> None:
-    game, walkthrough = make_game(kind, level, 3)
+    world, walkthrough = make_game(kind, level, 3)
     from textworld.core import EnvInfos
     from textworld.envs.tw import TextWorldEnv
 
-    game.save(str(tmp_path / "game.json"))
+    world.save(str(tmp_path / "game.json"))
     upstream = TextWorldEnv(EnvInfos(admissible_commands=True))
     upstream.load(str(tmp_path / "game.json"))
     state: Any = upstream.reset()
-    ours = Play(game, goal="")
+    ours = Play(world, goal="")
     for command in walkthrough:
         # Its logic lets the player prepare a meal too early, which its interpreter does not.
         assert {*ours.commands, "prepare meal"} == {*state["admissible_commands"], "prepare meal"}
         if command in ours.commands:
             ours.act(command)
             state, score, is_done = upstream.step(command)
-            assert ours.score == score / game.max_score
+            assert ours.score == score / world.max_score
             assert (ours.is_won, ours.is_lost) == (state["won"], state["lost"])
     assert ours.is_won
     assert is_done
@@ -115,8 +115,8 @@ def test_a_game_is_the_same_under_another_hash_seed() -> None:
         check=True,
     )
     world = World(name="textworld", kinds=tuple(KINDS))
-    games = [[p.facts, p.describe(), p.listed_commands] for p in map(world.start, (24, 26))]
-    assert run.stdout.strip() == str(games)
+    openings = [[p.facts, p.describe(), p.listed_commands] for p in map(world.start, (24, 26))]
+    assert run.stdout.strip() == str(openings)
 
 
 def test_the_wrong_object_loses() -> None:
@@ -202,14 +202,14 @@ def test_a_state_is_the_facts_and_the_quests_that_are_done() -> None:
 
     first, *_ = expert(COINS, 40)
     back = {"north": "south", "south": "north", "east": "west", "west": "east"}[first.split()[1]]
-    start, there, stayed, again = asyncio.run(keys(COINS, 40, [first, "sing", f"go {back}"]))
-    assert start == again != there == stayed
+    start, there, same_room, again = asyncio.run(keys(COINS, 40, [first, "sing", f"go {back}"]))
+    assert start == again != there == same_room
 
     # Points for finding an ingredient are not lost with it.
     look, take, *_ = expert(MEALS, 0)
     assert take == "take red bell pepper from fridge"
     put = "insert red bell pepper into fridge"
-    start, read, taken, put_back, taken_again = asyncio.run(keys(MEALS, 0, [look, take, put, take]))
+    start, read, holding_key, put_back, taken_again = asyncio.run(keys(MEALS, 0, [look, take, put, take]))
     assert start == read
-    assert taken == taken_again
-    assert len({start, taken, put_back}) == 3
+    assert holding_key == taken_again
+    assert len({start, holding_key, put_back}) == 3

@@ -240,7 +240,7 @@ def test_a_judge_says_so_in_its_last_line() -> None:
         with chat_server(lambda body: says(text)) as server:
             judge = ModelJudge(server.url, "toy")
             answer = asyncio.run(judge.same_answer(question="the question", reference="r", answer="a"))
-            assert "the question" in server.asked[0]["messages"][0]["content"]
+            assert "the question" in server.requests[0]["messages"][0]["content"]
         return answer
 
     assert [ask(text) for text in ("Well.\nCorrect", "incorrect", "Partially correct.")] == [
@@ -298,7 +298,7 @@ ORDER = click("button", "Order").resolve
 def test_a_question_is_asked_and_its_answer_judged() -> None:
     case = task(eval_types=["string_match"], reference_answers={"must_include": ["12.50"]})
     with site() as shop:
-        opening, next_page, rejection, malformed, end = play(
+        opening, next_page, rejection, parse_error, end = play(
             shop, case, RED, "goto [http://reddit.com]", "say hello", "```stop [It is $12.50]```"
         )
         assert opening.startswith("OBSERVATION:\nTab 0 (current): Shop\n\n[1] RootWebArea 'Shop'")
@@ -311,7 +311,7 @@ def test_a_question_is_asked_and_its_answer_judged() -> None:
         )
         assert "URL: http://onestopmarket.com/product/1\n" in next_page.observation
         assert "no page of the sites" in rejection.observation
-        assert "'say hello' is no action" in malformed.observation
+        assert "'say hello' is no action" in parse_error.observation
         assert end == StepResult("The task is done.", 1.0, terminated=True, success=True)
         assert play(shop, case, "stop [80]")[-1] == StepResult(
             "The task has ended; it is not done.", 0.0, terminated=True

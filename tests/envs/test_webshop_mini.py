@@ -172,20 +172,20 @@ def test_a_state_is_the_page_and_the_choices_and_where_the_page_leads(view):
         return [*(await env.inspect("available_actions"))["clickables"]]
 
     async def visit() -> None:
-        start, found = await key_after(search=False), await key_after()
+        start, results_page = await key_after(search=False), await key_after()
         first, second = (await clickables())[2:4]
-        opened, values = await key_after(first), (await clickables())[6:]
-        chosen = [await key_after(first, value) for value in values]
-        others = [await key_after(second), await key_after("next >"), await key_after(first, "features")]
-        keys = [start, found, opened, *chosen, *others]
-        assert len(chosen) == 2
+        item_page, values = await key_after(first), (await clickables())[6:]
+        choices = [await key_after(first, value) for value in values]
+        other_pages = [await key_after(second), await key_after("next >"), await key_after(first, "features")]
+        keys = [start, results_page, item_page, *choices, *other_pages]
+        assert len(choices) == 2
         assert len(set(keys)) == len(keys)
-        assert await key_after("buy now", "nothing") == found
+        assert await key_after("buy now", "nothing") == results_page
         assert await key_after("back to search") == start
-        assert await key_after(first, "features", "< prev") == opened
-        assert await key_after(first, values[0], values[1]) == chosen[1]
+        assert await key_after(first, "features", "< prev") == item_page
+        assert await key_after(first, values[0], values[1]) == choices[1]
         # a view that marks products one has seen shows another page after a visit
-        assert (await key_after(first, "< prev") == found) == (view is View.TEXT)
+        assert (await key_after(first, "< prev") == results_page) == (view is View.TEXT)
         assert await key_after(first, "buy now") is None
 
     asyncio.run(visit())

@@ -112,10 +112,10 @@ def test_dvc_reads_and_rewrites_yaml_as_it_was_meant(block: Block) -> None:
     """DVC has a YAML parser of its own, and `dvc exp run -S` writes the whole file anew."""
     from dvc.utils.serialize import dumps_yaml, parse_yaml, parse_yaml_for_update
 
-    expected = yaml.safe_load(block.text)
-    assert parse_yaml(block.text, "a page") == expected
+    document = yaml.safe_load(block.text)
+    assert parse_yaml(block.text, "a page") == document
     rewritten = dumps_yaml(parse_yaml_for_update(block.text, "a page"))
-    assert parse_yaml(rewritten, "a page") == yaml.safe_load(rewritten) == expected
+    assert parse_yaml(rewritten, "a page") == yaml.safe_load(rewritten) == document
 
 
 def inline_settings() -> Iterator[Any]:
@@ -180,8 +180,8 @@ def test_definitions_run(block: Block, tmp_path: Path, monkeypatch: pytest.Monke
     """Blocks that start nothing: imports, functions, classes."""
     monkeypatch.chdir(tmp_path)
     body = ast.parse(block.text).body if "await" not in block.text else []
-    plain = ast.Import | ast.ImportFrom | ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
-    if body and all(isinstance(node, plain) for node in body):
+    definitions = ast.Import | ast.ImportFrom | ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
+    if body and all(isinstance(node, definitions) for node in body):
         exec(compile(block.text, str(block), "exec"), {"__name__": "a_page"})
 
 
@@ -328,5 +328,5 @@ def test_paths_in_backticks_exist(page: Path) -> None:
 
 
 def test_every_page_is_linked_from_the_readme() -> None:
-    linked = re.findall(r"\]\((docs/[\w.-]+\.md)\)", prose(ROOT / "README.md"))
-    assert {str(page.relative_to(ROOT)) for page in (ROOT / "docs").glob("*.md")} <= set(linked)
+    links = re.findall(r"\]\((docs/[\w.-]+\.md)\)", prose(ROOT / "README.md"))
+    assert {str(page.relative_to(ROOT)) for page in (ROOT / "docs").glob("*.md")} <= set(links)

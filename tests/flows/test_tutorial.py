@@ -32,9 +32,9 @@ def test_the_tutorial_ends_with_a_policy_that_has_learnt(tmp_path: Path) -> None
     for file in ("constraints.txt", "pyproject.toml"):
         shutil.copy(ROOT / file, tmp_path)
     stages = (ROOT / "dvc.yaml").read_text()
-    head, listed, tail = stages.partition("    foreach: &pipelines\n")
-    assert listed
-    (tmp_path / "dvc.yaml").write_text(f"{head}{listed}      {line}{tail}")
+    head, names, tail = stages.partition("    foreach: &pipelines\n")
+    assert names
+    (tmp_path / "dvc.yaml").write_text(f"{head}{names}      {line}{tail}")
     (tmp_path / "pipelines.yaml").write_text((ROOT / "pipelines.yaml").read_text() + settings)
     (tmp_path / "agents" / "custom").mkdir()
     (tmp_path / "agents" / "custom" / "sums.py").write_text(code)

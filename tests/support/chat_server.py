@@ -29,14 +29,14 @@ def calls(*wanted: tuple[str, Any], content: str | None = None) -> Body:
         content,
         tool_calls=[
             {
-                "id": f"id{place}",
+                "id": f"id{index}",
                 "type": "function",
                 "function": {
                     "name": name,
                     "arguments": arguments if isinstance(arguments, str) else json.dumps(arguments),
                 },
             }
-            for place, (name, arguments) in enumerate(wanted)
+            for index, (name, arguments) in enumerate(wanted)
         ],
     )
 
@@ -47,7 +47,7 @@ def fails(status: int, text: str, **headers: str) -> Response:
 
 @dataclass
 class ChatServer:
-    """See `chat_server`."""
+    """What the server of `chat_server` answers, and the requests that it has received."""
 
     script: Script
     key: str | None = None
@@ -55,33 +55,33 @@ class ChatServer:
     tokens: Callable[[Body], int | None] = lambda body: None
     """Of prompt and completion, as it reports them."""
     url: str = ""
-    asked: list[Body] = field(default_factory=list)
+    requests: list[Body] = field(default_factory=list)
     keys: list[str | None] = field(default_factory=list)
 
-    async def listed(self, request: Request) -> Response:
-        refused = self._refused(request)
-        return refused or JSONResponse({"data": [{"id": model} for model in self.models]})
+    async def list_models(self, request: Request) -> Response:
+        refusal = self._find_refusal(request)
+        return refusal or JSONResponse({"data": [{"id": model} for model in self.models]})
 
     async def answer(self, request: Request) -> Response:
         body = await request.json()
-        self.asked.append(body)
+        self.requests.append(body)
         self.keys.append(request.headers.get("Authorization"))
-        refused = self._refused(request)
-        if refused is not None:
-            return refused
+        refusal = self._find_refusal(request)
+        if refusal is not None:
+            return refusal
         if body["model"] not in self.models:
             return fails(404, f"The model `{body['model']}` does not exist.")
-        if broken := broken_rule(body["messages"]):
-            return fails(400, broken)
-        said = self.script(body)
-        if isinstance(said, Response):
-            return said
-        reply: Body = {"choices": [{"message": said, "finish_reason": said.pop("finish", "stop")}]}
+        if violation := broken_rule(body["messages"]):
+            return fails(400, violation)
+        answer = self.script(body)
+        if isinstance(answer, Response):
+            return answer
+        reply: Body = {"choices": [{"message": answer, "finish_reason": answer.pop("finish", "stop")}]}
         if (total := self.tokens(body)) is not None:
             reply["usage"] = {"total_tokens": total}
         return JSONResponse(reply)
 
-    def _refused(self, request: Request) -> Response | None:
+    def _find_refusal(self, request: Request) -> Response | None:
         if self.key is None or request.headers.get("Authorization") == f"Bearer {self.key}":
             return None
         return fails(401, "Incorrect API key provided.")
@@ -112,7 +112,7 @@ def chat_server(script: Script, **facts: Any) -> Iterator[ChatServer]:
     app = Starlette(
         routes=[
             Route("/v1/chat/completions", server.answer, methods=["POST"]),
-            Route("/v1/models", server.listed),
+            Route("/v1/models", server.list_models),
         ]
     )
     with serving_in_thread(app) as url:
@@ -120,9 +120,9 @@ def chat_server(script: Script, **facts: Any) -> Iterator[ChatServer]:
         yield server
 
 
-def in_turn(*said: "Body | Response") -> Script:
+def in_turn(*answer: "Body | Response") -> Script:
     """One after the other, whoever asks; the last is for ever. A response is sent once only."""
-    left = list(said)
+    left = list(answer)
 
     def script(_: Body) -> "Body | Response":
         next_one = left.pop(0) if len(left) > 1 else left[0]

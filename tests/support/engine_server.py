@@ -21,11 +21,11 @@ class EngineServer:
     def __init__(self) -> None:
         self._failure = ""
         self._running = 0
-        self._aborted = 0
+        self._num_aborted = 0
 
     async def start(self, failure: str) -> None:
         """Fail so from now on, and count from zero; `failure` is empty for an engine that works."""
-        self._failure, self._running, self._aborted = failure, 0, 0
+        self._failure, self._running, self._num_aborted = failure, 0, 0
 
     async def generate(self, *, request_id: str, **_: Any) -> Any:
         """verl's call."""
@@ -46,11 +46,11 @@ class EngineServer:
         try:
             await asyncio.sleep(600)
         except asyncio.CancelledError:  # where vLLM aborts the request
-            self._aborted += 1
+            self._num_aborted += 1
             raise
         finally:
             self._running -= 1
 
     async def state(self) -> tuple[int, int]:
         """(requests that run, requests that were aborted)."""
-        return self._running, self._aborted
+        return self._running, self._num_aborted

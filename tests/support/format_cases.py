@@ -19,7 +19,7 @@ def react(call: ToolCall) -> str:
     return f"Thought: so\nAction: {call.name}\nAction Input: {json.dumps(call.arguments)}"
 
 
-def written(family: str, call: ToolCall) -> str:
+def write_turn(family: str, call: ToolCall) -> str:
     """A turn with one call."""
     return react(call) if family == "react" else WRITERS[family]([call])
 
@@ -55,12 +55,12 @@ def _body(family: str, call: ToolCall) -> str:
 
 
 def _mutants(body: str) -> Iterator[str]:
-    for at, character in enumerate(body):
+    for index, character in enumerate(body):
         if character in '{}[]:,"':
-            yield body[:at] + body[at + 1 :]  # left out
-            yield body[:at] + character + body[at:]  # twice
-        if at:
-            yield body[:at]  # cut off
+            yield body[:index] + body[index + 1 :]  # left out
+            yield body[:index] + character + body[index:]  # twice
+        if index:
+            yield body[:index]  # cut off
     yield body.replace('"', "'")
     yield body[:-1] + ",}"
     yield body.replace(": ", " = ")
@@ -85,15 +85,15 @@ def _mutants(body: str) -> Iterator[str]:
 def is_json(text: str) -> bool:
     """By the standard library; constants that JSON has not, and numbers that nothing holds, are none."""
 
-    def refused(_: str) -> Any:
+    def refuse(_: str) -> Any:
         raise ValueError
 
     def finite(digits: str) -> float:
         number = float(digits)
-        return number if abs(number) < float("inf") else refused(digits)
+        return number if abs(number) < float("inf") else refuse(digits)
 
     try:
-        json.loads(text, parse_constant=refused, parse_float=finite)
+        json.loads(text, parse_constant=refuse, parse_float=finite)
     except ValueError:
         return False
     return True
@@ -126,12 +126,12 @@ _SHAPES = [
 ]
 
 
-def malformed(family: str) -> list[str]:
+def make_malformed(family: str) -> list[str]:
     """Turns of which no call can be read."""
     if family == "qwen3":
         return list(_malformed_xml())
     bodies = [_body(family, call) for call in _BASES]
-    broken = [
+    texts = [
         mutant
         for body in bodies
         for mutant in _mutants(body)
@@ -139,26 +139,26 @@ def malformed(family: str) -> list[str]:
         if not is_json(mutant) and (family == "hermes" or not (body in mutant or begins_json(mutant)))
     ]
     if family == "react":  # what does not begin with a brace is a plain input
-        broken = [one for one in broken if one.startswith("{")]
+        texts = [piece for piece in texts if piece.startswith("{")]
     elif family == "llama3":
-        broken += [one.replace("arguments", "parameters") for one in _SHAPES]
+        texts += [piece.replace("arguments", "parameters") for piece in _SHAPES]
     else:
-        broken += _SHAPES
-    return [_FRAMES[family](one) for one in dict.fromkeys(broken)]
+        texts += _SHAPES
+    return [_FRAMES[family](piece) for piece in dict.fromkeys(texts)]
 
 
 def _malformed_xml() -> Iterator[str]:
     for call in _BASES:
         whole = WRITERS["qwen3"]([call])
         end = whole.index("</function>") + len("</function>")
-        yield from (whole[:at] for at in range(len("<tool_call>"), end))  # cut off before it is whole
+        yield from (whole[:index] for index in range(len("<tool_call>"), end))  # cut off before it is whole
         last = whole.rfind(
             "</parameter>"
         )  # without another one, its value goes on to the next parameter's end
         if last >= 0:
             yield whole[:last] + whole[last + len("</parameter>") :]
-        opened = whole.index(">\n", whole.index("<function="))
-        yield whole[:opened] + whole[opened + 1 :]
+        tag_end = whole.index(">\n", whole.index("<function="))
+        yield whole[:tag_end] + whole[tag_end + 1 :]
         if call.arguments:
             yield whole.replace("<parameter=", "", 1)
         for tag in ("<function=", "</function>"):
@@ -178,29 +178,29 @@ def _malformed_xml() -> Iterator[str]:
 def is_whole_xml(text: str) -> bool:
     """Whether every tag that is opened is closed, counted."""
     pairs = (("<function=", "</function>"), ("<parameter=", "</parameter>"), ("<tool_call>", "</tool_call>"))
-    return all(text.count(one) == text.count(other) for one, other in pairs)
+    return all(text.count(piece) == text.count(family_name) for piece, family_name in pairs)
 
 
 def adversarial(family: str) -> list[Case]:
     """Turns that would have other calls read in them than there are."""
-    draws = random.Random(f"adversarial {family}")
+    rng = random.Random(f"adversarial {family}")
 
     def soup(most: int) -> str:
-        pieces = draws.choices([one for one in FRAGMENTS if len(one) < 100], k=draws.randint(1, most))
+        pieces = rng.choices([piece for piece in FRAGMENTS if len(piece) < 100], k=rng.randint(1, most))
         return "".join(pieces).replace("\ud800", "").replace("\\ud800", "")
 
-    found: list[Case] = []
-    quotes = [written(other, EVIL) for other in FAMILIES]
-    while len(found) < 120:  # within an argument
-        text = draws.choice(["", "\n", "a "]) + soup(5) + draws.choice([*quotes, ""]) + soup(4)
+    cases: list[Case] = []
+    quotes = [write_turn(family_name, EVIL) for family_name in FAMILIES]
+    while len(cases) < 120:  # within an argument
+        text = rng.choice(["", "\n", "a "]) + soup(5) + rng.choice([*quotes, ""]) + soup(4)
         if family == "qwen3" and ("</parameter>" in text or "<function" in text):
             continue  # the format has no escapes
         call = ToolCall("f", {"x": text, "n": "7"})
-        found.append((written(family, call), [call]))
-    while len(found) < 240:  # within a thought
-        thought = (soup(5) + draws.choice(quotes) + soup(5)).replace("</think>", "")
+        cases.append((write_turn(family, call), [call]))
+    while len(cases) < 240:  # within a thought
+        thoughts = (soup(5) + rng.choice(quotes) + soup(5)).replace("</think>", "")
         call = ToolCall("g", {"y": "z"})
-        found.append((f"<think>{thought}</think>\n{written(family, call)}", [call]))
-    while len(found) < 300:  # within a thought without an end
-        found.append((f"<think>{soup(4)}{draws.choice(quotes)}{soup(4)}".replace("</think>", ""), []))
-    return found
+        cases.append((f"<think>{thoughts}</think>\n{write_turn(family, call)}", [call]))
+    while len(cases) < 300:  # within a thought without an end
+        cases.append((f"<think>{soup(4)}{rng.choice(quotes)}{soup(4)}".replace("</think>", ""), []))
+    return cases

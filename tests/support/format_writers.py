@@ -31,14 +31,14 @@ def hermes_tight(calls: Sequence[ToolCall]) -> str:
 
 def qwen3(calls: Sequence[ToolCall]) -> str:
     """As Qwen3-Coder's template does: Python's `True` and `None`, JSON for arrays and objects."""
-    written = []
+    parts = []
     for call in calls:
         lines = ["<tool_call>", f"<function={call.name}>"]
         for key, value in call.arguments.items():
             text = json.dumps(value) if isinstance(value, list | dict) else str(value)
             lines += [f"<parameter={key}>", text, "</parameter>"]
-        written.append("\n".join([*lines, "</function>", "</tool_call>"]))
-    return "\n".join(written)
+        parts.append("\n".join([*lines, "</function>", "</tool_call>"]))
+    return "\n".join(parts)
 
 
 def llama3(calls: Sequence[ToolCall]) -> str:
@@ -112,16 +112,16 @@ CALLS: list[list[ToolCall]] = [
     [ToolCall("a", {"x": 1}), ToolCall("b", {"y": "z"})],
     [ToolCall("a.b-c", {}), ToolCall("d", {}), ToolCall("e", {"s": "<tool_call>;"})],
 ]
-_QUOTED = '<tool_call>{"name": "evil", "arguments": {}}</tool_call> {"name": "evil", "parameters": {}}'
+_QUOTATION = '<tool_call>{"name": "evil", "arguments": {}}</tool_call> {"name": "evil", "parameters": {}}'
 WRAPS: dict[str, str] = {
     "bare": "CALLS",
     "spaced": "\n\n  CALLS \n",
     "prose": "Let me see {what} [1] it is.\nCALLS",
     "thought": "<think>\nI could call it.\n</think>\n\nCALLS",
     "empty thought": "<think>\n\n</think>\n\nCALLS",
-    "quoting thought": f"<think>{_QUOTED}</think>CALLS",
-    "thought opened in the prompt": f"I could {_QUOTED} so\n</think>\n\nCALLS",
-    "nested thought": f"<think>a<think>b {_QUOTED}</think> {_QUOTED} </think>CALLS",
+    "quoting thought": f"<think>{_QUOTATION}</think>CALLS",
+    "thought opened in the prompt": f"I could {_QUOTATION} so\n</think>\n\nCALLS",
+    "nested thought": f"<think>a<think>b {_QUOTATION}</think> {_QUOTATION} </think>CALLS",
     "broken thought": '<think><tool_call>{"name": <function=evil><parameter=x></think>CALLS',
 }
 CASES: list[tuple[list[ToolCall], str]] = [(calls, wrap) for calls in CALLS for wrap in WRAPS]

@@ -34,7 +34,7 @@ SEARCH = {
     },
 }
 
-OTHER = {"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}
+LOOK = {"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}
 
 
 def tokenizer_with(format: str = "hermes") -> Any:
@@ -49,7 +49,7 @@ def encode(text: str) -> list[int]:
     return ids
 
 
-def scripted(script: Sequence[str] | Script, **options: Any) -> ScriptedSampler:
+def make_sampler(script: Sequence[str] | Script, **options: Any) -> ScriptedSampler:
     return ScriptedSampler(script, encode=encode, **options)
 
 
@@ -76,12 +76,12 @@ async def ask(client: AsyncOpenAI, messages: Sequence[Any], **options: Any) -> A
     return answer.choices[0].message
 
 
-def told(message: Any) -> dict[str, Any]:
+def to_history(message: Any) -> dict[str, Any]:
     """As a framework sends it back."""
     return dict(message.model_dump())
 
 
-class Gated(ScriptedSampler):
+class GatedSampler(ScriptedSampler):
     """Answers only when `release` is set; `request_event` is set by each request."""
 
     def __init__(self, script: Sequence[str]) -> None:
@@ -120,28 +120,28 @@ class RandomSampler:
         episode_id: str,
     ) -> Completion:
         ids = self._random.choices(self._words, k=self._random.randint(1, 4))
-        stopped = self._random.random() < 0.7
-        ids += [params.stop_token_ids[0]] if stopped else []
+        is_stopped = self._random.random() < 0.7
+        ids += [params.stop_token_ids[0]] if is_stopped else []
         self.samples.append((list(prompt_ids), ids))
         return Completion(
             token_ids=ids,
             logprobs=[-0.1 * i for i in range(len(ids))],
-            finish_reason=FinishReason.STOP if stopped else FinishReason.LENGTH,
+            finish_reason=FinishReason.STOP if is_stopped else FinishReason.LENGTH,
             policy_version=5,
         )
 
 
-def trained(trajectory: Trajectory) -> list[tuple[list[int], list[int]]]:
+def find_trained(trajectory: Trajectory) -> list[tuple[list[int], list[int]]]:
     """Every run of the policy's tokens in the packed segments, and all that stands before it."""
-    found = []
+    runs = []
     for segment in pack(trajectory):
         tokens = [*segment.prompt_ids, *segment.response_ids]
         mask = [0] * len(segment.prompt_ids) + list(segment.response_mask)
         start = None
-        for place, bit in enumerate([*mask, 0]):
+        for index, bit in enumerate([*mask, 0]):
             if bit and start is None:
-                start = place
+                start = index
             elif not bit and start is not None:
-                found.append((tokens[:start], tokens[start:place]))
+                runs.append((tokens[:start], tokens[start:index]))
                 start = None
-    return found
+    return runs

@@ -23,7 +23,7 @@ TEMPERATURE = 1.3
 ENTROPY_WEIGHT = 0.5
 
 
-def save_model(folder: Path, *, tied: bool) -> None:
+def save_model(folder: Path, *, is_tied: bool) -> None:
     import torch
     from transformers import Qwen2Config, Qwen2ForCausalLM
 
@@ -39,7 +39,7 @@ def save_model(folder: Path, *, tied: bool) -> None:
         num_hidden_layers=2,
         num_attention_heads=4,
         num_key_value_heads=2,
-        tie_word_embeddings=tied,
+        tie_word_embeddings=is_tied,
         initializer_range=0.2,
     )
     Qwen2ForCausalLM(config).save_pretrained(folder)
@@ -83,14 +83,14 @@ def make_batch(sequences: list[Any]) -> Any:
     from tensordict import TensorDict
     from verl.utils import tensordict_utils as tu
 
-    def nested(values: list[Any]) -> Any:
+    def as_nested(values: list[Any]) -> Any:
         return torch.nested.as_nested_tensor(values, layout=torch.jagged)
 
     batch = TensorDict(
         {
-            "input_ids": nested(sequences),
-            "position_ids": nested([torch.arange(len(s)) for s in sequences]),
-            "loss_mask": nested([torch.ones(len(s), dtype=torch.long) for s in sequences]),
+            "input_ids": as_nested(sequences),
+            "position_ids": as_nested([torch.arange(len(s)) for s in sequences]),
+            "loss_mask": as_nested([torch.ones(len(s), dtype=torch.long) for s in sequences]),
         },
         batch_size=len(sequences),
     )
@@ -109,7 +109,7 @@ def make_batch(sequences: list[Any]) -> Any:
     return batch
 
 
-def compare(folder: Path, *, tied: bool) -> dict[str, Any]:
+def compare(folder: Path, *, is_tied: bool) -> dict[str, Any]:
     import torch
     from transformers import Qwen2ForCausalLM
 
@@ -120,8 +120,8 @@ def compare(folder: Path, *, tied: bool) -> dict[str, Any]:
     reference = Qwen2ForCausalLM.from_pretrained(folder, attn_implementation="eager")
     log_probs, entropies, loss = [], [], torch.zeros(())
     for ids in sequences:
-        hidden = reference.model(ids[None], use_cache=False).last_hidden_state[0]
-        rows = (reference.lm_head(hidden) / TEMPERATURE).log_softmax(-1)  # [L, V]
+        states = reference.model(ids[None], use_cache=False).last_hidden_state[0]
+        rows = (reference.lm_head(states) / TEMPERATURE).log_softmax(-1)  # [L, V]
         log_probs.append(rows[:-1].gather(1, ids[1:, None])[:, 0])
         entropies.append(-(rows.exp() * rows).sum(-1)[:-1])
         loss = loss + log_probs[-1].sum() + ENTROPY_WEIGHT * entropies[-1].sum()
@@ -130,7 +130,7 @@ def compare(folder: Path, *, tied: bool) -> dict[str, Any]:
     engine, attention = make_engine(folder)
     batch = make_batch(sequences)
     with engine.eval_mode():
-        found = engine.forward_backward_batch(batch, None, forward_only=True)["model_output"]
+        output = engine.forward_backward_batch(batch, None, forward_only=True)["model_output"]
 
     def loss_of(model_output: Any, data: Any, dp_group: Any = None) -> tuple[Any, dict[str, Any]]:
         sums = [
@@ -144,11 +144,11 @@ def compare(folder: Path, *, tied: bool) -> dict[str, Any]:
         engine.forward_backward_batch(batch, loss_of, forward_only=False)
         gradients = {name: p.grad.full_tensor() for name, p in engine.module.named_parameters()}
     return {
-        "tied": tied,
+        "tied": is_tied,
         "asked_attention": attention,
         "loaded_attention": engine.module.config._attn_implementation,
-        "log_probs": rows_distance(found["log_probs"], log_probs),
-        "entropy": rows_distance(found["entropy"], entropies),
+        "log_probs": rows_distance(output["log_probs"], log_probs),
+        "entropy": rows_distance(output["entropy"], entropies),
         "gradients": max(
             distance(gradients[name], p.grad) / float(p.grad.abs().max())
             for name, p in reference.named_parameters()
@@ -176,14 +176,14 @@ def compare_values(folder: Path) -> dict[str, Any]:
         return model_output["values"].values().square().sum(), {}
 
     with engine.eval_mode():
-        found = engine.forward_backward_batch(batch, None, forward_only=True)["model_output"]["values"]
+        output = engine.forward_backward_batch(batch, None, forward_only=True)["model_output"]["values"]
     with engine.train_mode():
         engine.forward_backward_batch(batch, loss_of, forward_only=False)
         gradients = {name: p.grad.full_tensor() for name, p in engine.module.named_parameters()}
     return {
         "asked_attention": attention,
         "loaded_attention": engine.module.config._attn_implementation,
-        "values": max(distance(a, b) for a, b in zip(found.unbind(), values, strict=True)),
+        "values": max(distance(a, b) for a, b in zip(output.unbind(), values, strict=True)),
         "gradients": max(
             distance(gradients[name], p.grad) / float(p.grad.abs().max())
             for name, p in reference.named_parameters()
@@ -191,9 +191,9 @@ def compare_values(folder: Path) -> dict[str, Any]:
     }
 
 
-def rows_distance(found: Any, expected: list[Any]) -> float:
+def rows_distance(output: Any, references: list[Any]) -> float:
     """The last token of a row has no next one, whose log-prob could be compared."""
-    return max(distance(a[:-1], b) for a, b in zip(found.unbind(), expected, strict=True))
+    return max(distance(a[:-1], b) for a, b in zip(output.unbind(), references, strict=True))
 
 
 def distance(a: Any, b: Any) -> float:
@@ -208,10 +208,10 @@ def main(folder: Path) -> None:
     from verl.utils.distributed import initialize_global_process_group
 
     initialize_global_process_group()
-    for tied in (True, False):
-        place = folder / ("tied" if tied else "untied")
-        save_model(place, tied=tied)
-        print(json.dumps(compare(place, tied=tied)), flush=True)
+    for is_tied in (True, False):
+        subfolder = folder / ("tied" if is_tied else "untied")
+        save_model(subfolder, is_tied=is_tied)
+        print(json.dumps(compare(subfolder, is_tied=is_tied)), flush=True)
     print(json.dumps(compare_values(folder / "untied")), flush=True)
 
 

@@ -21,13 +21,13 @@ async def serving(app: Starlette) -> AsyncIterator[str]:
 def serving_in_thread(app: Starlette) -> Iterator[str]:
     """The same with an event loop of its own, for a test that blocks."""
     urls: list[str] = []
-    ready, stopped, loop = threading.Event(), asyncio.Event(), asyncio.new_event_loop()
+    ready, stop, loop = threading.Event(), asyncio.Event(), asyncio.new_event_loop()
 
     async def serve() -> None:
         async with serving(app) as url:
             urls.append(url)
             ready.set()
-            await stopped.wait()
+            await stop.wait()
 
     thread = threading.Thread(target=lambda: loop.run_until_complete(serve()), daemon=True)
     thread.start()
@@ -35,6 +35,6 @@ def serving_in_thread(app: Starlette) -> Iterator[str]:
     try:
         yield urls[0]
     finally:
-        loop.call_soon_threadsafe(stopped.set)
+        loop.call_soon_threadsafe(stop.set)
         thread.join(30)
         loop.close()

@@ -20,33 +20,33 @@ from openenv.core.env_server.types import Action, Observation, State
 from pydantic import Field
 
 
-class Said(Action):
+class WordAction(Action):
     message: str = Field(description="the word")
 
 
-class Told(Observation):
+class TextObservation(Observation):
     text: str
 
 
-class Riddle(Environment[Said, Told, State]):
+class Riddle(Environment[WordAction, TextObservation, State]):
     """One of the words of the command line, whose first letter is given."""
 
     SUPPORTS_CONCURRENT_SESSIONS = True
 
-    def reset(self, seed: int | None = None, episode_id: str | None = None, **_: Any) -> Told:
+    def reset(self, seed: int | None = None, episode_id: str | None = None, **_: Any) -> TextObservation:
         self.word = random.Random(seed).choice(sys.argv[2:])
-        return Told(text=f"It begins with {self.word[0]}.")
+        return TextObservation(text=f"It begins with {self.word[0]}.")
 
-    def step(self, action: Said, timeout_s: float | None = None, **_: Any) -> Told:
-        found = action.message == self.word
-        return Told(text="Yes." if found else "No.", done=found, reward=float(found))
+    def step(self, action: WordAction, timeout_s: float | None = None, **_: Any) -> TextObservation:
+        is_right = action.message == self.word
+        return TextObservation(text="Yes." if is_right else "No.", done=is_right, reward=float(is_right))
 
     @property
     def state(self) -> State:
         return State()
 
 
-class Place(Action):
+class PlaceAction(Action):
     row: int
     column: int
 
@@ -56,22 +56,26 @@ class Board(Observation):
     last: str = ""
 
 
-class Grid(Environment[Place, Board, State]):
+class Grid(Environment[PlaceAction, Board, State]):
     """Place 0, 0 is right, row 9 breaks the environment, a third place ends the game from outside."""
 
     def reset(self, seed: int | None = None, episode_id: str | None = None, **_: Any) -> Board:
-        self.placed = 0
+        self.num_placed = 0
         return Board(rows=["..", ".."])
 
-    def step(self, action: Place, timeout_s: float | None = None, **_: Any) -> Board:
+    def step(self, action: PlaceAction, timeout_s: float | None = None, **_: Any) -> Board:
         if action.row == 9:
             raise RuntimeError("the board broke")
-        self.placed += 1
+        self.num_placed += 1
         if (action.row, action.column) == (0, 0):
             return Board(rows=["x.", ".."], done=True, reward=0.5, metadata={"success": True})
-        ended = self.placed == 3
+        is_truncated = self.num_placed == 3
         return Board(
-            rows=["..", ".."], last="missed", done=ended, reward=-0.25, metadata={"truncated": ended}
+            rows=["..", ".."],
+            last="missed",
+            done=is_truncated,
+            reward=-0.25,
+            metadata={"truncated": is_truncated},
         )
 
     @property
@@ -79,7 +83,7 @@ class Grid(Environment[Place, Board, State]):
         return State()
 
 
-def shipped(folder: Path) -> FastAPI:
+def template_app(folder: Path) -> FastAPI:
     """The template's application, its own `app.py` as it is."""
     template = files("openenv.cli") / "templates" / "openenv_env"
     sources = {"models.py": "models.py", "server/__ENV_NAME___environment.py": "server/echo_environment.py"}
@@ -102,9 +106,9 @@ def shipped(folder: Path) -> FastAPI:
 
 def main() -> None:
     app = FastAPI()
-    app.mount("/riddle", create_fastapi_app(Riddle, Said, Told, max_concurrent_envs=8))
-    app.mount("/grid", create_fastapi_app(Grid, Place, Board, max_concurrent_envs=1))
-    app.mount("/echo", shipped(Path(sys.argv[1])))
+    app.mount("/riddle", create_fastapi_app(Riddle, WordAction, TextObservation, max_concurrent_envs=8))
+    app.mount("/grid", create_fastapi_app(Grid, PlaceAction, Board, max_concurrent_envs=1))
+    app.mount("/echo", template_app(Path(sys.argv[1])))
     with socket.socket() as listening:
         listening.bind(("127.0.0.1", 0))
         print(listening.getsockname()[1], flush=True)

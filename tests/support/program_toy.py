@@ -14,8 +14,8 @@ TURNS = 2
 
 async def play(base_url: str, api_key: str, item: Item) -> float:
     """1 where the last answer has an even number of characters; appends a line to the file `log`."""
-    seen = await _talk(base_url, api_key, item)
-    return float(len(seen[-1]["says"]) % 2 == 0)
+    talk = await _talk(base_url, api_key, item)
+    return float(len(talk[-1]["says"]) % 2 == 0)
 
 
 async def play_unjudged(base_url: str, api_key: str, item: Item) -> None:
@@ -25,7 +25,7 @@ async def play_unjudged(base_url: str, api_key: str, item: Item) -> None:
 
 async def _talk(base_url: str, api_key: str, item: Item) -> list[dict[str, Any]]:
     messages: list[Any] = [{"role": "user", "content": item.fields["question"]}]
-    seen: list[dict[str, Any]] = []
+    talk: list[dict[str, Any]] = []
     async with AsyncOpenAI(base_url=base_url, api_key=api_key, max_retries=0) as client:
         for _ in range(TURNS):
             answer = await client.chat.completions.create(model="policy", messages=messages)
@@ -35,7 +35,7 @@ async def _talk(base_url: str, api_key: str, item: Item) -> list[dict[str, Any]]
                 {"role": "assistant", "content": says},
                 {"role": "user", "content": "Sure?"},
             ]
-            seen.append(
+            talk.append(
                 {
                     "says": says,
                     "prompt_tokens": usage.prompt_tokens,
@@ -44,8 +44,8 @@ async def _talk(base_url: str, api_key: str, item: Item) -> list[dict[str, Any]]
                 }
             )
     with Path(item.fields["log"]).open("a") as file:
-        file.write(json.dumps(seen) + "\n")
-    return seen
+        file.write(json.dumps(talk) + "\n")
+    return talk
 
 
 def blocking(base_url: str, api_key: str, item: Item) -> float:
@@ -58,7 +58,7 @@ def of_two(base_url: str, api_key: str) -> float:
     raise NotImplementedError
 
 
-class Made:
+class ToyProgram:
     """Not a program: nothing is returned by its making."""
 
 

@@ -24,7 +24,7 @@ ITEMS = [
     Item(item_id="toy_2", env="textcraft", metadata={"depth": 2, "kind": "wood"}),
     Item(item_id="toy_3", env="textcraft", metadata={"depth": 2, "kind": "wood"}),
 ]
-SAMPLED = {"before": [(0, 1), (1, 0), (0, 0), (0, 0)], "after": [(1, 1), (0, 1), (1, 0), (0, 0)]}
+SAMPLE_SUCCESSES = {"before": [(0, 1), (1, 0), (0, 0), (0, 0)], "after": [(1, 1), (0, 1), (1, 0), (0, 0)]}
 """Policy → item → success of each sample; the first of an item is kept."""
 GREEDY = {"before": [1, 0, 0, 0], "after": [1, 1, 1, 0]}
 QUICK = [1, 0, 1, 1]
@@ -46,11 +46,11 @@ def toy_pipeline(**overrides: Any) -> Pipeline:
         "evaluate.samples_per_item": 2,
         "evaluate.quick_items": 4,
     }
-    given = {key.replace("__", "."): value for key, value in overrides.items()}
-    return load_pipeline("textcraft-cpu", overrides=values | given)
+    changes = {key.replace("__", "."): value for key, value in overrides.items()}
+    return load_pipeline("textcraft-cpu", overrides=values | changes)
 
 
-def played(
+def make_trajectory(
     item: Item, *, success: bool, turns: int = 2, version: int = 0, action: str = "get 1 log"
 ) -> Trajectory:
     """An episode whose completions have three tokens with log-probs -0.5, -1.0 and -0.25."""
@@ -81,10 +81,10 @@ def played(
     )
 
 
-def failed(item: Item, *, error: str) -> Trajectory:
+def make_failure(item: Item, *, error: str) -> Trajectory:
     """A dropped episode."""
-    lost = replace(played(item, success=False), turns=(), stop_reason=StopReason.ERROR)
-    return replace(lost, error=error, attempts=3)
+    failure = replace(make_trajectory(item, success=False), turns=(), stop_reason=StopReason.ERROR)
+    return replace(failure, error=error, attempts=3)
 
 
 def write_training(
@@ -93,9 +93,12 @@ def write_training(
     """Steps of two counted episodes, one solved; one more is dropped at step 2."""
     lines = []
     for step, (length, horizon) in enumerate(zip(turns, horizons, strict=True), start=1):
-        group = [played(ITEMS[0], success=True, turns=length), played(ITEMS[0], success=False, turns=length)]
+        group = [
+            make_trajectory(ITEMS[0], success=True, turns=length),
+            make_trajectory(ITEMS[0], success=False, turns=length),
+        ]
         if step == 2:
-            group.append(failed(ITEMS[0], error="EnvCrashed: step raised KeyError"))
+            group.append(make_failure(ITEMS[0], error="EnvCrashed: step raised KeyError"))
         seconds = {f"seconds_{phase}": value for phase, value in SECONDS.items()}
         more = {"informative_groups": 1.0, "entropy": 0.5, "horizon": horizon, "seconds": STEP_SECONDS}
         more |= {"kl": 0.001 * step, "clip_fraction": 0.0, "grad_norm": 0.2, "lr": 3e-4}
@@ -109,7 +112,9 @@ def write_training(
 
 def write_rounds(workspace: Path) -> None:
     """Two rounds with the same quick evaluation."""
-    quick = summarise([played(item, success=bool(ok)) for item, ok in zip(ITEMS, QUICK, strict=True)])
+    quick = summarise(
+        [make_trajectory(item, success=bool(ok)) for item, ok in zip(ITEMS, QUICK, strict=True)]
+    )
     for index in range(2):
         done = RoundResult(
             index=index, first_step=2 * index + 1, last_step=2 * index + 2, evaluation=quick, seconds=9.0
@@ -120,22 +125,26 @@ def write_rounds(workspace: Path) -> None:
 
 
 def write_evaluation(
-    workspace: Path, *, items: Sequence[Item] = ITEMS, action: str = "get 1 log", sampled: Any = SAMPLED
+    workspace: Path,
+    *,
+    items: Sequence[Item] = ITEMS,
+    action: str = "get 1 log",
+    successes: Any = SAMPLE_SUCCESSES,
 ) -> None:
     """`evaluation.json` and the first trajectory of every item, policy and mode."""
     summaries: dict[str, Any] = {}
-    kept = []
+    samples = []
     for policy, version in (("before", 0), ("after", 4)):
-        outcomes = {"sampled": sampled[policy], "greedy": [(ok,) for ok in GREEDY[policy]]}
+        outcomes = {"sampled": successes[policy], "greedy": [(ok,) for ok in GREEDY[policy]]}
         summaries[policy] = {}
         for mode, table in outcomes.items():
             groups = [
-                [played(item, success=bool(ok), version=version, action=action) for ok in row]
+                [make_trajectory(item, success=bool(ok), version=version, action=action) for ok in row]
                 for item, row in zip(items, table, strict=True)
             ]
             summaries[policy][mode] = summarise([t for group in groups for t in group])
-            kept += [replace(group[0], labels={"policy": policy, "mode": mode}) for group in groups]
-    write_trajectories(workspace / "evaluation_trajectories.jsonl", kept)
+            samples += [replace(group[0], labels={"policy": policy, "mode": mode}) for group in groups]
+    write_trajectories(workspace / "evaluation_trajectories.jsonl", samples)
     (workspace / "evaluation.json").write_text(json.dumps(summaries))
 
 

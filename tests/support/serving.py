@@ -15,7 +15,7 @@ from envs.serve.limits import ServerLimits
 ROOT = Path(__file__).parents[2]
 
 
-class Served:
+class ServerProcess:
     """A running `wingspan serve-env`."""
 
     def __init__(self, name: str, *options: str) -> None:
@@ -44,8 +44,8 @@ class Served:
 
 
 @contextmanager
-def served(name: str, *options: str) -> Iterator[Served]:
-    server = Served(name, *options)
+def serve_env(name: str, *options: str) -> Iterator[ServerProcess]:
+    server = ServerProcess(name, *options)
     try:
         yield server
     finally:

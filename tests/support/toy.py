@@ -87,7 +87,7 @@ class ToyEnv:
     hang_at: int | None = None
     max_steps: int = 100
     resets: int = field(default=0, init=False)
-    closed: bool = field(default=False, init=False)
+    is_closed: bool = field(default=False, init=False)
     _total: int = field(default=0, init=False)
     _target: int = field(default=0, init=False)
     _steps: int = field(default=0, init=False)
@@ -101,25 +101,25 @@ class ToyEnv:
     async def step(self, action: str) -> StepResult:
         self._steps += 1
         await self._fail_if_due()
-        truncated = self._steps >= self.max_steps
+        is_truncated = self._steps >= self.max_steps
         verb, _, number = action.partition(" ")
         if verb != "add" or not number.isdecimal():
-            return StepResult(f"Could not execute {action}", truncated=truncated)
+            return StepResult(f"Could not execute {action}", truncated=is_truncated)
         self._total += int(number)
-        solved = self._total == self._target
+        is_solved = self._total == self._target
         return StepResult(
             f"The total is {self._total}.",
-            reward=1.0 if solved else 0.0,
-            terminated=solved or self._total > self._target,
-            truncated=truncated,
-            success=solved,
+            reward=1.0 if is_solved else 0.0,
+            terminated=is_solved or self._total > self._target,
+            truncated=is_truncated,
+            success=is_solved,
         )
 
     def state_key(self) -> str | None:
         return str(self._total) if 0 < self._target > self._total else None
 
     async def close(self) -> None:
-        self.closed = True
+        self.is_closed = True
 
     async def _fail_if_due(self) -> None:
         if self._steps == self.crash_at:

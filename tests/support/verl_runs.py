@@ -42,11 +42,11 @@ class Repeats:
         metrics = reproducible_metrics(values)
         file = self._folder / "trajectories" / f"step_{step:04d}.jsonl"
         turns = [turn.completion for t in read_trajectories(file) for turn in t.turns]
-        played = [(turn.token_ids, turn.logprobs) for turn in turns]
+        completions = [(turn.token_ids, turn.logprobs) for turn in turns]
         if step in self._steps:
             self.count += 1
-            assert (metrics, played) == self._steps[step]
-        self._steps[step] = metrics, played
+            assert (metrics, completions) == self._steps[step]
+        self._steps[step] = metrics, completions
 
 
 def reproducible_metrics(values: Mapping[str, float]) -> dict[str, float]:
@@ -60,9 +60,9 @@ def checkpoint_tensors(checkpoint: Path) -> dict[str, torch.Tensor]:
     tensors = {}
     for file in [*checkpoint.rglob("model_*.pt"), *checkpoint.rglob("optim_*.pt")]:
         leaves = torch.utils._pytree.tree_leaves(torch.load(file, weights_only=False))
-        found = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
-        assert found
-        for number, tensor in enumerate(found):
+        leaf_tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+        assert leaf_tensors
+        for number, tensor in enumerate(leaf_tensors):
             whole = tensor.to_local() if hasattr(tensor, "to_local") else tensor
             tensors[f"{file.name}/{number}"] = whole
     return tensors

@@ -17,16 +17,16 @@ class ParityEnv:
     """Four turns; reward 1 if what was said in all of them has an even number of characters."""
 
     async def reset(self, item: Item) -> str:
-        self._said, self._turns = "", 0
+        self._actions, self._turns = "", 0
         return f"Speak, {item.item_id}!"
 
     async def step(self, action: str) -> StepResult:
         # another order of arrival in every run, which nothing may depend on
         await asyncio.sleep(random.SystemRandom().uniform(0, 0.02))
-        self._said += action
+        self._actions += action
         self._turns += 1
         done = self._turns == TURNS
-        success = done and len(self._said) % 2 == 0
+        success = done and len(self._actions) % 2 == 0
         return StepResult("Go on.", reward=float(success), terminated=done, success=success)
 
     async def close(self) -> None: ...

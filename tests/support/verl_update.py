@@ -65,13 +65,13 @@ def update(
     groups: Sequence[Sequence[Trajectory]],
     *,
     reference: Sequence[Sequence[Trajectory]] | None = None,
-    recomputed: Sequence[Sequence[Trajectory]] | None = None,
+    trainer_groups: Sequence[Sequence[Trajectory]] | None = None,
     played_tokens: int | None = None,
 ) -> dict[str, list[float]]:
     """One training step's optimizer steps, with the loss of `pipeline`; verl's metrics, a list each.
 
-    `reference`: `groups` with the log-probs of the reference policy; `recomputed`: with those of the trainer,
-    where the sampler's are not the old ones; `played_tokens`: of the step, by default those of `groups`.
+    `reference`: `groups` with the log-probs of the reference policy; `trainer_groups`: with those of the
+    trainer, where the sampler's are not the old ones; `played_tokens`: of the step, by default those of `groups`.
     """
     from verl.utils import tensordict_utils as tu
 
@@ -79,7 +79,7 @@ def update(
 
     set_loss(worker, pipeline.train, context_length=pipeline.rollout.context_length)
     data = step_data(
-        pipeline, groups, reference=reference, recomputed=recomputed, played_tokens=played_tokens
+        pipeline, groups, reference=reference, trainer_groups=trainer_groups, played_tokens=played_tokens
     )
     metrics: dict[str, list[float]] = tu.get(worker.update_actor(data), "metrics")
     return metrics
@@ -112,7 +112,7 @@ def step_data(
     groups: Sequence[Sequence[Trajectory]],
     *,
     reference: Sequence[Sequence[Trajectory]] | None = None,
-    recomputed: Sequence[Sequence[Trajectory]] | None = None,
+    trainer_groups: Sequence[Sequence[Trajectory]] | None = None,
     played_tokens: int | None = None,
     values: "torch.Tensor | None" = None,
     ranks: int = 1,
@@ -128,20 +128,20 @@ def step_data(
     rows = rows_of_all(groups)
     data: TensorDict = fields_of(rows, with_observations=pipeline.train.observation_loss > 0)
     data["old_log_probs"] = data["rollout_log_probs"]
-    if recomputed is not None:
-        data["old_log_probs"] = fields_of(rows_of_all(recomputed))["rollout_log_probs"]
+    if trainer_groups is not None:
+        data["old_log_probs"] = fields_of(rows_of_all(trainer_groups))["rollout_log_probs"]
     if reference is not None:
         data["ref_log_prob"] = fields_of(rows_of_all(reference))["rollout_log_probs"]
     if values is not None:
         data["values"] = values
     train = pipeline.train
     trajectories = {conversation_key(row.key): row.trajectory for row in rows}
-    joined = JoinedRows([row.key for row in rows], data, trajectories)
+    conversation_rows = JoinedRows([row.key for row in rows], data, trajectories)
     if train.rollout_correction is not None:
-        data["rollout_is_weights"], _ = rollout_weights(train.rollout_correction, joined)
+        data["rollout_is_weights"], _ = rollout_weights(train.rollout_correction, conversation_rows)
     estimate = estimate_advantages(
         train,
-        joined,
+        conversation_rows,
         trajectories=trajectories,
         greedy_rewards={},
         num_played=pipeline.rollout.items_per_step * pipeline.rollout.group_size,

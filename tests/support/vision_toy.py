@@ -87,7 +87,7 @@ def llava_processor() -> Any:
     )
 
 
-def picture(width: int, height: int, *, color: tuple[int, int, int] = (200, 30, 30)) -> Image:
+def make_image(width: int, height: int, *, color: tuple[int, int, int] = (200, 30, 30)) -> Image:
     """A PNG with a gradient, so that pixels in the wrong place show."""
     image = PIL.Image.new("RGB", (width, height), color)
     for x in range(width):

@@ -46,7 +46,7 @@ def test_a_group_of_equal_rewards_has_no_advantage_at_all() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "expected"),
+    ("name", "reference"),
     [
         ("grpo", lambda r, all_r, i: (r - fmean(all_r)) / (stdev(all_r) + 1e-6)),
         ("dr_grpo", lambda r, all_r, i: r - fmean(all_r)),
@@ -59,10 +59,10 @@ def test_a_group_of_equal_rewards_has_no_advantage_at_all() -> None:
         ),
     ],
 )
-def test_each_conversation_has_one_advantage(name: Any, expected: Any) -> None:
+def test_each_conversation_has_one_advantage(name: Any, reference: Any) -> None:
     batch = conversations(GROUPS)
     actual = advantages(name, batch)
-    by_hand = [expected(r, list(group), i) for group in SCORES for i, r in enumerate(group)]
+    by_hand = [reference(r, list(group), i) for group in SCORES for i, r in enumerate(group)]
     torch.testing.assert_close(actual, torch.tensor(by_hand)[:, None] * batch.mask, atol=1e-6, rtol=1e-5)
 
 
@@ -82,16 +82,16 @@ def test_reinforce_plus_plus_by_hand() -> None:
             rewards = [x for tokens, reward in turns for x in [0.0] * (tokens - 1) + [reward]]
             per_token.append(
                 [
-                    sum(gamma**step * reward for step, reward in enumerate(rewards[place:]))
-                    for place in range(len(rewards))
+                    sum(gamma**step * reward for step, reward in enumerate(rewards[position:]))
+                    for position in range(len(rewards))
                 ]
             )
     flat = [x for row in per_token for x in row]
     mean, variance = fmean(flat), stdev(flat) ** 2
     actual = advantages({"name": "reinforce_plus_plus", "gamma": gamma}, conversations(GROUPS))
     for row, values in zip(actual, per_token, strict=True):
-        expected = [(x - mean) / math.sqrt(variance + 1e-8) for x in values]
-        assert row[: len(values)].tolist() == pytest.approx(expected, abs=1e-5)
+        reference = [(x - mean) / math.sqrt(variance + 1e-8) for x in values]
+        assert row[: len(values)].tolist() == pytest.approx(reference, abs=1e-5)
         assert not row[len(values) :].any()
 
 
@@ -106,8 +106,8 @@ def test_gae_by_hand() -> None:
         following = [*v[1:length], 0.0]
         deltas = [r[k] + gamma * following[k] - v[k] for k in range(length)]
         for k in range(length):
-            expected = sum((gamma * lam) ** (j - k) * deltas[j] for j in range(k, length))
-            assert float(actual[row, k]) == pytest.approx(expected, abs=1e-6)
+            reference = sum((gamma * lam) ** (j - k) * deltas[j] for j in range(k, length))
+            assert float(actual[row, k]) == pytest.approx(reference, abs=1e-6)
 
 
 def test_remax_compares_with_the_greedy_episode_of_the_item() -> None:
@@ -116,8 +116,8 @@ def test_remax_compares_with_the_greedy_episode_of_the_item() -> None:
     returns = discounted_returns(batch.rewards, gamma=1.0)
     greedy = [0.5] * 3 + [1.0] * 2 + [0.25] * 4
     for row, baseline in enumerate(greedy):
-        for place in range(int(batch.mask[row].sum())):
-            assert float(actual[row, place]) == pytest.approx(float(returns[row, place]) - baseline)
+        for position in range(int(batch.mask[row].sum())):
+            assert float(actual[row, position]) == pytest.approx(float(returns[row, position]) - baseline)
     assert float(returns[2, 0]) == 0.75, "the first token of the third conversation sees both its rewards"
 
 
@@ -158,12 +158,12 @@ def test_estimators_agree_with_verls(
     from verl.trainer.ppo.ray_trainer import compute_advantage
 
     batch = conversations(GROUPS, with_values=True)
-    mask, places = with_observations(batch)
+    mask, positions = with_observations(batch)
     shape = mask.shape
 
     def lay_out(values: Any) -> Any:
         laid_out = torch.full(shape, 0.0)
-        laid_out[places] = values[batch.mask]
+        laid_out[positions] = values[batch.mask]
         return laid_out
 
     data = DataProto.from_dict(
@@ -178,19 +178,24 @@ def test_estimators_agree_with_verls(
     )
     config = AlgoConfig(gamma=1.0, lam=1.0, **options)
     result = compute_advantage(data, verl_name, 1.0, 1.0, config=config, **options)
-    expected = torch.zeros(batch.mask.shape)
-    expected[batch.mask] = result.batch["advantages"][places].float()
-    torch.testing.assert_close(advantages(name, batch), expected, atol=1e-5, rtol=1e-4)
+    reference = torch.zeros(batch.mask.shape)
+    reference[batch.mask] = result.batch["advantages"][positions].float()
+    torch.testing.assert_close(advantages(name, batch), reference, atol=1e-5, rtol=1e-4)
 
 
 def test_segments_are_joined_in_their_order_and_split_again() -> None:
     masks = [torch.tensor(m) for m in ([1, 0, 1], [1, 1], [0], [1, 1, 0, 1])]
     # rows come in any order; the third is padding
-    joined = Joined(masks, conversation=[1, 0, 2, 0], segment=[0, 1, 0, 0])
+    conversation_rows = Joined(masks, conversation=[1, 0, 2, 0], segment=[0, 1, 0, 0])
     rows = [torch.tensor(r) for r in ([10.0, -1.0, 11.0], [24.0, 25.0], [-1.0], [21.0, 22.0, -1.0, 23.0])]
-    together = joined.join(rows)
+    together = conversation_rows.join(rows)
     assert together.tolist() == [[21, 22, 23, 24, 25], [10, 11, 0, 0, 0], [0] * 5]
-    assert [r.tolist() for r in joined.split(together)] == [[10, 0, 11], [24, 25], [0], [21, 22, 0, 23]]
+    assert [r.tolist() for r in conversation_rows.split(together)] == [
+        [10, 0, 11],
+        [24, 25],
+        [0],
+        [21, 22, 0, 23],
+    ]
 
 
 LOSSES: list[tuple[str, str, dict[str, Any], dict[str, Any]]] = [
@@ -256,7 +261,7 @@ def test_losses_and_gradients_agree_with_verls(
         policy_loss=PolicyLossConfig(loss_mode=verl_name, **verl_options.get("policy_loss", {})),
     )
     theirs = inputs["log_probs"].clone().requires_grad_()
-    expected, _ = get_policy_loss_fn(verl_name)(
+    reference, _ = get_policy_loss_fn(verl_name)(
         old_log_prob=inputs["old_log_probs"],
         log_prob=theirs,
         advantages=inputs["advantages"],
@@ -266,8 +271,8 @@ def test_losses_and_gradients_agree_with_verls(
     )
     ours = inputs["log_probs"].clone().requires_grad_()
     actual = loss_of(name, options).per_token(tokens(inputs | {"log_probs": ours})).losses[mask].mean()
-    torch.testing.assert_close(actual, expected)
-    expected.backward()
+    torch.testing.assert_close(actual, reference)
+    reference.backward()
     actual.backward()
     torch.testing.assert_close(ours.grad * mask, theirs.grad * mask)
     assert ours.grad.any()
@@ -277,25 +282,25 @@ def test_clip_cov_draws_by_its_seed_alone() -> None:
     inputs = loss_inputs()
     clip_cov = loss_of("clip_cov", {"share": 0.1, "lowest": -9.0, "highest": 9.0})
 
-    def draw(seed: int) -> list[list[int]]:
+    def chosen_tokens(seed: int) -> list[list[int]]:
         torch.rand(seed + 1)  # whatever else has drawn
-        clipped = clip_cov.per_token(replace(tokens(inputs), seed=seed)).clipped
-        return clipped.nonzero().tolist()
+        is_clipped = clip_cov.per_token(replace(tokens(inputs), seed=seed)).clipped
+        return is_clipped.nonzero().tolist()
 
-    assert draw(3) == draw(3)
-    assert len({str(draw(seed)) for seed in range(9)}) > 1
+    assert chosen_tokens(3) == chosen_tokens(3)
+    assert len({str(chosen_tokens(seed)) for seed in range(9)}) > 1
 
 
 def test_sapo_by_hand() -> None:
     """verl's averages over rows whatever it is told, so the terms are compared one by one."""
     inputs = loss_inputs()
     losses = loss_of("sapo", {"tau_positive": 0.7, "tau_negative": 1.4}).per_token(tokens(inputs)).losses
-    for row, place in inputs["mask"].nonzero().tolist():
-        advantage = float(inputs["advantages"][row, place])
-        ratio = math.exp(float(inputs["log_probs"][row, place] - inputs["old_log_probs"][row, place]))
+    for row, position in inputs["mask"].nonzero().tolist():
+        advantage = float(inputs["advantages"][row, position])
+        ratio = math.exp(float(inputs["log_probs"][row, position] - inputs["old_log_probs"][row, position]))
         tau = 0.7 if advantage > 0 else 1.4
-        expected = -advantage * 4 / tau / (1 + math.exp(-tau * (ratio - 1)))
-        assert float(losses[row, place]) == pytest.approx(expected, rel=1e-9)
+        reference = -advantage * 4 / tau / (1 + math.exp(-tau * (ratio - 1)))
+        assert float(losses[row, position]) == pytest.approx(reference, rel=1e-9)
 
 
 @pytest.mark.parametrize("name", ["gspo", "geo_mean"])
@@ -318,26 +323,26 @@ def test_gspo_and_geo_mean_by_hand() -> None:
     gspo = loss_of("gspo", {"clip_low": 0.05, "clip_high": 0.1}).per_token(tokens(inputs)).losses
     geo_mean = loss_of("geo_mean", {"clip_low": 0.1, "clip_high": 0.2}).per_token(tokens(inputs)).losses
     for row in range(3):
-        places = inputs["mask"][row].nonzero().squeeze(1).tolist()
-        log_ratios = [float((inputs["log_probs"] - inputs["old_log_probs"])[row, p]) for p in places]
-        all_advantages = [float(inputs["advantages"][row, p]) for p in places]
+        positions = inputs["mask"][row].nonzero().squeeze(1).tolist()
+        log_ratios = [float((inputs["log_probs"] - inputs["old_log_probs"])[row, p]) for p in positions]
+        all_advantages = [float(inputs["advantages"][row, p]) for p in positions]
         ratio = math.exp(fmean(log_ratios))
-        for place, advantage in zip(places, all_advantages, strict=True):
-            held = min(max(ratio, 0.95), 1.1)
-            expected = max(-advantage * ratio, -advantage * held)
-            assert float(gspo[row, place]) == pytest.approx(expected, rel=1e-9)
+        for position, advantage in zip(positions, all_advantages, strict=True):
+            clipped_ratio = min(max(ratio, 0.95), 1.1)
+            reference = max(-advantage * ratio, -advantage * clipped_ratio)
+            assert float(gspo[row, position]) == pytest.approx(reference, rel=1e-9)
         pessimistic = [
             min(x, 0.2) if a > 0 else max(x, -0.1) if a < 0 else 0.0
             for x, a in zip(log_ratios, all_advantages, strict=True)
         ]
-        expected = -fmean(all_advantages) * math.exp(fmean(pessimistic))
-        assert geo_mean[row, places].tolist() == pytest.approx([expected] * len(places), rel=1e-9)
+        reference = -fmean(all_advantages) * math.exp(fmean(pessimistic))
+        assert geo_mean[row, positions].tolist() == pytest.approx([reference] * len(positions), rel=1e-9)
 
 
 def test_every_algorithm_is_named_by_its_key() -> None:
-    required = {"gdpo": {"rewards": {"reward": 1.0}}, "sft": {"data": ["episodes.jsonl"]}}
+    required_values = {"gdpo": {"rewards": {"reward": 1.0}}, "sft": {"data": ["episodes.jsonl"]}}
     for name in ALGORITHMS:
-        values: dict[str, Any] = {"name": name} | required.get(name, {})
+        values: dict[str, Any] = {"name": name} | required_values.get(name, {})
         algorithm: Algorithm = parse_algorithm(values)
         assert algorithm.name == name
         assert parse_algorithm(algorithm.model_dump()) == algorithm, "what is recorded can be read"
@@ -482,13 +487,13 @@ def tokens(
     )
 
 
-def split_row(inputs: dict[str, Any], *, row: int, place: int) -> dict[str, Any]:
+def split_row(inputs: dict[str, Any], *, row: int, position: int) -> dict[str, Any]:
     """One row as two segments."""
 
     def split(values: Any) -> Any:
         first, second = torch.zeros_like(values[row]), torch.zeros_like(values[row])
-        first[:place] = values[row, :place]
-        second[: len(values[row]) - place] = values[row, place:]
+        first[:position] = values[row, :position]
+        second[: len(values[row]) - position] = values[row, position:]
         return torch.stack([*values[:row], first, second, *values[row + 1 :]])
 
     return {key: split(value) for key, value in inputs.items()}

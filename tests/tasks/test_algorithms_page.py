@@ -45,11 +45,11 @@ def test_every_algorithm_has_its_line() -> None:
         assert (needs == "states") == algorithm.compares_states, name
         assert (needs == "Σπ²") == algorithm.needs_sum_pi_squared, name
         fields = algorithm.model_fields
-        expected = [
+        expected_changes = [
             *changes(fields["loss"].default),
             *([fields["aggregation"].default] if is_changed(algorithm, "aggregation") else []),
         ]
-        assert re.sub(r"[`,]", "", differences).split() == expected, name
+        assert re.sub(r"[`,]", "", differences).split() == expected_changes, name
 
 
 def changes(loss: PolicyLoss) -> list[str]:
@@ -91,15 +91,15 @@ def default_of(field: Any) -> str:
 def test_every_parameter_of_an_algorithm_has_its_line() -> None:
     rows = [(code(row[0])[0], row[1], row[2].strip("`")) for row in table("Parameters")]
     common = list(parameters(Algorithm))
-    assert [(name, default) for name, of, default in rows if of == "all"] == common
-    own = {
+    assert [(name, default) for name, owner, default in rows if owner == "all"] == common
+    own_parameters = {
         (algorithm, parameter, default)
         for algorithm in ONLINE
         for parameter, default in parameters(ALGORITHMS.find(algorithm))
         if parameter.partition(".")[0] not in Algorithm.model_fields
     }
-    listed = {(algorithm, name, default) for name, of, default in rows for algorithm in code(of)}
-    assert listed == own
+    page_rows = {(algorithm, name, default) for name, owner, default in rows for algorithm in code(owner)}
+    assert page_rows == own_parameters
 
 
 def test_every_loss_has_its_line() -> None:
@@ -107,8 +107,8 @@ def test_every_loss_has_its_line() -> None:
     assert list(rows) == [loss.model_fields["name"].default for loss in LOSSES]
     for loss in LOSSES:
         fields = {name: field.default for name, field in loss.model_fields.items() if name != "name"}
-        listed = dict(re.findall(r"`(\w+)` ([\d.]+)", rows[loss.model_fields["name"].default]))
-        assert {name: float(value) for name, value in listed.items()} == pytest.approx(fields)
+        page_rows = dict(re.findall(r"`(\w+)` ([\d.]+)", rows[loss.model_fields["name"].default]))
+        assert {name: float(value) for name, value in page_rows.items()} == pytest.approx(fields)
 
 
 def test_every_aggregation_and_key_of_kl_has_its_line() -> None:
@@ -126,16 +126,16 @@ def test_what_dynamic_sampling_is_refused_for_is_listed() -> None:
 
 def test_every_offline_algorithm_and_its_parameters_have_their_lines() -> None:
     assert {code(row[0])[0] for row in table("Algorithms", page=OFFLINE_PAGE)} == set(OFFLINE)
-    own = {
+    own_parameters = {
         (algorithm, parameter, default)
         for algorithm in OFFLINE
         for parameter, default in parameters(ALGORITHMS.find(algorithm))
         if parameter.partition(".")[0] not in Algorithm.model_fields
     }
     rows = [(row[0].strip("`"), row[1], row[2].strip("`")) for row in table("Parameters", page=OFFLINE_PAGE)]
-    listed = {
+    page_rows = {
         (algorithm, name, default)
-        for name, of, default in rows
-        for algorithm in (OFFLINE if of == "all" else code(of))
+        for name, owner, default in rows
+        for algorithm in (OFFLINE if owner == "all" else code(owner))
     }
-    assert listed == own
+    assert page_rows == own_parameters

@@ -20,10 +20,10 @@ from tasks.errors import Collapsed
 from tasks.progress import Progress
 from tasks.stages.train import TrainSession
 from tasks.verl.actor import StepRecord
-from tests.support.report_toy import ITEMS, played
+from tests.support.report_toy import ITEMS, make_trajectory
 from tests.support.verl_toy import toy_pipeline
 
-RECORDED = json.loads((Path(__file__).parent / "watched_runs.json").read_text())
+RECORDED_RUNS = json.loads((Path(__file__).parent / "watched_runs.json").read_text())
 """Metrics of training steps: `textcraft-cpu`, as it learns; and a run on sums that collapses at step 9."""
 HEALTHY = {
     "entropy": 0.5, "success": 0.5, "reward": 0.5, "turns": 4.0, "parse_failures": 0.4, "repetition": 0.1,
@@ -62,7 +62,7 @@ def test_two_of_three_steps_raise_one_alert_and_one_step_raises_none(monitor: st
     assert f"{alert.limit:g}" in alert.text
     assert "train.watch." in alert.text
     lasting = series(sign, {}, sign, sign)
-    assert [other.monitor for other in alerts_at_end(lasting, LIMITS)] == [monitor]
+    assert [any_alert.monitor for any_alert in alerts_at_end(lasting, LIMITS)] == [monitor]
     assert new_alerts(lasting, LIMITS) == []
 
 
@@ -81,8 +81,8 @@ def test_what_recovers_and_returns_is_a_new_alert() -> None:
 
 
 def test_success_that_falls_with_the_reward_is_no_gap() -> None:
-    both = {"success": 0.1, "reward": 0.1}
-    assert alerts_at_end(series(both, both, both), LIMITS) == []
+    low_step = {"success": 0.1, "reward": 0.1}
+    assert alerts_at_end(series(low_step, low_step, low_step), LIMITS) == []
 
 
 def test_a_policy_that_solves_everything_may_be_certain() -> None:
@@ -93,21 +93,28 @@ def test_a_policy_that_solves_everything_may_be_certain() -> None:
 def test_metrics_that_are_missing_say_nothing() -> None:
     assert alerts_at_end([{"step": n} for n in range(1, 9)], LIMITS) == []
     # A step without an update has no KL: two of three values are enough, one is not.
-    without = [{k: v for k, v in step.items() if k != "kl"} for step in series({}, {}, {})]
-    assert alerts_at_end([*without[:-1], {**without[-1], "kl": 9.0}], LIMITS) == []
-    assert len(alerts_at_end([*without[:-2], *({**step, "kl": 9.0} for step in without[-2:])], LIMITS)) == 1
+    steps_without_kl = [{k: v for k, v in step.items() if k != "kl"} for step in series({}, {}, {})]
+    assert alerts_at_end([*steps_without_kl[:-1], {**steps_without_kl[-1], "kl": 9.0}], LIMITS) == []
+    assert (
+        len(
+            alerts_at_end(
+                [*steps_without_kl[:-2], *({**step, "kl": 9.0} for step in steps_without_kl[-2:])], LIMITS
+            )
+        )
+        == 1
+    )
 
 
 def test_a_run_that_learns_raises_no_alert() -> None:
     """With entropy falling from .94 to .03 nats, and informative groups from .44 to .12."""
-    steps, limits = RECORDED["textcraft-cpu"], load_pipeline("textcraft-cpu").train.watch
+    steps, limits = RECORDED_RUNS["textcraft-cpu"], load_pipeline("textcraft-cpu").train.watch
     assert len(steps) == 51
     assert [alerts_at_end(steps[:n], limits) for n in range(1, 52)] == [[]] * 51
 
 
 def test_a_run_that_collapsed_is_noticed_within_a_window() -> None:
     """At step 9 of this run, success fell from .5 to .06, and half of the turns could not be parsed."""
-    steps = RECORDED["sums"]
+    steps = RECORDED_RUNS["sums"]
     alerts = list(chain.from_iterable(new_alerts(steps[:n], WatchSettings()) for n in range(1, 21)))
     assert [(alert.monitor, alert.step) for alert in alerts][:1] == [("parse_failures", 11)]
     assert "high_entropy" in {alert.monitor for alert in alerts}
@@ -126,26 +133,29 @@ def completion(tokens: Sequence[int]) -> Completion:
 
 
 def test_repetition_is_counted_within_each_completion() -> None:
-    loop, plain, short = [1, 2, 3, 4] * 4, [*range(20)], [7, 7, 7]
-    episode = played(ITEMS[0], success=True, turns=4)
+    loop, long, short = [1, 2, 3, 4] * 4, [*range(20)], [7, 7, 7]
+    episode = make_trajectory(ITEMS[0], success=True, turns=4)
     turns = [
         replace(turn, completion=completion(tokens))
-        for turn, tokens in zip(episode.turns, (loop, plain, plain, short), strict=True)
+        for turn, tokens in zip(episode.turns, (loop, long, long, short), strict=True)
     ]
-    ngrams = repeated = 0
-    for tokens in (loop, plain, plain):
+    ngrams = num_repeated = 0
+    for tokens in (loop, long, long):
         counts = Counter(tuple(tokens[i : i + NGRAM]) for i in range(len(tokens) - NGRAM + 1))
         ngrams += counts.total()
-        repeated += counts.total() - len(counts)
-    assert (ngrams, repeated) == (13 + 17 + 17, 9)
+        num_repeated += counts.total() - len(counts)
+    assert (ngrams, num_repeated) == (13 + 17 + 17, 9)
     trajectory = replace(episode, turns=tuple(turns))
-    assert repetition([trajectory]) == pytest.approx(repeated / ngrams)
+    assert repetition([trajectory]) == pytest.approx(num_repeated / ngrams)
     assert repetition([replace(episode, turns=(turns[3],))]) is None
     assert repetition([]) is None
 
 
 def test_a_summary_has_repetition_and_the_gap() -> None:
-    episodes = [played(ITEMS[0], success=True), replace(played(ITEMS[0], success=False), reward=0.5)]
+    episodes = [
+        make_trajectory(ITEMS[0], success=True),
+        replace(make_trajectory(ITEMS[0], success=False), reward=0.5),
+    ]
     summary = summarise(episodes)
     assert summary["reward_gap"] == pytest.approx(0.75 - 0.5)
     assert "repetition" not in summary  # of three tokens
@@ -214,7 +224,7 @@ def lines(file: Path) -> list[dict[str, Any]]:
 
 
 def test_a_run_stops_in_one_line_with_everything_saved(tmp_path: Path) -> None:
-    session = ScriptedSession(tmp_path, RECORDED["sums"], on_collapse="stop")
+    session = ScriptedSession(tmp_path, RECORDED_RUNS["sums"], on_collapse="stop")
     with pytest.raises(Collapsed) as end:
         session.train_round(0)
     assert str(end.value).startswith(
@@ -232,7 +242,7 @@ def test_a_run_stops_in_one_line_with_everything_saved(tmp_path: Path) -> None:
 
 
 def test_a_warning_lets_the_run_go_on(tmp_path: Path) -> None:
-    session = ScriptedSession(tmp_path, RECORDED["sums"])
+    session = ScriptedSession(tmp_path, RECORDED_RUNS["sums"])
     assert session.train_round(0).last_step == 20
     assert session.calls == ["run_step"] * 20
     assert [alert.monitor for alert in session.alerts][:1] == ["parse_failures"]

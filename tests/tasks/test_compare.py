@@ -32,20 +32,20 @@ def runs(tmp_path: Path) -> list[Path]:
 def test_table_by_hand(runs: list[Path], tmp_path: Path) -> None:
     page = Page(compare(runs, tmp_path / "out").page)
     times = "\N{MULTIPLICATION SIGN}"
-    stepwise, fixed = f"5 {times} 2, 9 {times} 2", f"9 {times} 4"
+    stepwise, constant = f"5 {times} 2, 9 {times} 2", f"9 {times} 4"
     depths, median = ("depth 1", "depth 2"), "median of 3"
-    expected = [
+    table = [
         ["run", f"turns {times} steps", "env steps", "time", "before", "after", "points", "greedy", *depths],
         ["step-seed0", stepwise, "28", "30.0 s", "25.0%", "50.0%", "+25.0", "75.0%", "75.0%", "25.0%"],
         ["step-seed1", stepwise, "28", "31.0 s", "25.0%", "87.5%", "+62.5", "75.0%", "100.0%", "75.0%"],
         ["step-seed2", stepwise, "28", "32.0 s", "25.0%", "62.5%", "+37.5", "75.0%", "100.0%", "25.0%"],
         [f"step, {median}", stepwise, "28", "31.0 s", "25.0%", "62.5%", "+37.5", "75.0%", "100.0%", "25.0%"],
-        ["fixed-9", fixed, "52", "30.0 s", "25.0%", "50.0%", "+25.0", "75.0%", "75.0%", "25.0%"],
+        ["fixed-9", constant, "52", "30.0 s", "25.0%", "50.0%", "+25.0", "75.0%", "75.0%", "25.0%"],
     ]  # fmt: skip
-    assert page.tables == [expected]
-    written = (tmp_path / "out" / "compare.md").read_text().partition("\n\n")[0].splitlines()
-    read = [[cell.strip() for cell in line.strip("|").split("|")] for line in written]
-    assert [read[0], *read[2:]] == expected
+    assert page.tables == [table]
+    rows = (tmp_path / "out" / "compare.md").read_text().partition("\n\n")[0].splitlines()
+    read = [[cell.strip() for cell in line.strip("|").split("|")] for line in rows]
+    assert [read[0], *read[2:]] == table
     assert (tmp_path / "out" / "compare.png").exists()
     assert (tmp_path / "out" / "compare.svg").exists()
 
@@ -57,8 +57,8 @@ def test_a_curve_has_the_evaluations_at_the_steps_spent_by_then(runs: list[Path]
 
 
 def test_a_pipe_in_a_name_does_not_break_the_table(runs: list[Path], tmp_path: Path) -> None:
-    renamed = runs[3].rename(tmp_path / "a|<b>b")
-    page = Page(compare([renamed], tmp_path / "out").page)
+    folder = runs[3].rename(tmp_path / "a|<b>b")
+    page = Page(compare([folder], tmp_path / "out").page)
     assert page.tables[0][1][0] == "a|<b>b"
     assert "a\\|<b>b" in (tmp_path / "out" / "compare.md").read_text()
 
@@ -82,48 +82,50 @@ def test_a_place_that_cannot_be_written_to_is_refused(runs: list[Path]) -> None:
 
 
 @pytest.fixture
-def reported(runs: list[Path]) -> list[Path]:
+def runs_with_report(runs: list[Path]) -> list[Path]:
     """Three of the runs with their reports; the last one plays another environment."""
-    given = [{}, {"train__lr": 0.5, "seed": 3}, {"data__parts": {"babyai": {}}}]
-    for run, overrides in zip(runs, given, strict=False):
+    changes = [{}, {"train__lr": 0.5, "seed": 3}, {"data__parts": {"babyai": {}}}]
+    for run, overrides in zip(runs, changes, strict=False):
         report(toy_pipeline(**overrides), run)
     return runs[:3]
 
 
 @pytest.mark.heavy
 def test_parameters_that_differ_are_named_on_the_page_and_in_the_terminal(
-    reported: list[Path], tmp_path: Path
+    runs_with_report: list[Path], tmp_path: Path
 ) -> None:
-    found = compare(reported[:2], tmp_path / "out")
-    expected = [["seed", "0", "3"], ["train.lr", "0.0003", "0.5"]]
-    assert found.differing == expected
-    assert found.notes == []
-    names = [run.name for run in reported[:2]]
-    assert Page(found.page).tables[1] == [["parameter", *names], *expected]
+    comparison = compare(runs_with_report[:2], tmp_path / "out")
+    table = [["seed", "0", "3"], ["train.lr", "0.0003", "0.5"]]
+    assert comparison.differing == table
+    assert comparison.notes == []
+    names = [run.name for run in runs_with_report[:2]]
+    assert Page(comparison.page).tables[1] == [["parameter", *names], *table]
     assert "| train.lr | 0.0003 | 0.5 |" in (tmp_path / "out" / "compare.md").read_text()
-    told = CliRunner().invoke(app, ["compare", *map(str, reported[:2]), "--out", str(tmp_path / "out")])
-    assert told.exit_code == 0, told.output
-    assert ["train.lr", "0.0003", "0.5"] in [line.split() for line in told.stdout.splitlines()]
-    assert any(line.split()[:2] == [names[1], "5"] for line in told.stdout.splitlines())
+    result = CliRunner().invoke(
+        app, ["compare", *map(str, runs_with_report[:2]), "--out", str(tmp_path / "out")]
+    )
+    assert result.exit_code == 0, result.output
+    assert ["train.lr", "0.0003", "0.5"] in [line.split() for line in result.stdout.splitlines()]
+    assert any(line.split()[:2] == [names[1], "5"] for line in result.stdout.splitlines())
 
 
 @pytest.mark.heavy
 def test_runs_of_other_environments_are_said_to_be_no_measure_of_each_other(
-    reported: list[Path], tmp_path: Path
+    runs_with_report: list[Path], tmp_path: Path
 ) -> None:
-    found = compare(reported, tmp_path / "out")
-    (note,) = found.notes
+    comparison = compare(runs_with_report, tmp_path / "out")
+    (note,) = comparison.notes
     assert note.startswith("The environments differ")
     assert "step-seed0: textcraft" in note
     assert "step-seed2: babyai" in note
-    assert note in found.page.read_text()
+    assert note in comparison.page.read_text()
 
 
 @pytest.mark.heavy
 def test_a_run_without_a_report_has_unknown_parameters(runs: list[Path], tmp_path: Path) -> None:
     report(toy_pipeline(), runs[0])
-    found = compare(runs[:2], tmp_path / "out")
-    assert found.differing == []
-    assert found.notes == [
+    comparison = compare(runs[:2], tmp_path / "out")
+    assert comparison.differing == []
+    assert comparison.notes == [
         "The parameters of step-seed1 were not recorded; run the stage report again to have them."
     ]

@@ -71,8 +71,8 @@ def test_loss_and_gradient_are_those_of_the_paper(worker: Any, pairs: DpoRequest
     assert min(margins) < 0 < max(margins), "a pair in order, and one that is not"
     loss = -sum(torch.nn.functional.logsigmoid(BETA * margin) for margin in margins) / len(margins)
     loss.backward()
-    expected = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
-    norm = float(sum(grad.square().sum() for grad in expected.values())) ** 0.5
+    gradients = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+    norm = float(sum(grad.square().sum() for grad in gradients.values())) ** 0.5
 
     actual: dict[str, Any] = {}
 
@@ -90,9 +90,9 @@ def test_loss_and_gradient_are_those_of_the_paper(worker: Any, pairs: DpoRequest
     assert numbers["accuracy"] == pytest.approx(fmean(float(m) > 0 for m in margins))
     assert numbers["tokens"] == sum(map(sum, pairs.masks))
     scale = min(1.0, 1.0 / norm)  # verl clips the gradient to a norm of 1
-    assert actual.keys() == expected.keys()
+    assert actual.keys() == gradients.keys()
     for name, gradient in actual.items():
-        assert float((gradient - scale * expected[name]).abs().max()) < 1e-5 * scale * norm, name
+        assert float((gradient - scale * gradients[name]).abs().max()) < 1e-5 * scale * norm, name
 
 
 @pytest.mark.heavy
@@ -119,5 +119,5 @@ def log_prob_by_hand(model: Any, pairs: DpoRequest, row: int) -> Any:
     """Token by token, each on all that is before it."""
     ids, start = pairs.prompts[row] + pairs.responses[row], len(pairs.prompts[row])
     distributions = model(torch.tensor([ids])).logits[0].log_softmax(-1)
-    places = [start + i for i, is_policy in enumerate(pairs.masks[row]) if is_policy]
-    return sum(distributions[place - 1, ids[place]] for place in places)
+    positions = [start + i for i, is_policy in enumerate(pairs.masks[row]) if is_policy]
+    return sum(distributions[position - 1, ids[position]] for position in positions)

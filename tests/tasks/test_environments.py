@@ -22,7 +22,7 @@ from tasks.rollout.factory import make_runner
 from tasks.stages.prepare import prepare
 from tasks.stages.provision import provision
 from tests.support import verl_toy
-from tests.support.serving import served
+from tests.support.serving import serve_env
 from tests.support.toy import toy_tokenizer
 
 PIPELINES = Path(__file__).parents[2] / "pipelines.yaml"
@@ -37,7 +37,7 @@ def test_the_experts_episodes_are_played_on_the_server(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("A_TOKEN", "secret")
-    with served("textcraft", "--token", "secret") as server:
+    with serve_env("textcraft", "--token", "secret") as server:
         pipeline = on(textcraft={"urls": [server.url], "token_from": "A_TOKEN"})
         prepare(pipeline, tmp_path)
         provision(pipeline, tmp_path)
@@ -92,7 +92,7 @@ def test_what_is_played_on_servers_needs_nothing_here(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """But for the warm-up, whose demonstrations are played here."""
-    with served("textcraft") as server:
+    with serve_env("textcraft") as server:
         monkeypatch.setattr("envs.builtin.textcraft.env.SPEC", replace(SPEC, requirements=(Absent(),)))
         pipeline = on(textcraft={"urls": [server.url]})
         with pytest.raises(MissingDependency, match="a cauldron; fetch one"):

@@ -17,9 +17,9 @@ def test_pass_at_k_is_the_mean_over_all_choices_of_k_samples(n: int) -> None:
     for c in range(n + 1):
         outcomes = [True] * c + [False] * (n - c)
         for k in range(1, n + 1):
-            chosen = [*combinations(outcomes, k)]
-            assert pass_at_k(n, c, k) == pytest.approx(fmean(any(some) for some in chosen))
-            assert pass_hat_k(n, c, k) == pytest.approx(fmean(all(some) for some in chosen))
+            subsets = [*combinations(outcomes, k)]
+            assert pass_at_k(n, c, k) == pytest.approx(fmean(any(some) for some in subsets))
+            assert pass_hat_k(n, c, k) == pytest.approx(fmean(all(some) for some in subsets))
 
 
 @pytest.mark.parametrize(("n", "c", "k"), [(4, 1, 5), (4, 1, 0), (4, 5, 1), (4, -1, 1)])
@@ -65,32 +65,32 @@ def test_the_exact_p_value_is_that_of_enumeration_and_scipy() -> None:
     sums = [
         sum(s * d for s, d in zip(signs, differences, strict=True)) for signs in product((1, -1), repeat=8)
     ]
-    found = paired_test(first, second)
-    assert found.method == "exact"
-    assert found.p_value == fmean(abs(total) >= abs(sum(differences)) for total in sums)
+    result = paired_test(first, second)
+    assert result.method == "exact"
+    assert result.p_value == fmean(abs(total) >= abs(sum(differences)) for total in sums)
     theirs = stats.permutation_test(
         (second, first), lambda a, b: np.mean(np.asarray(a) - np.asarray(b)), permutation_type="samples"
     )
-    assert found.p_value == pytest.approx(theirs.pvalue)
-    assert found.mean == pytest.approx(fmean(differences))
-    assert found.low < found.mean < found.high
+    assert result.p_value == pytest.approx(theirs.pvalue)
+    assert result.mean == pytest.approx(fmean(differences))
+    assert result.low < result.mean < result.high
 
 
 def test_many_items_are_tested_with_random_signs() -> None:
     rng = np.random.default_rng(0)
     first = rng.uniform(size=MAX_EXACT + 22)
     second = first + rng.normal(0.1, 0.3, size=len(first))
-    found = paired_test(first.tolist(), second.tolist())
+    result = paired_test(first.tolist(), second.tolist())
     theirs = stats.permutation_test(
         (second - first,), np.sum, permutation_type="samples", n_resamples=100_000, rng=rng, vectorized=True
     )
-    assert found.method == "monte-carlo"
-    assert found.p_value == pytest.approx(theirs.pvalue, abs=0.005)
-    assert paired_test(first.tolist(), second.tolist()) == found
+    assert result.method == "monte-carlo"
+    assert result.p_value == pytest.approx(theirs.pvalue, abs=0.005)
+    assert paired_test(first.tolist(), second.tolist()) == result
 
 
 def test_equal_series_have_no_difference() -> None:
-    found = paired_test([0.5] * 3, [0.5] * 3)
-    assert (found.mean, found.low, found.high, found.p_value) == (0.0, 0.0, 0.0, 1.0)
+    result = paired_test([0.5] * 3, [0.5] * 3)
+    assert (result.mean, result.low, result.high, result.p_value) == (0.0, 0.0, 0.0, 1.0)
     with pytest.raises(ValueError, match="no items"):
         paired_test([], [])

@@ -31,7 +31,7 @@ from tasks.reporting.intervals import wilson
 from tasks.verl import checkpoints
 from tests.support.chat_server import chat_server, fails, says
 from tests.support.evaluation_toy import FIRST, record_of
-from tests.support.report_toy import failed, played
+from tests.support.report_toy import make_failure, make_trajectory
 from tests.support.tiny_model import save_tiny_model
 
 SAY = "tests.support.own_env:SPEC"
@@ -72,7 +72,7 @@ def test_an_endpoint_is_evaluated_and_every_rate_is_right(tmp_path: Path) -> Non
     assert record.policy == {"name": "toy", "endpoint": server.url}
     assert record.seed is None
     assert (record.sampling.samples, record.sampling.temperature) == (4, 0.7)
-    assert {body["temperature"] for body in server.asked} == {0.7}
+    assert {body["temperature"] for body in server.requests} == {0.7}
     assert [(outcome.item, sum(outcome.successes), outcome.max_turns) for outcome in record.outcomes] == [
         (f"{SAY}_6", 4, 1),
         (f"{SAY}_7", 2, 1),
@@ -100,11 +100,11 @@ def test_failed_episodes_are_counted_and_are_no_zeros(tmp_path: Path) -> None:
         return fails(400, "no") if number == 7 and next(calls) % 2 else says(f"Action: {number}")
 
     with chat_server(script) as server:
-        found = find_policy(server.url, model="toy")
+        comparison = find_policy(server.url, model="toy")
         request = EvaluationRequest(
             envs=(SAY,), samples=2, max_turns=1, overrides={"rollout.max_attempts": 1}
         )
-        record = evaluate_policy(request, found, out=tmp_path)
+        record = evaluate_policy(request, comparison, out=tmp_path)
     overall = record.overall
     assert (overall.items, overall.episodes, overall.failed) == (2, 3, 1)
     assert record.outcomes[1].failures == {"SamplerFailed": 1}
@@ -203,9 +203,11 @@ def test_a_policy_of_a_run_is_evaluated_with_the_settings_of_the_run(tmp_path: P
     assert (plan.pipeline.rollout.top_k, plan.pipeline.agent.instructions) == (5, False)
     assert set(plan.spec.max_turns) == {"one-step", "two-step", "deeper"}
     assert set(plan.spec.max_turns.values()) == {16}
-    other = make_evaluation(EvaluationRequest(envs=("babyai",), format="react"), find_policy(str(workspace)))
-    assert {item.env for item in other.items} == {"babyai"}
-    assert other.pipeline.agent.format == "react"
+    other_format = make_evaluation(
+        EvaluationRequest(envs=("babyai",), format="react"), find_policy(str(workspace))
+    )
+    assert {item.env for item in other_format.items} == {"babyai"}
+    assert other_format.pipeline.agent.format == "react"
 
 
 def test_checkpoints_are_found_by_run_step_and_folder(tmp_path: Path) -> None:
@@ -215,17 +217,22 @@ def test_checkpoints_are_found_by_run_step_and_folder(tmp_path: Path) -> None:
         folder.mkdir(parents=True)
         (folder / "config.json").write_text("{}")
         checkpoints.mark_complete(workspace / "train" / "checkpoints", step=step)
-    saved = workspace / "train" / "checkpoints"
-    last = checkpoints.policy_folder(saved, step=4)
-    expected = SavedPolicy(name="", folder=last, workspace=workspace, step=4)
+    checkpoint_folder = workspace / "train" / "checkpoints"
+    last = checkpoints.policy_folder(checkpoint_folder, step=4)
+    policy_of_step = SavedPolicy(name="", folder=last, workspace=workspace, step=4)
 
     def find(name: Path, step: int | None = None) -> SavedPolicy:
         policy = find_policy(str(name), step=step)
         assert isinstance(policy, SavedPolicy)
         return policy
 
-    for policy in (find(workspace), find(workspace, 4), find(saved / "global_step_4"), find(last)):
-        assert (policy.folder, policy.workspace, policy.step) == (last, workspace, expected.step)
+    for policy in (
+        find(workspace),
+        find(workspace, 4),
+        find(checkpoint_folder / "global_step_4"),
+        find(last),
+    ):
+        assert (policy.folder, policy.workspace, policy.step) == (last, workspace, policy_of_step.step)
     with pytest.raises(ConfigError, match="complete checkpoints of the steps 2, 4"):
         find(workspace, 3)
     (workspace / "policy").mkdir()
@@ -312,25 +319,25 @@ def test_two_evaluations_are_tested_item_by_item(tmp_path: Path) -> None:
     second = [[1, 1], [1, 1], [1, 1], [1, 0], [1, 1], []]
     record_of(FIRST).write(tmp_path / "a")
     record_of(second, name="other").write(tmp_path / "b")
-    found = compare_evaluations([tmp_path / "a", tmp_path / "b"], tmp_path / "out")
-    before, after, test = found.tests["success"]
+    comparison = compare_evaluations([tmp_path / "a", tmp_path / "b"], tmp_path / "out")
+    before, after, test = comparison.tests["success"]
     assert (before, after) == pytest.approx((0.4, 0.9))
     assert (test.items, test.mean) == (5, pytest.approx(0.5))
     # Differences 1, .5, 0, .5, .5: of the 16 signs of the four, only all + and all - are as far from 0.
     assert (test.p_value, test.method) == (2 / 16, "exact")
-    assert found.only_second == ["toy_0", "toy_3"]
-    assert found.only_first == []
-    assert found.without == ["toy_5"]
-    assert ["policy.name", "policy", "other"] in found.differing
-    assert ["settings.agent.format", "policy", "other"] in found.differing
+    assert comparison.only_second == ["toy_0", "toy_3"]
+    assert comparison.only_first == []
+    assert comparison.without == ["toy_5"]
+    assert ["policy.name", "policy", "other"] in comparison.differing
+    assert ["settings.agent.format", "policy", "other"] in comparison.differing
     done = wingspan("compare", tmp_path / "a", tmp_path / "b", "--out", tmp_path / "out")
     assert done.exit_code == 0, done.output
     (row,) = [line.split() for line in done.output.splitlines() if line.startswith("success")]
     assert row[:5] == ["success", "5", "40.0%", "90.0%", "+50.0"]
     assert row[-2:] == ["0.1250", "exact"]
-    assert sentences(found)[0] == "Only b solves: 2 (toy_0, toy_3)."
+    assert sentences(comparison)[0] == "Only b solves: 2 (toy_0, toy_3)."
     assert "Only b solves: 2 (toy_0, toy_3)." in done.output
-    assert "| success | 5 | 40.0% |" in found.file.read_text()
+    assert "| success | 5 | 40.0% |" in comparison.file.read_text()
 
 
 @pytest.mark.parametrize(
@@ -375,8 +382,11 @@ def test_only_two_records_are_compared(tmp_path: Path) -> None:
 def test_the_stage_has_the_same_rates() -> None:
     items = [Item(item_id=f"toy_{index}", env="toy") for index in range(2)]
     groups: list[list[Trajectory]] = [
-        [played(items[0], success=bool(ok)) for ok in (1, 0, 0, 1)],
-        [*(played(items[1], success=True) for _ in range(3)), failed(items[1], error="EnvCrashed: x")],
+        [make_trajectory(items[0], success=bool(ok)) for ok in (1, 0, 0, 1)],
+        [
+            *(make_trajectory(items[1], success=True) for _ in range(3)),
+            make_failure(items[1], error="EnvCrashed: x"),
+        ],
     ]
     results = results_of([outcome_of(g, max_turns=3) for g in groups], samples=4, ks=[2, 4])
     rates = {name: rate.mean for name, rate in results["all"]["all"].rates.items() if name.startswith("pass")}

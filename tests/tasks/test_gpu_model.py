@@ -20,12 +20,12 @@ def pretend_installed(folder: Path, flash_attention: str, monkeypatch: pytest.Mo
     monkeypatch.syspath_prepend(folder)
 
 
-@pytest.mark.parametrize(("installed", "name"), [("2.8.3", "flash_attention_2"), ("2.4.2", "sdpa")])
+@pytest.mark.parametrize(("package", "name"), [("2.8.3", "flash_attention_2"), ("2.4.2", "sdpa")])
 def test_flash_attention_is_taken_where_verl_can_use_it(
-    installed: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    package: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert gpu_attention() == "sdpa"  # the tests' environment is the CPU's
-    pretend_installed(tmp_path, installed, monkeypatch)
+    pretend_installed(tmp_path, package, monkeypatch)
     assert gpu_attention() == name
 
 

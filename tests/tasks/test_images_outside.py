@@ -42,7 +42,7 @@ from tests.support.toy import ToyEnv, toy_item, toy_tokenizer
 from tests.support.verl_toy import toy_pipeline
 
 
-def shown(image: Image) -> dict[str, Any]:
+def image_part(image: Image) -> dict[str, Any]:
     return {"type": "image_url", "image_url": {"url": data_uri(image)}}
 
 
@@ -79,8 +79,8 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def rows_of(folder: Path, *rows: dict[str, Any], test: Sequence[dict[str, Any]] = ()) -> Split:
-    for name, given in (("train", rows), ("test", test or [{"question": "?"}])):
-        (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in given))
+    for name, part_rows in (("train", rows), ("test", test or [{"question": "?"}])):
+        (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in part_rows))
     part = {"env": "question", "train": "data/geo/train.jsonl", "test": "data/geo/test.jsonl"}
     return read_parts(DataSettings.model_validate({"parts": {"geo": part}}))["geo"]
 
@@ -112,8 +112,8 @@ def test_a_row_may_show_pictures(project: Path) -> None:
 def test_pictures_of_tables_and_datasets(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As Hugging Face writes them into Parquet, and as its package hands them out."""
     column = datasets.Features({"question": datasets.Value("string"), "images": [datasets.Image()]})
-    given = [{"question": "a", "images": [{"bytes": WIDE.data, "path": None}]}]
-    table = datasets.Dataset.from_list(given, features=column)
+    part_rows = [{"question": "a", "images": [{"bytes": WIDE.data, "path": None}]}]
+    table = datasets.Dataset.from_list(part_rows, features=column)
     table.to_parquet(project / "train.parquet")
     (project / "test.jsonl").write_text('{"question": "?"}\n')
     monkeypatch.setattr(datasets, "load_dataset", lambda *_, **__: table)
@@ -125,7 +125,7 @@ def test_pictures_of_tables_and_datasets(project: Path, monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize(
-    ("columns", "said"),
+    ("columns", "message"),
     [
         ({"image": "none.png"}, r"row 1 .*image: 'none\.png' is no file .*No such file"),
         ({"image": "note.txt"}, r"image: 'note\.txt' begins with b'hello'.*give PNG"),
@@ -137,17 +137,17 @@ def test_pictures_of_tables_and_datasets(project: Path, monkeypatch: pytest.Monk
     ],
 )
 def test_a_picture_that_cannot_be_read_is_refused_with_its_row(
-    project: Path, columns: dict[str, Any], said: str
+    project: Path, columns: dict[str, Any], message: str
 ) -> None:
-    with pytest.raises(ConfigError, match=said):
+    with pytest.raises(ConfigError, match=message):
         rows_of(project, {"question": "a"}, {"question": "b", **columns})
 
 
 def test_the_same_words_to_another_picture_are_another_question(project: Path) -> None:
-    asked = {"question": "How wide?"}
-    rows_of(project, {**asked, "image": data_uri(TALL)}, test=[{**asked, "image": "wide.png"}])
+    body = {"question": "How wide?"}
+    rows_of(project, {**body, "image": data_uri(TALL)}, test=[{**body, "image": "wide.png"}])
     with pytest.raises(ConfigError, match="are the same"):
-        rows_of(project, {**asked, "image": data_uri(WIDE)}, test=[{**asked, "image": "wide.png"}])
+        rows_of(project, {**body, "image": data_uri(WIDE)}, test=[{**body, "image": "wide.png"}])
 
 
 def test_a_player_of_text_refuses_items_with_pictures(project: Path) -> None:
@@ -170,14 +170,14 @@ def test_a_player_of_text_refuses_items_with_pictures(project: Path) -> None:
 
 @pytest.mark.heavy
 def test_pictures_come_out_of_an_environments_process() -> None:
-    async def both(env: Any) -> list[Any]:
+    async def start_two(env: Any) -> list[Any]:
         return [await env.reset(toy_item(target=50)), *[await env.step("add 1") for _ in range(8)]]
 
     async def main() -> None:
         host = ProcessHost(Gallery)
         env = HostedEnv(host)
         try:
-            here, there = await both(Gallery()), await both(env)
+            here, there = await start_two(Gallery()), await start_two(env)
         finally:
             await env.close()
             await host.close()
@@ -205,13 +205,13 @@ def test_a_server_refuses_to_leave_pictures_out() -> None:
 
     async def main() -> None:
         async with listening(spec) as url, httpx.AsyncClient(base_url=url) as http:
-            wanted = {"item_id": "toy_0", "metadata": {"target": 3}}
-            session = (await http.post("/reset", json=wanted)).json()["metadata"]["session_id"]
-            asked = {"action": {"text": "add 1"}, "session_id": session}
-            refused = await http.post("/step", json=asked)
-            assert refused.status_code == 501
-            assert "answers with images, which cannot be served" in refused.json()["detail"]
-            assert (await http.post("/step", json=asked)).status_code == 410
+            reset_body = {"item_id": "toy_0", "metadata": {"target": 3}}
+            session = (await http.post("/reset", json=reset_body)).json()["metadata"]["session_id"]
+            body = {"action": {"text": "add 1"}, "session_id": session}
+            refusal = await http.post("/step", json=body)
+            assert refusal.status_code == 501
+            assert "answers with images, which cannot be served" in refusal.json()["detail"]
+            assert (await http.post("/step", json=body)).status_code == 410
 
     asyncio.run(main())
 
@@ -231,28 +231,33 @@ def test_an_endpoint_gets_pictures_as_uris() -> None:
             tools=[look],
             model=Endpoint(server.url, "toy", backoff_s=0.01),
         )
-    first, second = server.asked
+    first, second = server.requests
     assert first["messages"] == [
-        {"role": "user", "content": [shown(TALL), {"type": "text", "text": "What is there?"}]}
+        {"role": "user", "content": [image_part(TALL), {"type": "text", "text": "What is there?"}]}
     ]
     assert second["messages"][2:] == [
         {"role": "tool", "content": "seen", "tool_call_id": "id0"},
         {"role": "tool", "content": "seen", "tool_call_id": "id1"},
         {
             "role": "user",
-            "content": [{"type": "text", "text": TOOL_IMAGES}, shown(SMALL), shown(WIDE), shown(TALL)],
+            "content": [
+                {"type": "text", "text": TOOL_IMAGES},
+                image_part(SMALL),
+                image_part(WIDE),
+                image_part(TALL),
+            ],
         },
     ]
     assert trajectory.prompt_images == (TALL,)
     assert trajectory.turns[0].images == (SMALL, WIDE, TALL)
 
 
-def pictured() -> Trajectory:
+def trajectory_with_images() -> Trajectory:
     return play_episode(Viewer(5), Gallery(), toy_item(5), policy=ContextPolicy(keep_thoughts=False))
 
 
 def test_trajectories_with_pictures_come_back(tmp_path: Path) -> None:
-    trajectory = pictured()
+    trajectory = trajectory_with_images()
     assert any(turn.images for turn in trajectory.turns)
     assert any(turn.prompt_images for turn in trajectory.turns)
     write_trajectories(tmp_path / "t.jsonl", [trajectory])
@@ -266,7 +271,7 @@ def test_without_pictures_a_line_says_nothing_of_them() -> None:
 
 
 def test_the_console_tells_that_there_is_a_picture() -> None:
-    trajectory, file = pictured(), io.StringIO()
+    trajectory, file = trajectory_with_images(), io.StringIO()
     printer = TurnPrinter(Console(file=file))
     printer.turn(trajectory.item, 0, trajectory.turns[:1])
     printer.trajectory(trajectory)
@@ -275,13 +280,13 @@ def test_the_console_tells_that_there_is_a_picture() -> None:
 
 
 def test_demonstrations_with_pictures_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Painted(verl_toy.ParityEnv):
+    class ImageEnv(verl_toy.ParityEnv):
         async def step(self, action: str) -> StepResult:
             return StepResult("Go on.", images=(SMALL,))
 
     spec = EnvSpec(
         name="parity",
-        make=Painted,
+        make=ImageEnv,
         split=verl_toy.SPEC.split,
         expert=verl_toy.SPEC.expert,
         instructions="",

@@ -58,7 +58,7 @@ def test_a_pipeline_names_its_judge(monkeypatch: pytest.MonkeyPatch) -> None:
         agent["reward"] = {"fair": 2.0, "string_equal": 0.5}
         pipeline = pipeline_of(agent)
         check_agent(pipeline)
-        assert server.asked == []  # no money is spent on checks
+        assert server.requests == []  # no money is spent on checks
         (item,) = split(pipeline.data).test
         runner = make_runner(
             pipeline, sampler=ScriptedSampler(answers, encode=encode), tokenizer=toy_tokenizer()
@@ -75,8 +75,8 @@ def test_a_pipeline_names_its_judge(monkeypatch: pytest.MonkeyPatch) -> None:
         group = asyncio.run(main())
     assert [t.reward for t in group] == [2 * 0.75 + 0.5, 2 * 0.75 + 0.5, 0.0, 2 * 0.75 + 0.5]
     assert [t.metrics["reward/fair/score"] for t in group] == [4, 4, 1, 4]
-    assert len(server.asked) == 2
-    assert server.asked[0]["messages"][0]["content"].startswith("9 + 9?\n")
+    assert len(server.requests) == 2
+    assert server.requests[0]["messages"][0]["content"].startswith("9 + 9?\n")
 
 
 @pytest.mark.usefixtures("questions")
@@ -110,7 +110,7 @@ def test_what_cannot_be_asked_is_found_before_the_run(
     with chat_server(in_turn(says("Score: 3")), key="secret") as server:
         with pytest.raises(ConfigError, match=message):
             check_agent(pipeline_of(agent_with(server.url) | agent_of(server.url, changes)))
-        assert server.asked == []
+        assert server.requests == []
 
 
 def agent_of(url: str, changes: dict[str, Any]) -> dict[str, Any]:
@@ -185,11 +185,11 @@ def test_budget_and_replies_are_those_of_all_processes_and_outlive_them(tmp_path
 
     with chat_server(in_turn(says("Score: 3")), tokens=lambda _: 30) as server:
         results = workers("a", "b", "c")
-        assert sum(result["asked"] for result in results) == len(server.asked) == 10
+        assert sum(result["asked"] for result in results) == len(server.requests) == 10
         assert sum(result["refused"] for result in results) == 3 * 8 - 10
         again = workers("a")  # what the first one asked is known; nothing more may be
         assert again == [{"asked": 0, "cached": results[0]["asked"], "refused": results[0]["refused"]}]
-        assert len(server.asked) == 10
+        assert len(server.requests) == 10
         store = JudgeStore(tmp_path / "deep" / "judge.db", name="fair")
         assert asyncio.run(store.read_spending()) == Spending(requests=10, tokens=300)
         assert (
@@ -239,7 +239,7 @@ def test_equal_questions_at_the_same_time_are_asked_once_and_share_what_comes() 
 
     with chat_server(script) as server:
         good, bad, *rest = asyncio.run(main(server.url))
-        assert len(server.asked) == 1 + 2  # of the bad one there are two tries
+        assert len(server.requests) == 1 + 2  # of the bad one there are two tries
     assert [result.metrics["cached"] for result in (good, rest[0], rest[2])] == [0.0, 1.0, 1.0]
     assert isinstance(bad, RewardFailed)
     assert isinstance(rest[1], RewardFailed)

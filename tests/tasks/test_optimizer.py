@@ -88,22 +88,22 @@ def test_adamw_takes_torchs_steps_at_the_rates_of_the_schedule(verl: ModuleType,
 def test_muon_takes_the_hidden_matrices_and_adamw_the_rest(verl: ModuleType, model: Path) -> None:
     with engine_of(model, name="muon", matrix_lr=MATRIX_LR, **BLOCK) as engine:
         copies = copies_of(engine)
-        others = {n: p for n, p in copies.items() if "proj" not in n}
-        assert sorted({n.rpartition("layers.")[2].lstrip("01.") for n in others}) == [
+        other_params = {n: p for n, p in copies.items() if "proj" not in n}
+        assert sorted({n.rpartition("layers.")[2].lstrip("01.") for n in other_params}) == [
             "input_layernorm.weight",
             "model.embed_tokens.weight",  # and, tied to it, the head
             "model.norm.weight",
             "post_attention_layernorm.weight",
         ]
-        matrices = {n: p for n, p in copies.items() if n not in others}
-        adamw = torch.optim.AdamW(others.values(), lr=LR, betas=BETAS, weight_decay=DECAY)
+        matrices = {n: p for n, p in copies.items() if n not in other_params}
+        adamw = torch.optim.AdamW(other_params.values(), lr=LR, betas=BETAS, weight_decay=DECAY)
         muon = torch.optim.Muon(matrices.values(), lr=MATRIX_LR, weight_decay=DECAY)
         before = copies_of(engine)
         for step in range(1, 4):
             if step == 3:  # a resumed run goes on with the same state
-                saved = copy.deepcopy(engine.optimizer.state_dict())
+                state = copy.deepcopy(engine.optimizer.state_dict())
                 engine.optimizer.state.clear()
-                engine.optimizer.load_state_dict(saved)
+                engine.optimizer.load_state_dict(state)
             give_gradients(engine, copies, seed=step)
             torch.nn.utils.clip_grad_norm_(copies.values(), CLIP)
             adamw.step()
@@ -111,11 +111,11 @@ def test_muon_takes_the_hidden_matrices_and_adamw_the_rest(verl: ModuleType, mod
             engine.optimizer_step()
             assert engine.lr_scheduler_step() == LR
         for name, whole in copies_of(engine).items():
-            if name in others:
+            if name in other_params:
                 torch.testing.assert_close(whole, copies[name], rtol=1e-5, atol=1e-7)
             else:  # torch's Muon computes in bf16
-                moved, expected = whole - before[name], copies[name] - before[name]
-                assert float((moved - expected).norm() / expected.norm()) < 0.02
+                change, reference = whole - before[name], copies[name] - before[name]
+                assert float((change - reference).norm() / reference.norm()) < 0.02
 
 
 def test_the_defaults_are_verls(verl: ModuleType) -> None:
@@ -127,8 +127,8 @@ def test_the_defaults_are_verls(verl: ModuleType) -> None:
     )
     defaults = FSDPOptimizerConfig(lr=LR, total_training_steps=STEPS, min_lr_ratio=0.0)
     for name in (*vars(defaults),):
-        actual, expected = getattr(optim, name), getattr(defaults, name)
-        assert (tuple(actual) if name == "betas" else actual) == expected, name
+        actual, reference = getattr(optim, name), getattr(defaults, name)
+        assert (tuple(actual) if name == "betas" else actual) == reference, name
 
 
 def test_a_warm_up_alone_ends_in_a_constant() -> None:

@@ -30,8 +30,8 @@ def test_every_pipeline_is_valid_and_its_stages_resolve(name: str, monkeypatch: 
     for env in pipeline.data.envs:
         get_env(env)
     stages = declared_stages(name, pipeline=pipeline, workspace=default_workspace(name))
-    expected = STAGES if pipeline.warmup else tuple(stage for stage in STAGES if stage != "warmup")
-    assert tuple(stages) == expected
+    stage_names = STAGES if pipeline.warmup else tuple(stage for stage in STAGES if stage != "warmup")
+    assert tuple(stages) == stage_names
     for stage in stages.values():
         assert not any("$" in str(path) for path in (*stage.deps, *stage.outs))
 

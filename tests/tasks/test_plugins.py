@@ -129,7 +129,7 @@ def test_a_distribution_brings_an_environment_a_tool_a_reward_and_a_format(tmp_p
 
 
 @pytest.mark.parametrize(
-    ("names", "value", "expected"),
+    ("names", "value", "phrases"),
     [
         (["acme"], "acme:SPEC", ["'textcraft'", "wingspan (envs/registry.py)", "acme 1.0 (acme:SPEC)"]),
         (["acme", "bold"], "acme:SPEC", ["'twice'", "acme 1.0 (acme:SPEC)", "bold 1.0 (acme:SPEC)"]),
@@ -138,15 +138,15 @@ def test_a_distribution_brings_an_environment_a_tool_a_reward_and_a_format(tmp_p
     ids=["a builtin's name", "one name twice", "a module that is absent"],
 )
 def test_plugins_that_cannot_be_used_are_named(
-    tmp_path: Path, names: Sequence[str], value: str, expected: Sequence[str]
+    tmp_path: Path, names: Sequence[str], value: str, phrases: Sequence[str]
 ) -> None:
-    env = expected[0].strip("'")
+    env = phrases[0].strip("'")
     for name in names:
         install(tmp_path, name=name, entry_points=f"[wingspan.environments]\n{env} = {value}\n")
     done = run(f"from envs.registry import get_env\nget_env({env!r})", tmp_path)
     last_line = done.stderr.splitlines()[-1]
     assert "ConfigError" in last_line
-    assert all(text in last_line for text in expected), last_line
+    assert all(text in last_line for text in phrases), last_line
 
 
 def test_what_is_registered_is_known_until_its_scope_ends() -> None:

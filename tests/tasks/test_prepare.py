@@ -68,7 +68,7 @@ def test_provision_plays_the_expert_and_leaves_a_receipt(tmp_path: Path, pipelin
     assert receipt["solved"] == 40
     assert receipt["envs"]["toy"]["packages"] == {"pytest": pytest.__version__}
     assert toy.live_envs
-    assert all(env.closed for env in toy.live_envs)
+    assert all(env.is_closed for env in toy.live_envs)
 
 
 @pytest.mark.parametrize(

@@ -26,14 +26,14 @@ from tasks.rollout.program_runner import ProgramRunner
 from tasks.rollout.runner import RolloutSpec
 from tasks.stages.prepare import prepare
 from tasks.stages.provision import provision
-from tests.support.gateway_toy import RandomSampler, trained
+from tests.support.gateway_toy import RandomSampler, find_trained
 from tests.support.tiny_model import save_tiny_model
 from tests.support.toy import toy_tokenizer
 from tests.support.verl_toy import toy_pipeline
 
 TOY = "tests.support.program_toy"
 PROGRAM = {"program": f"{TOY}:play"}
-UNJUDGED = {"program": f"{TOY}:play_unjudged", "reward": f"{TOY}:even"}
+WITHOUT_JUDGEMENT = {"program": f"{TOY}:play_unjudged", "reward": f"{TOY}:even"}
 WARMUP = {"demonstrations": 1, "noise": 0, "steps": 1, "batch_size": 1, "lr": 1e-3}
 
 
@@ -51,7 +51,7 @@ def pipeline_of(agent: dict[str, Any], **changes: Any) -> Pipeline:
     return toy_pipeline(Path("none"), data={"parts": {"asked": part}}, agent=agent, **changes)
 
 
-def played(pipeline: Pipeline, sampler: Sampler, *, turns: int = 2, **callbacks: Any) -> list[Trajectory]:
+def play(pipeline: Pipeline, sampler: Sampler, *, turns: int = 2, **callbacks: Any) -> list[Trajectory]:
     async def main() -> Sequence[Sequence[Trajectory]]:
         runner = make_runner(pipeline, sampler=sampler, tokenizer=toy_tokenizer(), processor=None)
         items = split(pipeline.data).test
@@ -67,16 +67,16 @@ def played(pipeline: Pipeline, sampler: Sampler, *, turns: int = 2, **callbacks:
 
 def test_a_pipeline_is_played_by_its_program_on_the_very_tokens_that_were_sampled() -> None:
     sampler = RandomSampler()
-    trajectories = played(pipeline_of(PROGRAM), sampler)
+    trajectories = play(pipeline_of(PROGRAM), sampler)
     assert [(t.item.fields["question"], t.sample_index) for t in trajectories] == [
         (f"{n}?", sample_index) for n in (4, 5) for sample_index in range(3)
     ]
-    told = [json.loads(line) for line in Path("log").read_text().splitlines()]
-    heard = [[turn.text for turn in t.turns] for t in trajectories]
-    assert sorted(heard) == sorted([one["says"] for one in seen] for seen in told)
-    assert {one["fingerprint"] for seen in told for one in seen} == {"policy_version=5"}
+    talks = [json.loads(line) for line in Path("log").read_text().splitlines()]
+    texts = [[turn.text for turn in t.turns] for t in trajectories]
+    assert sorted(texts) == sorted([request["says"] for request in talk] for talk in talks)
+    assert {request["fingerprint"] for talk in talks for request in talk} == {"policy_version=5"}
     # Every answer of the sampler's is trained on once, after just what it was sampled on.
-    rows = [row for t in trajectories for row in trained(t)]
+    rows = [row for t in trajectories for row in find_trained(t)]
     assert sorted(rows) == sorted(sampler.samples)
     for trajectory in trajectories:
         assert {turn.completion.policy_version for turn in trajectory.turns} == {5}
@@ -86,7 +86,7 @@ def test_a_pipeline_is_played_by_its_program_on_the_very_tokens_that_were_sample
 
 def test_turns_are_reported_when_their_episode_has_ended() -> None:
     calls: list[tuple[str, int, int]] = []
-    trajectories = played(
+    trajectories = play(
         pipeline_of(PROGRAM),
         RandomSampler(),
         on_opening=lambda item, sample_index, messages: calls.append((item.item_id, sample_index, 0)),
@@ -98,14 +98,14 @@ def test_turns_are_reported_when_their_episode_has_ended() -> None:
 
 
 def test_the_horizon_ends_a_program_and_the_reward_judges_what_there_is() -> None:
-    trajectories = played(pipeline_of(UNJUDGED), RandomSampler(), turns=1)
+    trajectories = play(pipeline_of(WITHOUT_JUDGEMENT), RandomSampler(), turns=1)
     for trajectory in trajectories:
         assert (len(trajectory.turns), trajectory.stop_reason) == (1, StopReason.MAX_TURNS)
         assert trajectory.success == (len(trajectory.turns[0].text) % 2 == 0) == bool(trajectory.reward)
 
 
 @pytest.mark.parametrize(
-    ("agent", "changes", "said"),
+    ("agent", "changes", "message"),
     [
         ({"format": "react"}, {}, r"agent\.program 'tests\.support\.program_toy:play' .*leave it out"),
         ({"tools": ["calculator"]}, {}, r"agent\.tools: "),
@@ -126,14 +126,14 @@ def test_the_horizon_ends_a_program_and_the_reward_judges_what_there_is() -> Non
     ],
 )  # fmt: skip
 def test_what_a_program_has_no_use_for_is_refused_before_anything_starts(
-    agent: dict[str, Any], changes: dict[str, Any], said: str
+    agent: dict[str, Any], changes: dict[str, Any], message: str
 ) -> None:
-    with pytest.raises(ConfigError, match=said) as error:
+    with pytest.raises(ConfigError, match=message) as error:
         check_agent(pipeline_of(PROGRAM | agent, **changes))
     assert "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize("agent", [PROGRAM, UNJUDGED, {"program": f"{TOY}:blocking"}])
+@pytest.mark.parametrize("agent", [PROGRAM, WITHOUT_JUDGEMENT, {"program": f"{TOY}:blocking"}])
 def test_a_program_that_can_be_is_not_refused(agent: dict[str, Any]) -> None:
     pipeline = pipeline_of(agent)
     check_agent(pipeline)
@@ -151,11 +151,11 @@ def test_a_reward_that_asks_for_the_environment_stops_a_programs_run() -> None:
 
 
 def test_who_plays_is_the_settings_choice() -> None:
-    made = [
+    runners = [
         make_runner(pipeline_of(agent), sampler=RandomSampler(), tokenizer=toy_tokenizer(), processor=None)
         for agent in (PROGRAM, {"instructions": False, "reward": "string_equal"})
     ]
-    assert [type(runner) for runner in made] == [ProgramRunner, AgentRunner]
+    assert [type(runner) for runner in runners] == [ProgramRunner, AgentRunner]
     with pytest.raises(ConfigError, match=r"give --policy FOLDER in place of --endpoint"):
         make_endpoint_runner(pipeline_of(PROGRAM), client=ChatClient(Endpoint("http://127.0.0.1:9/v1", "m")))
 
@@ -164,11 +164,11 @@ def test_a_program_is_played_from_the_command_line(tmp_path: Path) -> None:
     root = Path(__file__).parents[2]
     document = yaml.safe_load((root / "pipelines.yaml").read_text())
     model = save_tiny_model(tmp_path / "model")
-    asked = {"env": "question", "train": "data/train.jsonl", "test": "data/test.jsonl"}
+    part = {"env": "question", "train": "data/train.jsonl", "test": "data/test.jsonl"}
     document["pipelines"]["asked"] = document["pipelines"]["textcraft-cpu"] | {
         "model": str(model),
         "warmup": None,
-        "data": {"parts": {"asked": asked}},
+        "data": {"parts": {"asked": part}},
         "agent": {"program": f"{TOY}:play"},
     }
     Path("pipelines.yaml").write_text(yaml.safe_dump(document))

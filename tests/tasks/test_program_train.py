@@ -36,17 +36,17 @@ class Questioner(threading.Thread):
         super().__init__(daemon=True)
         self._client = openai.OpenAI(base_url=url, api_key="none", max_retries=0, timeout=60)
         self.fingerprints: list[str | None] = []
-        self.ended = threading.Event()
+        self.is_over = threading.Event()
 
     def run(self) -> None:
         message: Any = {"role": "user", "content": "Are you there?"}
-        while not self.ended.is_set():
+        while not self.is_over.is_set():
             try:
                 answer = self._client.chat.completions.create(
                     model="policy", messages=[message], max_tokens=4
                 )
             except openai.APIConnectionError:
-                self.ended.wait(0.2)
+                self.is_over.wait(0.2)
             else:
                 self.fingerprints.append(answer.system_fingerprint)
 
@@ -76,54 +76,56 @@ def test_a_program_is_trained_token_exactly_and_its_policy_answers_meanwhile(
     )
     workspace = tmp_path / "run"
     prepare(pipeline, workspace)
-    at = ServedAt(host="127.0.0.1", port=free_port(), token=None)
-    questioner = Questioner(at.url)
+    address = ServedAt(host="127.0.0.1", port=free_port(), token=None)
+    questioner = Questioner(address.url)
     questioner.start()
-    between: list[int] = []
+    versions_after: list[int] = []
 
     def on_step(values: Mapping[str, float]) -> None:
-        played = rollout(
+        episodes = rollout(
             ["And now?"],
             agent="raw",
-            model=Endpoint(at.url, "policy"),
+            model=Endpoint(address.url, "policy"),
             limits=EpisodeLimits(max_turns=1, max_tokens_per_turn=4),
         )
-        between.extend(turn.completion.policy_version for t in played for turn in t.turns)
+        versions_after.extend(turn.completion.policy_version for t in episodes for turn in t.turns)
 
-    with TrainSession(pipeline, workspace, Progress(on_step=on_step), serve=at) as session:
+    with TrainSession(pipeline, workspace, Progress(on_step=on_step), serve=address) as session:
         result = session.evaluate_round(session.train_round(0))
-        questioner.ended.set()
+        questioner.is_over.set()
         session.export()
     questioner.join()
     assert result.evaluation["episodes"] == 2
-    assert between == [1, 2]  # after each step, the weights of that step
-    versions = [int((one or "").removeprefix("policy_version=")) for one in questioner.fingerprints]
+    assert versions_after == [1, 2]  # after each step, the weights of that step
+    versions = [int((request or "").removeprefix("policy_version=")) for request in questioner.fingerprints]
     assert set(versions) <= set(range(STEPS + 1))
     assert len(set(versions)) > 1
     assert versions == sorted(versions)
 
     evaluate(pipeline, workspace)
-    told = json.loads((workspace / "evaluation.json").read_text())
-    assert told["after"]["sampled"]["turns"] == 2
+    evaluation = json.loads((workspace / "evaluation.json").read_text())
+    assert evaluation["after"]["sampled"]["turns"] == 2
 
     clients = [json.loads(line) for line in log.read_text().splitlines()]
-    seen = {json.dumps([one["says"] for one in talk]): talk for talk in clients}
+    talk_by_texts = {json.dumps([request["says"] for request in talk]): talk for talk in clients}
     for step in range(1, STEPS + 1):
         trajectories = read_trajectories(workspace / "train" / "trajectories" / f"step_{step:04d}.jsonl")
         assert len(trajectories) == 2 * 4
         for trajectory in trajectories:
-            talk = seen[json.dumps([turn.text for turn in trajectory.turns])]
-            assert {one["fingerprint"] for one in talk} == {f"policy_version={step - 1}"}
+            talk = talk_by_texts[json.dumps([turn.text for turn in trajectory.turns])]
+            assert {request["fingerprint"] for request in talk} == {f"policy_version={step - 1}"}
             assert {turn.completion.policy_version for turn in trajectory.turns} == {step - 1}
             assert trajectory.reward == float(len(talk[-1]["says"]) % 2 == 0)
             # What the client was told of its requests is where the mask is 1, and nothing else is.
             (segment,) = pack(trajectory)
             mask = [0] * len(segment.prompt_ids) + list(segment.response_mask)
-            expected = [0] * len(mask)
-            for one in talk:
-                begins = one["prompt_tokens"]
-                expected[begins : begins + one["completion_tokens"]] = [1] * one["completion_tokens"]
-            assert mask == expected
+            request_mask = [0] * len(mask)
+            for request in talk:
+                begins = request["prompt_tokens"]
+                request_mask[begins : begins + request["completion_tokens"]] = [1] * request[
+                    "completion_tokens"
+                ]
+            assert mask == request_mask
     first = read_trajectories(workspace / "train" / "trajectories" / "step_0001.jsonl")
     assert_sampled_by(model, first, temperature=1.3)
 
@@ -140,8 +142,8 @@ def assert_sampled_by(model: Path, trajectories: list[Trajectory], *, temperatur
             with torch.no_grad():
                 logits = policy(ids[None]).logits[0, :-1] / temperature
             logprobs = torch.log_softmax(logits, -1).gather(-1, ids[1:, None])[:, 0]
-            sampled = torch.tensor(segment.response_mask, dtype=torch.bool)
-            ours = torch.tensor(segment.logprobs)[sampled]
+            is_sampled = torch.tensor(segment.response_mask, dtype=torch.bool)
+            ours = torch.tensor(segment.logprobs)[is_sampled]
             torch.testing.assert_close(
-                logprobs[len(segment.prompt_ids) - 1 :][sampled], ours, atol=1e-4, rtol=0
+                logprobs[len(segment.prompt_ids) - 1 :][is_sampled], ours, atol=1e-4, rtol=0
             )

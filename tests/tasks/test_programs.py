@@ -19,11 +19,11 @@ from envs.errors import ConfigError
 from envs.types import Item
 from tasks.errors import SamplerDied
 from tasks.rollout.programs import AgentProgram, ProgramConfig, run_program
-from tests.support.gateway_toy import QUESTION, ask, client_of, make_gateway, scripted, told
+from tests.support.gateway_toy import QUESTION, ask, client_of, make_gateway, make_sampler, to_history
 from tests.support.toy import toy_item
 
 
-def played(
+def play(
     program: AgentProgram,
     *,
     items: int = 1,
@@ -36,7 +36,7 @@ def played(
 ) -> list[list[Trajectory]]:
     async def work() -> list[list[Trajectory]]:
         gateway = make_gateway(
-            scripted(script or (lambda name, turn: f"Action: add {turn}")), context_length=context_length
+            make_sampler(script or (lambda name, turn: f"Action: add {turn}")), context_length=context_length
         )
         config = ProgramConfig(program=program, **({"concurrency": 3, "timeout_s": 300.0} | options))
         spec = GroupSpec(
@@ -57,17 +57,17 @@ async def talk(base_url: str, turns: int) -> None:
     async with client_of(base_url) as client:
         messages: list[Any] = [QUESTION]
         for _ in range(turns):
-            messages += [told(await ask(client, messages)), QUESTION]
+            messages += [to_history(await ask(client, messages)), QUESTION]
 
 
 def test_groups_of_samples_with_rewards() -> None:
     async def program(base_url: str, api_key: str, item: Item) -> Mapping[str, Any]:
         async with client_of(base_url.partition("/sessions")[0] + "/v1", api_key=api_key) as client:
-            says = told(await ask(client, [QUESTION]))
+            says = to_history(await ask(client, [QUESTION]))
             await ask(client, [QUESTION, says, QUESTION])
         return {"reward": item.index, "success": True, "turn_rewards": [0.5, 0.0], "steps": 2}
 
-    groups = played(program, items=3)
+    groups = play(program, items=3)
     assert [[(t.item.index, t.sample_index) for t in group] for group in groups] == [
         [(i, 0), (i, 1)] for i in range(3)
     ]
@@ -93,7 +93,7 @@ def test_what_fails_once_is_tried_again_and_twice_is_an_error() -> None:
             raise RuntimeError("once")
         return 1.0
 
-    ((good,), (bug,), (odd,)) = played(program, items=3, num_samples=1)
+    ((good,), (bug,), (odd,)) = play(program, items=3, num_samples=1)
     assert (good.reward, good.attempts, len(good.turns)) == (1.0, 2, 1)
     for trajectory, cause in (
         (bug, "ProgramFailed: toy_1: the program: KeyError: 'a bug'"),
@@ -108,7 +108,7 @@ def test_a_program_that_takes_too_long_is_an_error() -> None:
         await asyncio.Event().wait()
         return 1.0
 
-    ((trajectory,),) = played(program, num_samples=1, timeout_s=0.1, max_attempts=3)
+    ((trajectory,),) = play(program, num_samples=1, timeout_s=0.1, max_attempts=3)
     assert (trajectory.stop_reason, trajectory.attempts) == (StopReason.ERROR, 3)
     assert (
         trajectory.error
@@ -125,7 +125,7 @@ def test_an_answer_that_the_sampler_failed_to_give_is_no_bad_play() -> None:
             return 0.0
         return 1.0
 
-    ((trajectory,),) = played(program, script=["Yes."], num_samples=1)
+    ((trajectory,),) = play(program, script=["Yes."], num_samples=1)
     assert trajectory.stop_reason is StopReason.ERROR
     assert "SamplerFailed" in (trajectory.error or "")
 
@@ -144,7 +144,7 @@ def test_out_of_turns_or_of_context_a_program_may_raise(
         await talk(base_url, 99)
         return 1.0
 
-    ((trajectory, _),) = played(program, **options)
+    ((trajectory, _),) = play(program, **options)
     assert (trajectory.stop_reason, trajectory.reward, trajectory.success) == (reason, 0.0, False)
     assert len(trajectory.turns) == turns
     assert pack(trajectory)
@@ -155,7 +155,7 @@ def test_a_mistake_in_the_set_up_ends_the_play() -> None:
         raise ConfigError("no such tool")
 
     with pytest.raises(ConfigError, match="no such tool"):
-        played(program)
+        play(program)
 
 
 def test_a_dead_sampler_ends_the_play_whatever_the_program_makes_of_it() -> None:
@@ -168,7 +168,7 @@ def test_a_dead_sampler_ends_the_play_whatever_the_program_makes_of_it() -> None
         return 1.0
 
     with pytest.raises(SamplerDied):
-        played(program, script=dead)
+        play(program, script=dead)
 
 
 def test_a_program_that_is_not_async_has_a_thread_for_each_episode() -> None:
@@ -181,7 +181,7 @@ def test_a_program_that_is_not_async_has_a_thread_for_each_episode() -> None:
             client.chat.completions.create(model="policy", messages=[message])
         return item.index
 
-    groups = played(program, items=3, num_samples=1)
+    groups = play(program, items=3, num_samples=1)
     assert [(t.reward, len(t.turns), t.attempts) for (t,) in groups] == [(i, 1, 1) for i in range(3)]
 
 
@@ -193,7 +193,7 @@ def test_a_program_that_ends_the_interpreter_ends_its_episode_alone(blocks: bool
     def synchronous(base_url: str, api_key: str, item: Item) -> float:
         sys.exit(3)
 
-    ((trajectory,),) = played(synchronous if blocks else asynchronous, num_samples=1)
+    ((trajectory,),) = play(synchronous if blocks else asynchronous, num_samples=1)
     assert trajectory.error == "ProgramFailed: toy_0: the program: RuntimeError: it raised SystemExit: 3"
 
 
@@ -208,31 +208,34 @@ def test_where_a_program_returns_none_the_reward_judges() -> None:
         await talk(base_url, 3)
         return 9.0 if item.index else None
 
-    groups = played(program, items=2, reward=last_digit)
+    groups = play(program, items=2, reward=last_digit)
     for trajectory in groups[0]:
         assert (trajectory.reward, trajectory.success) == (2, True)  # "Action: add 2"
         assert [turn.reward for turn in trajectory.turns] == [0, 0, 2]
         assert trajectory.metrics["reward/length"] == len("Action: add 2")
     assert [(t.reward, t.success) for t in groups[1]] == [(9, False)] * 2
 
-    ((judged, _),) = played(program, reward=last_digit, get_max_turns=lambda _: 2)
-    assert (judged.reward, judged.stop_reason) == (1, StopReason.MAX_TURNS)  # it raised for want of turns
+    ((judged_episode, _),) = play(program, reward=last_digit, get_max_turns=lambda _: 2)
+    assert (judged_episode.reward, judged_episode.stop_reason) == (
+        1,
+        StopReason.MAX_TURNS,
+    )  # it raised for want of turns
 
-    ((none, _),) = played(program)
-    assert (none.error or "").endswith("have it return the reward, or name one as agent.reward")
+    ((unjudged_episode, _),) = play(program)
+    assert (unjudged_episode.error or "").endswith("have it return the reward, or name one as agent.reward")
 
 
 def test_a_reward_that_fails_drops_the_episode_and_plays_it_no_more() -> None:
     episodes = []
 
     @reward(retries=0)
-    def broken() -> float:
+    def fails_always() -> float:
         raise KeyError("a bug")
 
     async def program(base_url: str, api_key: str, item: Item) -> None:
         episodes.append(await talk(base_url, 1))
 
-    ((trajectory,),) = played(program, num_samples=1, reward=broken, max_attempts=3)
+    ((trajectory,),) = play(program, num_samples=1, reward=fails_always, max_attempts=3)
     assert (trajectory.stop_reason, trajectory.attempts, len(episodes)) == (StopReason.ERROR, 1, 1)
     assert (trajectory.error or "").startswith("RewardFailed: ")
 
@@ -242,6 +245,6 @@ def test_episodes_are_reported_when_they_have_ended() -> None:
         await talk(base_url, 2)
         return 1.0
 
-    ended: list[Trajectory] = []
-    groups = played(program, num_samples=1, on_trajectory=ended.append)
-    assert [ended] == groups
+    ended_trajectories: list[Trajectory] = []
+    groups = play(program, num_samples=1, on_trajectory=ended_trajectories.append)
+    assert [ended_trajectories] == groups

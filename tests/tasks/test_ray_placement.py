@@ -37,9 +37,9 @@ def backend(workers: int, *, tensor_parallel: int = 1) -> BackendSettings:
 def test_workers_go_to_the_fewest_nodes_in_equal_numbers(
     workers: int, tensor_parallel: int, rooms: list[int], nodes: int | None
 ) -> None:
-    expected = nodes and Placement(nodes=nodes, workers_per_node=workers // nodes)
+    expected_placement = nodes and Placement(nodes=nodes, workers_per_node=workers // nodes)
     for order in itertools.permutations(rooms):
-        assert placement(workers, tensor_parallel=tensor_parallel, rooms=order) == expected
+        assert placement(workers, tensor_parallel=tensor_parallel, rooms=order) == expected_placement
 
 
 @pytest.mark.parametrize(

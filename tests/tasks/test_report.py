@@ -44,11 +44,11 @@ def page(workspace: Path) -> Page:
 # Newcombe 1998, Statistics in Medicine 17: table I of "Two-sided confidence intervals for the single
 # proportion" (method 3), and table II of "Interval estimation for the difference" (method 10).
 @pytest.mark.parametrize(
-    ("solved", "items", "low", "high"),
+    ("num_solved", "items", "low", "high"),
     [(81, 263, 0.2553, 0.3662), (15, 148, 0.0624, 0.1605), (0, 20, 0.0, 0.1611), (1, 29, 0.0061, 0.1718)],
 )
-def test_wilson_against_published_values(solved: int, items: int, low: float, high: float) -> None:
-    assert wilson(solved / items, n=items) == pytest.approx((low, high), abs=5e-5)
+def test_wilson_against_published_values(num_solved: int, items: int, low: float, high: float) -> None:
+    assert wilson(num_solved / items, n=items) == pytest.approx((low, high), abs=5e-5)
 
 
 @pytest.mark.parametrize(("before", "after", "low", "high"), [(3, 9, 0.1705, 0.8090), (0, 10, 0.6075, 1.0)])
@@ -91,10 +91,10 @@ def test_sums_by_hand(workspace: Path) -> None:
 
 def test_the_headline(page: Page) -> None:
     # Sampled: 2 of 8 episodes before, 4 of 8 after. Greedy: 1 of 4, then 3 of 4.
-    told = " ".join(page.text.split())
-    assert "25.0% → 50.0% of 4 held-out items are solved" in told
-    assert "+25.0 points" in told
-    assert "Greedy: 25.0% → 75.0%, +50.0 points" in told
+    text = " ".join(page.text.split())
+    assert "25.0% → 50.0% of 4 held-out items are solved" in text
+    assert "+25.0 points" in text
+    assert "Greedy: 25.0% → 75.0%, +50.0 points" in text
 
 
 def test_the_table_by_depth_is_of_every_sample(page: Page) -> None:
@@ -121,27 +121,27 @@ def test_dropped_episodes_and_time(page: Page) -> None:
 
 
 def test_totals_of_training(page: Page) -> None:
-    told = re.sub(r"\s+", " ", page.text)
+    text = re.sub(r"\s+", " ", page.text)
     # 28 turns of 3 tokens; rollouts took 4 times 2 s.
     for fact in ("episodes 8", "environment steps 28", "sampled tokens 84", "time in steps 16.0 s"):
-        assert fact in told
-    assert "tokens/s in rollouts 10 " in told
+        assert fact in text
+    assert "tokens/s in rollouts 10 " in text
 
 
 def test_pairs_are_of_one_item_and_show_every_turn(workspace: Path, page: Page) -> None:
     pairs = choose_pairs(read_results(workspace), decode=str)
-    found = {pair.item.item_id: pair for pair in pairs}
-    assert {item_id: pair.verdict for item_id, pair in found.items()} == {
+    pairs_by_id = {pair.item.item_id: pair for pair in pairs}
+    assert {item_id: pair.verdict for item_id, pair in pairs_by_id.items()} == {
         "toy_0": Verdict.NEWLY_SOLVED,
         "toy_1": Verdict.NO_LONGER_SOLVED,
         "toy_2": Verdict.NEWLY_SOLVED,
         "toy_3": Verdict.STILL_UNSOLVED,
     }
     assert pairs[0].item.item_id == "toy_2"  # the deepest that training has solved
-    turn = found["toy_0"].after.turns[0]
+    turn = pairs_by_id["toy_0"].after.turns[0]
     assert (turn.thought, turn.action, turn.tokens, turn.policy_version) == ("wood first", "get 1 log", 3, 4)
     assert turn.mean_logprob == pytest.approx(-1.75 / 3)
-    assert found["toy_0"].opening == "(1, 2)"
+    assert pairs_by_id["toy_0"].opening == "(1, 2)"
     assert page.text.count("3 tokens, log-prob \u22120.58, version 4") == 8  # four items of two turns
 
 
@@ -264,17 +264,17 @@ def test_the_fine_print_is_of_what_was_evaluated(tmp_path: Path) -> None:
     write_workspace(tmp_path)
     settings = {"temperature": 0.7, "samples_per_item": 1, "quick_items": 50}
     pipeline = toy_pipeline(**{f"evaluate__{key}": value for key, value in settings.items()})
-    told = " ".join(Page(report(pipeline, tmp_path)).text.split())
-    assert "Sampled at temperature 0.7, 1 sample per item" in told
-    assert "Quick evaluations play 4 test items once each" in told  # of a test split of four
+    text = " ".join(Page(report(pipeline, tmp_path)).text.split())
+    assert "Sampled at temperature 0.7, 1 sample per item" in text
+    assert "Quick evaluations play 4 test items once each" in text  # of a test split of four
 
 
 @pytest.mark.heavy
 def test_a_turn_that_could_not_be_parsed_is_shown_as_it_was_written(tmp_path: Path) -> None:
     write_workspace(tmp_path)
     file = tmp_path / "evaluation_trajectories.jsonl"
-    written = file.read_text().replace('"failed": false', '"failed": true')
-    file.write_text(written.replace('"text": "Thought: wood first', '"text": "Let me <think> about wood'))
+    failed_text = file.read_text().replace('"failed": false', '"failed": true')
+    file.write_text(failed_text.replace('"text": "Thought: wood first', '"text": "Let me <think> about wood'))
     text = Page(report(toy_pipeline(), tmp_path)).text
     assert text.count("Let me <think> about wood") == 16  # four items of two turns, before and after
     assert text.count("no action found") == 16
@@ -299,7 +299,7 @@ def test_parameters_that_a_run_changed_are_listed_first(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("uri", "shown"),
+    ("uri", "page_uri"),
     [
         ("sqlite:///mlflow.db", "run abc in sqlite:///mlflow.db"),
         (
@@ -309,11 +309,11 @@ def test_parameters_that_a_run_changed_are_listed_first(tmp_path: Path) -> None:
         ("postgresql://me:secret@store/db", "run abc in postgresql://store/db"),
     ],
 )
-def test_the_mlflow_run_is_named_without_a_password(tmp_path: Path, uri: str, shown: str) -> None:
+def test_the_mlflow_run_is_named_without_a_password(tmp_path: Path, uri: str, page_uri: str) -> None:
     record = {"uri": uri, "run_id": "abc", "experiment_id": "7", "identity": "", "finished": False}
     (tmp_path / "mlflow.json").write_text(json.dumps(record))
     page = Page(report(toy_pipeline(), tmp_path))
-    assert shown in page.text
+    assert page_uri in page.text
     assert "secret" not in page.source
 
 

@@ -26,10 +26,10 @@ Run = tuple[list[Turns], list[dict[str, list[float]]], dict[str, Any]]
 def test_two_runs_of_one_seed_are_the_same_to_the_last_bit(verl: ModuleType, tmp_path: Path) -> None:
     model = save_tiny_model(tmp_path / "model")
     register()
-    (played, metrics, weights), (played_again, metrics_again, weights_again) = (
+    (all_turns, metrics, weights), (played_again, metrics_again, weights_again) = (
         train(model) for _ in range(2)
     )
-    assert played == played_again
+    assert all_turns == played_again
     assert metrics == metrics_again
     assert all(metric["grad_norm"][0] > 0 for metric in metrics)
     assert all(torch.equal(weights[name], weights_again[name]) for name in weights)
@@ -47,7 +47,7 @@ def train(model: Path, *, steps: int = 3) -> Run:
         train__micro_batch_tokens=256,
     )
     tokenizer = AutoTokenizer.from_pretrained(model)
-    played: list[Turns] = []
+    all_turns: list[Turns] = []
     metrics = []
 
     async def play(sampler: CpuSampler, step: int) -> list[list[Trajectory]]:
@@ -61,10 +61,12 @@ def train(model: Path, *, steps: int = 3) -> Run:
         for step in range(1, steps + 1):
             groups = asyncio.run(play(sampler, step))
             turns = [turn.completion for group in groups for t in group for turn in t.turns]
-            played.append([(turn.token_ids, turn.logprobs) for turn in turns])
-            measured = update(worker, pipeline, groups)
-            metrics.append({name: measured[name] for name in ("actor/pg_loss", "actor/ppo_kl", "grad_norm")})
+            all_turns.append([(turn.token_ids, turn.logprobs) for turn in turns])
+            update_metrics = update(worker, pipeline, groups)
+            metrics.append(
+                {name: update_metrics[name] for name in ("actor/pg_loss", "actor/ppo_kl", "grad_norm")}
+            )
             parameters, _ = worker.actor.engine.get_per_tensor_param()
             weights = {name: tensor.detach().clone() for name, tensor in parameters}
             asyncio.run(sampler.load_weights(weights, policy_version=step))
-    return played, metrics, weights
+    return all_turns, metrics, weights

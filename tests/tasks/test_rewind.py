@@ -24,7 +24,7 @@ Script = Callable[[int, int], Mapping[str, float]]
 """(step, number of rewinds) → the metrics of that step."""
 
 
-class Killed(BaseException):
+class SessionKilled(BaseException):
     """What `kill -9` is to a session: nothing else of it runs."""
 
 
@@ -33,7 +33,7 @@ class ScriptedSession(TrainSession):
 
     def __init__(self, workspace: Path, script: Script, *, save_every: int = 2, **watch: Any) -> None:
         self.notes: list[str] = []
-        self.played: list[tuple[int, int]] = []
+        self.steps_with_seeds: list[tuple[int, int]] = []
         """(step, seed) in order."""
         self.most_checkpoints = 0
         self.is_killed_at_rewind = False
@@ -58,7 +58,7 @@ class ScriptedSession(TrainSession):
 
     def _end_actor(self, *, graceful: bool) -> None:
         if self.is_killed_at_rewind:
-            raise Killed
+            raise SessionKilled
         self._actor, self._is_started, self._is_resumed = None, False, False
 
     def _call(self, method: str, *args: Any, **kwargs: Any) -> Any:
@@ -74,7 +74,7 @@ class ScriptedSession(TrainSession):
             saved=kwargs.get("save", True),
         )
         if method == "run_step":
-            self.played.append((step, self._seed))
+            self.steps_with_seeds.append((step, self._seed))
         if record.saved:
             folder = checkpoints.checkpoint_folder(self._checkpoints, step=step)
             (folder / "actor" / "huggingface").mkdir(parents=True)
@@ -100,9 +100,11 @@ def test_training_goes_back_to_before_the_window_and_counts_each_step_once(tmp_p
     session = ScriptedSession(tmp_path, collapse_at(13))
     results = session.run()
     # Two of three steps are bad at step 14: its window is 12 to 14, and 10 the last checkpoint before it.
-    other = seed_after(1, seed=0)
-    assert session.played == [(s, 0) for s in range(1, 15)] + [(s, other) for s in range(11, 21)]
-    assert other != 0
+    other_seed = seed_after(1, seed=0)
+    assert session.steps_with_seeds == [(s, 0) for s in range(1, 15)] + [
+        (s, other_seed) for s in range(11, 21)
+    ]
+    assert other_seed != 0
     assert [(r.from_step, r.to_step) for r in read_rewinds(tmp_path / "train")] == [(14, 10)]
     assert session.notes == ["step 14: training goes back to step 10 (rewind 1 of 3)"]
     steps = lines(tmp_path / "train" / "metrics.jsonl")
@@ -118,7 +120,7 @@ def test_rounds_that_are_undone_are_trained_and_evaluated_again(tmp_path: Path) 
     session = ScriptedSession(tmp_path, collapse_at(10))
     session.run()
     assert [(r.from_step, r.to_step) for r in read_rewinds(tmp_path / "train")] == [(11, 8)]
-    assert [step for step, _ in session.played] == [*range(1, 12), *range(9, 21)]
+    assert [step for step, _ in session.steps_with_seeds] == [*range(1, 12), *range(9, 21)]
     rounds = sorted((tmp_path / "train" / "rounds").iterdir())
     assert [json.loads(file.read_text())["last_step"] for file in rounds] == [10, 20]
 
@@ -127,7 +129,7 @@ def test_a_collapse_before_the_first_checkpoint_that_is_old_enough_begins_anew(t
     session = ScriptedSession(tmp_path, collapse_at(3))
     session.run()
     assert [(r.from_step, r.to_step) for r in read_rewinds(tmp_path / "train")] == [(4, 0)]
-    assert [step for step, _ in session.played] == [*range(1, 5), *range(1, 21)]
+    assert [step for step, _ in session.steps_with_seeds] == [*range(1, 5), *range(1, 21)]
 
 
 def test_the_checkpoint_that_training_went_back_to_is_kept_for_the_next_time(tmp_path: Path) -> None:
@@ -135,7 +137,7 @@ def test_the_checkpoint_that_training_went_back_to_is_kept_for_the_next_time(tmp
     session.run()
     rewinds = [(r.from_step, r.to_step) for r in read_rewinds(tmp_path / "train")]
     assert rewinds == [(14, 10), (12, 10), (18, 14)]
-    seeds = [seed for step, seed in session.played if step == 18]
+    seeds = [seed for step, seed in session.steps_with_seeds if step == 18]
     assert seeds == [seed_after(2, seed=0), seed_after(3, seed=0)]
 
 
@@ -144,13 +146,13 @@ def test_after_the_last_rewind_training_stops_as_stop_does(tmp_path: Path) -> No
     session = ScriptedSession(tmp_path, always, max_rewinds=2)
     with pytest.raises(Collapsed, match="stopped at step 14 after 2 rewinds, which is saved: the KL"):
         session.run()
-    assert [step for step, _ in session.played] == [*range(1, 15), *range(11, 15), *range(11, 15)]
+    assert [step for step, _ in session.steps_with_seeds] == [*range(1, 15), *range(11, 15), *range(11, 15)]
     assert checkpoints.complete_steps(tmp_path / "train" / "checkpoints")[-1] == 14
     assert lines(tmp_path / "train" / "metrics.jsonl")[-1]["alerts"] == 1
     # The same command trains on.
     again = ScriptedSession(tmp_path, always, max_rewinds=2)
     again.run()
-    assert again.played == [(step, seed_after(2, seed=0)) for step in range(15, 21)]
+    assert again.steps_with_seeds == [(step, seed_after(2, seed=0)) for step in range(15, 21)]
     assert len(lines(tmp_path / "train" / "metrics.jsonl")) == 20
 
 
@@ -158,13 +160,13 @@ def test_after_the_last_rewind_training_stops_as_stop_does(tmp_path: Path) -> No
 def test_a_kill_during_a_rewind_changes_nothing(save_every: int, tmp_path: Path) -> None:
     whole = ScriptedSession(tmp_path / "whole", collapse_at(13), save_every=save_every)
     whole.run()
-    killed = ScriptedSession(tmp_path / "killed", collapse_at(13), save_every=save_every)
-    killed.is_killed_at_rewind = True
-    with pytest.raises(Killed):
-        killed.run()
+    first_session = ScriptedSession(tmp_path / "killed", collapse_at(13), save_every=save_every)
+    first_session.is_killed_at_rewind = True
+    with pytest.raises(SessionKilled):
+        first_session.run()
     assert read_rewinds(tmp_path / "killed" / "train") == []
-    resumed = ScriptedSession(tmp_path / "killed", collapse_at(13), save_every=save_every)
-    resumed.run()
+    second_session = ScriptedSession(tmp_path / "killed", collapse_at(13), save_every=save_every)
+    second_session.run()
     for name in ("metrics.jsonl", "rewinds.jsonl", "alerts.jsonl"):
         texts = {(tmp_path / folder / "train" / name).read_text() for folder in ("whole", "killed")}
         assert len(texts) == 1
@@ -173,14 +175,14 @@ def test_a_kill_during_a_rewind_changes_nothing(save_every: int, tmp_path: Path)
 def test_a_kill_after_a_rewind_does_not_forget_it(tmp_path: Path) -> None:
     def script(step: int, rewinds: int) -> Mapping[str, float]:
         if step == 12 and rewinds:
-            raise Killed
+            raise SessionKilled
         return collapse_at(13)(step, rewinds)
 
-    with pytest.raises(Killed):
+    with pytest.raises(SessionKilled):
         ScriptedSession(tmp_path, script).run()
-    resumed = ScriptedSession(tmp_path, collapse_at(13))
-    resumed.run()
-    assert resumed.played == [(step, seed_after(1, seed=0)) for step in range(11, 21)]
+    second_session = ScriptedSession(tmp_path, collapse_at(13))
+    second_session.run()
+    assert second_session.steps_with_seeds == [(step, seed_after(1, seed=0)) for step in range(11, 21)]
     assert len(read_rewinds(tmp_path / "train")) == 1
 
 

@@ -69,15 +69,15 @@ BY_HAND: list[tuple[dict[str, Any], list[list[float]], tuple[float, float]]] = [
 ]
 
 
-@pytest.mark.parametrize(("block", "expected", "shares"), BY_HAND)
+@pytest.mark.parametrize(("block", "expected_weights", "shares"), BY_HAND)
 def test_a_ratio_is_cut_and_rejected_by_token_and_by_conversation(
-    verl: ModuleType, block: dict[str, Any], expected: list[list[float]], shares: tuple[float, float]
+    verl: ModuleType, block: dict[str, Any], expected_weights: list[list[float]], shares: tuple[float, float]
 ) -> None:
     weights, metrics = weigh(**block)
-    for actual, row in zip(weights, expected, strict=True):
+    for actual, row in zip(weights, expected_weights, strict=True):
         assert actual == pytest.approx(row, rel=1e-5)
     assert (metrics["rollout_corr/capped"], metrics["rollout_corr/rejected"]) == pytest.approx(shares)
-    assert metrics["rollout_corr/mean"] == pytest.approx(sum(map(sum, expected)) / 6, rel=1e-5)
+    assert metrics["rollout_corr/mean"] == pytest.approx(sum(map(sum, expected_weights)) / 6, rel=1e-5)
 
 
 @pytest.mark.parametrize("level", ["token", "sequence"])
@@ -91,14 +91,14 @@ def test_of_conversations_of_one_row_the_weights_are_verls(
 
     torch.manual_seed(0)
     lengths = (1, 7, 30, 4)
-    old, sampled = (torch.randn(4, 30) * 0.2 - 1 for _ in range(2))
+    old, rollout_log_probs = (torch.randn(4, 30) * 0.2 - 1 for _ in range(2))
     mask = torch.arange(30) < torch.tensor(lengths).unsqueeze(1)
     below, above = bounds
     # verl's k1 is −log ratio: its band is that of the inverse
     band = f"{1 / (above or 1e12)}_{1 / (below or 1e-12)}"
-    expected, kept, _ = compute_rollout_correction_and_rejection_mask(
+    expected_weights, kept_mask, _ = compute_rollout_correction_and_rejection_mask(
         old,
-        sampled,
+        rollout_log_probs,
         mask.long(),
         rollout_is=level,
         rollout_is_threshold=1.3,
@@ -113,14 +113,16 @@ def test_of_conversations_of_one_row_the_weights_are_verls(
     data = {
         "response_mask": rows(mask.long()),
         "old_log_probs": rows(old),
-        "rollout_log_probs": rows(sampled),
+        "rollout_log_probs": rows(rollout_log_probs),
     }
     keys = [f"x{row}_0_0" for row in range(4)]
     trajectories: Any = {f"x{row}_0": None for row in range(4)}
     correction = RolloutCorrectionSettings(level=level, cap=1.3, reject_below=below, reject_above=above)
     weights, _ = rollout_weights(correction, JoinedRows(keys, data, trajectories))  # type: ignore[arg-type]
-    assert expected is not None
-    torch.testing.assert_close(weights.to_padded_tensor(0.0), expected.batch["rollout_is_weights"] * kept)
+    assert expected_weights is not None
+    torch.testing.assert_close(
+        weights.to_padded_tensor(0.0), expected_weights.batch["rollout_is_weights"] * kept_mask
+    )
 
 
 @pytest.mark.heavy
@@ -138,7 +140,7 @@ def test_the_policy_loss_alone_is_weighed(verl: ModuleType, tmp_path: Path) -> N
     )
     check_pipeline(pipeline)
     with policy_worker(pipeline, model) as worker:
-        actual = update(worker, pipeline, groups, recomputed=trainers)
+        actual = update(worker, pipeline, groups, trainer_groups=trainers)
 
     policy = exact(model)
     policy_loss = entropy = 0.0
@@ -188,18 +190,18 @@ def test_what_verl_says_of_the_difference_is_recorded(verl: ModuleType) -> None:
 def test_it_is_on_by_default_where_the_probabilities_differ(tmp_path: Path) -> None:
     on_gpus = load_pipeline(NAME)
     assert on_gpus.train.rollout_correction == RolloutCorrectionSettings(level="token", cap=2.0)
-    changed = load_pipeline(NAME, overrides={"train.rollout_correction.cap": 1.2}).train.rollout_correction
-    assert changed == RolloutCorrectionSettings(cap=1.2)
+    correction = load_pipeline(NAME, overrides={"train.rollout_correction.cap": 1.2}).train.rollout_correction
+    assert correction == RolloutCorrectionSettings(cap=1.2)
     assert load_pipeline(NAME, overrides={"train.rollout_correction": None}).train.rollout_correction is None
     on_a_cpu = toy_pipeline(Path("m"))
     assert on_a_cpu.train.rollout_correction is None
-    corrected = toy_pipeline(Path("m"), train__async={}, train__rollout_correction={})
+    pipeline_with_block = toy_pipeline(Path("m"), train__async={}, train__rollout_correction={})
     by_vllm = toy_pipeline(Path("m"), backend__rollout="vllm-cpu")
     assert by_vllm.train.rollout_correction == RolloutCorrectionSettings(level="token", cap=2.0)
-    uncorrected = toy_pipeline(Path("m"), backend__rollout="vllm-cpu", train__rollout_correction=None)
-    assert uncorrected.train.rollout_correction is None
+    without_block = toy_pipeline(Path("m"), backend__rollout="vllm-cpu", train__rollout_correction=None)
+    assert without_block.train.rollout_correction is None
     bypass = []
-    for pipeline in (on_gpus, on_a_cpu, corrected, by_vllm, uncorrected):
+    for pipeline in (on_gpus, on_a_cpu, pipeline_with_block, by_vllm, without_block):
         check_pipeline(pipeline)
         config = verl_config(pipeline, model="m", checkpoints=tmp_path)
         bypass.append(config.algorithm.rollout_correction.bypass_mode)

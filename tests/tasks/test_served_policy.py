@@ -10,7 +10,7 @@ import pytest
 from agents.types import SamplingParams
 from envs.errors import ConfigError
 from tasks.rollout.served_policy import PausableSampler, ServedAt, ServedPolicy
-from tests.support.gateway_toy import QUESTION, Gated, ask, client_of, tokenizer_with
+from tests.support.gateway_toy import QUESTION, GatedSampler, ask, client_of, tokenizer_with
 from tests.support.verl_toy import toy_pipeline
 
 
@@ -36,29 +36,29 @@ def test_what_is_no_address_is_refused(text: str) -> None:
 
 def test_a_port_in_use_is_refused() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
-        taken = server.getsockname()[1]
-        with pytest.raises(ConfigError, match=f"cannot listen on 127.0.0.1:{taken}: .*choose another"):
-            ServedAt.read(str(taken)).check()
-    ServedAt.read(str(taken)).check()
+        taken_port = server.getsockname()[1]
+        with pytest.raises(ConfigError, match=f"cannot listen on 127.0.0.1:{taken_port}: .*choose another"):
+            ServedAt.read(str(taken_port)).check()
+    ServedAt.read(str(taken_port)).check()
 
 
 def test_who_comes_while_the_weights_change_waits_and_who_is_inside_is_waited_for() -> None:
     async def work() -> None:
-        sampler = Gated(["One.", "Two."])
-        at = ServedAt(host="127.0.0.1", port=free_port(), token="secret")
-        served = ServedPolicy(
+        sampler = GatedSampler(["One.", "Two."])
+        address = ServedAt(host="127.0.0.1", port=free_port(), token="secret")
+        server_of_policy = ServedPolicy(
             toy_pipeline(Path("none"), rollout__max_tokens_per_turn=50),
             sampler=sampler,
             tokenizer=tokenizer_with(),
-            address=at,
+            address=address,
         )
-        await served.start()
-        async with client_of(at.url, api_key="secret") as client, client_of(at.url) as nobody:
+        await server_of_policy.start()
+        async with client_of(address.url, api_key="secret") as client, client_of(address.url) as nobody:
             with pytest.raises(openai.AuthenticationError):
                 await ask(nobody, [QUESTION])
             first = asyncio.create_task(ask(client, [QUESTION]))
             await sampler.request_event.wait()
-            pausing = asyncio.create_task(served.pause())
+            pausing = asyncio.create_task(server_of_policy.pause())
             await asyncio.sleep(0.05)
             second = asyncio.create_task(ask(client, [QUESTION]))
             await asyncio.sleep(0.05)
@@ -68,16 +68,16 @@ def test_who_comes_while_the_weights_change_waits_and_who_is_inside_is_waited_fo
             assert (await first).content == "One."
             await asyncio.sleep(0.05)
             assert not second.done()
-            await served.resume()
+            await server_of_policy.resume()
             assert (await second).content == "One."  # a conversation of its own
-        await served.close()
+        await server_of_policy.close()
 
     asyncio.run(asyncio.wait_for(work(), 300))
 
 
 def test_a_pause_waits_for_a_request_whose_client_has_left() -> None:
     async def work() -> None:
-        sampler = Gated(["One."])
+        sampler = GatedSampler(["One."])
         pausable = PausableSampler(sampler)
         params = SamplingParams(max_tokens=9)
         request = asyncio.create_task(pausable.sample([1], params=params, episode_id="e"))

@@ -34,29 +34,32 @@ class Step:
 
 
 @dataclass(frozen=True)
-class Chain:
+class TurnChain:
     steps: Sequence[Step]
     final_state: str | None = None
     success: bool = False
 
 
-SOLVED = Chain([Step("A", 2), Step("B", 3, 1.0)], success=True)
-TIMED_OUT = Chain([Step("A"), Step("A", 2), Step("C")], final_state="D")
-DETOUR = Chain([Step("A"), Step("B"), Step("A"), Step("B", 2, 1.0)], success=True)
-GROUP = (SOLVED, TIMED_OUT, DETOUR)
+SUCCESS = TurnChain([Step("A", 2), Step("B", 3, 1.0)], success=True)
+TIMED_OUT = TurnChain([Step("A"), Step("A", 2), Step("C")], final_state="D")
+DETOUR = TurnChain([Step("A"), Step("B"), Step("A"), Step("B", 2, 1.0)], success=True)
+GROUP = (SUCCESS, TIMED_OUT, DETOUR)
 
 
 def test_gigpo_by_hand() -> None:
     """With γ ½, the returns in A are ½, 0, 0, ⅛, ½, in B 1, ¼, 1; C was met once."""
     options = {"name": "gigpo", "gamma": 0.5, "step_weight": 2.0, "normalize_by_std": False}
     mean_a, mean_b = 0.225, 0.75
-    won, lost = 1 / 3, -2 / 3
-    expected = [
-        [won + 2 * (0.5 - mean_a), won + 2 * (1 - mean_b)],
-        [lost - 2 * mean_a, lost - 2 * mean_a, lost],
-        [won + 2 * (x - mean) for x, mean in ((0.125, mean_a), (0.25, mean_b), (0.5, mean_a), (1, mean_b))],
+    winning_group, losing_chains = 1 / 3, -2 / 3
+    values_by_hand = [
+        [winning_group + 2 * (0.5 - mean_a), winning_group + 2 * (1 - mean_b)],
+        [losing_chains - 2 * mean_a, losing_chains - 2 * mean_a, losing_chains],
+        [
+            winning_group + 2 * (x - mean)
+            for x, mean in ((0.125, mean_a), (0.25, mean_b), (0.5, mean_a), (1, mean_b))
+        ],
     ]
-    assert_turns(options, [GROUP], [expected])
+    assert_turns(options, [GROUP], [values_by_hand])
 
 
 def test_graphgpo_by_hand() -> None:
@@ -64,29 +67,29 @@ def test_graphgpo_by_hand() -> None:
     turn to the goal is worth 10, to B 5, to A 2.5, to C or D 1.25."""
     options = {"name": "graphgpo", "distance_discount": 0.5, "episode_weight": 0.0, "normalize_by_std": False}
     mean_a, mean_b = (5 + 2.5 + 1.25 + 5 + 5) / 5, (10 + 2.5 + 10) / 3
-    expected = [
+    values_by_hand = [
         [5 - mean_a, 10 - mean_b],
         [2.5 - mean_a, 1.25 - mean_a, 0.0],
         [5 - mean_a, 2.5 - mean_b, 5 - mean_a, 10 - mean_b],
     ]
-    assert_turns(options, [GROUP], [expected])
+    assert_turns(options, [GROUP], [values_by_hand])
 
 
 def test_a_lost_episode_is_paid_for_the_turns_that_came_nearer() -> None:
     """It went from A to B, from where another won."""
-    near_miss = Chain([Step("A"), Step("B"), Step("E")])
-    group = (SOLVED, near_miss, Chain([Step("A"), Step("A")], final_state="A"))
+    near_miss = TurnChain([Step("A"), Step("B"), Step("E")])
+    group = (SUCCESS, near_miss, TurnChain([Step("A"), Step("A")], final_state="A"))
     values = turn_values({"name": "graphgpo", "episode_weight": 0.0}, [group])[0]
     assert values[1][0] == values[0][0] > 0 > values[2][0]
     assert values[1][1] < 0 < values[0][1]
 
 
 def test_a_group_without_a_goal_has_no_graph_and_equal_returns_have_no_advantage() -> None:
-    lost = [Chain([Step("A"), Step("B")], final_state=state) for state in ("A", "C", "B")]
+    losing_chains = [TurnChain([Step("A"), Step("B")], final_state=state) for state in ("A", "C", "B")]
     for name in ("gigpo", "graphgpo"):
-        assert not any(x for values in turn_values(name, [lost])[0] for x in values)
+        assert not any(x for values in turn_values(name, [losing_chains])[0] for x in values)
     # 0.1 three times: their mean is not 0.1
-    same = [Chain([Step("A", 1, 0.1)], final_state="B")] * 3
+    same = [TurnChain([Step("A", 1, 0.1)], final_state="B")] * 3
     for by_std in (False, True):
         values = turn_values({"name": "gigpo", "normalize_by_std": by_std}, [same])[0]
         assert values == [[0.0]] * 3
@@ -94,9 +97,9 @@ def test_a_group_without_a_goal_has_no_graph_and_equal_returns_have_no_advantage
 
 def test_equal_rewards_may_be_due_at_different_turns() -> None:
     """Both won: the shorter way is better, by the returns in A, and by the graph."""
-    slow = Chain([Step("A"), Step("A"), Step("B", 1, 1.0)], success=True)
+    slow = TurnChain([Step("A"), Step("A"), Step("B", 1, 1.0)], success=True)
     for name in ("gigpo", "graphgpo"):
-        fast, late = turn_values(name, [(SOLVED, slow)])[0]
+        fast, late = turn_values(name, [(SUCCESS, slow)])[0]
         assert fast[0] > 0 > late[0]
 
 
@@ -104,20 +107,26 @@ def test_groups_are_left_out_only_if_nothing_can_be_learnt() -> None:
     train = toy_pipeline(Path("m"), train__algorithm="gigpo").train
     graph = toy_pipeline(Path("m"), train__algorithm="graphgpo").train
     grpo = toy_pipeline(Path("m")).train
-    won = [played(SOLVED, group=0, sample_index=i) for i in range(2)]
-    lost = [played(TIMED_OUT, group=0, sample_index=i) for i in range(2)]
-    partly = [played(Chain([Step("A", 1, 0.5)], final_state="B"), group=0, sample_index=i) for i in range(2)]
+    winning_group = [trajectory_of(SUCCESS, group=0, sample_index=i) for i in range(2)]
+    losing_chains = [trajectory_of(TIMED_OUT, group=0, sample_index=i) for i in range(2)]
+    partly = [
+        trajectory_of(TurnChain([Step("A", 1, 0.5)], final_state="B"), group=0, sample_index=i)
+        for i in range(2)
+    ]
     counts = {
-        key: [len(trainable(group, settings, context_length=100)) for group in (won, lost, partly)]
+        key: [
+            len(trainable(group, settings, context_length=100))
+            for group in (winning_group, losing_chains, partly)
+        ]
         for key, settings in {"gigpo": train, "graphgpo": graph, "grpo": grpo}.items()
     }
     assert counts == {"gigpo": [2, 0, 2], "graphgpo": [2, 0, 0], "grpo": [0, 0, 0]}
 
 
 def test_a_summary_is_compared_with_nothing_and_leads_to_where_it_was_made() -> None:
-    plain = Chain([Step("A"), Step("B", 1, 1.0)], success=True)
-    summing_up = Chain([Step("A"), Step(None, 3), Step("B", 1, 1.0)], success=True)
-    group = (plain, summing_up, TIMED_OUT)
+    short_chain = TurnChain([Step("A"), Step("B", 1, 1.0)], success=True)
+    summing_up = TurnChain([Step("A"), Step(None, 3), Step("B", 1, 1.0)], success=True)
+    group = (short_chain, summing_up, TIMED_OUT)
     values = turn_values({"name": "graphgpo", "episode_weight": 0.0}, [group])[0]
     assert values[1] == [values[0][0], 0.0, values[0][1]]
 
@@ -132,24 +141,24 @@ def test_estimators_agree_with_the_formulas_written_plainly(
     rng = random.Random(seed)
     groups = [[wander(rng) for _ in range(rng.randint(2, 7))] for _ in range(5)]
     reference = {"gigpo": gigpo, "graphgpo": graphgpo}[name]
-    expected = [reference(group, normalize_by_std=normalize_by_std) for group in groups]
-    assert_turns({"name": name, "normalize_by_std": normalize_by_std}, groups, expected)
+    values_by_hand = [reference(group, normalize_by_std=normalize_by_std) for group in groups]
+    assert_turns({"name": name, "normalize_by_std": normalize_by_std}, groups, values_by_hand)
 
 
 def test_a_turn_has_its_advantage_in_its_own_segment(verl: ModuleType) -> None:
     """Each turn after the first begins a new segment: a row for the trainer."""
     from tests.support.verl_update import step_data
 
-    group = [played(chain, group=0, sample_index=i) for i, chain in enumerate(GROUP)]
+    group = [trajectory_of(turn_chain, group=0, sample_index=i) for i, turn_chain in enumerate(GROUP)]
     cut = [
         replace(t, turns=(t.turns[0], *(replace(turn, prompt_ids=(1, 2, 3)) for turn in t.turns[1:])))
         for t in group
     ]
     pipeline = toy_pipeline(Path("m"), train__algorithm="gigpo")
     rows = step_data(pipeline, [cut])["advantages"].unbind()
-    expected = [value for values in turn_values("gigpo", [GROUP])[0] for value in values]
-    assert len(rows) == len(expected) == 9
-    for row, value in zip(rows, expected, strict=True):
+    values_by_hand = [value for values in turn_values("gigpo", [GROUP])[0] for value in values]
+    assert len(rows) == len(values_by_hand) == 9
+    for row, value in zip(rows, values_by_hand, strict=True):
         assert row.tolist() == pytest.approx([value] * len(row), abs=1e-6)
 
 
@@ -158,25 +167,25 @@ def test_penalties_on_tokens_belong_to_their_turns() -> None:
     batch = conversations([GROUP])
     noise = torch.rand(batch.mask.shape, generator=torch.Generator().manual_seed(0)) * batch.mask
     actual = parse_algorithm("gigpo").estimate(replace(batch, rewards=batch.rewards - noise)).advantages
-    taxed = [
+    with_penalty = [
         replace(
-            chain,
+            turn_chain,
             steps=[
                 replace(
                     step, reward=step.reward - float(noise[row][batch.turn[row] == i][: step.tokens].sum())
                 )
-                for i, step in enumerate(chain.steps)
+                for i, step in enumerate(turn_chain.steps)
             ],
         )
-        for row, chain in enumerate(GROUP)
+        for row, turn_chain in enumerate(GROUP)
     ]
-    expected = parse_algorithm("gigpo").estimate(conversations([taxed])).advantages
-    torch.testing.assert_close(actual, expected, atol=1e-5, rtol=1e-4)
+    values_by_hand = parse_algorithm("gigpo").estimate(conversations([with_penalty])).advantages
+    torch.testing.assert_close(actual, values_by_hand, atol=1e-5, rtol=1e-4)
 
 
 def test_a_conversation_without_any_state_is_refused_when_it_comes_to_that() -> None:
     """A server of an earlier version sends none."""
-    batch = conversations([(SOLVED, Chain([Step(None), Step(None)]))])
+    batch = conversations([(SUCCESS, TurnChain([Step(None), Step(None)]))])
     with pytest.raises(WingspanError, match="graphgpo: x_0, sample 1, has no states; give x a state_key"):
         parse_algorithm("graphgpo").estimate(batch)
 
@@ -212,27 +221,27 @@ def test_environments_with_states_are_not() -> None:
         check_pipeline(toy_pipeline(Path("m"), train__algorithm="gigpo", data=parts, servers=servers))
 
 
-def gigpo(group: Sequence[Chain], *, normalize_by_std: bool) -> list[list[float]]:
+def gigpo(group: Sequence[TurnChain], *, normalize_by_std: bool) -> list[list[float]]:
     """arXiv 2505.10978, equations 3 to 8, with γ 0.95 and ω 1."""
     returns: list[list[float]] = []
-    for chain in group:
-        rewards = [step.reward for step in chain.steps]
+    for turn_chain in group:
+        rewards = [step.reward for step in turn_chain.steps]
         returns.append(
-            [sum(0.95**k * r for k, r in enumerate(rewards[place:])) for place in range(len(rewards))]
+            [sum(0.95**k * r for k, r in enumerate(rewards[position:])) for position in range(len(rewards))]
         )
     return joint(group, returns, normalize_by_std=normalize_by_std)
 
 
-def graphgpo(group: Sequence[Chain], *, normalize_by_std: bool) -> list[list[float]]:
+def graphgpo(group: Sequence[TurnChain], *, normalize_by_std: bool) -> list[list[float]]:
     """arXiv 2605.26684, with ω 0.1; distances by relaxing every edge as often as there are edges."""
     edges: list[tuple[str, str]] = []
     ends: list[list[str]] = []
-    for number, chain in enumerate(group):
-        states = [step.state for step in chain.steps]
+    for number, turn_chain in enumerate(group):
+        states = [step.state for step in turn_chain.steps]
         row = []
-        for place, state in enumerate(states):
-            later = [s for s in states[place + 1 :] if s is not None]
-            last = "goal" if chain.success else chain.final_state or f"dead end {number}"
+        for position, state in enumerate(states):
+            later = [s for s in states[position + 1 :] if s is not None]
+            last = "goal" if turn_chain.success else turn_chain.final_state or f"dead end {number}"
             row.append(later[0] if later else last)
             if state is not None:
                 edges.append((state, row[-1]))
@@ -242,85 +251,85 @@ def graphgpo(group: Sequence[Chain], *, normalize_by_std: bool) -> list[list[flo
         for source, target in edges:
             if target in distance:
                 distance[source] = min(distance.get(source, distance[target] + 1), distance[target] + 1)
-    known = [distance[node] for edge in edges for node in edge if node in distance]
-    unknown = max(known, default=0) + 1
+    known_distances = [distance[node] for edge in edges for node in edge if node in distance]
+    unknown = max(known_distances, default=0) + 1
     worth = [[10 * 0.1 ** distance.get(end, unknown) for end in row] for row in ends]
     return joint(group, worth, normalize_by_std=normalize_by_std)
 
 
 def joint(
-    group: Sequence[Chain], values: Sequence[Sequence[float]], *, normalize_by_std: bool
+    group: Sequence[TurnChain], values: Sequence[Sequence[float]], *, normalize_by_std: bool
 ) -> list[list[float]]:
-    scores = [sum(step.reward for step in chain.steps) for chain in group]
+    scores = [sum(step.reward for step in turn_chain.steps) for turn_chain in group]
     by_state: defaultdict[str, list[float]] = defaultdict(list)
-    for chain, row in zip(group, values, strict=True):
-        for step, value in zip(chain.steps, row, strict=True):
+    for turn_chain, row in zip(group, values, strict=True):
+        for step, value in zip(turn_chain.steps, row, strict=True):
             if step.state is not None:
                 by_state[step.state].append(value)
 
-    def relative(value: float, others: Sequence[float]) -> float:
-        if len(set(others)) < 2:
+    def relative(value: float, group_values: Sequence[float]) -> float:
+        if len(set(group_values)) < 2:
             return 0.0
-        difference = value - fmean(others)
-        return difference / (stdev(others) + 1e-6) if normalize_by_std else difference
+        difference = value - fmean(group_values)
+        return difference / (stdev(group_values) + 1e-6) if normalize_by_std else difference
 
     return [
         [
             relative(score, scores) + (0.0 if step.state is None else relative(value, by_state[step.state]))
-            for step, value in zip(chain.steps, row, strict=True)
+            for step, value in zip(turn_chain.steps, row, strict=True)
         ]
-        for chain, row, score in zip(group, values, scores, strict=True)
+        for turn_chain, row, score in zip(group, values, scores, strict=True)
     ]
 
 
-def wander(rng: random.Random) -> Chain:
+def wander(rng: random.Random) -> TurnChain:
     """A walk over six states, some of them summaries."""
     steps = [
-        Step(None if place and rng.random() < 0.1 else rng.choice("ABCDEF"), rng.randint(1, 4))
-        for place in range(rng.randint(1, 9))
+        Step(None if position and rng.random() < 0.1 else rng.choice("ABCDEF"), rng.randint(1, 4))
+        for position in range(rng.randint(1, 9))
     ]
     if rng.random() < 0.4:
         steps[-1] = replace(steps[-1], reward=1.0)
-        return Chain(steps, success=True)
+        return TurnChain(steps, success=True)
     if rng.random() < 0.3:
         steps[0] = replace(steps[0], reward=0.25)
-    return Chain(steps, final_state=rng.choice([None, *"ABCDEFG"]))
+    return TurnChain(steps, final_state=rng.choice([None, *"ABCDEFG"]))
 
 
-def assert_turns(algorithm: Any, groups: Sequence[Sequence[Chain]], expected: Any) -> None:
+def assert_turns(algorithm: Any, groups: Sequence[Sequence[TurnChain]], values_by_hand: Any) -> None:
     """Every token of a turn has the turn's advantage; padding has none."""
     batch = conversations(groups)
     actual = parse_algorithm(algorithm).estimate(batch).advantages
-    rows = [row for group in expected for row in group]
-    chains = [chain for group in groups for chain in group]
+    rows = [row for group in values_by_hand for row in group]
+    turn_chains = [turn_chain for group in groups for turn_chain in group]
     by_hand = torch.zeros(batch.mask.shape)
-    for number, (chain, row) in enumerate(zip(chains, rows, strict=True)):
-        tokens = [x for step, x in zip(chain.steps, row, strict=True) for _ in range(step.tokens)]
+    for number, (turn_chain, row) in enumerate(zip(turn_chains, rows, strict=True)):
+        tokens = [x for step, x in zip(turn_chain.steps, row, strict=True) for _ in range(step.tokens)]
         by_hand[number, : len(tokens)] = torch.tensor(tokens)
     torch.testing.assert_close(actual, by_hand, atol=1e-5, rtol=1e-4)
 
 
-def turn_values(algorithm: Any, groups: Sequence[Sequence[Chain]]) -> list[list[list[float]]]:
+def turn_values(algorithm: Any, groups: Sequence[Sequence[TurnChain]]) -> list[list[list[float]]]:
     """By group, conversation and turn."""
     rows = iter(parse_algorithm(algorithm).estimate(conversations(groups)).advantages.tolist())
     result = []
     for group in groups:
         values = []
-        for chain in group:
-            row, place = next(rows), 0
+        for turn_chain in group:
+            row, position = next(rows), 0
             values.append([])
-            for step in chain.steps:
-                values[-1].append(row[place])
-                place += step.tokens
+            for step in turn_chain.steps:
+                values[-1].append(row[position])
+                position += step.tokens
         result.append(values)
     return result
 
 
-def conversations(groups: Sequence[Sequence[Chain]]) -> Conversations:
+def conversations(groups: Sequence[Sequence[TurnChain]]) -> Conversations:
     trajectories = [
-        played(chain, group=number, sample_index=i)
+        trajectory_of(turn_chain, group=number, sample_index=i)
         for number, group in enumerate(groups)
-        for i, chain in enumerate(group)
+        for i, turn_chain in enumerate(group)
     ]
     lengths = torch.tensor([sum(len(turn.completion.token_ids) for turn in t.turns) for t in trajectories])
     mask = torch.arange(int(lengths.max())) < lengths.unsqueeze(1)
@@ -335,7 +344,7 @@ def conversations(groups: Sequence[Sequence[Chain]]) -> Conversations:
     )
 
 
-def played(chain: Chain, *, group: int, sample_index: int) -> Trajectory:
+def trajectory_of(turn_chain: TurnChain, *, group: int, sample_index: int) -> Trajectory:
     def turn(step: Step) -> Turn:
         completion = Completion(
             token_ids=[7] * step.tokens,
@@ -351,10 +360,10 @@ def played(chain: Chain, *, group: int, sample_index: int) -> Trajectory:
         item=Item(item_id=f"x_{group}", env="x"),
         sample_index=sample_index,
         prompt_ids=(1, 2),
-        turns=tuple(map(turn, chain.steps)),
-        stop_reason=StopReason.TERMINATED if chain.success else StopReason.MAX_TURNS,
-        reward=sum(step.reward for step in chain.steps),
-        success=chain.success,
+        turns=tuple(map(turn, turn_chain.steps)),
+        stop_reason=StopReason.TERMINATED if turn_chain.success else StopReason.MAX_TURNS,
+        reward=sum(step.reward for step in turn_chain.steps),
+        success=turn_chain.success,
         seconds=0.0,
-        final_state=chain.final_state,
+        final_state=turn_chain.final_state,
     )

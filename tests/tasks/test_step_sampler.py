@@ -69,8 +69,8 @@ def test_groups_that_teach_nothing_are_replaced_by_groups_of_other_items() -> No
     assert sample.batch[1] is sample.groups[1], "what teaches stays in its place"
     refills = [request for request in runner.requests if "refill" in request[0]]
     assert sample.num_replaced == sum(len(names) for _, names, _, _ in refills)
-    drawn = [name for _, names, _, _ in runner.requests for name in names]
-    assert len(set(drawn)) == len(drawn), "no item is drawn twice in a step"
+    item_names = [name for _, names, _, _ in runner.requests for name in names]
+    assert len(set(item_names)) == len(item_names), "no item is drawn twice in a step"
 
 
 def test_which_items_replace_others_is_a_function_of_seed_step_and_rewards() -> None:
@@ -179,11 +179,11 @@ def test_a_resumed_run_draws_the_same_items_and_raises_the_horizon_at_the_same_s
 
     _, samples = sample_steps(rewards, steps=range(1, 13), stop=StopReason.MAX_TURNS, **options)
     samples[4].history.write(tmp_path)
-    _, resumed = sample_steps(
+    _, second_steps = sample_steps(
         rewards, steps=range(6, 13), stop=StopReason.MAX_TURNS, history=History.read(tmp_path), **options
     )
-    assert facts(resumed) == facts(samples[5:])
-    assert resumed[-1].history == samples[-1].history
+    assert facts(second_steps) == facts(samples[5:])
+    assert second_steps[-1].history == samples[-1].history
     _, forgetful = sample_steps(rewards, steps=range(6, 13), stop=StopReason.MAX_TURNS, **options)
     assert facts(forgetful) != facts(samples[5:])
 

@@ -71,8 +71,8 @@ def write_round(workspace: Path, index: int, *, steps: tuple[int, int]) -> None:
         write_step(workspace, step)
     file = workspace / "train" / "rounds" / f"{index:02}.json"
     file.parent.mkdir(parents=True, exist_ok=True)
-    ended = {"index": index, "first_step": steps[0], "last_step": steps[1], "seconds": 1.0}
-    file.write_text(json.dumps({**ended, "evaluation": {"success": 0.5 + index / 10}}))
+    round_end = {"index": index, "first_step": steps[0], "last_step": steps[1], "seconds": 1.0}
+    file.write_text(json.dumps({**round_end, "evaluation": {"success": 0.5 + index / 10}}))
     for step in steps:
         file = workspace / "train" / "trajectories" / f"step_{step:04d}.jsonl"
         # Two samples of each of three items, of which the first is traced.
@@ -121,13 +121,13 @@ def write_results(workspace: Path, *, trajectories: int = 3, success: float = 0.
     (workspace / "policy").mkdir()
     (workspace / "policy" / "config.json").write_text('{"model_type": "llama"}')
     write_tokenizer(workspace / "policy")
-    played = [
+    episodes = [
         episode(index, policy=policy, mode=mode)
         for policy in ("before", "after")
         for mode in ("sampled", "greedy")
         for index in range(trajectories)
     ]
-    write_trajectories(workspace / "evaluation_trajectories.jsonl", played)
+    write_trajectories(workspace / "evaluation_trajectories.jsonl", episodes)
 
 
 def write_tokenizer(folder: Path) -> None:
@@ -155,10 +155,10 @@ def traces_of(workspace: Path) -> list[Any]:
     import mlflow
 
     parent, _ = runs_of(workspace)
-    found: list[Any] = mlflow.search_traces(
+    traces: list[Any] = mlflow.search_traces(
         locations=[parent.info.experiment_id], run_id=parent.info.run_id, return_type="list"
     )
-    return found
+    return traces
 
 
 def series(run: Any, key: str) -> list[tuple[int, float]]:
@@ -243,7 +243,7 @@ def test_a_trace_shows_the_task_and_the_turns_with_the_times_they_took(
     assert second.inputs["messages"][0]["content"] == "Got 1"
     # The prompt's three tokens; for the second turn, also the two of the first and one of its answer.
     assert [span.attributes["mlflow.chat.tokenUsage"]["input_tokens"] for span in (chat, second)] == [3, 6]
-    assessments = {one.name: one.feedback.value for one in trace.info.assessments}
+    assessments = {assessment.name: assessment.feedback.value for assessment in trace.info.assessments}
     assert assessments == {"success": False, "reward": 0.0}
 
 
@@ -276,9 +276,9 @@ def test_the_run_says_what_it_is_in_mlflow_s_own_columns(workspace: Path, pipeli
     import mlflow
 
     default = load_pipeline("textcraft-cpu", file=PIPELINES)
-    changed = changed_parameters(pipeline, default=default)
-    assert changed["warmup.lr"] == (default.warmup and default.warmup.lr, 0.25)
-    write_changes(workspace, name="eight", changed=changed)
+    changes = changed_parameters(pipeline, default=default)
+    assert changes["warmup.lr"] == (default.warmup and default.warmup.lr, 0.25)
+    write_changes(workspace, name="eight", changed=changes)
     (workspace / "data").mkdir()
     (workspace / "data" / "test.jsonl").write_text("{}\n{}\n")
     with Tracker("eight", pipeline=pipeline, workspace=workspace) as tracker:
@@ -353,8 +353,8 @@ def test_other_parameters_are_another_run(workspace: Path, pipeline: Pipeline) -
     with Tracker("four", pipeline=pipeline, workspace=workspace):
         pass
     first, _ = runs_of(workspace)
-    other = pipeline.model_copy(update={"seed": 9})
-    with Tracker("four", pipeline=other, workspace=workspace):
+    other_pipeline = pipeline.model_copy(update={"seed": 9})
+    with Tracker("four", pipeline=other_pipeline, workspace=workspace):
         pass
     second, _ = runs_of(workspace)
     assert second.info.run_id != first.info.run_id
@@ -399,19 +399,19 @@ def test_runs_whose_process_is_gone_are_killed_and_others_are_not(
         "with Tracker('x', pipeline=pipeline, workspace=Path(sys.argv[1])): time.sleep(1000)\n"
     )
     names = ("dead", "alive", "elsewhere", "silent")
-    places = {name: workspace / name for name in names}
+    workspaces = {name: workspace / name for name in names}
     processes = {
         name: subprocess.Popen(
-            [sys.executable, "-c", code, str(places[name])],
+            [sys.executable, "-c", code, str(workspaces[name])],
             env=os.environ | {"PYTHONPATH": str(PIPELINES.parent)},
         )
         for name in ("dead", "alive")
     }
     try:
-        wait_until(lambda: all((places[name] / "mlflow.json").exists() for name in processes))
+        wait_until(lambda: all((workspaces[name] / "mlflow.json").exists() for name in processes))
         client = connect()
         experiment = experiment_of(client)
-        wait_until(lambda: all(PID in runs_of(places[name])[0].data.tags for name in processes))
+        wait_until(lambda: all(PID in runs_of(workspaces[name])[0].data.tags for name in processes))
         processes["dead"].kill()
         processes["dead"].wait()
         for name, age in (("elsewhere", 60), ("silent", 3600)):
@@ -419,11 +419,11 @@ def test_runs_whose_process_is_gone_are_killed_and_others_are_not(
             tags = heartbeat() | {PROCESSES: "of another machine", PID: "1", TIME: str(time.time() - age)}
             for key, value in tags.items():
                 client.set_tag(run.info.run_id, key, value)
-            places[name].mkdir(parents=True)
-            (places[name] / "mlflow.json").write_text(json.dumps({"run_id": run.info.run_id}))
+            workspaces[name].mkdir(parents=True)
+            (workspaces[name] / "mlflow.json").write_text(json.dumps({"run_id": run.info.run_id}))
         mark_gone(client, experiment_id=experiment)
-        found = {name: runs_of(place)[0].info.status for name, place in places.items()}
-        assert found == {"dead": "KILLED", "alive": "RUNNING", "elsewhere": "RUNNING", "silent": "KILLED"}
+        traces = {name: runs_of(folder)[0].info.status for name, folder in workspaces.items()}
+        assert traces == {"dead": "KILLED", "alive": "RUNNING", "elsewhere": "RUNNING", "silent": "KILLED"}
         rows = {row[0]: row for row in run_rows()}
         assert rows["dead"][1] == "killed"
         assert rows["alive"][1] == "running"
@@ -434,8 +434,8 @@ def test_runs_whose_process_is_gone_are_killed_and_others_are_not(
 
 
 def test_a_record_that_cannot_be_written_is_told_at_the_end(workspace: Path, pipeline: Pipeline) -> None:
-    told = pytest.raises(WingspanError, match=r"incomplete .*evaluation\.json")
-    with told, Tracker("six", pipeline=pipeline, workspace=workspace) as tracker:
+    outputs = pytest.raises(WingspanError, match=r"incomplete .*evaluation\.json")
+    with outputs, Tracker("six", pipeline=pipeline, workspace=workspace) as tracker:
         tracker.finish()  # nothing was evaluated
     assert not is_recorded(workspace, pipeline=pipeline)
 
@@ -455,7 +455,7 @@ def test_two_first_runs_at_once_make_one_database(tmp_path: Path) -> None:
         "with Tracker('x', pipeline=pipeline, workspace=Path(sys.argv[1])): pass\n"
     )
     environment = os.environ | {"MLFLOW_TRACKING_URI": f"sqlite:///{tmp_path}/mlflow.db"}
-    both = [
+    processes = [
         subprocess.Popen(
             [sys.executable, "-c", code, str(tmp_path / name)],
             cwd=tmp_path,
@@ -465,9 +465,9 @@ def test_two_first_runs_at_once_make_one_database(tmp_path: Path) -> None:
         )
         for name in "ab"
     ]
-    told = [process.communicate()[1] for process in both]
-    assert [process.returncode for process in both] == [0, 0], told
-    assert not any("MLflow:" in text for text in told), told
+    outputs = [process.communicate()[1] for process in processes]
+    assert [process.returncode for process in processes] == [0, 0], outputs
+    assert not any("MLflow:" in text for text in outputs), outputs
 
 
 @pytest.mark.parametrize(

@@ -70,7 +70,7 @@ def true_gradient() -> list[float]:
     return gradient[::-1]
 
 
-def estimated(name: str) -> Advantages:
+def advantages_of(name: str) -> Advantages:
     """The estimator that training uses, on turns of several tokens."""
 
     def of_group(group: Sequence[Episode]) -> list[list[float]]:
@@ -108,7 +108,7 @@ def exact_means() -> list[float]:
 
 @pytest.mark.parametrize("name", ["turn_rloo", "rloo"])
 def test_the_expected_gradient_is_that_of_the_expected_reward(name: str) -> None:
-    assert expected_gradient(estimated(name)) == pytest.approx(true_gradient(), abs=1e-5)
+    assert expected_gradient(advantages_of(name)) == pytest.approx(true_gradient(), abs=1e-5)
 
 
 def test_centring_each_turn_by_itself_takes_the_mean_of_every_turn_that_follows() -> None:
@@ -137,8 +137,8 @@ def test_turn_rloo_by_hand() -> None:
         [0.75 - (1 + 0) / 2, 0.5 - 1, 0.75 - (1 + 0) / 2],  # nobody else has a third: as a whole
     ]
     for row, per_turn in enumerate(by_turn):
-        expected = [per_turn[turn] for turn in batch.turn[row][batch.mask[row]].tolist()]
-        assert actual[row][batch.mask[row]].tolist() == pytest.approx(expected)
+        values = [per_turn[turn] for turn in batch.turn[row][batch.mask[row]].tolist()]
+        assert actual[row][batch.mask[row]].tolist() == pytest.approx(values)
         assert not actual[row][~batch.mask[row]].any()
 
 
@@ -170,8 +170,8 @@ def test_turn_ppo_by_hand() -> None:
             weights[start] = sum(lengths) / len(lengths)
         assert estimate.return_weights[row].tolist() == pytest.approx(weights)
     advantage = torch.tensor(flat)
-    whitened = (advantage - advantage.mean()) / (advantage.var() + 1e-8).sqrt()
-    torch.testing.assert_close(estimate.advantages[batch.mask], whitened, atol=1e-5, rtol=1e-5)
+    z_scores = (advantage - advantage.mean()) / (advantage.var() + 1e-8).sqrt()
+    torch.testing.assert_close(estimate.advantages[batch.mask], z_scores, atol=1e-5, rtol=1e-5)
 
 
 def test_turn_ppo_is_ppo_where_every_turn_has_one_token() -> None:

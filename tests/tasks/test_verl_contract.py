@@ -196,9 +196,9 @@ def test_the_gpu_pipeline_runs_vllm_in_bf16_over_packed_rows(tmp_path: Any) -> N
 
 def test_the_logits_of_whole_distributions_are_not_fused_away(tmp_path: Any) -> None:
     """verl refuses Σπ² with fused kernels, in the first step."""
-    shipped = load_pipeline("textcraft-qwen2.5-3b").model_dump(mode="json", exclude_unset=True)
-    shipped["train"]["algorithm"] = "optimal_token_baseline"
-    settings = Pipeline.model_validate(shipped)
+    values = load_pipeline("textcraft-qwen2.5-3b").model_dump(mode="json", exclude_unset=True)
+    values["train"]["algorithm"] = "optimal_token_baseline"
+    settings = Pipeline.model_validate(values)
     assert not verl_config(
         settings, model="m", checkpoints=tmp_path
     ).actor_rollout_ref.model.use_fused_kernels

@@ -75,10 +75,10 @@ def test_values_loss_and_gradient_of_the_critic(worker: Any, model: Path, groups
         [row + torch.tensor([rng.gauss(0.0, 0.5) for _ in row]) for row in values.unbind()],
         layout=torch.jagged,
     )
-    expected = loss_by_hand(critic, groups, of_trajectories(old, groups), by_turn=name == "turn_ppo")
+    reference_loss = loss_by_hand(critic, groups, of_trajectories(old, groups), by_turn=name == "turn_ppo")
     actual = update_critic(worker, settings, groups, values=old)
-    assert sum(actual["critic/vf_loss"]) == pytest.approx(expected.loss, rel=1e-5)
-    assert actual["grad_norm"] == pytest.approx([expected.grad_norm], rel=1e-5)
+    assert sum(actual["critic/vf_loss"]) == pytest.approx(reference_loss.loss, rel=1e-5)
+    assert actual["grad_norm"] == pytest.approx([reference_loss.grad_norm], rel=1e-5)
     assert 0 < sum(actual["critic/vf_clipfrac"]) / len(actual["critic/vf_clipfrac"]) < 1
 
 
@@ -110,8 +110,8 @@ def test_verl_accepts_the_configuration_of_a_critic(
 ) -> None:
     from verl.utils.config import omega_conf_to_dataclass, validate_config
 
-    shipped = load_pipeline(name)
-    values = shipped.model_dump(mode="json", exclude_unset=True)
+    shipped_pipeline = load_pipeline(name)
+    values = shipped_pipeline.model_dump(mode="json", exclude_unset=True)
     values["train"]["algorithm"] = {"name": "ppo", "critic": {"lr": 3e-5, "epochs": 2}}
     settings = Pipeline.model_validate(values)
     config = verl_config(settings, model=model, checkpoints=tmp_path)
@@ -159,8 +159,8 @@ def loss_by_hand(
             values, old = values[starts], [old[start] for start in starts]
             rewards = [turn.reward for turn in trajectory.turns]
         targets = torch.tensor(returns_by_hand(rewards, old))
-        clipped = torch.tensor(old) + (values - torch.tensor(old)).clamp(-CLIP, CLIP)
-        errors = torch.maximum((values - targets) ** 2, (clipped - targets) ** 2)
+        clipped_values = torch.tensor(old) + (values - torch.tensor(old)).clamp(-CLIP, CLIP)
+        errors = torch.maximum((values - targets) ** 2, (clipped_values - targets) ** 2)
         total = total + 0.5 * errors.mean() / NUM_PLAYED
     critic.zero_grad()
     total.backward()
@@ -203,6 +203,6 @@ def of_trajectories(values: Any, groups: Groups) -> list[list[float]]:
     """Of the sampled tokens of each trajectory, from nested [rows, tokens]."""
     result: dict[int, list[float]] = {}
     for row, row_values in zip(rows_of_all(groups), values.unbind(), strict=True):
-        sampled = row_values[torch.tensor(row.packed.response_mask) > 0]
-        result.setdefault(id(row.trajectory), []).extend(sampled.tolist())
+        sampled_values = row_values[torch.tensor(row.packed.response_mask) > 0]
+        result.setdefault(id(row.trajectory), []).extend(sampled_values.tolist())
     return list(result.values())

@@ -67,12 +67,12 @@ def pipeline(**train: Any) -> Pipeline:
 
 def test_every_trajectory_weighs_the_same(worker: Any, model: Path, groups: Groups) -> None:
     reference = nearby(groups, seed=3)
-    expected = loss_by_hand(model, groups, reference)
+    reference_loss = loss_by_hand(model, groups, reference)
     actual = update(worker, pipeline(), groups, reference=reference)
-    assert sum(actual["actor/pg_loss"]) == pytest.approx(expected.policy, abs=1e-7)
-    assert sum(actual["kl_loss"]) == pytest.approx(expected.kl, rel=1e-5)
-    assert sum(actual["actor/entropy_loss"]) == pytest.approx(expected.entropy, rel=1e-5)
-    assert actual["grad_norm"] == pytest.approx([expected.grad_norm], rel=1e-5)
+    assert sum(actual["actor/pg_loss"]) == pytest.approx(reference_loss.policy, abs=1e-7)
+    assert sum(actual["kl_loss"]) == pytest.approx(reference_loss.kl, rel=1e-5)
+    assert sum(actual["actor/entropy_loss"]) == pytest.approx(reference_loss.entropy, rel=1e-5)
+    assert actual["grad_norm"] == pytest.approx([reference_loss.grad_norm], rel=1e-5)
     assert 0 < fmean(actual["actor/pg_clipfrac"]) < 1
 
 
@@ -80,41 +80,41 @@ def test_mini_batches_may_separate_a_trajectory(worker: Any, model: Path, groups
     rows = [row for group in groups for row in rows_of("uid", group)]
     assert rows[6].trajectory is rows[7].trajectory, "the first of two mini-batches ends within a trajectory"
     reference = nearby(groups, seed=3)
-    expected = loss_by_hand(model, groups, reference)
+    reference_loss = loss_by_hand(model, groups, reference)
     actual = update(worker, pipeline(mini_batches=2), groups, reference=reference)
     assert len(actual["grad_norm"]) == 2
     # each is divided by the half of the episodes that were played
-    assert sum(actual["actor/pg_loss"]) / 2 == pytest.approx(expected.policy, abs=1e-7)
-    assert sum(actual["kl_loss"]) / 2 == pytest.approx(expected.kl, rel=1e-5)
-    assert sum(actual["actor/entropy_loss"]) / 2 == pytest.approx(expected.entropy, rel=1e-5)
+    assert sum(actual["actor/pg_loss"]) / 2 == pytest.approx(reference_loss.policy, abs=1e-7)
+    assert sum(actual["kl_loss"]) / 2 == pytest.approx(reference_loss.kl, rel=1e-5)
+    assert sum(actual["actor/entropy_loss"]) / 2 == pytest.approx(reference_loss.entropy, rel=1e-5)
 
 
 def test_observations_are_predicted_in_the_same_pass(worker: Any, model: Path, groups: Groups) -> None:
     reference = nearby(groups, seed=3)
-    expected = loss_by_hand(model, groups, reference, observation_loss=OBSERVATION_LOSS)
+    reference_loss = loss_by_hand(model, groups, reference, observation_loss=OBSERVATION_LOSS)
     for count in (1, 2):
         settings = pipeline(mini_batches=count, observation_loss=OBSERVATION_LOSS)
         actual = update(worker, settings, groups, reference=reference)
-        assert sum(actual["observation_loss"]) / count == pytest.approx(expected.observation, rel=1e-5)
-        assert sum(actual["actor/pg_loss"]) / count == pytest.approx(expected.policy, abs=1e-7)
-        assert sum(actual["kl_loss"]) / count == pytest.approx(expected.kl, rel=1e-5)
-        assert sum(actual["actor/entropy_loss"]) / count == pytest.approx(expected.entropy, rel=1e-5)
+        assert sum(actual["observation_loss"]) / count == pytest.approx(reference_loss.observation, rel=1e-5)
+        assert sum(actual["actor/pg_loss"]) / count == pytest.approx(reference_loss.policy, abs=1e-7)
+        assert sum(actual["kl_loss"]) / count == pytest.approx(reference_loss.kl, rel=1e-5)
+        assert sum(actual["actor/entropy_loss"]) / count == pytest.approx(reference_loss.entropy, rel=1e-5)
         if count == 1:
-            assert actual["grad_norm"] == pytest.approx([expected.grad_norm], rel=1e-5)
+            assert actual["grad_norm"] == pytest.approx([reference_loss.grad_norm], rel=1e-5)
 
 
 def test_without_an_observation_there_is_no_loss_of_observations(worker: Any, model: Path) -> None:
-    unobserved = [
+    groups_without_observations = [
         [
             replace(t, turns=tuple(replace(turn, observation_spans=()) for turn in t.turns))
             for t in make_groups(model, ((2, 1),), ((0.0, 1.0),))[0]
         ]
     ]
     settings = pipeline(kl=None, entropy_coef=0.0, observation_loss=OBSERVATION_LOSS)
-    metrics = update(worker, settings, unobserved)
+    metrics = update(worker, settings, groups_without_observations)
     assert "observation_loss" not in metrics
-    plain = update(worker, pipeline(kl=None, entropy_coef=0.0), unobserved)
-    assert metrics["grad_norm"] == plain["grad_norm"]
+    plain_metrics = update(worker, pipeline(kl=None, entropy_coef=0.0), groups_without_observations)
+    assert metrics["grad_norm"] == plain_metrics["grad_norm"]
 
 
 def test_the_sum_of_squared_probabilities_of_each_sampled_token(
@@ -132,16 +132,16 @@ def test_the_sum_of_squared_probabilities_of_each_sampled_token(
     output = worker.compute_log_prob(data)
     actual = response_from_nested(output["sum_pi_squared"], data["response_mask"]).values()
     policy = exact(model)
-    expected = [
+    reference_loss = [
         distribution.exp().square().sum(-1)
         for group in groups
         for trajectory in group
         for context, turn in turns_of(trajectory)
         for distribution in [next_tokens(policy, context, turn.completion.token_ids)]
     ]
-    sampled = data["response_mask"].values() > 0
-    torch.testing.assert_close(actual[sampled].double(), torch.cat(expected), atol=1e-6, rtol=1e-4)
-    assert not actual[~sampled].any()
+    is_sampled = data["response_mask"].values() > 0
+    torch.testing.assert_close(actual[is_sampled].double(), torch.cat(reference_loss), atol=1e-6, rtol=1e-4)
+    assert not actual[~is_sampled].any()
 
 
 @pytest.mark.parametrize(
@@ -194,8 +194,8 @@ def loss_by_hand(model: Path, groups: Groups, reference: Groups, *, observation_
                 per_token["entropy"].append(-(distribution.exp() * distribution).sum(-1))
             for name, values in per_token.items():
                 sums[name] = sums[name] + torch.cat(values).mean() / NUM_PLAYED
-    observed = torch.cat([cross_entropies(policy, t) for group in groups for t in group])
-    sums["observation"] = observed.mean()
+    losses = torch.cat([cross_entropies(policy, t) for group in groups for t in group])
+    sums["observation"] = losses.mean()
     loss = sums["policy"] + KL_COEF * sums["kl"] - ENTROPY_COEF * sums["entropy"]
     loss = loss + observation_loss * sums["observation"]
     loss.backward()
@@ -207,15 +207,15 @@ def loss_by_hand(model: Path, groups: Groups, reference: Groups, *, observation_
 def cross_entropies(policy: Any, trajectory: Trajectory) -> Any:
     """Of each observed token that a turn of the same segment follows, at temperature 1."""
     values = [torch.zeros(0, dtype=torch.float64)]
-    followed = [*(turn.prompt_ids is None for turn in trajectory.turns[1:]), False]
-    for (context, turn), is_followed in zip(turns_of(trajectory), followed, strict=True):
+    are_followed = [*(turn.prompt_ids is None for turn in trajectory.turns[1:]), False]
+    for (context, turn), is_followed in zip(turns_of(trajectory), are_followed, strict=True):
         if is_followed:
             before = [*context, *turn.completion.token_ids]
             logits = policy(torch.tensor([[*before, *turn.observation_ids]])).logits[0].log_softmax(-1)
             for start, end in turn.observation_spans:
                 values += [
-                    -logits[len(before) + place - 1, turn.observation_ids[place]].unsqueeze(0)
-                    for place in range(start, end)
+                    -logits[len(before) + position - 1, turn.observation_ids[position]].unsqueeze(0)
+                    for position in range(start, end)
                 ]
     return torch.cat(values)
 

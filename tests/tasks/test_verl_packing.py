@@ -46,12 +46,12 @@ def test_log_probs_and_gradients_are_those_of_separate_sequences(folder: Path) -
     weights = [torch.rand(len(s)) for s in samples]
 
     reference = load(folder, "sdpa")
-    expected, loss = [], torch.zeros(())
+    reference_logits, loss = [], torch.zeros(())
     for sample, mask, weight in zip(samples, masks, weights, strict=True):
         log_probs = reference(sample[None]).logits[0].log_softmax(-1)
         label_log_probs = log_probs[:-1].gather(1, sample[1:, None])[:, 0] * mask[1:]
         loss = loss + (label_log_probs * weight[1:]).sum()
-        expected.append(torch.cat([label_log_probs, torch.zeros(1)]))
+        reference_logits.append(torch.cat([label_log_probs, torch.zeros(1)]))
     loss.backward()
 
     model = load(folder, ATTENTION)
@@ -62,7 +62,7 @@ def test_log_probs_and_gradients_are_those_of_separate_sequences(folder: Path) -
     ).logits[0]
     values = logits.log_softmax(-1).gather(1, row.labels[:, None])[:, 0]
     actual = torch.zeros(sum(map(len, samples))).index_put((row.targets,), values)
-    torch.testing.assert_close(actual, torch.cat(expected), atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(actual, torch.cat(reference_logits), atol=1e-5, rtol=1e-5)
 
     # `weights` are laid out by token, log-probs one place earlier.
     flat = torch.cat([torch.cat([w[1:], torch.zeros(1)]) for w in weights])
@@ -81,8 +81,8 @@ def test_sequences_without_responses_are_blocks_of_their_own(folder: Path) -> No
     actual = model(
         row.input_ids, position_ids=row.position_ids, logits_to_keep=row.logit_rows, blocks=row.blocks
     ).logits[0]
-    expected = torch.cat([reference(s[None]).logits[0][:-1] for s in samples])
-    torch.testing.assert_close(actual, expected, atol=1e-5, rtol=1e-5)
+    reference_logits = torch.cat([reference(s[None]).logits[0][:-1] for s in samples])
+    torch.testing.assert_close(actual, reference_logits, atol=1e-5, rtol=1e-5)
 
 
 def test_tokens_that_are_masked_get_no_gradient(folder: Path) -> None:
@@ -122,9 +122,11 @@ def test_attention_and_its_gradients_are_those_of_a_mask_and_no_pair_is_wasted(
     share = heads // kv_heads
     scores = q @ k.repeat_interleave(share, dim=1).transpose(2, 3) * scale
     weights = scores.masked_fill(~allowed_pairs, -torch.inf).softmax(-1)
-    expected = (weights @ v.repeat_interleave(share, dim=1)).transpose(1, 2)
-    torch.testing.assert_close(actual, expected, atol=1e-12, rtol=1e-10)
-    for mine, theirs in zip(gradients, torch.autograd.grad(expected, (q, k, v), upstream), strict=True):
+    reference_logits = (weights @ v.repeat_interleave(share, dim=1)).transpose(1, 2)
+    torch.testing.assert_close(actual, reference_logits, atol=1e-12, rtol=1e-10)
+    for mine, theirs in zip(
+        gradients, torch.autograd.grad(reference_logits, (q, k, v), upstream), strict=True
+    ):
         torch.testing.assert_close(mine, theirs, atol=1e-11, rtol=1e-9)
     assert computed_pairs(blocks) == int(allowed_pairs.sum())
 

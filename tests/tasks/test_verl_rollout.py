@@ -55,7 +55,7 @@ OVERLONG = {"train__algorithm": {"name": "grpo", "overlong": {"buffer": 0.25}}}
 
 
 @pytest.mark.parametrize(
-    ("group", "options", "trained"),
+    ("group", "options", "trained_on"),
     [
         ([WIN, LOSS], {}, [WIN, LOSS]),
         ([WIN, FAILURE, LOSS], {}, [WIN, LOSS]),
@@ -72,10 +72,10 @@ OVERLONG = {"train__algorithm": {"name": "grpo", "overlong": {"buffer": 0.25}}}
     ],
 )
 def test_which_episodes_are_trained_on(
-    group: list[Trajectory], options: dict[str, Any], trained: list[Trajectory]
+    group: list[Trajectory], options: dict[str, Any], trained_on: list[Trajectory]
 ) -> None:
     settings = toy_pipeline(Path("model"), **options).train
-    assert trainable(group, settings, context_length=9) == trained
+    assert trainable(group, settings, context_length=9) == trained_on
 
 
 def test_a_failed_episode_does_not_make_a_group_informative() -> None:

@@ -100,16 +100,16 @@ def test_a_cancelled_episode_is_aborted_on_its_server(start: Callable[[str], Eng
             await asyncio.sleep(0.05)
 
     async def play() -> None:
-        cancelled, other = (
+        cancelled_request, other_request = (
             asyncio.create_task(engine.sampler.sample((1, 2), params=PARAMS, episode_id=name))
             for name in "ab"
         )
         await asyncio.wait_for(wait_for((2, 0)), 60)
-        cancelled.cancel()
+        cancelled_request.cancel()
         with pytest.raises(asyncio.CancelledError):
-            await cancelled
+            await cancelled_request
         await asyncio.wait_for(wait_for((1, 1)), 60)
-        assert not other.done()
-        other.cancel()
+        assert not other_request.done()
+        other_request.cancel()
 
     asyncio.run(play())
