@@ -71,7 +71,7 @@ def update(
     """One training step's optimizer steps, with the loss of `pipeline`; verl's metrics, a list each.
 
     `reference`: `groups` with the log-probs of the reference policy; `trainer_groups`: with those of the
-    trainer, where the sampler's are not the old ones; `played_tokens`: of the step, by default those of `groups`.
+    trainer, where the sampler's are not the old ones; `played_tokens`: of the step, by default of `groups`.
     """
     from verl.utils import tensordict_utils as tu
 
