@@ -51,9 +51,9 @@ def _keys_at(model: type[BaseModel], location: tuple[int | str, ...]) -> list[st
         if in_dict:  # `part` is a name that the user chose
             in_dict = False
             continue
-        chosen = [o for o in options if part == getattr(o.model_fields.get("name"), "default", None)]
-        if chosen:  # `part` is the name by which one of several blocks is chosen
-            options = chosen
+        named_options = [o for o in options if part == getattr(o.model_fields.get("name"), "default", None)]
+        if named_options:  # `part` is the name by which one of several blocks is chosen
+            options = named_options
             continue
         annotation = _fields(options[0])[str(part)].annotation
         in_dict = get_origin(annotation) is dict

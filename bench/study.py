@@ -113,10 +113,10 @@ def mean_interval(values: Sequence[float]) -> tuple[float, float]:
 def sign_flip_p(differences: Sequence[float]) -> float:
     """Two-sided p of the mean of paired differences: the share of the sign patterns whose mean is as far
     from 0 (Fisher's randomization test)."""
-    observed = abs(sum(differences)) - 1e-12
+    threshold = abs(sum(differences)) - 1e-12
     patterns = list(product((1, -1), repeat=len(differences)))
     extreme = sum(
-        abs(sum(sign * value for sign, value in zip(pattern, differences, strict=True))) >= observed
+        abs(sum(sign * value for sign, value in zip(pattern, differences, strict=True))) >= threshold
         for pattern in patterns
     )
     return extreme / len(patterns)
@@ -141,8 +141,8 @@ def rows(runs: Mapping[str, Mapping[int, RunSummary]], *, reference: str) -> lis
             f"{fmean(run.environment_steps for run in seeds):,.0f}",
             _with_interval(list(by_seed.values())),
         ]
-        shared = sorted(by_seed.keys() & success[reference].keys())
-        differences = [by_seed[seed] - success[reference][seed] for seed in shared]
+        shared_seeds = sorted(by_seed.keys() & success[reference].keys())
+        differences = [by_seed[seed] - success[reference][seed] for seed in shared_seeds]
         if name == reference or not differences:
             table.append([*row, "-", "-"])
         else:

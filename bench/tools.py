@@ -26,11 +26,11 @@ def doze(seconds: float) -> str:
 
 async def measure(*, calls: int, seconds: float) -> float:
     """Wall seconds of `calls` at once."""
-    started = time.perf_counter()
+    start_s = time.perf_counter()
     answers = await asyncio.gather(*(doze.call({"seconds": seconds}) for _ in range(calls)))
     if any(answer.observation != "awake" for answer in answers):
         raise RuntimeError(f"a call failed: {answers}")
-    return time.perf_counter() - started
+    return time.perf_counter() - start_s
 
 
 def main() -> None:
@@ -40,8 +40,8 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=0.3, help="that each call takes")
     arguments = parser.parse_args()
     wall_s = asyncio.run(measure(calls=arguments.calls, seconds=arguments.seconds))
-    told = {"calls": arguments.calls, "wall_s": round(wall_s, 3), "ideal_s": arguments.seconds}
-    print(json.dumps(told))
+    report = {"calls": arguments.calls, "wall_s": round(wall_s, 3), "ideal_s": arguments.seconds}
+    print(json.dumps(report))
 
 
 if __name__ == "__main__":

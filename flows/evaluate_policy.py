@@ -54,9 +54,9 @@ def evaluate_policy(
         pipeline=pipeline,
         overrides=overrides or {},
     )
-    found = find_policy(policy, step=step, model=model, api_key_from=api_key_from)
-    folder = Path(out) if out else default_folder(found, request)
-    record = evaluate(request, found, out=folder)
+    evaluated_policy = find_policy(policy, step=step, model=model, api_key_from=api_key_from)
+    folder = Path(out) if out else default_folder(evaluated_policy, request)
+    record = evaluate(request, evaluated_policy, out=folder)
     if track:
         record_evaluation(record, folder)
     return record.overall.model_dump() | {"record": str(folder)}

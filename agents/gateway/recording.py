@@ -213,12 +213,12 @@ class Recording:
         self, before: _Answer, messages: Sequence[ChatTurn], digest: bytes, *, prefix: Sequence[int]
     ) -> PendingTurn:
         segment = before.segment
-        rendered = self._rendering.reply(messages, after=before.completion.token_ids)
+        prompt_part = self._rendering.reply(messages, after=before.completion.token_ids)
         reply = _Text(
-            [*rendered.ids, *prefix],
+            [*prompt_part.ids, *prefix],
             _images(messages),
             "\n".join(message.content for message in messages),
-            rendered.bodies,
+            prompt_part.bodies,
         )
         prompt = _Text(
             segment.ids[: before.end] + reply.ids, segment.images[: before.images_end] + reply.images

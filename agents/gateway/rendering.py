@@ -91,10 +91,10 @@ class Rendering:
         """The tokens between the completion `after` and the next one; the bodies are those of users and
         tools. Raises `RequestRejected`."""
         is_closed = after[-1] in self.stop_token_ids
-        observed = [len(m.content) if m.role in _OBSERVATION_ROLES else 0 for m in messages]
+        lengths = [len(m.content) if m.role in _OBSERVATION_ROLES else 0 for m in messages]
         try:
             return self._renderer.reply(
-                [self._message(message) for message in messages], is_closed=is_closed, observed=observed
+                [self._message(message) for message in messages], is_closed=is_closed, observed=lengths
             )
         except (ConfigError, EnvCrashed) as error:  # the latter for an image that cannot be decoded
             raise RequestRejected(400, str(error), param="messages") from None

@@ -245,10 +245,10 @@ def _find_tokens(bodies: Sequence[Span], *, offsets: Sequence[Span], places: Seq
 def _without_gaps(offsets: Sequence[Span]) -> Iterator[Span]:
     """The characters of each token, with those before it that no token has: offsets of some tokenizers leave
     out the white space with which a token begins."""
-    reached = 0
+    previous_end = 0
     for start, end in offsets:
-        yield min(start, reached), end
-        reached = max(reached, end)
+        yield min(start, previous_end), end
+        previous_end = max(previous_end, end)
 
 
 def _align(text_ids: Sequence[int], ids: Sequence[int], *, placeholders: frozenset[int]) -> list[int] | None:

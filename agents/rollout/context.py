@@ -169,9 +169,9 @@ class Context:
             budget = f"[left: about {tokens_left} tokens, {turns_left} turns]"
             messages = append_text(messages, budget)
         is_closed = completion.token_ids[-1] in self._renderer.stop_token_ids
-        observed = [len(message.content) for message in observations]
-        observed += [0] * (len(messages) - len(observations))
-        return self._renderer.reply(messages, is_closed=is_closed, observed=observed)
+        lengths = [len(message.content) for message in observations]
+        lengths += [0] * (len(messages) - len(observations))
+        return self._renderer.reply(messages, is_closed=is_closed, observed=lengths)
 
     def _begin(self, prompt: list[int], images: list[Image]) -> bool:
         if len(prompt) > self._length // 2:  # the next segment would end at once

@@ -54,7 +54,7 @@ def pack(trajectory: Trajectory) -> list[PackedSegment]:
 def _pack_segment(prompt: tuple[tuple[int, ...], tuple[Image, ...]], turns: Sequence[Turn]) -> PackedSegment:
     ids: list[int] = []
     mask: list[int] = []
-    observed: list[int] = []
+    observation_mask: list[int] = []
     logprobs: list[float] = []
     versions: list[int] = []
     for turn in turns:
@@ -62,11 +62,11 @@ def _pack_segment(prompt: tuple[tuple[int, ...], tuple[Image, ...]], turns: Sequ
         num_sampled = len(completion.token_ids)
         observation_ids = () if turn is turns[-1] else turn.observation_ids
         num_observed = len(observation_ids)
-        observed += [0] * (num_sampled + num_observed)
+        observation_mask += [0] * (num_sampled + num_observed)
         if turn is not turns[-1]:
             start_of_reply = len(ids) + num_sampled
             for start, end in turn.observation_spans:
-                observed[start_of_reply + start : start_of_reply + end] = [1] * (end - start)
+                observation_mask[start_of_reply + start : start_of_reply + end] = [1] * (end - start)
         ids += completion.token_ids
         ids += observation_ids
         mask += [1] * num_sampled
@@ -79,7 +79,7 @@ def _pack_segment(prompt: tuple[tuple[int, ...], tuple[Image, ...]], turns: Sequ
         prompt_ids=prompt_ids,
         response_ids=tuple(ids),
         response_mask=tuple(mask),
-        observation_mask=tuple(observed),
+        observation_mask=tuple(observation_mask),
         logprobs=tuple(logprobs),
         policy_versions=tuple(versions),
         images=(*prompt_images, *(image for turn in turns[:-1] for image in turn.images)),

@@ -34,14 +34,14 @@ def evaluate(
 
     Raises as `tasks.evaluation.evaluate.evaluate_policy`, and `WingspanError` if MLflow cannot record it.
     """
-    found = find_policy(policy, step=step, model=model, api_key_from=api_key_from)
+    evaluated_policy = find_policy(policy, step=step, model=model, api_key_from=api_key_from)
     if is_tracked:
         check_tracking()
-    folder = out or default_folder(found, request)
+    folder = out or default_folder(evaluated_policy, request)
     title = f"{policy} on {' and '.join(request.envs)}"
     with Display(title, stages=[STAGE], steps={}, steps_per_round=1, console=console) as display:
         display.stage(STAGE, StageState.RUNNING)
-        record = evaluate_policy(request, found, out=folder, progress=display.progress(STAGE))
+        record = evaluate_policy(request, evaluated_policy, out=folder, progress=display.progress(STAGE))
         display.stage(STAGE, StageState.DONE)
     source = (
         f"pipeline {record.pipeline}" if record.pipeline else "the defaults (--pipeline NAME takes others)"

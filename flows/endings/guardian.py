@@ -111,7 +111,7 @@ def _shared_files(pid: int) -> set[str]:
 
 def _end_marked(mark: str) -> set[str]:
     """End the processes that carry `mark`; returns the files in shared memory that they mapped."""
-    start, signalled, files, empty_scans = time.monotonic(), set[int](), set[str](), 0
+    start, signalled_pids, files, empty_scans = time.monotonic(), set[int](), set[str](), 0
     # Two empty scans: a process may start while another is examined.
     while empty_scans < 2 and time.monotonic() - start < GIVE_UP_S:
         pids = set(marked_processes(mark))
@@ -119,10 +119,10 @@ def _end_marked(mark: str) -> set[str]:
         for pid in pids:
             files |= _shared_files(pid)
         is_overdue = time.monotonic() - start > GRACE_S
-        for pid in pids if is_overdue else pids - signalled:
+        for pid in pids if is_overdue else pids - signalled_pids:
             with suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL if is_overdue else signal.SIGTERM)
-        signalled |= pids
+        signalled_pids |= pids
         time.sleep(0.05)
     return files
 

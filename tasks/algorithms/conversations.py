@@ -81,8 +81,8 @@ class Conversations:
         """[C, N] → [C, T]: the same value on every token of a turn, 0 elsewhere."""
         values = torch.nn.functional.pad(per_turn.to(self.rewards.dtype), (0, 1))
         # numpy repeats in a twentieth of torch's time
-        repeated = values.numpy().ravel().repeat(self.turn_lengths.numpy().ravel())
-        return torch.from_numpy(repeated).view(self.mask.shape)
+        value_of_token = values.numpy().ravel().repeat(self.turn_lengths.numpy().ravel())
+        return torch.from_numpy(value_of_token).view(self.mask.shape)
 
     def group_mean(self, values: Tensor, *, weights: Tensor | None = None) -> Tensor:
         """[C]: of each conversation's group, weighted by `weights` [C]."""

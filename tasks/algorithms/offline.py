@@ -37,10 +37,10 @@ class OfflineAlgorithm(Algorithm):
     @model_validator(mode="before")
     @classmethod
     def _has_no_advantages(cls, values: Any) -> Any:
-        unused = sorted(_ONLINE & set(values)) if isinstance(values, dict) else []
-        if unused:
+        unused_keys = sorted(_ONLINE & set(values)) if isinstance(values, dict) else []
+        if unused_keys:
             raise ValueError(
-                f"{', '.join(unused)}: not used by an algorithm that learns offline; leave it out"
+                f"{', '.join(unused_keys)}: not used by an algorithm that learns offline; leave it out"
             )
         return values
 

@@ -65,9 +65,9 @@ def turns_of_step(batch: Conversations, *, algorithm: str) -> Turns:
         has_state += [*(key is not None for key in keys), *padding]
         following += [*reversed(ends), *padding]
 
-    played = torch.tensor([len(trajectory.turns) for trajectory in batch.trajectories])
+    num_of_trajectory = torch.tensor([len(trajectory.turns) for trajectory in batch.trajectories])
     return Turns(
-        mask=torch.arange(num_turns) < played.unsqueeze(1),
+        mask=torch.arange(num_turns) < num_of_trajectory.unsqueeze(1),
         rewards=batch.turn_sum(batch.rewards).double(),
         state=torch.tensor(states).view(shape),
         has_state=torch.tensor(has_state, dtype=torch.bool).view(shape),

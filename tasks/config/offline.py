@@ -37,10 +37,10 @@ class OfflineSettings(TrainSettings):
         if not isinstance(values, dict):
             return values
         keys = {field.alias or name for name, field in cls.model_fields.items()}
-        unused = sorted(keys & set(values) - _KEYS)
-        if unused:
+        unused_keys = sorted(keys & set(values) - _KEYS)
+        if unused_keys:
             raise ValueError(
-                f"{', '.join(unused)}: not used by an algorithm that learns offline; leave it out"
+                f"{', '.join(unused_keys)}: not used by an algorithm that learns offline; leave it out"
             )
         return {"steps_per_round": values["steps"]} | values if "steps" in values else values
 

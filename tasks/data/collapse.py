@@ -91,14 +91,15 @@ class _History:
         now = self.now(metric)
         return None if now is None or not values else now - min(values)
 
-    def fall_without(self, metric: Metric, other: Metric) -> float | None:
+    def fall_without(self, metric: Metric, other_metric: Metric) -> float | None:
         """How far `metric` is below its highest earlier window, if `other` is not below its value there."""
         pairs = [
-            (value, beside)
+            (value, other_value)
             for part in self._parts()
-            if (value := _median(part, metric)) is not None and (beside := _median(part, other)) is not None
+            if (value := _median(part, metric)) is not None
+            and (other_value := _median(part, other_metric)) is not None
         ]
-        now, beside_now = self.now(metric), self.now(other)
+        now, beside_now = self.now(metric), self.now(other_metric)
         if now is None or beside_now is None or not pairs:
             return None
         best, beside_best = max(pairs)
@@ -138,9 +139,9 @@ def _parse_failures(step: Step) -> float | None:
 
 
 def _failures(step: Step) -> float | None:
-    dropped = step.get("dropped", 0)
-    episodes = step.get("episodes", 0) + dropped
-    return dropped / episodes if episodes else None
+    num_dropped = step.get("dropped", 0)
+    episodes = step.get("episodes", 0) + num_dropped
+    return num_dropped / episodes if episodes else None
 
 
 _MONITORS = (

@@ -108,9 +108,9 @@ class _Expert:
         self._config = replace(config, limits=limits, reward=None)
         self._solutions: dict[str, Sequence[ExpertStep]] = {}
         spec_items = [item for item in items if item.env == spec.name]
-        others = rng.sample(spec_items, min(CARELESS_ITEMS, len(spec_items))) if settings.noise else []
+        other_items = rng.sample(spec_items, min(CARELESS_ITEMS, len(spec_items))) if settings.noise else []
         # An action that depends on the observation is no action in another item.
-        actions = (step.action for item in others for step in self._solve(item))
+        actions = (step.action for item in other_items for step in self._solve(item))
         self._careless_actions = sorted({action for action in actions if isinstance(action, str)})
 
     async def demonstrate(self, item: Item) -> list[Demonstration]:
@@ -166,12 +166,12 @@ class _Expert:
         if not trajectory.success or not has_ended or len(trajectory.turns) < len(turns):
             return []
         # A token's policy version becomes the index of its turn, which says whether to imitate it.
-        indexed = tuple(
+        numbered_turns = tuple(
             replace(turn, completion=replace(turn.completion, policy_version=index))
             for index, turn in enumerate(trajectory.turns)
         )
         is_imitated = [is_expert or self._settings.imitate_noise for _, is_expert in turns]
-        segments = pack(replace(trajectory, turns=indexed))
+        segments = pack(replace(trajectory, turns=numbered_turns))
         if any(len(s.prompt_ids) + len(s.response_ids) > self._context_length for s in segments):
             return []
         return [
@@ -180,8 +180,8 @@ class _Expert:
                 prompt_ids=list(segment.prompt_ids),
                 response_ids=list(segment.response_ids),
                 mask=[
-                    sampled and int(is_imitated[turn])
-                    for sampled, turn in zip(segment.response_mask, segment.policy_versions, strict=True)
+                    is_sampled and int(is_imitated[turn])
+                    for is_sampled, turn in zip(segment.response_mask, segment.policy_versions, strict=True)
                 ],
                 turns=len(turns),
             )

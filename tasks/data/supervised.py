@@ -68,18 +68,18 @@ def select(
     same item with the same tokens, be it another one's or an original's.
     """
     rows = list(original)
-    known = {_identity(row) for row in rows}
+    known_rows = {_identity(row) for row in rows}
     chosen = duplicates = 0
     for trajectory in trajectories:
         if not is_usable(trajectory) or not _is_good(trajectory, min_reward=min_reward):
             continue
         chosen += 1
         new = rows_of(trajectory)
-        if all(_identity(row) in known for row in new):
+        if all(_identity(row) in known_rows for row in new):
             duplicates += 1
             continue
         rows += new
-        known |= {_identity(row) for row in new}
+        known_rows |= {_identity(row) for row in new}
     return Selection(rows=rows, chosen=chosen, duplicates=duplicates)
 
 

@@ -40,8 +40,8 @@ def are_records(paths: Sequence[Path]) -> bool:
     """Whether `paths` are evaluations; raises `ConfigError` for evaluations among other folders."""
     records = [is_record(path) for path in paths]
     if any(records) and not all(records):
-        other = paths[records.index(False)]
-        raise ConfigError(f"{other} is no evaluation, and others are; compare evaluations, or runs")
+        other_path = paths[records.index(False)]
+        raise ConfigError(f"{other_path} is no evaluation, and others are; compare evaluations, or runs")
     return bool(records) and all(records)
 
 
@@ -55,15 +55,15 @@ def compare_evaluations(paths: Sequence[Path], out: Path) -> EvaluationCompariso
     first, second = map(read_record, paths)
     _check_comparable(first, second, paths)
     pairs = list(zip(first.outcomes, second.outcomes, strict=True))
-    both = [(a, b) for a, b in pairs if a.successes and b.successes]
-    if not both:
+    scored_pairs = [(a, b) for a, b in pairs if a.successes and b.successes]
+    if not scored_pairs:
         raise ConfigError(f"{paths[0]} and {paths[1]} have no item with outcomes in both; evaluate again")
     names = _names(paths)
     comparison = EvaluationComparison(
         names=names,
-        tests={name: _test(both, name) for name in MEASURES},
-        only_first=[a.item for a, b in both if any(a.successes) and not any(b.successes)],
-        only_second=[a.item for a, b in both if any(b.successes) and not any(a.successes)],
+        tests={name: _test(scored_pairs, name) for name in MEASURES},
+        only_first=[a.item for a, b in scored_pairs if any(a.successes) and not any(b.successes)],
+        only_second=[a.item for a, b in scored_pairs if any(b.successes) and not any(a.successes)],
         without=[a.item for a, b in pairs if not (a.successes and b.successes)],
         differing=differences(dict(zip(names, map(_settings, (first, second)), strict=True))),
         file=out / "evaluations.md",
@@ -97,11 +97,11 @@ def sentences(comparison: EvaluationComparison) -> list[str]:
 
 
 def _check_comparable(first: EvaluationRecord, second: EvaluationRecord, paths: Sequence[Path]) -> None:
-    one, other = paths
+    both_paths = " and ".join(map(str, paths))
     if first.items_md5 != second.items_md5:
-        items, others = ([outcome.item for outcome in record.outcomes] for record in (first, second))
-        missing = next((item for item in items if item not in others), None)
-        extra = next((item for item in others if item not in items), None)
+        items, other_items = ([outcome.item for outcome in record.outcomes] for record in (first, second))
+        missing = next((item for item in items if item not in other_items), None)
+        extra = next((item for item in other_items if item not in items), None)
         reason = (
             f"{missing} is only in the first"
             if missing
@@ -110,20 +110,20 @@ def _check_comparable(first: EvaluationRecord, second: EvaluationRecord, paths: 
             else "items of one name have other contents, or another order"
         )
         raise ConfigError(
-            f"{one} and {other} are of other items ({len(items)} and {len(others)}; {reason}); evaluate both "
+            f"{both_paths} are of other items ({len(items)} and {len(other_items)}; {reason}); evaluate both "
             "on the same --split, --where and --items"
         )
     values = dict(flat(second.sampling.model_dump(), sep="."))
     for key, value in flat(first.sampling.model_dump(), sep="."):
         if values.get(key) != value:
             raise ConfigError(
-                f"{one} and {other} were sampled otherwise: {key} is {value} and {values.get(key)}; evaluate "
+                f"{both_paths} were sampled otherwise: {key} is {value} and {values.get(key)}; evaluate "
                 "both with the same sampling parameters"
             )
     for a, b in zip(first.outcomes, second.outcomes, strict=True):
         if a.max_turns != b.max_turns:
             raise ConfigError(
-                f"{one} and {other} have other horizons: {a.item} had {a.max_turns} and {b.max_turns} turns; "
+                f"{both_paths} have other horizons: {a.item} had {a.max_turns} and {b.max_turns} turns; "
                 "evaluate both with the same --max-turns"
             )
 

@@ -113,8 +113,8 @@ def default_folder(policy: SavedPolicy | Endpoint, request: EvaluationRequest) -
 
 
 def _slug(text: str) -> str:
-    kept = "".join(character if character.isalnum() else "-" for character in text)
-    return "-".join(filter(None, kept.split("-")))
+    safe_text = "".join(character if character.isalnum() else "-" for character in text)
+    return "-".join(filter(None, safe_text.split("-")))
 
 
 def _items_md5(items: Sequence[Item]) -> str:

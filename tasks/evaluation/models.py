@@ -35,8 +35,8 @@ class SavedPolicy:
     def identify(self) -> dict[str, Any]:
         """Name, place and content: `md5` is the folder's as in `dvc.lock`, the same for the same files."""
         values = {"name": self.name, "folder": str(self.folder), "step": self.step}
-        known = {key: value for key, value in values.items() if value is not None}
-        return {**known, "md5": path_md5(self.folder)}
+        given_values = {key: value for key, value in values.items() if value is not None}
+        return {**given_values, "md5": path_md5(self.folder)}
 
 
 def find_policy(
@@ -102,10 +102,10 @@ def _policy_of_run(folder: Path, *, name: str, step: int | None) -> SavedPolicy:
             f"no policy in {name!r}: it has no config.json, and is no folder of a run; give a folder in "
             "Hugging Face format, a run, the name of a model on a hub, or the address of an endpoint"
         )
-    trained, saved = folder / "policy", folder / "train" / "checkpoints"
-    steps = checkpoints.complete_steps(saved)
-    if step is None and (trained / "config.json").exists():
-        return SavedPolicy(name=name, folder=trained, workspace=folder)
+    trained_policy, checkpoints_folder = folder / "policy", folder / "train" / "checkpoints"
+    steps = checkpoints.complete_steps(checkpoints_folder)
+    if step is None and (trained_policy / "config.json").exists():
+        return SavedPolicy(name=name, folder=trained_policy, workspace=folder)
     if not steps:
         raise ConfigError(
             f"run {name!r} has no policy yet and no complete checkpoint; run its training first"
@@ -115,9 +115,12 @@ def _policy_of_run(folder: Path, *, name: str, step: int | None) -> SavedPolicy:
             f"--step {step}: run {name!r} has complete checkpoints of the steps "
             f"{', '.join(map(str, steps))}; give one of them"
         )
-    chosen = steps[-1] if step is None else step
+    chosen_step = steps[-1] if step is None else step
     return SavedPolicy(
-        name=name, folder=checkpoints.policy_folder(saved, step=chosen), workspace=folder, step=chosen
+        name=name,
+        folder=checkpoints.policy_folder(checkpoints_folder, step=chosen_step),
+        workspace=folder,
+        step=chosen_step,
     )
 
 

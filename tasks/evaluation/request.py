@@ -108,8 +108,8 @@ def make_evaluation(request: EvaluationRequest, policy: SavedPolicy | Endpoint) 
         get_env(env)
     source, base = _base_pipeline(request, policy)
     parts = {name: part for name, part in base.data.parts.items() if part.env in request.envs}
-    covered = {part.env for part in parts.values()}
-    parts |= {env: PartSettings(env=env) for env in request.envs if env not in covered}
+    covered_envs = {part.env for part in parts.values()}
+    parts |= {env: PartSettings(env=env) for env in request.envs if env not in covered_envs}
     agent = base.agent
     if request.format is not None:
         agent = agent.model_copy(update={"format": request.format})
@@ -191,14 +191,14 @@ def _defaults(request: EvaluationRequest, policy: SavedPolicy | Endpoint) -> dic
 
 def _choose_items(request: EvaluationRequest, items: Split) -> list[Item]:
     candidates = items.test if request.split == "test" else items.train
-    chosen = [
+    chosen_items = [
         item
         for item in candidates
         if all(item.metadata.get(key) in values for key, values in request.where.items())
     ]
-    if not chosen:
+    if not chosen_items:
         raise ConfigError(
             f"--where {dict(request.where)} leaves none of the {len(candidates)} {request.split} items of "
             f"{', '.join(request.envs)}; their metadata is like {dict(candidates[0].metadata)}"
         )
-    return chosen if request.items is None else spread(chosen, request.items)
+    return chosen_items if request.items is None else spread(chosen_items, request.items)

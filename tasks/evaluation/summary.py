@@ -49,21 +49,21 @@ def _groupings(outcomes: Sequence[Outcome]) -> Iterator[tuple[str, list[str | No
     yield "env", [outcome.env for outcome in outcomes]
     for key in dict.fromkeys(key for outcome in outcomes for key in outcome.metadata):
         values = [outcome.metadata.get(key) for outcome in outcomes]
-        plain = {value for value in values if isinstance(value, str | int | float)}
-        if key not in ("all", "env") and 2 <= len(plain) <= MAX_KINDS:
+        plain_values = {value for value in values if isinstance(value, str | int | float)}
+        if key not in ("all", "env") and 2 <= len(plain_values) <= MAX_KINDS:
             yield key, [str(value) if isinstance(value, str | int | float) else None for value in values]
 
 
 def _result(outcomes: Sequence[Outcome], samples: int, ks: Sequence[int]) -> GroupResult:
-    counted = [outcome for outcome in outcomes if outcome.successes]
-    successes = [fmean(outcome.successes) for outcome in counted]
-    rates = {f"avg_at_{samples}": (successes, mean_interval)} if counted else {}
-    for name, values in passes([outcome.successes for outcome in counted], ks=ks).items():
+    scored_outcomes = [outcome for outcome in outcomes if outcome.successes]
+    successes = [fmean(outcome.successes) for outcome in scored_outcomes]
+    rates = {f"avg_at_{samples}": (successes, mean_interval)} if scored_outcomes else {}
+    for name, values in passes([outcome.successes for outcome in scored_outcomes], ks=ks).items():
         if values:
             rates[name] = values, mean_interval
-    if counted:
-        rates["reward"] = [fmean(outcome.rewards) for outcome in counted], mean_interval
-        rates["turns"] = [fmean(outcome.turns) for outcome in counted], bootstrap
+    if scored_outcomes:
+        rates["reward"] = [fmean(outcome.rewards) for outcome in scored_outcomes], mean_interval
+        rates["turns"] = [fmean(outcome.turns) for outcome in scored_outcomes], bootstrap
     return GroupResult(
         items=len(outcomes),
         episodes=sum(len(outcome.successes) for outcome in outcomes),

@@ -56,15 +56,15 @@ def _flip_signs(differences: Sequence[float]) -> tuple[float, Literal["exact", "
 
     numbers = np.asarray(differences, dtype=np.float64)
     count = len(numbers)
-    bound = abs(numbers.sum()) - _ROUNDING * sqrt(count + 1)
+    threshold = abs(numbers.sum()) - _ROUNDING * sqrt(count + 1)
     if count <= MAX_EXACT:
         sums = np.zeros(1)
         for number in numbers:
             sums = np.concatenate([sums + number, sums - number])
-        return float((np.abs(sums) >= bound).mean()), "exact"
+        return float((np.abs(sums) >= threshold).mean()), "exact"
     rng = np.random.default_rng(0)
     hits, chunk = 0, max(1, 4_000_000 // count)
     for start in range(0, FLIPS, chunk):
         signs = rng.integers(2, size=(min(chunk, FLIPS - start), count), dtype=np.int8) * 2 - 1
-        hits += int((np.abs(signs @ numbers) >= bound).sum())
+        hits += int((np.abs(signs @ numbers) >= threshold).sum())
     return (hits + 1) / (FLIPS + 1), "monte-carlo"

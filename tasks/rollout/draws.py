@@ -34,15 +34,15 @@ class ItemDraws:
         return [next(orders[part]) for part in parts]
 
     def draw_others(
-        self, places: Sequence[Item], *, seed: str, weigh: Weigh, excluded: Collection[str]
+        self, places: Sequence[Item], *, seed: str, weigh: Weigh, excluded_ids: Collection[str]
     ) -> list[Item | None]:
-        """As `draw`, without the items whose ids are in `excluded` and without repetition; None for a place
-        whose part has no item left."""
+        """As `draw`, without the items of `excluded_ids` and without repetition; None for a place whose part
+        has no item left."""
         parts = [self._data.part_of(place) for place in places]
         orders: dict[str | None, Iterator[Item]] = {}
         for part in dict.fromkeys(parts):
             order = self._order(part, seed=seed, weigh=weigh)
-            orders[part] = iter([item for item in order if item.item_id not in excluded])
+            orders[part] = iter([item for item in order if item.item_id not in excluded_ids])
         return [next(orders[part], None) for part in parts]
 
     def _repeat_order(self, part: str | None, *, seed: str, weigh: Weigh) -> Iterator[Item]:

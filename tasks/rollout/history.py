@@ -68,8 +68,8 @@ class History:
         values = json.loads((folder / _FILE).read_text())
         evidence = {
             name: tuple(
-                HorizonEvidence(max_turns=turns, episodes=episodes, capped=capped, successes=successes)
-                for turns, episodes, capped, successes in steps
+                HorizonEvidence(max_turns=turns, episodes=episodes, capped=num_capped, successes=successes)
+                for turns, episodes, num_capped, successes in steps
             )
             for name, steps in values["evidence"].items()
         }
@@ -77,10 +77,10 @@ class History:
 
 
 def _judge(trajectories: Sequence[Trajectory], *, max_turns: int) -> HorizonEvidence:
-    within = [t for t in trajectories if t.stop_reason is not StopReason.MAX_TURNS]
+    ended_trajectories = [t for t in trajectories if t.stop_reason is not StopReason.MAX_TURNS]
     return HorizonEvidence(
         max_turns=max_turns,
         episodes=len(trajectories),
-        capped=len(trajectories) - len(within),
-        successes=sum(t.success for t in within),
+        capped=len(trajectories) - len(ended_trajectories),
+        successes=sum(t.success for t in ended_trajectories),
     )

@@ -40,15 +40,15 @@ def open_policy(
         with _open_servers(pipeline, model=model, on_trajectory=on_trajectory) as run:
             yield run
         return
-    chosen = model if isinstance(model, Endpoint) else local_model(pipeline, Path(model))
-    with open_model(pipeline, chosen) as make:
+    chosen_model = model if isinstance(model, Endpoint) else local_model(pipeline, Path(model))
+    with open_model(pipeline, chosen_model) as make:
 
         async def gather(items: Sequence[Item], spec: RolloutSpec) -> list[list[Trajectory]]:
             runner = make()
             try:
                 runner.check(items)
-                if isinstance(chosen, Endpoint):
-                    await ChatClient(chosen).check()
+                if isinstance(chosen_model, Endpoint):
+                    await ChatClient(chosen_model).check()
                 return await runner.run(items, spec, Callbacks(on_trajectory=on_trajectory))
             finally:
                 await runner.close()

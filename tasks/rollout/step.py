@@ -93,10 +93,10 @@ class StepSampler:
         items = self._choose_items(step)
         spec = make_training_spec(self._pipeline, step=step, evidence=history.evidence)
         groups = await self._run(items, spec)
-        batch, batch_items, refilled = await self._refill(groups, items, spec, step=step)
+        batch, batch_items, added_groups = await self._refill(groups, items, spec, step=step)
         greedy_rewards = await self._sample_greedily(batch_items, spec)
         self._history = history.extend(
-            groups, others=refilled, max_turns=spec.max_turns, data=self._pipeline.data
+            groups, others=added_groups, max_turns=spec.max_turns, data=self._pipeline.data
         )
         return StepSample(
             step=step,
@@ -104,7 +104,7 @@ class StepSampler:
             spec=spec,
             groups=groups,
             batch=batch,
-            num_replaced=len(refilled),
+            num_replaced=len(added_groups),
             greedy_rewards=greedy_rewards,
             raise_reason=self._raise_reason(history),
             pools=self._count_pools(items, history),
@@ -144,18 +144,20 @@ class StepSampler:
         Returns the groups, their items, and all groups that have replaced one, some of which may have been
         replaced themselves.
         """
-        batch, batch_items, refilled = list(groups), list(items), list[Group]()
+        batch, batch_items, added_groups = list(groups), list(items), list[Group]()
         sampling = self._pipeline.train.algorithm.dynamic_sampling
         drawn_ids = {item.item_id for item in items}
         for refill in range(1, 1 + (sampling.max_refills if sampling else 0)):
             places = [place for place, group in enumerate(batch) if not is_informative(group)]
-            drawn = self._draws.draw_others(
+            other_items = self._draws.draw_others(
                 [items[place] for place in places],
                 seed=f"{self._pipeline.seed}/refill/{step}/{refill}",
                 weigh=self._weigh,
-                excluded=drawn_ids,
+                excluded_ids=drawn_ids,
             )
-            new_items = {place: item for place, item in zip(places, drawn, strict=True) if item is not None}
+            new_items = {
+                place: item for place, item in zip(places, other_items, strict=True) if item is not None
+            }
             if not new_items:
                 break
             drawn_ids |= {item.item_id for item in new_items.values()}
@@ -163,8 +165,8 @@ class StepSampler:
             new_groups = await self._run(list(new_items.values()), refill_spec)
             for (place, item), group in zip(new_items.items(), new_groups, strict=True):
                 batch[place], batch_items[place] = group, item
-            refilled += new_groups
-        return batch, batch_items, refilled
+            added_groups += new_groups
+        return batch, batch_items, added_groups
 
     def _raise_reason(self, history: History) -> str:
         """Why the horizon is higher in the step after `history`; empty if it is not."""

@@ -205,7 +205,7 @@ class OfflineSession:
         seconds_rollout: float,
     ) -> None:
         """Train the round's policy, then write its steps to `metrics.jsonl`."""
-        started = time.perf_counter()
+        start_s = time.perf_counter()
         samples = [trajectory for group in groups for trajectory in group]
         lines: list[dict[str, float]] = []
         with tempfile.TemporaryDirectory() as folder:
@@ -222,8 +222,8 @@ class OfflineSession:
             self._progress.on_phase(f"training from step {steps.first_step}")
 
             def write(values: Mapping[str, float]) -> None:
-                nonlocal started
-                seconds, started = time.perf_counter() - started, time.perf_counter()
+                nonlocal start_s
+                seconds, start_s = time.perf_counter() - start_s, time.perf_counter()
                 line = {names.get(key, key): value for key, value in values.items()}
                 line |= {"step": steps.first_step + len(lines), "episodes": 0, "dropped": 0, **schedules}
                 line |= {"seconds_rollout": 0.0, "seconds_update": seconds, "seconds": seconds}

@@ -52,7 +52,7 @@ def provision(pipeline: Pipeline, workspace: Path, progress: Progress = SILENT) 
     )
     check_reward(pipeline.agent, (*items, *held_out))
     check_vision((*items, *held_out), has_vision=has_vision(pipeline.model) is not False)
-    started = time.perf_counter()
+    start_s = time.perf_counter()
     proofs = {env: _proofs(get_env(env), items) for env in pipeline.data.envs}
     turns, steps = asyncio.run(_prove(proofs, pipeline=pipeline))
     receipt = {
@@ -61,7 +61,7 @@ def provision(pipeline: Pipeline, workspace: Path, progress: Progress = SILENT) 
         "episodes": sum(map(len, turns.values())),
         "solved": sum(bool(proof.solution) for env_proofs in proofs.values() for proof in env_proofs),
         "turns": sum(map(sum, turns.values())),
-        "seconds": round(time.perf_counter() - started, 3),
+        "seconds": round(time.perf_counter() - start_s, 3),
         "envs": {
             env: {
                 **_where(env, pipeline=pipeline),
@@ -95,17 +95,17 @@ class _Proof:
 def _proofs(spec: EnvSpec, items: Sequence[Item]) -> list[_Proof]:
     """Items from all parts of `items` with their solutions; without solutions if none is found in time."""
     env_items = [item for item in items if item.env == spec.name]
-    until = time.perf_counter() + SOLVING_S
-    found: list[_Proof] = []
+    end_s = time.perf_counter() + SOLVING_S
+    proofs: list[_Proof] = []
     # An environment on servers may lack here what its expert needs.
     solvable = env_items if all(need.find_remedy() is None for need in spec.needs) else []
     for item in solvable[:: max(1, len(env_items) // EPISODES)][:EPISODES]:
-        if time.perf_counter() > until:
+        if time.perf_counter() > end_s:
             break
         solution = spec.solve(item)
         if solution:
-            found.append(_Proof(item, solution))
-    return found or [_Proof(item, ()) for item in env_items[:EPISODES]]
+            proofs.append(_Proof(item, solution))
+    return proofs or [_Proof(item, ()) for item in env_items[:EPISODES]]
 
 
 async def _prove(

@@ -62,8 +62,8 @@ def report(pipeline: Pipeline, workspace: Path, progress: Progress = SILENT) -> 
     """
     results = read_results(workspace)
     stages = stages_of(horizon_steps(results, pipeline=pipeline))
-    found = groupings(results)
-    plots = figures.all_plots(results, stages=stages, groupings=found)
+    all_groupings = groupings(results)
+    plots = figures.all_plots(results, stages=stages, groupings=all_groupings)
     page = render_page(
         "report.html",
         name=workspace.resolve().name,
@@ -72,7 +72,7 @@ def report(pipeline: Pipeline, workspace: Path, progress: Progress = SILENT) -> 
         stages=stages,
         modes=MODES,
         changes={mode: change_of(results, mode=mode) for mode in MODES},
-        groupings=found,
+        groupings=all_groupings,
         pairs=choose_pairs(
             results,
             decode=decoder(workspace / "policy"),
@@ -99,10 +99,12 @@ def report(pipeline: Pipeline, workspace: Path, progress: Progress = SILENT) -> 
 def horizon_steps(results: Results, *, pipeline: Pipeline) -> list[int]:
     """The longest horizon of each training step: as recorded, and for the steps to come as planned. An
     adaptive horizon stays where it is."""
-    recorded = [int(step["horizon"]) for step in results.steps]
-    steps_to_come = range(len(recorded) + 1, pipeline.train.steps + 1)
-    planned = [max(training_turns(pipeline, step=step, evidence={}).values()) for step in steps_to_come]
-    return recorded + [max([turns, *recorded[-1:]]) for turns in planned]
+    recorded_horizons = [int(step["horizon"]) for step in results.steps]
+    steps_to_come = range(len(recorded_horizons) + 1, pipeline.train.steps + 1)
+    planned_horizons = [
+        max(training_turns(pipeline, step=step, evidence={}).values()) for step in steps_to_come
+    ]
+    return recorded_horizons + [max([turns, *recorded_horizons[-1:]]) for turns in planned_horizons]
 
 
 def change_of(results: Results, *, mode: str) -> Change | None:

@@ -266,7 +266,9 @@ class Tracker:
         train = self._workspace / "train"
         file = train / ALERTS
         alerts = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
-        signs = [f"went back from step {each.from_step} to {each.to_step}" for each in read_rewinds(train)]
+        signs = [
+            f"went back from step {rewind.from_step} to {rewind.to_step}" for rewind in read_rewinds(train)
+        ]
         signs += [f"{alert['monitor']} at step {alert['step']}" for alert in alerts]
         if signs:
             client.set_tag(run_id, COLLAPSE, "; ".join(signs)[:MAX_TAG_CHARACTERS])

@@ -68,11 +68,11 @@ def rollout_weights(
         rollout_is_threshold=f"{correction.reject_below or lowest}_{correction.reject_above or highest}",
     )
     weights = ratios if correction.cap is None else ratios.clamp(max=correction.cap)
-    sampled = rows.mask
+    sampled_mask = rows.mask
     return rows.split(weights), {
-        "rollout_corr/mean": float(weights[sampled].mean()),
-        "rollout_corr/capped": float((weights < ratios)[sampled].float().mean()),
-        "rollout_corr/rejected": float((ratios == 0)[sampled].float().mean()),
+        "rollout_corr/mean": float(weights[sampled_mask].mean()),
+        "rollout_corr/capped": float((weights < ratios)[sampled_mask].float().mean()),
+        "rollout_corr/rejected": float((ratios == 0)[sampled_mask].float().mean()),
     }
 
 
@@ -144,8 +144,8 @@ def estimate_advantages(
 def _critic_metrics(values: torch.Tensor, estimate: Estimate, mask: torch.Tensor) -> dict[str, float]:
     """Over the tokens at which the critic learns; all arguments are of [C, T]."""
     assert estimate.returns is not None
-    chosen = mask if estimate.return_weights is None else estimate.return_weights > 0
-    predictions, returns = values[chosen].double(), estimate.returns[chosen].double()
+    is_weighted = mask if estimate.return_weights is None else estimate.return_weights > 0
+    predictions, returns = values[is_weighted].double(), estimate.returns[is_weighted].double()
     metrics = {"critic/values/mean": float(predictions.mean())}
     if len(returns) > 1 and (variance := float(returns.var())) > 0:
         metrics["critic/vf_explained_var"] = 1 - float((returns - predictions).var()) / variance

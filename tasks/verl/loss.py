@@ -58,8 +58,8 @@ def policy_loss(
     """
     log_probs = no_padding_2_padding(model_output["log_probs"], data)  # [B, R]
     optional = [name for name in ("ref_log_prob", "rollout_is_weights") if name in data]
-    required = ("response_mask", "loss_mask", "old_log_probs", "advantages")
-    rows = data.select(*required, *optional).to_padded_tensor()
+    required_fields = ("response_mask", "loss_mask", "old_log_probs", "advantages")
+    rows = data.select(*required_fields, *optional).to_padded_tensor()
     mask = rows["response_mask"].to(bool)
     weights = mask * data["dp_size"] * _row_weights(train.algorithm.aggregation, data, context_length)
 
@@ -90,9 +90,9 @@ def policy_loss(
         loss = loss + train.kl.coef * kl
         metrics["kl_loss"] = Metric(value=kl, aggregation=AggregationType.SUM)
     if train.observation_loss > 0 and data[OBSERVATION_TOKENS] > 0:
-        observed = rows["loss_mask"].to(bool) & ~mask
+        is_observation = rows["loss_mask"].to(bool) & ~mask
         scale = data["dp_size"] / float(data[OBSERVATION_TOKENS])
-        cross_entropy = -torch.where(observed, log_probs, 0.0).sum() * scale
+        cross_entropy = -torch.where(is_observation, log_probs, 0.0).sum() * scale
         loss = loss + train.observation_loss * cross_entropy
         metrics["observation_loss"] = Metric(value=cross_entropy, aggregation=AggregationType.SUM)
     return loss, metrics
@@ -121,11 +121,11 @@ def value_loss(
     weights = weights * _row_weights(aggregation, data, context_length)
     old, returns = rows["values"], rows["returns"]
     free = (values - returns).square()
-    held = (old + (values - old).clamp(-clip_range, clip_range) - returns).square()
-    loss = 0.5 * torch.where(mask, free.maximum(held) * weights, 0.0).sum()
+    clipped_errors = (old + (values - old).clamp(-clip_range, clip_range) - returns).square()
+    loss = 0.5 * torch.where(mask, free.maximum(clipped_errors) * weights, 0.0).sum()
     metrics = {
         "critic/vf_loss": Metric(value=loss, aggregation=AggregationType.SUM),
-        "critic/vf_clipfrac": _mean((held > free).float(), mask & (weights > 0)),
+        "critic/vf_clipfrac": _mean((clipped_errors > free).float(), mask & (weights > 0)),
     }
     return loss, metrics
 

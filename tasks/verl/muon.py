@@ -45,7 +45,7 @@ def hidden_matrices(model: Any) -> tuple[list[torch.Tensor], list[torch.Tensor]]
     head = model.get_output_embeddings()
     modules = [m for m in model.modules() if isinstance(m, torch.nn.Embedding) or m is head]
     words = {id(parameter) for module in modules for parameter in module.parameters()}
-    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    matrices = [p for p in trained if p.ndim == 2 and id(p) not in words]
-    chosen = set(map(id, matrices))
-    return matrices, [p for p in trained if id(p) not in chosen]
+    trainable_parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    matrices = [p for p in trainable_parameters if p.ndim == 2 and id(p) not in words]
+    matrix_ids = set(map(id, matrices))
+    return matrices, [p for p in trainable_parameters if id(p) not in matrix_ids]

@@ -90,7 +90,7 @@ def write_rewind(train: Path, rewind: Rewind) -> None:
     same draws: it collapses once more, and is rewound then.
     """
     checkpoints.delete_after(train / "checkpoints", step=rewind.to_step)
-    lines = [json.dumps(asdict(each)) + "\n" for each in (*read_rewinds(train), rewind)]
+    lines = [json.dumps(asdict(entry)) + "\n" for entry in (*read_rewinds(train), rewind)]
     write_atomically(train / REWINDS, "".join(lines))
 
 

@@ -107,8 +107,8 @@ class Play:
 
 def _preparation(properties: set[str]) -> tuple[str, str]:
     """How food is cooked and cut; `raw` and `uncut` are what is left without another word."""
-    cooked = next((word for word in ("fried", "roasted", "grilled") if word in properties), "raw")
-    return cooked, next((word for word in ("chopped", "sliced", "diced") if word in properties), "uncut")
+    cooking = next((word for word in ("fried", "roasted", "grilled") if word in properties), "raw")
+    return cooking, next((word for word in ("chopped", "sliced", "diced") if word in properties), "uncut")
 
 
 def quest_commands(game: Any) -> Sequence[str]:
@@ -143,14 +143,14 @@ class _Scene:
         facts = sorted(facts, key=str)
         self.room = next(f.arguments[1] for f in facts if f.name == "at" and f.arguments[0].type == "P")
         for fact in facts:
-            first, *others = fact.arguments
-            if not others:
+            first, *other_arguments = fact.arguments
+            if not other_arguments:
                 self._properties.setdefault(first.name, set()).add(fact.name)
             elif fact.name in ("at", "on", "in"):
-                self._contents.setdefault(others[0].name, []).append(first)
+                self._contents.setdefault(other_arguments[0].name, []).append(first)
             elif fact.name == "link" and first == self.room:
                 self._doors[fact.arguments[2].name] = fact.arguments[1]
-            elif fact.name.endswith("_of") and others[0] == self.room:
+            elif fact.name.endswith("_of") and other_arguments[0] == self.room:
                 self._ways[fact.name.removesuffix("_of")] = first
 
     def name(self, thing: Any) -> str:

@@ -112,8 +112,8 @@ class WebShopEnv:
         session = self._session
         if session is None or session.score is not None:
             return None
-        visited = () if self._variant.view is View.TEXT else sorted(session.clicks.products)
-        return hash_state(session.state, visited)
+        pages = () if self._variant.view is View.TEXT else sorted(session.clicks.products)
+        return hash_state(session.state, pages)
 
     async def inspect(self, name: str) -> Any:
         """A fact that AgentGym's server has: `observation` (upstream's text, whatever the view), `html`,

@@ -34,8 +34,8 @@ class Gdpo(Algorithm):
         total = batch.scores.new_zeros(len(batch.group))
         for name, weight in self.rewards.items():
             scores = _metric(batch, name)
-            normalised = (scores - batch.group_mean(scores)) / (batch.group_std(scores) + 1e-6)
-            total += weight * normalised * ~batch.has_equal_rewards(scores)
+            z_scores = (scores - batch.group_mean(scores)) / (batch.group_std(scores) + 1e-6)
+            total += weight * z_scores * ~batch.has_equal_rewards(scores)
         return Estimate(batch.whiten(batch.spread(total)))
 
 

@@ -84,7 +84,7 @@ def _distances(turns: "Turns", group: "Tensor") -> "Tensor":
         distance = nearer
     groups = group.unsqueeze(1).expand(edges.shape)
     # A state with a known distance is the goal, or was left by a turn.
-    known = distance[sources].where(distance[sources].isfinite(), 0.0)
+    finite_distances = distance[sources].where(distance[sources].isfinite(), 0.0)
     farthest = torch.zeros(int(group.max()) + 1, dtype=torch.float64)
-    farthest = farthest.scatter_reduce(0, groups[edges], known, "amax")
+    farthest = farthest.scatter_reduce(0, groups[edges], finite_distances, "amax")
     return distance[target].where(distance[target].isfinite(), farthest[groups] + 1)

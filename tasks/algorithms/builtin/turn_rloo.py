@@ -38,9 +38,9 @@ class TurnRloo(Algorithm):
             sums = values.new_zeros(int(batch.group.max()) + 1, values.shape[1])
             return sums.index_add_(0, batch.group, values)[batch.group] - values
 
-        others = sum_of_others(is_turn)
+        num_others = sum_of_others(is_turn)
         scores, size = batch.scores, batch.group_size()
         mean_score = (batch.group_sum(scores) - scores) / (size - 1).clamp(min=1)
         baseline_of_whole = mean_score.unsqueeze(1) - (rewards.cumsum(1) - rewards)
-        baseline = (sum_of_others(returns) / others.clamp(min=1)).where(others > 0, baseline_of_whole)
+        baseline = (sum_of_others(returns) / num_others.clamp(min=1)).where(num_others > 0, baseline_of_whole)
         return Estimate(batch.spread_turns(returns - baseline))

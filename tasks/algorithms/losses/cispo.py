@@ -21,5 +21,5 @@ class Cispo(PolicyLoss):
     def per_token(self, tokens: Tokens) -> TokenLosses:
         """As of `PolicyLoss`."""
         ratio = tokens.log_ratios.exp().detach()
-        held = ratio.clamp(1 - self.clip_low, 1 + self.clip_high)
-        return TokenLosses(-held * tokens.advantages * tokens.log_probs, held != ratio)
+        clipped_ratio = ratio.clamp(1 - self.clip_low, 1 + self.clip_high)
+        return TokenLosses(-clipped_ratio * tokens.advantages * tokens.log_probs, clipped_ratio != ratio)

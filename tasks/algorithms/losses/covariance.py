@@ -37,15 +37,19 @@ class ClipCov(PolicyLoss):
 
         ratio, mask = tokens.log_ratios.exp(), tokens.mask
         free = -tokens.advantages * ratio
-        held = -tokens.advantages * ratio.clamp(1 - self.clip_low, 1 + self.clip_high)
+        clipped_losses = -tokens.advantages * ratio.clamp(1 - self.clip_low, 1 + self.clip_high)
         covariance = _covariance(tokens)
-        high = (covariance > self.lowest) & (covariance < self.highest) & mask & (held <= free)
+        high = (covariance > self.lowest) & (covariance < self.highest) & mask & (clipped_losses <= free)
         candidates = high.reshape(-1).nonzero().squeeze(1)
         count = max(int(self.share * int(mask.sum())), 1)
-        draws = torch.Generator().manual_seed(tokens.seed)
-        chosen = candidates[torch.randperm(len(candidates), generator=draws)[:count].to(candidates.device)]
-        dropped = torch.zeros_like(mask).reshape(-1).index_fill(0, chosen, True).reshape(mask.shape)
-        return TokenLosses(free.maximum(held) * ~dropped, dropped)
+        generator = torch.Generator().manual_seed(tokens.seed)
+        dropped_indices = candidates[
+            torch.randperm(len(candidates), generator=generator)[:count].to(candidates.device)
+        ]
+        is_dropped = (
+            torch.zeros_like(mask).reshape(-1).index_fill(0, dropped_indices, True).reshape(mask.shape)
+        )
+        return TokenLosses(free.maximum(clipped_losses) * ~is_dropped, is_dropped)
 
 
 class KlCov(PolicyLoss):
@@ -76,7 +80,7 @@ def _covariance(tokens: Tokens) -> "Tensor":
     """[B, R]: each token's part in the covariance of advantage and log-probability."""
     log_probs, mask = tokens.log_probs.detach(), tokens.mask
 
-    def centred(values: "Tensor") -> "Tensor":
+    def subtract_mean(values: "Tensor") -> "Tensor":
         return values - values[mask].mean()
 
-    return centred(tokens.advantages) * centred(log_probs)
+    return subtract_mean(tokens.advantages) * subtract_mean(log_probs)

@@ -26,8 +26,8 @@ class DppoTv(PolicyLoss):
 
     def per_token(self, tokens: Tokens) -> TokenLosses:
         """As of `PolicyLoss`."""
-        moved = (tokens.log_probs.exp() - tokens.old_log_probs.exp()).detach()
-        inside = (moved <= self.divergence_high).where(tokens.advantages > 0, moved >= -self.divergence_low)
+        shift = (tokens.log_probs.exp() - tokens.old_log_probs.exp()).detach()
+        inside = (shift <= self.divergence_high).where(tokens.advantages > 0, shift >= -self.divergence_low)
         return _inside_the_region(tokens, inside, max_ratio=self.max_ratio)
 
 

@@ -23,8 +23,8 @@ class GeoMean(PolicyLoss):
     def per_token(self, tokens: Tokens) -> TokenLosses:
         """As of `PolicyLoss`."""
         sign, log_ratios = tokens.advantages.sign(), tokens.log_ratios
-        held = log_ratios.clamp(-self.clip_low, self.clip_high)
-        pessimistic = sign * (sign * log_ratios).minimum(sign * held)
+        clipped_ratios = log_ratios.clamp(-self.clip_low, self.clip_high)
+        pessimistic = sign * (sign * log_ratios).minimum(sign * clipped_ratios)
         ratio = tokens.conversation_mean(pessimistic).exp()
         advantage = tokens.conversation_mean(tokens.advantages)
-        return TokenLosses((-advantage * ratio).expand_as(log_ratios), held != log_ratios)
+        return TokenLosses((-advantage * ratio).expand_as(log_ratios), clipped_ratios != log_ratios)

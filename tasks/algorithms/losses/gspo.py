@@ -24,5 +24,5 @@ class Gspo(PolicyLoss):
         mean_log_ratio = tokens.conversation_mean(tokens.log_ratios).detach()
         ratio = (tokens.log_probs - tokens.log_probs.detach() + mean_log_ratio).exp()
         free = -tokens.advantages * ratio
-        held = -tokens.advantages * ratio.clamp(1 - self.clip_low, 1 + self.clip_high)
-        return TokenLosses(free.maximum(held), held > free)
+        clipped_losses = -tokens.advantages * ratio.clamp(1 - self.clip_low, 1 + self.clip_high)
+        return TokenLosses(free.maximum(clipped_losses), clipped_losses > free)

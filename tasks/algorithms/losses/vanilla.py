@@ -24,7 +24,7 @@ class Vanilla(PolicyLoss):
         """As of `PolicyLoss`."""
         ratio, advantages = tokens.log_ratios.exp(), tokens.advantages
         free = -advantages * ratio
-        held = -advantages * ratio.clamp(1 - self.clip_low, 1 + self.clip_high)
-        losses = free.maximum(held)
-        bounded = losses.minimum(-advantages * self.dual_clip)
-        return TokenLosses(bounded.where(advantages < 0, losses), held > free)
+        clipped_losses = -advantages * ratio.clamp(1 - self.clip_low, 1 + self.clip_high)
+        losses = free.maximum(clipped_losses)
+        dual_clipped = losses.minimum(-advantages * self.dual_clip)
+        return TokenLosses(dual_clipped.where(advantages < 0, losses), clipped_losses > free)

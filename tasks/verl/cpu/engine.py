@@ -205,5 +205,5 @@ def _observation_masks(data: TensorDict, lengths: list[int]) -> list[torch.Tenso
     """Over whole samples: tokens in the loss that the policy has not sampled; without responses, none."""
     if "response_mask" not in data:
         return [torch.zeros(length, dtype=torch.bool) for length in lengths]
-    in_loss, sampled = (_full_masks(data[name], lengths) for name in ("loss_mask", "response_mask"))
-    return [(a > b) for a, b in zip(in_loss, sampled, strict=True)]
+    in_loss, sampled_mask = (_full_masks(data[name], lengths) for name in ("loss_mask", "response_mask"))
+    return [(a > b) for a, b in zip(in_loss, sampled_mask, strict=True)]
