@@ -149,7 +149,7 @@ def _lines(text: str) -> list[str]:
 
 
 @cache
-def _backend() -> Backend:
+def sandbox_backend() -> Backend:
     return choose_backend()
 
 
@@ -167,7 +167,7 @@ async def code_tests(
     if code is None:
         return verdict(False, passed=0.0, code=0.0)
     async with _LIMITER:
-        backend = await asyncio.to_thread(_backend)
+        backend = await asyncio.to_thread(sandbox_backend)
         count = await count_passed(code, required_tests, backend=backend)
     return verdict(count == len(required_tests), passed=count / len(required_tests), code=1.0)
 

@@ -114,7 +114,7 @@ class Jvm:
         self._gateway = JavaGateway(
             gateway_parameters=GatewayParameters(port=port, enable_memory_management=False)
         )
-        self._simulator: Any = self._gateway.jvm.scienceworld.runtime.pythonapi.PythonInterface()
+        self.simulator: Any = self._gateway.jvm.scienceworld.runtime.pythonapi.PythonInterface()
 
     @property
     def pid(self) -> int:
@@ -128,23 +128,23 @@ class Jvm:
 
     def load(self, task: str, variation: int, *, solve: bool = False) -> str:
         """Start a variation; returns the task's description. `solve` also computes the gold path."""
-        self._simulator.load(task, variation, "", solve)
-        self._simulator.reset()
-        return str(self._simulator.getTaskDescription())
+        self.simulator.load(task, variation, "", solve)
+        self.simulator.reset()
+        return str(self.simulator.getTaskDescription())
 
     def gold_path(self) -> list[str]:
         """The actions of the simulator's own solver; needs `load(solve=True)`."""
-        return [str(action) for action in self._simulator.getGoldActionSequence()]
+        return [str(action) for action in self.simulator.getGoldActionSequence()]
 
     def step(self, action: str) -> tuple[str, float, bool]:
         """(observation, score in [-1, 1], whether the task has ended: done, or lost by a score below 0)"""
-        observation = str(self._simulator.step(action))
-        score = float(self._simulator.getScore())
-        return observation, score, score < 0 or bool(self._simulator.getCompleted())
+        observation = str(self.simulator.step(action))
+        score = float(self.simulator.getScore())
+        return observation, score, score < 0 or bool(self.simulator.getCompleted())
 
     def inspect(self, name: str) -> Any:
         """A fact that observations omit, named and formed as by AgentGym's server."""
-        simulator = self._simulator
+        simulator = self.simulator
         match name:
             case "action_hint":
                 return {
@@ -183,7 +183,7 @@ class SciWorldEnv:
     """One live instance; its JVM starts with the first `reset`."""
 
     def __init__(self) -> None:
-        self._jvm: Jvm | None = None
+        self.jvm: Jvm | None = None
         self._thread: ThreadPoolExecutor | None = None
         self._score = 0.0
         self._points = self._points_gained = 0
@@ -192,7 +192,7 @@ class SciWorldEnv:
     @property
     def is_alive(self) -> bool:
         """False once the JVM has died."""
-        return self._jvm is None or self._jvm.is_alive
+        return self.jvm is None or self.jvm.is_alive
 
     async def prepare(self) -> None:
         """Start the JVM."""
@@ -215,7 +215,7 @@ class SciWorldEnv:
 
     async def step(self, action: str) -> StepResult:
         """Apply one command."""
-        jvm = self._jvm
+        jvm = self.jvm
         if jvm is None or not self._is_playing:
             raise RuntimeError("step before reset, or after the end")
         command = " ".join(action.split())[:200]
@@ -228,7 +228,7 @@ class SciWorldEnv:
 
     async def inspect(self, name: str) -> Any:
         """`points`, or a fact of `Jvm.inspect`."""
-        jvm = self._jvm
+        jvm = self.jvm
         if jvm is None:
             raise RuntimeError("inspect before reset")
         if name == "points":
@@ -240,8 +240,8 @@ class SciWorldEnv:
         thread, self._thread = self._thread, None
         if thread is None:
             return
-        if self._jvm is not None:
-            await asyncio.to_thread(self._jvm.close)  # ends a step that hangs
+        if self.jvm is not None:
+            await asyncio.to_thread(self.jvm.close)  # ends a step that hangs
         await asyncio.get_running_loop().run_in_executor(thread, self._end)  # a JVM that was still starting
         thread.shutdown(wait=False)
 
@@ -252,14 +252,14 @@ class SciWorldEnv:
         self._points_gained, self._points = points - self._points, points
 
     def _end(self) -> None:
-        jvm, self._jvm = self._jvm, None
+        jvm, self.jvm = self.jvm, None
         if jvm is not None:
             jvm.close()
 
     def _start_jvm(self) -> Jvm:
-        if self._jvm is None:
-            self._jvm = Jvm()
-        return self._jvm
+        if self.jvm is None:
+            self.jvm = Jvm()
+        return self.jvm
 
     async def _in_thread(self, work: Callable[[], T]) -> T:
         if self._thread is None:

@@ -44,14 +44,14 @@ class EmbeddedServer:
     """The server of one folder."""
 
     def __init__(self, folder: Path) -> None:
-        self._folder = folder
+        self.folder = folder
         self._keeper: subprocess.Popen[bytes] | None = None
         self._starting = threading.Lock()
 
     @property
     def socket(self) -> Path:
         """Where it listens."""
-        path = self._folder / "redis.sock"
+        path = self.folder / "redis.sock"
         if len(os.fsencode(path.absolute())) <= SOCKET_PATH_MAX:
             return path.absolute()
         name = hashlib.sha256(os.fsencode(path.absolute())).hexdigest()[:16]
@@ -65,19 +65,19 @@ class EmbeddedServer:
         """
         with self._starting:
             if not _answers(self.socket):
-                self._folder.mkdir(parents=True, exist_ok=True)
-                with lock_file(self._folder / "lock"):
+                self.folder.mkdir(parents=True, exist_ok=True)
+                with lock_file(self.folder / "lock"):
                     if not _answers(self.socket):  # no other process has started it meanwhile
                         self._start()
         return f"unix://{self.socket}"
 
     def _start(self) -> None:
         self.close()
-        log = self._folder / "log"
+        log = self.folder / "log"
         command = [
             str(program()),
             *("--port", "0", "--unixsocket", str(self.socket), "--unixsocketperm", "700"),
-            *("--dir", str(self._folder.absolute()), "--dbfilename", "cache.rdb", "--save", "60", "1"),
+            *("--dir", str(self.folder.absolute()), "--dbfilename", "cache.rdb", "--save", "60", "1"),
             *("--maxmemory", MAX_MEMORY, "--maxmemory-policy", "allkeys-lru", "--loglevel", "warning"),
         ]
         with log.open("wb") as sink:

@@ -90,7 +90,7 @@ class StepSampler:
         """The episodes of training step `step` (from 1), with the policy that the sampler has."""
         start_time = time.perf_counter()
         history = self._history
-        items = self._choose_items(step)
+        items = self.choose_items(step)
         spec = make_training_spec(self._pipeline, step=step, evidence=history.evidence)
         groups = await self._run(items, spec)
         batch, batch_items, added_groups = await self._refill(groups, items, spec, step=step)
@@ -116,7 +116,7 @@ class StepSampler:
         """Take `sample`, of an earlier process, for the step before the next one."""
         self._history = sample.history
 
-    def _choose_items(self, step: int) -> list[Item]:
+    def choose_items(self, step: int) -> list[Item]:
         """Those whose turn it is; with a curriculum, others of the same parts in their places."""
         count = self._pipeline.rollout.items_per_step
         items = list(self._items[(step - 1) * count : step * count])

@@ -130,6 +130,10 @@ class Tracker:
         Returns when their files have been read: DVC, which comes next, moves them to its cache and back.
         """
         self._later(self._write_all)
+        self.wait()
+
+    def wait(self) -> None:
+        """Return when all that was asked for so far is recorded."""
         self._thread.submit(lambda: None).result()
 
     def __enter__(self) -> Self:

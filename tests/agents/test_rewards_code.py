@@ -97,11 +97,11 @@ def test_tests_as_data_sets_have_them():
 def test_without_a_sandbox_nothing_runs(monkeypatch):
     monkeypatch.setenv(CHOICE_VARIABLE, "podman")
     monkeypatch.setenv("PATH", "/nowhere")
-    rewards_code._backend.cache_clear()
+    rewards_code.sandbox_backend.cache_clear()
     try:
         with pytest.raises(MissingDependency, match="never runs without one"):
             value_of("x = 1", tests="assert x == 1")
         with pytest.raises(MissingDependency, match="'code_tests' needs a sandbox"):
             REWARDS["code_tests"].check({"tests"})
     finally:
-        rewards_code._backend.cache_clear()
+        rewards_code.sandbox_backend.cache_clear()

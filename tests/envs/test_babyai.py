@@ -99,7 +99,7 @@ def test_a_path_ends_in_front_of_its_target(index):
 def test_every_listed_action_is_accepted_and_no_other():
     env = BabyAIEnv()
     reset(env, 36)
-    level = env._level
+    level = env.level
     before = (level.pprint_grid(), level.step_count)
     for wrong in ("", "fly", "go to pink ball 1", "pick up", "go to red ball", "turn left\nturn right extra"):
         result = step(env, wrong)
@@ -119,7 +119,7 @@ def test_the_reward_is_minigrids_and_running_out_of_steps_truncates():
     env = BabyAIEnv()
     item = make_item(0)
     asyncio.run(env.reset(item))
-    level = env._level
+    level = env.level
     results = [asyncio.run(env.step(step.action)) for step in expert(item)]
     assert results[-1].reward == pytest.approx(1 - 0.9 * level.step_count / level.max_steps)
     assert results[-1].terminated

@@ -36,7 +36,7 @@ def test_the_table_of_tasks_is_the_packages():
     try:
         for task in TASKS:
             jvm.load(task.name, 0)
-            simulator = jvm._simulator
+            simulator = jvm.simulator
             assert simulator.getTaskMaxVariations(task.name) == task.variations
             assert list(simulator.getVariationsTrain()) == list(range(task.train))
             assert list(simulator.getVariationsTest()) == list(range(task.test, task.variations))
@@ -142,7 +142,7 @@ def test_a_killed_jvm_is_a_fault_and_close_leaves_no_process():
     async def main() -> None:
         env = SciWorldEnv()
         await env.reset(make_item(0))
-        pid = env._jvm.pid
+        pid = env.jvm.pid
         os.kill(pid, signal.SIGKILL)
         with pytest.raises(Exception, match=r"."):
             await env.step("look around")
@@ -150,7 +150,7 @@ def test_a_killed_jvm_is_a_fault_and_close_leaves_no_process():
         await env.close()
         assert not psutil.pid_exists(pid)
         await env.reset(make_item(1))  # it starts another
-        second_pid = env._jvm.pid
+        second_pid = env.jvm.pid
         await env.close()
         assert not psutil.pid_exists(second_pid)
 

@@ -30,16 +30,15 @@ class CountingRetriever:
 
     def __init__(self, version: str = "counted/1") -> None:
         self.queries: list[str] = []
-        self._version = version
+        self.name = version
 
     async def version(self) -> str:
-        return self._version
+        return self.name
 
     async def search(self, queries: Sequence[str], *, top_k: int) -> list[list[Passage]]:
         self.queries += queries
         return [
-            [Passage(str(n), f'"{query}"\n{self._version} é', 0.1 * n) for n in range(top_k)]
-            for query in queries
+            [Passage(str(n), f'"{query}"\n{self.name} é', 0.1 * n) for n in range(top_k)] for query in queries
         ]
 
     async def close(self) -> None: ...
@@ -92,7 +91,7 @@ def test_whatever_decides_a_result_is_in_its_key(server: EmbeddedServer):
         (CountingRetriever("counted/2"), 2),
     ):
         processes = search_all(cache, retriever, ["a"], top_k=top_k)
-        assert processes == search_all(None, CountingRetriever(retriever._version), ["a"], top_k=top_k)
+        assert processes == search_all(None, CountingRetriever(retriever.name), ["a"], top_k=top_k)
         assert retriever.queries == ["a"]
     assert key_of("v", top_k=2, query="q") != key_of("v", top_k=2, query="q ")
 
@@ -160,7 +159,7 @@ def test_a_server_that_is_killed_under_load_costs_nothing_but_its_results(
     async def killer() -> None:
         for _ in range(3):
             await asyncio.sleep(0.1)
-            for process in servers_of(server._folder):
+            for process in servers_of(server.folder):
                 os.kill(process.pid, signal.SIGKILL)
                 killed_pids.append(process.pid)
 
@@ -184,7 +183,7 @@ def test_a_server_that_is_killed_under_load_costs_nothing_but_its_results(
         retriever.queries
     )  # each once, whatever became of the cache
     assert sum("searches go on without a cache" in line for line in caplog.messages) == 1
-    assert len(servers_of(server._folder)) == 1
+    assert len(servers_of(server.folder)) == 1
     keepers = [child for child in psutil.Process().children() if child.status() == psutil.STATUS_ZOMBIE]
     assert not keepers
 

@@ -233,7 +233,7 @@ def test_real_items_are_played_from_files_in_upstreams_form(tmp_path: Path, monk
     )
     monkeypatch.setenv("WINGSPAN_DATA", str(tmp_path))
     monkeypatch.setenv("WINGSPAN_RETRIEVER_SEARCHQA", str(corpus))
-    for read_file in (upstream._test, upstream._train):
+    for read_file in (upstream.read_test, upstream.read_train):
         read_file.cache_clear()
     try:
         spec = get_env("searchqa")
@@ -252,7 +252,7 @@ def test_real_items_are_played_from_files_in_upstreams_form(tmp_path: Path, monk
         with pytest.raises(ConfigError, match=r"221328 items, .*; there is no 'searchqa_221328'"):
             spec.make_item(221328) if spec.make_item else None
     finally:
-        for read_file in (upstream._test, upstream._train):
+        for read_file in (upstream.read_test, upstream.read_train):
             read_file.cache_clear()
 
 

@@ -103,8 +103,8 @@ def test_an_item_of_all_kinds_is_that_of_one_kind() -> None:
 def test_a_game_is_the_same_under_another_hash_seed() -> None:
     """TextWorld keeps its facts in sets."""
     code = (
-        "from envs.builtin.textworld.env import SPEC\n"
-        "games = [SPEC.make()._world.start(number) for number in (24, 26)]\n"
+        "from envs.builtin.textworld.games import KINDS, World\n"
+        "games = map(World(name='textworld', kinds=tuple(KINDS)).start, (24, 26))\n"
         "print([[p.facts, p.describe(), p.listed_commands] for p in games])"
     )
     run = subprocess.run(

@@ -250,7 +250,7 @@ def test_a_killed_copy_is_a_fault_and_never_a_reward():
     async def main() -> None:
         env: Any = make()
         observation = await env.reset(make_item(8))
-        os.kill(env._provider.pid, signal.SIGKILL)
+        os.kill(env.provider.pid, signal.SIGKILL)
         with pytest.raises(EnvCrashed):
             await env.step(expert(make_item(8))[0].resolve(observation))
         assert not env.is_alive

@@ -148,7 +148,7 @@ def test_items_are_drawn_in_proportion_to_the_weight_of_their_pool() -> None:
     sampler = StepSampler(
         pipeline, ITEMS[:4] * 1000, Runner(lambda *_: 0).run, history=History(success=success)
     )
-    first = Counter(number(item) for step in range(1, 4001) for item in sampler._choose_items(step))
+    first = Counter(number(item) for step in range(1, 4001) for item in sampler.choose_items(step))
     for item, weight in {0: 1.0, 1: 0.5, 2: 2.0, 3: 0.2}.items():
         share = weight / 3.7
         error = (share * (1 - share) / 4000) ** 0.5

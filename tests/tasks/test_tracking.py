@@ -538,7 +538,7 @@ def test_what_a_rewind_can_undo_is_recorded_when_it_no_longer_can(
 
     def recorded_steps() -> list[int]:
         tracker.sync_training()
-        tracker._thread.submit(lambda: None).result()
+        tracker.wait()
         return [step for step, _ in series(runs_of(workspace)[0], "rollout/success")]
 
     with Tracker("three", pipeline=pipeline, workspace=workspace) as tracker:

@@ -87,19 +87,19 @@ class BabyAIEnv:
     """One live level."""
 
     def __init__(self) -> None:
-        self._level: MiniGridEnv | None = None
+        self.level: MiniGridEnv | None = None
         self._moves: dict[str, list[Move]] = {}
         self._observation = ""
 
     async def reset(self, item: Item) -> str:
         """Start `item`; returns the mission, the view, and the actions."""
-        self._level = make_level(item.index)
-        self._look(self._level)
-        return f"Your mission: {self._level.mission}\n{self._observation}"
+        self.level = make_level(item.index)
+        self._look(self.level)
+        return f"Your mission: {self.level.mission}\n{self._observation}"
 
     async def step(self, action: str) -> StepResult:
         """Carry out one of the listed actions; any other is refused by an observation and changes nothing."""
-        level = self._level
+        level = self.level
         if level is None:
             raise RuntimeError("step before reset, or after the end")
         words = " ".join(action.lower().split())
@@ -110,7 +110,7 @@ class BabyAIEnv:
             _, reward, terminated, truncated, _ = level.step(move)
             if terminated or truncated:
                 success = terminated and reward > 0
-                self._level = None
+                self.level = None
                 return StepResult(
                     "The mission is complete." if success else "The mission has failed.",
                     float(reward),
@@ -123,11 +123,11 @@ class BabyAIEnv:
 
     def state_key(self) -> str | None:
         """Of the grid, the agent's place and load, and what is left of the mission."""
-        return None if self._level is None else hash_state(read_state(self._level))
+        return None if self.level is None else hash_state(read_state(self.level))
 
     async def close(self) -> None:
         """Forget the level."""
-        self._level = None
+        self.level = None
 
     def _look(self, level: "MiniGridEnv") -> None:
         view = look(level)

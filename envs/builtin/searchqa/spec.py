@@ -40,12 +40,12 @@ def _retriever() -> Retriever:
 
 
 @cache
-def _test() -> QuestionFile:
+def read_test() -> QuestionFile:
     return QuestionFile(SEARCHQA.path("test.parquet"), sources=TEST)
 
 
 @cache
-def _train() -> QuestionFile:
+def read_train() -> QuestionFile:
     return QuestionFile(SEARCHQA.path("train.parquet"), sources=TRAIN)
 
 
@@ -58,7 +58,7 @@ def ask(item: Item) -> Question:
 def _question(index: int) -> Question:
     if not 0 <= index < END:
         raise unknown_item(NAME, index, count=END)
-    return _test()[index] if index < FIRST_TRAIN else _train()[index - FIRST_TRAIN]
+    return read_test()[index] if index < FIRST_TRAIN else read_train()[index - FIRST_TRAIN]
 
 
 def make_env() -> SearchQAEnv:
@@ -91,7 +91,7 @@ def held_out(seed: int) -> list[int]:
 def split(seed: int) -> Split:
     """All training items of AgentGym and 400 of its tests, in equal parts from the seven data sets."""
     with SPEC.explain_missing():
-        train = [_item(FIRST_TRAIN + row, question) for row, question in enumerate(_train())]
+        train = [_item(FIRST_TRAIN + row, question) for row, question in enumerate(read_train())]
     return Split(train=train, test=[make_item(index) for index in held_out(seed)])
 
 

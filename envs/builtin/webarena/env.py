@@ -73,7 +73,7 @@ class WebEnv(BrowserEnv):
         """`tasks` and `judge` are called at each reset."""
         super().__init__()
         self._load_tasks = tasks
-        self._provider = provider
+        self.provider = provider
         self._helpers = helpers
         self._make_judge = judge
         self._judge: Judge | None = None
@@ -85,7 +85,7 @@ class WebEnv(BrowserEnv):
     @property
     def is_alive(self) -> bool:
         """False once the browser, the current session or the sites have failed."""
-        return super().is_alive and self._provider.is_alive
+        return super().is_alive and self.provider.is_alive
 
     async def reset(self, item: Item) -> str:
         """Start `item`; returns the first page and the objective."""
@@ -98,7 +98,7 @@ class WebEnv(BrowserEnv):
             raise ConfigError(f"{item.item_id} needs a judge of its answer; {JUDGE_NAMED.find_remedy()}")
         await self._end_session()
         chromium = await self._lease_browser()
-        state = await self._provider.prepare_sites(task)
+        state = await self.provider.prepare_sites(task)
         session = self._session = await BrowserSession.open(
             chromium,
             origins=list(state.sites.urls.values()),
@@ -139,7 +139,7 @@ class WebEnv(BrowserEnv):
     async def close(self) -> None:
         """End the episode; release the browser and the sites."""
         await super().close()
-        await self._provider.close()
+        await self.provider.close()
 
     async def _observe(self, session: BrowserSession) -> str:
         assert self._state is not None
