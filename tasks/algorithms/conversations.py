@@ -9,6 +9,7 @@ Shapes: `C` conversations of the step, `T` sampled tokens of the longest, left-a
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -19,7 +20,7 @@ _ROWS = 32
 """Conversations whose numbers are converted to float64 at once: they stay in the cache."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Conversations:
     """What an advantage estimator is given."""
 
@@ -61,7 +62,7 @@ class Conversations:
         previous = torch.nn.functional.pad(self.turn[:, :-1], (1, 0), value=-1)
         return self.mask & (self.turn != previous)
 
-    @property
+    @cached_property
     def turn_lengths(self) -> Tensor:
         """[C, N + 1], int64, N the turns of the longest conversation: sampled tokens of each turn, and at the
         end the places without a token."""

@@ -12,7 +12,7 @@ from verl.trainer.ppo.rollout_corr_helper import compute_rollout_correction_weig
 from agents.types import Trajectory
 from tasks.algorithms.conversations import Conversations, Estimate, Joined, rewards_of, turns_of
 from tasks.config.training import RolloutCorrectionSettings, TrainSettings
-from tasks.verl.rows import conversation_key, overlong_penalty
+from tasks.verl.rows import overlong_penalty, parent_key, segment_number
 
 _NO_BOUNDS = (1e-12, 1e12)
 """verl cuts log-ratios at ±20, so that no ratio lies outside."""
@@ -26,12 +26,12 @@ class JoinedRows:
         nested [rows, tokens], with `response_mask`."""
         numbers = {key: number for number, key in enumerate(trajectories)}
         self._data = data
-        self._chosen = [row for row, key in enumerate(keys) if conversation_key(key) in numbers]
+        self._chosen = [row for row, key in enumerate(keys) if parent_key(key) in numbers]
         self._masks = data["response_mask"].unbind()
         self._joined = Joined(
             [self._masks[row] for row in self._chosen],
-            conversation=[numbers[conversation_key(keys[row])] for row in self._chosen],
-            segment=[int(keys[row].rpartition("_")[2]) for row in self._chosen],
+            conversation=[numbers[parent_key(keys[row])] for row in self._chosen],
+            segment=[segment_number(keys[row]) for row in self._chosen],
         )
 
     @property
@@ -102,7 +102,7 @@ def estimate_advantages(
     `rows` have `old_log_probs`, and where they apply `ref_log_prob`, `values` and `sum_pi_squared`;
     `trajectories`: theirs, in that order; `greedy_rewards`: by uid of the group.
     """
-    uids = [key.rpartition("_")[0] for key in trajectories]
+    uids = list(map(parent_key, trajectories))
     groups = {uid: number for number, uid in enumerate(dict.fromkeys(uids))}
     rewards = rewards_of(list(trajectories.values()), rows.mask)
     if train.algorithm.overlong is not None:

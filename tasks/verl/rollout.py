@@ -32,7 +32,7 @@ from tasks.rollout.history import History
 from tasks.rollout.runner import RolloutSpec
 from tasks.rollout.served_policy import ServedAt, ServedPolicy
 from tasks.rollout.step import Group, StepSample, StepSampler
-from tasks.verl.rows import conversation_key, fields_of, observation_tokens, rows_of, tag_of, trainable
+from tasks.verl.rows import fields_of, observation_tokens, parent_key, rows_of, tag_of, trainable
 
 T = TypeVar("T")
 
@@ -207,7 +207,7 @@ class RolloutManager:
         tq.kv_batch_put(keys=uids, partition_id="train", tags=[{"status": "finished"} for _ in uids])
         self.last = StepRollout(
             sample=sample,
-            trained={conversation_key(row.key): row.trajectory for row in rows},
+            trained={parent_key(row.key): row.trajectory for row in rows},
             observation_tokens=observation_tokens(rows),
             greedy_rewards=greedy_rewards,
             num_informative=sum(map(is_informative, sample.groups)),

@@ -126,15 +126,20 @@ def fields_of(rows: Sequence[Row], processor: Any = None, *, with_observations: 
     )
 
 
-def conversation_key(key: str) -> str:
-    """A row's key without the number of the segment."""
+def parent_key(key: str) -> str:
+    """The key of a row's conversation, or the uid of a conversation's group."""
     return key.rpartition("_")[0]
+
+
+def segment_number(key: str) -> int:
+    """The number of a row's segment."""
+    return int(key.rpartition("_")[2])
 
 
 def number_conversations(keys: Iterable[str]) -> list[int]:
     """For each row's key, the number of its conversation, in order of appearance."""
     numbers: dict[str, int] = {}
-    return [numbers.setdefault(conversation_key(key), len(numbers)) for key in keys]
+    return [numbers.setdefault(parent_key(key), len(numbers)) for key in keys]
 
 
 def tag_of(row: Row, *, step: int) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from tasks.config.pipelines import Pipeline
 from tasks.data.trajectories import sampled_tokens
 from tasks.verl.config import verl_config
 from tasks.verl.local_worker import join_process_group, start_actor
-from tasks.verl.rows import Row, conversation_key, fields_of, observation_tokens, rows_of
+from tasks.verl.rows import Row, fields_of, observation_tokens, parent_key, rows_of
 
 if TYPE_CHECKING:
     import torch
@@ -135,7 +135,7 @@ def step_data(
     if values is not None:
         data["values"] = values
     train = pipeline.train
-    trajectories = {conversation_key(row.key): row.trajectory for row in rows}
+    trajectories = {parent_key(row.key): row.trajectory for row in rows}
     conversation_rows = JoinedRows([row.key for row in rows], data, trajectories)
     if train.rollout_correction is not None:
         data["rollout_is_weights"], _ = rollout_weights(train.rollout_correction, conversation_rows)
