@@ -56,6 +56,8 @@ def guard(*, prefix: str = "wingspan-") -> None:
         stdin=reading,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
+        # without the mark of a command that has started this one, whose guardian would end ours
+        env={name: value for name, value in os.environ.items() if name != MARK},
         cwd="/",
         start_new_session=True,
     )

@@ -97,6 +97,21 @@ def test_another_command_is_left_alone() -> None:
         process.wait()
 
 
+@pytest.mark.heavy
+def test_a_command_that_a_command_started_ends_with_it_and_cleans_up() -> None:
+    inner = GUARDED_SCRIPT + "time.sleep(1000)"
+    outer = start(
+        "import subprocess, sys\n"
+        "from flows.endings.guardian import guard\n"
+        f"guard()\nsubprocess.run([sys.executable, '-c', {inner!r}])"
+    )
+    assert outer.stdout is not None
+    child, orphan, memory, folder = outer.stdout.readline().split()
+    outer.kill()
+    wait_until_gone([int(child), int(orphan)], [Path("/dev/shm") / memory, Path(folder)])
+    outer.wait()
+
+
 STOPPABLE = """
 import os, sys, time
 from flows.endings.guardian import guard
