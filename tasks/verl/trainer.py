@@ -137,8 +137,8 @@ class StepTrainer(PPOTrainerSync):  # type: ignore[misc]
             fields = ["sum_pi_squared", "response_mask"]
             data = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=fields)
             data["sum_pi_squared"] = response_from_nested(data["sum_pi_squared"], data["response_mask"])
-            fields = data.select("sum_pi_squared")
-            tq.kv_batch_put(keys=batch.keys, partition_id=batch.partition_id, fields=fields)
+            squares = data.select("sum_pi_squared")
+            tq.kv_batch_put(keys=batch.keys, partition_id=batch.partition_id, fields=squares)
         batch.extra_info["calculate_sum_pi_squared"] = False
         return batch
 

@@ -7,7 +7,7 @@ import pytest
 
 from agents.formats import FORMATS, turn_parser
 from agents.formats.calls import ParsedTurn, ToolCall
-from tests.support.format_cases import FAMILIES, adversarial, malformed, well_formed
+from tests.support.format_cases import FAMILIES, adversarial, make_malformed, well_formed
 from tests.support.format_writers import schemas_of
 
 LEAST = 200
@@ -36,7 +36,7 @@ def test_what_was_written_is_read(family: str) -> None:
 
 @each_family
 def test_what_is_broken_is_no_call(family: str) -> None:
-    cases = malformed(family)
+    cases = make_malformed(family)
     assert len(set(cases)) >= LEAST
     for text in cases:
         turn = FORMATS[family].parse(text)

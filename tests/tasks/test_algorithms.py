@@ -308,7 +308,7 @@ def test_a_ratio_of_sequences_is_one_of_whole_conversations(name: str) -> None:
     """Two rows of one conversation have the loss of the same tokens in one row."""
     inputs = loss_inputs()
     whole = loss_of(name).per_token(tokens(inputs)).losses
-    cut = split_row(inputs, row=1, place=3)
+    cut = split_row(inputs, row=1, position=3)
     parts = loss_of(name).per_token(tokens(cut, conversation=[0, 1, 1, 2], lengths=[7, 5, 5, 6])).losses
     torch.testing.assert_close(parts[1, :3], whole[1, :3])
     torch.testing.assert_close(parts[2, :2], whole[1, 3:5])
