@@ -119,7 +119,7 @@ def test_the_horizon_ends_a_program_and_the_reward_judges_what_there_is() -> Non
         ({"program": "tests.nowhere:play"}, {}, r"agent\.program: 'tests.nowhere:play' cannot be imported"),
         ({"program": f"{TOY}:plya"}, {}, r"agent\.program: .*program_toy\.py has no 'plya'"),
         ({"program": f"{TOY}:TURNS"}, {}, r"agent\.program: 'tests.support.program_toy:TURNS' is a int"),
-        ({"program": f"{TOY}:Made"}, {}, r"is a type; name a function"),
+        ({"program": f"{TOY}:ToyProgram"}, {}, r"is a type; name a function"),
         ({"program": f"{TOY}:of_two"}, {}, r"too many positional.*must be \(base_url, api_key, item\)"),
         ({}, {"warmup": WARMUP}, r"warmup: .* set warmup: null"),
         ({}, {"servers": {"question": {"urls": ["http://host:9"]}}}, r"servers\.question: .*leave it out"),
