@@ -40,7 +40,7 @@ def play_episode(
     tools = Toolbox(map(get_tool, ["act", "summarize", "calculator"]))
     agent = FormatAgent("json", schemas=tools.schemas)
     trajectory = asyncio.run(play_toy(sampler, agent=agent, limits=limits, tools=tools, context=policy))
-    return trajectory, [toy_tokenizer().decode(ids) for ids in sampler.shown]
+    return trajectory, [toy_tokenizer().decode(ids) for ids in sampler.prompts]
 
 
 def test_the_next_turn_sees_the_opening_and_the_summary() -> None:
