@@ -4,8 +4,8 @@ A stage's *key* is the hash of what DVC hashes: the contents of its dependencies
 parameters. Its *receipt* holds the hash of each output. Files and folders are hashed as DVC hashes them, so
 keys, receipts and `dvc.lock` agree. Besides the declared dependencies, a stage with the parameters of the
 agent or of the data depends on the files that they name: prompts and the user's code; training depends on the
-files of trajectories that its algorithm names. DVC does not know these unless they are in `agents` or `envs`.
-Leaves out: running anything, and DVC itself, whose import takes seconds.
+files of trajectories, or the teacher's folder, that its algorithm names. DVC does not know these unless they
+are in `agents` or `envs`. Leaves out: running anything, and DVC itself, whose import takes seconds.
 """
 
 import hashlib
@@ -19,6 +19,7 @@ from typing import Any, Literal
 
 from envs.errors import ConfigError
 from envs.files import write_atomically
+from tasks.algorithms.distillation import Distillation
 from tasks.config.offline import OfflineSettings
 from tasks.config.parameters import flat
 from tasks.config.pipelines import PIPELINES_FILE, Pipeline, read_yaml
@@ -293,6 +294,9 @@ def _add_user_files(stage: Stage, pipeline: Pipeline) -> Stage:
         files += [agent.prompt, *(judge.prompt for judge in agent.judges.values())]
     if stage.name == "train" and isinstance(pipeline.train, OfflineSettings):
         files += pipeline.train.algorithm.data
+    if stage.name == "train" and isinstance(pipeline.train.algorithm, Distillation):
+        source = pipeline.train.algorithm.teacher_source
+        files += [source] if isinstance(source, Path) else []
     code = drop_declared(dict.fromkeys(modules))
     return replace(stage, deps=stage.deps + code + drop_declared(files), user_code=code)
 

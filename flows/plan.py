@@ -37,6 +37,7 @@ from tasks.config.prompts import check_prompts
 from tasks.data.files import check_data
 from tasks.data.items import read_items, split
 from tasks.data.training_files import read_training_files
+from tasks.rollout.teacher import check_teacher
 from tasks.tracking.tracker import check_tracking
 from tasks.verl.config import check_pipeline
 from tasks.verl.rewinds import most_checkpoints
@@ -118,6 +119,7 @@ def make_plan(
     check_data(pipeline.data)
     check_agent(pipeline)
     check_model(pipeline)
+    check_teacher(pipeline)
     check_ray_address()
     check_items(pipeline)
     _check_items(folder, pipeline)

@@ -19,6 +19,10 @@ class NoEpisodes(WingspanError):
     """Every episode of a step failed: a retry will not fix the cause."""
 
 
+class TeacherFailed(WingspanError):
+    """A teacher has no usable scores for a step's episodes: the step is not trained, and the run ends."""
+
+
 class Diverged(WingspanError):
     """A step's loss, gradient or log-probs are not numbers: its weights are not saved, and the run ends."""
 

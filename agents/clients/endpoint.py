@@ -1,4 +1,4 @@
-"""A client of OpenAI-compatible chat completions, with retries.
+"""Clients of OpenAI-compatible endpoints, with retries, and that of chat completions.
 
 A request is sent again, with growing waits, after status 408, 409, 429 or 5xx, a failed connection or an
 unusable reply. Connections live for one request: a model thinks for longer than one takes to open, and none
@@ -136,22 +136,11 @@ class Reply:
     """Global step of the weights, which Wingspan's gateway reports; 0 for all others."""
 
 
-class ChatClient:
+class EndpointClient:
     """Sends requests to one endpoint, within its limits."""
 
-    def __init__(
-        self,
-        endpoint: Endpoint,
-        *,
-        before_request: Callable[[], Awaitable[None]] | None = None,
-        after_reply: Callable[["Reply"], Awaitable[None]] | None = None,
-    ) -> None:
-        """`before_request` is called before each request, `after_reply` with each reply, usable or not; `ask`
-        raises what they raise."""
+    def __init__(self, endpoint: Endpoint) -> None:
         self.endpoint = endpoint
-        self._before_request = before_request
-        self._after_reply = after_reply
-        self._url = f"{endpoint.url.rstrip('/')}/chat/completions"
         self._limiter = ConcurrencyLimiter(endpoint.concurrent)
         self._rate = RateLimiter(endpoint.requests_per_s)
 
@@ -165,29 +154,26 @@ class ChatClient:
         if response.status_code in (401, 403):  # 404: not every server lists its models
             raise self._denial(response)
 
-    async def ask(self, request: Mapping[str, Any], *, read: Callable[[Reply], T]) -> T:
-        """What `read` returns for the first usable reply to a body with `request` in it; `read` raises
-        `TryAgain` for a reply that cannot be used.
+    async def _post(
+        self,
+        url: str,
+        body: Mapping[str, Any],
+        *,
+        before_request: Callable[[], Awaitable[None]] | None = None,
+    ) -> httpx.Response:
+        """The response to one request, of status 200; `before_request` is called when its turn has come.
 
-        Raises `EndpointFailed` if no attempt succeeds or the endpoint rejects the request (`ContextFull`: for
-        its length); `ConfigError` if it rejects the key, the model or the address.
+        Raises `TryAgain` where the same request may succeed later, else `EndpointFailed` (`ContextFull`: for
+        its length), and `ConfigError` if the key, the model or the address is rejected.
         """
-        body = self.endpoint.body(request)
-
-        async def attempt() -> T:
-            async with self._limiter:
-                await asyncio.sleep(self._rate.wait_s())
-                if self._before_request is not None:
-                    await self._before_request()
-                response = await self._send("POST", self._url, body=body)
-            if response.status_code != 200:
-                raise self._failure(response)
-            reply = _reply(self._url, response.text)
-            if self._after_reply is not None:
-                await self._after_reply(reply)
-            return read(reply)
-
-        return await self.endpoint.retry(attempt, error=EndpointFailed)
+        async with self._limiter:
+            await asyncio.sleep(self._rate.wait_s())
+            if before_request is not None:
+                await before_request()
+            response = await self._send("POST", url, body=body)
+        if response.status_code != 200:
+            raise self._failure(response)
+        return response
 
     async def _send(self, method: str, url: str, *, body: Mapping[str, Any] | None) -> httpx.Response:
         limit_s = self.endpoint.request_timeout_s
@@ -211,6 +197,42 @@ class ChatClient:
             f"{describe_response(response)}; correct the url, the model ({self.endpoint.model!r}) or the "
             f"environment variable with the key ({key})"
         )
+
+
+class ChatClient(EndpointClient):
+    """Asks one endpoint for chat completions."""
+
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        *,
+        before_request: Callable[[], Awaitable[None]] | None = None,
+        after_reply: Callable[["Reply"], Awaitable[None]] | None = None,
+    ) -> None:
+        """`before_request` is called before each request, `after_reply` with each reply, usable or not; `ask`
+        raises what they raise."""
+        super().__init__(endpoint)
+        self._before_request = before_request
+        self._after_reply = after_reply
+        self._url = f"{endpoint.url.rstrip('/')}/chat/completions"
+
+    async def ask(self, request: Mapping[str, Any], *, read: Callable[[Reply], T]) -> T:
+        """What `read` returns for the first usable reply to a body with `request` in it; `read` raises
+        `TryAgain` for a reply that cannot be used.
+
+        Raises `EndpointFailed` if no attempt succeeds or the endpoint rejects the request (`ContextFull`: for
+        its length); `ConfigError` if it rejects the key, the model or the address.
+        """
+        body = self.endpoint.body(request)
+
+        async def attempt() -> T:
+            response = await self._post(self._url, body, before_request=self._before_request)
+            reply = _reply(self._url, response.text)
+            if self._after_reply is not None:
+                await self._after_reply(reply)
+            return read(reply)
+
+        return await self.endpoint.retry(attempt, error=EndpointFailed)
 
 
 def _reply(url: str, text: str) -> Reply:

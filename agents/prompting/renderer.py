@@ -15,7 +15,8 @@ import copy
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import lru_cache, partial
+from contextlib import suppress
+from functools import cached_property, lru_cache, partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from agents.prompting.images import VisionProcessor
@@ -110,6 +111,30 @@ class Renderer:
         encode = self._encode_reply if images_of(messages) else self._reply
         counts = [len(message.content) for message in messages] if observed is None else observed
         return encode(tuple(messages), is_closed, tuple(counts))
+
+    def add_to_prompt(self, prompt_ids: Sequence[int], text: str) -> list[int]:
+        """`prompt_ids` with a paragraph of `text` at the end of the message before the policy's turn.
+
+        All tokens of `prompt_ids` stay as they are, and the paragraph is encoded by itself. Raises
+        `ConfigError` if the template's tokens after a message are not found at the end of `prompt_ids`.
+        """
+        paragraph = self._encode(f"\n\n{self._clean(text)}")
+        for end_ids in self._prompt_ends:
+            start = len(prompt_ids) - len(end_ids)
+            if tuple(prompt_ids[start:]) == end_ids:
+                return [*prompt_ids[:start], *paragraph, *end_ids]
+        raise self._unusable("does not end a prompt with tokens of its own after the last message")
+
+    @cached_property
+    def _prompt_ends(self) -> list[tuple[int, ...]]:
+        """What the template writes after the last message, the prompt of the policy's turn included; by the
+        role of that message, the longest first."""
+        ends: set[tuple[int, ...]] = set()
+        for role in ("user", "tool"):
+            with suppress(ConfigError):  # the template refuses this role
+                (*_, end), _ = self._frame(((role, 0),))
+                ends.add(tuple(self._encode(end)))
+        return sorted(filter(None, ends), key=len, reverse=True)
 
     def encode(self, text: str) -> list[int]:
         """Tokens of a text by the template, including its control tokens."""

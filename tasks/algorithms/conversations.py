@@ -33,6 +33,8 @@ class Conversations:
     values: Tensor | None = None  # [C, T], of the critic, at the state before each token is sampled
     sum_pi_squared: Tensor | None = None  # [C, T]: Σπ² over the vocabulary, of the policy that sampled
     greedy_rewards: Tensor | None = None  # [C], of a greedy episode of the same item
+    teacher_log_probs: Tensor | None = None
+    """[C, T]: of the teacher, in its own context; `old_log_probs` where it has not scored a conversation."""
     num_played: int
     """Episodes of the step, those included that are not trained on."""
 

@@ -47,7 +47,14 @@ _TRAIN = {
     "chosen",
     "duplicates",
 }
-_TRAIN_PREFIXES = ("imitation_", "preference_", "horizon_", "rollout_probs_diff", "importance_")
+_TRAIN_PREFIXES = (
+    "imitation_",
+    "preference_",
+    "horizon_",
+    "rollout_probs_diff",
+    "importance_",
+    "distill/",
+)
 _SYSTEM_PREFIXES = ("envs_live/", "envs_created/", "envs_replaced/")
 _COUNTS = ("episodes", "dropped", "stop_", "dropped_", "items_", "replaced_groups")
 

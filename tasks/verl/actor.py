@@ -55,6 +55,9 @@ _VERL_METRICS = {
     "importance_mean": "rollout_corr/mean",
     "importance_capped": "rollout_corr/capped",
     "importance_rejected": "rollout_corr/rejected",
+    "distill/kl": "distill/kl",
+    "distill/teacher_log_prob": "distill/teacher_log_prob",
+    "distill/scored": "distill/scored",
 }
 _PHASES = {
     "update": ("old_log_prob", "ref", "values", "adv", "update_critic", "update_actor"),
@@ -78,7 +81,9 @@ class StepRecord:
     rollout; `horizon` (the longest; where parts have their own, also `horizon_<part>`), `temperature`,
     `policy_version`; `seconds` and `seconds_<phase>`. With a critic: `value_loss`, `value_clip_fraction`,
     `value_mean` and `explained_variance` (the share of the returns' variance that the values before the
-    update explain), `critic_grad_norm`, `critic_lr`. With vLLM or
+    update explain), `critic_grad_norm`, `critic_lr`. With a teacher: `distill/kl` (the estimate of the KL of
+    the policy that sampled from the teacher, nats per token), `distill/teacher_log_prob` (mean over the same
+    tokens) and `distill/scored` (the share of the trained conversations that these are of). With vLLM or
     `train.rollout_correction`, where the trainer computes the log-probs of what was sampled once more, over
     the tokens that are trained on: `rollout_probs_diff_mean` and `_max`, between the trainer's and the
     sampler's probabilities; `importance_mean`, the weight of a token (`train.rollout_correction`),
@@ -170,6 +175,7 @@ class Trainer:
         from transformers import AutoTokenizer
         from verl.utils.config import validate_config
 
+        from tasks.rollout.teacher import make_teacher
         from tasks.verl.client import CancellingClient
         from tasks.verl.rollout import RolloutManager
         from tasks.verl.trainer import StepTrainer
@@ -186,17 +192,19 @@ class Trainer:
             use_reference_policy=train.kl is not None,
             use_critic=train.algorithm.needs_critic,
         )
+        tokenizer = AutoTokenizer.from_pretrained(self._model)
+        teacher = make_teacher(self._pipeline, model=self._model, tokenizer=tokenizer)
         self._trainer = StepTrainer(self._config, self._pipeline)
         self._trainer.init()
         self._manager = RolloutManager(
             self._pipeline,
             items=items,
             client=self._trainer.llm_server_manager.get_client(CancellingClient),
-            tokenizer=AutoTokenizer.from_pretrained(self._model),
+            tokenizer=tokenizer,
             processor=verl_processor(self._model),
             history=self._read_history(),
         )
-        self._trainer.attach(self._manager)
+        self._trainer.attach(self._manager, teacher)
         if step := int(self._trainer.global_steps):
             self._manager.restore_ahead(checkpoints.checkpoint_folder(self._checkpoints, step=step))
         if self._serve is not None:

@@ -85,7 +85,8 @@ class StepEstimate:
     where they differ."""
     metrics: dict[str, float]
     """By verl's names: the mean KL per token, where it is part of the reward; of a critic the mean value and
-    the share of the returns' variance that its values explain."""
+    the share of the returns' variance that its values explain. Of a teacher, by our own: the mean estimate of
+    the KL from it per token, the mean of its log-probs, and the share of the conversations it has scored."""
 
 
 def estimate_advantages(
@@ -94,13 +95,15 @@ def estimate_advantages(
     *,
     trajectories: Mapping[str, Trajectory],
     greedy_rewards: Mapping[str, float],
+    teacher_scores: Mapping[str, Sequence[float]] | None,
     num_played: int,
     context_length: int,
 ) -> StepEstimate:
     """Estimate the advantages of a step's rows.
 
     `rows` have `old_log_probs`, and where they apply `ref_log_prob`, `values` and `sum_pi_squared`;
-    `trajectories`: theirs, in that order; `greedy_rewards`: by uid of the group.
+    `trajectories`: theirs, in that order; `greedy_rewards`: by uid of the group; `teacher_scores`: by key of
+    the trajectory, as `Teacher.score` gives them.
     """
     uids = list(map(parent_key, trajectories))
     groups = {uid: number for number, uid in enumerate(dict.fromkeys(uids))}
@@ -115,6 +118,12 @@ def estimate_advantages(
         kl = kl_penalty(old_log_probs, rows.join("ref_log_prob"), train.kl.estimator) * rows.mask
         rewards = rewards - train.kl.coef * kl
         metrics["actor/kl_loss"] = float(kl.sum() / rows.mask.sum())
+    teacher_log_probs = None
+    if teacher_scores is not None:
+        teacher_log_probs, distill_metrics = _teacher_log_probs(
+            [teacher_scores.get(key) for key in trajectories], old_log_probs, rows.mask
+        )
+        metrics |= distill_metrics
     values = rows.join("values") if train.algorithm.needs_critic else None
     greedy = [greedy_rewards[uid] for uid in uids] if train.algorithm.needs_greedy else None
     estimate = train.algorithm.estimate(
@@ -128,6 +137,7 @@ def estimate_advantages(
             values=values,
             sum_pi_squared=rows.join("sum_pi_squared") if train.algorithm.needs_sum_pi_squared else None,
             greedy_rewards=None if greedy is None else torch.tensor(greedy, dtype=torch.float64),
+            teacher_log_probs=teacher_log_probs,
             num_played=num_played,
         )
     )
@@ -139,6 +149,22 @@ def estimate_advantages(
         "return_weights": estimate.return_weights,
     }
     return StepEstimate({name: rows.split(x) for name, x in fields.items() if x is not None}, metrics)
+
+
+def _teacher_log_probs(
+    scores: Sequence[Sequence[float] | None], old_log_probs: torch.Tensor, mask: torch.Tensor
+) -> tuple[torch.Tensor, dict[str, float]]:
+    """[C, T], `old_log_probs` where there are no `scores` ([C], [tokens] each); and metrics."""
+    log_probs, is_scored = old_log_probs.clone(), torch.zeros_like(mask)
+    for row, values in enumerate(scores):
+        if values is not None:
+            log_probs[row, mask[row]] = torch.tensor(values, dtype=log_probs.dtype)
+            is_scored[row] = mask[row]
+    metrics = {"distill/scored": float(is_scored.any(1).float().mean())}
+    if is_scored.any():
+        metrics["distill/kl"] = float((old_log_probs - log_probs)[is_scored].double().mean())
+        metrics["distill/teacher_log_prob"] = float(log_probs[is_scored].double().mean())
+    return log_probs, metrics
 
 
 def _critic_metrics(values: torch.Tensor, estimate: Estimate, mask: torch.Tensor) -> dict[str, float]:

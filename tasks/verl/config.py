@@ -11,6 +11,8 @@ from envs.errors import ConfigError, MissingDependency
 from envs.registry import get_env
 from envs.requirements.detection import pip_install
 from tasks.algorithms.algorithm import ActorCritic
+from tasks.algorithms.builtin.self_distill import SelfDistill
+from tasks.algorithms.distillation import Distillation, TeacherEndpoint
 from tasks.cluster.placement import Placement
 from tasks.config.environments import environments
 from tasks.config.pipelines import Pipeline
@@ -251,6 +253,8 @@ def _check_algorithm(pipeline: Pipeline) -> None:
         )
     if algorithm.compares_states:
         _check_states(pipeline)
+    if isinstance(algorithm, Distillation):
+        _check_distillation(pipeline, algorithm)
     if algorithm.needs_sum_pi_squared and train.async_ is not None and pipeline.backend.device == "cpu":
         raise ConfigError(
             f"train.async: {algorithm.name} needs the whole distributions of the policy that sampled, which "
@@ -265,6 +269,42 @@ def _check_algorithm(pipeline: Pipeline) -> None:
             f"train.algorithm.loss {algorithm.loss.name}: its ratio is that of a whole conversation, which "
             "agent.context cuts into segments that may fall into different mini-batches; set when_full: stop "
             "and keep_thoughts: true, or on a CPU mini_batches: 1 and workers: 1"
+        )
+
+
+def _check_distillation(pipeline: Pipeline, algorithm: Distillation) -> None:
+    where = f"train.algorithm {algorithm.name}"
+    if has_vision(pipeline.model):
+        raise ConfigError(
+            f"{where}: {pipeline.model} is a vision-language model, and a teacher reads no pictures; choose "
+            "another algorithm"
+        )
+    program = pipeline.agent.program
+    if isinstance(algorithm, SelfDistill) and program is not None:
+        raise ConfigError(
+            f"{where}: a hint lists the actions of a turn, and agent.program {program} has none; use distill"
+        )
+    if algorithm.reward_weight and pipeline.rollout.group_size < 2:
+        raise ConfigError(
+            f"rollout.group_size {pipeline.rollout.group_size}: reward_weight adds GRPO's advantage, which "
+            "compares the samples of an item with each other; give 2 or more"
+        )
+    kl = pipeline.train.kl
+    if kl is not None and kl.place == "reward" and not algorithm.reward_weight:
+        raise ConfigError(
+            f"train.kl.place reward: {where} does not use rewards while reward_weight is 0; use place: loss"
+        )
+    source = algorithm.teacher_source
+    if pipeline.backend.device == "cuda" and not isinstance(source, TeacherEndpoint):
+        raise ConfigError(
+            f"{where}: the teacher {source or pipeline.model} would be computed on a CPU, beside a policy on "
+            "backend.device cuda; serve it by vLLM on other GPUs, and give teacher: {url: …, model: …}"
+        )
+    rollout = pipeline.rollout
+    if isinstance(source, TeacherEndpoint) and {rollout.temperature, rollout.final_temperature} - {1.0, None}:
+        raise ConfigError(
+            f"{where}: an endpoint's log-probs are those at temperature 1; set rollout.temperature and "
+            "final_temperature to 1.0"
         )
 
 

@@ -26,6 +26,7 @@ from tasks.config.pipelines import Pipeline
 from tasks.config.training import TrainSettings
 from tasks.errors import Diverged
 from tasks.rollout.runner import training_temperature
+from tasks.rollout.teacher import Teacher
 from tasks.verl import checkpoints
 from tasks.verl.advantages import JoinedRows, estimate_advantages, rollout_weights
 from tasks.verl.cpu.engine import WHOLE_CONVERSATIONS
@@ -67,9 +68,11 @@ class StepTrainer(PPOTrainerSync):  # type: ignore[misc]
         if self.use_critic:
             set_critic_loss(self.critic_wg, pipeline.train, context_length=pipeline.rollout.context_length)
 
-    def attach(self, manager: RolloutManager) -> None:
-        """Play episodes through `manager`; needed before the first step."""
+    def attach(self, manager: RolloutManager, teacher: Teacher | None) -> None:
+        """Play episodes through `manager`, and have them scored by `teacher`, if the algorithm has one;
+        needed before the first step."""
         self.agent_loop_manager = manager
+        self._teacher = teacher
         SkipManager.init(self.config)
 
     def run_step(
@@ -159,12 +162,19 @@ class StepTrainer(PPOTrainerSync):  # type: ignore[misc]
             rows,
             trajectories=rollout.trained,
             greedy_rewards=rollout.greedy_rewards,
+            teacher_scores=self._ask_teacher(),
             num_played=rollout.sample.num_played,
             context_length=self._pipeline.rollout.context_length,
         )
         metrics.update(estimate.metrics)
         fields_of_rows = TensorDict(output | estimate.fields, batch_size=len(batch))
         return tq.kv_batch_put(keys=batch.keys, partition_id=batch.partition_id, fields=fields_of_rows)
+
+    def _ask_teacher(self) -> dict[str, list[float]] | None:
+        if self._teacher is None:
+            return None
+        temperature = self.config.actor_rollout_ref.rollout.temperature
+        return self._teacher.score(self._rollout.trained, temperature=temperature)
 
     def _update_critic(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
         algorithm = self._pipeline.train.algorithm

@@ -1,6 +1,6 @@
 """verl's update of the policy on given trajectories, in this process: all of a step that needs no Ray."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -67,11 +67,13 @@ def update(
     reference: Sequence[Sequence[Trajectory]] | None = None,
     trainer_groups: Sequence[Sequence[Trajectory]] | None = None,
     played_tokens: int | None = None,
+    teacher_scores: Mapping[str, Sequence[float]] | None = None,
 ) -> dict[str, list[float]]:
     """One training step's optimizer steps, with the loss of `pipeline`; verl's metrics, a list each.
 
     `reference`: `groups` with the log-probs of the reference policy; `trainer_groups`: with those of the
-    trainer, where the sampler's are not the old ones; `played_tokens`: of the step, by default of `groups`.
+    trainer, where the sampler's are not the old ones; `played_tokens`: of the step, by default of `groups`;
+    `teacher_scores`: by key of the conversation (`trajectories_of`).
     """
     from verl.utils import tensordict_utils as tu
 
@@ -79,7 +81,12 @@ def update(
 
     set_loss(worker, pipeline.train, context_length=pipeline.rollout.context_length)
     data = step_data(
-        pipeline, groups, reference=reference, trainer_groups=trainer_groups, played_tokens=played_tokens
+        pipeline,
+        groups,
+        reference=reference,
+        trainer_groups=trainer_groups,
+        played_tokens=played_tokens,
+        teacher_scores=teacher_scores,
     )
     metrics: dict[str, list[float]] = tu.get(worker.update_actor(data), "metrics")
     return metrics
@@ -115,6 +122,7 @@ def step_data(
     trainer_groups: Sequence[Sequence[Trajectory]] | None = None,
     played_tokens: int | None = None,
     values: "torch.Tensor | None" = None,
+    teacher_scores: Mapping[str, Sequence[float]] | None = None,
     ranks: int = 1,
     rank: int = 0,
 ) -> "TensorDict":
@@ -135,7 +143,7 @@ def step_data(
     if values is not None:
         data["values"] = values
     train = pipeline.train
-    trajectories = {parent_key(row.key): row.trajectory for row in rows}
+    trajectories = trajectories_of(groups)
     conversation_rows = JoinedRows([row.key for row in rows], data, trajectories)
     if train.rollout_correction is not None:
         data["rollout_is_weights"], _ = rollout_weights(train.rollout_correction, conversation_rows)
@@ -144,6 +152,7 @@ def step_data(
         conversation_rows,
         trajectories=trajectories,
         greedy_rewards={},
+        teacher_scores=teacher_scores,
         num_played=pipeline.rollout.items_per_step * pipeline.rollout.group_size,
         context_length=pipeline.rollout.context_length,
     )
@@ -162,6 +171,11 @@ def step_data(
         ),
     )
     return data
+
+
+def trajectories_of(groups: Sequence[Sequence[Trajectory]]) -> dict[str, Trajectory]:
+    """By the key of their rows without the segment's number."""
+    return {parent_key(row.key): row.trajectory for row in rows_of_all(groups)}
 
 
 def rows_of_all(groups: Sequence[Sequence[Trajectory]]) -> list[Row]:

@@ -340,7 +340,11 @@ def test_gspo_and_geo_mean_by_hand() -> None:
 
 
 def test_every_algorithm_is_named_by_its_key() -> None:
-    required_values = {"gdpo": {"rewards": {"reward": 1.0}}, "sft": {"data": ["episodes.jsonl"]}}
+    required_values = {
+        "distill": {"teacher": "models/teacher"},
+        "gdpo": {"rewards": {"reward": 1.0}},
+        "sft": {"data": ["episodes.jsonl"]},
+    }
     for name in ALGORITHMS:
         values: dict[str, Any] = {"name": name} | required_values.get(name, {})
         algorithm: Algorithm = parse_algorithm(values)

@@ -10,6 +10,7 @@ from pydantic_core import PydanticUndefined
 
 from agents.settings import Settings
 from tasks.algorithms.algorithm import Aggregation, Algorithm
+from tasks.algorithms.distillation import Distillation
 from tasks.algorithms.losses.library import AnyLoss
 from tasks.algorithms.losses.loss import PolicyLoss
 from tasks.algorithms.offline import OfflineAlgorithm
@@ -44,6 +45,7 @@ def test_every_algorithm_has_its_line() -> None:
         assert (needs == "greedy") == algorithm.needs_greedy, name
         assert (needs == "states") == algorithm.compares_states, name
         assert (needs == "Σπ²") == algorithm.needs_sum_pi_squared, name
+        assert (needs == "teacher") == issubclass(algorithm, Distillation), name
         fields = algorithm.model_fields
         expected_changes = [
             *changes(fields["loss"].default),
@@ -70,7 +72,7 @@ def parameters(settings: type[Settings], *, prefix: str = "") -> Iterator[tuple[
         if name == "name":
             continue
         block = next((t for t in (field.annotation, *get_args(field.annotation)) if is_block(t)), None)
-        if block is None or field.default is None or name == "loss":
+        if block is None or field.default in (None, PydanticUndefined) or name == "loss":
             yield f"{prefix}{name}", default_of(field)
         if block is not None and name != "loss":
             yield from parameters(block, prefix=f"{name}.")

@@ -1,0 +1,86 @@
+"""What the algorithms have in common that learn from a teacher's probabilities."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from pydantic import BeforeValidator, Field, ValidationError, model_validator
+
+from agents.settings import Positive, Seconds, Settings, describe_invalid
+from tasks.algorithms.algorithm import Aggregation, Algorithm
+
+if TYPE_CHECKING:
+    from tasks.algorithms.conversations import Conversations, Estimate
+
+
+class TeacherEndpoint(Settings):
+    """A server that returns the log-probs of a prompt of token ids, as vLLM's `/v1/completions` does."""
+
+    url: str
+    """Up to the version, e.g. `http://127.0.0.1:8000/v1`."""
+    model: str
+    key_from: str | None = None
+    """Name of the environment variable that holds the key; no file holds the key itself."""
+    request_timeout_s: Seconds = 600.0
+    """For one segment of a conversation."""
+    tries: Positive = 5
+    """Of one request, the first included; the step fails after the last."""
+    concurrent: Positive = 16
+    """Requests at the same time."""
+
+
+def _parse_teacher(value: Any) -> Any:
+    if isinstance(value, str | Path | TeacherEndpoint):
+        return value
+    if not isinstance(value, Mapping):
+        raise ValueError(f"{value!r:.60} is no teacher; give a folder, or {{url: …, model: …}}")
+    try:
+        return TeacherEndpoint.model_validate(dict(value))
+    except ValidationError as error:
+        raise ValueError(describe_invalid(error, TeacherEndpoint)) from None
+
+
+TeacherSource = Annotated[Path | TeacherEndpoint, BeforeValidator(_parse_teacher)]
+"""A folder in Hugging Face format, or an endpoint: each with the policy's vocabulary."""
+
+
+class Distillation(Algorithm):
+    """log π_teacher − log π at each sampled token, with no credit for later ones: the gradient is that of the
+    reverse KL divergence of the policy from the teacher, in the contexts that the policy has sampled.
+
+    Lu and Thinking Machines Lab 2025 (thinkingmachines.ai/blog/on-policy-distillation); Agarwal et al. 2023
+    (GKD, arXiv 2306.13649) with the reverse KL and no data but the policy's. verl: `distillation` with
+    `use_policy_gradient` and `loss_mode: k1`, for teachers in vLLM and episodes of its own agent loop.
+    """
+
+    compares_group = False
+    skips_equal_groups = False
+
+    aggregation: Aggregation = "token-mean"
+    """The mean over the tokens is the metric `distill/kl`."""
+    reward_weight: Annotated[float, Field(ge=0)] = 0.0
+    """Of GRPO's advantage, which is added; 0 learns from the teacher alone."""
+
+    @model_validator(mode="after")
+    def _has_rewards_to_change(self) -> "Distillation":
+        if self.overlong is not None and not self.reward_weight:
+            raise ValueError("overlong changes rewards, and reward_weight is 0; leave it out")
+        return self
+
+    @property
+    def teacher_source(self) -> Path | TeacherEndpoint | None:
+        """None is the policy that training starts from, frozen."""
+        raise NotImplementedError
+
+    def estimate(self, batch: "Conversations") -> "Estimate":
+        """As of `Algorithm`."""
+        import torch
+
+        from tasks.algorithms.builtin.grpo import Grpo
+        from tasks.algorithms.conversations import Estimate
+
+        assert batch.teacher_log_probs is not None, "the teacher computed no log-probs"
+        advantages = torch.where(batch.mask, batch.teacher_log_probs - batch.old_log_probs, 0.0)
+        if self.reward_weight:
+            advantages = advantages + self.reward_weight * Grpo().estimate(batch).advantages
+        return Estimate(advantages)
