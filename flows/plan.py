@@ -28,9 +28,10 @@ from flows.lineage import (
 from flows.prefect_runs import check_server
 from flows.versioning import check_lock, check_yaml
 from tasks.cluster.address import check_ray_address
-from tasks.config.capacity import check_memory, checkpoint_bytes, disk_bytes, read_model_size
+from tasks.config.capacity import checkpoint_bytes, disk_bytes, read_model_size
 from tasks.config.environments import check_environments
 from tasks.config.episodes import check_agent, check_reward, check_vision
+from tasks.config.memory import check_memory
 from tasks.config.offline import OfflineSettings, check_offline, is_offline
 from tasks.config.pipelines import Pipeline, load_pipeline
 from tasks.config.prompts import check_prompts

@@ -73,7 +73,14 @@ def plan_run(pipeline: PipelineName, settings: Settings = None, workspace: Works
     refused.
     """
     from flows.cli.tables import print_table
-    from flows.commands.preview import COLUMNS, OPTION_COLUMNS, list_options, preview
+    from flows.commands.preview import (
+        COLUMNS,
+        MEMORY_COLUMNS,
+        OPTION_COLUMNS,
+        list_memory,
+        list_options,
+        preview,
+    )
 
     plan, forecasts = preview(pipeline, overrides=parse_settings(settings or []), workspace=workspace)
     typer.echo(f"{plan.name} in {plan.workspace}: all checks passed")
@@ -81,6 +88,9 @@ def plan_run(pipeline: PipelineName, settings: Settings = None, workspace: Works
     if options := list_options(plan, forecasts):
         typer.echo("\nwith these options:")
         print_table(OPTION_COLUMNS, options)
+    if memory := list_memory(plan):
+        typer.echo()
+        print_table(MEMORY_COLUMNS, memory)
 
 
 def stage(

@@ -31,8 +31,6 @@ if TYPE_CHECKING:
 COLUMNS = ("state", "what", "found", "for", "remedy")
 CONSTRAINTS = Path("constraints.txt")
 GPU_PURPOSE = "pipelines on cuda"
-MEMORY_GB = 7.0
-"""Memory that a CPU run needs; a machine sold with 8 GB has a little less."""
 
 _Check = tuple[str, str, str, Callable[[], None]]
 """What is checked, what to show if the check passes, the purpose, and the check."""
@@ -201,7 +199,8 @@ def _gpu_model(pipeline: "Pipeline") -> Iterator[Finding]:
     """The attention kernel of training on GPUs, and the memory and disk that it takes."""
     if pipeline.backend.device == "cpu":
         return
-    from tasks.config.capacity import check_memory, checkpoint_bytes, memory_plan, read_model_size
+    from tasks.config.capacity import checkpoint_bytes, memory_plan, read_model_size
+    from tasks.config.memory import check_memory
     from tasks.verl.gpu_model import flash_attention_version, gpu_model_options
     from tasks.verl.rewinds import most_checkpoints
 
@@ -287,10 +286,16 @@ def _items(pipeline: "Pipeline", *, purpose: str) -> Iterator[_Check]:
 
 
 def _memory(pipeline: "Pipeline") -> Finding:
-    total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 1e9
-    is_enough = total >= MEMORY_GB or pipeline.backend.device != "cpu"
-    remedy = "" if is_enough else "use a machine with 8 GB"
-    return Finding("memory", State.OK if is_enough else State.MISSING, f"{total:.1f} GB", "a CPU run", remedy)
+    from tasks.config.memory import check_memory, device_memories
+
+    [total] = device_memories("cpu")
+    found, purpose = f"{total / 1e9:.1f} GB", "a CPU run"
+    if pipeline.backend.device == "cpu":
+        try:
+            check_memory(pipeline)
+        except ConfigError as error:
+            return _failure("memory", error, purpose)
+    return Finding("memory", State.OK, found, purpose)
 
 
 def _loopback() -> Finding:

@@ -12,12 +12,16 @@ from typing import Any
 from flows.lineage import Receipt, Stage, cache_key, stage_key, would_resume
 from flows.plan import Plan, check_run
 from flows.prefect_runs import read_receipt
+from tasks.cluster.address import cluster_address
+from tasks.config.capacity import read_model_size
+from tasks.config.memory import device_memories, memory_needs
 from tasks.config.parameters import group_leaves
 from tasks.data.hashes import path_md5
 from tasks.verl import checkpoints
 
 COLUMNS = ("stage", "would", "why")
 OPTION_COLUMNS = ("stage", "block", "options")
+MEMORY_COLUMNS = ("memory", "GB", "of them")
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +64,26 @@ def list_options(plan: Plan, forecasts: Sequence[Forecast]) -> list[tuple[str, s
             if options and block not in [name for _, name, _ in rows]:
                 rows.append((forecast.stage, block, options))
     return rows
+
+
+def list_memory(plan: Plan) -> list[tuple[str, str, str]]:
+    """What each device needs while the policy is trained, by `MEMORY_COLUMNS`; empty if the size of the model
+    is unknown."""
+    pipeline = plan.pipeline
+    size = read_model_size(pipeline.model)
+    if size is None:
+        return []
+    memories = [] if cluster_address() else device_memories(pipeline.backend.device)
+    place = "the cluster" if cluster_address() else "this machine"
+    needs = memory_needs(pipeline, size, device_bytes=min(memories, default=0))
+    return [
+        (
+            f"{need.phase}, {need.room_name.format(place=place)}",
+            f"{need.total / 1e9:.1f}" + (f" of {need.room / 1e9:.1f}" if need.room else ""),
+            ", ".join(f"{name} {count / 1e9:.1f}" for name, count in need.largest_parts),
+        )
+        for need in needs
+    ]
 
 
 def _forecast(stage: Stage, *, earlier: Sequence[Forecast]) -> Forecast:

@@ -3,21 +3,17 @@
 verl keeps and writes weights, gradients and AdamW's two moments in fp32, sharded over `backend.workers`, of
 the policy and of a critic. A checkpoint holds all of these except the gradients, and the policy a second time
 in Hugging Face format.
-Activations are estimated by the terms that `MemoryPlan` lists.
+Activations are estimated by the terms that `MemoryPlan` lists. `memory.py` compares it with the devices.
 """
 
 import json
 import math
-import os
 import struct
-import subprocess
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from envs.errors import ConfigError
-from envs.requirements.detection import PROBE_TIMEOUT_S
 from tasks.config.pipelines import Pipeline
 from tasks.verl.gpu_model import FLASH_ATTENTION, gpu_attention
 
@@ -49,6 +45,8 @@ class ModelSize:
     width: int
     mlp_width: int
     layers: int
+    kv_width: int
+    """Numbers of a token's keys in one layer, as many as of its values."""
     tied: bool
 
     @property
@@ -120,33 +118,6 @@ def disk_bytes(pipeline: Pipeline, size: ModelSize, *, checkpoints: int) -> int:
     return checkpoints * checkpoint + policies * POLICY_BYTES * size.parameters
 
 
-def check_memory(pipeline: Pipeline) -> None:
-    """Raise `ConfigError` if `pipeline` does not fit this machine's GPUs, by `memory_plan`.
-
-    Does not check the GPUs of a cluster (`RAY_ADDRESS`), or a model whose size is unknown.
-    """
-    if pipeline.backend.device == "cpu" or os.environ.get("RAY_ADDRESS"):
-        return
-    memories = gpu_memories()
-    size = read_model_size(pipeline.model) if memories else None
-    if size is None:
-        return
-    gpu = min(memories)
-    plan = memory_plan(pipeline, size, gpu=gpu)
-    if plan.training > gpu:
-        raise ConfigError(
-            f"train.micro_batch_tokens {pipeline.train.micro_batch_tokens} needs about "
-            f"{plan.training / 1e9:.0f} GB of each GPU to train {pipeline.model}, and a GPU has "
-            f"{gpu / 1e9:.0f} GB; lower it, or raise backend.workers"
-        )
-    if plan.sampling > gpu:
-        raise ConfigError(
-            f"backend.gpu_memory_utilization {pipeline.backend.gpu_memory_utilization} leaves the trainer "
-            f"{(gpu - plan.sampler) / 1e9:.0f} GB of each GPU, and {pipeline.model} needs about "
-            f"{(plan.sampling - plan.sampler) / 1e9:.0f} GB there; lower it, or raise backend.workers"
-        )
-
-
 def read_model_size(model: str | Path) -> ModelSize | None:
     """The size of a model that is a folder, is in the hub's cache, or is on the hub.
 
@@ -161,26 +132,19 @@ def read_model_size(model: str | Path) -> ModelSize | None:
         return None
     text = config | config.get("text_config", {})
     try:
+        heads = text["num_attention_heads"]
+        head_width = text.get("head_dim") or text["hidden_size"] // heads
         return ModelSize(
             parameters=parameters,
             vocabulary=text["vocab_size"],
             width=text["hidden_size"],
             mlp_width=text.get("intermediate_size", 4 * text["hidden_size"]),
             layers=text["num_hidden_layers"],
+            kv_width=text.get("num_key_value_heads", heads) * head_width,
             tied=bool(text.get("tie_word_embeddings", False)),
         )
     except KeyError:  # an architecture with other names for these
         return None
-
-
-def gpu_memories() -> list[int]:
-    """Bytes of each GPU of this machine."""
-    query = ["nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits"]
-    try:
-        done = subprocess.run(query, capture_output=True, text=True, timeout=PROBE_TIMEOUT_S, check=True)
-    except (OSError, subprocess.SubprocessError):
-        return []
-    return [int(line) * 2**20 for line in done.stdout.split() if line.isdigit()]
 
 
 def _local_folder(model: str | Path) -> Path | None:

@@ -231,7 +231,7 @@ class TrainSession:
             self._rewind(reasons, number=rewinds + 1)
         if not is_saved:
             self._call("save_step", kept_steps=self._kept_steps(self._step))
-        after = f" after {rewinds} rewinds" if watch.rewinds else ""
+        after = f" after rewind {rewinds} of {watch.rewinds}" if rewinds else ""
         raise Collapsed(
             f"training stopped at step {self._step}{after}, which is saved: {reasons}; run the same command "
             "to train on, or change the pipeline"

@@ -18,6 +18,8 @@ from agents.samplers.vllm import PYTHON_VARIABLE, find_python
 from agents.types import Trajectory
 from envs.runtime.metrics import PoolMetrics
 from envs.types import Item
+from tasks.cluster.address import cluster_address
+from tasks.cluster.memory import check_nodes
 from tasks.cluster.placement import Placement, place_workers
 from tasks.config.pipelines import Pipeline
 from tasks.data.trajectories import read_trajectories, sampled_tokens, summarise, write_trajectories
@@ -316,14 +318,16 @@ def _environments(pools: Mapping[str, PoolMetrics]) -> dict[str, float]:
 def launch(pipeline: Pipeline, *, model: str, checkpoints: Path, serve: "ServedAt | None" = None) -> Any:
     """A `Trainer` as an actor of the Ray session that this process is connected to; arguments as its own.
 
-    Raises `ConfigError` if the session has no place for `backend.workers`.
+    Raises `ConfigError` if the session has no place for `backend.workers`, or too little memory there.
     """
     import ray
 
-    placement = place_workers(pipeline.backend)
+    placement, environment = place_workers(pipeline.backend), environment_of(pipeline)
+    if cluster_address():  # a local session is on this machine, which the plan has checked
+        check_nodes(pipeline, placement, environment=environment)
     return (
         ray.remote(Trainer)
-        .options(num_cpus=0, runtime_env={"env_vars": environment_of(pipeline)})
+        .options(num_cpus=0, runtime_env={"env_vars": environment})
         .remote(
             pipeline,
             model=model,

@@ -1,9 +1,11 @@
 """Every file that ships and is parsed by somebody: it must parse, and agree with the others."""
 
 import configparser
+import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -111,4 +113,50 @@ def test_a_name_is_a_block_whose_parameters_can_be_set() -> None:
         "rloo",
         "cispo",
         3,
+    )
+
+
+def test_every_gpu_pipeline_stands_beside_what_its_paper_reports() -> None:
+    """With the model of its name, and with a score that is a number or is said not to be published."""
+    page = (ROOT / "docs" / "gpus.md").read_text()
+    section = page.split("## Pipelines, and what their papers report")[1].split("\n## ")[0]
+    rows = [
+        [cell.strip() for cell in row.split("|")[1:-1]] for row in section.splitlines() if row[:3] == "| `"
+    ]
+    on_gpus = [name for name in NAMES if DOCUMENT["pipelines"][name]["backend"]["device"] == "cuda"]
+    assert sorted(row[0].strip("`") for row in rows) == sorted(on_gpus)
+    for name, system, score, _ in rows:
+        pipeline = DOCUMENT["pipelines"][name.strip("`")]
+        assert system.split(",")[0] in pipeline["description"]
+        model = f"qwen{name.strip('`').partition('qwen')[2]}-instruct"
+        assert pipeline["model"].lower() == f"qwen/{model}"
+        assert re.match(r"(reward )?\d+\.\d+|not published", score)
+
+
+PUBLISHED = [
+    # (name, items, samples, mini-batches, epochs, tokens a turn, horizon, context), of the systems' scripts
+    ("textcraft-qwen2.5-7b", 32, 8, 4, 2, 512, [10, 20, 30], 512 + 10_240),
+    ("babyai-qwen2.5-7b", 32, 4, 4, 2, 512, [6, 13, 20], 512 + 8192),
+    ("sciworld-qwen2.5-7b", 16, 8, 2, 1, 200, [10, 20, 30], 1024 + 8192),
+    ("searchqa-qwen2.5-7b", 32, 4, 4, 2, 512, [5, 8, 10], 1024 + 8192),
+    ("webarena-qwen2.5-7b", 32, 4, 8, 2, 512, [8, 12, 15], 750 + 14_098),
+    ("sciworld-agentfly-qwen2.5-7b", 64, 8, 1, 1, 256, [24], 16_384),
+    ("webshop-qwen2.5-7b", 64, 8, 1, 1, 384, [15], 16_384),
+    ("alfworld-agentfly-qwen2.5-3b", 64, 8, 1, 1, 256, [10], 8192),
+    ("searchqa-agentfly-qwen2.5-7b", 256, 5, 1, 1, 378, [4], 16_384),
+]
+
+
+@pytest.mark.parametrize("published", PUBLISHED, ids=lambda published: published[0])
+def test_the_settings_are_those_of_the_systems_scripts(published: tuple[Any, ...]) -> None:
+    pipeline = load_pipeline(published[0])
+    rollout, train = pipeline.rollout, pipeline.train
+    assert published[1:] == (
+        rollout.items_per_step,
+        rollout.group_size,
+        train.mini_batches,
+        train.epochs,
+        rollout.max_tokens_per_turn,
+        pipeline.horizon.max_turns,
+        rollout.context_length,
     )

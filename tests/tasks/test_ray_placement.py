@@ -2,6 +2,7 @@
 
 import itertools
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,8 +11,15 @@ from envs.errors import ConfigError
 from tasks.cluster import address as ray_address
 from tasks.cluster import placement as ray_placement
 from tasks.cluster.address import asks_for_token, check_ray_address
-from tasks.cluster.placement import Placement, place_workers, placement
+from tasks.cluster.memory import check_nodes
+from tasks.cluster.placement import Placement, cluster_nodes, place_workers, placement
 from tasks.config.training import BackendSettings
+from tasks.data.items import split, write_items
+from tasks.progress import Progress
+from tasks.stages.train import TrainSession
+from tasks.verl.actor import environment_of
+from tests.support.tiny_model import save_tiny_model
+from tests.support.verl_toy import toy_pipeline
 
 
 def backend(workers: int, *, tensor_parallel: int = 1) -> BackendSettings:
@@ -134,6 +142,52 @@ def test_what_fits_on_no_nodes_is_refused_at_once(cluster: str) -> None:
     assert str(error.value).endswith("set it to 2")
     with pytest.raises(ConfigError, match=r"a multiple of backend\.tensor_parallel 2; add nodes"):
         place_workers(backend(2, tensor_parallel=2))
+
+
+@pytest.mark.slow
+def test_the_nodes_are_asked_for_their_memory(cluster: str, tmp_path: Path) -> None:
+    two_workers = {"device": "cpu", "rollout": "cpu", "workers": 2}
+    pipeline = toy_pipeline(save_tiny_model(tmp_path), backend=two_workers)
+    two_nodes = Placement(nodes=2, workers_per_node=1)
+    check_nodes(pipeline, two_nodes, environment=environment_of(pipeline))
+    train = pipeline.train.model_copy(update={"micro_batch_tokens": 10**9})
+    too_much = pipeline.model_copy(update={"train": train})
+    with pytest.raises(ConfigError, match=r"to train, and node [\d.]+ has .*; set train.micro_batch_tokens"):
+        check_nodes(too_much, two_nodes, environment=environment_of(pipeline))
+
+
+@pytest.mark.slow
+def test_a_policy_is_trained_on_two_nodes(cluster: str, tmp_path: Path) -> None:
+    """A rank and a sampler on each; what two ranks compute is compared with one in `test_verl_ranks.py`."""
+    model = save_tiny_model(tmp_path / "model")
+    pipeline = toy_pipeline(
+        model,
+        data={"parts": {"textcraft": {}}},
+        rollout__context_length=512,
+        rollout__max_tokens_per_turn=4,
+        horizon={"type": "fixed", "max_turns": [2]},
+        backend={"device": "cpu", "rollout": "cpu", "workers": 2},
+        train__steps=2,
+    )
+    items = split(pipeline.data)
+    write_items(tmp_path / "data" / "train.jsonl", items.train)
+    write_items(tmp_path / "data" / "test.jsonl", items.test)
+    free_gpus: list[list[int]] = []
+
+    def on_step(_: Any) -> None:
+        free_gpus.append([node.gpus for node in cluster_nodes(free=True)])
+
+    with TrainSession(pipeline, tmp_path, Progress(on_step=on_step)) as session:
+        result = session.evaluate_round(session.train_round(0))
+        policy = session.export()
+    assert free_gpus == [[0, 0], [0, 0]]
+    assert result.evaluation["episodes"] == 4
+    actor = tmp_path / "train" / "checkpoints" / "global_step_2" / "actor"
+    assert sorted(file.name for file in actor.glob("model_*.pt")) == [
+        "model_world_size_2_rank_0.pt",
+        "model_world_size_2_rank_1.pt",
+    ]
+    assert (policy / "model.safetensors").exists()
 
 
 @pytest.mark.slow

@@ -144,7 +144,7 @@ def test_the_checkpoint_that_training_went_back_to_is_kept_for_the_next_time(tmp
 def test_after_the_last_rewind_training_stops_as_stop_does(tmp_path: Path) -> None:
     always = lambda step, _: BAD if step >= 13 else {"kl": 0.0}  # noqa: E731
     session = ScriptedSession(tmp_path, always, max_rewinds=2)
-    with pytest.raises(Collapsed, match="stopped at step 14 after 2 rewinds, which is saved: the KL"):
+    with pytest.raises(Collapsed, match="stopped at step 14 after rewind 2 of 2, which is saved: the KL"):
         session.run()
     assert [step for step, _ in session.steps_with_seeds] == [*range(1, 15), *range(11, 15), *range(11, 15)]
     assert checkpoints.complete_steps(tmp_path / "train" / "checkpoints")[-1] == 14

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from envs.errors import ConfigError
-from tasks.config.pipelines import Pipeline, load_pipeline
+from tasks.config.pipelines import Pipeline, load_pipeline, pipeline_names
 from tasks.verl.config import check_pipeline, verl_config
 from tests.support.verl_toy import toy_pipeline
 
@@ -161,7 +161,10 @@ def test_another_version_of_verl_is_refused(verl: ModuleType, monkeypatch: pytes
         plugin.activate()
 
 
-@pytest.mark.parametrize("name", ["textcraft-cpu", "textcraft-qwen2.5-3b"])
+ON_GPUS = [name for name in pipeline_names() if load_pipeline(name).backend.device == "cuda"]
+
+
+@pytest.mark.parametrize("name", ["textcraft-cpu", *ON_GPUS])
 def test_shipped_pipelines_make_configurations_that_verl_accepts(
     verl: ModuleType, name: str, tmp_path: Any
 ) -> None:
@@ -173,6 +176,8 @@ def test_shipped_pipelines_make_configurations_that_verl_accepts(
     validate_config(config, use_reference_policy=with_reference, use_critic=False)
     rollout = omega_conf_to_dataclass(config.actor_rollout_ref.rollout)
     actor = omega_conf_to_dataclass(config.actor_rollout_ref.actor)
+    reference = omega_conf_to_dataclass(config.actor_rollout_ref.ref)
+    assert reference.log_prob_max_token_len_per_gpu == pipeline.train.micro_batch_tokens
     omega_conf_to_dataclass(config.algorithm)
     assert rollout.name == pipeline.backend.rollout
     assert rollout.max_model_len == pipeline.rollout.context_length

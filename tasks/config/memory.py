@@ -1,0 +1,244 @@
+"""Compares the memory that a pipeline needs on each device with what the device has, part by part.
+
+A device is a GPU, or on `backend.device: cpu` a node. What does not fit is refused before anything starts:
+the refusal names the parts, and the settings by any one of which it would fit. `capacity.py` has the
+arithmetic of a GPU while the policy is updated; here are that of the samplers and of CPUs, and the refusal.
+"""
+
+import os
+import subprocess
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from envs.errors import ConfigError
+from envs.requirements.detection import PROBE_TIMEOUT_S
+from tasks.config.capacity import RESERVE_BYTES, ModelSize, memory_plan, read_model_size
+from tasks.config.pipelines import Pipeline
+
+VLLM_TOKENS = 8192
+"""Tokens of one forward pass of vLLM (verl's `max_num_batched_tokens`)."""
+VLLM_BYTES = 1_000_000_000
+"""vLLM's CUDA graphs and workspaces."""
+PROCESSES_BYTES = 4_500_000_000
+"""Of a run on one CPU node, whatever its model: Ray, verl, Prefect and Python's libraries (measured)."""
+CPU_CACHE_BYTES = 2_000_000_000
+"""The most that a CPU sampler keeps of keys and values of episodes (half of `CpuEngine`'s `cache_gb`)."""
+CPU_LOGIT_BYTES = 16
+"""Per logit of a micro-batch on a CPU: the logits, their log-softmax, and the gradients of both, in fp32."""
+A_GPU = "a GPU of {place}"
+USABLE = 0.95
+"""Share of a node's memory from which on Ray ends processes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Need:
+    """What one device needs in one phase of a training step."""
+
+    phase: str
+    parts: Mapping[str, int]
+    """Name → bytes, at the same time."""
+    room: int
+    """Bytes that the device has for them; 0 if that is unknown."""
+    room_name: str
+    """What has that room, with `{place}` for where it is."""
+
+    @property
+    def total(self) -> int:
+        """Bytes of all parts."""
+        return sum(self.parts.values())
+
+    @property
+    def largest_parts(self) -> list[tuple[str, int]]:
+        """Those of 50 MB and more, the largest first."""
+        parts = sorted(self.parts.items(), key=lambda part: -part[1])
+        return [(name, count) for name, count in parts if count >= 5e7]
+
+    @property
+    def fits(self) -> bool:
+        """Whether the room is enough, or unknown."""
+        return not self.room or self.total <= self.room
+
+
+def memory_needs(pipeline: Pipeline, size: ModelSize, *, device_bytes: int = 0, nodes: int = 1) -> list[Need]:
+    """What each device needs, by phase.
+
+    `device_bytes`: its memory, 0 if that is unknown; `nodes`: over which a CPU's workers are spread.
+    """
+    if pipeline.backend.device == "cpu":
+        return [_of_node(pipeline, size, memory=device_bytes, nodes=nodes)]
+    return _of_gpu(pipeline, size, gpu=device_bytes)
+
+
+def check_memory(pipeline: Pipeline) -> None:
+    """Raise `ConfigError` if `pipeline` does not fit this machine.
+
+    The nodes of a cluster (`RAY_ADDRESS`) are checked when training connects to it; nothing is checked for a
+    model whose size is unknown.
+    """
+    if os.environ.get("RAY_ADDRESS"):
+        return
+    check_devices(pipeline, device_memories(pipeline.backend.device))
+
+
+def check_devices(
+    pipeline: Pipeline, memories: Sequence[int], *, nodes: int = 1, place: str = "this machine"
+) -> None:
+    """Raise `ConfigError` if `pipeline` does not fit the smallest of the devices, which are of `place`.
+
+    `memories`: bytes of each, as `device_memories` reads them; `nodes` as for `memory_needs`.
+    """
+    size = read_model_size(pipeline.model) if memories else None
+    if size is None:
+        return
+    smallest = min(memories)
+    for need in memory_needs(pipeline, size, device_bytes=smallest, nodes=nodes):
+        if not need.fits:
+            remedies = list(_remedies(pipeline, size, device_bytes=smallest, nodes=nodes))
+            raise ConfigError(_refuse(need, remedies, model=pipeline.model, place=place))
+
+
+def device_memories(device: str) -> list[int]:
+    """Bytes of each GPU of this machine, or on `cpu` of its memory."""
+    return gpu_memories() if device == "cuda" else [_node_memory()]
+
+
+def gpu_memories() -> list[int]:
+    """Bytes of each GPU of this machine."""
+    query = ["nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits"]
+    try:
+        done = subprocess.run(query, capture_output=True, text=True, timeout=PROBE_TIMEOUT_S, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return []
+    return [int(line) * 2**20 for line in done.stdout.split() if line.isdigit()]
+
+
+def _node_memory() -> int:
+    """Of this machine, or of its container if that may use less."""
+    total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    with suppress(OSError, ValueError):  # no cgroup, or "max"
+        total = min(total, int(Path("/sys/fs/cgroup/memory.max").read_text()))
+    return total
+
+
+def _of_gpu(pipeline: Pipeline, size: ModelSize, *, gpu: int) -> list[Need]:
+    plan = memory_plan(pipeline, size, gpu=gpu)
+    while_training = {
+        "weights, gradients and optimizer": plan.state,
+        "activations": plan.activations,
+        "gathered layers": plan.gathered,
+        "attention mask": plan.mask,
+        "logits": plan.logits,
+        "CUDA and vLLM asleep": RESERVE_BYTES,
+    }
+    beside_vllm = {
+        "weights, gradients and optimizer": plan.state,
+        "vLLM's share": plan.sampler,
+        "CUDA": RESERVE_BYTES // 2,
+    }
+    return [
+        Need(phase="to train", parts=while_training, room=gpu, room_name=A_GPU),
+        Need(phase="to sample", parts=beside_vllm, room=gpu, room_name=A_GPU),
+        _of_vllm(pipeline, size, gpu=gpu),
+    ]
+
+
+def _of_vllm(pipeline: Pipeline, size: ModelSize, *, gpu: int) -> Need:
+    """Within vLLM's share of a GPU; in bf16."""
+    backend = pipeline.backend
+    inside = 2 * VLLM_TOKENS * (4 * size.width + 3 * size.mlp_width)
+    logits = 12 * backend.max_sequences * size.vocabulary
+    parts = {
+        "weights": 2 * size.parameters // backend.tensor_parallel,
+        _episode(pipeline): 2
+        * _numbers_per_token(size)
+        * pipeline.rollout.context_length
+        // backend.tensor_parallel,
+        "activations and CUDA graphs": inside + logits + VLLM_BYTES,
+    }
+    share = int(backend.gpu_memory_utilization * gpu)
+    name = f"vLLM's share of {A_GPU} (backend.gpu_memory_utilization {backend.gpu_memory_utilization})"
+    return Need(phase="to sample", parts=parts, room=share, room_name=name)
+
+
+def _of_node(pipeline: Pipeline, size: ModelSize, *, memory: int, nodes: int) -> Need:
+    """Of the workers and samplers of one of so many nodes, in fp32; without gradient checkpointing."""
+    backend, train, rollout = pipeline.backend, pipeline.train, pipeline.rollout
+    workers = backend.workers // nodes
+    tokens, num_samplers = train.micro_batch_tokens, workers * backend.samplers
+    reference = 4 * size.parameters // nodes if train.kl is not None else 0
+    saved = 4 * tokens * size.layers * (10 * size.width + 4 * size.mlp_width)
+    episodes = -(-rollout.items_per_step * rollout.group_size // (num_samplers * nodes))
+    of_one = 4 * _numbers_per_token(size) * rollout.context_length
+    cache = min(CPU_CACHE_BYTES, of_one * min(backend.max_sequences, episodes))
+    parts = {
+        "weights, gradients and optimizer": memory_plan(pipeline, size).state * workers,
+        "reference": reference,
+        "activations": workers * saved,
+        "logits": workers * CPU_LOGIT_BYTES * tokens * size.vocabulary,
+        "samplers' weights": num_samplers * 4 * size.parameters,
+        "keys and values": num_samplers * cache,
+        "processes": PROCESSES_BYTES,
+    }
+    return Need(phase="to train", parts=parts, room=int(USABLE * memory), room_name="{place}")
+
+
+def _numbers_per_token(size: ModelSize) -> int:
+    """Keys and values of one token in all layers."""
+    return 2 * size.layers * size.kv_width
+
+
+def _episode(pipeline: Pipeline) -> str:
+    return f"keys and values of an episode of {pipeline.rollout.context_length:,} tokens"
+
+
+def _refuse(need: Need, remedies: Sequence[str], *, model: str, place: str) -> str:
+    listed = ", ".join(f"{name} {count / 1e9:.1f}" for name, count in need.largest_parts)
+    remedy = "no setting alone makes it fit; use a smaller model, or more or larger devices"
+    if remedies:
+        remedy = f"set {' or '.join(remedies)}"
+    return (
+        f"{model} needs about {need.total / 1e9:.1f} GB {need.phase}, and "
+        f"{need.room_name.format(place=place)} has {need.room / 1e9:.1f} GB ({listed}); {remedy}"
+    )
+
+
+def _remedies(pipeline: Pipeline, size: ModelSize, *, device_bytes: int, nodes: int) -> Iterator[str]:
+    """`key value` of each setting that alone makes `pipeline` fit, by its smallest change."""
+    for key, values in _changes(pipeline).items():
+        block, name = key.split(".")
+        for value in values:
+            settings = getattr(pipeline, block).model_copy(update={name: value})
+            changed = pipeline.model_copy(update={block: settings})
+            needs = memory_needs(changed, size, device_bytes=device_bytes, nodes=nodes)
+            if all(need.fits for need in needs):
+                yield f"{key} {value}"
+                break
+
+
+def _changes(pipeline: Pipeline) -> dict[str, Sequence[Any]]:
+    """Values to try, by key: each further from the pipeline's own."""
+    backend, train, rollout = pipeline.backend, pipeline.train, pipeline.rollout
+    halves = [tokens for tokens in _halves(train.micro_batch_tokens) if tokens > rollout.context_length]
+    fewer_tokens = [*halves, rollout.context_length]  # the fewest that an episode fits into
+    if backend.device == "cpu":
+        return {
+            "train.micro_batch_tokens": fewer_tokens,
+            "backend.samplers": list(range(backend.samplers - 1, 0, -1)),
+            "backend.max_sequences": _halves(backend.max_sequences),
+        }
+    percent = round(100 * backend.gpu_memory_utilization)
+    nearest = sorted(range(5, 96), key=lambda other: abs(other - percent))
+    return {
+        "train.micro_batch_tokens": fewer_tokens,
+        "backend.gpu_memory_utilization": [other / 100 for other in nearest],
+        "backend.workers": [backend.workers * 2**k for k in range(1, 8)],
+        "backend.tensor_parallel": [t for t in (2, 4, 8) if t > backend.tensor_parallel <= backend.workers],
+        "rollout.context_length": _halves(rollout.context_length),
+    }
+
+
+def _halves(number: int) -> list[int]:
+    return [number >> k for k in range(1, number.bit_length())]

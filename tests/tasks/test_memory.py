@@ -1,0 +1,230 @@
+"""What a device needs and has: by hand for Qwen2.5, against what PyTorch saves, and what is refused."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from envs.errors import ConfigError
+from tasks.config import memory
+from tasks.config.capacity import ModelSize, read_model_size
+from tasks.config.memory import Need, check_devices, check_memory, device_memories, memory_needs
+from tasks.config.pipelines import Pipeline, load_pipeline, pipeline_names
+from tests.support.tiny_model import save_tiny_model
+from tests.support.verl_toy import toy_pipeline
+from tests.tasks.test_capacity import GPU, QWEN_3B, QWEN_7B
+
+GPUS = {"device": "cuda", "rollout": "vllm"}
+
+
+def needs(pipeline: Pipeline, size: ModelSize, *, device_bytes: int = GPU) -> list[Need]:
+    return memory_needs(pipeline, size, device_bytes=device_bytes)
+
+
+def test_vllm_by_hand() -> None:
+    """Keys and values in bf16: 7B has 28 layers of 4 heads of 128 numbers, 3B 36 of 2 heads."""
+    pipeline = load_pipeline("searchqa-qwen2.5-7b")  # 9,216 tokens
+    *_, of_7b = needs(pipeline, QWEN_7B)
+    assert of_7b.parts["weights"] == 2 * 7_615_616_512
+    assert of_7b.parts["keys and values of an episode of 9,216 tokens"] == 9216 * (28 * 2 * 4 * 128 * 2)
+    assert of_7b.room == 48 * 10**9  # .6 of 80 GB
+    *_, of_3b = needs(load_pipeline("textcraft-qwen2.5-3b"), QWEN_3B)
+    assert of_3b.parts["keys and values of an episode of 10,752 tokens"] == 10_752 * (36 * 2 * 2 * 128 * 2)
+    # Activations of 8,192 tokens in bf16, and three copies in fp32 of the logits of 256 sequences.
+    others = 8192 * 2 * (4 * 2048 + 3 * 11_008) + 256 * 151_936 * 12 + 10**9
+    assert of_3b.total == 2 * 3_085_938_688 + 10_752 * 36_864 + others
+    backend = pipeline.backend.model_copy(update={"tensor_parallel": 2})
+    *_, of_half = needs(pipeline.model_copy(update={"backend": backend}), QWEN_7B)
+    assert of_half.parts["weights"] == 7_615_616_512
+
+
+def test_a_gpu_by_hand() -> None:
+    """AgentGym-RL's 7B on 8 GPUs: 15.2 GB of state, and 8.4 + 6.2 + 0.8 + 1.9 + 5 GB while it is updated."""
+    training, sampling, _ = needs(load_pipeline("searchqa-qwen2.5-7b"), QWEN_7B)
+    assert training.total / 1e9 == pytest.approx(15.23 + 8.42 + 6.22 + 0.81 + 1.87 + 5, abs=0.02)
+    assert sampling.total / 1e9 == pytest.approx(15.23 + 48 + 2.5, abs=0.02)
+
+
+def test_a_cpu_node_by_hand() -> None:
+    pipeline = load_pipeline("textcraft-cpu")
+    [need] = needs(pipeline, QWEN_3B, device_bytes=64 * 10**9)
+    tokens = pipeline.train.micro_batch_tokens
+    samplers = pipeline.backend.samplers
+    assert need.parts == {
+        "weights, gradients and optimizer": 16 * 3_085_938_688,
+        "reference": 0,
+        "activations": 4 * tokens * 36 * (10 * 2048 + 4 * 11_008),
+        "logits": 16 * tokens * 151_936,
+        "samplers' weights": samplers * 4 * 3_085_938_688,
+        "keys and values": samplers * 2 * 10**9,
+        "processes": 4_500_000_000,
+    }
+    with_reference = load_pipeline("textcraft-cpu", overrides={"train.kl": {"coef": 0.01}})
+    [need] = needs(with_reference, QWEN_3B)
+    assert need.parts["reference"] == 4 * 3_085_938_688
+    # Over two nodes, each has half of the workers and of what is sharded.
+    two = with_reference.backend.model_copy(update={"workers": 2})
+    [half] = memory_needs(with_reference.model_copy(update={"backend": two}), QWEN_3B, nodes=2)
+    assert half.parts["weights, gradients and optimizer"] == 8 * 3_085_938_688
+    assert half.parts["activations"] == need.parts["activations"]
+
+
+@pytest.mark.parametrize(("width", "mlp_width", "kv_heads"), [(128, 352, 4), (256, 352, 1), (128, 1024, 2)])
+def test_activations_on_a_cpu_are_what_autograd_saves(width: int, mlp_width: int, kv_heads: int) -> None:
+    import torch
+    from transformers import AttentionInterface, LlamaConfig, LlamaModel
+
+    from tasks.verl.cpu.attention import ATTENTION, packed_attention
+    from tasks.verl.cpu.packing import PromptBlock
+
+    AttentionInterface.register(ATTENTION, packed_attention)
+
+    def saved_bytes(layers: int) -> int:
+        config = LlamaConfig(
+            hidden_size=width,
+            intermediate_size=mlp_width,
+            num_hidden_layers=layers,
+            num_attention_heads=4,
+            num_key_value_heads=kv_heads,
+            vocab_size=64,
+            attn_implementation=ATTENTION,
+        )
+        model = LlamaModel(config)
+        weights = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
+        saved: dict[int, torch.Tensor] = {}
+
+        def pack(tensor: torch.Tensor) -> torch.Tensor:
+            if (place := tensor.untyped_storage().data_ptr()) not in weights:
+                saved[place] = tensor
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+            model(
+                torch.zeros(1, 200, dtype=torch.long),
+                attention_mask=None,
+                blocks=(PromptBlock(0, 100, (60, 40)),),
+            )
+        return sum(tensor.untyped_storage().nbytes() for tensor in saved.values())
+
+    pipeline = load_pipeline("textcraft-cpu")
+    pipeline = pipeline.model_copy(
+        update={"train": pipeline.train.model_copy(update={"micro_batch_tokens": 200})}
+    )
+    size = ModelSize(
+        parameters=0, vocabulary=64, width=width, mlp_width=mlp_width, layers=2, kv_width=0, tied=True
+    )
+    [need] = needs(pipeline, size)
+    assert saved_bytes(4) - saved_bytes(2) == pytest.approx(need.parts["activations"], rel=0.02)
+
+
+@pytest.mark.parametrize(
+    "name", [name for name in pipeline_names() if load_pipeline(name).backend.device == "cpu"]
+)
+def test_shipped_cpu_pipelines_fit_8_gb(name: str) -> None:
+    pipeline = load_pipeline(name)
+    size = read_model_size(pipeline.model)
+    assert size is not None
+    [need] = needs(pipeline, size, device_bytes=8 * 10**9)
+    assert need.fits
+
+
+@pytest.mark.parametrize(
+    "name", [name for name in pipeline_names() if load_pipeline(name).backend.device == "cuda"]
+)
+def test_shipped_gpu_pipelines_fit_80_gb(name: str) -> None:
+    size = QWEN_3B if "3b" in name else QWEN_7B
+    assert all(need.total < 0.9 * need.room for need in needs(load_pipeline(name), size))
+
+
+def with_blocks(pipeline: Pipeline, **blocks: dict[str, Any]) -> Pipeline:
+    changed = {name: getattr(pipeline, name).model_copy(update=values) for name, values in blocks.items()}
+    return pipeline.model_copy(update=changed)
+
+
+REFUSED: list[tuple[dict[str, dict[str, Any]], int, str, str]] = [
+    # (changes, GB of a GPU, what is said of the need, the remedies)
+    ({"backend": {"workers": 1}}, 80, "144.2 GB to train, and a GPU of this machine has 80.0 GB (weights, "
+     "gradients and optimizer 121.8, activations 8.4", "set backend.workers 8"),
+    ({}, 40, "41.7 GB to sample, and a GPU of this machine has 40.0 GB (vLLM's share 24.0",
+     "set backend.gpu_memory_utilization 0.55 or backend.workers 16"),
+    ({"backend": {"gpu_memory_utilization": 0.2}}, 80, "18.4 GB to sample, and vLLM's share of a GPU of this "
+     "machine (backend.gpu_memory_utilization 0.2) has 16.0 GB (weights 15.2",
+     "set backend.gpu_memory_utilization 0.23 or backend.tensor_parallel 2"),
+    ({"train": {"micro_batch_tokens": 131_072}}, 80, "147.2 GB to train",
+     "set train.micro_batch_tokens 65536"),
+    ({}, 24, "37.6 GB to train",
+     "no setting alone makes it fit; use a smaller model, or more or larger devices"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("changes", "gigabytes", "need", "remedy"), REFUSED)
+def test_a_refusal_names_the_parts_and_what_would_fit(
+    changes: dict[str, dict[str, Any]],
+    gigabytes: int,
+    need: str,
+    remedy: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(memory, "read_model_size", lambda _: QWEN_7B)
+    pipeline = with_blocks(load_pipeline("searchqa-qwen2.5-7b"), **changes)
+    with pytest.raises(ConfigError) as error:
+        check_devices(pipeline, [GPU, gigabytes * 10**9])
+    text = str(error.value)
+    assert "\n" not in text
+    assert text.startswith(f"Qwen/Qwen2.5-7B-Instruct needs about {need}")
+    assert text.endswith(f"; {remedy}")
+    if not remedy.startswith("set "):
+        return
+    for setting in remedy.removeprefix("set ").split(" or "):  # each of them alone is enough
+        key, value = setting.split()
+        block, name = key.split(".")
+        number = float(value) if "." in value else int(value)
+        check_devices(with_blocks(pipeline, **{block: {name: number}}), [gigabytes * 10**9])
+
+
+@pytest.mark.parametrize(
+    ("backend", "tokens", "megabytes", "message"),
+    [
+        ({}, 1024, 6000, None),
+        ({}, 30_000, 6000, "7.8 GB to train, and a GPU of this machine has 6.3 GB"),
+        ({"gpu_memory_utilization": 0.9}, 1024, 6000, "8.2 GB to sample"),
+        ({}, 30_000, None, None),  # no GPU here to compare with
+    ],
+)
+def test_what_does_not_fit_this_machines_gpus_is_refused(
+    backend: dict[str, Any],
+    tokens: int,
+    megabytes: int | None,
+    message: str | None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    programs = tmp_path / "programs"
+    programs.mkdir()
+    if megabytes is not None:
+        program = programs / "nvidia-smi"
+        program.write_text(f"#!/bin/sh\necho 81559\necho {megabytes}\n")
+        program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{programs}:/usr/bin:/bin")
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    pipeline = toy_pipeline(
+        save_tiny_model(tmp_path / "model"), backend={**GPUS, **backend}, train__micro_batch_tokens=tokens
+    )
+    if message is None:
+        check_memory(pipeline)
+        return
+    with pytest.raises(ConfigError) as error:
+        check_memory(pipeline)
+    assert message in str(error.value)
+    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:6379")
+    check_memory(pipeline)  # the cluster's nodes are others
+
+
+def test_this_machines_memory_is_that_of_its_container() -> None:
+    import psutil
+
+    [found] = device_memories("cpu")
+    assert 0 < found <= psutil.virtual_memory().total
+    pipeline = load_pipeline("textcraft-cpu", overrides={"train.micro_batch_tokens": 10**9})
+    with pytest.raises(ConfigError, match=r"and this machine has .*\(activations .*; set train.micro_batch"):
+        check_memory(pipeline)
