@@ -176,8 +176,7 @@ def test_shipped_pipelines_make_configurations_that_verl_accepts(
     validate_config(config, use_reference_policy=with_reference, use_critic=False)
     rollout = omega_conf_to_dataclass(config.actor_rollout_ref.rollout)
     actor = omega_conf_to_dataclass(config.actor_rollout_ref.actor)
-    reference = omega_conf_to_dataclass(config.actor_rollout_ref.ref)
-    assert reference.log_prob_max_token_len_per_gpu == pipeline.train.micro_batch_tokens
+    assert config.actor_rollout_ref.ref.log_prob_max_token_len_per_gpu == pipeline.train.micro_batch_tokens
     omega_conf_to_dataclass(config.algorithm)
     assert rollout.name == pipeline.backend.rollout
     assert rollout.max_model_len == pipeline.rollout.context_length
