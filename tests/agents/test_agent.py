@@ -137,28 +137,28 @@ def test_native_calls_are_answered_by_the_template_s_own_role(format: str) -> No
 
 def test_what_goes_wrong_is_an_observation_and_counted() -> None:
     @tool
-    def always_fails(x: int) -> str:
+    def unlucky(x: int) -> str:
         """Breaks."""
         raise RuntimeError("no luck")
 
-    tools = Toolbox([always_fails])
+    tools = Toolbox([unlucky])
     trajectory = play_texts(
         "no format at all",
-        '{"name": "brokn", "arguments": {"x": 1}}',
-        '{"name": "broken", "arguments": {"x": "one"}}',
-        '{"name": "broken", "arguments": {"x": "1"}}',
+        '{"name": "unluky", "arguments": {"x": 1}}',
+        '{"name": "unlucky", "arguments": {"x": "one"}}',
+        '{"name": "unlucky", "arguments": {"x": "1"}}',
         agent=FormatAgent("json", schemas=tools.schemas),
         tools=tools,
     )
     assert trajectory.stop_reason is StopReason.MAX_TURNS
     observations = [t.observation for t in trajectory.turns]
-    assert "did you mean 'broken'" in observations[1]
+    assert "did you mean 'unlucky'" in observations[1]
     assert "was not run" in observations[2]
-    assert "broken failed: RuntimeError: no luck" in observations[3]
+    assert "unlucky failed: RuntimeError: no luck" in observations[3]
     assert [t.failed for t in trajectory.turns] == [True, False, False, False]
     assert trajectory.metrics["parse_failures"] == 1
     assert trajectory.metrics["unknown_tools"] == 1
-    assert (trajectory.metrics["tool_calls/broken"], trajectory.metrics["tool_failures/broken"]) == (2, 2)
+    assert (trajectory.metrics["tool_calls/unlucky"], trajectory.metrics["tool_failures/unlucky"]) == (2, 2)
 
 
 def test_calls_of_one_turn_run_side_by_side_and_are_told_in_order() -> None:

@@ -23,7 +23,7 @@ SEEDS = {
 @pytest.fixture
 def runs(tmp_path: Path) -> list[Path]:
     for index, (name, after) in enumerate(SEEDS.items()):
-        write_workspace(tmp_path / name, seconds=26.0 + index, sampled={"before": BEFORE, "after": after})
+        write_workspace(tmp_path / name, seconds=26.0 + index, successes={"before": BEFORE, "after": after})
     write_workspace(tmp_path / "fixed-9")
     write_training(tmp_path / "fixed-9", turns=[6, 6, 7, 7], horizons=[9, 9, 9, 9])
     return [tmp_path / name for name in (*SEEDS, "fixed-9")]
