@@ -81,7 +81,7 @@ class VllmSampler:
         python: Path,
         context_length: int,
         max_sequences: int = 256,
-        cache_gb: float = 4.0,
+        cache_gb: float = 2.0,
         seed: int = 0,
         threads: int = 1,
         on_death: Callable[[], object] = lambda: None,

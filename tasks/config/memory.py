@@ -24,8 +24,11 @@ VLLM_BYTES = 1_000_000_000
 """vLLM's CUDA graphs and workspaces."""
 PROCESSES_BYTES = 4_500_000_000
 """Of a run on one CPU node, whatever its model: Ray, verl, Prefect and Python's libraries (measured)."""
+VLLM_PROCESS_BYTES = 1_800_000_000
+"""Of one vLLM process on a CPU, without weights, keys and values (measured)."""
 CPU_CACHE_BYTES = 2_000_000_000
-"""The most that a CPU sampler keeps of keys and values of episodes (half of `CpuEngine`'s `cache_gb`)."""
+"""The most that a CPU sampler keeps of keys and values of episodes: half of `CpuEngine`'s `cache_gb`, and
+`VllmSampler`'s."""
 CPU_LOGIT_BYTES = 16
 """Per logit of a micro-batch on a CPU: the logits, their log-softmax, and the gradients of both, in fp32."""
 A_GPU = "a GPU of {place}"
@@ -180,6 +183,7 @@ def _of_node(pipeline: Pipeline, size: ModelSize, *, memory: int, nodes: int) ->
         "logits": workers * CPU_LOGIT_BYTES * tokens * size.vocabulary,
         "samplers' weights": num_samplers * 4 * size.parameters,
         "keys and values": num_samplers * cache,
+        "vLLM's processes": num_samplers * VLLM_PROCESS_BYTES if backend.rollout == "vllm-cpu" else 0,
         "processes": PROCESSES_BYTES,
     }
     return Need(phase="to train", parts=parts, room=int(USABLE * memory), room_name="{place}")
