@@ -1,22 +1,29 @@
 """A training that collapses goes back: to which checkpoint, with which draws, and what is on disk then."""
 
 import json
+import pickle
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+from transformers import AutoTokenizer
 
 from envs.errors import ConfigError
 from tasks.config.pipelines import load_pipeline
 from tasks.data.items import write_items
 from tasks.errors import Collapsed
 from tasks.progress import Progress
+from tasks.rollout.history import History
+from tasks.rollout.runner import make_training_spec
+from tasks.rollout.step import StepSample
 from tasks.stages.train import RoundResult, TrainSession
 from tasks.verl import checkpoints
 from tasks.verl.actor import StepRecord
 from tasks.verl.rewinds import RewindPoints, most_checkpoints, read_rewinds, seed_after
-from tests.support.verl_toy import toy_items, toy_pipeline
+from tasks.verl.rollout import RolloutManager
+from tests.support.tiny_model import save_tiny_model
+from tests.support.verl_toy import register, toy_items, toy_pipeline
 
 WINDOW = 3
 BAD = {"kl": 9.0}
@@ -237,6 +244,40 @@ def test_seeds_of_rewinds_are_apart_and_in_range() -> None:
     assert len({seed + step for seed in seeds for step in range(1000)}) == 100_000
     assert all(0 <= seed < 2**31 for seed in seeds)
     assert seed_after(0, seed=7) == 7
+
+
+@pytest.mark.parametrize(("rewinds", "is_taken"), [(0, True), (1, False)])
+def test_episodes_that_were_sampled_ahead_are_not_taken_after_a_rewind(
+    rewinds: int, is_taken: bool, tmp_path: Path
+) -> None:
+    register()
+    model = save_tiny_model(tmp_path / "model")
+    pipeline = toy_pipeline(model, train__async={"staleness": 1})
+    spec = make_training_spec(pipeline, step=3, evidence={})
+    sample = StepSample(
+        step=3,
+        seed=pipeline.seed,
+        spec=spec,
+        groups=[],
+        batch=[],
+        num_replaced=0,
+        greedy_rewards=[],
+        raise_reason="",
+        pools={},
+        history=History(),
+        seconds=1.0,
+    )
+    (tmp_path / "ahead.pickle").write_bytes(pickle.dumps(sample))
+    manager = RolloutManager(
+        pipeline.model_copy(update={"seed": seed_after(rewinds, seed=pipeline.seed)}),
+        items=toy_items(12),
+        client=None,
+        tokenizer=AutoTokenizer.from_pretrained(model),
+        history=History(),
+    )
+    manager.restore_ahead(tmp_path)
+    assert (manager._ahead is not None) == is_taken
+    manager.close()
 
 
 def test_a_number_of_rewinds_without_rewinding_is_refused() -> None:
