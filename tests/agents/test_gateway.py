@@ -160,7 +160,7 @@ def test_calls_of_tools_come_back_and_the_tokens_go_on(is_streamed: bool) -> Non
             stream=True,
             stream_options={"include_usage": True},
         )
-        content, calls, reasons, usage = "", [], [], None
+        content, calls, reasons, usage = "", list[Any](), list[Any](), None
         async for chunk in stream:
             usage = chunk.usage
             for choice in chunk.choices:

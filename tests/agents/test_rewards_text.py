@@ -1,6 +1,7 @@
 """Rewards that read text: by hand, and by the evaluation of SQuAD v1.1 worked out by hand."""
 
 import asyncio
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -170,6 +171,7 @@ def test_numbers_within_a_tolerance():
 def test_strings():
     assert value_of("string_equal", " Paris\n", answer="Paris").reward == 1.0
     assert value_of("string_equal", "paris", answer="Paris").reward == 0.0
-    for bad in ([], {"a": 1}, None, True):
+    values: list[Any] = [[], {"a": 1}, None, True]
+    for bad in values:
         with pytest.raises(RewardFailed, match="answer"):
             value_of("string_equal", "x", answer=bad)

@@ -76,7 +76,7 @@ def play(
 ) -> dict[str, Played]:
     """Play all episodes to their end, at most `live` at once; after each step of the engine, each request
     that could be made is made with probability `patience`."""
-    ready, running = list(episode_set.prompts), {}
+    ready, running = list(episode_set.prompts), dict[int, str]()
     rng.shuffle(ready)
     number = 0
     while ready or running:

@@ -92,7 +92,7 @@ def test_requests_join_and_leave_at_any_step(model: Any, rng: random.Random) -> 
     engine = make_engine(model, max_sequences=12)
     conversations = {str(i): random_tokens(rng, rng.randrange(1, 2 * CHUNK)) for i in range(12)}
     conversations |= {f"{i}'": list(conversations[str(i)]) for i in range(0, 12, 2)}
-    ready, running, num_checked = list(conversations), {}, 0
+    ready, running, num_checked = list(conversations), dict[int, str](), 0
     while num_checked < 60:
         while ready and rng.random() < 0.4:
             episode = ready.pop(rng.randrange(len(ready)))

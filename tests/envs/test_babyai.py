@@ -4,6 +4,7 @@ import asyncio
 import itertools
 import random
 from collections.abc import Sequence
+from typing import Any
 
 import gymnasium
 import minigrid  # noqa: F401 - registers the levels
@@ -249,7 +250,7 @@ def test_two_objects_that_look_the_same_are_told_apart_by_where_they_were():
 def test_a_state_is_the_grid_and_the_pose_and_the_progress_of_a_mission_of_two_parts(index):
     """Nothing is picked up here, and the start is left out: what a mission remembers of hands, minigrid does
     not show. To put next to another thing what one carries from the start, one must have moved first."""
-    sights, states = {}, {}
+    sights, states = dict[Any, Any](), dict[Any, Any]()
     levels = wander(index, turns=150, moves=[Move.LEFT, Move.RIGHT, Move.FORWARD, Move.TOGGLE])
     for level in itertools.islice(levels, 1, None):
         state = repr(read_state(level))

@@ -267,7 +267,8 @@ def test_a_server_that_gives_no_answer_voids_the_episode():
         with pytest.raises(SearchFailed, match=r"no retriever: .*/retrieve: ConnectError"):
             await client.search(["q"], top_k=3)
         await client.close()
-        for wrong in ({"results": []}, {"result": [[{"text": "?"}]]}, [1], {"result": []}):
+        answers: list[Any] = [{"results": []}, {"result": [[{"text": "?"}]]}, [1], {"result": []}]
+        for wrong in answers:
             async with serving(as_upstream(answer=wrong)[0]) as url:
                 strange = RemoteRetriever(url, pause_s=0.001)
                 with pytest.raises(SearchFailed, match=r"expected \{'result'|0 results for 1 queries"):

@@ -10,6 +10,7 @@ import sys
 from dataclasses import replace
 from importlib.resources import files
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -123,7 +124,7 @@ def test_the_experts_mistakes_are_refused_by_the_game_and_corrected():
 
 def test_members_of_a_drilled_family_differ_in_one_word_alone():
     rng = random.Random(0)
-    sizes = collections.Counter()
+    sizes = collections.Counter[Any]()
     for _ in range(100):
         problem = invent_families(rng)
         lines = [parse(text) for text in problem.recipes]
@@ -264,6 +265,7 @@ def test_a_listing_gives_the_numbers_of_a_server_that_lists_its_files_so(tmp_pat
     assert goals(str(listing)) == tuple(upstream_goals) != goals()
 
     spec = get_env(f"textcraft:agentgym?listing={listing}")
+    assert spec.make_item is not None
     item = spec.make_item(12)
     assert item.item_id == f"{spec.name}_12"
     assert get_env(item.env).name == spec.name

@@ -118,7 +118,7 @@ def answers(task):
 
 
 def test_the_answers_are_those_of_the_databases(data):
-    num_checked = Counter()
+    num_checked = Counter[str]()
     with sqlite3.connect(data / "django.sqlite3") as database:
         for number, task in tasks().items():
             if task.intent_template_id in FACTS:

@@ -4,6 +4,7 @@ import asyncio
 import hashlib
 import itertools
 from collections import Counter
+from typing import Any
 
 import pytest
 
@@ -112,7 +113,7 @@ def test_the_buyer_reaches_full_marks_by_the_pages_alone(kind):
     """`python -m bench.experts webshop-mini --items 900` plays them all."""
     shop = load_shop(VARIANTS[kind])
     env = WebShopEnv(VARIANTS[kind])
-    lengths = Counter()
+    lengths = Counter[Any]()
 
     async def play(number, steps):
         await env.reset(Item(item_id=f"webshop-mini_{number}", env="webshop-mini"))

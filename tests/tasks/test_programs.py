@@ -226,7 +226,7 @@ def test_where_a_program_returns_none_the_reward_judges() -> None:
 
 
 def test_a_reward_that_fails_drops_the_episode_and_plays_it_no_more() -> None:
-    episodes = []
+    episodes: list[Any] = []
 
     @reward(retries=0)
     def fails_always() -> float:

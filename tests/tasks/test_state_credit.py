@@ -217,7 +217,7 @@ def test_environments_without_states_are_refused_before_anything_starts(
 
 def test_environments_with_states_are_not() -> None:
     for servers in ({}, {"textcraft": {"urls": ["http://h:1"]}}):
-        parts = {"parts": {"textcraft": {}, "babyai": {}}}
+        parts: dict[str, Any] = {"parts": {"textcraft": {}, "babyai": {}}}
         check_pipeline(toy_pipeline(Path("m"), train__algorithm="gigpo", data=parts, servers=servers))
 
 
@@ -314,7 +314,7 @@ def turn_values(algorithm: Any, groups: Sequence[Sequence[TurnChain]]) -> list[l
     rows = iter(parse_algorithm(algorithm).estimate(conversations(groups)).advantages.tolist())
     result = []
     for group in groups:
-        values = []
+        values: list[Any] = []
         for turn_chain in group:
             row, position = next(rows), 0
             values.append([])

@@ -3,6 +3,7 @@
 import asyncio
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -27,7 +28,7 @@ from tests.support.verl_toy import register, toy_items, toy_pipeline
 SETTINGS = {"demonstrations": 6, "noise": 0.0, "steps": 12, "batch_size": 4, "lr": 1e-2}
 
 
-TOY_DATA = {"parts": {"toy": {}}}
+TOY_DATA: dict[str, Any] = {"parts": {"toy": {}}}
 
 
 def adder(item: Item) -> list[ExpertStep]:
