@@ -272,7 +272,7 @@ def check_disk(workspace: Path, pipeline: Pipeline) -> None:
         present = sum(file.stat().st_size for file in workspace.rglob("*") if file.is_file())
         count = most_checkpoints(pipeline.train)
         needed_bytes += max(0, disk_bytes(pipeline, size, checkpoints=count) - present)
-        checkpoint = checkpoint_bytes(size, has_critic=pipeline.train.algorithm.needs_critic)
+        checkpoint = checkpoint_bytes(size, pipeline.train)
         checkpoints = f" ({count} checkpoints of {checkpoint / 1e6:.0f} MB, and policies)"
     if free < needed_bytes:
         raise ConfigError(

@@ -229,7 +229,7 @@ def _gpu_model(pipeline: "Pipeline") -> Iterator[Finding]:
             "download the model, then run wingspan doctor again",
         )
         return
-    checkpoint = checkpoint_bytes(size, has_critic=pipeline.train.algorithm.needs_critic)
+    checkpoint = checkpoint_bytes(size, pipeline.train)
     checkpoints = f"{most_checkpoints(pipeline.train)} checkpoints of {checkpoint / 1e9:.0f} GB at once"
     found = f"about {plan.training / 1e9:.0f} GB a GPU while training, {checkpoints}"
     try:

@@ -2,7 +2,8 @@
 
 verl keeps and writes weights, gradients and AdamW's two moments in fp32, sharded over `backend.workers`, of
 the policy and of a critic. A checkpoint holds all of these except the gradients, and the policy a second time
-in Hugging Face format.
+in Hugging Face format. With `train.lora`, only the adapters have gradients and moments; a checkpoint holds
+these, the adapters a second time in peft's format, and the merged policy in Hugging Face format.
 Activations are estimated by the terms that `MemoryPlan` lists. `memory.py` compares it with the devices.
 """
 
@@ -14,17 +15,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tasks.config.lora import LoraSettings
 from tasks.config.pipelines import Pipeline
+from tasks.config.safetensors import read_shapes
+from tasks.config.training import TrainSettings
 from tasks.verl.gpu_model import FLASH_ATTENTION, gpu_attention
 
 HUB_TIMEOUT_S = 10.0
 CHECKPOINT_BYTES = 16
-"""Per parameter, in fp32: the weight, AdamW's two moments, the weight in Hugging Face format."""
+"""Per trained parameter, in fp32: the weight, AdamW's two moments, the weight in another format."""
 CRITIC_CHECKPOINT_BYTES = 12
 """Per parameter of a critic, in fp32: the weight, AdamW's two moments."""
 TRAINING_BYTES = 16
-"""Per parameter, in fp32: the weight, its gradient, AdamW's two moments."""
-POLICY_BYTES = 4
+"""Per trained parameter, in fp32: the weight, its gradient, AdamW's two moments."""
+WEIGHT_BYTES = 4
+"""Per parameter that is not trained, or of a policy that is only kept."""
 MASK_BYTES = 3
 """Per pair of tokens in sdpa's mask: a boolean, and the bias in bf16 that it is converted to."""
 LOGIT_BYTES = 24
@@ -55,6 +60,20 @@ class ModelSize:
         return self.parameters - (0 if self.tied else self.vocabulary * self.width)
 
 
+    def adapter_parameters(self, lora: LoraSettings) -> int:
+        """Of the adapters of a decoder with the modules of Llama."""
+        full, grouped, mlp = (self.width + other for other in (self.width, self.kv_width, self.mlp_width))
+        in_and_out = {f"self_attn.{name}_proj": full for name in "qo"}
+        in_and_out |= {f"self_attn.{name}_proj": grouped for name in "kv"}
+        in_and_out |= {f"mlp.{name}_proj": mlp for name in ("gate", "up", "down")}
+        return lora.rank * sum(
+            size
+            for layer in range(self.layers)
+            for module, size in in_and_out.items()
+            if lora.has_target(f"model.layers.{layer}.{module}")
+        )
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryPlan:
     """Peak memory of one GPU, in bytes."""
@@ -64,7 +83,8 @@ class MemoryPlan:
     activations: int
     """Of a micro-batch, with gradient checkpointing: the input of each layer, and the inside of one layer."""
     gathered: int
-    """Embeddings, `lm_head` and two layers in bf16, with their gradients, while FSDP has gathered them."""
+    """Embeddings, `lm_head` and two layers in bf16, with their gradients unless these weights are not
+    trained, while FSDP has gathered them."""
     mask: int
     """For sdpa; flash-attn needs no mask."""
     logits: int
@@ -91,20 +111,29 @@ def memory_plan(pipeline: Pipeline, size: ModelSize, *, gpu: int = 0) -> MemoryP
     critic = size.critic_parameters if pipeline.train.algorithm.needs_critic else 0
     chunk = tokens if pipeline.train.algorithm.needs_sum_pi_squared else min(tokens, CHUNK_TOKENS)
     inside = 12 * size.width + 6 * size.mlp_width
+    lora = pipeline.train.lora
+    if lora is None:
+        policy, gathered = TRAINING_BYTES * size.parameters, 4 * (embeddings + 2 * layer)
+    else:
+        policy = WEIGHT_BYTES * size.parameters + TRAINING_BYTES * size.adapter_parameters(lora)
+        gathered = (4 if critic else 2) * (embeddings + 2 * layer)
     return MemoryPlan(
-        state=TRAINING_BYTES * (size.parameters + critic) // workers,
+        state=(policy + TRAINING_BYTES * critic) // workers,
         activations=2 * tokens * (size.layers * size.width + inside),
-        gathered=4 * (embeddings + 2 * layer),
+        gathered=gathered,
         mask=MASK_BYTES * tokens**2 if gpu_attention() != FLASH_ATTENTION else 0,
         logits=LOGIT_BYTES * chunk * size.vocabulary,
         sampler=int(pipeline.backend.gpu_memory_utilization * gpu),
     )
 
 
-def checkpoint_bytes(size: ModelSize, *, has_critic: bool) -> int:
-    """Size on disk of one checkpoint, with that of a critic if there is one."""
-    critic = CRITIC_CHECKPOINT_BYTES * size.critic_parameters if has_critic else 0
-    return CHECKPOINT_BYTES * size.parameters + critic
+def checkpoint_bytes(size: ModelSize, train: TrainSettings) -> int:
+    """Size on disk of one checkpoint, with that of a critic if `train` has one."""
+    critic = CRITIC_CHECKPOINT_BYTES * size.critic_parameters if train.algorithm.needs_critic else 0
+    if train.lora is None:
+        return CHECKPOINT_BYTES * size.parameters + critic
+    adapters = CHECKPOINT_BYTES * size.adapter_parameters(train.lora)
+    return WEIGHT_BYTES * size.parameters + adapters + critic
 
 
 def disk_bytes(pipeline: Pipeline, size: ModelSize, *, checkpoints: int) -> int:
@@ -114,8 +143,8 @@ def disk_bytes(pipeline: Pipeline, size: ModelSize, *, checkpoints: int) -> int:
     with a copy in DVC's cache, the trained one with another in MLflow's store; and the best policy so far.
     """
     policies = 4 + (2 if pipeline.warmup is not None else 0)
-    checkpoint = checkpoint_bytes(size, has_critic=pipeline.train.algorithm.needs_critic)
-    return checkpoints * checkpoint + policies * POLICY_BYTES * size.parameters
+    checkpoint = checkpoint_bytes(size, pipeline.train)
+    return checkpoints * checkpoint + policies * WEIGHT_BYTES * size.parameters
 
 
 def read_model_size(model: str | Path) -> ModelSize | None:
@@ -199,7 +228,4 @@ def _count_local(folder: Path) -> int | None:
 
 
 def _count_file(path: Path) -> int:
-    with path.open("rb") as file:
-        (length,) = struct.unpack("<Q", file.read(8))
-        header = json.loads(file.read(length))
-    return sum(math.prod(tensor["shape"]) for name, tensor in header.items() if name != "__metadata__")
+    return sum(map(math.prod, read_shapes(path).values()))

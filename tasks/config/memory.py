@@ -171,7 +171,8 @@ def _of_node(pipeline: Pipeline, size: ModelSize, *, memory: int, nodes: int) ->
     backend, train, rollout = pipeline.backend, pipeline.train, pipeline.rollout
     workers = backend.workers // nodes
     tokens, num_samplers = train.micro_batch_tokens, workers * backend.samplers
-    reference = 4 * size.parameters // nodes if train.kl is not None else 0
+    has_reference = train.kl is not None and train.lora is None  # else it is the policy without adapters
+    reference = 4 * size.parameters // nodes if has_reference else 0
     saved = 4 * tokens * size.layers * (10 * size.width + 4 * size.mlp_width)
     episodes = -(-rollout.items_per_step * rollout.group_size // (num_samplers * nodes))
     of_one = 4 * _numbers_per_token(size) * rollout.context_length

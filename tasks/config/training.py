@@ -9,6 +9,7 @@ from agents.types import EpisodeLimits, SamplingParams
 from tasks.algorithms.algorithm import Algorithm
 from tasks.algorithms.registry import parse_algorithm
 from tasks.config.curriculum import CurriculumSettings
+from tasks.config.lora import LoraSettings
 from tasks.config.optimizer import OptimizerSettings
 from tasks.config.watch import WatchSettings
 
@@ -158,6 +159,8 @@ class TrainSettings(Settings):
     """Which policy the run hands on to evaluation and registry: that of the last step, or the best by the
     quick evaluations after the rounds. The best one is kept in either case, in `train/best`."""
     lr: LearningRate
+    lora: LoraSettings | None = None
+    """Trains adapters of the policy; None trains all of its weights. A critic is trained in full."""
     optimizer: OptimizerSettings = OptimizerSettings()
     mini_batches: Positive
     """Optimizer steps per training step and epoch."""

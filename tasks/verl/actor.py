@@ -185,9 +185,8 @@ class Trainer:
 
         steps = checkpoints.complete_steps(self._checkpoints)
         if not steps or steps[-1] < self._pipeline.train.steps:
-            checkpoints.make_room(  # now, not after the steps up to it
-                self._checkpoints, model=self._model, has_critic=self._pipeline.train.algorithm.needs_critic
-            )
+            # now, not after the steps up to it
+            checkpoints.make_room(self._checkpoints, model=self._model, train=self._pipeline.train)
         train = self._pipeline.train
         validate_config(
             self._config,

@@ -16,6 +16,7 @@ from pathlib import Path
 from envs.errors import WingspanError
 from envs.files import write_atomically
 from tasks.config.capacity import checkpoint_bytes, read_model_size
+from tasks.config.training import TrainSettings
 
 MAX_CHECKPOINTS = 2
 _RECORD = "complete"
@@ -37,14 +38,16 @@ class Resumption:
     """What was wrong with later checkpoints, which are deleted; one line each."""
 
 
-def make_room(folder: Path, *, model: str, has_critic: bool, kept_steps: Collection[int] = ()) -> None:
-    """Ensure that one more checkpoint of `model`, and of its critic if there is one, fits on the disk of
-    `folder`, before it is written.
+def make_room(
+    folder: Path, *, model: str, train: TrainSettings, kept_steps: Collection[int] = ()
+) -> None:
+    """Ensure that one more checkpoint of `model`, trained as `train` says, fits on the disk of `folder`,
+    before it is written.
 
     Where it does not fit, the older complete checkpoints are deleted now instead of after the new one, but
     for those of `kept_steps`. Raises `WingspanError` if that is not enough.
     """
-    required_bytes = _checkpoint_size(folder, model, has_critic=has_critic)
+    required_bytes = _checkpoint_size(folder, model, train)
     free_bytes = _free_bytes(folder)
     for old in complete_steps(folder)[:-1]:
         if free_bytes >= required_bytes:
@@ -125,7 +128,7 @@ def policy_folder(folder: Path, *, step: int) -> Path:
     return checkpoint_folder(folder, step=step) / "actor" / "huggingface"
 
 
-def _checkpoint_size(folder: Path, model: str, *, has_critic: bool) -> int:
+def _checkpoint_size(folder: Path, model: str, train: TrainSettings) -> int:
     """Bytes of the newest whole one; where there is none, by the model's size; 0 if that is unknown."""
     whole = complete_steps(folder)
     if whole:
@@ -135,7 +138,7 @@ def _checkpoint_size(folder: Path, model: str, *, has_critic: bool) -> int:
             if file.is_file()
         )
     size = read_model_size(model)
-    return checkpoint_bytes(size, has_critic=has_critic) if size is not None else 0
+    return checkpoint_bytes(size, train) if size is not None else 0
 
 
 def _free_bytes(folder: Path) -> int:

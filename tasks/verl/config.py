@@ -15,6 +15,7 @@ from tasks.algorithms.builtin.self_distill import SelfDistill
 from tasks.algorithms.distillation import Distillation, TeacherEndpoint
 from tasks.cluster.placement import Placement
 from tasks.config.environments import environments
+from tasks.config.lora import LoraSettings, check_targets
 from tasks.config.pipelines import Pipeline
 from tasks.config.training import TrainSettings
 from tasks.verl.gpu_model import gpu_model_options
@@ -57,7 +58,7 @@ def verl_config(
     options["trainer.nnodes"] = placement.nodes
     options["trainer.n_gpus_per_node"] = placement.workers_per_node
     options |= _cpu(pipeline) if pipeline.backend.device == "cpu" else _cuda(pipeline, model=str(model))
-    options |= _critic(pipeline, model=str(model))
+    options |= _lora(pipeline.train) | _critic(pipeline, model=str(model))
     OmegaConf.set_struct(config, True)
     with open_dict(config):
         for key, value in options.items():
@@ -138,6 +139,16 @@ def _optimizer(train: TrainSettings) -> dict[str, Any]:
     if optimizer.name == "muon":
         options["override_optimizer_config"] = {"matrix_lr": optimizer.matrix_lr}
     return options
+
+
+def _lora(train: TrainSettings) -> dict[str, Any]:
+    if train.lora is None:
+        return {}
+    return {
+        **{f"actor_rollout_ref.model.{name}": value for name, value in train.lora.model_options.items()},
+        # The weights beneath the adapters are those of the model that training starts from.
+        "actor_rollout_ref.actor.checkpoint.save_lora_only": True,
+    }
 
 
 _CPU_MODEL = {
@@ -323,6 +334,20 @@ def _check_observations(pipeline: Pipeline) -> None:
         )
 
 
+def _check_lora(lora: LoraSettings, pipeline: Pipeline) -> None:
+    if has_vision(pipeline.model):
+        raise ConfigError(
+            f"train.lora: {pipeline.model} is a vision-language model, whose adapters are not merged here; "
+            "leave it out"
+        )
+    if pipeline.train.optimizer.name == "muon":
+        raise ConfigError(
+            "train.optimizer.name muon is for whole matrices, and train.lora trains the two factors of a "
+            "change; use adamw"
+        )
+    check_targets(lora, model=pipeline.model)
+
+
 def _check_states(pipeline: Pipeline) -> None:
     algorithm = f"train.algorithm {pipeline.train.algorithm.name} compares turns of the same state"
     program = pipeline.agent.program
@@ -381,6 +406,8 @@ def check_pipeline(pipeline: Pipeline) -> None:
         )
     if train.observation_loss > 0:
         _check_observations(pipeline)
+    if train.lora is not None:
+        _check_lora(train.lora, pipeline)
     if backend.rollout == "cpu" and train.async_ is None and train.rollout_correction is not None:
         raise ConfigError(
             "train.rollout_correction is for vLLM, and for train.async: otherwise the CPU engine and the "

@@ -1,7 +1,7 @@
 """Patches verl 0.9.1 on GPUs; a verl plugin.
 
-It makes the log-probs in chunks (`tasks/verl/gpu_model.py`) work under FSDP2, and loads a critic without
-flash-attn (`tasks/verl/value_model.py`).
+It makes the log-probs in chunks (`tasks/verl/gpu_model.py`) work under FSDP2, loads a critic without
+flash-attn (`tasks/verl/value_model.py`), and merges and saves adapters (`tasks/verl/lora.py`).
 
 verl's chunked forward reads `lm_head.weight` and never calls that module. Where the embeddings are not
 tied, FSDP2 shards `lm_head` by itself, its weight is a shard when it is read, and the first step fails
@@ -46,3 +46,8 @@ def check_logits(config: Any) -> None:
 
 verl_fsdp._select_fsdp2_wrap_targets = select_targets
 verl_model.load_valuehead_model = load_valuehead_model
+
+# The engine's modules take the above by name, so they are imported after it.
+from tasks.verl.lora import patch_engine  # noqa: E402
+
+patch_engine()

@@ -6,6 +6,8 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
+ADAPTER = "adapter"
+"""In the folder of a policy that was trained with `train.lora`: the adapter alone, in peft's format."""
 _DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 
 

@@ -106,7 +106,7 @@ class StepTrainer(PPOTrainerSync):  # type: ignore[misc]
         """Write verl's checkpoint of the last step; those of `kept_steps` are not deleted to make room."""
         folder = Path(self.config.trainer.default_local_dir)
         model = self.config.actor_rollout_ref.model.path
-        checkpoints.make_room(folder, model=model, has_critic=self.use_critic, kept_steps=kept_steps)
+        checkpoints.make_room(folder, model=model, train=self._pipeline.train, kept_steps=kept_steps)
         self._save_checkpoint()
 
     @property
@@ -143,6 +143,12 @@ class StepTrainer(PPOTrainerSync):  # type: ignore[misc]
             squares = data.select("sum_pi_squared")
             tq.kv_batch_put(keys=batch.keys, partition_id=batch.partition_id, fields=squares)
         batch.extra_info["calculate_sum_pi_squared"] = False
+        return batch
+
+    def _compute_ref_log_prob(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
+        batch = super()._compute_ref_log_prob(batch, metrics)
+        # With adapters, the reference is the policy without them; all that follows is computed with them.
+        batch.extra_info.pop("no_lora_adapter", None)
         return batch
 
     def _compute_advantage(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:

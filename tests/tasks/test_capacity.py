@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from envs.errors import WingspanError
-from tasks.algorithms.registry import parse_algorithm
 from tasks.config import capacity
 from tasks.config.capacity import (
     ModelSize,
@@ -16,6 +15,7 @@ from tasks.config.capacity import (
     memory_plan,
     read_model_size,
 )
+from tasks.config.lora import LoraSettings
 from tasks.config.pipelines import Pipeline, load_pipeline, pipeline_names
 from tasks.verl import checkpoints
 from tests.support.tiny_model import save_tiny_model
@@ -82,31 +82,69 @@ def test_a_model_in_the_hubs_cache_is_read_there(tmp_path: Path, monkeypatch: py
 
 
 def test_checkpoints_and_disk_by_hand() -> None:
-    assert round(checkpoint_bytes(QWEN_3B, has_critic=False) / 1e9) == 49
-    assert round(checkpoint_bytes(QWEN_7B, has_critic=False) / 1e9) == 122
-    # A critic has no lm_head, and no copy in Hugging Face format.
-    assert checkpoint_bytes(QWEN_7B, has_critic=True) == 28 * 7_615_616_512 - 12 * 152_064 * 3584
-    # Three checkpoints, and the trained policy here, in DVC's cache and in MLflow.
     pipeline = load_pipeline("searchqa-qwen2.5-7b")
+    with_critic = with_train(pipeline, algorithm="ppo")
+    assert round(checkpoint_bytes(QWEN_3B, pipeline.train) / 1e9) == 49
+    assert round(checkpoint_bytes(QWEN_7B, pipeline.train) / 1e9) == 122
+    # A critic has no lm_head, and no copy in Hugging Face format.
+    assert checkpoint_bytes(QWEN_7B, with_critic.train) == 28 * 7_615_616_512 - 12 * 152_064 * 3584
+    # Three checkpoints, and the trained policy here, in DVC's cache and in MLflow.
     assert disk_bytes(pipeline, QWEN_7B, checkpoints=3) == (3 * 16 + 4 * 4) * 7_615_616_512
     assert (
-        disk_bytes(with_algorithm(pipeline, "ppo"), QWEN_3B, checkpoints=3)
+        disk_bytes(with_critic, QWEN_3B, checkpoints=3)
         == (3 * 28 + 4 * 4) * 3_085_938_688
     )
 
 
-def with_algorithm(pipeline: Pipeline, name: str) -> Pipeline:
-    train = pipeline.train.model_copy(update={"algorithm": parse_algorithm(name)})
-    return pipeline.model_copy(update={"train": train})
+def with_train(pipeline: Pipeline, **changes: Any) -> Pipeline:
+    values = pipeline.model_dump(mode="json", exclude_unset=True)
+    return Pipeline.model_validate(values | {"train": values["train"] | changes})
+
+
+def test_adapters_are_what_is_trained_of_a_policy_by_hand(tmp_path: Path) -> None:
+    pipeline = with_train(load_pipeline("searchqa-qwen2.5-7b"), lora={"rank": 16})
+    # Each of 28 layers: q and o, k and v of four heads of 128, and three of the MLP.
+    adapters = 16 * 28 * (2 * (3584 + 3584) + 2 * (3584 + 512) + 3 * (3584 + 18_944))
+    assert pipeline.train.lora is not None
+    assert QWEN_7B.adapter_parameters(pipeline.train.lora) == adapters
+    assert checkpoint_bytes(QWEN_7B, pipeline.train) == 4 * 7_615_616_512 + 16 * adapters
+    assert memory_plan(pipeline, QWEN_7B).state == (4 * 7_615_616_512 + 16 * adapters) // 8
+    full = memory_plan(load_pipeline("searchqa-qwen2.5-7b"), QWEN_7B)
+    assert memory_plan(pipeline, QWEN_7B).gathered == full.gathered // 2  # without gradients
+    some = LoraSettings(rank=4, targets=("self_attn.q_proj", "down_proj", "layers.0.mlp.up_proj"))
+    assert QWEN_7B.adapter_parameters(some) == 4 * (28 * (7168 + 22_528) + 22_528)
+    with_critic = with_train(pipeline, algorithm="ppo")
+    critic = 7_615_616_512 - 152_064 * 3584
+    assert checkpoint_bytes(QWEN_7B, with_critic.train) == 4 * 7_615_616_512 + 16 * adapters + 12 * critic
+    assert memory_plan(with_critic, QWEN_7B).gathered == full.gathered
+
+
+def test_the_adapters_of_a_model_are_counted_exactly(tmp_path: Path) -> None:
+    from peft import LoraConfig, get_peft_model
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    config = LlamaConfig(
+        hidden_size=24,
+        intermediate_size=40,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+    )
+    LlamaForCausalLM(config).save_pretrained(tmp_path)
+    size = read_model_size(tmp_path)
+    assert size is not None
+    model = get_peft_model(LlamaForCausalLM(config), LoraConfig(r=5, target_modules="all-linear"))
+    trained, _ = model.get_nb_trainable_parameters()
+    assert size.adapter_parameters(LoraSettings(rank=5)) == trained
 
 
 def test_memory_by_hand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pipeline = load_pipeline("searchqa-qwen2.5-7b")
     plan = memory_plan(pipeline, QWEN_7B, gpu=GPU)
     assert plan.state == 2 * 7_615_616_512  # 16 bytes a parameter over 8 GPUs
-    assert memory_plan(with_algorithm(pipeline, "ppo"), QWEN_3B).state == 4 * 3_085_938_688
+    assert memory_plan(with_train(pipeline, algorithm="ppo"), QWEN_3B).state == 4 * 3_085_938_688
     # Whole distributions are not computed in chunks.
-    of_all_tokens = memory_plan(with_algorithm(pipeline, "optimal_token_baseline"), QWEN_7B).logits
+    of_all_tokens = memory_plan(with_train(pipeline, algorithm="optimal_token_baseline"), QWEN_7B).logits
     assert of_all_tokens == 24 * pipeline.train.micro_batch_tokens * 152_064
     assert plan.mask == 3 * 16_384**2
     assert plan.logits == 24 * 512 * 152_064
@@ -146,15 +184,15 @@ def write_checkpoint(folder: Path, step: int) -> None:
 
 
 def test_room_for_a_checkpoint_is_made_or_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    disk = Disk(tmp_path, 2500)
+    disk, train = Disk(tmp_path, 2500), toy_pipeline(tmp_path).train
     monkeypatch.setattr(shutil, "disk_usage", disk.usage)
     for step in (1, 2):
         write_checkpoint(tmp_path, step)
-    checkpoints.make_room(tmp_path, model="m", has_critic=False)  # 500 are free, and the next needs 1000
+    checkpoints.make_room(tmp_path, model="m", train=train)  # 500 are free, and the next needs 1000
     assert checkpoints.complete_steps(tmp_path) == [2]
     (tmp_path / "else").write_bytes(bytes(600))
     with pytest.raises(WingspanError) as error:
-        checkpoints.make_room(tmp_path, model="m", has_critic=False)
+        checkpoints.make_room(tmp_path, model="m", train=train)
     assert str(tmp_path) in str(error.value)
     assert "needs 1.04e-06 GB, and 8.63e-07 GB are free" in str(error.value)
     assert checkpoints.complete_steps(tmp_path) == [2]  # the last whole one is never given up
@@ -166,9 +204,9 @@ def test_the_first_checkpoint_is_measured_by_the_model(
     model = save_tiny_model(tmp_path / "model")
     size = read_model_size(model)
     assert size is not None
-    folder = tmp_path / "checkpoints"
+    folder, train = tmp_path / "checkpoints", toy_pipeline(model).train
     monkeypatch.setattr(shutil, "disk_usage", Disk(folder, capacity.CHECKPOINT_BYTES * size.parameters).usage)
-    checkpoints.make_room(folder, model=str(model), has_critic=False)
+    checkpoints.make_room(folder, model=str(model), train=train)
     monkeypatch.setattr(shutil, "disk_usage", Disk(folder, 1000).usage)
     with pytest.raises(WingspanError, match="the next checkpoint in"):
-        checkpoints.make_room(folder, model=str(model), has_critic=False)
+        checkpoints.make_room(folder, model=str(model), train=train)

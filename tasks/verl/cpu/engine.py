@@ -18,6 +18,7 @@ from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead
 
 from tasks.verl.cpu.attention import ATTENTION, packed_attention
 from tasks.verl.cpu.packing import PackedRow, pack_row
+from tasks.verl.lora import patch_engine
 from tasks.verl.muon import MuonWithAdamW, hidden_matrices
 
 WHOLE_CONVERSATIONS = "whole_conversations"
@@ -32,6 +33,7 @@ def register() -> None:
 
     AttentionInterface.register(ATTENTION, packed_attention)
     transformer_impl.prepare_micro_batches = split_by_prompt
+    patch_engine()
     EngineRegistry.register(model_type="language_model", backend="fsdp2", device="cpu")(CpuTrainingEngine)
     EngineRegistry.register(model_type="value_model", backend="fsdp2", device="cpu")(CpuValueEngine)
 
