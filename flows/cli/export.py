@@ -20,6 +20,14 @@ def export(
             "start: what RL started from."
         ),
     ] = "final",
+    adapter: Annotated[
+        bool,
+        typer.Option(
+            "--adapter",
+            help="Only the adapter of a policy that was trained with train.lora, in peft's format; otherwise "
+            "it is merged into the whole model.",
+        ),
+    ] = False,
     workspace: Workspace = None,
     push: Annotated[
         str | None,
@@ -39,7 +47,7 @@ def export(
 
     if private and push is None:
         raise ConfigError("--private is for --push, which is not given; give both, or neither")
-    export_policy(workspace or default_workspace(pipeline), which=policy, target=output)
-    typer.echo(f"the {policy} policy is in {output}")
+    export_policy(workspace or default_workspace(pipeline), which=policy, target=output, is_adapter=adapter)
+    typer.echo(f"the {'adapter of the ' if adapter else ''}{policy} policy is in {output}")
     if push is not None:
         typer.echo(f"pushed: {push_folder(output, repository=push, is_private=private)}")

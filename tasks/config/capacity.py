@@ -59,7 +59,6 @@ class ModelSize:
         """Of a critic, whose head has one number a token; the head's own parameters are too few to count."""
         return self.parameters - (0 if self.tied else self.vocabulary * self.width)
 
-
     def adapter_parameters(self, lora: LoraSettings) -> int:
         """Of the adapters of a decoder with the modules of Llama."""
         full, grouped, mlp = (self.width + other for other in (self.width, self.kv_width, self.mlp_width))

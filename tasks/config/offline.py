@@ -14,14 +14,16 @@ from pydantic import (
 from agents.horizon import Horizon
 from agents.settings import Positive
 from envs.errors import ConfigError
-from tasks.algorithms.offline import OfflineAlgorithm
+from tasks.algorithms.offline import Imitation, OfflineAlgorithm
 from tasks.algorithms.registry import ALGORITHMS, parse_algorithm
 from tasks.config.training import TrainSettings
 
 if TYPE_CHECKING:
     from tasks.config.pipelines import Pipeline
 
-_KEYS = frozenset({"algorithm", "steps", "steps_per_round", "lr", "micro_batch_tokens", "final_policy"})
+_KEYS = frozenset(
+    {"algorithm", "steps", "steps_per_round", "lr", "lora", "micro_batch_tokens", "final_policy"}
+)
 
 
 class OfflineSettings(TrainSettings):
@@ -109,10 +111,20 @@ def check_offline(pipeline: "Pipeline") -> None:
             f"rollout.group_size {rollout.group_size}: {algorithm.name} compares episodes of one item; give "
             "2 or more"
         )
+    if train.lora is not None and isinstance(algorithm, Imitation) and algorithm.adds_to_original:
+        _check_words(pipeline)
     if algorithm.needs_original and pipeline.warmup is None and not algorithm.data:
         raise ConfigError(
             f"{algorithm.name} adds what it samples to the original data, of which there are none; give a "
             "warmup with demonstrations, or train.algorithm.data"
+        )
+
+
+def _check_words(pipeline: "Pipeline") -> None:
+    if pipeline.warmup is not None and pipeline.warmup.new_words:
+        raise ConfigError(
+            f"warmup.new_words {pipeline.warmup.new_words}: {pipeline.train.algorithm.name} trains from "
+            "model, and train.lora trains no embeddings, which new words need; leave out one of them"
         )
 
 

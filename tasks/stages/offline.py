@@ -302,7 +302,7 @@ class OfflineSession:
         )
 
     def _common(self, steps: TrainedRound, *, model: str, rows: Sequence[SupervisedRow]) -> dict[str, Any]:
-        pipeline = self._pipeline
+        pipeline, lora = self._pipeline, self._pipeline.train.lora
         return {
             **columns_of(rows),
             "model": model,
@@ -313,6 +313,7 @@ class OfflineSession:
             "batch_size": self._algorithm.batch_size,
             "lr": pipeline.train.lr,
             "micro_batch_tokens": pipeline.train.micro_batch_tokens,
+            "lora": lora.model_dump(mode="json") if lora is not None else None,
         }
 
 

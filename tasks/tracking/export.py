@@ -1,4 +1,5 @@
-"""A trained policy for others: its folder with a model card, and the way to a model hub."""
+"""A trained policy for others: its folder with a model card, or that of its adapter, and the way to a model
+hub."""
 
 import hashlib
 import json
@@ -12,6 +13,7 @@ from tasks.reporting.compare import read_parameters
 from tasks.stages.train import BEST
 from tasks.tracking import facts
 from tasks.tracking.provenance import provenance
+from tasks.verl.policies import ADAPTER
 
 Which = Literal["final", "best", "start"]
 """`final`: the run's result; `best`: of the round with the best quick evaluation; `start`: before RL."""
@@ -35,23 +37,31 @@ def policy_of(workspace: Path, which: Which) -> Path:
     return folder
 
 
-def export_policy(workspace: Path, *, which: Which, target: Path) -> None:
+def export_policy(workspace: Path, *, which: Which, target: Path, is_adapter: bool = False) -> None:
     """Copy a policy of the run in `workspace` to the new folder `target`, with a model card.
 
-    Raises `ConfigError` where there is no such policy, or where `target` exists.
+    `is_adapter`: the adapter alone, in peft's format, instead of the whole model, into which it is merged.
+    Raises `ConfigError` where there is no such policy or adapter, or where `target` exists.
     """
     source = policy_of(workspace, which)
     if target.exists():
         raise ConfigError(f"{target} exists; give a folder that does not")
-    shutil.copytree(source, target)
-    (target / CARD).write_text(make_card(workspace, which=which), encoding="utf-8")
+    if is_adapter:
+        source /= ADAPTER
+        if not source.is_dir():
+            raise ConfigError(
+                f"{source} is not there: the {which} policy was trained in full; leave out --adapter"
+            )
+    shutil.copytree(source, target, ignore=shutil.ignore_patterns(ADAPTER))
+    card = make_card(workspace, which=which, is_adapter=is_adapter)
+    (target / CARD).write_text(card, encoding="utf-8")
 
 
-def make_card(workspace: Path, *, which: Which) -> str:
+def make_card(workspace: Path, *, which: Which, is_adapter: bool) -> str:
     """The model card: what was trained on what, what it scored, its code, its data and its parameters."""
     parameters = read_parameters(workspace)
     metadata: dict[str, Any] = {
-        "library_name": "transformers",
+        "library_name": "peft" if is_adapter else "transformers",
         "pipeline_tag": "text-generation",
         "tags": ["wingspan", "agent", "reinforcement-learning"],
     }
@@ -59,7 +69,9 @@ def make_card(workspace: Path, *, which: Which) -> str:
     if model is not None and not Path(model).exists():
         metadata["base_model"] = model
     lines = ["---", *(f"{key}: {json.dumps(value)}" for key, value in metadata.items()), "---", ""]
-    lines += [f"# {workspace.name}: {which} policy", ""]
+    lines += [f"# {workspace.name}: {which} policy{', its adapter' if is_adapter else ''}", ""]
+    if is_adapter and (workspace / _FOLDERS["start"]).exists():
+        lines += ["The model beneath is the policy of the warm-up, not `base_model`.", ""]
     evaluation = workspace / "evaluation.json"
     if which != "best" and evaluation.exists():
         lines += [facts.result(json.loads(evaluation.read_text())), ""]

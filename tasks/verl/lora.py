@@ -1,5 +1,5 @@
-"""Adapters (`train.lora`) in verl's FSDP engine, on CPUs and GPUs: how they begin, how they are merged for the
-sampler, and how they are saved.
+"""Adapters (`train.lora`) in verl's FSDP engine, on CPUs and GPUs: how they begin, how they are merged for
+the sampler, and how they are saved.
 
 verl 0.9.1 leaves the adapters' first values to the random state of the process, sends merged weights in bf16,
 and saves a policy "in Hugging Face format" under peft's names, without the adapters. `patch_engine` replaces
@@ -93,14 +93,15 @@ class PolicyCheckpoints(FSDPCheckpointManager):  # type: ignore[misc]
 
 
 def _build_seeded_adapters(engine: Any, module: Any) -> Any:
-    """verl's method: from the pipeline's seed, so that a run that begins anew begins with the same adapters."""
+    """verl's method, by the pipeline's seed: a run that begins anew begins with the same adapters."""
     torch.manual_seed(engine.engine_config.seed)
     model = _build_adapters(engine, module)
     for name, layer in model.named_modules():
         if isinstance(layer, LoraLayer) and not isinstance(layer, Linear):
+            kind = type(layer.get_base_layer()).__name__
             raise ConfigError(
-                f"train.lora.targets: {name.removeprefix(_PREFIX)} is a {type(layer.get_base_layer()).__name__}, "
-                "and only linear modules get adapters; leave it out"
+                f"train.lora.targets: {name.removeprefix(_PREFIX)} is a module of type {kind}, and only "
+                "linear ones get adapters; leave it out"
             )
     return model
 

@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tasks.config.lora import LoraSettings
 from tasks.data.supervised import SupervisedRow
 from tasks.verl.gpu_model import gpu_model_options
 from tasks.verl.local_worker import join_process_group
@@ -50,6 +51,8 @@ class SftRequest:
     responses: list[list[int]]
     masks: list[list[int]]
     """Of the responses: 1 where the loss falls."""
+    lora: dict[str, Any] | None = None
+    """The block `train.lora`; None trains all weights."""
 
     def to_json(self) -> str:
         """The file that `python -m tasks.verl.sft` reads."""
@@ -86,6 +89,7 @@ def start_worker(request: SftRequest, loss: Callable[..., Any]) -> Any:
     join_process_group()
     torch.manual_seed(request.seed)
     on_cpu = request.device == "cpu"
+    adapters = {} if request.lora is None else LoraSettings.model_validate(request.lora).model_options
     precision = {"param_dtype": "fp32" if on_cpu else "bf16", "reduce_dtype": "fp32", "buffer_dtype": "fp32"}
     worker = TrainingWorker(
         TrainingWorkerConfig(
@@ -93,6 +97,7 @@ def start_worker(request: SftRequest, loss: Callable[..., Any]) -> Any:
             model_config=HFModelConfig(
                 path=request.model,
                 **(_CPU_MODEL_OPTIONS if on_cpu else gpu_model_options(request.model)),
+                **adapters,
             ),
             engine_config=FSDPEngineConfig(
                 strategy="fsdp2",

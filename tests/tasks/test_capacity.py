@@ -90,10 +90,7 @@ def test_checkpoints_and_disk_by_hand() -> None:
     assert checkpoint_bytes(QWEN_7B, with_critic.train) == 28 * 7_615_616_512 - 12 * 152_064 * 3584
     # Three checkpoints, and the trained policy here, in DVC's cache and in MLflow.
     assert disk_bytes(pipeline, QWEN_7B, checkpoints=3) == (3 * 16 + 4 * 4) * 7_615_616_512
-    assert (
-        disk_bytes(with_critic, QWEN_3B, checkpoints=3)
-        == (3 * 28 + 4 * 4) * 3_085_938_688
-    )
+    assert disk_bytes(with_critic, QWEN_3B, checkpoints=3) == (3 * 28 + 4 * 4) * 3_085_938_688
 
 
 def with_train(pipeline: Pipeline, **changes: Any) -> Pipeline:

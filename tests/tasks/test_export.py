@@ -12,6 +12,7 @@ import pytest
 
 from envs.errors import ConfigError
 from tasks.tracking.export import CARD, export_policy, push
+from tasks.verl.policies import ADAPTER
 from tests.support.tiny_model import save_tiny_model
 
 
@@ -103,6 +104,28 @@ def test_an_exported_folder_loads_and_says_where_it_comes_from(workspace: Path, 
     assert "- md5.data/train.jsonl: `8a80554c91d9fca8acb82f023de02f11`" in card
     with pytest.raises(ConfigError, match="out exists; give a folder that does not"):
         export_policy(workspace, which="final", target=target)
+
+
+def test_an_adapter_is_exported_alone_or_within_the_model(workspace: Path, tmp_path: Path) -> None:
+    from peft import LoraConfig, PeftModel, get_peft_model
+    from transformers import AutoModelForCausalLM
+
+    base = save_tiny_model(tmp_path / "base")
+    with pytest.raises(ConfigError, match="the final policy was trained in full; leave out --adapter"):
+        export_policy(workspace, which="final", target=tmp_path / "out", is_adapter=True)
+    model = get_peft_model(
+        AutoModelForCausalLM.from_pretrained(base), LoraConfig(target_modules="all-linear")
+    )
+    model.save_pretrained(workspace / "policy" / ADAPTER, save_embedding_layers=False)
+    for is_adapter, target in ((False, tmp_path / "merged"), (True, tmp_path / "alone")):
+        export_policy(workspace, which="final", target=target, is_adapter=is_adapter)
+    AutoModelForCausalLM.from_pretrained(tmp_path / "merged")
+    assert not (tmp_path / "merged" / ADAPTER).exists()
+    PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base), tmp_path / "alone")
+    assert {path.name for path in (tmp_path / "alone").iterdir()} == {
+        *(CARD, "adapter_config.json", "adapter_model.safetensors"),
+    }
+    assert 'library_name: "peft"' in (tmp_path / "alone" / CARD).read_text()
 
 
 def test_a_policy_that_is_not_there_is_named_with_those_that_are(workspace: Path, tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ from tasks.data.training_files import check_tokens, read_training_files
 from tasks.data.trajectories import read_trajectories, write_trajectories
 from tasks.stages.offline import OfflineSession
 from tasks.stages.train import TrainedRound
+from tests.support.adapters import check_adapter
 from tests.support.tiny_model import save_tiny_model
 from tests.support.toy import toy_tokenizer
 from tests.support.verl_toy import register, toy_items, toy_pipeline
@@ -160,6 +161,10 @@ def test_keys_that_an_offline_algorithm_does_not_use_are_refused(train: dict[str
         (offline("agentevol"), "original data, of which there are none"),
         (offline("dpo", rollout__group_size=1), "group_size 1: dpo compares"),
         (offline({"name": "sft", "data": ["x"]}), "rollout.items_per_step 4: sft samples no episodes"),
+        (
+            offline("rft", warmup={**WARMUP, "new_words": 5}, train={"lora": {"rank": 2}}),
+            "warmup.new_words 5: rft trains from model, and train.lora trains no embeddings",
+        ),
     ],
 )
 def test_settings_that_an_offline_algorithm_lacks_or_ignores_are_refused(
@@ -175,7 +180,7 @@ def test_what_is_recorded_can_be_read_and_has_no_online_parameters() -> None:
     assert Pipeline.model_validate(recorded) == pipeline
     assert isinstance(pipeline.train, OfflineSettings)
     assert recorded["train"].keys() == {
-        *("algorithm", "steps", "steps_per_round", "lr", "micro_batch_tokens", "final_policy"),
+        *("algorithm", "steps", "steps_per_round", "lr", "micro_batch_tokens", "final_policy", "lora"),
     }
     assert recorded["train"]["algorithm"].keys() == {
         *("name", "beta", "win_threshold", "min_gap", "pairs_per_item", "samples", "batch_size", "data"),
@@ -378,7 +383,7 @@ def test_dpo_puts_the_pairs_of_a_file_in_order(workspace: Path) -> None:
     dpo = offline(
         {"name": "dpo", "data": [str(file)], "samples": False, "batch_size": 2},
         model=model,
-        train={"steps": 6},
+        train={"steps": 6, "lr": 1e-2, "lora": {"rank": 8}},
         rollout={
             **toy_pipeline(model).rollout.model_dump(),
             "items_per_step": 1,
@@ -388,6 +393,7 @@ def test_dpo_puts_the_pairs_of_a_file_in_order(workspace: Path) -> None:
         },
     )
     steps = run(dpo, workspace)
+    check_adapter(model, workspace / "policy")
     assert steps[0]["pairs"] == 2
     assert steps[0]["preference_loss"] == pytest.approx(0.6931, abs=1e-3)
     assert steps[-1]["preference_loss"] < 0.5

@@ -1,4 +1,4 @@
-"""Real verl on the CPU: PPO that samples ahead, through a kill -9, and an update that diverges."""
+"""Real verl on the CPU: PPO of adapters, sampled ahead, through a kill -9; and an update that diverges."""
 
 import json
 import os
@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from tasks.config.capacity import checkpoint_bytes, read_model_size
 from tasks.data.items import write_items
@@ -16,6 +17,7 @@ from tasks.errors import Diverged
 from tasks.progress import Progress
 from tasks.stages.train import TrainSession
 from tasks.verl import checkpoints
+from tests.support.adapters import check_adapter
 from tests.support.tiny_model import save_tiny_model
 from tests.support.verl_runs import Repeats, pid_of_trainer, start_sessions_with_toy
 from tests.support.verl_toy import toy_items, toy_pipeline
@@ -26,8 +28,6 @@ pytestmark = pytest.mark.slow
 def test_ppo_that_samples_ahead_resumes_policy_critic_and_the_step_begun(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    from transformers import AutoModelForCausalLM
-
     start_sessions_with_toy(monkeypatch)
     model = save_tiny_model(tmp_path / "model")
     write_items(tmp_path / "data" / "train.jsonl", toy_items(12))
@@ -36,6 +36,8 @@ def test_ppo_that_samples_ahead_resumes_policy_critic_and_the_step_begun(
         model,
         train__algorithm={"name": "ppo", "lam": 0.9, "critic": {"lr": 1e-3, "warmup_steps": 2}},
         train__async={},
+        train__lora={"rank": 2},
+        train__kl={"coef": 0.01},  # the reference is the policy without its adapters
         train__steps=6,
         train__steps_per_round=6,
     )
@@ -62,10 +64,11 @@ def test_ppo_that_samples_ahead_resumes_policy_critic_and_the_step_begun(
         trajectories = read_trajectories(folder / "trajectories" / f"step_{step:04d}.jsonl")
         assert {turn.completion.policy_version for t in trajectories for turn in t.turns} == {version}
 
-    start = AutoModelForCausalLM.from_pretrained(model).state_dict()
-    assert not differ(weights[2, "actor"], start), "the first two steps train the critic alone"
+    start = load_file(model / "model.safetensors")
+    assert not differ(start, weights[2, "actor"]), "the first two steps train the critic alone"
     assert weights[2, "critic"]["score.weight"].any(), "it started at 0"
-    assert differ(weights[4, "actor"], start)
+    assert differ(start, weights[4, "actor"])
+    check_adapter(model, checkpoints.policy_folder(folder / "checkpoints", step=6))
     assert differ(weights[4, "critic"], read_weights(folder, 6, "critic"))
     # The second process went on with the critic's optimizer where it was.
     [optimizer_file] = (folder / "checkpoints" / "global_step_6" / "critic").glob("optim_*.pt")
@@ -76,6 +79,7 @@ def test_ppo_that_samples_ahead_resumes_policy_critic_and_the_step_begun(
     assert [line["step"] for line in lines] == [1, 2, 3, 4, 5, 6]
     assert ["loss" in line for line in lines] == [False, False, True, True, True, True]
     assert all(line["value_loss"] > 0 and line["critic_grad_norm"] > 0 for line in lines)
+    assert [line.get("kl_reference", 0) > 0 for line in lines] == [False, False, False, True, True, True]
     assert [line["value_mean"] != 0 for line in lines] == [False, True, True, True, True, True]
     assert lines[0]["explained_variance"] == pytest.approx(0, abs=1e-6)
 
@@ -87,12 +91,15 @@ def test_ppo_that_samples_ahead_resumes_policy_critic_and_the_step_begun(
         *checkpoint.rglob("optim_*.pt"),
         *checkpoint.rglob("*.safetensors"),
     ]
-    assert len(files) == 5
+    assert len(files) == 6
     written = sum(file.stat().st_size for file in files)
-    assert written == pytest.approx(checkpoint_bytes(size, has_critic=True), rel=0.1)
+    assert written == pytest.approx(checkpoint_bytes(size, pipeline.train), rel=0.1)
 
 
 def read_weights(folder: Path, step: int, role: str) -> dict[str, torch.Tensor]:
+    """Of the whole policy, or of the critic."""
+    if role == "actor":
+        return load_file(checkpoints.policy_folder(folder / "checkpoints", step=step) / "model.safetensors")
     [file] = (folder / "checkpoints" / f"global_step_{step}" / role).glob("model_*.pt")
     return {name: x.full_tensor() for name, x in torch.load(file, weights_only=False).items()}
 
