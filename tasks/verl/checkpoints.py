@@ -38,9 +38,7 @@ class Resumption:
     """What was wrong with later checkpoints, which are deleted; one line each."""
 
 
-def make_room(
-    folder: Path, *, model: str, train: TrainSettings, kept_steps: Collection[int] = ()
-) -> None:
+def make_room(folder: Path, *, model: str, train: TrainSettings, kept_steps: Collection[int] = ()) -> None:
     """Ensure that one more checkpoint of `model`, trained as `train` says, fits on the disk of `folder`,
     before it is written.
 
