@@ -39,6 +39,7 @@ def warmup(pipeline: Pipeline, workspace: Path, progress: Progress = SILENT) -> 
             steps=settings.steps,
             batch_size=settings.batch_size,
             lr=settings.lr,
+            lora=None,  # new words have embeddings to learn
             micro_batch_tokens=pipeline.train.micro_batch_tokens,
             **columns_of(demonstrations),
         )

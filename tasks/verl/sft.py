@@ -46,13 +46,13 @@ class SftRequest:
     batch_size: int
     """Rows of a step."""
     lr: float
+    lora: dict[str, Any] | None
+    """The block `train.lora`; None trains all weights."""
     micro_batch_tokens: int
     prompts: list[list[int]]
     responses: list[list[int]]
     masks: list[list[int]]
     """Of the responses: 1 where the loss falls."""
-    lora: dict[str, Any] | None = None
-    """The block `train.lora`; None trains all weights."""
 
     def to_json(self) -> str:
         """The file that `python -m tasks.verl.sft` reads."""

@@ -40,6 +40,7 @@ def pairs(tmp_path_factory: pytest.TempPathFactory) -> DpoRequest:
         steps=1,
         batch_size=3,
         lr=1e-12,
+        lora=None,
         micro_batch_tokens=64,
         prompts=[tokens(3, 9) for _ in responses],
         responses=responses,
