@@ -71,7 +71,7 @@ def make_card(workspace: Path, *, which: Which, is_adapter: bool) -> str:
     lines = ["---", *(f"{key}: {json.dumps(value)}" for key, value in metadata.items()), "---", ""]
     lines += [f"# {workspace.name}: {which} policy{', its adapter' if is_adapter else ''}", ""]
     if is_adapter and (workspace / _FOLDERS["start"]).exists():
-        lines += ["The model beneath is the policy of the warm-up, not `base_model`.", ""]
+        lines += ["The adapter belongs to the policy of the warm-up (`--policy start`), not to `model`.", ""]
     evaluation = workspace / "evaluation.json"
     if which != "best" and evaluation.exists():
         lines += [facts.result(json.loads(evaluation.read_text())), ""]

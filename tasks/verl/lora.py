@@ -78,6 +78,9 @@ def save_adapter(model: Any, folder: Path) -> None:
         save_file(state, folder / "adapter_model.safetensors")
         config = copy(model.peft_config[_NAME])
         config.inference_mode = True
+        config.target_modules = sorted(
+            config.target_modules
+        )  # a set, which has another order in each process
         config.save_pretrained(folder)
 
 

@@ -3,8 +3,8 @@
 A process of its own, `python -m tests.support.gpu_engine FOLDER`: verl's chunked log-probs replace the
 forward of a
 model's class. Prints how far log-probs, entropy and gradients of a packed row of three sequences are from
-those of the sequences one by one, as one JSON line for tied and one for untied embeddings; and one for the
-values of a critic.
+those of the sequences one by one, as one JSON line for tied and one for untied embeddings; one for adapters;
+and one for the values of a critic.
 """
 
 import json
@@ -20,6 +20,7 @@ from tasks.verl.config import verl_config
 from tasks.verl.local_worker import join_process_group
 
 TEMPERATURE = 1.3
+RANK, ALPHA = 4, 12
 ENTROPY_WEIGHT = 0.5
 
 
@@ -45,9 +46,9 @@ def save_model(folder: Path, *, is_tied: bool) -> None:
     Qwen2ForCausalLM(config).save_pretrained(folder)
 
 
-def make_engine(folder: Path, *, critic: bool = False) -> tuple[Any, str]:
+def make_engine(folder: Path, *, critic: bool = False, lora: dict[str, Any] | None = None) -> tuple[Any, str]:
     """The engine of `textcraft-qwen2.5-3b` for another model, in fp32, or that of its critic; and the
-    attention it asks for."""
+    attention it asks for. `lora`: the block `train.lora`."""
     from omegaconf import open_dict
     from verl.utils.config import omega_conf_to_dataclass
     from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead, FSDPEngineWithValueHead
@@ -55,6 +56,7 @@ def make_engine(folder: Path, *, critic: bool = False) -> tuple[Any, str]:
     pipeline = load_pipeline("textcraft-qwen2.5-3b").model_dump(mode="json", exclude_unset=True)
     if critic:
         pipeline["train"]["algorithm"] = "ppo"
+    pipeline["train"]["lora"] = lora
     config = verl_config(Pipeline.model_validate(pipeline), model=folder, checkpoints=folder)
     role = config.critic if critic else config.actor_rollout_ref.actor
     with open_dict(config):
@@ -156,6 +158,53 @@ def compare(folder: Path, *, is_tied: bool) -> dict[str, Any]:
     }
 
 
+def compare_adapters(folder: Path) -> dict[str, Any]:
+    """Log-probs, and the gradients of B, against the model with the weights that vLLM is given."""
+    import torch
+    from transformers import Qwen2ForCausalLM
+
+    engine, _ = make_engine(folder, lora={"rank": RANK, "alpha": ALPHA})
+    parameters = dict(engine.module.named_parameters())
+    with torch.no_grad():
+        for name, parameter in parameters.items():
+            if "lora_B" in name:
+                parameter.to_local().normal_(std=0.1)
+    weights, adapter = engine.get_per_tensor_param(layered_summon=False, base_sync_done=True)
+    base = Qwen2ForCausalLM.from_pretrained(folder, attn_implementation="eager")
+    reference = Qwen2ForCausalLM.from_pretrained(folder, attn_implementation="eager")
+    reference.load_state_dict(dict(weights))
+    ids = torch.randint(4, 250, (30,))
+    hidden = reference.model(ids[None], use_cache=False).last_hidden_state[0]
+    rows = (reference.lm_head(hidden) / TEMPERATURE).log_softmax(-1)
+    expected = rows[:-1].gather(1, ids[1:, None])[:, 0]
+    expected.sum().backward()
+    batch = make_batch([ids])
+    with engine.eval_mode():
+        found = engine.forward_backward_batch(batch, None, forward_only=True)["model_output"]
+
+    def loss_of(model_output: Any, data: Any, dp_group: Any = None) -> tuple[Any, dict[str, Any]]:
+        return model_output["log_probs"].unbind()[0][:-1].sum(), {}
+
+    with engine.train_mode():
+        engine.forward_backward_batch(batch, loss_of, forward_only=False)
+    gaps = []
+    for name, merged in reference.named_parameters():
+        module = f"base_model.model.{name.removesuffix('.weight')}"
+        if f"{module}.lora_A.default.weight" in parameters:
+            a, b = (parameters[f"{module}.lora_{part}.default.weight"] for part in "AB")
+            gradient = ALPHA / RANK * merged.grad @ a.full_tensor().T
+            gaps.append(distance(b.grad.full_tensor(), gradient) / float(gradient.abs().max()))
+    changed = [n for n, p in base.named_parameters() if not torch.equal(p, reference.get_parameter(n))]
+    return {
+        "whole_weights": adapter is None,
+        "log_probs": rows_distance(found["log_probs"], [expected]),
+        "gradients": max(gaps),
+        "adapted": len(gaps),
+        "changed": len(changed),
+        "trained": sum(p.grad is not None for p in parameters.values()),
+    }
+
+
 def compare_values(folder: Path) -> dict[str, Any]:
     import torch
     from transformers import Qwen2ForTokenClassification
@@ -212,6 +261,7 @@ def main(folder: Path) -> None:
         subfolder = folder / ("tied" if is_tied else "untied")
         save_model(subfolder, is_tied=is_tied)
         print(json.dumps(compare(subfolder, is_tied=is_tied)), flush=True)
+    print(json.dumps(compare_adapters(folder / "untied")), flush=True)
     print(json.dumps(compare_values(folder / "untied")), flush=True)
 
 

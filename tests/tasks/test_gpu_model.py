@@ -42,8 +42,8 @@ def test_a_model_that_takes_images_needs_flash_attention(
 @pytest.mark.slow
 def test_verls_engine_computes_what_separate_sequences_do(tmp_path: Path) -> None:
     """As the composed configuration asks for it: the attention loads, packed sequences keep apart, and
-    log-probs and entropy in chunks have the right gradients, with tied embeddings and without; so do the
-    values of a critic."""
+    log-probs and entropy in chunks have the right gradients, with tied embeddings and without; so do those
+    of adapters, and the values of a critic."""
     done = subprocess.run(
         [sys.executable, "-m", "tests.support.gpu_engine", str(tmp_path)],
         capture_output=True,
@@ -52,8 +52,13 @@ def test_verls_engine_computes_what_separate_sequences_do(tmp_path: Path) -> Non
     )
     assert done.returncode == 0, done.stderr[-2000:]
     reports = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
-    *cases, critic = reports
+    *cases, adapters, critic = reports
     assert [case["tied"] for case in cases] == [True, False]
+    assert adapters["whole_weights"]
+    assert adapters["log_probs"] < 1e-4
+    assert adapters["gradients"] < 1e-4
+    assert adapters["adapted"] == adapters["changed"] == 2 * 7
+    assert adapters["trained"] == 2 * adapters["adapted"]
     assert critic["loaded_attention"] == critic["asked_attention"] == "sdpa"
     assert critic["values"] < 1e-4
     assert critic["gradients"] < 1e-4

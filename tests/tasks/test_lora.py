@@ -1,9 +1,10 @@
 """`train.lora`: what verl's engine trains, hands to the sampler and saves, against peft and by hand."""
 
+import ast
 import asyncio
 from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from agents.types import SamplingParams
 from envs.errors import ConfigError
 from tasks.config.lora import LoraSettings
 from tasks.config.pipelines import Pipeline
-from tasks.verl.config import check_pipeline
+from tasks.verl.config import check_pipeline, verl_config
 from tasks.verl.local_worker import start_actor
 from tasks.verl.policies import ADAPTER, copy_policy
 from tasks.verl.rows import fields_of
@@ -219,6 +220,34 @@ def test_a_resumed_run_goes_on_with_the_same_bits(
     resumed.load_checkpoint(str(folder))
     update(resumed, pipeline(model), groups)
     assert_equal(sent_weights(resumed), expected)
+
+
+def test_vllm_is_started_without_adapters(verl: ModuleType, model: Path, tmp_path: Path) -> None:
+    """By the property of verl's server that its arguments for vLLM, its requests and its sleep go by."""
+    from omegaconf import OmegaConf
+    from verl.utils.config import omega_conf_to_dataclass
+
+    settings = toy_pipeline(model, train__lora=LORA, backend={"device": "cuda", "rollout": "vllm"})
+    options = verl_config(settings, model=model, checkpoints=tmp_path).actor_rollout_ref.model
+    source = Path(verl.__file__).parent / "workers/rollout/vllm_rollout/vllm_async_server.py"
+    tree = ast.parse(source.read_text())  # vLLM, which it imports, is not installed here
+    [function] = [
+        node
+        for node in ast.walk(tree)
+        if isinstance(node, ast.FunctionDef) and node.name == "lora_as_adapter"
+    ]
+    scope: dict[str, Any] = {}
+    exec(compile(ast.Module([function], []), str(source), "exec"), scope)
+
+    def has_adapters() -> bool:
+        server = SimpleNamespace(model_config=omega_conf_to_dataclass(options))
+        assert server.model_config.target_modules == list(TARGETS)
+        answer: bool = scope["lora_as_adapter"].fget(server)
+        return answer
+
+    assert not has_adapters()
+    OmegaConf.update(options, "lora.merge", False)
+    assert has_adapters()
 
 
 @pytest.mark.parametrize(
