@@ -187,13 +187,15 @@ def compare_adapters(folder: Path) -> dict[str, Any]:
 
     with engine.train_mode():
         engine.forward_backward_batch(batch, loss_of, forward_only=False)
+        gradients = {n: p.grad.full_tensor() for n, p in parameters.items() if p.grad is not None}
     gaps = []
     for name, merged in reference.named_parameters():
         module = f"base_model.model.{name.removesuffix('.weight')}"
         if f"{module}.lora_A.default.weight" in parameters:
-            a, b = (parameters[f"{module}.lora_{part}.default.weight"] for part in "AB")
-            gradient = ALPHA / RANK * merged.grad @ a.full_tensor().T
-            gaps.append(distance(b.grad.full_tensor(), gradient) / float(gradient.abs().max()))
+            a = parameters[f"{module}.lora_A.default.weight"].full_tensor()
+            gradient = ALPHA / RANK * merged.grad @ a.T
+            found_gradient = gradients[f"{module}.lora_B.default.weight"]
+            gaps.append(distance(found_gradient, gradient) / float(gradient.abs().max()))
     changed = [n for n, p in base.named_parameters() if not torch.equal(p, reference.get_parameter(n))]
     return {
         "whole_weights": adapter is None,
@@ -201,7 +203,7 @@ def compare_adapters(folder: Path) -> dict[str, Any]:
         "gradients": max(gaps),
         "adapted": len(gaps),
         "changed": len(changed),
-        "trained": sum(p.grad is not None for p in parameters.values()),
+        "trained": len(gradients),
     }
 
 
