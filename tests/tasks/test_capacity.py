@@ -19,6 +19,7 @@ from tasks.config.lora import LoraSettings
 from tasks.config.pipelines import Pipeline, load_pipeline, pipeline_names
 from tasks.verl import checkpoints
 from tests.support.tiny_model import save_tiny_model
+from tests.support.verl_toy import toy_pipeline
 from tests.tasks.test_gpu_model import pretend_installed
 
 # By their model cards and config.json.
