@@ -15,6 +15,7 @@ from typing import Any
 
 from envs.errors import ConfigError
 from envs.requirements.detection import PROBE_TIMEOUT_S
+from tasks.algorithms.distillation import Distillation, TeacherEndpoint
 from tasks.config.capacity import RESERVE_BYTES, ModelSize, memory_plan, read_model_size
 from tasks.config.pipelines import Pipeline
 
@@ -180,6 +181,7 @@ def _of_node(pipeline: Pipeline, size: ModelSize, *, memory: int, nodes: int) ->
     parts = {
         "weights, gradients and optimizer": memory_plan(pipeline, size).state * workers,
         "reference": reference,
+        "teacher": _teacher_bytes(pipeline, size),
         "activations": workers * saved,
         "logits": workers * CPU_LOGIT_BYTES * tokens * size.vocabulary,
         "samplers' weights": num_samplers * 4 * size.parameters,
@@ -188,6 +190,18 @@ def _of_node(pipeline: Pipeline, size: ModelSize, *, memory: int, nodes: int) ->
         "processes": PROCESSES_BYTES,
     }
     return Need(phase="to train", parts=parts, room=int(USABLE * memory), room_name="{place}")
+
+
+def _teacher_bytes(pipeline: Pipeline, size: ModelSize) -> int:
+    """Of a teacher in the training process: its weights, and the logits of one episode three times over."""
+    algorithm = pipeline.train.algorithm
+    if not isinstance(algorithm, Distillation) or isinstance(algorithm.teacher_source, TeacherEndpoint):
+        return 0
+    folder = algorithm.teacher_source
+    teacher = size if folder is None else read_model_size(folder)
+    if teacher is None:
+        return 0
+    return 4 * teacher.parameters + 12 * pipeline.rollout.context_length * teacher.vocabulary
 
 
 def _numbers_per_token(size: ModelSize) -> int:

@@ -53,6 +53,7 @@ def test_a_cpu_node_by_hand() -> None:
     assert need.parts == {
         "weights, gradients and optimizer": 16 * 3_085_938_688,
         "reference": 0,
+        "teacher": 0,
         "activations": 4 * tokens * 36 * (10 * 2048 + 4 * 11_008),
         "logits": 16 * tokens * 151_936,
         "samplers' weights": samplers * 4 * 3_085_938_688,
@@ -67,6 +68,9 @@ def test_a_cpu_node_by_hand() -> None:
     [need] = needs(with_reference, QWEN_3B)
     assert need.parts["reference"] == 4 * 3_085_938_688
     # Over two nodes, each has half of the workers and of what is sharded.
+    with_teacher = load_pipeline("textcraft-cpu", overrides={"train.algorithm": "self_distill"})
+    [of_teacher] = needs(with_teacher, QWEN_3B)
+    assert of_teacher.parts["teacher"] == 4 * 3_085_938_688 + 12 * 896 * QWEN_3B.vocabulary
     two = with_reference.backend.model_copy(update={"workers": 2})
     [half] = memory_needs(with_reference.model_copy(update={"backend": two}), QWEN_3B, nodes=2)
     assert half.parts["weights, gradients and optimizer"] == 8 * 3_085_938_688
