@@ -33,7 +33,7 @@ POLL_S = 1.0
 _NEVER_S = "1000000"
 
 _gcs: "psutil.Process | None" = None
-"""The control service of the local cluster that this process started last."""
+"""The control service of the local cluster that this process has started, until it joins another."""
 
 
 def connect_ray(pipeline: Pipeline) -> bool:
@@ -44,6 +44,7 @@ def connect_ray(pipeline: Pipeline) -> bool:
     """
     import ray
 
+    global _gcs
     if ray.is_initialized():
         return False
     # Else Ray hides all GPUs from the trainer, which reserves none itself.
@@ -53,6 +54,7 @@ def connect_ray(pipeline: Pipeline) -> bool:
         check_ray_address()  # Ray's own attempt would not end
         read_token()
         ray.init(address=address, log_to_driver=False)
+        _gcs = None
         return True
     workers = pipeline.backend.workers
     cpus = max(LOCAL_CPUS, os.cpu_count() or 1, workers * WORKER_CPUS + QUEUE_CPUS)
