@@ -19,7 +19,7 @@ from envs.registry import ENVIRONMENTS, MAX_EXPERT_TURNS, EnvSpec, ExpertStep, g
 from envs.runtime.hosted import HostedEnv
 from envs.runtime.processes import ProcessHost
 from envs.types import Item, StepResult
-from tests.support.leaks import measure, some_items
+from tests.support.leaks import Growth, measure, some_items
 
 T = TypeVar("T")
 

