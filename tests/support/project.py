@@ -147,7 +147,10 @@ class Project:
 
     def wait_until_all_ended(self) -> None:
         """Takes 10 s on an idle machine, of which the guardian gives 8 s to stubborn processes."""
-        wait_until(lambda: not self.processes(), poll_s=0.5)
+        try:
+            wait_until(lambda: not self.processes(), poll_s=0.5)
+        except AssertionError as error:
+            raise AssertionError(f"these have not ended: {self.processes()}") from error
 
 
 class Terminal:
