@@ -22,10 +22,8 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-import torch
 
-from tasks.data.trajectories import read_trajectories
-from tests.support.verl_runs import checkpoint_tensors, reproducible_metrics
+from tests.support.verl_runs import are_equal, checkpoint_tensors, reproducible_metrics, sampled_tokens
 
 SAVE_EVERY = 5
 POLL_S = 0.2
@@ -72,16 +70,6 @@ def kill_after(line: Sequence[str], seconds: float, *, workspace: Path, log: Pat
     psutil.wait_procs(descendants, timeout=60)
 
 
-def sampled_tokens(workspace: Path, step: int) -> list[tuple[list[int], list[float]]]:
-    trajectories = read_trajectories(workspace / "train" / "trajectories" / f"step_{step:04d}.jsonl")
-    turns = [turn.completion for trajectory in trajectories for turn in trajectory.turns]
-    return [(turn.token_ids, turn.logprobs) for turn in turns]
-
-
-def are_equal(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
-    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
-
-
 def compare(undisturbed: Path, killed: Path, *, steps: int) -> dict[str, Any]:
     """What is equal in the two workspaces."""
     from safetensors.torch import load_file
@@ -92,15 +80,14 @@ def compare(undisturbed: Path, killed: Path, *, steps: int) -> dict[str, Any]:
         checkpoint_tensors(workspace / "train" / "checkpoints" / f"global_step_{steps}") for workspace in both
     ]
     policies = [load_file(workspace / "policy" / "model.safetensors") for workspace in both]
+    samples = [
+        [sampled_tokens(workspace / "train", step) for step in range(1, steps + 1)] for workspace in both
+    ]
     return {
         "steps": [len(lines) for lines in metrics],
-        "tokens": sum(
-            len(ids) for step in range(1, steps + 1) for ids, _ in sampled_tokens(undisturbed, step)
-        ),
+        "tokens": sum(len(ids) for turns in samples[0] for ids, _ in turns),
         "metrics_equal": metrics[0] == metrics[1],
-        "samples_equal": all(
-            sampled_tokens(undisturbed, step) == sampled_tokens(killed, step) for step in range(1, steps + 1)
-        ),
+        "samples_equal": samples[0] == samples[1],
         "checkpoints_equal": are_equal(*checkpoints),
         "policies_equal": are_equal(*policies),
     }

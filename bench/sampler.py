@@ -18,7 +18,7 @@ import argparse
 import asyncio
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -59,15 +59,18 @@ def best_seconds(work: Callable[[], object], *, repeats: int = 7) -> float:
 def gemm_flops() -> float:
     """Best FLOPs per CPU second of a float32 matrix product, by torch (MKL) or oneDNN."""
     best = 0.0
-    multiply = torch.ops.mkldnn._linear_pointwise
     for size in (512, 1024, 2048):
         a, b = torch.randn(size, size), torch.randn(size, size)
-        products: list[Callable[[], object]] = [lambda a=a, b=b: a @ b]  # type: ignore[misc]
-        if torch.backends.mkldnn.is_available():
-            packed = torch.ops.mkldnn._reorder_linear_weight(b, size)
-            products.append(lambda a=a, b=packed: multiply(a, b, None, "none", [], ""))  # type: ignore[misc]
-        best = max(best, *(2 * size**3 / best_seconds(product) for product in products))
+        best = max(best, *(2 * size**3 / best_seconds(product) for product in _products(a, b)))
     return best
+
+
+def _products(a: torch.Tensor, b: torch.Tensor) -> Iterator[Callable[[], object]]:
+    """Ways to compute `a @ b`, of square matrices; which is transposed makes no difference to the time."""
+    yield lambda: a @ b
+    if torch.backends.mkldnn.is_available():
+        packed = torch.ops.mkldnn._reorder_linear_weight(b, len(a))
+        yield lambda: torch.ops.mkldnn._linear_pointwise(a, packed, None, "none", [], "")
 
 
 def read_bytes_per_s(size: float) -> float:

@@ -53,15 +53,17 @@ class LocalModel:
     def read_context_length(self) -> int:
         """Tokens that the model was made for, by its config.json. Raises `ConfigError`."""
         self.check()
-        from transformers import AutoConfig
+        from agents.samplers.scoring import read_max_length
 
         try:
-            return int(AutoConfig.from_pretrained(str(self.folder)).get_text_config().max_position_embeddings)
-        except (OSError, ValueError, AttributeError) as error:
+            length, reason = read_max_length(self.folder), "no max_position_embeddings"
+        except (OSError, ValueError) as error:
+            length, reason = None, describe(error)[:200]
+        if length is None:
             raise ConfigError(
-                f"{self.folder}/config.json has no context length ({describe(error)[:200]}); name the folder "
-                "of another model"
-            ) from None
+                f"{self.folder}/config.json has no context length ({reason}); name another model"
+            )
+        return length
 
     @contextmanager
     def load(self, *, context_length: int) -> Iterator[LoadedModel]:

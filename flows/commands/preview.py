@@ -73,8 +73,10 @@ def list_memory(plan: Plan) -> list[tuple[str, str, str]]:
     size = read_model_size(pipeline.model)
     if size is None:
         return []
-    memories = [] if cluster_address() else device_memories(pipeline.backend.device)
-    place = "the cluster" if cluster_address() else "this machine"
+    if cluster_address():
+        place, memories = "the cluster", []
+    else:
+        place, memories = "this machine", device_memories(pipeline.backend.device)
     needs = memory_needs(pipeline, size, device_bytes=min(memories, default=0))
     return [
         (

@@ -1,5 +1,6 @@
 """What the algorithms have in common that learn from a teacher's probabilities."""
 
+from abc import abstractmethod
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -68,9 +69,9 @@ class Distillation(Algorithm):
         return self
 
     @property
+    @abstractmethod
     def teacher_source(self) -> Path | TeacherEndpoint | None:
         """None is the policy that training starts from, frozen."""
-        raise NotImplementedError
 
     def estimate(self, batch: "Conversations") -> "Estimate":
         """As of `Algorithm`."""

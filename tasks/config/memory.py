@@ -16,6 +16,7 @@ from typing import Any
 from envs.errors import ConfigError
 from envs.requirements.detection import PROBE_TIMEOUT_S
 from tasks.algorithms.distillation import Distillation, TeacherEndpoint
+from tasks.cluster.address import cluster_address
 from tasks.config.capacity import RESERVE_BYTES, ModelSize, memory_plan, read_model_size
 from tasks.config.pipelines import Pipeline
 
@@ -82,7 +83,7 @@ def check_memory(pipeline: Pipeline) -> None:
     The nodes of a cluster (`RAY_ADDRESS`) are checked when training connects to it; nothing is checked for a
     model whose size is unknown.
     """
-    if os.environ.get("RAY_ADDRESS"):
+    if cluster_address():
         return
     check_devices(pipeline, device_memories(pipeline.backend.device))
 

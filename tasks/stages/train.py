@@ -205,8 +205,8 @@ class TrainSession:
         while self._step < last:
             step = self._step + 1
             save = step == last or step % self._pipeline.train.save_every == 0
-            kept_steps = self._kept_steps(step) if save else ()
-            record: StepRecord = self._call("run_step", save=save, kept_steps=kept_steps)
+            steps_to_keep = self._steps_to_keep(step) if save else ()
+            record: StepRecord = self._call("run_step", save=save, steps_to_keep=steps_to_keep)
             self._step = record.step
             self._restarts = 0
             alerts = self._write_step(record)
@@ -230,7 +230,7 @@ class TrainSession:
         if rewinds < watch.rewinds:
             self._rewind(reasons, number=rewinds + 1)
         if not is_saved:
-            self._call("save_step", kept_steps=self._kept_steps(self._step))
+            self._call("save_step", steps_to_keep=self._steps_to_keep(self._step))
         after = f" after rewind {rewinds} of {watch.rewinds}" if rewinds else ""
         raise Collapsed(
             f"training stopped at step {self._step}{after}, which is saved: {reasons}; run the same command "
@@ -253,12 +253,12 @@ class TrainSession:
         )
         raise _Rewound
 
-    def _kept_steps(self, step: int) -> set[int]:
+    def _steps_to_keep(self, step: int) -> set[int]:
         """Checkpoints that a rewind may need when that of `step` is written."""
         watch = self._pipeline.train.watch
         if watch.on_collapse != "rewind":
             return set()
-        return RewindPoints.read(self._folder, window=watch.window).kept_steps(step)
+        return RewindPoints.read(self._folder, window=watch.window).steps_to_keep(step)
 
     def _evaluate(self, steps: TrainedRound) -> RoundResult:
         """Evaluate the policy of the round's last step, and write the result."""

@@ -212,13 +212,13 @@ class Trainer:
             self._manager.serve(self._serve)
         return int(self._trainer.global_steps)
 
-    def run_step(self, *, save: bool, kept_steps: Collection[int] = ()) -> StepRecord:
+    def run_step(self, *, save: bool, steps_to_keep: Collection[int] = ()) -> StepRecord:
         """The next training step, with a checkpoint at its end if `save`.
 
-        `kept_steps`: checkpoints that are kept besides the newest.
+        `steps_to_keep`: checkpoints that are kept besides the newest.
         """
         start_time = time.perf_counter()
-        verl_metrics, verl_seconds = self._trainer.run_step(save=save, kept_steps=kept_steps)
+        verl_metrics, verl_seconds = self._trainer.run_step(save=save, steps_to_keep=steps_to_keep)
         self._manager.on_new_weights()
         step = int(self._trainer.global_steps)
         rollout = self._manager.last
@@ -256,19 +256,19 @@ class Trainer:
         )
         self._record = record
         if save:
-            self._complete_checkpoint(kept_steps)
+            self._complete_checkpoint(steps_to_keep)
         return record
 
-    def save_step(self, *, kept_steps: Collection[int] = ()) -> None:
+    def save_step(self, *, steps_to_keep: Collection[int] = ()) -> None:
         """Write the checkpoint of the last step, which was run without one; no step follows.
 
-        `kept_steps` as for `run_step`.
+        `steps_to_keep` as for `run_step`.
         """
         self._trainer.on_sample_end()  # the sampler leaves its memory free, as when a step is saved
-        self._trainer.save(kept_steps=kept_steps)
-        self._complete_checkpoint(kept_steps)
+        self._trainer.save(steps_to_keep=steps_to_keep)
+        self._complete_checkpoint(steps_to_keep)
 
-    def _complete_checkpoint(self, kept_steps: Collection[int]) -> None:
+    def _complete_checkpoint(self, steps_to_keep: Collection[int]) -> None:
         """Add to verl's checkpoint of the last step what is ours, and record that it is whole."""
         rollout, record = self._manager.last, self._record
         assert rollout is not None
@@ -277,7 +277,7 @@ class Trainer:
         record.write(folder)
         rollout.sample.history.write(folder)
         self._manager.save_ahead(folder)
-        checkpoints.mark_complete(self._checkpoints, step=record.step, kept_steps=kept_steps)
+        checkpoints.mark_complete(self._checkpoints, step=record.step, steps_to_keep=steps_to_keep)
 
     def _read_history(self) -> History:
         step = int(self._trainer.global_steps)

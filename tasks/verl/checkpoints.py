@@ -38,19 +38,19 @@ class Resumption:
     """What was wrong with later checkpoints, which are deleted; one line each."""
 
 
-def make_room(folder: Path, *, model: str, train: TrainSettings, kept_steps: Collection[int] = ()) -> None:
+def make_room(folder: Path, *, model: str, train: TrainSettings, steps_to_keep: Collection[int] = ()) -> None:
     """Ensure that one more checkpoint of `model`, trained as `train` says, fits on the disk of `folder`,
     before it is written.
 
     Where it does not fit, the older complete checkpoints are deleted now instead of after the new one, but
-    for those of `kept_steps`. Raises `WingspanError` if that is not enough.
+    for those of `steps_to_keep`. Raises `WingspanError` if that is not enough.
     """
     required_bytes = _checkpoint_size(folder, model, train)
     free_bytes = _free_bytes(folder)
     for old in complete_steps(folder)[:-1]:
         if free_bytes >= required_bytes:
             break
-        if old in kept_steps:
+        if old in steps_to_keep:
             continue
         shutil.rmtree(checkpoint_folder(folder, step=old))
         free_bytes = _free_bytes(folder)
@@ -62,13 +62,13 @@ def make_room(folder: Path, *, model: str, train: TrainSettings, kept_steps: Col
         )
 
 
-def mark_complete(folder: Path, *, step: int, kept_steps: Collection[int] = ()) -> None:
+def mark_complete(folder: Path, *, step: int, steps_to_keep: Collection[int] = ()) -> None:
     """Record the files of the checkpoint of `step`, all of which are written, and delete all but the newest
-    `MAX_CHECKPOINTS` and those of `kept_steps`."""
+    `MAX_CHECKPOINTS` and those of `steps_to_keep`."""
     checkpoint = checkpoint_folder(folder, step=step)
     write_atomically(checkpoint / _RECORD, json.dumps(_sums(checkpoint)))
     for old in complete_steps(folder)[:-MAX_CHECKPOINTS]:
-        if old not in kept_steps:
+        if old not in steps_to_keep:
             shutil.rmtree(checkpoint_folder(folder, step=old))
 
 

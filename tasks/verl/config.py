@@ -287,7 +287,7 @@ def _check_distillation(pipeline: Pipeline, algorithm: Distillation) -> None:
     where = f"train.algorithm {algorithm.name}"
     if has_vision(pipeline.model):
         raise ConfigError(
-            f"{where}: {pipeline.model} is a vision-language model, and a teacher reads no pictures; choose "
+            f"{where}: {pipeline.model} is a vision-language model, and a teacher reads no images; choose "
             "another algorithm"
         )
     program = pipeline.agent.program

@@ -78,9 +78,8 @@ def save_adapter(model: Any, folder: Path) -> None:
         save_file(state, folder / "adapter_model.safetensors")
         config = copy(model.peft_config[_NAME])
         config.inference_mode = True
-        config.target_modules = sorted(
-            config.target_modules
-        )  # a set, which has another order in each process
+        # a set, which has another order in each process
+        config.target_modules = sorted(config.target_modules)
         config.save_pretrained(folder)
 
 

@@ -64,7 +64,7 @@ class RewindPoints:
             default=0,
         )
 
-    def kept_steps(self, step: int) -> set[int]:
+    def steps_to_keep(self, step: int) -> set[int]:
         """The checkpoints to keep when that of `step` is written: the target, and the first after it, which
         becomes the target when it is old enough."""
         target = self.target(step)

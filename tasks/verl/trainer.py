@@ -76,7 +76,7 @@ class StepTrainer(PPOTrainerSync):  # type: ignore[misc]
         SkipManager.init(self.config)
 
     def run_step(
-        self, *, save: bool, kept_steps: Collection[int] = ()
+        self, *, save: bool, steps_to_keep: Collection[int] = ()
     ) -> tuple[dict[str, float], dict[str, float]]:
         """Rollout, update, checkpoint if `save` (as `save` does), weights to the sampler.
 
@@ -96,17 +96,17 @@ class StepTrainer(PPOTrainerSync):  # type: ignore[misc]
             self.agent_loop_manager.finish_ahead()
         if save:
             with marked_timer("save_checkpoint", self.timing_raw):
-                self.save(kept_steps=kept_steps)
+                self.save(steps_to_keep=steps_to_keep)
         self.on_step_end()
         if batch.keys:
             tq.kv_clear(keys=batch.keys, partition_id=batch.partition_id)
         return metrics, self.timing_raw
 
-    def save(self, *, kept_steps: Collection[int] = ()) -> None:
-        """Write verl's checkpoint of the last step; those of `kept_steps` are not deleted to make room."""
+    def save(self, *, steps_to_keep: Collection[int] = ()) -> None:
+        """Write verl's checkpoint of the last step; those of `steps_to_keep` are not deleted to make room."""
         folder = Path(self.config.trainer.default_local_dir)
         model = self.config.actor_rollout_ref.model.path
-        checkpoints.make_room(folder, model=model, train=self._pipeline.train, kept_steps=kept_steps)
+        checkpoints.make_room(folder, model=model, train=self._pipeline.train, steps_to_keep=steps_to_keep)
         self._save_checkpoint()
 
     @property

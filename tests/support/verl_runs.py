@@ -10,14 +10,17 @@ import pytest
 import torch
 
 from tasks.cluster import session as ray_session
+from tasks.data.items import write_items
 from tasks.data.trajectories import read_trajectories
-from tests.support.verl_toy import register
+from tests.support.tiny_model import save_tiny_model
+from tests.support.verl_toy import register, toy_items
 
 ROOT = Path(__file__).parents[2]
 
 
-def start_sessions_with_toy(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let sessions start a Ray of the test's defaults, whose workers know the toy environment."""
+def prepare_toy_run(monkeypatch: pytest.MonkeyPatch, workspace: Path) -> Path:
+    """Let sessions start a Ray of the test's defaults, whose workers know the toy environment, and write its
+    items to `workspace`; returns the folder of a tiny model there."""
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]))
     for name in ("RAY_ADDRESS", "RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"):
         monkeypatch.delenv(name, raising=False)
@@ -26,6 +29,21 @@ def start_sessions_with_toy(monkeypatch: pytest.MonkeyPatch) -> None:
         ray_session, "start_local_ray", partial(ray_session.start_local_ray, runtime_env=hook)
     )
     register()
+    write_items(workspace / "data" / "train.jsonl", toy_items(12))
+    write_items(workspace / "data" / "test.jsonl", toy_items(4, first=100))
+    return save_tiny_model(workspace / "model")
+
+
+def sampled_tokens(train: Path, step: int) -> list[tuple[list[int], list[float]]]:
+    """Of each turn of a step: its tokens and their log-probs; `train`: the folder of the train stage."""
+    trajectories = read_trajectories(train / "trajectories" / f"step_{step:04d}.jsonl")
+    turns = [turn.completion for trajectory in trajectories for turn in trajectory.turns]
+    return [(turn.token_ids, turn.logprobs) for turn in turns]
+
+
+def are_equal(one: Mapping[str, torch.Tensor], other: Mapping[str, torch.Tensor]) -> bool:
+    """Whether these are the same tensors, to the last bit."""
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
 
 
 class Repeats:
@@ -40,9 +58,7 @@ class Repeats:
         """`values`: the metrics of a step."""
         step = int(values["step"])
         metrics = reproducible_metrics(values)
-        file = self._folder / "trajectories" / f"step_{step:04d}.jsonl"
-        turns = [turn.completion for t in read_trajectories(file) for turn in t.turns]
-        completions = [(turn.token_ids, turn.logprobs) for turn in turns]
+        completions = sampled_tokens(self._folder, step)
         if step in self._steps:
             self.count += 1
             assert (metrics, completions) == self._steps[step]

@@ -13,12 +13,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tasks.data.items import write_items
 from tasks.progress import Progress
 from tasks.stages.train import TrainSession
-from tests.support.tiny_model import save_tiny_model
-from tests.support.verl_runs import start_sessions_with_toy
-from tests.support.verl_toy import toy_items, toy_pipeline
+from tests.support.verl_runs import prepare_toy_run
+from tests.support.verl_toy import toy_pipeline
 
 pytestmark = pytest.mark.slow
 
@@ -191,10 +189,7 @@ def find_token_in_files_and_commands() -> list[str]:
 def test_a_training_listens_on_loopback_and_obeys_nobody_without_its_token(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    start_sessions_with_toy(monkeypatch)
-    model = save_tiny_model(tmp_path / "model")
-    write_items(tmp_path / "data" / "train.jsonl", toy_items(12))
-    write_items(tmp_path / "data" / "test.jsonl", toy_items(4, first=100))
+    model = prepare_toy_run(monkeypatch, tmp_path)
     pipeline = toy_pipeline(model, train__steps=1, train__steps_per_round=1, backend__workers=2)
     watch = SocketWatch()
 

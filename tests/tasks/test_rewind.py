@@ -90,7 +90,7 @@ class ScriptedSession(TrainSession):
             self.most_checkpoints = max(
                 self.most_checkpoints, 1 + len(checkpoints.complete_steps(self._checkpoints))
             )
-            checkpoints.mark_complete(self._checkpoints, step=step, kept_steps=kwargs["kept_steps"])
+            checkpoints.mark_complete(self._checkpoints, step=step, steps_to_keep=kwargs["steps_to_keep"])
         return record
 
 
@@ -207,8 +207,8 @@ def test_what_an_alert_costs_is_bounded(window: int, save_every: int) -> None:
     for step in range(1, 100):
         before = RewindPoints(window=window, safe_steps=on_disk, rewinds=())
         if step % save_every == 0:
-            kept_steps = before.kept_steps(step)
-            on_disk = [s for s in on_disk[:-1] if s in kept_steps] + on_disk[-1:] + [step]
+            steps_to_keep = before.steps_to_keep(step)
+            on_disk = [s for s in on_disk[:-1] if s in steps_to_keep] + on_disk[-1:] + [step]
         target = RewindPoints(window=window, safe_steps=on_disk, rewinds=()).target(step)
         assert before.target(step) <= target
         assert target == 0 or target <= step - window
@@ -223,10 +223,10 @@ def points(safe_steps: Sequence[int]) -> RewindPoints:
 def test_targets_by_hand() -> None:
     assert points([5, 10, 15]).target(20) == 15
     assert points([5, 10, 15]).target(19) == 10
-    assert points([5, 10, 15]).kept_steps(19) == {10, 15}
-    assert points([5, 10, 15]).kept_steps(20) == {15}
+    assert points([5, 10, 15]).steps_to_keep(19) == {10, 15}
+    assert points([5, 10, 15]).steps_to_keep(20) == {15}
     assert points([5]).target(9) == 0
-    assert points([5]).kept_steps(9) == {5}
+    assert points([5]).steps_to_keep(9) == {5}
 
 
 def test_a_checkpoint_with_an_alert_at_its_step_is_not_safe(tmp_path: Path) -> None:
@@ -234,7 +234,7 @@ def test_a_checkpoint_with_an_alert_at_its_step_is_not_safe(tmp_path: Path) -> N
     metrics = "".join(json.dumps({"step": step, "alerts": count}) + "\n" for step, count in alerts.items())
     for step in (2, 4, 6):
         (tmp_path / "checkpoints" / f"global_step_{step}").mkdir(parents=True)
-        checkpoints.mark_complete(tmp_path / "checkpoints", step=step, kept_steps={2})
+        checkpoints.mark_complete(tmp_path / "checkpoints", step=step, steps_to_keep={2})
     (tmp_path / "metrics.jsonl").write_text(metrics + '{"step": 7, "ale')
     assert RewindPoints.read(tmp_path, window=5).safe_steps == [2, 6]
 

@@ -11,7 +11,6 @@ import torch
 from safetensors.torch import load_file
 
 from tasks.config.capacity import checkpoint_bytes, read_model_size
-from tasks.data.items import write_items
 from tasks.data.trajectories import read_trajectories
 from tasks.errors import Diverged
 from tasks.progress import Progress
@@ -19,9 +18,8 @@ from tasks.stages.train import TrainSession
 from tasks.verl import checkpoints
 from tasks.verl.policies import copy_policy
 from tests.support.adapters import check_adapter
-from tests.support.tiny_model import save_tiny_model
-from tests.support.verl_runs import Repeats, pid_of_trainer, start_sessions_with_toy
-from tests.support.verl_toy import toy_items, toy_pipeline
+from tests.support.verl_runs import Repeats, pid_of_trainer, prepare_toy_run
+from tests.support.verl_toy import toy_pipeline
 
 pytestmark = pytest.mark.slow
 
@@ -29,10 +27,7 @@ pytestmark = pytest.mark.slow
 def test_ppo_that_samples_ahead_resumes_policy_critic_and_the_step_begun(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    start_sessions_with_toy(monkeypatch)
-    model = save_tiny_model(tmp_path / "model")
-    write_items(tmp_path / "data" / "train.jsonl", toy_items(12))
-    write_items(tmp_path / "data" / "test.jsonl", toy_items(4, first=100))
+    model = prepare_toy_run(monkeypatch, tmp_path)
     pipeline = toy_pipeline(
         model,
         train__algorithm={"name": "ppo", "lam": 0.9, "critic": {"lr": 1e-3, "warmup_steps": 2}},
@@ -114,10 +109,7 @@ def differ(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool
 def test_a_gradient_that_is_no_number_ends_the_run_before_its_weights_go_anywhere(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    start_sessions_with_toy(monkeypatch)
-    model = save_tiny_model(tmp_path / "model")
-    write_items(tmp_path / "data" / "train.jsonl", toy_items(12))
-    write_items(tmp_path / "data" / "test.jsonl", toy_items(4, first=100))
+    model = prepare_toy_run(monkeypatch, tmp_path)
     pipeline = toy_pipeline(model, train__entropy_coef=3e38, train__save_every=1)
     with (
         TrainSession(pipeline, tmp_path) as session,

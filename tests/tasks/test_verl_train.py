@@ -8,12 +8,10 @@ from pathlib import Path
 
 import pytest
 import ray
-import torch
 
 from envs.errors import WingspanError
 from tasks.config.capacity import checkpoint_bytes, read_model_size
 from tasks.config.watch import WatchSettings
-from tasks.data.items import write_items
 from tasks.data.trajectories import read_trajectories
 from tasks.errors import Collapsed
 from tasks.progress import Progress
@@ -21,8 +19,7 @@ from tasks.rollout.history import History
 from tasks.rollout.runner import RolloutSpec
 from tasks.stages.train import TrainSession
 from tasks.verl import checkpoints
-from tests.support.tiny_model import save_tiny_model
-from tests.support.verl_runs import Repeats, checkpoint_tensors, pid_of_trainer, start_sessions_with_toy
+from tests.support.verl_runs import Repeats, are_equal, checkpoint_tensors, pid_of_trainer, prepare_toy_run
 from tests.support.verl_toy import toy_items, toy_pipeline
 
 pytestmark = pytest.mark.slow
@@ -33,10 +30,7 @@ def test_training_survives_kill_9_and_counts_every_step_once(
 ) -> None:
     from transformers import AutoModelForCausalLM
 
-    start_sessions_with_toy(monkeypatch)
-    model = save_tiny_model(tmp_path / "model")
-    write_items(tmp_path / "data" / "train.jsonl", toy_items(12))
-    write_items(tmp_path / "data" / "test.jsonl", toy_items(4, first=100))
+    model = prepare_toy_run(monkeypatch, tmp_path)
     # So little room that most episodes are of two segments, two rows for the trainer.
     pipeline = toy_pipeline(
         model, agent__context={"when_full": "drop"}, rollout__context_length=136, backend__samplers=2
@@ -150,9 +144,7 @@ def test_training_survives_kill_9_and_counts_every_step_once(
     assert checkpoints.complete_steps(folder / "checkpoints") == [3, 4]
     # Three processes have trained these steps, and each has left the same bits.
     assert repeats.count == 3
-    repeated_tensors = checkpoint_tensors(folder / "checkpoints" / "global_step_4")
-    assert repeated_tensors.keys() == last_tensors.keys()
-    assert all(torch.equal(tensor, repeated_tensors[name]) for name, tensor in last_tensors.items())
+    assert are_equal(checkpoint_tensors(folder / "checkpoints" / "global_step_4"), last_tensors)
 
     # With none that is whole, one line says so before anything starts.
     for file in (folder / "checkpoints").rglob("*.pt"):

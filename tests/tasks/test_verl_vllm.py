@@ -9,14 +9,12 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tasks.data.items import write_items
 from tasks.data.trajectories import read_trajectories
 from tasks.progress import Progress
 from tasks.stages.train import TrainSession
 from tests.support.sampler_toy import reference_logprobs
-from tests.support.tiny_model import save_tiny_model
-from tests.support.verl_runs import start_sessions_with_toy
-from tests.support.verl_toy import toy_items, toy_pipeline
+from tests.support.verl_runs import prepare_toy_run
+from tests.support.verl_toy import toy_pipeline
 from tests.support.vllm_there import needs_vllm
 from tests.support.waiting import wait_until
 from tests.tasks.test_network import is_loopback, listening
@@ -38,10 +36,7 @@ def test_a_training_with_vllm_knows_how_far_its_probabilities_are_from_the_train
 ) -> None:
     from transformers import AutoModelForCausalLM
 
-    start_sessions_with_toy(monkeypatch)
-    folder = save_tiny_model(tmp_path / "model")
-    write_items(tmp_path / "data" / "train.jsonl", toy_items(12))
-    write_items(tmp_path / "data" / "test.jsonl", toy_items(4, first=100))
+    folder = prepare_toy_run(monkeypatch, tmp_path)
     pipeline = toy_pipeline(
         folder, backend__rollout="vllm-cpu", train__steps=3, train__steps_per_round=2, train__lr=1e-2
     )

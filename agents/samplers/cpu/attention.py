@@ -1,7 +1,7 @@
 """The attention kernel of the CPU engine: single queries over two ranges of keys, compiled by numba.
 
-A query's result is a function of its own keys, values and their number: no sum is shared with, or ordered by,
-what else is computed in the same call (`docs/decisions/0013-same-bits.md`). Inner loops run over columns or
+The result for a query depends on its own keys and values alone: nothing else in the same call takes part in
+one of its sums, or changes their order (`docs/decisions/0013-same-bits.md`). Inner loops run over columns or
 over the head dimension with the columns unrolled, which the compiler turns into vector instructions.
 """
 

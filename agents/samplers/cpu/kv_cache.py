@@ -83,7 +83,6 @@ class Slots:
     """The episodes' parts of the cache: one array of fixed size. A page takes memory once it is written."""
 
     def __init__(self, shape: ModelShape, *, count: int, columns: int) -> None:
-        self.count = count
         line = _CACHE_LINE // BYTES_PER_NUMBER
         # A row begins with a cache line, and rows are not a power of two apart, which would share few sets.
         columns = round_up(columns, line) + line
